@@ -142,7 +142,10 @@ class JobRequest(BaseModel):
 
 
 class TextScores(BaseModel):
-    """Means over held-out examples, whose continuations were written at temperature 0."""
+    """Means over held-out examples, whose continuations were written at temperature 0.
+
+    Of an example with several right texts, each score is the best over them, and `own_words` counts the first.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -60,7 +60,7 @@ The inference file (role `inference`, where the backend has one) holds one seque
     extend   tokens (1,L), start [1], picks (P,) -> logits (P,V) at rows `picks` of these L tokens, which are
              stored in the cache from `start` on and attend to all earlier tokens; 1 <= L <= S, 1 <= P <= T
     adapter  -> B (D,)
-    load     B (D,) -> first element of B (1,); empties the cache, which depends on B
+    load     B (D,) -> first element of B (1,); ends the text in the cache, which depends on B: the next starts at 0
 """
 
 from __future__ import annotations

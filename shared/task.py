@@ -33,6 +33,7 @@ _METRICS: Mapping[Kind, tuple[Metric, ...]] = {
     "messages": _WRITES,
     "text": ("loss",),
 }
+MISSING = object()  # what `field_value` returns of a field that a record lacks
 ROLES = ("system", "user", "assistant", "tool")  # of a conversation's messages
 
 
@@ -69,13 +70,15 @@ class Task(BaseModel):
     """How a record becomes text, by its `kind`.
 
     choice      `prompt` and two or more `answers`, of which the record's label names the right one
-    completion  `prompt` and `answer`, both templates; training counts the answer's tokens
+    completion  `prompt` and `answer`, both templates; training counts the answer's tokens. A field of `answer` may hold
+                a list of texts, all of them right: training uses the first, and a text metric takes the best of them
     messages    a conversation in field `messages_field`, a list of objects with `role` and `content` as OpenAI's API
                 and TRL write them; training counts the assistant's turns
     text        `answer`, a template, is a document; training counts every token
 
     What a model is to write ends with the base's end-of-text token. Templates name fields in braces, as in
-    `{text} It was`. Literal braces are doubled. Nothing else is evaluated.
+    `{text} It was`; `{answers.text}` is the field of that name, or `text` of the object in the field `answers`. Literal
+    braces are doubled. Nothing else is evaluated.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -200,7 +203,7 @@ class Question:
 
 
 def template_fields(template: str) -> tuple[str, ...]:
-    """Returns the record fields that a template names. Raises InvalidTask for anything but plain `{field}`."""
+    """Returns the record fields that a template names. Raises InvalidTask for anything but `{field}` and `{a.b}`."""
     try:
         parts = list(string.Formatter().parse(template))
     except ValueError as error:
@@ -209,10 +212,17 @@ def template_fields(template: str) -> tuple[str, ...]:
     for _, field, spec, conversion in parts:
         if field is None:
             continue
-        if not field.isidentifier() or spec or conversion:
-            raise InvalidTask(f"template {template!r}: only plain fields such as {{text}} are allowed in braces")
+        if not is_field_name(field) or spec or conversion:
+            raise InvalidTask(
+                f"template {template!r}: only fields such as {{text}} and {{answers.text}} are allowed in braces"
+            )
         fields.append(field)
     return tuple(fields)
+
+
+def is_field_name(name: str) -> bool:
+    """Returns whether a template may name such a field: an identifier, or several with dots between them."""
+    return all(part.isidentifier() for part in name.split(".")) and "._" not in name
 
 
 def record_fields(task: Task) -> tuple[str, ...]:
@@ -231,7 +241,8 @@ def filled_length(task: Task, record: Mapping[str, Any]) -> int:
         for field in template_fields(template):
             mapped = task.mapped.get(field)
             if mapped is None:
-                lengths[field] = len(_plain(record.get(field, "")))
+                value = field_value(record, field)
+                lengths[field] = 0 if value is MISSING else len(_plain(value))
             else:
                 lengths[field] = max(len(text) for text in mapped.values.values())
     total = 0
@@ -250,15 +261,51 @@ def _plain(value: Any) -> str:
     return value if isinstance(value, str) else str(int(value)) if isinstance(value, bool) else str(value)
 
 
+def field_value(record: Mapping[str, Any], name: str) -> Any:
+    """Returns a record's field, or MISSING. If no field is named `a.b`, it is the field `b` of the object in `a`."""
+    if name in record:
+        return record[name]
+    first, dot, rest = name.partition(".")
+    inner = record.get(first) if dot else None
+    return field_value(inner, rest) if isinstance(inner, dict) else MISSING
+
+
+def _answer_lists(task: Task, record: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Returns the fields of a completion's `answer` that hold lists."""
+    fields = template_fields(task.answer or "") if task.kind == "completion" else ()
+    found = {field: field_value(record, field) for field in fields if field not in task.mapped}
+    return {field: value for field, value in found.items() if isinstance(value, list)}
+
+
+def answer_list_fault(task: Task, record: Mapping[str, Any]) -> str | None:
+    """Returns why a list of right answers cannot be used, without the record's text; None: it can, or there is none."""
+    lists = _answer_lists(task, record)
+    for field, texts in lists.items():
+        if not texts:
+            return f"field {field!r} is an empty list; it needs at least one text"
+        if not all(isinstance(text, str) and text.strip() for text in texts):
+            return f"field {field!r} is a list with something other than texts, or with a blank one"
+    if len(lists) > 1:
+        return f"fields {' and '.join(map(repr, lists))} are lists; one field of an answer may be a list"
+    return None
+
+
 def template_values(task: Task, record: Mapping[str, Any], where: str) -> dict[str, str]:
-    """Returns the texts of all fields that the task's templates name. Raises InvalidDataset, naming `where`."""
+    """Returns the texts of all fields that the task's templates name, of a list of texts the first.
+
+    Raises InvalidDataset, naming `where`.
+    """
     needed = {field for template in task.templates() for field in template_fields(template)}
+    if fault := answer_list_fault(task, record):
+        raise InvalidDataset(f"{where}: {fault}")
+    firsts = {field: texts[0] for field, texts in _answer_lists(task, record).items()}
     values: dict[str, str] = {}
     for field in sorted(needed):
         source = task.mapped[field].field if field in task.mapped else field
-        if source not in record:
+        found = field_value(record, source)
+        if found is MISSING:
             raise InvalidDataset(f"{where}: field {source!r} is missing, which task {task.name!r} needs")
-        value = _plain(record[source])
+        value = firsts.get(field) or _plain(found)
         if field in task.mapped:
             known = task.mapped[field].values
             if value not in known:
@@ -279,9 +326,10 @@ def read_question(task: Task, record: Mapping[str, Any], where: str) -> Question
     if task.generates:
         raise InvalidTask(f"task {task.name!r} of kind {task.kind} writes text and has no answers to choose from")
     values = template_values(task, record, where)
-    if task.label_field not in record:
+    found = field_value(record, task.label_field)
+    if found is MISSING:
         raise InvalidDataset(f"{where}: field {task.label_field!r} is missing, which task {task.name!r} needs")
-    label = _plain(record[task.label_field])
+    label = _plain(found)
     correct = next((index for index, answer in enumerate(task.answers) if label in answer.labels), None)
     if correct is None:
         known_labels = [label for answer in task.answers for label in answer.labels]
@@ -304,6 +352,18 @@ def read_writing(task: Task, record: Mapping[str, Any], where: str) -> Choice:
     return Choice(_fill(task.prompt, values), answer)
 
 
+def accepted_answers(task: Task, record: Mapping[str, Any], where: str) -> tuple[str, ...]:
+    """Returns all texts that are right, for a task of kind completion; the first is `read_writing`'s.
+
+    Raises InvalidDataset as `read_writing`.
+    """
+    first = read_writing(task, record, where).answer
+    values = template_values(task, record, where)
+    for field, texts in _answer_lists(task, record).items():  # at most one
+        return tuple(_fill(task.answer or "", values | {field: text}) for text in texts)
+    return (first,)
+
+
 def read_messages(task: Task, record: Mapping[str, Any], where: str) -> list[dict[str, str]]:
     """Returns the conversation of a record, for a task of kind messages.
 
@@ -311,7 +371,7 @@ def read_messages(task: Task, record: Mapping[str, Any], where: str) -> list[dic
     conversation in which the assistant says nothing.
     """
     field = task.messages_field or ""
-    found = record.get(field)
+    found = field_value(record, field)
     if not isinstance(found, list) or not found:
         raise InvalidDataset(f"{where}: field {field!r} must be a list of messages, which task {task.name!r} needs")
     for number, message in enumerate(found, 1):

@@ -5,7 +5,8 @@ of the GLUE and SuperGLUE files except for `sst2` (`text`; GLUE has `sentence`),
 blank: `context`, `option1`, `option2`, `object`) and `arc` (`op1` to `op4`, `label`).
 
 `squad` and `drop` are MeZO's templates of both data sets, whose answers are written; the paper has SQuAD in a figure
-and no template for it. `answer` is one text, such as the first of SQuAD's.
+and no template for it. Field names are those of both data sets on the Hub, whose answers are lists: of `answers` the
+`text`, and of `answers_spans` the `spans`.
 """
 
 from __future__ import annotations
@@ -107,14 +108,14 @@ _ALL = (
         name="squad",
         kind="completion",
         prompt="Title: {title}\nContext: {context}\nQuestion: {question}\nAnswer:",
-        answer=" {answer}",
+        answer=" {answers.text}",
         metric="token_f1",
     ),
     Task(
         name="drop",
         kind="completion",
         prompt="Passage: {passage}\nQuestion: {question}\nAnswer:",
-        answer=" {answer}",
+        answer=" {answers_spans.spans}",
         metric="token_f1",
     ),
 )

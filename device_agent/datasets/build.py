@@ -19,7 +19,7 @@ from device_agent.datasets.store import DatasetAbout, DatasetStore
 from device_agent.datasets.task_check import TaskCheck
 from shared.errors import BadRequest, InvalidDataset, MobizoError
 from shared.scoring import MOST_TEXT
-from shared.task import Task
+from shared.task import MISSING, Task, field_value, is_field_name
 
 MOST_RECORD = MOST_TEXT  # bytes of a record as JSON; longer ones are dropped
 PREVIEW = 3  # records
@@ -37,7 +37,10 @@ class Mode(StrEnum):
 
 @dataclass(frozen=True)
 class FieldMap:
-    """columns: the source column of each field; empty: all columns under their own names. constants: added fields."""
+    """columns: the source column of each field; empty: all columns under their own names. constants: added fields.
+
+    A column `answers.text` is also `text` of the object in `answers`.
+    """
 
     columns: Mapping[str, str] = field(default_factory=dict)
     constants: Mapping[str, str] = field(default_factory=dict)
@@ -49,7 +52,7 @@ class FieldMap:
 
     def check(self, where: str, record: Mapping[str, Any]) -> None:
         """Raises InvalidDataset if the first record of a file lacks a mapped column or already has a constant."""
-        missing = [column for column in self.columns.values() if column not in record]
+        missing = [column for column in self.columns.values() if field_value(record, column) is MISSING]
         if missing:
             raise InvalidDataset(f"{where}: there is no column {missing[0]!r}; the columns are {', '.join(record)}")
         taken = sorted(set(self.constants) & set(self.columns or record))
@@ -62,16 +65,17 @@ class FieldMap:
         """Returns the record's fields without the constants. A column that the record lacks is left out."""
         if not self.columns:
             return dict(record)
-        return {name: record[column] for name, column in self.columns.items() if column in record}
+        found = {name: field_value(record, column) for name, column in self.columns.items()}
+        return {name: value for name, value in found.items() if value is not MISSING}
 
 
 def _pairs(option: str, given: Sequence[str]) -> dict[str, str]:
     pairs: dict[str, str] = {}
     for text in given:
         name, equals, value = text.partition("=")
-        if not equals or not name.isidentifier() or name in pairs:
+        if not equals or not is_field_name(name) or name in pairs:
             raise BadRequest(
-                f"{option} {text!r} must be FIELD=..., each FIELD once and made of letters, digits and '_'"
+                f"{option} {text!r} must be FIELD=..., each FIELD once and made of letters, digits, '_' and '.'"
             )
         pairs[name] = value
     return pairs

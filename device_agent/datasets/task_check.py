@@ -8,7 +8,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from shared.errors import InvalidDataset
-from shared.task import Answer, Task, read_messages, read_question, read_writing, record_fields, template_values
+from shared.task import (
+    MISSING,
+    Answer,
+    Task,
+    answer_list_fault,
+    field_value,
+    read_messages,
+    read_question,
+    read_writing,
+    record_fields,
+    template_values,
+)
 
 CHARACTERS_PER_TOKEN = 4  # of English text, roughly; other languages need more tokens
 SEQUENCE_LENGTHS = (32, 64, 128, 256, 512, 1024, 2048)  # tokens
@@ -63,9 +74,11 @@ class TaskCheck:
         needed = set(record_fields(task))
         if task.messages_field is not None or not task.generates:
             needed.add(task.messages_field or task.label_field)
-        missing = sorted(needed - set(record))
+        missing = sorted(name for name in needed if field_value(record, name) is MISSING)
         if missing:
             return f"field {missing[0]!r} is missing"
+        if fault := answer_list_fault(task, record):
+            return fault
         if task.kind == "messages":
             return f"field {task.messages_field!r} is not a list of messages with at least one assistant turn"
         try:

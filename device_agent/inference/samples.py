@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from device_agent.training.data import hold_out, sample, style_of
 from device_agent.training.journal import RunPlan
 from shared.errors import BadRequest, InvalidDataset
 from shared.job import TextScores
+from shared.task import accepted_answers
 from shared.zo.encoding import Example, read_jsonl
 from shared.zo.lora import F32
 from shared.zo.writing import Encoder
@@ -31,7 +32,14 @@ from shared.zo.writing import Encoder
 BEGINNING = 16  # tokens of a document that are given
 MOST_SCORED = 40  # held-out texts that a job's metric compares, at most; each is written twice
 
-Prompt = tuple[list[int], list[int]]  # the tokens before what is to be written, and the record's own
+
+@dataclass(frozen=True)
+class Prompt:
+    """tokens: those before what is to be written. own: the record's. right: the texts that are right; None: `own`."""
+
+    tokens: list[int]
+    own: list[int]
+    right: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -80,17 +88,17 @@ def write_samples(home: AgentHome, name: str, directory: Path, count: int, most:
             )
         split, prompts = _prompts(model, directory, count)
         model.inference.load(np.zeros_like(opened.flat))
-        base = [_continue(model, prompt, most) for prompt, _ in prompts]
+        base = [_continue(model, prompt.tokens, most) for prompt in prompts]
         model.inference.load(opened.flat)
-        adapted = [_continue(model, prompt, most) for prompt, _ in prompts]
+        adapted = [_continue(model, prompt.tokens, most) for prompt in prompts]
     finally:
         model.close()
     text = model.tokenizer.decode
     return Samples(
         split,
         tuple(
-            Sample(text(prompt), text(own[:most]), first, second)
-            for (prompt, own), first, second in zip(prompts, base, adapted, strict=True)
+            Sample(text(prompt.tokens), text(prompt.own[:most]), first, second)
+            for prompt, first, second in zip(prompts, base, adapted, strict=True)
         ),
     )
 
@@ -119,8 +127,11 @@ def score_writing(
             scores.append(
                 text_scores(
                     [
-                        (_continue(model, prompt, plan.manifest.recipe.answer_length), model.tokenizer.decode(own))
-                        for prompt, own in pace(prompts)
+                        (
+                            _continue(model, prompt.tokens, plan.manifest.recipe.answer_length),
+                            prompt.right or (model.tokenizer.decode(prompt.own),),
+                        )
+                        for prompt in pace(prompts)
                     ]
                 )
             )
@@ -136,7 +147,9 @@ def _prompts(model: PersonalModel, directory: Path, count: int) -> tuple[str, li
     found = []
     for where, record in records:
         with suppress(InvalidDataset):
-            found.append(_parts(encoder.encode(record, where)[0], model.task.kind == "text"))
+            prompt = _parts(encoder.encode(record, where)[0], model.task.kind == "text")
+            right = accepted_answers(model.task, record, where) if model.task.kind == "completion" else None
+            found.append(replace(prompt, right=right))
     if not found:
         raise InvalidDataset(f"none of {len(records)} held-out records fits task {model.task.name!r}")
     return split, found
@@ -147,11 +160,11 @@ def _parts(example: Example, document: bool) -> Prompt:
     if document:
         whole = [*row.prompt, *row.answer]
         cut = min(BEGINNING, max(len(whole) // 2, 1))
-        return whole[:cut], whole[cut:]
+        return Prompt(whole[:cut], whole[cut:])
     # The first turn of a conversation that counts, up to where another's turn begins.
     counted = range(len(row.answer)) if row.counted is None else row.counted
     own = [row.answer[place] for index, place in enumerate(counted) if place == index]
-    return list(row.prompt), own
+    return Prompt(list(row.prompt), own)
 
 
 def _continue(model: PersonalModel, prompt: list[int], most: int) -> str:

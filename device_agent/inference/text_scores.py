@@ -11,7 +11,7 @@ import re
 import statistics
 import string
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rapidfuzz.distance import LCSseq
 
@@ -22,19 +22,29 @@ _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 _WORD = re.compile(r"[^\W_]+")
 
 
-def text_scores(texts: Sequence[tuple[str, str]]) -> TextScores:
-    """Returns the mean scores of pairs of a written text and the person's own.
+def text_scores(texts: Sequence[tuple[str, Sequence[str]]]) -> TextScores:
+    """Returns the mean scores of written texts, each with the texts that are right, of which the best one counts.
 
-    Raises statistics.StatisticsError without a pair.
+    Every score takes its own best, as SQuAD's evaluation and rouge-score's `score_multi` do; `own_words` counts the
+    first's. Raises statistics.StatisticsError without a text, and ValueError for one with nothing that is right.
     """
     return TextScores(
         examples=len(texts),
-        exact_match=statistics.fmean(_plain_words(written) == _plain_words(own) for written, own in texts),
-        token_f1=statistics.fmean(token_f1(written, own) for written, own in texts),
-        rouge_l=statistics.fmean(rouge_l(written, own) for written, own in texts),
+        exact_match=_mean_best(exact_match, texts),
+        token_f1=_mean_best(token_f1, texts),
+        rouge_l=_mean_best(rouge_l, texts),
         words=statistics.fmean(len(_words(written)) for written, _ in texts),
-        own_words=statistics.fmean(len(_words(own)) for _, own in texts),
+        own_words=statistics.fmean(len(_words(right[0])) for _, right in texts),
     )
+
+
+def _mean_best(score: Callable[[str, str], float], texts: Sequence[tuple[str, Sequence[str]]]) -> float:
+    return statistics.fmean(max(score(written, own) for own in right) for written, right in texts)
+
+
+def exact_match(written: str, own: str) -> float:
+    """Returns 1 if two texts have the same words in the same order, otherwise 0."""
+    return float(_plain_words(written) == _plain_words(own))
 
 
 def token_f1(written: str, own: str) -> float:

@@ -4,6 +4,7 @@
 #include <executorch/extension/tensor/tensor.h>
 #include <executorch/runtime/backend/interface.h>
 #include <executorch/runtime/backend/options.h>
+#include <executorch/runtime/core/hierarchical_allocator.h>
 #include <executorch/runtime/platform/runtime.h>
 
 #include <algorithm>
@@ -18,6 +19,8 @@ using executorch::extension::Module;
 using executorch::extension::TensorPtr;
 using executorch::runtime::Error;
 using executorch::runtime::EValue;
+using executorch::runtime::HierarchicalAllocator;
+using executorch::runtime::Span;
 
 namespace {
 
@@ -59,7 +62,38 @@ void share_packed_weights() {
 } // namespace
 
 struct Program::Runtime {
+  struct Free {
+    void operator()(uint8_t *memory) const { std::free(memory); }
+  };
+
+  // Memory that all methods share, as Module would make it, but from calloc: its pages are taken when they are written,
+  // so that a key-value cache takes what the text fills of it. Module's own is written with zeros.
+  std::vector<std::unique_ptr<uint8_t, Free>> arenas;
+  std::vector<Span<uint8_t>> spans;
+  std::unique_ptr<HierarchicalAllocator> planned;
   std::unique_ptr<Module> module;
+
+  void plan(const std::vector<std::string> &methods) {
+    std::vector<size_t> sizes;
+    for (const std::string &name : methods) {
+      const auto meta = module->method_meta(name);
+      if (!meta.ok()) {
+        throw std::runtime_error("method '" + name + "' does not load (" + describe(meta.error()) + ")");
+      }
+      sizes.resize(std::max(sizes.size(), meta->num_memory_planned_buffers()));
+      for (size_t at = 0; at < meta->num_memory_planned_buffers(); ++at) {
+        sizes[at] = std::max(sizes[at], static_cast<size_t>(*meta->memory_planned_buffer_size(at)));
+      }
+    }
+    for (const size_t size : sizes) {
+      arenas.emplace_back(static_cast<uint8_t *>(std::calloc(std::max<size_t>(size, 1), 1)));
+      if (arenas.back() == nullptr) {
+        throw std::runtime_error("the program needs " + std::to_string(size) + " bytes of memory; free some");
+      }
+      spans.emplace_back(arenas.back().get(), size);
+    }
+    planned = std::make_unique<HierarchicalAllocator>(Span<Span<uint8_t>>(spans.data(), spans.size()));
+  }
 };
 
 Program::Program(const std::string &program, const std::string &weights) : runtime_(std::make_unique<Runtime>()) {
@@ -67,13 +101,13 @@ Program::Program(const std::string &program, const std::string &weights) : runti
   if (std::getenv("MOBIZO_RUNNER_OWN_WEIGHTS") == nullptr) {
     share_packed_weights();
   }
-  runtime_->module = std::make_unique<Module>(program, weights, Module::LoadMode::Mmap, nullptr, nullptr, nullptr,
-                                     /*share_memory_arenas=*/true);
+  runtime_->module = std::make_unique<Module>(program, weights, Module::LoadMode::Mmap, nullptr, nullptr, nullptr);
   auto names = runtime_->module->method_names();
   if (!names.ok()) {
     throw std::runtime_error("the program does not load (" + describe(names.error()) + ")");
   }
   names_.assign(names->begin(), names->end());
+  runtime_->plan(names_);
   // First of all methods: loading it is what sets B to zero.
   load("adapter");
 }
@@ -88,7 +122,7 @@ void Program::load(const std::string &method) {
   if (!has(method)) {
     throw std::runtime_error("the program has no method '" + method + "'");
   }
-  const Error error = runtime_->module->load_method(method);
+  const Error error = runtime_->module->load_method(method, runtime_->planned.get());
   if (error != Error::Ok) {
     throw std::runtime_error("method '" + method + "' does not load (" + describe(error) +
                              "); the program was compiled for another ExecuTorch, or memory ran out");

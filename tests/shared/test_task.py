@@ -2,7 +2,7 @@ import pytest
 from pydantic import ValidationError
 
 from shared.errors import InvalidDataset, InvalidTask
-from shared.task import Answer, Task, read_question
+from shared.task import Answer, Task, accepted_answers, read_question, read_writing
 from shared.task_templates import TASKS, named_task
 
 
@@ -111,6 +111,40 @@ def test_the_papers_templates_and_two_that_write_ship_by_name():
     }  # fmt: skip
     assert {name for name, task in TASKS.items() if task.compares_texts} == {"squad", "drop"}
     assert named_task("rte").fixed_answers == ("Yes", "No")
+
+
+SPANS = ["Denver Broncos", "the Broncos"]
+
+
+@pytest.mark.parametrize(
+    ("name", "answers"),
+    [
+        ("squad", {"answers": {"text": SPANS, "answer_start": [177, 173]}}),  # as on the Hub
+        ("squad", {"answers.text": SPANS}),  # as `Dataset.flatten` writes it
+        ("drop", {"answers_spans": {"spans": SPANS, "types": ["span", "span"]}}),
+    ],
+)
+def test_a_completions_answer_may_be_a_list_of_texts_of_which_training_takes_the_first(name, answers):
+    record = {"title": "Super_Bowl_50", "context": "c", "passage": "c", "question": "Who won?", **answers}
+    assert read_writing(named_task(name), record, "f:1").answer == " Denver Broncos"
+    assert accepted_answers(named_task(name), record, "f:1") == (" Denver Broncos", " the Broncos")
+
+
+@pytest.mark.parametrize(
+    ("record", "says"),
+    [
+        ({"answers": {"text": []}}, "train.jsonl:3: field 'answers.text' is an empty list"),
+        ({"answers": {"text": ["a", 7]}}, "field 'answers.text' is a list with something other than texts"),
+        ({"answers": {"text": ["a", " "]}}, "or with a blank one"),
+        ({"answers": {"texts": ["a"]}}, "field 'answers.text' is missing"),
+        ({"answers": ["a"]}, "field 'answers.text' is missing"),
+        ({"answers.text": ["a"], "more": ["b"]}, "'answers.text' and 'more' are lists; one field"),
+    ],
+)
+def test_a_bad_list_of_answers_says_what_is_wrong_with_it(record, says):
+    task = Task(name="t", kind="completion", prompt="p", answer=" {answers.text} {more}")
+    with pytest.raises(InvalidDataset, match=says):
+        accepted_answers(task, {"more": "m", **record}, "train.jsonl:3")
 
 
 def test_labels_may_be_numbers_or_booleans():

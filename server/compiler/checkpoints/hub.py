@@ -55,6 +55,11 @@ def download(source: str, patterns: Sequence[str]) -> Path:
         raise UnknownBase(
             f"{source} is neither a local directory or file nor a model that can be downloaded from {endpoint}"
         ) from error
+    except HfHubHTTPError.__bases__ as error:  # of the HTTP library, which differs between the client's releases
+        raise UnknownBase(
+            f"the download of {source} from {endpoint} broke off ({error or type(error).__name__}); repeat the "
+            "command, which keeps the files that are complete"
+        ) from error
 
 
 def is_registry(endpoint: str) -> bool:

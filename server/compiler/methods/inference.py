@@ -2,9 +2,9 @@
 
 It uses the same weights file as training. A decoder layer consists of two delegates with the cache update between them:
 one computes queries, keys and values of the new tokens, the other what follows attention. Attention itself is an
-operator that reads the filled part of the cache. Bases with sliding windows or capped scores, which it does not have,
-attend within the second delegate over the whole cache; their masks use absolute positions, so cache entries after the
-end of the text have no effect.
+operator that reads the filled part of the cache, so that neither time nor memory depends on the cache's capacity. Bases
+with sliding windows or capped scores, which it does not have, attend within the second delegate over the whole cache;
+their masks use absolute positions, so cache entries after the end of the text have no effect.
 """
 
 # mypy: disallow-subclassing-any=False
@@ -31,13 +31,19 @@ from server.compiler.model.layer_inputs import AttentionTables, norm_size
 from shared.recipe import Recipe, Target
 from shared.zo.calibration import Calibration
 
-CONTEXT = 512  # tokens of a question and its answer; SmolLM2's cache then takes 24 MB
+CACHE_BYTES = 1 << 29  # of a full key-value cache, at most: memory that the native runner takes as a text fills it
+WHOLE_CACHE = 512  # tokens, where every new token costs time for all of the cache's
 HEADS: tuple[Target, ...] = ("q_proj", "k_proj", "v_proj")
 
 
 def inference_context(recipe: Recipe, facts: BaseFacts) -> int:
-    """Returns C, the capacity of the cache in tokens: at least the recipe's S, at most the base's context length."""
-    return max(recipe.sequence_length, min(CONTEXT, facts.context_length))
+    """Returns C, the capacity of the cache in tokens: the base's context length, within the cost of the cache.
+
+    At least the recipe's S. A cache that is read whole for each token has at most WHOLE_CACHE tokens.
+    """
+    token_bytes = 2 * 4 * facts.layers * facts.kv_heads * facts.head_dim
+    most = CACHE_BYTES // token_bytes if attends_by_operator(facts) else WHOLE_CACHE
+    return max(recipe.sequence_length, min(most, facts.context_length))
 
 
 def attends_by_operator(facts: BaseFacts) -> bool:
@@ -50,8 +56,7 @@ class CacheTables(LayerTables):
 
     def __init__(self, facts: BaseFacts, context: int, sliding: bool) -> None:
         """context: C."""
-        super().__init__(facts, context, sliding)
-        del self.mask  # its C x C values would be stored in the file; computing the needed rows is cheap
+        super().__init__(facts, context, sliding, masked=False)  # computing the rows that are needed is cheap
         self.window = facts.window if sliding else None
         self.register_buffer("columns", torch.arange(context), persistent=False)
 
@@ -79,7 +84,8 @@ class Cache(nn.Module):
         self.layers = facts.layers
         for index in range(facts.layers):
             for name in ("keys", "values"):
-                self.register_buffer(f"{name}_{index}", torch.zeros(context, facts.kv_heads * facts.head_dim))
+                # Not zeros: the program has no initial values, and memory that is not written is not taken.
+                self.register_buffer(f"{name}_{index}", torch.empty(context, facts.kv_heads * facts.head_dim))
 
     def write(self, index: int, places: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Stores a layer's keys and values of L tokens at `places` (L,). Returns all keys and values of the layer."""
@@ -272,10 +278,12 @@ class InferenceNetwork(BaseNetwork):
         extend = Extend(recipe, size, self.trunk, self.head(1, t), shapes, heads, mixes, self.context)
         example = (zero_tokens(1, s), zero_tokens(1), zero_tokens(t))
         varying = {0: {1: Dim("L", min=1, max=s)}} | ({2: {0: Dim("P", min=1, max=t)}} if t > 1 else {})
+        # The operator reads nothing that the text did not write, and what is not cleared takes no memory.
+        load = Load(recipe, size) if extend.operator else LoadFresh(recipe, size, extend.cache)
         return {
             "extend": Signature(extend, example, varying),
             "adapter": Signature(Adapter(recipe, size), ()),
-            "load": Signature(LoadFresh(recipe, size, extend.cache), (torch.zeros(size),)),
+            "load": Signature(load, (torch.zeros(size),)),
         }
 
     def _parts(self, kind: type[DecoderLayer], at: int, shapes: Sequence[LayerShape]) -> list[nn.Module]:

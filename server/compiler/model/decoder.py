@@ -112,7 +112,8 @@ class LayerTables(nn.Module):
     Each is one token longer than the bound: an exporter takes a slice of the whole for no slice.
     """
 
-    def __init__(self, facts: BaseFacts, bound: int, sliding: bool) -> None:
+    def __init__(self, facts: BaseFacts, bound: int, sliding: bool, masked: bool = True) -> None:
+        """bound: the longest sequence, tokens. masked: with the mask, whose size is the square of the bound."""
         super().__init__()
         self.groups = facts.heads // facts.kv_heads
         self.rotary = facts.rope is not None
@@ -127,10 +128,11 @@ class LayerTables(nn.Module):
         if self.capped:
             constants["cap"] = torch.full((1,), facts.attention_softcap)
             constants["uncap"] = 1.0 / constants["cap"]
-        hidden = at.unsqueeze(0) > at.unsqueeze(1)
-        if sliding and facts.window is not None:
-            hidden |= at.unsqueeze(0) <= at.unsqueeze(1) - facts.window
-        constants["mask"] = torch.zeros(size, size).masked_fill(hidden, MASKED)
+        if masked:
+            hidden = at.unsqueeze(0) > at.unsqueeze(1)
+            if sliding and facts.window is not None:
+                hidden |= at.unsqueeze(0) <= at.unsqueeze(1) - facts.window
+            constants["mask"] = torch.zeros(size, size).masked_fill(hidden, MASKED)
         for name, constant in constants.items():
             self.register_buffer(name, constant, persistent=False)
 

@@ -20,6 +20,7 @@ from device_agent.datasets.store import AvailableDatasets, DatasetStore
 from device_agent.training.data import read_splits
 from shared.errors import BadRequest, Conflict, InvalidDataset, MobizoError, NotFound
 from shared.recipe import BaseRef, Recipe
+from shared.task import Task
 from shared.task_templates import named_task
 from shared.training_settings import TrainingSettings
 from tests.device_agent.conftest import NOISE_KEY
@@ -187,6 +188,25 @@ def test_a_task_that_most_records_do_not_fit_is_refused_without_their_text(store
     # "the film 10 is warm It was terrible": 36 characters, so 32 tokens hold all.
     assert (facts["characters"], facts["sequence_length"], facts["share_uncut"]) == ({"64": 100}, 32, 1.0)
     assert "secret" not in json.dumps(facts) + "".join(added.check.lines())
+
+
+def test_lists_of_answers_are_counted_by_what_is_wrong_with_them_and_mapped(store, tmp_path):
+    path, squad = tmp_path / "squad.jsonl", {"title": "t", "context": "c", "question": "Who?"}
+    given = [{"text": ["Ann", "Ann B."], "answer_start": [0, 0]}] * 40 + [{"text": []}] * 2 + [{"text": ["Ann", 7]}]
+    rows = [squad | {"id": number, "answers": answers} for number, answers in enumerate(given)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    sources = [open_source(path, None, None, None)]
+    added = add(store, Addition(name="a", sources=sources, task=named_task("squad")))
+    assert added.check.fitting == 40
+    assert {reason.partition("list")[2]: count for reason, count in added.check.reasons.items()} == {
+        "; it needs at least one text": 2,
+        " with something other than texts, or with a blank one": 1,
+    }
+    task = Task(name="short", kind="completion", prompt="{question}", answer="{reply}", metric="exact_match")
+    fields = FieldMap.parse(["question=question", "reply=answers.text", "answers.text=id"])
+    added = add(store, Addition(name="b", sources=sources, fields=fields, task=task))
+    assert added.check.fitting == 40
+    assert added.preview[0] == {"question": "Who?", "reply": ["Ann", "Ann B."], "answers.text": 0}
 
 
 def test_files_are_the_owners_alone(store, source):

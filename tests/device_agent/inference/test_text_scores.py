@@ -1,5 +1,6 @@
 """Scores of written texts: by the definitions, and of a whole job by what its adapter writes."""
 
+import json
 import random
 from functools import cache
 
@@ -14,7 +15,8 @@ from device_agent.jobs.leased_job import Outcome
 from device_agent.policy.task_approvals import TaskApprovals, TaskState
 from shared.task import Task
 
-SEQUEL = Task(name="sequel", kind="completion", prompt="{text}", answer=" It was", metric="token_f1")
+ENDINGS = ["It was", "was"]
+SEQUEL = Task(name="sequel", kind="completion", prompt="{text}", answer=" {endings.text}", metric="token_f1")
 
 
 def longest_common(first, second):
@@ -58,14 +60,30 @@ def test_token_f1_follows_squads_rules(written, own, f1):
 
 
 def test_scores_are_means():
-    scores = text_scores([("The cat.", "cat"), ("a dog", "my cats bark")])
+    scores = text_scores([("The cat.", ["cat"]), ("a dog", ["my cats bark"])])
     assert scores.model_dump() == {
         "examples": 2, "exact_match": 0.5, "token_f1": 0.5, "rouge_l": pytest.approx(1 / 3), "words": 2, "own_words": 2,
     }  # fmt: skip
 
 
+def test_each_score_takes_its_best_of_several_right_texts():
+    right = [
+        "Broncos Denver",  # token F1 1: the words, in another order
+        "the Denver team Broncos",  # ROUGE-L 2 * 2 / (2 + 4) over the article, too; token F1 4/5
+        "Carolina Panthers",
+    ]
+    scores = text_scores([("Denver Broncos", right), ("Panthers", ["the Carolina Panthers", "Panthers!"])])
+    assert scores.model_dump() == {
+        "examples": 2, "exact_match": 0.5, "token_f1": 1.0, "rouge_l": pytest.approx((2 / 3 + 1) / 2), "words": 1.5,
+        "own_words": 2.5,
+    }  # fmt: skip
+
+
 @pytest.fixture
-def train(daemon, server, rademacher, home):
+def train(daemon, server, rademacher, home, dataset):
+    for path in dataset.glob("*.jsonl"):
+        records = [json.loads(line) | {"endings": {"text": ENDINGS}} for line in path.read_text().splitlines()]
+        path.write_text("".join(json.dumps(record) + "\n" for record in records))
     TaskApprovals(home.tasks).decide(SEQUEL, ["movies"], TaskState.APPROVED)
     server.add_job(rademacher, task=SEQUEL, steps=3, lr=1.0)
 
@@ -79,8 +97,10 @@ def train(daemon, server, rademacher, home):
 def test_a_jobs_result_has_the_scores_of_what_its_adapter_writes(train, home, dataset, rademacher):
     result = train()
     found = write_samples(home, "alice-movies", dataset, 40, rademacher.manifest.recipe.answer_length).texts
-    assert result.written_before == text_scores([(each.base, each.own) for each in found])
-    assert result.written_after == text_scores([(each.adapter, each.own) for each in found])
+    right = [f" {ending}" for ending in ENDINGS]
+    assert result.written_before == text_scores([(each.base, right) for each in found])
+    assert result.written_after == text_scores([(each.adapter, right) for each in found])
+    assert {each.own for each in found} == {right[0]}
     assert result.written_after.examples == len(found) > 4
 
 

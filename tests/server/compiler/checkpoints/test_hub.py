@@ -1,6 +1,8 @@
 """Bases from the Hugging Face Hub: the stock client against a small Hub, and what is said when a model is not given."""
 
 import json
+import socket
+import struct
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -10,6 +12,8 @@ import pytest
 from server.compiler.checkpoints import hub
 from server.compiler.checkpoints.base import locate_base
 from shared.errors import UnknownBase
+from tests.server.cli.conftest import call
+from tests.server.llama import write_llama
 
 COMMIT = "c" * 40
 FILES = {"config.json": b"{}", "model.safetensors": b"weights", "pytorch_model.bin": b"not wanted"}
@@ -31,20 +35,39 @@ class SmallHub(BaseHTTPRequestHandler):
         if refused is not None:
             return self.answer(refused[0], b"", {"X-Error-Code": refused[1], "X-Error-Message": "no"})
         if self.path.startswith("/api/models/acme/tiny/revision/"):
-            siblings = [{"rfilename": name} for name in FILES]
+            siblings = [{"rfilename": name} for name in self.server.files]
             found = json.dumps({"id": "acme/tiny", "sha": COMMIT, "siblings": siblings}).encode()
             return self.answer(200, found, {"Content-Type": "application/json"})
         if self.path.startswith(f"/api/models/acme/tiny/tree/{COMMIT}"):
-            tree = [{"type": "file", "path": name, "size": len(data), "oid": name} for name, data in FILES.items()]
+            files = self.server.files.items()
+            tree = [{"type": "file", "path": name, "size": len(data), "oid": name} for name, data in files]
             return self.answer(200, json.dumps(tree).encode(), {"Content-Type": "application/json"})
         name = self.path.rpartition("/")[2]
-        if self.path.startswith(f"/acme/tiny/resolve/{COMMIT}/") and name in FILES:
-            return self.answer(200, FILES[name], {"ETag": f'"{name}"', "X-Repo-Commit": COMMIT})
+        if self.path.startswith(f"/acme/tiny/resolve/{COMMIT}/") and name in self.server.files:
+            return self.file(name, self.server.files[name])
         return self.answer(404, b"", {})
+
+    def file(self, name, content):
+        headers = {"ETag": f'"{name}"', "X-Repo-Commit": COMMIT}
+        if wanted := self.headers.get("Range"):
+            self.server.resumed.append((name, wanted))
+            first = int(wanted.removeprefix("bytes=").partition("-")[0])
+            headers["Content-Range"] = f"bytes {first}-{len(content) - 1}/{len(content)}"
+            return self.answer(206, content[first:], headers)
+        breaks = self.server.breaks.get(name) if self.command == "GET" else None
+        if breaks is not None:
+            self.server.breaks.pop(name)
+            self.answer(200, content[: len(content) // 2], headers | {"Content-Length": str(len(content))})
+            if breaks == "reset":
+                self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                socket.close(self.connection.detach())
+            self.close_connection = True
+            return None
+        return self.answer(200, content, headers)
 
     def answer(self, status, content, headers):
         self.send_response(status)
-        for name, value in {**headers, "Content-Length": str(len(content))}.items():
+        for name, value in {"Content-Length": str(len(content)), **headers}.items():
             self.send_header(name, value)
         self.end_headers()
         if self.command == "GET":
@@ -54,6 +77,7 @@ class SmallHub(BaseHTTPRequestHandler):
 @pytest.fixture
 def small_hub():
     server = ThreadingHTTPServer(("127.0.0.1", 0), SmallHub)
+    server.files, server.breaks, server.resumed = FILES, {}, []
     server.seen, server.url = [], f"http://127.0.0.1:{server.server_port}"
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
@@ -86,6 +110,26 @@ def test_a_base_is_downloaded_from_the_hub_or_a_mirror(small_hub, at):
     assert sorted(path.name for path in found.pinned) == ["config.json", "model.safetensors"]
     assert {token for path, token in small_hub.seen if "acme/tiny" in path} == {"Bearer hf_mine"}
     assert not any("pytorch" in path for path, _ in small_hub.seen)
+
+
+def test_a_model_of_the_hub_becomes_a_base_with_its_id_over_a_link_that_breaks(
+    small_hub, at, home, tmp_path, monkeypatch
+):
+    for name, value in home.settings.environment().items():
+        monkeypatch.setenv(name, value)
+    write_llama(tmp_path / "llama")
+    small_hub.files = {path.name: path.read_bytes() for path in (tmp_path / "llama").iterdir()}
+    at(small_hub.url, None)
+    monkeypatch.setattr(huggingface_hub.constants, "DOWNLOAD_CHUNK_SIZE", 4096)  # half of the file is 9,864 bytes
+    small_hub.breaks = {"model.safetensors": "reset"}
+    with pytest.raises(UnknownBase, match=f"download of acme/tiny from {small_hub.url} broke off .* repeat the"):
+        call("base", "add", "llama", "acme/tiny")
+    small_hub.breaks = {"model.safetensors": "closed"}
+    added = json.loads(call("base", "add", "llama", "acme/tiny", "--json"))
+    assert small_hub.resumed == [("model.safetensors", "bytes=8192-")]
+    local = json.loads(call("base", "add", "local", tmp_path / "llama", "--json"))
+    assert (added["hub_id"], added["source"], local["hub_id"]) == ("acme/tiny", "acme/tiny", None)
+    assert (added["sha256"], added["parameters"]) == (local["sha256"], local["parameters"])
 
 
 def test_an_endpoint_that_is_a_registry_does_not_get_the_request(small_hub, at, fleet, app, monkeypatch):

@@ -31,7 +31,7 @@ with warnings.catch_warnings():  # as in conftest
     from executorch.extension.pybindings.portable_lib import _load_program
 
     from server.compiler import inspect_base
-    from server.compiler.methods.inference import CONTEXT, inference_context
+    from server.compiler.methods.inference import CACHE_BYTES, WHOLE_CACHE, inference_context
 
 TEXT = 30  # tokens: several times the window, more than the programs' S of 12
 UNEVEN = (5, 1, 12, 2, 3, 7)
@@ -199,10 +199,15 @@ def test_an_int8_text_is_the_same_however_it_is_cut(int8: tuple[Served, Program]
     np.testing.assert_allclose(one_by_one[[2 * place for place in places]], at_once, atol=1e-3)
 
 
-def test_the_context_holds_a_chat_and_never_less_than_training(tiny: TinyBase) -> None:
+def test_the_context_is_the_bases_own_within_the_cost_of_its_cache_and_never_less_than_training(tiny: TinyBase) -> None:
     facts = inspect_base(str(tiny.directory))
     recipe = Recipe(base=BaseRef(name="x", sha256="0" * 64), answer_length=2, choices=2, sequence_length=48)
-    wide = facts.model_copy(update={"context_length": 8192})
-    assert inference_context(recipe, wide) == CONTEXT
     assert inference_context(recipe, facts) == facts.context_length
-    assert inference_context(recipe.model_copy(update={"sequence_length": 1024}), wide) == 1024
+    # SmolLM2-135M takes 377 MB at its own 8,192 tokens; of Llama 3.1 8B, 131,072 tokens would take 34 GB.
+    smollm2 = facts.model_copy(update={"context_length": 8192, "layers": 30, "kv_heads": 3, "head_dim": 64})
+    large = facts.model_copy(update={"context_length": 131072, "layers": 32, "kv_heads": 8, "head_dim": 128})
+    assert [inference_context(recipe, each) for each in (smollm2, large)] == [8192, 2048]
+    assert CACHE_BYTES == 2048 * 32 * 2 * 8 * 128 * 4
+    capped = smollm2.model_copy(update={"attention_softcap": 50.0})
+    assert inference_context(recipe, capped) == WHOLE_CACHE == 512
+    assert inference_context(recipe.model_copy(update={"sequence_length": 1024}), capped) == 1024
