@@ -63,6 +63,7 @@ def pytest_configure(config):
         remove_unused(cache_directory() / "programs")
 
 
+@pytest.hookimpl(optionalhook=True)  # without xdist there is none
 def pytest_xdist_auto_num_workers():
     """One more than there are cores: tests wait for timers and for processes for a sixth of their time."""
     return None if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ else len(os.sched_getaffinity(0)) + 1

@@ -51,11 +51,11 @@ def download(source: str, patterns: Sequence[str]) -> Path:
             f"{endpoint} has no model {source}, or it is private; check the id, or {remedy}; a local base is a "
             "directory or a .gguf file"
         ) from error
-    except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+    except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError) as error:
         raise UnknownBase(
             f"{source} is neither a local directory or file nor a model that can be downloaded from {endpoint}"
         ) from error
-    except HfHubHTTPError.__bases__ as error:  # of the HTTP library, which differs between the client's releases
+    except HfHubHTTPError.__bases__ as error:  # the HTTP library's error, whichever it is, and a full disk's OSError
         raise UnknownBase(
             f"the download of {source} from {endpoint} broke off ({error or type(error).__name__}); repeat the "
             "command, which keeps the files that are complete"
