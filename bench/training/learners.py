@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,6 +16,7 @@ from bench.programs import Batch, Compiled, model_file
 from device_agent.runtimes import F32, Rates, Runtime
 from device_agent.training.evaluation import FrozenStates, SplitMetrics, measure
 from device_agent.training.prefix import PrefixCache, Upcoming
+from shared.program_inputs import TOKEN_DTYPE
 from shared.recipe import Recipe
 from shared.training_settings import TrainingSettings
 from shared.zo.calibration import Calibration
@@ -54,6 +56,9 @@ class Learner(ABC):
         self.prefix = PrefixCache(runtime, size, rows, length, dynamic=self.dynamic)
         self.frozen = FrozenStates(PrefixCache(runtime, size, rows, length, dynamic=self.dynamic))
 
+    def prepare(self) -> None:  # noqa: B027  # a stock model is in memory already
+        """Loads what the steps run, so that they are timed without it."""
+
     @abstractmethod
     def step(self, indices: list[int], number: int, settings: TrainingSettings) -> float:
         """Trains one step on these examples; returns its loss."""
@@ -76,6 +81,11 @@ class ProgramLearner(Learner):
         self._runtime = program.open(resident=True)
         if "suffix" in manifest.methods:
             self._cache(self._runtime, manifest.shape.hidden)
+
+    def prepare(self) -> None:
+        """Loads and packs the methods of a step with cached states. A step from tokens is loaded by the first one."""
+        if self.prefix is not None:
+            self._runtime.prefix(np.zeros((self.recipe.effective_batch, self.recipe.sequence_length), TOKEN_DTYPE))
 
     def step(self, indices: list[int], number: int, settings: TrainingSettings) -> float:
         """Runs the program's step of its estimator."""

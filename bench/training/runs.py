@@ -1,7 +1,7 @@
 """Training runs: what a contender is, the loop that trains every contender, and what a run measured.
 
 Core-seconds are the processor time of all threads of the process (`time.process_time`), which is what drains a battery.
-Steps count, with the frozen layers' states that they need; compiling and measuring accuracy do not.
+Steps count, with the frozen layers' states that they need; compiling, loading and measuring accuracy do not.
 """
 
 import math
@@ -62,7 +62,10 @@ class Look(BaseModel):
 
 
 class Run(BaseModel):
-    """One run. cap: core-seconds after which it ends. seen: measurements on its split."""
+    """One run. cap: core-seconds after which it ends. loading: core-seconds of loading the program; 0: in the steps.
+
+    seen: measurements on its split.
+    """
 
     contender: str
     task: str = "movies"
@@ -72,6 +75,7 @@ class Run(BaseModel):
     eps: float | None
     split: Split
     cap: float | None = None
+    loading: float = 0
     steps: int = 0
     core_seconds: float = 0
     seconds: float = 0
@@ -123,6 +127,9 @@ def train(
     order = BatchSampler(settings.seed, tuple(each.correct for each in learner.train), learner.recipe.effective_batch)
     later = replace(order)  # an order of its own, because each keeps two epochs only
     learner.expect(index for step in range(settings.steps) for index in later.indices(step))
+    cores = time.process_time()
+    learner.prepare()
+    run.loading = time.process_time() - cores
     more = True
     while more:
         indices = order.indices(run.steps)
