@@ -161,7 +161,7 @@ def test_what_does_not_count_is_packed_nowhere(tokenizer, recipe):
         ({"kind": "text", "prompt": "x"}, "has no prompt"),
         ({"kind": "messages", "answer": "x"}, "has no answer"),
         ({"kind": "text", "metric": "accuracy"}, "metric accuracy is not one of kind text; choose loss"),
-        ({"kind": "completion", "prompt": "x", "answer": "{a.b}"}, "only plain fields"),
+        ({"kind": "completion", "prompt": "x", "answer": "{a.b!r}"}, "only fields such as"),
         ({"prompt": "x", "answers": [{"text": "y", "labels": ["y"]}]}, "at least 2 answers"),
         ({"prompt": "x"}, "needs answers"),
     ],
