@@ -26,13 +26,13 @@ from bench.training.runs import Contender, Run, Split, begin, kept_run, train
 from device_agent.runtimes import use_threads
 from server.compiler import inspect_base
 from shared.canonical import sha256_hex
-from shared.recipe import TARGETS, Recipe
+from shared.recipe import Recipe
 from shared.zo.calibration import Kind, read_calibration
 from shared.zo.encoding import Example
 
 TARGET = 0.75
 TESTED = 500  # sentences of a split; with 200, seeds and the choice of sentences differ by more than settings
-CALIBRATION = ["--layers", "last:8", "--targets", ",".join(TARGETS), "--width", "8", "--loss", "candidates"]
+CALIBRATION = ["--layers", "last:8", "--targets", "v_proj,o_proj,down_proj", "--width", "4", "--loss", "candidates"]
 CALIBRATION += ["--sequence-length", "36", "--task", "sst2", "--data", str(PRODUCTS / "train.jsonl"), "--json"]
 
 
