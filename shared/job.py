@@ -291,7 +291,7 @@ class Progress(BaseModel):
         if self.best_accuracy is not None:
             words.append(f"best {self.best_accuracy:.1%}")
         elif self.validation_loss is not None:
-            words.append(f"validation loss {self.validation_loss:.3f}")
+            words.append(f"validation loss {self.validation_loss:.3f} a text")
         if self.why is not None:
             words.append(self.why)
         return "  ".join(words)
