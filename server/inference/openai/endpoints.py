@@ -19,7 +19,7 @@ from server.identity.access_rules import needs
 from server.identity.tokens import Principal
 from server.inference.endpoints import EVENTS, REFUSALS, STREAMED, UNBUFFERED, while_there
 from server.inference.openai.choices import Choices
-from server.inference.openai.routes import OpenAIRoutes
+from server.inference.openai.error_format import OpenAIRoutes
 from server.inference.responses import TextGeneration
 from server.inference.service import ModelName, ScoringService, TextRequest
 from server.registry.repository import AdapterRepository
