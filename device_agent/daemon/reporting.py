@@ -34,7 +34,7 @@ STATUS_SECONDS = 0.5  # between writes of status.json in one phase
 MARGIN = 10  # multiple of the longest observed silence
 SLOWEST_FLOPS = 5e8  # per second, a lower bound for useful devices
 REPEATED = ("waiting", "downloading")  # phases without a count of steps
-FEED_SECONDS = 5.0  # minimum interval
+FEED_SECONDS = 5.0  # minimum interval between reports of one phase
 _log = structlog.get_logger()
 
 
@@ -300,19 +300,19 @@ class Watchdog:
         self._feed()
 
     def show(self, progress: Progress) -> None:
-        """Reports progress as the unit's status; new progress feeds the watchdog.
+        """Reports progress as the unit's status, a new phase at once; new progress feeds the watchdog.
 
         Repeated reports count while the job waits for the rules or downloads, because these phases have no step count.
         """
         if progress != self._last or progress.phase in REPEATED:
-            self._feed(progress.line())
+            self._feed(progress.line(), at_once=self._last is None or progress.phase != self._last.phase)
         self._last = progress
 
-    def _feed(self, status: str = "idle") -> None:
+    def _feed(self, status: str = "idle", *, at_once: bool = False) -> None:
         now = self._clock()
         silence, self._advanced = now - self._advanced, now
         self._allow(silence * MARGIN)
-        if now - self._fed >= FEED_SECONDS:
+        if at_once or now - self._fed >= FEED_SECONDS:
             self._fed = now
             self._send(f"WATCHDOG=1\nSTATUS={status}")
 

@@ -92,7 +92,7 @@ def test_a_pause_outlives_the_daemon(agent, enrolled, server, dataset, rademache
 def test_systemd_hears_that_it_is_up_that_it_trains_and_that_it_ends(daemon, systemd, server, rademacher):
     listener, _ = systemd
     assert listener.recv(4096) == b"READY=1"
-    server.add_job(rademacher, steps=3000, evaluation_interval=1000)
+    server.add_job(rademacher, steps=20_000, evaluation_interval=1000)
     heard = []
     while not any("training" in text for text in heard):
         heard.append(listener.recv(4096).decode())

@@ -79,6 +79,21 @@ def test_progress_feeds_and_the_same_progress_over_again_does_not(watchdog, hear
     assert "WATCHDOG=1" in heard()
 
 
+def test_a_new_phase_is_reported_at_once_and_its_steps_are_not(watchdog, heard):
+    watchdog.feed()
+    watchdog.show(Progress(phase="downloading"))
+    watchdog.show(step(1))
+    watchdog.show(step(2))
+    assert heard() == [
+        "WATCHDOG=1",
+        "STATUS=idle",
+        "WATCHDOG=1",
+        "STATUS=downloading",
+        "WATCHDOG=1",
+        "STATUS=training  step 1/9",
+    ]
+
+
 @pytest.mark.parametrize("phase", ["waiting", "downloading"])
 def test_each_look_at_the_sensors_and_arrival_of_bytes_feeds_though_it_says_the_same(watchdog, heard, clock, phase):
     for _ in range(2):
