@@ -326,10 +326,11 @@ class Watchdog:
             return
         address = "\0" + self._address[1:] if self._address.startswith("@") else self._address
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as messenger:
+            messenger.setblocking(False)
             try:
                 messenger.sendto(text.encode(), address)
             except OSError:
-                # systemd is unavailable; training continues.
+                # systemd is unavailable, or has not read what it was sent; training continues.
                 return
 
 

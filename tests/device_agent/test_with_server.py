@@ -115,7 +115,7 @@ def test_a_device_gets_the_runner_that_the_operator_added(ask, call, service, ru
 
 @pytest.mark.slow
 def test_a_lease_that_lapsed_while_the_server_was_away_is_still_this_devices_if_nobody_has_the_job(ask, agent, service):
-    job = submit(ask, "lapsed", steps=3000, evaluation_interval=1000)
+    job = submit(ask, "lapsed", steps=6000, evaluation_interval=2000)
     process, home = agent("lapsed-1")
     wait_until(lambda: training(ask, job))
     service.stop()
@@ -132,7 +132,7 @@ def test_a_lease_that_lapsed_while_the_server_was_away_is_still_this_devices_if_
 
 @pytest.mark.slow
 def test_a_job_that_another_device_trained_meanwhile_is_lost_and_stored_once(ask, agent, service):
-    job = submit(ask, "contested", steps=3000, evaluation_interval=1000)
+    job = submit(ask, "contested", steps=6000, evaluation_interval=2000)
     sleeper, home = agent("contested-1")
     wait_until(lambda: training(ask, job))
     os.killpg(sleeper.pid, signal.SIGSTOP)  # a laptop's lid is closed
@@ -158,7 +158,7 @@ def test_a_job_goes_on_from_a_version_and_another_device_takes_that_while_it_is_
     submit(ask, "lineage", lr=0.3)
     assert agent("lineage-1")[0].wait() == 0
     first = ask("GET", "/v1/adapters/lineage/versions/1").json()
-    job = submit(ask, "lineage", {"adapter": "lineage"}, steps=3000, evaluation_interval=100, lr=0.1, seed=1)
+    job = submit(ask, "lineage", {"adapter": "lineage"}, steps=6000, evaluation_interval=200, lr=0.1, seed=1)
     process, home = agent("lineage-2")
     wait_until(lambda: training(ask, job))
     os.killpg(process.pid, signal.SIGKILL)

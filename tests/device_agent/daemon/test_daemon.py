@@ -92,16 +92,16 @@ def test_too_little_memory_declines_the_job_with_numbers(daemon, server, rademac
 def test_a_lost_lease_keeps_the_journal_and_the_run_goes_on_when_the_job_comes_back(
     daemon, server, rademacher, home, in_background
 ):
-    server.add_job(rademacher, steps=4000, evaluation_interval=2000)
+    server.add_job(rademacher, steps=8000, evaluation_interval=4000)
     thread, result = in_background(daemon, once=True)
     until_training(server)
     server.broken["heartbeat"] = [Gone()]
     thread.join(60)
     assert result[0].outcome is Outcome.LOST
     done = parse_trajectory((home.run("job-1").path / "trajectory.bin").read_bytes())[0].steps
-    assert 0 < done < 4000
+    assert 0 < done < 8000
     assert daemon.run(once=True).outcome is Outcome.COMPLETED
-    assert server.completions[0].result.steps == 4000
+    assert server.completions[0].result.steps == 8000
 
 
 def test_a_cancelled_job_is_forgotten(daemon, server, rademacher, home, in_background):

@@ -10,13 +10,13 @@ import pytest
 from device_agent.home import AgentHome
 from device_agent.inference.adapter_store import AdapterStore
 from device_agent.jobs.leased_job import Outcome
-from shared.errors import Gone
+from shared.errors import Gone, Unavailable
 from shared.zo.lora import load_adapter
 from shared.zo.trajectory import parse_trajectory
 from tests.device_agent.conftest import enroll
 from tests.device_agent.fake_server import FakeServer
 
-LONG = {"steps": 2000, "evaluation_interval": 1000, "seed": 9}
+LONG = {"steps": 6000, "evaluation_interval": 3000, "seed": 9}  # heartbeats, twice a second, meet it on fast machines
 
 
 def ledger(home, job_id="job-1"):
@@ -192,9 +192,12 @@ def short_pauses(monkeypatch):
 def test_a_server_away_for_days_gets_the_result_when_it_is_back(
     daemon, server, server_key, rademacher, home, in_background, short_pauses, capsys
 ):
-    server.add_job(rademacher, steps=1000)
+    server.add_job(rademacher, steps=3)
+    server.broken["adapter"] = [Unavailable()] * 10_000  # however soon the run ends, this server does not get it
     thread, ended = in_background(daemon, once=True)
-    until_training(server)
+    server.wait_for(lambda: server.served["downloads"])
+    while not home.run("job-1").ledger.exists():
+        time.sleep(0.01)
     port = int(server.url.rpartition(":")[2])
     jobs, known = list(server.jobs), dict(server.files)
     server.close()

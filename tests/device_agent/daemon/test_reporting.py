@@ -137,6 +137,13 @@ def test_without_a_watchdog_only_the_status_is_told(systemd, heard, clock):
     assert "STATUS=training  step 1/9" in heard()
 
 
+def test_a_systemd_that_does_not_read_holds_nobody_up(watchdog, heard, clock):
+    for number in range(10_000):  # more than any socket's queue
+        clock.now += FEED_SECONDS
+        watchdog.show(step(number))
+    assert 0 < heard().count("WATCHDOG=1") < 10_000
+
+
 def test_without_systemd_nothing_is_said_and_nothing_breaks(tmp_path, clock):
     for environment in ({}, {"NOTIFY_SOCKET": str(tmp_path / "gone"), "WATCHDOG_USEC": "1000000"}):
         watchdog = Watchdog(environment, clock)

@@ -149,14 +149,15 @@ def test_a_device_that_may_not_train_asks_for_nothing_and_says_why(
 
 def test_a_person_may_say_not_now(start, server, rademacher, home, in_background):
     daemon, pause = start(), PauseFlag(home.path)
-    server.add_job(rademacher, steps=2000, evaluation_interval=2000)
+    server.add_job(rademacher, steps=FOREVER, evaluation_interval=FOREVER)
     in_background(daemon)
     server.wait_for(lambda: any(beat.phase == "training" for beat in server.beats))
     pause.begin()
     server.wait_for(lambda: server.beats[-1].phase == "waiting")
-    assert "paused by the user" in server.beats[-1].why
+    waiting = server.beats[-1]
+    assert "paused by the user" in waiting.why
     pause.end()
-    server.wait_for(lambda: server.completions)
+    server.wait_for(lambda: server.beats[-1].phase == "training" and server.beats[-1].step > waiting.step)
 
 
 def test_the_minutes_of_a_day_are_counted_and_kept_to(start, server, rademacher, home):
