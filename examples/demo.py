@@ -47,11 +47,13 @@ USER = "alice"
 # Threads that wait for each other would take the processor time of the processes beside them.
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 VALIDATION_LIMIT = 200
-# The last eight layers of 30 are adapted, so that the others run once for each example. 36 tokens are enough for four
-# of five sentences; longer ones are truncated at the beginning. Settings were chosen on the validation sentences.
+# The layers below the adapted ones run once for each example. 36 tokens are enough for four of five sentences; longer
+# ones are truncated at the beginning. Settings were chosen on the validation sentences (docs/benchmarks.md).
 CALIBRATED: tuple[Target, ...] = ("v_proj", "o_proj")
 CALIBRATION_EXAMPLES = 100  # product reviews; they need to be similar to the device's data, and may not be private
-COMMON: dict[str, Any] = {"layers": "last:8", "sequence_length": 36, "loss": "candidates", "precision": "int8"}
+COMMON: dict[str, Any] = {"sequence_length": 36, "loss": "candidates", "precision": "int8"}
+EXACT: dict[str, Any] = {"estimator": "gradient", "layers": "last:12", "targets": TARGETS, "rank": 8, **COMMON}
+FORWARD: dict[str, Any] = {"estimator": "replay", "layers": "last:8", "targets": CALIBRATED, "rank": 1, **COMMON}
 
 
 class Adapter(StrEnum):
@@ -76,13 +78,13 @@ METHODS = (
     Method(
         "exact gradients",
         Adapter.GRADIENTS,
-        RecipeSettings(estimator="gradient", targets=TARGETS, rank=8, effective_batch=8, **COMMON),
-        TrainingSettings(steps=80, lr=5e-3, schedule="cosine", evaluation_interval=40),
+        RecipeSettings(effective_batch=8, **EXACT),
+        TrainingSettings(steps=80, lr=3e-3, schedule="cosine", evaluation_interval=40),
     ),
     Method(
         "forward passes only",
         Adapter.FORWARD,
-        RecipeSettings(estimator="replay", targets=CALIBRATED, rank=1, alpha=8, queries=8, effective_batch=2, **COMMON),
+        RecipeSettings(alpha=8, queries=8, effective_batch=2, **FORWARD),
         TrainingSettings(steps=200, lr=5e-3, schedule="cosine", eps=2e-2, evaluation_interval=100),
         calibrated=True,
     ),
@@ -106,7 +108,16 @@ class Calibration:
         console.print("[bold]calibration[/bold]: directions from product reviews, which are public")
         self._path, self._site = str(site.directory / "calibration.safetensors"), site
         command = [SERVER, "calibrate", "--base", BASE, "--task", "sst2", "--data", str(PUBLIC_DATA), "--json"]
-        command += ["--to", self._path, "--targets", ",".join(CALIBRATED), "--layers", "last:8", "--width", "4"]
+        command += [
+            "--to",
+            self._path,
+            "--targets",
+            ",".join(CALIBRATED),
+            "--layers",
+            FORWARD["layers"],
+            "--width",
+            "4",
+        ]
         command += ["--loss", "candidates", "--sequence-length", "36"]
         command += ["--examples", str(min(most, CALIBRATION_EXAMPLES))]
         self._process = processes.start("calibrate", command, site.env | ONE_THREAD)

@@ -24,7 +24,7 @@ from typing import Annotated, Any
 
 import typer
 
-from bench.end_to_end.contenders import BATCH, FIRST_ORDER, OURS, TABLE, Entry
+from bench.end_to_end.contenders import FIRST_ORDER, OURS, TABLE, Entry
 from bench.end_to_end.track import TARGET, Track
 from bench.result import Claims, notes, write
 from bench.runner import JsonFile, Keep, Only, Quick, chosen
@@ -82,9 +82,7 @@ def end_to_end(
             return
         tried: dict[str, Tried] = {}
         for name in names:
-            if name == FIRST_ORDER.name:
-                tried[name] = _first_order(track, entries[name], range(seeds))
-            elif name in entries:
+            if name in entries:
                 tried[name] = _tried(track, entries[name], range(seeds))
         claims: Claims = {}
         for name, each in tried.items():
@@ -113,10 +111,14 @@ def _best_rate(trials: Sequence[Run]) -> float:
 def _tried(track: Track, entry: Entry, seeds: Sequence[int]) -> Tried:
     """Runs each seed at the grid's best learning rate; with a cap, until the cap or 75 %.
 
-    A rate is tried with each seed, since seeds differ by more than rates; under a cap, with the first.
+    A rate is tried with each seed, since seeds differ by more than rates; in shorter trials, with the first.
     """
     contender, capped = entry.contender, entry.cap is not None
-    tried = [contender.at(lr=lr, seed=seed) for lr in entry.grid for seed in (seeds[:1] if capped else seeds)]
+    shorter = capped or entry.trial_steps is not None
+    tried = [contender.at(lr=lr, seed=seed) for lr in entry.grid for seed in (seeds[:1] if shorter else seeds)]
+    if entry.trial_steps is not None:
+        tried = [each.at(steps=entry.trial_steps) for each in tried]
+    track.try_out(tried, entry.trial)
     trials, looks = [track.run(each, split="validation", cap=entry.trial) for each in tried], list(entry.looks)
     if trials:
         contender = contender.at(lr=_best_rate(trials))
@@ -126,16 +128,6 @@ def _tried(track: Track, entry: Entry, seeds: Sequence[int]) -> Tried:
             looks = [round(steps * entry.cap / entry.trial / 2)]
     chosen_rate = [contender.at(seed=seed) for seed in seeds]
     return Tried(trials, [track.run(each, cap=entry.cap, stop=capped, looks=looks) for each in chosen_rate])
-
-
-def _first_order(track: Track, entry: Entry, seeds: Sequence[int]) -> Tried:
-    """Runs first order on as many examples as replay, measured after a tenth of them and after all."""
-    examples = OURS.training.steps * OURS.recipe.effective_batch
-    tenth, steps = (max(1, round(examples / share / BATCH)) for share in (10, 1))
-    contender = entry.contender.at(steps=steps)
-    trials = [track.run(contender.at(steps=steps // 3, lr=lr), split="validation") for lr in entry.grid]
-    best = contender.at(lr=_best_rate(trials))
-    return Tried(trials, [track.run(best.at(seed=seed), looks=[tenth]) for seed in seeds])
 
 
 def _comparisons(tried: dict[str, Tried]) -> Claims:
@@ -157,7 +149,7 @@ def _comparisons(tried: dict[str, Tried]) -> Claims:
         claims |= {"first_order_accuracy_tenth": tenth, "first_order_accuracy": last}
         claims["first_order_core_seconds_to_target"] = first.spent
         if replay:
-            # After a tenth of our examples (the paper gives zeroth order 20 times the steps), and after as many.
+            # After a tenth of our examples, and after as many.
             final = mean(run.accuracy for run in replay.runs)
             claims["gap_to_first_order_points"] = 100 * (tenth - final)
             claims["gap_to_first_order_points_same_examples"] = 100 * (last - final)

@@ -5,7 +5,10 @@ import resource
 import subprocess
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 
 import torch
@@ -31,6 +34,7 @@ from shared.zo.calibration import Kind, read_calibration
 from shared.zo.encoding import Example
 
 TARGET = 0.75
+PROCESSES = 2  # that make trials at a time
 TESTED = 500  # sentences of a split; with 200, seeds and the choice of sentences differ by more than settings
 CALIBRATION = ["--layers", "last:8", "--targets", "v_proj,o_proj,down_proj", "--width", "4", "--loss", "candidates"]
 CALIBRATION += ["--sequence-length", "36", "--task", "sst2", "--data", str(PRODUCTS / "train.jsonl"), "--json"]
@@ -58,6 +62,18 @@ class Track:
         """
         facts = {"split": split, "cap": cap, "stop": stop, "looks": list(looks)}
         return kept_run(self.keep, facts, contender, lambda: self._run(contender, split, cap, stop, looks))
+
+    def try_out(self, trials: Sequence[Contender], cap: float | None) -> None:
+        """Makes the trials on the validation split that are not kept yet, two at a time, each in a process of its own.
+
+        Of a trial only the accuracy counts, so that it need not have the machine to itself.
+        """
+        for contender in trials:
+            if contender.engine in ("program", "mezo-program"):
+                self.program(contender)  # once, before both processes need it
+        spawn = get_context("spawn")
+        with ProcessPoolExecutor(PROCESSES, mp_context=spawn, max_tasks_per_child=1) as pool:
+            list(pool.map(partial(self.run, split="validation", cap=cap), trials))
 
     def _run(self, contender: Contender, split: Split, cap: float | None, stop: bool, looks: Sequence[int]) -> Run:
         # One thread: a second one waits for the first for a tenth of its time and more.
