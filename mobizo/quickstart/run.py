@@ -34,13 +34,13 @@ from shared.training_settings import TrainingSettings
 
 USER, DEVICE = "me", "this-device"
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-LAYERS = 8  # the last ones, which are adapted; the others run once for each example
+LAYERS, WRITING_LAYERS = 12, 8  # the last ones, which are adapted; the others run once for each example
 MOST_LENGTH = 512  # tokens of a record that are read; longer ones take too long on a laptop
 BATCH = 8
 TEXT_LENGTH = 96  # of a piece of a document
 STEPS, LEAST_STEPS, MOST_STEPS = 80, 10, 1_000
 WRITING_STEPS = 40  # each has the loss of many answer tokens over the whole vocabulary
-LR, WRITING_LR = 5e-3, 3e-3
+LR = 3e-3
 EVALUATIONS = 2  # during training
 SAMPLE_TOKENS = 40  # of a held-out text that is shown at the end
 TEST_LIMIT, VALIDATION_LIMIT = 500, 200
@@ -160,7 +160,7 @@ def _request(base: BaseView, data: OwnData, minutes: float | None) -> JobRequest
         estimator="gradient",
         targets=TARGETS,
         rank=8,
-        layers=f"last:{min(LAYERS, base.layers)}",
+        layers=f"last:{min(WRITING_LAYERS if writes else LAYERS, base.layers)}",
         effective_batch=BATCH,
         sequence_length=length,
         answer_length=None if data.check.suggested_answer is None else min(data.check.suggested_answer, length - 1),
@@ -169,7 +169,7 @@ def _request(base: BaseView, data: OwnData, minutes: float | None) -> JobRequest
     )
     training = TrainingSettings(
         steps=steps,
-        lr=WRITING_LR if writes else LR,
+        lr=LR,
         schedule="cosine",
         evaluation_interval=max(steps // EVALUATIONS, 1),
         validation_limit=WRITING_VALIDATION_LIMIT if writes else VALIDATION_LIMIT,
