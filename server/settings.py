@@ -62,8 +62,8 @@ class _Files(PydanticBaseSettingsSource):
 
     def __call__(self) -> dict[str, Any]:
         """All that files say."""
-        found = {name: self.get_field_value(field, name)[0] for name, field in self.settings_cls.model_fields.items()}
-        return {name: value for name, value in found.items() if value is not None}
+        values = {name: self.get_field_value(field, name)[0] for name, field in self.settings_cls.model_fields.items()}
+        return {name: value for name, value in values.items() if value is not None}
 
 
 class Settings(BaseSettings):

@@ -43,8 +43,8 @@ class PassLosses(Network):
         offset = directions(self.recipe.noise, seeds, b.shape[1]) * scale
         paths = torch.cat((b + offset, b - offset)) if self.pairs else b + offset
         n = paths.shape[0]
-        hidden = self.run(self.stacks[0], self.trunk.embed(tokens).repeat(n, 1, 1), paths)
-        answers = self.trunk.pick(hidden, positions.repeat(n, 1))  # (n*E, T, hidden)
+        hidden = self.run(self.stacks[0], self.backbone.embed(tokens).repeat(n, 1, 1), paths)
+        answers = self.backbone.gather_positions(hidden, positions.repeat(n, 1))  # (n*E, T, hidden)
         if self.recipe.loss == "full":
             (truth,) = labels
             nll = -self.log_probabilities(answers, truth.repeat(n, 1).unsqueeze(2)).reshape(n, -1)
@@ -56,7 +56,7 @@ class PassLosses(Network):
         """answers (n*E, T, hidden), choices (E, T, C). Returns negative log-likelihoods (n, E*T)."""
         examples, answer, count = choices.shape
         n = answers.shape[0] // examples
-        rows = self.trunk.head_rows(choices).reshape(examples * answer, count, -1)
+        rows = self.backbone.head_rows(choices).reshape(examples * answer, count, -1)
         by_path = answers.reshape(n, examples * answer, -1).permute(1, 2, 0)  # (E*T, hidden, n)
         logits = torch.bmm(rows, by_path).permute(2, 0, 1)  # (n, E*T, C)
         logits = logits - ((1.0 - choice_mask) * 1e9).reshape(1, examples * answer, count)
@@ -71,7 +71,7 @@ def emit_passes(recipe: Recipe, source: str, path: Path, grouping: Grouping) -> 
     paths = len(passes(grouping, recipe.queries)[0])
     stack = network.stack(recipe.effective_batch * paths, paths, slice(None))
     e, s, t, c = recipe.effective_batch, recipe.sequence_length, recipe.answer_length, recipe.choices
-    module = PassLosses(recipe, network.size, network.trunk, None, stack)
+    module = PassLosses(recipe, network.size, network.backbone, None, stack)
     module.pairs = grouping in ("inner", "both")
     whole = (torch.zeros((e, s), dtype=torch.int64), torch.zeros((e, t), dtype=torch.int64))
     answers = (torch.zeros((e, t), dtype=torch.int64),)

@@ -26,9 +26,9 @@ def read_chat_template(files: BaseFiles) -> ChatTemplate | None:
         return None
     if len(template) > MOST_CHARACTERS:
         raise UnreadableCheckpoint(f"the chat template has more than {MOST_CHARACTERS} characters")
-    found = ChatTemplate(template=template, tokens=tokens)
-    _check(found)
-    return found
+    chat_template = ChatTemplate(template=template, tokens=tokens)
+    _check(chat_template)
+    return chat_template
 
 
 def _huggingface(directory: Path) -> tuple[str | None, dict[str, str]]:
@@ -53,10 +53,10 @@ def _object(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise UnreadableCheckpoint(f"{path.name} is not JSON: {error}") from error
-    return found if isinstance(found, dict) else {}
+    return document if isinstance(document, dict) else {}
 
 
 def _gguf(path: Path) -> tuple[str | None, dict[str, str]]:

@@ -160,8 +160,8 @@ def list_tokens(as_json: Json = False) -> None:
     """List the tokens of all tenants. The token values are not stored and not shown."""
     _, database = open_home()
     with database.reading() as session:
-        found = TokenRepository(session).all()
-        names = UserRepository(session).names({token.user_id for token in found if token.user_id})
+        all_tokens = TokenRepository(session).all()
+        names = UserRepository(session).names({token.user_id for token in all_tokens if token.user_id})
         rows = [
             {
                 "id": token.id,
@@ -176,7 +176,7 @@ def list_tokens(as_json: Json = False) -> None:
                 "last_used_at": moment(token.last_used_at),
                 "revoked_at": moment(token.revoked_at),
             }
-            for token in found
+            for token in all_tokens
         ]
     columns = ("id", "role", "tenant", "name", "expires_at", "revoked_at")  # the other fields are in the JSON output
     tell_rows(as_json, rows, columns)

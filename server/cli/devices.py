@@ -35,9 +35,9 @@ def list_devices(tenant: Tenant = DEFAULT_TENANT, as_json: Json = False) -> None
     """List a tenant's devices."""
     _, database = open_home()
     with database.reading() as session:
-        found = DeviceRepository(session).all(tenant)
-        users = BindingRepository(session).users_of([device.id for device in found])
-        rows = [device.view(users[device.id]).model_dump(mode="json") for device in found]
+        all_devices = DeviceRepository(session).all(tenant)
+        users = BindingRepository(session).users_of([device.id for device in all_devices])
+        rows = [device.view(users[device.id]).model_dump(mode="json") for device in all_devices]
     if not as_json:
         for row in rows:
             row["users"] = " ".join(row["users"])
@@ -75,9 +75,9 @@ def bind_users(
     _, database = open_home()
     with database.writing() as session:
         service = DeviceService(session)
-        found = service.get(tenant, service.found(tenant, device).id, lock=True)
-        BindingService(session).bind(found, names)
-        text, bound = f"{found.name} ({found.id})", sorted(BindingRepository(session).users(found.id))
+        enrolled = service.get(tenant, service.by_name_or_id(tenant, device).id, lock=True)
+        BindingService(session).bind(enrolled, names)
+        text, bound = f"{enrolled.name} ({enrolled.id})", sorted(BindingRepository(session).users(enrolled.id))
     tell(as_json, {"users": bound}, f"{text}: {', '.join(bound)}")
 
 
@@ -93,10 +93,10 @@ def unbind_users(
     settings, database = open_home()
     with database.writing() as session:
         service = DeviceService(session)
-        found = service.get(tenant, service.found(tenant, device).id, lock=True)
+        enrolled = service.get(tenant, service.by_name_or_id(tenant, device).id, lock=True)
         for user in names:
-            BindingService(session).unbind(found, user, settings)
-        text, bound = f"{found.name} ({found.id})", sorted(BindingRepository(session).users(found.id))
+            BindingService(session).unbind(enrolled, user, settings)
+        text, bound = f"{enrolled.name} ({enrolled.id})", sorted(BindingRepository(session).users(enrolled.id))
     tell(as_json, {"users": bound}, f"{text}: {', '.join(bound) or 'no users'}")
 
 
@@ -124,7 +124,7 @@ def label_device(
     _, database = open_home()
     with database.writing() as session:
         service = DeviceService(session)
-        labeled = service.found(tenant, device)
+        labeled = service.by_name_or_id(tenant, device)
         service.label(labeled, change.labels)
         name, current = f"{labeled.name} ({labeled.id})", labeled.labels.root
     text = ", ".join(f"{key}={value}" for key, value in current.items()) or "no labels"

@@ -150,8 +150,8 @@ def _leading(gram: Tensor, width: int, name: str) -> F32:
         )
     top = vectors[:, -width:].flip(1).numpy()
     signs = np.sign(top[np.abs(top).argmax(0), np.arange(width)])  # an eigenvector's own sign is arbitrary
-    found: F32 = (top * signs).astype(np.float32)
-    return found
+    directions: F32 = (top * signs).astype(np.float32)
+    return directions
 
 
 def _stock_model(source: str) -> Any:

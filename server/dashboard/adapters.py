@@ -14,7 +14,7 @@ from server.dashboard.pages import page
 from server.dashboard.routes import EVENTS, PageRoutes
 from server.dashboard.sessions import Visitor
 from server.database.paging import PageRequest
-from server.inference.endpoints import UNBUFFERED, generated_events, while_there, whole_text
+from server.inference.endpoints import UNBUFFERED, cancelled_on_disconnect, generated_events, whole_text
 from server.inference.responses import TextGeneration, score
 from server.inference.service import TextRequest
 from server.registry.endpoints import Version, compare_revisions
@@ -43,29 +43,31 @@ FIELD = "field-"  # before a record's field in the name of a form's
 def adapters(request: Request, visitor: Reader, state: State, session: Reading, paging: Paging) -> Response:
     """The tenant's adapters, newest first."""
     rows = AdapterRepository(session).page(visitor.principal.tenant, paging)
-    found = paging.page(AdapterService(session).views(rows.rows, state.settings.adapter_grace), rows.before)
+    listing = paging.page(AdapterService(session).views(rows.rows, state.settings.adapter_grace), rows.before)
     held = AdapterRepository(session).held(visitor.principal.tenant, 20)
-    return page(request, visitor, "adapters.html", "Adapters", found=found, held=held)
+    return page(request, visitor, "adapters.html", "Adapters", listing=listing, held=held)
 
 
 @router.get("/{name}")
 def adapter(request: Request, visitor: Reader, name: str, state: State, session: Reading, paging: Paging) -> Response:
     """An adapter: its versions with their scores and lineage, its rule, and its audit trail."""
-    found = find_adapter(session, visitor.principal.tenant, name)
-    rows = AdapterRepository(session).versions(found, PageRequest(paging.before, min(paging.limit, DRAWN)), None)
+    stored_adapter = find_adapter(session, visitor.principal.tenant, name)
+    rows = AdapterRepository(session).versions(
+        stored_adapter, PageRequest(paging.before, min(paging.limit, DRAWN)), None
+    )
     grace = state.settings.adapter_grace
-    versions = [row.view(found, removed_after(row.deleted_at, grace)) for row in rows.rows]
+    versions = [row.view(stored_adapter, removed_after(row.deleted_at, grace)) for row in rows.rows]
     trail = AuditTrail(session).page(visitor.principal.tenant, name, PageRequest(None, AUDIT))
-    view = AdapterService(session).view(found, grace)
+    view = AdapterService(session).view(stored_adapter, grace)
     return page(
         request,
         visitor,
         "adapter.html",
         f"Adapter {name}",
         adapter=view,
-        found=paging.page(versions, rows.before),
+        listing=paging.page(versions, rows.before),
         drawing=lineage(versions, view.main),
-        rule=ApprovalService(session).of_adapter(found),
+        rule=ApprovalService(session).of_adapter(stored_adapter),
         trail=[shown(row) for row in trail.rows],
     )
 
@@ -75,8 +77,8 @@ def compare(
     request: Request, visitor: Reader, name: str, state: State, left: Revision, right: Revision, other: Revision = ""
 ) -> Response:
     """Two versions side by side, as GET /v1/adapters/NAME/compare."""
-    found = compare_revisions(state, visitor.principal.tenant, (name, left), (other or name, right))
-    return page(request, visitor, "versions.html", "Compare versions", name=name, compared=found)
+    comparison = compare_revisions(state, visitor.principal.tenant, (name, left), (other or name, right))
+    return page(request, visitor, "versions.html", "Compare versions", name=name, compared=comparison)
 
 
 @router.get("/{name}/versions/{version}")
@@ -129,7 +131,7 @@ async def choose(request: Request, visitor: Asker, form: Fields, name: str, vers
     scores, wrong = None, None
     try:
         asked = ScoreRequest(task=manifest.task, base=manifest.base.name, base_sha256=manifest.base.sha256, rows=rows)
-        scores = await while_there(request, score(state, tenant, asked))
+        scores = await cancelled_on_disconnect(request, score(state, tenant, asked))
     except MobizoError as error:
         wrong = error
     with state.database.reading() as session:
@@ -162,7 +164,7 @@ async def try_out(
         return StreamingResponse(generated_events(state, first, pieces), media_type=EVENTS, headers=UNBUFFERED)
     text, wrong = None, None
     try:
-        text = (await while_there(request, whole_text(generation))).text
+        text = (await cancelled_on_disconnect(request, whole_text(generation))).text
     except MobizoError as error:
         if not visitor.may(Scope.ADAPTERS_READ):
             raise

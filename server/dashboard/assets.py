@@ -37,15 +37,15 @@ def _named(name: str, content: bytes) -> str:
 @cache
 def _assets() -> tuple[dict[str, Asset], dict[str, str]]:
     """Returns the assets by the name with the digest, and these names by the name of the file."""
-    found: dict[str, Asset] = {}
+    assets: dict[str, Asset] = {}
     names: dict[str, str] = {}
     for entry in files("server.dashboard").joinpath("static").iterdir():
         content = entry.read_bytes()
         name = _named(entry.name, content)
         kind = TYPES[PurePosixPath(entry.name).suffix]
-        found[name] = Asset(content, gzip.compress(content, 9, mtime=0), f"{kind}; charset=utf-8")
+        assets[name] = Asset(content, gzip.compress(content, 9, mtime=0), f"{kind}; charset=utf-8")
         names[entry.name] = name
-    return found, names
+    return assets, names
 
 
 def asset_url(name: str) -> str:

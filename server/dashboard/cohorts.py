@@ -34,8 +34,8 @@ MEMBERS = 50  # of a cohort's page, newest first
 def cohorts(request: Request, visitor: Reader, session: Reading, paging: Paging) -> Response:
     """The tenant's cohorts, newest first, each with its latest round."""
     rows = CohortRepository(session).page(visitor.principal.tenant, paging)
-    found = paging.page(CohortViews(session).cohorts(rows.rows), rows.before)
-    return page(request, visitor, "cohorts.html", "Cohorts", found=found)
+    listing = paging.page(CohortViews(session).cohorts(rows.rows), rows.before)
+    return page(request, visitor, "cohorts.html", "Cohorts", listing=listing)
 
 
 @router.get("/{cohort_name}")
@@ -57,7 +57,7 @@ def cohort(
         "cohort.html",
         f"Cohort {cohort_name}",
         cohort=views.cohort(stored),
-        found=paging.page(views.rounds(stored, rows.rows), rows.before),
+        listing=paging.page(views.rounds(stored, rows.rows), rows.before),
         members=views.members(members.rows),
         more_members=members.before is not None,
         privacy=privacy,
@@ -77,16 +77,16 @@ def one_round(
 ) -> Response:
     """A round: each member's part."""
     stored = CohortService(session, state.artifacts).get(visitor.principal.tenant, cohort_name)
-    found = RoundService(session).get(stored, number)
+    cohort_round = RoundService(session).get(stored, number)
     views = CohortViews(session)
-    parts = RoundRepository(session).parts_page(found, paging)
+    parts = RoundRepository(session).parts_page(cohort_round, paging)
     return page(
         request,
         visitor,
         "round.html",
         f"Round {number} of cohort {cohort_name}",
-        round=views.round(stored, found),
-        found=paging.page(views.updates(parts.rows), parts.before),
+        round=views.round(stored, cohort_round),
+        listing=paging.page(views.updates(parts.rows), parts.before),
     )
 
 

@@ -31,7 +31,7 @@ Reader = Annotated[Visitor, signed_in(Scope.DEVICES_READ)]
 Writer = Annotated[Visitor, signed_in(Scope.DEVICES_WRITE)]
 
 
-def standing(device: Device, job: Job | None, users: Sequence[str]) -> tuple[str, str, str]:
+def device_status(device: Device, job: Job | None, users: Sequence[str]) -> tuple[str, str, str]:
     """Returns a device's state, the colour of the state, and why it does not train, or what it does."""
     if device.revoked_at is not None:
         return "revoked", "bad", "it was revoked and never gets a job again"
@@ -52,13 +52,13 @@ def standing(device: Device, job: Job | None, users: Sequence[str]) -> tuple[str
 
 
 def _progress(job: Job) -> str:
-    found = job.progress
-    if found is None:
+    progress = job.progress
+    if progress is None:
         return "it has just got a job"
-    if not found.steps:
-        return found.phase
-    left = "" if found.seconds_left is None else f", {duration(found.seconds_left)} left"
-    return f"step {found.step} of {found.steps}{left}"
+    if not progress.steps:
+        return progress.phase
+    left = "" if progress.seconds_left is None else f", {duration(progress.seconds_left)} left"
+    return f"step {progress.step} of {progress.steps}{left}"
 
 
 @router.get("")
@@ -70,14 +70,14 @@ def devices(request: Request, visitor: Reader, session: Reading, paging: Paging)
     jobs: Mapping[str, Job] = {}
     if visitor.may(Scope.JOBS_READ):
         jobs = LeaseRepository(session).jobs_of(ids)
-    found = paging.page(
+    listing = paging.page(
         [
-            (device.view(users[device.id]), standing(device, jobs.get(device.id), users[device.id]))
+            (device.view(users[device.id]), device_status(device, jobs.get(device.id), users[device.id]))
             for device in rows.rows
         ],
         rows.before,
     )
-    return page(request, visitor, "devices.html", "Devices", found=found)
+    return page(request, visitor, "devices.html", "Devices", listing=listing)
 
 
 @router.get("/join")
@@ -111,16 +111,16 @@ def decide(visitor: Writer, form: Fields, state: State, session: Writing, once: 
 def device(request: Request, visitor: Reader, device_id: str, session: Reading) -> Response:
     """One device: what it reported, whose jobs it trains, and what it does."""
     tenant = visitor.principal.tenant
-    found = DeviceService(session).get(tenant, device_id)
-    users = sorted(BindingRepository(session).users(found.id))
-    job = LeaseRepository(session).jobs_of([found.id]).get(found.id) if visitor.may(Scope.JOBS_READ) else None
+    enrolled = DeviceService(session).get(tenant, device_id)
+    users = sorted(BindingRepository(session).users(enrolled.id))
+    job = LeaseRepository(session).jobs_of([enrolled.id]).get(enrolled.id) if visitor.may(Scope.JOBS_READ) else None
     return page(
         request,
         visitor,
         "device.html",
-        f"Device {found.name}",
-        device=found.view(users),
-        standing=standing(found, job, users),
+        f"Device {enrolled.name}",
+        device=enrolled.view(users),
+        device_status=device_status(enrolled, job, users),
         job=None if job is None else job.summary(),
     )
 
@@ -128,6 +128,6 @@ def device(request: Request, visitor: Reader, device_id: str, session: Reading) 
 @router.post("/{device_id}/revoke", openapi_extra=FORM_BODY)
 def revoke(visitor: Writer, form: Fields, device_id: str, state: State, session: Writing, once: Once) -> Response:
     """Revokes a device, as POST /v1/devices/ID/revoke does; its jobs return to the queue."""
-    found = DeviceService(session).get(visitor.principal.tenant, device_id)
-    revoke_device(session, state.settings, found.tenant, found.id, visitor.principal)
-    return redirect(f"/ui/devices/{found.id}", "device-revoked")
+    device = DeviceService(session).get(visitor.principal.tenant, device_id)
+    revoke_device(session, state.settings, device.tenant, device.id, visitor.principal)
+    return redirect(f"/ui/devices/{device.id}", "device-revoked")

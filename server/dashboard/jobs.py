@@ -65,9 +65,9 @@ def jobs(
     """The tenant's jobs, newest first, optionally of one state, user or adapter."""
     chosen = JobFilter(state or None, user or None, adapter or None)
     rows = JobRepository(session).page(visitor.principal.tenant, paging, chosen)
-    found = paging.page([job.summary() for job in rows.rows], rows.before)
+    listing = paging.page([job.summary() for job in rows.rows], rows.before)
     filters = {"state": state, "user": user, "adapter": adapter}
-    return page(request, visitor, "jobs.html", "Jobs", found=found, filters=filters, states=list(JobState))
+    return page(request, visitor, "jobs.html", "Jobs", listing=listing, filters=filters, states=list(JobState))
 
 
 @router.get("/new")
@@ -159,19 +159,19 @@ def _form(
 @router.get("/{job_id}")
 def job(request: Request, visitor: Reader, job_id: str, state: State, session: Reading) -> Response:
     """One job: its state and reasons, its figures as they arrive, its result and settings."""
-    found = JobService(session, state.artifacts).get(visitor.principal.tenant, job_id)
-    view = found.view()
+    stored_job = JobService(session, state.artifacts).get(visitor.principal.tenant, job_id)
+    view = stored_job.view()
     return page(
         request,
         visitor,
         "job.html",
         f"Job {job_id}",
         job=view,
-        times=found.times,
-        quiet=found.quiet,
-        waiting=None if view.state.final else ExplanationService(session).explain(found),
-        device=_device_name(session, visitor, found),
-        recent=recent_progress(session, found),
+        times=stored_job.times,
+        quiet=stored_job.quiet,
+        waiting=None if view.state.final else ExplanationService(session).explain(stored_job),
+        device=_device_name(session, visitor, stored_job),
+        recent=recent_progress(session, stored_job),
         request_json=view.request.model_dump_json(indent=2, exclude_defaults=True),
         recipe_json=view.recipe.model_dump_json(indent=2),
     )
@@ -187,8 +187,8 @@ def _device_name(session: Session, visitor: Visitor, job: Job) -> str | None:
 def recent_progress(session: Session, job: Job) -> list[Progress]:
     """Returns the progress in a job's last events, newest first."""
     events = JobRepository(session).events_after(job.number, max(0, job.events - RECENT_EVENTS), RECENT_EVENTS)
-    found = [Progress.model_validate_json(event.data) for event in events if event.kind == "progress"]
-    return found[::-1]
+    reports = [Progress.model_validate_json(event.data) for event in events if event.kind == "progress"]
+    return reports[::-1]
 
 
 @router.post("/{job_id}/cancel", openapi_extra=FORM_BODY)

@@ -20,7 +20,7 @@ class Node:
     version: AdapterVersion
     x: int
     y: int
-    words: str
+    description: str
 
 
 @dataclass(frozen=True)
@@ -49,23 +49,23 @@ def lineage(versions: Sequence[AdapterVersion], main: int | None) -> Lineage:
     nodes, lines = [], []
     for version in versions:
         x, y = MARGIN + LANE * lanes[version.version], MARGIN + ROW * rows[version.version]
-        nodes.append(Node(version, x, y, _words(version, main)))
+        nodes.append(Node(version, x, y, _description(version, main)))
         parent = version.parent
         if parent is not None and parent.adapter == version.adapter and parent.version in rows:
             end_x, end_y = MARGIN + LANE * lanes[parent.version], MARGIN + ROW * rows[parent.version]
             middle = (y + end_y) // 2
             lines.append(f"M{x} {y} C{x} {middle} {end_x} {middle} {end_x} {end_y}")
     width = 2 * MARGIN + LANE * max(lanes.values(), default=0)
-    summary = "; ".join(f"version {node.version.version}: {node.words}" for node in nodes)
+    summary = "; ".join(f"version {node.version.version}: {node.description}" for node in nodes)
     return Lineage(nodes, lines, width, 2 * MARGIN + ROW * max(len(versions) - 1, 0), summary)
 
 
-def _words(version: AdapterVersion, main: int | None) -> str:
-    words = ["main"] if version.version == main else []
+def _description(version: AdapterVersion, main: int | None) -> str:
+    facts = ["main"] if version.version == main else []
     if version.parent is None:
-        words.append("from the base model")
+        facts.append("from the base model")
     elif version.parent.adapter == version.adapter:
-        words.append(f"from version {version.parent.version}")
+        facts.append(f"from version {version.parent.version}")
     else:
-        words.append(f"from {version.parent.adapter} version {version.parent.version}")
-    return ", ".join([str(version.state), *words])
+        facts.append(f"from {version.parent.adapter} version {version.parent.version}")
+    return ", ".join([str(version.state), *facts])

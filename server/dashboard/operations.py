@@ -78,7 +78,7 @@ def tokens(
 ) -> Response:
     """The tokens of the tenant's users and services, newest first."""
     views, rows = TokenIssuingService(session, visitor.principal).page(paging)
-    return page(request, visitor, "tokens.html", "Tokens", found=paging.page(views, rows.before))
+    return page(request, visitor, "tokens.html", "Tokens", listing=paging.page(views, rows.before))
 
 
 @router.post("/tokens/{token_id}/revoke", openapi_extra=FORM_BODY)
@@ -100,8 +100,8 @@ def audit(
 ) -> Response:
     """What people, devices and the server did to the tenant's adapters and cohorts, and who let whom in."""
     rows = AuditTrail(session).of_tenant(visitor.principal.tenant, paging)
-    found = paging.page([(row.adapter, shown(row)) for row in rows.rows], rows.before)
+    listing = paging.page([(row.adapter, shown(row)) for row in rows.rows], rows.before)
     access = None
     if visitor.may(Scope.DEVICES_READ):
         access = AccessTrail(session).page(visitor.principal.tenant, PageRequest(None, ACCESS)).rows
-    return page(request, visitor, "audit.html", "Audit trail", found=found, access=access)
+    return page(request, visitor, "audit.html", "Audit trail", listing=listing, access=access)

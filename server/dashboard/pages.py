@@ -75,16 +75,16 @@ def _moment(value: datetime | None, absent: str = "never") -> Markup:
     if value is None:
         return Markup.escape(absent)
     exact = value.isoformat(timespec="seconds").replace("+00:00", "Z")
-    words = distance((utc_now() - value).total_seconds())
-    return Markup('<time datetime="{}" title="{}">{}</time>').format(exact, exact.replace("T", " "), words)
+    text = distance((utc_now() - value).total_seconds())
+    return Markup('<time datetime="{}" title="{}">{}</time>').format(exact, exact.replace("T", " "), text)
 
 
 def distance(seconds: float) -> str:
     """Returns the distance of a moment in words; negative seconds lie in the future."""
     if abs(seconds) < 1:
         return "now"
-    words = duration(int(abs(seconds)))
-    return f"{words} ago" if seconds > 0 else f"in {words}"
+    text = duration(int(abs(seconds)))
+    return f"{text} ago" if seconds > 0 else f"in {text}"
 
 
 def duration(seconds: float | None) -> str:
@@ -123,16 +123,16 @@ def before(result: Result | None) -> str:
     """Returns the score before training: an accuracy, or a perplexity of a task that writes text."""
     if result is None:
         return NOTHING
-    found = result.perplexities
-    return percent(result.before_accuracy) if found is None else f"perplexity {found[0]:.1f}"
+    perplexities = result.perplexities
+    return percent(result.before_accuracy) if perplexities is None else f"perplexity {perplexities[0]:.1f}"
 
 
 def after(result: Result | None) -> str:
     """Returns the score of the trained adapter, as `before`."""
     if result is None:
         return NOTHING
-    found = result.perplexities
-    return percent(result.tuned_accuracy) if found is None else f"perplexity {found[1]:.1f}"
+    perplexities = result.perplexities
+    return percent(result.tuned_accuracy) if perplexities is None else f"perplexity {perplexities[1]:.1f}"
 
 
 def figure(number: float | None, digits: int = 3) -> str:
@@ -153,14 +153,14 @@ def _state(word: object, tone: str | None = None) -> Markup:
 @cache
 def environment() -> Environment:
     """Returns the templates; every value is escaped, and an unknown name is an error."""
-    found = Environment(
+    templates = Environment(
         loader=FileSystemLoader(str(files("server.dashboard").joinpath("templates"))),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    found.filters |= {
+    templates.filters |= {
         "moment": _moment,
         "duration": duration,
         "size": size,
@@ -170,17 +170,17 @@ def environment() -> Environment:
         "figure": figure,
         "state": _state,
     }
-    found.globals |= {"asset": asset_url, "Scope": Scope}
-    return found
+    templates.globals |= {"asset": asset_url, "Scope": Scope}
+    return templates
 
 
 def page(
     request: Request, visitor: Visitor | None, template: str, title: str, status: int = 200, **context: Any
 ) -> HTMLResponse:
     """Returns a page. visitor: whose session it is; None: a page without a session."""
-    here = "/" + "/".join(request.url.path.split("/")[1:3])
+    section = "/" + "/".join(request.url.path.split("/")[1:3])
     links = [
-        {"title": name, "url": url, "here": url == (here if here != "/ui" else "/")}
+        {"title": name, "url": url, "current": url == (section if section != "/ui" else "/")}
         for name, url, scope in NAVIGATION
         if visitor is not None and (scope is None or visitor.may(scope))
     ]

@@ -32,23 +32,23 @@ def seconds_of(program: Program) -> float | None:
 def programs(request: Request, visitor: Reader, session: Reading, paging: Paging) -> Response:
     """The programs that the tenant's jobs use, newest first."""
     rows = JobRepository(session).programs_page(visitor.principal.tenant, paging)
-    found = paging.page([(program, seconds_of(program)) for program in rows.rows], rows.before)
-    return page(request, visitor, "programs.html", "Programs", found=found)
+    listing = paging.page([(program, seconds_of(program)) for program in rows.rows], rows.before)
+    return page(request, visitor, "programs.html", "Programs", listing=listing)
 
 
 @router.get("/{recipe_id}")
 def program(request: Request, visitor: Reader, recipe_id: str, session: Reading) -> Response:
     """One program: its recipe, and its files."""
-    found = ACCESS.get().program_of_tenant(session, visitor.principal.tenant, recipe_id)
-    if found is None:
+    compiled = ACCESS.get().program_of_tenant(session, visitor.principal.tenant, recipe_id)
+    if compiled is None:
         raise NotFound(f"there is no program of recipe {recipe_id[:80]!r} that a job of this tenant uses")
     return page(
         request,
         visitor,
         "program.html",
         f"Program {recipe_id[:12]}",
-        program=found,
-        seconds=seconds_of(found),
-        manifest=None if found.signed is None else found.signed.manifest,
-        recipe_json=found.recipe.model_dump_json(indent=2),
+        program=compiled,
+        seconds=seconds_of(compiled),
+        manifest=None if compiled.signed is None else compiled.signed.manifest,
+        recipe_json=compiled.recipe.model_dump_json(indent=2),
     )

@@ -80,10 +80,10 @@ def differences(views: list[JobView]) -> list[tuple[str, list[Any]]]:
 
 
 def _flat(document: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    found: list[tuple[str, Any]] = []
+    values: list[tuple[str, Any]] = []
     for name, value in document.items():
         if isinstance(value, dict):
-            found += _flat(value, f"{prefix}{name}.")
+            values += _flat(value, f"{prefix}{name}.")
         else:
-            found.append((f"{prefix}{name}", value))
-    return found
+            values.append((f"{prefix}{name}", value))
+    return values

@@ -145,12 +145,12 @@ async def wait_for_code(request: Request, state: State, next: Next = "/") -> Res
         )
     if request.headers.get("hx-request") == "true":
         return Response(status_code=204, headers={"HX-Refresh": "true"})  # the whole page begins the session
-    found = await state.write_queue.run(_redeem, state, device_code)
-    if isinstance(found, OAuthError):
-        response = _login_page(request, target, _sentence(found), 401)
+    outcome = await state.write_queue.run(_redeem, state, device_code)
+    if isinstance(outcome, OAuthError):
+        response = _login_page(request, target, _sentence(outcome), 401)
         response.delete_cookie(CODE_COOKIE, path="/")
         return response
-    return _signed_in(request, target, *found)
+    return _signed_in(request, target, *outcome)
 
 
 def _codes(request: Request) -> tuple[str, str] | None:
@@ -176,5 +176,5 @@ def _waits(state: AppState, device_code: str) -> bool:
 
 def _redeem(state: AppState, device_code: str) -> tuple[str, datetime] | OAuthError:
     with state.database.writing() as session:
-        found = LoginService(session, state.settings).poll(CLIENT_ID, device_code, TOKEN_DAYS)
-        return found if isinstance(found, OAuthError) else SessionService(session).begin(found.token)
+        login = LoginService(session, state.settings).poll(CLIENT_ID, device_code, TOKEN_DAYS)
+        return login if isinstance(login, OAuthError) else SessionService(session).begin(login.token)

@@ -56,7 +56,7 @@ from server.database.columns import Table
 from server.settings import Tuning
 from shared.errors import BadRequest, Unavailable
 
-Found = TypeVar("Found", bound=Select[*tuple[Any, ...]])
+SelectStatement = TypeVar("SelectStatement", bound=Select[*tuple[Any, ...]])
 CLOSE_SECONDS = 5.0
 IDLE_SECONDS = 1.0  # a connection idle for longer is checked before use
 _IDLE_SINCE = "mobizo-idle-since"
@@ -298,13 +298,13 @@ def _write_ahead(connection: Any, lock_seconds: float) -> None:
             time.sleep(_PAUSE_SECONDS)
 
 
-def locked(statement: Found, *, of: Any = None, skip: bool = False) -> Found:
+def locked(statement: SelectStatement, *, of: Any = None, skip: bool = False) -> SelectStatement:
     """Returns `statement` with row locks until the end of the transaction. Rows are read after they are locked.
 
     of: tables whose rows are locked; None: all. skip: skips rows that are locked by others instead of waiting.
     Other transactions can still insert foreign keys to a locked row.
     """
-    locking: Found = statement.with_for_update(of=of, skip_locked=skip, key_share=True)
+    locking: SelectStatement = statement.with_for_update(of=of, skip_locked=skip, key_share=True)
     return locking.execution_options(populate_existing=True)
 
 

@@ -52,15 +52,15 @@ class AggregationHandler:
 
     def begin(self, session: Session, subject: str) -> RoundOrder:
         """Raises Postponed while the starting version waits for approval, or NoVersion if it was deleted."""
-        cohort, found = self._round(session, subject)
+        cohort, cohort_round = self._round(session, subject)
         service = RoundService(session)
         if cohort.settings.algorithm.asynchronous and service.waits_for_approval(cohort):
             raise Postponed(_HELD_SECONDS)
         try:
-            base = self._base(session, service, cohort, found)
+            base = self._base(session, service, cohort, cohort_round)
         except NotFound as error:
             raise NoVersion(f"the version that the round started from is gone: {error.detail}") from error
-        return _order(RoundRepository(session), cohort, found, base)
+        return _order(RoundRepository(session), cohort, cohort_round, base)
 
     def heartbeat(self, session: Session, order: RoundOrder) -> None:
         """Does nothing: an aggregation reports no progress."""
@@ -79,8 +79,8 @@ class AggregationHandler:
 
     def fail(self, session: Session, subject: str, error: MobizoError) -> None:
         """Abandons the round."""
-        cohort, found = self._round(session, subject)
-        RoundService(session).abandon(cohort, found, error.detail)
+        cohort, cohort_round = self._round(session, subject)
+        RoundService(session).abandon(cohort, cohort_round, error.detail)
 
     def is_transient(self, error: MobizoError) -> bool:
         """Returns whether a retry may succeed: always, unless the updates themselves are at fault."""
@@ -97,19 +97,19 @@ class AggregationHandler:
         return NoVersion("the worker was killed in every attempt; check that it has enough memory")
 
     def _round(self, session: Session, subject: str) -> tuple[Cohort, CohortRound]:
-        found = RoundRepository(session).named(subject)
-        return CohortRepository(session).by_number(found.cohort_number), found
+        cohort_round = RoundRepository(session).named(subject)
+        return CohortRepository(session).by_number(cohort_round.cohort_number), cohort_round
 
     def _base(
-        self, session: Session, service: RoundService, cohort: Cohort, found: CohortRound
+        self, session: Session, service: RoundService, cohort: Cohort, cohort_round: CohortRound
     ) -> StoredVersion | None:
         """Returns the starting version: that of a synchronous round, or the current `main` for an asynchronous one."""
         if cohort.settings.algorithm.asynchronous:
             return service.head(cohort)
-        if found.start is None:
+        if cohort_round.start is None:
             return None
         adapter = find_adapter(session, cohort.tenant, cohort.name)
-        return find_version(session, adapter, found.start.revision, deleted=True)
+        return find_version(session, adapter, cohort_round.start.revision, deleted=True)
 
     def _total(self, order: RoundOrder) -> Total | None:
         """Returns the sum of a round's masked updates, or None if they are not masked. Raises NoVersion."""
@@ -121,13 +121,15 @@ class AggregationHandler:
             raise NoVersion(error.detail) from error
 
 
-def _order(rounds: RoundRepository, cohort: Cohort, found: CohortRound, base: StoredVersion | None) -> RoundOrder:
-    parts = rounds.parts(found, UpdateState.COUNTED)
+def _order(
+    rounds: RoundRepository, cohort: Cohort, cohort_round: CohortRound, base: StoredVersion | None
+) -> RoundOrder:
+    parts = rounds.parts(cohort_round, UpdateState.COUNTED)
     members, moved = rounds.members_of(parts), rounds.optimizer_of(cohort)
     return RoundOrder(
-        round_id=found.id,
+        round_id=cohort_round.id,
         cohort=cohort.name,
-        position=found.position,
+        position=cohort_round.position,
         settings=cohort.settings,
         recipe=cohort.recipe,
         a_sha256=cohort.a_sha256,

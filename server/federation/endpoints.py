@@ -87,8 +87,8 @@ def create(
 @router.get("")
 def cohorts(principal: Reader, session: Reading, paging: Paging) -> Page[CohortView]:
     """Lists the tenant's cohorts, newest first."""
-    found = CohortRepository(session).page(principal.tenant, paging)
-    return paging.page(CohortViews(session).cohorts(found.rows), found.before)
+    page_rows = CohortRepository(session).page(principal.tenant, paging)
+    return paging.page(CohortViews(session).cohorts(page_rows.rows), page_rows.before)
 
 
 @router.get("/{cohort_name}", responses=ABSENT)
@@ -100,17 +100,17 @@ def cohort(principal: Reader, cohort_name: str, state: State, session: Reading) 
 @router.get("/{cohort_name}/privacy", responses=ABSENT)
 def privacy(principal: Reader, cohort_name: str, state: State, session: Reading) -> CohortPrivacy:
     """Returns the privacy budget that the published rounds have spent, for members and for their examples."""
-    found = CohortService(session, state.artifacts).get(principal.tenant, cohort_name)
-    published = RoundRepository(session).published_since(found, 0)
-    return cohort_privacy(session, principal.tenant, found.settings, published)
+    cohort = CohortService(session, state.artifacts).get(principal.tenant, cohort_name)
+    published = RoundRepository(session).published_since(cohort, 0)
+    return cohort_privacy(session, principal.tenant, cohort.settings, published)
 
 
 @router.get("/{cohort_name}/members", responses=ABSENT)
 def members(principal: Reader, cohort_name: str, state: State, session: Reading, paging: Paging) -> Page[MemberView]:
     """Lists the members of a cohort, newest first."""
     cohort = CohortService(session, state.artifacts).get(principal.tenant, cohort_name)
-    found = CohortRepository(session).members_page(cohort, paging)
-    return paging.page(CohortViews(session).members(found.rows), found.before)
+    page_rows = CohortRepository(session).members_page(cohort, paging)
+    return paging.page(CohortViews(session).members(page_rows.rows), page_rows.before)
 
 
 @router.put("/{cohort_name}/members/{user}", responses=raises(CohortNotFound, NotFound, DeviceNotBound, Conflict))
@@ -140,8 +140,8 @@ def leave(principal: Writer, cohort_name: str, user: User, state: State, session
 def rounds(principal: Reader, cohort_name: str, state: State, session: Reading, paging: Paging) -> Page[RoundView]:
     """Lists the rounds of a cohort, newest first."""
     cohort = CohortService(session, state.artifacts).get(principal.tenant, cohort_name)
-    found = RoundRepository(session).page(cohort, paging)
-    return paging.page(CohortViews(session).rounds(cohort, found.rows), found.before)
+    page_rows = RoundRepository(session).page(cohort, paging)
+    return paging.page(CohortViews(session).rounds(cohort, page_rows.rows), page_rows.before)
 
 
 @router.post(

@@ -139,15 +139,15 @@ FILES = FileReferences(
 )
 
 
-def secure_aggregation_parameters(cohort: Cohort, found: CohortRound) -> SecureAggregationParameters | None:
+def secure_aggregation_parameters(cohort: Cohort, cohort_round: CohortRound) -> SecureAggregationParameters | None:
     """Returns the parameters of a round, or None if its updates are not masked."""
     settings, masking = cohort.settings, cohort.settings.masking
     if masking is None or settings.aggregator.clip_norm is None:
         return None
     return SecureAggregationParameters(
         cohort=cohort.name,
-        round=found.position,
-        start_sha256=found.start_sha256,
+        round=cohort_round.position,
+        start_sha256=cohort_round.start_sha256,
         recipe_id=cohort.recipe_id,
         size=cohort.size_d,
         clip=settings.aggregator.clip_norm,

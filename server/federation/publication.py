@@ -46,24 +46,29 @@ class Publisher:
         """
         key = KeyService(session, self.settings).private()
         rounds = RoundRepository(session)
-        found = rounds.named(order.round_id)
-        cohort = CohortRepository(session).by_number(found.cohort_number)
-        counted = [part.sha256 for part in rounds.parts(found, UpdateState.COUNTED)]
+        cohort_round = rounds.named(order.round_id)
+        cohort = CohortRepository(session).by_number(cohort_round.cohort_number)
+        counted = [part.sha256 for part in rounds.parts(cohort_round, UpdateState.COUNTED)]
         if counted != [update.sha256 for update in order.updates]:
             return False
         hold(session, self.artifacts, [stored.adapter, stored.optimizer])
         adapter = find_adapter(session, cohort.tenant, cohort.name, lock=True)
-        version = AdapterService(session).publish_round(adapter, self._version(session, order, stored, found), key)
+        version = AdapterService(session).publish_round(
+            adapter, self._version(session, order, stored, cohort_round), key
+        )
         before = rounds.optimizer_of(cohort)
         if before is not None:
             before.optimizer_sha256 = None
-        found.optimizer_sha256 = stored.optimizer
-        found.state, found.version, found.ended_at = RoundState.PUBLISHED, version.version, utc_now()
-        RoundService(session).ended(cohort, found)
+        cohort_round.optimizer_sha256 = stored.optimizer
+        cohort_round.state, cohort_round.ended_at = RoundState.PUBLISHED, utc_now()
+        cohort_round.version = version.version
+        RoundService(session).ended(cohort, cohort_round)
         return True
 
-    def _version(self, session: Session, order: RoundOrder, stored: StoredFiles, found: CohortRound) -> RoundVersion:
-        cohort = CohortRepository(session).by_number(found.cohort_number)
+    def _version(
+        self, session: Session, order: RoundOrder, stored: StoredFiles, cohort_round: CohortRound
+    ) -> RoundVersion:
+        cohort = CohortRepository(session).by_number(cohort_round.cohort_number)
         settings, parent = cohort.settings, None
         if order.base_version is not None:
             adapter = find_adapter(session, cohort.tenant, cohort.name)
@@ -77,12 +82,12 @@ class Publisher:
             size_d=cohort.size_d,
             task=cohort.task,
             training=settings.training,
-            result=_result(session, cohort, found, parent is not None),
+            result=_result(session, cohort, cohort_round, parent is not None),
             parent=parent,
             origin=CohortOrigin(
                 cohort=cohort.name,
-                round=found.position,
-                updates=found.updates,
+                round=cohort_round.position,
+                updates=cohort_round.updates,
                 algorithm=settings.algorithm,
                 aggregator=settings.aggregator,
                 optimizer=settings.optimizer,
@@ -91,18 +96,18 @@ class Publisher:
         )
 
 
-def _result(session: Session, cohort: Cohort, found: CohortRound, started: bool) -> Result:
+def _result(session: Session, cohort: Cohort, cohort_round: CohortRound, started: bool) -> Result:
     """Returns the devices' mean accuracy before the round and their number of examples; None if they are private.
 
     The new version itself has not been measured.
     """
-    figures = RoundRepository(session).figures([found]).get(found.number)
+    figures = RoundRepository(session).figures([cohort_round]).get(cohort_round.number)
     steps, before = cohort.settings.training.steps, None if figures is None else figures.start_accuracy
     return Result(
         steps=steps,
         best_step=steps,
         train_seconds=0,
-        seconds=(utc_now() - found.opened_at).total_seconds(),
+        seconds=(utc_now() - cohort_round.opened_at).total_seconds(),
         peak_rss_bytes=0,
         train_examples=None if figures is None or not figures.examples else figures.examples,
         truncated_examples=None,

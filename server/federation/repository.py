@@ -123,14 +123,18 @@ class CohortRepository:
         )
         return {row[0]: row[1] for row in self._session.execute(statement)}
 
-    def unlisted(self, found: CohortRound) -> Sequence[CohortMember]:
+    def unlisted(self, cohort_round: CohortRound) -> Sequence[CohortMember]:
         """Returns the members of the cohort without a part in a round, in the order in which they joined."""
-        return self._session.scalars(select(CohortMember).where(_unlisted(found)).order_by(CohortMember.number)).all()
+        return self._session.scalars(
+            select(CohortMember).where(_unlisted(cohort_round)).order_by(CohortMember.number)
+        ).all()
 
 
-def _unlisted(found: CohortRound) -> ColumnElement[bool]:
-    part = exists().where(MemberUpdate.round_number == found.number, MemberUpdate.member_number == CohortMember.number)
-    return (CohortMember.cohort_number == found.cohort_number) & CohortMember.left_at.is_(None) & not_(part)
+def _unlisted(cohort_round: CohortRound) -> ColumnElement[bool]:
+    part = exists().where(
+        MemberUpdate.round_number == cohort_round.number, MemberUpdate.member_number == CohortMember.number
+    )
+    return (CohortMember.cohort_number == cohort_round.cohort_number) & CohortMember.left_at.is_(None) & not_(part)
 
 
 def cohort_with_calibration(session: Session, sha256: str) -> str | None:

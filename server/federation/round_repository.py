@@ -82,17 +82,17 @@ class RoundRepository:
             .where(CohortRound.cohort_number.in_([cohort.number for cohort in cohorts]))
             .group_by(CohortRound.cohort_number)
         )
-        found = self._session.scalars(select(CohortRound).where(CohortRound.number.in_(newest)))
-        return {each.cohort_number: each for each in found}
+        rounds = self._session.scalars(select(CohortRound).where(CohortRound.number.in_(newest)))
+        return {each.cohort_number: each for each in rounds}
 
     def page(self, cohort: Cohort, request: PageRequest) -> PageRows[CohortRound]:
         """Returns one page of a cohort's rounds, newest first."""
         statement = select(CohortRound).where(CohortRound.cohort_number == cohort.number)
         return page_of(self._session, statement, CohortRound, request)
 
-    def parts_page(self, found: CohortRound, request: PageRequest) -> PageRows[MemberUpdate]:
+    def parts_page(self, cohort_round: CohortRound, request: PageRequest) -> PageRows[MemberUpdate]:
         """Returns one page of the members' parts in a round, newest first."""
-        statement = select(MemberUpdate).where(MemberUpdate.round_number == found.number)
+        statement = select(MemberUpdate).where(MemberUpdate.round_number == cohort_round.number)
         return page_of(self._session, statement, MemberUpdate, request)
 
     def figures(self, rounds: Sequence[CohortRound]) -> dict[int, Figures]:
@@ -132,33 +132,37 @@ class RoundRepository:
     def members_of(self, parts: Sequence[MemberUpdate]) -> dict[int, CohortMember]:
         """Returns the members of parts, by member number."""
         numbers = [part.member_number for part in parts]
-        found = self._session.scalars(select(CohortMember).where(CohortMember.number.in_(numbers)))
-        return {member.number: member for member in found}
+        members = self._session.scalars(select(CohortMember).where(CohortMember.number.in_(numbers)))
+        return {member.number: member for member in members}
 
-    def parts(self, found: CohortRound, state: UpdateState) -> Sequence[MemberUpdate]:
+    def parts(self, cohort_round: CohortRound, state: UpdateState) -> Sequence[MemberUpdate]:
         """Returns the parts of a round in one state, in order."""
-        statement = select(MemberUpdate).where(MemberUpdate.round_number == found.number, MemberUpdate.state == state)
+        statement = select(MemberUpdate).where(
+            MemberUpdate.round_number == cohort_round.number, MemberUpdate.state == state
+        )
         return self._session.scalars(statement.order_by(MemberUpdate.number)).all()
 
-    def count(self, found: CohortRound, state: UpdateState) -> int:
+    def count(self, cohort_round: CohortRound, state: UpdateState) -> int:
         """Returns the number of parts of a round in one state."""
-        statement = select(func.count()).where(MemberUpdate.round_number == found.number, MemberUpdate.state == state)
+        statement = select(func.count()).where(
+            MemberUpdate.round_number == cohort_round.number, MemberUpdate.state == state
+        )
         return self._session.scalars(statement).one()
 
-    def without_job(self, found: CohortRound, limit: int) -> Sequence[Part]:
+    def without_job(self, cohort_round: CohortRound, limit: int) -> Sequence[Part]:
         """Returns up to `limit` parts of a round for which no job was submitted yet, in order."""
         statement = (
             select(MemberUpdate, CohortMember)
             .join(CohortMember, CohortMember.number == MemberUpdate.member_number)
-            .where(MemberUpdate.round_number == found.number, _jobless())
+            .where(MemberUpdate.round_number == cohort_round.number, _jobless())
             .order_by(MemberUpdate.number)
             .limit(limit)
         )
-        return [Part(part, member, found) for part, member in self._session.execute(statement)]
+        return [Part(part, member, cohort_round) for part, member in self._session.execute(statement)]
 
-    def ended_badly(self, found: CohortRound) -> Sequence[MemberUpdate]:
+    def ended_badly(self, cohort_round: CohortRound) -> Sequence[MemberUpdate]:
         """Returns the waiting parts of a round whose job has failed or was cancelled."""
-        statement = select(MemberUpdate).where(MemberUpdate.round_number == found.number, _lost())
+        statement = select(MemberUpdate).where(MemberUpdate.round_number == cohort_round.number, _lost())
         return self._session.scalars(statement.order_by(MemberUpdate.number)).all()
 
     def under_way_of(self, member: CohortMember) -> Sequence[Part]:
@@ -168,7 +172,7 @@ class RoundRepository:
             .join(CohortRound, CohortRound.number == MemberUpdate.round_number)
             .where(MemberUpdate.member_number == member.number, CohortRound.state.in_(UNDER_WAY))
         )
-        return [Part(part, member, found) for part, found in self._session.execute(statement)]
+        return [Part(part, member, cohort_round) for part, cohort_round in self._session.execute(statement)]
 
     def carry(self, old: CohortRound, new: CohortRound) -> int:
         """Moves the waiting parts of a round to the next round and returns their number."""
@@ -179,11 +183,11 @@ class RoundRepository:
         self._session.flush()
         return len(carried)
 
-    def forget_files(self, found: CohortRound) -> None:
+    def forget_files(self, cohort_round: CohortRound) -> None:
         """Drops the references to the updates of a round that has ended; garbage collection removes the files."""
         self._session.execute(
             update(MemberUpdate)
-            .where(MemberUpdate.round_number == found.number)
+            .where(MemberUpdate.round_number == cohort_round.number)
             .values(sha256=None, start_sha256=None),
             execution_options={"synchronize_session": "fetch"},
         )
@@ -217,8 +221,8 @@ class RoundRepository:
 
     def ends(self, cohort: Cohort, now: datetime) -> bool:
         """Returns whether the cohort's open round is past its deadline or has a part whose job failed."""
-        found = self.open(cohort)
-        return found is not None and (found.deadline <= now or bool(self.ended_badly(found)))
+        cohort_round = self.open(cohort)
+        return cohort_round is not None and (cohort_round.deadline <= now or bool(self.ended_badly(cohort_round)))
 
 
 def _jobless() -> ColumnElement[bool]:

@@ -63,10 +63,10 @@ class RoundService:
 
     def get(self, cohort: Cohort, position: int) -> CohortRound:
         """Returns a round of a cohort. Raises RoundNotFound."""
-        found = self._rounds.at(cohort, position)
-        if found is None:
+        cohort_round = self._rounds.at(cohort, position)
+        if cohort_round is None:
             raise RoundNotFound(f"cohort {cohort.name!r} has no round {position}")
-        return found
+        return cohort_round
 
     def open(self, cohort: Cohort, artifacts: ArtifactStore, actor: Actor = SERVER) -> CohortRound:
         """Opens a round that starts from `main` of the cohort's adapter, and submits its first jobs.
@@ -76,11 +76,11 @@ class RoundService:
         waits for approval; AdapterNotFound if the adapter was deleted.
         """
         self._check_may_open(cohort)
-        found = self._begin(cohort)
-        self._enlist(found)
-        self._note_opened(cohort, found, actor)
+        cohort_round = self._begin(cohort)
+        self._enlist(cohort_round)
+        self._note_opened(cohort, cohort_round, actor)
         self.issue(cohort, artifacts)
-        return found
+        return cohort_round
 
     def may_open(self, cohort: Cohort) -> bool:
         """Returns whether `open` would succeed now. Changes nothing."""
@@ -130,7 +130,7 @@ class RoundService:
         cohort.rounds += 1
         cohort.busy = True
         cohort.opens = settings.automatic and (settings.most_rounds is None or cohort.rounds < settings.most_rounds)
-        found = CohortRound(
+        cohort_round = CohortRound(
             id=new_id("round"),
             cohort_number=cohort.number,
             position=cohort.rounds,
@@ -143,51 +143,52 @@ class RoundService:
             opened_at=now,
             deadline=now + timedelta(seconds=settings.deadline_seconds),
         )
-        self._rounds.add(found)
-        return found
+        self._rounds.add(cohort_round)
+        return cohort_round
 
-    def _note_opened(self, cohort: Cohort, found: CohortRound, actor: Actor) -> None:
-        text = f"round {found.position}: {found.members} members, until {found.deadline:%Y-%m-%d %H:%M:%S} UTC"
+    def _note_opened(self, cohort: Cohort, cohort_round: CohortRound, actor: Actor) -> None:
+        deadline = f"{cohort_round.deadline:%Y-%m-%d %H:%M:%S} UTC"
+        text = f"round {cohort_round.position}: {cohort_round.members} members, until {deadline}"
         note(self._session, cohort, actor, AdapterAction.ROUND_OPENED, text)
 
     def enlist(self, cohort: Cohort) -> None:
         """Adds members who joined since to the open round, if it is asynchronous."""
-        found = self._rounds.open(cohort)
-        if found is not None and cohort.settings.algorithm.asynchronous:
-            self._enlist(found)
+        cohort_round = self._rounds.open(cohort)
+        if cohort_round is not None and cohort.settings.algorithm.asynchronous:
+            self._enlist(cohort_round)
 
-    def _enlist(self, found: CohortRound) -> None:
+    def _enlist(self, cohort_round: CohortRound) -> None:
         parts = [
             MemberUpdate(
-                round_number=found.number,
+                round_number=cohort_round.number,
                 member_number=member.number,
                 state=UpdateState.WAITING,
                 updated_at=utc_now(),
             )
-            for member in self._cohorts.unlisted(found)
+            for member in self._cohorts.unlisted(cohort_round)
         ]
         self._rounds.add(*parts)
-        found.members += len(parts)
+        cohort_round.members += len(parts)
 
     def issue(self, cohort: Cohort, artifacts: ArtifactStore) -> None:
         """Submits up to `BATCH` of the open round's missing jobs; the periodic sweep submits the rest.
 
         The round is abandoned if its starting version or its base model is gone.
         """
-        found = self._rounds.open(cohort)
-        parts = [] if found is None else self._rounds.without_job(found, BATCH)
-        if found is None or not parts or self.holds_back(cohort):
+        cohort_round = self._rounds.open(cohort)
+        parts = [] if cohort_round is None else self._rounds.without_job(cohort_round, BATCH)
+        if cohort_round is None or not parts or self.holds_back(cohort):
             return
         try:
             base = BaseService(self._session, artifacts).named(cohort.settings.base)
             _check_base(cohort, base)
-            start = self._start_of(cohort, found)
+            start = self._start_of(cohort, cohort_round)
             parent = None if start is None else parent_of(start)
             recipes = MemberRecipes(self._session, artifacts, cohort, base, parent)
             for part in parts:
                 self._submit(JobService(self._session, artifacts), cohort, part, recipes, start)
         except (NotFound, UnknownBase, BaseMismatch) as error:
-            self.abandon(cohort, found, error.detail)
+            self.abandon(cohort, cohort_round, error.detail)
         self._session.flush()
 
     def _submit(
@@ -214,117 +215,121 @@ class RoundService:
         """
         if not cohort.settings.algorithm.asynchronous:
             return False
-        making = any(found.state is RoundState.AGGREGATING for found in self._rounds.under_way(cohort))
-        return making or self.waits_for_approval(cohort)
+        aggregating = any(
+            cohort_round.state is RoundState.AGGREGATING for cohort_round in self._rounds.under_way(cohort)
+        )
+        return aggregating or self.waits_for_approval(cohort)
 
     def waits_for_approval(self, cohort: Cohort) -> bool:
         """Returns whether the latest version of the cohort's adapter waits for approval."""
         adapter = AdapterRepository(self._session).get(cohort.tenant, cohort.name)
         return adapter is not None and self.held(adapter) is not None
 
-    def _start_of(self, cohort: Cohort, found: CohortRound) -> StoredVersion | None:
+    def _start_of(self, cohort: Cohort, cohort_round: CohortRound) -> StoredVersion | None:
         """Returns the starting version of new jobs: `main` if asynchronous, the round's own start otherwise."""
         if cohort.settings.algorithm.asynchronous:
             return self.head(cohort)
-        if found.start is None:
+        if cohort_round.start is None:
             return None
         adapter = find_adapter(self._session, cohort.tenant, cohort.name)
-        return find_version(self._session, adapter, found.start.revision)
+        return find_version(self._session, adapter, cohort_round.start.revision)
 
-    def settle(self, cohort: Cohort) -> None:
+    def end_if_due(self, cohort: Cohort) -> None:
         """Ends the open round if all members have answered, the buffer is full, or the deadline has passed."""
-        found = self._rounds.open(cohort)
-        if found is None:
+        cohort_round = self._rounds.open(cohort)
+        if cohort_round is None:
             return
-        for part in self._rounds.ended_badly(found):
+        for part in self._rounds.ended_badly(cohort_round):
             part.state, part.updated_at = UpdateState.FAILED, utc_now()
         self._session.flush()
         if cohort.settings.masking is not None:
-            self._settle_masked(cohort, found)
+            self._end_masked_if_due(cohort, cohort_round)
             return
-        waiting = self._rounds.count(found, UpdateState.WAITING)
+        waiting = self._rounds.count(cohort_round, UpdateState.WAITING)
         server = find(cohort.settings.algorithm).server
-        late = utc_now() >= found.deadline
-        if not late and not server.full(found.updates, found.updates + waiting):
+        late = utc_now() >= cohort_round.deadline
+        if not late and not server.full(cohort_round.updates, cohort_round.updates + waiting):
             return
-        self._end(cohort, found, "at the deadline" if late else "when all members had answered")
+        self._end(cohort, cohort_round, "at the deadline" if late else "when all members had answered")
 
-    def _settle_masked(self, cohort: Cohort, found: CohortRound) -> None:
+    def _end_masked_if_due(self, cohort: Cohort, cohort_round: CohortRound) -> None:
         """Ends a masked round once its phases are complete or have failed. Each phase has its own deadline."""
-        masked = self._secure_aggregation.advance(found)
+        masked = self._secure_aggregation.advance(cohort_round)
         if masked is None:
-            if utc_now() >= found.deadline or not self._rounds.count(found, UpdateState.WAITING):
-                self._end(cohort, found, "at the deadline")
+            if utc_now() >= cohort_round.deadline or not self._rounds.count(cohort_round, UpdateState.WAITING):
+                self._end(cohort, cohort_round, "at the deadline")
         elif masked.phase is Phase.FAILED:
-            self.abandon(cohort, found, masked.why or "its masks could not be removed")
+            self.abandon(cohort, cohort_round, masked.why or "its masks could not be removed")
         elif masked.phase is Phase.SUMMING:
             summed = self._secure_aggregation.summed(masked)
             for state in (UpdateState.WAITING, UpdateState.FAILED):
-                for part in self._rounds.parts(found, state):
+                for part in self._rounds.parts(cohort_round, state):
                     if part.job_number in summed:
                         part.state, part.updated_at = UpdateState.COUNTED, utc_now()
                         part.sha256 = summed[part.job_number]
                         part.sent_bytes = vector_bytes(masked.parameters)
-            found.updates = len(summed)
-            self._end(cohort, found, "when the masks were removed")
+            cohort_round.updates = len(summed)
+            self._end(cohort, cohort_round, "when the masks were removed")
 
-    def close(self, cohort: Cohort, found: CohortRound, actor: Actor) -> None:
+    def close(self, cohort: Cohort, cohort_round: CohortRound, actor: Actor) -> None:
         """Ends a round early on request. No further round opens automatically. Idempotent."""
         cohort.opens = False
-        if found.state is RoundState.OPEN:
-            note(self._session, cohort, actor, AdapterAction.ROUND_CLOSED, f"round {found.position}")
-            self._end(cohort, found, "when it was closed")
+        if cohort_round.state is RoundState.OPEN:
+            note(self._session, cohort, actor, AdapterAction.ROUND_CLOSED, f"round {cohort_round.position}")
+            self._end(cohort, cohort_round, "when it was closed")
 
-    def _end(self, cohort: Cohort, found: CohortRound, when: str) -> None:
+    def _end(self, cohort: Cohort, cohort_round: CohortRound, when: str) -> None:
         quorum = cohort.settings.quorum
-        if found.updates < quorum:
-            self.abandon(cohort, found, f"{found.updates} updates had arrived {when}; the quorum is {quorum}")
+        if cohort_round.updates < quorum:
+            self.abandon(
+                cohort, cohort_round, f"{cohort_round.updates} updates had arrived {when}; the quorum is {quorum}"
+            )
             return
-        found.state = RoundState.AGGREGATING
+        cohort_round.state = RoundState.AGGREGATING
         self._session.flush()
         if cohort.settings.algorithm.asynchronous and cohort.opens:
-            self._open_following(cohort, found)
-        self._cancel_waiting(found)
+            self._open_following(cohort, cohort_round)
+        self._cancel_waiting(cohort_round)
         self._aggregate_next(cohort)
 
-    def _open_following(self, cohort: Cohort, found: CohortRound) -> None:
+    def _open_following(self, cohort: Cohort, cohort_round: CohortRound) -> None:
         """Opens the next asynchronous round, which accepts updates while the previous round is aggregated."""
         try:
             following = self._begin(cohort)
         except NotFound:  # the adapter was deleted
             return
-        following.members = self._rounds.carry(found, following)
-        found.members -= following.members
+        following.members = self._rounds.carry(cohort_round, following)
+        cohort_round.members -= following.members
         self._enlist(following)
         self._note_opened(cohort, following, SERVER)
 
-    def abandon(self, cohort: Cohort, found: CohortRound, why: str) -> None:
+    def abandon(self, cohort: Cohort, cohort_round: CohortRound, why: str) -> None:
         """Ends a round without a version and discards its updates."""
-        found.state, found.why, found.ended_at = RoundState.ABANDONED, why, utc_now()
-        self._cancel_waiting(found)
-        self._tasks.cancel(AGGREGATE, found.id)
-        self.ended(cohort, found)
-        note(self._session, cohort, SERVER, AdapterAction.ROUND_ABANDONED, f"round {found.position}: {why}")
+        cohort_round.state, cohort_round.why, cohort_round.ended_at = RoundState.ABANDONED, why, utc_now()
+        self._cancel_waiting(cohort_round)
+        self._tasks.cancel(AGGREGATE, cohort_round.id)
+        self.ended(cohort, cohort_round)
+        note(self._session, cohort, SERVER, AdapterAction.ROUND_ABANDONED, f"round {cohort_round.position}: {why}")
 
-    def ended(self, cohort: Cohort, found: CohortRound) -> None:
+    def ended(self, cohort: Cohort, cohort_round: CohortRound) -> None:
         """Releases the files of a round that has ended, and starts the next aggregation."""
         self._session.flush()
-        self._rounds.forget_files(found)
-        self._secure_aggregation.finish(found, found.why or None)
+        self._rounds.forget_files(cohort_round)
+        self._secure_aggregation.finish(cohort_round, cohort_round.why or None)
         cohort.busy = bool(self._rounds.under_way(cohort))
         self._aggregate_next(cohort)
 
     def _aggregate_next(self, cohort: Cohort) -> None:
         """Requests the aggregation of the first waiting round: the versions of a cohort are produced in order."""
-        for found in self._rounds.under_way(cohort):
-            if found.state is RoundState.AGGREGATING:
-                self._tasks.schedule(AGGREGATE, found.id)
-                self._tasks.request(AGGREGATE, found.id, found.id, cohort.tenant)
+        for cohort_round in self._rounds.under_way(cohort):
+            if cohort_round.state is RoundState.AGGREGATING:
+                self._tasks.schedule(AGGREGATE, cohort_round.id)
+                self._tasks.request(AGGREGATE, cohort_round.id, cohort_round.id, cohort.tenant)
                 return
 
-    def _cancel_waiting(self, found: CohortRound) -> None:
+    def _cancel_waiting(self, cohort_round: CohortRound) -> None:
         """Cancels the jobs of the round's waiting parts."""
-        for part in self._rounds.parts(found, UpdateState.WAITING):
+        for part in self._rounds.parts(cohort_round, UpdateState.WAITING):
             self._stop(part, UpdateState.MISSED)
 
     def drop(self, cohort: Cohort, member: CohortMember) -> None:
@@ -339,7 +344,7 @@ class RoundService:
             if part.round.state is RoundState.AGGREGATING and part.round.updates < cohort.settings.quorum:
                 self.abandon(cohort, part.round, "a member left, and fewer updates than the quorum remained")
         self._session.flush()
-        self.settle(cohort)
+        self.end_if_due(cohort)
 
     def _stop(self, part: MemberUpdate, state: UpdateState) -> None:
         part.state, part.updated_at = state, utc_now()

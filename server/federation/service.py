@@ -109,10 +109,10 @@ class CohortService:
 
     def get(self, tenant: str, name: str, *, lock: bool = False) -> Cohort:
         """Returns a cohort of the tenant. Raises CohortNotFound."""
-        found = self._cohorts.get_locked(tenant, name) if lock else self._cohorts.get(tenant, name)
-        if found is None:
+        cohort = self._cohorts.get_locked(tenant, name) if lock else self._cohorts.get(tenant, name)
+        if cohort is None:
             raise CohortNotFound(f"cohort {name!r} does not exist")
-        return found
+        return cohort
 
     def join(self, cohort: Cohort, user: str, asked: MemberRequest, actor: Actor) -> CohortMember:
         """Adds a user with a device, adds a former member again, or changes a member's device. Idempotent.

@@ -34,7 +34,7 @@ class RoundWatch:
         for number in due:
             with self.database.writing() as session:
                 cohort = CohortRepository(session).by_number_locked(number)
-                RoundService(session).settle(cohort)
+                RoundService(session).end_if_due(cohort)
                 RoundService(session).issue(cohort, self.artifacts)
         for number in ready:
             with self.database.writing() as session:

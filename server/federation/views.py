@@ -70,9 +70,9 @@ class CohortViews:
         figures = self._rounds.figures(rounds)
         return [_round(cohort, each, figures.get(each.number)) for each in rounds]
 
-    def round(self, cohort: Cohort, found: CohortRound) -> RoundView:
+    def round(self, cohort: Cohort, cohort_round: CohortRound) -> RoundView:
         """Returns the view of one round."""
-        return self.rounds(cohort, [found])[0]
+        return self.rounds(cohort, [cohort_round])[0]
 
     def updates(self, parts: Sequence[MemberUpdate]) -> list[UpdateView]:
         """Returns the views of members' parts in a round."""
@@ -96,22 +96,22 @@ class CohortViews:
         ]
 
 
-def _round(cohort: Cohort, found: CohortRound, figures: Figures | None) -> RoundView:
+def _round(cohort: Cohort, cohort_round: CohortRound, figures: Figures | None) -> RoundView:
     figures = figures or Figures()
     return RoundView(
         cohort=cohort.name,
-        number=found.position,
-        state=found.state,
-        why=found.why,
-        members=found.members,
-        updates=found.updates,
-        start_version=None if found.start is None else found.start.version,
-        version=found.version,
+        number=cohort_round.position,
+        state=cohort_round.state,
+        why=cohort_round.why,
+        members=cohort_round.members,
+        updates=cohort_round.updates,
+        start_version=None if cohort_round.start is None else cohort_round.start.version,
+        version=cohort_round.version,
         start_accuracy=figures.start_accuracy,
         tuned_accuracy=figures.tuned_accuracy,
         measured=figures.measured,
         upload_bytes=figures.upload_bytes,
-        opened_at=found.opened_at,
-        deadline=found.deadline,
-        ended_at=found.ended_at,
+        opened_at=cohort_round.opened_at,
+        deadline=cohort_round.deadline,
+        ended_at=cohort_round.ended_at,
     )

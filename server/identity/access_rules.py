@@ -249,20 +249,20 @@ def check_signature(
 def _check_time(signature: RequestSignature, now: datetime) -> None:
     off = signature.created - now.timestamp()
     if abs(off) > SKEW_SECONDS:
-        told = now.isoformat(timespec="seconds")
+        server_time = now.isoformat(timespec="seconds")
         side = "ahead of" if off > 0 else "behind"
         raise ClockSkew(
-            f"the signature's time is {abs(off):.0f} s {side} the server's, {told}; at most {SKEW_SECONDS} s are "
-            "allowed",
-            server_time=told,
+            f"the signature's time is {abs(off):.0f} s {side} the server's, {server_time}; "
+            f"at most {SKEW_SECONDS} s are allowed",
+            server_time=server_time,
             allowed_seconds=SKEW_SECONDS,
         )
 
 
 def spent_by(device_id: str, signature: RequestSignature) -> Spent:
     """The nonce of a signature, and as long as it is good."""
-    made = datetime.fromtimestamp(signature.created, UTC)
-    return Spent(device_id, signature.nonce, made + timedelta(seconds=SKEW_SECONDS + 1))
+    created = datetime.fromtimestamp(signature.created, UTC)
+    return Spent(device_id, signature.nonce, created + timedelta(seconds=SKEW_SECONDS + 1))
 
 
 def spend(session: Session, device_id: str, signature: RequestSignature) -> None:
@@ -369,7 +369,7 @@ def write_presences(session: Session, presences: Sequence[Presence]) -> list[Non
     devices = DeviceRepository(session)
     now = utc_now()
     for presence in sorted(presences, key=lambda presence: presence.device_id):
-        devices.seen(presence.device_id, now, presence.report)
+        devices.record_presence(presence.device_id, now, presence.report)
     return [None] * len(presences)
 
 

@@ -41,8 +41,8 @@ def whoami(principal: Annotated[Principal, needs(or_device=True)]) -> WhoAmI:
 @router.get("/tokens")
 def tokens(principal: Maker, session: Reading, paging: Paging) -> Page[TokenView]:
     """The tokens of the tenant's users and services, newest first, including revoked and expired ones."""
-    views, found = TokenIssuingService(session, principal).page(paging)
-    return paging.page(views, found.before)
+    views, page_rows = TokenIssuingService(session, principal).page(paging)
+    return paging.page(views, page_rows.before)
 
 
 @router.post("/tokens", status_code=201, responses=raises(NotFound, Conflict))

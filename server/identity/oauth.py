@@ -181,8 +181,8 @@ def shown(code: str) -> str:
 
 def read_user_code(text: str) -> str | None:
     """Returns the code that a person typed, without its dash; None if the text is no code."""
-    found = re.sub(r"[\s-]", "", text[:40]).upper().translate(_LOOKS_LIKE)
-    return found if _CODE.fullmatch(found) else None
+    code = re.sub(r"[\s-]", "", text[:40]).upper().translate(_LOOKS_LIKE)
+    return code if _CODE.fullmatch(code) else None
 
 
 def described_form(*required: str, **others: str) -> dict[str, Any]:

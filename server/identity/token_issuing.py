@@ -84,14 +84,14 @@ class TokenIssuingService:
 
     def page(self, request: PageRequest) -> tuple[list[TokenView], PageRows[Token]]:
         """Returns a page of the tenant's tokens, revoked and expired ones too, but not devices'; newest first."""
-        found = self._tokens.page(self._maker.tenant, request)
-        return self._views(found.rows), found
+        page_rows = self._tokens.page(self._maker.tenant, request)
+        return self._views(page_rows.rows), page_rows
 
     def _get(self, token_id: str) -> Token:
-        found = self._tokens.of_tenant(self._maker.tenant, token_id)
-        if found is None:
+        token = self._tokens.of_tenant(self._maker.tenant, token_id)
+        if token is None:
             raise NotFound(f"there is no token {token_id}")
-        return found
+        return token
 
     def _check_reach(self, scopes: frozenset[Scope]) -> None:
         if excess := scopes - self._maker.scopes:

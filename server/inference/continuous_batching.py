@@ -59,10 +59,10 @@ class ContinuousBatch:
         for text in ordered:
             text.length = len(text.tokens)
         logits = self._base.logits(hidden, [(row, text.length - 1) for row, text in enumerate(ordered)])
-        made = [layer.made for layer in self._base.layers]
-        self._lay_out([*self.texts, *ordered], [pair for pair in made if pair is not None])
+        keys_values = [layer.keys_values for layer in self._base.layers]
+        self._lay_out([*self.texts, *ordered], [pair for pair in keys_values if pair is not None])
         for layer in self._base.layers:
-            layer.made = None
+            layer.keys_values = None
         return {text.name: row.numpy() for text, row in zip(ordered, logits, strict=True)}
 
     def follow(self, tokens: Mapping[Hashable, int]) -> dict[Hashable, F32]:
@@ -73,8 +73,8 @@ class ContinuousBatch:
     def _follow(self, tokens: Mapping[Hashable, int]) -> dict[Hashable, F32]:
         places = torch.tensor([text.length for text in self.texts])
         given = torch.tensor([tokens[text.name] for text in self.texts])
-        seen = int(places.max()) + 1
-        kinds = [step_tables(self._base.facts, places, seen, sliding) for sliding in self._base.attention_kinds]
+        length = int(places.max()) + 1
+        kinds = [step_tables(self._base.facts, places, length, sliding) for sliding in self._base.attention_kinds]
         hidden = self._base.follow(self._rows, given, places, kinds, self._caches)
         for text in self.texts:
             text.length += 1
@@ -90,12 +90,12 @@ class ContinuousBatch:
     def _lay_out(
         self,
         texts: Sequence[BatchedText],
-        made: Sequence[tuple[Tensor, Tensor]],
+        new_keys_values: Sequence[tuple[Tensor, Tensor]],
         without: Collection[Hashable] = (),
     ) -> None:
         """Rebuilds the cache with `texts` in the order of their adapters, new texts after those already running.
 
-        made: keys and values of the new texts for each layer, (N, S, kv_heads, head_dim).
+        new_keys_values: keys and values of the new texts for each layer, (N, S, kv_heads, head_dim).
         """
         facts, held = self._base.facts, len(self.texts)
         kept = [number for number, text in enumerate(texts) if text.name not in without]
@@ -114,20 +114,20 @@ class ContinuousBatch:
                 values[row, :, :length] = self._caches[index].values[number, :, :length]
             for row, number in new:
                 length = texts[held + number].length
-                k, v = (part[number, :length] for part in made[index])  # (S, kv_heads, head_dim)
+                k, v = (part[number, :length] for part in new_keys_values[index])  # (S, kv_heads, head_dim)
                 keys[row, ..., :length] = k.permute(1, 2, 0)
                 values[row, :, :length] = v.permute(1, 0, 2)
             caches.append(LayerCache(keys, values))
         self.texts, self._rows, self._caches = [texts[number] for number in order], rows, caches
 
 
-def step_tables(facts: BaseFacts, places: Tensor, seen: int, sliding: bool) -> tuple[Tensor, ...]:
-    """A layer's tables for one token of each row at `places` (R,), over the first `seen` places of the cache."""
-    columns, own = torch.arange(seen), places.unsqueeze(1)
-    hidden = columns > own  # (R, seen)
+def step_tables(facts: BaseFacts, places: Tensor, length: int, sliding: bool) -> tuple[Tensor, ...]:
+    """A layer's tables for one token of each row at `places` (R,), over the first `length` places of the cache."""
+    columns, own = torch.arange(length), places.unsqueeze(1)
+    hidden = columns > own  # (R, length)
     if sliding and facts.window is not None:
         hidden |= columns <= own - facts.window
-    mask = (hidden.to(torch.float32) * MASKED).repeat_interleave(facts.kv_heads, 0).unsqueeze(1)  # (R*KV, 1, seen)
+    mask = (hidden.to(torch.float32) * MASKED).repeat_interleave(facts.kv_heads, 0).unsqueeze(1)  # (R*KV, 1, length)
     rope = (facts.sliding_rope or facts.rope) if sliding else facts.rope
     rotary: tuple[Tensor, ...] = ()
     if rope is not None:

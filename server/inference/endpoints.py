@@ -13,7 +13,7 @@ from fastapi.responses import StreamingResponse
 
 from server.identity.access_rules import needs
 from server.identity.tokens import Principal
-from server.inference import responses as answers
+from server.inference import responses
 from server.inference.errors import (
     BaseNotServed,
     ScorerBusy,
@@ -44,7 +44,7 @@ from shared.scoring import GeneratedText, GenerateRequest, GenerateResult, Score
 
 router = Routes(prefix="/v1", tags=["scoring"])
 Asker = Annotated[Principal, needs(Scope.ADAPTERS_SCORE)]
-Found = TypeVar("Found")
+Returned = TypeVar("Returned")
 EVENTS = "text/event-stream"
 UNBUFFERED = {"X-Accel-Buffering": "no"}
 REFUSALS: tuple[type[MobizoError], ...] = (
@@ -55,34 +55,34 @@ STREAMED: Responses = {200: {"content": {EVENTS: {"schema": {"type": "string"}}}
 
 
 @router.post("/score", responses=raises(*REFUSALS, InvalidDataset))
-async def score(principal: Asker, request: ScoreRequest, asker: Request, state: State) -> ScoreResult:
+async def score(principal: Asker, request: ScoreRequest, connection: Request, state: State) -> ScoreResult:
     """Returns the log-probabilities of answers after their prompts. Each row has its own adapter; rows share batches.
 
     A score does not depend on the other rows of a request. Texts are read whole, up to the base's context.
     """
-    return await while_there(asker, answers.score(state, principal.tenant, request))
+    return await cancelled_on_disconnect(connection, responses.score(state, principal.tenant, request))
 
 
 @router.post("/generate", response_model=GenerateResult, responses=STREAMED | raises(*REFUSALS))
-async def generate(principal: Asker, request: GenerateRequest, asker: Request, state: State) -> Any:
+async def generate(principal: Asker, request: GenerateRequest, connection: Request, state: State) -> Any:
     """Continues a prompt. With `stream`, sends server-sent events: `text` pieces, then `end` with the whole result.
 
     A stream that fails ends with a `problem` event.
     """
-    generation = answers.TextGeneration(
+    generation = responses.TextGeneration(
         state,
         principal.tenant,
         TextRequest(lambda _: request.prompt, **request.model_dump(exclude={"prompt", "stream"})),
     )
     if not request.stream:
-        return await while_there(asker, whole_text(generation))
+        return await cancelled_on_disconnect(connection, whole_text(generation))
     pieces = generation.pieces()
     # What is refused at once is answered as by any route.
     first = await anext(pieces)
     return StreamingResponse(generated_events(state, first, pieces), media_type=EVENTS, headers=UNBUFFERED)
 
 
-async def whole_text(generation: answers.TextGeneration) -> GenerateResult:
+async def whole_text(generation: responses.TextGeneration) -> GenerateResult:
     """Returns the result of a generation once it is complete."""
     async with aclosing(generation.pieces()) as pieces:
         return [piece async for piece in pieces if isinstance(piece, GenerateResult)][-1]
@@ -112,21 +112,21 @@ def _data(kind: str, text: str) -> bytes:
     return f"event: {kind}\ndata: {text}\n\n".encode()
 
 
-async def while_there(asker: Request, work: Coroutine[Any, Any, Found]) -> Found:
-    """Returns the result of `work`; cancels it when the client disconnects."""
-    working, leaving = asyncio.create_task(work), asyncio.create_task(_left(asker))
+async def cancelled_on_disconnect(connection: Request, call: Coroutine[Any, Any, Returned]) -> Returned:
+    """Returns the result of `call`; cancels it when the client disconnects."""
+    call_task, disconnect_task = asyncio.create_task(call), asyncio.create_task(_disconnected(connection))
     try:
-        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise BadRequest("nobody waits for the answer any more")
-        return working.result()
+        await asyncio.wait({call_task, disconnect_task}, return_when=asyncio.FIRST_COMPLETED)
+        if not call_task.done():
+            raise BadRequest("the client disconnected before the answer was ready")
+        return call_task.result()
     finally:
-        for task in (working, leaving):
+        for task in (call_task, disconnect_task):
             task.cancel()
-        await asyncio.gather(working, leaving, return_exceptions=True)
+        await asyncio.gather(call_task, disconnect_task, return_exceptions=True)
 
 
-async def _left(asker: Request) -> None:
+async def _disconnected(connection: Request) -> None:
     """Returns when the client has gone."""
-    while (await asker.receive())["type"] != "http.disconnect":
+    while (await connection.receive())["type"] != "http.disconnect":
         pass

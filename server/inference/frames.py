@@ -127,5 +127,5 @@ def body_length(header: bytes) -> int:
 
 def unpack(body: bytes) -> dict[str, Any]:
     """Decodes the body of a frame."""
-    found: dict[str, Any] = json.loads(body)
-    return found
+    frame: dict[str, Any] = json.loads(body)
+    return frame

@@ -81,7 +81,7 @@ class _Block:
 
 
 @dataclass(frozen=True)
-class _Kin:
+class _FamilyRows:
     """Consecutive rows of one family."""
 
     projections: Projections
@@ -107,27 +107,30 @@ class AdaptedRows:
 
         self.order = sorted(range(len(adapters)), key=place)  # rows of the batch, by their number outside
         ranks = [place(row) for row in self.order]
-        self._kin: list[_Kin] = []
+        self._family_rows: list[_FamilyRows] = []
         at = 0
         for family, members in groupby(ranks, key=lambda rank: rank[0]):
             blocks, start = [], at
             for count, block in groupby(members, key=lambda rank: rank[1]):
                 stop = at + len(list(block))
-                found = tuple(adapters[row] for row in self.order[at:stop:count])
-                blocks.append(_Block(tuple(each for each in found if each is not None), at, stop))
+                members_of_block = tuple(adapters[row] for row in self.order[at:stop:count])
+                blocks.append(_Block(tuple(each for each in members_of_block if each is not None), at, stop))
                 at = stop
             if family >= 0:
-                self._kin.append(_Kin(blocks[0].adapters[0].projections, tuple(blocks), start, at))
+                self._family_rows.append(_FamilyRows(blocks[0].adapters[0].projections, tuple(blocks), start, at))
 
     def add(self, place: Place, x: Tensor, y: Tensor) -> None:
         """Adds (x A) B of each row's own adapter to y (R, S, out), in place; x (R, S, in)."""
-        for kin in self._kin:
-            a = kin.projections.a.get(place)
+        for family_rows in self._family_rows:
+            a = family_rows.projections.a.get(place)
             if a is None:
                 continue
-            low = functional.linear(x[kin.start : kin.stop], a)  # (rows, S, r)
-            for block in kin.blocks:
-                mine, rank = slice(block.start - kin.start, block.stop - kin.start), kin.projections.rank
+            low = functional.linear(x[family_rows.start : family_rows.stop], a)  # (rows, S, r)
+            for block in family_rows.blocks:
+                mine, rank = (
+                    slice(block.start - family_rows.start, block.stop - family_rows.start),
+                    family_rows.projections.rank,
+                )
                 count, out = len(block.adapters), y.shape[-1]
                 part, into = low[mine].view(count, -1, rank), y[block.start : block.stop].view(count, -1, out)
                 if count == 1:

@@ -18,14 +18,14 @@ from torch import Tensor
 
 from server.compiler.checkpoints.base import BaseFacts, locate_base
 from server.compiler.checkpoints.checkpoint import Checkpoint, load_checkpoint
-from server.compiler.model.backbone import Trunk, TrunkTensors
+from server.compiler.model.backbone import Backbone, BackboneTensors
 from server.compiler.model.decoder import DecoderLayer, LayerShape, LayerTables
 from server.compiler.model.layer_inputs import AttentionTables
 from server.inference.lora_rows import AdaptedRows, ServedAdapter
 from shared.errors import Untrusted
 from shared.recipe import Target
 
-PICKED = 256  # positions whose logits over the whole vocabulary are held at once
+POSITIONS_AT_ONCE = 256  # positions whose logits over the whole vocabulary are held at once
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class ServingLayer(DecoderLayer):
     """A decoder layer of any number of rows; `rows` says which meet which B.
 
     With a cache, the rows are single tokens at `places`, which attend over it. Without one, whole texts, whose keys and
-    values (R, S, kv_heads, head_dim) are left in `made` if `keep` says so.
+    values (R, S, kv_heads, head_dim) are left in `keys_values` if `keep` says so.
     """
 
     def __init__(self, facts: BaseFacts, index: int, weights: Mapping[str, Tensor]) -> None:
@@ -70,7 +70,7 @@ class ServingLayer(DecoderLayer):
         self.index = index
         self.rows = AdaptedRows([])
         self.keep = False
-        self.made: tuple[Tensor, Tensor] | None = None
+        self.keys_values: tuple[Tensor, Tensor] | None = None
         self.cache: LayerCache | None = None
         self.places: Tensor | None = None
 
@@ -84,14 +84,14 @@ class ServingLayer(DecoderLayer):
     ) -> Tensor:
         q, k, v = self.heads(x, b, head_norms, tables)
         if self.cache is None or self.places is None:
-            self.made = (k, v) if self.keep else None
+            self.keys_values = (k, v) if self.keep else None
             return self._linear("o_proj", self.mix(q, k, v, tables), b)
         self.cache.write(self.places, k.squeeze(1), v.squeeze(1))
-        kv, dim, seen = k.shape[2], k.shape[3], tables.mask.shape[-1]
+        kv, dim, length = k.shape[2], k.shape[3], tables.mask.shape[-1]
         mixed = self.attend(
             q.reshape(len(q) * kv, -1, dim),
-            self.cache.keys[..., :seen].flatten(0, 1),
-            self.cache.values[:, :, :seen].flatten(0, 1),
+            self.cache.keys[..., :length].flatten(0, 1),
+            self.cache.values[:, :, :length].flatten(0, 1),
             tables,
         )
         return self._linear("o_proj", mixed.reshape(len(q), 1, -1), b)
@@ -103,14 +103,14 @@ class ServingBase:
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.facts = checkpoint.facts
         tables: dict[str, Tensor | None] = {"lm_head": None, "positions": None, **checkpoint.tables}
-        tensors = TrunkTensors(
+        tensors = BackboneTensors(
             norms=checkpoint.norms,
             head_norms=checkpoint.head_norms,
             embedding_scale=None,
             lm_head_scale=None,
             **tables,
         )
-        self._trunk = Trunk(self.facts, tensors, 1)
+        self._backbone = Backbone(self.facts, tensors, 1)
         self.layers = [ServingLayer(self.facts, index, layer) for index, layer in enumerate(checkpoint.layers)]
 
     @classmethod
@@ -123,7 +123,7 @@ class ServingBase:
     @property
     def nbytes(self) -> int:
         """Memory of its weights."""
-        own = int(sum(tensor.nbytes for tensor in self._trunk.buffers()))
+        own = int(sum(tensor.nbytes for tensor in self._backbone.buffers()))
         return own + int(sum(tensor.nbytes for layer in self.layers for tensor in layer.buffers()))
 
     def score(self, texts: Sequence[ScoredText]) -> list[list[float]]:
@@ -140,31 +140,31 @@ class ServingBase:
             for answer, tokens in enumerate(text.answers):
                 for position, token in enumerate(tokens, text.start):
                     wanted.setdefault((row, position), []).append((token, answer))
-        found = [[0.0] * len(text.answers) for text in ordered]
+        log_p = [[0.0] * len(text.answers) for text in ordered]
         places = list(wanted)
-        for begin in range(0, len(places), PICKED):
-            part = places[begin : begin + PICKED]
+        for begin in range(0, len(places), POSITIONS_AT_ONCE):
+            part = places[begin : begin + POSITIONS_AT_ONCE]
             logits = self.logits(hidden, part)
             totals = torch.logsumexp(logits, dim=-1).tolist()
             for index, (row, position) in enumerate(part):
                 for token, answer in wanted[row, position]:
-                    found[row][answer] += float(logits[index, token]) - totals[index]
+                    log_p[row][answer] += float(logits[index, token]) - totals[index]
         outside: list[list[float]] = [[] for _ in texts]
-        for row, scores in zip(rows.order, found, strict=True):
+        for row, scores in zip(rows.order, log_p, strict=True):
             outside[row] = scores
         return outside
 
     def logits(self, hidden: Tensor, places: Sequence[tuple[int, int]]) -> Tensor:
         """Logits (P, V) at the (row, position)s of hidden (R, S, hidden)."""
         rows, positions = (torch.tensor(part) for part in zip(*places, strict=True))
-        picked = hidden[rows, positions].unsqueeze(1)  # (P, 1, hidden)
-        answers = self._trunk.pick(picked, torch.zeros(len(places), 1, dtype=torch.int64))
-        return self._trunk.cap(self._trunk.logits(answers)).squeeze(1)
+        hidden_at = hidden[rows, positions].unsqueeze(1)  # (P, 1, hidden)
+        answers = self._backbone.gather_positions(hidden_at, torch.zeros(len(places), 1, dtype=torch.int64))
+        return self._backbone.cap(self._backbone.logits(answers)).squeeze(1)
 
     def read(self, rows: AdaptedRows, texts: Sequence[Sequence[int]], keep: bool = False) -> Tensor:
         """Hidden states (R, S, hidden) of texts in the rows' order, padded on the right to the longest.
 
-        keep: leave keys and values in the layers' `made`.
+        keep: leave keys and values in the layers' `keys_values`.
         """
         length = max(len(tokens) for tokens in texts)
         padded = np.zeros((len(texts), length), np.int64)
@@ -173,7 +173,7 @@ class ServingBase:
         kinds = [LayerTables(self.facts, length, sliding)(length) for sliding in self.attention_kinds]
         for layer in self.layers:
             layer.keep, layer.cache = keep, None
-        return self.walk(rows, self._trunk.embed(torch.from_numpy(padded)), kinds)
+        return self.forward_layers(rows, self._backbone.embed(torch.from_numpy(padded)), kinds)
 
     def follow(
         self,
@@ -189,18 +189,18 @@ class ServingBase:
         """
         for layer, cache in zip(self.layers, caches, strict=True):
             layer.keep, layer.cache, layer.places = False, cache, places
-        return self.walk(rows, self._trunk.embed(tokens.unsqueeze(1), places.unsqueeze(1)), kinds)
+        return self.forward_layers(rows, self._backbone.embed(tokens.unsqueeze(1), places.unsqueeze(1)), kinds)
 
     @property
     def attention_kinds(self) -> tuple[bool, ...]:
         """Whether a kind of layer slides, of each kind that the base has."""
         return (False, True) if self.facts.sliding_layers else (False,)
 
-    def walk(self, rows: AdaptedRows, hidden: Tensor, kinds: Sequence[tuple[Tensor, ...]]) -> Tensor:
+    def forward_layers(self, rows: AdaptedRows, hidden: Tensor, kinds: Sequence[tuple[Tensor, ...]]) -> Tensor:
         """hidden (R, S, hidden) through every layer."""
         shape = replace(self.layers[0].shape, rows=len(hidden))
         for layer in self.layers:
             layer.rows, layer.shape = rows, shape
             tables = kinds[layer.index in self.facts.sliding_layers]
-            hidden = layer(hidden, *self._trunk.vectors(layer.index), *tables)
+            hidden = layer(hidden, *self._backbone.vectors(layer.index), *tables)
         return hidden

@@ -57,7 +57,7 @@ async def score(state: AppState, tenant: str, request: ScoreRequest) -> ScoreRes
     finally:
         for each in requests:
             each.cancel()
-    return ScoreResult(rows=tuple(row.result(found) for row, found in zip(rows, scores, strict=True)))
+    return ScoreResult(rows=tuple(row.result(row_scores) for row, row_scores in zip(rows, scores, strict=True)))
 
 
 def _read_rows(
@@ -80,8 +80,8 @@ def _put_there(state: AppState, target: ResolvedTarget) -> None:
 
 async def _ask(state: AppState, tenant: str, call: Call, scores: list[list[float]]) -> None:
     """Writes the scorer's results into `scores` by row and answer."""
-    found = await state.get(make_scorer).score(tenant, call.base, call.adapters, call.texts)
-    for (row, answers), text in zip(call.where, found, strict=True):
+    call_scores = await state.get(make_scorer).score(tenant, call.base, call.adapters, call.texts)
+    for (row, answers), text in zip(call.where, call_scores, strict=True):
         for answer, value in zip(answers, text, strict=True):
             scores[row][answer] = value
 

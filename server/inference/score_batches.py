@@ -97,8 +97,8 @@ class Scores:
         except Exception as error:
             self._fail(ready, error)
             return
-        for each, found in zip(ready, scores, strict=True):
-            each.scoring.scores[each.index] = found
+        for each, log_p in zip(ready, scores, strict=True):
+            each.scoring.scores[each.index] = log_p
             each.scoring.left.remove(each.index)
         self._worker.report("score", [len(text.tokens) for text in texts], [text.adapter for text in texts], began)
         for number in dict.fromkeys(each.number for each in ready):
@@ -131,15 +131,15 @@ class Scores:
 
     def _ready(self, chosen: list[_Chosen], beside: Iterable[Key]) -> tuple[list[_Chosen], list[ScoredText]]:
         """Returns the texts whose adapters can be loaded; fails only the requests whose adapter cannot be loaded."""
-        found: list[tuple[_Chosen, ServedAdapter | None]] = []
+        loaded: list[tuple[_Chosen, ServedAdapter | None]] = []
         for each in chosen:
             try:
-                found.append((each, None if each.ref is None else self._worker.adapter(each.ref, beside)))
+                loaded.append((each, None if each.ref is None else self._worker.adapter(each.ref, beside)))
             except MemoryInUse:
                 self.stuck = True
             except Exception as error:
                 self._fail([each], error)
-        alive = [(each, adapter) for each, adapter in found if each.number in self._waiting]
+        alive = [(each, adapter) for each, adapter in loaded if each.number in self._waiting]
         texts = [ScoredText(each.text.tokens, each.text.start, each.text.answers, adapter) for each, adapter in alive]
         return [each for each, _ in alive], texts
 

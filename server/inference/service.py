@@ -164,19 +164,19 @@ class ScoringService:
                 f"the prompts with their answers have {characters} characters in total, and one request may have "
                 f"{TOTAL_CHARACTERS * most_tokens}; split it"
             )
-        found = []
+        read_rows = []
         total = 0
         for number, row in enumerate(request.rows):
             if cancelled():
                 raise BadRequest("the client has closed the connection")
             target = self.resolve_target(request, row.adapter)
-            found.append(self._read(row, task, target, f"rows.{number}"))
-            total += sum(len(each.tokens) for each in found[-1].rows)
+            read_rows.append(self._read(row, task, target, f"rows.{number}"))
+            total += sum(len(each.tokens) for each in read_rows[-1].rows)
             if total > most_tokens:
                 raise TextTooLong(
                     f"the rows have more than {most_tokens} tokens in total, the limit of one request; split it"
                 )
-        return found
+        return read_rows
 
     def resolve_target(self, request: BaseChoice, adapter: str | None) -> ResolvedTarget:
         """Resolves the base model and adapter of a row that names `adapter`.

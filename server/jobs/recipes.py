@@ -269,13 +269,13 @@ def spare_memory(session: Session, tenant: str, request: JobRequest) -> SpareMem
     """
     if request.device is not None:
         device = DeviceRepository(session).get(tenant, request.device)
-        found = [] if device is None else [device]
+        devices = [] if device is None else [device]
     else:
-        found = list(BindingRepository(session).newest_devices(tenant, request.user, MOST_DEVICES))
+        devices = list(BindingRepository(session).newest_devices(tenant, request.user, MOST_DEVICES))
     needs = needs_of(request, request.recipe, None)
     spare = [
         SpareMemory(device.name, report.memory_bytes)
-        for device in found
+        for device in devices
         if (report := device.report) is not None
         and report.memory_bytes is not None
         and request.dataset in report.datasets

@@ -72,7 +72,7 @@ class JobSubscriber:
     Subclasses override the methods that they need.
     """
 
-    def settle(self, request: JobRequest) -> JobRequest:
+    def resolve_request(self, request: JobRequest) -> JobRequest:
         """Called before a job is created. Returns its request with the settings that it leaves to the server."""
         return request
 
@@ -235,7 +235,7 @@ class JobService:
         if request.start is not None:
             request, start = WARM_STARTS.get()(self._session).pin(tenant, request, request.start)
         for subscriber in self._subscribers:
-            request = subscriber.settle(request)
+            request = subscriber.resolve_request(request)
         base = self._bases.named(request.base)
         task = resolve_task(request)
         start_user = None if start is None or start.user == request.user else start.user

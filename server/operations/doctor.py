@@ -213,10 +213,10 @@ def check_compiler() -> Check:
 
 def check_dangers(settings: Settings, tls: Tls | None) -> Iterator[Check]:
     """Checks for settings that `run` rejects without --insecure-dev."""
-    found = list(dangers(settings, tls))
-    for danger in found:
+    all_dangers = list(dangers(settings, tls))
+    for danger in all_dangers:
         yield Check("safety", "warn", danger)
-    if not found:
+    if not all_dangers:
         yield Check("safety", "ok", f"{settings.host} port {settings.port}, " + ("with TLS" if tls else "without TLS"))
 
 

@@ -44,11 +44,11 @@ class CompilerProcess(ChildProcess):
         """
         recipe_path = workspace / "recipe.json"
         recipe_path.write_text(recipe.model_dump_json(), encoding="utf-8")
-        rest = []
+        calibration_argument = []
         if calibration is not None:
             (workspace / CALIBRATION).write_bytes(calibration)
-            rest = [str(workspace / CALIBRATION)]
-        result = self.listen([str(recipe_path), source, str(workspace / "program"), *rest])
+            calibration_argument = [str(workspace / CALIBRATION)]
+        result = self.listen([str(recipe_path), source, str(workspace / "program"), *calibration_argument])
         if isinstance(result, Stopped):
             return result
         try:

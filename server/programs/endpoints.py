@@ -44,9 +44,9 @@ def file(
     access = ACCESS.get()
     if principal.role is Role.DEVICE:
         searches = (find(session, principal.device_id or "", sha256) for find in access.files_of_device)
-        found = next((file for file in searches if file is not None), None)
+        listed_file = next((file for file in searches if file is not None), None)
     else:
-        found = access.file_of_tenant(session, principal.tenant, sha256)
-    if found is None:
+        listed_file = access.file_of_tenant(session, principal.tenant, sha256)
+    if listed_file is None:
         raise NotFound(f"there is no file {sha256}")
-    return file_response(request, state.artifacts, sha256, found.name)
+    return file_response(request, state.artifacts, sha256, listed_file.name)

@@ -58,11 +58,11 @@ def compile_into(
     # Hashing releases the interpreter lock, so base and program are read in parallel.
     with ThreadPoolExecutor() as pool:
         identity = pool.submit(lambda: files.sha256)
-        found = _whole(out, pool)
+        existing = _whole(out, pool)
         sha256 = identity.result()
-    recipe = _recipe(settings, source, files, sha256, found)
-    if found is not None and found.recipe == recipe and found.executorch == version("executorch"):
-        return Compiled(found, cached=True)
+    recipe = _recipe(settings, source, files, sha256, existing)
+    if existing is not None and existing.recipe == recipe and existing.executorch == version("executorch"):
+        return Compiled(existing, cached=True)
     return Compiled(_compile(recipe, source, out, on_stage, calibration), cached=False)
 
 
@@ -83,18 +83,18 @@ def _holds(path: Path, file: ProgramFile) -> bool:
 
 
 def _recipe(
-    settings: RecipeSettings, source: str, files: BaseFiles, sha256: str, found: ProgramManifest | None
+    settings: RecipeSettings, source: str, files: BaseFiles, sha256: str, existing: ProgramManifest | None
 ) -> Recipe:
     layers = settings.layers
     if layers != "all":
-        layers = resolve_layers(layers, _layer_count(source, sha256, found))
+        layers = resolve_layers(layers, _layer_count(source, sha256, existing))
     base = BaseRef(name=base_name(source, files), sha256=sha256)
     return Recipe.model_validate(settings.model_dump() | {"base": base, "layers": layers})
 
 
-def _layer_count(source: str, sha256: str, found: ProgramManifest | None) -> int:
-    if found is not None and found.recipe.base.sha256 == sha256:
-        return found.shape.layers
+def _layer_count(source: str, sha256: str, existing: ProgramManifest | None) -> int:
+    if existing is not None and existing.recipe.base.sha256 == sha256:
+        return existing.shape.layers
     from server.compiler import inspect_base
 
     return inspect_base(source).layers

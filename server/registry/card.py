@@ -44,9 +44,9 @@ def _scores(result: Result) -> tuple[tuple[str, str], ...]:
     """Returns the rows of the scores before and after: accuracies, or perplexities of a task that writes text."""
     split = result.accuracy_split or "test"
     chosen = ", on the examples by which the adapter was chosen" if split == "validation" else ""
-    found = result.perplexities
-    if found is not None:
-        name, before, after = "perplexity of answer tokens", f"{found[0]:.2f}", f"{found[1]:.2f}"
+    perplexities = result.perplexities
+    if perplexities is not None:
+        name, before, after = "perplexity of answer tokens", f"{perplexities[0]:.2f}", f"{perplexities[1]:.2f}"
     else:
         name, before, after = "accuracy", _share(result.before_accuracy), _share(result.tuned_accuracy)
     rows = [(f"{split} {name} before", before), (f"{split} {name} after", after + chosen)]

@@ -52,8 +52,8 @@ def _text_scores(left: TextScores | None, right: TextScores | None) -> Iterator[
     """Yields the scores of written texts, if either side has any."""
     if left is not None or right is not None:
         for name in TEXT_SCORES:
-            found = [None if side is None else float(getattr(side, name)) for side in (left, right)]
-            yield _score(name, *found)
+            scores = [None if side is None else float(getattr(side, name)) for side in (left, right)]
+            yield _score(name, *scores)
 
 
 def comparable(left: AdapterManifest, right: AdapterManifest) -> bool:

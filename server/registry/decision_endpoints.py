@@ -148,8 +148,8 @@ def deprecate(
     """Deprecates a version, which can still be downloaded. `main` moves to the latest approved version, if any."""
     decisions = decisions_on(session, principal, name)
     revision = _check(state, decisions, match, version)
-    found = decisions.deprecate(revision, deprecation.message, deprecation.reason)
-    return _version_view(state, decisions, found)
+    deprecated = decisions.deprecate(revision, deprecation.message, deprecation.reason)
+    return _version_view(state, decisions, deprecated)
 
 
 @router.delete("/{name}/versions/{version}", responses=raises(*ABSENT))
@@ -168,5 +168,5 @@ def undelete_version(
 ) -> AdapterVersion:
     """Restores a deleted version with its former state."""
     decisions = decisions_on(session, principal, name)
-    found = decisions.undelete_version(f"v{version}", why.reason if why else "")
-    return _version_view(state, decisions, found)
+    restored = decisions.undelete_version(f"v{version}", why.reason if why else "")
+    return _version_view(state, decisions, restored)

@@ -48,15 +48,15 @@ def adapters(
     deleted: Annotated[bool, Query(description="lists deleted adapters that can be restored")] = False,
 ) -> Page[AdapterView]:
     """Lists the tenant's adapters, newest first."""
-    found = AdapterRepository(session).page(principal.tenant, paging, deleted=deleted)
-    return paging.page(AdapterService(session).views(found.rows, state.settings.adapter_grace), found.before)
+    page_rows = AdapterRepository(session).page(principal.tenant, paging, deleted=deleted)
+    return paging.page(AdapterService(session).views(page_rows.rows, state.settings.adapter_grace), page_rows.before)
 
 
 @router.get("/{name}", responses=raises(AdapterNotFound))
 def adapter(principal: Reader, name: str, state: State, session: Reading) -> AdapterView:
     """Shows an adapter with its latest version."""
-    found = find_adapter(session, principal.tenant, name)
-    return AdapterService(session).view(found, state.settings.adapter_grace)
+    stored = find_adapter(session, principal.tenant, name)
+    return AdapterService(session).view(stored, state.settings.adapter_grace)
 
 
 @router.get("/{name}/versions/{version}", responses=raises(*ABSENT))
@@ -80,10 +80,10 @@ def versions(
 ) -> Page[AdapterVersion]:
     """Lists an adapter's versions, newest first."""
     adapter = find_adapter(session, principal.tenant, name)
-    found = AdapterRepository(session).versions(adapter, paging, in_state)
+    page_rows = AdapterRepository(session).versions(adapter, paging, in_state)
     grace = state.settings.adapter_grace
-    shown = [stored.view(adapter, removed_after(stored.deleted_at, grace)) for stored in found.rows]
-    return paging.page(shown, found.before)
+    shown = [stored.view(adapter, removed_after(stored.deleted_at, grace)) for stored in page_rows.rows]
+    return paging.page(shown, page_rows.before)
 
 
 @router.get("/{name}/revisions/{revision}", responses=raises(*ABSENT))
@@ -96,10 +96,10 @@ def revision(principal: Reader, name: str, revision: Revision, session: Reading)
 @router.get("/{name}/events", responses=raises(AdapterNotFound))
 def adapter_events(principal: Reader, name: str, session: Reading, paging: Paging) -> Page[AdapterEvent]:
     """Lists an adapter's audit trail, newest first, also after the adapter was deleted or removed."""
-    found = AuditTrail(session).page(principal.tenant, name, paging)
-    if not found.rows and paging.before is None:
+    page_rows = AuditTrail(session).page(principal.tenant, name, paging)
+    if not page_rows.rows and paging.before is None:
         find_adapter(session, principal.tenant, name)
-    return paging.page([shown(row) for row in found.rows], found.before)
+    return paging.page([shown(row) for row in page_rows.rows], page_rows.before)
 
 
 @router.get("/{name}/compare", responses=raises(*ABSENT, Damaged))
@@ -144,8 +144,8 @@ def lora_b(principal: Reader, name: str, version: Version, request: Request, sta
 def peft(principal: Reader, name: str, version: Version, state: State) -> PeftListing:
     """Lists the files of the version's PEFT directory."""
     stored = _stored(state, principal, name, version)
-    found = files.listing(state.database, state.artifacts, stored)
-    shown = [PeftFile(path=file.path, size=file.size, sha256=file.sha256) for file in found]
+    peft_rows = files.listing(state.database, state.artifacts, stored)
+    shown = [PeftFile(path=file.path, size=file.size, sha256=file.sha256) for file in peft_rows]
     return PeftListing(adapter=name, version=version, files=shown)
 
 
@@ -153,8 +153,8 @@ def peft(principal: Reader, name: str, version: Version, state: State) -> PeftLi
 @router.get("/{name}/versions/{version}/peft/{file}", **FILE_OF_ADAPTER)
 def peft_file(principal: Reader, name: str, version: Version, file: str, request: Request, state: State) -> Response:
     """Downloads a file of the PEFT directory, or of another export format by name; supports Range."""
-    found = files.find(state.database, state.artifacts, _stored(state, principal, name, version), file)
-    return file_response(request, state.artifacts, found.sha256, found.path)
+    stored_file = files.find(state.database, state.artifacts, _stored(state, principal, name, version), file)
+    return file_response(request, state.artifacts, stored_file.sha256, stored_file.path)
 
 
 def _stored(state: AppState, principal: Principal, name: str, version: int) -> StoredVersion:

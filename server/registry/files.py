@@ -86,25 +86,25 @@ def _generate(
     database: Database, artifacts: ArtifactStore, version: StoredVersion, paths: Sequence[str]
 ) -> dict[str, bytes]:
     recipe, shape, a_sha256, signed = version.recipe, version.shape, version.a_sha256, version.signed
-    found: dict[str, bytes] = {}
+    generated: dict[str, bytes] = {}
     base = _base(database, artifacts, recipe)
     hub_id = None if base is None else base.hub_id
     if MANIFEST in paths:
-        found[MANIFEST] = (signed.model_dump_json(indent=1) + "\n").encode()
+        generated[MANIFEST] = (signed.model_dump_json(indent=1) + "\n").encode()
     if CARD in paths:
-        found[CARD] = model_card(signed.manifest, hub_id)
+        generated[CARD] = model_card(signed.manifest, hub_id)
     if MODELFILE_NAME in paths:
         refuse_other_architectures(version.shape)
         title = f"{signed.manifest.adapter}, version {version.version}"
-        found[MODELFILE_NAME] = modelfile(title, recipe.base, hub_id, None if base is None else base.chat_template)
-    rest = [path for path in paths if path not in found]
+        generated[MODELFILE_NAME] = modelfile(title, recipe.base, hub_id, None if base is None else base.chat_template)
+    rest = [path for path in paths if path not in generated]
     if rest:
         flat = flat_b(database, artifacts, version)
         arguments = recipe, shape, flat, a_sha256, calibration_of(artifacts, recipe)
         if {CONFIG_NAME, TENSORS_NAME} & set(rest):
-            found |= peft_files(*arguments, hub_id)
-        found |= {path: CONVERTERS[path](*arguments) for path in rest if path in CONVERTERS}
-    return {path: found[path] for path in paths}
+            generated |= peft_files(*arguments, hub_id)
+        generated |= {path: CONVERTERS[path](*arguments) for path in rest if path in CONVERTERS}
+    return {path: generated[path] for path in paths}
 
 
 def _base(database: Database, artifacts: ArtifactStore, recipe: Recipe) -> BaseModelEntry | None:

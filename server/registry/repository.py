@@ -136,8 +136,8 @@ class AdapterRepository:
             .where(StoredVersion.adapter_number.in_(numbers), _LIVE)
             .group_by(StoredVersion.adapter_number)
         )
-        found = self._session.scalars(select(StoredVersion).where(StoredVersion.number.in_(newest)))
-        return {version.adapter_number: version for version in found}
+        versions = self._session.scalars(select(StoredVersion).where(StoredVersion.number.in_(newest)))
+        return {version.adapter_number: version for version in versions}
 
     def of_job(self, job_id: str) -> tuple[Adapter, StoredVersion] | None:
         """Returns the version that a succeeded job made, with its adapter; None once it was purged."""
@@ -146,8 +146,8 @@ class AdapterRepository:
             .join(StoredVersion, StoredVersion.adapter_number == Adapter.number)
             .where(StoredVersion.job_id == job_id)
         )
-        found = self._session.execute(statement).one_or_none()
-        return None if found is None else (found[0], found[1])
+        row = self._session.execute(statement).one_or_none()
+        return None if row is None else (row[0], row[1])
 
     def tags(self, adapters: Iterable[Adapter]) -> dict[int, dict[str, int]]:
         """Returns the version numbers by tag, by the adapter's number, without deleted versions."""
@@ -157,10 +157,10 @@ class AdapterRepository:
             .where(AdapterTag.adapter_number.in_([adapter.number for adapter in adapters]), _LIVE)
             .order_by(AdapterTag.name)
         )
-        found: dict[int, dict[str, int]] = {}
+        tags: dict[int, dict[str, int]] = {}
         for number, name, version in self._session.execute(statement):
-            found.setdefault(number, {})[name] = version
-        return found
+            tags.setdefault(number, {})[name] = version
+        return tags
 
     def tag(self, adapter: Adapter, name: str) -> AdapterTag | None:
         """Returns a tag of an adapter."""
@@ -204,8 +204,8 @@ class AdapterRepository:
             .order_by(Adapter.number, StoredVersion.number)
             .limit(limit)
         )
-        found = self._session.execute(locked(statement, of=Adapter)).all()
-        return [(version, adapter, job) for version, adapter, job in found]
+        rows = self._session.execute(locked(statement, of=Adapter)).all()
+        return [(version, adapter, job) for version, adapter, job in rows]
 
     def generated_files(self, version: StoredVersion) -> Sequence[StoredPeftFile]:
         """Returns the generated files of a version, by name."""
@@ -231,8 +231,8 @@ class AdapterRepository:
             .order_by(Adapter.number)
             .limit(limit)
         )
-        found = self._session.execute(locked(statement, of=Adapter, skip=True)).all()
-        return adapters, [(adapter, version) for adapter, version in found]
+        rows = self._session.execute(locked(statement, of=Adapter, skip=True)).all()
+        return adapters, [(adapter, version) for adapter, version in rows]
 
     def numbers_of(self, adapter: Adapter) -> Sequence[int]:
         """Returns the row numbers of all versions of an adapter."""
@@ -272,12 +272,12 @@ def find_adapter(session: Session, tenant: str, name: str, *, lock: bool = False
     lock: locks it until the transaction ends. deleted: also finds deleted adapters.
     """
     adapters = AdapterRepository(session)
-    found = None
+    adapter = None
     if re.fullmatch(NAME, name):
-        found = adapters.get_locked(tenant, name) if lock else adapters.get(tenant, name)
-    if found is None or (found.deleted_at is not None and not deleted):
+        adapter = adapters.get_locked(tenant, name) if lock else adapters.get(tenant, name)
+    if adapter is None or (adapter.deleted_at is not None and not deleted):
         raise AdapterNotFound(f"there is no adapter {name!r}")
-    return found
+    return adapter
 
 
 def find_version(session: Session, adapter: Adapter, revision: str, *, deleted: bool = False) -> StoredVersion:
@@ -287,10 +287,10 @@ def find_version(session: Session, adapter: Adapter, revision: str, *, deleted: 
         if adapter.main_version is None:
             raise RevisionNotFound(f"adapter {adapter.name!r} has no `main`: none of its versions is approved")
         revision = f"v{adapter.main_version}"
-    found = _named(adapters, adapter, revision)
-    if found is None or (found.deleted_at is not None and not deleted):
+    version = _named(adapters, adapter, revision)
+    if version is None or (version.deleted_at is not None and not deleted):
         raise RevisionNotFound(f"adapter {adapter.name!r} has no version {revision[:100]!r}")
-    return found
+    return version
 
 
 def resolve(session: Session, tenant: str, name: str, revision: str) -> tuple[Adapter, StoredVersion]:
@@ -302,9 +302,9 @@ def resolve(session: Session, tenant: str, name: str, revision: str) -> tuple[Ad
 def _named(adapters: AdapterRepository, adapter: Adapter, revision: str) -> StoredVersion | None:
     number = _NUMBER.fullmatch(revision)
     if number is not None and int(number[1]) <= MOST:
-        found = adapters.version(adapter, int(number[1]))
-        if found is not None:
-            return found
+        version = adapters.version(adapter, int(number[1]))
+        if version is not None:
+            return version
     if _DIGITS.fullmatch(revision):
         several = adapters.by_revision(adapter, revision)
         if len(several) > 1:

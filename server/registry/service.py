@@ -221,15 +221,17 @@ class AdapterService:
         )
         sign(version, make_round_manifest(adapter, version, result), key)
         automatic = ApprovalService(self._session).of_adapter(adapter).rule.automatic
-        self._settle(adapter, version, SERVER, None if automatic else "a person approves each version of this adapter")
+        self._record_decision(
+            adapter, version, SERVER, None if automatic else "a person approves each version of this adapter"
+        )
         self._adapters.add(version)
         return version
 
     def _decide(self, adapter: Adapter, version: StoredVersion, parent: Parent | None) -> None:
         objection = ApprovalService(self._session).objection(adapter, version, parent)
-        self._settle(adapter, version, Actor(version.device_id or ""), objection)
+        self._record_decision(adapter, version, Actor(version.device_id or ""), objection)
 
-    def _settle(self, adapter: Adapter, version: StoredVersion, actor: Actor, objection: str | None) -> None:
+    def _record_decision(self, adapter: Adapter, version: StoredVersion, actor: Actor, objection: str | None) -> None:
         before = adapter.main_version
         if objection is None:
             version.kept_state = VersionState.APPROVED

@@ -96,9 +96,9 @@ def check_fit(start: StoredVersion, recipe: Recipe, shape: BaseShape) -> None:
     has = start.recipe
     if has.base.sha256 != recipe.base.sha256:
         raise _mismatch("base", "base model", has.base.sha256, recipe.base.sha256)
-    for field, words in _LAYOUT:
+    for field, description in _LAYOUT:
         if getattr(has, field) != getattr(recipe, field):
-            raise _mismatch(f"recipe.{field}", words, getattr(has, field), getattr(recipe, field))
+            raise _mismatch(f"recipe.{field}", description, getattr(has, field), getattr(recipe, field))
     if has.a_seed != recipe.a_seed:
         raise _mismatch("recipe.a_seed", "frozen A, by its seed", has.a_seed, recipe.a_seed)
     if has.calibration != recipe.calibration:
@@ -109,9 +109,10 @@ def check_fit(start: StoredVersion, recipe: Recipe, shape: BaseShape) -> None:
         raise _mismatch("size_d", "D", start.size_d, flat_size(recipe, shape))
 
 
-def _mismatch(field: str, words: str, start: object, job: object) -> StartMismatch:
+def _mismatch(field: str, description: str, start: object, job: object) -> StartMismatch:
     return StartMismatch(
-        f"start: the version's {words} is {start}, the job's is {job}; give the job the same, or leave `recipe` out",
+        f"start: the version's {description} is {start}, the job's is {job}; give the job the same, or leave "
+        "`recipe` out",
         field=field,
         start=start,
         job=job,

@@ -154,7 +154,7 @@ def _complete_part(
     cohort = updates.count(job, lease, completion.result)
     leases.end(lease, Ending.COMPLETED)
     JobLifecycle(session).move(job, JobState.SUCCEEDED, result=completion.result, error=None)
-    RoundService(session).settle(cohort)
+    RoundService(session).end_if_due(cohort)
     return updates.receipt(job)
 
 

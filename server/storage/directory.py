@@ -85,10 +85,10 @@ class DiskArtifacts(ArtifactStore):
             with os.scandir(directory) as entries:
                 for entry in entries:
                     try:
-                        found = entry.stat()
+                        stat = entry.stat()
                     except FileNotFoundError:
                         continue
-                    yield StoredFile(entry.name, found.st_size, _moment(found.st_mtime))
+                    yield StoredFile(entry.name, stat.st_size, _moment(stat.st_mtime))
 
     def delete(self, sha256s: Sequence[str]) -> None:
         """Removes files."""
@@ -97,13 +97,13 @@ class DiskArtifacts(ArtifactStore):
 
     def leftovers(self, before: datetime) -> list[str]:
         """Returns old files in `staging`; its directories are workspaces."""
-        found = []
+        names = []
         with os.scandir(self._staging) as entries:
             for entry in entries:
                 with suppress(FileNotFoundError):
                     if entry.is_file() and _moment(entry.stat().st_mtime) < before:
-                        found.append(entry.name)
-        return found
+                        names.append(entry.name)
+        return names
 
     def discard(self, leftover: str) -> None:
         """Removes a file of `staging`."""
@@ -212,8 +212,8 @@ class DiskArtifacts(ArtifactStore):
             os.close(descriptor)
 
 
-def _marks_of(found: os.stat_result) -> Marks:
-    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+def _marks_of(stat: os.stat_result) -> Marks:
+    return stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
 
 
 def _cached(descriptor: int, buffer: memoryview, offset: int) -> bytes | None:

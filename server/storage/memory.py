@@ -28,8 +28,8 @@ class MemoryArtifacts(ArtifactStore):
 
     def stored_at(self, sha256: str) -> datetime | None:
         """Returns when a file was last stored; None if it is absent."""
-        found = self._files.get(sha256)
-        return found[1] if found else None
+        file = self._files.get(sha256)
+        return file[1] if file else None
 
     def listing(self) -> Iterator[StoredFile]:
         """Yields every file."""
@@ -58,10 +58,10 @@ class MemoryArtifacts(ArtifactStore):
         self._write(path.read_bytes(), sha256)
 
     def _whole(self, sha256: str) -> bytes:
-        found = self._files.get(sha256)
-        if found is None:
+        file = self._files.get(sha256)
+        if file is None:
             raise NotFound
-        return found[0]
+        return file[0]
 
     async def _pieces(self, sha256: str, start: int, end: int) -> AsyncIterator[bytes]:
         data = self._whole(sha256)[start:end]

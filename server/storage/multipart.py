@@ -115,5 +115,5 @@ class MultipartUploads:
 
 
 def _text(answer: str, name: str) -> str:
-    found = re.search(rf"<{name}>(.*?)</{name}>", answer, re.DOTALL)
-    return html.unescape(found.group(1)) if found else ""
+    match = re.search(rf"<{name}>(.*?)</{name}>", answer, re.DOTALL)
+    return html.unescape(match.group(1)) if match else ""

@@ -194,9 +194,9 @@ class TaskQueue:
         """Locks the subject of a task. If it no longer exists, cancels the task and returns False."""
         if self._handlers[task.kind].lock(self._session, task.subject, signs=signs):
             return True
-        found = self._tasks.get_locked(task.kind, task.subject)
-        if found is not None and found.state in UNFINISHED:
-            end(self._tasks, found, TaskState.CANCELLED)
+        previous = self._tasks.get_locked(task.kind, task.subject)
+        if previous is not None and previous.state in UNFINISHED:
+            end(self._tasks, previous, TaskState.CANCELLED)
             self._session.flush()
         return False
 

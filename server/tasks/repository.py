@@ -145,11 +145,11 @@ class TaskRepository:
 
     def counts(self) -> dict[str, dict[TaskState, int]]:
         """Returns how many tasks of each kind are in each state."""
-        found: dict[str, dict[TaskState, int]] = {}
+        counts: dict[str, dict[TaskState, int]] = {}
         statement = select(Task.kind, Task.state, func.count()).group_by(Task.kind, Task.state).order_by(Task.kind)
         for kind, state, number in self._session.execute(statement):
-            found.setdefault(kind, dict.fromkeys(TaskState, 0))[state] = number
-        return found
+            counts.setdefault(kind, dict.fromkeys(TaskState, 0))[state] = number
+        return counts
 
     def ensure(self, kind: str, subject: str, memory_bytes: int) -> Task:
         """Returns the task of a subject, locked, and inserts it if it does not exist."""
@@ -169,8 +169,8 @@ class TaskRepository:
 
     def of(self, kind: str, subjects: Sequence[str]) -> dict[str, Task]:
         """Returns the tasks of several subjects, by subject."""
-        found = self._session.scalars(select(Task).where(Task.kind == kind, Task.subject.in_(subjects)))
-        return {task.subject: task for task in found}
+        tasks = self._session.scalars(select(Task).where(Task.kind == kind, Task.subject.in_(subjects)))
+        return {task.subject: task for task in tasks}
 
     def add_request(self, task: Task, requester: str, tenant: str, priority: int, now: datetime) -> None:
         """Adds a request for a task, and a row for the turns of its tenant."""
@@ -196,8 +196,8 @@ class TaskRepository:
 
     def is_requested(self, task: Task) -> bool:
         """Returns whether a task has requests."""
-        found = select(TaskRequest.number).where(TaskRequest.task_number == task.number).limit(1)
-        return self._session.scalar(found) is not None
+        request = select(TaskRequest.number).where(TaskRequest.task_number == task.number).limit(1)
+        return self._session.scalar(request) is not None
 
     def took_turn(self, tenant: str, kind: str) -> None:
         """Moves the tenant's next turn for this kind behind all others."""

@@ -52,14 +52,14 @@ def _no_constant(text: str) -> float:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        seen: set[str] = set()
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
+        names: set[str] = set()
         for name, _ in pairs:
-            if name in seen:
+            if name in names:
                 raise BadRequest(f"the body has an object with the name {name[:100]!r} twice")
-            seen.add(name)
-    return found
+            names.add(name)
+    return fields
 
 
 def _check_size(data: bytes) -> None:

@@ -277,19 +277,19 @@ class _Body:
 
     def __init__(self, receive: Receive, seconds: float) -> None:
         self._receive = receive
-        self._seen, self._whole = 0, False
+        self._received, self._whole = 0, False
         self._began, self._seconds = time.monotonic(), seconds
 
     async def receive(self) -> Message:
         """Returns the next piece. Raises TooSlow."""
         if self._whole:
             return await self._receive()
-        left = self._began + self._seconds + self._seen / SLOWEST - time.monotonic()
+        left = self._began + self._seconds + self._received / SLOWEST - time.monotonic()
         try:
             message = await asyncio.wait_for(self._receive(), max(left, 0))
         except TimeoutError as error:
             raise TooSlow from error
-        self._seen += len(message.get("body", b""))
+        self._received += len(message.get("body", b""))
         self._whole = not message.get("more_body", False)
         return message
 

@@ -101,18 +101,18 @@ def documented(responses: Mapping[int | str, dict[str, Any]], errors: Iterable[t
     by_status: dict[int, list[type[MobizoError]]] = {}
     for error in errors:
         by_status.setdefault(error.status, []).append(error)
-    found: Responses = {}
+    described: Responses = {}
     for status, response in responses.items():
         if _RAISED in response:
             by_status.setdefault(int(status), []).extend(response[_RAISED])
         else:
-            found[status] = response
+            described[status] = response
     for status, raised in by_status.items():
         # A route may describe the same status itself, too.
-        own = found.get(status, {}).get("content", {})
+        own = described.get(status, {}).get("content", {})
         problem = _problem(raised)
-        found[status] = problem | {"content": own | problem["content"]}
-    return found
+        described[status] = problem | {"content": own | problem["content"]}
+    return described
 
 
 def _header(name: str, description: str) -> dict[str, Any]:

@@ -31,13 +31,13 @@ def _classes(root: type[MobizoError]) -> Iterator[type[MobizoError]]:
 
 
 def _codes(document: dict[str, Any]) -> set[str]:
-    found = {MethodNotAllowed.code}
+    codes = {MethodNotAllowed.code}
     for operations in document["paths"].values():
         for operation in operations.values():
             for response in operation["responses"].values():
                 content = response.get("content", {}).get(PROBLEM_JSON)
-                found |= set(content["schema"]["properties"]["code"]["enum"] if content else ())
-    return found
+                codes |= set(content["schema"]["properties"]["code"]["enum"] if content else ())
+    return codes
 
 
 def problem_page(document: dict[str, Any]) -> str:

@@ -23,5 +23,5 @@ def calibrations(
 ) -> Page[CalibrationView]:
     """Lists calibrations, newest first. `recipe.calibration` of a job is the sha256 of one."""
     repository = CalibrationRepository(session)
-    found = repository.page(paging)
-    return paging.page(repository.views(found.rows), found.before)
+    page_rows = repository.page(paging)
+    return paging.page(repository.views(page_rows.rows), page_rows.before)

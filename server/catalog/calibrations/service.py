@@ -167,31 +167,32 @@ class CalibrationService:
         Raises InvalidUpload for an invalid file, UnknownBase if its base model is not registered, or BadRequest if it
         does not have that model's shape.
         """
-        made = load_calibration(data)
-        bases = self._calibrations.bases(made.about.base.sha256)
+        calibration = load_calibration(data)
+        bases = self._calibrations.bases(calibration.about.base.sha256)
         if not bases:
             raise UnknownBase(
-                f"the calibration was made for {made.about.base.name!r} of sha256 {made.about.base.sha256[:12]}..., "
-                "and no such base model is registered; `mobizo-server base add` registers it"
+                f"the calibration was made for {calibration.about.base.name!r} of sha256 "
+                f"{calibration.about.base.sha256[:12]}..., and no such base model is registered; "
+                "`mobizo-server base add` registers it"
             )
         sha256 = self._artifacts.put(data)
         hold(self._session, self._artifacts, [sha256])
         known = self._calibrations.named(sha256)
         if known is not None:
             return known
-        found = StoredCalibration(
+        stored = StoredCalibration(
             sha256=sha256,
             base_number=bases[0].number,
-            kind=made.about.kind,
-            task=made.about.task,
-            examples=made.about.examples,
-            modules=len(made.directions),
-            width=made.width,
+            kind=calibration.about.kind,
+            task=calibration.about.task,
+            examples=calibration.about.examples,
+            modules=len(calibration.directions),
+            width=calibration.width,
             size=len(data),
             created_at=utc_now(),
         )
-        self._calibrations.add(found)
-        return found
+        self._calibrations.add(stored)
+        return stored
 
     def check(self, recipe: Recipe, shape: BaseShape) -> None:
         """Raises InvalidRecipe unless the recipe draws A or takes it from a registered calibration.
@@ -214,13 +215,15 @@ class CalibrationService:
 
         Raises NotFound, BadRequest if several match, or Conflict while it is in use.
         """
-        found = self._calibrations.beginning_locked(beginning)
-        if not found:
+        calibrations = self._calibrations.beginning_locked(beginning)
+        if not calibrations:
             raise NotFound(f"no calibration's sha256 begins with {beginning!r}; {_LISTS}")
-        if len(found) > 1:
-            raise BadRequest(f"{len(found)} calibrations' sha256 begin with {beginning!r}; give more digits")
-        user = self._calibrations.user(found[0].sha256)
+        if len(calibrations) > 1:
+            raise BadRequest(f"{len(calibrations)} calibrations' sha256 begin with {beginning!r}; give more digits")
+        user = self._calibrations.user(calibrations[0].sha256)
         if user is not None:
-            raise Conflict(f"{user} takes its A from calibration {found[0].sha256}; it cannot be removed while it does")
-        self._calibrations.remove(found[0])
-        return found[0]
+            raise Conflict(
+                f"{user} takes its A from calibration {calibrations[0].sha256}; it cannot be removed while it does"
+            )
+        self._calibrations.remove(calibrations[0])
+        return calibrations[0]

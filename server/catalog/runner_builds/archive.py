@@ -47,8 +47,8 @@ def read_archive(path: Path, platforms: Sequence[str] = ()) -> bytes:
     if PROGRAM not in names:
         raise BadRequest(f"{path} has no {PROGRAM} at its top; `mobizo-agent build-runner` makes such an archive")
     for platform in platforms:
-        if found := wrong_machine(header, platform):
-            raise BadRequest(f"{path} is for {found}, and {platform} cannot run it; correct --platform")
+        if machine := wrong_machine(header, platform):
+            raise BadRequest(f"{path} is for {machine}, and {platform} cannot run it; correct --platform")
     return data
 
 

@@ -71,13 +71,13 @@ class RunnerBuildService:
 
     def signed(self, platform: str) -> SignedRunnerBuild:
         """Returns the signed build of a platform. Raises NotFound."""
-        found = self._runners.of_platform(platform)
-        if found is None:
+        build = self._runners.of_platform(platform)
+        if build is None:
             raise NotFound(
                 f"there is no runner for {platform} here; build it on the device, or ask the operator for one "
                 "(`mobizo-server runner-build add`)"
             )
-        return found.signed
+        return build.signed
 
     def check(self, platform: str, sha256: str) -> None:
         """Raises NotFound unless the hash is that of the platform's archive."""
@@ -87,7 +87,7 @@ class RunnerBuildService:
 
 def sign_builds(session: Session, key: Ed25519PrivateKey) -> int:
     """Signs every build with `key`, after a rotation of the server's key; returns their number."""
-    runners = RunnerBuildRepository(session).all()
-    for runner in runners:
+    builds = RunnerBuildRepository(session).all()
+    for runner in builds:
         runner.signed = sign_runner_build(runner.signed.build, key)
-    return len(runners)
+    return len(builds)

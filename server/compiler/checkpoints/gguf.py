@@ -172,7 +172,7 @@ class _Reader:
         slides = bool(self._option("attention.sliding_window", 0))
         pattern = self._option("attention.sliding_window_pattern", GEMMA_PATTERN)
         gemma = self.form.model_type == "gemma3_text"
-        found = {
+        features = {
             f"RoPE scaling {scaling!r}": scaling not in ("none", "linear"),
             f"RoPE attention factor {attention}": attention != 1.0,
             "sliding-window attention": slides and not gemma,
@@ -180,7 +180,7 @@ class _Reader:
             "soft caps": any(self._option(f"{name}_logit_softcapping", 0.0) for name in ("attn", "final")),
             "experts": bool(self._option("expert_count", 0)),
         }
-        if names := [name for name, present in found.items() if present]:
+        if names := [name for name, present in features.items() if present]:
             raise UnsupportedModel(
                 f"this {self.form.name} checkpoint uses {', '.join(names)}, which the decoder does not compute"
             )

@@ -57,8 +57,8 @@ class GgufTensor:
     @property
     def byte_shape(self) -> tuple[int, ...]:
         """The shape of its data in bytes. Raises ValueError if its rows are not whole blocks."""
-        found: tuple[int, ...] = quant_shape_to_byte_shape(self.shape, self.type)
-        return found
+        byte_shape: tuple[int, ...] = quant_shape_to_byte_shape(self.shape, self.type)
+        return byte_shape
 
     def values(self, rows: int | None = None) -> NDArray[np.float32]:
         """Reads its values, or those of the first `rows` rows of a matrix.
@@ -70,8 +70,8 @@ class GgufTensor:
             shape = (min(rows, shape[0]), *shape[1:])
         # Read, not mapped: a mapping would keep the pages of all tensors in memory.
         data = np.fromfile(self.path, np.uint8, prod(shape), offset=self.offset)
-        found: NDArray[np.float32] = dequantize(data.reshape(shape), self.type).astype(np.float32, copy=False)
-        return found
+        values: NDArray[np.float32] = dequantize(data.reshape(shape), self.type).astype(np.float32, copy=False)
+        return values
 
 
 @dataclass(frozen=True)
@@ -151,9 +151,9 @@ class _Header:
         return self._bytes(size).decode(errors="replace")  # a vocabulary may have tokens that are no text
 
     def _numbers(self, format_: str) -> tuple[Any, ...]:
-        found = struct.unpack_from(f"<{format_}", self._data, self._at)
+        numbers = struct.unpack_from(f"<{format_}", self._data, self._at)
         self._at += struct.calcsize(f"<{format_}")
-        return found
+        return numbers
 
     def _bytes(self, size: int) -> bytes:
         if self._at + size > len(self._data):

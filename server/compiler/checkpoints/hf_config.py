@@ -182,7 +182,7 @@ def _options(architecture: Architecture, config: Mapping[str, Any]) -> dict[str,
 def _refuse(model_type: str, architecture: Architecture, options: Options) -> None:
     usual = architecture.defaults.get("hidden_act", COMMON["hidden_act"])
     width = options.get("word_embed_proj_dim")
-    found = {
+    features = {
         f"activation {options['hidden_act']!r}": options["hidden_act"] != usual,
         f"word_embed_proj_dim {width}": width not in (None, options["hidden_size"]),
         **{
@@ -190,7 +190,7 @@ def _refuse(model_type: str, architecture: Architecture, options: Options) -> No
             for name, values in {**ONLY, **architecture.only}.items()
         },
     }
-    _unsupported(model_type, [name for name, present in found.items() if present])
+    _unsupported(model_type, [name for name, present in features.items() if present])
 
 
 def _unsupported(model_type: str, names: list[str]) -> None:
@@ -228,11 +228,11 @@ def _rope(model_type: str, architecture: Architecture, options: Options, kind: s
     parameters = {**outer, **own, **scaling}
     name = parameters.get("rope_type", parameters.get("type", "default"))
     partial = parameters["partial_rotary_factor"]
-    found = {
+    features = {
         f"RoPE scaling {name!r}": name not in ("default", "linear", "llama3"),
         f"partial rotary embedding {partial}": partial not in (None, 1),
     }
-    _unsupported(model_type, [feature for feature, present in found.items() if present])
+    _unsupported(model_type, [feature for feature, present in features.items() if present])
     scaled: dict[str, Any] = {} if name == "default" else {"factor": parameters["factor"]}
     if name == "llama3":
         scaled["low_freq_factor"] = parameters["low_freq_factor"]

@@ -70,7 +70,7 @@ def is_registry(endpoint: str) -> bool:
         return False
     try:
         with Transport(endpoint, None, timeout=PROBE_SECONDS, attempts=1) as transport:
-            found = transport.request("GET", "/v1/server").json()
+            info = transport.request("GET", "/v1/server").json()
     except (MobizoError, ValueError):
         return False
-    return isinstance(found, dict) and found.get("name") == "mobizo" and "public_key" in found
+    return isinstance(info, dict) and info.get("name") == "mobizo" and "public_key" in info

@@ -30,16 +30,16 @@ def end_of_text(files: BaseFiles) -> int | None:
     Of several such tokens the first one is taken.
     """
     if files.form == "gguf":
-        found = GgufFile.read(files.root).metadata.get("tokenizer.ggml.eos_token_id")
+        token = GgufFile.read(files.root).metadata.get("tokenizer.ggml.eos_token_id")
     else:
-        found = None
+        token = None
         for name in ("generation_config.json", "config.json"):
             path = files.root / name
-            if found is None and path.is_file():
-                found = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
-    if isinstance(found, list):
-        found = found[0] if found else None
-    return found if isinstance(found, int) and not isinstance(found, bool) and found >= 0 else None
+            if token is None and path.is_file():
+                token = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
+    if isinstance(token, list):
+        token = token[0] if token else None
+    return token if isinstance(token, int) and not isinstance(token, bool) and token >= 0 else None
 
 
 def convert_tokenizer(files: BaseFiles) -> Any:

@@ -66,13 +66,13 @@ class GradientNetwork(BaseNetwork):
         if self._base.precision == "fp32" or self.recipe.loss != "full":
             return None
         example = (torch.zeros(*logits_part(rows, picks, self.facts.vocabulary), self.facts.vocabulary),)
-        layer = HeadReverse(getattr(self.trunk, "embedding" if self.trunk.tied else "lm_head"))
+        layer = HeadReverse(getattr(self.backbone, "embedding" if self.backbone.tied else "lm_head"))
         (lowered,) = self._lower([layer], example, ROWS)
         return None if lowered is layer else lowered
 
     def methods(self) -> dict[str, Signature]:
         """Every method of the program with its example inputs, as `shared.program` lists them."""
-        recipe, trunk, size = self.recipe, self.trunk, self.size
+        recipe, backbone, size = self.recipe, self.backbone, self.size
         e, s, t, c = recipe.effective_batch, recipe.sequence_length, recipe.answer_length, recipe.choices
         rows, frozen = recipe.rows, recipe.frozen_layers(self.facts.layers)
         head = self.head(rows, t)
@@ -85,11 +85,11 @@ class GradientNetwork(BaseNetwork):
         backward = (reverses, self.scales(adapted))
         inputs = StepInputs.example(recipe, size).flat
         length = {0: {1: Dim("S", min=MIN_LENGTH, max=s)}} if self.dynamic_length else {}
-        step = GradientStep(recipe, size, trunk, *heads, *backward, *below, adapted)
+        step = GradientStep(recipe, size, backbone, *heads, *backward, *below, adapted)
         methods = {
             "step": Signature(step, (zero_tokens(e, s), *inputs), length),
             "score": Signature(
-                Score(recipe, size, trunk, head, *below, adapted),
+                Score(recipe, size, backbone, head, *below, adapted),
                 (zero_tokens(rows, s), zero_tokens(rows, t), zero_tokens(rows, t, c)),
                 length,
             ),
@@ -106,11 +106,11 @@ class GradientNetwork(BaseNetwork):
             )
         if frozen:
             hidden = torch.zeros(e, s, self.facts.hidden)
-            suffix = GradientSuffix(recipe, size, trunk, *heads, *backward, adapted)
-            methods["prefix"] = Signature(Prefix(recipe, size, trunk, head, *below), (zero_tokens(e, s),), length)
+            suffix = GradientSuffix(recipe, size, backbone, *heads, *backward, adapted)
+            methods["prefix"] = Signature(Prefix(recipe, size, backbone, head, *below), (zero_tokens(e, s),), length)
             methods["suffix"] = Signature(suffix, (hidden, *inputs), length)
             methods["score_suffix"] = score_suffix(
-                ScoreSuffix(recipe, size, trunk, head, adapted), self.facts.hidden, length
+                ScoreSuffix(recipe, size, backbone, head, adapted), self.facts.hidden, length
             )
         return methods
 

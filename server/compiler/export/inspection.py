@@ -126,7 +126,7 @@ def _method(plan: schema.ExecutionPlan, payloads: list[schema.BackendDelegateInl
         planned_bytes=sum(plan.non_const_buffer_sizes),
         nodes=len(calls),
         operators=dict(operators.most_common()),
-        delegates={name: Delegates(len(found), sum(found)) for name, found in sizes.items()},
+        delegates={name: Delegates(len(payload_sizes), sum(payload_sizes)) for name, payload_sizes in sizes.items()},
     )
 
 

@@ -33,7 +33,7 @@ from server.compiler.methods.training import (
     Step,
     Suffix,
 )
-from server.compiler.model.backbone import HeadLayer, Trunk, TrunkTensors
+from server.compiler.model.backbone import Backbone, BackboneTensors, HeadLayer
 from server.compiler.model.decoder import DecoderLayer, LayerShape, LayerTables, layer_shapes, quantized_layer
 from server.compiler.model.quantization import ROWS, SCALE, SCHEMES, Scheme, quantize
 from shared.program import logits_part
@@ -52,7 +52,7 @@ class QuantizedBase:
 
     facts: BaseFacts
     precision: Precision
-    trunk: TrunkTensors
+    backbone: BackboneTensors
     layers: tuple[dict[str, Tensor], ...]
     stored: tuple[Stored, ...]  # every tensor of the weights file
 
@@ -68,15 +68,15 @@ class QuantizedBase:
             stored.append(Stored.of(name, tensor, scheme, path, directory))
             return stored[-1].tensor
 
-        tables: dict[str, Tensor | None] = dict.fromkeys(field.name for field in fields(TrunkTensors))
+        tables: dict[str, Tensor | None] = dict.fromkeys(field.name for field in fields(BackboneTensors))
         for name in ("norms", "head_norms", *checkpoint.tables):
             given = getattr(checkpoint, name) if name.endswith("norms") else checkpoint.tables[name]
             if given is None:
                 continue
             if precision != "fp32" and name in ("embedding", "lm_head"):
                 given, scales = quantize(given, ROWS)
-                tables[name + SCALE] = kept(name + SCALE, scales.unsqueeze(1), ROWS, f"trunk.{name}{SCALE}")
-            tables[name] = kept(name, given, ROWS, f"trunk.{name}")
+                tables[name + SCALE] = kept(name + SCALE, scales.unsqueeze(1), ROWS, f"backbone.{name}{SCALE}")
+            tables[name] = kept(name, given, ROWS, f"backbone.{name}")
         scheme, layers = SCHEMES.get(precision), list[dict[str, Tensor]]()
         for index, weights in enumerate(checkpoint.layers):
             layer: dict[str, Tensor] = {}
@@ -85,8 +85,8 @@ class QuantizedBase:
                     path = f"layers.{index}.frozen.{name}" if scheme is None else None
                     layer[name] = kept(name, tensor, scheme, path)
             layers.append(layer)
-        trunk = TrunkTensors(**tables)
-        return cls(checkpoint.facts, precision, trunk, tuple(layers), tuple(stored))
+        backbone = BackboneTensors(**tables)
+        return cls(checkpoint.facts, precision, backbone, tuple(layers), tuple(stored))
 
 
 class BaseNetwork:
@@ -107,7 +107,7 @@ class BaseNetwork:
         self.recipe, self.facts, self._base, self._lower = recipe, base.facts, base, lower
         self.dynamic_length = dynamic_length and recipe.sequence_length > MIN_LENGTH
         self.size = flat_size(recipe, base.facts)
-        self.trunk = Trunk(base.facts, base.trunk, recipe.sequence_length)
+        self.backbone = Backbone(base.facts, base.backbone, recipe.sequence_length)
         self._scaled_a: list[dict[Target, Tensor]] = [{} for _ in range(base.facts.layers)]
         for module in lora_modules(recipe, base.facts):
             a = np.ascontiguousarray(frozen_a(recipe, module, calibration).T) * np.float32(recipe.scale)  # (r, in)
@@ -135,14 +135,14 @@ class BaseNetwork:
         if self._base.precision == "fp32":
             return None
         rows, picks = logits_part(rows, picks, self.facts.vocabulary)
-        name = "embedding" if self.trunk.tied else "lm_head"
-        layer = HeadLayer(getattr(self.trunk, name), getattr(self.trunk, name + SCALE).squeeze(1))
+        name = "embedding" if self.backbone.tied else "lm_head"
+        layer = HeadLayer(getattr(self.backbone, name), getattr(self.backbone, name + SCALE).squeeze(1))
         example = (torch.zeros(rows, picks, self.facts.hidden),)
         return self._lower([layer], example, ROWS)[0]
 
     def methods(self) -> dict[str, Signature]:
         """Returns every method of the program with its example inputs, as listed in `shared.program`."""
-        recipe, trunk, size = self.recipe, self.trunk, self.size
+        recipe, backbone, size = self.recipe, self.backbone, self.size
         q, e, s = recipe.queries, recipe.effective_batch, recipe.sequence_length
         t, c, r = recipe.answer_length, recipe.choices, recipe.score_rows
         frozen = recipe.frozen_layers(self.facts.layers)
@@ -155,10 +155,10 @@ class BaseNetwork:
         replayed: Example = (zero_seeds(q), torch.zeros(q), *([torch.ones(1)] if recipe.estimator == "stored" else []))
         length = {0: {1: Dim("S", min=MIN_LENGTH, max=s)}} if self.dynamic_length else {}
         methods = {
-            "step": Signature(Step(recipe, size, trunk, head, *once, adapted), (zero_tokens(e, s), *inputs), length),
+            "step": Signature(Step(recipe, size, backbone, head, *once, adapted), (zero_tokens(e, s), *inputs), length),
             "replay": Signature(Replay(recipe, size), replayed),
             "score": Signature(
-                Score(recipe, size, trunk, head, *every, adapted),
+                Score(recipe, size, backbone, head, *every, adapted),
                 (zero_tokens(r, s), zero_tokens(r, t), zero_tokens(r, t, c)),
                 length,
             ),
@@ -167,10 +167,10 @@ class BaseNetwork:
         }
         if frozen:
             hidden = torch.zeros(e, s, self.facts.hidden)
-            methods["prefix"] = Signature(Prefix(recipe, size, trunk, head, *once), (zero_tokens(e, s),), length)
-            methods["suffix"] = Signature(Suffix(recipe, size, trunk, head, adapted), (hidden, *inputs), length)
+            methods["prefix"] = Signature(Prefix(recipe, size, backbone, head, *once), (zero_tokens(e, s),), length)
+            methods["suffix"] = Signature(Suffix(recipe, size, backbone, head, adapted), (hidden, *inputs), length)
             methods["score_suffix"] = score_suffix(
-                ScoreSuffix(recipe, size, trunk, head, adapted), self.facts.hidden, length
+                ScoreSuffix(recipe, size, backbone, head, adapted), self.facts.hidden, length
             )
         if recipe.noise == "randn":
             del methods["replay"]  # its directions would differ from those of the step

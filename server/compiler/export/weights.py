@@ -36,7 +36,7 @@ class Stored:
 
     @classmethod
     def of(cls, buffer: str, tensor: Tensor, scheme: Scheme | None, name: str | None, directory: Path | None) -> Stored:
-        """Returns the tensor as it is stored in `scheme`. buffer: its name in a layer or in the trunk.
+        """Returns the tensor as it is stored in `scheme`. buffer: its name in a layer or in the backbone.
 
         directory: where bytes and values are written, as files named by their keys; the tensor is then mapped from its
         file and takes memory only where it is read. None: all stay in memory.

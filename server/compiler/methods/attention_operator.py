@@ -40,10 +40,10 @@ def _shaped(
 
 
 def _load() -> None:
-    found = sorted(Path(portable_lib.__file__).parents[1].glob("llm/custom_ops/*custom_ops_aot_lib.*"))
-    if not found:
+    libraries = sorted(Path(portable_lib.__file__).parents[1].glob("llm/custom_ops/*custom_ops_aot_lib.*"))
+    if not libraries:
         raise ToolchainMissing("this ExecuTorch lacks the operators of its LLM extension; install the wheel from PyPI")
-    torch.ops.load_library(found[0])
+    torch.ops.load_library(libraries[0])
     torch.library.register_fake(FUNCTION, _shaped)
 
 

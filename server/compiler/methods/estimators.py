@@ -117,8 +117,8 @@ class DirectionalB(FlatB):
         Each example has a product of its own, so that no other example can change its rounding.
         """
         rows, blocks = single_rows(gradients), self._directions(seeds).blocks()
-        found = [torch.cat([torch.mm(z, row.reshape(-1, 1)) for row in rows], dim=1) for z, _ in blocks]
-        return torch.cat(found) if len(found) > 1 else found[0]
+        products = [torch.cat([torch.mm(z, row.reshape(-1, 1)) for row in rows], dim=1) for z, _ in blocks]
+        return torch.cat(products) if len(products) > 1 else products[0]
 
     def replay(self, seeds: Tensor, coefficients: Tensor, eps: Tensor) -> Tensor:
         """See `FlatB.replay`."""

@@ -19,7 +19,7 @@ from server.compiler.methods.clipping import noised_sums, single_rows
 from server.compiler.methods.private_gradient import ExampleGradients, mean_gradient, noise_units
 from server.compiler.methods.step_inputs import StepInputs
 from server.compiler.methods.training import EXCLUDED, Method, Network, Stack
-from server.compiler.model.backbone import Trunk
+from server.compiler.model.backbone import Backbone
 from server.compiler.model.quantization import SCALE
 from server.compiler.model.reverse import norm_output, norm_reverse, normed
 from shared.privacy import UNITS
@@ -36,7 +36,7 @@ class GradientSuffix(Network):
         self,
         recipe: Recipe,
         size: int,
-        trunk: Trunk,
+        backbone: Backbone,
         head: nn.Module | None,
         head_reverse: nn.Module | None,
         reverses: Sequence[nn.Module],
@@ -46,7 +46,7 @@ class GradientSuffix(Network):
         """head_reverse: (R, T, V) times lm_head's quantized table; None: `table_product` multiplies in float32.
 
         reverses: of the last stack's layers. scales: of their linear weights, (layers, outputs); None: float32."""
-        super().__init__(recipe, size, trunk, head, *stacks)
+        super().__init__(recipe, size, backbone, head, *stacks)
         self.head_reverse = head_reverse
         self.reverses = list(reverses)  # no submodules: a layer that is not lowered is already one
         self.register_buffer("scales", scales, persistent=False)
@@ -125,7 +125,7 @@ class GradientSuffix(Network):
         stack = self.stacks[-1]
         b = self.state.current().unsqueeze(0)  # (1, D)
         kept: list[Tensor] = []
-        others = list(self.trunk.others(stack.shapes, stack.first, hidden.shape[1], b))
+        others = list(self.backbone.others(stack.shapes, stack.first, hidden.shape[1], b))
         for layer, other in zip(stack.layers, others, strict=True):
             kept.append(hidden)
             hidden = layer(hidden, *other)
@@ -146,11 +146,11 @@ class GradientSuffix(Network):
         """As `answers_gradient`, each example by itself: products over few rows round a row by its place among them."""
         columns = inputs.columns
         rows = zip(*(single_rows(column) for column in (hidden, *columns.values())), strict=True)
-        found = [
+        by_row = [
             self.answers_gradient(own, replace(inputs, **dict(zip(columns, others, strict=True))))
             for own, *others in rows
         ]
-        nll, gradient = (torch.cat(rows) if len(rows) > 1 else rows[0] for rows in zip(*found, strict=True))
+        nll, gradient = (torch.cat(rows) if len(rows) > 1 else rows[0] for rows in zip(*by_row, strict=True))
         return nll, gradient
 
     def answers_gradient(self, hidden: Tensor, inputs: StepInputs) -> tuple[Tensor, Tensor]:
@@ -158,16 +158,16 @@ class GradientSuffix(Network):
 
         Not of their mean: the last bits of a small gradient would be lost where activations are quantized.
         """
-        facts, trunk = self.trunk.facts, self.trunk
+        facts, backbone = self.backbone.facts, self.backbone
         places = inputs.positions.unsqueeze(2).expand(-1, -1, hidden.shape[2])
-        picked = normed(trunk.final_norm, torch.gather(hidden, 1, places))  # (E, T, hidden)
-        vectors = trunk.final_vectors()
-        answers = norm_output(picked, *vectors)
+        normed_answers = normed(backbone.final_norm, torch.gather(hidden, 1, places))  # (E, T, hidden)
+        vectors = backbone.final_vectors()
+        answers = norm_output(normed_answers, *vectors)
         if self.recipe.loss == "full":
             nll, gradient = self.in_parts(self.vocabulary_gradient, answers, inputs.answers)
         else:
             nll, gradient = self.candidates_gradient(answers, inputs.choices, inputs.choice_mask)
-        gradient = norm_reverse(trunk.final_norm, gradient * inputs.mask.unsqueeze(2), vectors[0], picked)
+        gradient = norm_reverse(backbone.final_norm, gradient * inputs.mask.unsqueeze(2), vectors[0], normed_answers)
         # By a product with ones and zeros: positions of padding may coincide with others.
         at = self.at[: hidden.shape[1]].reshape(1, -1, 1) == inputs.positions.unsqueeze(1)  # (E, S, T)
         return nll, torch.bmm(at.to(torch.float32), gradient).view(-1, hidden.shape[1], facts.hidden)
@@ -181,7 +181,7 @@ class GradientSuffix(Network):
         log_p = torch.log_softmax(logits, dim=-1)
         at, slope = truth.to(torch.int64).unsqueeze(2), self.cap_slope(logits)
         weights = torch.exp(log_p)
-        row = self.trunk.head_rows(truth)
+        row = self.backbone.head_rows(truth)
         if slope is not None:
             weights, row = weights * slope, row * torch.gather(slope, 2, at)
         return -torch.gather(log_p, 2, at).squeeze(2), self.table_product(weights) - row
@@ -189,9 +189,9 @@ class GradientSuffix(Network):
     def candidates_gradient(self, answers: Tensor, choices: Tensor, choice_mask: Tensor) -> tuple[Tensor, Tensor]:
         """The loss over the candidates (E, T, C), the first is the truth: nll (E, T), its gradient (E, T, hidden)."""
         examples, tokens, count = choices.shape
-        rows = self.trunk.head_rows(choices).reshape(examples * tokens, count, -1)
+        rows = self.backbone.head_rows(choices).reshape(examples * tokens, count, -1)
         logits = torch.bmm(rows, answers.reshape(examples * tokens, -1, 1)).reshape(examples, tokens, count)
-        logits = self.trunk.cap(logits)
+        logits = self.backbone.cap(logits)
         log_p = torch.log_softmax(logits + (1.0 - choice_mask) * EXCLUDED, dim=-1)
         weights = torch.exp(log_p)
         weights = torch.cat((weights[:, :, :1] - 1.0, weights[:, :, 1:]), dim=2) if count > 1 else weights - 1.0
@@ -201,7 +201,7 @@ class GradientSuffix(Network):
 
     def cap_slope(self, logits: Tensor) -> Tensor | None:
         """The soft cap's slope at capped logits, 1 - tanh^2; None: the base has no cap."""
-        cap = self.trunk.facts.final_softcap
+        cap = self.backbone.facts.final_softcap
         if cap is None:
             return None
         bent = logits * (1 / cap)
@@ -209,8 +209,8 @@ class GradientSuffix(Network):
 
     def table_product(self, weights: Tensor) -> Tensor:
         """weights (E, T, V), not negative, times lm_head's table (V, hidden): (E, T, hidden)."""
-        name = "embedding" if self.trunk.tied else "lm_head"
-        table, scales = getattr(self.trunk, name), getattr(self.trunk, name + SCALE, None)
+        name = "embedding" if self.backbone.tied else "lm_head"
+        table, scales = getattr(self.backbone, name), getattr(self.backbone, name + SCALE, None)
         if scales is None:
             return torch.mm(weights.reshape(-1, table.shape[0]), table).reshape(*weights.shape[:2], -1)
         # The scales are folded in, without a view of a constant that another file holds.
@@ -239,7 +239,7 @@ class GradientStep(GradientSuffix):
 
     def enter(self, first: Tensor) -> Tensor:
         """As `GradientSuffix.enter`, from tokens (rows, S)."""
-        hidden = self.trunk.embed(first)
+        hidden = self.backbone.embed(first)
         return self.run(self.stacks[0], hidden, None) if len(self.stacks) > 1 else hidden
 
 

@@ -25,7 +25,7 @@ from server.compiler.export.network import BaseNetwork, Example, Lower, Quantize
 from server.compiler.methods.attention_operator import attention_call
 from server.compiler.methods.step_inputs import zero_tokens
 from server.compiler.methods.training import Adapter, Load, Method
-from server.compiler.model.backbone import Trunk
+from server.compiler.model.backbone import Backbone
 from server.compiler.model.decoder import MASKED, DecoderLayer, LayerShape, LayerTables, layer_shapes
 from server.compiler.model.layer_inputs import AttentionTables, norm_size
 from shared.recipe import Recipe, Target
@@ -170,7 +170,7 @@ class Extend(Method):
         self,
         recipe: Recipe,
         size: int,
-        trunk: Trunk,
+        backbone: Backbone,
         head: nn.Module | None,
         shapes: Sequence[LayerShape],
         heads: Sequence[nn.Module],
@@ -179,25 +179,25 @@ class Extend(Method):
     ) -> None:
         """head: see `Network`. shapes, heads, mixes: one per layer. context: C."""
         super().__init__(recipe, size)
-        self.trunk, self.head, self.shapes = trunk, head, shapes
+        self.backbone, self.head, self.shapes = backbone, head, shapes
         self.heads, self.mixes = nn.ModuleList(heads), nn.ModuleList(mixes)
-        self.cache = Cache(trunk.facts, context)
-        self.context, self.operator = context, attends_by_operator(trunk.facts)
-        self.tables = CacheTables(trunk.facts, context, sliding=False)
-        if trunk.facts.sliding_layers:
-            self.sliding_tables = CacheTables(trunk.facts, context, sliding=True)
+        self.cache = Cache(backbone.facts, context)
+        self.context, self.operator = context, attends_by_operator(backbone.facts)
+        self.tables = CacheTables(backbone.facts, context, sliding=False)
+        if backbone.facts.sliding_layers:
+            self.sliding_tables = CacheTables(backbone.facts, context, sliding=True)
         # One longer than the bound, because the exporter removes a slice of the whole tensor.
         self.register_buffer("at", torch.arange(recipe.sequence_length + 1), persistent=False)
 
     def forward(self, tokens: Tensor, start: Tensor, picks: Tensor) -> Tensor:
         """tokens (1, L) at positions from `start` [1] on, picks (P,) among these L. Returns logits (P, V)."""
-        facts = self.trunk.facts
+        facts = self.backbone.facts
         places = self.at[: tokens.shape[1]] + start
         first = cast(int, start.item()) if self.operator else 0
         if self.operator:
             torch._check(first >= 0)
             torch._check(first + tokens.shape[1] <= self.context)
-        hidden = self.trunk.embed(tokens, places)
+        hidden = self.backbone.embed(tokens, places)
         kinds = [self.tables]
         if facts.sliding_layers:
             kinds.append(self.sliding_tables)
@@ -209,31 +209,31 @@ class Extend(Method):
         for index, (shape, head, mix) in enumerate(zip(self.shapes, self.heads, self.mixes, strict=True)):
             kind = index in facts.sliding_layers
             tables = tables_of[kind]
-            vectors = self.trunk.vectors(index)
+            vectors = self.backbone.vectors(index)
             own = len(facts.layer_norms)
             slabs: list[tuple[Tensor, ...]] = []
             for part in parts_of(shape):
                 slabs.append((b[:, at : at + part.slab],) if part.targets else ())
                 at += part.slab
-            made = head(hidden, *slabs[0], *vectors[:count], *vectors[own:], *tables)
-            rows = made.squeeze(0)
+            projected = head(hidden, *slabs[0], *vectors[:count], *vectors[own:], *tables)
+            rows = projected.squeeze(0)
             cached = self.cache.write(index, places, rows[:, ends[0] : ends[1]], rows[:, ends[1] :])
             if self.operator:
-                hidden = mix(hidden, self.attend(made, cached, first), *slabs[1], *vectors[count:own])
+                hidden = mix(hidden, self.attend(projected, cached, first), *slabs[1], *vectors[count:own])
             else:
-                hidden = mix(hidden, made, *cached, masks[kind], *slabs[1], *vectors[count:own], *tables)
-        answers = self.trunk.pick(hidden, picks.unsqueeze(0))
-        logits = self.trunk.cap(self.trunk.logits(answers) if self.head is None else self.head(answers))
+                hidden = mix(hidden, projected, *cached, masks[kind], *slabs[1], *vectors[count:own], *tables)
+        answers = self.backbone.gather_positions(hidden, picks.unsqueeze(0))
+        logits = self.backbone.cap(self.backbone.logits(answers) if self.head is None else self.head(answers))
         return logits.squeeze(0)
 
-    def attend(self, made: Tensor, cached: tuple[Tensor, Tensor], first: int) -> Tensor:
+    def attend(self, projected: Tensor, cached: tuple[Tensor, Tensor], first: int) -> Tensor:
         """Returns attention's output (1, L, heads * head_dim) for tokens at positions from `first` on.
 
-        made: the output of HeadsLayer. cached: the layer's keys and values (C, kv_heads * head_dim).
+        projected: the output of HeadsLayer. cached: the layer's keys and values (C, kv_heads * head_dim).
         """
-        facts = self.trunk.facts
+        facts = self.backbone.facts
         width = facts.heads * facts.head_dim
-        q = made[..., :width].view(1, -1, facts.heads, facts.head_dim)
+        q = projected[..., :width].view(1, -1, facts.heads, facts.head_dim)
         k, v = (part.view(1, self.context, facts.kv_heads, facts.head_dim) for part in cached)
         return attention_call(q, k, v, first).view(1, -1, width)
 
@@ -275,7 +275,7 @@ class InferenceNetwork(BaseNetwork):
         shapes = layer_shapes(recipe, self.facts, rows=1, paths=1)
         rest = TailLayer if attends_by_operator(self.facts) else MixLayer
         heads, mixes = self._parts(HeadsLayer, 0, shapes), self._parts(rest, 1, shapes)
-        extend = Extend(recipe, size, self.trunk, self.head(1, t), shapes, heads, mixes, self.context)
+        extend = Extend(recipe, size, self.backbone, self.head(1, t), shapes, heads, mixes, self.context)
         example = (zero_tokens(1, s), zero_tokens(1), zero_tokens(t))
         varying = {0: {1: Dim("L", min=1, max=s)}} | ({2: {0: Dim("P", min=1, max=t)}} if t > 1 else {})
         # The operator reads nothing that the text did not write, and what is not cleared takes no memory.
@@ -310,6 +310,6 @@ class InferenceNetwork(BaseNetwork):
         width = facts.kv_heads * facts.head_dim
         if attends_by_operator(facts):
             return (hidden, torch.zeros(1, length, facts.heads * facts.head_dim), *slab, *vectors[count:])
-        made = torch.zeros(1, length, facts.heads * facts.head_dim + 2 * width)
+        projected = torch.zeros(1, length, facts.heads * facts.head_dim + 2 * width)
         cached = [torch.zeros(self.context, width) for _ in range(2)]
-        return (hidden, made, *cached, tables.masked(places), *slab, *vectors[count:], *tables(places))
+        return (hidden, projected, *cached, tables.masked(places), *slab, *vectors[count:], *tables(places))

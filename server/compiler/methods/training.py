@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from server.compiler.methods.clipping import example_means, noised_totals
 from server.compiler.methods.estimators import state_of
 from server.compiler.methods.step_inputs import StepInputs, micro_batches
-from server.compiler.model.backbone import Trunk
+from server.compiler.model.backbone import Backbone
 from server.compiler.model.decoder import LayerShape
 from shared.privacy import UNITS
 from shared.program import logits_part
@@ -47,10 +47,10 @@ class Method(nn.Module):
 class Network(Method):
     """A method that runs the base model."""
 
-    def __init__(self, recipe: Recipe, size: int, trunk: Trunk, head: nn.Module | None, *stacks: Stack) -> None:
-        """head: normed hidden states (R, T, hidden) to logits (R, T, V); None: the trunk's float32 table."""
+    def __init__(self, recipe: Recipe, size: int, backbone: Backbone, head: nn.Module | None, *stacks: Stack) -> None:
+        """head: normed hidden states (R, T, hidden) to logits (R, T, V); None: the backbone's float32 table."""
         super().__init__(recipe, size)
-        self.trunk = trunk
+        self.backbone = backbone
         self.head = head
         self.stacks = stacks
         # Named by their place in the base, as the weights file names their tensors.
@@ -60,22 +60,22 @@ class Network(Method):
 
     def run(self, stack: Stack, hidden: Tensor, b: Tensor | None) -> Tensor:
         """hidden (R, S, hidden) through one stack's layers."""
-        return self.trunk.walk(stack.layers, stack.shapes, stack.first, hidden, b)
+        return self.backbone.forward_layers(stack.layers, stack.shapes, stack.first, hidden, b)
 
     def log_probabilities(self, answers: Tensor, choices: Tensor) -> Tensor:
         """Log-softmax over the whole vocabulary at `answers` (R, T, hidden), of `choices` (R, T, C): (R, T, C)."""
-        (found,) = self.in_parts(
+        (log_p,) = self.in_parts(
             lambda answers, choices: (
                 torch.gather(torch.log_softmax(self.vocabulary_logits(answers), -1), 2, choices.to(torch.int64)),
             ),
             answers,
             choices,
         )
-        return found
+        return log_p
 
     def vocabulary_logits(self, answers: Tensor) -> Tensor:
         """Capped logits over the whole vocabulary of one part's `answers` (rows, tokens, hidden)."""
-        return self.trunk.cap(self.trunk.logits(answers) if self.head is None else self.head(answers))
+        return self.backbone.cap(self.backbone.logits(answers) if self.head is None else self.head(answers))
 
     def in_parts(self, compute: Callable[..., tuple[Tensor, ...]], *inputs: Tensor) -> tuple[Tensor, ...]:
         """Calls `compute` with the parts of `inputs` (R, T, ...) that `logits_part` allows, and joins its results.
@@ -83,26 +83,28 @@ class Network(Method):
         Each part's logits are let go before the next one's are computed, and the runtime plans memory for one part.
         """
         rows, tokens = inputs[0].shape[:2]
-        part_rows, part_tokens = logits_part(rows, tokens, self.trunk.facts.vocabulary)
+        part_rows, part_tokens = logits_part(rows, tokens, self.backbone.facts.vocabulary)
         if (part_rows, part_tokens) == (rows, tokens):
             return compute(*inputs)
         columns = []
         for row in range(0, rows, part_rows):
-            found = [
+            parts_of_rows = [
                 compute(*(each[row : row + part_rows, at : at + part_tokens] for each in inputs))
                 for at in range(0, tokens, part_tokens)
             ]
-            columns.append([torch.cat(parts, 1) if len(parts) > 1 else parts[0] for parts in zip(*found, strict=True)])
+            columns.append(
+                [torch.cat(parts, 1) if len(parts) > 1 else parts[0] for parts in zip(*parts_of_rows, strict=True)]
+            )
         return tuple(torch.cat(parts) if len(parts) > 1 else parts[0] for parts in zip(*columns, strict=True))
 
     def choice_logits(self, answers: Tensor, choices: Tensor) -> Tensor:
         """Logits of `choices` (E, T, C) alone, by their rows of lm_head: (R, T, C) for `answers` (R, T, hidden)."""
         examples, tokens, count = choices.shape
-        rows = self.trunk.head_rows(choices)  # (E, T, C, hidden)
+        rows = self.backbone.head_rows(choices)  # (E, T, C, hidden)
         rows = rows.reshape(examples * tokens, count, -1)
         by_path = answers.reshape(self.recipe.paths, examples * tokens, -1).permute(1, 2, 0)  # (E*T, hidden, n)
         logits = torch.bmm(rows, by_path)  # (E*T, C, n)
-        return self.trunk.cap(logits.permute(2, 0, 1).reshape(self.recipe.score_rows, tokens, count))
+        return self.backbone.cap(logits.permute(2, 0, 1).reshape(self.recipe.score_rows, tokens, count))
 
 
 class Prefix(Network):
@@ -111,8 +113,8 @@ class Prefix(Network):
     def forward(self, tokens: Tensor) -> Tensor:
         """tokens (E, S) -> hidden (E, S, hidden)."""
         parts = micro_batches(self.recipe, tokens)
-        found = [self.run(self.stacks[0], self.trunk.embed(part), None) for (part,) in parts]
-        return torch.cat(found) if len(found) > 1 else found[0]
+        hidden = [self.run(self.stacks[0], self.backbone.embed(part), None) for (part,) in parts]
+        return torch.cat(hidden) if len(hidden) > 1 else hidden[0]
 
 
 class Suffix(Network):
@@ -122,7 +124,7 @@ class Suffix(Network):
         """Negative log-likelihoods (R, T) of the answer tokens, at every path's B (2q, D)."""
         paths = self.recipe.paths
         hidden = self.run(self.stacks[-1], hidden.repeat(paths, 1, 1), b)  # (R, S, hidden)
-        answers = self.trunk.pick(hidden, inputs.positions.repeat(paths, 1))
+        answers = self.backbone.gather_positions(hidden, inputs.positions.repeat(paths, 1))
         if self.recipe.loss == "full":
             truth = inputs.answers.repeat(paths, 1)
             return -self.log_probabilities(answers, truth.unsqueeze(2)).squeeze(2)
@@ -162,7 +164,7 @@ class Step(Suffix):
 
     def forward(self, tokens: Tensor, *inputs: Tensor) -> tuple[Tensor, Tensor]:
         """As `Suffix`, with tokens (E, S) in place of hidden states."""
-        hidden = self.trunk.embed(tokens)
+        hidden = self.backbone.embed(tokens)
         if len(self.stacks) > 1:
             hidden = self.run(self.stacks[0], hidden, None)
         return super().forward(hidden, *inputs)
@@ -184,7 +186,7 @@ class ScoreSuffix(Network):
         """hidden (R, S, hidden), positions (R, T), choices (R, T, C). Returns (R, T, C)."""
         b = self.state.current().unsqueeze(0).repeat(self.recipe.paths, 1)
         hidden = self.run(self.stacks[-1], hidden, b)
-        return self.log_probabilities(self.trunk.pick(hidden, positions), choices)
+        return self.log_probabilities(self.backbone.gather_positions(hidden, positions), choices)
 
 
 class Score(ScoreSuffix):
@@ -192,7 +194,7 @@ class Score(ScoreSuffix):
 
     def forward(self, tokens: Tensor, positions: Tensor, choices: Tensor) -> Tensor:
         """As `ScoreSuffix`, with tokens (R, S) in place of hidden states."""
-        hidden = self.trunk.embed(tokens)
+        hidden = self.backbone.embed(tokens)
         for stack in self.stacks[:-1]:
             hidden = self.run(stack, hidden, None)
         return super().forward(hidden, positions, choices)

@@ -19,7 +19,7 @@ from server.compiler.model.quantization import ROWS, SCALE, linear
 
 
 @dataclass(frozen=True)
-class TrunkTensors:
+class BackboneTensors:
     """What every method's graph reads, by name. Tables of rows are float32, or int8 with one scale a row."""
 
     embedding: Tensor  # (V, hidden)
@@ -35,10 +35,10 @@ class TrunkTensors:
         return {name: tensor for name, tensor in vars(self).items() if tensor is not None}
 
 
-class Trunk(nn.Module):
+class Backbone(nn.Module):
     """The frozen tensors of one base, and how a hidden state passes its layers."""
 
-    def __init__(self, facts: BaseFacts, tensors: TrunkTensors, bound: int) -> None:
+    def __init__(self, facts: BaseFacts, tensors: BackboneTensors, bound: int) -> None:
         """bound: S, the most tokens of a sequence."""
         super().__init__()
         self.facts = facts
@@ -78,7 +78,7 @@ class Trunk(nn.Module):
             *(self.head_norms[heads * index + at] for at in range(heads)),
         )
 
-    def walk(
+    def forward_layers(
         self, layers: Sequence[nn.Module], shapes: Sequence[LayerShape], first: int, hidden: Tensor, b: Tensor | None
     ) -> Tensor:
         """hidden (R, S, hidden) through layers `first`, `first` + 1, ... of the base; b: every path's B (n, D)."""
@@ -100,7 +100,7 @@ class Trunk(nn.Module):
                 at += shape.slab
             yield *slab, *self.vectors(index), *(sliding if index in self.facts.sliding_layers else tables)
 
-    def pick(self, hidden: Tensor, positions: Tensor) -> Tensor:
+    def gather_positions(self, hidden: Tensor, positions: Tensor) -> Tensor:
         """Normed hidden states at `positions` (R, T) alone, before lm_head: (R, T, hidden) of (R, S, hidden)."""
         places = positions.to(torch.int64).unsqueeze(2).expand(-1, -1, hidden.shape[2])
         return self.final_norm(torch.gather(hidden, 1, places), *self.final_vectors())

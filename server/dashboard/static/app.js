@@ -23,7 +23,7 @@
   };
   const FINAL = new Set(["succeeded", "failed", "cancelled"]);
   const part = (name) => document.querySelector(`[data-live="${name}"]`);
-  const say = (name, text) => { const found = part(name); if (found && found.textContent !== text) found.textContent = text; };
+  const say = (name, text) => { const element = part(name); if (element && element.textContent !== text) element.textContent = text; };
 
   // One run: its events so far, by step, and the stream that brings more.
   class Run {

@@ -99,10 +99,10 @@ class PrivacyRepository:
             .where(row.device_id == device_id, row.dataset == dataset)
             .group_by(row.user, row.sampling_rate, row.noise_multiplier)
         )
-        found: dict[str, list[Spending]] = {}
+        spendings: dict[str, list[Spending]] = {}
         for user, rate, noise, steps in self._session.execute(statement):
-            found.setdefault(user, []).extend(_spendings([(rate, noise, int(steps))]))
-        return found
+            spendings.setdefault(user, []).extend(_spendings([(rate, noise, int(steps))]))
+        return spendings
 
     def datasets_of(self, device_id: str) -> dict[str, int]:
         """Returns the number of private runs of each data set of a device, by its name."""
@@ -121,10 +121,10 @@ class PrivacyRepository:
             .where(row.tenant == tenant, chosen)  # type: ignore[arg-type]  # a column's comparison
             .group_by(row.user, row.sampling_rate, row.noise_multiplier)
         )
-        found: dict[str, list[tuple[float, float, int]]] = {}
+        sums: dict[str, list[tuple[float, float, int]]] = {}
         for user, rate, noise, steps in self._session.execute(statement):
-            found.setdefault(user, []).append((rate, noise, int(steps)))
-        return found
+            sums.setdefault(user, []).append((rate, noise, int(steps)))
+        return sums
 
     def runs(self, tenant: str, user: str) -> int:
         """Returns the number of private runs of a user's data, reserved ones included."""
@@ -147,15 +147,15 @@ class PrivacyRepository:
     def limits(self, tenant: str, users: Collection[str]) -> Sequence[PrivacyLimit]:
         """The budgets of users that have one, the smallest epsilon first."""
         chosen = PrivacyLimit.tenant == tenant, PrivacyLimit.user.in_(users), PrivacyLimit.epsilon.is_not(None)
-        found = self._session.scalars(select(PrivacyLimit).where(*chosen))
-        return sorted(found, key=lambda limit: (limit.epsilon or 0.0, limit.delta))
+        limits = self._session.scalars(select(PrivacyLimit).where(*chosen))
+        return sorted(limits, key=lambda limit: (limit.epsilon or 0.0, limit.delta))
 
     def keep_limit(self, tenant: str, user: str, epsilon: float | None, delta: float) -> None:
         """Sets a user's budget."""
         add_if_absent(self._session, PrivacyLimit, tenant=tenant, user=user, epsilon=epsilon, delta=delta)
-        found = self.limit(tenant, user, lock=True)
-        if found is not None:
-            found.epsilon, found.delta = epsilon, delta
+        limit = self.limit(tenant, user, lock=True)
+        if limit is not None:
+            limit.epsilon, limit.delta = epsilon, delta
             self._session.flush()
 
 

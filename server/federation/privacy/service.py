@@ -77,12 +77,12 @@ class PrivacyService(JobSubscriber):
         self._privacy = PrivacyRepository(session)
         self._bindings = BindingRepository(session)
 
-    def settle(self, request: JobRequest) -> JobRequest:
+    def resolve_request(self, request: JobRequest) -> JobRequest:
         """Returns the request with its noise multiplier computed. Raises the errors of `resolve_privacy`."""
         return resolve_privacy(request)
 
     def admit(self, tenant: str, request: JobRequest) -> None:
-        """Raises BudgetExceeded if a job (settled) would spend more than its user's budget has left.
+        """Raises BudgetExceeded if a resolved job would spend more than its user's budget has left.
 
         Also if it would spend more than is left of its data set on the one device that may train it.
         """
@@ -145,12 +145,12 @@ class PrivacyService(JobSubscriber):
 
     def of_device(self, tenant: str, device_id: str) -> list[DatasetPrivacy]:
         """Returns the privacy spent on each data set of a device."""
-        bound, found = self._bindings.users(device_id), []
+        bound, views = self._bindings.users(device_id), []
         for dataset, runs in self._privacy.datasets_of(device_id).items():
             spent = self._privacy.of_dataset(device_id, dataset)
             limits = self._privacy.limits(tenant, bound | spent.keys())
             delta = limits[0].delta if limits else DELTA
-            found.append(
+            views.append(
                 DatasetPrivacy(
                     dataset=dataset,
                     users=sorted(spent),
@@ -160,7 +160,7 @@ class PrivacyService(JobSubscriber):
                     runs=runs,
                 )
             )
-        return found
+        return views
 
     def _spend(self, job: Job, device_id: str | None) -> None:
         privacy = job.request.privacy

@@ -43,27 +43,27 @@ def _service(state: AppState, session: Session) -> SecureAggregationService:
     return SecureAggregationService(session, state.artifacts, state.settings.lease_seconds)
 
 
-def _answer(
+def _apply(
     state: AppState,
     session: Session,
     principal: Principal,
     lease_id: str,
-    say: Callable[[SecureAggregationSession, str], None],
+    apply: Callable[[SecureAggregationSession, str], None],
 ) -> SecureAggregationView:
     member = principal.device_id or ""
-    return _service(state, session).answer(member, lease_id, lambda masking: say(masking, member))
+    return _service(state, session).answer(member, lease_id, lambda aggregation: apply(aggregation, member))
 
 
-def _look(
+def _view(
     state: AppState, principal: Principal, lease_id: str, known: Phase | None
 ) -> tuple[SecureAggregationView, bool]:
     with state.database.reading() as session:
         return _service(state, session).view(principal.device_id or "", lease_id, known)
 
 
-def _tick(state: AppState, principal: Principal, lease_id: str) -> None:
+def _advance(state: AppState, principal: Principal, lease_id: str) -> None:
     with state.database.writing() as session:
-        _answer(state, session, principal, lease_id, lambda masking, member: None)
+        _apply(state, session, principal, lease_id, lambda aggregation, member: None)
 
 
 @router.get("/{lease_id}/masking", responses=raises(Gone, Conflict))
@@ -74,10 +74,10 @@ async def look(
     known: Annotated[Phase | None, Query(description="phase whose inputs the device already has")] = None,
 ) -> SecureAggregationView:
     """Returns the state of the masked round for this device, with the phase's inputs unless the device has them."""
-    view, late = await run_in_threadpool(_look, state, principal, lease_id, known)
+    view, late = await run_in_threadpool(_view, state, principal, lease_id, known)
     if late:
-        await state.write_queue.run(_tick, state, principal, lease_id)
-        view, _ = await run_in_threadpool(_look, state, principal, lease_id, known)
+        await state.write_queue.run(_advance, state, principal, lease_id)
+        view, _ = await run_in_threadpool(_view, state, principal, lease_id, known)
     return view
 
 
@@ -90,8 +90,12 @@ def advertise(
         identity = parse_public(principal.public_key or "").public_bytes_raw()
     except Untrusted as error:
         raise BadSignature("this device enrolled without a key; enroll it again") from error
-    return _answer(
-        state, session, principal, lease_id, lambda masking, member: masking.advertise(member, identity, advertisement)
+    return _apply(
+        state,
+        session,
+        principal,
+        lease_id,
+        lambda aggregation, member: aggregation.advertise(member, identity, advertisement),
     )
 
 
@@ -100,7 +104,7 @@ def share(
     principal: Device, lease_id: str, shares: SealedShares, state: State, session: SignedWriting
 ) -> SecureAggregationView:
     """Phase `shares`: accepts the shares of the device's two secrets, encrypted for each other device of the roster."""
-    return _answer(state, session, principal, lease_id, lambda masking, member: masking.share(member, shares))
+    return _apply(state, session, principal, lease_id, lambda aggregation, member: aggregation.share(member, shares))
 
 
 @router.put(
@@ -124,8 +128,8 @@ async def mask(
 
 def _keep(state: AppState, principal: Principal, lease_id: str, sha256: str, data: bytes) -> SecureAggregationView:
     with state.database.writing() as session:
-        return _answer(
-            state, session, principal, lease_id, lambda masking, member: masking.masked(member, sha256, data)
+        return _apply(
+            state, session, principal, lease_id, lambda aggregation, member: aggregation.masked(member, sha256, data)
         )
 
 
@@ -134,7 +138,7 @@ def consent(
     principal: Device, lease_id: str, consent: Consent, state: State, session: SignedWriting
 ) -> SecureAggregationView:
     """Phase `consents`: accepts the device's signature over the list of devices in the sum."""
-    return _answer(state, session, principal, lease_id, lambda masking, member: masking.consent(member, consent))
+    return _apply(state, session, principal, lease_id, lambda aggregation, member: aggregation.consent(member, consent))
 
 
 @router.post("/{lease_id}/masking/unmask", responses=ERRORS)
@@ -142,4 +146,6 @@ def unmask(
     principal: Device, lease_id: str, unmasking: Unmasking, state: State, session: SignedWriting
 ) -> SecureAggregationView:
     """Phase `unmasking`: accepts the shares that remove the masks from the sum, and from nothing else."""
-    return _answer(state, session, principal, lease_id, lambda masking, member: masking.unmask(member, unmasking))
+    return _apply(
+        state, session, principal, lease_id, lambda aggregation, member: aggregation.unmask(member, unmasking)
+    )

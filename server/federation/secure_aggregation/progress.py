@@ -30,9 +30,9 @@ class SecureAggregationProgress:
         coming = self._repository.coming(masked.round_number)
         return self._secure_aggregation(masked).tick(coming, masked.least, gone)
 
-    def advance(self, found: CohortRound) -> SecureAggregationRound | None:
+    def advance(self, cohort_round: CohortRound) -> SecureAggregationRound | None:
         """Returns the masked round of a cohort's round, locked, after `tick`. None: no device has taken part yet."""
-        masked = self._repository.locked(found.number)
+        masked = self._repository.locked(cohort_round.number)
         if masked is not None:
             self.tick(masked)
         return masked
@@ -43,16 +43,16 @@ class SecureAggregationProgress:
         members = self._repository.members(masked.round_number)
         return {row.job_number: row.vector_sha256 or "" for row in members if row.member in there}
 
-    def is_summed(self, found: CohortRound, device_id: str) -> bool:
+    def is_summed(self, cohort_round: CohortRound, device_id: str) -> bool:
         """Returns whether all phases of a round are over and a device's vector is in the sum."""
-        masked = self._repository.get(found.number)
+        masked = self._repository.get(cohort_round.number)
         if masked is None or masked.phase not in (Phase.SUMMING, Phase.DONE):
             return False
         return device_id in {row.member for row in self._secure_aggregation(masked).in_sum()}
 
-    def finish(self, found: CohortRound, why: str | None = None) -> None:
+    def finish(self, cohort_round: CohortRound, why: str | None = None) -> None:
         """Discards the shares and vectors of a round that has ended. why: the reason if the round was abandoned."""
-        masked = self._repository.locked(found.number)
+        masked = self._repository.locked(cohort_round.number)
         if masked is not None and masked.phase not in (Phase.DONE, Phase.FAILED):
             self._secure_aggregation(masked).finish(why)
 
@@ -71,8 +71,8 @@ def round_total(database: Database, artifacts: ArtifactStore, round_id: str) -> 
         masked = SecureAggregationRepository(session).of_round(round_id)
         if masked is None:
             raise LeftOutOfRound("no device took part in the masked round")
-        masking = SecureAggregationSession(
+        aggregation = SecureAggregationSession(
             DatabaseStore(session, masked), masked.parameters, masked.phase_seconds, utc_now()
         )
-        gathered, vectors = masking.gathered(), [row.vector_sha256 or "" for row in masking.in_sum()]
+        gathered, vectors = aggregation.gathered(), [row.vector_sha256 or "" for row in aggregation.in_sum()]
     return unmasked(gathered, (artifacts.read(sha256) for sha256 in vectors))

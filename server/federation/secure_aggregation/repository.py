@@ -58,21 +58,21 @@ class SecureAggregationRepository:
         )
 
     def begin(
-        self, found: CohortRound, parameters: SecureAggregationParameters, phase_seconds: float, least: int
+        self, cohort_round: CohortRound, parameters: SecureAggregationParameters, phase_seconds: float, least: int
     ) -> SecureAggregationRound:
         """Returns the masked round of a cohort's round, locked. Creates it if it is absent."""
         add_if_absent(
             self._session,
             SecureAggregationRound,
-            round_number=found.number,
+            round_number=cohort_round.number,
             parameters=parameters,
             phase_seconds=phase_seconds,
             least=least,
             phase=Phase.KEYS,
-            closes_at=found.deadline,
+            closes_at=cohort_round.deadline,
         )
         return self._session.scalars(
-            locked(select(SecureAggregationRound).where(SecureAggregationRound.round_number == found.number))
+            locked(select(SecureAggregationRound).where(SecureAggregationRound.round_number == cohort_round.number))
         ).one()
 
     def coming(self, round_number: int) -> bool:
@@ -106,15 +106,15 @@ class DatabaseStore:
     def __init__(
         self,
         session: Session,
-        found: SecureAggregationRound,
+        masked: SecureAggregationRound,
         artifacts: ArtifactStore | None = None,
         job_number: int = 0,
     ) -> None:
-        """found: locked if the caller makes changes. artifacts: required to store or read vectors.
+        """masked: locked if the caller makes changes. artifacts: required to store or read vectors.
 
         job_number: job of the device that is to be added.
         """
-        self._session, self.session, self._files, self._job_number = session, found, artifacts, job_number
+        self._session, self.session, self._files, self._job_number = session, masked, artifacts, job_number
 
     def row(self, member: str) -> SecureAggregationMember | None:
         """Returns the row of a device, or None."""
@@ -124,9 +124,9 @@ class DatabaseStore:
 
     def rows(self) -> Sequence[SecureAggregationMember]:
         """Returns all rows, sorted by member name."""
-        found = self._session.scalars(select(SecureAggregationMember).where(self._mine())).all()
+        rows = self._session.scalars(select(SecureAggregationMember).where(self._mine())).all()
         # Sorted here because collations differ between databases, and devices verify the order.
-        return sorted(found, key=lambda row: row.member)
+        return sorted(rows, key=lambda row: row.member)
 
     def add(self, member: str, advertisement: Advertisement) -> SecureAggregationMember:
         """Adds and returns the row of a device."""
@@ -147,8 +147,8 @@ class DatabaseStore:
         statement = select(SecureAggregationMember.place, piece).where(
             self._mine(), SecureAggregationMember.place.in_(senders)
         )
-        found = {place: bytes(sealed) for place, sealed in self._session.execute(statement)}
-        return [found[sender] for sender in senders]
+        by_sender = {place: bytes(sealed) for place, sealed in self._session.execute(statement)}
+        return [by_sender[sender] for sender in senders]
 
     def keep_vector(self, row: MemberRow, data: bytes) -> None:
         """Stores a masked vector and records its sha256 in the row."""

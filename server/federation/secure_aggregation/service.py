@@ -43,10 +43,10 @@ class SecureAggregationService:
         if lease is None:
             raise NotFound(f"this device has no lease {lease_id!r}")
         LeaseService(self._session, self._lease_seconds).check(lease)
-        found, _ = self._round(self._session.get_one(Job, lease.job_number))
-        masked = self._repository.get(found.number)
+        cohort_round, _ = self._round(self._session.get_one(Job, lease.job_number))
+        masked = self._repository.get(cohort_round.number)
         if masked is None:
-            return SecureAggregationView(phase=Phase.KEYS, closes_at=found.deadline, waits=False), False
+            return SecureAggregationView(phase=Phase.KEYS, closes_at=cohort_round.deadline, waits=False), False
         late = not masked.phase.over and masked.closes_at is not None and masked.closes_at <= utc_now()
         return self._secure_aggregation(masked).view(device_id, known), late
 
@@ -55,12 +55,12 @@ class SecureAggregationService:
         leases = LeaseService(self._session, self._lease_seconds)
         lease, job = leases.find(device_id, lease_id)
         leases.renew(lease)
-        found, cohort = self._round(job)
-        parameters = secure_aggregation_parameters(cohort, found)
+        cohort_round, cohort = self._round(job)
+        parameters = secure_aggregation_parameters(cohort, cohort_round)
         return 0 if parameters is None else vector_bytes(parameters)
 
     def answer(
-        self, device_id: str, lease_id: str, say: Callable[[SecureAggregationSession], None]
+        self, device_id: str, lease_id: str, apply: Callable[[SecureAggregationSession], None]
     ) -> SecureAggregationView:
         """Applies a device's message to the round of its job, and ends the phase if the message completes it.
 
@@ -71,28 +71,28 @@ class SecureAggregationService:
         lease, job = leases.find(device_id, lease_id)
         leases.renew(lease)
         masked = self._begun(job)
-        masking = self._secure_aggregation(masked, job.number)
+        aggregation = self._secure_aggregation(masked, job.number)
         before = masked.phase
-        say(masking)
+        apply(aggregation)
         self._progress.tick(masked)
-        return masking.view(device_id, before)
+        return aggregation.view(device_id, before)
 
     def _begun(self, job: Job) -> SecureAggregationRound:
         """Returns the masked round of a job, locked. Begins it if the cohort's round is open."""
-        found, cohort = self._round(job)
-        masked = self._repository.locked(found.number)
+        cohort_round, cohort = self._round(job)
+        masked = self._repository.locked(cohort_round.number)
         if masked is not None:
             return masked
-        parameters, settings = secure_aggregation_parameters(cohort, found), cohort.settings.masking
-        if found.state is not RoundState.OPEN or parameters is None or settings is None:
-            raise LeftOutOfRound(f"round {found.position} of {cohort.name} has ended")
-        return self._repository.begin(found, parameters, settings.phase_seconds, cohort.settings.quorum)
+        parameters, settings = secure_aggregation_parameters(cohort, cohort_round), cohort.settings.masking
+        if cohort_round.state is not RoundState.OPEN or parameters is None or settings is None:
+            raise LeftOutOfRound(f"round {cohort_round.position} of {cohort.name} has ended")
+        return self._repository.begin(cohort_round, parameters, settings.phase_seconds, cohort.settings.quorum)
 
     def _round(self, job: Job) -> tuple[CohortRound, Cohort]:
-        found = self._repository.round_of(job)
-        if found is None or found[1].settings.masking is None:
+        cohort_round = self._repository.round_of(job)
+        if cohort_round is None or cohort_round[1].settings.masking is None:
             raise Conflict("the job of this lease does not belong to a masked round")
-        return found
+        return cohort_round
 
     def _secure_aggregation(self, masked: SecureAggregationRound, job_number: int = 0) -> SecureAggregationSession:
         store = DatabaseStore(self._session, masked, self._artifacts, job_number)

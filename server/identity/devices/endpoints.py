@@ -51,9 +51,9 @@ def devices(
     principal: Annotated[Principal, needs(Scope.DEVICES_READ)], session: Reading, paging: Paging
 ) -> Page[DeviceView]:
     """The tenant's devices, newest first."""
-    found = DeviceRepository(session).page(principal.tenant, paging)
-    users = BindingRepository(session).users_of([device.id for device in found.rows])
-    return paging.page([device.view(users[device.id]) for device in found.rows], found.before)
+    page_rows = DeviceRepository(session).page(principal.tenant, paging)
+    users = BindingRepository(session).users_of([device.id for device in page_rows.rows])
+    return paging.page([device.view(users[device.id]) for device in page_rows.rows], page_rows.before)
 
 
 @router.get("/devices/{device_id}")
@@ -72,10 +72,10 @@ def change(
 ) -> DeviceView:
     """Sets a device's labels, by which jobs may ask for it."""
     service = DeviceService(session)
-    found = service.get(principal.tenant, device_id, lock=True)
-    expected.check(_view(session, found))
-    service.label(found, request.labels)
-    return _view(session, found)
+    device = service.get(principal.tenant, device_id, lock=True)
+    expected.check(_view(session, device))
+    service.label(device, request.labels)
+    return _view(session, device)
 
 
 @router.post("/devices/{device_id}/revoke")

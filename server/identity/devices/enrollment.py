@@ -106,11 +106,11 @@ async def token(request: Request, state: State) -> Response:
 
 def _poll(state: AppState, client_id: str, device_code: str) -> DeviceToken:
     with state.database.writing() as session:
-        found = AuthorizationService(session, state.settings).poll(client_id, device_code)
+        enrolled = AuthorizationService(session, state.settings).poll(client_id, device_code)
         server = server_info(KeyService(session, state.settings).public())
-    if isinstance(found, OAuthError):
-        raise found
-    device, text = found
+    if isinstance(enrolled, OAuthError):
+        raise enrolled
+    device, text = enrolled
     return DeviceToken(access_token=text, device_id=device.id, server=server)
 
 

@@ -174,7 +174,7 @@ class DeviceRepository:
         enrolled, seen = self._session.execute(counts).one()
         return enrolled, seen
 
-    def seen(self, device_id: str, now: datetime, report: DeviceReport | None = None) -> None:
+    def record_presence(self, device_id: str, now: datetime, report: DeviceReport | None = None) -> None:
         """Notes that a device was heard from, and what it said of itself."""
         values: dict[str, Any] = {"last_seen_at": now} | ({} if report is None else {"report": report})
         self._session.execute(update(Device).where(Device.id == device_id).values(**values))
@@ -206,10 +206,10 @@ class BindingRepository:
     def users_of(self, device_ids: Collection[str]) -> dict[str, list[str]]:
         """Returns the users of each device, sorted, by device id."""
         statement = select(DeviceUser.device_id, DeviceUser.user).where(DeviceUser.device_id.in_(device_ids))
-        found: dict[str, list[str]] = {device_id: [] for device_id in device_ids}
+        users: dict[str, list[str]] = {device_id: [] for device_id in device_ids}
         for device_id, user in self._session.execute(statement.order_by(DeviceUser.user)):
-            found[device_id].append(user)
-        return found
+            users[device_id].append(user)
+        return users
 
     def bound(self, device_id: str, user: str) -> bool:
         """Returns whether a user is bound to a device."""
@@ -266,5 +266,5 @@ class NonceRepository:
         rows = [{"device_id": one.device_id, "nonce": one.nonce, "expires_at": one.until} for one in spent]
         # Of the table, with its rows as parameters: a statement that SQLAlchemy has compiled before.
         stored = insert(DeviceNonce.__table__).on_conflict_do_nothing()
-        found = self._session.execute(stored.returning(DeviceNonce.device_id, DeviceNonce.nonce), rows)
-        return {(row.device_id, row.nonce) for row in found}
+        stored_rows = self._session.execute(stored.returning(DeviceNonce.device_id, DeviceNonce.nonce), rows)
+        return {(row.device_id, row.nonce) for row in stored_rows}

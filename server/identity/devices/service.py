@@ -165,14 +165,14 @@ class DeviceService:
         except ValidationError as error:
             raise BadRequest(f"labels: {error.errors()[0]['msg']}") from error
 
-    def found(self, tenant: str, name_or_id: str) -> Device:
+    def by_name_or_id(self, tenant: str, name_or_id: str) -> Device:
         """A device by its id or name. Raises NotFound, or Conflict for a name that several have."""
         device = self._devices.get(tenant, name_or_id)
         if device is not None:
             return device
         named = self._devices.named(tenant, name_or_id)
         if len(named) > 1:
-            ids = ", ".join(found.id for found in named)
+            ids = ", ".join(each.id for each in named)
             raise Conflict(f"{len(named)} devices are named {name_or_id!r}; give the id of one: {ids}")
         if not named:
             raise NotFound(f"no device is named {name_or_id!r}; `mobizo-server device list` shows them")
@@ -183,7 +183,7 @@ class DeviceService:
 
         `revoke_device` also takes its jobs back. Raises NotFound, or Conflict for a name that several have.
         """
-        device = self.found(tenant, name_or_id)
+        device = self.by_name_or_id(tenant, name_or_id)
         if device.revoked_at is None:
             device.revoked_at = utc_now()
             self._tokens.revoke_device(device.id)
@@ -233,7 +233,7 @@ def revoke_device(
     devices have.
     """
     service = DeviceService(session)
-    device = service.get(tenant, service.found(tenant, name_or_id).id, lock=True)
+    device = service.get(tenant, service.by_name_or_id(tenant, name_or_id).id, lock=True)
     if device.revoked_at is None:
         service.revoke(tenant, device.id)
         for take_back in REVOKED.get():

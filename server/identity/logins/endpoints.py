@@ -83,16 +83,16 @@ async def token(request: Request, state: State) -> Response:
     """A program asks whether its code was confirmed, and gets its token once (RFC 8628, 3.4). Errors are OAuth's."""
     try:
         client_id, device_code = await read_poll(request)
-        found = await state.write_queue.run(_poll, state, client_id, device_code)
+        outcome = await state.write_queue.run(_poll, state, client_id, device_code)
     except OAuthError as error:
         return refusal(error)
-    if isinstance(found, OAuthError):
-        return refusal(found)
-    ends = found.view.expires_at
+    if isinstance(outcome, OAuthError):
+        return refusal(outcome)
+    ends = outcome.view.expires_at
     answer = LoginToken(
-        access_token=found.token,
+        access_token=outcome.token,
         expires_in=None if ends is None else int((ends - utc_now()).total_seconds()),
-        scope=" ".join(found.view.scopes),
+        scope=" ".join(outcome.view.scopes),
     )
     return JSONResponse(answer.model_dump(mode="json", exclude_none=True), headers=NO_STORE)
 

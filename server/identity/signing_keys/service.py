@@ -88,7 +88,7 @@ class KeyFiles:
         self.following.unlink(missing_ok=True)
         return create_key(self.following)
 
-    def settle(self, current: str) -> None:
+    def finish_rotation(self, current: str) -> None:
         """Moves the next key into place if it has the id `current`, and the previous key to the former ones.
 
         This also finishes a rotation that was killed after its commit. Calling it again changes nothing.
@@ -178,7 +178,7 @@ class KeyService:
         current = self._keys.held(changing=changing)
         if current is None:
             return self._files.load()
-        self._files.settle(current.key_id)
+        self._files.finish_rotation(current.key_id)
         key = self._files.load()
         if key_id(key.public_key()) != current.key_id:
             raise Unavailable(
@@ -239,7 +239,7 @@ def prepare_keys(database: Database, settings: Settings) -> None:
         current = KeyRepository(session).current()
         known = None if current is None else current.key_id
     if known is not None:
-        files.settle(known)
+        files.finish_rotation(known)
         return
     files.load()
     # Another process may record it at this moment: one of them succeeds.
@@ -260,7 +260,7 @@ def rotate_key(database: Database, settings: Settings, *, compromised: bool) -> 
     with database.writing() as session:
         signed = KeyService(session, settings).rotate(following, compromised=compromised)
         devices = revoke_all(session, settings) if compromised else 0
-    files.settle(key_id(following.public_key()))
+    files.finish_rotation(key_id(following.public_key()))
     if compromised:
         files.destroy(before)
     return Rotated(before, key_id(following.public_key()), signed, devices)

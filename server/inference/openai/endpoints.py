@@ -17,7 +17,7 @@ from server.catalog.bases import BaseModelEntry, BaseService
 from server.database.paging import PageRequest
 from server.identity.access_rules import needs
 from server.identity.tokens import Principal
-from server.inference.endpoints import EVENTS, REFUSALS, STREAMED, UNBUFFERED, while_there
+from server.inference.endpoints import EVENTS, REFUSALS, STREAMED, UNBUFFERED, cancelled_on_disconnect
 from server.inference.openai.choices import Choices
 from server.inference.openai.error_format import OpenAIRoutes
 from server.inference.responses import TextGeneration
@@ -82,7 +82,7 @@ def model(principal: Asker, model: str, state: State) -> Model:
     response_model=ChatCompletion,
     responses=STREAMED | raises(*REFUSALS, NoChatTemplate, InvalidConversation),
 )
-async def chat(principal: Asker, request: ChatRequest, asker: Request, state: State) -> Any:
+async def chat(principal: Asker, request: ChatRequest, connection: Request, state: State) -> Any:
     """The assistant's next turn, by the base model's own chat template."""
     turns = [message.turn for message in request.messages]
 
@@ -93,11 +93,11 @@ async def chat(principal: Asker, request: ChatRequest, asker: Request, state: St
 
     texts = [_text(request, number, prompt, special=False) for number in range(request.n or 1)]
     choices = Choices([TextGeneration(state, principal.tenant, text) for text in texts])
-    return await _answer(state, asker, choices, ChatWriter(request, choices), request.stream)
+    return await _answer(state, connection, choices, ChatWriter(request, choices), request.stream)
 
 
 @router.post("/completions", response_model=Completion, responses=STREAMED | raises(*REFUSALS))
-async def completions(principal: Asker, request: CompletionRequest, asker: Request, state: State) -> Any:
+async def completions(principal: Asker, request: CompletionRequest, connection: Request, state: State) -> Any:
     """Continues each prompt."""
     prompts = [partial(_given, text) for text in request.prompts]
     texts = [
@@ -105,7 +105,7 @@ async def completions(principal: Asker, request: CompletionRequest, asker: Reque
         for number, prompt in enumerate(prompt for prompt in prompts for _ in range(request.n or 1))
     ]
     choices = Choices([TextGeneration(state, principal.tenant, text) for text in texts])
-    return await _answer(state, asker, choices, CompletionWriter(request, choices), request.stream)
+    return await _answer(state, connection, choices, CompletionWriter(request, choices), request.stream)
 
 
 def _text(request: ChatRequest | CompletionRequest, number: int, prompt: Any, *, special: bool = True) -> TextRequest:
@@ -122,10 +122,10 @@ def _base(base: BaseModelEntry) -> Model:
     return Model(id=base.name, created=seconds(base.created_at), owned_by="base")
 
 
-async def _answer(state: AppState, asker: Request, choices: Choices, writer: Writer, stream: bool | None) -> Any:
+async def _answer(state: AppState, connection: Request, choices: Choices, writer: Writer, stream: bool | None) -> Any:
     """Returns the texts, whole or as a stream."""
     if not stream:
-        return writer.whole(await while_there(asker, choices.whole()))
+        return writer.whole(await cancelled_on_disconnect(connection, choices.whole()))
     return await _stream(state, choices, writer)
 
 

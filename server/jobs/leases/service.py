@@ -173,16 +173,16 @@ class LeaseService:
         rows = self._leases.with_jobs({heartbeat.lease_id for heartbeat in heartbeats})
         leases = {lease.id: lease for lease, _ in rows}
         fresh = self._nonces.spend_all({heartbeat.spent for heartbeat in heartbeats if heartbeat.spent}, utc_now())
-        answers: list[LeaseState | Exception] = []
+        states: list[LeaseState | Exception] = []
         for heartbeat in heartbeats:
             lease = leases.get(heartbeat.lease_id)
             try:
                 if heartbeat.spent is not None:
                     _spend(fresh, heartbeat.spent)
-                answers.append(self._heartbeat(lease, heartbeat))
+                states.append(self._heartbeat(lease, heartbeat))
             except MobizoError as error:
-                answers.append(error)
-        return answers
+                states.append(error)
+        return states
 
     def heartbeat(self, device_id: str, lease_id: str, progress: Progress) -> LeaseState:
         """Extends a lease and stores the progress; `stop` if the job was cancelled. Raises NotFound or Gone."""
@@ -294,7 +294,7 @@ class LeaseService:
             self._lifecycle.move(job, JobState.FAILED, error=JobError(code=DeviceNotBound.code, detail=detail))
 
     def _find(self, device_id: str, lease_id: str) -> JobLease:
-        self._devices.seen(device_id, utc_now())
+        self._devices.record_presence(device_id, utc_now())
         lease = self._leases.of_device(device_id, lease_id)
         if lease is None:
             raise _no_lease(lease_id)

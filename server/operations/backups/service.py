@@ -197,5 +197,5 @@ def named_files(session: Session) -> frozenset[str]:
 def uploaded_files(session: Session) -> frozenset[str]:
     """Returns the sha256 of uploads for leases that are not completed. The file of an ended lease may be missing."""
     columns = [each.column for each in _columns(temporary=True)]
-    found = [session.scalars(select(column).where(column.is_not(None)).distinct()) for column in columns]
-    return frozenset(sha256 for few in found for sha256 in few if sha256 is not None)
+    digests = [session.scalars(select(column).where(column.is_not(None)).distinct()) for column in columns]
+    return frozenset(sha256 for few in digests for sha256 in few if sha256 is not None)

@@ -50,7 +50,7 @@ def taken(database: Database, url: str, directory: Path) -> Iterator[Snapshot]:
                 yield Snapshot(path, session)
         finally:
             copied.close()
-            _settle(path)
+            _merge_wal(path)
         return
     path = directory / POSTGRESQL
     with database.engine.connect().execution_options(isolation_level="REPEATABLE READ") as connection:
@@ -69,10 +69,10 @@ def copy_sqlite(source: Path, target: Path) -> None:
         result = new.execute("PRAGMA integrity_check").fetchone()[0]
     if result != "ok":
         raise Unavailable(f"the database is damaged ({result}); restore an earlier backup")
-    _settle(target)
+    _merge_wal(target)
 
 
-def _settle(path: Path) -> None:
+def _merge_wal(path: Path) -> None:
     """Merges the write-ahead log, so that the database is one file."""
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("PRAGMA journal_mode = DELETE")
@@ -105,14 +105,14 @@ def _libpq(url: URL) -> str:
 
 
 def _postgres(program: str, url: URL, *arguments: str) -> None:
-    found = shutil.which(program)
-    if found is None:
+    executable = shutil.which(program)
+    if executable is None:
         raise NoPostgresTools(
             f"{program} is not on PATH; install PostgreSQL's client programs of the server's version or later"
         )
     # The password is passed in the environment, because other users can see the arguments of a process.
     environment = os.environ | ({"PGPASSWORD": str(url.password)} if url.password else {})
-    done = subprocess.run([found, *arguments], env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run([executable, *arguments], env=environment, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         why = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[0]
         raise Unavailable(f"{program} failed ({why})")

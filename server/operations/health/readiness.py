@@ -50,15 +50,15 @@ CHECKS: dict[str, Callable[[AppState], object]] = {
 
 def readiness(state: AppState) -> dict[str, str | None]:
     """Runs every check. Returns why each fails, None for one that succeeds; reasons also go to the log."""
-    found: dict[str, str | None] = {}
+    problems: dict[str, str | None] = {}
     for name, check in CHECKS.items():
-        found[name] = None
+        problems[name] = None
         try:
             check(state)
         except (MobizoError, SQLAlchemyError, OSError) as error:
-            found[name] = str(error)
+            problems[name] = str(error)
             _log.warning("not-ready", check=name, detail=str(error))
-    return found
+    return problems
 
 
 def check_ready(state: AppState) -> None:

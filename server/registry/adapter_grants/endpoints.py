@@ -33,8 +33,8 @@ OWN_FILE = FILE_OF_ADAPTER | {"responses": FILE_OF_ADAPTER["responses"] | raises
 def grants(principal: Reader, name: str, session: Reading, paging: Paging) -> Page[AdapterGrantView]:
     """Lists the devices with a grant for an adapter, newest first. Devices that trained it need no grant."""
     adapter = find_adapter(session, principal.tenant, name)
-    found = AdapterGrantRepository(session).page(adapter, paging)
-    return paging.page([shown(adapter, row) for row in found.rows], found.before)
+    page_rows = AdapterGrantRepository(session).page(adapter, paging)
+    return paging.page([shown(adapter, row) for row in page_rows.rows], page_rows.before)
 
 
 @router.put(ONE, responses=raises(AdapterNotFound))
@@ -65,5 +65,5 @@ def own_lora_b(principal: Device, name: str, revision: str, request: Request, st
         service = AdapterGrantService(session)
         _, version = service.resolve(principal.tenant, principal.device_id or "", name, revision)
         session.expunge_all()
-    found = files.find(state.database, state.artifacts, version, files.RAW)
-    return file_response(request, state.artifacts, found.sha256, f"{name}-{version.version}.{found.path}")
+    raw_file = files.find(state.database, state.artifacts, version, files.RAW)
+    return file_response(request, state.artifacts, raw_file.sha256, f"{name}-{version.version}.{raw_file.path}")

@@ -44,7 +44,7 @@ class AdapterGrant(Numbered, Table):
 SHARED: Port[Callable[[str], Select[int]]] = Port("adapter_grants.shared")
 
 
-def _seen_by(device_id: str) -> CompoundSelect[int]:
+def _accessible_to(device_id: str) -> CompoundSelect[int]:
     """Selects the numbers of adapters that a device has a grant for, has trained, or shares through a cohort.
 
     An adapter that it trained is left out once the adapter's user is no longer bound to it.
@@ -91,7 +91,7 @@ class AdapterGrantRepository:
     def sees(self, device_id: str, adapter: Adapter) -> bool:
         """Whether a device may download an adapter's published versions."""
         statement = select(Adapter.number).where(
-            Adapter.number == adapter.number, Adapter.number.in_(_seen_by(device_id))
+            Adapter.number == adapter.number, Adapter.number.in_(_accessible_to(device_id))
         )
         return self._session.scalar(statement) is not None
 
@@ -100,7 +100,7 @@ class AdapterGrantRepository:
         statement = (
             select(ProgramBlob)
             .join(StoredVersion, StoredVersion.recipe_id == ProgramBlob.recipe_id)
-            .where(ProgramBlob.sha256 == sha256, StoredVersion.adapter_number.in_(_seen_by(device_id)))
+            .where(ProgramBlob.sha256 == sha256, StoredVersion.adapter_number.in_(_accessible_to(device_id)))
         )
         return self._session.scalar(statement.limit(1))
 
@@ -123,11 +123,11 @@ class AdapterGrantService:
         device = DeviceRepository(self._session).get(tenant, device_id)
         if device is None or device.revoked_at is not None:
             raise NotFound(f"no device {device_id!r} is enrolled here")
-        found = self._grants.get(adapter, device_id)
-        if found is None:
-            found = AdapterGrant(adapter_number=adapter.number, device_id=device_id, granted_at=utc_now())
-            self._grants.add(found)
-        return shown(adapter, found)
+        grant = self._grants.get(adapter, device_id)
+        if grant is None:
+            grant = AdapterGrant(adapter_number=adapter.number, device_id=device_id, granted_at=utc_now())
+            self._grants.add(grant)
+        return shown(adapter, grant)
 
     def revoke(self, tenant: str, name: str, device_id: str) -> None:
         """Revokes a grant; downloaded files stay on the device. Raises AdapterNotFound."""

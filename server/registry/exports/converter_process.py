@@ -57,11 +57,13 @@ class ConverterProcess(ChildProcess):
         """
         (workspace / ORDER).write_text(order.model_dump_json(), encoding="utf-8")
         (workspace / RAW_B).write_bytes(raw_b)
-        rest = []
+        calibration_argument = []
         if calibration is not None:
             (workspace / CALIBRATION).write_bytes(calibration)
-            rest = [str(workspace / CALIBRATION)]
-        result = self.listen([str(workspace / ORDER), str(workspace / RAW_B), source, str(workspace / RESULT), *rest])
+            calibration_argument = [str(workspace / CALIBRATION)]
+        result = self.listen(
+            [str(workspace / ORDER), str(workspace / RAW_B), source, str(workspace / RESULT), *calibration_argument]
+        )
         if isinstance(result, Stopped):
             return result
         try:

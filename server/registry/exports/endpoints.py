@@ -72,5 +72,5 @@ def merged_file(
     form: Form = MergedForm.DIRECTORY,
 ) -> Response:
     """Downloads one file of the merged model; supports Range."""
-    found = MergedService(session).file(principal.tenant, name, version, file, form)
-    return file_response(request, state.artifacts, found.sha256, found.path)
+    stored_file = MergedService(session).file(principal.tenant, name, version, file, form)
+    return file_response(request, state.artifacts, stored_file.sha256, stored_file.path)

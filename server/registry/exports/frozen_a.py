@@ -28,17 +28,17 @@ def joined(
     size = modules[-1].offset + modules[-1].size
     if flat.shape != (size,):
         raise InvalidUpload(f"B has shape {list(flat.shape)}; this recipe's is [{size}]")
-    digest, found = hashlib.sha256(), []
+    digest, adapted = hashlib.sha256(), []
     for module in modules:
         a = frozen_a(recipe, module, calibration)
         digest.update(a.astype("<f4", copy=False).tobytes())
-        found.append((module, a, module.b(flat)))
+        adapted.append((module, a, module.b(flat)))
     if digest.hexdigest() != a_sha256:
         raise AMismatch(
             f"this adapter was trained with a frozen A of fingerprint {a_sha256[:12]}..., but its recipe gives "
             f"{digest.hexdigest()[:12]}... here; joined with that it would be another adapter, so nothing was made"
         )
-    return found
+    return adapted
 
 
 def delta(recipe: Recipe, a: F32, b: F32) -> F32:

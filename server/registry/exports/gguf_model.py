@@ -106,13 +106,13 @@ def merge_gguf(
 
 
 def _architecture(model_type: str) -> GgufArchitecture:
-    found = next((each for each in ARCHITECTURES.values() if each.model_type == model_type), None)
-    if found is None:
+    architecture = next((each for each in ARCHITECTURES.values() if each.model_type == model_type), None)
+    if architecture is None:
         raise UnsupportedFormat(
             f"no GGUF file is written for architecture {model_type!r}; they are written for "
             f"{', '.join(each.model_type for each in ARCHITECTURES.values())}; take the merged model as a directory"
         )
-    return found
+    return architecture
 
 
 def _copy_metadata(writer: gguf.GGUFWriter, path: Path) -> None:
@@ -196,8 +196,8 @@ def _announce(writer: gguf.GGUFWriter, name: str, shape: tuple[int, ...], kind: 
 
 def _refuse_other_facts(facts: BaseFacts, path: Path) -> None:
     """Raises UnsupportedFormat if llama.cpp would compute the file differently than the base."""
-    found = gguf_facts(BaseFiles("gguf", path, (path,)))
-    ours, theirs = facts.model_dump(exclude=_UNCOMPARED), found.model_dump(exclude=_UNCOMPARED)
+    file_facts = gguf_facts(BaseFiles("gguf", path, (path,)))
+    ours, theirs = facts.model_dump(exclude=_UNCOMPARED), file_facts.model_dump(exclude=_UNCOMPARED)
     if wrong := sorted(name for name in ours if ours[name] != theirs[name]):
         raise UnsupportedFormat(
             f"llama.cpp computes a {facts.architecture} model with other values of {', '.join(wrong)} than this base "

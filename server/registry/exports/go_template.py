@@ -59,13 +59,13 @@ def turns_of(template: ChatTemplate) -> Turns:
     A begin-of-text token at the beginning is left out, since Ollama adds it by the model's own settings.
     """
     try:
-        found = _derived(template)
+        turns = _derived(template)
         for messages in _probes():
-            if found.render(messages) != _rendered(template, messages):
+            if turns.render(messages) != _rendered(template, messages):
                 raise NotExpressible("the chat template writes some conversations in another way than turn by turn")
     except InvalidConversation as error:
         raise NotExpressible(f"the chat template refuses a usual conversation: {error.detail}") from error
-    return found
+    return turns
 
 
 def _derived(template: ChatTemplate) -> Turns:
@@ -107,8 +107,8 @@ def _cut(text: str, *contents: str) -> list[str]:
     """Returns the texts before, between and after these contents. Raises NotExpressible if one is not there once."""
     parts = []
     for content in contents:
-        before, found, text = text.partition(content)
-        if not found or content in text:
+        before, separator, text = text.partition(content)
+        if not separator or content in text:
             raise NotExpressible("the chat template leaves out or repeats the content of a turn")
         parts.append(before)
     return [*parts, text]

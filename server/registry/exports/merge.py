@@ -56,11 +56,11 @@ def merge(
     count = len(adapted)
     for name, weight in stock_tensors(files):
         stem, _, ending = name.rpartition(".")
-        found = adapted.pop(_plain(stem), None) if ending == "weight" else None
-        if found is None:
+        matrices = adapted.pop(_plain(stem), None) if ending == "weight" else None
+        if matrices is None:
             shards.add(name, weight)
             continue
-        shards.add(name, weight + delta(recipe, *found))
+        shards.add(name, weight + delta(recipe, *matrices))
         report("merge", 1 - len(adapted) / count)
     if adapted:
         raise UnsupportedModel(f"the base has no weight {next(iter(adapted))}, which the adapter changes")

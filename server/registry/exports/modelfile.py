@@ -46,8 +46,8 @@ def modelfile(title: str, base: BaseRef, hub_id: str | None, template: ChatTempl
 def _stops(template: ChatTemplate, turns: Turns | None) -> list[str]:
     """Returns the texts that end an answer: what the template writes after one, and the end-of-text token."""
     after = "" if turns is None else turns.around["assistant"][1].strip()
-    found = dict.fromkeys([after, template.tokens.get("eos_token", "")])
-    return [text for text in found if text and '"' not in text and "\n" not in text]
+    stops = dict.fromkeys([after, template.tokens.get("eos_token", "")])
+    return [text for text in stops if text and '"' not in text and "\n" not in text]
 
 
 def _one_line(text: str) -> str:

@@ -6,7 +6,6 @@ PEFT computes y = W x + (alpha / r) B A x with A (r, in) and B (out, r); a progr
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import numpy as np
 import safetensors.numpy
@@ -47,21 +46,6 @@ def peft_files(
         CONFIG_NAME: f"{config}\n".encode(),
         TENSORS_NAME: safetensors.numpy.save(tensors, metadata={"format": "pt"}),
     }
-
-
-def write_peft(
-    recipe: Recipe,
-    shape: BaseShape,
-    flat: F32,
-    a_sha256: str,
-    directory: Path,
-    calibration: Calibration | None = None,
-) -> None:
-    """Writes those files into `directory`, made if absent; raises as `peft_files` does."""
-    files = peft_files(recipe, shape, flat, a_sha256, calibration)
-    directory.mkdir(parents=True, exist_ok=True)
-    for name, data in files.items():
-        (directory / name).write_bytes(data)
 
 
 def peft_config(recipe: Recipe, shape: BaseShape, base: str | None = None) -> dict[str, object]:

@@ -78,10 +78,10 @@ def models(
         return []
     with state.database.reading() as session:
         repository = HubRepository(session)
-        found = repository.page(principal.tenant, search, paging.request)
-        mains = repository.mains(found.rows)
-        shown = [views.described(adapter, mains.get(adapter.number)) for adapter in found.rows]
-    paging.tell_next(response, found.before)
+        page_rows = repository.page(principal.tenant, search, paging.request)
+        mains = repository.mains(page_rows.rows)
+        shown = [views.described(adapter, mains.get(adapter.number)) for adapter in page_rows.rows]
+    paging.tell_next(response, page_rows.before)
     return shown
 
 
@@ -183,9 +183,9 @@ def commits(
     """The versions up to a revision, newest first; more by the Link header."""
     snapshot = _service(state, principal).snapshot(tenant, name, revision)
     with state.database.reading() as session:
-        found = HubRepository(session).history(snapshot.version, paging.request)
-        shown = views.commits(snapshot.adapter, found.rows)
-    paging.tell_next(response, found.before)
+        page_rows = HubRepository(session).history(snapshot.version, paging.request)
+        shown = views.commits(snapshot.adapter, page_rows.rows)
+    paging.tell_next(response, page_rows.before)
     return shown
 
 
@@ -210,8 +210,8 @@ def paths_info(
     service = _service(state, principal)
     snapshot = service.snapshot(tenant, name, revision)
     _warn(response, snapshot)
-    found = [file for path in dict.fromkeys(asked.paths) if (file := _or_none(service, snapshot, path)) is not None]
-    return [views.tree_entry(snapshot, file, expand=asked.expand) for file in found]
+    listed = [file for path in dict.fromkeys(asked.paths) if (file := _or_none(service, snapshot, path)) is not None]
+    return [views.tree_entry(snapshot, file, expand=asked.expand) for file in listed]
 
 
 def _or_none(service: HubService, snapshot: Snapshot, path: str) -> AdapterFile | None:

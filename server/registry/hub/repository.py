@@ -44,14 +44,14 @@ class HubRepository:
             .where(AdapterTag.adapter_number == adapter.number, StoredVersion.deleted_at.is_(None))
             .order_by(AdapterTag.name)
         )
-        found = [(name, revision) for name, revision in self._session.execute(statement) if revision is not None]
+        tagged = [(name, revision) for name, revision in self._session.execute(statement) if revision is not None]
         versions = (
             select(StoredVersion.version, StoredVersion.revision)
             .where(StoredVersion.adapter_number == adapter.number, StoredVersion.deleted_at.is_(None))
             .order_by(StoredVersion.version)
         )
         numbered = self._session.execute(versions)
-        return found + [(f"v{number}", revision) for number, revision in numbered if revision is not None]
+        return tagged + [(f"v{number}", revision) for number, revision in numbered if revision is not None]
 
     def history(self, version: StoredVersion, request: PageRequest) -> PageRows[StoredVersion]:
         """Returns a page of the versions up to this one, newest first."""

@@ -124,6 +124,6 @@ def commits(adapter: Adapter, versions: Iterable[StoredVersion]) -> list[CommitI
 
 def account(principal: Principal) -> Account:
     """Returns the caller's account."""
-    told = principal.user or principal.name or str(principal.role)
+    fullname = principal.user or principal.name or str(principal.role)
     auth = Auth(access_token=AccessToken(display_name=principal.name or principal.token_id))
-    return Account(id=principal.token_id, name=principal.tenant, fullname=told, auth=auth)
+    return Account(id=principal.token_id, name=principal.tenant, fullname=fullname, auth=auth)

@@ -34,8 +34,8 @@ def trajectory_file(
     principal: Reader, name: str, version: Version, request: Request, state: State, session: Reading
 ) -> Response:
     """Downloads the trajectory as the device sent it; supports Range."""
-    found = TrajectoryService(session).view(principal.tenant, name, version)
-    return file_response(request, state.artifacts, found.sha256, f"{name}-{version}.trajectory.bin")
+    trajectory = TrajectoryService(session).view(principal.tenant, name, version)
+    return file_response(request, state.artifacts, trajectory.sha256, f"{name}-{version}.trajectory.bin")
 
 
 @router.head("/steps/{step}/lora_B.safetensors", include_in_schema=False)

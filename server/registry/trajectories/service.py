@@ -144,16 +144,16 @@ class TrajectoryService:
     def view(self, tenant: str, name: str, version: int) -> TrajectoryView:
         """Returns the trajectory of a version. Raises AdapterNotFound, RevisionNotFound or NotFound."""
         adapter, stored = resolve(self._session, tenant, name, f"v{version}")
-        found = TrajectoryRepository(self._session).of_version(stored)
-        if found is None:
+        trajectory = TrajectoryRepository(self._session).of_version(stored)
+        if trajectory is None:
             raise NotFound(f"version {version} of adapter {name!r} came without a trajectory")
         return TrajectoryView(
             adapter=adapter.name,
             version=stored.version,
-            sha256=found.sha256,
-            size=found.size,
-            steps=found.steps,
+            sha256=trajectory.sha256,
+            size=trajectory.size,
+            steps=trajectory.steps,
             verified=stored.verified,
             instead=stored.from_trajectory,
-            start_sha256=found.start_sha256,
+            start_sha256=trajectory.start_sha256,
         )

@@ -270,7 +270,7 @@ def test_files_that_are_no_program_are_named(plain, tmp_path, bad):
         program = broken
     elif bad == "other weights":
         tensors = load_file(weights)
-        tensors["trunk.norms"] = tensors["trunk.norms"][:-1].clone()
+        tensors["backbone.norms"] = tensors["backbone.norms"][:-1].clone()
         save_file(tensors, broken)
     with pytest.raises(RuntimeFailed, match="does not load"):
         open_runtime(plain.manifest, program, weights if program == broken else broken)

@@ -138,7 +138,7 @@ def test_what_is_in_a_program(real):
     assert methods["adapter"]["operators"] == {"aten::add.out": 1}
     assert found["buffers"] == {"state.flat_b": {"dtype": "float32", "shape": [manifest.size], "dynamic": False}}
     # Two layers of seven linear layers are the base's; A of q_proj and v_proj of the upper layer is the program's.
-    assert found["external"] == ["trunk.embedding", "trunk.norms"]
+    assert found["external"] == ["backbone.embedding", "backbone.norms"]
     assert found["external_delegate_keys"] == 14
     shape = manifest.shape
     a_bytes = sum(4 * 2 * shape.features(target)[0] for target in manifest.recipe.targets)

@@ -43,7 +43,7 @@ with warnings.catch_warnings():  # the compiler's libraries warn of their own de
     from server.compiler import inspect_base
     from server.compiler.checkpoints.checkpoint import Checkpoint
     from server.compiler.export.network import QuantizedBase
-    from server.compiler.model.backbone import Trunk
+    from server.compiler.model.backbone import Backbone
     from server.compiler.model.decoder import DecoderLayer, layer_shapes
 
 VOCABULARY = 96
@@ -240,11 +240,11 @@ def eager_logits(checkpoint: Checkpoint, tokens: torch.Tensor) -> torch.Tensor:
         answer_length=1,
         choices=1,
     )
-    trunk = Trunk(checkpoint.facts, QuantizedBase.of(checkpoint, "fp32").trunk, length)
+    backbone = Backbone(checkpoint.facts, QuantizedBase.of(checkpoint, "fp32").backbone, length)
     shapes = layer_shapes(recipe, checkpoint.facts, rows, 1, adapted=False)
     layers = [DecoderLayer(shape, weights, {}) for shape, weights in zip(shapes, checkpoint.layers, strict=True)]
-    hidden = trunk.walk(layers, shapes, 0, trunk.embed(tokens), None)
-    return trunk.cap(trunk.logits(trunk.pick(hidden, torch.arange(length).repeat(rows, 1))))
+    hidden = backbone.forward_layers(layers, shapes, 0, backbone.embed(tokens), None)
+    return backbone.cap(backbone.logits(backbone.gather_positions(hidden, torch.arange(length).repeat(rows, 1))))
 
 
 @pytest.fixture(scope="session")

@@ -15,12 +15,12 @@ from torch import nn
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 from server.compiler import compile_program, inspect_base
-from server.registry.exports.peft import write_peft
 from shared.errors import InvalidRecipe, InvalidUpload
 from shared.program_inputs import TOKEN_DTYPE
 from shared.zo.calibration import Calibration, CalibrationAbout, dump_calibration, load_calibration
 from shared.zo.lora import BaseShape, a_fingerprint, flat_size, init_a, lora_modules
 from tests.server.compiler.conftest import ADAPTED, Architectures, Program, TinyBase, compile_to, token_batch
+from tests.server.peft_directory import write_peft
 
 
 def check_answers(

@@ -12,11 +12,11 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from server.app import create_app
 from server.catalog.bases import BaseRepository
 from server.compiler.checkpoints.base import locate_base
-from server.registry.exports.peft import write_peft
 from shared.canonical import sha256_hex
 from shared.recipe import TARGETS, Recipe
 from shared.zo.lora import a_fingerprint, dump_adapter, flat_size
 from tests.server.conftest import SHAPE, Fleet, copy_home, home_of, result, serving
+from tests.server.peft_directory import write_peft
 
 FIVE = ("red", "one", "two", "old", "new")  # adapters of the tenant `default`, each of another recipe
 RECIPES = {

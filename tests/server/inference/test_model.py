@@ -12,10 +12,10 @@ from server.compiler.checkpoints.checkpoint import load_checkpoint
 from server.inference.continuous_batching import BatchedText, ContinuousBatch, cache_bytes
 from server.inference.lora_rows import Projections, ServedAdapter, family_of
 from server.inference.model import ScoredText, ServingBase
-from server.registry.exports.peft import write_peft
 from shared.errors import Untrusted
 from shared.zo.lora import a_fingerprint, flat_size
 from tests.server.compiler.conftest import ADAPTED, CONFIGS, VOCABULARY, make_architecture, softcapped
+from tests.server.peft_directory import write_peft
 
 TOLERANCE = 1e-3  # nats
 RECIPES = (  # beside the architecture's own: other ranks, scales, targets, layers and A

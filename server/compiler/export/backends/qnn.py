@@ -96,8 +96,8 @@ class WholeDelegate(nn.Module):
     def forward(self, *inputs: Tensor) -> Tensor:
         """Returns the layer's output."""
         (output,) = self.graph(*inputs)
-        made: Tensor = output
-        return made
+        layer_output: Tensor = output
+        return layer_output
 
 
 def whole_delegate(program: ExportedProgram) -> WholeDelegate | None:

@@ -40,17 +40,17 @@ def whole_file(model: PreTrainedModel, precision: Precision) -> bytes:
 
     layers = range(model.config.num_hidden_layers)
     stems = [f"model.layers.{at}.{norm}" for at in layers for norm in ("input_layernorm", "post_attention_layernorm")]
-    add("trunk.norms", np.stack([state[f"{stem}.weight"] for stem in [*stems, "model.norm"]]))
+    add("backbone.norms", np.stack([state[f"{stem}.weight"] for stem in [*stems, "model.norm"]]))
     tables = {"embedding": "model.embed_tokens.weight"}
     if not model.config.tie_word_embeddings:
         tables["lm_head"] = "lm_head.weight"
     for name, stock in tables.items():
         if precision == "fp32":
-            add(f"trunk.{name}", state[stock])
+            add(f"backbone.{name}", state[stock])
             continue
         values, scales = rounded(state[stock])
-        add(f"trunk.{name}", values)
-        add(f"trunk.{name}_scale", scales.reshape(-1, 1), "scale_")
+        add(f"backbone.{name}", values)
+        add(f"backbone.{name}_scale", scales.reshape(-1, 1), "scale_")
     for at in layers:
         for target in TARGETS:
             weight = state[f"model.layers.{at}.{hf_module_name('llama', target)}.weight"]

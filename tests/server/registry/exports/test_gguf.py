@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from server.registry.exports.gguf import FORMS, gguf_lora
-from server.registry.exports.peft import write_peft
 from shared.errors import AMismatch, InvalidUpload, UnsupportedFormat
+from tests.server.peft_directory import write_peft
 from tests.server.registry.exports.stock import ADAPTED, LlamaCpp, make_base, next_token, prompts, with_peft, write_gguf
 
 PROMPTS = 100

@@ -15,13 +15,13 @@ from server.compiler.checkpoints.base import locate_base
 from server.compiler.checkpoints.checkpoint import load_checkpoint
 from server.registry.exports.converter_process import ConverterProcess, Order
 from server.registry.exports.merge import INDEX, ONE_FILE, merge
-from server.registry.exports.peft import write_peft
 from shared.canonical import file_sha256
 from shared.errors import AMismatch, BaseMismatch, InvalidRecipe, UnreadableCheckpoint
 from shared.zo.calibration import CalibrationAbout, dump_calibration, load_calibration
 from shared.zo.encoding import Example, Row
 from shared.zo.lora import a_fingerprint, dump_adapter, lora_modules
 from tests.server.compiler.conftest import eager_logits
+from tests.server.peft_directory import write_peft
 from tests.server.registry.exports.stock import ADAPTED, VOCABULARY, adapted, make_base, next_token, prompts, with_peft
 from tests.server.registry.exports.stock import write_gguf as write_gguf_base
 

@@ -10,10 +10,10 @@ from server.compiler.checkpoints.checkpoint import load_checkpoint
 from server.registry.exports.gguf import gguf_lora
 from server.registry.exports.gguf_model import merge_gguf
 from server.registry.exports.merge import merge
-from server.registry.exports.peft import write_peft
 from shared.protocol import MergedForm
 from shared.recipe import TARGETS
 from tests.server.compiler.conftest import eager_logits
+from tests.server.peft_directory import write_peft
 from tests.server.registry.exports.stock import LlamaCpp, adapted, next_token, prompts, with_peft
 
 PROMPTS = 100

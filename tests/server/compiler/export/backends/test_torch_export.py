@@ -46,7 +46,7 @@ def test_the_weights_are_the_bases_alone(program: tuple[Path, ProgramManifest], 
     assert second.file("weights").sha256 == manifest.file("weights").sha256
     weights = load_file(directory / "weights.safetensors")
     model = tiny.model.state_dict()
-    np.testing.assert_array_equal(weights["trunk.embedding"], model["model.embed_tokens.weight"])
+    np.testing.assert_array_equal(weights["backbone.embedding"], model["model.embed_tokens.weight"])
     np.testing.assert_array_equal(weights["layers.1.frozen.down_proj"], model["model.layers.1.mlp.down_proj.weight"])
     assert sum(array.size for array in weights.values()) == sum(tensor.numel() for tensor in model.values())
 
