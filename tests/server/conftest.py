@@ -117,8 +117,8 @@ def database_url(request, database_kind):
 @pytest.fixture
 def home(home_template, database_url, tmp_path):
     root = tmp_path / "server"
-    with home_of(copy_home(home_template, root, database_url), root / "source") as found:
-        yield found
+    with home_of(copy_home(home_template, root, database_url), root / "source") as new_home:
+        yield new_home
 
 
 @pytest.fixture
@@ -143,9 +143,9 @@ def fleet(home, standing):
     app, url = standing
     key = keys.load_key(home.settings.key_path)
     app.state.mobizo = AppState(home.settings, home.database, home.artifacts, key.public_key(), utc_now())
-    found = Fleet(home, url)
-    yield found
-    found.close()
+    new_fleet = Fleet(home, url)
+    yield new_fleet
+    new_fleet.close()
     # A stream whose reader left looks into the database until the server notices.
     state, deadline = app.state.mobizo, time.monotonic() + 10
     while time.monotonic() < deadline and not (
@@ -173,9 +173,9 @@ def device(fleet):
 def lease(fleet, app, device):
     """A lease of `device` on a job of `app`."""
     fleet.ready_job(app)
-    found = device.lease()
-    assert found is not None
-    return found
+    leased = device.lease()
+    assert leased is not None
+    return leased
 
 
 @pytest.fixture

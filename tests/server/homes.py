@@ -131,9 +131,9 @@ class Home:
     def task(self, subject):
         """The task of a program, conversion or round by its id."""
         with self.database.reading() as session:
-            found = session.scalars(select(Task).where(Task.subject == subject)).one()
+            task = session.scalars(select(Task).where(Task.subject == subject)).one()
             session.expunge_all()
-            return found
+            return task
 
     def set_task(self, subject=None, **values):
         """Sets columns of a task, or of all."""
@@ -170,10 +170,10 @@ class Workers:
     def do(self, name, handler, action, *arguments):
         with self.home.database.writing() as session:
             queue = TaskQueue(session, self.home.settings, name, {handler.kind: handler})
-            found = getattr(queue, action)(*arguments)
+            outcome = getattr(queue, action)(*arguments)
             session.flush()
             session.expunge_all()
-            return found
+            return outcome
 
 
 def fill(settings, tokenizer):
@@ -220,11 +220,11 @@ def copy_home(template, root, database_url):
 @contextlib.contextmanager
 def home_of(settings, source):
     """A home, whose base model lies in `source`."""
-    found = Home(settings, source)
-    with found.database.writing() as session:
+    home = Home(settings, source)
+    with home.database.writing() as session:
         BaseRepository(session).by_name("tiny").source = str(source)
-    yield found
-    found.close()
+    yield home
+    home.close()
 
 
 def alive(pid):

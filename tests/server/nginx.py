@@ -31,10 +31,10 @@ def nginx_program():
     if not root.exists():
         cache.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix="aside-", dir=cache) as aside:
-            made = Path(aside) / "root"
-            _unpack(Path(aside), made)
+            directory = Path(aside) / "root"
+            _unpack(Path(aside), directory)
             try:
-                made.rename(root)
+                directory.rename(root)
             except OSError:
                 if not root.exists():  # else another session was faster
                     raise
@@ -51,7 +51,7 @@ def nginx_program():
     return program, environment
 
 
-def _unpack(aside, made):
+def _unpack(aside, directory):
     for tool in ("apt-get", "dpkg-deb"):
         if shutil.which(tool) is None:
             raise Missing(f"there is no nginx, and no {tool} to fetch it with")
@@ -65,9 +65,9 @@ def _unpack(aside, made):
         )
         if done.returncode != 0:
             raise Missing(f"apt cannot fetch nginx: {(done.stdout + done.stderr).strip()[-300:]}")
-    made.mkdir()
+    directory.mkdir()
     for package in sorted(aside.glob("*.deb")):
-        subprocess.run(["dpkg-deb", "-x", package, made], check=True)
+        subprocess.run(["dpkg-deb", "-x", package, directory], check=True)
 
 
 @contextlib.contextmanager

@@ -11,13 +11,13 @@ from tests.server.conftest import SHAPE
 def test_base_models_are_listed_by_client_and_command(fleet, app, monkeypatch):
     monkeypatch.setenv("MOBIZO_SERVER", fleet.url)
     monkeypatch.setenv("MOBIZO_TOKEN", app.token)
-    (found,) = json.loads(CliRunner().invoke(cli, ["base", "list", "--json"]).stdout)
-    assert found == app.get("/v1/bases").json()[0]
-    assert (found["name"], found["hub_id"], found["parameters"]) == ("tiny", "acme/tiny", 1000)
-    assert (found["layers"], found["context_length"]) == (SHAPE.layers, SHAPE.context_length)
-    assert found["precisions"] == ["fp32", "int8", "int8-weight"]  # those whose gradients agree with fp32's
-    assert found["chat_template"] is False
+    (row,) = json.loads(CliRunner().invoke(cli, ["base", "list", "--json"]).stdout)
+    assert row == app.get("/v1/bases").json()[0]
+    assert (row["name"], row["hub_id"], row["parameters"]) == ("tiny", "acme/tiny", 1000)
+    assert (row["layers"], row["context_length"]) == (SHAPE.layers, SHAPE.context_length)
+    assert row["precisions"] == ["fp32", "int8", "int8-weight"]  # those whose gradients agree with fp32's
+    assert row["chat_template"] is False
     assert "acme/tiny" in CliRunner().invoke(cli, ["base", "list"]).stdout
     shown = CliRunner().invoke(cli, ["base", "view", "tiny", "--json"])
-    assert json.loads(shown.stdout) == found
+    assert json.loads(shown.stdout) == row
     assert "`mobizo base list`" in CliRunner().invoke(cli, ["base", "view", "none"]).stderr

@@ -125,8 +125,8 @@ def test_a_template_comes_from_the_models_files(tmp_path):
     )
     several = [{"name": "tool_use", "template": "x"}, {"name": "default", "template": FAMILIES["lines"]}]
     assert read_chat_template(written(tmp_path, several)).template == FAMILIES["lines"]
-    found = read_chat_template(written(tmp_path, several, chat_template_jinja=FAMILIES["turns"]))
-    assert found.template == FAMILIES["turns"]
+    chat_template = read_chat_template(written(tmp_path, several, chat_template_jinja=FAMILIES["turns"]))
+    assert chat_template.template == FAMILIES["turns"]
 
 
 @pytest.mark.parametrize(
@@ -154,8 +154,8 @@ def test_a_special_token_that_the_vocabulary_lacks_is_none(tmp_path, number):
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
-    found = read_chat_template(BaseFiles("gguf", tmp_path / "a.gguf", ()))
-    assert found.tokens == ({"bos_token": "<s>"} if number == 0 else {})
+    chat_template = read_chat_template(BaseFiles("gguf", tmp_path / "a.gguf", ()))
+    assert chat_template.tokens == ({"bos_token": "<s>"} if number == 0 else {})
 
 
 @pytest.mark.slow
@@ -172,7 +172,7 @@ def test_the_real_models_conversations_are_the_same_tokens_as_by_transformers():
 
 
 def test_the_real_models_template_is_read_from_its_gguf_file():
-    found = read_chat_template(BaseFiles("gguf", model_file(), ()))
-    text = found.render([{"role": "user", "content": "Hi"}])
+    chat_template = read_chat_template(BaseFiles("gguf", model_file(), ()))
+    text = chat_template.render([{"role": "user", "content": "Hi"}])
     assert text.endswith("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
-    assert found.tokens["eos_token"] == "<|im_end|>"
+    assert chat_template.tokens["eos_token"] == "<|im_end|>"

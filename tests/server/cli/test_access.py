@@ -8,7 +8,7 @@ import pytest
 from shared.errors import BadRequest, Conflict, NotFound
 
 
-def made(command, *options):
+def new_token(command, *options):
     return json.loads(command("token", "create", *options, "--json"))
 
 
@@ -16,7 +16,7 @@ def test_tenants(command, fleet, problem):
     command("tenant", "create", "acme")
     rows = json.loads(command("tenant", "list", "--json"))
     assert [(row["name"], row["suspended_at"]) for row in rows] == [("default", None), ("acme", None)]
-    app = fleet.actor(made(command, "--role", "app", "--tenant", "acme")["token"])
+    app = fleet.actor(new_token(command, "--role", "app", "--tenant", "acme")["token"])
     assert app.get("/v1/jobs").status_code == 200
     command("tenant", "suspend", "acme")
     problem(app.get("/v1/jobs"), 403, "tenant-suspended")
@@ -58,7 +58,7 @@ def test_what_cannot_be(command, error, says, arguments):
 
 def test_users(command, fleet, problem):
     command("user", "create", "bob", "--role", "operator")
-    token = made(command, "--user", "bob", "--scope", "jobs:read", "--scope", "devices:read")
+    token = new_token(command, "--user", "bob", "--scope", "jobs:read", "--scope", "devices:read")
     assert (token["role"], token["scopes"]) == ("operator", ["devices:read", "jobs:read"])
     bob = fleet.actor(token["token"])
     assert bob.get("/v1/whoami").json()["user"] == "bob"
@@ -77,16 +77,16 @@ def test_how_long_tokens_last(command, home, monkeypatch):
     def days(token):
         return round((datetime.fromisoformat(token["expires_at"]) - datetime.now().astimezone()) / timedelta(days=1))
 
-    assert days(made(command, "--role", "app")) == 90
-    assert days(made(command, "--role", "app", "--expires-in-days", "7")) == 7
-    assert made(command, "--role", "app", "--expires-in-days", "never")["expires_at"] is None
+    assert days(new_token(command, "--role", "app")) == 90
+    assert days(new_token(command, "--role", "app", "--expires-in-days", "7")) == 7
+    assert new_token(command, "--role", "app", "--expires-in-days", "never")["expires_at"] is None
     monkeypatch.setenv("MOBIZO_TOKEN_DAYS", "3")
-    assert days(made(command, "--role", "app")) == 3
+    assert days(new_token(command, "--role", "app")) == 3
 
 
 def test_what_tells_of_every_tenant_is_given_by_name_only(command):
     command("tenant", "create", "acme")
     operator = ("--role", "operator", "--tenant", "acme")
-    assert "metrics:read" not in made(command, *operator)["scopes"]
-    assert made(command, *operator, "--scope", "metrics:read")["scopes"] == ["metrics:read"]
-    assert "metrics:read" in made(command, "--role", "operator")["scopes"]
+    assert "metrics:read" not in new_token(command, *operator)["scopes"]
+    assert new_token(command, *operator, "--scope", "metrics:read")["scopes"] == ["metrics:read"]
+    assert "metrics:read" in new_token(command, "--role", "operator")["scopes"]

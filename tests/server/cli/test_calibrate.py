@@ -54,7 +54,7 @@ def arguments(llama, data, tmp_path):
 
 def test_a_file_and_its_figures(arguments, llama, tmp_path):
     figures = json.loads(call(*arguments, "--layers", "last:1", "--loss", "candidates", "--json"))
-    made = read_calibration(tmp_path / "made")
+    calibration = read_calibration(tmp_path / "made")
     assert figures.pop("seconds") >= 0
     assert figures == {
         "sha256": sha256_hex((tmp_path / "made").read_bytes()),
@@ -67,20 +67,20 @@ def test_a_file_and_its_figures(arguments, llama, tmp_path):
         "width": 2,
         "bytes": (tmp_path / "made").stat().st_size,
     }
-    assert {name: value.shape for name, value in made.directions.items()} == {
+    assert {name: value.shape for name, value in calibration.directions.items()} == {
         "model.layers.1.self_attn.q_proj": (16, 2),
         "model.layers.1.self_attn.v_proj": (16, 2),
     }
 
 
 def test_kinds_and_numbers_of_examples(arguments, tmp_path):
-    found = set()
+    directions = set()
     for more in ([], ["--examples", 4], ["--kind", "activations"], ["--loss", "candidates"]):
         assert "sha256: " in call(*arguments, *more)
-        made = read_calibration(tmp_path / "made")
-        assert made.about.examples == (4 if "--examples" in more else len(RECORDS))
-        found.add(made.directions["model.layers.0.self_attn.q_proj"].tobytes())
-    assert len(found) == 4
+        calibration = read_calibration(tmp_path / "made")
+        assert calibration.about.examples == (4 if "--examples" in more else len(RECORDS))
+        directions.add(calibration.directions["model.layers.0.self_attn.q_proj"].tobytes())
+    assert len(directions) == 4
 
 
 def test_a_task_of_ones_own(arguments, tmp_path):
@@ -121,20 +121,20 @@ def test_a_home_and_its_calibrations(arguments, llama, tmp_path):
     call("init")
     call("base", "add", "tiny", llama)
     arguments[arguments.index("--base") + 1] = "tiny"
-    made = json.loads(call(*arguments, "--json"))
-    assert made["base"] == "tiny"
+    file = json.loads(call(*arguments, "--json"))
+    assert file["base"] == "tiny"
     added = json.loads(call("calibration", "add", tmp_path / "made", "--json"))
-    assert (added["sha256"], added["base"], added["modules"], added["width"]) == (made["sha256"], "tiny", 4, 2)
-    assert [row["sha256"] for row in json.loads(call("calibration", "list", "--json"))] == [made["sha256"]]
+    assert (added["sha256"], added["base"], added["modules"], added["width"]) == (file["sha256"], "tiny", 4, 2)
+    assert [row["sha256"] for row in json.loads(call("calibration", "list", "--json"))] == [file["sha256"]]
     assert "gradients" in call("calibration", "list")
     with pytest.raises(BadRequest, match="cannot be read"):
         call("calibration", "add", tmp_path / "nothing")
     with pytest.raises(InvalidUpload):
         call("calibration", "add", tmp_path / "data.jsonl")
-    assert made["sha256"] in call("calibration", "remove", made["sha256"][:10])
+    assert file["sha256"] in call("calibration", "remove", file["sha256"][:10])
     assert json.loads(call("calibration", "list", "--json")) == []
     with pytest.raises(NotFound):
-        call("calibration", "remove", made["sha256"])
+        call("calibration", "remove", file["sha256"])
 
 
 def test_a_program_takes_a_from_it(tmp_path, monkeypatch, arguments):
@@ -144,11 +144,11 @@ def test_a_program_takes_a_from_it(tmp_path, monkeypatch, arguments):
     (source / "model.safetensors").write_bytes(b"weights")
     monkeypatch.setattr(local_compilation, "COMPILER", FAKE)
     call(*arguments)
-    made = load_calibration((tmp_path / "made").read_bytes())
-    seen = []
+    calibration = load_calibration((tmp_path / "made").read_bytes())
+    compiled = []
 
     def stop(self, recipe, source, workspace, calibration):
-        seen.append((recipe.calibration, calibration))
+        compiled.append((recipe.calibration, calibration))
         raise BadRequest
 
     monkeypatch.setattr(local_compilation.CompilerProcess, "run", stop)
@@ -156,6 +156,6 @@ def test_a_program_takes_a_from_it(tmp_path, monkeypatch, arguments):
     for more in ([], ["--calibration", tmp_path / "made"]):
         with pytest.raises(BadRequest):
             call(*compile_, *more)
-    assert seen == [(None, None), (made.sha256, (tmp_path / "made").read_bytes())]
+    assert compiled == [(None, None), (calibration.sha256, (tmp_path / "made").read_bytes())]
     with pytest.raises(InvalidUpload, match="cannot be read"):
         call(*compile_, "--calibration", tmp_path / "nothing")

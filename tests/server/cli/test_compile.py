@@ -110,9 +110,9 @@ def test_a_second_run_needs_no_torch(real):
 def test_what_is_in_a_program(real):
     _, out, figures = real
     manifest = ProgramManifest.model_validate_json((out / "manifest.json").read_bytes())
-    found = json.loads(call("inspect", out / "program.pte", "--json"))
-    assert found["bytes"] == figures["pte_bytes"]
-    methods = {method["name"]: method for method in found["methods"]}
+    document = json.loads(call("inspect", out / "program.pte", "--json"))
+    assert document["bytes"] == figures["pte_bytes"]
+    methods = {method["name"]: method for method in document["methods"]}
     assert set(methods) == set(manifest.methods)
     assert sum(method["nodes"] for method in methods.values()) == figures["nodes"]
     assert sum(method["planned_bytes"] for method in methods.values()) == figures["planned_bytes"]
@@ -136,14 +136,14 @@ def test_what_is_in_a_program(real):
         calls = sum(method["operators"].values()) + sum(each["count"] for each in method["delegates"].values())
         assert calls <= method["nodes"]
     assert methods["adapter"]["operators"] == {"aten::add.out": 1}
-    assert found["buffers"] == {"state.flat_b": {"dtype": "float32", "shape": [manifest.size], "dynamic": False}}
+    assert document["buffers"] == {"state.flat_b": {"dtype": "float32", "shape": [manifest.size], "dynamic": False}}
     # Two layers of seven linear layers are the base's; A of q_proj and v_proj of the upper layer is the program's.
-    assert found["external"] == ["backbone.embedding", "backbone.norms"]
-    assert found["external_delegate_keys"] == 14
+    assert document["external"] == ["backbone.embedding", "backbone.norms"]
+    assert document["external_delegate_keys"] == 14
     shape = manifest.shape
     a_bytes = sum(4 * 2 * shape.features(target)[0] for target in manifest.recipe.targets)
-    assert found["delegate_constant_bytes"] > a_bytes
-    assert found["constants"] > 0
+    assert document["delegate_constant_bytes"] > a_bytes
+    assert document["constants"] > 0
 
 
 @pytest.mark.slow
@@ -239,10 +239,10 @@ def test_ctrl_c_ends_the_compiler_too(source, tmp_path):
     ],
 )
 def test_values_that_no_recipe_has(source, tmp_path, option, value, says):
-    said = call("compile", "--base", source, "--to", tmp_path / "out", option, value, code=2)
-    assert said.count("\n") == 1
-    assert said.startswith("error: ")
-    assert re.search(says, said)
+    output = call("compile", "--base", source, "--to", tmp_path / "out", option, value, code=2)
+    assert output.count("\n") == 1
+    assert output.startswith("error: ")
+    assert re.search(says, output)
     assert not (tmp_path / "out").exists()
 
 

@@ -17,8 +17,8 @@ def test_from_one_key_to_the_next_and_the_last(command, home, fleet, device):
     done = json.loads(command("key", "rotate", "--json"))
     second = key_id(load_key(path).public_key())
     assert done == {"before": first, "after": second, "signed": 0, "adapter_versions": 0, "devices_shut_out": 0}
-    told = [(row["id"], row["state"], row["private_key"]) for row in json.loads(command("key", "list", "--json"))]
-    assert told == [(first, "former", "present"), (second, "current", "present")]
+    keys = [(row["id"], row["state"], row["private_key"]) for row in json.loads(command("key", "list", "--json"))]
+    assert keys == [(first, "former", "present"), (second, "current", "present")]
     assert json.loads(command("key", "retire", "--json")) == {"retired": [first]}
     with pytest.raises(BadRequest, match="nothing was changed"):
         command("key", "rotate", "--compromised", typed="n\n")

@@ -61,18 +61,18 @@ def test_before_init(command):
 
 def test_tokens(command, home):
     command("tenant", "create", "acme")
-    made = json.loads(command("token", "create", "--role", "app", "--tenant", "acme", "--name", "shop", "--json"))
-    assert made["token"].startswith("mobizo-app-")
+    created = json.loads(command("token", "create", "--role", "app", "--tenant", "acme", "--name", "shop", "--json"))
+    assert created["token"].startswith("mobizo-app-")
     listed = json.loads(command("token", "list", "--json"))
     assert [(token["role"], token["tenant"], token["name"]) for token in listed] == [
         ("operator", "default", "init"),
         ("app", "acme", "shop"),
     ]
-    assert made["token"] not in command("token", "list", "--json")
-    command("token", "revoke", made["id"])
+    assert created["token"] not in command("token", "list", "--json")
+    command("token", "revoke", created["id"])
     assert json.loads(command("token", "list", "--json"))[1]["revoked_at"]
     with pytest.raises(MobizoError, match="no live token"):
-        command("token", "revoke", made["id"])
+        command("token", "revoke", created["id"])
     assert "acme" in command("token", "list")
 
 

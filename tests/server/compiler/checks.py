@@ -47,9 +47,9 @@ def check_scores(program: Program, model: nn.Module, lengths: Sequence[int], ato
         tokens = token_batch(rng, rows, length, vocabulary=shape.vocabulary)
         choices = token_batch(rng, rows, t, c, vocabulary=shape.vocabulary)
         positions = rng.integers(0, length, (rows, t)).astype(TOKEN_DTYPE)
-        (found,) = program("score", tokens, positions, choices)
+        (scores,) = program("score", tokens, positions, choices)
         expected = reference.scores(model, recipe, shape, b, tokens, positions, choices)
-        np.testing.assert_allclose(found, expected, rtol=0, atol=atol)
+        np.testing.assert_allclose(scores, expected, rtol=0, atol=atol)
 
 
 def check_split(program: Program, batches: Sequence[reference.Batch], rests: Sequence[tuple[Any, ...]]) -> None:
@@ -63,12 +63,12 @@ def check_split(program: Program, batches: Sequence[reference.Batch], rests: Seq
 
     def run(split: bool) -> list[np.ndarray]:
         program.load_some_b()
-        found = []
+        outputs = []
         for number, (batch, rest) in enumerate(zip(batches, rests, strict=True)):
             hidden = cached[number * e : (number + 1) * e]
-            found += program.suffix(hidden, batch, *rest) if split else program.step(batch, *rest)
-            found += program("state" if "state" in program.manifest.methods else "adapter")
-        return found
+            outputs += program.suffix(hidden, batch, *rest) if split else program.step(batch, *rest)
+            outputs += program("state" if "state" in program.manifest.methods else "adapter")
+        return outputs
 
     for whole, split in zip(run(split=False), run(split=True), strict=True):
         np.testing.assert_array_equal(split, whole)

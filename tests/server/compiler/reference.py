@@ -45,12 +45,12 @@ def random_batch(rng: np.random.Generator, recipe: Recipe, vocabulary: int) -> B
 def chosen(batch: Batch, rows: list[int | None]) -> Batch:
     """A batch of other rows of the batch; None: an absent example, as `pack_step` leaves one."""
     taken = [0 if row is None else row for row in rows]
-    made = Batch(*(getattr(batch, name)[taken].copy() for name in Batch.__dataclass_fields__))
+    sampled = Batch(*(getattr(batch, name)[taken].copy() for name in Batch.__dataclass_fields__))
     for at, row in enumerate(rows):
         if row is None:
-            made.tokens[at], made.positions[at], made.choices[at], made.mask[at] = 0, 0, 0, 0
-            made.choice_mask[at] = np.eye(made.choice_mask.shape[2], dtype=np.float32)[0]
-    return made
+            sampled.tokens[at], sampled.positions[at], sampled.choices[at], sampled.mask[at] = 0, 0, 0, 0
+            sampled.choice_mask[at] = np.eye(sampled.choice_mask.shape[2], dtype=np.float32)[0]
+    return sampled
 
 
 def labels(recipe: Recipe, batch: Batch) -> tuple[np.ndarray, ...]:
@@ -84,8 +84,8 @@ def gradient(
     """The recipe's loss at B and its gradient (D,) by autograd."""
     b = torch.from_numpy(flat.copy()).requires_grad_()
     mean = mean_loss(answer_logits(model, recipe, shape, b, batch), recipe, batch)
-    (found,) = torch.autograd.grad(mean, b)
-    return np.float32(mean.detach()), found.numpy()
+    (gradient,) = torch.autograd.grad(mean, b)
+    return np.float32(mean.detach()), gradient.numpy()
 
 
 def answer_logits(

@@ -49,8 +49,8 @@ def batches(examples: Sequence[Example]) -> list[Sequence[Example]]:
 
 def leading(matrix: np.ndarray, width: int, like: np.ndarray) -> np.ndarray:
     """The first right singular vectors (in, width), with the signs of `like`."""
-    found = np.linalg.svd(matrix.astype(np.float64), full_matrices=False)[2][:width].T
-    return found * np.sign((found * like).sum(0))
+    vectors = np.linalg.svd(matrix.astype(np.float64), full_matrices=False)[2][:width].T
+    return vectors * np.sign((vectors * like).sum(0))
 
 
 def loss_of(model: torch.nn.Module, batch: Sequence[Example], loss: str) -> torch.Tensor:
@@ -60,20 +60,20 @@ def loss_of(model: torch.nn.Module, batch: Sequence[Example], loss: str) -> torc
         right, wrong = example.right, example.rows[1 - example.correct]
         logits = model(torch.tensor([right.prompt + right.answer])).logits[0]
         for at, token in enumerate(right.answer):
-            here = logits[len(right.prompt) - 1 + at]
+            position_logits = logits[len(right.prompt) - 1 + at]
             if loss == "candidates":
                 known = [token, wrong.answer[at]] if at == 0 else [token]  # they part at the first token
-                here, token = here[known], 0
-            terms.append(-torch.log_softmax(here, -1)[token])
+                position_logits, token = position_logits[known], 0
+            terms.append(-torch.log_softmax(position_logits, -1)[token])
     return torch.stack(terms).mean()
 
 
 def expected_gradients(model: torch.nn.Module, name: str, examples: Sequence[Example], loss: str) -> np.ndarray:
     """The gradients of all batches by one weight, stacked (batches out, in)."""
     weight = model.get_submodule(name).weight.requires_grad_()
-    found = [torch.autograd.grad(loss_of(model, batch, loss), weight)[0].numpy() for batch in batches(examples)]
+    gradients = [torch.autograd.grad(loss_of(model, batch, loss), weight)[0].numpy() for batch in batches(examples)]
     weight.requires_grad_(False)
-    return np.concatenate(found)
+    return np.concatenate(gradients)
 
 
 @torch.no_grad()
@@ -92,9 +92,9 @@ def recipe_of(base: TinyBase, **settings: object) -> Recipe:
     return base.recipe(rank=3, effective_batch=BATCH, choices=2, **settings)
 
 
-def check(made: Calibration, recipe: Recipe, shape: BaseShape, expected: dict[str, np.ndarray]) -> None:
-    assert made.directions.keys() == {module.name for module in lora_modules(recipe, shape)}
-    for name, directions in made.directions.items():
+def check(calibration: Calibration, recipe: Recipe, shape: BaseShape, expected: dict[str, np.ndarray]) -> None:
+    assert calibration.directions.keys() == {module.name for module in lora_modules(recipe, shape)}
+    for name, directions in calibration.directions.items():
         np.testing.assert_allclose(directions, leading(expected[name], 3, directions), atol=2e-3)
         largest = directions[np.abs(directions).argmax(0), np.arange(3)]
         assert (largest > 0).all()
@@ -111,34 +111,34 @@ def check(made: Calibration, recipe: Recipe, shape: BaseShape, expected: dict[st
 def test_gradients_leading_directions(architectures: Architectures, name: str, loss: str, answers: int) -> None:
     base, examples = architectures.base(name), made_up(10, answers)  # the last batch is short
     recipe = recipe_of(base, loss=loss, answer_length=answers, **CASES[name])
-    told: list[tuple[str, float]] = []
-    made = load_calibration(
-        calibrate(str(base.directory), recipe, "gradients", "own", examples, lambda *said: told.append(said))
+    progress: list[tuple[str, float]] = []
+    calibration = load_calibration(
+        calibrate(str(base.directory), recipe, "gradients", "own", examples, lambda *report: progress.append(report))
     )
     model = AutoModelForCausalLM.from_pretrained(base.directory).eval().requires_grad_(False)
     shape = shape_of(base)
     names = [module.name for module in lora_modules(recipe, shape)]
-    check(made, recipe, shape, {name: expected_gradients(model, name, examples, loss) for name in names})
-    assert (made.about.base, made.about.kind, made.about.task, made.about.examples) == (
+    check(calibration, recipe, shape, {name: expected_gradients(model, name, examples, loss) for name in names})
+    assert (calibration.about.base, calibration.about.kind, calibration.about.task, calibration.about.examples) == (
         recipe.base,
         "gradients",
         "own",
         10,
     )
-    assert {stage for stage, _ in told} == {"read", "examples", "directions"}
-    assert all(0 <= fraction <= 1 for _, fraction in told)
+    assert {stage for stage, _ in progress} == {"read", "examples", "directions"}
+    assert all(0 <= fraction <= 1 for _, fraction in progress)
 
 
 @pytest.mark.parametrize("name", ["opt", "gemma3_text"])
 def test_inputs_leading_directions(architectures: Architectures, name: str) -> None:
     base, examples = architectures.base(name), made_up(6, 2)
     recipe = recipe_of(base, **CASES[name])
-    made = load_calibration(calibrate(str(base.directory), recipe, "activations", "own", examples))
+    calibration = load_calibration(calibrate(str(base.directory), recipe, "activations", "own", examples))
     model = AutoModelForCausalLM.from_pretrained(base.directory).eval()
     shape = shape_of(base)
     names = [module.name for module in lora_modules(recipe, shape)]
-    check(made, recipe, shape, {name: expected_inputs(model, name, examples) for name in names})
-    assert made.about.kind == "activations"
+    check(calibration, recipe, shape, {name: expected_inputs(model, name, examples) for name in names})
+    assert calibration.about.kind == "activations"
 
 
 def shape_of(base: TinyBase) -> BaseShape:
@@ -156,8 +156,8 @@ def test_the_same_examples_give_the_same_bytes(architectures: Architectures) -> 
 def test_a_small_input_has_as_many_directions_as_it_is_wide(architectures: Architectures) -> None:
     base = architectures.base("llama")
     recipe = base.recipe(rank=40, effective_batch=BATCH, choices=2, targets=("q_proj", "down_proj"))
-    made = load_calibration(calibrate(str(base.directory), recipe, "activations", "own", made_up(40, 2)))
-    widths = {name.split(".")[-1]: directions.shape for name, directions in made.directions.items()}
+    calibration = load_calibration(calibrate(str(base.directory), recipe, "activations", "own", made_up(40, 2)))
+    widths = {name.split(".")[-1]: directions.shape for name, directions in calibration.directions.items()}
     assert widths == {"q_proj": (32, 32), "down_proj": (48, 40)}
 
 

@@ -36,9 +36,9 @@ def gradient_of(program: Program, batch: reference.Batch) -> tuple[np.ndarray, n
 
 def check_gradient(program: Program, base: TinyBase, batch: reference.Batch) -> None:
     """The program's gradient is autograd's on the stock model."""
-    flat, found = gradient_of(program, batch)
+    flat, gradient = gradient_of(program, batch)
     _, expected = reference.gradient(base.model, program.manifest.recipe, program.manifest.shape, flat, batch)
-    assert np.linalg.norm(found - expected) / np.linalg.norm(expected) < 1e-5
+    assert np.linalg.norm(gradient - expected) / np.linalg.norm(expected) < 1e-5
 
 
 @pytest.fixture(scope="session")
@@ -55,8 +55,8 @@ def test_the_compiled_gradient_is_autograds(architectures: Architectures, progra
     manifest = program.manifest
     batch = reference.random_batch(np.random.default_rng(7), manifest.recipe, VOCABULARY)
     check_gradient(program, base, batch)
-    flat, found = gradient_of(program, batch)
-    np.testing.assert_allclose(program("adapter")[0], flat - LR * found, rtol=0, atol=1e-7)
+    flat, gradient = gradient_of(program, batch)
+    np.testing.assert_allclose(program("adapter")[0], flat - LR * gradient, rtol=0, atol=1e-7)
     program("load", flat)
     loss_before, norm = program.step(batch, *UNBOUNDED)
     expected_loss, expected = reference.gradient(base.model, manifest.recipe, manifest.shape, flat, batch)
@@ -122,8 +122,8 @@ def test_quantized_gradients_have_the_direction_of_float32s(programs: Programs, 
     program = programs(base, **MOMENTUM, precision="int8", loss="full", targets=TARGETS)
     manifest = program.manifest
     batch = reference.random_batch(np.random.default_rng(7), manifest.recipe, VOCABULARY)
-    flat, found = gradient_of(program, batch)
+    flat, gradient = gradient_of(program, batch)
     _, expected = reference.gradient(base.model, manifest.recipe, manifest.shape, flat, batch)
-    assert found @ expected / np.linalg.norm(found) / np.linalg.norm(expected) > 0.99
-    assert abs(np.linalg.norm(found) / np.linalg.norm(expected) - 1) < 0.1
+    assert gradient @ expected / np.linalg.norm(gradient) / np.linalg.norm(expected) > 0.99
+    assert abs(np.linalg.norm(gradient) / np.linalg.norm(expected) - 1) < 0.1
     assert manifest.file("weights").sha256 == weights_sha256(base, "int8", tmp_path / "weights.ptd")

@@ -62,12 +62,12 @@ def test_stock_peft_puts_every_matrix_where_it_belongs(architectures: Architectu
     flat = np.random.default_rng(11).standard_normal(flat_size(recipe, shape)).astype(np.float32)
     write_peft(recipe, shape, flat, a_fingerprint(recipe, shape), tmp_path)
     model = peft.PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base.directory), tmp_path)
-    found = {name: weight for name, weight in model.state_dict().items() if ".lora_" in name}
-    assert len(found) == 2 * len(lora_modules(recipe, shape))
+    matrices = {name: weight for name, weight in model.state_dict().items() if ".lora_" in name}
+    assert len(matrices) == 2 * len(lora_modules(recipe, shape))
     for module in lora_modules(recipe, shape):
         prefix = f"base_model.model.{module.name}"
-        np.testing.assert_array_equal(found[f"{prefix}.lora_A.default.weight"], init_a(recipe, module).T)
-        np.testing.assert_array_equal(found[f"{prefix}.lora_B.default.weight"], module.b(flat).T)
+        np.testing.assert_array_equal(matrices[f"{prefix}.lora_A.default.weight"], init_a(recipe, module).T)
+        np.testing.assert_array_equal(matrices[f"{prefix}.lora_B.default.weight"], module.b(flat).T)
 
 
 @pytest.mark.slow

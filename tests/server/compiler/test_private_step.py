@@ -36,12 +36,12 @@ def program(request: pytest.FixtureRequest, programs: Programs, tiny: TinyBase) 
 def totals(program: Program, batch: reference.Batch, *, clip: float = CLIP, seed: int = 1) -> np.ndarray:
     """The totals before noise, of B as it is; lr 0 leaves it there."""
     rest = query_seeds(seed, 0, QUERIES), 0.0, EPS, clip, np.zeros(QUERIES, np.float32)
-    found, _ = program.step(batch, *rest)
+    sums, _ = program.step(batch, *rest)
     if "suffix" in program.manifest.methods:
         again, _ = program.suffix(program("prefix", batch.tokens)[0], batch, *rest)
-        assert np.array_equal(found, again)
-    assert np.array_equal(found, np.rint(found))
-    return found.astype(np.int64)
+        assert np.array_equal(sums, again)
+    assert np.array_equal(sums, np.rint(sums))
+    return sums.astype(np.int64)
 
 
 @pytest.mark.slow
@@ -131,11 +131,11 @@ def test_the_graph_clips_any_float_as_the_reference_does(differences: list[list[
     values = np.array(differences, np.float32)  # (E, q)
     per_path = torch.from_numpy(np.concatenate((values.T, np.zeros_like(values.T))))  # (2q, E), T = 1
     means = example_means(per_path, torch.ones(len(values), 1))
-    found = noised_totals(means, torch.tensor([clip], dtype=torch.float32), torch.zeros(2)).numpy()
+    sums = noised_totals(means, torch.tensor([clip], dtype=torch.float32), torch.zeros(2)).numpy()
     units = contributions(values, clip)
     assert (np.square(units).sum(axis=1) <= UNITS**2).all()
     # sqrt and the sum of two squares may differ by a last bit, which moves an example by one unit at most.
-    np.testing.assert_allclose(found, units.sum(axis=0), atol=len(values))
+    np.testing.assert_allclose(sums, units.sum(axis=0), atol=len(values))
 
 
 def test_a_wide_vector_of_differences_keeps_the_bound_to_the_unit() -> None:

@@ -17,9 +17,11 @@ def test_what_was_estimated_is_near_what_was_compiled(tmp_path):
     base = make_tiny(tmp_path / "base", hidden_size=64, intermediate_size=128)
     recipe = base.recipe(rank=8, queries=4, effective_batch=4, sequence_length=64)
     before = shared_store().put(recipe, base.directory, tmp_path / "before")
-    found = smaller(before, counted(before), counted(before) // 3)
-    changed = {name for name in type(found).model_fields if getattr(found, name) != getattr(recipe, name)}
+    smaller_recipe = smaller(before, counted(before), counted(before) // 3)
+    changed = {
+        name for name in type(smaller_recipe).model_fields if getattr(smaller_recipe, name) != getattr(recipe, name)
+    }
     assert changed == {"precision", "effective_batch"}
-    after = shared_store().put(found, base.directory, tmp_path / "after")
-    assert counted(after) == pytest.approx(estimated_need(before, found, counted(before)), rel=0.15)
+    after = shared_store().put(smaller_recipe, base.directory, tmp_path / "after")
+    assert counted(after) == pytest.approx(estimated_need(before, smaller_recipe, counted(before)), rel=0.15)
     assert after.file("weights").size == pytest.approx(0.26 * before.file("weights").size, rel=0.1)

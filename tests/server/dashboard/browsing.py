@@ -59,8 +59,8 @@ class Tab:
 
     def violations(self, *rules):
         """What axe-core finds, by all rules unless some are named: the rule and the elements."""
-        found = Axe().run(self.page, options={"runOnly": rules} if rules else None).response["violations"]
-        return [(each["id"], [node["html"][:160] for node in each["nodes"][:3]]) for each in found]
+        violations = Axe().run(self.page, options={"runOnly": rules} if rules else None).response["violations"]
+        return [(each["id"], [node["html"][:160] for node in each["nodes"][:3]]) for each in violations]
 
     def close(self):
         self.context.close()

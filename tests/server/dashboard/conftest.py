@@ -18,16 +18,16 @@ def person(fleet):
         if scopes is not None:
             with fleet.home.database.writing() as session:
                 token = TokenService(session).issue(role, tenant, "", scopes=scopes)[1]
-        found = Person(fleet.url)
-        found.token = token
-        people.append(found)
+        visitor = Person(fleet.url)
+        visitor.token = token
+        people.append(visitor)
         if sign_in:
-            assert found.sign_in(token).status_code == 303
-        return found
+            assert visitor.sign_in(token).status_code == 303
+        return visitor
 
     yield make
-    for found in people:
-        found.close()
+    for visitor in people:
+        visitor.close()
 
 
 @pytest.fixture

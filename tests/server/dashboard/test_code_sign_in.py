@@ -19,8 +19,8 @@ CODE = re.compile(r"mobizo token approve ([0-9A-Z]{4}-[0-9A-Z]{4})")
 
 @pytest.fixture
 def stranger(fleet):
-    with Person(fleet.url) as found:
-        yield found
+    with Person(fleet.url) as person:
+        yield person
 
 
 def ask(stranger, target="/ui/jobs?state=ready"):

@@ -22,7 +22,7 @@ REFUSED_OR_DONE = {200, 303, 400, 401, 403, 404, 409, 413, 415, 422}
 def test_hostile_forms_and_addresses_cost_a_page_no_more_than_its_bound(home):
     app = create_app(home.settings)
     before = set(threading.enumerate())
-    found, worst = {}, []
+    exceeded, worst = {}, []
     with serving(app) as url, Person(url) as person:
         (loop,) = set(threading.enumerate()) - before
         meter = Meter(loop)
@@ -50,5 +50,5 @@ def test_hostile_forms_and_addresses_cost_a_page_no_more_than_its_bound(home):
                 assert response.status_code in REFUSED_OR_DONE, (route.path, name, response.text[:200])
                 worst.append((cost, f"{method} {route.path} {name} {response.status_code}"))
                 if over := excess(cost, COSTS[route.body_kind]):
-                    found[method, route.path, name] = over
-    report(found, worst)
+                    exceeded[method, route.path, name] = over
+    report(exceeded, worst)

@@ -43,19 +43,19 @@ class Outline(HTMLParser):
         self.inline, self.scripts, self.headings, self.forms, self.labels, self.inputs = [], [], [], [], set(), []
 
     def handle_starttag(self, tag, attributes):
-        found = dict(attributes)
-        if "style" in found or tag == "style" or any(name.startswith("on") for name in found):
+        values = dict(attributes)
+        if "style" in values or tag == "style" or any(name.startswith("on") for name in values):
             self.inline.append((tag, attributes))
         if tag == "script":
-            self.scripts.append(found.get("src"))
+            self.scripts.append(values.get("src"))
         if tag in ("h1", "h2"):
             self.headings.append(tag)
         if tag == "form":
-            self.forms.append(found)
+            self.forms.append(values)
         if tag == "label":
-            self.labels.add(found.get("for"))
-        if tag in ("input", "select", "textarea") and found.get("type") not in ("hidden", "checkbox"):
-            self.inputs.append(found.get("id"))
+            self.labels.add(values.get("for"))
+        if tag in ("input", "select", "textarea") and values.get("type") not in ("hidden", "checkbox"):
+            self.inputs.append(values.get("id"))
 
 
 def paths(fleet, device):

@@ -23,7 +23,7 @@ from server.jobs.scheduling.matching import needs_of
 from server.jobs.scheduling.repository import QueueRepository
 from server.programs.service import COMPILE, ProgramState
 from server.registry.exports.models import CONVERT
-from server.schema import bases, jobs, programs
+from server.schema import bases, programs
 from server.tasks.repository import Task, TaskRepository, TaskTurn
 from shared.job import JobRequest, JobState, Progress
 from shared.program import ProgramFile, ProgramManifest, SignedManifest
@@ -87,17 +87,17 @@ def populate(database: Database, number: int = JOBS) -> int:
         recipes = [_recipe(session, rank, now) for rank in range(1, RANKS + 1)]
         _insert(session, "devices", [_device(index, now) for index in range(2 * training)])
         _insert(session, "device_users", [row for index in range(2 * training) for row in _bindings(index, now)])
-        made = []
+        jobs = []
         for index in range(number):
             state = states[index % len(states)]
             # Jobs that wait for a program wait for the last one; all others are compiled.
             recipe = recipes[-1] if state in AWAITING_PROGRAM else recipes[index % (RANKS - 1)]
-            made.append(_job(index, state, recipe, now))
-        _enqueue(session, made)
-        _insert(session, "jobs", made)
-        _insert(session, "job_events", [event for row in made for event in _events(row)])
-        _insert(session, "leases", _leases(made, now))
-        _ask(session, [row for row in made if row["state"] in AWAITING_PROGRAM], recipes[-1], now)
+            jobs.append(_job(index, state, recipe, now))
+        _enqueue(session, jobs)
+        _insert(session, "jobs", jobs)
+        _insert(session, "job_events", [event for row in jobs for event in _events(row)])
+        _insert(session, "leases", _leases(jobs, now))
+        _ask(session, [row for row in jobs if row["state"] in AWAITING_PROGRAM], recipes[-1], now)
     if database.engine.dialect.name == "postgresql":
         _advance_sequences(database)
         # Its own autovacuum does the same within a minute.
@@ -273,9 +273,9 @@ def _naive(moment: datetime) -> datetime:
     return moment.replace(tzinfo=None)
 
 
-def _enqueue(session: Session, made: Rows) -> None:
+def _enqueue(session: Session, rows: Rows) -> None:
     queue, lanes = QueueRepository(session), dict[tuple[str, ...], int]()
-    for row in made:
+    for row in rows:
         if row["state"] != JobState.READY:
             continue
         key = row["tenant"], row["user"], row["dataset"], row["recipe_id"]
@@ -294,16 +294,16 @@ def _events(row: dict[str, Any]) -> Rows:
     ]
 
 
-def _leases(made: Rows, now: datetime) -> Rows:
+def _leases(jobs: Rows, now: datetime) -> Rows:
     """Returns two leases for each job that a device had: one that expired, and one that is live or ended."""
-    numbers, found = count(1), []
-    for row in made:
+    numbers, leases = count(1), []
+    for row in jobs:
         state = row["state"]
         if row["device_id"] is None:
             continue
         for ending in (Ending.EXPIRED, ENDINGS.get(JobState(state))):
             number = next(numbers)
-            found.append(
+            leases.append(
                 {
                     "number": number,
                     "id": f"lease_{number:024d}",
@@ -315,4 +315,4 @@ def _leases(made: Rows, now: datetime) -> Rows:
                     "ending": None if ending is None else str(ending),
                 }
             )
-    return found
+    return leases

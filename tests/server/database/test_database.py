@@ -17,10 +17,10 @@ from tests.server.homes import at_once
 
 @pytest.fixture
 def database(tmp_path):
-    found = Database(f"sqlite:///{tmp_path / 'x.sqlite3'}")
-    upgrade(found.engine)
-    yield found
-    found.close()
+    new_database = Database(f"sqlite:///{tmp_path / 'x.sqlite3'}")
+    upgrade(new_database.engine)
+    yield new_database
+    new_database.close()
 
 
 def token(number, **changes):
@@ -98,7 +98,7 @@ def test_times_come_back_aware_and_equal(database):
     with database.writing() as session:
         session.add(token(1, created_at=moment))
     with database.reading() as session:
-        found = session.query(Token).one()
-        assert found.created_at == moment
-        assert found.created_at.tzinfo is UTC
-        assert found.revoked_at is None
+        stored = session.query(Token).one()
+        assert stored.created_at == moment
+        assert stored.created_at.tzinfo is UTC
+        assert stored.revoked_at is None

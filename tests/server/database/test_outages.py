@@ -42,8 +42,8 @@ def home(home_template, away, tmp_path):
     root = tmp_path / "server"
     settings = copy_home(home_template, root, away.empty("home"))
     fill(settings, (root / "source" / "tokenizer.json").read_bytes())
-    with home_of(settings, root / "source") as found:
-        yield found
+    with home_of(settings, root / "source") as new_home:
+        yield new_home
 
 
 def test_requests_are_refused_while_it_is_away_and_go_on_as_it_is_back(away, fleet, app, device, lease):
@@ -179,8 +179,8 @@ class TestOnSqlite:
     def home(self, home_template, tmp_path):
         root = tmp_path / "server"
         settings = copy_home(home_template, root, None).model_copy(update={"database_lock_seconds": 0.2})
-        with home_of(settings, root / "source") as found:
-            yield found
+        with home_of(settings, root / "source") as new_home:
+            yield new_home
 
     def test_writers_are_refused_past_the_busy_timeout_and_readers_go_on(self, home, fleet, app):
         job = app.submit()

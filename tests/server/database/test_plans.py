@@ -38,32 +38,34 @@ def database(request, database_kind, tmp_path_factory):
         url = f"sqlite:///{tmp_path_factory.mktemp('plans') / 'x.sqlite3'}"
     else:
         url = request.getfixturevalue("postgres").create("plans")
-    found = Database(url)
-    upgrade(found.engine)
-    populate(found)
-    yield found
-    found.close()
+    new_database = Database(url)
+    upgrade(new_database.engine)
+    populate(new_database)
+    yield new_database
+    new_database.close()
 
 
 @contextmanager
 def plans(database):
     """Gets the plan of every statement that is sent meanwhile, by its text."""
-    sent, found = [], {}
+    sent, query_plans = [], {}
 
     def note(connection, cursor, statement, parameters, context, many):
         if re.match(r"\s*(SELECT|UPDATE|DELETE|WITH)\b", statement):
             sent.append((statement, parameters))
 
     event.listen(database.engine, "before_cursor_execute", note)
-    yield found
+    yield query_plans
     event.remove(database.engine, "before_cursor_execute", note)
     explain = "EXPLAIN QUERY PLAN " if database.engine.dialect.name == "sqlite" else "EXPLAIN (FORMAT JSON) "
     with database.engine.connect() as connection:
         for statement, parameters in sent:
             rows = connection.exec_driver_sql(explain + statement, parameters).all()
-            found[statement] = [row[-1] for row in rows] if len(rows[0]) > 1 else list(nodes(rows[0][0][0]["Plan"]))
+            query_plans[statement] = (
+                [row[-1] for row in rows] if len(rows[0]) > 1 else list(nodes(rows[0][0][0]["Plan"]))
+            )
         connection.rollback()
-    assert found
+    assert query_plans
 
 
 def nodes(plan):
@@ -74,9 +76,9 @@ def nodes(plan):
         yield from nodes(child)
 
 
-def assert_by_index(found, sorts=False):
+def assert_by_index(query_plans, sorts=False):
     """No large table is read whole, and nothing is sorted."""
-    for statement, plan in found.items():
+    for statement, plan in query_plans.items():
         for step in plan:
             scanned = re.match(r"(?:SCAN|Seq Scan|Parallel Seq Scan|Bitmap Heap Scan) (\w+)", step)
             assert scanned is None or scanned[1] not in LARGE, (statement, plan)
@@ -93,11 +95,11 @@ def alone(step, index):
     ("state", "user", "adapter"), list(itertools.product((None, JobState.FAILED), (None, USER), (None, ADAPTER)))
 )
 def test_a_list_is_read_from_one_index_alone_and_in_its_order(database, before, state, user, adapter):
-    with plans(database) as found, database.reading() as session:
+    with plans(database) as query_plans, database.reading() as session:
         page = JobRepository(session).page(TENANT, PageRequest(before, 50), JobFilter(state, user, adapter))
     assert page.rows
-    assert_by_index(found)
-    numbers, rows = found.values()
+    assert_by_index(query_plans)
+    numbers, rows = query_plans.values()
     assert any(alone(step, "ix_jobs_(tenant|state|user|adapter)") for step in numbers), numbers
     assert all(not re.match("Index Scan|SEARCH jobs USING INDEX", step) for step in numbers), numbers
     assert any(re.match("SEARCH jobs USING INTEGER PRIMARY KEY|Index Scan jobs pk_jobs", step) for step in rows), rows
@@ -109,12 +111,12 @@ def ask(session, number, lock=False):
 
 
 def test_looking_for_work_reads_jobs_and_leases_by_indexes_alone(database):
-    with plans(database) as found, database.reading() as session:
+    with plans(database) as query_plans, database.reading() as session:
         offer = ask(session, IDLE)
         assert not LeaseRepository(session).overdue(utc_now())
         assert QueueRepository(session).heads(offer)
-    assert_by_index(found)
-    steps = [step for plan in found.values() for step in plan]
+    assert_by_index(query_plans)
+    steps = [step for plan in query_plans.values() for step in plan]
     assert any(alone(step, "ix_jobs_lane") for step in steps), steps
     # A job by its number is the one other way.
     others = [step for step in steps if re.search(r"\b(jobs|leases)\b", step) and not re.search("COVERING|Only", step)]
@@ -124,58 +126,58 @@ def test_looking_for_work_reads_jobs_and_leases_by_indexes_alone(database):
 
 
 def test_looking_for_all_who_wait_counts_jobs_by_an_index_alone(database):
-    with plans(database) as found, database.reading() as session:
+    with plans(database) as query_plans, database.reading() as session:
         assert QueueRepository(session).ready(TENANT, [USER, "user-4"])
     # The lanes, of which there are few, are sorted.
-    assert_by_index(found, sorts=True)
-    steps = [step for plan in found.values() for step in plan if re.search(r"\bjobs\b", step)]
+    assert_by_index(query_plans, sorts=True)
+    steps = [step for plan in query_plans.values() for step in plan if re.search(r"\bjobs\b", step)]
     assert steps
     assert all(alone(step, "ix_jobs_lane") for step in steps), steps
 
 
 @pytest.mark.parametrize("number", [BUSY, IDLE], ids=["with a lease", "without"])
 def test_a_lease_is_given_by_indexes(database, number):
-    with plans(database) as found, database.writing() as session:
+    with plans(database) as query_plans, database.writing() as session:
         assert LeaseService(session, 120).acquire(ask(session, number, lock=True)) is not None
         session.rollback()  # the jobs stay as they are for the next test
-    assert_by_index(found)
+    assert_by_index(query_plans)
 
 
 def test_a_lease_is_kept_and_ended_by_indexes(database):
     progress = Progress(phase="training", step=2, steps=150)
-    with plans(database) as found, database.writing() as session:
+    with plans(database) as query_plans, database.writing() as session:
         service = LeaseService(session, 120)
         lease = service.acquire(ask(session, BUSY, lock=True))
         service.heartbeat(device_id(BUSY), lease.id, progress)
         service.release(device_id(BUSY), lease.id)
         session.rollback()
     # Of many devices at once, jobs are locked in their order: those few are sorted.
-    assert_by_index(found, sorts=True)
+    assert_by_index(query_plans, sorts=True)
 
 
 def test_claims_are_found_by_indexes(database):
-    with plans(database) as found, database.reading() as session:
+    with plans(database) as query_plans, database.reading() as session:
         tasks = TaskRepository(session)
         assert tasks.any(utc_now())
         assert tasks.claimable(utc_now(), 10)
-    assert_by_index(found, sorts=True)
-    with plans(database) as found, database.writing() as session:
+    assert_by_index(query_plans, sorts=True)
+    with plans(database) as query_plans, database.writing() as session:
         tasks = TaskRepository(session)
         assert tasks.next(KINDS, utc_now()) is not None
         tasks.lapsed(KINDS, utc_now())
-    assert_by_index(found, sorts=True)
+    assert_by_index(query_plans, sorts=True)
 
 
 def test_events_are_read_in_order_by_an_index(database):
-    with plans(database) as found, database.reading() as session:
+    with plans(database) as query_plans, database.reading() as session:
         assert JobRepository(session).events_after(5, 1, 10)
-    assert_by_index(found)
+    assert_by_index(query_plans)
 
 
 def test_pages_read_jobs_by_indexes(database):
-    with plans(database) as found, database.reading() as session:
+    with plans(database) as query_plans, database.reading() as session:
         jobs = JobRepository(session)
         assert all(jobs.counts(TENANT).values())
         assert LeaseRepository(session).jobs_of([device_id(number) for number in range(50)])
         assert jobs.programs_page(TENANT, PageRequest(None, 50)).rows
-    assert_by_index(found, sorts=True)
+    assert_by_index(query_plans, sorts=True)

@@ -11,18 +11,20 @@ from tests.server.homes import at_once
 
 @pytest.fixture(scope="module")
 def url(postgres):
-    found = postgres.create("words")
+    new_url = postgres.create("words")
     with postgres.administrator("words") as link:
         link.execute("CREATE TABLE words (number integer PRIMARY KEY, word varchar(8))")
         link.execute("INSERT INTO words VALUES (1, 'one'), (2, 'two')")
-    return found
+    return new_url
 
 
 @pytest.fixture
 def database(url):
-    found = Database(url, Tuning(connections=2, overflow=1, connect_seconds=0.2, lock_seconds=0.2, statement_seconds=1))
-    yield found
-    found.close()
+    new_database = Database(
+        url, Tuning(connections=2, overflow=1, connect_seconds=0.2, lock_seconds=0.2, statement_seconds=1)
+    )
+    yield new_database
+    new_database.close()
 
 
 def show(session, name):
@@ -72,8 +74,8 @@ def test_writers_go_on_from_what_the_one_before_left(url):
     def count_up():
         for _ in range(20):
             with database.writing() as session:
-                found = session.scalar(text("SELECT word FROM words WHERE number = 2 FOR UPDATE"))
-                session.execute(text("UPDATE words SET word = :word WHERE number = 2"), {"word": str(int(found) + 1)})
+                word = session.scalar(text("SELECT word FROM words WHERE number = 2 FOR UPDATE"))
+                session.execute(text("UPDATE words SET word = :word WHERE number = 2"), {"word": str(int(word) + 1)})
 
     at_once(*[count_up] * 3)
     with database.reading() as session:

@@ -20,9 +20,9 @@ PROCESSES = 4
 
 @pytest.fixture
 def database(empty_url):
-    found = Database(empty_url)
-    yield found
-    found.close()
+    new_database = Database(empty_url)
+    yield new_database
+    new_database.close()
 
 
 def differences(database):
@@ -34,8 +34,8 @@ def differences(database):
 
 def indexes(database):
     """Names of all indexes; those of conditions and of descending columns are not compared by alembic everywhere."""
-    found = inspect(database.engine)
-    return {index["name"] for table in METADATA.tables for index in found.get_indexes(table)}
+    inspector = inspect(database.engine)
+    return {index["name"] for table in METADATA.tables for index in inspector.get_indexes(table)}
 
 
 def test_models_and_migrations_agree(database):
@@ -60,14 +60,16 @@ def test_there_is_a_way_back_from_each_migration_and_forth_again(database):
 
 def shape(database):
     """Tables, their columns and their indexes, by name."""
-    found = inspect(database.engine)
+    inspector = inspect(database.engine)
     return {
         table: (
-            sorted((column["name"], str(column["type"]), column["nullable"]) for column in found.get_columns(table)),
-            sorted((index["name"], tuple(index["column_names"])) for index in found.get_indexes(table)),
-            sorted(key["name"] for key in found.get_foreign_keys(table)),
+            sorted(
+                (column["name"], str(column["type"]), column["nullable"]) for column in inspector.get_columns(table)
+            ),
+            sorted((index["name"], tuple(index["column_names"])) for index in inspector.get_indexes(table)),
+            sorted(key["name"] for key in inspector.get_foreign_keys(table)),
         )
-        for table in found.get_table_names()
+        for table in inspector.get_table_names()
     }
 
 

@@ -97,17 +97,17 @@ class Band:
         assert answer.status_code == 200, answer.text
         return answer.json()
 
-    def train_all(self, told=None, **values):
+    def train_all(self, values_of_result=None, **values):
         """The whole part of each of these users, then a worker's part. told: changes of their results."""
         for user, value in values.items():
-            self.train(user, value, **(told or {}))
+            self.train(user, value, **(values_of_result or {}))
         self.work()
 
     def set_round(self, number=1, **values):
         with self.home.database.writing() as session:
-            found = session.query(CohortRound).filter(CohortRound.position == number).one()
+            cohort_round = session.query(CohortRound).filter(CohortRound.position == number).one()
             for name, value in values.items():
-                setattr(found, name, value)
+                setattr(cohort_round, name, value)
 
     def past_deadline(self, number=1):
         self.set_round(number, deadline=utc_now())
@@ -127,7 +127,7 @@ class Band:
 
 @pytest.fixture
 def band(home, fleet, app):
-    found = Band(home, fleet, app)
-    found.worker = create_worker(home.settings, home.database)
-    found.worker.register()
-    return found
+    new_band = Band(home, fleet, app)
+    new_band.worker = create_worker(home.settings, home.database)
+    new_band.worker.register()
+    return new_band

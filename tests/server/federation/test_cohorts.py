@@ -11,14 +11,14 @@ from tests.server.federation.conftest import URL, cohort_request
 
 
 def test_recipe_and_a_are_pinned(band):
-    made = band.create(training={"steps": 5})
-    recipe = Recipe.model_validate(made["recipe"])
-    assert made["recipe_id"] == recipe.id
-    assert (made["a_sha256"], made["size_d"]) == (a_fingerprint(recipe, SHAPE), flat_size(recipe, SHAPE))
-    assert made["settings"]["training"]["eps"] == 0.01
-    assert (made["members"], made["rounds"], made["round"], made["version"]) == (0, 0, None, None)
-    assert band.app.get(URL).json() == made
-    assert band.app.get("/v1/cohorts").json()["items"] == [made]
+    cohort = band.create(training={"steps": 5})
+    recipe = Recipe.model_validate(cohort["recipe"])
+    assert cohort["recipe_id"] == recipe.id
+    assert (cohort["a_sha256"], cohort["size_d"]) == (a_fingerprint(recipe, SHAPE), flat_size(recipe, SHAPE))
+    assert cohort["settings"]["training"]["eps"] == 0.01
+    assert (cohort["members"], cohort["rounds"], cohort["round"], cohort["version"]) == (0, 0, None, None)
+    assert band.app.get(URL).json() == cohort
+    assert band.app.get("/v1/cohorts").json()["items"] == [cohort]
 
 
 @pytest.mark.parametrize(
@@ -26,8 +26,8 @@ def test_recipe_and_a_are_pinned(band):
     [("xnnpack", "weights", "gradient"), ("xnnpack", "trajectory", "directional"), ("qnn", "trajectory", "replay")],
 )
 def test_the_estimator_is_settled_with_the_cohort(band, backend, upload, chosen):
-    made = band.create(recipe={"estimator": "auto", "queries": None, "backend": backend}, upload=upload)
-    assert (made["recipe"]["estimator"], made["settings"]["recipe"]["estimator"]) == (chosen, "auto")
+    cohort = band.create(recipe={"estimator": "auto", "queries": None, "backend": backend}, upload=upload)
+    assert (cohort["recipe"]["estimator"], cohort["settings"]["recipe"]["estimator"]) == (chosen, "auto")
 
 
 def test_a_name_is_one_thing(band, app, problem):

@@ -49,8 +49,8 @@ def test_a_private_mean_is_clipped_noised_and_paid_for(band):
     assert np.abs(b).max() < 40
     version = band.app.get("/v1/adapters/readers/revisions/main").json()
     assert version["cohort"]["epsilon"] == of_rounds(1)
-    found = spent(band)
-    assert (found["rounds"], found["members_epsilon"], found["examples_epsilon"]) == (1, of_rounds(1), None)
+    privacy = spent(band)
+    assert (privacy["rounds"], privacy["members_epsilon"], privacy["examples_epsilon"]) == (1, of_rounds(1), None)
 
 
 def test_no_round_opens_that_would_exceed_the_cohorts_budget(band):
@@ -69,10 +69,10 @@ def test_examples_are_paid_for_by_each_run(band):
     band.create(recipe=CLIPPED, privacy={"examples": EXAMPLES})
     band.join("alice", "bob")
     band.open()
-    band.train_all(alice=1.0, bob=2.0, told=QUIET)
+    band.train_all(alice=1.0, bob=2.0, values_of_result=QUIET)
     np.testing.assert_array_equal(band.b(), np.float32(1.5))
-    found = spent(band)
-    assert (found["examples_epsilon"], found["members_epsilon"]) == (of_runs(1), None)
+    privacy = spent(band)
+    assert (privacy["examples_epsilon"], privacy["members_epsilon"]) == (of_runs(1), None)
     assert band.app.get("/v1/users/alice/privacy").json()["epsilon"] == of_runs(1)
 
 

@@ -150,9 +150,9 @@ def test_accuracy_of_the_start_is_the_mean_over_devices(band):
     band.train("bob", 1.0, zero_shot_accuracy=0.6, tuned_accuracy=0.8)
     band.train("carol", 1.0, zero_shot_accuracy=None, tuned_accuracy=None)
     band.work()
-    found = band.round()
-    assert found["measured"] == 2
-    np.testing.assert_allclose((found["start_accuracy"], found["tuned_accuracy"]), (0.55, 0.75))
+    view = band.round()
+    assert view["measured"] == 2
+    np.testing.assert_allclose((view["start_accuracy"], view["tuned_accuracy"]), (0.55, 0.75))
     version = band.app.get("/v1/adapters/readers/revisions/main").json()
     np.testing.assert_allclose(version["result"]["zero_shot_accuracy"], 0.55)
     assert version["result"]["tuned_accuracy"] is None

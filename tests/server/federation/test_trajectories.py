@@ -23,8 +23,8 @@ def opened(band):
 def run_of(lease, directory, start=None, **changes):
     """What a device has after its part: the last B is what counts."""
     seed = lease["job"]["request"]["training"]["seed"]
-    told = {"proximal": MU, "factor": FACTOR} | changes
-    return Run(lease, directory, steps=STEPS, best=STEPS, start=start, job_seed=seed, **told)
+    settings = {"proximal": MU, "factor": FACTOR} | changes
+    return Run(lease, directory, steps=STEPS, best=STEPS, start=start, job_seed=seed, **settings)
 
 
 def hand_in(band, user, lease, run):
@@ -95,8 +95,8 @@ def files_of(run):
 
 def test_a_device_whose_owner_did_not_agree_is_not_asked(opened):
     device = opened.devices["alice"]
-    for said in (None, {}, {"cohorts": False}, {"cohorts": ["others"]}):
-        assert device.lease("movies", capabilities=said) is None
+    for capabilities in (None, {}, {"cohorts": False}, {"cohorts": ["others"]}):
+        assert device.lease("movies", capabilities=capabilities) is None
     waiting = opened.app.get(f"/v1/jobs/{opened.parts()['alice']['job_id']}/waiting").json()
     assert "its owner's permission to take part in cohort readers" in waiting["why"]
     assert device.lease("movies", capabilities={"cohorts": ["readers"]}) is not None

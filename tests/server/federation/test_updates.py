@@ -64,8 +64,8 @@ def test_twice(band, opened, problem):
 
 def test_with_a_huge_norm(band, opened, problem):
     size = size_of(opened)
-    told = problem(band.upload("alice", opened, 101 / np.sqrt(size)), 422, "invalid-update")
-    np.testing.assert_allclose((told["norm"], told["limit"]), (101, 100), rtol=1e-5)
+    refusal = problem(band.upload("alice", opened, 101 / np.sqrt(size)), 422, "invalid-update")
+    np.testing.assert_allclose((refusal["norm"], refusal["limit"]), (101, 100), rtol=1e-5)
     problem(band.upload("alice", opened, 1e30), 422, "invalid-upload")
     assert band.upload("alice", opened, 99 / np.sqrt(size)).status_code == 200
     assert band.complete("alice", opened).status_code == 200
@@ -82,10 +82,10 @@ def test_the_norm_is_of_what_changed_since_the_start(band, opened, problem):
 
 
 def test_with_another_a(band, opened, problem):
-    told = problem(band.upload("alice", opened, 1.0, a_sha256="0" * 64), 422, "cohort-mismatch")
-    assert told["update"] == "0" * 64
-    assert told["cohort"] == band.view["a_sha256"] == opened["manifest"]["manifest"]["a_sha256"]
-    assert told["update"] in told["detail"]
+    refusal = problem(band.upload("alice", opened, 1.0, a_sha256="0" * 64), 422, "cohort-mismatch")
+    assert refusal["update"] == "0" * 64
+    assert refusal["cohort"] == band.view["a_sha256"] == opened["manifest"]["manifest"]["a_sha256"]
+    assert refusal["update"] in refusal["detail"]
     problem(band.devices["alice"].upload(opened), 422, "cohort-mismatch")  # which says nothing of its A
 
 

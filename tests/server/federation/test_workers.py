@@ -53,9 +53,9 @@ def start(home):
 
 def row(home):
     with home.database.reading() as session:
-        found = session.query(CohortRound).one()
+        cohort_round = session.query(CohortRound).one()
         session.expunge_all()
-        return found
+        return cohort_round
 
 
 def path_of(home, sha256):
@@ -96,8 +96,8 @@ class Aggregators(Workers):
 
     def publish(self, name, claim):
         artifacts = self.home.artifacts
-        made = make_version(artifacts, claim.order)
-        stored = StoredFiles(artifacts.put(made.adapter), len(made.adapter), artifacts.put(made.optimizer))
+        version = make_version(artifacts, claim.order)
+        stored = StoredFiles(artifacts.put(version.adapter), len(version.adapter), artifacts.put(version.optimizer))
         return self.queue(name, "complete", claim, stored)
 
 

@@ -94,10 +94,10 @@ def routes(standing):
 
 def test_every_route_has_one_rule_and_a_row(standing, routes):
     assert list(complaints(standing[0])) == []
-    found = {route.name for route in routes}
-    assert set(ROWS) <= found, "rows of routes that are no more"
+    names = {route.name for route in routes}
+    assert set(ROWS) <= names, "rows of routes that are no more"
     described = {f"{method.upper()} {path}" for path, item in standing[0].openapi()["paths"].items() for method in item}
-    assert described <= found, "the walk over the routes missed some"
+    assert described <= names, "the walk over the routes missed some"
 
 
 def test_a_route_without_a_rule_is_found():
@@ -181,7 +181,7 @@ def callers(fleet, home):
         UserService(session).disable("default", "bob")
         DeviceService(session).revoke("default", lost.device_id)
         TenantService(session).suspend("shut")
-    found = {
+    by_name = {
         "nobody": Caller(fleet.actor(), unauthorized),
         "nonsense": Caller(fleet.actor("nonsense"), unauthorized),
         "a token never issued": Caller(fleet.actor(unknown[:-4] + "AAAA"), unauthorized),
@@ -205,8 +205,8 @@ def callers(fleet, home):
     # A route that takes one scope and no other, by itself, asks for that scope and for nothing else.
     for scope in ALL:
         _, text = issued(Role.OPERATOR, scopes=[Scope(scope)])
-        found[f"only {scope}"] = Caller(fleet.actor(text), scopes=frozenset({scope}))
-    return found
+        by_name[f"only {scope}"] = Caller(fleet.actor(text), scopes=frozenset({scope}))
+    return by_name
 
 
 def ask(actor, route, row, names):
@@ -220,8 +220,8 @@ def ask(actor, route, row, names):
 
 def code_of(answer):
     """The code of a refusal; OpenAI's routes have OpenAI's form and word for a wrong token."""
-    found = answer.json()
-    code = found["error"]["code"] if "error" in found else found.get("code")
+    document = answer.json()
+    code = document["error"]["code"] if "error" in document else document.get("code")
     return "unauthorized" if code == "invalid_api_key" else code
 
 
@@ -275,7 +275,7 @@ def theirs(fleet, home, app, device, lease, tmp_path):
     }
 
 
-def told(answer, names):
+def revealed(answer, names):
     """What an answer tells, without the names that the question held."""
     if not answer.content:
         return {"status": answer.status_code}
@@ -298,11 +298,11 @@ def test_another_tenant_s_things_are_as_if_they_were_not_there(fleet, routes, th
         row = ROWS[route.name.replace("HEAD ", "GET ")]
         if row.who.startswith((ANYONE, ONE_TIME, SESSION)) or ("{" not in route.path and route.method != "GET"):
             continue
-        for stranger in (found.actor for found in strangers if found.expected(row.who) is None):
+        for stranger in (caller.actor for caller in strangers if caller.expected(row.who) is None):
             answer = ask(stranger, route, row, theirs)
             if "{" in route.path and not row.shared:
                 assert answer.status_code == 404, (route.name, answer.text)
-                assert told(answer, theirs) == told(ask(stranger, route, row, ABSENT), ABSENT), route.name
+                assert revealed(answer, theirs) == revealed(ask(stranger, route, row, ABSENT), ABSENT), route.name
             else:
                 for thing in ("job_id", "lease_id", "device_id", "token_id"):
                     assert theirs[thing] not in answer.text, route.name

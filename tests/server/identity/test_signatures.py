@@ -78,8 +78,8 @@ def test_a_clock_that_is_off_is_told_the_time(device, lease, home, problem, off)
     before = nonces(home)
     answer = device.post(path, content=BEAT, headers=sign(device, "POST", path, BEAT, off=off))
     document = problem(answer, 401, "clock-skew")
-    told = datetime.fromisoformat(document["server_time"])
-    assert abs(told - datetime.now(UTC)) < timedelta(seconds=60)
+    server_time = datetime.fromisoformat(document["server_time"])
+    assert abs(server_time - datetime.now(UTC)) < timedelta(seconds=60)
     assert document["allowed_seconds"] == 300
     assert ("ahead of" if off > 0 else "behind") in document["detail"]
     assert nonces(home) == before

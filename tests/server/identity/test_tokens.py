@@ -41,25 +41,25 @@ def make(actor, **body):
 
 
 def days(view):
-    made, ends = (datetime.fromisoformat(view[name]) for name in ("created_at", "expires_at"))
-    return (ends - made) / timedelta(days=1)
+    begins, ends = (datetime.fromisoformat(view[name]) for name in ("created_at", "expires_at"))
+    return (ends - begins) / timedelta(days=1)
 
 
 @pytest.mark.both_databases
 def test_a_token_is_made_listed_and_revoked(fleet, operator, problem):
-    made = make(operator, name="shop")
-    assert made["token"].startswith("mobizo-app-")
-    assert made["view"]["scopes"] == [
+    created = make(operator, name="shop")
+    assert created["token"].startswith("mobizo-app-")
+    assert created["view"]["scopes"] == [
         *("adapters:read", "adapters:score", "adapters:write"),
         *("cohorts:read", "cohorts:write", "jobs:read", "jobs:write"),
     ]
-    assert days(made["view"]) == 90
-    shop = fleet.actor(made["token"])
+    assert days(created["view"]) == 90
+    shop = fleet.actor(created["token"])
     assert shop.get("/v1/jobs").status_code == 200
     listed = operator.get("/v1/tokens").json()["items"]
     assert [item["name"] for item in listed] == ["shop", ""]
-    assert made["token"] not in operator.get("/v1/tokens").text
-    address = f"/v1/tokens/{made['view']['id']}"
+    assert created["token"] not in operator.get("/v1/tokens").text
+    address = f"/v1/tokens/{created['view']['id']}"
     assert operator.delete(address).status_code == 204
     problem(shop.get("/v1/jobs"), 401, "unauthorized")
     problem(operator.delete(address), 404, "not-found")
@@ -119,26 +119,26 @@ def test_tokens_that_cannot_be(home, operator, problem, body, status, code):
 
 
 def test_it_ends_when_it_said(fleet, home, operator, problem):
-    made = make(operator)
-    actor = fleet.actor(made["token"])
+    created = make(operator)
+    actor = fleet.actor(created["token"])
     with home.database.writing() as session:
         ended = datetime.now(UTC) - timedelta(seconds=1)
-        session.execute(update(Token).where(Token.id == made["view"]["id"]).values(expires_at=ended))
+        session.execute(update(Token).where(Token.id == created["view"]["id"]).values(expires_at=ended))
     assert "expired" in problem(actor.get("/v1/jobs"), 401, "unauthorized")["detail"]
-    problem(operator.post(f"/v1/tokens/{made['view']['id']}/rotate"), 409, "conflict")
+    problem(operator.post(f"/v1/tokens/{created['view']['id']}/rotate"), 409, "conflict")
 
 
 def test_rotating(fleet, operator, maker, problem):
-    made = make(operator, name="shop", scopes=["jobs:read"], expires_in_days=7)
-    address = f"/v1/tokens/{made['view']['id']}/rotate"
+    created = make(operator, name="shop", scopes=["jobs:read"], expires_in_days=7)
+    address = f"/v1/tokens/{created['view']['id']}/rotate"
     problem(maker(Scope.TOKENS_WRITE).post(address), 403, "forbidden")
-    assert fleet.actor(made["token"]).get("/v1/jobs").status_code == 200
+    assert fleet.actor(created["token"]).get("/v1/jobs").status_code == 200
     new = operator.post(address).json()
-    assert new["token"] != made["token"]
+    assert new["token"] != created["token"]
     for name in ("name", "scopes", "role", "user"):
-        assert new["view"][name] == made["view"][name]
+        assert new["view"][name] == created["view"][name]
     assert days(new["view"]) == 7
-    problem(fleet.actor(made["token"]).get("/v1/jobs"), 401, "unauthorized")
+    problem(fleet.actor(created["token"]).get("/v1/jobs"), 401, "unauthorized")
     assert fleet.actor(new["token"]).get("/v1/jobs").status_code == 200
     problem(operator.post(address), 409, "conflict")
 

@@ -116,13 +116,13 @@ def site(home_template, tmp_path_factory):
         app = create_app(settings)
         with serving(app) as url:
             fleet = Fleet(home, url)
-            found = Site(fleet)
-            found.app = app
-            found.stock["default", None] = AutoModelForCausalLM.from_pretrained(root / "source").eval()
-            found.stock["other", None] = found.stock["default", None]
+            new_site = Site(fleet)
+            new_site.app = app
+            new_site.stock["default", None] = AutoModelForCausalLM.from_pretrained(root / "source").eval()
+            new_site.stock["other", None] = new_site.stock["default", None]
             for seed, name in enumerate(FIVE):
-                found.publish("default", name, seed)
-            found.publish("other", "red", 50)
-            found.publish("other", "secret", 51)
-            yield found
+                new_site.publish("default", name, seed)
+            new_site.publish("other", "red", 50)
+            new_site.publish("other", "secret", 51)
+            yield new_site
             fleet.close()

@@ -77,16 +77,16 @@ def test_a_batch_of_all_adapters_scores_as_each_does_in_peft(served):
         several = ScoredText([*prompt, *answers[1][:-1]], len(prompt) - 1, [answers[1]], adapter)
         texts += [single, several]
         expected += [[stock_score(model, prompt, answer)] for answer in answers]
-    found = served.base.score(texts)
-    np.testing.assert_allclose(found, expected, atol=TOLERANCE, rtol=0)
+    scores = served.base.score(texts)
+    np.testing.assert_allclose(scores, expected, atol=TOLERANCE, rtol=0)
     # The adapters matter: what is compared is no base model five times.
     assert np.ptp([served.base.score([ScoredText([1, 2, 3], 2, [[4]], each)]) for each in served.adapters]) > 0.05
 
 
 def test_several_answers_share_a_text(served):
     adapter, model = served.pick(2)
-    (found,) = served.base.score([ScoredText([5, 6, 7], 2, [[token] for token in range(10)], adapter)])
-    np.testing.assert_allclose(found, [stock_score(model, [5, 6, 7], [token]) for token in range(10)], atol=TOLERANCE)
+    (scores,) = served.base.score([ScoredText([5, 6, 7], 2, [[token] for token in range(10)], adapter)])
+    np.testing.assert_allclose(scores, [stock_score(model, [5, 6, 7], [token]) for token in range(10)], atol=TOLERANCE)
 
 
 @torch.no_grad()

@@ -48,17 +48,17 @@ def test_models_are_the_tenants_adapters_and_the_bases(site, client):
 @pytest.mark.parametrize("model", ["red", "two@v1", "tiny"])
 def test_a_completion_is_that_of_stock_peft(site, client, model):
     adapter = None if model == "tiny" else model.partition("@")[0]
-    found = client.completions.create(model=model, prompt=["a film", "It was"], max_tokens=6, temperature=0)
-    assert [choice.index for choice in found.choices] == [0, 1]
-    for choice, prompt in zip(found.choices, ("a film", "It was"), strict=True):
+    completion = client.completions.create(model=model, prompt=["a film", "It was"], max_tokens=6, temperature=0)
+    assert [choice.index for choice in completion.choices] == [0, 1]
+    for choice, prompt in zip(completion.choices, ("a film", "It was"), strict=True):
         same(choice.text, generated(site, adapter, prompt, 6))
         assert choice.finish_reason == "length"
     read = sum(len(site.tokenizer.encode(prompt).ids) for prompt in ("a film", "It was"))
-    assert (found.usage.prompt_tokens, found.usage.completion_tokens) == (read, 12)
+    assert (completion.usage.prompt_tokens, completion.usage.completion_tokens) == (read, 12)
     plain = site.fleet.app().post(
         "/v1/generate", json={"adapter": adapter, "base": "tiny", "prompt": "a film", "max_tokens": 6}
     )
-    assert found.choices[0].text == plain.json()["text"]
+    assert completion.choices[0].text == plain.json()["text"]
 
 
 def test_a_chat_uses_the_bases_own_template(site, client):

@@ -16,17 +16,17 @@ from shared.sampling import Sampler
 
 
 def test_a_cache_keeps_what_was_used_last():
-    cache, made = LruCache(10), []
+    cache, loaded = LruCache(10), []
 
     def get(key, size, in_use=()):
-        return cache.get(key, size, lambda: made.append(key) or key.upper(), in_use)
+        return cache.get(key, size, lambda: loaded.append(key) or key.upper(), in_use)
 
     for key in "abc":
         assert get(key, 3) == key.upper()
     get("a", 3)
     get("d", 3)  # "b" was used longest ago
     assert cache.ordered_keys() == ["c", "a", "d"]
-    assert (cache.nbytes, cache.evicted, made) == (9, 1, ["a", "b", "c", "d"])
+    assert (cache.nbytes, cache.evicted, loaded) == (9, 1, ["a", "b", "c", "d"])
     get("e", 4, in_use=("c",))
     assert cache.ordered_keys() == ["c", "d", "e"]
     with pytest.raises(MemoryError):

@@ -33,7 +33,7 @@ class Bench:
         self.shape = BaseShape(**{name: getattr(facts, name) for name in BaseShape.model_fields})
         self.base = ServedBaseRef(sha256=facts.sha256, source=str(self.tiny.directory), nbytes=4 * facts.parameters)
         self.artifacts = MemoryArtifacts(scratch)
-        self.said, self.batches = [], []
+        self.messages, self.batches = [], []
         one = needs([self.adapter(0)])
         (b,) = [size for key, size in one.items() if key[0] == "b"]
         self.limit = sum(one.values()) + b * (adapters - 1)
@@ -41,7 +41,7 @@ class Bench:
         self.scheduler = Scheduler(self.model_cache, BATCH_TOKENS, 1 << 20, self.collect)
 
     def collect(self, message):
-        (self.batches if message.get("kind") == "batch" else self.said).append(message)
+        (self.batches if message.get("kind") == "batch" else self.messages).append(message)
 
     def adapter(self, seed, **settings):
         recipe = Recipe(
@@ -81,7 +81,7 @@ class Bench:
             assert self.model_cache.adapters.nbytes <= self.limit
 
     def answers(self):
-        return {message["id"]: message for message in self.said if "token" not in message}
+        return {message["id"]: message for message in self.messages if "token" not in message}
 
 
 @pytest.fixture(scope="module")
@@ -174,13 +174,13 @@ def test_texts_wait_for_room_to_grow(bench):
     for number in range(3):
         bench.generate(number, [1, 2, 3 + number], 4, [bench.adapter(number)])
     bench.run()
-    assert [message["id"] for message in bench.said if "finish" in message] == [0, 1, 2]
+    assert [message["id"] for message in bench.messages if "finish" in message] == [0, 1, 2]
     assert max(batch["rows"] for batch in bench.batches if batch["work"] == "generate") == 2
-    tokens = [message["token"] for message in bench.said if "token" in message and message["id"] == 2]
-    alone = len(bench.said)
+    tokens = [message["token"] for message in bench.messages if "token" in message and message["id"] == 2]
+    alone = len(bench.messages)
     bench.generate(9, [1, 2, 5], 4, [bench.adapter(2)])
     bench.run()
-    assert [message["token"] for message in bench.said[alone:] if "token" in message] == tokens
+    assert [message["token"] for message in bench.messages[alone:] if "token" in message] == tokens
 
 
 def test_scores_wait_for_memory_too(bench):
@@ -191,7 +191,7 @@ def test_scores_wait_for_memory_too(bench):
     bench.ask(5, [([1, 2, 5], 0)], [bench.adapter(5)])
     bench.generate(6, [1, 2], 4, [bench.adapter(6)])
     bench.run()
-    assert [message["id"] for message in bench.said if "token" not in message] == [0, 1, 5, 6]
+    assert [message["id"] for message in bench.messages if "token" not in message] == [0, 1, 5, 6]
     assert "scores" in bench.answers()[5]
 
 
@@ -204,7 +204,7 @@ def test_what_is_cancelled_is_not_worked_at(bench):
     bench.scheduler.receive({"id": 2, "kind": "cancel"})
     bench.run()
     assert bench.answers() == {3: {"id": 3, "finish": "length"}}
-    assert sum(message.get("id") == 2 for message in bench.said) <= 2
+    assert sum(message.get("id") == 2 for message in bench.messages) <= 2
 
 
 def test_other_files_are_not_the_base(bench):
@@ -212,4 +212,4 @@ def test_other_files_are_not_the_base(bench):
     bench.ask(1, [([1, 2], None)])
     bench.run()
     assert bench.answers()[1]["problem"]["code"] == "base-not-served"
-    assert bench.base.source not in str(bench.said)
+    assert bench.base.source not in str(bench.messages)

@@ -38,9 +38,9 @@ def generate(actor, prompt, **changes):
 def test_rows_of_many_adapters_are_scored_as_in_peft(site):
     asked = [(name, text) for text in TEXTS for name in (*FIVE, None)]
     rows = [{"adapter": name, "prompt": text, "answers": ANSWERS} for name, text in asked]
-    found = score(site.fleet.app(), *rows, base="tiny")
-    assert len(found) == len(asked)
-    for (name, text), row in zip(asked, found, strict=True):
+    scored = score(site.fleet.app(), *rows, base="tiny")
+    assert len(scored) == len(asked)
+    for (name, text), row in zip(asked, scored, strict=True):
         expected = [site.expected("default", name, text, answer) for answer in ANSWERS]
         got = [answer["log_probability"] for answer in row["answers"]]
         np.testing.assert_allclose(got, expected, atol=TOLERANCE, rtol=0)
@@ -116,11 +116,11 @@ def test_revisions_are_versions(site, problem):
     before = site.expected("default", "new", "a good film", " x")
     site.publish("default", "new", 30)
     after = site.expected("default", "new", "a good film", " x")
-    found = score(app, *({"adapter": name, **row} for name in ("new", "new@v1", "new@2")))
-    main, one, two, digits = found = found + score(app, {"adapter": f"new@{found[1]['revision'][:12]}", **row})
-    assert [each["version"] for each in found] == [2, 1, 2, 1]
+    scored = score(app, *({"adapter": name, **row} for name in ("new", "new@v1", "new@2")))
+    main, one, two, digits = scored = scored + score(app, {"adapter": f"new@{scored[1]['revision'][:12]}", **row})
+    assert [each["version"] for each in scored] == [2, 1, 2, 1]
     assert (main["revision"], digits["revision"]) == (two["revision"], one["revision"])
-    got = [each["answers"][0]["log_probability"] for each in found]
+    got = [each["answers"][0]["log_probability"] for each in scored]
     np.testing.assert_allclose(got, [after, before, after, before], atol=TOLERANCE)
     problem(app.post("/v1/score", json={"rows": [{"adapter": "new@v9", **row}]}), 404, "revision-not-found")
 
@@ -154,17 +154,17 @@ def test_texts_that_grow_together_stay_apart(site):
         return generate(site.fleet.app(), prompt, adapter=name, base="tiny", max_tokens=4 + number % 5)["text"]
 
     with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(ask, range(len(asked))))
+        texts = list(pool.map(ask, range(len(asked))))
     expected = [
         site.tokenizer.decode(site.continued("default", name, prompt, 4 + number % 5))
         for number, (name, prompt) in enumerate(asked)
     ]
-    assert [text.split() for text in found] == [text.split() for text in expected]
+    assert [text.split() for text in texts] == [text.split() for text in expected]
 
 
 def test_the_context_ends_a_text(site, problem):
-    found = generate(site.fleet.app(), "a " * 60, base="tiny", max_tokens=50)
-    assert (found["tokens"], found["finish"]) == (5, "length")  # the last of the 65 is never read
+    generated = generate(site.fleet.app(), "a " * 60, base="tiny", max_tokens=50)
+    assert (generated["tokens"], generated["finish"]) == (5, "length")  # the last of the 65 is never read
     body = {"prompt": "a " * 65, "base": "tiny"}
     problem(site.fleet.app().post("/v1/generate", json=body), 422, "text-too-long")
 
@@ -185,9 +185,9 @@ def test_a_stop_text_ends_an_answer(site):
     app = site.fleet.app()
     whole = generate(app, "a film", adapter="two", max_tokens=12)["text"]
     stop = whole.split()[-1]
-    found = generate(app, "a film", adapter="two", max_tokens=12, stop=[stop])
-    assert found["text"] == whole[: whole.index(stop)]
-    assert found["finish"] == "stop"
+    generated = generate(app, "a film", adapter="two", max_tokens=12, stop=[stop])
+    assert generated["text"] == whole[: whole.index(stop)]
+    assert generated["finish"] == "stop"
 
 
 def events(response):

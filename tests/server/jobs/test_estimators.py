@@ -166,18 +166,18 @@ def peak(chosen):
 
 def test_memory_decides_next(choose):
     """As it falls: the whole batch, smaller micro-batches, no reverse pass, and last what needs the least."""
-    found = [choose(10**9)]
-    while len(found) < 10 and "no estimator fits" not in found[-1].reason:
-        found.append(choose(peak(found[-1]) - 1))
-    peaks = [peak(each) for each in found[:-1]]
+    choices = [choose(10**9)]
+    while len(choices) < 10 and "no estimator fits" not in choices[-1].reason:
+        choices.append(choose(peak(choices[-1]) - 1))
+    peaks = [peak(each) for each in choices[:-1]]
     assert peaks == sorted(set(peaks), reverse=True)
-    kinds = [(each.recipe.estimator, each.recipe.micro_batch) for each in found]
+    kinds = [(each.recipe.estimator, each.recipe.micro_batch) for each in choices]
     assert kinds[:4] == [("gradient", None), ("gradient", 4), ("gradient", 2), ("gradient", 1)]
     assert kinds[4][0] == "replay"
-    assert "no estimator fits" in found[-1].reason
-    assert found[1].reason.startswith("estimator gradient with micro-batch 4: gradient would take about ")
-    assert "device phone can spare" in found[4].reason
-    assert {each.recipe.precision for each in found} == {"fp32"}
+    assert "no estimator fits" in choices[-1].reason
+    assert choices[1].reason.startswith("estimator gradient with micro-batch 4: gradient would take about ")
+    assert "device phone can spare" in choices[4].reason
+    assert {each.recipe.precision for each in choices} == {"fp32"}
 
 
 def test_a_trajectory_is_kept_when_memory_is_short(choose):

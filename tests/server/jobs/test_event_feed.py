@@ -10,10 +10,10 @@ STREAMS = 12
 PATIENCE = 60
 
 
-def wait_for(found, more):
+def wait_for(events, more):
     """Waits until a list has so many more entries."""
-    wanted, deadline = len(found) + more, time.monotonic() + PATIENCE
-    while len(found) < wanted:
+    wanted, deadline = len(events) + more, time.monotonic() + PATIENCE
+    while len(events) < wanted:
         assert time.monotonic() < deadline
         time.sleep(0.01)
 

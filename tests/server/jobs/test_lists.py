@@ -16,27 +16,27 @@ USERS = {"alice": ("alice-films", "alice-books"), "bob": ("bob-films",)}
 @pytest.fixture
 def jobs(home, app):
     """Jobs in every one of these states for each adapter, by id; newest last."""
-    made = {}
+    submitted = {}
     for state in STATES:
         for user, adapters in USERS.items():
             for adapter in adapters:
                 job = app.submit(user=user, adapter=adapter)
-                made[job["id"]] = (state, user, adapter)
+                submitted[job["id"]] = (state, user, adapter)
     with home.database.writing() as session:
-        for job_id, (state, _, _) in made.items():
+        for job_id, (state, _, _) in submitted.items():
             session.execute(update(Job).where(Job.id == job_id).values(state=JobState(state)))
-    return made
+    return submitted
 
 
 def listed(app, **params):
     """Ids of the whole list, by pages of two."""
-    found, cursor = [], None
+    ids, cursor = [], None
     while True:
         page = app.get("/v1/jobs", params=params | {"limit": 2} | ({"cursor": cursor} if cursor else {})).json()
-        found += [job["id"] for job in page["items"]]
+        ids += [job["id"] for job in page["items"]]
         cursor = page["next"]
         if cursor is None:
-            return found
+            return ids
 
 
 @pytest.mark.both_databases

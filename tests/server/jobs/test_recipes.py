@@ -30,9 +30,9 @@ WRITES = {
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    made = Tokenizer(models.WordLevel({word: n for n, word in enumerate(("[UNK]", *WORDS))}, unk_token="[UNK]"))
-    made.pre_tokenizer = pre_tokenizers.Whitespace()
-    return made
+    word_level = Tokenizer(models.WordLevel({word: n for n, word in enumerate(("[UNK]", *WORDS))}, unk_token="[UNK]"))
+    word_level.pre_tokenizer = pre_tokenizers.Whitespace()
+    return word_level
 
 
 @pytest.fixture

@@ -60,46 +60,46 @@ def test_what_never_fits_has_no_smaller_recipe():
 
 
 def test_weights_go_first_since_they_are_the_most_and_the_gradient_stays():
-    found = smaller(manifest(), NEEDED, 250_000_000)
-    assert found == manifest().recipe.model_copy(update={"precision": "int8-weight"})
+    recipe = smaller(manifest(), NEEDED, 250_000_000)
+    assert recipe == manifest().recipe.model_copy(update={"precision": "int8-weight"})
     settings = TrainingSettings()
-    assert settings.eps_for(found) == settings.eps_for(manifest().recipe)
+    assert settings.eps_for(recipe) == settings.eps_for(manifest().recipe)
 
 
 def test_activations_go_by_examples_before_directions():
     program = manifest(weights=10_000_000, planned=800_000_000)
-    found = smaller(program, 810_000_000, 460_000_000)
-    assert (found.effective_batch, found.queries, found.sequence_length) == (2, 4, 64)
-    found = smaller(program, 810_000_000, 95_000_000)
-    assert (found.effective_batch, found.queries, found.sequence_length) == (1, 1, 64)
+    recipe = smaller(program, 810_000_000, 460_000_000)
+    assert (recipe.effective_batch, recipe.queries, recipe.sequence_length) == (2, 4, 64)
+    recipe = smaller(program, 810_000_000, 95_000_000)
+    assert (recipe.effective_batch, recipe.queries, recipe.sequence_length) == (1, 1, 64)
     assert smaller(program, 810_000_000, 80_000_000).sequence_length < 64
 
 
 def test_what_the_device_counts_beside_the_program_stays():
     beside = 50_000_000
-    found = smaller(manifest(), NEEDED + beside, 250_000_000)
-    assert estimated_need(manifest(), found, NEEDED + beside) == estimated_need(manifest(), found, NEEDED) + beside
+    recipe = smaller(manifest(), NEEDED + beside, 250_000_000)
+    assert estimated_need(manifest(), recipe, NEEDED + beside) == estimated_need(manifest(), recipe, NEEDED) + beside
     assert estimated_need(manifest(), manifest().recipe, NEEDED + beside) == NEEDED + beside
 
 
 @pytest.mark.parametrize("backend", ["portable", "torch", "vulkan", "qnn"])
 def test_backends_without_kernels_for_fewer_bits_keep_the_precision(backend):
     assert smaller(manifest(backend=backend), NEEDED, 250_000_000) is None
-    found = smaller(manifest(backend=backend), NEEDED, NEEDED - 5_000_000)
-    assert (found.precision, found.effective_batch) == ("fp32", 2)
+    recipe = smaller(manifest(backend=backend), NEEDED, NEEDED - 5_000_000)
+    assert (recipe.precision, recipe.effective_batch) == ("fp32", 2)
 
 
 @pytest.mark.parametrize("precision", ["int8", "int8-weight"])
 def test_eight_bits_are_not_taken_for_fewer(precision):
-    found = smaller(manifest(weights=135_000_000, precision=precision), 212_000_000, 190_000_000)
-    assert found.precision == precision
+    recipe = smaller(manifest(weights=135_000_000, precision=precision), 212_000_000, 190_000_000)
+    assert recipe.precision == precision
 
 
 def test_scoring_keeps_the_rows_it_takes_at_once():
     program = manifest(weights=1, planned=800_000_000, choices=10, answer_length=3)
     for available in range(50_000_000, 800_000_000, 25_000_000):
-        found = smaller(program, 800_000_001, available, least_rows=10)
-        assert found is None or found.score_rows >= 10
+        recipe = smaller(program, 800_000_001, available, least_rows=10)
+        assert recipe is None or recipe.score_rows >= 10
     assert smaller(program, 800_000_001, 90_000_000).score_rows < 10
 
 
@@ -111,38 +111,38 @@ def test_a_runtime_that_plans_nothing_shrinks_by_its_weights():
 
 def shrunk(program):
     """What the recipe becomes as the memory falls, each recipe once."""
-    found = {}
+    recipes = {}
     for available in range(program.training_bytes - 1, 0, -1_000_000):
         recipe = smaller(program, program.training_bytes, available)
         if recipe is not None:
             assert estimated_need(program, recipe, program.training_bytes) <= available
-            found.setdefault(recipe.id, recipe)
-    return list(found.values())
+            recipes.setdefault(recipe.id, recipe)
+    return list(recipes.values())
 
 
 @pytest.mark.parametrize("estimator", ["gradient", "directional"])
 def test_exact_gradients_go_by_micro_batches_then_to_replay_before_bits_go(estimator):
     program = manifest(estimator=estimator, effective_batch=8, layers="last:8", rank=1, planned=120_000_000)
-    found = shrunk(program)
-    kept = [recipe for recipe in found if recipe.estimator == estimator]
+    recipes = shrunk(program)
+    kept = [recipe for recipe in recipes if recipe.estimator == estimator]
     assert [recipe.micro_batch for recipe in kept] == [4, 2, 1]
-    assert found[:3] == kept
+    assert recipes[:3] == kept
     assert all(recipe.effective_batch == 8 and recipe.precision == "fp32" for recipe in kept)
-    without = found[3]
+    without = recipes[3]
     assert (without.estimator, without.precision, without.micro_batch) == ("replay", "fp32", None)
-    assert {recipe.estimator for recipe in found[3:]} == {"replay"}
-    assert found[-1].precision == "int8-weight"
-    assert all(Recipe.model_validate(recipe.model_dump()) == recipe for recipe in found)
+    assert {recipe.estimator for recipe in recipes[3:]} == {"replay"}
+    assert recipes[-1].precision == "int8-weight"
+    assert all(Recipe.model_validate(recipe.model_dump()) == recipe for recipe in recipes)
     assert describe_changes(program.recipe, kept[0]) == "micro-batch None -> 4"
     assert describe_changes(program.recipe, without).startswith(f"estimator {estimator} -> replay, ")
 
 
 def test_a_micro_batch_keeps_the_rows_that_scoring_takes():
     program = manifest(estimator="gradient", effective_batch=8, choices=4, answer_length=2, rank=1)
-    found = smaller(program, program.training_bytes, program.training_bytes - 1, least_rows=4)
-    assert (found.estimator, found.micro_batch) == ("gradient", 4)
-    found = smaller(program, program.training_bytes, estimated_need(program, found, program.training_bytes) - 1, 4)
-    assert found.estimator == "replay"
+    recipe = smaller(program, program.training_bytes, program.training_bytes - 1, least_rows=4)
+    assert (recipe.estimator, recipe.micro_batch) == ("gradient", 4)
+    recipe = smaller(program, program.training_bytes, estimated_need(program, recipe, program.training_bytes) - 1, 4)
+    assert recipe.estimator == "replay"
 
 
 def test_a_reverse_pass_counts_the_weights_that_it_packs_transposed():
@@ -174,19 +174,19 @@ sizes = st.integers(0, 2_000_000_000)
 def test_whatever_is_found_fits_compiles_and_differs_only_where_it_may(settings, weights, planned, beside, available):
     program = manifest(weights=weights, planned=planned, **settings)
     before = program.recipe
-    found = smaller(program, weights + planned + beside, available)
-    if found is None:
+    recipe = smaller(program, weights + planned + beside, available)
+    if recipe is None:
         return
-    assert found != before
-    assert estimated_need(program, found, weights + planned + beside) <= available
-    assert Recipe.model_validate(found.model_dump()) == found
+    assert recipe != before
+    assert estimated_need(program, recipe, weights + planned + beside) <= available
+    assert Recipe.model_validate(recipe.model_dump()) == recipe
     may = {"precision", "effective_batch", "queries", "sequence_length"}
-    assert found.model_dump(exclude=may) == before.model_dump(exclude=may)
-    assert 1 <= found.effective_batch <= before.effective_batch
-    assert 1 <= found.queries <= before.queries
-    assert min(before.sequence_length, max(LEAST_LENGTH, 2 * before.answer_length)) <= found.sequence_length
-    assert found.sequence_length <= before.sequence_length
-    assert describe_changes(before, found)
+    assert recipe.model_dump(exclude=may) == before.model_dump(exclude=may)
+    assert 1 <= recipe.effective_batch <= before.effective_batch
+    assert 1 <= recipe.queries <= before.queries
+    assert min(before.sequence_length, max(LEAST_LENGTH, 2 * before.answer_length)) <= recipe.sequence_length
+    assert recipe.sequence_length <= before.sequence_length
+    assert describe_changes(before, recipe)
 
 
 @given(recipes, sizes, sizes, sizes, sizes)

@@ -49,11 +49,11 @@ def states(checks):
 def test_a_server_that_is_right(settings, loads, home):
     before = home.stored_files()
     assert "compiler" not in states(examine(settings, quick=True))
-    found = states(examine(settings))
-    assert found.pop("memory") in ("ok", "warn")
-    assert found.pop("disk") in ("ok", "warn")
-    assert set(found) == {"home", "key", "database", "schema", "clock", "files", "compiler", "safety"}
-    assert set(found.values()) == {"ok"}
+    by_name = states(examine(settings))
+    assert by_name.pop("memory") in ("ok", "warn")
+    assert by_name.pop("disk") in ("ok", "warn")
+    assert set(by_name) == {"home", "key", "database", "schema", "clock", "files", "compiler", "safety"}
+    assert set(by_name.values()) == {"ok"}
     assert home.stored_files() == before
     exposed = settings.model_copy(update={"host": "0.0.0.0"})
     assert states(check_dangers(exposed, None)) == {"safety": "warn"}
@@ -61,9 +61,9 @@ def test_a_server_that_is_right(settings, loads, home):
 
 def test_no_home(tmp_path, loads):
     settings = Settings(home=tmp_path / "nothing")
-    found = {check.name: check for check in examine(settings)}
-    assert found["home"].state == found["key"].state == found["database"].state == "fail"
-    assert "mobizo-server init" in found["home"].remedy
+    checks = {check.name: check for check in examine(settings)}
+    assert checks["home"].state == checks["key"].state == checks["database"].state == "fail"
+    assert "mobizo-server init" in checks["home"].remedy
     assert not settings.database_url
 
 

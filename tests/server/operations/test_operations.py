@@ -17,8 +17,8 @@ def test_every_setting_exists():
 
 def test_every_metric_exists(fleet, standing):
     state = standing[0].state.mobizo
-    told = Exposition(state.meters, state.database).text().decode()
-    names = set(re.findall(r"^# TYPE (\S+)", told, re.MULTILINE))
+    text = Exposition(state.meters, state.database).text().decode()
+    names = set(re.findall(r"^# TYPE (\S+)", text, re.MULTILINE))
     spoken = set(re.findall(r"`((?:mobizo|process)_[a-z_]+)", TEXT)) - {"process_"}
     assert len(spoken) > 10
     assert spoken <= names | {f"{name}_total" for name in names}

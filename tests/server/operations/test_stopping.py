@@ -38,8 +38,8 @@ def half_a_request(url, token, body):
 
 def running_requests(home, url):
     """How many the server answers just now, this question among them."""
-    told = httpx.get(f"{url}/metrics", headers={"Authorization": f"Bearer {home.token('operator')}"}).text
-    return int(float(re.search(r"^mobizo_http_requests_running (.*)$", told, re.MULTILINE).group(1)))
+    text = httpx.get(f"{url}/metrics", headers={"Authorization": f"Bearer {home.token('operator')}"}).text
+    return int(float(re.search(r"^mobizo_http_requests_running (.*)$", text, re.MULTILINE).group(1)))
 
 
 def refused(url):
@@ -60,15 +60,15 @@ def test_everyone_is_answered(home):
         eventually(home.starts)
         children = family(process)
         assert len(children) == 2  # worker and compiler
-        told, events = [], []
+        responses, events = [], []
 
         def wait_for_work():
-            told.append(device.post("/v1/leases", json={"datasets": ["movies"], "wait_seconds": 30}))
+            responses.append(device.post("/v1/leases", json={"datasets": ["movies"], "wait_seconds": 30}))
 
         def follow():
             with app.stream("GET", f"/v1/jobs/{job['id']}/events", timeout=PATIENCE) as response:
                 events.extend(line for line in response.iter_lines() if line.startswith("event:"))
-            told.append(response)
+            responses.append(response)
 
         threads = [threading.Thread(target=wait_for_work), threading.Thread(target=follow)]
         for thread in threads:
@@ -88,7 +88,7 @@ def test_everyone_is_answered(home):
             assert rest() == b"HTTP/1.1 202 Accepted"
         assert process.wait(PATIENCE) == 0
         gone(children)
-        assert sorted(response.status_code for response in told) == [200, 204]
+        assert sorted(response.status_code for response in responses) == [200, 204]
         assert events
         fleet.close()
     with home.database.reading() as session:

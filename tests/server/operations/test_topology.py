@@ -121,13 +121,13 @@ class Topology:
 
     def start(self, name, log, extra=(), **environment):
         """A service's process; what it says goes to a file."""
-        with (self.root / f"{log}.log").open("ab") as said:
+        with (self.root / f"{log}.log").open("ab") as log_file:
             process = subprocess.Popen(
                 self.command([*SERVICES[name]["command"], *extra]),
                 cwd=ROOT,
                 env=self.environment(name, **environment),
-                stdout=said,
-                stderr=said,
+                stdout=log_file,
+                stderr=log_file,
                 start_new_session=True,
             )
         self._processes.append(process)
@@ -154,8 +154,8 @@ class Topology:
 
     def port(self, name):
         """Where a server says that it answers; None: not yet."""
-        said = re.search(r"listening on https://\S+:(\d+)", self.log(name))
-        return said and int(said[1])
+        match = re.search(r"listening on https://\S+:(\d+)", self.log(name))
+        return match and int(match[1])
 
     def log(self, name):
         return (self.root / f"{name}.log").read_text()
@@ -163,9 +163,9 @@ class Topology:
 
 @pytest.fixture
 def topology(tmp_path, postgres, s3):
-    found = Topology(tmp_path, postgres, s3)
-    yield found
-    found.stop()
+    new_topology = Topology(tmp_path, postgres, s3)
+    yield new_topology
+    new_topology.stop()
     with postgres.administrator() as link:
         link.execute("DROP DATABASE topology WITH (FORCE)")
         link.execute("DROP ROLE mobizo")
@@ -190,7 +190,7 @@ def test_a_whole_job_with_a_server_and_a_worker_killed(topology, tmp_path):
         write_records(tmp_path / "data" / f"{split}.jsonl", 12, seed)
     write_base(tmp_path / "tiny")
     assert topology.start("migrate", "migrate").wait(PATIENCE) == 0
-    made = json.loads(topology.call("server", ["mobizo-server", "init", "--json"]))
+    initialized = json.loads(topology.call("server", ["mobizo-server", "init", "--json"]))
     # Only what takes time is shorter than docker-compose.yml leaves it.
     quick = {"MOBIZO_COMPILE_LEASE_SECONDS": "2", "MOBIZO_LEASE_SECONDS": "4"}
     servers = [topology.start("server", f"server-{number}", ["--port=0"], **quick) for number in range(2)]
@@ -200,7 +200,7 @@ def test_a_whole_job_with_a_server_and_a_worker_killed(topology, tmp_path):
     balancer = Balancer(ports)
     url = f"https://127.0.0.1:{balancer.port}"
     trust = ssl.create_default_context(cafile=topology.secrets / "tls-cert")
-    operator = {"Authorization": f"Bearer {made['token']}"}
+    operator = {"Authorization": f"Bearer {initialized['token']}"}
 
     def ask(method, path, **body):
         # A connection each, as the servers behind the name come and go.
@@ -226,7 +226,7 @@ def test_a_whole_job_with_a_server_and_a_worker_killed(topology, tmp_path):
     (victim,) = [worker for worker in workers if worker.pid == until(compiling)]
     os.killpg(victim.pid, signal.SIGKILL)
     victim.wait()
-    tokens = [made["token"]]
+    tokens = [initialized["token"]]
     for number in range(2):
         once = ask("POST", "/v1/enrollments", json={"users": ["alice"]}).json()["token"]
         tokens.append(once)
@@ -236,7 +236,7 @@ def test_a_whole_job_with_a_server_and_a_worker_killed(topology, tmp_path):
         topology.start("agent", f"agent-{number}", **home)
         tokens.append(json.loads((tmp_path / f"agent-{number}" / "config.json").read_text())["token"])
     # The server that everyone speaks to is killed while a device trains: the device goes on with the other.
-    phase = until(lambda: (found := state())["result"] or (found["progress"] or {}).get("phase") == "training")
+    phase = until(lambda: (view := state())["result"] or (view["progress"] or {}).get("phase") == "training")
     assert phase is True, "the job ended before anything could be killed"
     servers[0].kill()
     servers[0].wait()
@@ -247,12 +247,12 @@ def test_a_whole_job_with_a_server_and_a_worker_killed(topology, tmp_path):
     load_adapter(stored, version["size_d"])
     assert ask("GET", "/v1/adapters/alice-movies").json()["versions"] == 1
     with engine.connect() as connection:
-        found = connection.execute(text("SELECT state, signed FROM programs")).all()
-    assert [(row.state, json.loads(row.signed)["manifest"]["version"]) for row in found] == [("ready", 1)]
+        rows = connection.execute(text("SELECT state, signed FROM programs")).all()
+    assert [(row.state, json.loads(row.signed)["manifest"]["version"]) for row in rows] == [("ready", 1)]
     engine.dispose()
-    told = ask("GET", "/metrics").text
+    metrics = ask("GET", "/metrics").text
     for line in ('mobizo_jobs{state="succeeded"} 1.0', "mobizo_devices_enrolled 2.0", "mobizo_database_up 1.0"):
-        assert line in told
+        assert line in metrics
     # What the store and the database hold is backed up, and the doctor finds nothing wrong.
     kept = json.loads(topology.call("server", ["mobizo-server", "backup", str(tmp_path / "kept.tar"), "--json"]))
     assert kept["files"] >= 4
@@ -281,11 +281,11 @@ def database_of(topology):
 def check_logs(topology, tokens, job, tmp_path):
     """One job can be followed through all logs, and no log holds a secret."""
     names = ("migrate", "server-0", "server-1", "worker-0", "worker-1", "agent-0", "agent-1")
-    said = {name: topology.log(name) for name in names}
+    logs = {name: topology.log(name) for name in names}
 
     def events(*names, **wanted):
         """The structured lines of some logs that have these values."""
-        lines = [json.loads(line) for name in names for line in said[name].splitlines() if line.startswith("{")]
+        lines = [json.loads(line) for name in names for line in logs[name].splitlines() if line.startswith("{")]
         return [line for line in lines if wanted.items() <= line.items()]
 
     (submitted,) = events("server-0", event="job-submitted")
@@ -303,6 +303,6 @@ def check_logs(topology, tokens, job, tmp_path):
         (topology.secrets / "tls-key").read_text().splitlines()[1],
         *(form for secret in (key, *devices) for form in (secret.hex(), base64.b64encode(secret).decode())),
     ]
-    for name, text_ in said.items():
+    for name, text_ in logs.items():
         for secret in hidden:
             assert secret not in text_, f"{name} tells a secret"

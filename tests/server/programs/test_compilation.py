@@ -58,9 +58,9 @@ class Compilers(Workers):
     def program(self, recipe_id=None):
         statement = select(Program) if recipe_id is None else select(Program).where(Program.recipe_id == recipe_id)
         with self.home.database.reading() as session:
-            found = session.scalars(statement).one()
+            program = session.scalars(statement).one()
             session.expunge_all()
-            return found
+            return program
 
     def recompile(self):
         """Wants the program anew, as after a restored backup or a compiler that was mended."""
@@ -79,10 +79,10 @@ def workers(home):
 def manifest(home, job, version=1):
     """Of a compiled program, whose files are stored."""
     with home.artifacts.workspace("in-test") as workspace:
-        found = fake_compiler.build(Recipe.model_validate(job["recipe"]), home.source, workspace / "program")
-        for file in found.files:
+        built = fake_compiler.build(Recipe.model_validate(job["recipe"]), home.source, workspace / "program")
+        for file in built.files:
             home.artifacts.adopt(workspace / "program" / file.name, file.sha256)
-    return found.model_copy(update={"version": version})
+    return built.model_copy(update={"version": version})
 
 
 @pytest.fixture

@@ -127,10 +127,10 @@ def test_grandchildren_die_too(compile_, source, tmp_path):
         "import subprocess, sys, time; p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']); "
         f"open({str(tmp_path / 'pid')!r}, 'w').write(str(p.pid)); time.sleep(600)"
     )
-    found = tmp_path / "pid"
-    compile_(lambda: not (found.exists() and found.read_text()), command=[sys.executable, "-c", script])
+    pid_file = tmp_path / "pid"
+    compile_(lambda: not (pid_file.exists() and pid_file.read_text()), command=[sys.executable, "-c", script])
     # It was sent SIGKILL before its parent was waited for; a busy machine takes a moment to carry that out.
     deadline = time.monotonic() + 30
-    while alive(int(found.read_text())):
+    while alive(int(pid_file.read_text())):
         assert time.monotonic() < deadline
         time.sleep(0.05)

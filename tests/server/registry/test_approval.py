@@ -9,8 +9,8 @@ from tests.server.registry.conftest import URL
 
 
 def objection(parent=None, rule=None, **scores):
-    found = Result.model_validate(result(**scores))
-    return ApprovalRule.model_validate(rule or {}).objection(found, parent)
+    scores_of_run = Result.model_validate(result(**scores))
+    return ApprovalRule.model_validate(rule or {}).objection(scores_of_run, parent)
 
 
 @pytest.mark.parametrize(
@@ -37,8 +37,8 @@ def test_the_rule(rule, before, after, parent, approved):
 @pytest.mark.parametrize(("before", "after", "approved"), [(3.1, 3.0, True), (3.1, 3.1, False), (3.0, 3.1, False)])
 def test_the_rule_for_texts(before, after, approved):
     unmeasured = {"zero_shot_accuracy": None, "tuned_accuracy": None}
-    found = objection(None, {"margin": 1}, token_loss_before=before, token_loss_after=after, **unmeasured)
-    assert found is None if approved else "per token did not fall" in found
+    reason = objection(None, {"margin": 1}, token_loss_before=before, token_loss_after=after, **unmeasured)
+    assert reason is None if approved else "per token did not fall" in reason
 
 
 @pytest.mark.parametrize(
@@ -57,8 +57,8 @@ def test_the_rule_for_scores_of_texts(rule, before, after, says):
     scores = {name: None if value is None else others | {"token_f1": value} for name, value in written.items()}
     # The loss rose, which only the default rule minds.
     scores |= {"token_loss_before": 3.0, "token_loss_after": 3.5, "zero_shot_accuracy": None, "tuned_accuracy": None}
-    found = objection(None, rule, **scores)
-    assert found is None if says is None else says in found
+    reason = objection(None, rule, **scores)
+    assert reason is None if says is None else says in reason
     assert "loss per token" in objection(None, {}, **scores)
 
 

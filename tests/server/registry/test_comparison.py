@@ -26,19 +26,19 @@ def test_two_versions_over_the_same_a(decide, trained):
         trained(1, tuned_accuracy=0.6),
         trained(2, {"training": {"lr": 0.5, "steps": 7}, "recipe": {"loss": "candidates"}}, tuned_accuracy=0.7),
     )
-    found = decide("GET", "/compare?left=v1&right=main")
-    assert (found["left"]["version"], found["right"]["version"]) == (1, 2)
-    assert (found["same_base"], found["same_a"]) == (True, True)
-    assert found["recipe"] == [{"field": "loss", "left": "full", "right": "candidates"}]
-    assert found["task"] == []
-    assert {row["field"]: (row["left"], row["right"]) for row in found["training"]} == {
+    comparison = decide("GET", "/compare?left=v1&right=main")
+    assert (comparison["left"]["version"], comparison["right"]["version"]) == (1, 2)
+    assert (comparison["same_base"], comparison["same_a"]) == (True, True)
+    assert comparison["recipe"] == [{"field": "loss", "left": "full", "right": "candidates"}]
+    assert comparison["task"] == []
+    assert {row["field"]: (row["left"], row["right"]) for row in comparison["training"]} == {
         "lr": (0.01, 0.5),
         "steps": (3, 7),
     }
-    scores = {row["field"]: row for row in found["scores"]}
+    scores = {row["field"]: row for row in comparison["scores"]}
     assert scores["tuned_accuracy"]["difference"] == pytest.approx(0.1)
     assert scores["start_accuracy"]["difference"] is None
-    weights = found["weights"]
+    weights = comparison["weights"]
     cosine = left @ right / (np.linalg.norm(left) * np.linalg.norm(right))
     assert weights["cosine"] == pytest.approx(cosine, abs=1e-12)
     assert weights["left_norm"] == pytest.approx(np.linalg.norm(left), rel=1e-12)
@@ -49,9 +49,9 @@ def test_two_versions_over_the_same_a(decide, trained):
 def test_versions_over_another_a_are_not_compared_by_their_numbers(app, decide, trained, problem):
     trained(1)
     trained(1, {"adapter": "alice-books", "recipe": {"a_seed": 1}})
-    found = decide("GET", "/compare?left=v1&right=v1&other=alice-books")
-    assert (found["same_base"], found["same_a"], found["weights"]) == (True, False, None)
-    assert found["right"]["adapter"] == "alice-books"
+    comparison = decide("GET", "/compare?left=v1&right=v1&other=alice-books")
+    assert (comparison["same_base"], comparison["same_a"], comparison["weights"]) == (True, False, None)
+    assert comparison["right"]["adapter"] == "alice-books"
     problem(app.get(f"{URL}/compare?left=v1&right=v1&other=nothing"), 404, "adapter-not-found")
     problem(app.get(f"{URL}/compare?left=v1&right=v9"), 404, "revision-not-found")
     problem(app.get(f"{URL}/compare?left=v1"), 422, "invalid-request")
@@ -67,5 +67,7 @@ def test_weights_of_nothing_have_no_angle():
 def test_weights_of_several_pieces():
     rng = np.random.default_rng(3)
     left, right = (rng.standard_normal(600_001).astype(np.float32) for _ in range(2))
-    found = compare_weights(left, right)
-    assert found.difference_norm == pytest.approx(np.linalg.norm(right.astype(float) - left.astype(float)), rel=1e-12)
+    comparison = compare_weights(left, right)
+    assert comparison.difference_norm == pytest.approx(
+        np.linalg.norm(right.astype(float) - left.astype(float)), rel=1e-12
+    )

@@ -36,8 +36,8 @@ def test_the_manifest_tells_where_a_version_comes_from(home, app, device, publis
     job = app.get(f"/v1/jobs/{version['job_id']}").json()
     # Independently of our own code: canonical JSON by its library, a digest by Python's.
     assert hashlib.sha256(rfc8785.dumps(facts)).hexdigest()[:40] == version["revision"]
-    told = ("tenant", "adapter", "version", "user", "device_id", "parent")
-    assert [facts[name] for name in told] == ["default", "alice-movies", 1, "alice", device.device_id, None]
+    names = ("tenant", "adapter", "version", "user", "device_id", "parent")
+    assert [facts[name] for name in names] == ["default", "alice-movies", 1, "alice", device.device_id, None]
     assert facts["base"] == job["recipe"]["base"]
     assert facts["task"] == job["task"]
     assert facts["training"] == job["request"]["training"]

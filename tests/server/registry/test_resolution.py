@@ -10,7 +10,7 @@ NAME = "alice-movies"
 
 
 @pytest.fixture
-def found(home):
+def resolved(home):
     """The number of the version that a revision stands for."""
 
     def number(revision, tenant="default", name=NAME):
@@ -29,40 +29,40 @@ NOTHING = ("", "v0", "0", "v3", "v01", "V1", "9" * 40, "f" * 40, "Main", "../1",
 
 
 @pytest.mark.both_databases
-def test_what_stands_for_nothing(two, found):
+def test_what_stands_for_nothing(two, resolved):
     for revision in NOTHING:
         with pytest.raises(RevisionNotFound):
-            found(revision)
+            resolved(revision)
     for name in ("", "..", "Alice-movies", "a\0b", "x" * 200):
         with pytest.raises(AdapterNotFound):
-            found("main", name=name)
+            resolved("main", name=name)
 
 
 @pytest.mark.both_databases
-def test_prefixes_that_are_too_short_or_of_two(home, two, found):
+def test_prefixes_that_are_too_short_or_of_two(home, two, resolved):
     first, second = (version["revision"] for version in two)
     with pytest.raises(RevisionNotFound):
-        found(first[:6])
+        resolved(first[:6])
     with pytest.raises(RevisionNotFound):
-        found(first.upper())
+        resolved(first.upper())
     twin = first[:10] + second[10:]
     with home.database.writing() as session:
         session.query(StoredVersion).filter(StoredVersion.version == 2).update({"revision": twin})
     with pytest.raises(RevisionNotFound, match="several"):
-        found(first[:10])
-    assert found(first[:11] if first[10] != twin[10] else first) == 1
+        resolved(first[:10])
+    assert resolved(first[:11] if first[10] != twin[10] else first) == 1
 
 
-def test_a_number_of_seven_digits_may_be_a_revision(home, two, found):
+def test_a_number_of_seven_digits_may_be_a_revision(home, two, resolved):
     with home.database.writing() as session:
         session.query(StoredVersion).filter(StoredVersion.version == 1).update({"revision": "1234567" + "a" * 33})
-    assert found("1234567") == 1
+    assert resolved("1234567") == 1
 
 
-def test_another_tenant_s_is_not_there(two, found):
+def test_another_tenant_s_is_not_there(two, resolved):
     messages = []
     for name in (NAME, "nothing"):
         with pytest.raises(AdapterNotFound) as error:
-            found("v1", tenant="other", name=name)
+            resolved("v1", tenant="other", name=name)
         messages.append(str(error.value).replace(name, "?"))
     assert messages[0] == messages[1]

@@ -44,8 +44,8 @@ def grow_old():
         else:
             keys = s3_backends[DEFAULT_ACCOUNT_ID]["aws"].buckets[store.place.bucket].keys
             for name in (store._key(sha256), store._mark(sha256)):
-                if (found := keys.get(f"{store.place.prefix}/{name}")) is not None:
-                    assert isinstance(found.last_modified, datetime)
-                    found.last_modified -= days
+                if (key := keys.get(f"{store.place.prefix}/{name}")) is not None:
+                    assert isinstance(key.last_modified, datetime)
+                    key.last_modified -= days
 
     return grow

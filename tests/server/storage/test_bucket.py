@@ -20,8 +20,8 @@ def store(s3, tmp_path):
 
 
 def keys(s3, store):
-    found = s3.client.list_objects_v2(Bucket=store.place.bucket).get("Contents", [])
-    return sorted(entry["Key"] for entry in found)
+    contents = s3.client.list_objects_v2(Bucket=store.place.bucket).get("Contents", [])
+    return sorted(entry["Key"] for entry in contents)
 
 
 def test_names_lie_under_the_prefix(s3, store):
@@ -53,9 +53,9 @@ def test_uploads_that_nobody_ended_are_found_and_given_up(s3, store):
         s3.client.upload_part(**part, PartNumber=1, Body=b"x" * 100)
     # Every upload of this S3 server says that it began in 2010.
     assert store.leftovers(datetime(2010, 1, 1, tzinfo=UTC)) == []
-    (found,) = store.leftovers(datetime(2011, 1, 1, tzinfo=UTC))
-    store.discard(found)
-    store.discard(found)
+    (leftover,) = store.leftovers(datetime(2011, 1, 1, tzinfo=UTC))
+    store.discard(leftover)
+    store.discard(leftover)
     left = s3.client.list_multipart_uploads(Bucket=bucket)["Uploads"]
     assert [upload["Key"] for upload in left] == ["mobizo/two/objects/ab/theirs"]
 

@@ -69,10 +69,10 @@ def name_as_base(session, name, sha256):
 
 
 def test_every_column_that_may_name_a_file_is_known():
-    found = {f"{table.name}.{column.name}" for table in METADATA.tables.values() for column in table.columns}
+    known = {f"{table.name}.{column.name}" for table in METADATA.tables.values() for column in table.columns}
     columns = [each.column.property.columns[0] for feature in REFERENCES.get() for each in feature.columns]
     names = [f"{column.table.name}.{column.name}" for column in columns]
-    assert sorted(names) == sorted({name for name in found if "sha256" in name} - NOT_OURS)
+    assert sorted(names) == sorted({name for name in known if "sha256" in name} - NOT_OURS)
 
 
 def test_nothing_is_collected_while_references_are_unknown(home, grow_old, monkeypatch):
@@ -114,10 +114,10 @@ def test_what_is_told(home, grow_old):
     orphan = home.artifacts.put(b"12345")
     grow_old(home.artifacts, orphan)
     collector = Collector(home.database, home.artifacts)
-    told = collector.collect(HOUR, dry_run=True)
-    assert (told.files, told.deleted, told.freed_bytes, told.leftovers) == (2, 1, 5, 0)
+    report = collector.collect(HOUR, dry_run=True)
+    assert (report.files, report.deleted, report.freed_bytes, report.leftovers) == (2, 1, 5, 0)
     assert home.artifacts.read(orphan)
-    assert collector.collect(HOUR) == told
+    assert collector.collect(HOUR) == report
     with home.database.reading() as session:
         noted = session.scalars(select(GarbageCollection)).one()
         assert (noted.deleted, noted.freed_bytes) == (1, 5)

@@ -137,8 +137,8 @@ def test_a_compile_tells_how_it_goes(home, app, start, state):
     start()
     eventually(lambda: state(job) == "ready")
     with home.database.reading() as session:
-        told = session.scalars(select(JobEvent).where(JobEvent.kind == "progress")).all()
-        assert len(told) in (1, 2)
+        reports = session.scalars(select(JobEvent).where(JobEvent.kind == "progress")).all()
+        assert len(reports) in (1, 2)
 
 
 def test_what_is_over_the_budget_is_not_begun(home, app, start, state):
@@ -179,9 +179,9 @@ def test_a_worker_that_is_asked_to_stop(home, app, start, state):
 @pytest.mark.both_databases(slow=True)
 def test_errors_crashes_and_tampering(home, app, start, state):
     start()
-    told = {"code": "unsupported-model", "detail": "mixture of experts"}
+    refusal = {"code": "unsupported-model", "detail": "mixture of experts"}
     for behaviour, code, starts in (
-        ({"error": told}, "unsupported-model", 1),
+        ({"error": refusal}, "unsupported-model", 1),
         ({"crash": True}, "compile-failed", 4),  # tried three times
         ({"tamper": True}, "untrusted", 5),
     ):
@@ -191,7 +191,7 @@ def test_errors_crashes_and_tampering(home, app, start, state):
         error = app.get(f"/v1/jobs/{job['id']}").json()["error"]
         assert error["code"] == code
         assert len(home.starts()) == starts
-        assert error == told or behaviour.keys() != {"error"}
+        assert error == refusal or behaviour.keys() != {"error"}
     home.behave()
     job = app.submit()
     eventually(lambda: state(job) == "ready")

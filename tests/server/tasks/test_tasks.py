@@ -82,8 +82,8 @@ def test_our_migrations_do_not_see_it(home):
     prepare_engine(home.database, home.settings)  # once more changes nothing
     with home.database.engine.connect() as connection:
         context = MigrationContext.configure(connection, opts={"compare_type": True})
-        found = [str(difference) for difference in compare_metadata(context, METADATA)]
-    assert [line for line in found if "procrastinate" in line] == []
+        lines = [str(difference) for difference in compare_metadata(context, METADATA)]
+    assert [line for line in lines if "procrastinate" in line] == []
 
 
 def test_it_needs_postgresql(tmp_path):

@@ -76,23 +76,23 @@ class Bodies:
             return [] if wrong else schema.get("const", schema.get("enum", [None])[0])
         kind = schema.get("type")
         if kind == "array" and depth < 8:
-            found = []
+            body = []
             for _ in range(min(schema.get("maxItems", 10_000), 20_000)):
                 if left[0] <= 0:
                     break
-                found.append(self._large(schema.get("items", {}), left, wrong, depth + 1))
-            return found
+                body.append(self._large(schema.get("items", {}), left, wrong, depth + 1))
+            return body
         if kind == "object" and depth < 8:
-            found = {
+            body = {
                 name: self._large(part, left, wrong, depth + 1) for name, part in schema.get("properties", {}).items()
             }
             more = schema.get("additionalProperties")
             for number in range(min(schema.get("maxProperties", 0), 10_000) if isinstance(more, dict) else 0):
                 if left[0] <= 0:
                     break
-                found[f"n{number}"] = self._large(more, left, wrong, depth + 1)
-            left[0] -= 8 * len(found)
-            return found
+                body[f"n{number}"] = self._large(more, left, wrong, depth + 1)
+            left[0] -= 8 * len(body)
+            return body
         if wrong:
             return []
         if kind in ("integer", "number"):

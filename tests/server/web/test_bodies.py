@@ -47,10 +47,10 @@ class Link:
                 headers[name.lower()] = value.strip()
             return status, headers, file.read(int(headers.get("content-length", 0)))
 
-    def told(self, status, code):
+    def assert_problem(self, status, code):
         """The answer is this problem."""
-        found, headers, body = self.answer()
-        assert (found, headers["content-type"]) == (status, "application/problem+json")
+        answered, headers, body = self.answer()
+        assert (answered, headers["content-type"]) == (status, "application/problem+json")
         assert json.loads(body)["code"] == code
         assert headers["x-request-id"]
         return headers
@@ -58,8 +58,8 @@ class Link:
 
 @pytest.fixture
 def link(fleet, app):
-    with Link(fleet.url, app.token) as found:
-        yield found
+    with Link(fleet.url, app.token) as connected:
+        yield connected
 
 
 JSON = "Content-Type: application/json"
@@ -137,7 +137,7 @@ def test_json_that_all_understand_alike(value):
 
 def test_a_length_that_lies(link):
     link.head("POST", "/v1/jobs", JSON, "Content-Length: 99999999999")
-    link.told(413, "too-large")
+    link.assert_problem(413, "too-large")
 
 
 def test_a_body_that_is_shorter_than_it_said(fleet, app):
@@ -173,7 +173,7 @@ def test_a_body_that_never_comes(home, device, lease):
             with Link(url, token) as link:
                 link.head(method, target, *([JSON] if method == "POST" else []), "Content-Length: 100")
                 link.send(b"{")
-                link.told(408, "too-slow")
+                link.assert_problem(408, "too-slow")
         with Link(url) as link:
             link.head("GET", "/healthz")
             assert link.answer()[0] == 200
@@ -190,7 +190,7 @@ def test_who_asks_first_is_told_to_go_on(link):
 def test_a_stranger_who_asks_first_need_not_send_it(fleet):
     with Link(fleet.url) as link:
         link.head("POST", "/v1/jobs", JSON, "Expect: 100-continue", f"Content-Length: {len(JOB)}")
-        link.told(401, "unauthorized")
+        link.assert_problem(401, "unauthorized")
 
 
 TRICKS = [
@@ -258,7 +258,7 @@ def test_a_nul_in_a_query_or_a_string(app, problem):
 @pytest.mark.parametrize("method", ["OPTIONS", "TRACE", "PATCH", "DELETE", "BREW", "PROPFIND"])
 def test_methods_that_an_address_does_not_take(link, method):
     link.head(method, "/v1/jobs")
-    assert link.told(405, "method-not-allowed")["allow"] == "GET, POST"
+    assert link.assert_problem(405, "method-not-allowed")["allow"] == "GET, POST"
 
 
 def test_methods_are_not_changed_by_a_header(app, problem):
@@ -270,8 +270,8 @@ def test_methods_are_not_changed_by_a_header(app, problem):
 def test_a_file_tells_its_headers_alone(fleet, app, problem):
     job = fleet.ready_job(app)
     file = app.get(f"/v1/programs/{job['recipe_id']}").json()["manifest"]["files"][0]
-    found = app.head(f"/v1/files/{file['sha256']}")
-    assert (found.status_code, found.headers["content-length"], found.content) == (200, str(file["size"]), b"")
+    response = app.head(f"/v1/files/{file['sha256']}")
+    assert (response.status_code, response.headers["content-length"], response.content) == (200, str(file["size"]), b"")
     refused = app.delete(f"/v1/files/{file['sha256']}")
     problem(refused, 405, "method-not-allowed")
     assert refused.headers["allow"] == "GET, HEAD"

@@ -118,7 +118,7 @@ def test_a_body_without_a_length_is_cut_off_at_the_limit(home, operation):
     with serving(create_app(settings)) as url, Link(url, home.token("operator")) as link:
         link.head(*operation, JSON, "Transfer-Encoding: chunked")
         link.send(f"{LIMIT + 1:x}\r\n".encode() + b" " * (LIMIT + 1) + b"\r\n")
-        link.told(413, "too-large")
+        link.assert_problem(413, "too-large")
 
 
 def test_at_most_twenty_validation_errors_are_reported(app, problem):

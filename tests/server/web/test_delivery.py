@@ -248,8 +248,8 @@ def test_nobody_is_sent_to_the_bucket_without_the_right(fleet, place, problem):
 def test_a_whole_job_over_a_bucket(fleet, app, device, bucket, tmp_path):
     fleet.ready_job(app)
     device.finish(device.lease())
-    found = app.get("/v1/adapters/alice-movies/versions/1")
-    assert found.status_code == 200
+    response = app.get("/v1/adapters/alice-movies/versions/1")
+    assert response.status_code == 200
     data = app.get("/v1/adapters/alice-movies/versions/1/lora_B.safetensors")
     assert data.status_code == 200
-    assert len(data.content) == found.json()["size"]
+    assert len(data.content) == response.json()["size"]

@@ -12,11 +12,11 @@ from shared.errors import Gone
 
 @pytest.fixture
 def database(tmp_path):
-    found = Database(f"sqlite:///{tmp_path / 'x.sqlite3'}")
-    with found.writing() as session:
+    new_database = Database(f"sqlite:///{tmp_path / 'x.sqlite3'}")
+    with new_database.writing() as session:
         session.execute(text("CREATE TABLE notes (number INTEGER PRIMARY KEY)"))
-    yield found
-    found.close()
+    yield new_database
+    new_database.close()
 
 
 def stored(database):

@@ -77,17 +77,17 @@ def excess(cost, limit):
     return {name: value for name, value in vars(cost).items() if value > getattr(limit, name)}
 
 
-def report(found, worst):
+def report(exceeded, worst):
     """Fails with what is over its bound; shows the worst costs of each kind."""
     for name in ("cpu_seconds", "loop_seconds", "memory_bytes"):
         for cost, where in sorted(worst, key=lambda pair: -getattr(pair[0], name))[:6]:
             sys.stderr.write(f"{name} {getattr(cost, name):.4g}: {where}\n")
-    assert found == {}
+    assert exceeded == {}
 
 
 def test_hostile_bodies_cost_every_json_route_no_more_than_its_bound(siege):
     settings, document, routes, meter, clients = siege
-    found, worst = {}, []
+    exceeded, worst = {}, []
     routes = [route for route in routes if route.body_kind is BodyKind.JSON]
     assert len(routes) > 25
     by_limit = {}
@@ -109,13 +109,13 @@ def test_hostile_bodies_cost_every_json_route_no_more_than_its_bound(siege):
             assert response.status_code in ANSWERED, (route.path, name, response.text[:200])
             worst.append((cost, f"{method} {route.path} {name} {response.status_code}"))
             if over := excess(cost, COSTS[BodyKind.JSON]):
-                found[method, route.path, name] = over
-    report(found, worst)
+                exceeded[method, route.path, name] = over
+    report(exceeded, worst)
 
 
 def test_hostile_forms_and_addresses_cost_no_more_than_their_bound(siege):
     settings, _, routes, meter, clients = siege
-    found, worst = {}, []
+    exceeded, worst = {}, []
     for route in routes:
         if route.body_kind not in (BodyKind.FORM, BodyKind.NONE) or route.path.endswith("/events"):
             continue
@@ -139,5 +139,5 @@ def test_hostile_forms_and_addresses_cost_no_more_than_their_bound(siege):
             assert response.status_code in ANSWERED, (route.path, name, response.text[:200])
             worst.append((cost, f"{method} {route.path} {name} {response.status_code}"))
             if over := excess(cost, COSTS[route.body_kind]):
-                found[method, route.path, name] = over
-    report(found, worst)
+                exceeded[method, route.path, name] = over
+    report(exceeded, worst)

@@ -48,10 +48,10 @@ def measured(besieged, name, body, answers):
     cost, response = meter.cost(lambda: device.put(address, content=body))
     assert response.status_code in answers, response.text[:300]
     size, least, each = len(body) / MEBIBYTE, COSTS[BodyKind.NONE], UPLOADS[PREFIX + name].per_mebibyte
-    found = {field: (value, value / size) for field, value in vars(cost).items()}
-    sys.stderr.write(f"{name}, {size:.1f} MiB, {response.status_code}: {found}\n")
+    costs = {field: (value, value / size) for field, value in vars(cost).items()}
+    sys.stderr.write(f"{name}, {size:.1f} MiB, {response.status_code}: {costs}\n")
     over = [field for field, value in vars(cost).items() if value > getattr(least, field) + size * getattr(each, field)]
-    assert over == [], found
+    assert over == [], costs
 
 
 def test_every_upload_has_bounds():

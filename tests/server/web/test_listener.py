@@ -33,11 +33,11 @@ def listening(limits):
 
 def accepted(listener):
     """All connections that the listener lets in now."""
-    found = []
+    connections = []
     with contextlib.suppress(BlockingIOError):
         while True:
-            found.append(listener.accept()[0])
-    return found
+            connections.append(listener.accept()[0])
+    return connections
 
 
 def from_address(address, count, listener):

@@ -58,9 +58,9 @@ def test_a_bad_limit_is_a_problem(app, problem, limit):
 
 
 def test_a_page_is_stable_while_jobs_are_added(app):
-    made = [app.submit(adapter=f"a{number}")["id"] for number in range(4)]
+    submitted = [app.submit(adapter=f"a{number}")["id"] for number in range(4)]
     first = app.get("/v1/jobs", params={"limit": 2}).json()
     app.submit(adapter="later")
     second = app.get("/v1/jobs", params={"limit": 2, "cursor": first["next"]}).json()
-    assert [job["id"] for job in second["items"]] == [made[1], made[0]]
+    assert [job["id"] for job in second["items"]] == [submitted[1], submitted[0]]
     assert second["next"] is None

@@ -41,33 +41,33 @@ def known(fleet, app, operator, device):
         "platform": "linux-x86_64",
         **version,
     }
-    found = {}
+    ids_of = {}
     for path, operations in DOCUMENT["paths"].items():
         for operation in operations.values():
             names = [part[1:-1] for part in path.split("/") if part.startswith("{")]
             if names and all(name in ids for name in names):
-                found[operation["operationId"]] = {name: ids[name] for name in names}
-    return found
+                ids_of[operation["operationId"]] = {name: ids[name] for name in names}
+    return ids_of
 
 
 @contextlib.contextmanager
 def fuzzer(document, url, tokens, known, bodies):
-    found = Fuzzer(document, url, tokens, known, bodies)
-    yield found
-    found.close()
+    new_fuzzer = Fuzzer(document, url, tokens, known, bodies)
+    yield new_fuzzer
+    new_fuzzer.close()
 
 
 def test_an_answer_that_is_not_described_is_found(fleet, app):
     document = json.loads(json.dumps(DOCUMENT))
     del document["paths"]["/v1/jobs/{job_id}"]["get"]["responses"]["404"]
-    with fuzzer(document, fleet.url, [app.token], {}, {}) as found, pytest.raises(FailureGroup, match="404"):
-        found.run(EXAMPLES, only={"jobs_get"})
+    with fuzzer(document, fleet.url, [app.token], {}, {}) as new_fuzzer, pytest.raises(FailureGroup, match="404"):
+        new_fuzzer.run(EXAMPLES, only={"jobs_get"})
 
 
 @pytest.mark.slow
 def test_every_answer_is_described(fleet, operator, app, device, known):
-    with fuzzer(DOCUMENT, fleet.url, [operator.token, app.token, device.token, None], known, BODIES) as found:
-        found.run(EXAMPLES)
-    names = {name for name, _ in found.answers}
+    with fuzzer(DOCUMENT, fleet.url, [operator.token, app.token, device.token, None], known, BODIES) as new_fuzzer:
+        new_fuzzer.run(EXAMPLES)
+    names = {name for name, _ in new_fuzzer.answers}
     assert len(names) == sum(len(operations) for operations in DOCUMENT["paths"].values())
-    assert {status for _, status in found.answers} >= {200, 400, 401, 403, 404, 422}
+    assert {status for _, status in new_fuzzer.answers} >= {200, 400, 401, 403, 404, 422}

@@ -126,12 +126,12 @@ def gguf_tensors(path, data):
 
 
 def test_what_no_job_may_name(home, app, problem, calibration, register):
-    def told(**recipe):
+    def refusal(**recipe):
         answer = app.post("/v1/jobs", json=JOB | {"recipe": JOB["recipe"] | recipe})
         return problem(answer, 422, "invalid-recipe")["detail"]
 
-    assert LIST in told(calibration="e" * 64)
-    assert "calibration has 3 directions" in told(calibration=calibration.sha256, rank=4)
+    assert LIST in refusal(calibration="e" * 64)
+    assert "calibration has 3 directions" in refusal(calibration=calibration.sha256, rank=4)
     with home.database.writing() as session:
         tiny = BaseRepository(session).by_name("tiny")
         BaseRepository(session).add(
@@ -146,7 +146,7 @@ def test_what_no_job_may_name(home, app, problem, calibration, register):
             )
         )
     foreign = register(file_for(OTHER))
-    assert "not tiny" in told(calibration=foreign)
+    assert "not tiny" in refusal(calibration=foreign)
     assert app.get("/v1/jobs").json()["items"] == []
     answer = app.post("/v1/cohorts", json=cohort_request(recipe=JOB["recipe"] | {"calibration": foreign}))
     problem(answer, 422, "invalid-recipe")
@@ -158,8 +158,8 @@ def test_a_run_goes_on_with_its_own_a_only(fleet, app, device, problem, calibrat
     fleet.ready_job(app, recipe=named_by(calibration))
     device.finish(device.lease())
     start = {"adapter": "alice-movies", "revision": "v1"}
-    told = problem(app.post("/v1/jobs", json=JOB | {"start": start}), 422, "start-mismatch")
-    assert "calibration" in told["detail"]
+    refusal = problem(app.post("/v1/jobs", json=JOB | {"start": start}), 422, "start-mismatch")
+    assert "calibration" in refusal["detail"]
     app.submit(start=start, recipe=named_by(calibration))
     body = {name: value for name, value in JOB.items() if name != "recipe"}  # then the recipe is the start's
     again = app.post("/v1/jobs", json=body | {"start": start}).json()
@@ -180,8 +180,8 @@ def test_it_stays_while_it_is_needed(home, fleet, app, device, problem, calibrat
 
 
 def test_a_cohort_pins_and_keeps_it(app, calibration, remove):
-    made = app.post("/v1/cohorts", json=cohort_request(recipe=named_by(calibration))).json()
-    assert made["a_sha256"] == a_fingerprint(Recipe.model_validate(made["recipe"]), SHAPE, calibration)
+    cohort = app.post("/v1/cohorts", json=cohort_request(recipe=named_by(calibration))).json()
+    assert cohort["a_sha256"] == a_fingerprint(Recipe.model_validate(cohort["recipe"]), SHAPE, calibration)
     with pytest.raises(Conflict, match="cohort 'readers'"):
         remove(calibration.sha256)
 
@@ -218,5 +218,5 @@ def test_a_file_that_is_gone_is_told(home, app, problem, calibration, fleet, dev
     device.finish(device.lease())
     home.artifacts.delete([calibration.sha256])
     service._loaded.cache_clear()
-    told = problem(app.get("/v1/adapters/alice-movies/versions/1/peft"), 503, "damaged-file")
-    assert "calibration add" in told["detail"]
+    refusal = problem(app.get("/v1/adapters/alice-movies/versions/1/peft"), 503, "damaged-file")
+    assert "calibration add" in refusal["detail"]

@@ -34,9 +34,9 @@ def test_a_device_of_any_tenant_gets_a_signed_build_and_its_bytes(fleet, device,
     for actor in (device, fleet.device("other")):
         answer = actor.get(f"/v1/runner-builds/{PLATFORM}")
         assert verify_runner_build(SignedRunnerBuild.model_validate(answer.json()), key) == build
-        found = actor.get(f"/v1/runner-builds/{PLATFORM}/{build.sha256}")
-        assert found.content == ARCHIVE
-        assert found.headers["etag"] == f'"{build.sha256}"'
+        response = actor.get(f"/v1/runner-builds/{PLATFORM}/{build.sha256}")
+        assert response.content == ARCHIVE
+        assert response.headers["etag"] == f'"{build.sha256}"'
         assert actor.head(f"/v1/runner-builds/{PLATFORM}/{build.sha256}").headers["content-length"] == str(len(ARCHIVE))
 
 
@@ -61,8 +61,8 @@ def test_no_other_file_comes_out_here(fleet, app, device, offer, lease, problem)
 
 
 def test_where_there_is_none_the_way_out_is_named(device, problem):
-    told = problem(device.get("/v1/runner-builds/android-arm64"), 404, "not-found")
-    assert "mobizo-server runner-build add" in told["detail"]
+    refusal = problem(device.get("/v1/runner-builds/android-arm64"), 404, "not-found")
+    assert "mobizo-server runner-build add" in refusal["detail"]
     problem(device.get(f"/v1/runner-builds/android-arm64/{'0' * 64}"), 404, "not-found")
     problem(device.get("/v1/runner-builds/linux-x86-64"), 422, "invalid-request")
     problem(device.get("/v1/runner-builds/a-b%0Ac"), 400, "bad-request")

@@ -28,8 +28,8 @@ def test_logits_are_those_of_transformers_and_llama_cpp(tmp_path, name):
     tokens = torch.from_numpy(prompts(4, LENGTH))
     with torch.no_grad():
         expected = base.model()(tokens).logits
-        found = eager_logits(load_checkpoint(str(path)), tokens)
-    assert float((found - expected).abs().max()) < 1e-4
+        logits = eager_logits(load_checkpoint(str(path)), tokens)
+    assert float((logits - expected).abs().max()) < 1e-4
     likeliest = torch.log_softmax(expected[:, -1], -1).max(1)
     llama = LlamaCpp(path)
     answers = [llama.top(row) for row in tokens.tolist()]

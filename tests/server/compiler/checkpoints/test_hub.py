@@ -36,8 +36,8 @@ class SmallHub(BaseHTTPRequestHandler):
             return self.answer(refused[0], b"", {"X-Error-Code": refused[1], "X-Error-Message": "no"})
         if self.path.startswith("/api/models/acme/tiny/revision/"):
             siblings = [{"rfilename": name} for name in self.server.files]
-            found = json.dumps({"id": "acme/tiny", "sha": COMMIT, "siblings": siblings}).encode()
-            return self.answer(200, found, {"Content-Type": "application/json"})
+            info = json.dumps({"id": "acme/tiny", "sha": COMMIT, "siblings": siblings}).encode()
+            return self.answer(200, info, {"Content-Type": "application/json"})
         if self.path.startswith(f"/api/models/acme/tiny/tree/{COMMIT}"):
             files = self.server.files.items()
             tree = [{"type": "file", "path": name, "size": len(data), "oid": name} for name, data in files]
@@ -106,8 +106,8 @@ def at(monkeypatch, tmp_path):
 
 def test_a_base_is_downloaded_from_the_hub_or_a_mirror(small_hub, at):
     at(small_hub.url, "hf_mine")
-    found = locate_base("acme/tiny")
-    assert sorted(path.name for path in found.pinned) == ["config.json", "model.safetensors"]
+    files = locate_base("acme/tiny")
+    assert sorted(path.name for path in files.pinned) == ["config.json", "model.safetensors"]
     assert {token for path, token in small_hub.seen if "acme/tiny" in path} == {"Bearer hf_mine"}
     assert not any("pytorch" in path for path, _ in small_hub.seen)
 

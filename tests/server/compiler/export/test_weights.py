@@ -32,11 +32,11 @@ def rounded(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def whole_file(model: PreTrainedModel, precision: Precision) -> bytes:
     """The `.ptd` of the model's tensors, every one in memory."""
     state = {name: tensor.float().numpy() for name, tensor in model.state_dict().items()}
-    found: list[tuple[str, str, np.ndarray]] = []  # name in graphs or "", key, values
+    tensors: list[tuple[str, str, np.ndarray]] = []  # name in graphs or "", key, values
 
     def add(name: str, values: np.ndarray, prefix: str = "") -> None:
         values = np.ascontiguousarray(values)
-        found.append((name, prefix + sha256(values.tobytes()).hexdigest(), values))
+        tensors.append((name, prefix + sha256(values.tobytes()).hexdigest(), values))
 
     layers = range(model.config.num_hidden_layers)
     stems = [f"model.layers.{at}.{norm}" for at in layers for norm in ("input_layernorm", "post_attention_layernorm")]
@@ -61,7 +61,7 @@ def whole_file(model: PreTrainedModel, precision: Precision) -> bytes:
             add("", values)
             add("", scales, "scale_")
     buffers, entries = list[bytes](), dict[str, DataEntry]()
-    for name, key, values in sorted(found, key=lambda each: each[:2]):
+    for name, key, values in sorted(tensors, key=lambda each: each[:2]):
         if key not in entries:
             entries[key] = DataEntry(len(buffers), 16, None)
             buffers.append(values.tobytes())
@@ -73,10 +73,10 @@ def whole_file(model: PreTrainedModel, precision: Precision) -> bytes:
 
 @pytest.fixture(params=[True, False], ids=["tied", "untied"])
 def base(request: pytest.FixtureRequest, tmp_path: Path) -> TinyBase:
-    made = make_tiny(tmp_path / "base", seed=3, tie_word_embeddings=request.param)
-    layers = made.model.model.layers
+    model = make_tiny(tmp_path / "base", seed=3, tie_word_embeddings=request.param)
+    layers = model.model.model.layers
     layers[1].mlp.up_proj.weight.data.copy_(layers[0].mlp.up_proj.weight)  # equal tensors are stored once
-    return made
+    return model
 
 
 @pytest.mark.parametrize("form", ["shards", "gguf"])

@@ -155,7 +155,7 @@ def test_the_runtimes_own_noise_is_new_at_every_step_and_leaves_b_where_it_was(s
     start = program.load_some_b()
     batch = reference.random_batch(np.random.default_rng(1), program.manifest.recipe, VOCABULARY)
     losses = [program.step(batch, query_seeds(1, 0, 1), 0.0, 0.02)[0] for _ in range(3)]
-    assert len({tuple(found.tolist()) for found in losses}) == 3
+    assert len({tuple(each.tolist()) for each in losses}) == 3
     np.testing.assert_allclose(program("adapter")[0], start, rtol=0, atol=1e-6)
 
 

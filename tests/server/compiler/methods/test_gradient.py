@@ -121,8 +121,8 @@ def test_micro_batches_add_up_to_the_whole_batch(tiny: TinyBase, loss: str, laye
         expected = gradient_of(eager_step(tiny, whole, flat), whole, batch)
         for rows in (1, 2, 3):
             recipe = Recipe.model_validate(whole.model_dump() | {"micro_batch": rows})
-            found = gradient_of(eager_step(tiny, recipe, flat), recipe, batch)
-            assert torch.linalg.vector_norm(found - expected) < 1e-5 * torch.linalg.vector_norm(expected)
+            in_parts = gradient_of(eager_step(tiny, recipe, flat), recipe, batch)
+            assert torch.linalg.vector_norm(in_parts - expected) < 1e-5 * torch.linalg.vector_norm(expected)
 
 
 DESCENTS: dict[Optimizer, Callable[[Any], torch.optim.Optimizer]] = {
@@ -192,9 +192,9 @@ def test_updates_are_those_of_torchs_optimizers(tiny: TinyBase, name: str, max_n
         if max_norm != np.inf:
             norm = torch.nn.utils.clip_grad_norm_([expected], max_norm)
             assert float(norm) > max_norm
-        found = state.update(gradient, rates)
+        norms = state.update(gradient, rates)
         rule.step()
-        np.testing.assert_allclose(found, [float(gradient.norm())], rtol=1e-6)
+        np.testing.assert_allclose(norms, [float(gradient.norm())], rtol=1e-6)
         np.testing.assert_allclose(state.current(), expected.detach(), rtol=1e-5, atol=1e-6)
 
 
@@ -225,7 +225,7 @@ def test_a_quantized_table_is_multiplied_in_parts(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(gradient, "LEVELS", levels)
     backbone = SimpleNamespace(tied=True, embedding=values, embedding_scale=scales.unsqueeze(1))
     head = SimpleNamespace(backbone=backbone, head_reverse=HeadReverse(values))
-    found = GradientStep.table_product(cast(Any, head), weights)
+    product = GradientStep.table_product(cast(Any, head), weights)
     expected = weights.double() @ (values * scales.unsqueeze(1)).double()
-    error = (found - expected).norm() / expected.norm()
+    error = (product - expected).norm() / expected.norm()
     assert error < 0.012 if levels else error > 0.1

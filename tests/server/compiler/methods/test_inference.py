@@ -76,13 +76,13 @@ class Served:
 @pytest.fixture(scope="module")
 def served(architectures: Architectures) -> Callable[[str], Served]:
     """The inference file of an architecture's program, loaded once."""
-    made: dict[str, Served] = {}
+    programs: dict[str, Served] = {}
 
     def get(name: str) -> Served:
-        if name not in made:
+        if name not in programs:
             program = architectures.program(name)
-            made[name] = Served(program.directory, program.manifest)
-        return made[name]
+            programs[name] = Served(program.directory, program.manifest)
+        return programs[name]
 
     return get
 
@@ -142,10 +142,10 @@ def test_greedy_text_is_that_of_transformers(served: Callable[[str], Served], ar
 
 def generated(ours: Served, prompt: np.ndarray, count: int) -> list[int]:
     """The likeliest token after each of the text's, beginning with the prompt's last."""
-    found = [int(ours.extend(prompt, 0, [len(prompt) - 1]).argmax())]
-    while len(found) < count:
-        found.append(int(ours.extend(found[-1:], len(prompt) + len(found) - 1, [0]).argmax()))
-    return found
+    tokens = [int(ours.extend(prompt, 0, [len(prompt) - 1]).argmax())]
+    while len(tokens) < count:
+        tokens.append(int(ours.extend(tokens[-1:], len(prompt) + len(tokens) - 1, [0]).argmax()))
+    return tokens
 
 
 def stock_text(ours: Served, model: PreTrainedModel, prompt: np.ndarray, count: int) -> list[int]:
@@ -187,8 +187,8 @@ def test_scores_are_those_of_the_training_program(
     (expected,) = program("score", tokens, positions, choices)
     for row in range(rows):
         logits = torch.from_numpy(ours.extend(tokens[row], 0, positions[row]))
-        found = torch.log_softmax(logits, -1).gather(1, torch.from_numpy(choices[row]))
-        np.testing.assert_allclose(found, expected[row], atol=1e-4)
+        log_p = torch.log_softmax(logits, -1).gather(1, torch.from_numpy(choices[row]))
+        np.testing.assert_allclose(log_p, expected[row], atol=1e-4)
 
 
 @pytest.mark.slow

@@ -91,8 +91,8 @@ class Private:
 
     def velocity(self) -> np.ndarray:
         """The mean gradient of the last step: momentum's first velocity."""
-        found: np.ndarray = self.step.state.part(1).numpy()
-        return found
+        velocity: np.ndarray = self.step.state.part(1).numpy()
+        return velocity
 
 
 @pytest.mark.parametrize(("name", "loss"), [("llama", "full"), ("gemma3_text", "candidates")])
@@ -134,9 +134,9 @@ def test_an_example_adds_the_same_whoever_else_is_in_the_step(tiny: TinyBase) ->
 
 def test_micro_batches_make_the_same_totals(tiny: TinyBase) -> None:
     whole, pieces = (Private(tiny, effective_batch=4, **kind) for kind in ({}, {"micro_batch": 1}))
-    found, expected = (each(each.batch, 0.5)[0].numpy().astype(np.int64) for each in (pieces, whole))
+    in_parts, expected = (each(each.batch, 0.5)[0].numpy().astype(np.int64) for each in (pieces, whole))
     # A product of other shapes may round otherwise in float32.
-    assert np.linalg.norm(found - expected) < 1e-6 * np.linalg.norm(expected)
+    assert np.linalg.norm(in_parts - expected) < 1e-6 * np.linalg.norm(expected)
 
 
 def test_only_the_last_call_of_a_step_adds_noise_and_moves_b(tiny: TinyBase) -> None:
@@ -188,9 +188,9 @@ def test_a_wide_gradient_keeps_the_bound(width: int, spread: float, sigma: float
 def test_the_noise_is_gaussian_of_the_stated_size() -> None:
     size = 200_000
     secret = GradientSecret(one(1.0), one(1.0), one(1.0), torch.from_numpy(KEYS), torch.zeros(size))
-    found = noise_units(secret, size).numpy().astype(np.float64)
-    assert np.abs(found - gradient_noise(KEYS, size)).max() <= 1
-    z = found / NOISE_UNITS
+    noise = noise_units(secret, size).numpy().astype(np.float64)
+    assert np.abs(noise - gradient_noise(KEYS, size)).max() <= 1
+    z = noise / NOISE_UNITS
     error = 5 / np.sqrt(size)
     assert abs(z.mean()) < error
     assert abs(z.var() - 1) < np.sqrt(2) * error
@@ -218,10 +218,10 @@ def test_a_private_directional_step_clips_the_projections(tiny: TinyBase, micro_
     private.step.state.assign(torch.from_numpy(private.flat))
     secret = one(clip), torch.from_numpy(noise)
     with torch.no_grad():
-        found = private.step(
+        outputs = private.step(
             *batch_inputs(private.recipe, private.batch), torch.from_numpy(seeds), one(lr), one(0.0), *secret
         )
-    totals, coefficients = (each.numpy() for each in found)
+    totals, coefficients = (each.numpy() for each in outputs)
     clipped = (projections * np.minimum(1, clip / norms)[:, None]).sum(axis=0)
     np.testing.assert_allclose(totals - noise, clipped * UNITS / clip, atol=2 + EXAMPLES)
     np.testing.assert_allclose(coefficients, totals * (clip / UNITS) / EXAMPLES * lr / queries, rtol=1e-6)

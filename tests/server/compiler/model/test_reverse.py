@@ -61,8 +61,8 @@ def make_case(architectures: Architectures, name: str, targets: tuple[Target, ..
     return Case(shape, checkpoint.layers[index], scaled_a, inputs, gradient)
 
 
-def relative(found: torch.Tensor, expected: torch.Tensor) -> float:
-    return float((found - expected).norm() / expected.norm())
+def relative(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((actual - expected).norm() / expected.norm())
 
 
 def applicable(name: str) -> tuple[Target, ...]:
@@ -90,8 +90,8 @@ def test_gradients_of_some_targets_or_none_are_autograds(architectures: Architec
     for targets in [(), *((target,) for target in applicable(name))]:
         case = make_case(architectures, name, targets, 3, 1)
         layer = ReverseLayer(case.shape, case.weights, case.scaled_a)
-        found = layer.reverse(case.inputs[0], case.gradient, *case.inputs[1:])
-        hidden, *b = found if targets else (found,)  # without targets only the gradient of the input
+        gradients = layer.reverse(case.inputs[0], case.gradient, *case.inputs[1:])
+        hidden, *b = gradients if targets else (gradients,)  # without targets only the gradient of the input
         expected_hidden, expected_b = case.expected()
         assert relative(hidden, expected_hidden) < 1e-5
         if targets:
@@ -114,5 +114,5 @@ def test_quantized_gradients_are_those_of_the_rounded_layers(
     layer = ReverseLayer(dataclasses.replace(case.shape, precision=precision), buffers, case.scaled_a)
     scales = torch.cat([buffers[target + SCALE] for target in case.shape.facts.linears])
     hidden, b = layer.reverse(case.inputs[0], case.gradient, *case.inputs[1:], scales)
-    for found, expected in ((hidden, expected_hidden), (b, torch.stack(expected_b))):
-        assert relative(found, expected) < ROUNDING[precision]
+    for actual, expected in ((hidden, expected_hidden), (b, torch.stack(expected_b))):
+        assert relative(actual, expected) < ROUNDING[precision]

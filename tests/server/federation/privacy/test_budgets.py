@@ -45,10 +45,10 @@ def refused(app, **changes):
 def test_a_private_job_has_a_recipe_that_clips_and_is_accounted_for(app, fleet):
     job = app.submit(**private())
     assert job["recipe"]["privacy"] == "clipped"
-    found = spent(app)
-    assert found["epsilon"] == pytest.approx(epsilon(1), rel=2e-3)
-    assert found["epsilon"] >= epsilon(1) - 1e-9  # what is told is never too little
-    assert (found["runs"], found["budget"], found["unprotected"]) == (1, None, 0)
+    privacy = spent(app)
+    assert privacy["epsilon"] == pytest.approx(epsilon(1), rel=2e-3)
+    assert privacy["epsilon"] >= epsilon(1) - 1e-9  # what is told is never too little
+    assert (privacy["runs"], privacy["budget"], privacy["unprotected"]) == (1, None, 0)
     assert spent(fleet.app("other"))["runs"] == 0
     nothing = {"epsilon": 0.0, "delta": 1e-5, "budget": None, "runs": 0, "unprotected": 0}
     assert spent(app, "bob") == {"user": "bob"} | nothing
@@ -127,8 +127,8 @@ def test_a_second_run_over_the_budget_fails_the_job(fleet, app, operator, device
     lease = device.lease()
     assert device.post(f"/v1/leases/{lease['id']}/release").status_code == 200
     assert fleet.device(name="tablet").lease() is None
-    found = app.get(f"/v1/jobs/{job['id']}").json()
-    assert (found["state"], found["error"]["code"]) == ("failed", "privacy-budget-exceeded")
+    view = app.get(f"/v1/jobs/{job['id']}").json()
+    assert (view["state"], view["error"]["code"]) == ("failed", "privacy-budget-exceeded")
     assert spent(app)["runs"] == 1
 
 
@@ -173,8 +173,8 @@ def trained(fleet, app, device, **changes):
 
 
 def failed(app, job):
-    found = app.get(f"/v1/jobs/{job['id']}").json()
-    return found["state"] == "failed" and found["error"]["code"] == "privacy-budget-exceeded"
+    view = app.get(f"/v1/jobs/{job['id']}").json()
+    return view["state"] == "failed" and view["error"]["code"] == "privacy-budget-exceeded"
 
 
 def test_another_name_for_the_user_does_not_reach_the_data(fleet, app, operator, device):
@@ -195,10 +195,10 @@ def test_the_strictest_budget_of_a_device_s_users_bounds_each_of_its_data_sets(f
     over = fleet.ready_job(app, user="bob", adapter="bobs", **private(privacy={"noise_multiplier": 0.5}))
     assert shared.lease() is None
     assert failed(app, over)
-    (found,) = app.get(f"/v1/devices/{shared.device_id}/privacy").json()
-    assert (found["dataset"], found["users"], found["runs"]) == ("movies", ["alice", "bob"], 2)
-    assert found["epsilon"] == pytest.approx(epsilon(2), rel=2e-3)
-    assert found["budget"] == pytest.approx(1.5 * epsilon(2))
+    (row,) = app.get(f"/v1/devices/{shared.device_id}/privacy").json()
+    assert (row["dataset"], row["users"], row["runs"]) == ("movies", ["alice", "bob"], 2)
+    assert row["epsilon"] == pytest.approx(epsilon(2), rel=2e-3)
+    assert row["budget"] == pytest.approx(1.5 * epsilon(2))
     assert spent(app, "bob")["runs"] == 1  # what was reserved for the refused run is given back
 
 

@@ -57,8 +57,8 @@ class Member:
         return self.flat.astype(float) * min(1, self.parameters.clip / norm)
 
     def complete(self):
-        told = quiet_result(Result.model_validate(result())).model_dump(mode="json")
-        body = {"adapter_sha256": NO_FILE, "result": told}
+        quiet = quiet_result(Result.model_validate(result())).model_dump(mode="json")
+        body = {"adapter_sha256": NO_FILE, "result": quiet}
         return self.actor.post(f"/v1/leases/{self.lease['id']}/complete", json=body)
 
 

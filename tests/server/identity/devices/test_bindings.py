@@ -75,7 +75,7 @@ def test_only_operators_bind(app, device, problem):
 def test_binding_is_idempotent_and_bounded(fleet, operator, device, problem):
     assert bind(operator, device, "bob") == bind(operator, device, "bob") == ["alice", "bob"]
     shown = operator.get("/v1/devices").json()["items"]
-    assert [found["users"] for found in shown] == [["alice", "bob"]]
+    assert [view["users"] for view in shown] == [["alice", "bob"]]
     unbind(operator, device, "bob")
     unbind(operator, device, "bob")
     assert operator.get(f"/v1/devices/{device.device_id}").json()["users"] == ["alice"]
@@ -115,8 +115,8 @@ def test_a_lease_that_ran_out_is_not_revived_after_unbinding(fleet, app, operato
 def test_a_pinned_job_fails_when_its_user_is_unbound(fleet, app, operator, device):
     job = fleet.ready_job(app, device=device.device_id)
     unbind(operator, device, "alice")
-    found = app.get(f"/v1/jobs/{job['id']}").json()
-    assert (found["state"], found["error"]["code"]) == ("failed", "device-not-bound")
+    view = app.get(f"/v1/jobs/{job['id']}").json()
+    assert (view["state"], view["error"]["code"]) == ("failed", "device-not-bound")
 
 
 def test_a_device_keeps_no_access_to_an_adapter_of_a_user_who_was_unbound(fleet, app, operator):
@@ -149,8 +149,8 @@ def test_an_approved_device_trains_for_the_users_that_the_operator_named(fleet, 
         "client_id": "x",
         "device_code": asked["device_code"],
     }
-    made = fleet.actor().post("/v1/oauth/token", data=grant).json()
-    users = operator.get(f"/v1/devices/{made['device_id']}").json()["users"]
+    granted = fleet.actor().post("/v1/oauth/token", data=grant).json()
+    users = operator.get(f"/v1/devices/{granted['device_id']}").json()["users"]
     assert users == (["alice"] if body else [])
 
 
@@ -160,13 +160,13 @@ def test_unbinding_and_leasing_at_once_leave_no_lease(fleet, app, operator, devi
     fleet.ready_job(app)
     for _ in range(5):
         bind(operator, device, "alice")
-        found = []
-        asking = threading.Thread(target=lambda found=found: found.append(device.lease()))
+        leases = []
+        asking = threading.Thread(target=lambda leases=leases: leases.append(device.lease()))
         asking.start()
         unbind(operator, device, "alice")
         asking.join()
         assert device.lease() is None
-        for lease in filter(None, found):
+        for lease in filter(None, leases):
             beat = device.post(f"/v1/leases/{lease['id']}/heartbeat", json={"phase": "training"})
             assert beat.status_code == 410, beat.text
     assert {job["state"] for job in app.get("/v1/jobs").json()["items"]} == {"ready"}

@@ -235,10 +235,10 @@ def test_the_page_tells_what_to_run_and_runs_nothing(fleet):
 
 @given(st.text(max_size=30))
 def test_no_text_is_a_code_but_a_code(text):
-    found = read_user_code(text)
-    if found is not None:
-        assert len(found) == 8
-        assert read_user_code(shown(found)) == found
+    code = read_user_code(text)
+    if code is not None:
+        assert len(code) == 8
+        assert read_user_code(shown(code)) == code
 
 
 @given(st.text("0123456789ABCDEFGHJKMNPQRSTVWXYZ", min_size=8, max_size=8))

@@ -38,8 +38,8 @@ def test_jobs_for_it_alone_fail_and_no_more_are_taken(fleet, app, device, revoke
     other = app.submit(adapter="a3", recipe={"rank": 1})
     revoke(device)
     for job in (running, waiting):
-        found = app.get(f"/v1/jobs/{job['id']}").json()
-        assert (found["state"], found["error"]["code"]) == ("failed", "device-revoked")
+        view = app.get(f"/v1/jobs/{job['id']}").json()
+        assert (view["state"], view["error"]["code"]) == ("failed", "device-revoked")
     assert app.get(f"/v1/jobs/{other['id']}").json()["state"] == "queued"
     problem(app.post("/v1/jobs", json=job_request(device=device.device_id)), 404, "not-found")
 

@@ -13,17 +13,17 @@ def path(tmp_path):
 
 
 def test_round_trip_and_mode(path):
-    made = create_key(path)
-    assert private_bytes(load_key(path)) == private_bytes(made)
+    key = create_key(path)
+    assert private_bytes(load_key(path)) == private_bytes(key)
     assert path.stat().st_mode & 0o777 == 0o600
     assert path.parent.stat().st_mode & 0o777 == 0o700
 
 
 def test_a_key_is_never_replaced(path):
-    made = create_key(path)
+    key = create_key(path)
     with pytest.raises(FileExistsError):
         create_key(path)
-    assert private_bytes(load_key(path)) == private_bytes(made)
+    assert private_bytes(load_key(path)) == private_bytes(key)
 
 
 def test_absent(path):

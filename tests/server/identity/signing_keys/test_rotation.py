@@ -42,8 +42,8 @@ def agent(fleet, device, tmp_path):
     home = AgentHome(tmp_path / "agent")
     home.create()
     info = fleet.actor().get("/v1/server").json()
-    told = {"public_key": info["public_key"], "key_id": info["key_id"]}
-    home.enroll(DeviceConfig(server=fleet.url, name="phone", device_id=device.device_id, token=device.token, **told))
+    pinned = {"public_key": info["public_key"], "key_id": info["key_id"]}
+    home.enroll(DeviceConfig(server=fleet.url, name="phone", device_id=device.device_id, token=device.token, **pinned))
     with DeviceClient(fleet.url, device.token, device.signer._key) as client:
         yield home, client
 
@@ -157,14 +157,14 @@ def test_a_rotation_killed_before_its_commit_did_not_happen(fleet, home, files, 
 
 def kill_before_settling(home, monkeypatch):
     """Rotates up to the commit."""
-    settle, before = KeyFiles.settle, key_id(KeyFiles(home.settings.key_path).load().public_key())
+    finish_rotation, before = KeyFiles.finish_rotation, key_id(KeyFiles(home.settings.key_path).load().public_key())
 
-    def settle_or_die(self, current):
+    def finish_or_die(self, current):
         if current != before:
             raise Killed
-        settle(self, current)
+        finish_rotation(self, current)
 
-    monkeypatch.setattr(KeyFiles, "settle", settle_or_die)
+    monkeypatch.setattr(KeyFiles, "finish_rotation", finish_or_die)
     with pytest.raises(Killed):
         rotate(home)
     monkeypatch.undo()

@@ -179,8 +179,8 @@ def test_what_ended_otherwise_is_not_declined(app, device, lease, problem):
     problem(decline(device, lease), 410, "lease-ended")
     again = device.lease()
     app.post(f"/v1/jobs/{again['job']['id']}/cancel")
-    told = decline(device, again).json()
-    assert (told["job_state"], told["stop"]) == ("cancelled", True)
+    state = decline(device, again).json()
+    assert (state["job_state"], state["stop"]) == ("cancelled", True)
 
 
 def test_a_lapsed_lease_may_be_declined(home, app, device, lease):

@@ -150,9 +150,9 @@ def test_failing(app, device, lease, problem):
 
 def test_a_cancelled_job_stops_its_device(app, device, lease, problem):
     app.post(f"/v1/jobs/{lease['job']['id']}/cancel")
-    told = beat(device, lease).json()
-    assert told["stop"] is True
-    assert told["job_state"] == "cancelled"
+    lease_state = beat(device, lease).json()
+    assert lease_state["stop"] is True
+    assert lease_state["job_state"] == "cancelled"
     problem(device.upload(lease), 410, "lease-ended")
     assert device.post(f"/v1/leases/{lease['id']}/release").json()["stop"] is True
     assert device.lease() is None
@@ -217,9 +217,9 @@ def test_a_device_that_waits_keeps_its_lease(home, app, device, lease):
     waiting = {"phase": "waiting", "step": 1, "steps": 3, "why": "battery at 20 %, the floor is 40 %"}
     for _ in range(3):
         home.let_run_out(lease)
-        told = device.post(f"/v1/leases/{lease['id']}/heartbeat", json=waiting).json()
-        assert told["job_state"] == "training"
-        assert told["expires_at"] > lease["expires_at"]
+        state = device.post(f"/v1/leases/{lease['id']}/heartbeat", json=waiting).json()
+        assert state["job_state"] == "training"
+        assert state["expires_at"] > lease["expires_at"]
     home.take_back()
     job = app.get(f"/v1/jobs/{lease['job']['id']}").json()
     assert (job["state"], job["progress"]["phase"]) == ("training", "waiting")

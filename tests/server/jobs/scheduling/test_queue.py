@@ -94,10 +94,10 @@ def test_the_noise_operator_needs_the_native_runner(fleet, app):
 def test_memory(fleet, app):
     asked = fleet.ready_job(app, adapter="a", requires={"memory_bytes": 8000})
     small, large = fleet.device(name="small"), fleet.device(name="large")
-    told = {"total_bytes": 7999, "backends": ["xnnpack"]}
-    assert small.lease(capabilities=told) is None
+    capabilities = {"total_bytes": 7999, "backends": ["xnnpack"]}
+    assert small.lease(capabilities=capabilities) is None
     assert "no enrolled device" not in waiting(app, asked)["why"]
-    assert large.lease(capabilities={**told, "total_bytes": 8000})["job"]["id"] == asked["id"]
+    assert large.lease(capabilities={**capabilities, "total_bytes": 8000})["job"]["id"] == asked["id"]
 
 
 def test_a_program_is_offered_where_it_fits(fleet, app, device):
@@ -105,10 +105,10 @@ def test_a_program_is_offered_where_it_fits(fleet, app, device):
     job = fleet.ready_job(app)
     can = {"backends": ["xnnpack"]}
     assert device.lease(memory_bytes=272_383, capabilities=can) is None
-    told = waiting(app, job)
+    explanation = waiting(app, job)
     lack = "lacks 272,384 bytes of memory to spare, which its program takes"
-    assert told["why"] == f"none of 1 devices of the user can take it: {lack} (1)"
-    assert (told["devices"], told["able"]) == (1, 0)
+    assert explanation["why"] == f"none of 1 devices of the user can take it: {lack} (1)"
+    assert (explanation["devices"], explanation["able"]) == (1, 0)
     assert device.lease(memory_bytes=272_384, capabilities=can)["job"]["id"] == job["id"]
 
 
@@ -250,8 +250,8 @@ def test_a_job_that_devices_lose_fails_in_the_end(home, fleet, app):
 
 
 def test_a_device_that_leaves_may_come_back_at_once(home, fleet, app, device, lease):
-    told = device.post(f"/v1/leases/{lease['id']}/leave").json()
-    assert told["expires_at"] < lease["expires_at"]
+    state = device.post(f"/v1/leases/{lease['id']}/leave").json()
+    assert state["expires_at"] < lease["expires_at"]
     assert fleet.device(name="other").lease() is None
     assert device.lease()["id"] == lease["id"]
 

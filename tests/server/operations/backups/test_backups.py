@@ -50,10 +50,10 @@ def restored(home, elsewhere):
 
     def restored(source):
         restore(elsewhere, source)
-        found = stack.enter_context(contextlib.closing(Home(elsewhere, home.source)))
+        restored_home = stack.enter_context(contextlib.closing(Home(elsewhere, home.source)))
         application = create_app(elsewhere)
         url = stack.enter_context(serving(application))
-        return stack.enter_context(contextlib.closing(Fleet(found, url)))
+        return stack.enter_context(contextlib.closing(Fleet(restored_home, url)))
 
     with stack:
         yield restored
@@ -259,9 +259,9 @@ def test_the_commands(home, elsewhere, tmp_path, monkeypatch):
             monkeypatch.setenv(name, value)
         return call(*arguments)
 
-    told = json.loads(command(home.settings, "backup", tmp_path / "backup.tar", "--json"))
-    assert (told["files"], told["keys"]) == (1, 0)
-    assert told["bytes"] == open_artifacts(home.settings).size(home.stored_files()[0])
+    report = json.loads(command(home.settings, "backup", tmp_path / "backup.tar", "--json"))
+    assert (report["files"], report["keys"]) == (1, 0)
+    assert report["bytes"] == open_artifacts(home.settings).size(home.stored_files()[0])
     assert "separately" in command(home.settings, "backup", tmp_path / "again")
     assert "signing key" in command(elsewhere, "restore", tmp_path / "again")
     with pytest.raises(Conflict):

@@ -20,17 +20,17 @@ WORDS = {"sum", "max", "min", "rate", "increase", "by", "le", "and", "offset", "
 
 
 @pytest.fixture
-def told(fleet, standing, app):
+def metric_labels(fleet, standing, app):
     """Every sample's name with the values of each label; routes are such as were asked for."""
     app.submit()
     state = standing[0].state.mobizo
-    found = {}
+    labels_of = {}
     for family in text_string_to_metric_families(Exposition(state.meters, state.database).text().decode()):
         for sample in family.samples:
-            labels = found.setdefault(sample.name, {})
+            labels = labels_of.setdefault(sample.name, {})
             for name, value in sample.labels.items():
                 labels.setdefault(name, set()).add(value)
-    return found
+    return labels_of
 
 
 def metrics(expression):
@@ -39,33 +39,35 @@ def metrics(expression):
     return set(re.findall(r"\b[a-z_][a-z_]+\b", bare)) - WORDS
 
 
-def test_every_metric_of_the_dashboard_exists(told):
+def test_every_metric_of_the_dashboard_exists(metric_labels):
     for panel in PANELS:
         for target in panel["targets"]:
             names = metrics(target["expr"])
             assert names, panel["title"]
-            assert names <= set(told), panel["title"]
+            assert names <= set(metric_labels), panel["title"]
             grouped = re.findall(r"\bby \((\w+)\)", target["expr"])
             shown = re.findall(r"\{\{(\w+)\}\}", target["legendFormat"])
-            assert {*grouped, *shown} - {"le"} <= {label for name in names for label in told[name]}, panel["title"]
+            assert {*grouped, *shown} - {"le"} <= {label for name in names for label in metric_labels[name]}, panel[
+                "title"
+            ]
     alerts = {word for panel in PANELS for word in re.findall(r"Mobizo\w+", panel["description"])}
     assert alerts <= {rule["alert"] for rule in RULES}
 
 
-def test_every_metric_and_label_exists(told):
+def test_every_metric_and_label_exists(metric_labels):
     spoken = set()
     for rule in RULES:
         names = metrics(rule["expr"])
         assert names, rule["alert"]
-        assert names <= set(told) | BY_PROMETHEUS, rule["alert"]
+        assert names <= set(metric_labels) | BY_PROMETHEUS, rule["alert"]
         spoken |= names
         for name, selector in re.findall(r"\b([a-z_]+)\{([^}]*)\}", rule["expr"]):
             for label, how, value in re.findall(r'(\w+)(=~|!~|!=|=)"([^"]*)"', selector):
                 if label == "job":
                     continue  # Prometheus's own, which the operator chooses
-                assert label in told[name], f"{rule['alert']}: {name} has no label {label}"
+                assert label in metric_labels[name], f"{rule['alert']}: {name} has no label {label}"
                 if how == "=" and label != "status":
-                    assert value in told[name][label], f"{rule['alert']}: {name} is never {label}={value}"
+                    assert value in metric_labels[name][label], f"{rule['alert']}: {name} is never {label}={value}"
     assert len(spoken) > len(RULES) / 2
 
 

@@ -30,9 +30,9 @@ def place(device):
 
 
 def test_a_device_has_what_it_trained(device, version):
-    found = DeviceAdapter.model_validate(own(device).json())
+    granted = DeviceAdapter.model_validate(own(device).json())
     key = parse_public(device.get("/v1/server").json()["public_key"])
-    manifest, program = verify_adapter(found.adapter, key), verify_manifest(found.program, key)
+    manifest, program = verify_adapter(granted.adapter, key), verify_manifest(granted.program, key)
     assert (manifest.version, manifest.revision) == (1, version["revision"])
     assert (manifest.a_sha256, manifest.recipe_id) == (program.a_sha256, program.recipe_id)
     raw = own(device, manifest.revision, file="/lora_B.safetensors")

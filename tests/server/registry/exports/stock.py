@@ -216,5 +216,5 @@ class LlamaCpp:
         if scales:
             asked["lora"] = [{"id": number, "scale": scale} for number, scale in enumerate(scales)]
         answer = self.server.handle_completions(asked)
-        found = answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"][0]
-        return found["id"], found["logprob"]
+        likeliest = answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"][0]
+        return likeliest["id"], likeliest["logprob"]

@@ -26,9 +26,9 @@ def test_llama_cpp_answers_as_peft_does(tmp_path, name):
     expected = next_token(with_peft(base.model(), tmp_path / "peft"), tokens)
     assert (plain.argmax(1) != expected.argmax(1)).sum() > PROMPTS / 5  # the adapter decides
     llama = LlamaCpp(write_gguf(base, tmp_path / "base.gguf"), adapter)
-    found = [llama.top(row) for row in tokens]
-    assert [token for token, _ in found] == expected.argmax(1).tolist()
-    np.testing.assert_allclose([value for _, value in found], expected.max(1), atol=1e-3)
+    tops = [llama.top(row) for row in tokens]
+    assert [token for token, _ in tops] == expected.argmax(1).tolist()
+    np.testing.assert_allclose([value for _, value in tops], expected.max(1), atol=1e-3)
     assert [llama.top(row, 0.0)[0] for row in tokens[:10]] == plain[:10].argmax(1).tolist()
 
 
@@ -71,8 +71,8 @@ def test_what_the_file_says_of_itself(tmp_path):
     path.write_bytes(data)
     assert gguf_lora(base.recipe, base.shape, base.flat, base.a_sha256) == data
     reader = gguf.GGUFReader(path)
-    said = {name: field.contents() for name, field in reader.fields.items() if not name.startswith("GGUF.")}
-    assert said == {
+    metadata = {name: field.contents() for name, field in reader.fields.items() if not name.startswith("GGUF.")}
+    assert metadata == {
         "general.architecture": "llama",
         "general.type": "adapter",
         "adapter.type": "lora",

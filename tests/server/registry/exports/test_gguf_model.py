@@ -102,10 +102,10 @@ def test_llama_cpp_answers_as_transformers_with_the_merged_model(tmp_path, name)
         decoded = eager_logits(load_checkpoint(str(path)), torch.from_numpy(tokens))[:, -1]
         np.testing.assert_allclose(torch.log_softmax(decoded, -1), exact, atol=1e-3)
         llama = LlamaCpp(path)  # it rounds the other factor of each product, too
-        found = [llama.top(row) for row in tokens]
+        tops = [llama.top(row) for row in tokens]
         if kind == "F16":
-            assert [token for token, _ in found] == expected.argmax(1).tolist()
-        np.testing.assert_allclose([value for _, value in found], exact.max(1), atol=0.05 if kind == "F16" else 0.5)
+            assert [token for token, _ in tops] == expected.argmax(1).tolist()
+        np.testing.assert_allclose([value for _, value in tops], exact.max(1), atol=0.05 if kind == "F16" else 0.5)
         assert llama_cpps_tokens(llama, OTHER_WORDS) == tokenizer.encode(OTHER_WORDS).ids
 
 

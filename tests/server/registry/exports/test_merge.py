@@ -42,10 +42,10 @@ def loaded(directory):
 
 def largest_difference(ours, theirs):
     expected = theirs.state_dict()
-    found = ours.state_dict()
-    assert found.keys() == expected.keys()
-    assert {tensor.dtype for tensor in found.values()} == {torch.float32}
-    return max(float((found[name] - expected[name]).abs().max()) for name in expected)
+    tensors = ours.state_dict()
+    assert tensors.keys() == expected.keys()
+    assert {tensor.dtype for tensor in tensors.values()} == {torch.float32}
+    return max(float((tensors[name] - expected[name]).abs().max()) for name in expected)
 
 
 @pytest.mark.parametrize("name", list(ADAPTED))
@@ -104,13 +104,13 @@ def test_a_gguf_base_is_calibrated_as_its_hugging_face_form(tmp_path):
     source = write_gguf_base(stock, tmp_path / "base.gguf")
     rows = [Row((3 + number, 20 + 2 * number, 60 - number), (70 + number,)) for number in range(12)]
     examples = [Example((row,), 0, False) for row in rows]
-    found = []
+    calibrated = []
     for place in (str(stock.directory), str(source)):
         recipe = stock.recipe.model_copy(update={"effective_batch": 4, "base": adapted(None, place, {}).recipe.base})
-        found.append(load_calibration(calibrate(place, recipe, "gradients", "own", examples)).directions)
-    assert found[0].keys() == found[1].keys()
-    for name, directions in found[0].items():
-        np.testing.assert_allclose(found[1][name], directions, atol=1e-3)
+        calibrated.append(load_calibration(calibrate(place, recipe, "gradients", "own", examples)).directions)
+    assert calibrated[0].keys() == calibrated[1].keys()
+    for name, directions in calibrated[0].items():
+        np.testing.assert_allclose(calibrated[1][name], directions, atol=1e-3)
 
 
 def test_a_calibrated_a_is_merged_by_the_converter(tmp_path):

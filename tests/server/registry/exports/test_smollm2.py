@@ -58,9 +58,9 @@ def test_the_same_answers_from_every_format(smollm2_gguf, tmp_path):
     expected = next_token(theirs, tokens)
     assert (plain.argmax(1) != expected.argmax(1)).sum() > PROMPTS / 10  # the adapter decides
     llama = LlamaCpp(unquantized(smollm2_gguf, tmp_path / "base.gguf"), tmp_path / "adapter.gguf", threads=2)
-    found = [llama.top(row) for row in tokens]
-    assert [token for token, _ in found] == expected.argmax(1).tolist()
-    np.testing.assert_allclose([value for _, value in found], expected.max(1), atol=1e-3)
+    tops = [llama.top(row) for row in tokens]
+    assert [token for token, _ in tops] == expected.argmax(1).tolist()
+    np.testing.assert_allclose([value for _, value in tops], expected.max(1), atol=1e-3)
     merge(*arguments, str(smollm2_gguf), tmp_path / "merged")
     ours = AutoModelForCausalLM.from_pretrained(tmp_path / "merged").eval()
     merged = theirs.merge_and_unload().state_dict()

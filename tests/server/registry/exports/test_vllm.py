@@ -23,8 +23,8 @@ def is_adapter_of(path, base):
     config = path / "adapter_config.json"
     if not config.exists():
         return False
-    found = json.loads(config.read_text())
-    return found["peft_type"] == "LORA" and found["base_model_name_or_path"] == base
+    document = json.loads(config.read_text())
+    return document["peft_type"] == "LORA" and document["base_model_name_or_path"] == base
 
 
 @pytest.fixture

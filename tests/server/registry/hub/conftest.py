@@ -52,7 +52,7 @@ def enlarge(home, tenant, name):
 def fill(fleet):
     """The adapters of the tests: what each completion was answered."""
     app, device = fleet.app(), fleet.device()
-    found = {
+    versions = {
         "alice-movies": [
             publish(fleet, app, device, "alice-movies", 0.5),
             publish(fleet, app, device, "alice-movies", 0.25),
@@ -62,8 +62,8 @@ def fill(fleet):
         "big": [publish(fleet, app, device, "big")],
     }
     stranger, theirs = fleet.app("other"), fleet.device("other")
-    found["secret"] = [publish(fleet, stranger, theirs, "secret")]
-    return found
+    versions["secret"] = [publish(fleet, stranger, theirs, "secret")]
+    return versions
 
 
 @pytest.fixture(scope="module")
@@ -91,16 +91,16 @@ def version(request):
 def client(version, tmp_path_factory):
     """The stock client, told of no server."""
     try:
-        with stock_client(version, tmp_path_factory.mktemp("cache")) as found:
-            yield found
+        with stock_client(version, tmp_path_factory.mktemp("cache")) as stock:
+            yield stock
     except Missing as error:
         pytest.skip(str(error))
 
 
 @pytest.fixture
 def relay(hub):
-    with relayed(hub.url) as found:
-        yield found
+    with relayed(hub.url) as new_relay:
+        yield new_relay
 
 
 @pytest.fixture

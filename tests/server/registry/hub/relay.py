@@ -50,8 +50,8 @@ class Relay:
     def take(self):
         """What was seen since the last time."""
         with self._lock:
-            found, self.seen = self.seen, []
-        return found
+            taken, self.seen = self.seen, []
+        return taken
 
 
 def _handler(target, relay):

@@ -23,8 +23,8 @@ class Missing(Exception):
 class Refused(Exception):
     """What a call raised: its class, the classes that this is one of, and its words."""
 
-    def __init__(self, told):
-        self.name, self.classes, self.text = told["name"], told["classes"], told["text"]
+    def __init__(self, raised):
+        self.name, self.classes, self.text = raised["name"], raised["classes"], raised["text"]
         super().__init__(f"{self.name}: {self.text}")
 
 
@@ -35,15 +35,15 @@ def old_client():
     if not place.exists():
         cache.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix="aside-", dir=cache) as aside:
-            made = Path(aside) / "packages"
+            packages = Path(aside) / "packages"
             command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
             done = subprocess.run(
-                [*command, "--target", made, f"huggingface_hub=={OLD}"], capture_output=True, text=True, check=False
+                [*command, "--target", packages, f"huggingface_hub=={OLD}"], capture_output=True, text=True, check=False
             )
             if done.returncode != 0:
                 raise Missing(f"pip cannot fetch huggingface_hub {OLD}: {done.stderr.strip()[-300:]}")
             try:
-                made.rename(place)
+                packages.rename(place)
             except OSError:
                 if not place.exists():  # else another session was faster
                     raise
@@ -60,10 +60,10 @@ class Client:
         """What a function of huggingface_hub (or, as `api.NAME`, a method of HfApi) gives, as JSON. Raises Refused."""
         self._process.stdin.write(json.dumps({"call": name, "arguments": arguments, "options": options}) + "\n")
         self._process.stdin.flush()
-        told = json.loads(self._process.stdout.readline())
-        if "raised" in told:
-            raise Refused(told["raised"])
-        return told["value"]
+        reply = json.loads(self._process.stdout.readline())
+        if "raised" in reply:
+            raise Refused(reply["raised"])
+        return reply["value"]
 
 
 @contextlib.contextmanager
@@ -86,9 +86,9 @@ def stock_client(version, cache, endpoint=None, token=None, **environment):
         text=True,
     )
     try:
-        found = Client(process, cache)
-        assert found("version").startswith(f"{version}.")
-        yield found
+        client = Client(process, cache)
+        assert client("version").startswith(f"{version}.")
+        yield client
     finally:
         process.kill()
         process.communicate()

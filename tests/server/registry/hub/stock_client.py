@@ -36,16 +36,16 @@ def called(name, arguments, options):
         return list(paginate(*arguments, **options))
     kind, _, method = name.rpartition(".")
     if kind:
-        made = {"endpoint": options.pop("endpoint", None), "token": options.pop("token", None)}
-        return getattr({"api": HfApi, "fs": HfFileSystem}[kind](**made), method)(*arguments, **options)
+        arguments_of_client = {"endpoint": options.pop("endpoint", None), "token": options.pop("token", None)}
+        return getattr({"api": HfApi, "fs": HfFileSystem}[kind](**arguments_of_client), method)(*arguments, **options)
     return getattr(huggingface_hub, name)(*arguments, **options)
 
 
 for line in sys.stdin:
     asked = json.loads(line)
     try:
-        told = {"value": called(asked["call"], asked["arguments"], asked["options"])}
-        answer = json.dumps(told, default=shown)
+        reply = {"value": called(asked["call"], asked["arguments"], asked["options"])}
+        answer = json.dumps(reply, default=shown)
     except Exception as error:
         classes = [kind.__name__ for kind in type(error).__mro__]
         answer = json.dumps({"raised": {"name": classes[0], "classes": classes, "text": str(error)}})

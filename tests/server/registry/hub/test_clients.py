@@ -51,8 +51,8 @@ def test_a_snapshot_is_the_directory(client, at, relay, hub, second, tmp_path):
     path = Path(client("snapshot_download", MOVIES, cache_dir=str(tmp_path), **at))
     assert path.name == second["revision"]
     assert files_of(path) == LISTED
-    told = hub.fleet.app().get("/v1/adapters/alice-movies/versions/2/peft").json()["files"]
-    for file in told:
+    files = hub.fleet.app().get("/v1/adapters/alice-movies/versions/2/peft").json()["files"]
+    for file in files:
         data = (path / file["path"]).read_bytes()
         assert (len(data), sha256_hex(data)) == (file["size"], file["sha256"])
         assert (path / file["path"]).resolve().name == file["sha256"]  # blobs are named by their ETag
@@ -159,9 +159,9 @@ def test_names_of_versions(client, at, hub):
 
 
 def test_paths_are_told_of(client, at):
-    told = client("api.get_paths_info", MOVIES, ["README.md", HIDDEN, "nothing", "../README.md"], expand=True, **at)
-    assert [file["path"] for file in told] == ["README.md", HIDDEN]
-    assert all(file["last_commit"]["title"] == "Version 2" for file in told)
+    infos = client("api.get_paths_info", MOVIES, ["README.md", HIDDEN, "nothing", "../README.md"], expand=True, **at)
+    assert [file["path"] for file in infos] == ["README.md", HIDDEN]
+    assert all(file["last_commit"]["title"] == "Version 2" for file in infos)
 
 
 def test_what_exists(client, at):
@@ -221,8 +221,8 @@ def test_revisions_and_files_that_are_not_there(client, at, second, tmp_path):
 
 
 def test_what_awaits_approval_is_there_by_its_number_only(client, at, tmp_path):
-    told = raised("GatedRepoError", client, "snapshot_download", "default/worse", **at)
-    assert "No version of this adapter is approved" in told.text
+    refused = raised("GatedRepoError", client, "snapshot_download", "default/worse", **at)
+    assert "No version of this adapter is approved" in refused.text
     path = client("snapshot_download", "default/worse", revision="v1", cache_dir=str(tmp_path), **at)
     assert files_of(path) == LISTED
 

@@ -20,7 +20,7 @@ class Run:
         self.size, self.steps, self.best, self.manifest = manifest["size"], steps, best, manifest
         self.job_id = lease["job"]["id"]
         self.start = np.zeros(self.size, np.float32) if start is None else load_adapter(start, self.size)
-        said = {
+        fields = {
             "job_id": self.job_id,
             "job_seed": 77,
             "recipe_id": manifest["recipe_id"],
@@ -31,10 +31,10 @@ class Run:
         } | header
         path = directory / f"{self.job_id}.bin"
         path.unlink(missing_ok=True)
-        file = TrajectoryFile(path, TrajectoryHeader(**said))
+        file = TrajectoryFile(path, TrajectoryHeader(**fields))
         rng = np.random.default_rng(5)
         for step in range(steps):
-            file.append_step(rng.normal(size=said["queries"]).astype(np.float32), factor)
+            file.append_step(rng.normal(size=fields["queries"]).astype(np.float32), factor)
             if step % 5 == 0:
                 file.append_evaluation(Evaluation(step=step, split="validation", correct=1, total=2, loss=0.5))
         file.close()
@@ -59,8 +59,8 @@ def send(device, lease, ledger):
     return device.put(f"/v1/leases/{lease['id']}/trajectory", content=ledger)
 
 
-def complete(device, lease, adapter, ledger, told):
-    body = {"adapter_sha256": sha256_hex(adapter), "trajectory_sha256": ledger and sha256_hex(ledger), "result": told}
+def complete(device, lease, adapter, ledger, result):
+    body = {"adapter_sha256": sha256_hex(adapter), "trajectory_sha256": ledger and sha256_hex(ledger), "result": result}
     return device.post(f"/v1/leases/{lease['id']}/complete", json=body)
 
 

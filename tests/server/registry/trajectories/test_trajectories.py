@@ -38,10 +38,10 @@ def test_beside_b_it_is_replayed_and_the_version_is_verified(device, app, lease,
     receipt = send(device, lease, run.ledger)
     assert receipt.json() == {"sha256": sha256_hex(run.ledger), "size": len(run.ledger)}
     assert send(device, lease, run.ledger).json() == receipt.json()
-    made = complete(device, lease, run.adapter(), run.ledger, run.result())
-    assert made.status_code == 200, made.text
-    assert made.json()["verified"] is True
-    assert complete(device, lease, run.adapter(), run.ledger, run.result()).json() == made.json()
+    completed = complete(device, lease, run.adapter(), run.ledger, run.result())
+    assert completed.status_code == 200, completed.text
+    assert completed.json()["verified"] is True
+    assert complete(device, lease, run.adapter(), run.ledger, run.result()).json() == completed.json()
     url = version_url(lease)
     assert app.get(url).json()["verified"] is True
     assert app.get(f"{url}/trajectory").json() == {
@@ -64,9 +64,9 @@ def test_instead_of_b_the_server_makes_it(fleet, app, device, tmp_path, recipe):
     lease = device.lease()
     run = Run(lease, tmp_path)
     assert len(run.ledger) < STEPS * (4 * recipe.get("queries", 1) + 13) + 2000  # scalars alone
-    made = finish(device, lease, run)
-    assert (made["verified"], made["sha256"]) == (True, sha256_hex(run.adapter()))
-    assert made["size"] == len(run.adapter())
+    version = finish(device, lease, run)
+    assert (version["verified"], version["sha256"]) == (True, sha256_hex(run.adapter()))
+    assert version["size"] == len(run.adapter())
     assert app.get(f"{version_url(lease)}/lora_B.safetensors").content == run.adapter()
 
 
@@ -132,8 +132,8 @@ def test_a_completion_names_what_was_uploaded(device, lease, run, problem):
     problem(complete(device, lease, run.adapter(), run.ledger, run.result()), 409, "conflict")
     send(device, lease, run.ledger).raise_for_status()
     for change in ({"steps": STEPS - 1}, {"best_step": STEPS + 1}):
-        told = run.result() | change
-        problem(complete(device, lease, run.adapter(), run.ledger, told), 422, "invalid-trajectory")
+        result = run.result() | change
+        problem(complete(device, lease, run.adapter(), run.ledger, result), 422, "invalid-trajectory")
 
 
 def test_what_is_no_ledger_of_this_run_is_refused_and_not_kept(fleet, home, device, lease, run, tmp_path, problem):
@@ -180,10 +180,10 @@ def test_b_after_any_step(fleet, device, app, lease, run, problem):
     finish(device, lease, run)
     url = version_url(lease)
     for step in (0, 1, BEST - 1, BEST, STEPS, 1):
-        found = app.get(f"{url}/steps/{step}/lora_B.safetensors")
-        assert found.status_code == 200, found.text
-        assert load_adapter(found.content, run.size).tobytes() == run.b(step).tobytes()
-        assert found.headers["etag"] == f'"{sha256_hex(run.adapter(step))}"'
+        response = app.get(f"{url}/steps/{step}/lora_B.safetensors")
+        assert response.status_code == 200, response.text
+        assert load_adapter(response.content, run.size).tobytes() == run.b(step).tobytes()
+        assert response.headers["etag"] == f'"{sha256_hex(run.adapter(step))}"'
     assert app.head(f"{url}/steps/2/lora_B.safetensors").headers["content-length"] == str(len(run.adapter(2)))
     part = app.get(f"{url}/steps/3/lora_B.safetensors", headers={"Range": "bytes=8-15"})
     assert (part.status_code, part.content) == (206, run.adapter(3)[8:16])
@@ -203,8 +203,8 @@ def test_a_run_that_goes_on_from_an_adapter(fleet, app, device, lease, run, tmp_
     onward = Run(second, tmp_path, start=run.adapter())
     assert finish(device, second, onward)["verified"] is True
     url = version_url(second, 2)
-    told = app.get(f"{url}/trajectory").json()
-    assert (told["start_sha256"], told["instead"]) == (sha256_hex(run.adapter()), False)
+    view = app.get(f"{url}/trajectory").json()
+    assert (view["start_sha256"], view["instead"]) == (sha256_hex(run.adapter()), False)
     assert app.get(f"{url}/lora_B.safetensors").content == onward.adapter()
     assert app.get(f"{url}/steps/3/lora_B.safetensors").content == onward.adapter(3)
 

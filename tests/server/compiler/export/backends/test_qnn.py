@@ -67,8 +67,8 @@ class Twice(nn.Module):
         self.layer = layer
 
     def forward(self, x: Tensor) -> Tensor:
-        made: Tensor = self.layer(x * 2.0) + 1.0
-        return made
+        output: Tensor = self.layer(x * 2.0) + 1.0
+        return output
 
 
 def partitioned(layer: nn.Module, example: tuple[Tensor, ...]) -> ExportedProgram:
@@ -87,8 +87,8 @@ def test_a_layer_that_is_taken_whole_runs_inside_a_method() -> None:
     program = to_edge(export(Twice(layer), (x,), strict=False)).to_executorch()
     (plan,) = program.executorch_program.execution_plan
     assert [delegate.id for delegate in plan.delegates] == ["XnnpackBackend"]
-    (found,) = _load_for_executorch_from_buffer(program.buffer).run_method("forward", (x,))
-    torch.testing.assert_close(found, Twice(Gate())(x))
+    (output,) = _load_for_executorch_from_buffer(program.buffer).run_method("forward", (x,))
+    torch.testing.assert_close(output, Twice(Gate())(x))
 
 
 def test_a_layer_of_which_something_is_left_is_not() -> None:

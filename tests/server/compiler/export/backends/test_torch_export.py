@@ -85,9 +85,9 @@ def test_nothing_is_pickled_and_nothing_tells_of_this_machine(program: tuple[Pat
         if name.startswith("data/sample_inputs/"):
             assert data == b""
         if name.endswith("_config.json"):
-            found = json.loads(data)["config"].values()
-            entries += len(found)
-            assert not any(entry["use_pickle"] for entry in found)
+            configs = json.loads(data)["config"].values()
+            entries += len(configs)
+            assert not any(entry["use_pickle"] for entry in configs)
         if name.startswith("models/"):
             assert str(ROOT).encode() not in data
             assert b"site-packages" not in data
