@@ -61,7 +61,7 @@ class _Files(PydanticBaseSettingsSource):
             raise BadRequest(f"{variable}: {path} cannot be read as text") from error
 
     def __call__(self) -> dict[str, Any]:
-        """All that files say."""
+        """Returns all settings that come from files."""
         values = {name: self.get_field_value(field, name)[0] for name, field in self.settings_cls.model_fields.items()}
         return {name: value for name, value in values.items() if value is not None}
 

@@ -88,7 +88,7 @@ def join(
     session: Reading,
     user_code: Annotated[str, Query(max_length=40)] = "",
 ) -> Response:
-    """The device that shows a code, to be compared with the device before it is let in."""
+    """The device that shows a code, to be compared with the device before it is approved."""
     asked = None
     if user_code:
         asked = AuthorizationService(session, state.settings).find(visitor.principal.tenant, user_code)
@@ -97,7 +97,7 @@ def join(
 
 @router.post("/join", openapi_extra=FORM_BODY)
 def decide(visitor: Writer, form: Fields, state: State, session: Writing, once: Once) -> Response:
-    """Lets a device in or refuses it, as POST /v1/device-requests/CODE/approve and /deny do."""
+    """Approves or denies a device, as POST /v1/device-requests/CODE/approve and /deny do."""
     users = [name for name in re.split(r"[\s,]+", form.get("users", "")) if name]
     if wrong := [name for name in users if not re.fullmatch(NAME, name)]:
         raise BadRequest(f"users: {wrong[0][:50]!r} is no name of a user; use small letters, digits, dots and hyphens")

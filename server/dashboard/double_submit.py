@@ -45,7 +45,7 @@ class Submission:
 
 
 async def submission(request: Request, form: Fields) -> Submission:
-    """Returns the submission of a request whose form was found good."""
+    """Returns the submission of a request whose form was checked."""
     visitor: Visitor = request.state.visitor
     body = await request.body()  # with the CSRF token
     return Submission(Sender(visitor.secret, sha256_hex(request.url.path.encode() + b"\n" + body)))

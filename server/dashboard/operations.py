@@ -98,7 +98,7 @@ def revoke(
 def audit(
     request: Request, visitor: Annotated[Visitor, signed_in(Scope.ADAPTERS_READ)], session: Reading, paging: Paging
 ) -> Response:
-    """What people, devices and the server did to the tenant's adapters and cohorts, and who let whom in."""
+    """The actions of people, devices and the server on the tenant's adapters and cohorts, and access to the tenant."""
     rows = AuditTrail(session).of_tenant(visitor.principal.tenant, paging)
     listing = paging.page([(row.adapter, shown(row)) for row in rows.rows], rows.before)
     access = None

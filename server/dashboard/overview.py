@@ -32,7 +32,7 @@ router = PageRoutes()
 
 @router.get("/")
 def overview(request: Request, visitor: Annotated[Visitor, signed_in()], session: Reading) -> Response:
-    """What needs a person, and the fleet at a glance."""
+    """Shows the items that need a decision, and a summary of the fleet."""
     context: dict[str, Any] = {}
     if visitor.may(Scope.JOBS_READ):
         context |= _jobs(session, visitor.principal.tenant)

@@ -214,7 +214,7 @@ PROBE = Depends(Open(limited=False))
 
 @dataclass(frozen=True)
 class Target:
-    """What a signature covers beside the body, as it was sent."""
+    """The parts of a request that a signature covers besides the body, as they were sent."""
 
     method: str
     path: str
@@ -230,7 +230,7 @@ class Target:
 def check_signature(
     settings: Settings, principal: Principal, target: Target, headers: Mapping[str, str], kind: Kind
 ) -> RequestSignature | None:
-    """The signature of a device's request, found good but for its body and nonce; None if it needs none and has none.
+    """Returns the verified signature of a device's request, whose body and nonce are checked later; None without one.
 
     Raises BadSignature or ClockSkew.
     """
@@ -260,7 +260,7 @@ def _check_time(signature: RequestSignature, now: datetime) -> None:
 
 
 def spent_by(device_id: str, signature: RequestSignature) -> Spent:
-    """The nonce of a signature, and as long as it is good."""
+    """Returns the nonce of a signature, and the time until which the nonce is kept."""
     created = datetime.fromtimestamp(signature.created, UTC)
     return Spent(device_id, signature.nonce, created + timedelta(seconds=SKEW_SECONDS + 1))
 

@@ -1,4 +1,4 @@
-"""`python -m server.inference FD`: the scorer, a process beside the server, told what to do over the socket FD.
+"""`python -m server.inference FD`: the scorer, a process beside the server that receives requests over the socket FD.
 
 It ends when the server closes the socket. Settings come from the environment, as for workers.
 """
@@ -26,7 +26,7 @@ LIKELIER_VICTIM = "500"  # where memory runs out, the kernel ends this process b
 
 
 def main(descriptor: int) -> None:
-    """Works until the server is gone."""
+    """Processes requests until the server closes the socket."""
     configure_logs()
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(LIKELIER_VICTIM, encoding="ascii")
@@ -52,7 +52,7 @@ def main(descriptor: int) -> None:
 
 
 def _listen(link: socket.socket, inbox: queue.SimpleQueue[dict[str, Any]]) -> None:
-    """Hears the server out; whatever is under way then is for nobody."""
+    """Reads the server's messages. Ends the process when the server closes the socket."""
     with link.makefile("rb") as stream:
         while len(header := stream.read(HEADER_BYTES)) == HEADER_BYTES:
             inbox.put(unpack(stream.read(body_length(header))))

@@ -77,7 +77,7 @@ async def generate(principal: Asker, request: GenerateRequest, connection: Reque
     if not request.stream:
         return await cancelled_on_disconnect(connection, whole_text(generation))
     pieces = generation.pieces()
-    # What is refused at once is answered as by any route.
+    # A refusal before the first piece gets the status of any other route.
     first = await anext(pieces)
     return StreamingResponse(generated_events(state, first, pieces), media_type=EVENTS, headers=UNBUFFERED)
 
@@ -91,7 +91,7 @@ async def whole_text(generation: responses.TextGeneration) -> GenerateResult:
 async def generated_events(
     state: State, first: Piece | GenerateResult, rest: AsyncGenerator[Piece | GenerateResult, None]
 ) -> AsyncIterator[bytes]:
-    """Yields the server-sent events of a text that is being generated, whose first piece has come."""
+    """Yields the server-sent events of a text that is being generated. first: its first piece."""
     with state.meters.streams.track_inprogress():
         async with aclosing(rest):
             yield _event(first)
@@ -127,6 +127,6 @@ async def cancelled_on_disconnect(connection: Request, call: Coroutine[Any, Any,
 
 
 async def _disconnected(connection: Request) -> None:
-    """Returns when the client has gone."""
+    """Returns when the client has disconnected."""
     while (await connection.receive())["type"] != "http.disconnect":
         pass

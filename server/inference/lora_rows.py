@@ -91,7 +91,7 @@ class _FamilyRows:
 
 
 class AdaptedRows:
-    """A batch's rows put into an order in which those of an adapter, and those of a family, stand together."""
+    """The rows of a batch, sorted so that rows of one adapter, and of one family, are adjacent."""
 
     def __init__(self, adapters: Sequence[ServedAdapter | None]) -> None:
         """adapters: of each row; None: the base alone."""

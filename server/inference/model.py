@@ -59,7 +59,7 @@ def use_threads(count: int | None) -> None:
 
 
 class ServingLayer(DecoderLayer):
-    """A decoder layer of any number of rows; `rows` says which meet which B.
+    """A decoder layer for any number of rows; `rows` assigns each row its adapter's B.
 
     With a cache, the rows are single tokens at `places`, which attend over it. Without one, whole texts, whose keys and
     values (R, S, kv_heads, head_dim) are left in `keys_values` if `keep` says so.

@@ -39,7 +39,7 @@ from shared.zo.lora import BaseShape
 
 
 class PinnedStart(Protocol):
-    """The adapter version that a new job goes on from."""
+    """The adapter version that a new job starts from."""
 
     @property
     def parent(self) -> Parent:
@@ -47,7 +47,7 @@ class PinnedStart(Protocol):
 
     @property
     def user(self) -> str | None:
-        """Whose adapter it is; None: a cohort's."""
+        """The user whose adapter it is; None for a cohort's adapter."""
 
     def check(self, recipe: Recipe, shape: BaseShape) -> None:
         """Raises StartMismatch unless a program of `recipe` can go on from the version's B."""

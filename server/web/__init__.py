@@ -1,1 +1,1 @@
-"""What every route shares: problem documents, pages, ranges, limits."""
+"""Common parts of all routes: problem documents, pages, ranges, limits."""

@@ -137,7 +137,7 @@ class JsonRequest(Request):
 
 
 class Rule:
-    """What a route requires of its caller. Every dependency that lets callers in is one."""
+    """The requirements of a route on its caller. Every dependency that admits callers is one."""
 
     needs_token: ClassVar[bool] = False  # whether the caller must send a bearer token
     checks_token: ClassVar[bool] = False  # whether `admit` finds out that the token is valid

@@ -28,10 +28,10 @@ MOST_MEMBERS = 64
 
 
 def read_archive(path: Path, platforms: Sequence[str] = ()) -> bytes:
-    """The archive's bytes, found good.
+    """Returns the archive's bytes after checking them.
 
-    platforms: that it is for. Raises BadRequest if it cannot be read, is too large, is for another processor, or holds
-    anything but a runner's regular files: `mobizo-runner`, `bin/mobizo-runner`, libraries in `lib/`, and `licenses/`.
+    platforms: platforms that the build is for. Raises BadRequest if the archive cannot be read, is too large, is for
+    another processor, or holds anything but a runner's regular files: `mobizo-runner`, `bin/mobizo-runner`, libraries in `lib/`, and `licenses/`.
     """
     try:
         with path.open("rb") as file:

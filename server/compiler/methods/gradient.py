@@ -143,7 +143,7 @@ class GradientSuffix(Network):
         return nll, parts[::-1]
 
     def answers_gradient_by_row(self, hidden: Tensor, inputs: StepInputs) -> tuple[Tensor, Tensor]:
-        """As `answers_gradient`, each example by itself: products over few rows round a row by its place among them."""
+        """As `answers_gradient`, one example at a time: rounding of small products depends on a row's position."""
         columns = inputs.columns
         rows = zip(*(single_rows(column) for column in (hidden, *columns.values())), strict=True)
         by_row = [

@@ -30,7 +30,7 @@ def state_size(optimizer: Optimizer, size: int) -> int:
 
 @dataclass(frozen=True)
 class Rates:
-    """What a step's update takes, [1] each."""
+    """The inputs of a step's update, [1] each."""
 
     lr: Tensor
     max_norm: Tensor  # of the gradient; infinity: it is not clipped

@@ -20,7 +20,7 @@ BRANCHES = 256  # terms of one float32 sum; its relative error is at most BRANCH
 
 @dataclass(frozen=True)
 class GradientSecret:
-    """What a private step takes besides its batch and its rates. All but `keys` and `carried` are [1].
+    """The inputs of a private step besides its batch and its rates. All but `keys` and `carried` are [1].
 
     last: 1 in the last call of a step, which adds the noise and moves B; 0 in the others. keys: int32 (NOISE_KEYS, 2),
     secret and of this step alone. carried: int32 (D,), the sum over the calls before, or zeros.

@@ -24,7 +24,7 @@ PER_EXAMPLE = ("positions", "answers", "choices", "choice_mask", "mask")
 
 @dataclass(frozen=True)
 class StepInputs:
-    """What a step takes after its tokens or hidden states. E examples, T answer positions, C choices, q queries."""
+    """The inputs of a step after its tokens or hidden states. E examples, T answer positions, C choices, q queries."""
 
     positions: Tensor = ABSENT  # (E, T): positions whose hidden states predict the answer tokens
     answers: Tensor = ABSENT  # (E, T): the answer tokens, with loss `full`
@@ -66,7 +66,7 @@ class StepInputs:
 
     @property
     def flat(self) -> tuple[Tensor, ...]:
-        """The inputs there are, in the order in which a graph takes them."""
+        """Returns the inputs that are present, in the order in which a graph takes them."""
         return tuple(tensor for tensor in vars(self).values() if tensor is not ABSENT)
 
     @property
@@ -76,7 +76,7 @@ class StepInputs:
 
     @property
     def secret(self) -> GradientSecret:
-        """What a private step with exact gradients takes besides its batch and its rates."""
+        """Returns the inputs of a private step with exact gradients besides its batch and its rates."""
         return GradientSecret(self.clip, self.sigma, self.last, self.keys, self.carried)
 
     @property

@@ -80,7 +80,7 @@ class Network(Method):
     def in_parts(self, compute: Callable[..., tuple[Tensor, ...]], *inputs: Tensor) -> tuple[Tensor, ...]:
         """Calls `compute` with the parts of `inputs` (R, T, ...) that `logits_part` allows, and joins its results.
 
-        Each part's logits are let go before the next one's are computed, and the runtime plans memory for one part.
+        Each part's logits are freed before the next part's are computed, so the runtime plans memory for one part.
         """
         rows, tokens = inputs[0].shape[:2]
         part_rows, part_tokens = logits_part(rows, tokens, self.backbone.facts.vocabulary)
@@ -108,7 +108,7 @@ class Network(Method):
 
 
 class Prefix(Network):
-    """The frozen layers below the first adapted one: what they make of an example is the same in every step."""
+    """The frozen layers below the first adapted one. Their output for an example is the same in every step."""
 
     def forward(self, tokens: Tensor) -> Tensor:
         """tokens (E, S) -> hidden (E, S, hidden)."""

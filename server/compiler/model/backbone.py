@@ -20,7 +20,7 @@ from server.compiler.model.quantization import ROWS, SCALE, linear
 
 @dataclass(frozen=True)
 class BackboneTensors:
-    """What every method's graph reads, by name. Tables of rows are float32, or int8 with one scale a row."""
+    """The frozen tensors that every method's graph reads. Tables are float32, or int8 with one scale for each row."""
 
     embedding: Tensor  # (V, hidden)
     embedding_scale: Tensor | None  # (V,) of a quantized table
@@ -31,12 +31,12 @@ class BackboneTensors:
     lm_head_scale: Tensor | None
 
     def named(self) -> dict[str, Tensor]:
-        """The tensors there are, by name."""
+        """Returns the tensors that are not None, by name."""
         return {name: tensor for name, tensor in vars(self).items() if tensor is not None}
 
 
 class Backbone(nn.Module):
-    """The frozen tensors of one base, and how a hidden state passes its layers."""
+    """The frozen tensors of one base, and the forward pass of hidden states through its layers."""
 
     def __init__(self, facts: BaseFacts, tensors: BackboneTensors, bound: int) -> None:
         """bound: S, the most tokens of a sequence."""
@@ -89,7 +89,7 @@ class Backbone(nn.Module):
     def others(
         self, shapes: Sequence[LayerShape], first: int, length: int, b: Tensor | None
     ) -> Iterator[tuple[Tensor, ...]]:
-        """What each of the layers `first`, `first` + 1, ... takes beside hidden states of `length`; b: (n, D)."""
+        """Yields the inputs of layers `first`, `first` + 1, ... besides hidden states of `length`; b: (n, D)."""
         tables = self.tables(length)
         sliding = self.sliding_tables(length) if self.facts.sliding_layers else ()
         at = 0

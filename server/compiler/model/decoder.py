@@ -28,7 +28,7 @@ MASKED = -1e9  # added to a score that causality forbids; its softmax is exactly
 
 @dataclass(frozen=True)
 class LayerShape:
-    """What one decoder layer is compiled for. Layers of equal shape are one graph."""
+    """The properties that one decoder layer is compiled for. Layers of equal shape are one graph."""
 
     facts: BaseFacts
     precision: Precision

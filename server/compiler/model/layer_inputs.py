@@ -20,7 +20,7 @@ def norm_size(facts: BaseFacts) -> int:
 
 @dataclass(frozen=True)
 class AttentionTables:
-    """What attention reads besides queries, keys and values. G: query heads of one key-value head; K: keys."""
+    """The inputs of attention besides queries, keys and values. G: query heads of one key-value head; K: keys."""
 
     mask: Tensor = ABSENT  # (1, G*S, K), added to the scores
     scale: Tensor = ABSENT  # [1], of the queries
@@ -44,7 +44,7 @@ class AttentionTables:
 
 @dataclass(frozen=True)
 class LayerInputs:
-    """What a decoder layer takes besides hidden states."""
+    """The inputs of a decoder layer besides hidden states."""
 
     slab: Tensor  # (n, slab): the layer's B of every path; ABSENT in a layer without adapters
     norms: tuple[tuple[Tensor, ...], ...]  # weight, and bias where the base has one, of each norm in order

@@ -39,7 +39,7 @@ def no_bias(size: int) -> Tensor:
 
 @dataclass
 class Reversal:
-    """What one reverse pass reads and collects, by target."""
+    """The tensors that one reverse pass reads and collects, by target."""
 
     b: Mapping[str, Tensor]  # (1, r, out)
     scales: Mapping[str, Tensor]  # (out,) of quantized weights

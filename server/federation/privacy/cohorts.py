@@ -1,4 +1,4 @@
-"""What a cohort's rounds spend: on members by the noise on their mean, on examples by the noise on each device."""
+"""Privacy that a cohort's rounds spend: of members by the noise on their mean, of examples by each device's noise."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def check_next_round(settings: CohortSettings, rounds: int) -> None:
 
 
 def cohort_privacy(session: Session, tenant: str, settings: CohortSettings, rounds: int) -> CohortPrivacy:
-    """What a cohort has spent. rounds: how many of its rounds were published."""
+    """Returns the privacy that a cohort has spent. rounds: how many of its rounds were published."""
     examples = None if settings.privacy is None else settings.privacy.examples
     members = None if settings.privacy is None else settings.privacy.members
     delta = DELTA if examples is None else examples.delta

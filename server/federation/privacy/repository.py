@@ -83,12 +83,12 @@ class PrivacyRepository:
         return self._session.scalars(statement.order_by(PrivacySpending.number)).all()
 
     def forget_reserved(self, job_id: str) -> None:
-        """Gives back what no device has begun to spend."""
+        """Deletes a job's reservation that no device has begun to spend."""
         chosen = PrivacySpending.job_id == job_id, PrivacySpending.device_id.is_(None)
         self._session.execute(delete(PrivacySpending).where(*chosen))
 
     def of_user(self, tenant: str, user: str) -> list[Spending]:
-        """All that is spent or reserved on a user's data."""
+        """Returns all spendings and reservations on a user's data."""
         return _spendings(self._sums(tenant, PrivacySpending.user == user).get(user, ()))
 
     def of_dataset(self, device_id: str, dataset: str) -> dict[str, list[Spending]]:
@@ -140,12 +140,12 @@ class PrivacyRepository:
         return self._session.scalar(statement.where(*chosen)) or 0
 
     def limit(self, tenant: str, user: str, *, lock: bool = False) -> PrivacyLimit | None:
-        """A user's budget. lock: nobody else looks at it so until the transaction ends."""
+        """Returns a user's budget. lock: other transactions that lock it wait until this one ends."""
         statement = select(PrivacyLimit).where(PrivacyLimit.tenant == tenant, PrivacyLimit.user == user)
         return self._session.scalar(statement.with_for_update() if lock else statement)
 
     def limits(self, tenant: str, users: Collection[str]) -> Sequence[PrivacyLimit]:
-        """The budgets of users that have one, the smallest epsilon first."""
+        """Returns the budgets of those `users` that have one, the smallest epsilon first."""
         chosen = PrivacyLimit.tenant == tenant, PrivacyLimit.user.in_(users), PrivacyLimit.epsilon.is_not(None)
         limits = self._session.scalars(select(PrivacyLimit).where(*chosen))
         return sorted(limits, key=lambda limit: (limit.epsilon or 0.0, limit.delta))

@@ -1,4 +1,4 @@
-"""What a job may spend of its user's privacy, and of the data set on its device, and what was spent.
+"""Privacy budgets: checks a job against its user's budget and its data set's, and accounts for the spending.
 
 Spent is counted from above: a job counts once it is submitted, once more for every further device that gets it, and is
 given back only if it ends before any device had it. All of a user's jobs are taken to see the same data.
@@ -27,7 +27,7 @@ from shared.privacy import DELTA, DatasetPrivacy, UserPrivacy
 
 
 def resolve_privacy(request: JobRequest) -> JobRequest:
-    """The request with its noise found, where it asks for an epsilon, and with a recipe that keeps its privacy.
+    """Returns the request with the noise multiplier of its epsilon, and with a recipe that clips.
 
     Raises InvalidRecipe for a recipe that clips without privacy, or cannot; InvalidRequest if no noise is enough.
     """
@@ -122,7 +122,7 @@ class PrivacyService(JobSubscriber):
             reserved.device_id, reserved.spent_at = device_id, utc_now()
 
     def ended(self, job: Job) -> None:
-        """Gives back what a job that has ended did not begin to spend."""
+        """Deletes the unspent reservation of a job that has ended."""
         if job.request.privacy is not None:
             self._privacy.forget_reserved(job.id)
 

@@ -116,9 +116,9 @@ class AuthorizationService:
     def decide(
         self, principal: Principal, user_code: str, approved: bool, users: Iterable[str] = ()
     ) -> DeviceRequestView:
-        """Lets the device into the operator's tenant, or refuses it; said twice, the first decision counts.
+        """Admits the device to the operator's tenant, or refuses it. Repeating the same decision changes nothing.
 
-        users: those that the device will train for.
+        users: the users whose jobs the device will train.
 
         Raises NotFound, or Conflict if it was decided otherwise.
         """

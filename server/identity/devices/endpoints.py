@@ -58,7 +58,7 @@ def devices(
 
 @router.get("/devices/{device_id}")
 def device(principal: Annotated[Principal, needs(Scope.DEVICES_READ)], device_id: str, session: Reading) -> DeviceView:
-    """One device: what it said of itself, and what operators said of it."""
+    """Returns one device: its own report, and the labels and users that operators gave it."""
     return _view(session, DeviceService(session).get(principal.tenant, device_id))
 
 

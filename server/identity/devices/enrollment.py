@@ -95,7 +95,7 @@ def _page_address(request: Request, state: AppState) -> str:
     openapi_extra=described_form("grant_type", "client_id", "device_code"),
 )
 async def token(request: Request, state: State) -> Response:
-    """A device asks whether it was let in, not oftener than its interval (RFC 8628, 3.4). Errors are OAuth's."""
+    """A device polls for approval of its enrollment, at most once per interval (RFC 8628, 3.4). Errors are OAuth's."""
     try:
         client_id, device_code = await read_poll(request)
         answer = await state.write_queue.run(_poll, state, client_id, device_code)
@@ -130,7 +130,7 @@ def approve(
     session: Writing,
     approval: DeviceApproval | None = None,
 ) -> DeviceRequestView:
-    """Lets the device into the operator's tenant, bound to the given users. Repeating the request changes nothing."""
+    """Admits the device to the operator's tenant, bound to the given users. Repeating the request changes nothing."""
     users = () if approval is None else approval.users
     return AuthorizationService(session, state.settings).decide(principal, user_code, approved=True, users=users)
 

@@ -175,12 +175,12 @@ class DeviceRepository:
         return enrolled, seen
 
     def record_presence(self, device_id: str, now: datetime, report: DeviceReport | None = None) -> None:
-        """Notes that a device was heard from, and what it said of itself."""
+        """Records the time of a device's last request, and the report that came with it, if any."""
         values: dict[str, Any] = {"last_seen_at": now} | ({} if report is None else {"report": report})
         self._session.execute(update(Device).where(Device.id == device_id).values(**values))
 
     def newest(self, tenant: str, limit: int) -> Sequence[Device]:
-        """Devices of a tenant that were not revoked, those who enrolled last first."""
+        """Returns the devices of a tenant that are not revoked, the newest first."""
         statement = select(Device).where(Device.tenant == tenant, Device.revoked_at.is_(None))
         return self._session.scalars(statement.order_by(Device.number.desc()).limit(limit)).all()
 
@@ -189,7 +189,7 @@ class DeviceRepository:
         return self._session.scalars(select(Device).where(Device.id == device_id)).one()
 
     def unless_busy(self, device_id: str) -> Device | None:
-        """A device that is known to exist, locked; None if another transaction has it, as while it asks for a job."""
+        """Returns an existing device, locked; None if another transaction holds its lock, as during a job request."""
         return self._session.scalar(locked(select(Device).where(Device.id == device_id), skip=True))
 
 

@@ -179,7 +179,7 @@ class DeviceService:
         return named[0]
 
     def revoke(self, tenant: str, name_or_id: str) -> Device:
-        """Ends a device's tokens at once; it is never let in again but as another device.
+        """Revokes a device and its tokens at once. It can only return by enrolling as another device.
 
         `revoke_device` also takes its jobs back. Raises NotFound, or Conflict for a name that several have.
         """

@@ -18,7 +18,7 @@ Adapted = tuple[LoraModule, F32, F32]  # a module, its A (in, r) and its B (r, o
 def joined(
     recipe: Recipe, shape: BaseShape, flat: F32, a_sha256: str, calibration: Calibration | None = None
 ) -> list[Adapted]:
-    """Every adapted module with its matrices, in flat-B order. flat: B, float32 (D,).
+    """Returns every adapted module with its matrices, in flat-B order. flat: B, float32 (D,).
 
     a_sha256: the fingerprint (`shared.zo.lora.a_fingerprint`) of the A that B was trained with. calibration: the one
     that the recipe names, if it names one. Raises AMismatch if A as made here has another fingerprint, InvalidUpload if

@@ -58,7 +58,7 @@ def gguf_lora(
     the recipe names, if it names one. Raises UnsupportedFormat for an architecture that is not in FORMS, AMismatch,
     InvalidUpload when B is not of the recipe's size, or InvalidRecipe without the calibration.
     """
-    # Here, as a web process that nobody asks for GGUF need not hold it.
+    # Imported here: a web process without requests for GGUF does not load it.
     import gguf
 
     refuse_other_architectures(shape)

@@ -47,7 +47,7 @@ def download(
         # The file's own, whatever becomes of ETag and Content-Length on the way.
         "X-Linked-Etag": f'"{file.sha256}"',
         "X-Linked-Size": str(file.size),
-        # no-transform: nobody on the way is to compress it, since ranges and sizes are of the bytes as they are.
+        # no-transform: proxies must not compress the file, since ranges and sizes refer to its own bytes.
         "Cache-Control": _FOR_GOOD if revision == snapshot.commit else _ASK_AGAIN,
         **warning(snapshot),
     }

@@ -57,7 +57,7 @@ def _warn(response: Response, snapshot: Snapshot) -> None:
 
 @router.get("/api/whoami-v2", **_BARE)
 def whoami(principal: Annotated[Principal, needs()]) -> Account:
-    """Whose token the request bore; its name is the tenant's, which repositories begin with."""
+    """Returns the account of the request's token. Its name is the tenant, the first part of repository names."""
     return views.account(principal)
 
 
@@ -119,7 +119,7 @@ def _model(
 ) -> ModelInfo:
     snapshot = service.snapshot(tenant, name, revision)
     _warn(response, snapshot)
-    # Files are made when they are asked for, and who asks for the revision alone shall not wait for them.
+    # Files are generated on request; a request for the revision alone does not wait for them.
     asked = not expand or {"siblings", "usedStorage"} & set(expand)
     info = views.model_info(snapshot, service.files(snapshot) if asked else [], blobs=blobs)
     return views.only(info, expand) if expand else info

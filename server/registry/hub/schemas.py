@@ -100,7 +100,7 @@ class Refs(_Wire):
 
 
 class Author(_Wire):
-    """Whose a version is."""
+    """The author of a version."""
 
     user: str
 
@@ -130,7 +130,7 @@ class Auth(_Wire):
 
 
 class Account(_Wire):
-    """Whose token a request bore. `name` is the tenant, since clients put it before the names of repositories."""
+    """The account of the request's token. `name` is the tenant, which clients put before repository names."""
 
     type: Literal["user"] = "user"
     id: str

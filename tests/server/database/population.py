@@ -23,7 +23,7 @@ from server.jobs.scheduling.matching import needs_of
 from server.jobs.scheduling.repository import QueueRepository
 from server.programs.service import COMPILE, ProgramState
 from server.registry.exports.models import CONVERT
-from server.schema import bases, programs
+from server.schema import bases, jobs, programs
 from server.tasks.repository import Task, TaskRepository, TaskTurn
 from shared.job import JobRequest, JobState, Progress
 from shared.program import ProgramFile, ProgramManifest, SignedManifest
@@ -87,17 +87,17 @@ def populate(database: Database, number: int = JOBS) -> int:
         recipes = [_recipe(session, rank, now) for rank in range(1, RANKS + 1)]
         _insert(session, "devices", [_device(index, now) for index in range(2 * training)])
         _insert(session, "device_users", [row for index in range(2 * training) for row in _bindings(index, now)])
-        jobs = []
+        job_rows = []
         for index in range(number):
             state = states[index % len(states)]
             # Jobs that wait for a program wait for the last one; all others are compiled.
             recipe = recipes[-1] if state in AWAITING_PROGRAM else recipes[index % (RANKS - 1)]
-            jobs.append(_job(index, state, recipe, now))
-        _enqueue(session, jobs)
-        _insert(session, "jobs", jobs)
-        _insert(session, "job_events", [event for row in jobs for event in _events(row)])
-        _insert(session, "leases", _leases(jobs, now))
-        _ask(session, [row for row in jobs if row["state"] in AWAITING_PROGRAM], recipes[-1], now)
+            job_rows.append(_job(index, state, recipe, now))
+        _enqueue(session, job_rows)
+        _insert(session, "jobs", job_rows)
+        _insert(session, "job_events", [event for row in job_rows for event in _events(row)])
+        _insert(session, "leases", _leases(job_rows, now))
+        _ask(session, [row for row in job_rows if row["state"] in AWAITING_PROGRAM], recipes[-1], now)
     if database.engine.dialect.name == "postgresql":
         _advance_sequences(database)
         # Its own autovacuum does the same within a minute.
@@ -294,10 +294,10 @@ def _events(row: dict[str, Any]) -> Rows:
     ]
 
 
-def _leases(jobs: Rows, now: datetime) -> Rows:
+def _leases(rows: Rows, now: datetime) -> Rows:
     """Returns two leases for each job that a device had: one that expired, and one that is live or ended."""
     numbers, leases = count(1), []
-    for row in jobs:
+    for row in rows:
         state = row["state"]
         if row["device_id"] is None:
             continue
