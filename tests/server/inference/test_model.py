@@ -48,7 +48,7 @@ class Served:
                 model.set_attn_implementation("softcapped")
             self.stock.append(PeftModel.from_pretrained(model, directory / str(number)).eval())
 
-    def pick(self, number):
+    def adapter_and_model(self, number):
         """(adapter, stock model); 0: the base alone."""
         return (None if number == 0 else self.adapters[number - 1]), self.stock[number]
 
@@ -70,7 +70,7 @@ def test_a_batch_of_all_adapters_scores_as_each_does_in_peft(served):
     texts, expected = [], []
     # Adapters come in turns, some more often than others, each row of another length.
     for row, number in enumerate([0, 1, 2, 3, 4, 5, 1, 2, 1, 0, 5, 3]):
-        adapter, model = served.pick(number)
+        adapter, model = served.adapter_and_model(number)
         prompt = random.integers(0, VOCABULARY, 1 + row).tolist()
         answers = [[int(random.integers(VOCABULARY))], random.integers(0, VOCABULARY, 3).tolist()]
         single = ScoredText(prompt, len(prompt) - 1, [answers[0]], adapter)
@@ -84,7 +84,7 @@ def test_a_batch_of_all_adapters_scores_as_each_does_in_peft(served):
 
 
 def test_several_answers_share_a_text(served):
-    adapter, model = served.pick(2)
+    adapter, model = served.adapter_and_model(2)
     (scores,) = served.base.score([ScoredText([5, 6, 7], 2, [[token] for token in range(10)], adapter)])
     np.testing.assert_allclose(scores, [stock_score(model, [5, 6, 7], [token]) for token in range(10)], atol=TOLERANCE)
 
@@ -105,7 +105,9 @@ def test_texts_that_come_and_go_grow_as_in_peft(served):
 
     def admit(*numbers):
         texts = [
-            BatchedText(number, prompts[number], len(prompts[number]) + wanted[number], served.pick(number)[0])
+            BatchedText(
+                number, prompts[number], len(prompts[number]) + wanted[number], served.adapter_and_model(number)[0]
+            )
             for number in numbers
         ]
         collect(continuous_batch.admit(texts))
@@ -121,7 +123,9 @@ def test_texts_that_come_and_go_grow_as_in_peft(served):
         collect(continuous_batch.follow({text.name: tokens_of[text.name][-1] for text in continuous_batch.texts}))
         if waiting:
             admit(*waiting.pop(0))
-    expected = {number: stock_text(served.pick(number)[1], prompts[number], wanted[number]) for number in prompts}
+    expected = {
+        number: stock_text(served.adapter_and_model(number)[1], prompts[number], wanted[number]) for number in prompts
+    }
     assert tokens_of == expected
 
 
