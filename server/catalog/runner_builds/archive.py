@@ -31,8 +31,8 @@ def read_archive(path: Path, platforms: Sequence[str] = ()) -> bytes:
     """Returns the archive's bytes after checking them.
 
     platforms: platforms that the build is for. Raises BadRequest if the archive cannot be read, is too large, is for
-    another processor, or holds anything but a runner's regular files: `mobizo-runner`, `bin/mobizo-runner`, libraries in
-    `lib/`, and `licenses/`.
+    another processor, or holds anything but a runner's regular files: `mobizo-runner`, `bin/mobizo-runner`, libraries
+    in `lib/`, and `licenses/`.
     """
     try:
         with path.open("rb") as file:
