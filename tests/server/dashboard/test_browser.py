@@ -48,8 +48,8 @@ def test_a_browser_signs_in_and_out(tab):
 @pytest.mark.slow
 def test_a_person_s_day(tab, fleet):
     """Lets a device in, submits a job, watches it, compares runs, approves and rolls back versions."""
-    tab_ = tab()
-    page = tab_.page
+    browser_tab = tab()
+    page = browser_tab.page
     asked = ask_to_join(fleet, "bobs-phone")
     page.get_by_label("Code").fill(asked["user_code"])
     page.get_by_role("button", name="Look it up").click()
@@ -63,7 +63,7 @@ def test_a_person_s_day(tab, fleet):
 
     ids = []
     for adapter, top in (("first", 0.8), ("first", 0.4)):
-        tab_.go("/ui/jobs/new")
+        browser_tab.go("/ui/jobs/new")
         page.get_by_label("User", exact=True).fill("alice")
         page.get_by_label("Adapter").fill(adapter)
         page.get_by_label("Task").select_option("sst2")
@@ -84,14 +84,14 @@ def test_a_person_s_day(tab, fleet):
         device.finish(lease, value=top, zero_shot_accuracy=0.5, tuned_accuracy=top)
         page.get_by_role("heading", name="Result").wait_for()  # without a click
 
-    tab_.go("/ui/jobs")
+    browser_tab.go("/ui/jobs")
     for job_id in ids:
         page.get_by_label(f"Compare {job_id}").check()
     page.get_by_role("button", name="Compare selected").click()
     page.locator('[data-chart="loss"] canvas').wait_for()
     assert page.locator('[data-chart="loss"] .u-series').count() == 3
 
-    tab_.go("/")
+    browser_tab.go("/")
     page.get_by_role("link", name="first v2").click()
     page.get_by_text("Approve…").click()
     page.get_by_label("Reason").last.wait_for(state="attached")
@@ -160,22 +160,24 @@ def test_a_restart_of_the_server_loses_no_figure(tab, fleet, app, device, lease)
     port = plain.getsockname()[1]
     asked = []
     with serving(application, plain=plain) as url:
-        tab_ = tab(url)
-        tab_.page.on("request", lambda request: "/events" in request.url and asked.append(request))
+        browser_tab = tab(url)
+        browser_tab.page.on("request", lambda request: "/events" in request.url and asked.append(request))
         report(device, lease, 4, every=1)
-        tab_.go(f"/ui/jobs/{lease['job']['id']}")
-        tab_.page.locator('[data-live="step"]').get_by_text("4 / 150").wait_for()
-    tab_.page.get_by_text("The connection to the server is lost.").wait_for()
+        browser_tab.go(f"/ui/jobs/{lease['job']['id']}")
+        browser_tab.page.locator('[data-live="step"]').get_by_text("4 / 150").wait_for()
+    browser_tab.page.get_by_text("The connection to the server is lost.").wait_for()
     device.post(f"/v1/leases/{lease['id']}/heartbeat", json=progress(5)).raise_for_status()
     application = create_app(fleet.home.settings)
     with serving(application, plain=socket.create_server(("127.0.0.1", port))):
-        tab_.page.locator('[data-live="step"]').get_by_text("5 / 150").wait_for()
-        tab_.page.get_by_text("The connection to the server is lost.").wait_for(state="hidden")
-        tab_.go("/ui/operations")
+        browser_tab.page.locator('[data-live="step"]').get_by_text("5 / 150").wait_for()
+        browser_tab.page.get_by_text("The connection to the server is lost.").wait_for(state="hidden")
+        browser_tab.go("/ui/operations")
     events = app.get(f"/v1/jobs/{lease['job']['id']}").json()
     assert events["progress"]["step"] == 5
     # The browser says which event was its last: 4 of progress, and at least 2 of the job before them.
-    tab_.errors[:] = [error for error in tab_.errors if "net::ERR_" not in error]  # of the time without a server
+    browser_tab.errors[:] = [
+        error for error in browser_tab.errors if "net::ERR_" not in error
+    ]  # of the time without a server
     last = asked[-1]
     after = int(last.all_headers().get("last-event-id") or re.search(r"after=(\d+)", last.url)[1])
     assert after >= 6
@@ -184,23 +186,23 @@ def test_a_restart_of_the_server_loses_no_figure(tab, fleet, app, device, lease)
 @pytest.mark.slow
 def test_every_page_is_accessible_and_fits_every_screen(tab, fleet):
     device, _ = populate(fleet, every=25)
-    problems, tab_, every = {}, tab(), addresses(fleet, device)
+    problems, browser_tab, every = {}, tab(), addresses(fleet, device)
     every["join"] = f"/ui/devices/join?user_code={ask_to_join(fleet)['user_code']}"
     every["activate"] = f"/ui/activate?user_code={ask_to_log_in(fleet)['user_code']}"
     for name, path in every.items():
-        assert tab_.go(path) == 200, path
+        assert browser_tab.go(path) == 200, path
         if name in ("job", "compare"):
-            tab_.drawn()
+            browser_tab.drawn()
         for scheme, rules in (("light", ()), ("dark", ("color-contrast",))):  # the dark pages differ in colours alone
-            tab_.page.emulate_media(color_scheme=scheme)
-            if bad := tab_.violations(*rules):
+            browser_tab.page.emulate_media(color_scheme=scheme)
+            if bad := browser_tab.violations(*rules):
                 problems[name, scheme] = bad
-        tab_.page.set_viewport_size(NARROW)
-        if (pixels := tab_.overflow()) > 0:
+        browser_tab.page.set_viewport_size(NARROW)
+        if (pixels := browser_tab.overflow()) > 0:
             problems[name, "narrow"] = pixels
-        tab_.page.set_viewport_size(WIDE)
+        browser_tab.page.set_viewport_size(WIDE)
     assert problems == {}
-    login = Tab(tab_.context.browser, fleet.url, "dark", NARROW)
+    login = Tab(browser_tab.context.browser, fleet.url, "dark", NARROW)
     login.go("/ui/login")
     assert login.violations() == []
     login.close()
@@ -209,25 +211,25 @@ def test_every_page_is_accessible_and_fits_every_screen(tab, fleet):
 @pytest.mark.slow
 def test_pages_read_and_forms_work_without_javascript_and_with_the_keyboard(tab, fleet, app):
     job = app.submit()
-    tab_ = tab(java_script_enabled=False)
-    page = tab_.page
-    tab_.go(f"/ui/jobs/{job['id']}")
+    browser_tab = tab(java_script_enabled=False)
+    page = browser_tab.page
+    browser_tab.go(f"/ui/jobs/{job['id']}")
     assert page.get_by_text("Its program is waiting to be compiled").is_visible()
     page.get_by_text("Cancel the job…").focus()
     page.keyboard.press("Enter")
     page.keyboard.press("Tab")
     page.keyboard.press("Enter")
     page.get_by_text("The job is cancelled.").wait_for()
-    tab_.go("/")
+    browser_tab.go("/")
     page.keyboard.press("Tab")
     assert page.locator(":focus").inner_text() == "Skip to content"
 
 
 @pytest.mark.slow
 def test_lists_refresh_themselves(tab, fleet, app):
-    tab_ = tab()
-    tab_.page.clock.install()
-    tab_.go("/")
+    browser_tab = tab()
+    browser_tab.page.clock.install()
+    browser_tab.go("/")
     app.submit()
-    tab_.page.clock.fast_forward(11_000)
-    tab_.page.locator('#live a[href="/ui/jobs?state=queued"]').get_by_text("1", exact=True).wait_for()
+    browser_tab.page.clock.fast_forward(11_000)
+    browser_tab.page.locator('#live a[href="/ui/jobs?state=queued"]').get_by_text("1", exact=True).wait_for()

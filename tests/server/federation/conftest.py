@@ -97,10 +97,10 @@ class Band:
         assert answer.status_code == 200, answer.text
         return answer.json()
 
-    def train_all(self, values_of_result=None, **values):
-        """The whole part of each of these users, then a worker's part. told: changes of their results."""
+    def train_all(self, result_changes=None, **values):
+        """The whole part of each of these users, then a worker's part. result_changes: changes of their results."""
         for user, value in values.items():
-            self.train(user, value, **(values_of_result or {}))
+            self.train(user, value, **(result_changes or {}))
         self.work()
 
     def set_round(self, number=1, **values):

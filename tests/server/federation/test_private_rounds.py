@@ -69,7 +69,7 @@ def test_examples_are_paid_for_by_each_run(band):
     band.create(recipe=CLIPPED, privacy={"examples": EXAMPLES})
     band.join("alice", "bob")
     band.open()
-    band.train_all(alice=1.0, bob=2.0, values_of_result=QUIET)
+    band.train_all(alice=1.0, bob=2.0, result_changes=QUIET)
     np.testing.assert_array_equal(band.b(), np.float32(1.5))
     privacy = spent(band)
     assert (privacy["examples_epsilon"], privacy["members_epsilon"]) == (of_runs(1), None)

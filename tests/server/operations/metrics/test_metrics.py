@@ -57,32 +57,32 @@ def test_the_life_of_jobs(fleet, home, scrape):
     fleet.ready_job(app)
     other.submit(adapter="theirs")
     app.submit(adapter="new", recipe={"rank": 3})
-    samples_ = scrape()
-    assert samples_["mobizo_jobs", "training"] == samples_["mobizo_leases_reassigned_total",] == 0
-    assert samples_["mobizo_database_up",] == 1
-    assert samples_["process_resident_memory_bytes",] > 1 << 20
-    assert samples_["mobizo_jobs", "ready"] == 2
-    assert samples_["mobizo_jobs", "queued"] == 1
-    assert samples_["mobizo_tenants",] == 2
-    assert (samples_["mobizo_program_requests_total", "hit"], samples_["mobizo_program_requests_total", "miss"]) == (
+    metrics = scrape()
+    assert metrics["mobizo_jobs", "training"] == metrics["mobizo_leases_reassigned_total",] == 0
+    assert metrics["mobizo_database_up",] == 1
+    assert metrics["process_resident_memory_bytes",] > 1 << 20
+    assert metrics["mobizo_jobs", "ready"] == 2
+    assert metrics["mobizo_jobs", "queued"] == 1
+    assert metrics["mobizo_tenants",] == 2
+    assert (metrics["mobizo_program_requests_total", "hit"], metrics["mobizo_program_requests_total", "miss"]) == (
         1,
         2,
     )
-    assert (samples_["mobizo_programs", "ready"], samples_["mobizo_programs", "pending"]) == (1, 1)
+    assert (metrics["mobizo_programs", "ready"], metrics["mobizo_programs", "pending"]) == (1, 1)
     lease = phone.lease()
-    samples_ = scrape()
-    assert samples_["mobizo_leases_live",] == 1
-    assert samples_["mobizo_jobs", "training"] == 1
+    metrics = scrape()
+    assert metrics["mobizo_leases_live",] == 1
+    assert metrics["mobizo_jobs", "training"] == 1
     home.let_run_out(lease)
     again = tablet.lease()
     assert again["job"]["id"] == lease["job"]["id"]
     tablet.finish(again)
-    samples_ = scrape()
-    assert samples_["mobizo_leases_live",] == 0
-    assert samples_["mobizo_leases_ended_total", "expired"] == 1
-    assert samples_["mobizo_leases_ended_total", "completed"] == 1
-    assert samples_["mobizo_leases_reassigned_total",] == 1
-    assert samples_["mobizo_jobs", "succeeded"] == 1
+    metrics = scrape()
+    assert metrics["mobizo_leases_live",] == 0
+    assert metrics["mobizo_leases_ended_total", "expired"] == 1
+    assert metrics["mobizo_leases_ended_total", "completed"] == 1
+    assert metrics["mobizo_leases_reassigned_total",] == 1
+    assert metrics["mobizo_jobs", "succeeded"] == 1
 
 
 @pytest.mark.both_databases(slow=True)
@@ -105,9 +105,9 @@ def test_devices_by_when_they_were_seen(fleet, home, scrape):
             seen = utc_now() - timedelta(minutes=ago)
             table = devices.Device
             session.execute(update(table).where(table.id == device.device_id).values(last_seen_at=seen))
-    samples_ = scrape()
-    assert samples_["mobizo_devices_enrolled",] == 4
-    assert [samples_["mobizo_devices_seen", within] for within in ("5m", "1h", "1d")] == [1, 2, 3]
+    metrics = scrape()
+    assert metrics["mobizo_devices_enrolled",] == 4
+    assert [metrics["mobizo_devices_seen", within] for within in ("5m", "1h", "1d")] == [1, 2, 3]
 
 
 def test_workers_that_live(home, scrape):
@@ -124,10 +124,10 @@ def test_workers_that_live(home, scrape):
                     compiler_peak_rss_bytes=compiler,
                 )
             )
-    samples_ = scrape()
-    assert samples_["mobizo_workers_alive",] == 2
-    assert samples_["mobizo_workers_peak_rss_bytes", "worker"] == 200
-    assert samples_["mobizo_workers_peak_rss_bytes", "compiler"] == 7000
+    metrics = scrape()
+    assert metrics["mobizo_workers_alive",] == 2
+    assert metrics["mobizo_workers_peak_rss_bytes", "worker"] == 200
+    assert metrics["mobizo_workers_peak_rss_bytes", "compiler"] == 7000
 
 
 @pytest.mark.both_databases(slow=True)
@@ -142,12 +142,12 @@ def test_how_long_compiles_took(fleet, home, app, scrape):
         session.execute(failed.values(started_at=began, state=ProgramState.FAILED))
         ended = {"state": "failed", "updated_at": began + timedelta(seconds=7)}
         session.execute(update(Job).where(Job.id == bad["id"]).values(ended))
-    samples_ = scrape()
+    metrics = scrape()
     name = "mobizo_compile_seconds"
-    assert [samples_[f"{name}_bucket", limit, "ready"] for limit in ("30.0", "60.0", "+Inf")] == [0, 1, 1]
-    assert [samples_[f"{name}_bucket", limit, "failed"] for limit in ("5.0", "15.0", "+Inf")] == [0, 1, 1]
-    assert (samples_[f"{name}_sum", "ready"], samples_[f"{name}_sum", "failed"]) == (42, 7)
-    assert samples_[f"{name}_count", "ready"] == 1
+    assert [metrics[f"{name}_bucket", limit, "ready"] for limit in ("30.0", "60.0", "+Inf")] == [0, 1, 1]
+    assert [metrics[f"{name}_bucket", limit, "failed"] for limit in ("5.0", "15.0", "+Inf")] == [0, 1, 1]
+    assert (metrics[f"{name}_sum", "ready"], metrics[f"{name}_sum", "failed"]) == (42, 7)
+    assert metrics[f"{name}_count", "ready"] == 1
 
 
 def test_requests_by_template_and_never_by_name(fleet, app, scrape, lease, device):
@@ -157,12 +157,12 @@ def test_requests_by_template_and_never_by_name(fleet, app, scrape, lease, devic
     app.get("/v1/jobs/job_that_is_not")
     app.get("/nothing/here")
     app.request("BREW", "/v1/jobs")
-    samples_ = scrape()
-    assert samples_[COUNT, "GET", "/v1/jobs/{job_id}", "2xx"] == before + 3
-    assert samples_[COUNT, "GET", "/v1/jobs/{job_id}", "4xx"] == 1
-    assert samples_[COUNT, "GET", "none", "4xx"] == 1
-    assert samples_[COUNT, "other", "/v1/jobs", "4xx"] == 1
-    assert lease["id"] not in str(samples_)
+    metrics = scrape()
+    assert metrics[COUNT, "GET", "/v1/jobs/{job_id}", "2xx"] == before + 3
+    assert metrics[COUNT, "GET", "/v1/jobs/{job_id}", "4xx"] == 1
+    assert metrics[COUNT, "GET", "none", "4xx"] == 1
+    assert metrics[COUNT, "other", "/v1/jobs", "4xx"] == 1
+    assert lease["id"] not in str(metrics)
 
 
 def test_bytes_both_ways(fleet, scrape, lease, device):
@@ -171,9 +171,9 @@ def test_bytes_both_ways(fleet, scrape, lease, device):
     (file,) = [file for file in lease["manifest"]["manifest"]["files"] if file["role"] == "weights"]
     assert len(device.get(f"/v1/files/{file['sha256']}").content) == file["size"]
     device.get(f"/v1/files/{file['sha256']}", headers={"Range": "bytes=0-99"})
-    samples_ = scrape()
-    assert samples_["mobizo_http_received_bytes_total", "/v1/leases/{lease_id}/adapter"] == len(data)
-    assert samples_["mobizo_http_sent_bytes_total", "/v1/files/{sha256}"] == file["size"] + 100
+    metrics = scrape()
+    assert metrics["mobizo_http_received_bytes_total", "/v1/leases/{lease_id}/adapter"] == len(data)
+    assert metrics["mobizo_http_sent_bytes_total", "/v1/files/{sha256}"] == file["size"] + 100
 
 
 def test_files_that_nginx_sends(standing, scrape, lease, device):
@@ -184,9 +184,9 @@ def test_files_that_nginx_sends(standing, scrape, lease, device):
     (file,) = [file for file in lease["manifest"]["manifest"]["files"] if file["role"] == "weights"]
     answer = device.get(f"/v1/files/{file['sha256']}", headers={"X-Sendfile-Type": "X-Accel-Redirect"})
     assert answer.headers["x-accel-redirect"]
-    samples_ = scrape()
-    assert samples_["mobizo_files_handed_over_bytes_total", "accel"] == file["size"]
-    assert ("mobizo_http_sent_bytes_total", "/v1/files/{sha256}") not in samples_
+    metrics = scrape()
+    assert metrics["mobizo_files_handed_over_bytes_total", "accel"] == file["size"]
+    assert ("mobizo_http_sent_bytes_total", "/v1/files/{sha256}") not in metrics
 
 
 def test_who_waits(fleet, app, device, scrape):
@@ -214,11 +214,11 @@ def test_a_scrape_is_kept_for_a_moment(home, fleet, app, monkeypatch):
 
 def test_a_database_that_is_away(tmp_path):
     away = Database(f"sqlite:///{tmp_path}/no/such/directory/db")
-    samples_ = samples(Exposition(Meters(), away).text().decode())
+    metrics = samples(Exposition(Meters(), away).text().decode())
     away.close()
-    assert samples_["mobizo_database_up",] == 0
-    assert ("mobizo_jobs", "queued") not in samples_
-    assert samples_["mobizo_polls_open",] == 0
+    assert metrics["mobizo_database_up",] == 0
+    assert ("mobizo_jobs", "queued") not in metrics
+    assert metrics["mobizo_polls_open",] == 0
 
 
 def test_a_port_of_its_own(home):

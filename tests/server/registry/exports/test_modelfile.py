@@ -34,16 +34,16 @@ INSTRUCTIONS = {"from", "parameter", "template", "system", "adapter", "license",
 
 def parse(text):
     """The instructions of a Modelfile as (name, argument), by the documented format."""
-    instructions_, rest = [], text
+    parsed, rest = [], text
     while rest := rest.lstrip():
         if rest.startswith("#"):
             rest = rest.partition("\n")[2]
             continue
         name, argument, rest = re.fullmatch(r'(?s)([A-Za-z]+) (""".*?"""|[^\n]*)\n(.*)', rest).groups()
         assert name.lower() in INSTRUCTIONS
-        instructions_.append((name.lower(), argument))
-    assert [name for name, _ in instructions_].count("from") == 1
-    return instructions_
+        parsed.append((name.lower(), argument))
+    assert [name for name, _ in parsed].count("from") == 1
+    return parsed
 
 
 def unquoted(argument):
@@ -102,21 +102,21 @@ def go(template, messages):
 @pytest.mark.parametrize("family", EXPRESSED)
 def test_the_template_writes_what_transformers_writes(family):
     template = ChatTemplate(template=EXPRESSED[family], tokens=TOKENS)
-    instructions_ = instructions(modelfile("alice-movies, version 1", BASE, "acme/tiny", template).decode())
-    assert instructions_[:2] == [("from", "./base.gguf"), ("adapter", "./adapter.gguf")]
-    named = dict(instructions_)
+    parsed = instructions(modelfile("alice-movies, version 1", BASE, "acme/tiny", template).decode())
+    assert parsed[:2] == [("from", "./base.gguf"), ("adapter", "./adapter.gguf")]
+    named = dict(parsed)
     for messages in CONVERSATIONS:
         (expected,), _ = render_jinja_template(
             conversations=[messages], chat_template=EXPRESSED[family], add_generation_prompt=True, **TOKENS
         )
         assert go(named["template"], messages) == expected.removeprefix(TOKENS["bos_token"])  # which Ollama adds
     end = {"chatml": "<|im_end|>"}.get(family, "<|eot|>")
-    assert [argument for name, argument in parse_parameters(instructions_)] == [end, "</s>"]
+    assert [argument for name, argument in parse_parameters(parsed)] == [end, "</s>"]
 
 
-def parse_parameters(instructions_):
+def parse_parameters(parsed):
     """The parameters, of which every one is a stop text."""
-    given = [argument for name, argument in instructions_ if name == "parameter"]
+    given = [argument for name, argument in parsed if name == "parameter"]
     return [re.fullmatch(r'(stop) "([^"]+)"', argument).groups() for argument in given]
 
 
@@ -143,11 +143,11 @@ def test_a_template_that_go_cannot_express_is_left_to_the_files_metadata(templat
 
 def test_the_real_models_template():
     template = read_chat_template(BaseFiles("gguf", model_file(), ()))
-    instructions_ = instructions(modelfile("a", BASE, None, template).decode())
-    named = dict(instructions_)
+    parsed = instructions(modelfile("a", BASE, None, template).decode())
+    named = dict(parsed)
     for messages in CONVERSATIONS:
         assert go(named["template"], messages) == template.render(messages)
-    assert parse_parameters(instructions_) == [("stop", "<|im_end|>")]
+    assert parse_parameters(parsed) == [("stop", "<|im_end|>")]
 
 
 URL = "/v1/adapters/alice-movies/versions/1/peft/Modelfile"
