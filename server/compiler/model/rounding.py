@@ -18,8 +18,11 @@ BLOCK = 1 << 22  # elements of a weight that are rounded at once
 SCALE = "_scale"  # suffix of the names of scales
 OFFSET = "_offset"  # suffix of the names of the groups' offsets
 TINY = torch.finfo(torch.float32).tiny  # XNNPACK requires scales that are normal numbers
-# Steps that are tried, relative to the step that clips nothing: with 16 values a finer grid is worth some clipping.
+# Steps that are tried for a row, relative to the step that clips nothing: a finer grid is worth some clipping.
 FRACTIONS = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.65, 0.6)
+# Steps that are tried between the least and the largest weight of a group, which has 15. With more, both ends are
+# clipped. With fewer, a weight from a file of 4 bits whose group does not use all values lies on the grid.
+SPANS = (15, 14, 13, 12, 11, 10, 9, 8, 16, 17, 18, 20, 22, 24)
 
 
 @dataclass(frozen=True)
@@ -83,7 +86,7 @@ def quantize_groups(weight: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor, Ten
     """Returns values int8 (out, in), scales float32 (out, groups), and each group's offset: int8 (out, groups) and one
     scale per row, float32 (out,).
 
-    Of several scales the one with the least squared error is taken. Scales are bfloat16 numbers, as XNNPACK stores them.
+    The scale is the one with the least squared error. It is a bfloat16 number, as XNNPACK stores it.
     """
     assert scheme.group is not None  # noqa: S101  # the caller chose a scheme with groups
     rows, columns = weight.shape
@@ -146,12 +149,13 @@ def _row_scales(rows: Tensor, largest: Tensor, scheme: Scheme) -> Tensor:
 def _group_grid(blocks: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor]:
     """Returns the scale and offset (rows, groups, 1) with the least squared error. blocks: (rows, groups, group)."""
     low, high = blocks.amin(dim=2, keepdim=True), blocks.amax(dim=2, keepdim=True)
-    middle, whole = (high + low) / 2, (high - low) / (scheme.largest - scheme.smallest)
+    middle = (high + low) / 2
     best = least = torch.full_like(middle, torch.inf)
     offsets = middle
-    for fraction in FRACTIONS:
-        scale = (whole * fraction).clamp(min=TINY).to(torch.bfloat16).to(torch.float32)
-        values = _rounded((blocks - middle) / scale - 0.5, scheme)
+    for span in SPANS:
+        scale = ((high - low) / span).clamp(min=TINY).to(torch.bfloat16).to(torch.float32)
+        # An odd number of steps has its middle between two values.
+        values = _rounded((blocks - middle) / scale - 0.5 * (span % 2), scheme)
         rest = blocks - values * scale
         offset = rest.mean(dim=2, keepdim=True)
         error = (rest - offset).square_().sum(2, keepdim=True)
