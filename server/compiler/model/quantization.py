@@ -2,8 +2,8 @@
 
 int8 and int4 also quantize activations dynamically per token (8da8w; 8da4w in groups of 32). The weight-only precisions
 keep activations in float32 (paper, Section "MobiZO with weight-only quantization"). XNNPACK has a kernel for each. In
-int8, the activations of down_proj stay float32, because they have outliers that one scale per token cannot represent
-(ADR 7). XNNPACK has no such kernel for groups of 4 bits.
+int8, the activations of down_proj stay float32, because they have outliers that one scale per token cannot represent.
+XNNPACK has no such kernel for groups of 4 bits (ADR 28).
 """
 
 from __future__ import annotations
@@ -16,28 +16,11 @@ from torch import Tensor
 from torch.ao.quantization.fx import _decomposed  # noqa: F401 - registers torch.ops.quantized_decomposed
 from torch.nn import functional
 
-from server.compiler.model.rounding import OFFSET, ROWS, SCALE, SCHEMES, Scheme
-from shared.errors import InvalidRecipe
-from shared.recipe import Precision
-from shared.zo.lora import BaseShape
+from server.compiler.model.rounding import OFFSET, ROWS, SCALE, Scheme
 
 _SCALE_KEY = "scale_"  # XNNPACK's prefix of the keys of scales
 
 _quantized = torch.ops.quantized_decomposed
-
-
-def check_precision(precision: Precision, shape: BaseShape) -> None:
-    """Raises InvalidRecipe, with the layer and a remedy, if a linear layer cannot be stored in `precision`."""
-    scheme = SCHEMES.get(precision)
-    if scheme is None:
-        return
-    for target in shape.linears:
-        features, _ = shape.features(target)
-        if features % scheme.multiple:
-            raise InvalidRecipe(
-                f"precision {precision} requires a multiple of {scheme.multiple} input features; {target} has "
-                f"{features}; use {'int8' if scheme.dynamic else 'int8-weight'}"
-            )
 
 
 def linear(x: Tensor, weight: Sequence[Tensor], bias: Tensor | None, scheme: Scheme) -> Tensor:

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from shared.precisions import INPUT_MULTIPLES
 from shared.recipe import Precision, Target
 
-GROUP = 32  # input features that share a scale and an offset; XNNPACK requires multiples of 32
 BLOCK = 1 << 22  # elements of a weight that are rounded at once
 SCALE = "_scale"  # suffix of the names of scales
 OFFSET = "_offset"  # suffix of the names of the groups' offsets
@@ -34,11 +34,6 @@ class Scheme:
     dynamic: bool  # activations are also quantized
 
     @property
-    def multiple(self) -> int:
-        """The number of input features must be a multiple of this: whole groups and whole bytes."""
-        return self.group or (2 if self.bits == 4 else 1)
-
-    @property
     def largest(self) -> int:
         """Largest stored value of the symmetric range."""
         return (1 << (self.bits - 1)) - 1
@@ -51,7 +46,7 @@ class Scheme:
 
 SCHEMES: dict[Precision, Scheme] = {
     "int8": Scheme(8, None, True),
-    "int4": Scheme(4, GROUP, True),
+    "int4": Scheme(4, INPUT_MULTIPLES["int4"], True),
     "int8-weight": Scheme(8, None, False),
     "int4-weight": Scheme(4, None, False),
 }

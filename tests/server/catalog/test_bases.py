@@ -15,7 +15,7 @@ def test_base_models_are_listed_by_client_and_command(fleet, app, monkeypatch):
     assert found == app.get("/v1/bases").json()[0]
     assert (found["name"], found["hub_id"], found["parameters"]) == ("tiny", "acme/tiny", 1000)
     assert (found["layers"], found["context_length"]) == (SHAPE.layers, SHAPE.context_length)
-    assert found["precisions"] == ["fp32", "int8", "int8-weight"]  # those whose gradients agree with fp32's
+    assert found["precisions"] == ["fp32", "int8", "int4", "int8-weight"]
     assert found["chat_template"] is False
     assert "acme/tiny" in CliRunner().invoke(cli, ["base", "list"]).stdout
     shown = CliRunner().invoke(cli, ["base", "view", "tiny", "--json"])

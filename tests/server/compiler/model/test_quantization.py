@@ -21,12 +21,10 @@ from torch import nn
 from server.compiler.checkpoints.checkpoint import load_checkpoint
 from server.compiler.export.network import QuantizedBase
 from server.compiler.export.weights import write_weights
-from server.compiler.model.quantization import check_precision, stored_bytes
+from server.compiler.model.quantization import stored_bytes
 from server.compiler.model.rounding import SCHEMES, dequantize, quantized
 from shared.canonical import file_sha256
-from shared.errors import InvalidRecipe
 from shared.recipe import Precision
-from shared.zo.lora import BaseShape
 from shared.zo.noise import query_seeds
 from tests.server.compiler import reference
 from tests.server.compiler.checks import check_scores, check_split
@@ -262,41 +260,3 @@ def test_four_bit_values_are_stored_two_a_byte_the_first_one_low() -> None:
     assert stored_bytes("q_proj_scale", scales, SCHEMES["int4-weight"]) == scales.numpy().tobytes()
     assert stored_bytes("q_proj_offset", values, SCHEMES["int4"]) == values.numpy().tobytes()
     assert stored_bytes("q_proj_offset_scale", scales[0], SCHEMES["int4"]) == scales.numpy().tobytes()
-
-
-def shape_of(**dimensions: int) -> BaseShape:
-    return BaseShape(
-        **{
-            "architecture": "llama",
-            "layers": 1,
-            "hidden": 64,
-            "intermediate": 96,
-            "heads": 4,
-            "kv_heads": 2,
-            "head_dim": 16,
-            "vocabulary": 10,
-            "context_length": 8,
-        }
-        | dimensions
-    )
-
-
-@pytest.mark.parametrize(
-    ("precision", "dimensions", "refusal"),
-    [
-        (
-            "int4",
-            {"intermediate": 80},
-            "int4 requires a multiple of 32 input features; down_proj has 80; use int8",
-        ),
-        ("int4", {"hidden": 48}, "q_proj has 48; use int8"),
-        ("int4", {"heads": 3}, "o_proj has 48; use int8"),
-        ("int4-weight", {"intermediate": 81}, "multiple of 2 input features; down_proj has 81; use int8-weight"),
-    ],
-)
-def test_a_width_that_a_precision_cannot_hold_is_refused(precision: Precision, dimensions: dict, refusal: str) -> None:
-    with pytest.raises(InvalidRecipe, match=refusal):
-        check_precision(precision, shape_of(**dimensions))
-    for other in ("fp32", "int8", "int8-weight"):
-        check_precision(other, shape_of(**dimensions))
-    check_precision(precision, shape_of())  # whole groups
