@@ -7,20 +7,25 @@ formulas of per-token asymmetric int8, all written here in NumPy.
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from executorch.backends.xnnpack import xnnpack_preprocess
+from executorch.backends.xnnpack.serialization.xnnpack_graph_schema import XNNDatatype, XNNFullyConnected, XNNGraph
 from gguf import GGMLQuantizationType
 from gguf import dequantize as gguf_dequantize
 from gguf import quantize as gguf_quantize
 from torch import nn
 
 from server.compiler.checkpoints.checkpoint import load_checkpoint
-from server.compiler.export.network import QuantizedBase
-from server.compiler.export.weights import write_weights
+from server.compiler.export.backends.xnnpack import lower_layers
+from server.compiler.export.network import QuantizedBase, layer_example
+from server.compiler.export.weights import StoredKeys, write_weights
+from server.compiler.model.decoder import DecoderLayer, LayerShape
 from server.compiler.model.quantization import stored_bytes
 from server.compiler.model.rounding import SCHEMES, dequantize, quantized
 from shared.canonical import file_sha256
@@ -260,3 +265,29 @@ def test_four_bit_values_are_stored_two_a_byte_the_first_one_low() -> None:
     assert stored_bytes("q_proj_scale", scales, SCHEMES["int4-weight"]) == scales.numpy().tobytes()
     assert stored_bytes("q_proj_offset", values, SCHEMES["int4"]) == values.numpy().tobytes()
     assert stored_bytes("q_proj_offset_scale", scales[0], SCHEMES["int4"]) == scales.numpy().tobytes()
+
+
+@pytest.mark.slow
+def test_layers_of_int4_use_xnnpacks_kernels_for_groups(wide: TinyBase, monkeypatch: pytest.MonkeyPatch) -> None:
+    graphs: list[XNNGraph] = []
+    serialize = xnnpack_preprocess.serialize_xnnpack_binary
+
+    def recorded(graph: XNNGraph, *others: object) -> bytes:
+        graphs.append(graph)
+        return serialize(graph, *others)
+
+    monkeypatch.setattr(xnnpack_preprocess, "serialize_xnnpack_binary", recorded)
+    base = QuantizedBase.of(load_checkpoint(str(wide.directory)), "int4")
+    shape = LayerShape(base.facts, "int4", paths=1, rows=2, rank=4, targets=())
+    lower_layers([DecoderLayer(shape, base.layers[0], {})], layer_example(shape, 8), shape.scheme, StoredKeys())
+    (graph,) = graphs
+    values = [getattr(each.xvalue_union, "tensor_value", each.xvalue_union) for each in graph.xvalues]
+    types = {value.id_out: value.datatype for value in values}
+    products = Counter(
+        (types[node.xnode_union.input1_id], types[node.xnode_union.filter_id])
+        for node in graph.xnodes
+        if isinstance(node.xnode_union, XNNFullyConnected)
+    )
+    int4, offsets = XNNDatatype.xnn_datatype_qbint4, XNNDatatype.xnn_datatype_qcint8
+    assert products[XNNDatatype.xnn_datatype_qdint8, int4] == 7  # every linear layer, with rounded activations
+    assert products[XNNDatatype.xnn_datatype_fp32, offsets] == 7
