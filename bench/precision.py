@@ -12,6 +12,7 @@ gradients and learn as well.
 
 import statistics
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -142,9 +143,7 @@ def learning(precisions: tuple[Precision, ...], quick: bool, keep: Path) -> Meas
 
     for name in precisions:
         notes.print(f"learning: {name}")
-        new = [
-            kept(keep / f"learning-{name}-{seed}-{steps}.json", lambda n=name, s=seed: run_of(n, s)) for seed in seeds
-        ]
+        new = [kept(keep / f"learning-{name}-{seed}-{steps}.json", partial(run_of, name, seed)) for seed in seeds]
         rows += new
         key = name.replace("-", "_")
         claims[f"trained_accuracy_{key}"] = 100 * statistics.mean(row["accuracy"] for row in new)
