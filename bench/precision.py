@@ -1,28 +1,51 @@
-"""`bench precision`: how well each precision's projected gradients agree with float32's, over perturbation scales.
+"""`bench precision`: what each precision costs in training, on SmolLM2-135M and movie reviews.
 
-All precisions use the same directions on the same batches of movie reviews at B = 0, on SmolLM2-135M. A quantized base
-is a slightly different function: below some scale its rounding, not the perturbation, decides the difference of two
-losses.
+- slope: how well the differences of two losses in the precision's program agree with the exact directional derivatives
+  of the same rounded model, over perturbation scales; 64 Rademacher directions at B = 0. Below some scale the rounding
+  of activations, not the perturbation, decides a difference.
+- learning: accuracy and loss on validation reviews without training and after exact-gradient steps through the rounded
+  model in PyTorch, three seeds.
+
+Neither compares gradients with those of the float32 model: a rounded model is another model, which may have other
+gradients and learn as well.
 """
 
+import statistics
 import tempfile
+from functools import partial
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
+import torch
 
-from bench.programs import Compiled, compile_cold, smollm2_recipe
-from bench.result import Claims, Row, notes, write
-from bench.runner import JsonFile, Quick
-from shared.recipe import Precision
+from bench.baselines.adapted import AdaptedModel
+from bench.baselines.rounding import load_model
+from bench.programs import Compiled, compile_cold, model_file, movie_reviews, smollm2_recipe, tokenizer_of
+from bench.result import Claims, Measured, Row, notes, write
+from bench.runner import JsonFile, Keep, Only, Quick, chosen, kept
+from bench.training.learners import torch_learner
+from bench.training.runs import Contender, begin, train
+from server.compiler.checkpoints.checkpoint import inspect_base
+from shared.recipe import TARGETS, Precision, RecipeSettings
+from shared.training_settings import TrainingSettings
 from shared.zo.encoding import pack_step
-from shared.zo.noise import query_seeds
+from shared.zo.noise import direction, query_seeds
 
-SCALES, QUICK_SCALES = (5e-3, 1e-2, 2e-2, 5e-2, 1e-1), (1e-2, 5e-2)
-QUICK = ("fp32", "int8")  # each costs a compilation
-REFERENCE = 1e-2  # the paper's perturbation scale, at which float32 is the reference
+SCALES, QUICK_SCALES = (1e-2, 2e-2, 5e-2, 1e-1), (1e-2, 5e-2)
+QUICK: tuple[Precision, ...] = ("fp32", "int8")  # each costs a compilation
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 QUERIES = 4
 DIRECTIONS = 64  # a multiple of QUERIES
+STEPS, SEEDS, REVIEWS = 40, (0, 1, 2), 300
+LEARNING: dict[str, Any] = {
+    "rank": 8,
+    "alpha": 16,
+    "layers": "last:8",
+    "targets": TARGETS,
+    "effective_batch": 8,
+    "estimator": "gradient",
+}
 
 
 def projected_gradients(program: Compiled, scale: float, directions: int) -> np.ndarray:
@@ -42,32 +65,102 @@ def projected_gradients(program: Compiled, scale: float, directions: int) -> np.
     return np.concatenate(found)
 
 
-def precision(json_file: JsonFile = None, quick: Quick = False) -> None:
-    """Correlate each precision's projected gradients with float32's."""
+def exact_slopes(program: Compiled, directions: int) -> np.ndarray:
+    """Returns what `projected_gradients` estimates, by autograd through the same rounded model: (directions,)."""
+    recipe = program.recipe
+    examples = program.examples("train")
+    model = load_model(str(model_file()), "cpu", "float32", recipe.precision, activations=True)
+    adapted = AdaptedModel(model, recipe, program.manifest.shape)
+    found = []
+    for number in range(directions // QUERIES):
+        at = number * recipe.effective_batch
+        batch = pack_step(examples[at : at + recipe.effective_batch], recipe, dynamic=True)
+        b = adapted.zeros().requires_grad_()
+        (gradient,) = torch.autograd.grad(adapted.losses(batch, b.unsqueeze(0)).sum(), b)
+        for k0, k1 in query_seeds(7, number, QUERIES):
+            found.append(direction("rademacher", (int(k0), int(k1)), adapted.size) @ gradient.numpy())
+    return np.array(found, np.float64)
+
+
+def slope(precisions: tuple[Precision, ...], quick: bool, keep: Path) -> Measured:
+    """Measures the agreement of each precision's slopes."""
     rows: list[Row] = []
     claims: Claims = {}
-    reference = np.empty(0)
     directions, scales = (DIRECTIONS // 4, QUICK_SCALES) if quick else (DIRECTIONS, SCALES)
-    for name in QUICK if quick else get_args(Precision):
-        notes.print(name)
-        with tempfile.TemporaryDirectory() as directory:
-            recipe = smollm2_recipe(precision=name, queries=QUERIES, sequence_length=36)
-            program = compile_cold(recipe, Path(directory))
-            found = {scale: projected_gradients(program, scale, directions) for scale in scales}
-        if not len(reference):
-            reference = found[REFERENCE]
-        new = [
-            {
-                "precision": name,
-                "eps": scale,
-                "correlation": float(np.corrcoef(reference, gradients)[0, 1]),
-                "slope": float(gradients @ reference / (reference @ reference)),
-                "weights_bytes": program.size("weights"),
-            }
-            for scale, gradients in found.items()
-        ]
+    for name in precisions:
+        notes.print(f"slope: {name}")
+        program = compile_cold(smollm2_recipe(precision=name, queries=QUERIES, sequence_length=36), keep / name)
+        exact = exact_slopes(program, directions)
+        new: list[Row] = []
+        for scale in scales:
+            gradients = projected_gradients(program, scale, directions)
+            new.append(
+                {
+                    "precision": name,
+                    "eps": scale,
+                    "agreement": float(np.corrcoef(exact, gradients)[0, 1]),
+                    "ratio": float(gradients @ exact / (exact @ exact)),
+                    "weights_bytes": program.size("weights"),
+                }
+            )
         rows += new
-        best = max(new, key=lambda row: row["correlation"])
-        claims[f"gradient_correlation_{name.replace('-', '_')}"] = best["correlation"]
-        claims[f"gradient_correlation_eps_{name.replace('-', '_')}"] = best["eps"]
+        best = max(new, key=lambda row: row["agreement"])
+        claims[f"slope_agreement_{name.replace('-', '_')}"] = best["agreement"]
+        claims[f"slope_agreement_eps_{name.replace('-', '_')}"] = best["eps"]
+        claims[f"weights_bytes_{name.replace('-', '_')}"] = program.size("weights")
+    return rows, claims
+
+
+def learning(precisions: tuple[Precision, ...], quick: bool, keep: Path) -> Measured:
+    """Trains each precision's rounded model by exact gradients, and measures it on validation reviews."""
+    rows: list[Row] = []
+    claims: Claims = {}
+    settings = RecipeSettings(sequence_length=64, **LEARNING)
+    recipe = smollm2_recipe(**settings.model_dump(exclude={"answer_length", "choices", "loss"}))
+    tokenizer, facts = tokenizer_of(str(model_file()), keep), inspect_base(str(model_file()))
+    examples = movie_reviews("train", tokenizer, recipe)
+    reviews = movie_reviews("validation", tokenizer, recipe)[: 16 if quick else REVIEWS]
+    steps, seeds = (2, SEEDS[:1]) if quick else (STEPS, SEEDS)
+
+    def run_of(name: Precision, seed: int) -> Row:
+        training = TrainingSettings(
+            steps=steps, lr=1e-2, schedule="cosine", seed=seed, evaluation_interval=max(steps // 2, 1)
+        )
+        run = begin(Contender(name=name, engine="first-order", recipe=settings, training=training), "validation")
+        model = load_model(str(model_file()), "cpu", "float32", name, activations=True)
+        learner = torch_learner("first-order", model, recipe, facts, examples)
+        learner.keep_prefix()
+        before = learner.measure(reviews)
+        looks = [(look.step, look.accuracy, look.loss) for look in train(learner, run, training, reviews)]
+        return {
+            "precision": name,
+            "seed": seed,
+            "zero_shot_accuracy": before.accuracy,
+            "zero_shot_loss": before.loss,
+            "accuracy": 0.0 if run.diverged else looks[-1][1],
+            "curve": looks,
+        }
+
+    for name in precisions:
+        notes.print(f"learning: {name}")
+        new = [kept(keep / f"learning-{name}-{seed}-{steps}.json", partial(run_of, name, seed)) for seed in seeds]
+        rows += new
+        key = name.replace("-", "_")
+        claims[f"trained_accuracy_{key}"] = 100 * statistics.mean(row["accuracy"] for row in new)
+        claims[f"zero_shot_loss_{key}"] = new[0]["zero_shot_loss"]
+    return rows, claims
+
+
+PARTS = {"slope": slope, "learning": learning}
+
+
+def precision(json_file: JsonFile = None, quick: Quick = False, keep: Keep = None, only: Only = None) -> None:
+    """Compare each precision's slopes with exact ones of the same rounded model, and the accuracy it trains to."""
+    rows: list[Row] = []
+    claims: Claims = {}
+    with tempfile.TemporaryDirectory() as directory:
+        for name in chosen(PARTS, only):
+            found, named = PARTS[name](QUICK if quick else PRECISIONS, quick, keep or Path(directory))
+            rows += [{"part": name, **row} for row in found]
+            claims |= named
     write(json_file, rows, claims)

@@ -21,8 +21,8 @@ from bench.programs import model_file
 from bench.result import Claims, Row, notes, write
 from bench.runner import Full, JsonFile, Keep, Quick, chosen
 from bench.training.runs import Run
-from server.compiler.model.quantization import check_precision
 from shared.errors import InvalidRecipe, MobizoError
+from shared.precisions import check_precision
 from shared.recipe import Precision
 
 PARTS = ("main", "queries", "precision", "variants")  # methods of Parts

@@ -16,9 +16,9 @@ from server.compiler.export.backends import backend
 from server.compiler.export.gradient_network import GradientNetwork
 from server.compiler.export.network import BaseNetwork, QuantizedBase
 from server.compiler.methods.inference import InferenceNetwork
-from server.compiler.model.quantization import check_precision
 from shared.canonical import file_sha256
 from shared.errors import InvalidRecipe
+from shared.precisions import check_precision
 from shared.program import ProgramFile, ProgramManifest, Role
 from shared.recipe import REVERSE_ESTIMATORS, Recipe
 from shared.zo.calibration import Calibration

@@ -26,6 +26,7 @@ from shared.estimator_choice import (
     unused_setting,
 )
 from shared.job import JobRequest
+from shared.precisions import check_precision
 from shared.recipe import (
     REVERSE_ESTIMATORS,
     BaseRef,
@@ -129,6 +130,7 @@ def _fits(rows: int, batch: int, size: int) -> bool:
 def _check(recipe: Recipe, task: Task, shape: BaseShape, request: JobRequest) -> None:
     lora_modules(recipe, shape)  # raises InvalidRecipe for a layer or a target that the base lacks
     check_trainable(recipe.precision)
+    check_precision(recipe.precision, shape)
     if recipe.noise == "randn":
         raise InvalidRecipe(
             "recipe.noise: a run on the runtime's own noise can be neither resumed nor audited; use gaussian, which "

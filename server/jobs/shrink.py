@@ -11,7 +11,7 @@ from shared.recipe import DEFAULT_QUERIES, REVERSE_ESTIMATORS, Estimator, Precis
 LEAST_LENGTH = 32  # tokens; shorter prompts contain too little to learn from
 
 # The precision with fewer bits that keeps eps and nearly keeps the gradient: correlation 0.99 with fp32's at fp32's eps
-# (ADR 7). int8 would need a different eps, and its weights file is equally large.
+# (ADR 28). int8 would need a different eps, and its weights file is equally large.
 _FEWER_BITS: dict[Precision, Precision] = {"fp32": "int8-weight"}
 
 _ZEROTH_ORDER = {"estimator": "replay", "queries": DEFAULT_QUERIES["replay"], "optimizer": "adam", "micro_batch": None}

@@ -18,8 +18,8 @@ from server.compiler.methods.optimizers import state_size
 from server.compiler.methods.step_inputs import StepInputs, zero_seeds, zero_tokens
 from server.compiler.methods.training import Adapter, Load, Prefix, Replay, Score, ScoreSuffix, Stack
 from server.compiler.model.decoder import LayerShape
-from server.compiler.model.quantization import ROWS, SCALE
 from server.compiler.model.reverse import HeadReverse, ReverseLayer, ReversePass
+from server.compiler.model.rounding import ROWS, SCALE
 from shared.program import logits_part
 from shared.program_inputs import MIN_LENGTH
 

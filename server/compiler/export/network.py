@@ -35,7 +35,7 @@ from server.compiler.methods.training import (
 )
 from server.compiler.model.backbone import Backbone, BackboneTensors, HeadLayer
 from server.compiler.model.decoder import DecoderLayer, LayerShape, LayerTables, layer_shapes, quantized_layer
-from server.compiler.model.quantization import ROWS, SCALE, SCHEMES, Scheme, quantize
+from server.compiler.model.rounding import ROWS, SCALE, SCHEMES, Scheme, quantize
 from shared.program import logits_part
 from shared.program_inputs import MIN_LENGTH
 from shared.recipe import Precision, Recipe, Target

@@ -20,7 +20,8 @@ from executorch.exir.tensor_layout import TensorLayout
 from executorch.extension.flat_tensor.serialize.serialize import FlatTensorSerializer
 from torch import Tensor
 
-from server.compiler.model.quantization import Scheme, key_of, stored_bytes, stored_key
+from server.compiler.model.quantization import key_of, stored_bytes, stored_key
+from server.compiler.model.rounding import Scheme
 
 ALIGNMENT = 16  # alignment of tensors in memory that kernels require
 

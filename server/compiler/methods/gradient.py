@@ -20,8 +20,8 @@ from server.compiler.methods.private_gradient import ExampleGradients, mean_grad
 from server.compiler.methods.step_inputs import StepInputs
 from server.compiler.methods.training import EXCLUDED, Method, Network, Stack
 from server.compiler.model.backbone import Backbone
-from server.compiler.model.quantization import SCALE
 from server.compiler.model.reverse import norm_output, norm_reverse, normed
+from server.compiler.model.rounding import SCALE
 from shared.privacy import UNITS
 from shared.recipe import Recipe
 

@@ -15,7 +15,8 @@ from torch.nn import functional
 
 from server.compiler.checkpoints.base import BaseFacts
 from server.compiler.model.decoder import LayerShape, LayerTables, norm_of
-from server.compiler.model.quantization import ROWS, SCALE, linear
+from server.compiler.model.quantization import linear
+from server.compiler.model.rounding import ROWS, SCALE
 
 
 @dataclass(frozen=True)
@@ -131,4 +132,4 @@ class HeadLayer(nn.Module):
 
     def forward(self, answers: Tensor) -> Tensor:
         """answers (R, T, hidden) -> logits (R, T, V)."""
-        return linear(answers, self.lm_head, self.lm_head_scale, None, ROWS)
+        return linear(answers, (self.lm_head, self.lm_head_scale), None, ROWS)

@@ -20,7 +20,8 @@ from torch.nn import functional
 
 from server.compiler.checkpoints.base import BaseFacts, Rope
 from server.compiler.model.layer_inputs import AttentionTables, LayerInputs
-from server.compiler.model.quantization import SCALE, SCHEMES, Scheme, linear, quantize, target_scheme
+from server.compiler.model.quantization import linear
+from server.compiler.model.rounding import OFFSET, ROWS, SCALE, SCHEMES, Scheme, quantized, target_scheme
 from shared.recipe import Precision, Recipe, Target
 
 MASKED = -1e9  # added to a score that causality forbids; its softmax is exactly 0 in float32
@@ -164,6 +165,8 @@ class FrozenLinears(nn.Module):
             if (scheme := self.schemes[target]) is not None and not scheme.dynamic:
                 zeros = torch.zeros(len(getattr(self, f"{target}_bias")), 1)
                 self.register_buffer(f"{target}_bias_zeros", zeros, persistent=False)
+        if shape.scheme is not None and shape.scheme.group:
+            self.register_buffer("ones", torch.ones(1, shape.scheme.group), persistent=False)
 
     def forward(self, target: Target, x: Tensor) -> Tensor:
         """x (..., in) -> (..., out)."""
@@ -171,12 +174,24 @@ class FrozenLinears(nn.Module):
         scheme = self.schemes[target]
         if scheme is None:
             return functional.linear(x, weight, bias)
-        scale = getattr(self, target + SCALE)
+        scaled = weight, getattr(self, target + SCALE)
+        if scheme.group:
+            return linear(x, scaled, bias, scheme) + self._offset(target, x, scheme.group)
         if scheme.dynamic or bias is None:
-            return linear(x, weight, scale, bias, scheme)
+            return linear(x, scaled, bias, scheme)
         # XNNPACK's weight-only kernels take no bias: it is a linear layer of its own, whose weights are zero.
         zeros = getattr(self, f"{target}_bias_zeros")
-        return linear(x, weight, scale, None, scheme) + functional.linear(x[..., :1], zeros, bias)
+        return linear(x, scaled, None, scheme) + functional.linear(x[..., :1], zeros, bias)
+
+    def _offset(self, target: Target, x: Tensor, group: int) -> Tensor:
+        """Returns what the groups' offsets add to x (R, S, in) times the weight: (R, S, out).
+
+        XNNPACK's groups of 4 bits have no offset. All inputs of a group meet the same one, so their sum is enough.
+        """
+        name, (rows, _, features) = target + OFFSET, x.shape
+        sums = functional.linear(x.view(rows, -1, features // group, group), self.ones)
+        offsets = getattr(self, name), getattr(self, name + SCALE)
+        return linear(sums.view(rows, -1, features // group), offsets, None, ROWS)
 
 
 def quantized_layer(weights: Mapping[str, Tensor], precision: Precision) -> dict[str, Tensor]:
@@ -187,7 +202,7 @@ def quantized_layer(weights: Mapping[str, Tensor], precision: Precision) -> dict
     buffers: dict[str, Tensor] = {}
     for name, tensor in weights.items():
         if tensor.dim() == 2:
-            buffers[name], buffers[name + SCALE] = quantize(tensor, scheme)
+            buffers |= quantized(name, tensor, scheme)
         else:
             buffers[name] = tensor
     return buffers

@@ -21,7 +21,8 @@ from torch.nn import functional
 
 from server.compiler.model.decoder import DecoderLayer, LayerNorm, LayerShape, RmsNorm, rotate
 from server.compiler.model.layer_inputs import LayerInputs
-from server.compiler.model.quantization import SCALE, quantized_tokens, transposed_weight
+from server.compiler.model.quantization import quantized_tokens, transposed_weight
+from server.compiler.model.rounding import SCALE
 from shared.recipe import Target
 
 LEAST = torch.finfo(torch.float32).tiny  # what a rectifier lets through, over itself, is its slope

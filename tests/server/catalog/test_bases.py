@@ -15,7 +15,7 @@ def test_base_models_are_listed_by_client_and_command(fleet, app, monkeypatch):
     assert row == app.get("/v1/bases").json()[0]
     assert (row["name"], row["hub_id"], row["parameters"]) == ("tiny", "acme/tiny", 1000)
     assert (row["layers"], row["context_length"]) == (SHAPE.layers, SHAPE.context_length)
-    assert row["precisions"] == ["fp32", "int8", "int8-weight"]  # those whose gradients agree with fp32's
+    assert row["precisions"] == ["fp32", "int8", "int4", "int8-weight"]
     assert row["chat_template"] is False
     assert "acme/tiny" in CliRunner().invoke(cli, ["base", "list"]).stdout
     shown = CliRunner().invoke(cli, ["base", "view", "tiny", "--json"])

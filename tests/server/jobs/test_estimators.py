@@ -68,7 +68,7 @@ def test_the_request_decides_first(app, changes, chosen, cause):
         ({"recipe": {"estimator": "gradient", "precision": "int4"}}, ("int4", "int8-weight")),
         ({"recipe": {"estimator": "gradient"}, "trajectory": "beside"}, ("directional",)),
         ({"training": {"weight_decay": 0.1}, "trajectory": "beside"}, ("training.weight_decay", "trajectory")),
-        ({"recipe": {"precision": "int4"}}, ("int8",)),
+        ({"recipe": {"precision": "int4-weight"}}, ("int4", "int8-weight")),
         ({"recipe": {"estimator": "exact"}}, ("auto", "gradient", "directional", "replay")),
     ],
 )

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from server.compiler.export.emission import Emitted, Signature
 from server.compiler.export.weights import Stored, StoredKeys
-from server.compiler.model.quantization import Scheme
+from server.compiler.model.rounding import Scheme
 from shared.program import Role
 from shared.recipe import Backend as Name
 from shared.recipe import Precision

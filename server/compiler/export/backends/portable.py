@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from server.compiler.export.emission import Emitted, Signature, emit
 from server.compiler.export.weights import Stored, StoredKeys, write_weights
-from server.compiler.model.quantization import Scheme
+from server.compiler.model.rounding import Scheme
 from shared.program import Role
 from shared.recipe import Precision
 

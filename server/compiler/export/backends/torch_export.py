@@ -23,7 +23,7 @@ from torch.export.pt2_archive import PT2ArchiveWriter, constants
 from server.compiler.export.emission import Emitted, Signature
 from server.compiler.export.weights import Stored, StoredKeys
 from server.compiler.methods.estimators import STATE
-from server.compiler.model.quantization import Scheme
+from server.compiler.model.rounding import Scheme
 from shared.errors import CompileFailed
 from shared.program import Role
 from shared.recipe import Precision

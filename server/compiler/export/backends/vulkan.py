@@ -15,7 +15,7 @@ from torch.export import ExportedProgram
 
 from server.compiler.export.backends.portable import Portable
 from server.compiler.export.weights import StoredKeys
-from server.compiler.model.quantization import Scheme
+from server.compiler.model.rounding import Scheme
 from shared.errors import ToolchainMissing
 
 

@@ -25,7 +25,8 @@ from torch.export import ExportedProgram, export
 
 from server.compiler.export.backends.portable import Portable
 from server.compiler.export.weights import StoredKeys
-from server.compiler.model.quantization import SCHEMES, Scheme, stored_bytes, stored_key
+from server.compiler.model.quantization import stored_bytes, stored_key
+from server.compiler.model.rounding import SCHEMES, Scheme
 from shared.errors import CompileFailed
 from shared.program import Role
 from shared.recipe import Precision

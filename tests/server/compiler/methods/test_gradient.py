@@ -19,8 +19,8 @@ from server.compiler.methods.gradient import GradientStep
 from server.compiler.methods.optimizers import OptimizedB, Rates, state_size
 from server.compiler.methods.step_inputs import StepInputs
 from server.compiler.methods.training import Replay
-from server.compiler.model.quantization import ROWS, quantize
 from server.compiler.model.reverse import HeadReverse
+from server.compiler.model.rounding import ROWS, quantize
 from shared.recipe import Optimizer, Recipe
 from shared.zo.lora import flat_size
 from shared.zo.noise import direction as direction_of

@@ -9,8 +9,8 @@ import torch
 
 from server.compiler.checkpoints.checkpoint import load_checkpoint
 from server.compiler.model.decoder import DecoderLayer, LayerShape, LayerTables, quantized_layer
-from server.compiler.model.quantization import SCALE, dequantize
 from server.compiler.model.reverse import ReverseLayer
+from server.compiler.model.rounding import SCALE, dequantize
 from shared.recipe import TARGETS, Precision, Target
 from tests.server.compiler.conftest import CONFIGS, Architectures
 

@@ -1,0 +1,22 @@
+"""Which bases a precision can represent."""
+
+from __future__ import annotations
+
+from shared.errors import InvalidRecipe
+from shared.recipe import Precision
+from shared.zo.lora import BaseShape
+
+# The number of a linear layer's input features must be a multiple: whole groups that share a scale, or whole bytes.
+INPUT_MULTIPLES: dict[Precision, int] = {"int4": 32, "int4-weight": 2}
+
+
+def check_precision(precision: Precision, shape: BaseShape) -> None:
+    """Raises InvalidRecipe, with the layer and a remedy, if a linear layer cannot be stored in `precision`."""
+    multiple = INPUT_MULTIPLES.get(precision, 1)
+    for target in shape.linears:
+        features, _ = shape.features(target)
+        if features % multiple:
+            raise InvalidRecipe(
+                f"precision {precision} requires a multiple of {multiple} input features; {target} has "
+                f"{features}; use {'int8-weight' if precision == 'int4-weight' else 'int8'}"
+            )

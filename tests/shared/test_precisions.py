@@ -1,0 +1,48 @@
+"""Which bases a precision can represent: whole groups and whole bytes of 4-bit weights."""
+
+from __future__ import annotations
+
+import pytest
+
+from shared.errors import InvalidRecipe
+from shared.precisions import check_precision
+from shared.recipe import Precision
+from shared.zo.lora import BaseShape
+
+
+def shape_of(**dimensions: int) -> BaseShape:
+    return BaseShape(
+        **{
+            "architecture": "llama",
+            "layers": 1,
+            "hidden": 64,
+            "intermediate": 96,
+            "heads": 4,
+            "kv_heads": 2,
+            "head_dim": 16,
+            "vocabulary": 10,
+            "context_length": 8,
+        }
+        | dimensions
+    )
+
+
+@pytest.mark.parametrize(
+    ("precision", "dimensions", "refusal"),
+    [
+        (
+            "int4",
+            {"intermediate": 80},
+            "int4 requires a multiple of 32 input features; down_proj has 80; use int8",
+        ),
+        ("int4", {"hidden": 48}, "q_proj has 48; use int8"),
+        ("int4", {"heads": 3}, "o_proj has 48; use int8"),
+        ("int4-weight", {"intermediate": 81}, "multiple of 2 input features; down_proj has 81; use int8-weight"),
+    ],
+)
+def test_a_width_that_a_precision_cannot_hold_is_refused(precision: Precision, dimensions: dict, refusal: str) -> None:
+    with pytest.raises(InvalidRecipe, match=refusal):
+        check_precision(precision, shape_of(**dimensions))
+    for other in ("fp32", "int8", "int8-weight"):
+        check_precision(other, shape_of(**dimensions))
+    check_precision(precision, shape_of())  # whole groups
