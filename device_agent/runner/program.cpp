@@ -75,7 +75,7 @@ struct Program::Runtime {
   std::vector<std::unique_ptr<uint8_t, Free>> arenas;
   std::vector<Span<uint8_t>> spans;
   std::unique_ptr<HierarchicalAllocator> planned;
-  const MappedFile *weights = nullptr; // the module's
+  const MappedFile *graph = nullptr, *weights = nullptr; // the module's
   std::unique_ptr<PackedWeights> packed; // outlives the module, whose operators point into it
   std::unique_ptr<Module> module;
 
@@ -85,12 +85,13 @@ struct Program::Runtime {
   }
 
   void open(const std::string &program, const std::string &path, const std::string &packed_path) {
-    auto graph = std::make_unique<MappedFile>(program);
+    auto instructions = std::make_unique<MappedFile>(program);
     auto data = std::make_unique<MappedFile>(path);
+    graph = instructions.get();
     weights = data.get();
-    packed = std::make_unique<PackedWeights>(*data, *graph, packed_path);
+    packed = std::make_unique<PackedWeights>(*weights, *graph, packed_path);
     packed_weights = packed.get();
-    module = std::make_unique<Module>(std::move(graph), nullptr, nullptr, nullptr, std::move(data));
+    module = std::make_unique<Module>(std::move(instructions), nullptr, nullptr, nullptr, std::move(data));
   }
 
   void plan(const std::vector<std::string> &methods) {
@@ -156,6 +157,7 @@ void Program::load(const std::string &method) {
   }
   runtime_->packed->commit();
   runtime_->weights->release();
+  runtime_->graph->release(); // XNNPACK has read its part of it
   load_seconds_ += seconds_since(began);
 }
 

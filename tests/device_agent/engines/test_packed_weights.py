@@ -3,6 +3,7 @@
 import fcntl
 import os
 import shutil
+import subprocess
 
 import pytest
 
@@ -23,6 +24,18 @@ def weights(rademacher, tmp_path):
 def begun(rademacher, weights, dataset, run):
     run.begin(rademacher.plan(dataset, **SETTINGS).model_copy(update={"weights": weights}))
     return run
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A disk with less space than runs need for their own files."""
+    path = tmp_path / "small"
+    path.mkdir()
+    mount = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=60m", "tmpfs", str(path)], check=False)
+    if mount.returncode != 0:
+        pytest.skip("only root can mount a disk")
+    yield path
+    subprocess.run(["umount", str(path)], check=True)
 
 
 @pytest.fixture
@@ -51,6 +64,7 @@ def train(run, native):
 def test_a_second_run_finds_what_the_first_one_packed(begun, native, weights, first):
     before = kept(weights)
     assert train(begun, native) == first
+    assert begun.figures().load_seconds > 0
     assert kept(weights) == before  # nothing was packed again
 
 
@@ -61,11 +75,18 @@ def test_a_run_without_a_file_trains_the_same(begun, native, weights, first):
     assert train(begun, native) == first
 
 
+def test_a_disk_that_is_nearly_full_is_left_as_it_is(begun, native, weights, first, small_disk):
+    copy = shutil.copy2(weights, small_disk / "weights.ptd")
+    begun.begin(begun.plan().model_copy(update={"weights": copy}))
+    assert train(begun, native) == first
+    assert packed_path(copy).stat().st_size == 0
+
+
 def test_what_is_damaged_is_replaced(begun, native, weights, first, tmp_path):
     packed, index = files(weights)
     good = kept(weights)
     for number, (path, damage) in enumerate(
-        [(packed, flip), (packed, cut), (index, flip), (index, cut), (index, lambda path: path.unlink())]
+        [(packed, flip), (packed, cut), (index, flip), (index, cut), (index, foreign), (index, os.unlink)]
     ):
         damage(path)
         run = copy_run(begun, tmp_path / f"damaged-{number}")
@@ -110,6 +131,12 @@ def flip(path):
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 0x10
     path.write_bytes(content)
+
+
+def foreign(index):
+    """Gives an index the identity of another runner or processor, which its second eight bytes are."""
+    content = index.read_bytes()
+    index.write_bytes(content[:8] + bytes(8) + content[16:])
 
 
 def cut(path):
