@@ -2,9 +2,12 @@
 
     SHA256        a complete file; its access time is updated at each use
     SHA256.part   a partial download
+    SHA256.packed, SHA256.packed.index
+                  weights as the native runner packed them for this processor; never older than the weights
 
 Files are named by their sha256, downloaded once, verified before every use, and limited in size. The least recently
-used file is evicted first, except for files of the current run and of stored adapters.
+used file is evicted first, except for files of the current run and of stored adapters. Packed weights are evicted
+before all others, because the runner packs them again.
 
 A program is trusted by its signature, after key rotations, its recipe and rollback protection.
 """
@@ -49,6 +52,11 @@ def _log() -> FilteringBoundLogger:
 
     log: FilteringBoundLogger = structlog.get_logger()
     return log
+
+
+def packed_path(weights: Path) -> Path:
+    """Returns where the native runner keeps the packed form of a weights file."""
+    return weights.with_name(f"{weights.name}.packed")
 
 
 class ProgramCache:
@@ -104,7 +112,9 @@ class ProgramCache:
         entries = self._files()
         used = sum(size for _, _, size in entries)
         pinned = self._held.union(self._pins(), (file.sha256 for file in files))
-        spare = [(path, size) for _, path, size in sorted(entries) if path.stem not in pinned]
+        in_use = self._held.union(file.sha256 for file in files)
+        spare = [(path, size) for _, path, size in sorted(entries) if _packed(path) and path.stem not in in_use]
+        spare += [(path, size) for _, path, size in sorted(entries) if not _packed(path) and path.stem not in pinned]
         evictable = sum(size for _, size in spare)
         if needed > limit - used + evictable:
             raise DoesNotFit(
@@ -121,6 +131,8 @@ class ProgramCache:
             if excess <= 0:
                 break
             path.unlink(missing_ok=True)
+            if _packed(path):
+                path.with_name(f"{path.name}.index").unlink(missing_ok=True)
             excess -= size
             _log().info("evicted the least recently used program file", sha256=path.stem, bytes=size)
 
@@ -161,10 +173,10 @@ class ProgramCache:
             os.utime(path, ns=(max(time.time_ns(), latest + 1), path.stat().st_mtime_ns))
 
     def _files(self) -> list[tuple[int, Path, int]]:
-        """Returns (last use in ns, path, bytes) of every complete or partial file."""
+        """Returns (last use in ns, path, bytes) of every complete, partial or packed file."""
         entries = []
         for path in self._directory.iterdir():
-            if re.fullmatch(r"[0-9a-f]{64}(\.part)?", path.name):
+            if re.fullmatch(r"[0-9a-f]{64}(\.part|\.packed)?", path.name):
                 stat = path.stat()
                 entries.append((stat.st_atime_ns, path, stat.st_size))
         return entries
@@ -175,6 +187,10 @@ class ProgramCache:
     def _arrived(self, file: ProgramFile) -> int:
         part = self._part(file)
         return min(part.stat().st_size, file.size) if part.exists() else 0
+
+
+def _packed(path: Path) -> bool:
+    return path.suffix == ".packed"
 
 
 def follow_key_rotation(home: AgentHome, config: DeviceConfig, client: DeviceClient, key_id: str) -> DeviceConfig:

@@ -10,6 +10,7 @@ from bench.runner import cpu_seconds
 from bench.tiny import plan_of
 from device_agent.engines import Engine
 from device_agent.engines.child_process import NativeEngine, PythonEngine
+from device_agent.programs import packed_path
 from device_agent.runner.location import RUNNER_VARIABLE
 from device_agent.training.journal import ResourceUsage, RunDirectory, RunPlan
 from shared.training_settings import TrainingSettings
@@ -71,7 +72,18 @@ def loop(root: Path, kept: Path, runner: Path, quick: bool) -> Measured:
             about = {"what": "memory", "engine": engine.name, "precision": precision}
             rows.append(about | {"peak_rss_bytes": peak, "weights_bytes": weights})
             claims[f"peak_rss_over_weights_{engine.name}_{precision}"] = peak / weights
+        starts = starts_of(NativeEngine(runner), program, data, root / f"{precision}-starts")
+        rows += [{"what": "start", "precision": precision, "load_seconds": seconds} for seconds in starts]
+        claims[f"load_seconds_native_{precision}"] = starts[0]
+        claims[f"load_seconds_again_native_{precision}"] = starts[1]
     return rows, claims
+
+
+def starts_of(engine: Engine, program: Compiled, data: Path, path: Path) -> list[float]:
+    """Returns the seconds that loading takes in a first run of a program and in a second one."""
+    packed_path(program.path("weights")).unlink(missing_ok=True)
+    plan = plan_of(program, data, training(1))
+    return [figures(engine, plan, path.with_name(f"{path.name}-{number}")).load_seconds for number in (1, 2)]
 
 
 def reviews(directory: Path) -> Path:

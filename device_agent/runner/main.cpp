@@ -32,7 +32,7 @@ constexpr int FAILED = 1, USAGE = 2, ORPHANED = 3; // exit statuses
 
 constexpr const char *HELP =
     "mobizo-runner version\n"
-    "mobizo-runner train --program P.pte --weights W.ptd --run DIR [--attached]\n"
+    "mobizo-runner train --program P.pte --weights W.ptd --run DIR [--attached] [--packed FILE]\n"
     "mobizo-runner score --program P.pte --weights W.ptd --run DIR --adapter B.f32 --split validation|test\n"
     "mobizo-runner generate --program I.pte --weights W.ptd --adapter B.f32 --tokens 1,2,3 --most N --length S "
     "--context C\n"
@@ -45,6 +45,15 @@ struct Usage : std::runtime_error {
 volatile std::sig_atomic_t asked_to_stop = 0;
 
 void ask_to_stop(int) { asked_to_stop = 1; }
+
+// A page of a mapped file cannot be read: the file was cut, or the disk fails.
+void say_lost_page(int) {
+  constexpr char LINE[] =
+      "{\"error\": {\"code\": \"runtime-failed\", \"detail\": \"a file of the program was cut or cannot be read while it "
+      "is in use; the run resumes where it stopped, once the program is downloaded again\"}}\n";
+  (void)!write(1, LINE, sizeof LINE - 1);
+  _exit(FAILED);
+}
 
 class Options {
 public:
@@ -69,6 +78,11 @@ public:
       throw Usage(name + " is missing");
     }
     return found->second;
+  }
+
+  std::string or_empty(const std::string &name) const {
+    const auto found = values_.find(name);
+    return found == values_.end() ? "" : found->second;
   }
 
   int64_t count(const std::string &name) const {
@@ -121,10 +135,11 @@ int train(const Options &options) {
   if (options.flag("--attached")) {
     die_with_the_agent();
   }
+  std::signal(SIGBUS, say_lost_page);
   lock(directory);
   const Plan plan = Plan::read(directory + "/plan.bin");
   say("{\"progress\": {\"phase\": \"loading\"}}");
-  Program program(options["--program"], options["--weights"]);
+  Program program(options["--program"], options["--weights"], options.or_empty("--packed"));
   const auto stop = [] { return asked_to_stop != 0; };
   std::unique_ptr<Trainer> trainer;
   if (plan.gradient) {
@@ -153,7 +168,7 @@ int score(const Options &options) {
   if (batches.empty()) {
     throw std::runtime_error("the plan has no split '" + split + "'");
   }
-  Program program(options["--program"], options["--weights"]);
+  Program program(options["--program"], options["--weights"], options.or_empty("--packed"));
   program.call("load", {floats(read_adapter(options["--adapter"], static_cast<size_t>(plan.settings.size)))});
   PrefixCache prefix(plan.settings, program);
   const bool split_program = plan.settings.width > 0 && program.has(SCORE_SUFFIX);
@@ -174,7 +189,7 @@ int generate_text(const Options &options) {
     }
     at = *end == ',' ? end + 1 : end;
   }
-  Program program(options["--program"], options["--weights"]);
+  Program program(options["--program"], options["--weights"], options.or_empty("--packed"));
   generate(program, read_adapter(options["--adapter"], 0), tokens, options.count("--most"), options.count("--length"),
            options.count("--context"));
   return 0;

@@ -1,5 +1,9 @@
 #include "program.hpp"
 
+#include "mapped_file.hpp"
+#include "packed_weights.hpp"
+#include "report.hpp"
+
 #include <executorch/extension/module/module.h>
 #include <executorch/extension/tensor/tensor.h>
 #include <executorch/runtime/backend/interface.h>
@@ -71,7 +75,24 @@ struct Program::Runtime {
   std::vector<std::unique_ptr<uint8_t, Free>> arenas;
   std::vector<Span<uint8_t>> spans;
   std::unique_ptr<HierarchicalAllocator> planned;
+  const MappedFile *graph = nullptr, *weights = nullptr; // the module's
+  std::unique_ptr<PackedWeights> packed; // outlives the module, whose operators point into it
   std::unique_ptr<Module> module;
+
+  ~Runtime() {
+    module.reset();
+    packed_weights = nullptr;
+  }
+
+  void open(const std::string &program, const std::string &path, const std::string &packed_path) {
+    auto instructions = std::make_unique<MappedFile>(program);
+    auto data = std::make_unique<MappedFile>(path);
+    graph = instructions.get();
+    weights = data.get();
+    packed = std::make_unique<PackedWeights>(*weights, *graph, packed_path);
+    packed_weights = packed.get();
+    module = std::make_unique<Module>(std::move(instructions), nullptr, nullptr, nullptr, std::move(data));
+  }
 
   void plan(const std::vector<std::string> &methods) {
     std::vector<size_t> sizes;
@@ -96,12 +117,14 @@ struct Program::Runtime {
   }
 };
 
-Program::Program(const std::string &program, const std::string &weights) : runtime_(std::make_unique<Runtime>()) {
+Program::Program(const std::string &program, const std::string &weights, const std::string &packed)
+    : runtime_(std::make_unique<Runtime>()) {
+  const Clock::time_point began = Clock::now();
   executorch::runtime::runtime_init();
   if (std::getenv("MOBIZO_RUNNER_OWN_WEIGHTS") == nullptr) {
     share_packed_weights();
   }
-  runtime_->module = std::make_unique<Module>(program, weights, Module::LoadMode::Mmap, nullptr, nullptr, nullptr);
+  runtime_->open(program, weights, packed);
   auto names = runtime_->module->method_names();
   if (!names.ok()) {
     throw std::runtime_error("the program does not load (" + describe(names.error()) + ")");
@@ -110,6 +133,7 @@ Program::Program(const std::string &program, const std::string &weights) : runti
   runtime_->plan(names_);
   // First of all methods: loading it is what sets B to zero.
   load("adapter");
+  load_seconds_ = seconds_since(began);
 }
 
 Program::~Program() = default;
@@ -122,11 +146,19 @@ void Program::load(const std::string &method) {
   if (!has(method)) {
     throw std::runtime_error("the program has no method '" + method + "'");
   }
+  if (runtime_->module->is_method_loaded(method)) {
+    return;
+  }
+  const Clock::time_point began = Clock::now();
   const Error error = runtime_->module->load_method(method, runtime_->planned.get());
   if (error != Error::Ok) {
     throw std::runtime_error("method '" + method + "' does not load (" + describe(error) +
                              "); the program was compiled for another ExecuTorch, or memory ran out");
   }
+  runtime_->packed->commit();
+  runtime_->weights->release();
+  runtime_->graph->release(); // XNNPACK has read its part of it
+  load_seconds_ += seconds_since(began);
 }
 
 std::vector<Tensor> Program::call(const std::string &method, const std::vector<Tensor> &inputs) {
@@ -140,6 +172,7 @@ std::vector<Tensor> Program::call(const std::string &method, const std::vector<T
     values.emplace_back(held.back());
   }
   auto results = runtime_->module->execute(method, values);
+  runtime_->weights->release();
   if (!results.ok()) {
     throw std::runtime_error("method '" + method + "' of the program stopped (" + describe(results.error()) + ")");
   }

@@ -11,14 +11,17 @@ namespace mobizo {
 
 class Program {
 public:
-  // Throws std::runtime_error.
-  Program(const std::string &program, const std::string &weights);
+  // packed: a file that keeps the packed weights for the next start, or empty. Throws std::runtime_error.
+  Program(const std::string &program, const std::string &weights, const std::string &packed = "");
   ~Program();
 
   bool has(const std::string &method) const;
 
   // Returns copies of the outputs, because another method may reuse their memory. Throws std::runtime_error.
   std::vector<Tensor> call(const std::string &method, const std::vector<Tensor> &inputs);
+
+  // Seconds that loading methods took so far, with packing their weights.
+  double load_seconds() const { return load_seconds_; }
 
 private:
   void load(const std::string &method);
@@ -27,6 +30,7 @@ private:
 
   std::unique_ptr<Runtime> runtime_;
   std::vector<std::string> names_;
+  double load_seconds_ = 0;
 };
 
 } // namespace mobizo

@@ -302,7 +302,7 @@ void Trainer::pulse() const {
 std::string Trainer::spent() const {
   return "{\"train_seconds\": " + number(train_seconds_) +
          ", \"program_seconds\": " + number(program_seconds_) + ", \"seconds\": " + number(seconds_since(began_)) +
-         ", \"peak_rss_bytes\": " + std::to_string(peak_rss_bytes()) + "}";
+         ", \"load_seconds\": " + number(program_.load_seconds()) + ", \"peak_rss_bytes\": " + std::to_string(peak_rss_bytes()) + "}";
 }
 
 void Trainer::tell(const std::string &phase, float lr) const {

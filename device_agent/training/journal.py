@@ -132,6 +132,7 @@ class ResourceUsage(BaseModel):
     train_seconds: float = Field(0, ge=0, description="of steps, with all that the loop does around the program")
     program_seconds: float = Field(0, ge=0, description="of these, inside the program")
     seconds: float = Field(0, ge=0)
+    load_seconds: float = Field(0, ge=0, description="of the latest process: loading methods, with packing the weights")
     peak_rss_bytes: int = Field(0, ge=0)
 
     def plus(self, later: ResourceUsage) -> ResourceUsage:
@@ -140,6 +141,7 @@ class ResourceUsage(BaseModel):
             train_seconds=self.train_seconds + later.train_seconds,
             program_seconds=self.program_seconds + later.program_seconds,
             seconds=self.seconds + later.seconds,
+            load_seconds=later.load_seconds,
             peak_rss_bytes=max(self.peak_rss_bytes, later.peak_rss_bytes),
         )
 

@@ -1,7 +1,8 @@
 """Predicts the memory that training takes, before its program is compiled.
 
 The constants were fitted to compiled programs and to the peaks of runs in the native runner
-(`tests/device_agent/engines/test_memory.py` compares both).
+(`tests/device_agent/engines/test_memory.py` compares both) that packs weights in memory, as on a phone. With a file of
+packed weights it holds less, but is as fast only if the system has the memory to cache that file.
 """
 
 from __future__ import annotations

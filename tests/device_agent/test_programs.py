@@ -193,3 +193,18 @@ def test_a_damaged_file_lets_nothing_old_in(home, rademacher):
     home.program_versions.write_text("{")
     with pytest.raises(Untrusted, match=r"seen\.json cannot be read; enroll"):
         RollbackProtection(home.program_versions).check(version(rademacher, 1))
+
+
+def test_packed_weights_make_room_before_any_program_and_not_for_the_run(client, server, tmp_path):
+    kept, other = (tmp_path / f"{letter * 64}.packed" for letter in "ab")
+    for path in (kept, other):
+        path.write_bytes(bytes(50_000))
+        path.with_name(f"{path.name}.index").write_bytes(b"index")
+    cache = ProgramCache(tmp_path, limit=250_000)
+    cache.fetch(client, FILE)
+    held = FILE.model_copy(update={"sha256": "a" * 64})
+    with cache.hold([held]):
+        cache.reserve([FILE.model_copy(update={"sha256": "c" * 64})])
+    assert cache.holds(FILE)
+    assert kept.exists()
+    assert sorted(path.name[:1] for path in tmp_path.glob("*.index")) == ["a"]

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from device_agent.engines.child_process import NativeEngine
+from device_agent.programs import packed_path
 from server.compiler.checkpoints.base import locate_base
 from server.jobs.memory import planned_bytes, predicted_peak
 from shared.privacy import ExamplePrivacy
@@ -37,6 +38,7 @@ def test_the_predicted_peak_is_near_the_measured_one(
     recipe = Recipe(base=base, estimator=estimator, privacy=privacy, **SETTINGS)
     program = Program(tmp_path / "program", program_store.put(recipe, sized_base, tmp_path / "program"))
     plan = program.plan(dataset, steps=3, evaluation_interval=3)
+    packed_path(program.path("weights")).mkdir()  # no file of packed weights, as on a phone: the most memory
     run.begin(plan if privacy == "none" else plan.model_copy(update={"privacy": PRIVACY}))
     assert NativeEngine(runner_directory).train(run, lambda _progress: None, lambda: False).result is not None
     manifest = program.manifest

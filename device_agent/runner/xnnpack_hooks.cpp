@@ -1,0 +1,114 @@
+// Gives XNNPACK the runner's own cache of packed weights.
+//
+// ExecuTorch has no option for that: its delegate always passes its own cache, which holds packed weights on the heap,
+// or in a file without checksums that a second process would overwrite. The delegate calls these functions of its
+// library by name, so the executable's definitions come first; each calls the library's own. The declarations are those
+// of XNNPACK as ExecuTorch 1.5.1 pins it, whose headers are not in the package.
+#include "packed_weights.hpp"
+
+#include <dlfcn.h>
+
+#include <unordered_map>
+
+extern "C" {
+
+struct xnn_weights_cache_look_up_key {
+  uint32_t seed;
+  const void *kernel;
+  const void *bias;
+  uint32_t fingerprint_id;
+};
+
+struct xnn_weights_cache_provider {
+  void *context;
+  size_t (*look_up)(void *, const xnn_weights_cache_look_up_key *);
+  void *(*reserve_space)(void *, size_t);
+  size_t (*look_up_or_insert)(void *, const xnn_weights_cache_look_up_key *, void *, size_t);
+  bool (*is_finalized)(void *);
+  void *(*offset_to_addr)(void *, size_t);
+  int (*delete_cache)(void *);
+  int (*alias_data)(void *, void *, void *);
+};
+}
+
+namespace mobizo {
+namespace {
+
+using Key = xnn_weights_cache_look_up_key;
+constexpr int SUCCESS = 0;
+
+std::unique_ptr<PackedKey> key_of(const Key *key) {
+  return packed_weights->key_of(key->kernel, key->bias, key->seed, key->fingerprint_id);
+}
+
+// XNNPACK looks up, then reserves, then inserts: what has no key cannot be found in a file by the next start.
+bool keyed = false;
+
+size_t look_up(void *, const Key *key) {
+  const auto known = key_of(key);
+  keyed = known != nullptr;
+  return known ? packed_weights->find(*known) : SIZE_MAX;
+}
+
+void *reserve_space(void *, size_t size) { return packed_weights->reserve(size, keyed); }
+
+size_t look_up_or_insert(void *, const Key *key, void *start, size_t size) {
+  return packed_weights->insert(key_of(key).get(), start, size);
+}
+
+bool is_finalized(void *) { return true; } // asked only while operators are prepared to run
+void *offset_to_addr(void *, size_t place) { return packed_weights->address(place); }
+int delete_cache(void *) { return SUCCESS; }
+
+int alias_data(void *, void *other, void *original) {
+  packed_weights->alias(other, original);
+  return SUCCESS;
+}
+
+xnn_weights_cache_provider provider{nullptr,      look_up,        reserve_space, look_up_or_insert,
+                                    is_finalized, offset_to_addr, delete_cache,  alias_data};
+
+// By XNNPACK runtime: packed weights whose pages are released after each invocation.
+std::unordered_map<const void *, std::vector<PackedRange>> &transient_ranges() {
+  static std::unordered_map<const void *, std::vector<PackedRange>> ranges;
+  return ranges;
+}
+
+template <typename Function> Function next(const char *name) {
+  return reinterpret_cast<Function>(dlsym(RTLD_NEXT, name));
+}
+
+} // namespace
+} // namespace mobizo
+
+extern "C" {
+
+__attribute__((visibility("default"))) int xnn_create_runtime_v4(void *subgraph, xnn_weights_cache_provider *cache,
+                                                                 void *workspace, void *threadpool, uint32_t flags,
+                                                                 void **runtime) {
+  using namespace mobizo;
+  static const auto create =
+      next<int (*)(void *, xnn_weights_cache_provider *, void *, void *, uint32_t, void **)>("xnn_create_runtime_v4");
+  const bool ours = packed_weights != nullptr && cache != nullptr;
+  const int status = create(subgraph, ours ? &provider : cache, workspace, threadpool, flags, runtime);
+  if (ours) {
+    std::vector<PackedRange> passing = packed_weights->transient(packed_weights->take_used());
+    release_pages(passing);
+    packed_weights->release_sources();
+    if (status == SUCCESS) {
+      transient_ranges()[*runtime] = std::move(passing);
+    }
+  }
+  return status;
+}
+
+__attribute__((visibility("default"))) int xnn_invoke_runtime(void *runtime) {
+  using namespace mobizo;
+  static const auto invoke = next<int (*)(void *)>("xnn_invoke_runtime");
+  const int status = invoke(runtime);
+  if (const auto found = transient_ranges().find(runtime); found != transient_ranges().end()) {
+    mobizo::release_pages(found->second);
+  }
+  return status;
+}
+}

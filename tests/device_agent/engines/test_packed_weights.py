@@ -1,0 +1,143 @@
+"""Weights that the native runner packed, kept for the next run: found again, and never used when they do not fit."""
+
+import fcntl
+import os
+import shutil
+import subprocess
+
+import pytest
+
+from device_agent.programs import packed_path
+from tests.device_agent.conftest import copy_run
+from tests.device_agent.engines.runs import hashes, ledger
+
+SETTINGS = {"steps": 12, "lr": 0.3, "seed": 3, "evaluation_interval": 6}
+
+
+@pytest.fixture
+def weights(rademacher, tmp_path):
+    """A copy of the weights file: packed weights are kept beside it."""
+    return shutil.copy2(rademacher.path("weights"), tmp_path / "weights.ptd")
+
+
+@pytest.fixture
+def begun(rademacher, weights, dataset, run):
+    run.begin(rademacher.plan(dataset, **SETTINGS).model_copy(update={"weights": weights}))
+    return run
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A disk with less space than runs need for their own files."""
+    path = tmp_path / "small"
+    path.mkdir()
+    mount = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=60m", "tmpfs", str(path)], check=False)
+    if mount.returncode != 0:
+        pytest.skip("only root can mount a disk")
+    yield path
+    subprocess.run(["umount", str(path)], check=True)
+
+
+@pytest.fixture
+def first(begun, native, tmp_path):
+    """Hashes of a run, which left packed weights."""
+    run = copy_run(begun, tmp_path / "first")
+    assert native.train(run, lambda _progress: None, lambda: False).result is not None
+    return hashes(run)
+
+
+def files(weights):
+    """The packed weights and their index."""
+    packed = packed_path(weights)
+    return packed, packed.with_name(f"{packed.name}.index")
+
+
+def kept(weights):
+    return [(path.stat().st_ino, path.stat().st_mtime_ns, path.read_bytes()) for path in files(weights)]
+
+
+def train(run, native):
+    assert native.train(run, lambda _progress: None, lambda: False).result is not None
+    return hashes(run)
+
+
+def test_a_second_run_finds_what_the_first_one_packed(begun, native, weights, first):
+    before = kept(weights)
+    assert train(begun, native) == first
+    assert begun.figures().load_seconds > 0
+    assert kept(weights) == before  # nothing was packed again
+
+
+def test_a_run_without_a_file_trains_the_same(begun, native, weights, first):
+    for path in files(weights):
+        path.unlink()
+    packed_path(weights).mkdir()  # what cannot be opened as a file
+    assert train(begun, native) == first
+
+
+def test_a_disk_that_is_nearly_full_is_left_as_it_is(begun, native, weights, first, small_disk):
+    copy = shutil.copy2(weights, small_disk / "weights.ptd")
+    begun.begin(begun.plan().model_copy(update={"weights": copy}))
+    assert train(begun, native) == first
+    assert packed_path(copy).stat().st_size == 0
+
+
+def test_what_is_damaged_is_replaced(begun, native, weights, first, tmp_path):
+    packed, index = files(weights)
+    good = kept(weights)
+    for number, (path, damage) in enumerate(
+        [(packed, flip), (packed, cut), (index, flip), (index, cut), (index, foreign), (index, os.unlink)]
+    ):
+        damage(path)
+        run = copy_run(begun, tmp_path / f"damaged-{number}")
+        assert train(run, native) == first
+        assert [content for _, _, content in kept(weights)] == [content for _, _, content in good]
+
+
+def test_what_was_packed_of_another_weights_file_is_replaced(begun, native, weights, first):
+    """The time of its change says so: packed weights are found by their places in the file."""
+    before = kept(weights)
+    os.utime(weights, ns=(0, 0))
+    assert train(begun, native) == first
+    assert kept(weights)[0][0] != before[0][0]
+
+
+def test_another_process_that_writes_is_left_alone(begun, native, weights, first, tmp_path):
+    with files(weights)[0].open("rb+") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        before = kept(weights)
+        assert train(copy_run(begun, tmp_path / "reader"), native) == first
+        files(weights)[1].write_bytes(b"")
+        assert train(begun, native) == first
+        assert [found[0] for found in kept(weights)] == [found[0] for found in before]
+        assert files(weights)[1].read_bytes() == b""
+
+
+def test_weights_that_shrink_while_they_are_mapped_lose_no_step(begun, native, weights, first):
+    content = weights.read_bytes()
+
+    def shrink(progress):
+        if progress.phase == "training" and progress.step == 4:
+            os.truncate(weights, 0)
+
+    message = native.train(begun, shrink, lambda: False)
+    assert "was cut" in message.error.detail
+    assert ledger(begun).steps >= 4
+    weights.write_bytes(content)
+    assert train(begun, native) == first
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 0x10
+    path.write_bytes(content)
+
+
+def foreign(index):
+    """Gives an index the identity of another runner or processor, which its second eight bytes are."""
+    content = index.read_bytes()
+    index.write_bytes(content[:8] + bytes(8) + content[16:])
+
+
+def cut(path):
+    os.truncate(path, path.stat().st_size // 2)
