@@ -10,6 +10,7 @@ import random
 import sys
 import time
 from collections import deque
+from contextlib import suppress
 from typing import Literal
 
 from pydantic import BaseModel
@@ -73,9 +74,17 @@ class Device:
         return None if status == expected else f"{kind}: {status} {answer[:300]!r}"
 
     async def _ask(self, path: str, body: bytes) -> tuple[int, bytes]:
-        if self._link is None:
-            self._link = await asyncio.open_connection("127.0.0.1", self._port, limit=1 << 20)
-        reader, writer = self._link
+        if self._link is not None:
+            # The server closes connections that are idle for long.
+            with suppress(OSError, EOFError):
+                return await self._send(*self._link, path, body)
+            self._link[1].close()
+        self._link = await asyncio.open_connection("127.0.0.1", self._port, limit=1 << 20)
+        return await self._send(*self._link, path, body)
+
+    async def _send(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, path: str, body: bytes
+    ) -> tuple[int, bytes]:
         headers = {
             "Host": "127.0.0.1",
             "Authorization": f"Bearer {self._token}",
@@ -85,15 +94,9 @@ class Device:
         }
         lines = [f"POST {path} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
         writer.write("\r\n".join([*lines, "", ""]).encode() + body)
-        try:
-            head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
-            length = head.partition("\r\ncontent-length: ")[2].partition("\r\n")[0]
-            answer = await reader.readexactly(int(length or 0))
-        except (OSError, EOFError) as error:
-            writer.close()
-            self._link = None
-            return 0, repr(error).encode()
-        return int(head.split(" ", 2)[1]), answer
+        head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+        length = head.partition("\r\ncontent-length: ")[2].partition("\r\n")[0]
+        return int(head.split(" ", 2)[1]), await reader.readexactly(int(length or 0))
 
 
 async def run_phase(devices: list[Device], phase: Phase) -> Found:
