@@ -129,6 +129,11 @@ def is_cooling_down(until: datetime | None) -> bool:
 
 # Built once, because every request for a job executes it.
 _USERS = select(DeviceUser.user).where(DeviceUser.device_id == bindparam("device_id"))
+_USERS_OF = (
+    select(DeviceUser.device_id, DeviceUser.user)
+    .where(DeviceUser.device_id.in_(bindparam("device_ids", expanding=True)))
+    .order_by(DeviceUser.user)
+)
 
 
 class DeviceRepository:
@@ -205,9 +210,8 @@ class BindingRepository:
 
     def users_of(self, device_ids: Collection[str]) -> dict[str, list[str]]:
         """Returns the users of each device, sorted, by device id."""
-        statement = select(DeviceUser.device_id, DeviceUser.user).where(DeviceUser.device_id.in_(device_ids))
         found: dict[str, list[str]] = {device_id: [] for device_id in device_ids}
-        for device_id, user in self._session.execute(statement.order_by(DeviceUser.user)):
+        for device_id, user in self._session.execute(_USERS_OF, {"device_ids": list(found)}):
             found[device_id].append(user)
         return found
 

@@ -1,7 +1,8 @@
 """Routes of leases that a device calls while it trains, and the long poll of devices that wait for a job.
 
 A job that becomes ready in this process wakes a device at once. Jobs that other processes make ready are found by
-polling the database for all waiting devices, several times a second and whenever a device arrives. Either way at most
+polling the database: several times a second for up to CHUNK users of waiting devices, by turns, and for the users of a
+device when it arrives. The cost of a search thus does not grow with the number of waiting devices. Either way at most
 as many devices are woken as there are jobs, the longest waiting first, and only those that may take them: a burst of
 devices or a slow database never causes more writing transactions than there are jobs.
 """
@@ -10,8 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 import structlog
@@ -27,12 +28,12 @@ from server.identity.devices.repository import DeviceReport
 from server.identity.tokens import Principal
 from server.jobs.leases.declines import DeclineService
 from server.jobs.leases.repository import LeaseRepository
-from server.jobs.leases.service import Heartbeat, LeaseService
+from server.jobs.leases.service import Asking, Heartbeat, LeaseService
 from server.jobs.scheduling.matching import DeviceOffer
 from server.jobs.scheduling.repository import Lane, QueueRepository, noted_ready
 from server.web.openapi import raises
 from server.web.routes import Routes
-from server.web.state import AppState, GroupCommit, Shutdown, State
+from server.web.state import AppState, GroupCommit, GroupRead, Shutdown, State
 from shared.errors import Gone, Replayed
 from shared.job import JobError, Progress
 from shared.protocol import Decline, Lease, LeaseRequest, LeaseState
@@ -40,7 +41,7 @@ from shared.protocol import Decline, Lease, LeaseRequest, LeaseState
 router = Routes(prefix="/v1/leases", tags=["leases"])
 LEASE_SECONDS_MOST = 3600.0  # that a device may ask for
 LOOK_SECONDS = 0.1  # between two searches for jobs that another process made ready, while devices wait here
-CHUNK = 500  # users in one query
+CHUNK = 500  # users in one query, and at whom one periodic search looks
 _log = structlog.get_logger()
 
 ReadyJobs = Sequence[tuple[Lane, int]]  # lanes, each with its number of ready jobs
@@ -88,6 +89,7 @@ class LongPoll:
         """poll_seconds: between two polls of the database. before_poll: called in a thread before each poll."""
         self._database, self._shutdown, self._poll_seconds = database, shutdown, poll_seconds
         self._before_poll = before_poll
+        self._turns: deque[tuple[str, str]] = deque()  # tenants and users that periodic polls look at next
         # In the order of arrival: all devices, and devices by tenant and user.
         self._waiters: dict[Waiter, None] = {}
         self._by_user: dict[tuple[str, str], dict[Waiter, None]] = {}
@@ -174,9 +176,14 @@ class LongPoll:
 
     async def _keep_polling(self) -> None:
         """Polls until no device waits, or the server stops."""
-        while await self._until_next_poll() and self._waiters:
+        clock, due = asyncio.get_running_loop().time, 0.0
+        while await self._until_next_poll(due - clock()) and self._waiters:
             new, self._new = self._new, []
-            self._poll = asyncio.create_task(run_in_threadpool(self._ready, self._users()))
+            keys = {key for waiter in new for key in _keys(waiter.offer)}
+            if clock() >= due:
+                due = clock() + self._poll_seconds
+                keys |= self._next_turn()
+            self._poll = asyncio.create_task(run_in_threadpool(self._ready, _by_tenant(keys)))
             failure = None
             try:
                 for lane, jobs in await self._poll:
@@ -195,9 +202,9 @@ class LongPoll:
                 self._remove(waiter)
                 waiter.wake(None)
 
-    async def _until_next_poll(self) -> bool:
+    async def _until_next_poll(self, seconds: float) -> bool:
         """Waits until a device arrives or the next poll is due. Returns False if the server stops."""
-        pause = asyncio.create_task(self._shutdown.pause(self._poll_seconds))
+        pause = asyncio.create_task(self._shutdown.pause(max(seconds, 0)))
         arrived = asyncio.create_task(self._arrived.wait())
         await asyncio.wait({pause, arrived}, return_when=asyncio.FIRST_COMPLETED)
         pause.cancel()
@@ -205,12 +212,11 @@ class LongPoll:
         self._arrived.clear()
         return not self._shutdown.begun
 
-    def _users(self) -> dict[str, list[str]]:
-        """Returns the users of the waiting devices, by tenant."""
-        users: dict[str, list[str]] = {}
-        for tenant, user in self._by_user:
-            users.setdefault(tenant, []).append(user)
-        return users
+    def _next_turn(self) -> set[tuple[str, str]]:
+        """Returns up to CHUNK of the tenants and users that have waiting devices; all have their turn, in order."""
+        if not self._turns:
+            self._turns.extend(self._by_user)
+        return {self._turns.popleft() for _ in range(min(CHUNK, len(self._turns)))}
 
     def _ready(self, users_by_tenant: Mapping[str, Sequence[str]]) -> ReadyJobs:
         self._before_poll()
@@ -223,6 +229,13 @@ class LongPoll:
         return ready
 
 
+def _by_tenant(keys: Collection[tuple[str, str]]) -> dict[str, list[str]]:
+    users: dict[str, list[str]] = {}
+    for tenant, user in keys:
+        users.setdefault(tenant, []).append(user)
+    return users
+
+
 def _keys(offer: DeviceOffer) -> list[tuple[str, str]]:
     return [(offer.tenant, user) for user in offer.users]
 
@@ -231,7 +244,7 @@ def make_long_poll(state: AppState) -> LongPoll:
     """Makes the long poll of devices that wait for a job. Overdue leases are taken back before each poll."""
 
     def take_back_overdue() -> None:
-        with state.database.reading() as session:
+        with state.database.autocommit() as session:
             if not LeaseRepository(session).overdue(utc_now()):
                 return
         with state.database.writing() as session:
@@ -254,11 +267,13 @@ def make_polls_gauge(registry: CollectorRegistry) -> Gauge:
     return Gauge("mobizo_polls_open", "Devices that wait here for a job", registry=registry)
 
 
-def _offer(state: AppState, principal: Principal, lease_request: LeaseRequest) -> DeviceOffer:
-    """Returns the device's offer to the queue."""
-    with state.database.autocommit() as session:
-        service = LeaseService(session, state.settings.lease_seconds)
-        return service.offer(principal.tenant, principal.device_id or "", lease_request)
+def make_offers(state: AppState) -> GroupRead[Asking, DeviceOffer]:
+    """Makes the reads of what decides which jobs a device may get."""
+
+    def read(session: Session, asking: Sequence[Asking]) -> list[DeviceOffer | Exception]:
+        return LeaseService(session, state.settings.lease_seconds).offers(asking)
+
+    return GroupRead(state.database, read)
 
 
 def _acquire(state: AppState, principal: Principal, lease_request: LeaseRequest) -> tuple[Lease | None, DeviceOffer]:
@@ -288,7 +303,7 @@ async def acquire(
     )
     await state.get(make_presences).record(Presence(principal.device_id or "", report))
     lease = None
-    offer = await run_in_threadpool(_offer, state, principal, lease_request)
+    offer = await state.get(make_offers).add(Asking(principal.tenant, principal.device_id or "", lease_request))
     if offer.may_hold:
         lease, offer = await state.write_queue.run(_acquire, state, principal, lease_request)
     long_poll = state.get(make_long_poll)

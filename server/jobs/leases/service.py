@@ -24,7 +24,7 @@ from server.identity.devices.repository import (
     is_cooling_down,
 )
 from server.identity.tokens import REVOKED
-from server.jobs.leases.repository import Ending, JobLease, LeaseRepository
+from server.jobs.leases.repository import DeviceStatus, Ending, JobLease, LeaseRepository
 from server.jobs.repository import Job, JobRepository
 from server.jobs.scheduling.matching import DeviceOffer
 from server.jobs.scheduling.repository import QueueRepository
@@ -49,6 +49,15 @@ from shared.registry import SignedAdapter
 LEASE_ATTEMPTS = 5
 LEAVE_LASTS = timedelta(seconds=20)  # a device that stops keeps its job this long, so that its service may restart
 LOST = "lost-by-devices"
+
+
+@dataclass(frozen=True)
+class Asking:
+    """A device's request for a job."""
+
+    tenant: str
+    device_id: str
+    request: LeaseRequest
 
 
 @dataclass(frozen=True)
@@ -106,16 +115,30 @@ class LeaseService:
         lock: locks the device until the transaction ends, so that two concurrent requests get the same job. Raises
         Unauthorized if the device was revoked.
         """
-        status = self._leases.status(device_id, lock)
+        found = self.offers([Asking(tenant, device_id, request)], lock)[0]
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def offers(self, asking: Sequence[Asking], lock: bool = False) -> list[DeviceOffer | Exception]:
+        """Returns the offer of each device, or the error that `offer` raises for it. lock: locks all devices."""
+        device_ids = {one.device_id for one in asking}
+        if lock:
+            self._leases.lock_devices(device_ids)
+        statuses, users = self._leases.statuses(device_ids), self._bindings.users_of(device_ids)
+        return [self._offer(one, statuses[one.device_id], users[one.device_id]) for one in asking]
+
+    def _offer(self, asking: Asking, status: DeviceStatus, users: Sequence[str]) -> DeviceOffer | Exception:
+        tenant, device_id, request = asking.tenant, asking.device_id, asking.request
         if status.revoked_at is not None:
             # The device was revoked while its request waited for a job.
-            raise Unauthorized(REVOKED)
+            return Unauthorized(REVOKED)
         declined = self._leases.declined(device_id, request.memory_bytes, utc_now()) if status.has_declined else ()
         datasets = frozenset(request.datasets)
         return DeviceOffer(
             tenant,
             device_id,
-            self._bindings.users(device_id),
+            frozenset(users),
             datasets,
             request.memory_bytes,
             request.capabilities,
