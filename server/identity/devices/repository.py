@@ -184,6 +184,10 @@ class DeviceRepository:
         values: dict[str, Any] = {"last_seen_at": now} | ({} if report is None else {"report": report})
         self._session.execute(update(Device).where(Device.id == device_id).values(**values))
 
+    def all_seen(self, device_ids: Collection[str], now: datetime) -> None:
+        """Notes that several devices were heard from."""
+        self._session.execute(update(Device).where(Device.id.in_(device_ids)).values(last_seen_at=now))
+
     def newest(self, tenant: str, limit: int) -> Sequence[Device]:
         """Devices of a tenant that were not revoked, those who enrolled last first."""
         statement = select(Device).where(Device.tenant == tenant, Device.revoked_at.is_(None))

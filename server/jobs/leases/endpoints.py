@@ -13,7 +13,7 @@ import asyncio
 import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import structlog
 from fastapi import Request, Response
@@ -23,20 +23,29 @@ from sqlalchemy.orm import Session
 
 from server.database.columns import utc_now
 from server.database.database import Database
-from server.identity.access_rules import Device, Presence, Signature, SignedWriting, make_presences, spent_by
+from server.identity.access_rules import (
+    Device,
+    Presence,
+    Signature,
+    SignedWriting,
+    make_presences,
+    spend_ahead,
+    spent_by,
+)
 from server.identity.devices.repository import DeviceReport
 from server.identity.tokens import Principal
 from server.jobs.leases.declines import DeclineService
 from server.jobs.leases.repository import LeaseRepository
-from server.jobs.leases.service import Asking, Heartbeat, LeaseService
+from server.jobs.leases.service import Asking, LeaseService, Message, Parting
 from server.jobs.scheduling.matching import DeviceOffer
 from server.jobs.scheduling.repository import Lane, QueueRepository, noted_ready
 from server.web.openapi import raises
 from server.web.routes import Routes
 from server.web.state import AppState, GroupCommit, GroupRead, Shutdown, State
-from shared.errors import Gone, Replayed
+from shared.errors import Gone, MobizoError, Replayed, Unavailable
 from shared.job import JobError, Progress
 from shared.protocol import Decline, Lease, LeaseRequest, LeaseState
+from shared.request_signature import RequestSignature
 
 router = Routes(prefix="/v1/leases", tags=["leases"])
 LEASE_SECONDS_MOST = 3600.0  # that a device may ask for
@@ -253,13 +262,34 @@ def make_long_poll(state: AppState) -> LongPoll:
     return LongPoll(state.database, state.shutdown, LOOK_SECONDS, take_back_overdue)
 
 
-def make_heartbeats(state: AppState) -> GroupCommit[Heartbeat, LeaseState]:
-    """Makes the group commit of heartbeats."""
+def make_messages(state: AppState) -> GroupCommit[Message, LeaseState]:
+    """Makes the group commit of messages about leases."""
 
-    def write(session: Session, heartbeats: Sequence[Heartbeat]) -> list[LeaseState | Exception]:
-        return LeaseService(session, state.settings.lease_seconds).heartbeats(heartbeats)
+    def write(session: Session, messages: Sequence[Message]) -> list[LeaseState | Exception]:
+        return LeaseService(session, state.settings.lease_seconds).messages(messages)
 
     return GroupCommit(state.database, state.write_queue, write)
+
+
+async def _process(
+    state: AppState,
+    principal: Principal,
+    lease_id: str,
+    says: Progress | JobError | Parting,
+    signature: RequestSignature | None,
+) -> LeaseState:
+    """Processes a message together with others. It spends the nonce of its signature also if it is refused."""
+    device_id = principal.device_id or ""
+    spent = None if signature is None else spent_by(device_id, signature)
+    try:
+        return await state.get(make_messages).add(Message(device_id, lease_id, says, spent))
+    except (Replayed, Unavailable):
+        raise
+    except MobizoError:
+        # A message that was refused after changes was rolled back together with its nonce.
+        with suppress(Replayed):
+            await state.write_queue.run(spend_ahead, state, device_id, signature)
+        raise
 
 
 def make_polls_gauge(registry: CollectorRegistry) -> Gauge:
@@ -323,28 +353,26 @@ async def heartbeat(
     principal: Device, lease_id: str, progress: Progress, state: State, signature: Signature
 ) -> LeaseState:
     """Extends the lease. `stop` is true if the job was cancelled. 410 once the lease is lost."""
-    device_id = principal.device_id or ""
-    await state.get(make_presences).record(Presence(device_id))
-    spent = None if signature is None else spent_by(device_id, signature)
-    return await state.get(make_heartbeats).add(Heartbeat(device_id, lease_id, progress, spent))
+    await state.get(make_presences).record(Presence(principal.device_id or ""))
+    return await _process(state, principal, lease_id, progress, signature)
 
 
-@router.post("/{lease_id}/leave", responses=raises(Gone))
-def leave(principal: Device, lease_id: str, state: State, session: SignedWriting) -> LeaseState:
+@router.post("/{lease_id}/leave", responses=raises(Gone, Replayed))
+async def leave(principal: Device, lease_id: str, state: State, signature: Signature) -> LeaseState:
     """Announces that the device stops: the job goes to another device unless this one returns within seconds."""
-    return LeaseService(session, state.settings.lease_seconds).leave(principal.device_id or "", lease_id)
+    return await _process(state, principal, lease_id, Parting.LEAVE, signature)
 
 
-@router.post("/{lease_id}/fail", responses=raises(Gone))
-def fail(principal: Device, lease_id: str, error: JobError, state: State, session: SignedWriting) -> LeaseState:
+@router.post("/{lease_id}/fail", responses=raises(Gone, Replayed))
+async def fail(principal: Device, lease_id: str, error: JobError, state: State, signature: Signature) -> LeaseState:
     """Ends the job with an error that the device reports."""
-    return LeaseService(session, state.settings.lease_seconds).fail(principal.device_id or "", lease_id, error)
+    return await _process(state, principal, lease_id, error, signature)
 
 
-@router.post("/{lease_id}/release", responses=raises(Gone))
-def release(principal: Device, lease_id: str, state: State, session: SignedWriting) -> LeaseState:
+@router.post("/{lease_id}/release", responses=raises(Gone, Replayed))
+async def release(principal: Device, lease_id: str, state: State, signature: Signature) -> LeaseState:
     """Returns the job to the queue."""
-    return LeaseService(session, state.settings.lease_seconds).release(principal.device_id or "", lease_id)
+    return await _process(state, principal, lease_id, Parting.RELEASE, signature)
 
 
 @router.post("/{lease_id}/decline", responses=raises(Gone))

@@ -160,14 +160,16 @@ class LeaseRepository:
         self._session.add(lease)
         self._session.flush()
 
-    def with_jobs(self, lease_ids: Collection[str]) -> list[tuple[JobLease, Job]]:
-        """Returns leases and their jobs, locked until the transaction ends, with the columns that a heartbeat needs.
+    def with_jobs(self, lease_ids: Collection[str], whole: bool) -> list[tuple[JobLease, Job]]:
+        """Returns leases and their jobs, locked until the transaction ends.
 
-        Other columns of the jobs are loaded on access, because requests, tasks and recipes are expensive to parse.
+        whole: with all columns of the jobs. Otherwise only those that a heartbeat needs, and others are loaded on
+        access, because requests, tasks and recipes are expensive to parse.
         """
         numbers = select(JobLease.job_number).where(JobLease.id.in_(lease_ids))
         few = load_only(Job.state, Job.events, Job.progress, Job.updated_at, Job.lane_number)
-        statement = select(Job).where(Job.number.in_(numbers)).order_by(Job.number).options(few)
+        statement = select(Job).where(Job.number.in_(numbers)).order_by(Job.number)
+        statement = statement if whole else statement.options(few)
         jobs = {job.number: job for job in self._session.scalars(locked(statement))}
         leases = self._session.scalars(select(JobLease).where(JobLease.id.in_(lease_ids)))
         return [(lease, jobs[lease.job_number]) for lease in leases]

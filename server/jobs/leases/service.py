@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from enum import StrEnum
 
 from sqlalchemy.orm import Session
 
@@ -60,13 +61,23 @@ class Asking:
     request: LeaseRequest
 
 
+class Parting(StrEnum):
+    """A device stops training under a lease."""
+
+    LEAVE = "leave"  # and returns within seconds, or loses the job
+    RELEASE = "release"  # and gives the job back
+
+
 @dataclass(frozen=True)
-class Heartbeat:
-    """A heartbeat of a device under a lease. spent: the nonce of its signature, if it is signed."""
+class Message:
+    """A message of a device about its lease. spent: the nonce of its signature, if it is signed.
+
+    says: a heartbeat's progress, an error that ends the job, or a parting.
+    """
 
     device_id: str
     lease_id: str
-    progress: Progress
+    says: Progress | JobError | Parting
     spent: Spent | None = None
 
 
@@ -190,58 +201,83 @@ class LeaseService:
             return False
         return True
 
-    def heartbeats(self, heartbeats: Sequence[Heartbeat]) -> list[LeaseState | Exception]:
-        """Processes heartbeats of several devices; the answer to a heartbeat that fails is its exception."""
+    def messages(self, messages: Sequence[Message]) -> list[LeaseState | Exception]:
+        """Processes messages of several devices; the answer to one that is refused is its exception.
+
+        Raises an error that comes after changes: the caller rolls back, and processes each message by itself.
+        """
+        # Devices are locked before jobs. A heartbeat locks none; `Presences` writes when its device was seen.
+        leaving = {message.device_id for message in messages if not isinstance(message.says, Progress)}
+        if leaving:
+            self._leases.lock_devices(leaving)
+            self._devices.all_seen(leaving, utc_now())
+        ending = any(isinstance(message.says, JobError) or message.says is Parting.RELEASE for message in messages)
         # This variable keeps the jobs in the session, whose identity map is weak.
-        rows = self._leases.with_jobs({heartbeat.lease_id for heartbeat in heartbeats})
+        rows = self._leases.with_jobs({message.lease_id for message in messages}, whole=ending)
         leases = {lease.id: lease for lease, _ in rows}
-        fresh = self._nonces.spend_all({heartbeat.spent for heartbeat in heartbeats if heartbeat.spent}, utc_now())
+        fresh = self._nonces.spend_all({message.spent for message in messages if message.spent}, utc_now())
         answers: list[LeaseState | Exception] = []
-        for heartbeat in heartbeats:
-            lease = leases.get(heartbeat.lease_id)
+        for message in messages:
             try:
-                if heartbeat.spent is not None:
-                    _spend(fresh, heartbeat.spent)
-                answers.append(self._heartbeat(lease, heartbeat))
+                lease = self._checked(message, leases.get(message.lease_id), fresh)
             except MobizoError as error:
                 answers.append(error)
+                continue
+            if not _changes_nothing(message, lease):
+                self._apply(lease, message.says)
+            answers.append(self.state(lease))
         return answers
 
     def heartbeat(self, device_id: str, lease_id: str, progress: Progress) -> LeaseState:
         """Extends a lease and stores the progress; `stop` if the job was cancelled. Raises NotFound or Gone."""
-        answer = self.heartbeats([Heartbeat(device_id, lease_id, progress)])[0]
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    def _heartbeat(self, lease: JobLease | None, heartbeat: Heartbeat) -> LeaseState:
-        if lease is None or lease.device_id != heartbeat.device_id:
-            raise _no_lease(heartbeat.lease_id)
-        if lease.ending is not Ending.CANCELLED:
-            self.renew(lease)
-            self._lifecycle.progress(self._jobs.by_number(lease.job_number), heartbeat.progress)
-        return self.state(lease)
+        return self._process(Message(device_id, lease_id, progress))
 
     def leave(self, device_id: str, lease_id: str) -> LeaseState:
         """Shortens the lease of a device that stops; it keeps the job if it restarts soon. Raises NotFound or Gone."""
-        lease = self._find(device_id, lease_id)
-        if lease.ending is not Ending.CANCELLED:
-            self.renew(lease)
-            lease.expires_at = min(lease.expires_at, utc_now() + LEAVE_LASTS)
-        return self.state(lease)
+        return self._process(Message(device_id, lease_id, Parting.LEAVE))
 
     def fail(self, device_id: str, lease_id: str, error: JobError) -> LeaseState:
         """Ends a job and its lease with an error, which counts as a failure of the device unless its owner refused.
 
         Raises NotFound or Gone.
         """
-        if self._find(device_id, lease_id).ending is None and error.code not in OWNER_REFUSALS:
-            count_failure(self._devices.by_id(device_id), utc_now())
-        return self._end(device_id, lease_id, Ending.FAILED, JobState.FAILED, error)
+        return self._process(Message(device_id, lease_id, error))
 
     def release(self, device_id: str, lease_id: str) -> LeaseState:
         """Returns the job to the queue. Raises NotFound or Gone."""
-        return self._end(device_id, lease_id, Ending.RELEASED, JobState.READY, None)
+        return self._process(Message(device_id, lease_id, Parting.RELEASE))
+
+    def _process(self, message: Message) -> LeaseState:
+        answer = self.messages([message])[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def _checked(self, message: Message, lease: JobLease | None, fresh: set[tuple[str, str]]) -> JobLease:
+        """Returns the lease of a message. Raises Replayed, NotFound or Gone; changes nothing."""
+        if message.spent is not None:
+            _spend(fresh, message.spent)
+        if lease is None or lease.device_id != message.device_id:
+            raise _no_lease(message.lease_id)
+        if not _changes_nothing(message, lease):
+            self.check(lease)
+        return lease
+
+    def _apply(self, lease: JobLease, says: Progress | JobError | Parting) -> None:
+        if isinstance(says, JobError) and lease.ending is None and says.code not in OWNER_REFUSALS:
+            count_failure(self._devices.by_id(lease.device_id), utc_now())
+        self.renew(lease)
+        job = self._jobs.by_number(lease.job_number)
+        if isinstance(says, Progress):
+            self._lifecycle.progress(job, says)
+        elif says is Parting.LEAVE:
+            lease.expires_at = min(lease.expires_at, utc_now() + LEAVE_LASTS)
+        elif isinstance(says, JobError):
+            self.end(lease, Ending.FAILED)
+            self._lifecycle.move(job, JobState.FAILED, error=says)
+        else:
+            self.end(lease, Ending.RELEASED)
+            self._lifecycle.move(job, JobState.READY, error=None)
 
     def find(self, device_id: str, lease_id: str) -> tuple[JobLease, Job]:
         """Returns a lease of the device with its job, locked. Raises NotFound."""
@@ -338,17 +374,6 @@ class LeaseService:
     def _extend(self, lease: JobLease) -> None:
         lease.expires_at = utc_now() + timedelta(seconds=lease.seconds or self._seconds)
 
-    def _end(
-        self, device_id: str, lease_id: str, ending: Ending, state: JobState, error: JobError | None
-    ) -> LeaseState:
-        lease = self._find(device_id, lease_id)
-        # A repeated request, and one about a job that was cancelled, change nothing.
-        if lease.ending not in (ending, Ending.CANCELLED):
-            self.renew(lease)
-            self.end(lease, ending)
-            self._lifecycle.move(self._jobs.by_number(lease.job_number), state, error=error)
-        return self.state(lease)
-
     def _signed_start(self, job: Job) -> SignedAdapter | None:
         return None if job.start is None else WARM_STARTS.get()(self._session).signed(job)
 
@@ -382,6 +407,13 @@ def take_back_unbound(session: Session, settings: Settings, device_id: str, user
 
 def _no_lease(lease_id: str) -> NotFound:
     return NotFound(f"there is no lease {lease_id!r} of this device")
+
+
+def _changes_nothing(message: Message, lease: JobLease) -> bool:
+    """Whether a message repeats what ended its lease, or is about a job that was cancelled."""
+    failed = lease.ending is Ending.FAILED and isinstance(message.says, JobError)
+    released = lease.ending is Ending.RELEASED and message.says is Parting.RELEASE
+    return failed or released or lease.ending is Ending.CANCELLED
 
 
 def _spend(fresh: set[tuple[str, str]], spent: Spent) -> None:
