@@ -190,7 +190,9 @@ class Group(Generic[Work, Answer]):
     Use it only in the thread of the event loop.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = MOST_IN_GROUP) -> None:
+        """most: items in one group."""
+        self._most = most
         self._waiting: list[tuple[Work, asyncio.Future[Answer]]] = []
         self._task: asyncio.Task[None] | None = None
 
@@ -205,7 +207,7 @@ class Group(Generic[Work, Answer]):
     async def _work(self) -> None:
         try:
             while self._waiting:
-                group, self._waiting = self._waiting[:MOST_IN_GROUP], self._waiting[MOST_IN_GROUP:]
+                group, self._waiting = self._waiting[: self._most], self._waiting[self._most :]
                 await self._answer(group)
         finally:
             self._task = None
@@ -244,9 +246,13 @@ class GroupCommit(Group[Work, Answer]):
         database: Database,
         write_queue: WriteQueue,
         write: Callable[[Session, Sequence[Work]], Sequence[Answer | Exception]],
+        most: int = MOST_IN_GROUP,
     ) -> None:
-        """write: applies several items in a transaction and returns a result, or an exception, for each."""
-        super().__init__()
+        """write: applies several items in a transaction and returns a result, or an exception, for each.
+
+        most: items in one transaction.
+        """
+        super().__init__(most)
         self._database, self._write_queue, self._write = database, write_queue, write
 
     async def _run(self, work: Sequence[Work]) -> Sequence[Answer | Exception]:

@@ -35,8 +35,9 @@ from server.identity.access_rules import (
 from server.identity.devices.repository import DeviceReport
 from server.identity.tokens import Principal
 from server.jobs.leases.declines import DeclineService
+from server.jobs.leases.messages import Asking, Message, Parting
 from server.jobs.leases.repository import LeaseRepository
-from server.jobs.leases.service import Asking, LeaseService, Message, Parting
+from server.jobs.leases.service import Answer, LeaseService
 from server.jobs.scheduling.matching import DeviceOffer
 from server.jobs.scheduling.repository import Lane, QueueRepository, noted_ready
 from server.web.openapi import raises
@@ -50,6 +51,7 @@ from shared.request_signature import RequestSignature
 router = Routes(prefix="/v1/leases", tags=["leases"])
 LEASE_SECONDS_MOST = 3600.0  # that a device may ask for
 LOOK_SECONDS = 0.1  # between two searches for jobs that another process made ready, while devices wait here
+MOST_ACQUIRED = 20  # leases that are given in one transaction, for which heartbeats wait on SQLite
 CHUNK = 500  # users in one query, and at whom one periodic search looks
 _log = structlog.get_logger()
 
@@ -306,15 +308,14 @@ def make_offers(state: AppState) -> GroupRead[Asking, DeviceOffer]:
     return GroupRead(state.database, read)
 
 
-def _acquire(state: AppState, principal: Principal, lease_request: LeaseRequest) -> tuple[Lease | None, DeviceOffer]:
-    """Returns a lease if there is a job for the device, and the device's current offer."""
-    settings = state.settings
-    requested = lease_request.lease_seconds
-    seconds = None if requested is None else min(requested, LEASE_SECONDS_MOST)
-    with state.database.writing() as session:
-        service = LeaseService(session, settings.lease_seconds, settings.lease_attempts)
-        offer = service.offer(principal.tenant, principal.device_id or "", lease_request, lock=True)
-        return service.acquire(offer, seconds), offer
+def make_acquisitions(state: AppState) -> GroupCommit[Asking, Answer]:
+    """Makes the group commit of leases that are given."""
+
+    def write(session: Session, asking: Sequence[Asking]) -> list[Answer | Exception]:
+        settings = state.settings
+        return LeaseService(session, settings.lease_seconds, settings.lease_attempts).acquire_each(asking)
+
+    return GroupCommit(state.database, state.write_queue, write, MOST_ACQUIRED)
 
 
 @router.post("", response_model=Lease, responses={204: {"description": "no job for this device now"}})
@@ -333,9 +334,12 @@ async def acquire(
     )
     await state.get(make_presences).record(Presence(principal.device_id or "", report))
     lease = None
-    offer = await state.get(make_offers).add(Asking(principal.tenant, principal.device_id or "", lease_request))
+    requested = lease_request.lease_seconds
+    seconds = None if requested is None else min(requested, LEASE_SECONDS_MOST)
+    asking = Asking(principal.tenant, principal.device_id or "", lease_request, seconds)
+    offer = await state.get(make_offers).add(asking)
     if offer.may_hold:
-        lease, offer = await state.write_queue.run(_acquire, state, principal, lease_request)
+        lease, offer = await state.get(make_acquisitions).add(asking)
     long_poll = state.get(make_long_poll)
     with state.meters.part(make_polls_gauge).track_inprogress():
         while lease is None:
@@ -344,7 +348,7 @@ async def acquire(
                 # A server that stops grants no job, because its answer may not reach the device.
                 if not woken or await request.is_disconnected():
                     return Response(status_code=204)
-                lease, offer = await state.write_queue.run(_acquire, state, principal, lease_request)
+                lease, offer = await state.get(make_acquisitions).add(asking)
     return lease
 
 

@@ -7,9 +7,7 @@ or by any message about it, since it may just have been offline and has work to 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import timedelta
-from enum import StrEnum
 
 from sqlalchemy.orm import Session
 
@@ -25,6 +23,7 @@ from server.identity.devices.repository import (
     is_cooling_down,
 )
 from server.identity.tokens import REVOKED
+from server.jobs.leases.messages import Asking, Message, Parting, changes_nothing
 from server.jobs.leases.repository import DeviceStatus, Ending, JobLease, LeaseRepository
 from server.jobs.repository import Job, JobRepository
 from server.jobs.scheduling.matching import DeviceOffer
@@ -47,38 +46,10 @@ from shared.program import SignedManifest
 from shared.protocol import Lease, LeaseRequest, LeaseState
 from shared.registry import SignedAdapter
 
+Answer = tuple[Lease | None, DeviceOffer]  # a lease if there is a job for the device, and its current offer
 LEASE_ATTEMPTS = 5
 LEAVE_LASTS = timedelta(seconds=20)  # a device that stops keeps its job this long, so that its service may restart
 LOST = "lost-by-devices"
-
-
-@dataclass(frozen=True)
-class Asking:
-    """A device's request for a job."""
-
-    tenant: str
-    device_id: str
-    request: LeaseRequest
-
-
-class Parting(StrEnum):
-    """A device stops training under a lease."""
-
-    LEAVE = "leave"  # and returns within seconds, or loses the job
-    RELEASE = "release"  # and gives the job back
-
-
-@dataclass(frozen=True)
-class Message:
-    """A message of a device about its lease. spent: the nonce of its signature, if it is signed.
-
-    says: a heartbeat's progress, an error that ends the job, or a parting.
-    """
-
-    device_id: str
-    lease_id: str
-    says: Progress | JobError | Parting
-    spent: Spent | None = None
 
 
 class LeaseService:
@@ -159,6 +130,20 @@ class LeaseService:
             may_hold=status.had_lease and self._leases.may_hold(device_id, datasets),
         )
 
+    def acquire_each(self, asking: Sequence[Asking]) -> list[Answer | Exception]:
+        """Leases a job to each of several devices; the answer to a revoked device is its exception.
+
+        Raises an error that comes after changes: the caller rolls back, and answers each device by itself.
+        """
+        answers: list[Answer | Exception] = []
+        answered: set[str] = set()
+        for one, first in zip(asking, self.offers(asking, lock=True), strict=True):
+            # Of two requests of a device, the later one finds the lease that the earlier one got.
+            offer = self.offers([one])[0] if one.device_id in answered else first
+            answered.add(one.device_id)
+            answers.append(offer if isinstance(offer, Exception) else (self.acquire(offer, one.seconds), offer))
+        return answers
+
     def acquire(self, offer: DeviceOffer, seconds: float | None = None) -> Lease | None:
         """Leases a job to a device: the one it has, else the one it had, else the first in the queue that it may train.
 
@@ -223,7 +208,7 @@ class LeaseService:
             except MobizoError as error:
                 answers.append(error)
                 continue
-            if not _changes_nothing(message, lease):
+            if not changes_nothing(message, lease):
                 self._apply(lease, message.says)
             answers.append(self.state(lease))
         return answers
@@ -259,7 +244,7 @@ class LeaseService:
             _spend(fresh, message.spent)
         if lease is None or lease.device_id != message.device_id:
             raise _no_lease(message.lease_id)
-        if not _changes_nothing(message, lease):
+        if not changes_nothing(message, lease):
             self.check(lease)
         return lease
 
@@ -407,13 +392,6 @@ def take_back_unbound(session: Session, settings: Settings, device_id: str, user
 
 def _no_lease(lease_id: str) -> NotFound:
     return NotFound(f"there is no lease {lease_id!r} of this device")
-
-
-def _changes_nothing(message: Message, lease: JobLease) -> bool:
-    """Whether a message repeats what ended its lease, or is about a job that was cancelled."""
-    failed = lease.ending is Ending.FAILED and isinstance(message.says, JobError)
-    released = lease.ending is Ending.RELEASED and message.says is Parting.RELEASE
-    return failed or released or lease.ending is Ending.CANCELLED
 
 
 def _spend(fresh: set[tuple[str, str]], spent: Spent) -> None:
