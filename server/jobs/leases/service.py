@@ -131,10 +131,7 @@ class LeaseService:
         )
 
     def acquire_each(self, asking: Sequence[Asking]) -> list[Answer | Exception]:
-        """Leases a job to each of several devices; the answer to a revoked device is its exception.
-
-        Raises an error that comes after changes: the caller rolls back, and answers each device by itself.
-        """
+        """Leases a job to each of several devices; the answer to a revoked device is its exception."""
         answers: list[Answer | Exception] = []
         answered: set[str] = set()
         for one, first in zip(asking, self.offers(asking, lock=True), strict=True):
