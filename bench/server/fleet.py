@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import psutil
 from sqlalchemy import insert, text
@@ -42,7 +43,7 @@ def measure(quick: bool) -> Measured:
     """Returns a row of each kind of request on each database; the claim is the costliest kind of all."""
     rows: list[Row] = []
     devices = QUICK_DEVICES if quick else DEVICES
-    limits = {"connections": devices + 100, "address_connections": devices + 100}
+    limits: dict[str, Any] = {"connections": devices + 100, "address_connections": devices + 100}
     with tempfile.TemporaryDirectory() as name, home.both_databases("fleet", **DURABLE) as databases:
         for kind, url in databases:
             settings = home.make_home(Path(name) / kind, database_url=url, **limits)
@@ -164,8 +165,8 @@ def _starting(url: str, devices: list[home.Credentials]) -> Iterator[_Load]:
         yield _Load(processes)
     finally:
         for process in processes:
-            process.kill()
-            process.wait()
+            with process:  # closes its pipes and waits for it
+                process.kill()
 
 
 def _tables(settings: Settings) -> _Sizes:
@@ -189,5 +190,5 @@ def _growth(what: str, before: _Sizes, after: _Sizes, count: int) -> list[Row]:
     return [
         {"what": what, "table": name, "rows": rows / count, "bytes": size / count}
         for name, (rows, size) in sorted(grown.items())
-        if size >= count
+        if rows or size >= count
     ]
