@@ -16,12 +16,13 @@ from bench.personal import personal
 from bench.precision import precision
 from bench.registry import registry
 from bench.runner import Parts, command_of
-from bench.server import downloads, kills, polls, queries, strangers
+from bench.server import downloads, fleet, kills, polls, queries, strangers
 from bench.step.command import step
 from bench.variance import variance
 
 SERVER: Parts = {
     "polls": polls.measure,
+    "fleet": fleet.measure,
     "strangers": strangers.measure,
     "downloads": downloads.measure,
     "queries": queries.measure,

@@ -47,7 +47,7 @@ from server.identity.tokens import Principal, TokenService, make_last_used, toke
 from server.settings import Settings
 from server.web.openapi import may_raise
 from server.web.routes import Rule
-from server.web.state import AppState, GroupCommit, RateLimit, State, address_of
+from server.web.state import AppState, GroupCommit, GroupRead, RateLimit, State, address_of
 from shared.access import Role, Scope
 from shared.errors import (
     BadSignature,
@@ -74,9 +74,13 @@ _scheme = HTTPBearer(auto_error=False, description="a token issued by `mobizo-se
 _Credentials = Annotated[HTTPAuthorizationCredentials | None, Depends(_scheme)]  # for the API's description
 
 
-def _lookup(state: AppState, bearer: str) -> Principal:
-    with state.database.autocommit() as session:
-        return TokenService(session).principal(bearer)
+def make_lookups(state: AppState) -> GroupRead[str, Principal]:
+    """Makes the lookup of tokens, for `AppState.get`."""
+
+    def read(session: Session, bearers: Sequence[str]) -> list[Principal | Exception]:
+        return TokenService(session).principals(bearers)
+
+    return GroupRead(state.database, read)
 
 
 async def _bearer(request: Request, state: AppState) -> str:
@@ -124,7 +128,7 @@ class Holder(Rule):
         digest, address = token_digest(text), address_of(request)
         state.limits.before(digest, address)
         try:
-            principal = await run_in_threadpool(_lookup, state, text)
+            principal = await state.get(make_lookups).add(text)
         except Unauthorized:
             state.limits.refused(digest, address)
             raise

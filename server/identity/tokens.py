@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -24,7 +24,7 @@ from server.identity.devices.repository import Device
 from server.identity.tenants import Tenant, TenantService, User, UserService
 from shared.access import Role, Scope, allowed_scopes, default_scopes
 from shared.canonical import sha256_hex
-from shared.errors import BadRequest, Conflict, NotFound, TenantSuspended, Unauthorized, Unavailable
+from shared.errors import BadRequest, Conflict, MobizoError, NotFound, TenantSuspended, Unauthorized, Unavailable
 
 REVOKED = "this device was revoked; ask the operator for a one-time token and enroll it again"
 WRITE_SECONDS = 60.0  # between two writes of last-used times
@@ -91,8 +91,9 @@ ALIVE = (
     )
 )
 # What a request's check needs of its token, in one read by an index; columns alone, since it happens at every request.
-HOLDER = (
+HOLDERS = (
     select(
+        Token.digest,
         Token.number,
         Token.id,
         Token.name,
@@ -111,7 +112,7 @@ HOLDER = (
     .join(Tenant, Tenant.name == Token.tenant)
     .join(User, User.id == Token.user_id, isouter=True)
     .join(Device, Device.id == Token.device_id, isouter=True)
-    .where(Token.digest == bindparam("digest"))
+    .where(Token.digest.in_(bindparam("digests", expanding=True)))
 )
 
 
@@ -126,9 +127,9 @@ class TokenRepository:
         self._session.add(token)
         self._session.flush()
 
-    def holder(self, digest: str) -> Row[*tuple[Any, ...]] | None:
-        """Returns the token of that digest, live or not, with the state of its user and tenant."""
-        return self._session.execute(HOLDER, {"digest": digest}).one_or_none()
+    def holders(self, digests: Collection[str]) -> dict[str, Row[*tuple[Any, ...]]]:
+        """Returns the tokens of these digests, live or not, with the states of their users and tenants."""
+        return {row.digest: row for row in self._session.execute(HOLDERS, {"digests": list(digests)})}
 
     def alive(self, token_id: str, now: datetime) -> bool:
         """Returns whether a token is still valid."""
@@ -268,12 +269,27 @@ class TokenService:
 
     def principal(self, text: str) -> Principal:
         """Returns the holder of a token. Raises Unauthorized if it is unknown, expired or revoked, TenantSuspended."""
+        found = self.principals([text])[0]
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def principals(self, texts: Sequence[str]) -> list[Principal | Exception]:
+        """Returns the holder of each token, or the error that `principal` raises for it."""
         # A text that does not have the form of our tokens is not looked up in the database.
-        return self._checked(self._tokens.holder(token_digest(text)) if _OURS.fullmatch(text) else None)
+        digests = [token_digest(text) if _OURS.fullmatch(text) else None for text in texts]
+        holders = self._tokens.holders({digest for digest in digests if digest is not None})
+        found: list[Principal | Exception] = []
+        for digest in digests:
+            try:
+                found.append(self._checked(None if digest is None else holders.get(digest)))
+            except MobizoError as error:
+                found.append(error)
+        return found
 
     def principal_of(self, digest: str) -> Principal:
         """Returns the holder of the token of that digest. Raises as `principal`."""
-        return self._checked(self._tokens.holder(digest))
+        return self._checked(self._tokens.holders([digest]).get(digest))
 
     def _checked(self, holder: Row[*tuple[Any, ...]] | None) -> Principal:
         if holder is not None and holder.revoked_at is not None and holder.role is Role.DEVICE:

@@ -10,10 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
+from functools import lru_cache
 from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from sqlalchemy import ForeignKey, String, delete, false, select
+from sqlalchemy import ForeignKey, String, Text, bindparam, delete, false, select, type_coerce
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
 from server.catalog.bases import BaseModelEntry
@@ -115,7 +116,8 @@ class ProgramRepository:
 
     def signed(self, recipe_id: str) -> SignedManifest | None:
         """The signed manifest of a recipe's program, once it is compiled."""
-        return self._session.scalar(select(Program.signed).where(Program.recipe_id == recipe_id))
+        text = self._session.scalar(_SIGNED, {"recipe_id": recipe_id})
+        return None if text is None else _parse_signed(text)
 
     def compiled(self) -> Sequence[Program]:
         """Every program that has a signed manifest."""
@@ -131,6 +133,15 @@ class ProgramRepository:
             delete(ProgramBlob).where(ProgramBlob.recipe_id == recipe_id, ProgramBlob.version != version - 1)
         )
         self._session.add_all(files)
+
+
+# Built once, and parsed once: each lease that is given has a manifest, and few programs make most of them.
+_SIGNED = select(type_coerce(Program.signed, Text)).where(Program.recipe_id == bindparam("recipe_id"))
+
+
+@lru_cache(maxsize=256)
+def _parse_signed(text: str) -> SignedManifest:
+    return SignedManifest.model_validate_json(text)
 
 
 FindFile = Callable[[Session, str, str], ProgramBlob | None]

@@ -13,6 +13,10 @@ PostgreSQL fewer than there are threads.
 With group commit, concurrent small writes of one kind share one transaction. A commit waits for the disk, and on SQLite
 for every other writer, so its cost hardly depends on its size. Each caller gets its result only after the commit that
 contains its write, so every result it sees is durable.
+
+Grouped reads do the same for small reads of one kind: those that arrive while one runs share the next. Their processor
+time is mostly that of a session and of the change of threads. A read begins after its request has arrived, so nothing
+is cached: a revoked token is refused at once.
 """
 
 from __future__ import annotations
@@ -180,22 +184,20 @@ class WriteQueue:
             return await run_in_threadpool(write, *args, **kwargs)
 
 
-class GroupCommit(Generic[Work, Answer]):
-    """Groups writes of one kind. Use it only in the thread of the event loop."""
+class Group(Generic[Work, Answer]):
+    """Groups work of one kind: what arrives while a group is processed belongs to the next one.
 
-    def __init__(
-        self,
-        database: Database,
-        write_queue: WriteQueue,
-        write: Callable[[Session, Sequence[Work]], Sequence[Answer | Exception]],
-    ) -> None:
-        """write: applies several items in a transaction and returns a result, or an exception, for each."""
-        self._database, self._write_queue, self._write = database, write_queue, write
+    Use it only in the thread of the event loop.
+    """
+
+    def __init__(self, most: int = MOST_IN_GROUP) -> None:
+        """most: items in one group."""
+        self._most = most
         self._waiting: list[tuple[Work, asyncio.Future[Answer]]] = []
         self._task: asyncio.Task[None] | None = None
 
     async def add(self, work: Work) -> Answer:
-        """Applies an item together with others that wait. Raises the error of this item, or of the database."""
+        """Processes an item together with others that wait. Raises the error of this item, or of the database."""
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._waiting.append((work, future))
         if self._task is None:
@@ -203,25 +205,28 @@ class GroupCommit(Generic[Work, Answer]):
         return await future
 
     async def _work(self) -> None:
-        # Items that arrive while a transaction runs belong to the next one.
         try:
             while self._waiting:
-                group, self._waiting = self._waiting[:MOST_IN_GROUP], self._waiting[MOST_IN_GROUP:]
-                await self._commit(group)
+                group, self._waiting = self._waiting[: self._most], self._waiting[self._most :]
+                await self._answer(group)
         finally:
             self._task = None
 
-    async def _commit(self, group: Sequence[tuple[Work, asyncio.Future[Answer]]]) -> None:
+    async def _run(self, work: Sequence[Work]) -> Sequence[Answer | Exception]:
+        """Processes a group; returns a result, or an exception, for each item."""
+        raise NotImplementedError
+
+    async def _answer(self, group: Sequence[tuple[Work, asyncio.Future[Answer]]]) -> None:
         answers: Sequence[Answer | Exception]
         try:
-            answers = await self._write_queue.run(self._transact, [work for work, _ in group])
+            answers = await self._run([work for work, _ in group])
         except DatabaseUnavailable as error:
             answers = [error] * len(group)
         except Exception as error:
             if len(group) > 1:
                 # One item may have made the whole group fail.
                 for piece in group:
-                    await self._commit([piece])
+                    await self._answer([piece])
                 return
             answers = [error]
         for (_, future), answer in zip(group, answers, strict=True):
@@ -232,9 +237,48 @@ class GroupCommit(Generic[Work, Answer]):
             else:
                 future.set_result(answer)
 
+
+class GroupCommit(Group[Work, Answer]):
+    """Groups writes of one kind. Use it only in the thread of the event loop."""
+
+    def __init__(
+        self,
+        database: Database,
+        write_queue: WriteQueue,
+        write: Callable[[Session, Sequence[Work]], Sequence[Answer | Exception]],
+        most: int = MOST_IN_GROUP,
+    ) -> None:
+        """write: applies several items in a transaction and returns a result, or an exception, for each.
+
+        most: items in one transaction.
+        """
+        super().__init__(most)
+        self._database, self._write_queue, self._write = database, write_queue, write
+
+    async def _run(self, work: Sequence[Work]) -> Sequence[Answer | Exception]:
+        return await self._write_queue.run(self._transact, work)
+
     def _transact(self, work: Sequence[Work]) -> Sequence[Answer | Exception]:
         with self._database.writing() as session:
             return self._write(session, work)
+
+
+class GroupRead(Group[Work, Answer]):
+    """Groups reads of one kind. Use it only in the thread of the event loop."""
+
+    def __init__(
+        self, database: Database, read: Callable[[Session, Sequence[Work]], Sequence[Answer | Exception]]
+    ) -> None:
+        """read: reads several items and returns a result, or an exception, for each."""
+        super().__init__()
+        self._database, self._read = database, read
+
+    async def _run(self, work: Sequence[Work]) -> Sequence[Answer | Exception]:
+        return await run_in_threadpool(self._query, work)
+
+    def _query(self, work: Sequence[Work]) -> Sequence[Answer | Exception]:
+        with self._database.autocommit() as session:
+            return self._read(session, work)
 
 
 class Shutdown:

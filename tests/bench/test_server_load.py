@@ -2,6 +2,7 @@
 
 import pytest
 
+from bench.server.fleet import LIFE, fleet
 from bench.server.home import make_home, spread
 from bench.server.polls import poll
 
@@ -22,3 +23,14 @@ def test_devices_see_jobs_to_their_end(tmp_path):
     assert rows["job to a device"]["count"] == rows["completion"]["count"] == rows["upload"]["count"] == 6
     assert rows["heartbeat"]["count"] == 12
     assert rows["server"]["peak_rss_bytes"] > 1 << 20
+
+
+@pytest.mark.slow
+def test_virtual_devices_live_their_lives_without_an_error(tmp_path):
+    rows = fleet(make_home(tmp_path), 4, quick=True)
+    kinds = {row["what"]: row for row in rows if "cpu_ms" in row}
+    assert tuple(kinds) == LIFE
+    assert [row["first"] for row in kinds.values()] == [[]] * len(LIFE)
+    assert kinds["acquire"]["count"] == kinds["release"]["count"] == 4
+    leases = next(row for row in rows if row.get("table") == "leases")
+    assert leases["rows"] == 1.0

@@ -129,6 +129,11 @@ def is_cooling_down(until: datetime | None) -> bool:
 
 # Built once, because every request for a job executes it.
 _USERS = select(DeviceUser.user).where(DeviceUser.device_id == bindparam("device_id"))
+_USERS_OF = (
+    select(DeviceUser.device_id, DeviceUser.user)
+    .where(DeviceUser.device_id.in_(bindparam("device_ids", expanding=True)))
+    .order_by(DeviceUser.user)
+)
 
 
 class DeviceRepository:
@@ -179,6 +184,10 @@ class DeviceRepository:
         values: dict[str, Any] = {"last_seen_at": now} | ({} if report is None else {"report": report})
         self._session.execute(update(Device).where(Device.id == device_id).values(**values))
 
+    def all_seen(self, device_ids: Collection[str], now: datetime) -> None:
+        """Notes that several devices were heard from."""
+        self._session.execute(update(Device).where(Device.id.in_(device_ids)).values(last_seen_at=now))
+
     def newest(self, tenant: str, limit: int) -> Sequence[Device]:
         """Returns the devices of a tenant that are not revoked, the newest first."""
         statement = select(Device).where(Device.tenant == tenant, Device.revoked_at.is_(None))
@@ -205,9 +214,8 @@ class BindingRepository:
 
     def users_of(self, device_ids: Collection[str]) -> dict[str, list[str]]:
         """Returns the users of each device, sorted, by device id."""
-        statement = select(DeviceUser.device_id, DeviceUser.user).where(DeviceUser.device_id.in_(device_ids))
         users: dict[str, list[str]] = {device_id: [] for device_id in device_ids}
-        for device_id, user in self._session.execute(statement.order_by(DeviceUser.user)):
+        for device_id, user in self._session.execute(_USERS_OF, {"device_ids": list(users)}):
             users[device_id].append(user)
         return users
 

@@ -1,7 +1,8 @@
 """Routes of leases that a device calls while it trains, and the long poll of devices that wait for a job.
 
 A job that becomes ready in this process wakes a device at once. Jobs that other processes make ready are found by
-polling the database for all waiting devices, several times a second and whenever a device arrives. Either way at most
+polling the database: several times a second for up to CHUNK users of waiting devices, by turns, and for the users of a
+device when it arrives. The cost of a search thus does not grow with the number of waiting devices. Either way at most
 as many devices are woken as there are jobs, the longest waiting first, and only those that may take them: a burst of
 devices or a slow database never causes more writing transactions than there are jobs.
 """
@@ -10,9 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 
 import structlog
 from fastapi import Request, Response
@@ -22,25 +23,36 @@ from sqlalchemy.orm import Session
 
 from server.database.columns import utc_now
 from server.database.database import Database
-from server.identity.access_rules import Device, Presence, Signature, SignedWriting, make_presences, spent_by
+from server.identity.access_rules import (
+    Device,
+    Presence,
+    Signature,
+    SignedWriting,
+    make_presences,
+    spend_ahead,
+    spent_by,
+)
 from server.identity.devices.repository import DeviceReport
 from server.identity.tokens import Principal
 from server.jobs.leases.declines import DeclineService
+from server.jobs.leases.messages import Asking, Message, Parting
 from server.jobs.leases.repository import LeaseRepository
-from server.jobs.leases.service import Heartbeat, LeaseService
+from server.jobs.leases.service import Answer, LeaseService
 from server.jobs.scheduling.matching import DeviceOffer
 from server.jobs.scheduling.repository import Lane, QueueRepository, noted_ready
 from server.web.openapi import raises
 from server.web.routes import Routes
-from server.web.state import AppState, GroupCommit, Shutdown, State
-from shared.errors import Gone, Replayed
+from server.web.state import AppState, GroupCommit, GroupRead, Shutdown, State
+from shared.errors import Gone, MobizoError, Replayed, Unavailable
 from shared.job import JobError, Progress
 from shared.protocol import Decline, Lease, LeaseRequest, LeaseState
+from shared.request_signature import RequestSignature
 
 router = Routes(prefix="/v1/leases", tags=["leases"])
 LEASE_SECONDS_MOST = 3600.0  # that a device may ask for
 LOOK_SECONDS = 0.1  # between two searches for jobs that another process made ready, while devices wait here
-CHUNK = 500  # users in one query
+MOST_ACQUIRED = 20  # leases that are given in one transaction, for which heartbeats wait on SQLite
+CHUNK = 500  # users in one query, and at whom one periodic search looks
 _log = structlog.get_logger()
 
 ReadyJobs = Sequence[tuple[Lane, int]]  # lanes, each with its number of ready jobs
@@ -88,6 +100,7 @@ class LongPoll:
         """poll_seconds: between two polls of the database. before_poll: called in a thread before each poll."""
         self._database, self._shutdown, self._poll_seconds = database, shutdown, poll_seconds
         self._before_poll = before_poll
+        self._turns: deque[tuple[str, str]] = deque()  # tenants and users that periodic polls look at next
         # In the order of arrival: all devices, and devices by tenant and user.
         self._waiters: dict[Waiter, None] = {}
         self._by_user: dict[tuple[str, str], dict[Waiter, None]] = {}
@@ -174,9 +187,14 @@ class LongPoll:
 
     async def _keep_polling(self) -> None:
         """Polls until no device waits, or the server stops."""
-        while await self._until_next_poll() and self._waiters:
+        clock, due = asyncio.get_running_loop().time, 0.0
+        while await self._until_next_poll(due - clock()) and self._waiters:
             new, self._new = self._new, []
-            self._poll = asyncio.create_task(run_in_threadpool(self._ready, self._users()))
+            keys = {key for waiter in new for key in _keys(waiter.offer)}
+            if clock() >= due:
+                due = clock() + self._poll_seconds
+                keys |= self._next_turn()
+            self._poll = asyncio.create_task(run_in_threadpool(self._ready, _by_tenant(keys)))
             failure = None
             try:
                 for lane, jobs in await self._poll:
@@ -195,9 +213,9 @@ class LongPoll:
                 self._remove(waiter)
                 waiter.wake(None)
 
-    async def _until_next_poll(self) -> bool:
+    async def _until_next_poll(self, seconds: float) -> bool:
         """Waits until a device arrives or the next poll is due. Returns False if the server stops."""
-        pause = asyncio.create_task(self._shutdown.pause(self._poll_seconds))
+        pause = asyncio.create_task(self._shutdown.pause(max(seconds, 0)))
         arrived = asyncio.create_task(self._arrived.wait())
         await asyncio.wait({pause, arrived}, return_when=asyncio.FIRST_COMPLETED)
         pause.cancel()
@@ -205,12 +223,11 @@ class LongPoll:
         self._arrived.clear()
         return not self._shutdown.begun
 
-    def _users(self) -> dict[str, list[str]]:
-        """Returns the users of the waiting devices, by tenant."""
-        users: dict[str, list[str]] = {}
-        for tenant, user in self._by_user:
-            users.setdefault(tenant, []).append(user)
-        return users
+    def _next_turn(self) -> set[tuple[str, str]]:
+        """Returns up to CHUNK of the tenants and users that have waiting devices; all have their turn, in order."""
+        if not self._turns:
+            self._turns.extend(self._by_user)
+        return {self._turns.popleft() for _ in range(min(CHUNK, len(self._turns)))}
 
     def _ready(self, users_by_tenant: Mapping[str, Sequence[str]]) -> ReadyJobs:
         self._before_poll()
@@ -223,6 +240,13 @@ class LongPoll:
         return ready
 
 
+def _by_tenant(keys: Collection[tuple[str, str]]) -> dict[str, list[str]]:
+    users: dict[str, list[str]] = {}
+    for tenant, user in keys:
+        users.setdefault(tenant, []).append(user)
+    return users
+
+
 def _keys(offer: DeviceOffer) -> list[tuple[str, str]]:
     return [(offer.tenant, user) for user in offer.users]
 
@@ -231,7 +255,7 @@ def make_long_poll(state: AppState) -> LongPoll:
     """Makes the long poll of devices that wait for a job. Overdue leases are taken back before each poll."""
 
     def take_back_overdue() -> None:
-        with state.database.reading() as session:
+        with state.database.autocommit() as session:
             if not LeaseRepository(session).overdue(utc_now()):
                 return
         with state.database.writing() as session:
@@ -240,13 +264,34 @@ def make_long_poll(state: AppState) -> LongPoll:
     return LongPoll(state.database, state.shutdown, LOOK_SECONDS, take_back_overdue)
 
 
-def make_heartbeats(state: AppState) -> GroupCommit[Heartbeat, LeaseState]:
-    """Makes the group commit of heartbeats."""
+def make_messages(state: AppState) -> GroupCommit[Message, LeaseState]:
+    """Makes the group commit of messages about leases."""
 
-    def write(session: Session, heartbeats: Sequence[Heartbeat]) -> list[LeaseState | Exception]:
-        return LeaseService(session, state.settings.lease_seconds).heartbeats(heartbeats)
+    def write(session: Session, messages: Sequence[Message]) -> list[LeaseState | Exception]:
+        return LeaseService(session, state.settings.lease_seconds).messages(messages)
 
     return GroupCommit(state.database, state.write_queue, write)
+
+
+async def _process(
+    state: AppState,
+    principal: Principal,
+    lease_id: str,
+    says: Progress | JobError | Parting,
+    signature: RequestSignature | None,
+) -> LeaseState:
+    """Processes a message together with others. It spends the nonce of its signature also if it is refused."""
+    device_id = principal.device_id or ""
+    spent = None if signature is None else spent_by(device_id, signature)
+    try:
+        return await state.get(make_messages).add(Message(device_id, lease_id, says, spent))
+    except (Replayed, Unavailable):
+        raise
+    except MobizoError:
+        # A message that was refused after changes was rolled back together with its nonce.
+        with suppress(Replayed):
+            await state.write_queue.run(spend_ahead, state, device_id, signature)
+        raise
 
 
 def make_polls_gauge(registry: CollectorRegistry) -> Gauge:
@@ -254,22 +299,23 @@ def make_polls_gauge(registry: CollectorRegistry) -> Gauge:
     return Gauge("mobizo_polls_open", "Devices that wait here for a job", registry=registry)
 
 
-def _offer(state: AppState, principal: Principal, lease_request: LeaseRequest) -> DeviceOffer:
-    """Returns the device's offer to the queue."""
-    with state.database.autocommit() as session:
-        service = LeaseService(session, state.settings.lease_seconds)
-        return service.offer(principal.tenant, principal.device_id or "", lease_request)
+def make_offers(state: AppState) -> GroupRead[Asking, DeviceOffer]:
+    """Makes the reads of what decides which jobs a device may get."""
+
+    def read(session: Session, asking: Sequence[Asking]) -> list[DeviceOffer | Exception]:
+        return LeaseService(session, state.settings.lease_seconds).offers(asking)
+
+    return GroupRead(state.database, read)
 
 
-def _acquire(state: AppState, principal: Principal, lease_request: LeaseRequest) -> tuple[Lease | None, DeviceOffer]:
-    """Returns a lease if there is a job for the device, and the device's current offer."""
-    settings = state.settings
-    requested = lease_request.lease_seconds
-    seconds = None if requested is None else min(requested, LEASE_SECONDS_MOST)
-    with state.database.writing() as session:
-        service = LeaseService(session, settings.lease_seconds, settings.lease_attempts)
-        offer = service.offer(principal.tenant, principal.device_id or "", lease_request, lock=True)
-        return service.acquire(offer, seconds), offer
+def make_acquisitions(state: AppState) -> GroupCommit[Asking, Answer]:
+    """Makes the group commit of leases that are given."""
+
+    def write(session: Session, asking: Sequence[Asking]) -> list[Answer | Exception]:
+        settings = state.settings
+        return LeaseService(session, settings.lease_seconds, settings.lease_attempts).acquire_each(asking)
+
+    return GroupCommit(state.database, state.write_queue, write, MOST_ACQUIRED)
 
 
 @router.post("", response_model=Lease, responses={204: {"description": "no job for this device now"}})
@@ -288,9 +334,12 @@ async def acquire(
     )
     await state.get(make_presences).record(Presence(principal.device_id or "", report))
     lease = None
-    offer = await run_in_threadpool(_offer, state, principal, lease_request)
+    requested = lease_request.lease_seconds
+    seconds = None if requested is None else min(requested, LEASE_SECONDS_MOST)
+    asking = Asking(principal.tenant, principal.device_id or "", lease_request, seconds)
+    offer = await state.get(make_offers).add(asking)
     if offer.may_hold:
-        lease, offer = await state.write_queue.run(_acquire, state, principal, lease_request)
+        lease, offer = await state.get(make_acquisitions).add(asking)
     long_poll = state.get(make_long_poll)
     with state.meters.part(make_polls_gauge).track_inprogress():
         while lease is None:
@@ -299,7 +348,7 @@ async def acquire(
                 # A server that stops grants no job, because its answer may not reach the device.
                 if not woken or await request.is_disconnected():
                     return Response(status_code=204)
-                lease, offer = await state.write_queue.run(_acquire, state, principal, lease_request)
+                lease, offer = await state.get(make_acquisitions).add(asking)
     return lease
 
 
@@ -308,28 +357,26 @@ async def heartbeat(
     principal: Device, lease_id: str, progress: Progress, state: State, signature: Signature
 ) -> LeaseState:
     """Extends the lease. `stop` is true if the job was cancelled. 410 once the lease is lost."""
-    device_id = principal.device_id or ""
-    await state.get(make_presences).record(Presence(device_id))
-    spent = None if signature is None else spent_by(device_id, signature)
-    return await state.get(make_heartbeats).add(Heartbeat(device_id, lease_id, progress, spent))
+    await state.get(make_presences).record(Presence(principal.device_id or ""))
+    return await _process(state, principal, lease_id, progress, signature)
 
 
-@router.post("/{lease_id}/leave", responses=raises(Gone))
-def leave(principal: Device, lease_id: str, state: State, session: SignedWriting) -> LeaseState:
+@router.post("/{lease_id}/leave", responses=raises(Gone, Replayed))
+async def leave(principal: Device, lease_id: str, state: State, signature: Signature) -> LeaseState:
     """Announces that the device stops: the job goes to another device unless this one returns within seconds."""
-    return LeaseService(session, state.settings.lease_seconds).leave(principal.device_id or "", lease_id)
+    return await _process(state, principal, lease_id, Parting.LEAVE, signature)
 
 
-@router.post("/{lease_id}/fail", responses=raises(Gone))
-def fail(principal: Device, lease_id: str, error: JobError, state: State, session: SignedWriting) -> LeaseState:
+@router.post("/{lease_id}/fail", responses=raises(Gone, Replayed))
+async def fail(principal: Device, lease_id: str, error: JobError, state: State, signature: Signature) -> LeaseState:
     """Ends the job with an error that the device reports."""
-    return LeaseService(session, state.settings.lease_seconds).fail(principal.device_id or "", lease_id, error)
+    return await _process(state, principal, lease_id, error, signature)
 
 
-@router.post("/{lease_id}/release", responses=raises(Gone))
-def release(principal: Device, lease_id: str, state: State, session: SignedWriting) -> LeaseState:
+@router.post("/{lease_id}/release", responses=raises(Gone, Replayed))
+async def release(principal: Device, lease_id: str, state: State, signature: Signature) -> LeaseState:
     """Returns the job to the queue."""
-    return LeaseService(session, state.settings.lease_seconds).release(principal.device_id or "", lease_id)
+    return await _process(state, principal, lease_id, Parting.RELEASE, signature)
 
 
 @router.post("/{lease_id}/decline", responses=raises(Gone))

@@ -129,8 +129,14 @@ class DeviceStatus:
 
 
 # Built once, because every request for a job executes it and building the statement costs more than executing it.
-_LOCK = select(Device.number).where(Device.id == bindparam("device_id")).with_for_update(key_share=True)
-_STATUS = select(
+_LOCK = (
+    select(Device.number)
+    .where(Device.id.in_(bindparam("device_ids", expanding=True)))
+    .order_by(Device.id)
+    .with_for_update(key_share=True)
+)
+_STATUSES = select(
+    Device.id,
     Device.labels,
     Device.revoked_at,
     Device.cooldown_until,
@@ -139,8 +145,7 @@ _STATUS = select(
         exists(select(JobLease.number).where(JobLease.device_id == Device.id, JobLease.ending.is_(None))),
         exists(select(JobLease.number).where(JobLease.device_id == Device.id, JobLease.ending == Ending.EXPIRED)),
     ).label("had_lease"),
-).where(Device.id == bindparam("device_id"))
-
+).where(Device.id.in_(bindparam("device_ids", expanding=True)))
 _OVERDUE = select(JobLease.number).where(JobLease.ending.is_(None), JobLease.expires_at < bindparam("now")).limit(1)
 
 
@@ -155,14 +160,16 @@ class LeaseRepository:
         self._session.add(lease)
         self._session.flush()
 
-    def with_jobs(self, lease_ids: Collection[str]) -> list[tuple[JobLease, Job]]:
-        """Returns leases and their jobs, locked until the transaction ends, with the columns that a heartbeat needs.
+    def with_jobs(self, lease_ids: Collection[str], whole: bool) -> list[tuple[JobLease, Job]]:
+        """Returns leases and their jobs, locked until the transaction ends.
 
-        Other columns of the jobs are loaded on access, because requests, tasks and recipes are expensive to parse.
+        whole: with all columns of the jobs. Otherwise only those that a heartbeat needs, and others are loaded on
+        access, because requests, tasks and recipes are expensive to parse.
         """
         numbers = select(JobLease.job_number).where(JobLease.id.in_(lease_ids))
         few = load_only(Job.state, Job.events, Job.progress, Job.updated_at, Job.lane_number)
-        statement = select(Job).where(Job.number.in_(numbers)).order_by(Job.number).options(few)
+        statement = select(Job).where(Job.number.in_(numbers)).order_by(Job.number)
+        statement = statement if whole else statement.options(few)
         jobs = {job.number: job for job in self._session.scalars(locked(statement))}
         leases = self._session.scalars(select(JobLease).where(JobLease.id.in_(lease_ids)))
         return [(lease, jobs[lease.job_number]) for lease in leases]
@@ -190,13 +197,17 @@ class LeaseRepository:
         lease = self._guarded(_of_lapsed(device_id, datasets), *_lapsed(device_id))
         return lease if lease is not None and self._state(lease) is JobState.READY else None
 
-    def status(self, device_id: str, lock: bool = False) -> DeviceStatus:
-        """Returns the status of a device that is known to exist. lock: locks its row until the transaction ends."""
-        if lock:
-            # A separate statement, because one that waits for a lock sees other tables as they were before the wait.
-            self._session.execute(_LOCK, {"device_id": device_id})
-        row = self._session.execute(_STATUS, {"device_id": device_id}).one()
-        return DeviceStatus(row.labels.root, row.revoked_at, row.cooldown_until, row.has_declined, row.had_lease)
+    def lock_devices(self, device_ids: Collection[str]) -> None:
+        """Locks devices until the transaction ends, in the order of their ids."""
+        # A separate statement, because one that waits for a lock sees other tables as they were before the wait.
+        self._session.execute(_LOCK, {"device_ids": list(device_ids)})
+
+    def statuses(self, device_ids: Collection[str]) -> dict[str, DeviceStatus]:
+        """Returns the status of each device, by its id."""
+        return {
+            row.id: DeviceStatus(row.labels.root, row.revoked_at, row.cooldown_until, row.has_declined, row.had_lease)
+            for row in self._session.execute(_STATUSES, {"device_ids": list(device_ids)})
+        }
 
     def may_hold(self, device_id: str, datasets: Collection[str]) -> bool:
         """Returns whether the device has a lease or an expired one that may be revived, without locking anything."""

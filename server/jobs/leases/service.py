@@ -7,7 +7,6 @@ or by any message about it, since it may just have been offline and has work to 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 
 from sqlalchemy.orm import Session
@@ -24,7 +23,8 @@ from server.identity.devices.repository import (
     is_cooling_down,
 )
 from server.identity.tokens import REVOKED
-from server.jobs.leases.repository import Ending, JobLease, LeaseRepository
+from server.jobs.leases.messages import Asking, Message, Parting, changes_nothing
+from server.jobs.leases.repository import DeviceStatus, Ending, JobLease, LeaseRepository
 from server.jobs.repository import Job, JobRepository
 from server.jobs.scheduling.matching import DeviceOffer
 from server.jobs.scheduling.repository import QueueRepository
@@ -46,19 +46,10 @@ from shared.program import SignedManifest
 from shared.protocol import Lease, LeaseRequest, LeaseState
 from shared.registry import SignedAdapter
 
+Answer = tuple[Lease | None, DeviceOffer]  # a lease if there is a job for the device, and its current offer
 LEASE_ATTEMPTS = 5
 LEAVE_LASTS = timedelta(seconds=20)  # a device that stops keeps its job this long, so that its service may restart
 LOST = "lost-by-devices"
-
-
-@dataclass(frozen=True)
-class Heartbeat:
-    """A heartbeat of a device under a lease. spent: the nonce of its signature, if it is signed."""
-
-    device_id: str
-    lease_id: str
-    progress: Progress
-    spent: Spent | None = None
 
 
 class LeaseService:
@@ -106,16 +97,30 @@ class LeaseService:
         lock: locks the device until the transaction ends, so that two concurrent requests get the same job. Raises
         Unauthorized if the device was revoked.
         """
-        status = self._leases.status(device_id, lock)
+        found = self.offers([Asking(tenant, device_id, request)], lock)[0]
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def offers(self, asking: Sequence[Asking], lock: bool = False) -> list[DeviceOffer | Exception]:
+        """Returns the offer of each device, or the error that `offer` raises for it. lock: locks all devices."""
+        device_ids = {one.device_id for one in asking}
+        if lock:
+            self._leases.lock_devices(device_ids)
+        statuses, users = self._leases.statuses(device_ids), self._bindings.users_of(device_ids)
+        return [self._offer(one, statuses[one.device_id], users[one.device_id]) for one in asking]
+
+    def _offer(self, asking: Asking, status: DeviceStatus, users: Sequence[str]) -> DeviceOffer | Exception:
+        tenant, device_id, request = asking.tenant, asking.device_id, asking.request
         if status.revoked_at is not None:
             # The device was revoked while its request waited for a job.
-            raise Unauthorized(REVOKED)
+            return Unauthorized(REVOKED)
         declined = self._leases.declined(device_id, request.memory_bytes, utc_now()) if status.has_declined else ()
         datasets = frozenset(request.datasets)
         return DeviceOffer(
             tenant,
             device_id,
-            self._bindings.users(device_id),
+            frozenset(users),
             datasets,
             request.memory_bytes,
             request.capabilities,
@@ -124,6 +129,17 @@ class LeaseService:
             cooling_down=is_cooling_down(status.cooldown_until),
             may_hold=status.had_lease and self._leases.may_hold(device_id, datasets),
         )
+
+    def acquire_each(self, asking: Sequence[Asking]) -> list[Answer | Exception]:
+        """Leases a job to each of several devices; the answer to a revoked device is its exception."""
+        answers: list[Answer | Exception] = []
+        answered: set[str] = set()
+        for one, first in zip(asking, self.offers(asking, lock=True), strict=True):
+            # Of two requests of a device, the later one finds the lease that the earlier one got.
+            offer = self.offers([one])[0] if one.device_id in answered else first
+            answered.add(one.device_id)
+            answers.append(offer if isinstance(offer, Exception) else (self.acquire(offer, one.seconds), offer))
+        return answers
 
     def acquire(self, offer: DeviceOffer, seconds: float | None = None) -> Lease | None:
         """Leases a job to a device: the one it has, else the one it had, else the first in the queue that it may train.
@@ -167,58 +183,83 @@ class LeaseService:
             return False
         return True
 
-    def heartbeats(self, heartbeats: Sequence[Heartbeat]) -> list[LeaseState | Exception]:
-        """Processes heartbeats of several devices; the answer to a heartbeat that fails is its exception."""
+    def messages(self, messages: Sequence[Message]) -> list[LeaseState | Exception]:
+        """Processes messages of several devices; the answer to one that is refused is its exception.
+
+        Raises an error that comes after changes: the caller rolls back, and processes each message by itself.
+        """
+        # Devices are locked before jobs. A heartbeat locks none; `Presences` writes when its device was seen.
+        leaving = {message.device_id for message in messages if not isinstance(message.says, Progress)}
+        if leaving:
+            self._leases.lock_devices(leaving)
+            self._devices.all_seen(leaving, utc_now())
+        ending = any(isinstance(message.says, JobError) or message.says is Parting.RELEASE for message in messages)
         # This variable keeps the jobs in the session, whose identity map is weak.
-        rows = self._leases.with_jobs({heartbeat.lease_id for heartbeat in heartbeats})
+        rows = self._leases.with_jobs({message.lease_id for message in messages}, whole=ending)
         leases = {lease.id: lease for lease, _ in rows}
-        fresh = self._nonces.spend_all({heartbeat.spent for heartbeat in heartbeats if heartbeat.spent}, utc_now())
+        fresh = self._nonces.spend_all({message.spent for message in messages if message.spent}, utc_now())
         states: list[LeaseState | Exception] = []
-        for heartbeat in heartbeats:
-            lease = leases.get(heartbeat.lease_id)
+        for message in messages:
             try:
-                if heartbeat.spent is not None:
-                    _spend(fresh, heartbeat.spent)
-                states.append(self._heartbeat(lease, heartbeat))
+                lease = self._checked(message, leases.get(message.lease_id), fresh)
             except MobizoError as error:
                 states.append(error)
+                continue
+            if not changes_nothing(message, lease):
+                self._apply(lease, message.says)
+            states.append(self.state(lease))
         return states
 
     def heartbeat(self, device_id: str, lease_id: str, progress: Progress) -> LeaseState:
         """Extends a lease and stores the progress; `stop` if the job was cancelled. Raises NotFound or Gone."""
-        answer = self.heartbeats([Heartbeat(device_id, lease_id, progress)])[0]
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    def _heartbeat(self, lease: JobLease | None, heartbeat: Heartbeat) -> LeaseState:
-        if lease is None or lease.device_id != heartbeat.device_id:
-            raise _no_lease(heartbeat.lease_id)
-        if lease.ending is not Ending.CANCELLED:
-            self.renew(lease)
-            self._lifecycle.progress(self._jobs.by_number(lease.job_number), heartbeat.progress)
-        return self.state(lease)
+        return self._process(Message(device_id, lease_id, progress))
 
     def leave(self, device_id: str, lease_id: str) -> LeaseState:
         """Shortens the lease of a device that stops; it keeps the job if it restarts soon. Raises NotFound or Gone."""
-        lease = self._find(device_id, lease_id)
-        if lease.ending is not Ending.CANCELLED:
-            self.renew(lease)
-            lease.expires_at = min(lease.expires_at, utc_now() + LEAVE_LASTS)
-        return self.state(lease)
+        return self._process(Message(device_id, lease_id, Parting.LEAVE))
 
     def fail(self, device_id: str, lease_id: str, error: JobError) -> LeaseState:
         """Ends a job and its lease with an error, which counts as a failure of the device unless its owner refused.
 
         Raises NotFound or Gone.
         """
-        if self._find(device_id, lease_id).ending is None and error.code not in OWNER_REFUSALS:
-            count_failure(self._devices.by_id(device_id), utc_now())
-        return self._end(device_id, lease_id, Ending.FAILED, JobState.FAILED, error)
+        return self._process(Message(device_id, lease_id, error))
 
     def release(self, device_id: str, lease_id: str) -> LeaseState:
         """Returns the job to the queue. Raises NotFound or Gone."""
-        return self._end(device_id, lease_id, Ending.RELEASED, JobState.READY, None)
+        return self._process(Message(device_id, lease_id, Parting.RELEASE))
+
+    def _process(self, message: Message) -> LeaseState:
+        answer = self.messages([message])[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def _checked(self, message: Message, lease: JobLease | None, fresh: set[tuple[str, str]]) -> JobLease:
+        """Returns the lease of a message. Raises Replayed, NotFound or Gone; changes nothing."""
+        if message.spent is not None:
+            _spend(fresh, message.spent)
+        if lease is None or lease.device_id != message.device_id:
+            raise _no_lease(message.lease_id)
+        if not changes_nothing(message, lease):
+            self.check(lease)
+        return lease
+
+    def _apply(self, lease: JobLease, says: Progress | JobError | Parting) -> None:
+        if isinstance(says, JobError) and lease.ending is None and says.code not in OWNER_REFUSALS:
+            count_failure(self._devices.by_id(lease.device_id), utc_now())
+        self.renew(lease)
+        job = self._jobs.by_number(lease.job_number)
+        if isinstance(says, Progress):
+            self._lifecycle.progress(job, says)
+        elif says is Parting.LEAVE:
+            lease.expires_at = min(lease.expires_at, utc_now() + LEAVE_LASTS)
+        elif isinstance(says, JobError):
+            self.end(lease, Ending.FAILED)
+            self._lifecycle.move(job, JobState.FAILED, error=says)
+        else:
+            self.end(lease, Ending.RELEASED)
+            self._lifecycle.move(job, JobState.READY, error=None)
 
     def find(self, device_id: str, lease_id: str) -> tuple[JobLease, Job]:
         """Returns a lease of the device with its job, locked. Raises NotFound."""
@@ -314,17 +355,6 @@ class LeaseService:
 
     def _extend(self, lease: JobLease) -> None:
         lease.expires_at = utc_now() + timedelta(seconds=lease.seconds or self._seconds)
-
-    def _end(
-        self, device_id: str, lease_id: str, ending: Ending, state: JobState, error: JobError | None
-    ) -> LeaseState:
-        lease = self._find(device_id, lease_id)
-        # A repeated request, and one about a job that was cancelled, change nothing.
-        if lease.ending not in (ending, Ending.CANCELLED):
-            self.renew(lease)
-            self.end(lease, ending)
-            self._lifecycle.move(self._jobs.by_number(lease.job_number), state, error=error)
-        return self.state(lease)
 
     def _signed_start(self, job: Job) -> SignedAdapter | None:
         return None if job.start is None else WARM_STARTS.get()(self._session).signed(job)

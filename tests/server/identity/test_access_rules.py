@@ -4,7 +4,7 @@ import pytest
 from sqlalchemy import select, text
 
 from server.database.columns import utc_now
-from server.identity.tokens import ALIVE, HOLDER, Token, TokenService
+from server.identity.tokens import ALIVE, HOLDERS, Token, TokenService
 
 
 @pytest.mark.parametrize("value", [None, "Bearer", "Basic eDp5", f"Bearer mobizo-app-{'x' * 43}"])
@@ -32,7 +32,7 @@ def test_a_token_is_looked_up_by_indexes_alone(home):
         how = "EXPLAIN QUERY PLAN " if bind.dialect.name == "sqlite" else "EXPLAIN "
         if bind.dialect.name == "postgresql":
             session.execute(text("SET LOCAL enable_seqscan = off"))  # a small table is read faster whole
-        for statement, values in ((HOLDER, {"digest": "x"}), (ALIVE, {"token": "x", "now": utc_now()})):
+        for statement, values in ((HOLDERS, {"digests": ["x"]}), (ALIVE, {"token": "x", "now": utc_now()})):
             asked = statement.params(values).compile(bind, compile_kwargs={"literal_binds": True})
             plan = str(session.execute(text(how + str(asked))).all())
             assert "Seq Scan" not in plan, plan

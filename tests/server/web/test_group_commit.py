@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy import text
 
 from server.database.database import Database
-from server.web.state import GroupCommit, WriteQueue
+from server.web.state import GroupCommit, GroupRead, WriteQueue
 from shared.errors import Gone
 
 
@@ -79,3 +79,25 @@ def test_more_writers_than_threads_do_not_wait_for_each_other_in_a_ring(database
 
     asyncio.run(run())
     assert stored(database) == list(range(100))
+
+
+def test_a_grouped_read_begins_after_its_request_arrived(database):
+    def read(session, numbers):
+        found = set(session.scalars(text("SELECT number FROM notes")))
+        return [number if number in found else Gone(str(number)) for number in numbers]
+
+    async def run():
+        group = GroupRead(database, read)
+        before = await asyncio.gather(*(group.add(number) for number in range(5)), return_exceptions=True)
+        earlier = asyncio.create_task(group.add(3))
+        await asyncio.sleep(0)  # this read begins, and another request's write is committed
+        with database.writing() as session:
+            session.execute(text("INSERT INTO notes VALUES (4)"))
+        after = await asyncio.gather(group.add(4), group.add(5), return_exceptions=True)
+        await asyncio.gather(earlier, return_exceptions=True)
+        return before, after
+
+    before, after = asyncio.run(run())
+    assert all(isinstance(answer, Gone) for answer in before)
+    assert after[0] == 4
+    assert isinstance(after[1], Gone)

@@ -1,0 +1,135 @@
+"""`python -m bench.server.virtual`: many virtual devices in one process, which cost the machine little.
+
+Reads its orders as the first line of standard input, then one phase on each line, and prints what it found as JSON.
+Every device has its own kept connection, token and key, and signs every request as agents do.
+"""
+
+import asyncio
+import json
+import random
+import sys
+import time
+from collections import deque
+from contextlib import suppress
+from typing import Literal
+
+from pydantic import BaseModel
+
+from bench.server.home import DATASET, Credentials
+
+CAPABILITIES = {"backends": ["xnnpack", "portable"], "engines": ["native"], "executorch": "1.5.1"}
+REPORT = {"datasets": [DATASET], "memory_bytes": 2_000_000_000, "capabilities": CAPABILITIES}
+STEPS = 1_000_000
+
+Kind = Literal["poll", "acquire", "heartbeat", "leave", "release"]
+
+
+class Orders(BaseModel):
+    """The devices of one process, and where their server listens."""
+
+    port: int
+    devices: list[Credentials]
+
+
+class Phase(BaseModel):
+    """What the devices do: requests of one kind, at most `at_once` at a time, until one of the limits is reached.
+
+    wait_seconds: how long a poll waits for a job; devices draw theirs from the upper half.
+    """
+
+    kind: Kind
+    requests: int
+    at_once: int
+    seconds: float = 600.0
+    wait_seconds: float = 0.0
+
+
+class Found(BaseModel):
+    """The seconds of each request of a phase, and the first errors."""
+
+    seconds: list[float] = []
+    errors: list[str] = []
+
+
+class Device:
+    """One virtual device."""
+
+    def __init__(self, credentials: Credentials, port: int) -> None:
+        self._token, self._signer, self._port = credentials.token, credentials.signer(), port
+        self._link: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+        self._lease, self._step = "", 0
+
+    async def act(self, kind: Kind, wait_seconds: float) -> str | None:
+        """Sends one request of a kind. Returns what is wrong with the response, or None."""
+        path, body, expected = f"/v1/leases/{self._lease}/{kind}", {}, 200
+        if kind in ("poll", "acquire"):
+            path, body = "/v1/leases", REPORT | {"wait_seconds": wait_seconds}
+            expected = 204 if kind == "poll" else 200
+        elif kind == "heartbeat":
+            self._step += 1
+            body = {"phase": "training", "step": self._step, "steps": STEPS, "loss": 0.5}
+        status, answer = await self._ask(path, json.dumps(body).encode() if body else b"")
+        if kind == "acquire" and status == 200:
+            self._lease = json.loads(answer)["id"]
+        return None if status == expected else f"{kind}: {status} {answer[:300]!r}"
+
+    async def _ask(self, path: str, body: bytes) -> tuple[int, bytes]:
+        if self._link is not None:
+            # The server closes connections that are idle for long.
+            with suppress(OSError, EOFError):
+                return await self._send(*self._link, path, body)
+            self._link[1].close()
+        self._link = await asyncio.open_connection("127.0.0.1", self._port, limit=1 << 20)
+        return await self._send(*self._link, path, body)
+
+    async def _send(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, path: str, body: bytes
+    ) -> tuple[int, bytes]:
+        headers = {
+            "Host": "127.0.0.1",
+            "Authorization": f"Bearer {self._token}",
+            "Content-Length": str(len(body)),
+            **({"Content-Type": "application/json"} if body else {}),
+            **self._signer.headers("POST", path, "", body),
+        }
+        lines = [f"POST {path} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
+        writer.write("\r\n".join([*lines, "", ""]).encode() + body)
+        head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+        length = head.partition("\r\ncontent-length: ")[2].partition("\r\n")[0]
+        return int(head.split(" ", 2)[1]), await reader.readexactly(int(length or 0))
+
+
+async def run_phase(devices: list[Device], phase: Phase) -> Found:
+    """Lets the devices send the requests of a phase by turns."""
+    found, left, deadline = Found(), phase.requests, time.monotonic() + phase.seconds
+    idle = deque(devices)
+
+    async def take_turns() -> None:
+        nonlocal left
+        while left > 0 and time.monotonic() < deadline:
+            left -= 1
+            device = idle.popleft()
+            wait = phase.wait_seconds * random.uniform(0.5, 1.0)
+            began = time.perf_counter()
+            wrong = await device.act(phase.kind, wait)
+            found.seconds.append(time.perf_counter() - began - wait)
+            if wrong:
+                found.errors.append(wrong)
+            idle.append(device)
+
+    await asyncio.gather(*(take_turns() for _ in range(min(phase.at_once, len(devices)))))
+    return found
+
+
+async def main() -> None:
+    """Runs each phase that standard input orders."""
+    orders = Orders.model_validate_json(sys.stdin.readline())
+    devices = [Device(credentials, orders.port) for credentials in orders.devices]
+    print("ready", flush=True)
+    while line := await asyncio.to_thread(sys.stdin.readline):
+        found = await run_phase(devices, Phase.model_validate_json(line))
+        print(found.model_dump_json(), flush=True)
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,48 @@
+"""What devices say to the queue: that they ask for a job, and how training under a lease goes on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from server.identity.devices.repository import Spent
+from server.jobs.leases.repository import Ending, JobLease
+from shared.job import JobError, Progress
+from shared.protocol import LeaseRequest
+
+
+@dataclass(frozen=True)
+class Asking:
+    """A device's request for a job. seconds: duration of the lease without a heartbeat; None: the server's setting."""
+
+    tenant: str
+    device_id: str
+    request: LeaseRequest
+    seconds: float | None = None
+
+
+class Parting(StrEnum):
+    """A device stops training under a lease."""
+
+    LEAVE = "leave"  # and returns within seconds, or loses the job
+    RELEASE = "release"  # and gives the job back
+
+
+@dataclass(frozen=True)
+class Message:
+    """A message of a device about its lease. spent: the nonce of its signature, if it is signed.
+
+    says: a heartbeat's progress, an error that ends the job, or a parting.
+    """
+
+    device_id: str
+    lease_id: str
+    says: Progress | JobError | Parting
+    spent: Spent | None = None
+
+
+def changes_nothing(message: Message, lease: JobLease) -> bool:
+    """Whether a message repeats what ended its lease, or is about a job that was cancelled."""
+    failed = lease.ending is Ending.FAILED and isinstance(message.says, JobError)
+    released = lease.ending is Ending.RELEASED and message.says is Parting.RELEASE
+    return failed or released or lease.ending is Ending.CANCELLED
