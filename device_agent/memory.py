@@ -18,8 +18,8 @@ def _status_bytes(name: str) -> int | None:
         lines = _STATUS.read_text().splitlines()
     except OSError:
         return None
-    found = next((line for line in lines if line.startswith(name + ":")), None)
-    return None if found is None else int(found.split()[1]) * 1024
+    line = next((line for line in lines if line.startswith(name + ":")), None)
+    return None if line is None else int(line.split()[1]) * 1024
 
 
 def peak_rss_bytes() -> int:
@@ -57,8 +57,8 @@ def release_code_pages() -> None:
     madvise = ctypes.CDLL(None).madvise
     madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     for line in maps:
-        addresses, permissions, *rest = line.split(maxsplit=5)
+        addresses, permissions, *fields = line.split(maxsplit=5)
         # Code pages are read-only, so the file holds the same bytes.
-        if permissions == "r-xp" and rest[-1].endswith(".so"):
+        if permissions == "r-xp" and fields[-1].endswith(".so"):
             first, last = (int(address, 16) for address in addresses.split("-"))
             madvise(first, last - first, _MADV_DONTNEED)

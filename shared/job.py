@@ -79,8 +79,8 @@ class RoundRef(BaseModel):
     number: int = Field(ge=1, description="counts from 1 within the cohort")
 
     @property
-    def words(self) -> str:
-        """The round and its cohort as text."""
+    def label(self) -> str:
+        """The round and its cohort, for people."""
         return f"round {self.number} of cohort {self.cohort}"
 
 

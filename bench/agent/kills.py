@@ -125,7 +125,7 @@ class Trial:
     _reached: int = field(default=0, repr=False)
     _told: set[int] = field(default_factory=set, repr=False)
 
-    def note(self, work: Work) -> None:
+    def add(self, work: Work) -> None:
         """Adds the work of a process that has ended."""
         self.kills += work.killed
         self.lost += max(max([self._reached, *work.told]) - work.ledger, 0)
@@ -256,7 +256,7 @@ def trial(kind: Kind, directory: Path, rng: random.Random, expected: Finals, who
         with contextlib.closing(kind.make(_fresh(directory))) as victim:
             for _ in range(MOST_STARTS):
                 work = victim.work(rng.uniform(0, whole) if result.kills < kills else None)
-                result.note(work)
+                result.add(work)
                 if work.done:
                     break
             else:

@@ -150,12 +150,12 @@ class Adb:
                 raise AdbMissing(f"adb is not at {self._command}")
             return self._command
         homes = (os.environ[name] for name in SDK_VARIABLES if os.environ.get(name))
-        found = shutil.which("adb") or next(
+        program = shutil.which("adb") or next(
             (path for home in homes if (path := shutil.which("adb", path=str(Path(home) / "platform-tools")))), None
         )
-        if found is None:
+        if program is None:
             raise AdbMissing
-        return Path(found)
+        return Path(program)
 
     def devices(self) -> list[AdbDevice]:
         """Returns the output of `adb devices`."""
@@ -163,7 +163,7 @@ class Adb:
         if done.returncode != 0:
             raise _failure(_text(done.stderr), self.serial)
         lines = (line.split("\t") for line in _text(done.stdout).splitlines() if "\t" in line)
-        return [AdbDevice(words[0], words[1].split(" ")[0]) for words in lines]
+        return [AdbDevice(fields[0], fields[1].split(" ")[0]) for fields in lines]
 
     def device(self) -> str:
         """Returns the serial number of a responding phone. Raises NoPhone, SeveralPhones, PhoneUnauthorized, or
@@ -235,15 +235,15 @@ class Adb:
     def _find(self) -> str:
         devices = self.devices()
         if self.serial is not None:
-            found = next((each for each in devices if each.serial == self.serial), None)
-            if _NETWORK_SERIAL.match(self.serial) and (found is None or found.state != "device"):
-                found = self._connect(self.serial)
-            if found is None:
+            device = next((each for each in devices if each.serial == self.serial), None)
+            if _NETWORK_SERIAL.match(self.serial) and (device is None or device.state != "device"):
+                device = self._connect(self.serial)
+            if device is None:
                 others = ", ".join(each.serial for each in devices) or "none"
                 raise NoPhone(
                     f"adb does not see phone {self.serial} (connected: {others}); connect it and check `adb devices`"
                 )
-            return _usable(found)
+            return _usable(device)
         ready = [each for each in devices if each.state == "device"]
         if len(ready) > 1:
             if self.preferred in {each.serial for each in ready}:

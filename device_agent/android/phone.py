@@ -26,7 +26,7 @@ KEPT_DAYS = 30  # of runs that no agent has collected
 EXEC_FAILED = (126, 127)  # a shell's exit statuses for a program that does not start
 
 _PLAIN = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
-_PLACE = re.compile(r"^(/[A-Za-z0-9][A-Za-z0-9._-]*)+$")
+_ABSOLUTE_PATH = re.compile(r"^(/[A-Za-z0-9][A-Za-z0-9._-]*)+$")
 
 
 class Phone:
@@ -34,7 +34,7 @@ class Phone:
 
     def __init__(self, adb: Adb, root: str = ROOT) -> None:
         """root: an absolute path without characters that the phone's shell interprets."""
-        if not _PLACE.match(root):
+        if not _ABSOLUTE_PATH.match(root):
             raise ValueError(f"{root!r} is not an absolute path of plain names")
         self.adb, self.root = adb, root
         self.pushed_bytes = 0  # by this object
@@ -92,8 +92,8 @@ class Phone:
         try:
             self.adb.push(local, aside)
             self.pushed_bytes += size
-            found = self.adb.run(f"sha256sum {aside}", HASH_SECONDS).split()[0]
-            if found != sha256:
+            pushed_sha256 = self.adb.run(f"sha256sum {aside}", HASH_SECONDS).split()[0]
+            if pushed_sha256 != sha256:
                 _check(local, sha256)
                 raise PhoneUnreachable(f"{local.name} was damaged on the way to the phone; check the cable")
             self.adb.run(f"chmod 600 {aside} && sync && mv {aside} {remote}", HASH_SECONDS)

@@ -24,7 +24,7 @@ IDLE = {"power": "dumpsys power | grep -E 'mWakefulness=|mStayOn=|astUserActivit
 METERED = {"network": "dumpsys connectivity | grep -E 'Active default network|NetworkAgentInfo'"}
 
 # Android's temperature types that are not temperatures: battery voltage, current and percentage.
-NO_HEAT_TYPES = (6, 7, 8)
+OTHER_TYPES = (6, 7, 8)
 _TEMPERATURE = re.compile(r"Temperature\{mValue=([-\d.]+), mType=(-?\d+), mName=([^,}]+)")
 _AGE = r"=\d+ \((?:(\d+) ms ago|in \d+ ms|now)\)"
 _ACTIVITY = re.compile(r"^\s*m?lastUserActivityTime" + _AGE, re.MULTILINE | re.IGNORECASE)
@@ -48,11 +48,11 @@ class AdbSensors:
         # `true` sets the exit status, so that a missing command does not fail the whole line.
         line = "; ".join(f"echo '{MARK}{name}'; {command} 2>/dev/null" for name, command in commands.items())
         outputs = sections(self._shell(f"{line}; true"))
-        charging, percent, battery_heat = parse_battery(outputs.get("battery", ""))
-        heat, throttled = parse_thermal(outputs.get("thermal", ""))
-        if battery_heat is not None:
-            heat.setdefault("battery", battery_heat)
-        temperature, sensor = hottest(heat)
+        charging, percent, battery_temperature = parse_battery(outputs.get("battery", ""))
+        temperatures, throttled = parse_thermal(outputs.get("thermal", ""))
+        if battery_temperature is not None:
+            temperatures.setdefault("battery", battery_temperature)
+        temperature, sensor = hottest(temperatures)
         return Readings(
             at=parse_time(outputs.get("time", "")) or local_now(),
             charging=charging,
@@ -107,20 +107,20 @@ def parse_thermal(text: str) -> tuple[dict[str, float], bool | None]:
     current = text.partition("Current temperatures from HAL:")[2].partition(" from HAL:")[0]
     cached = text.partition("Cached temperatures:")[2].partition("HAL Ready:")[0]
     status = re.search(r"Thermal Status: (\d+)", text)
-    heat = _temperatures(current) or _temperatures(cached)
-    return heat, None if status is None else int(status[1]) > 0
+    temperatures = _temperatures(current) or _temperatures(cached)
+    return temperatures, None if status is None else int(status[1]) > 0
 
 
 def _temperatures(text: str) -> dict[str, float]:
-    found: dict[str, float] = {}
+    temperatures: dict[str, float] = {}
     for value, kind, name in _TEMPERATURE.findall(text):
         try:
             degrees = float(value)
         except ValueError:
             continue
-        if int(kind) not in NO_HEAT_TYPES:
-            found[name] = max(degrees, found.get(name, degrees))
-    return found
+        if int(kind) not in OTHER_TYPES:
+            temperatures[name] = max(degrees, temperatures.get(name, degrees))
+    return temperatures
 
 
 def parse_power(text: str) -> float | None:
@@ -140,8 +140,8 @@ def parse_power(text: str) -> float | None:
 
 def parse_memory(text: str) -> int | None:
     """Parses `/proc/meminfo`: bytes that can be allocated without swapping."""
-    found = re.search(r"^MemAvailable:\s*(\d+) kB", text, re.MULTILINE)
-    return None if found is None else int(found[1]) * 1024
+    match = re.search(r"^MemAvailable:\s*(\d+) kB", text, re.MULTILINE)
+    return None if match is None else int(match[1]) * 1024
 
 
 def parse_connectivity(text: str) -> bool | None:

@@ -210,10 +210,10 @@ def check(
 ) -> None:
     """Compare a data set with a task; exit status 1 if so few records of a split fit that a job would fail."""
     agent_home = AgentHome.locate(home)
-    store, found = DatasetStore(agent_home.data), _find_task(agent_home, task)
+    store, checked_task = DatasetStore(agent_home.data), _find_task(agent_home, task)
     few = []
     for split in store.about(name).records:
-        result = TaskCheck(found)
+        result = TaskCheck(checked_task)
         for where, record in store.records(name, split):
             result.add(where, record)
         if json_lines:
@@ -225,7 +225,9 @@ def check(
         if not result.enough:
             few.append(split)
     if few:
-        raise MobizoError(f"less than half of {', '.join(few)} fits task {found.name!r}; correct the data or the task")
+        raise MobizoError(
+            f"less than half of {', '.join(few)} fits task {checked_task.name!r}; correct the data or the task"
+        )
 
 
 @app.command()

@@ -150,12 +150,12 @@ def samples(
     from device_agent.inference.samples import as_json, write_samples
 
     agent_home = AgentHome.locate(home)
-    found = write_samples(agent_home, name, DatasetStore(agent_home.data).directory(data), limit, most)
+    samples = write_samples(agent_home, name, DatasetStore(agent_home.data).directory(data), limit, most)
     if json_lines:
-        typer.echo(as_json(found))
+        typer.echo(as_json(samples))
         return
-    typer.echo(f"held-out records of {data} ({found.split}):")
-    for number, text in enumerate(found.texts, 1):
+    typer.echo(f"held-out records of {data} ({samples.split}):")
+    for number, text in enumerate(samples.texts, 1):
         typer.echo(f"\n{number}  {text.prompt}")
         for who, written in (("own text", text.own), ("base model", text.base), (name, text.adapter)):
             typer.echo(f"   {who}: {written.strip()}")

@@ -119,7 +119,7 @@ def _status_lines(shown: DaemonStatus, running: bool, paused: bool) -> list[str]
         lines.append("no agent runs in this home; start one with `mobizo-agent run`")
     elif shown.job_id is not None:
         progress = shown.progress.line() if shown.progress is not None else "starting"
-        part = "" if shown.round is None else f"{shown.round.words}, "
+        part = "" if shown.round is None else f"{shown.round.label}, "
         lines.append(f"{part}job {shown.job_id} for adapter {shown.adapter}: {progress}")
     elif shown.why is not None:
         lines.append(f"not training: {shown.why}")

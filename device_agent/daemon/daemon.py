@@ -155,20 +155,20 @@ class Daemon:
             raise
         except PolicyForbids as error:
             self._display.waiting(error.detail)
-            self._rest(CHECK_SECONDS)
+            self._wait(CHECK_SECONDS)
             return
         except MobizoError as error:
             pause = self._pauses.pause()
             _log.warning("the server leased no job", detail=error.detail, next_try_seconds=round(pause, 1))
-            self._rest(pause)
+            self._wait(pause)
             return
         if ended is not None and ended.outcome in (Outcome.RELEASED, Outcome.DECLINED):
             # The server may lease the same job again at once; wait for conditions to change.
-            self._rest(max(self._pauses.pause(), jittered(ended.rest)))
+            self._wait(max(self._pauses.pause(), jittered(ended.cooldown)))
             return
         self._pauses.reset()
         if ended is None and time.monotonic() - began < self._early_seconds:
-            self._rest(jittered(self._early_seconds))
+            self._wait(jittered(self._early_seconds))
 
     def _work_once(self, client: DeviceClient, wait_seconds: float) -> JobEnd | None:
         """Requests a job and works on it; returns None if there is none. Raises PolicyForbids if the rules forbid
@@ -293,8 +293,8 @@ class Daemon:
                 _log.info("this device was enrolled again", server=config.server, name=config.name)
                 self._config = config
                 return
-            self._rest(min(ENROLLMENT_POLL_SECONDS, max(deadline - time.monotonic(), 0)))
+            self._wait(min(ENROLLMENT_POLL_SECONDS, max(deadline - time.monotonic(), 0)))
 
-    def _rest(self, seconds: float) -> None:
+    def _wait(self, seconds: float) -> None:
         self._stopping.wait(seconds)
         self._watchdog.feed()

@@ -45,9 +45,9 @@ def examine(home: AgentHome, adb: str | None = None, sensors: Sensors | None = N
     yield check_engine(home)
     if adb is not None:
         yield check_phone(adb)
-    rules, found = check_rules(home)
-    yield rules
-    yield check_sensors(found, LinuxSensors() if sensors is None else sensors)
+    rules_check, rules = check_rules(home)
+    yield rules_check
+    yield check_sensors(rules, LinuxSensors() if sensors is None else sensors)
     yield check_service()
     yield check_daemon(home)
 
@@ -164,9 +164,9 @@ def check_engine(home: AgentHome) -> Check:
             return Check("engine", "fail", f"${RUNNER_VARIABLE} is {given}: {error.detail}", "correct or unset it")
         return Check("engine", "ok", f"native runner in {given}")
     location = RunnerLocation.within(home.path)
-    found = location.find() if location.directory.is_dir() else None
-    if found is not None:
-        return Check("engine", "ok", f"native runner in {found}")
+    runner = location.find() if location.directory.is_dir() else None
+    if runner is not None:
+        return Check("engine", "ok", f"native runner in {runner}")
     python = all(find_spec(name) is not None for name in ("executorch", "torch"))
     try:
         check_compiler()

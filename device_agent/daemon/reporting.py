@@ -96,16 +96,16 @@ def follow(path: Path, wait: Callable[[float], object] = time.sleep) -> Iterator
 
 
 def _follow(path: Path, file: TextIO | None, wait: Callable[[float], object]) -> Iterator[str]:
-    rest = ""
+    partial = ""
     try:
         while True:
             while file is not None and (piece := file.read(1 << 16)):
-                *complete, rest = (rest + piece).split("\n")
+                *complete, partial = (partial + piece).split("\n")
                 yield from complete
             if path.exists() and (file is None or not os.path.samestat(os.fstat(file.fileno()), path.stat())):
                 if file is not None:
                     file.close()
-                file, rest = path.open(errors="replace"), ""
+                file, partial = path.open(errors="replace"), ""
             else:
                 wait(POLL_SECONDS)
     finally:
@@ -215,7 +215,7 @@ class Display:
         """The job has made progress."""
         now = time.monotonic()
         if self._live is not None:
-            line = progress.line() if self._status.round is None else f"{self._status.round.words}  {progress.line()}"
+            line = progress.line() if self._status.round is None else f"{self._status.round.label}  {progress.line()}"
             self._live.update(Text(line, no_wrap=True, overflow="ellipsis"), refresh=True)
         elif progress.phase != self._phase or now - self._logged >= LOG_SECONDS:
             _log.info("progress", **progress.model_dump(exclude_none=True))

@@ -65,8 +65,8 @@ class FieldMap:
         """Returns the record's fields without the constants. A column that the record lacks is left out."""
         if not self.columns:
             return dict(record)
-        found = {name: field_value(record, column) for name, column in self.columns.items()}
-        return {name: value for name, value in found.items() if value is not MISSING}
+        fields = {name: field_value(record, column) for name, column in self.columns.items()}
+        return {name: value for name, value in fields.items() if value is not MISSING}
 
 
 def _pairs(option: str, given: Sequence[str]) -> dict[str, str]:
@@ -187,8 +187,8 @@ class _Builder:
         # Imported here to keep the daemon's memory small.
         from device_agent.datasets.duplicates import SeenDigests
 
-        self._seen = SeenDigests(None if self._directory is None else self._directory / "seen")
-        self._stack.callback(self._seen.close)
+        self._digests = SeenDigests(None if self._directory is None else self._directory / "seen")
+        self._stack.callback(self._digests.close)
         if self._directory is not None:
             for split in self._rule.used:
                 self._files[split] = self._stack.enter_context(_synced(self._directory / f"{split}.jsonl"))
@@ -227,7 +227,7 @@ class _Builder:
             self.added.too_long += 1
             return False
         digest = self._rule.digest(content)
-        if not self._seen.add(digest):
+        if not self._digests.add(digest):
             self.added.duplicates += 1
             return False
         split = self._rule.split(digest)

@@ -84,26 +84,26 @@ def open_source(path: Path, form: Format | None, delimiter: str | None, encoding
     """
     if not path.is_file():
         raise BadRequest(f"{path} is not a file")
-    found = form or _SUFFIXES.get(path.suffix.lower())
-    if found is None:
+    chosen = form or _SUFFIXES.get(path.suffix.lower())
+    if chosen is None:
         raise BadRequest(f"{path}: the suffix names no known format; name it with --format {'|'.join(Format)}")
-    if found in (Format.MBOX, Format.PARQUET):
-        return Source(path, found, None, None)
+    if chosen in (Format.MBOX, Format.PARQUET):
+        return Source(path, chosen, None, None)
     encoding = encoding or DEFAULT_ENCODING
     try:
         codecs.lookup(encoding)
     except LookupError as error:
         raise BadRequest(f"--encoding {encoding!r} is unknown; try utf-8, cp1252, latin-1 or utf-16") from error
-    if found is Format.CSV:
-        return Source(path, found, _delimiter(delimiter) if delimiter else _sniff(path, encoding), encoding)
-    return Source(path, found, "\t" if found is Format.TSV else None, encoding)
+    if chosen is Format.CSV:
+        return Source(path, chosen, _delimiter(delimiter) if delimiter else _sniff(path, encoding), encoding)
+    return Source(path, chosen, "\t" if chosen is Format.TSV else None, encoding)
 
 
 def _delimiter(given: str) -> str:
-    found = DELIMITERS.get(given, given)
-    if len(found) != 1 or found in '"\r\n':
+    delimiter = DELIMITERS.get(given, given)
+    if len(delimiter) != 1 or delimiter in '"\r\n':
         raise BadRequest(f"--delimiter {given!r} must be one character, or one of {', '.join(DELIMITERS)}")
-    return found
+    return delimiter
 
 
 def _sniff(path: Path, encoding: str) -> str:
@@ -213,9 +213,9 @@ class _Buffer:
 
     def take(self) -> str:
         """Consumes the next character that is not white space, and returns it."""
-        found = self.peek()
-        self._at += len(found)
-        return found
+        character = self.peek()
+        self._at += len(character)
+        return character
 
     def decode(self, decoder: json.JSONDecoder, where: str) -> dict[str, Any]:
         """Returns the object that begins here. Reads pieces of doubling size until the object is complete."""
@@ -229,8 +229,8 @@ class _Buffer:
                 self._held, self._at = self._held[self._at :] + more, 0
             else:
                 self._at = end
-                found: dict[str, Any] = record
-                return found
+                result: dict[str, Any] = record
+                return result
 
 
 _TEXT_READERS: dict[Format, Callable[[TextIO, Source], Iterator[Located]]] = {
@@ -319,11 +319,11 @@ def _undecodable(path: Path, encoding: str, error: UnicodeError) -> InvalidDatas
             pending = len(decoder.getstate()[0])
             try:
                 line += decoder.decode(piece).count("\n")
-            except UnicodeDecodeError as found:
-                line += found.object[: found.start].count(b"\n")
-                at = read - pending + found.start
+            except UnicodeDecodeError as cause:
+                line += cause.object[: cause.start].count(b"\n")
+                at = read - pending + cause.start
                 return InvalidDataset(
-                    f"{path}:{line}: byte {at} of the file (0x{found.object[found.start]:02x}) is not {name}; name the "
+                    f"{path}:{line}: byte {at} of the file (0x{cause.object[cause.start]:02x}) is not {name}; name the "
                     f"file's encoding, for example --encoding {other}"
                 )
             read += len(piece)

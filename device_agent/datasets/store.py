@@ -64,17 +64,17 @@ class DatasetStore:
     def directories(self) -> dict[str, Path]:
         """Returns the directory of each data set by name, sorted."""
         try:
-            found = sorted(path for path in self.path.iterdir() if re.fullmatch(NAME, path.name) and path.is_symlink())
+            links = sorted(path for path in self.path.iterdir() if re.fullmatch(NAME, path.name) and path.is_symlink())
         except FileNotFoundError:
             return {}
-        return {path.name: path for path in found if (path / "train.jsonl").is_file()}
+        return {path.name: path for path in links if (path / "train.jsonl").is_file()}
 
     def directory(self, name: str) -> Path:
         """Returns the directory of a data set. Raises NotFound."""
-        found = self.directories().get(name)
-        if found is None:
+        directory = self.directories().get(name)
+        if directory is None:
             raise NotFound(f"the agent's home has no data set {name!r}; `mobizo-agent data list` shows its data sets")
-        return found
+        return directory
 
     def about(self, name: str) -> DatasetAbout:
         """Returns the facts of a data set. Raises NotFound, and MobizoError if its about.json is damaged."""
@@ -158,14 +158,14 @@ class AvailableDatasets(Mapping[str, Path]):
                 raise BadRequest(f"--data {name}={directory} lies in the agent's home, whose data sets need no --data")
         self._store, self._named = store, dict(named)
 
-    def _found(self) -> dict[str, Path]:
+    def _directories(self) -> dict[str, Path]:
         return self._store.directories() | self._named
 
     def __getitem__(self, name: str) -> Path:
-        return self._found()[name]
+        return self._directories()[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._found())
+        return iter(self._directories())
 
     def __len__(self) -> int:
-        return len(self._found())
+        return len(self._directories())

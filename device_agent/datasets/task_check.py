@@ -102,8 +102,8 @@ class TaskCheck:
 
     def lengths(self) -> dict[int, int]:
         """Returns the number of fitting records by the upper end of their class, in characters of prompt and answer."""
-        found = range(min(self._bits), max(self._bits) + 1) if self._bits else ()
-        return {1 << bits: self._bits[bits] for bits in found}
+        classes = range(min(self._bits), max(self._bits) + 1) if self._bits else ()
+        return {1 << bits: self._bits[bits] for bits in classes}
 
     def share(self, tokens: int) -> float:
         """Returns the share of the fitting records that fit into `tokens` tokens, estimated by CHARACTERS_PER_TOKEN."""

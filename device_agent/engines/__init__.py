@@ -20,7 +20,7 @@ from shared.job import Progress
 
 
 class Engine(Protocol):
-    """Trains runs that `RunDirectory.begin` noted."""
+    """Trains runs that `RunDirectory.begin` recorded."""
 
     name: str
 

@@ -35,7 +35,7 @@ GRACE_SECONDS = 10.0  # then it is killed, which costs at most the step in progr
 EXIT_SECONDS = 1.0  # from its last message to its exit
 LOG_TAIL = 300  # characters
 PACKAGES = Path(__file__).resolve().parents[2]
-NOTE_SECONDS = 5.0  # between two notes of time and memory, each of which is synced
+RECORD_SECONDS = 5.0  # between two records of time and memory, each of which is synced
 
 
 def supervise(
@@ -44,13 +44,15 @@ def supervise(
     report: Callable[[Progress], None],
     stop: Callable[[], bool],
     environment: Mapping[str, str] | None = None,
-    hear: Callable[[TrainerMessage], None] = lambda _message: None,
+    on_message: Callable[[TrainerMessage], None] = lambda _message: None,
 ) -> TrainerMessage:
     """Runs a command that prints `TrainerMessage` lines until it exits or `stop` returns true; returns its last
     message.
 
-    The command's standard input stays open as long as this process lives. report: called with each progress; hear: with
-    each message. Raises DoesNotFit if the process was killed, RuntimeFailed if it exited without a final message.
+    The command's standard input stays open as long as this process lives. report: called with each progress.
+    on_message: called with each message.
+
+    Raises DoesNotFit if the process was killed, RuntimeFailed if it exited without a final message.
     """
     with run.log.open("wb") as log:
         process = subprocess.Popen(
@@ -64,7 +66,7 @@ def supervise(
     try:
         for line in _lines(process, stop):
             message = TrainerMessage.model_validate_json(line)
-            hear(message)
+            on_message(message)
             if message.progress is not None:
                 report(message.progress)
             else:
@@ -79,15 +81,15 @@ def supervise(
         return TrainerMessage(stopped=True)
     if process.returncode == -signal.SIGKILL:
         raise DoesNotFit("the training process was killed, most likely for want of memory; the run goes on later")
-    said = run.log.read_text(errors="replace").strip()[-LOG_TAIL:]
+    output = run.log.read_text(errors="replace").strip()[-LOG_TAIL:]
     ended = f"the training process ended with status {process.returncode}"
-    raise RuntimeFailed(f"{ended}; see {run.log}: {said}", public=ended)
+    raise RuntimeFailed(f"{ended}; see {run.log}: {output}", public=ended)
 
 
 def _lines(process: subprocess.Popen[bytes], stop: Callable[[], bool]) -> Iterator[bytes]:
     """Yields complete lines of the process's output; after `stop` it has GRACE_SECONDS to exit."""
     output: IO[bytes] = process.stdout  # type: ignore[assignment]  # it is a pipe
-    rest, patience = b"", GRACE_SECONDS
+    partial, patience = b"", GRACE_SECONDS
     with selectors.DefaultSelector() as selector:
         selector.register(output, selectors.EVENT_READ)
         asked = False
@@ -102,7 +104,7 @@ def _lines(process: subprocess.Popen[bytes], stop: Callable[[], bool]) -> Iterat
             piece = output.read1(1 << 16)  # type: ignore[attr-defined]  # a buffered pipe has it
             if not piece:
                 return
-            *whole, rest = (rest + piece).split(b"\n")
+            *whole, partial = (partial + piece).split(b"\n")
             yield from whole
 
 
@@ -154,16 +156,16 @@ class NativeEngine:
             *("--packed", str(packed_path(plan.weights))),
         )
 
-        noted = 0.0
+        recorded_at = 0.0
 
-        def hear(message: TrainerMessage) -> None:
-            nonlocal noted
+        def record_usage(message: TrainerMessage) -> None:
+            nonlocal recorded_at
             now = time.monotonic()
-            if message.spent is not None and (message.progress is None or now - noted > NOTE_SECONDS):
-                noted = now
-                run.note(before.plus(message.spent))
+            if message.spent is not None and (message.progress is None or now - recorded_at > RECORD_SECONDS):
+                recorded_at = now
+                run.record_usage(before.plus(message.spent))
 
-        return finish(run, supervise(command, run, report, stop, hear=hear))
+        return finish(run, supervise(command, run, report, stop, on_message=record_usage))
 
 
 def prepare(run: RunDirectory) -> TrainerMessage | None:

@@ -76,19 +76,19 @@ class EngineSelector:
         """Returns what this device can train, without downloading or building anything."""
         if self.phone is not None or self.wanted is EngineName.ADB:
             return _with_runner("adb", Capabilities.model_validate({}))  # the phone's memory is not known
-        here = Capabilities(total_bytes=total_bytes(), engines=(), backends=(), operators=(), executorch=None)
+        capabilities = Capabilities(total_bytes=total_bytes(), engines=(), backends=(), operators=(), executorch=None)
         if self.wanted is EngineName.NATIVE or (self.wanted is None and self._may_have_runner()):
-            here = _with_runner("native", here)
+            capabilities = _with_runner("native", capabilities)
         if self.wanted is not EngineName.NATIVE and _has_python_runtime():
-            here = _with_python(here)
-        return here
+            capabilities = _with_python(capabilities)
+        return capabilities
 
     def _may_have_runner(self) -> bool:
         """Returns whether the native runner exists or can be obtained when first needed."""
         if os.environ.get(RUNNER_VARIABLE):
             return True
-        place = RunnerLocation.within(self.home.path)
-        return place.find() is not None or place.remembered(place.path.name) is None
+        location = RunnerLocation.within(self.home.path)
+        return location.find() is not None or location.remembered(location.path.name) is None
 
     def _supply(self, platform: str | None) -> RunnerResult:
         given = os.environ.get(RUNNER_VARIABLE)
@@ -100,8 +100,8 @@ class EngineSelector:
             return RunnerResult(directory)
         config = self.home.config()
         with DeviceClient(config.server, config.token) as client:
-            place = RunnerLocation.within(self.home.path, platform)
-            return ensure_runner(place, client, parse_public(config.public_key), lambda line: _log.info(line))
+            location = RunnerLocation.within(self.home.path, platform)
+            return ensure_runner(location, client, parse_public(config.public_key), lambda line: _log.info(line))
 
 
 def phone_platform(adb: Adb) -> str:
@@ -118,8 +118,8 @@ def platform_name(abi: str, machine: str) -> str:
     return f"android-{abi.partition('-')[0].replace('armeabi', 'arm')}" if abi else f"linux-{machine}"
 
 
-def _with_runner(engine: EngineKind, here: Capabilities) -> Capabilities:
-    return here.model_copy(
+def _with_runner(engine: EngineKind, capabilities: Capabilities) -> Capabilities:
+    return capabilities.model_copy(
         update={
             "engines": (engine,),
             "backends": RUNNER_BACKENDS,
@@ -129,13 +129,13 @@ def _with_runner(engine: EngineKind, here: Capabilities) -> Capabilities:
     )
 
 
-def _with_python(here: Capabilities) -> Capabilities:
+def _with_python(capabilities: Capabilities) -> Capabilities:
     """Adds the capabilities of ExecuTorch's and PyTorch's Python runtimes."""
-    return here.model_copy(
+    return capabilities.model_copy(
         update={
-            "engines": (*(here.engines or ()), "python"),
+            "engines": (*(capabilities.engines or ()), "python"),
             "backends": (*RUNNER_BACKENDS, "torch"),
-            "executorch": here.executorch or _python_executorch(),
+            "executorch": capabilities.executorch or _python_executorch(),
         }
     )
 

@@ -48,14 +48,14 @@ class RemoteRunMonitor:
         self._phone, self._runner, self._run, self._report = phone, runner, run, report
         self._poll_seconds = poll_seconds
         self._plan = run.plan()
-        self._there = PhoneRun(phone.adb, phone.run(self._plan.job_id))
-        self._note = run.path / "phone.json"
-        self._attachment = self._noted()
+        self._phone_run = PhoneRun(phone.adb, phone.run(self._plan.job_id))
+        self._record_path = run.path / "phone.json"
+        self._attachment = self._read_record()
         self.progress = Progress(phase="loading", steps=self._plan.training.steps)
         self._limits: bytes | None = None  # as the phone has them
         self._started_size: int | None = None  # of the ledger when a runner was last started from here
         self._collected = 0.0
-        self._apply_state, self._part = 0, b""  # bytes of the runner's output, and the line that they end in
+        self._output_size, self._part = 0, b""  # bytes of the runner's output, and the line that they end in
         self._last: TrainerMessage | None = None  # its last message other than progress
         self._spent: ResourceUsage | None = None
 
@@ -73,7 +73,7 @@ class RemoteRunMonitor:
         adb = self._phone.adb
         adb.preferred = None if self._attachment is None else self._attachment.serial
         self._phone.open()
-        self._there.create()
+        self._phone_run.create()
         if self._attachment is None or self._attachment.serial != adb.device():
             self._attach()
         self._forget()
@@ -99,7 +99,7 @@ class RemoteRunMonitor:
         if not self.begun:
             return
         try:
-            self._there.stop()
+            self._phone_run.stop()
             self._collect(self._look())
         except (PhoneUnreachable, PhoneRefused):
             return
@@ -108,18 +108,18 @@ class RemoteRunMonitor:
         """Copies the complete trajectory and both B files of a trained run."""
         self._collect(self._look())
         for name in ("best.f32", "last.f32"):
-            self._phone.fetch(f"{self._there.directory}/{name}", self._run.path / name)
+            self._phone.fetch(f"{self._phone_run.directory}/{name}", self._run.path / name)
 
     def remove(self) -> None:
         """Removes the run from the phone, and its local record."""
-        self._there.remove()
-        self._note.unlink(missing_ok=True)
+        self._phone_run.remove()
+        self._record_path.unlink(missing_ok=True)
         self._attachment = None
 
     def _look(self) -> RemoteRunState:
-        """The run as it is; what the runner said since the last look is heard."""
-        look = self._there.look(self._apply_state)
-        self._apply_state += len(look.out)
+        """Returns the state of the run and handles the runner's messages since the last look."""
+        look = self._phone_run.look(self._output_size)
+        self._output_size += len(look.out)
         *lines, self._part = (self._part + look.out).split(b"\n")
         newest: TrainerMessage | None = None
         for line in lines:
@@ -140,15 +140,15 @@ class RemoteRunMonitor:
             if last.error is None:
                 return last
             self._collect(look)
-            self._there.clear_output()
+            self._phone_run.clear_output()
             if last.error.code == DoesNotFit.code:
                 raise DoesNotFit(last.error.detail)
             return last
         if last is None and look.status not in (None, KILLED):
-            said = self._there.error_output()
-            self._there.clear_output()
+            error_output = self._phone_run.error_output()
+            self._phone_run.clear_output()
             ended = f"the runner on the phone ended with status {look.status}"
-            raise RuntimeFailed(f"{ended}: {said}", public=ended)
+            raise RuntimeFailed(f"{ended}: {error_output}", public=ended)
         # Killed: by the phone for want of memory, with adbd, or by a restart of the phone. It may go on, unless it
         # comes to nothing each time.
         if last is None and self._started_size is not None and look.ledger_size <= self._started_size:
@@ -158,47 +158,47 @@ class RemoteRunMonitor:
     def _start(self, look: RemoteRunState) -> None:
         """Pushes missing files to the phone and starts a runner."""
         files = self._plan.manifest
-        place = self._phone.install_runner(self._runner)
+        runner = self._phone.install_runner(self._runner)
         program = self._phone.keep(self._plan.program, files.file("program").sha256)
         weights = self._phone.keep(self._plan.weights, files.file("weights").sha256)
-        self._phone.match(self._run.native_plan, f"{self._there.directory}/plan.bin")
+        self._phone.match(self._run.native_plan, f"{self._phone_run.directory}/plan.bin")
         self._push_limits()
         self._attach()
         self._forget()
-        self._there.start(place, program, weights)
+        self._phone_run.start(runner, program, weights)
         self._started_size = look.ledger_size
 
     def _attach(self) -> None:
         """Records where the run is."""
         self._attachment = RemoteRunRecord(serial=self._phone.adb.device(), before=self._run.figures())
-        write_durably(self._note, self._attachment.model_dump_json().encode())
+        write_durably(self._record_path, self._attachment.model_dump_json().encode())
 
     def _forget(self) -> None:
         """Discards output read so far, which belongs to another runner or is read again."""
-        self._apply_state, self._part, self._last, self._spent = 0, b"", None, None
+        self._output_size, self._part, self._last, self._spent = 0, b"", None, None
 
     def _agree(self) -> None:
         """Synchronizes both trajectories: the one with more steps replaces the other."""
         ours = self._ledger()
-        look = self._there.look(0)
+        look = self._phone_run.look(0)
         if not ours and not look.ledger_size:
             return
-        if ours and look.ledger_size >= len(ours) and self._there.begins_with(ours):
+        if ours and look.ledger_size >= len(ours) and self._phone_run.begins_with(ours):
             return
-        theirs = self._phone.adb.read(self._there.ledger)
-        found = self._parse(theirs)
-        mine = self._parse(ours)
-        if found is not None and (mine is None or found.steps > mine.steps):
+        theirs = self._phone.adb.read(self._phone_run.ledger)
+        remote = self._parse(theirs)
+        local = self._parse(ours)
+        if remote is not None and (local is None or remote.steps > local.steps):
             write_durably(self._run.ledger, theirs[: _whole(theirs)])
             return
         if look.alive:
-            self._there.stop()
-        self._there.clear_output()
-        self._there.clear_checkpoints()
+            self._phone_run.stop()
+        self._phone_run.clear_output()
+        self._phone_run.clear_checkpoints()
         if ours:
-            self._phone.put(self._run.ledger, file_sha256(self._run.ledger), self._there.ledger)
+            self._phone.put(self._run.ledger, file_sha256(self._run.ledger), self._phone_run.ledger)
         else:
-            self._phone.adb.run(f"rm -f {self._there.ledger}")
+            self._phone.adb.run(f"rm -f {self._phone_run.ledger}")
 
     def _ledger(self) -> bytes:
         """Returns the complete frames of the local trajectory."""
@@ -211,23 +211,23 @@ class RemoteRunMonitor:
     def _parse(self, ledger: bytes) -> Trajectory | None:
         """Parses a trajectory; None if it belongs to another run or is empty."""
         try:
-            found, _ = parse_trajectory(ledger)
+            trajectory, _ = parse_trajectory(ledger)
         except (Conflict, ValidationError):
             return None
-        return found if found is not None and found.header == self._plan.header else None
+        return trajectory if trajectory is not None and trajectory.header == self._plan.header else None
 
     def _collect(self, look: RemoteRunState) -> None:
         """Copies new frames of the phone's trajectory."""
         ours = self._ledger()
         if look.ledger_size > len(ours):
-            fresh = self._phone.adb.read(self._there.ledger, len(ours))
+            fresh = self._phone.adb.read(self._phone_run.ledger, len(ours))
             whole = _whole(ours + fresh)
             with self._run.ledger.open("ab") as file:
                 file.write(fresh[: whole - len(ours)])
                 file.flush()
                 os.fsync(file.fileno())
         if self._spent is not None:
-            self._run.note(self._spent)
+            self._run.record_usage(self._spent)
         self._collected = time.monotonic()
 
     def _push_limits(self) -> None:
@@ -236,16 +236,16 @@ class RemoteRunMonitor:
         limits = path.read_bytes() if path.exists() else b""
         if limits == self._limits:
             return
-        there = f"{self._there.directory}/limits"
+        remote_path = f"{self._phone_run.directory}/limits"
         if limits:
-            self._phone.match(path, there)
+            self._phone.match(path, remote_path)
         else:
-            self._phone.adb.run(f"rm -f {there}")
+            self._phone.adb.run(f"rm -f {remote_path}")
         self._limits = limits
 
-    def _noted(self) -> RemoteRunRecord | None:
+    def _read_record(self) -> RemoteRunRecord | None:
         try:
-            return RemoteRunRecord.model_validate_json(self._note.read_bytes())
+            return RemoteRunRecord.model_validate_json(self._record_path.read_bytes())
         except (FileNotFoundError, ValidationError):
             return None
 

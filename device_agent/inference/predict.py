@@ -65,10 +65,10 @@ def _scores(model: PersonalModel, rows: tuple[Row, ...]) -> list[float]:
     """Returns log P of each row's answer after its prompt, nats; rows with the same prompt share one pass over it."""
     scores: dict[int, float] = {}
     for prompt in dict.fromkeys(row.prompt for row in rows):
-        places = [place for place, row in enumerate(rows) if row.prompt == prompt]
-        log_probabilities = model.inference.score(prompt, [rows[place].answer for place in places])
-        scores |= dict(zip(places, log_probabilities, strict=True))
-    return [scores[place] for place in range(len(rows))]
+        indices = [index for index, row in enumerate(rows) if row.prompt == prompt]
+        log_probabilities = model.inference.score(prompt, [rows[index].answer for index in indices])
+        scores |= dict(zip(indices, log_probabilities, strict=True))
+    return [scores[index] for index in range(len(rows))]
 
 
 def record_of(task: Task, text: str | None, fields: list[str]) -> dict[str, str]:

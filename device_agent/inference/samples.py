@@ -144,15 +144,15 @@ def _prompts(model: PersonalModel, directory: Path, count: int) -> tuple[str, li
     """Returns the held-out split and the prompts of its records. Raises InvalidDataset if none fits the task."""
     split, records = held_out(directory, count)
     encoder = Encoder(model.task, model.tokenizer, model.manifest.recipe, style_of(model.manifest))
-    found = []
+    prompts = []
     for where, record in records:
         with suppress(InvalidDataset):
             prompt = _parts(encoder.encode(record, where)[0], model.task.kind == "text")
             right = accepted_answers(model.task, record, where) if model.task.kind == "completion" else None
-            found.append(replace(prompt, right=right))
-    if not found:
+            prompts.append(replace(prompt, right=right))
+    if not prompts:
         raise InvalidDataset(f"none of {len(records)} held-out records fits task {model.task.name!r}")
-    return split, found
+    return split, prompts
 
 
 def _parts(example: Example, document: bool) -> Prompt:
@@ -163,19 +163,19 @@ def _parts(example: Example, document: bool) -> Prompt:
         return Prompt(whole[:cut], whole[cut:])
     # The first turn of a conversation that counts, up to where another's turn begins.
     counted = range(len(row.answer)) if row.counted is None else row.counted
-    own = [row.answer[place] for index, place in enumerate(counted) if place == index]
+    own = [row.answer[position] for index, position in enumerate(counted) if position == index]
     return Prompt(list(row.prompt), own)
 
 
 def _continue(model: PersonalModel, prompt: list[int], most: int) -> str:
     """Returns up to `most` tokens after a prompt, as text, without the end-of-text token."""
     room = min(most, model.context - len(prompt) + 1)
-    found = []
+    tokens = []
     for token in model.inference.generate(prompt, room):
         if token == model.manifest.end_of_text:
             break
-        found.append(token)
-    written: str = model.tokenizer.decode(found)
+        tokens.append(token)
+    written: str = model.tokenizer.decode(tokens)
     return written
 
 

@@ -112,13 +112,13 @@ class InferenceSession:
         self._text += 1
         text = self._text
         logits = self._read(tokens)
-        for place in range(len(tokens), len(tokens) + most):
+        for position in range(len(tokens), len(tokens) + most):
             token = sampler(logits)
             yield reported(token, logits, likeliest)
             if text != self._text:
                 raise BadRequest("another text replaced this one's cache; generate one text at a time")
-            if place < len(tokens) + most - 1:
-                (logits,) = self._runtime.extend([token], place, [0])
+            if position < len(tokens) + most - 1:
+                (logits,) = self._runtime.extend([token], position, [0])
 
     def _read(self, tokens: Sequence[int]) -> F32:
         """Processes a text's first tokens; returns the logits (V,) after them."""

@@ -71,14 +71,14 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True)
 class JobEnd:
-    """A job's outcome and reason, for this device only. rest: seconds to wait before the next job.
+    """A job's outcome and reason, for this device only. cooldown: seconds to wait before the next job.
 
     sent: what was uploaded.
     """
 
     outcome: Outcome
     detail: str | None = None
-    rest: float = 0.0
+    cooldown: float = 0.0
     sent: UploadSummary | None = None
 
 
@@ -372,10 +372,10 @@ class LeasedJob:
         self._notify(lambda: self.client.decline(self.lease.id, numbers))
         return JobEnd(Outcome.DECLINED, error.detail)
 
-    def _release(self, detail: str, rest: float = 0.0) -> JobEnd:
+    def _release(self, detail: str, cooldown: float = 0.0) -> JobEnd:
         """Releases a job that cannot be trained now."""
         self._notify(lambda: self.client.release(self.lease.id))
-        return JobEnd(Outcome.RELEASED, detail, rest)
+        return JobEnd(Outcome.RELEASED, detail, cooldown)
 
     def _notify(self, call: Callable[[], object]) -> None:
         try:

@@ -181,7 +181,7 @@ def _on(charges: Sequence[Charge], dataset: str, directory: Path) -> list[Charge
 
 def _paid(terms: Terms, run: RunDirectory, charges: Sequence[Charge]) -> bool:
     try:
-        noted = Charge.model_validate_json(run.charge.read_bytes())
+        recorded = Charge.model_validate_json(run.charge.read_bytes())
     except (FileNotFoundError, ValidationError):
         return False
-    return noted.pays(terms) and any(charge.id == noted.id and charge.pays(terms) for charge in charges)
+    return recorded.pays(terms) and any(charge.id == recorded.id and charge.pays(terms) for charge in charges)

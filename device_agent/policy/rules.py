@@ -15,7 +15,7 @@ from shared.rules import Rules
 from shared.zo.trajectory import Limits
 
 BATTERY_EASE = 5.0  # percent above the floor before training begins again
-HEAT_EASE = 5.0  # degrees Celsius below the ceiling before training begins again
+TEMPERATURE_EASE = 5.0  # degrees Celsius below the ceiling before training begins again
 MEMORY_EASE = 0.1  # share of the floor, above it, before training begins again
 IDLE_SECONDS = 120.0  # without input until a device counts as idle
 MAX_NAME = 40  # characters of a sensor's name
@@ -100,7 +100,7 @@ def decide(
         for stop in (
             _charging(rules, readings),
             _battery(rules, readings, "battery_floor" in held_before),
-            _heat(rules, readings, "temperature_ceiling" in held_before),
+            _temperature(rules, readings, "temperature_ceiling" in held_before),
             _memory(rules, readings, "memory_floor_bytes" in held_before, needed_bytes),
             _idle(rules, readings, "idle" in held_before),
             _hours(rules, readings),
@@ -176,14 +176,14 @@ def _battery(rules: Rules, readings: Readings, held: bool) -> _Stop | None:
     return None
 
 
-def _heat(rules: Rules, readings: Readings, held: bool) -> _Stop | None:
+def _temperature(rules: Rules, readings: Readings, held: bool) -> _Stop | None:
     ceiling, temperature = rules.temperature_ceiling, readings.temperature
     if ceiling is None or temperature is None:
         return None
     if temperature >= ceiling:
         why = f"{_where(readings)}, at or above the ceiling of {_short(ceiling)} °C; waits until it cools down"
         return _Stop("temperature_ceiling", why)
-    again = ceiling - HEAT_EASE
+    again = ceiling - TEMPERATURE_EASE
     if held and temperature > again:
         return _Stop("temperature_ceiling", f"{_where(readings)}; cools down and continues at {_short(again)} °C")
     return None

@@ -125,12 +125,12 @@ class TaskApprovals:
 
         Raises PolicyForbids if the file is damaged.
         """
-        found = self._find(self.decisions(), task, dataset)
-        if found is None:
+        decision = self._find(self.decisions(), task, dataset)
+        if decision is None:
             if is_shipped(task):
                 return
-            self._note_waiting(task, dataset)
-        elif found.state is TaskState.APPROVED:
+            self._record_waiting(task, dataset)
+        elif decision.state is TaskState.APPROVED:
             return
         digits = task_sha256(task)[:LEAST_DIGITS]
         raise TaskNotApproved(
@@ -158,14 +158,14 @@ class TaskApprovals:
             return TASKS[name]
         known = {decision.sha256: decision.task for decision in self.decisions()}
         known |= {task_sha256(task): task for task in TASKS.values()}
-        found = [task for digest, task in known.items() if len(name) >= LEAST_DIGITS and digest.startswith(name)]
-        if len(found) != 1:
-            why = "several tasks begin with these digits" if found else "no task has this name or digest"
+        matching = [task for digest, task in known.items() if len(name) >= LEAST_DIGITS and digest.startswith(name)]
+        if len(matching) != 1:
+            why = "several tasks begin with these digits" if matching else "no task has this name or digest"
             raise BadRequest(
                 f"{name!r}: {why}; `mobizo-agent task list` shows the digests, of which at least {LEAST_DIGITS} "
                 "digits are needed"
             )
-        return found[0]
+        return matching[0]
 
     def waiting_for(self, task: Task) -> list[str]:
         """Returns the names of the data sets for which a task waits."""
@@ -179,7 +179,7 @@ class TaskApprovals:
                 kept += [TaskDecision(task=task, dataset=dataset, state=state) for dataset in datasets]
             self._write(kept)
 
-    def _note_waiting(self, task: Task, dataset: str) -> None:
+    def _record_waiting(self, task: Task, dataset: str) -> None:
         with self._lock():
             decisions = self.decisions()
             waiting = [entry for entry in decisions if entry.state is TaskState.WAITING]

@@ -57,9 +57,9 @@ class Options:
     executorch: Path | None = None
     toolchain: Path | None = None
 
-    def bundles(self, place: RunnerLocation) -> bool:
-        """Whether a build for `place` is the aarch64 bundle: nothing else is named, and it is for another machine."""
-        return place.system in BUNDLED and not place.native and self.executorch is None and self.toolchain is None
+    def bundles(self, location: RunnerLocation) -> bool:
+        """Whether a build is the aarch64 bundle: no option is set, and it is for another machine."""
+        return location.system in BUNDLED and not location.native and self.executorch is None and self.toolchain is None
 
 
 class Stopped(NoRunner):
@@ -67,36 +67,36 @@ class Stopped(NoRunner):
 
 
 def build_runner(
-    place: RunnerLocation, report: Report, options: Options | None = None, stop: Callable[[], bool] = never
+    location: RunnerLocation, report: Report, options: Options | None = None, stop: Callable[[], bool] = never
 ) -> Path:
     """Builds and installs the runner; returns its directory. Waits for another process's build first.
 
     Raises NoRunner if a tool is missing or compilation fails, Unavailable if a download fails, Untrusted if a
     download's hash differs, Stopped if `stop` returns true.
     """
-    with place.lock(stop):
-        return build_locked(place, report, options or Options(), stop)
+    with location.lock(stop):
+        return build_locked(location, report, options or Options(), stop)
 
 
-def build_locked(place: RunnerLocation, report: Report, options: Options, stop: Callable[[], bool]) -> Path:
+def build_locked(location: RunnerLocation, report: Report, options: Options, stop: Callable[[], bool]) -> Path:
     """Like `build_runner`; the caller holds the location's lock."""
-    check_options(place, options)
+    check_options(location, options)
     try:
-        with place.log.open("wb", buffering=0) as log, place.aside() as aside:
-            made = _Build(place, aside, log, report, stop).make(options)
-            return place.put(made)
+        with location.log.open("wb", buffering=0) as log, location.aside() as aside:
+            runner = _Build(location, aside, log, report, stop).make(options)
+            return location.put(runner)
     except OSError as error:
-        raise Unavailable(f"the runner could not be built in {place.directory}: {error}") from error
+        raise Unavailable(f"the runner could not be built in {location.directory}: {error}") from error
 
 
-def check_options(place: RunnerLocation, options: Options) -> None:
+def check_options(location: RunnerLocation, options: Options) -> None:
     """Raises NoRunner if a build cannot start; fast."""
-    if options.bundles(place):
+    if options.bundles(location):
         check_cross_compiler()
         return
-    if options.executorch is None and not place.native:
+    if options.executorch is None and not location.native:
         raise NoRunner(
-            f"a runner for {place.system} is built against an ExecuTorch built for it: give its directory with "
+            f"a runner for {location.system} is built against an ExecuTorch built for it: give its directory with "
             "--executorch-root (docs/android.md shows how)"
         )
     if options.toolchain is None:
@@ -107,13 +107,13 @@ class _Build:
     """One build in a temporary directory."""
 
     def __init__(
-        self, place: RunnerLocation, aside: Path, log: BinaryIO, report: Report, stop: Callable[[], bool]
+        self, location: RunnerLocation, aside: Path, log: BinaryIO, report: Report, stop: Callable[[], bool]
     ) -> None:
-        self._place, self._aside, self._log, self._report, self._stop = place, aside, log, report, stop
+        self._location, self._aside, self._log, self._report, self._stop = location, aside, log, report, stop
 
     def make(self, options: Options) -> Path:
         """Returns a directory with the finished runner, tested if it is for this machine."""
-        bundle = options.bundles(self._place)
+        bundle = options.bundles(self._location)
         if bundle:
             root = self._fetched_executorch(BUNDLE_MACHINE)
         else:
@@ -121,10 +121,10 @@ class _Build:
         toolchain = BUNDLE_TOOLCHAIN if bundle else options.toolchain
         cmake = find_cmake() or self._fetched_cmake()
         generator, program = find_generator() or self._fetched_ninja()
-        build, made = self._aside / "build", self._aside / "made"
-        self._report(f"building the runner for {self._place.system} against {root}")
+        build, installed = self._aside / "build", self._aside / "made"
+        self._report(f"building the runner for {self._location.system} against {root}")
         configure: list[str | Path] = [
-            *(cmake, "-S", self._place.sources, "-B", build, "-G", generator),
+            *(cmake, "-S", self._location.sources, "-B", build, "-G", generator),
             f"-DCMAKE_MAKE_PROGRAM={program}",
             f"-DEXECUTORCH_ROOT={root.resolve()}",
             f"-DMOBIZO_VERSION={version('mobizo')}",
@@ -133,18 +133,18 @@ class _Build:
             configure.append(f"-DCMAKE_TOOLCHAIN_FILE={toolchain.resolve()}")
         if bundle:
             configure.append("-DMOBIZO_BUNDLE=ON")
-        elif abi := ANDROID_ABIS.get(self._place.system):
+        elif abi := ANDROID_ABIS.get(self._location.system):
             configure += [f"-DANDROID_ABI={abi}", f"-DANDROID_PLATFORM={ANDROID_PLATFORM}"]
         self._need(configure, "CMake could not configure the runner")
         self._need([cmake, "--build", build, "--parallel", str(os.cpu_count() or 1)], "the runner does not compile")
-        self._need([cmake, "--install", build, "--prefix", made, "--strip"], "the runner could not be installed")
-        if not (made / PROGRAM).is_file():
-            raise NoRunner(f"the build made no {PROGRAM}; see {self._place.log}")
-        if self._place.native:
+        self._need([cmake, "--install", build, "--prefix", installed, "--strip"], "the runner could not be installed")
+        if not (installed / PROGRAM).is_file():
+            raise NoRunner(f"the build made no {PROGRAM}; see {self._location.log}")
+        if self._location.native:
             # What was built against must not be needed: the wheel goes away.
             shutil.rmtree(self._aside / "executorch", ignore_errors=True)
-            check_starts(made)
-        return made
+            check_starts(installed)
+        return installed
 
     def _fetched_executorch(self, machine: str | None = None) -> Path:
         fetch_wheel(EXECUTORCH_WHEEL, self._aside, self._run, self._report, machine)
@@ -159,9 +159,9 @@ class _Build:
         return "Ninja", self._aside / NINJA_WHEEL.wanted[0]
 
     def _need(self, command: Sequence[str | Path], failure: str) -> None:
-        start = self._place.log.stat().st_size
+        start = self._location.log.stat().st_size
         if self._run(command) != 0:
-            raise NoRunner(f"{failure}; see {self._place.log}: {self._reason(start)}")
+            raise NoRunner(f"{failure}; see {self._location.log}: {self._reason(start)}")
 
     def _run(self, command: Sequence[str | Path]) -> int:
         """Runs a command with its output in the log and reports progress; returns its exit status. Raises Stopped."""
@@ -173,7 +173,7 @@ class _Build:
             stderr=subprocess.STDOUT,
             start_new_session=True,  # so that compilers can be ended with it
         )
-        told = b""
+        reported = b""
         try:
             while True:
                 try:
@@ -182,23 +182,23 @@ class _Build:
                     if self._stop():
                         raise Stopped from None
                     last = self._counted()
-                    if last and last != told:
+                    if last and last != reported:
                         self._report(f"compiling {last.decode()}")
-                        told = last
+                        reported = last
         finally:
             if process.poll() is None:
                 _end(process)
 
     def _counted(self) -> bytes:
         """Returns the build tool's progress such as 3/9, or an empty string."""
-        with self._place.log.open("rb") as log:
+        with self._location.log.open("rb") as log:
             log.seek(max(0, log.seek(0, os.SEEK_END) - 4096))
-            counted = [found[1] for line in log.read().splitlines() if (found := COUNTED.match(line))]
+            counted = [match[1] for line in log.read().splitlines() if (match := COUNTED.match(line))]
         return counted[-1] if counted else b""
 
     def _reason(self, start: int) -> str:
         """Returns the first error lines of the log since byte `start`, or else its last lines."""
-        with self._place.log.open("rb") as log:
+        with self._location.log.open("rb") as log:
             log.seek(start)
             lines = [line.strip() for line in log.read().decode(errors="replace").splitlines()[1:] if line.strip()]
         errors = [line for line in lines if ERROR.search(line)]

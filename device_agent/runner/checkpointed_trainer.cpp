@@ -19,13 +19,13 @@ CheckpointedTrainer::CheckpointedTrainer(const std::string &directory, const Pla
 }
 
 void CheckpointedTrainer::restore(size_t steps) {
-  tell("loading");
+  report_progress("loading");
   size_t at = 0;
   std::vector<float> state;
   const std::set<size_t> kept = checkpoints_.steps();
-  for (auto found = kept.rbegin(); found != kept.rend() && state.empty(); ++found) {
-    if (*found <= steps) {
-      at = *found;
+  for (auto newest = kept.rbegin(); newest != kept.rend() && state.empty(); ++newest) {
+    if (*newest <= steps) {
+      at = *newest;
       state = checkpoints_.read(at);
     }
   }
@@ -41,7 +41,7 @@ void CheckpointedTrainer::restore(size_t steps) {
     if (!plan_.pulls.empty()) {
       pull(ledger_.numbers(step).back());
     }
-    tell("loading"); // a step takes its time: the runner must not look as if it hung
+    report_progress("loading"); // a step takes its time: the runner must not look as if it hung
   }
 }
 
@@ -52,8 +52,8 @@ void CheckpointedTrainer::resume(size_t, const std::vector<float> &state) {
 void CheckpointedTrainer::recompute(size_t step) { move(step, plan_.lr[step]); }
 
 std::vector<float> CheckpointedTrainer::state() {
-  const Tensor found = output_of(program_.call("state", {}), 0);
-  std::vector<float> state = numbers_of(found, found.count());
+  const Tensor output = output_of(program_.call("state", {}), 0);
+  std::vector<float> state = numbers_of(output, output.count());
   if (state.size() < static_cast<size_t>(plan_.settings.size)) {
     throw std::runtime_error("the program's state is smaller than its B; the program is another recipe's");
   }

@@ -22,9 +22,9 @@ constexpr size_t HEAD = MAGIC.size() + 2 * sizeof(uint32_t); // magic, steps, CR
 } // namespace
 
 std::set<size_t> Checkpoints::steps() const {
-  std::set<size_t> found;
+  std::set<size_t> steps;
   if (!fs::is_directory(directory_)) {
-    return found;
+    return steps;
   }
   for (const fs::directory_entry &entry : fs::directory_iterator(directory_)) {
     const std::string name = entry.path().filename().string();
@@ -35,10 +35,10 @@ std::set<size_t> Checkpoints::steps() const {
     size_t step = 0;
     const auto [end, error] = std::from_chars(first, last, step);
     if (error == std::errc{} && end == last && name.substr(name.size() - SUFFIX.size()) == SUFFIX) {
-      found.insert(step);
+      steps.insert(step);
     }
   }
-  return found;
+  return steps;
 }
 
 std::vector<float> Checkpoints::read(size_t step) const {

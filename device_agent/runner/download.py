@@ -21,7 +21,7 @@ from shared.signing import verify_runner_build
 def download_runner(
     client: DeviceClient,
     key: Ed25519PublicKey,
-    place: RunnerLocation,
+    location: RunnerLocation,
     report: Report,
     stop: Callable[[], bool] = never,
 ) -> Path:
@@ -30,43 +30,43 @@ def download_runner(
     key: the server's pinned key. Raises NoRunner if the server has none that fits or it does not start, Untrusted if
     signature, hash or content is invalid, Unavailable if the server does not answer.
     """
-    with place.lock(stop):
-        return download_locked(client, key, place, report)
+    with location.lock(stop):
+        return download_locked(client, key, location, report)
 
 
-def download_locked(client: DeviceClient, key: Ed25519PublicKey, place: RunnerLocation, report: Report) -> Path:
+def download_locked(client: DeviceClient, key: Ed25519PublicKey, location: RunnerLocation, report: Report) -> Path:
     """Like `download_runner`; the caller holds the location's lock."""
-    build = _offered(client, key, place)
-    if reason := place.remembered(build.sha256):
+    build = _offered(client, key, location)
+    if reason := location.remembered(build.sha256):
         raise NoRunner(f"the server's runner was tried before: {reason}")
     report(f"downloading the runner for {build.platform} ({build.size / 1e6:.0f} MB)")
-    archive = place.directory / f"{build.sha256}.tar.gz"  # not aside: an interrupted download resumes
+    archive = location.directory / f"{build.sha256}.tar.gz"  # not aside: an interrupted download resumes
     client.download_runner(build, archive)
     try:
-        with place.aside() as aside:
-            made = aside / "made"
-            unpack_runner(archive, made)
-            check_machine(made, place.system)
-            if place.native:
-                check_starts(made)
-            return place.put(made)
+        with location.aside() as aside:
+            unpacked = aside / "made"
+            unpack_runner(archive, unpacked)
+            check_machine(unpacked, location.system)
+            if location.native:
+                check_starts(unpacked)
+            return location.put(unpacked)
     except (Untrusted, NoRunner) as error:
         # These bytes are signed and will be the same next time.
-        place.remember(build.sha256, error.detail, None)
+        location.remember(build.sha256, error.detail, None)
         raise
     finally:
         archive.unlink(missing_ok=True)
 
 
-def _offered(client: DeviceClient, key: Ed25519PublicKey, place: RunnerLocation) -> RunnerBuild:
+def _offered(client: DeviceClient, key: Ed25519PublicKey, location: RunnerLocation) -> RunnerBuild:
     try:
-        build = verify_runner_build(client.runner(place.system), key)
+        build = verify_runner_build(client.runner(location.system), key)
     except NotFound as error:
         raise NoRunner(
-            f"the server has no runner for {place.system}; add one there with `mobizo-server runner-build add`"
+            f"the server has no runner for {location.system}; add one there with `mobizo-server runner-build add`"
         ) from error
-    if build.platform != place.system:
-        raise Untrusted(f"the server sent a runner for {build.platform} where {place.system} was asked for")
+    if build.platform != location.system:
+        raise Untrusted(f"the server sent a runner for {build.platform} where {location.system} was asked for")
     wanted = (version("mobizo"), EXECUTORCH)
     if (build.version, build.executorch) != wanted:
         raise NoRunner(

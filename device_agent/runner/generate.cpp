@@ -25,8 +25,8 @@ void generate(Program &program, const std::vector<float> &adapter, const std::ve
   }
   program.call("load", {floats(adapter)});
   std::vector<int64_t> part = tokens;
-  int64_t place = 0;
-  for (int64_t made = 0; made < most; ++made) {
+  int64_t position = 0;
+  for (int64_t generated = 0; generated < most; ++generated) {
     Tensor logits;
     for (size_t at = 0; at < part.size(); at += static_cast<size_t>(length)) {
       const size_t end = std::min(part.size(), at + static_cast<size_t>(length));
@@ -34,16 +34,16 @@ void generate(Program &program, const std::vector<float> &adapter, const std::ve
                                        part.begin() + static_cast<std::ptrdiff_t>(end));
       const auto size = static_cast<int32_t>(piece.size());
       const std::vector<Tensor> outputs =
-          program.call("extend", {integers(piece, {1, size}), integers({place}, {1}), integers({size - 1}, {1})});
+          program.call("extend", {integers(piece, {1, size}), integers({position}, {1}), integers({size - 1}, {1})});
       logits = output_of(outputs, 0); // (1, V)
-      place += size;
+      position += size;
     }
     if (logits.type != Type::Float || logits.count() == 0) {
       throw std::runtime_error("the program gives no logits; it is no inference program");
     }
     const float *first = logits.data<float>(), *last = first + logits.count();
     const int64_t token = std::max_element(first, last) - first;
-    say("{\"token\": " + std::to_string(token) + "}");
+    print_line("{\"token\": " + std::to_string(token) + "}");
     part = {token};
   }
 }

@@ -4,8 +4,8 @@
 
 namespace mobizo {
 
-// Returns the step's loss (1,) twice: the ledger has it in place of a coefficient. Of a private step: its totals, and the
-// norm of the noised mean gradient.
+// Returns the step's loss (1,) twice: the ledger stores it instead of a coefficient. Of a private step: its totals,
+// and the norm of the noised mean gradient.
 std::vector<Tensor> GradientTrainer::invoke(size_t, float lr, std::vector<Tensor> inputs,
                                             const std::vector<Tensor> &secret) {
   inputs.push_back(scalar(lr));
@@ -18,11 +18,11 @@ std::vector<Tensor> GradientTrainer::invoke(size_t, float lr, std::vector<Tensor
   }
   // A norm that is not finite stops the run.
   const bool whole = std::isfinite(numbers_of(output_of(outputs, 1), 1)[0]);
-  const Tensor &told = outputs[whole ? 0 : 1];
-  return {told, told};
+  const Tensor &reported = outputs[whole ? 0 : 1];
+  return {reported, reported};
 }
 
-// Returns the norm of the noised mean gradient (1,) twice, in place of a loss, which would reveal the data.
+// Returns the norm of the noised mean gradient (1,) twice instead of a loss, which would reveal the data.
 std::vector<Tensor> GradientTrainer::move_privately(size_t step, float lr) {
   const std::vector<std::vector<int32_t>> pieces = plan_.pieces(step);
   Tensor totals(Type::Int32, {static_cast<int32_t>(plan_.settings.size)});

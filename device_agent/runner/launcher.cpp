@@ -12,7 +12,7 @@
 namespace {
 
 constexpr int kNotExecutable = 126; // as a shell says it
-constexpr int kLeading = 6;         // words before the runner's own arguments
+constexpr int kLeading = 6;         // arguments before the runner's own arguments
 
 int fail(const char* path) {
   fprintf(stderr, "mobizo-runner: %s: %s; unpack the whole bundle with its modes\n", path, strerror(errno));
@@ -33,15 +33,15 @@ int main(int argc, char** argv) {
   snprintf(libraries, sizeof libraries, "%s/lib", root);
   snprintf(program, sizeof program, "%s/bin/mobizo-runner", root);
   const char* name = argc > 0 ? argv[0] : program;
-  auto** words = static_cast<const char**>(calloc(static_cast<size_t>(argc) + kLeading + 1, sizeof(char*)));
-  if (words == nullptr) {
+  auto** arguments = static_cast<const char**>(calloc(static_cast<size_t>(argc) + kLeading + 1, sizeof(char*)));
+  if (arguments == nullptr) {
     return fail("memory");
   }
   const char* leading[kLeading] = {name, "--argv0", name, "--library-path", libraries, program};
-  memcpy(words, leading, sizeof leading);
+  memcpy(arguments, leading, sizeof leading);
   for (int i = 1; i < argc; ++i) {
-    words[kLeading + i - 1] = argv[i];
+    arguments[kLeading + i - 1] = argv[i];
   }
-  execv(loader, const_cast<char* const*>(words));
+  execv(loader, const_cast<char* const*>(arguments));
   return fail(loader);
 }

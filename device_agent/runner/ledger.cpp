@@ -112,33 +112,33 @@ void Ledger::read(const std::string &path, const std::string &header, size_t num
       }
       numbers_.push_back(Numbers(frame.payload).many<float>(numbers));
     } else if (frame.kind == 'E') {
-      const std::optional<Evaluation> found = read_evaluation(frame.payload, steps());
-      if (!found) {
+      const std::optional<Evaluation> evaluation = read_evaluation(frame.payload, steps());
+      if (!evaluation) {
         throw std::runtime_error(path + " has an impossible evaluation; move it away to start the run anew");
       }
-      evaluations_.push_back(*found);
+      evaluations_.push_back(*evaluation);
     } else if (frame.kind == 'L') {
-      const std::optional<Limits> found = read_limits(frame.payload);
-      if (!found) {
+      const std::optional<Limits> limits = read_limits(frame.payload);
+      if (!limits) {
         throw std::runtime_error(path + " has impossible limits; move it away to start the run anew");
       }
-      limits_.push_back(*found);
+      limits_.push_back(*limits);
     }
     end_ = frames.end();
   }
 }
 
 Limits Ledger::limits_at(size_t step) const {
-  const auto found = std::find_if(limits_.rbegin(), limits_.rend(), [step](const Limits &noted) {
-    return noted.step <= static_cast<int64_t>(step);
+  const auto newest = std::find_if(limits_.rbegin(), limits_.rend(), [step](const Limits &limits) {
+    return limits.step <= static_cast<int64_t>(step);
   });
-  return found == limits_.rend() ? Limits{} : *found;
+  return newest == limits_.rend() ? Limits{} : *newest;
 }
 
 const Evaluation *Ledger::find(const std::string &split, int64_t step, const std::string &adapter) const {
-  for (const Evaluation &found : evaluations_) {
-    if (found.split == split && found.step == step && found.adapter == adapter) {
-      return &found;
+  for (const Evaluation &evaluation : evaluations_) {
+    if (evaluation.split == split && evaluation.step == step && evaluation.adapter == adapter) {
+      return &evaluation;
     }
   }
   return nullptr;
@@ -146,10 +146,12 @@ const Evaluation *Ledger::find(const std::string &split, int64_t step, const std
 
 const Evaluation *Ledger::best() const {
   const Evaluation *best = nullptr;
-  const auto rank = [](const Evaluation &found) { return std::tuple(-found.accuracy(), found.loss, found.step); };
-  for (const Evaluation &found : evaluations_) {
-    if (found.split == "validation" && (best == nullptr || rank(found) < rank(*best))) {
-      best = &found;
+  const auto rank = [](const Evaluation &evaluation) {
+    return std::tuple(-evaluation.accuracy(), evaluation.loss, evaluation.step);
+  };
+  for (const Evaluation &evaluation : evaluations_) {
+    if (evaluation.split == "validation" && (best == nullptr || rank(evaluation) < rank(*best))) {
+      best = &evaluation;
     }
   }
   return best;
@@ -158,8 +160,8 @@ const Evaluation *Ledger::best() const {
 bool Ledger::out_of_patience(int64_t patience) const {
   const Evaluation *top = best();
   return patience > 0 && top != nullptr &&
-         std::count_if(evaluations_.begin(), evaluations_.end(), [top](const Evaluation &found) {
-           return found.split == "validation" && found.step > top->step;
+         std::count_if(evaluations_.begin(), evaluations_.end(), [top](const Evaluation &evaluation) {
+           return evaluation.split == "validation" && evaluation.step > top->step;
          }) >= patience;
 }
 

@@ -73,13 +73,13 @@ def check_starts(directory: Path) -> None:
     if done.returncode != 0:
         raise NoRunner(f"the runner does not start on this device: {done.stderr.strip()[-300:]}")
     try:
-        said = json.loads(done.stdout)
-        found = (said["version"], said["executorch"])
+        facts = json.loads(done.stdout)
+        versions = (facts["version"], facts["executorch"])
     except (ValueError, KeyError, TypeError) as error:
         raise NoRunner(f"the runner does not say its version but {done.stdout.strip()[:100]!r}") from error
-    if found != (version("mobizo"), EXECUTORCH):
+    if versions != (version("mobizo"), EXECUTORCH):
         raise NoRunner(
-            f"the runner is of mobizo {found[0]} and ExecuTorch {found[1]}; "
+            f"the runner is of mobizo {versions[0]} and ExecuTorch {versions[1]}; "
             f"this agent is of mobizo {version('mobizo')} and wants ExecuTorch {EXECUTORCH}"
         )
 
@@ -87,10 +87,10 @@ def check_starts(directory: Path) -> None:
 def check_machine(directory: Path, system: str) -> None:
     """Raises NoRunner if the runner in `directory` is for another processor than the platform `system`."""
     with (directory / PROGRAM).open("rb") as file:
-        found = wrong_machine(file.read(HEADER_BYTES), system)
-    if found is not None:
+        machine = wrong_machine(file.read(HEADER_BYTES), system)
+    if machine is not None:
         raise NoRunner(
-            f"the runner in {directory} is for {found} and the device is {system}; `mobizo-agent build-runner "
+            f"the runner in {directory} is for {machine} and the device is {system}; `mobizo-agent build-runner "
             f"--platform {system}` builds one for it, or the server's operator adds one"
         )
 
@@ -136,10 +136,10 @@ class RunnerLocation:
     def find(self) -> Path | None:
         """Returns the directory of a ready runner, or None. This machine's runner is started once to test it."""
         try:
-            found = (self.path / PROGRAM).stat()
+            status = (self.path / PROGRAM).stat()
         except OSError:
             return None
-        known = (found.st_ino, found.st_mtime_ns)
+        known = (status.st_ino, status.st_mtime_ns)
         if self.native and known != self._checked:
             try:
                 check_starts(self.path)
@@ -168,16 +168,16 @@ class RunnerLocation:
         for left in self.directory.glob("aside-*"):
             # A killed agent's compiler may still write there: what it adds now is removed by the next build.
             shutil.rmtree(left, ignore_errors=True)
-        with tempfile.TemporaryDirectory(prefix="aside-", dir=self.directory, ignore_cleanup_errors=True) as made:
-            yield Path(made)
+        with tempfile.TemporaryDirectory(prefix="aside-", dir=self.directory, ignore_cleanup_errors=True) as directory:
+            yield Path(directory)
 
-    def put(self, made: Path) -> Path:
-        """Atomically installs the runner in `made` and removes other versions."""
-        for path in (*made.rglob("*"), made):
+    def put(self, directory: Path) -> Path:
+        """Atomically installs the runner in `directory` and removes other versions."""
+        for path in (*directory.rglob("*"), directory):
             sync_directory(path)  # which makes a file's bytes survive as well
         if self.path.exists():
-            self.path.rename(made.with_name("replaced"))
-        made.rename(self.path)
+            self.path.rename(directory.with_name("replaced"))
+        directory.rename(self.path)
         sync_directory(self.directory)
         for other in self.directory.iterdir():
             if other.is_dir() and other != self.path and not other.name.startswith("aside-"):
@@ -187,18 +187,18 @@ class RunnerLocation:
 
     def remember(self, what: str, reason: str, seconds: float | None) -> None:
         """Remembers that `what` failed, for `seconds` or until a runner is installed."""
-        noted = self._failures() | {what: Failure(reason=reason, at=time.time(), seconds=seconds)}
+        failures = self._failures() | {what: Failure(reason=reason, at=time.time(), seconds=seconds)}
         self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_durably(self._failures_path, FAILURES.dump_json(noted, indent=1))
+        write_durably(self._failures_path, FAILURES.dump_json(failures, indent=1))
 
     def remembered(self, what: str) -> str | None:
         """Returns why `what` failed, if that is still valid."""
-        noted = self._failures().get(what)
-        if noted is None:
+        failure = self._failures().get(what)
+        if failure is None:
             return None
         # A clock that was set back must not make a failure last longer.
-        counts = noted.seconds is None or 0 <= time.time() - noted.at < noted.seconds
-        return noted.reason if counts else None
+        counts = failure.seconds is None or 0 <= time.time() - failure.at < failure.seconds
+        return failure.reason if counts else None
 
     @property
     def _failures_path(self) -> Path:

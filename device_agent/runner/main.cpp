@@ -47,7 +47,7 @@ volatile std::sig_atomic_t asked_to_stop = 0;
 void ask_to_stop(int) { asked_to_stop = 1; }
 
 // A page of a mapped file cannot be read: the file was cut, or the disk fails.
-void say_lost_page(int) {
+void report_lost_page(int) {
   constexpr char LINE[] =
       "{\"error\": {\"code\": \"runtime-failed\", \"detail\": \"a file of the program was cut or cannot be read while it "
       "is in use; the run resumes where it stopped, once the program is downloaded again\"}}\n";
@@ -57,13 +57,13 @@ void say_lost_page(int) {
 
 class Options {
 public:
-  Options(int count, char **words) {
+  Options(int count, char **arguments) {
     for (int at = 2; at < count; ++at) {
-      const std::string name = words[at];
+      const std::string name = arguments[at];
       if (name == "--attached") {
         flags_.insert(name);
       } else if (name.rfind("--", 0) == 0 && at + 1 < count) {
-        values_[name] = words[++at];
+        values_[name] = arguments[++at];
       } else {
         throw Usage("what is " + name + "?");
       }
@@ -73,16 +73,16 @@ public:
   bool flag(const std::string &name) const { return flags_.count(name) > 0; }
 
   const std::string &operator[](const std::string &name) const {
-    const auto found = values_.find(name);
-    if (found == values_.end()) {
+    const auto option = values_.find(name);
+    if (option == values_.end()) {
       throw Usage(name + " is missing");
     }
-    return found->second;
+    return option->second;
   }
 
   std::string or_empty(const std::string &name) const {
-    const auto found = values_.find(name);
-    return found == values_.end() ? "" : found->second;
+    const auto option = values_.find(name);
+    return option == values_.end() ? "" : option->second;
   }
 
   int64_t count(const std::string &name) const {
@@ -135,10 +135,10 @@ int train(const Options &options) {
   if (options.flag("--attached")) {
     die_with_the_agent();
   }
-  std::signal(SIGBUS, say_lost_page);
+  std::signal(SIGBUS, report_lost_page);
   lock(directory);
   const Plan plan = Plan::read(directory + "/plan.bin");
-  say("{\"progress\": {\"phase\": \"loading\"}}");
+  print_line("{\"progress\": {\"phase\": \"loading\"}}");
   Program program(options["--program"], options["--weights"], options.or_empty("--packed"));
   const auto stop = [] { return asked_to_stop != 0; };
   std::unique_ptr<Trainer> trainer;
@@ -151,9 +151,9 @@ int train(const Options &options) {
   }
   try {
     trainer->train();
-    say("{\"trained\": true, \"spent\": " + trainer->spent() + "}");
+    print_line("{\"trained\": true, \"spent\": " + trainer->spent() + "}");
   } catch (const Stopped &) {
-    say("{\"stopped\": true, \"spent\": " + trainer->spent() + "}");
+    print_line("{\"stopped\": true, \"spent\": " + trainer->spent() + "}");
   }
   return 0;
 }
@@ -173,7 +173,7 @@ int score(const Options &options) {
   PrefixCache prefix(plan.settings, program);
   const bool split_program = plan.settings.width > 0 && program.has(SCORE_SUFFIX);
   const Measured measured = measure(program, batches, [] {}, {split_program ? &prefix : nullptr});
-  say("{\"split\": " + quoted(split) + ", \"correct\": " + std::to_string(measured.correct) +
+  print_line("{\"split\": " + quoted(split) + ", \"correct\": " + std::to_string(measured.correct) +
       ", \"total\": " + std::to_string(measured.total) + ", \"loss\": " + number(measured.loss) + "}");
   return 0;
 }
@@ -195,11 +195,11 @@ int generate_text(const Options &options) {
   return 0;
 }
 
-int run(int count, char **words) {
-  const std::string command = count > 1 ? words[1] : "";
-  const Options options(count, words);
+int run(int count, char **arguments) {
+  const std::string command = count > 1 ? arguments[1] : "";
+  const Options options(count, arguments);
   if (command == "version") {
-    say("{\"version\": " + quoted(MOBIZO_VERSION) + ", \"executorch\": " + quoted(EXECUTORCH_BUILD) + ", \"plan\": 2}");
+    print_line("{\"version\": " + quoted(MOBIZO_VERSION) + ", \"executorch\": " + quoted(EXECUTORCH_BUILD) + ", \"plan\": 2}");
     return 0;
   }
   if (command == "train") {
@@ -219,26 +219,26 @@ int run(int count, char **words) {
 
 } // namespace
 
-int main(int count, char **words) {
+int main(int count, char **arguments) {
   std::signal(SIGPIPE, SIG_IGN);
   try {
-    return run(count, words);
+    return run(count, arguments);
   } catch (const Usage &error) {
     std::fprintf(stderr, "mobizo-runner: %s\n%s", error.what(), HELP);
     return USAGE;
   } catch (const Diverged &error) {
-    say_error("diverged", error.what());
+    print_error("diverged", error.what());
   } catch (const std::system_error &error) {
     const bool full = error.code().value() == ENOSPC || error.code().value() == EDQUOT;
     if (full) {
-      say_error("does-not-fit", "the disk is full; free some space and the run resumes where it stopped");
+      print_error("does-not-fit", "the disk is full; free some space and the run resumes where it stopped");
     } else {
-      say_error("runtime-failed", error.what());
+      print_error("runtime-failed", error.what());
     }
   } catch (const std::bad_alloc &) {
-    say_error("does-not-fit", "memory ran out; stop something and the job is tried again");
+    print_error("does-not-fit", "memory ran out; stop something and the job is tried again");
   } catch (const std::exception &error) {
-    say_error("runtime-failed", error.what());
+    print_error("runtime-failed", error.what());
   }
   return FAILED;
 }

@@ -47,10 +47,10 @@ Tensor &noise_out(KernelRuntimeContext &context, const Tensor &seeds, int64_t si
     context.fail(Error::InvalidArgument);
     return out;
   }
-  const auto *words = seeds.const_data_ptr<int32_t>();
+  const auto *keys = seeds.const_data_ptr<int32_t>();
   auto *values = out.mutable_data_ptr<float>();
   for (int64_t query = 0; query < seeds.size(0); ++query, values += size) {
-    const auto key0 = static_cast<uint32_t>(words[2 * query]), key1 = static_cast<uint32_t>(words[2 * query + 1]);
+    const auto key0 = static_cast<uint32_t>(keys[2 * query]), key1 = static_cast<uint32_t>(keys[2 * query + 1]);
     for (int64_t pair = 0; 2 * pair < size; ++pair) {
       const Words drawn = threefry(key0, key1, static_cast<uint32_t>(pair));
       const float u1 = (static_cast<float>(drawn.first >> 8U) + 1.0F) * 0x1p-24F;

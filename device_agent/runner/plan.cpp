@@ -94,15 +94,15 @@ std::vector<Tokens> ScoreBatch::texts() const {
   }
   const auto length = static_cast<size_t>(inputs.at(0).shape.at(1));
   const auto answer = static_cast<size_t>(inputs.at(1).shape.at(1));
-  std::vector<Tokens> found;
+  std::vector<Tokens> texts;
   for (size_t row = 0; row < static_cast<size_t>(rows); ++row) {
     // The last token that the model reads predicts the answer's last one.
     const int64_t *positions = inputs[1].data<int64_t>() + row * answer;
     const auto count = static_cast<std::ptrdiff_t>(*std::max_element(positions, positions + answer) + 1);
     const int64_t *tokens = inputs[0].data<int64_t>() + row * length;
-    found.emplace_back(tokens, tokens + count);
+    texts.emplace_back(tokens, tokens + count);
   }
-  return found;
+  return texts;
 }
 
 Plan Plan::read(const std::string &path) {
@@ -113,12 +113,12 @@ Plan Plan::read(const std::string &path) {
   Plan plan;
   FrameReader frames(data, PLAN_MAGIC.size());
   Frame frame;
-  uint32_t seen = 0;
+  uint32_t frames_read = 0;
   bool whole = false;
   while (!whole && frames.next(frame)) {
     Numbers numbers(frame.payload);
     const Settings &s = plan.settings;
-    if ((frame.kind == 'C') != (seen == 0)) {
+    if ((frame.kind == 'C') != (frames_read == 0)) {
       throw std::runtime_error(path + " does not begin with its settings; have the agent write it again");
     }
     switch (frame.kind) {
@@ -184,12 +184,12 @@ Plan Plan::read(const std::string &path) {
       plan.test.push_back(read_scores(frame.payload, s));
       break;
     case 'Z':
-      whole = frame.number == seen;
+      whole = frame.number == frames_read;
       break;
     default:
       throw std::runtime_error(path + " has a record of another version");
     }
-    ++seen;
+    ++frames_read;
   }
   if (!whole) {
     throw std::runtime_error(path + " is damaged; have the agent write it again");
@@ -226,8 +226,8 @@ std::vector<const Tokens *> Plan::texts_from(size_t step) const {
   const auto first = counts.begin(), own = first + static_cast<std::ptrdiff_t>(secret ? step : 0);
   const size_t before = secret ? std::accumulate(first, own, size_t{0}) : step * static_cast<size_t>(settings.batch);
   std::vector<const Tokens *> texts;
-  for (size_t place = before; place < order.size(); ++place) {
-    texts.push_back(&examples.at(static_cast<size_t>(order[place])).tokens);
+  for (size_t position = before; position < order.size(); ++position) {
+    texts.push_back(&examples.at(static_cast<size_t>(order[position])).tokens);
   }
   return texts;
 }

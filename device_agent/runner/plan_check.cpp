@@ -75,7 +75,7 @@ void check_example(const Example &example, const Settings &settings) {
   }
 }
 
-// seen: by place in the split, whether an example was there.
+// seen: whether the example with an index in the split was read before.
 void check_scored(const Scored &example, const Settings &settings, std::vector<bool> &seen) {
   check_index("scored example", example.index, seen.size());
   if (seen[static_cast<size_t>(example.index)]) {
@@ -84,9 +84,9 @@ void check_scored(const Scored &example, const Settings &settings, std::vector<b
   seen[static_cast<size_t>(example.index)] = true;
   check_index("right candidate", example.correct, example.candidates.size());
   for (const std::vector<Cell> &cells : example.candidates) {
-    for (const auto &[row, place, choice] : cells) {
+    for (const auto &[row, position, choice] : cells) {
       check_index("score row", row, static_cast<size_t>(settings.score_rows));
-      check_index("score position", place, static_cast<size_t>(settings.answer));
+      check_index("score position", position, static_cast<size_t>(settings.answer));
       check_index("score candidate", choice, static_cast<size_t>(settings.choices));
     }
   }
@@ -159,7 +159,7 @@ void check_settings(const Settings &s) {
   check_range("the size of the vocabulary", s.vocabulary, 1, MOST);
   check_range("the patience", s.patience, 0, MOST);
   check_finite("eps", s.eps);
-  // Tensors of these shapes are made.
+  // The runner allocates tensors of these shapes.
   product({s.batch, s.length, std::max<int64_t>(s.width, 1)});
   product({s.batch, s.answer, s.choices});
   product({s.score_rows, s.answer, s.choices});

@@ -66,14 +66,14 @@ int64_t rss_bytes() { return proc_bytes("/proc/self/status", "VmRSS"); }
 int64_t peak_rss_bytes() { return proc_bytes("/proc/self/status", "VmHWM"); }
 int64_t spare_bytes() { return proc_bytes("/proc/meminfo", "MemAvailable"); }
 
-void say(const std::string &line) {
+void print_line(const std::string &line) {
   std::fwrite(line.data(), 1, line.size(), stdout);
   std::fputc('\n', stdout);
   std::fflush(stdout);
 }
 
-void say_error(const std::string &code, const std::string &detail) {
-  say("{\"error\": {\"code\": " + quoted(code) + ", \"detail\": " + quoted(detail) + "}}");
+void print_error(const std::string &code, const std::string &detail) {
+  print_line("{\"error\": {\"code\": " + quoted(code) + ", \"detail\": " + quoted(detail) + "}}");
 }
 
 double seconds_since(Clock::time_point when) { return std::chrono::duration<double>(Clock::now() - when).count(); }

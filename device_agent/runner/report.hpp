@@ -21,10 +21,10 @@ int64_t peak_rss_bytes();
 int64_t spare_bytes();
 
 // Writes a line and flushes it.
-void say(const std::string &line);
+void print_line(const std::string &line);
 
 // Writes the last line of a failed command. code: one of the agent's error codes (shared/errors.py).
-void say_error(const std::string &code, const std::string &detail);
+void print_error(const std::string &code, const std::string &detail);
 
 using Clock = std::chrono::steady_clock;
 

@@ -38,24 +38,25 @@ Measured measure(Program &program, const std::vector<ScoreBatch> &split, const s
   }
   Upcoming upcoming(std::move(order));
   Measured measured;
-  std::vector<double> rights; // by the example's place in the split, whatever batch it was in
+  std::vector<double> rights; // by the example's index in the split, whatever batch it was in
   for (size_t at = 0; at < split.size(); ++at) {
     pulse();
     const ScoreBatch &batch = split[at];
-    const Tensor found = output_of(call(program, batch, texts[at], upcoming, frozen), 0); // (R, T, C)
-    if (found.type != Type::Float || found.shape != batch.inputs.at(2).shape) { // the cells point into that shape
+    const Tensor output = output_of(call(program, batch, texts[at], upcoming, frozen), 0); // (R, T, C)
+    if (output.type != Type::Float || output.shape != batch.inputs.at(2).shape) { // the cells point into that shape
       throw std::runtime_error("the program's scores have another shape than the plan's candidates; the program is "
                                "another recipe's");
     }
-    const auto answer = static_cast<size_t>(found.shape.at(1)), choices = static_cast<size_t>(found.shape.at(2));
+    const auto answer = static_cast<size_t>(output.shape.at(1)), choices = static_cast<size_t>(output.shape.at(2));
     for (const Scored &example : batch.examples) {
       std::vector<double> scores;
       for (const std::vector<Cell> &cells : example.candidates) {
         double sum = 0;
-        for (const auto &[row, place, choice] : cells) {
+        for (const auto &[row, position, choice] : cells) {
           const size_t at =
-              (static_cast<size_t>(row) * answer + static_cast<size_t>(place)) * choices + static_cast<size_t>(choice);
-          sum += static_cast<double>(found.data<float>()[at]);
+              (static_cast<size_t>(row) * answer + static_cast<size_t>(position)) * choices +
+              static_cast<size_t>(choice);
+          sum += static_cast<double>(output.data<float>()[at]);
         }
         if (!std::isfinite(sum)) {
           throw Diverged("training diverged: the adapter's scores are no numbers any more; lower lr");

@@ -42,7 +42,7 @@ class RunnerResult:
 
 
 def ensure_runner(
-    place: RunnerLocation,
+    location: RunnerLocation,
     client: DeviceClient | None,
     key: Ed25519PublicKey | None,
     report: Report,
@@ -53,20 +53,22 @@ def ensure_runner(
     key: the server's pinned key. A failed build is not repeated until the sources or versions change, `mobizo-agent
     build-runner` succeeds, or, after a network failure, an hour has passed.
     """
-    if found := place.find():
-        return RunnerResult(found)
+    if directory := location.find():
+        return RunnerResult(directory)
     try:
-        with place.lock(stop):
+        with location.lock(stop):
             # Whoever held the lock may have made it.
-            return RunnerResult(found) if (found := place.find()) else _get(place, client, key, report, stop)
+            return (
+                RunnerResult(directory) if (directory := location.find()) else _get(location, client, key, report, stop)
+            )
     except MobizoError as error:
         return RunnerResult(None, error.detail)
     except OSError as error:
-        return RunnerResult(None, f"{place.directory} cannot be used: {error}")
+        return RunnerResult(None, f"{location.directory} cannot be used: {error}")
 
 
 def _get(
-    place: RunnerLocation,
+    location: RunnerLocation,
     client: DeviceClient | None,
     key: Ed25519PublicKey | None,
     report: Report,
@@ -75,28 +77,28 @@ def _get(
     reasons = []
     if client is not None and key is not None:
         try:
-            return RunnerResult(download_locked(client, key, place, report))
+            return RunnerResult(download_locked(client, key, location, report))
         except MobizoError as error:
             reasons.append(error.detail)
     try:
-        return RunnerResult(_build_once(place, report, stop))
+        return RunnerResult(_build_once(location, report, stop))
     except MobizoError as error:
         reasons.append(error.detail)
     return RunnerResult(None, "; ".join(reasons))
 
 
-def _build_once(place: RunnerLocation, report: Report, stop: Callable[[], bool]) -> Path:
+def _build_once(location: RunnerLocation, report: Report, stop: Callable[[], bool]) -> Path:
     """Builds unless that failed before. Tools on PATH are checked every time."""
-    check_options(place, Options())
-    if reason := place.remembered(place.path.name):
+    check_options(location, Options())
+    if reason := location.remembered(location.path.name):
         raise Unavailable(f"the last build failed: {reason}")
     try:
-        return build_locked(place, report, Options(), stop)
+        return build_locked(location, report, Options(), stop)
     except Stopped:
         raise
     except MobizoError as error:
         seconds = BUILD_AGAIN_SECONDS if isinstance(error, Unavailable) else None
-        place.remember(place.path.name, error.detail, seconds)
+        location.remember(location.path.name, error.detail, seconds)
         raise
 
 
@@ -117,8 +119,8 @@ def build_runner_command(
     """
     if system is not None and not re.fullmatch(PLATFORM, system):
         raise BadRequest(f"--platform {system!r} must be system and machine, such as android-arm64")
-    place = RunnerLocation.within(home, system)
-    if toolchain is not None and place.native:
+    location = RunnerLocation.within(home, system)
+    if toolchain is not None and location.native:
         raise BadRequest("--toolchain builds for another platform: name it with --platform, such as android-arm64")
     for option, path in (("--executorch-root", executorch_root), ("--toolchain", toolchain)):
         if path is not None and not path.exists():
@@ -129,18 +131,18 @@ def build_runner_command(
 
     began = time.monotonic()
     options = Options(executorch_root, toolchain)
-    directory = build_runner(place, report, options)
+    directory = build_runner(location, report, options)
     seconds, size = time.monotonic() - began, directory_bytes(directory)
     if archive is not None:
         archive.parent.mkdir(parents=True, exist_ok=True)
         pack_runner(directory, archive)
     if json_lines:
-        facts = {"runner": str(directory), "platform": place.system, "bytes": size, "seconds": round(seconds, 1)}
+        facts = {"runner": str(directory), "platform": location.system, "bytes": size, "seconds": round(seconds, 1)}
         typer.echo(json.dumps(facts | ({"archive": str(archive)} if archive is not None else {})))
         return
-    typer.echo(f"built for {place.system} in {seconds:.0f} s: {directory} ({size / 1e6:.1f} MB)")
+    typer.echo(f"built for {location.system} in {seconds:.0f} s: {directory} ({size / 1e6:.1f} MB)")
     if archive is not None:
-        systems = BUNDLED if options.bundles(place) else (place.system,)
+        systems = BUNDLED if options.bundles(location) else (location.system,)
         stated = " ".join(f"--platform {system}" for system in systems)
         stated += f" --version {version('mobizo')} --executorch {EXECUTORCH}"
         typer.echo(f"offer it to devices with: mobizo-server runner-build add {archive} {stated}")

@@ -18,12 +18,12 @@ size_t Tensor::count() const {
   return std::accumulate(shape.begin(), shape.end(), size_t{1}, std::multiplies<size_t>());
 }
 
-const Tensor &output_of(const std::vector<Tensor> &outputs, size_t place) {
-  if (place >= outputs.size()) {
+const Tensor &output_of(const std::vector<Tensor> &outputs, size_t index) {
+  if (index >= outputs.size()) {
     throw std::runtime_error("the program gave " + std::to_string(outputs.size()) +
                              " outputs, too few; the program is another recipe's");
   }
-  return outputs[place];
+  return outputs[index];
 }
 
 Tensor scalar(float value) { return floats({value}); }

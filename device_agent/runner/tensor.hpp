@@ -25,8 +25,8 @@ struct Tensor {
 
 size_t size_of(Type type);
 
-// A method's output at `place`. Throws std::runtime_error if the program gave fewer.
-const Tensor &output_of(const std::vector<Tensor> &outputs, size_t place);
+// A method's output with an index. Throws std::runtime_error if the program gave fewer.
+const Tensor &output_of(const std::vector<Tensor> &outputs, size_t index);
 
 Tensor scalar(float value);
 

@@ -119,22 +119,22 @@ def installed_executorch(version: str) -> Path | None:
 
 def find_cmake() -> Path | None:
     """Returns the CMake on PATH if it is new enough."""
-    found = shutil.which("cmake")
-    if found is None:
+    program = shutil.which("cmake")
+    if program is None:
         return None
     try:
-        said = subprocess.run([found, "--version"], capture_output=True, text=True, timeout=60, check=False).stdout
+        output = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=60, check=False).stdout
     except (OSError, subprocess.TimeoutExpired):
         return None
-    stated = re.search(r"cmake version (\d+)\.(\d+)", said)
-    return Path(found) if stated and (int(stated[1]), int(stated[2])) >= CMAKE_LEAST else None
+    stated = re.search(r"cmake version (\d+)\.(\d+)", output)
+    return Path(program) if stated and (int(stated[1]), int(stated[2])) >= CMAKE_LEAST else None
 
 
 def find_generator() -> tuple[str, Path] | None:
     """Returns CMake's generator name and the path of Ninja or make."""
     for generator, program in (("Ninja", "ninja"), ("Unix Makefiles", "make")):
-        if found := shutil.which(program):
-            return generator, Path(found)
+        if path := shutil.which(program):
+            return generator, Path(path)
     return None
 
 
@@ -175,7 +175,7 @@ def unpack_wheel(path: Path, wanted: tuple[str, ...], directory: Path) -> None:
     with zipfile.ZipFile(path) as archive:
         for member in archive.infolist():
             if member.filename.startswith(wanted):
-                made = Path(archive.extract(member, directory))
+                path = Path(archive.extract(member, directory))
                 mode = member.external_attr >> 16 & 0o777
-                if made.is_file() and mode:
-                    made.chmod(mode | 0o600)
+                if path.is_file() and mode:
+                    path.chmod(mode | 0o600)

@@ -16,7 +16,7 @@ namespace {
 
 constexpr size_t RATE_STEPS = 20; // over which examples per second are averaged
 constexpr double SLICE = 0.1;     // seconds of a pause between two looks whether to stop
-constexpr double TELL_SECONDS = 1; // between progress reports while a split is measured
+constexpr double REPORT_SECONDS = 1; // between progress reports while a split is measured
 
 bool finite(const std::vector<float> &numbers) {
   return std::all_of(numbers.begin(), numbers.end(), [](float value) { return std::isfinite(value); });
@@ -68,7 +68,7 @@ void Trainer::train() {
 }
 
 void Trainer::restore(size_t steps) {
-  tell("loading");
+  report_progress("loading");
   load_start();
   for (size_t step = 0; step < steps; ++step) {
     pulse();
@@ -143,9 +143,9 @@ void Trainer::step() {
   if (step_seconds_.size() > RATE_STEPS) {
     step_seconds_.pop_front();
   }
-  tell("training", lr);
+  report_progress("training", lr);
   train_seconds_ += seconds_since(began);
-  rest(seconds * ledger_.limits().rest);
+  pause(seconds * ledger_.limits().rest);
 }
 
 void Trainer::obey_limits() {
@@ -250,19 +250,19 @@ void Trainer::evaluate(const std::string &split, const std::vector<ScoreBatch> &
   if (batches.empty() || recorded(split, best)) {
     return;
   }
-  tell("evaluating");
-  Clock::time_point told = Clock::now();
-  const auto look = [this, &told] {
+  report_progress("evaluating");
+  Clock::time_point reported = Clock::now();
+  const auto look = [this, &reported] {
     pulse();
-    if (seconds_since(told) > TELL_SECONDS) { // a long split must not look like a runner that hangs
-      tell("evaluating");
-      told = Clock::now();
+    if (seconds_since(reported) > REPORT_SECONDS) { // a long split must not look like a runner that hangs
+      report_progress("evaluating");
+      reported = Clock::now();
     }
   };
   const Measured measured = measure(program_, batches, look, frozen_states(split));
   ledger_.append(Evaluation{best < 0 ? static_cast<int64_t>(ledger_.steps()) : best, split, measured.correct,
                             measured.total, measured.loss, best < 0 ? "current" : "best"});
-  tell("evaluating");
+  report_progress("evaluating");
 }
 
 bool Trainer::recorded(const std::string &split, int64_t best) const {
@@ -286,7 +286,7 @@ void Trainer::conclude() {
   evaluate("test", plan_.test, best);
 }
 
-void Trainer::rest(double seconds) {
+void Trainer::pause(double seconds) {
   const Clock::time_point began = Clock::now();
   for (double left = seconds; left > 0 && !stop_(); left = seconds - seconds_since(began)) {
     std::this_thread::sleep_for(std::chrono::duration<double>(std::min(left, SLICE)));
@@ -305,7 +305,7 @@ std::string Trainer::spent() const {
          ", \"load_seconds\": " + number(program_.load_seconds()) + ", \"peak_rss_bytes\": " + std::to_string(peak_rss_bytes()) + "}";
 }
 
-void Trainer::tell(const std::string &phase, float lr) const {
+void Trainer::report_progress(const std::string &phase, float lr) const {
   std::string line = "{\"progress\": {\"phase\": " + quoted(phase) + ", \"step\": " + std::to_string(ledger_.steps()) +
                      ", \"steps\": " + std::to_string(plan_.settings.steps) +
                      ", \"rss_bytes\": " + std::to_string(rss_bytes());
@@ -321,13 +321,13 @@ void Trainer::tell(const std::string &phase, float lr) const {
     line += ", \"lr\": " + number(static_cast<double>(lr));
   }
   const auto latest = std::find_if(ledger_.evaluations().rbegin(), ledger_.evaluations().rend(),
-                                   [](const Evaluation &found) { return found.split == "validation"; });
+                                   [](const Evaluation &evaluation) { return evaluation.split == "validation"; });
   if (latest != ledger_.evaluations().rend()) {
     line += ", \"accuracy\": " + number(latest->accuracy()) +
             ", \"best_accuracy\": " + number(ledger_.best()->accuracy()) +
             ", \"validation_loss\": " + number(latest->loss);
   }
-  say(line + "}, \"spent\": " + spent() + "}");
+  print_line(line + "}, \"spent\": " + spent() + "}");
 }
 
 } // namespace mobizo

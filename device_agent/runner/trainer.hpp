@@ -54,7 +54,7 @@ protected:
                            const std::vector<Tensor> &secret = {});
   std::string step_method() const;
   void pulse() const;
-  void tell(const std::string &phase, float lr = 0) const;
+  void report_progress(const std::string &phase, float lr = 0) const;
 
   const Plan &plan_;
   Program &program_;
@@ -65,7 +65,7 @@ private:
   void conclude();
   // The cache for an evaluation. Training's states have precedence in it, then validation's.
   FrozenStates frozen_states(const std::string &split);
-  void rest(double seconds);
+  void pause(double seconds);
 
   std::string directory_;
   std::function<bool()> stop_;

@@ -52,8 +52,8 @@ class InferenceRuntime:
             (output,) = self._methods[method].call(tensors)
         except RuntimeError as error:
             raise RuntimeFailed(f"method {method!r} of the inference program stopped ({error})") from error
-        found: NDArray[Any] = output.numpy()
-        return found
+        array: NDArray[Any] = output.numpy()
+        return array
 
     def extend(self, tokens: Sequence[int], start: int, picks: Sequence[int]) -> F32:
         """Appends `tokens` at position `start`. Returns the logits (P, V) after the tokens at indices `picks`."""

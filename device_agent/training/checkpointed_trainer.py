@@ -25,15 +25,15 @@ class CheckpointedTrainer(Trainer):
 
     def _load(self, steps: int) -> None:
         """Restores the program's state after `steps` steps, from a checkpoint and by recomputing the steps after it."""
-        self._tell("loading")
+        self._report_progress("loading")
         at, checkpoints = 0, self._run.checkpoints
         # Checkpoints after steps that the ledger lacks may be another run's, whose ledger was moved away.
         checkpoints.keep([step for step in checkpoints.steps() if 0 < self._steps >= step])
         state: F32 | None = None
-        for found in reversed([step for step in checkpoints.steps() if step <= steps]):
-            state = checkpoints.read(found)
+        for step in reversed([step for step in checkpoints.steps() if step <= steps]):
+            state = checkpoints.read(step)
             if state is not None:
-                at = found
+                at = step
                 break
         if state is None:
             self._runtime.load(self._start)
@@ -43,7 +43,7 @@ class CheckpointedTrainer(Trainer):
             self._pulse()
             self._recompute(step)
             self._pull(step)
-            self._tell("loading")  # a step takes its time: the process must not look as if it hung
+            self._report_progress("loading")  # a step takes its time: the process must not look as if it hung
 
     def _restore(self, step: int, state: F32) -> None:
         """Restores a checkpoint, float32 (M,), that was taken after `step` steps."""
@@ -74,7 +74,7 @@ class CheckpointedTrainer(Trainer):
 
     def _limits_at(self, step: int) -> Limits:
         """Returns the limits that applied when the step was first computed."""
-        return next((noted for noted in reversed(self._ledger.trajectory.limits) if noted.step <= step), Limits())
+        return next((limits for limits in reversed(self._ledger.trajectory.limits) if limits.step <= step), Limits())
 
     def _evaluate(self, split: str, examples: Sequence[Example] | None, *, best: int | None = None) -> None:
         """Evaluates as `Trainer` does, after a checkpoint, so that the evaluated B can be restored later."""

@@ -94,8 +94,8 @@ def parse_checkpoint(data: bytes, step: int) -> F32 | None:
     start = len(MAGIC) + _HEAD.size
     if not data.startswith(MAGIC) or len(data) < start:
         return None
-    found, crc = _HEAD.unpack_from(data, len(MAGIC))
+    recorded_step, crc = _HEAD.unpack_from(data, len(MAGIC))
     state = data[start:]
-    if found != step or len(state) % 4 or zlib.crc32(state) != crc:
+    if recorded_step != step or len(state) % 4 or zlib.crc32(state) != crc:
         return None
     return np.frombuffer(state, "<f4").astype(np.float32)

@@ -128,16 +128,16 @@ def read_splits(
         test = reader.scored(sample(reader.read(directory / "test.jsonl"), settings.test_limit))
         reader.check(directory / "test.jsonl")
     validation = reader.scored(sample(validation, settings.validation_limit))
-    found = reader.splits(train, validation, test, (settings.validation_limit, settings.test_limit))
+    splits = reader.splits(train, validation, test, (settings.validation_limit, settings.test_limit))
     blank = _blank(tokenizer, 1 if task.generates else 2)
-    found = replace(
-        found,
-        train=found.train or (blank,),
-        validation=found.validation or (blank,),
-        test=found.test or None,
-        blank=not found.train,
+    splits = replace(
+        splits,
+        train=splits.train or (blank,),
+        validation=splits.validation or (blank,),
+        test=splits.test or None,
+        blank=not splits.train,
     )
-    return found.counting_tokens() if task.generates else found
+    return splits.counting_tokens() if task.generates else splits
 
 
 def _blank(tokenizer: Tokenizer, candidates: int) -> Example:
@@ -291,8 +291,8 @@ class BatchSampler:
     def indices(self, step: int) -> list[int]:
         """The E example indices of one 0-based step."""
         size = len(self.answers)
-        places = range(step * self.batch, (step + 1) * self.batch)
-        return [self._epoch(place // size)[place % size] for place in places]
+        positions = range(step * self.batch, (step + 1) * self.batch)
+        return [self._epoch(position // size)[position % size] for position in positions]
 
     def _epoch(self, epoch: int) -> list[int]:
         """Returns the order of one epoch. The last two are kept: a batch may end in the epoch after its own."""

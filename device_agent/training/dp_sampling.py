@@ -91,12 +91,12 @@ def load_or_draw(path: Path, privacy: ExamplePrivacy, examples: int, steps: int,
     """
     if path.exists():
         with np.load(path, allow_pickle=False) as file:
-            found = DPSamples(int(file["examples"]), *(file[name] for name in ARRAYS))
+            stored = DPSamples(int(file["examples"]), *(file[name] for name in ARRAYS))
         keys = steps if queries is None else 0
-        if found.examples == examples and (found.noise.shape, len(found.keys)) == ((steps, queries or 0), keys):
-            return found
-    made = draw(privacy, examples, steps, queries)
+        if stored.examples == examples and (stored.noise.shape, len(stored.keys)) == ((steps, queries or 0), keys):
+            return stored
+    drawn = draw(privacy, examples, steps, queries)
     buffer = io.BytesIO()
-    np.savez(buffer, examples=np.array(examples), **{name: getattr(made, name) for name in ARRAYS})
+    np.savez(buffer, examples=np.array(examples), **{name: getattr(drawn, name) for name in ARRAYS})
     write_durably(path, buffer.getvalue())
-    return made
+    return drawn

@@ -52,15 +52,15 @@ def measure(
     pulse: called before each batch; its exception ends the measurement. dynamic: the manifest's `dynamic_length`.
     frozen: for a program with `score_suffix`, which then scores. Raises Diverged if a log-probability is not finite.
     """
-    found: dict[int, list[float]] = {}
+    log_probabilities: dict[int, list[float]] = {}
     batches = list(score_batches(examples, recipe, dynamic=dynamic))
     upcoming = Upcoming(text for _, batch in batches for text in batch.texts)
     for indices, batch in batches:
         pulse()
-        found |= zip(indices, batch.read(_log_probabilities(runtime, batch, frozen, upcoming)), strict=True)
+        log_probabilities |= zip(indices, batch.read(_log_probabilities(runtime, batch, frozen, upcoming)), strict=True)
     correct, loss = 0, 0.0
     for index, example in enumerate(examples):
-        scores = found[index]
+        scores = log_probabilities[index]
         if not all(map(math.isfinite, scores)):
             raise Diverged("training diverged: the adapter's scores are no numbers any more; lower lr")
         correct += max(range(len(scores)), key=scores.__getitem__) == example.correct

@@ -210,7 +210,7 @@ class RunDirectory:
         """File that names the privacy charge of a private run."""
         return self.path / "charge.json"
 
-    def note_unusable(self, lines: Sequence[str]) -> None:
+    def record_unusable(self, lines: Sequence[str]) -> None:
         """Records which records were left out. No lines: none."""
         path = self.path / "unusable.log"
         if lines:
@@ -246,10 +246,10 @@ class RunDirectory:
     def limits(self) -> Limits:
         """Returns the limits set last; none in a new run."""
         try:
-            words = dict(line.split() for line in (self.path / "limits").read_text().splitlines())
+            values = dict(line.split() for line in (self.path / "limits").read_text().splitlines())
         except FileNotFoundError:
             return Limits()
-        return Limits(rest=float(words["rest"]), max_length=int(words["length"]) or None)
+        return Limits(rest=float(values["rest"]), max_length=int(values["length"]) or None)
 
     def begin(self, plan: RunPlan) -> None:
         """Creates the directory if necessary and writes the plan, whose paths may have changed since a kill."""
@@ -264,7 +264,7 @@ class RunDirectory:
         """Returns the description of the native plan file, or None."""
         return self._read("prepared.json", PreparedData)
 
-    def note_prepared(self, prepared: PreparedData) -> None:
+    def record_prepared(self, prepared: PreparedData) -> None:
         """Records that the native plan file is complete."""
         self._write("prepared.json", prepared)
 
@@ -272,7 +272,7 @@ class RunDirectory:
         """Returns the recorded resource usage; zeros in a new run."""
         return self._read("figures.json", ResourceUsage) or ResourceUsage()
 
-    def note(self, figures: ResourceUsage) -> None:
+    def record_usage(self, figures: ResourceUsage) -> None:
         """Records the resource usage so far."""
         self._write("figures.json", figures)
 
@@ -339,6 +339,6 @@ def run_adapter(flat: F32, plan: RunPlan, step: int) -> bytes:
 
 def prune_runs(runs: Path, keep: int = KEPT_RUNS) -> None:
     """Deletes all but the newest `keep` run directories."""
-    found = sorted((path for path in runs.iterdir() if path.is_dir()), key=lambda path: path.stat().st_mtime)
-    for path in found[: max(len(found) - keep, 0)]:
+    directories = sorted((path for path in runs.iterdir() if path.is_dir()), key=lambda path: path.stat().st_mtime)
+    for path in directories[: max(len(directories) - keep, 0)]:
         RunDirectory(path).remove()

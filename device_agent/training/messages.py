@@ -31,9 +31,11 @@ class TrainerMessage(BaseModel):
 def describe(error: MobizoError) -> TrainerMessage:
     """Returns the message for an error: complete for this device, without data for the server."""
     if isinstance(error, RuntimeFailed):
-        told = error.public
+        public_detail = error.public
     elif isinstance(error, InvalidDataset):
-        told = "the data set cannot be read, or too few of its records fit the task; the device's own log says why"
+        public_detail = (
+            "the data set cannot be read, or too few of its records fit the task; the device's own log says why"
+        )
     else:
-        told = error.detail
-    return TrainerMessage(error=JobError(code=error.code, detail=told[:4000]), detail=error.detail)
+        public_detail = error.detail
+    return TrainerMessage(error=JobError(code=error.code, detail=public_detail[:4000]), detail=error.detail)

@@ -87,7 +87,7 @@ def _records(plan: RunPlan, splits: Splits, dp_samples: DPSamples | None) -> Ite
         rates = settings.max_norm if settings.max_norm is not None else np.inf, settings.weight_decay
         yield b"G", struct.pack("<ff", *rates)
     if dp_samples is not None and plan.privacy is not None:
-        yield b"D", _draws(recipe, plan.privacy, dp_samples)
+        yield b"D", _secret_samples(recipe, plan.privacy, dp_samples)
         yield b"O", dp_samples.order.astype("<i4").tobytes()
     else:
         order = BatchSampler(settings.seed, tuple(example.correct for example in splits.train), recipe.effective_batch)
@@ -124,7 +124,7 @@ def _settings(plan: RunPlan) -> bytes:
     return struct.pack("<17qd", *map(int, numbers), settings.eps_for(recipe))
 
 
-def _draws(recipe: Recipe, privacy: ExamplePrivacy, samples: DPSamples) -> bytes:
+def _secret_samples(recipe: Recipe, privacy: ExamplePrivacy, samples: DPSamples) -> bytes:
     head = np.array([privacy.clip], "<f4").tobytes() + samples.counts.astype("<i4").tobytes()
     if recipe.noised_scalars is not None:
         return head + samples.noise.astype("<f4").tobytes()
@@ -174,12 +174,12 @@ def prepare(run: RunDirectory) -> None:
         with_test=not plan.uploads_last,
         style=style_of(plan.manifest),
     )
-    run.note_unusable(splits.reasons)
+    run.record_unusable(splits.reasons)
     if plan.privacy is not None:
         check_sample_size(plan.privacy, splits.counts.records)
     dp_samples = None if plan.privacy is None else run.dp_samples(plan, len(splits.train))
     write_pieces(run.native_plan, dump_plan(splits.plan(plan), splits, dp_samples))
-    run.note_prepared(
+    run.record_prepared(
         PreparedData(
             examples=splits.counts,
             plan_sha256=file_sha256(run.native_plan),

@@ -25,7 +25,7 @@ class Upcoming:
 
     def __init__(self, texts: Iterable[Tokens] = ()) -> None:
         """texts: read as far as they are needed."""
-        self._rest = iter(texts)
+        self._remaining = iter(texts)
         self._waiting: dict[int, deque[Tokens]] = {}  # by the length at which their states are computed
 
     def of_length(self, length: int, cache: PrefixCache) -> Iterator[Tokens]:
@@ -34,7 +34,7 @@ class Upcoming:
         while True:
             while waiting:
                 yield waiting.popleft()
-            text = next(self._rest, None)
+            text = next(self._remaining, None)
             if text is None:
                 return
             self._waiting.setdefault(cache.computed_length(text), deque()).append(text)
@@ -100,20 +100,20 @@ class PrefixCache:
 
     def _companions(self, wanted: Sequence[Tokens], length: int, upcoming: Upcoming, room: int) -> list[Tokens]:
         """Returns upcoming texts for the rows that `wanted` leaves free, as many as can be cached."""
-        found: list[Tokens] = []
+        companions: list[Tokens] = []
         free, room = self._rows - len(wanted), room - self.state_bytes(sum(map(len, wanted)))
         if free == 0 or room <= 0:
-            return found
+            return companions
         for text in upcoming.of_length(length, self):
-            if text in self._kept or text in wanted or text in found:
+            if text in self._kept or text in wanted or text in companions:
                 continue
             room -= self.state_bytes(len(text))
             if room < 0:
                 break
-            found.append(text)
-            if len(found) == free:
+            companions.append(text)
+            if len(companions) == free:
                 break
-        return found
+        return companions
 
     def _compute(self, texts: Sequence[Tokens], length: int, room: int) -> dict[Tokens, F32]:
         """Returns the states of at most E texts, and caches those that fit `room` bytes."""

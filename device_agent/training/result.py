@@ -17,14 +17,23 @@ def best_validation(trajectory: Trajectory) -> Evaluation | None:
     """Returns the validation with the highest accuracy, then lowest loss, then fewest steps; None before the first
     one.
     """
-    validations = [found for found in trajectory.evaluations if found.split == "validation"]
-    return min(validations, key=lambda found: (-found.accuracy, found.loss, found.step), default=None)
+    validations = [evaluation for evaluation in trajectory.evaluations if evaluation.split == "validation"]
+    return min(
+        validations, key=lambda evaluation: (-evaluation.accuracy, evaluation.loss, evaluation.step), default=None
+    )
 
 
 def recorded(trajectory: Trajectory, split: str, step: int, adapter: str = "current") -> Evaluation | None:
     """Returns the trajectory's evaluation of a split at a step, or None."""
     key = (split, step, adapter)
-    return next((found for found in trajectory.evaluations if (found.split, found.step, found.adapter) == key), None)
+    return next(
+        (
+            evaluation
+            for evaluation in trajectory.evaluations
+            if (evaluation.split, evaluation.step, evaluation.adapter) == key
+        ),
+        None,
+    )
 
 
 def out_of_patience(trajectory: Trajectory, patience: int | None) -> bool:
@@ -32,7 +41,10 @@ def out_of_patience(trajectory: Trajectory, patience: int | None) -> bool:
     best = best_validation(trajectory)
     if patience is None or best is None:
         return False
-    return sum(found.split == "validation" and found.step > best.step for found in trajectory.evaluations) >= patience
+    return (
+        sum(evaluation.split == "validation" and evaluation.step > best.step for evaluation in trajectory.evaluations)
+        >= patience
+    )
 
 
 def finished(plan: RunPlan, trajectory: Trajectory) -> bool:

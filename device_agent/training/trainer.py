@@ -39,7 +39,7 @@ from shared.zo.proximal import pull
 from shared.zo.trajectory import Evaluation, Ledger, Limits
 
 RATE_STEPS = 20  # over which examples per second are averaged
-TELL_SECONDS = 1.0  # between two reports while a split is measured
+REPORT_SECONDS = 1.0  # between two reports while a split is measured
 SLICE_SECONDS = 0.1  # of a pause, between two checks whether to stop
 
 Secret = PrivateStepInput | PrivateGradientInput
@@ -104,7 +104,7 @@ class Trainer:
             self._run.finish(result)
             return result
         finally:
-            self._note()
+            self._record_usage()
             self._ledger.close()
 
     @property
@@ -113,7 +113,7 @@ class Trainer:
 
     def _load(self, steps: int) -> None:
         """Makes the program's B what it was after `steps` steps, by the program's own arithmetic."""
-        self._tell("loading")
+        self._report_progress("loading")
         self._runtime.load(self._start)
         for step, coefficients in enumerate(self._ledger.trajectory.coefficients[:steps]):
             self._pulse()
@@ -143,22 +143,22 @@ class Trainer:
         self._pull(step)
         self._loss = float(losses.mean()) if self._dp_samples is None else None
         self._step_seconds.append(time.monotonic() - began)
-        self._tell("training", lr)
+        self._report_progress("training", lr)
         self._train_seconds += time.monotonic() - began
-        self._rest(self._step_seconds[-1] * self._limits.rest)
+        self._pause(self._step_seconds[-1] * self._limits.rest)
 
     @property
     def _limits(self) -> Limits:
-        """Those that hold now."""
-        noted = self._ledger.trajectory.limits
-        return noted[-1] if noted else Limits()
+        """The limits in force."""
+        recorded = self._ledger.trajectory.limits
+        return recorded[-1] if recorded else Limits()
 
     def _limits_at(self, step: int) -> Limits:
         """Returns the limits for a step, which here is always the next one."""
         return self._limits
 
     def _obey_limits(self) -> None:
-        """Notes in the ledger how the next step is held back, if that has changed."""
+        """Records the limits of the next step in the ledger if they have changed."""
         asked = self._run.limits()
         # A shorter example costs less only where the program takes any length and nothing of it is kept from before.
         if not self._dynamic or self._prefix is not None:
@@ -166,7 +166,7 @@ class Trainer:
         if not asked.same(self._limits):
             self._ledger.append_limits(asked.model_copy(update={"step": self._steps}))
 
-    def _rest(self, seconds: float) -> None:
+    def _pause(self, seconds: float) -> None:
         """Pauses, unless the run is asked to stop."""
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0 and not self._stop():
@@ -198,16 +198,16 @@ class Trainer:
         batch = pack_step(examples, self._recipe, dynamic=self._dynamic)
         began = time.monotonic()
         if self._prefix is None:
-            found = self._invoke(step, lr, None, batch, secret)
+            output = self._invoke(step, lr, None, batch, secret)
         else:
             tokens, *labels = batch
             if self._upcoming is None:
                 self._upcoming = Upcoming(self._texts_from(step))
             texts = [example.right.tokens for example in examples]
             hidden = self._prefix.hidden(texts, tokens.shape, self._upcoming)
-            found = self._invoke(step, lr, hidden, tuple(labels), secret)
+            output = self._invoke(step, lr, hidden, tuple(labels), secret)
         self._program_seconds += time.monotonic() - began
-        return found
+        return output
 
     def _texts_from(self, step: int) -> Iterator[Tokens]:
         """Yields the texts that training visits from a step on."""
@@ -244,14 +244,14 @@ class Trainer:
             return  # a private run measures nothing on its data
         if examples is None or recorded(self._ledger.trajectory, split, at, adapter) is not None:
             return
-        self._tell("evaluating")
+        self._report_progress("evaluating")
         reported = time.monotonic()
 
         def pulse() -> None:
             nonlocal reported
             self._pulse()
-            if time.monotonic() - reported > TELL_SECONDS:  # a long split must not look like a process that hangs
-                self._tell("evaluating")
+            if time.monotonic() - reported > REPORT_SECONDS:  # a long split must not look like a process that hangs
+                self._report_progress("evaluating")
                 reported = time.monotonic()
 
         frozen = self._frozen_states(split)
@@ -268,8 +268,8 @@ class Trainer:
                 }
             )
         )
-        self._note()
-        self._tell("evaluating")
+        self._record_usage()
+        self._report_progress("evaluating")
 
     def _build_result(self) -> Result:
         """Writes both adapters, measures the best on the test split, and sums up."""
@@ -283,14 +283,14 @@ class Trainer:
         self._run.write_adapter(self._run.last, last, self._plan, last_step)
         self._run.write_adapter(self._run.best, chosen, self._plan, best_step)
         self._evaluate("test", self._splits.test, best=best_step)
-        return build_result(self._plan, self._ledger.trajectory, self._note(), self._splits.counts)
+        return build_result(self._plan, self._ledger.trajectory, self._record_usage(), self._splits.counts)
 
     def _check(self, flat: F32) -> None:
         if not np.isfinite(flat).all():
             raise Diverged("training diverged: the adapter has values that are no numbers; lower lr")
 
-    def _note(self) -> ResourceUsage:
-        """Notes time and memory spent, this process's added to those before it."""
+    def _record_usage(self) -> ResourceUsage:
+        """Records the time and memory spent: those of earlier processes plus this one's."""
         figures = ResourceUsage(
             train_seconds=self._train_seconds,
             program_seconds=self._program_seconds,
@@ -298,16 +298,16 @@ class Trainer:
             peak_rss_bytes=peak_rss_bytes(),
         )
         figures = self._before.plus(figures)
-        self._run.note(figures)
+        self._run.record_usage(figures)
         return figures
 
     def _pulse(self) -> None:
         if self._stop():
             raise Stopped
 
-    def _tell(self, phase: str, lr: float | None = None) -> None:
+    def _report_progress(self, phase: str, lr: float | None = None) -> None:
         trajectory = self._ledger.trajectory
-        validations = [found for found in trajectory.evaluations if found.split == "validation"]
+        validations = [evaluation for evaluation in trajectory.evaluations if evaluation.split == "validation"]
         best = best_validation(trajectory)
         mean = sum(self._step_seconds) / len(self._step_seconds) if self._step_seconds else None
         self._report(
@@ -361,7 +361,7 @@ class RunStorage(Protocol):
     def figures(self) -> ResourceUsage:
         """Returns the recorded resource usage; zeros in a new run."""
 
-    def note(self, figures: ResourceUsage) -> None:
+    def record_usage(self, figures: ResourceUsage) -> None:
         """Records the resource usage so far."""
 
     def write_adapter(self, path: Path, flat: F32, plan: RunPlan, step: int) -> None:

@@ -57,7 +57,7 @@ def train(directory: Path, channel: BinaryIO) -> None:
                     with_test=not plan.uploads_last,
                     style=style_of(plan.manifest),
                 )
-                run.note_unusable(splits.reasons)
+                run.record_unusable(splits.reasons)
                 if plan.privacy is not None:
                     check_sample_size(plan.privacy, splits.counts.records)
                 plan = splits.plan(plan)

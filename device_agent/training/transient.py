@@ -60,7 +60,7 @@ class InMemoryRun:
         """Returns the recorded resource usage."""
         return self._figures
 
-    def note(self, figures: ResourceUsage) -> None:
+    def record_usage(self, figures: ResourceUsage) -> None:
         """Records the resource usage so far."""
         self._figures = figures
 

@@ -89,7 +89,7 @@ def test_a_b_that_a_kill_changes_is_a_mismatch_in_every_trial(tmp_path):
 def counted(*works):
     trial = Trial()
     for work in works:
-        trial.note(work)
+        trial.add(work)
     return trial.lost + trial.told_twice
 
 

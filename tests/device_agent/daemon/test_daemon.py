@@ -43,10 +43,10 @@ def test_a_job_from_lease_to_adapter(daemon, server, rademacher, home):
 
 def test_a_server_that_holds_no_request_is_not_asked_without_end(daemon, server, in_background, monkeypatch):
     rested = []
-    rest = daemon._rest
+    wait = daemon._wait
     assert daemon._early_seconds == 0.1
     monkeypatch.setattr(daemon, "_early_seconds", 60)  # a slow machine's answer is early, too
-    monkeypatch.setattr(daemon, "_rest", lambda seconds: rested.append(seconds) or rest(seconds / 600))
+    monkeypatch.setattr(daemon, "_wait", lambda seconds: rested.append(seconds) or wait(seconds / 600))
     in_background(daemon)
     server.wait_for(lambda: len(server.calls) >= 4)
     assert len(rested) >= 3

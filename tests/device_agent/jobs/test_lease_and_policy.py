@@ -18,7 +18,7 @@ from device_agent.jobs.lease_and_policy import (
 )
 from device_agent.jobs.leased_job import Outcome
 from device_agent.policy.evaluator import DailyMinutes, PolicyEvaluator
-from device_agent.policy.rules import HEAT_EASE
+from device_agent.policy.rules import TEMPERATURE_EASE
 from device_agent.protocol.client import DeviceClient
 from shared.errors import Gone, NotFound, Unauthorized
 from shared.job import Progress
@@ -82,7 +82,7 @@ def test_a_device_that_warms_goes_slowly_then_waits_then_goes_on_to_the_same_b(
     assert not trainers()
     assert ("POST", "release") not in server.calls
     # Below the ceiling is not enough: the edge must not flap.
-    sensors.now = degrees(80 - HEAT_EASE + 1)
+    sensors.now = degrees(80 - TEMPERATURE_EASE + 1)
     reads = sensors.reads
     server.wait_for(lambda: sensors.reads > reads + 5)
     assert ledger(home).steps == done
@@ -103,7 +103,7 @@ def test_a_rule_of_the_job_holds_and_patience_ends(start, server, sensors, radem
     ended = daemon.run(once=True)
     assert ended.outcome is Outcome.RELEASED
     assert "on battery; waits for external power" in ended.detail
-    assert ended.rest > 0
+    assert ended.cooldown > 0
     assert ("POST", "release") in server.calls
     assert any(beat.phase == "waiting" and "on battery" in beat.why for beat in server.beats)
     assert home.status().last_detail == ended.detail

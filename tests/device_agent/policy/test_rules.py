@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from device_agent.android.sensors import MARK, AdbSensors
 from device_agent.policy.rules import (
     BATTERY_EASE,
-    HEAT_EASE,
     IDLE_SECONDS,
     MEMORY_EASE,
     SHORTEST,
     STAGE_EASE,
     STAGES,
+    TEMPERATURE_EASE,
     Decision,
     decide,
     may_transfer,
@@ -330,7 +330,7 @@ def test_readings_that_tremble_never_make_it_go_on(temperature, percent, share, 
     last = None
     for heat, charge, memory in tremor:
         readings = at_noon(
-            temperature=temperature + heat * min(STAGE_EASE, HEAT_EASE),
+            temperature=temperature + heat * min(STAGE_EASE, TEMPERATURE_EASE),
             battery_percent=percent - charge * BATTERY_EASE,
             available_bytes=int(program["needed_bytes"] + GIB * (share + memory * MEMORY_EASE)),
         )

@@ -91,7 +91,7 @@ def kept(tmp_path):
     place.mkdir()
     words = ["generate", "--program", "@/program", "--weights", "@/weights", "--adapter", "@/b.f32"]
     words += ["--tokens", "1", "--most", "1", "--length", "1", "--context", "1"]
-    (place / "words").write_text("".join(f"{word}\n" for word in words))
+    (place / "arguments").write_text("".join(f"{word}\n" for word in words))
     (place / "program").write_bytes(BEHAVIOUR.pack(2, 2, 0, 9, 0, 0, 0, 0))
     (place / "b.f32").write_bytes(bytes(8))
     return place

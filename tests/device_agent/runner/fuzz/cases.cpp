@@ -159,19 +159,19 @@ std::string plan(const Shape &shape, Random &random) {
   }
   int64_t drawn = s.steps * s.batch;
   if (shape.secret) {
-    std::string &draws = add('D');
-    put(draws, 0.5F);
+    std::string &samples = add('D');
+    put(samples, 0.5F);
     drawn = 0;
     for (int64_t step = 0; step < s.steps; ++step) {
       const int64_t count = random.between(0, 9);
-      put(draws, static_cast<int32_t>(count));
+      put(samples, static_cast<int32_t>(count));
       drawn += count;
     }
     if (shape.gradient) {
-      put(draws, 0.7F);
-      put_integers(draws, s.steps * mobizo::NOISE_KEYS * 2, INT32_MAX, random);
+      put(samples, 0.7F);
+      put_integers(samples, s.steps * mobizo::NOISE_KEYS * 2, INT32_MAX, random);
     } else {
-      put_reals(draws, s.steps * s.queries, random);
+      put_reals(samples, s.steps * s.queries, random);
     }
   }
   put_integers(add('O'), drawn, shape.examples - 1, random);
@@ -319,15 +319,15 @@ Case valid_case(Random &random) {
   const size_t command = random.below(16);
   if (command < 10) {
     add_run(files, shape, random);
-    files[WORDS] = "train\n" + program + "--run\n@\n";
+    files[ARGUMENTS] = "train\n" + program + "--run\n@\n";
   } else if (command < 12 && !shape.secret) {
     add_run(files, shape, random);
-    files[WORDS] = "score\n" + program + "--run\n@\n--adapter\n@/b.f32\n--split\nvalidation\n";
+    files[ARGUMENTS] = "score\n" + program + "--run\n@\n--adapter\n@/b.f32\n--split\nvalidation\n";
   } else if (command < 14) {
-    files[WORDS] = "serve\n" + program;
+    files[ARGUMENTS] = "serve\n" + program;
     files[REQUEST] = request(behaviour.size, random);
   } else {
-    files[WORDS] = "generate\n" + program + "--adapter\n@/b.f32\n--tokens\n0,1,1\n--most\n3\n--length\n" +
+    files[ARGUMENTS] = "generate\n" + program + "--adapter\n@/b.f32\n--tokens\n0,1,1\n--most\n3\n--length\n" +
                    std::to_string(random.between(1, 5)) + "\n--context\n16\n";
   }
   return files;

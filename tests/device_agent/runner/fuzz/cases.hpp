@@ -27,7 +27,7 @@ private:
 };
 
 // Names of the files that are not the runner's own: its command line, its standard input, and the double's behaviour.
-inline constexpr const char *WORDS = "words", *REQUEST = "request", *PROGRAM = "program";
+inline constexpr const char *ARGUMENTS = "arguments", *REQUEST = "request", *PROGRAM = "program";
 
 // How the double of the program behaves: the bytes of the file PROGRAM.
 struct Behaviour {
@@ -38,7 +38,7 @@ struct Behaviour {
   int32_t overrun = 0; // reads beyond the end of an input, which the sanitizers must notice
 };
 
-// Content by path in the run's directory. WORDS has a word of the command line a line; @ stands for the directory.
+// Content by path in the run's directory. ARGUMENTS has one command-line argument per line; @ stands for the directory.
 using Case = std::map<std::string, std::string>;
 
 struct Record {

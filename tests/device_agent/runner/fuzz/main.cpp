@@ -32,7 +32,7 @@
 #include <memory>
 #include <stdexcept>
 
-int run_runner(int count, char **words);
+int run_runner(int count, char **arguments);
 
 namespace {
 
@@ -40,7 +40,7 @@ namespace fs = std::filesystem;
 using fuzz::Case;
 using fuzz::Random;
 
-constexpr size_t BLOCKS = 1 << 20;        // bytes of the program's code that are told apart
+constexpr size_t BLOCKS = 1 << 20;        // bytes of the program's code that are distinguished
 constexpr size_t MOST_KEPT = 4000;        // cases to mutate further
 constexpr size_t MOST_BYTES = 1 << 20;    // of a file of a case
 constexpr int CASE_SECONDS = 20;          // of processor time
@@ -62,21 +62,21 @@ struct Outcome {
   std::string output;
 };
 
-void write_case(const Case &files, const fs::path &place) {
-  fs::remove_all(place);
-  fs::create_directories(place);
+void write_case(const Case &files, const fs::path &path) {
+  fs::remove_all(path);
+  fs::create_directories(path);
   for (const auto &[name, data] : files) {
-    fs::create_directories((place / name).parent_path());
-    std::ofstream(place / name, std::ios::binary) << data;
+    fs::create_directories((path / name).parent_path());
+    std::ofstream(path / name, std::ios::binary) << data;
   }
 }
 
-Case read_case(const fs::path &place) {
+Case read_case(const fs::path &path) {
   Case files;
-  for (const fs::directory_entry &entry : fs::recursive_directory_iterator(place)) {
+  for (const fs::directory_entry &entry : fs::recursive_directory_iterator(path)) {
     if (entry.is_regular_file()) {
       std::ifstream file(entry.path(), std::ios::binary);
-      files[fs::relative(entry.path(), place).string()] = {std::istreambuf_iterator<char>(file), {}};
+      files[fs::relative(entry.path(), path).string()] = {std::istreambuf_iterator<char>(file), {}};
     }
   }
   return files;
@@ -110,17 +110,17 @@ std::string contents(int descriptor) {
 }
 
 Outcome run_case(const Case &files) {
-  const fs::path place = fs::path(directory) / "run";
-  write_case(files, place);
-  std::vector<std::string> words{"mobizo-runner"};
-  if (const auto found = files.find(fuzz::WORDS); found != files.end()) {
-    for (size_t at = 0, end = 0; (end = found->second.find('\n', at)) != std::string::npos; at = end + 1) {
-      std::string word = found->second.substr(at, end - at);
-      words.push_back(!word.empty() && word[0] == '@' ? place.string() + word.substr(1) : word);
+  const fs::path path = fs::path(directory) / "run";
+  write_case(files, path);
+  std::vector<std::string> arguments{"mobizo-runner"};
+  if (const auto lines = files.find(fuzz::ARGUMENTS); lines != files.end()) {
+    for (size_t at = 0, end = 0; (end = lines->second.find('\n', at)) != std::string::npos; at = end + 1) {
+      std::string word = lines->second.substr(at, end - at);
+      arguments.push_back(!word.empty() && word[0] == '@' ? path.string() + word.substr(1) : word);
     }
   }
   std::vector<char *> pointers;
-  for (std::string &word : words) {
+  for (std::string &word : arguments) {
     pointers.push_back(word.data());
   }
   pointers.push_back(nullptr);
@@ -128,8 +128,8 @@ Outcome run_case(const Case &files) {
   const int saved_in = dup(0), saved_out = dup(1), saved_err = dup(2);
   __sanitizer_set_report_fd(reinterpret_cast<void *>(static_cast<intptr_t>(saved_err)));
   const int in = memfd_create("in", 0), out = memfd_create("out", 0), err = memfd_create("err", 0);
-  if (const auto found = files.find(fuzz::REQUEST); found != files.end()) {
-    if (pwrite(in, found->second.data(), found->second.size(), 0) < 0) {
+  if (const auto request = files.find(fuzz::REQUEST); request != files.end()) {
+    if (pwrite(in, request->second.data(), request->second.size(), 0) < 0) {
       throw std::runtime_error("no request could be written");
     }
   }
@@ -140,7 +140,7 @@ Outcome run_case(const Case &files) {
   set_timer(CASE_SECONDS);
   ticks = 0;
   following = true;
-  outcome.status = run_runner(static_cast<int>(words.size()), pointers.data());
+  outcome.status = run_runner(static_cast<int>(arguments.size()), pointers.data());
   following = false;
   set_timer(0);
   std::fflush(stdout);
@@ -212,8 +212,8 @@ bool is_json(std::string_view line) {
 std::string fault(const Case &files, const Outcome &outcome, bool valid) {
   static const std::string CODES[] = {"runtime-failed", "diverged", "does-not-fit"};
   static const std::string VAGUE[] = {"_M_", "vector", "basic_", "std::", "map::", "bad_", "::at", "stoi", "Success"};
-  const auto words = files.find(fuzz::WORDS);
-  const bool serves = words != files.end() && words->second.rfind("serve\n", 0) == 0;
+  const auto arguments = files.find(fuzz::ARGUMENTS);
+  const bool serves = arguments != files.end() && arguments->second.rfind("serve\n", 0) == 0;
   if (outcome.status < 0 || outcome.status > 2) {
     return "the status is " + std::to_string(outcome.status);
   }
@@ -275,7 +275,7 @@ int search(const Budget &budget) {
   Random random(budget.seed);
   std::vector<Case> corpus;
   uint64_t statuses[3] = {};
-  double told = 0;
+  double reported_at = 0;
   for (number = 0; budget.cases > 0 ? number < budget.cases : spent() < budget.seconds; ++number) {
     const bool valid = number % 16 == 0;
     const bool known = !valid && !corpus.empty() && !random.chance(3);
@@ -299,10 +299,10 @@ int search(const Budget &budget) {
         corpus[random.below(corpus.size())] = files;
       }
     }
-    if (spent() - told > 30) {
-      told = spent();
+    if (spent() - reported_at > 30) {
+      reported_at = spent();
       std::fprintf(stderr, "%llu cases, %zu blocks, %.0f s\n", static_cast<unsigned long long>(number),
-                   reached.count(), told);
+                   reached.count(), reported_at);
     }
   }
   std::printf("{\"cases\": %llu, \"completed\": %llu, \"failed\": %llu, \"usage\": %llu, \"blocks\": %zu, "
@@ -320,9 +320,9 @@ extern "C" {
 // Called by each block of the runner's code.
 void __sanitizer_cov_trace_pc() {
   if (following) {
-    const auto place = static_cast<size_t>(static_cast<char *>(__builtin_return_address(0)) - &__executable_start);
-    fresh += reached[place % BLOCKS] ? 0 : 1;
-    reached[place % BLOCKS] = true;
+    const auto offset = static_cast<size_t>(static_cast<char *>(__builtin_return_address(0)) - &__executable_start);
+    fresh += reached[offset % BLOCKS] ? 0 : 1;
+    reached[offset % BLOCKS] = true;
   }
 }
 
@@ -346,11 +346,11 @@ int nanosleep(const timespec *, timespec *) { return std::raise(SIGTERM); }
 int clock_nanosleep(clockid_t, int, const timespec *, timespec *) { return std::raise(SIGTERM); }
 }
 
-int main(int count, char **words) {
+int main(int count, char **arguments) {
   Budget budget;
   std::string replayed;
   for (int at = 1; at + 1 < count; at += 2) {
-    const std::string name = words[at], value = words[at + 1];
+    const std::string name = arguments[at], value = arguments[at + 1];
     if (name == "--directory") {
       directory = fs::absolute(value).string();
     } else if (name == "--seed") {

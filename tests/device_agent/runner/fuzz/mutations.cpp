@@ -200,11 +200,11 @@ void rename_checkpoint(Case &files, const std::string &path, Random &random) {
   files["checkpoints/" + std::string(NAMES[random.below(std::size(NAMES))])] = files[path];
 }
 
-void change_words(std::string &words, Random &random) {
+void change_arguments(std::string &arguments, Random &random) {
   std::vector<std::string> list;
-  for (size_t at = 0; at < words.size();) {
-    const size_t end = words.find('\n', at);
-    list.push_back(words.substr(at, end - at));
+  for (size_t at = 0; at < arguments.size();) {
+    const size_t end = arguments.find('\n', at);
+    list.push_back(arguments.substr(at, end - at));
     at = end + 1;
   }
   std::string &word = list[random.below(list.size())];
@@ -221,10 +221,10 @@ void change_words(std::string &words, Random &random) {
   default:
     list.erase(list.begin() + static_cast<std::ptrdiff_t>(random.below(list.size())));
   }
-  words.clear();
+  arguments.clear();
   for (std::string &kept : list) {
     std::replace(kept.begin(), kept.end(), '\n', ' ');
-    words += kept + "\n";
+    arguments += kept + "\n";
   }
 }
 
@@ -243,24 +243,24 @@ void change_behaviour(std::string &bytes, Random &random) {
 } // namespace
 
 void mutate(Case &files, const Case &other, Random &random) {
-  auto found = files.begin();
-  std::advance(found, static_cast<std::ptrdiff_t>(random.below(files.size())));
+  auto chosen = files.begin();
+  std::advance(chosen, static_cast<std::ptrdiff_t>(random.below(files.size())));
   if (files.count("plan.bin") > 0 && random.chance(2)) {
-    found = files.find("plan.bin"); // the largest of the inputs
+    chosen = files.find("plan.bin"); // the largest of the inputs
   }
-  const std::string path = found->first;
-  std::string &data = found->second;
+  const std::string path = chosen->first;
+  std::string &data = chosen->second;
   const auto twin = other.find(path);
   const std::string_view spare = twin == other.end() ? std::string_view() : std::string_view(twin->second);
   const bool checkpoint = path.rfind("checkpoints/", 0) == 0;
-  if (path == WORDS) {
+  if (path == ARGUMENTS) {
     if (random.chance(4)) {
-      change_words(data, random);
+      change_arguments(data, random);
     }
   } else if (path == PROGRAM) {
     change_behaviour(data, random);
   } else if (random.chance(32)) {
-    files.erase(found);
+    files.erase(chosen);
   } else if (path == "limits") {
     change_text(data, random);
   } else if (checkpoint && random.chance(4)) {
