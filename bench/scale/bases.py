@@ -2,6 +2,7 @@
 
 import json
 import math
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,8 +112,12 @@ def shards(shapes: dict[str, tuple[int, ...]]) -> Iterator[list[str]]:
 
 
 def random_tensor(noise: torch.Tensor, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-    """Returns a tensor of this shape in bfloat16. noise: (NOISE,)."""
+    """Returns a tensor of this shape in bfloat16. noise: (NOISE,).
+
+    Each name begins at another place of the noise, because a compiler stores equal tensors once.
+    """
     if len(shape) == 1:
         return (torch.zeros if name.endswith("bias") else torch.ones)(shape, dtype=torch.bfloat16)
     count = math.prod(shape)
-    return noise.repeat(-(-count // len(noise)))[:count].view(shape)
+    begun = noise.roll(-(zlib.crc32(name.encode()) % len(noise)))
+    return begun.repeat(-(-count // len(noise)))[:count].view(shape)

@@ -48,9 +48,11 @@ def test_shards_have_every_tensor_once_and_their_size_at_most(monkeypatch: pytes
     assert list(shards(shapes)) == [["a", "b"], ["c"], ["d"], ["e"]]
 
 
-def test_a_tensor_repeats_the_noise() -> None:
-    noise = torch.arange(3, dtype=torch.bfloat16)
-    assert random_tensor(noise, "w", (2, 4)).tolist() == [[0, 1, 2, 0], [1, 2, 0, 1]]
+def test_tensors_repeat_the_noise_and_differ_by_name() -> None:
+    noise = torch.arange(200, dtype=torch.bfloat16)
+    first, second = (random_tensor(noise, name, (2, 200)) for name in ("a.weight", "b.weight"))
+    assert sorted(first[0].tolist()) == sorted(second[1].tolist()) == noise.tolist()
+    assert not torch.equal(first, second)  # equal tensors would be stored once
     assert random_tensor(noise, "n.bias", (2,)).tolist() == [0, 0]
     assert random_tensor(noise, "n.weight", (2,)).tolist() == [1, 1]
 
