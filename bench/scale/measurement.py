@@ -52,7 +52,7 @@ def recipe_of(base: Path, precision: str, estimator: str, size: Size) -> Recipe:
 
 def busy_cores() -> float:
     """Returns how many of the machine's cores are busy, over BUSY_SECONDS."""
-    return psutil.cpu_percent(BUSY_SECONDS) / 100 * (psutil.cpu_count() or 1)
+    return float(psutil.cpu_percent(BUSY_SECONDS)) / 100 * (psutil.cpu_count() or 1)
 
 
 def compilation(recipe: Recipe, directory: Path, base: Path) -> tuple[Compiled, Row]:

@@ -53,13 +53,13 @@ class LayerwisePasses:
         for number, batch in enumerate(tokens):
             self._put("hidden", 0, number, trunk.embed(batch))
 
-    @torch.no_grad()
     def forward(self, index: int, observe: Observe | None = None, *, keep: bool = False) -> None:
         """Passes all batches, in order, through layer `index`. keep: its input stays, for `backward`."""
         layer = self._layer(index)
         for number in range(len(self._sizes)):
             layer.observe = _of_batch(observe, number)
-            states = layer(self._get("hidden", index, number), *self._others(index, number))
+            with torch.no_grad():
+                states = layer(self._get("hidden", index, number), *self._others(index, number))
             self._put("hidden", index + 1, number, states)
             if not keep:
                 self._path("hidden", index, number).unlink()
@@ -107,7 +107,7 @@ class LayerwisePasses:
 
 
 def _gradient(states: Tensor) -> Tensor:
-    gradient: Tensor = states.grad  # type: ignore[assignment]  # a backward pass has reached them
+    gradient: Tensor = states.grad  # a backward pass has reached them
     return gradient
 
 
