@@ -56,8 +56,8 @@ def calibrate_from(
 
     from server.compiler.calibrate import calibrate
 
-    content = calibrate(source, recipe, kind, task.name, examples, progress)
     try:
+        content = calibrate(source, recipe, kind, task.name, examples, progress, out.absolute().parent)
         out.write_bytes(content)
     except OSError as error:
         raise BadRequest(f"{out} cannot be written ({error.strerror})") from error

@@ -88,6 +88,15 @@ def expected_inputs(model: torch.nn.Module, name: str, examples: Sequence[Exampl
     return np.concatenate(seen)
 
 
+def stock_model(base: TinyBase, name: str) -> torch.nn.Module:
+    """Returns transformers' model of the base, frozen, with the soft cap on attention that programs compute."""
+    model = AutoModelForCausalLM.from_pretrained(base.directory).eval().requires_grad_(False)
+    if name == "gemma3_text":
+        model.set_attn_implementation("softcapped")
+    frozen: torch.nn.Module = model
+    return frozen
+
+
 def recipe_of(base: TinyBase, **settings: object) -> Recipe:
     return base.recipe(rank=3, effective_batch=BATCH, choices=2, **settings)
 
@@ -115,7 +124,7 @@ def test_gradients_leading_directions(architectures: Architectures, name: str, l
     calibration = load_calibration(
         calibrate(str(base.directory), recipe, "gradients", "own", examples, lambda *report: progress.append(report))
     )
-    model = AutoModelForCausalLM.from_pretrained(base.directory).eval().requires_grad_(False)
+    model = stock_model(base, name)
     shape = shape_of(base)
     names = [module.name for module in lora_modules(recipe, shape)]
     check(calibration, recipe, shape, {name: expected_gradients(model, name, examples, loss) for name in names})
@@ -134,7 +143,7 @@ def test_inputs_leading_directions(architectures: Architectures, name: str) -> N
     base, examples = architectures.base(name), made_up(6, 2)
     recipe = recipe_of(base, **CASES[name])
     calibration = load_calibration(calibrate(str(base.directory), recipe, "activations", "own", examples))
-    model = AutoModelForCausalLM.from_pretrained(base.directory).eval()
+    model = stock_model(base, name)
     shape = shape_of(base)
     names = [module.name for module in lora_modules(recipe, shape)]
     check(calibration, recipe, shape, {name: expected_inputs(model, name, examples) for name in names})
