@@ -165,5 +165,5 @@ def _leading(gram: Tensor, width: int, name: str) -> F32:
         )
     top = vectors[:, -width:].flip(1).numpy()
     signs = np.sign(top[np.abs(top).argmax(0), np.arange(width)])  # an eigenvector's own sign is arbitrary
-    vectors: F32 = (top * signs).astype(np.float32)
-    return vectors
+    leading: F32 = (top * signs).astype(np.float32)
+    return leading

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from server.compiler.checkpoints.checkpoint import load_checkpoint
 from server.compiler.layerwise import LayerwisePasses
-from server.compiler.model.backbone import Trunk
+from server.compiler.model.backbone import Backbone
 from shared.recipe import Target
 from tests.server.compiler.conftest import VOCABULARY, Architectures
 
@@ -54,9 +54,9 @@ def test_each_layer_is_read_once_in_each_direction(architectures: Architectures,
         passes.forward(index, keep=index >= 1)
     weight = torch.randn(checkpoint.facts.hidden)
 
-    def head(number: int, trunk: Trunk, hidden: Tensor) -> Tensor:
+    def head(number: int, backbone: Backbone, hidden: Tensor) -> Tensor:
         everywhere = torch.arange(hidden.shape[1]).expand(len(hidden), -1)
-        return (trunk.pick(hidden, everywhere) @ weight).sum()
+        return (backbone.gather_positions(hidden, everywhere) @ weight).sum()
 
     passes.losses(head)
     for index in reversed(range(1, count)):
