@@ -45,8 +45,8 @@ EVALUATIONS = 2  # during training
 SAMPLE_TOKENS = 40  # of a held-out text that is shown at the end
 TEST_LIMIT, VALIDATION_LIMIT = 500, 200
 WRITING_TEST_LIMIT, WRITING_VALIDATION_LIMIT = 100, 40
-# Seconds a step for each token of its records and each parameter, measured on 2 cores with 135M parameters and 8 layers;
-# the first is scaled to 12 layers.
+# Seconds a step for each token of its records and each parameter, measured on 2 cores with 135M parameters and
+# 8 layers; the first is scaled to 12 layers.
 STEP_SECONDS, WRITING_STEP_SECONDS = 1.35e-11, 1.4e-11
 
 
