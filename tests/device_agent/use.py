@@ -40,6 +40,13 @@ class Session:
             text=True,
         )
 
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *raised):
+        with self.process:  # closes the pipes and waits
+            self.process.kill()
+
     def ask(self, line):
         self.process.stdin.write(line + "\n")
         self.process.stdin.flush()

@@ -138,12 +138,12 @@ def test_a_conversation_goes_on_under_another_adapter(home, keep, live):
 
 @pytest.mark.parametrize("arguments", [["predict", NAME], ["chat", NAME, "--max-tokens", "8"]])
 def test_a_running_session_takes_it_without_a_restart(home, keep, with_runner, arguments):
-    session = Session(home, *arguments)
-    first = session.ask("it was")
-    keep(2)
-    second = session.ask("it was")
-    AdapterStore(home).rollback(NAME)
-    assert session.ask("it was") == first != second
-    said = session.end()
-    assert "now the adapter of job job-2" in said
-    assert "now the adapter of job job-1" in said
+    with Session(home, *arguments) as session:
+        first = session.ask("it was")
+        keep(2)
+        second = session.ask("it was")
+        AdapterStore(home).rollback(NAME)
+        assert session.ask("it was") == first != second
+        messages = session.end()
+    assert "now the adapter of job job-2" in messages
+    assert "now the adapter of job job-1" in messages

@@ -78,7 +78,8 @@ void spoil(std::vector<Tensor> &outputs, fuzz::Random &random) {
 
 } // namespace
 
-Program::Program(const std::string &program, const std::string &weights) : runtime_(std::make_unique<Runtime>()) {
+Program::Program(const std::string &program, const std::string &, const std::string &)
+    : runtime_(std::make_unique<Runtime>()) {
   const std::string bytes = read_file(program);
   if (bytes.size() < sizeof(fuzz::Behaviour)) {
     throw std::runtime_error("the program does not load (ExecuTorch error 35)");
