@@ -16,6 +16,7 @@ from bench.personal import personal
 from bench.precision import precision
 from bench.registry import registry
 from bench.runner import Parts, command_of
+from bench.scale.command import scale
 from bench.server import downloads, fleet, kills, polls, queries, strangers
 from bench.step.command import step
 from bench.variance import variance
@@ -30,6 +31,7 @@ SERVER: Parts = {
 }
 COMMANDS: dict[str, Callable[..., None]] = {
     "step": step,
+    "scale": scale,
     "precision": precision,
     "accuracy": accuracy,
     "end-to-end": end_to_end,

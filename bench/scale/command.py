@@ -1,0 +1,139 @@
+"""`bench scale`: compile and train bases from 135 million to 7 billion weights, random values, on one machine.
+
+Columns: `compile_peak_bytes` is of the compiler's whole process tree. On the device (native runner) `load_seconds`
+pass until the weights are loaded, and `second_load_seconds` in the next run of the same program; a step has 64 tokens a
+sequence. `replay` adapts all layers with q = 2, E = 2; `gradient` and `directional` (q = 256) the last 8 with E = 4.
+`floor_seconds` is a float32 step's matrix products alone, in XNNPACK. `predicted_peak_bytes` is the server's prediction
+of a run. A program that may not fit into free memory is compiled and not trained; its device columns are missing.
+`other_cores` were busy with other work in the two seconds before the row, whose seconds suffer from such work.
+"""
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+
+from bench.result import Claims, Row, commit, notes, write
+from bench.runner import JsonFile, Keep, Only, Quick, chosen, native_runner
+from bench.scale.bases import QUICK, SIZES, Size, write_random_base
+from bench.scale.measurement import busy_cores, compilation, device_run, recipe_of
+from device_agent.engines.child_process import NativeEngine
+
+CompileOnly = Annotated[bool, typer.Option("--compile-only", help="Compile, and do not train.")]
+LEAST_SIZES = 3  # of a slope
+TRAINED, COMPILED = ".json", ".compiled.json"  # endings of kept rows
+
+
+def scale(
+    json_file: JsonFile = None,
+    quick: Quick = False,
+    only: Only = None,
+    keep: Keep = None,
+    compile_only: CompileOnly = False,
+) -> None:
+    """Compile and train bases from 135M to 7B, of random weights: time, memory and sizes."""
+    sizes = {"tiny": QUICK} if quick else SIZES
+    with tempfile.TemporaryDirectory() as name:
+        kept = KeptRows(keep or Path(name), compile_only)
+        rows = [row for what in chosen(sizes, only) for row in _rows_of(what, sizes[what], kept)]
+    write(json_file, rows, claims_of(rows, {what: size.name for what, size in sizes.items()}))
+
+
+@dataclass(frozen=True)
+class KeptRows:
+    """A directory of finished rows. compile_only: a row without the device's columns is finished."""
+
+    directory: Path
+    compile_only: bool
+
+    def find(self, name: str) -> Row | None:
+        """Returns a finished row."""
+        for ending in (TRAINED, *((COMPILED,) if self.compile_only else ())):
+            if (path := self.directory / (name + ending)).exists():
+                row: Row = json.loads(path.read_bytes())
+                return row
+        return None
+
+    def put(self, name: str, row: Row) -> None:
+        """Keeps a row."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        path = self.directory / (name + (TRAINED if "load_seconds" in row else COMPILED))
+        part = path.with_suffix(".part")
+        part.write_text(json.dumps(row))
+        part.replace(path)
+
+
+def _rows_of(what: str, size: Size, kept: KeptRows) -> Iterator[Row]:
+    """Yields the rows of one size. Its base and programs exist only meanwhile."""
+    parameters: int | None = None
+    with tempfile.TemporaryDirectory() as name:
+        base, directory = Path(name) / "base", Path(name) / "program"
+        for precision, estimator in size.runs:
+            stem = f"{what}.{precision}.{estimator}"
+            if (row := kept.find(stem)) is not None:
+                yield row
+                continue
+            if parameters is None:
+                notes.print(f"{what}: random weights")
+                parameters = write_random_base(size, base)
+            notes.print(f"{what}: {estimator} in {precision}")
+            row = {"base": what, "parameters": parameters, "precision": precision, "estimator": estimator}
+            row |= {"commit": commit(), "other_cores": busy_cores()}
+            program, compiled = compilation(recipe_of(base, precision, estimator, size), directory, base)
+            row |= compiled
+            kept.put(stem, row)
+            if not kept.compile_only:
+                row |= device_run(NativeEngine(native_runner()), program, parameters)
+                kept.put(stem, row)
+            shutil.rmtree(directory)
+            yield row
+
+
+def claims_of(rows: list[Row], names: dict[str, str | None]) -> Claims:
+    """Returns the claims of the sizes that have some, and the slopes. names: of sizes in claims."""
+    claims: Claims = {}
+    for row in rows:
+        name, precision = names[row["base"]], row["precision"]
+        replays, trained = row["estimator"] == "replay", "step_seconds" in row
+        if name == "1b" and replays and trained:
+            claims[f"device_peak_rss_over_weights_{precision}"] = row["peak_rss_bytes"] / row["ptd_bytes"]
+        if name == "1b" and replays and precision == "int8":
+            claims["compile_peak_over_result_1b"] = row["compile_peak_bytes"] / row["ptd_bytes"]
+        if name == "1b" and row.get("floor_seconds"):
+            claims["step_seconds_1b_over_floor"] = row["step_seconds"] / row["floor_seconds"]
+        if name == "7b":
+            claims |= {"compile_peak_bytes_7b": row["compile_peak_bytes"], "compile_seconds_7b": row["compile_seconds"]}
+    return claims | _slopes(rows)
+
+
+def _slopes(rows: list[Row]) -> Claims:
+    """Returns exponents of power laws, fitted in logarithms over the sizes in int8.
+
+    Of a compilation by its result's bytes, of a run's memory by the same, and of a step by its FLOPs.
+    """
+    replays, claims = _of("replay", rows), dict[str, float | None]()
+    for name in ("compile_seconds", "compile_peak_bytes", "load_seconds", "peak_rss_bytes"):
+        claims[f"{name}_slope"] = _slope(replays, "ptd_bytes", name)
+    claims["step_seconds_slope"] = _slope(replays, "flops_per_step", "step_seconds")
+    for estimator in ("gradient", "directional"):
+        claims[f"{estimator}_step_seconds_slope"] = _slope(_of(estimator, rows), "flops_per_step", "step_seconds")
+    return {name: value for name, value in claims.items() if value is not None}
+
+
+def _of(estimator: str, rows: list[Row]) -> list[Row]:
+    return [row for row in rows if (row["precision"], row["estimator"]) == ("int8", estimator)]
+
+
+def _slope(rows: list[Row], across: str, name: str) -> float | None:
+    """Returns d log(name) / d log(across) by least squares; None for fewer than LEAST_SIZES rows."""
+    found = [row for row in rows if name in row]
+    if len(found) < LEAST_SIZES:
+        return None
+    points = np.log([[row[across], row[name]] for row in found])
+    return float(np.polyfit(points[:, 0], points[:, 1], 1)[0])

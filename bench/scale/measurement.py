@@ -1,0 +1,143 @@
+"""Measures one base in one precision and estimator: its compilation, and a short run in the native runner."""
+
+import json
+import statistics
+import threading
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import psutil
+
+from bench.agent.overhead import figures
+from bench.programs import Compiled, compile_cold
+from bench.result import Row, notes
+from bench.scale.bases import Size
+from bench.step.floor import gemm_seconds
+from bench.tiny import plan_of
+from device_agent.engines.child_process import NativeEngine
+from device_agent.memory import spare_bytes
+from device_agent.programs import packed_path
+from device_agent.training.journal import ResourceUsage
+from server.compiler.checkpoints.base import locate_base
+from server.jobs.memory import predicted_peak
+from shared.recipe import TARGETS, BaseRef, Recipe
+from shared.training_settings import TrainingSettings
+
+POLL_SECONDS = 0.02
+BUSY_SECONDS = 2.0
+STEPS = 3
+RECORDS = 12  # E x STEPS at most: no step reuses the states of a sentence
+MARGIN = 1.25  # of free memory over the predicted peak of a run
+FLOOR_ROUNDS = 3
+LAST_LAYERS = 8
+COMMON: dict[str, Any] = {"sequence_length": 64, "answer_length": 6, "choices": 2}
+ESTIMATORS: dict[str, dict[str, Any]] = {
+    "replay": {"targets": ("v_proj", "o_proj"), "rank": 8, "queries": 2, "effective_batch": 2},
+    "gradient": {"targets": TARGETS, "rank": 8, "layers": f"last:{LAST_LAYERS}", "effective_batch": 4},
+    "directional": {"targets": ("v_proj", "o_proj"), "rank": 1, "layers": f"last:{LAST_LAYERS}", "effective_batch": 4},
+}
+
+
+def recipe_of(base: Path, precision: str, estimator: str, size: Size) -> Recipe:
+    """Returns the recipe to measure. A base of fewer layers than it adapts has all adapted."""
+    settings = COMMON | ESTIMATORS[estimator]
+    if size.config["num_hidden_layers"] < LAST_LAYERS:
+        settings["layers"] = "all"
+    settings["targets"] = tuple(each for each in settings["targets"] if size.gated or each != "gate_proj")
+    reference = BaseRef(name="random", sha256=locate_base(str(base)).sha256)
+    return Recipe.model_validate({"base": reference, "precision": precision, "estimator": estimator} | settings)
+
+
+def busy_cores() -> float:
+    """Returns how many of the machine's cores are busy, over BUSY_SECONDS."""
+    return float(psutil.cpu_percent(BUSY_SECONDS)) / 100 * (psutil.cpu_count() or 1)
+
+
+def compilation(recipe: Recipe, directory: Path, base: Path) -> tuple[Compiled, Row]:
+    """Compiles the recipe in a fresh process; returns the program and the columns of the compilation."""
+    with PeakMemory() as memory:
+        program = compile_cold(recipe, directory, base)
+    row = {
+        "compile_seconds": program.seconds,
+        "compile_peak_bytes": memory.bytes,
+        "ptd_bytes": program.size("weights"),
+        "pte_bytes": program.size("program"),
+        "flops_per_step": program.manifest.flops_per_step,
+    }
+    return program, row
+
+
+def device_run(engine: NativeEngine, program: Compiled, parameters: int) -> Row:
+    """Trains STEPS steps; returns the columns of the device, or none if the run might not fit into memory."""
+    predicted = predicted_peak(program.recipe, program.manifest.shape, parameters)
+    if (spare := spare_bytes()) < MARGIN * predicted:
+        notes.print(f"not trained: it may need {predicted / 1e9:.1f} GB, and {spare / 1e9:.1f} GB are free")
+        return {}
+    data = program.directory / "data"
+    data.mkdir()
+    for split, count in (("train", RECORDS), ("validation", 2)):
+        lines = [{"text": f"a long sentence about film number {n} " * 10, "label": "1"} for n in range(count)]
+        (data / f"{split}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    packed_path(program.path("weights")).unlink(missing_ok=True)
+    first, second = (_train(engine, program, data, steps) for steps in (STEPS, 1))
+    step = first.train_seconds / STEPS
+    row: Row = {
+        "load_seconds": first.load_seconds,
+        "second_load_seconds": second.load_seconds,
+        "peak_rss_bytes": first.peak_rss_bytes,
+        "predicted_peak_bytes": predicted,
+        "step_seconds": step,
+        "gflops": program.manifest.flops_per_step / step / 1e9,
+    }
+    recipe, shape = program.recipe, program.manifest.shape
+    if recipe.estimator == "replay" and recipe.precision == "fp32":
+        row["floor_seconds"] = statistics.median(gemm_seconds(recipe, shape, FLOOR_ROUNDS)) * shape.layers
+    return row
+
+
+def _train(engine: NativeEngine, program: Compiled, data: Path, steps: int) -> ResourceUsage:
+    """Trains in a new run directory; returns the times and the memory."""
+    training = TrainingSettings(steps=steps, lr=1e-3, evaluation_interval=steps)
+    return figures(engine, plan_of(program, data, training), program.directory / f"run-{steps}")
+
+
+class PeakMemory:
+    """Watches the memory of this process's children while it is entered.
+
+    bytes: the highest sum of their resident memory that was seen, or the peak of one process (VmHWM) if that is higher.
+    """
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> "PeakMemory":
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._done.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        own = psutil.Process()
+        while not self._done.wait(POLL_SECONDS):
+            together = 0
+            for process in own.children(recursive=True):
+                with suppress(psutil.Error, OSError):
+                    together += process.memory_info().rss
+                    self.bytes = max(self.bytes, _peak_of(process.pid))
+            self.bytes = max(self.bytes, together)
+
+
+def _peak_of(pid: int) -> int:
+    """Returns the peak resident bytes of a process; 0 if it has ended."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    return 0
