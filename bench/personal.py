@@ -20,7 +20,7 @@ import typer
 
 from bench.programs import MOVIES, PRODUCTS, Compiled, compile_cold, smollm2_recipe
 from bench.result import Claims, Row, notes, write
-from bench.runner import JsonFile, Keep, Only, Quick, chosen, kept, native_runner
+from bench.runner import JsonFile, Keep, Only, Quick, load_or_compute, native_runner, select_parts
 from bench.tiny import plan_of
 from device_agent.engines.child_process import NativeEngine
 from device_agent.training.journal import RunDirectory
@@ -41,8 +41,8 @@ ESTIMATORS: dict[str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True)
-class Writing:
-    """What is learned: the data, the task and the program's lengths. steps, rates: by estimator."""
+class Experiment:
+    """A data set, its task and the program's lengths. steps, rates: by estimator."""
 
     data: Path
     task: Task
@@ -65,15 +65,15 @@ class Writing:
 
 
 # Rates and steps were chosen on validation examples.
-WRITINGS = {
-    "completion": Writing(
+EXPERIMENTS = {
+    "completion": Experiment(
         PRODUCTS,
         COMPLETION,
         {"sequence_length": 64, "answer_length": 48},
         {"gradient": 40, "replay": 60},
         {"gradient": 3e-3, "replay": 5e-3},
     ),
-    "style": Writing(
+    "style": Experiment(
         NOVEL,
         STYLE,
         {"sequence_length": 96, "answer_length": 95},
@@ -88,34 +88,38 @@ def personal(json_file: JsonFile = None, quick: Quick = False, only: Only = None
     rows: list[Row] = []
     claims: Claims = {}
     with tempfile.TemporaryDirectory() as name:
-        kept_in = keep or Path(name)
+        directory = keep or Path(name)
         engine = NativeEngine(native_runner())
-        for what in chosen(WRITINGS, only):
-            writing = WRITINGS[what]
+        for what in select_parts(EXPERIMENTS, only):
+            experiment = EXPERIMENTS[what]
             for estimator, settings in ESTIMATORS.items():
-                recipe = smollm2_recipe(**(COMMON | settings | writing.lengths))
-                program = compile_cold(recipe, kept_in / f"{what}-{estimator}")
-                found = [
-                    kept(
-                        kept_in / f"{what}-{estimator}-{seed}.json",
-                        partial(_run, engine, program, writing, estimator, seed, quick),
+                recipe = smollm2_recipe(**(COMMON | settings | experiment.lengths))
+                program = compile_cold(recipe, directory / f"{what}-{estimator}")
+                runs = [
+                    load_or_compute(
+                        directory / f"{what}-{estimator}-{seed}.json",
+                        partial(_run, engine, program, experiment, estimator, seed, quick),
                     )
                     for seed in SEEDS[: 1 if quick else 3]
                 ]
-                rows += [{"what": what, "estimator": estimator, **row} for row in found]
-                falls = {key: statistics.mean(row[key] for row in found) for key in ("loss_drop", "perplexity_drop")}
-                seconds = max(row["seconds"] for row in found)
+                rows += [{"what": what, "estimator": estimator, **row} for row in runs]
+                mean_drops = {
+                    key: statistics.mean(row[key] for row in runs) for key in ("loss_drop", "perplexity_drop")
+                }
+                seconds = max(row["seconds"] for row in runs)
                 suffix = "" if estimator == "gradient" else f"_{estimator}"
-                fall = "loss_drop" if what == "completion" else "perplexity_drop"
-                claims |= {f"{what}_{fall}{suffix}": falls[fall], f"{what}_seconds{suffix}": seconds}
+                drop = "loss_drop" if what == "completion" else "perplexity_drop"
+                claims |= {f"{what}_{drop}{suffix}": mean_drops[drop], f"{what}_seconds{suffix}": seconds}
     write(json_file, rows, claims)
 
 
-def _run(engine: NativeEngine, program: Compiled, writing: Writing, estimator: str, seed: int, quick: bool) -> Row:
+def _run(
+    engine: NativeEngine, program: Compiled, experiment: Experiment, estimator: str, seed: int, quick: bool
+) -> Row:
     """Trains once, in a directory of its own."""
     with tempfile.TemporaryDirectory() as name:
         run = RunDirectory(Path(name) / "run")
-        run.begin(plan_of(program, writing.data, writing.training(estimator, seed, quick), task=writing.task))
+        run.begin(plan_of(program, experiment.data, experiment.training(estimator, seed, quick), task=experiment.task))
         result = engine.train(run, lambda _: None, lambda: False).result
     if result is None or result.perplexities is None or result.token_loss_before is None:
         raise typer.Exit(1)

