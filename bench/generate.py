@@ -29,7 +29,7 @@ import psutil
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from bench.llamacpp import LlamaCpp, write_quantized
-from bench.programs import PRODUCTS, Compiled, compile_cold, reopen, smollm2_recipe
+from bench.programs import PRODUCTS, CompiledProgram, compile_cold, reopen, smollm2_recipe
 from bench.result import Claims, Row, notes, write
 from bench.runner import JsonFile, Keep, Quick, native_runner
 from device_agent.home import AgentHome, DeviceConfig
@@ -93,14 +93,14 @@ def _context() -> int:
     return max(CONTEXTS) + DECODED
 
 
-def _load_program(directory: Path) -> Compiled:
+def _load_program(directory: Path) -> CompiledProgram:
     if (directory / "manifest.json").exists():
         return reopen(directory)
     notes.print("compiling the program")
     return compile_cold(smollm2_recipe(**RECIPE), directory)
 
 
-def make_home(directory: Path, program: Compiled) -> AgentHome:
+def make_home(directory: Path, program: CompiledProgram) -> AgentHome:
     """Returns an agent's home with a random adapter of the program in its store."""
     key, home, manifest = Ed25519PrivateKey.generate(), AgentHome(directory), program.manifest
     public = key.public_key()
@@ -178,10 +178,10 @@ def _cold_start_seconds(home: AgentHome, text: str) -> float:
     start = time.perf_counter()
     with subprocess.Popen(command, bufsize=0, stdout=pipe, stderr=null) as process:
         assert process.stdout is not None  # a pipe
-        first = process.stdout.read(1)
+        first_byte = process.stdout.read(1)
         seconds = time.perf_counter() - start
         process.stdout.read()
-    if process.returncode or not first:
+    if process.returncode or not first_byte:
         raise SystemExit("`mobizo-agent chat` printed no answer")
     return seconds
 
@@ -193,13 +193,13 @@ def _ratios(seconds: Seconds, what: str, kind: str) -> float:
 
 def _rows(seconds: Seconds) -> list[Row]:
     rows: list[Row] = []
-    for (what, who), values in sorted(seconds.items()):
+    for (what, contender), values in sorted(seconds.items()):
         median = statistics.median(values)
         tokens = 1 if what.startswith("decode") else PROMPT
         rows.append(
             {
                 "what": what,
-                "who": who,
+                "who": contender,
                 "threads": psutil.cpu_count(),
                 "rounds": len(values),
                 "seconds": median,

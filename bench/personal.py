@@ -4,9 +4,9 @@
 - style: documents of one author; Jane Austen's "Northanger Abbey", trained on its first chapters and tested on later
   ones.
 
-Both are runs as the agent makes them, from the plan to the adapter, by exact gradients and by forward passes only. The
-losses are means over all answer tokens of the test split, which chose nothing. `seconds` is the run's whole time on the
-device, with the measurements before and after; compiling the program is not part of it.
+Both are complete runs of the agent, from the plan to the adapter, by exact gradients and by forward passes only. The
+losses are means over all answer tokens of the test split, on which no setting was chosen. `seconds` is the run's whole
+time on the device, with the measurements before and after; compiling the program is not part of it.
 """
 
 import statistics
@@ -18,7 +18,7 @@ from typing import Any
 
 import typer
 
-from bench.programs import MOVIES, PRODUCTS, Compiled, compile_cold, smollm2_recipe
+from bench.programs import MOVIES, PRODUCTS, CompiledProgram, compile_cold, smollm2_recipe
 from bench.result import Claims, Row, notes, write
 from bench.runner import JsonFile, Keep, Only, Quick, load_or_compute, native_runner, select_parts
 from bench.tiny import plan_of
@@ -114,7 +114,7 @@ def personal(json_file: JsonFile = None, quick: Quick = False, only: Only = None
 
 
 def _run(
-    engine: NativeEngine, program: Compiled, experiment: Experiment, estimator: str, seed: int, quick: bool
+    engine: NativeEngine, program: CompiledProgram, experiment: Experiment, estimator: str, seed: int, quick: bool
 ) -> Row:
     """Trains once, in a directory of its own."""
     with tempfile.TemporaryDirectory() as name:
@@ -127,19 +127,19 @@ def _run(
 
 
 def _row(result: Result, seed: int) -> Row:
-    before, after = result.token_loss_before or 0.0, result.token_loss_after or 0.0
-    first, last = result.perplexities or (1.0, 1.0)
+    loss_before, loss_after = result.token_loss_before or 0.0, result.token_loss_after or 0.0
+    perplexity_before, perplexity_after = result.perplexities or (1.0, 1.0)
     row = {
         "seed": seed,
         "steps": result.steps,
         "best_step": result.best_step,
-        "loss_before": before,
-        "loss_after": after,
-        "loss_drop": 1 - after / before,
-        "perplexity_drop": 1 - last / first,
+        "loss_before": loss_before,
+        "loss_after": loss_after,
+        "loss_drop": 1 - loss_after / loss_before,
+        "perplexity_drop": 1 - perplexity_after / perplexity_before,
         "seconds": result.seconds,
         "train_seconds": result.train_seconds,
         "peak_rss_bytes": result.peak_rss_bytes,
     }
-    notes.print(f"seed {seed}: {before:.3f} to {after:.3f} nats a token in {result.seconds:.0f} s")
+    notes.print(f"seed {seed}: {loss_before:.3f} to {loss_after:.3f} nats a token in {result.seconds:.0f} s")
     return row

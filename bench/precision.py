@@ -21,7 +21,7 @@ import torch
 
 from bench.baselines.adapted import AdaptedModel
 from bench.baselines.rounding import load_model
-from bench.programs import Compiled, compile_cold, model_file, movie_reviews, smollm2_recipe, tokenizer_of
+from bench.programs import CompiledProgram, compile_cold, model_file, movie_reviews, smollm2_recipe, tokenizer_of
 from bench.result import Claims, Measurement, Row, notes, write
 from bench.runner import JsonFile, Keep, Only, Quick, load_or_compute, select_parts
 from bench.training.learners import torch_learner
@@ -48,7 +48,7 @@ LEARNING: dict[str, Any] = {
 }
 
 
-def projected_gradients(program: Compiled, scale: float, directions: int) -> np.ndarray:
+def projected_gradients(program: CompiledProgram, scale: float, directions: int) -> np.ndarray:
     """Returns g for `directions` directions at B = 0, four per batch: float64 (directions,)."""
     recipe = program.recipe
     examples = program.examples("train")
@@ -67,7 +67,7 @@ def projected_gradients(program: Compiled, scale: float, directions: int) -> np.
     return np.concatenate(estimates)
 
 
-def exact_slopes(program: Compiled, directions: int) -> np.ndarray:
+def exact_slopes(program: CompiledProgram, directions: int) -> np.ndarray:
     """Returns what `projected_gradients` estimates, by autograd through the same rounded model: (directions,)."""
     recipe = program.recipe
     examples = program.examples("train")

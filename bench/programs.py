@@ -71,7 +71,7 @@ class Methods:
 
 
 @dataclass(frozen=True)
-class Compiled:
+class CompiledProgram:
     """A program in a directory. seconds: of its compilation, process start included."""
 
     manifest: ProgramManifest
@@ -106,7 +106,7 @@ class Compiled:
 
 def compile_cold(
     recipe: Recipe, directory: Path, base: Path | None = None, calibration: Path | None = None
-) -> Compiled:
+) -> CompiledProgram:
     """Compiles in a fresh process, unless `directory` has the program.
 
     base: SmolLM2-135M if None. calibration: the file that the recipe names.
@@ -126,12 +126,12 @@ def compile_cold(
         raise SystemExit(f"the compiler failed: {output.get('error')}\n{process.stderr[-2000:]}")
     manifest = ProgramManifest.model_validate(output["manifest"])
     (directory / "manifest.json").write_text(manifest.model_dump_json())
-    return Compiled(manifest, directory, seconds)
+    return CompiledProgram(manifest, directory, seconds)
 
 
-def reopen(directory: Path) -> Compiled:
+def reopen(directory: Path) -> CompiledProgram:
     """Returns a program that `compile_cold` left in `directory`."""
-    return Compiled(ProgramManifest.model_validate_json((directory / "manifest.json").read_bytes()), directory)
+    return CompiledProgram(ProgramManifest.model_validate_json((directory / "manifest.json").read_bytes()), directory)
 
 
 def random_batch(recipe: Recipe, vocabulary: int, length: int, number: int) -> Batch:
@@ -147,7 +147,7 @@ def random_batch(recipe: Recipe, vocabulary: int, length: int, number: int) -> B
 class Stepper:
     """Runs the `step` method of one program on random batches; a call returns the losses (2q,)."""
 
-    def __init__(self, program: Compiled, length: int) -> None:
+    def __init__(self, program: CompiledProgram, length: int) -> None:
         self.recipe, self._vocabulary, self._length = program.recipe, program.manifest.shape.vocabulary, length
         self._methods = program.methods("step")
         self._scalars = np.array([LR], np.float32), np.array([DEFAULT_EPS[self.recipe.precision]], np.float32)

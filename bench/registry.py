@@ -91,7 +91,7 @@ class Device(httpx.Client):
         super().__init__(base_url=url, timeout=60, headers={"Authorization": f"Bearer {credentials.token}"})
         self._signer = credentials.signer()
 
-    def send(self, method: str, path: str, body: object) -> tuple[httpx.Response, float]:
+    def send_signed(self, method: str, path: str, body: object) -> tuple[httpx.Response, float]:
         """Returns the response, and the seconds from the body's last byte to the response."""
         data = body if isinstance(body, bytes) else canonical_json(body)
         content = TimedBody(data)
@@ -109,12 +109,12 @@ def publish(
     Returns D, and the seconds of the check and of the completion.
     """
     home.submit(app, body)
-    lease = device.send("POST", "/v1/leases", {"datasets": [home.DATASET]})[0].json()
+    lease = device.send_signed("POST", "/v1/leases", {"datasets": [home.DATASET]})[0].json()
     size, path = lease["manifest"]["manifest"]["size"], f"/v1/leases/{lease['id']}"
     data = dump_adapter(rng.normal(0, deviation, size).astype(np.float32), {"job": lease["job"]["id"]})
-    _, check = device.send("PUT", f"{path}/adapter", data)
+    _, check = device.send_signed("PUT", f"{path}/adapter", data)
     completion = {"adapter_sha256": sha256_hex(data), "result": home.RESULT.model_dump(mode="json")}
-    _, complete = device.send("POST", f"{path}/complete", completion)
+    _, complete = device.send_signed("POST", f"{path}/complete", completion)
     return size, check, complete
 
 

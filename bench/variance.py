@@ -176,7 +176,7 @@ class GradientModel:
         return float(np.mean(second_differences))
 
     def adapted(self, examples: int, loss: Loss) -> AdaptedModel:
-        """Returns the model with the recipe's LoRA, for batches of so many examples; `remove` takes it off."""
+        """Returns the model with the recipe's LoRA, for batches of `examples` examples; `remove` removes the LoRA."""
         recipe = self.recipe.model_copy(update={"loss": loss, "effective_batch": examples})
         return AdaptedModel(self.model, recipe, self.shape)
 

@@ -173,7 +173,7 @@ class Runner:
 
     def run(self, contender: Contender, point: Point, seed: int) -> Run:
         """Returns a finished run, from `keep` if it is there."""
-        contender = contender.at(lr=point.lr, eps=point.eps, seed=seed)
+        contender = contender.with_training(lr=point.lr, eps=point.eps, seed=seed)
         return load_or_run(self._keep, self._identity, contender, lambda: self._run(contender))
 
     def _run(self, contender: Contender) -> Run:

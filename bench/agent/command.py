@@ -43,7 +43,7 @@ def measure_kills(root: Path, programs_directory: Path, data: Path, runner: Path
         "loss": "candidates",
     }
     settings: dict[str, dict[str, Any]] = {"replay": {}, "gradient": gradient_settings}
-    programs = {name: compile_tiny(base, programs_directory / name, **each) for name, each in settings.items()}
+    programs = {name: compile_tiny(base, programs_directory / name, **recipe) for name, recipe in settings.items()}
 
     def make_scenario(engine: str, estimator: str, target: str, trials: int) -> Scenario:
         program, env = programs[estimator], {RUNNER_VARIABLE: str(runner)}
@@ -59,11 +59,12 @@ def measure_kills(root: Path, programs_directory: Path, data: Path, runner: Path
     scenarios = [make_scenario(*line) for line in TABLE]
     rows: list[Row] = []
     expected: dict[str, FileHashes] = {}
-    for each in scenarios:
-        notes.print(f"kills: {each.name}")
-        scenario = replace(each, trials=max(each.trials // QUICK_FEWER, 1)) if quick else each
-        row, hashes = measure(scenario, root / "kills" / each.name, expected.get(each.estimator))
-        expected.setdefault(each.estimator, hashes)
+    for scenario in scenarios:
+        notes.print(f"kills: {scenario.name}")
+        trials = max(scenario.trials // QUICK_FEWER, 1) if quick else scenario.trials
+        kills_directory, reference = root / "kills" / scenario.name, expected.get(scenario.estimator)
+        row, hashes = measure(replace(scenario, trials=trials), kills_directory, reference)
+        expected.setdefault(scenario.estimator, hashes)
         rows.append(row)
     claims = {
         f"kill_{name}": sum(row[name] for row in rows) for name in ("trials", "kills", "mismatches", RECOMPUTED_STEPS)

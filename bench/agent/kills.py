@@ -29,7 +29,7 @@ from pathlib import Path
 
 import psutil
 
-from bench.programs import Compiled
+from bench.programs import CompiledProgram
 from bench.result import Row
 from device_agent.engines import Engine
 from device_agent.engines.child_process import prepare
@@ -59,7 +59,7 @@ class LongPollServer(FakeServer):
 
 @contextmanager
 def fake_server(
-    directory: Path, program: Compiled | None = None, training: TrainingSettings | None = None
+    directory: Path, program: CompiledProgram | None = None, training: TrainingSettings | None = None
 ) -> Iterator[tuple[LongPollServer, AgentHome]]:
     """Yields the server, and the home of a device enrolled there. program: of its only job; None: no job."""
     key = new_private_key()
@@ -192,7 +192,13 @@ class Daemon(KillableRun):
     """The whole agent, `mobizo-agent run`; every second kill hits all processes that it started."""
 
     def __init__(
-        self, directory: Path, program: Compiled, dataset: Path, training: TrainingSettings, *options: str, **env: str
+        self,
+        directory: Path,
+        program: CompiledProgram,
+        dataset: Path,
+        training: TrainingSettings,
+        *options: str,
+        **env: str,
     ) -> None:
         """directory: of this run alone. options, env: of `mobizo-agent run`."""
         self._stack = contextlib.ExitStack()

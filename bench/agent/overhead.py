@@ -4,7 +4,7 @@ import time
 from pathlib import Path
 
 from bench.agent.kills import JOB, fake_server, recorded_steps, start_agent
-from bench.programs import MOVIES, Compiled, compile_cold, smollm2_recipe
+from bench.programs import MOVIES, CompiledProgram, compile_cold, smollm2_recipe
 from bench.result import Claims, Measurement, Row, notes
 from bench.runner import cpu_seconds
 from bench.tiny import plan_of
@@ -29,7 +29,7 @@ def idle(directory: Path, dataset: Path, quick: bool) -> Measurement:
             time.sleep(SETTLE_SECONDS)
             requests_before, cpu_before, start = len(server.calls), cpu_seconds(process), time.monotonic()
             time.sleep(QUICK_IDLE_SECONDS if quick else IDLE_SECONDS)
-            spent, seconds = cpu_seconds(process) - cpu_before, time.monotonic() - start
+            cpu, seconds = cpu_seconds(process) - cpu_before, time.monotonic() - start
             memory = process.memory_full_info()
         finally:
             process.terminate()
@@ -38,7 +38,7 @@ def idle(directory: Path, dataset: Path, quick: bool) -> Measurement:
         "what": "idle",
         "seconds": seconds,
         "requests": len(server.calls) - requests_before,
-        "core_share": spent / seconds,
+        "core_share": cpu / seconds,
         "rss_bytes": memory.rss,
         "own_bytes": memory.uss,
     }
@@ -80,7 +80,7 @@ def loop(root: Path, programs_directory: Path, runner: Path, quick: bool) -> Mea
     return rows, claims
 
 
-def load_times(engine: Engine, program: Compiled, data: Path, path: Path) -> list[float]:
+def load_times(engine: Engine, program: CompiledProgram, data: Path, path: Path) -> list[float]:
     """Returns the seconds that loading takes in a first run of a program and in a second one."""
     packed_path(program.path("weights")).unlink(missing_ok=True)
     plan = plan_of(program, data, training(1))
@@ -126,7 +126,7 @@ def resource_usage(engine: Engine, plan: RunPlan, path: Path) -> ResourceUsage:
     return run.figures()
 
 
-def agent_seconds(program: Compiled, runner: Path, data: Path, home: Path, steps: int) -> tuple[float, float]:
+def agent_seconds(program: CompiledProgram, runner: Path, data: Path, home: Path, steps: int) -> tuple[float, float]:
     """Returns processor seconds (without the runner's) and seconds of a step in a whole agent."""
     marks: dict[int, tuple[float, float]] = {}
     with fake_server(home, program, training(steps)) as (_, agent_home):

@@ -90,7 +90,7 @@ def passes(grouping: Grouping, queries: int) -> list[list[int]]:
 
 
 class EagerMobizo:
-    """A flat vector of trained numbers, and a model that runs its 2q perturbed copies in passes, as `grouping` says."""
+    """MobiZO or MeZO on a flat vector: the model runs 2q perturbed copies of it in passes, grouped by `grouping`."""
 
     def __init__(self, adapted: AdaptedModel, grouping: Grouping = "both") -> None:
         self.adapted, self.recipe = adapted, adapted.recipe

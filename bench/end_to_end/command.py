@@ -46,7 +46,7 @@ class ContenderRuns:
     @property
     def core_seconds_to_target(self) -> float:
         """Returns the mean core-seconds to 75 %; a run that did not reach it counts with all its core-seconds."""
-        evaluations = [(run, run.reached(TARGET)) for run in self.runs]
+        evaluations = [(run, run.first_reaching(TARGET)) for run in self.runs]
         return mean(
             run.core_seconds if evaluation is None else evaluation.core_seconds for run, evaluation in evaluations
         )
@@ -55,7 +55,7 @@ class ContenderRuns:
         """Returns the accuracy after the last step, and the time to each accuracy that all seeds reached."""
         claims = {f"{prefix}final_accuracy": mean(run.accuracy for run in self.runs)}
         for accuracy in (TARGET, *FURTHER_TARGETS):
-            evaluations = [evaluation for run in self.runs if (evaluation := run.reached(accuracy)) is not None]
+            evaluations = [evaluation for run in self.runs if (evaluation := run.first_reaching(accuracy)) is not None]
             if len(evaluations) == len(self.runs):
                 suffix = "target" if accuracy == TARGET else f"{100 * accuracy:.0f}"
                 claims[f"{prefix}core_seconds_to_{suffix}"] = mean(
@@ -81,7 +81,8 @@ def end_to_end(
         if quick:
             contenders = [entries[name].contender for name in names if name in entries and not entries[name].trial_cap]
             runs = [
-                runner.run(contender.at(steps=QUICK_STEPS, evaluation_interval=QUICK_STEPS)) for contender in contenders
+                runner.run(contender.with_training(steps=QUICK_STEPS, evaluation_interval=QUICK_STEPS))
+                for contender in contenders
             ]
             costs = {f"{run.contender}: core_seconds_per_step": run.core_seconds / run.steps for run in runs}
             write(json_file, [run.model_dump(mode="json") for run in runs], costs)
@@ -127,20 +128,20 @@ def _run_contender(runner: ContenderRunner, entry: Entry, seeds: Sequence[int]) 
     contender, capped = entry.contender, entry.cap is not None
     shorter = capped or entry.trial_steps is not None
     trial_contenders = [
-        contender.at(lr=lr, seed=seed) for lr in entry.grid for seed in (seeds[:1] if shorter else seeds)
+        contender.with_training(lr=lr, seed=seed) for lr in entry.grid for seed in (seeds[:1] if shorter else seeds)
     ]
     if entry.trial_steps is not None:
-        trial_contenders = [trial.at(steps=entry.trial_steps) for trial in trial_contenders]
+        trial_contenders = [trial.with_training(steps=entry.trial_steps) for trial in trial_contenders]
     runner.try_out(trial_contenders, entry.trial_cap)
     trials = [runner.run(trial, split="validation", cap=entry.trial_cap) for trial in trial_contenders]
     evaluation_steps = list(entry.evaluation_steps)
     if trials:
-        contender = contender.at(lr=_best_rate(trials))
+        contender = contender.with_training(lr=_best_rate(trials))
         if entry.cap is not None and entry.trial_cap is not None:
             # One measurement on the way: it takes as long as ten steps, though it is not counted.
             steps = next(run.steps for run in trials if run.lr == contender.training.lr)
             evaluation_steps = [round(steps * entry.cap / entry.trial_cap / 2)]
-    seeded_contenders = [contender.at(seed=seed) for seed in seeds]
+    seeded_contenders = [contender.with_training(seed=seed) for seed in seeds]
     return ContenderRuns(
         trials,
         [
@@ -181,7 +182,7 @@ def _comparisons(runs_by_contender: dict[str, ContenderRuns]) -> Claims:
 OPTION_CAP = 60.0  # core-seconds of a run
 OPTION_INTERVAL = 40  # steps between two evaluations
 AVERAGED_EVALUATIONS = 3  # the last ones of a run, whose mean is claimed
-BASE = OURS.at(steps=600, lr=3e-3)
+BASE = OURS.with_training(steps=600, lr=3e-3)
 
 
 def variation(
@@ -240,7 +241,7 @@ def options(
         runner = ContenderRunner(keep or Path(directory))
         for name in names:
             notes.print(name)
-            runs[name] = [runner.run(OPTIONS[name].at(seed=seed), cap=OPTION_CAP) for seed in range(seeds)]
+            runs[name] = [runner.run(OPTIONS[name].with_training(seed=seed), cap=OPTION_CAP) for seed in range(seeds)]
     claims = {f"accuracy_{slug(name)}": mean(map(late_accuracy, option_runs)) for name, option_runs in runs.items()}
     write(json_file, [run.model_dump(mode="json") for option_runs in runs.values() for run in option_runs], claims)
 

@@ -16,7 +16,7 @@ import torch
 from bench.baselines.rounding import load_model
 from bench.programs import (
     PRODUCTS,
-    Compiled,
+    CompiledProgram,
     compile_cold,
     model_file,
     movie_reviews,
@@ -136,7 +136,7 @@ class ContenderRunner:
         """Returns the cost of our calibration, made once for a base and a task, process start included."""
         return float(json.loads(self.calibration().with_suffix(".json").read_text())["core_seconds"])
 
-    def program(self, contender: Contender) -> Compiled:
+    def program(self, contender: Contender) -> CompiledProgram:
         """Returns the contender's program, compiled once."""
         recipe = self.recipe(contender)
         notes.print(f"opening the program of {contender.name}")

@@ -103,7 +103,7 @@ FIRST_ORDER_SAME_HELP = Contender(
 )
 # As many examples as `replay` has. Also evaluated after a tenth of them: the paper gives zeroth order more steps.
 FIRST_ORDER_STEPS = OURS.training.steps * OURS.recipe.effective_batch // BATCH
-FIRST_ORDER = as_in_the_paper("first-order LoRA-FA", "first-order", 1).at(steps=FIRST_ORDER_STEPS)
+FIRST_ORDER = as_in_the_paper("first-order LoRA-FA", "first-order", 1).with_training(steps=FIRST_ORDER_STEPS)
 # Trials and runs of the other contenders get several times the core-seconds that ours need.
 TABLE = (
     Entry(OURS, "", (5e-3, 7e-3), evaluation_steps=(25, 75, 125, 175)),

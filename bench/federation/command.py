@@ -78,7 +78,9 @@ def masked_round(count: int) -> Row:
         links.append(MeasuredLink(link))
         arguments = (links[-1], InMemoryKnowledge(), parameters, link.member, link.identity)
         parts.append(
-            SecureAggregationParticipant(*arguments, lambda _members: None, partial(_encoded, number, parameters))
+            SecureAggregationParticipant(
+                *arguments, lambda _members: None, partial(_encoded_update, number, parameters)
+            )
         )
     remaining = count - count // 10
     seconds = [0.0] * count
@@ -95,7 +97,7 @@ def masked_round(count: int) -> Row:
     unmask_seconds = time.perf_counter() - unmask_start
     expected = np.zeros(SIZE + 1, word(parameters))
     for number in range(remaining):
-        expected += _encoded(number, parameters)
+        expected += _encoded_update(number, parameters)
     if not np.array_equal(total.mean, decode(expected, remaining, parameters).mean):
         raise AssertionError("the sum is not that of the devices' integers")
     return {
@@ -104,15 +106,15 @@ def masked_round(count: int) -> Row:
         "dropped": count - remaining,
         "size_d": SIZE,
         "bits": parameters.bits,
-        "sent_bytes": mean(each.link.sent for each in links[:remaining]),
-        "received_bytes": mean(each.received for each in links[:remaining]),
+        "sent_bytes": mean(link.link.sent for link in links[:remaining]),
+        "received_bytes": mean(link.received for link in links[:remaining]),
         "device_seconds": mean(seconds[index] - links[index].server_seconds for index in range(remaining)),
-        "server_phase_seconds": sum(each.server_seconds for each in links),
+        "server_phase_seconds": sum(link.server_seconds for link in links),
         "unmask_seconds": unmask_seconds,
     }
 
 
-def _encoded(number: int, parameters: SecureAggregationParameters) -> Words:
+def _encoded_update(number: int, parameters: SecureAggregationParameters) -> Words:
     """Returns the update of one device, the same at every call."""
     update = np.random.default_rng(number).normal(size=SIZE, scale=parameters.clip / np.sqrt(SIZE)).astype(np.float32)
     return encode(update, 1, parameters)
@@ -172,8 +174,8 @@ def upload_sizes(quick: bool) -> Measurement:
     weights = len(adapter_file(empty, job_id="j" * 32, recipe_id="0" * 64, a_sha256="0" * 64, step=1))
     trajectory = trajectory_bytes(SIZE, STEPS, QUERIES, INTERVAL)
     forms: list[Row] = [{"form": "weights", "bytes": weights}, {"form": "trajectory", "bytes": trajectory}]
-    masked: tuple[Bits, ...] = (32, 64)  # in a round of at most 256 devices of equal weight
-    for bits in masked:
+    masked_bits: tuple[Bits, ...] = (32, 64)  # in a round of at most 256 devices of equal weight
+    for bits in masked_bits:
         size = vector_bytes(parameters_of(256, bits))
         forms.append({"form": "masked", "bits": bits, "bytes": size})
     columns = {"what": "upload", "size_d": SIZE, "steps": STEPS, "queries": QUERIES}

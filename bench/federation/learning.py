@@ -74,13 +74,13 @@ def warm_start(quick: bool, directory: Path) -> Measurement:
                 rows.append({"what": "personal", "from": name, "source": source, "user": user, "right": curve})
                 sums[name].update(curve)
     cohort, zero = (dict(sorted(sums[name].items())) for name in ("cohort", "zero"))
-    last, target, total = max(zero), max(zero.values()), TEST_SENTENCES * USERS * len(SOURCES)
-    steps_at_target = [step for step, right in cohort.items() if right >= target]
+    last_step, target, total = max(zero), max(zero.values()), TEST_SENTENCES * USERS * len(SOURCES)
+    steps_at_target = [step for step, correct in cohort.items() if correct >= target]
     rows.append({"what": "sums", "of": total, "cohort": cohort, "zero": zero})
     return rows, {
-        "warm_start_step_ratio": min(steps_at_target) / last if steps_at_target else math.inf,
+        "warm_start_step_ratio": min(steps_at_target) / last_step if steps_at_target else math.inf,
         "warm_start_accuracy": cohort[0] / total,
-        "from_zero_accuracy": zero[last] / total,
+        "from_zero_accuracy": zero[last_step] / total,
         "from_zero_best_accuracy": target / total,
         "untrained_accuracy": zero[0] / total,
     }
@@ -131,7 +131,7 @@ def _cohort(directory: Path, files: Files, quick: bool, example_privacy: Example
     if example_privacy is not None:
         cohort["recipe"] = RECIPE | {"privacy": "clipped"}
         cohort["privacy"] = {"examples": example_privacy.model_dump()}
-    sources = {"sources": [str(each) for each in files["cohort"]], "partition": "source"}
+    sources = {"sources": [str(path) for path in files["cohort"]], "partition": "source"}
     data = sources | {"per_device": PER_DEVICE, "held_out": HELD_OUT, "test": ROUND_TEST_SENTENCES}
     settings = {"devices": DEVICES, "rounds": 2 if quick else ROUNDS, "measured": 1, "base": str(model_file())}
     program = directory / ("program" if example_privacy is None else "program-private")

@@ -124,16 +124,16 @@ def nginx_in_front(root: Path, settings: Settings, port: int) -> Iterator[tuple[
     objects = settings.artifacts_path / "objects"
     plain_port, accel_port, unused_port = free_ports(3)
     config = NGINX_CONFIG.read_text()
-    for old, new in (
+    for original, replacement in (
         ("server 127.0.0.1:8000;", f"server 127.0.0.1:{port};"),
         ("listen 80;", f"listen 127.0.0.1:{unused_port};"),
         ("listen 443 ssl;", f"listen 127.0.0.1:{accel_port};"),
         ("/var/lib/mobizo/server/artifacts/objects/;", f"{objects}/;"),
         ("limit_conn mobizo_downloads 32;", ""),  # all clients have one address
     ):
-        if config.count(old) != 1:
-            raise RuntimeError(f"deploy/nginx.conf does not contain {old!r} exactly once")
-        config = config.replace(old, new)
+        if config.count(original) != 1:
+            raise RuntimeError(f"deploy/nginx.conf does not contain {original!r} exactly once")
+        config = config.replace(original, replacement)
     config = re.sub(r"^ *ssl_.*\n", "", config, flags=re.MULTILINE)
     static = f"server {{ listen 127.0.0.1:{plain_port}; location / {{ alias {objects}/; }} }}\n"
     with nginx(root / "nginx", static + config, plain_port):

@@ -144,8 +144,8 @@ def _measure_phase(load: _Load, server: psutil.Process, phase: Phase) -> Row:
 def _submit(url: str, token: str, server: psutil.Process, count: int) -> Row:
     """Submits one job for each device's user."""
     with home.client(url, token) as app:
-        compiled = home.submit(app, home.job(-1))  # compiles the only program
-        app.post(f"/v1/jobs/{compiled['id']}/cancel").raise_for_status()
+        first_job = home.submit(app, home.job(-1))  # compiles the only program
+        app.post(f"/v1/jobs/{first_job['id']}/cancel").raise_for_status()
         cpu, start = cpu_seconds(server), time.monotonic()
         for number in range(count):
             app.post("/v1/jobs", json=home.job(number, user=_user(number))).raise_for_status()

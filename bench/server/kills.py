@@ -167,8 +167,10 @@ def audit(settings: Settings, submitted: dict[str, str]) -> Row:
         events = select(jobs.JobEvent.job_number).where(jobs.JobEvent.kind == "job", succeeded)
         successes = Counter(session.scalars(events))
         versions = Counter(session.scalars(select(adapters.StoredVersion.job_id)))
-        compiled = session.scalars(select(programs.Program)).all()
-        recompiled = sum(program.signed is not None and program.signed.manifest.version != 1 for program in compiled)
+        stored_programs = session.scalars(select(programs.Program)).all()
+        recompiled = sum(
+            program.signed is not None and program.signed.manifest.version != 1 for program in stored_programs
+        )
         referenced = set(session.scalars(select(programs.ProgramBlob.sha256)))
         referenced |= set(session.scalars(select(adapters.StoredVersion.sha256)))
     database.close()
@@ -190,7 +192,7 @@ def audit(settings: Settings, submitted: dict[str, str]) -> Row:
     return {
         "jobs_lost": len(lost),
         "jobs_doubled": len(doubled),
-        "programs": len(compiled),
+        "programs": len(stored_programs),
         "programs_made_again": recompiled,
         "files": len(stored),
         "torn_files": len(torn) + len(missing),

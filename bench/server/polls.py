@@ -93,8 +93,8 @@ def poll(settings: Settings, database: str, devices: int, **load_settings: float
     token, credentials = home.new_token(settings, Role.APP), home.add_devices(settings, devices)
     with home.running_server(settings) as (url, server):
         with home.client(url, token) as app:  # compiles the only program
-            compiled = home.submit(app, home.job(-1))
-            app.post(f"/v1/jobs/{compiled['id']}/cancel").raise_for_status()
+            first_job = home.submit(app, home.job(-1))
+            app.post(f"/v1/jobs/{first_job['id']}/cancel").raise_for_status()
         before = cpu_seconds(server)
         load = start_load(LoadSettings(url=url, app=token, devices=credentials, **load_settings))
         output, _ = load.communicate()

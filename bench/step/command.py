@@ -24,7 +24,7 @@ from bench.baselines.adapted import AdaptedModel
 from bench.baselines.mezo_program import Passes, emit_passes
 from bench.baselines.rounding import load_model
 from bench.baselines.steps import EagerMobizo
-from bench.programs import LR, Compiled, Stepper, compile_cold, model_file, random_batch, smollm2_recipe
+from bench.programs import LR, CompiledProgram, Stepper, compile_cold, model_file, random_batch, smollm2_recipe
 from bench.result import Claims, Measurement, Row, notes
 from bench.runner import Full, JsonFile, Keep, Only, Quick, ratio, run_parts, time_by_turns
 from bench.step.floor import gemm_seconds, noise_update_seconds, reverse_over_forward
@@ -71,8 +71,8 @@ class Comparisons:
     """The programs under test, and the figures found so far."""
 
     root: Path
-    fp32: Compiled
-    int8: Compiled
+    fp32: CompiledProgram
+    int8: CompiledProgram
     rounds: int
     claims: Claims
     rows: list[Row] = field(default_factory=list)

@@ -91,10 +91,10 @@ def measure(cell: Cell, workspace: Workspace, rounds: int = 3, seconds: float = 
     """
     columns = {"commit": commit(), "who": cell.label, **cell.model_dump(mode="json")}
     path = workspace.file("cells", f"{cell.name}.json")
-    return dict(load_or_compute(path, lambda: columns | _measured(cell, workspace, rounds, seconds)))
+    return dict(load_or_compute(path, lambda: columns | _measure_in_process(cell, workspace, rounds, seconds)))
 
 
-def _measured(cell: Cell, workspace: Workspace, rounds: int, seconds: float) -> Row:
+def _measure_in_process(cell: Cell, workspace: Workspace, rounds: int, seconds: float) -> Row:
     task = ProcessTask(
         action="measure",
         cell=cell,

@@ -9,7 +9,7 @@ import json
 import sys
 from pathlib import Path
 
-from bench.programs import Compiled, compile_cold, reopen
+from bench.programs import CompiledProgram, compile_cold, reopen
 from bench.result import Claims, Row, commit, notes
 from bench.runner import load_or_compute, run_module
 from bench.step.grid import Workspace, measure, open_workspace
@@ -85,7 +85,7 @@ def peak_rss(directory: Path) -> int:
     return int(run_module("bench.step.memory", str(directory)))
 
 
-def train_and_score(program: Compiled) -> int:
+def train_and_score(program: CompiledProgram) -> int:
     """Runs steps and scores in this process and returns its peak resident bytes."""
     recipe = program.recipe
     examples = program.examples("train")[: recipe.score_rows]

@@ -12,7 +12,7 @@ from bench.baselines.adapted import AdaptedModel, split_backbone
 from bench.baselines.mezo_program import Passes, emit_passes
 from bench.baselines.peft_adapters import PeftModel, Variant
 from bench.baselines.steps import EagerMobizo, FirstOrder
-from bench.programs import Batch, Compiled, model_file
+from bench.programs import Batch, CompiledProgram, model_file
 from device_agent.runtimes import F32, Rates, Runtime
 from device_agent.training.evaluation import FrozenStates, SplitMetrics, measure
 from device_agent.training.prefix import PrefixCache, Upcoming
@@ -75,7 +75,7 @@ class Learner(ABC):
 class ProgramLearner(Learner):
     """The server's program in the agent's runtime, with the frozen layers' states cached, as the agent trains it."""
 
-    def __init__(self, program: Compiled) -> None:
+    def __init__(self, program: CompiledProgram) -> None:
         manifest, recipe = program.manifest, program.recipe
         super().__init__(recipe, program.examples("train"), dynamic=manifest.dynamic_length)
         self._runtime = program.open(resident=True)
@@ -118,7 +118,7 @@ class ProgramLearner(Learner):
 class MezoProgram(ProgramLearner):
     """MeZO LoRA-FA, one path at a time; measured by the program of the same recipe."""
 
-    def __init__(self, program: Compiled) -> None:
+    def __init__(self, program: CompiledProgram) -> None:
         super().__init__(program)
         path, weights = program.directory / "sequential.pte", program.path("weights")
         if not path.exists():

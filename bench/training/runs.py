@@ -41,7 +41,7 @@ class Contender(BaseModel):
     variant: Variant | None = None  # an adapter from peft instead of LoRA-FA by hooks
     vera_rank: int = 256
 
-    def at(self, **training: Any) -> Self:
+    def with_training(self, **training: Any) -> Self:
         """Returns the contender with some training settings changed, such as the seed or the learning rate."""
         return self.model_copy(update={"training": self.training.model_copy(update=training)})
 
@@ -88,7 +88,7 @@ class Run(BaseModel):
     best: float | None = None  # test accuracy after `best_step`, if the split is validation
     final: float | None = None  # test accuracy after the last step, if the split is validation; 0 after divergence
 
-    def reached(self, accuracy: float) -> Evaluation | None:
+    def first_reaching(self, accuracy: float) -> Evaluation | None:
         """Returns the first evaluation at or over an accuracy."""
         return next((evaluation for evaluation in self.evaluations if evaluation.accuracy >= accuracy), None)
 

@@ -75,7 +75,7 @@ def list_adapters(
         ("adapter", "main", "versions", "user", "tuned accuracy", "latest"),
         rows,
         drop=("latest", "versions", "user", "tuned accuracy"),
-        empty="no adapters; the first version of one is made by a job, see `mobizo job submit --help`",
+        empty="no adapters; a job creates the first version of one, see `mobizo job submit --help`",
     )
 
 

@@ -16,7 +16,7 @@ with warnings.catch_warnings():  # the compiler's libraries warn of their own de
     from bench.end_to_end.command import end_to_end
     from bench.end_to_end.contender_runner import ContenderRunner
     from bench.end_to_end.contenders import TABLE
-    from bench.programs import Compiled
+    from bench.programs import CompiledProgram
     from bench.tiny import write_base
     from bench.training.learners import ProgramLearner, torch_learner
     from bench.training.runs import Contender, Evaluation, Run, new_run
@@ -109,7 +109,9 @@ def test_first_order_with_the_same_help_takes_the_programs_steps(tmp_path: Path)
         choices=2,
     )
     (tmp_path / "program").mkdir()
-    program = Compiled(compile_program(recipe, str(base), tmp_path / "program", inference=False), tmp_path / "program")
+    program = CompiledProgram(
+        compile_program(recipe, str(base), tmp_path / "program", inference=False), tmp_path / "program"
+    )
     ours = ProgramLearner(program)
     model = load_model(str(base), "cpu", "float32")
     theirs = torch_learner("first-order", model, recipe, program.manifest.shape, ours.train)

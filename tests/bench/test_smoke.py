@@ -29,11 +29,9 @@ def run(app, tmp_path_factory):
 
     def run(name, *arguments):
         path = tmp_path_factory.mktemp(name) / "result.json"
-        process_result = CliRunner().invoke(
-            app, [name, "--quick", *arguments, "--json", str(path)], catch_exceptions=False
-        )
-        assert process_result.exit_code == 0, process_result.output
-        return process_result.output, json.loads(path.read_text())
+        result = CliRunner().invoke(app, [name, "--quick", *arguments, "--json", str(path)], catch_exceptions=False)
+        assert result.exit_code == 0, result.output
+        return result.output, json.loads(path.read_text())
 
     return run
 

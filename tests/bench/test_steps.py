@@ -26,7 +26,7 @@ with warnings.catch_warnings():  # the compiler's libraries warn of their own de
     from bench.baselines.mezo_program import Passes, emit_passes
     from bench.baselines.steps import EagerMobizo, FirstOrder, FullFirstOrder, FullMezo, Grouping, passes, torch_noise
     from bench.padding import padding_shares, sequence_lengths
-    from bench.programs import Compiled, random_batch
+    from bench.programs import CompiledProgram, random_batch
     from bench.step import grid, memory
     from bench.step.floor import reverse_over_forward
     from bench.step.grid import Workspace, grid_claims, measure, measure_grid, open_workspace
@@ -65,7 +65,7 @@ def _cell(**settings: Any) -> Cell:
 
 def _process_task(workspace: Workspace, cell: Cell, **settings: Any) -> ProcessTask:
     base_fields = {"source": workspace.source, "base": workspace.base, "shape": workspace.shape}
-    return ProcessTask(what="measure", cell=cell, **(base_fields | settings))
+    return ProcessTask(action="measure", cell=cell, **(base_fields | settings))
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def test_a_program_gives_the_same_losses(
 ) -> None:
     recipe, _ = setting.parts
     recipe = recipe.model_copy(update={"base": base.recipe().base})
-    program = Compiled(shared_store().put(recipe, base.directory, tmp_path), tmp_path, 0.0)
+    program = CompiledProgram(shared_store().put(recipe, base.directory, tmp_path), tmp_path, 0.0)
     runtime = program.open()
     for number, losses in enumerate(reference):
         np.testing.assert_allclose(runtime.step(*setting.inputs(number))[0], losses, rtol=1e-5)
@@ -255,10 +255,10 @@ def test_a_cell_that_fails_is_not_kept(workspace: Workspace, tmp_path: Path) -> 
 
 
 def test_peak_memory_is_of_ours_over_first_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def compile_here(recipe: Recipe, directory: Path, source: Path) -> Compiled:
+    def compile_here(recipe: Recipe, directory: Path, source: Path) -> CompiledProgram:
         manifest = shared_store().put(recipe, source, directory)
         (directory / "manifest.json").write_text(manifest.model_dump_json())
-        return Compiled(manifest, directory, 0.0)
+        return CompiledProgram(manifest, directory, 0.0)
 
     monkeypatch.setattr(memory, "compile_cold", compile_here)
     monkeypatch.setattr(memory, "PRECISIONS", ("fp32",))  # the tiny base is too narrow to be quantized

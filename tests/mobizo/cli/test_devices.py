@@ -22,11 +22,11 @@ class JoiningDevice(threading.Thread):
         super().__init__(daemon=True)
         self.url, self.key = url, new_private_key()
         self.public = public_text(self.key.public_key())
-        self.result, self.authorization, self.shown = None, None, threading.Event()
+        self.result, self.authorization, self.code_shown = None, None, threading.Event()
 
     def show(self, authorization):
         self.authorization = authorization
-        self.shown.set()
+        self.code_shown.set()
 
     def run(self):
         with Transport(self.url) as transport:
@@ -36,7 +36,7 @@ class JoiningDevice(threading.Thread):
                 self.result = error
 
     def code(self):
-        assert self.shown.wait(30), self.result
+        assert self.code_shown.wait(30), self.result
         return self.authorization.user_code
 
 
