@@ -28,8 +28,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from bench.federation import aggregate, learning
 from bench.result import Measured, Row, commit
 from bench.runner import JsonFile, Keep, Only, Quick, kept, run_parts
-from device_agent.secure_aggregation.participant import InMemoryKnowledge, SecureAggregationParticipant
-from shared.federation.secure_aggregation.fixed_point import Words, decode, encode, vector_bytes, word
+from device_agent.secure_aggregation.participant import InMemoryRoundState, SecureAggregationParticipant
+from shared.federation.secure_aggregation.fixed_point import IntegerVector, decode, element_dtype, encode, vector_bytes
 from shared.federation.secure_aggregation.messages import Phase, SecureAggregationView
 from shared.federation.secure_aggregation.settings import Bits, SecureAggregationParameters
 from shared.zo.lora import adapter_file
@@ -76,7 +76,7 @@ def masked_round(count: int) -> Row:
     for number in range(count):
         link = RoundLink(server, f"device_{number:04}", Ed25519PrivateKey.generate())
         links.append(MeasuredLink(link))
-        about = (links[-1], InMemoryKnowledge(), parameters, link.member, link.identity)
+        about = (links[-1], InMemoryRoundState(), parameters, link.member, link.identity)
         parts.append(SecureAggregationParticipant(*about, lambda _members: None, partial(_encoded, number, parameters)))
     staying = count - count // 10
     seconds = [0.0] * count
@@ -91,7 +91,7 @@ def masked_round(count: int) -> Row:
     began = time.perf_counter()
     total = server.session.total()
     unmask_seconds = time.perf_counter() - began
-    true = np.zeros(SIZE + 1, word(parameters))
+    true = np.zeros(SIZE + 1, element_dtype(parameters))
     for number in range(staying):
         true += _encoded(number, parameters)
     if not np.array_equal(total.mean, decode(true, staying, parameters).mean):
@@ -102,7 +102,7 @@ def masked_round(count: int) -> Row:
         "dropped": count - staying,
         "size_d": SIZE,
         "bits": parameters.bits,
-        "sent_bytes": mean(each.link.sent for each in links[:staying]),
+        "sent_bytes": mean(each.link.bytes_sent for each in links[:staying]),
         "received_bytes": mean(each.received for each in links[:staying]),
         "device_seconds": mean(seconds[at] - links[at].server_seconds for at in range(staying)),
         "server_phase_seconds": sum(each.server_seconds for each in links),
@@ -110,7 +110,7 @@ def masked_round(count: int) -> Row:
     }
 
 
-def _encoded(number: int, parameters: SecureAggregationParameters) -> Words:
+def _encoded(number: int, parameters: SecureAggregationParameters) -> IntegerVector:
     """Returns the update of one device, the same at every call."""
     update = np.random.default_rng(number).normal(size=SIZE, scale=parameters.clip / np.sqrt(SIZE)).astype(np.float32)
     return encode(update, 1, parameters)

@@ -25,12 +25,12 @@ from numpy.typing import NDArray
 from bench.programs import MOVIES, PRODUCTS, model_file
 from bench.result import Measured, Row, notes
 from shared.canonical import sha256_hex
-from shared.federation.accounting import epsilon_of, noise_for, of_run
+from shared.federation.accounting import epsilon_of, noise_for, run_spending
 from shared.privacy import ExamplePrivacy
 from shared.task_templates import named_task
 from shared.training_settings import TrainingSettings
 from simulation.records import Store
-from simulation.session import Means, Simulated, simulate
+from simulation.session import Resources, SimulationOutcome, simulate
 from simulation.settings import read_settings
 from simulation.shards import Shard
 from simulation.worker import LocalTask, Worker, WorkerConfig, worker
@@ -100,13 +100,13 @@ def privacy(quick: bool, place: Path) -> Measured:
     rows.append({"what": "noise", "sigma": noise, "clip": CLIP, "sampling_rate": rate, "steps": steps})
     return rows, {
         "dp_cost_points": 100 * (accuracy["plain"] - accuracy["private"]),
-        "dp_epsilon": epsilon_of([of_run(promised, steps)], DELTA),
+        "dp_epsilon": epsilon_of([run_spending(promised, steps)], DELTA),
         "dp_accuracy": accuracy["private"],
         "no_dp_accuracy": accuracy["plain"],
     }
 
 
-def _tested(place: Path, files: Files, name: str, found: Simulated) -> float:
+def _tested(place: Path, files: Files, name: str, found: SimulationOutcome) -> float:
     """Returns the accuracy of a cohort's adapter on all test sentences, with the program without privacy."""
     task = named_task("sst2").model_dump_json()
     whole = WorkerConfig(place / "program", tuple(files["cohort"]), task, TESTED * len(SOURCES), CORES, place / "log")
@@ -116,7 +116,7 @@ def _tested(place: Path, files: Files, name: str, found: Simulated) -> float:
     return accuracy
 
 
-def _cohort(place: Path, files: Files, quick: bool, promised: ExamplePrivacy | None) -> Simulated:
+def _cohort(place: Path, files: Files, quick: bool, promised: ExamplePrivacy | None) -> SimulationOutcome:
     """Runs the cohort's rounds; finished rounds in `place` are not repeated."""
     name = "plain" if promised is None else "private"
     cohort: dict[str, Any] = {
@@ -138,7 +138,7 @@ def _cohort(place: Path, files: Files, quick: bool, promised: ExamplePrivacy | N
     return simulate(
         read_settings(None, given | {"data": data, "cohort": cohort}),
         place / name,
-        Means(engine="inline", program=program),
+        Resources(engine="inline", program=program),
         tell,
     )
 
@@ -180,6 +180,6 @@ def _curve(personal: Worker, source: int, user: int, start: F32, quick: bool) ->
     return {each.step: each.correct for each in result.evaluations if each.split == "validation"}
 
 
-def _rounds(name: str, found: Simulated) -> list[Row]:
+def _rounds(name: str, found: SimulationOutcome) -> list[Row]:
     columns = {"number", "accuracy", "loss", "seconds"}
     return [{"what": "round", "cohort": name, **one.model_dump(mode="json", include=columns)} for one in found.rounds]

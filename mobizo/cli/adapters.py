@@ -288,5 +288,5 @@ def trajectory(
         print_json(found)
         return
     verified = "verified: its replay gives the same LoRA-B" if found.verified else "not verified"
-    kept = "instead of LoRA-B" if found.instead else "beside LoRA-B"
+    kept = "instead of LoRA-B" if found.replaces_weights else "beside LoRA-B"
     out.print(f"{name} v{found.version}: {found.steps} steps, {found.size} bytes, stored {kept}; {verified}")
