@@ -44,7 +44,9 @@ def sequence_lengths(path: Path, task: str, tokenizer: Tokenizer) -> Lengths:
     """Returns the tokens that the network reads of each record's right answer, uncut."""
     base = BaseRef(name="lengths", sha256="0" * 64)
     recipe = Recipe(base=base, sequence_length=8192, answer_length=512, choices=64)
-    return np.array([len(example.right.tokens) for example in load_examples(path, named_task(task), tokenizer, recipe)])
+    return np.array(
+        [len(example.correct_row.tokens) for example in load_examples(path, named_task(task), tokenizer, recipe)]
+    )
 
 
 def padding(

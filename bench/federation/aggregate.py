@@ -19,10 +19,10 @@ from bench.result import Measurement, Row
 from bench.runner import run_module
 from device_agent.memory import peak_rss_bytes
 from shared.canonical import sha256_hex
-from shared.federation.aggregation import Weighing, combine
+from shared.federation.aggregation import Weighting, combine
 from shared.federation.cohort import AggregatorSettings
 from shared.federation.files import FileSource, UploadedFile
-from shared.federation.intake import Rules
+from shared.federation.intake import UpdateRequirements
 from shared.federation.update import Contribution
 from shared.zo.lora import adapter_file
 
@@ -69,10 +69,12 @@ def _prepare(directory: Path, uploads: int) -> Callable[[], None]:
         UploadedFile(Contribution(f"member-{number:06}", examples=1 + number % 300), name, start)
         for number, name in enumerate(names)
     ]
-    source = FileSource(files, Rules(SIZE, A_SHA256), lambda name: (directory / name).open("rb", buffering=0), THREADS)
+    source = FileSource(
+        files, UpdateRequirements(SIZE, A_SHA256), lambda name: (directory / name).open("rb", buffering=0), THREADS
+    )
 
     def run() -> None:
-        if combine(source, AggregatorSettings(name="mean"), Weighing(by="examples")).count != uploads:
+        if combine(source, AggregatorSettings(name="mean"), Weighting(weights="examples")).count != uploads:
             raise AssertionError("not every update was counted")
 
     return run

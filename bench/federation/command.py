@@ -28,8 +28,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from bench.federation import aggregate, learning
 from bench.result import Measurement, Row, commit
 from bench.runner import JsonFile, Keep, Only, Quick, load_or_compute, run_parts
-from device_agent.secure_aggregation.participant import InMemoryKnowledge, SecureAggregationParticipant
-from shared.federation.secure_aggregation.fixed_point import Words, decode, encode, vector_bytes, word
+from device_agent.secure_aggregation.participant import InMemoryRoundState, SecureAggregationParticipant
+from shared.federation.secure_aggregation.fixed_point import IntegerVector, decode, element_dtype, encode, vector_bytes
 from shared.federation.secure_aggregation.messages import Phase, SecureAggregationView
 from shared.federation.secure_aggregation.settings import Bits, SecureAggregationParameters
 from shared.zo.lora import adapter_file
@@ -76,7 +76,7 @@ def masked_round(count: int) -> Row:
     for number in range(count):
         link = RoundLink(server, f"device_{number:04}", Ed25519PrivateKey.generate())
         links.append(MeasuredLink(link))
-        arguments = (links[-1], InMemoryKnowledge(), parameters, link.member, link.identity)
+        arguments = (links[-1], InMemoryRoundState(), parameters, link.member, link.identity)
         parts.append(
             SecureAggregationParticipant(
                 *arguments, lambda _members: None, partial(_encoded_update, number, parameters)
@@ -95,7 +95,7 @@ def masked_round(count: int) -> Row:
     unmask_start = time.perf_counter()
     total = server.session.total()
     unmask_seconds = time.perf_counter() - unmask_start
-    expected = np.zeros(SIZE + 1, word(parameters))
+    expected = np.zeros(SIZE + 1, element_dtype(parameters))
     for number in range(remaining):
         expected += _encoded_update(number, parameters)
     if not np.array_equal(total.mean, decode(expected, remaining, parameters).mean):
@@ -106,7 +106,7 @@ def masked_round(count: int) -> Row:
         "dropped": count - remaining,
         "size_d": SIZE,
         "bits": parameters.bits,
-        "sent_bytes": mean(link.link.sent for link in links[:remaining]),
+        "sent_bytes": mean(link.link.bytes_sent for link in links[:remaining]),
         "received_bytes": mean(link.received for link in links[:remaining]),
         "device_seconds": mean(seconds[index] - links[index].server_seconds for index in range(remaining)),
         "server_phase_seconds": sum(link.server_seconds for link in links),
@@ -114,7 +114,7 @@ def masked_round(count: int) -> Row:
     }
 
 
-def _encoded_update(number: int, parameters: SecureAggregationParameters) -> Words:
+def _encoded_update(number: int, parameters: SecureAggregationParameters) -> IntegerVector:
     """Returns the update of one device, the same at every call."""
     update = np.random.default_rng(number).normal(size=SIZE, scale=parameters.clip / np.sqrt(SIZE)).astype(np.float32)
     return encode(update, 1, parameters)

@@ -25,12 +25,12 @@ from numpy.typing import NDArray
 from bench.programs import MOVIES, PRODUCTS, model_file
 from bench.result import Measurement, Row, notes
 from shared.canonical import sha256_hex
-from shared.federation.accounting import epsilon_of, noise_for, of_run
+from shared.federation.accounting import epsilon_of, noise_for, run_spending
 from shared.privacy import ExamplePrivacy
 from shared.task_templates import named_task
 from shared.training_settings import TrainingSettings
 from simulation.records import Store
-from simulation.session import Means, Simulated, simulate
+from simulation.session import Resources, SimulationOutcome, simulate
 from simulation.settings import read_settings
 from simulation.shards import Shard
 from simulation.worker import LocalTask, Worker, WorkerConfig, worker
@@ -102,13 +102,13 @@ def privacy(quick: bool, directory: Path) -> Measurement:
     rows.append({"what": "noise", "sigma": noise, "clip": CLIP, "sampling_rate": rate, "steps": steps})
     return rows, {
         "dp_cost_points": 100 * (accuracy["plain"] - accuracy["private"]),
-        "dp_epsilon": epsilon_of([of_run(example_privacy, steps)], DELTA),
+        "dp_epsilon": epsilon_of([run_spending(example_privacy, steps)], DELTA),
         "dp_accuracy": accuracy["private"],
         "no_dp_accuracy": accuracy["plain"],
     }
 
 
-def _test_accuracy(directory: Path, files: Files, name: str, simulation: Simulated) -> float:
+def _test_accuracy(directory: Path, files: Files, name: str, simulation: SimulationOutcome) -> float:
     """Returns the accuracy of a cohort's adapter on all test sentences, with the program without privacy."""
     task = named_task("sst2").model_dump_json()
     config = WorkerConfig(
@@ -120,7 +120,7 @@ def _test_accuracy(directory: Path, files: Files, name: str, simulation: Simulat
     return accuracy
 
 
-def _cohort(directory: Path, files: Files, quick: bool, example_privacy: ExamplePrivacy | None) -> Simulated:
+def _cohort(directory: Path, files: Files, quick: bool, example_privacy: ExamplePrivacy | None) -> SimulationOutcome:
     """Runs the cohort's rounds; finished rounds in `directory` are not repeated."""
     name = "plain" if example_privacy is None else "private"
     cohort: dict[str, Any] = {
@@ -142,7 +142,7 @@ def _cohort(directory: Path, files: Files, quick: bool, example_privacy: Example
     return simulate(
         read_settings(None, settings | {"data": data, "cohort": cohort}),
         directory / name,
-        Means(engine="inline", program=program),
+        Resources(engine="inline", program=program),
         on_progress,
     )
 
@@ -186,7 +186,7 @@ def _curve(personal: Worker, source: int, user: int, start: F32, quick: bool) ->
     }
 
 
-def _rounds(name: str, simulation: Simulated) -> list[Row]:
+def _rounds(name: str, simulation: SimulationOutcome) -> list[Row]:
     columns = {"number", "accuracy", "loss", "seconds"}
     return [
         {"what": "round", "cohort": name, **round_result.model_dump(mode="json", include=columns)}

@@ -261,10 +261,10 @@ def write_program(task: ProcessTask) -> Row:
     cell, program, weights = task.cell, Path(task.program), Path(task.weights)
     recipe, target = cell.recipe(task.base), Xnnpack()
     if not weights.exists():
-        partial_file = weights.with_suffix(".partial_file")
+        partial_file = weights.with_suffix(".part")
         target.write_weights(QuantizedBase.of(load_checkpoint(task.source), recipe.precision).stored, partial_file)
         partial_file.rename(weights)
-    partial_file = program.with_suffix(".partial_file")
+    partial_file = program.with_suffix(".part")
     if cell.contender == Contender.MOBIZO:
         base = QuantizedBase.of(load_checkpoint(task.source), recipe.precision)
         stored = StoredKeys(base.stored)

@@ -39,7 +39,7 @@ class Learner(ABC):
 
     def expect(self, indices: Iterable[int]) -> None:
         """Declares the examples of the coming steps, in order. Their states fill rows that would be empty."""
-        self._upcoming = Upcoming(self.train[index].right.tokens for index in indices)
+        self._upcoming = Upcoming(self.train[index].correct_row.tokens for index in indices)
 
     def inputs(self, indices: list[int]) -> Batch:
         """Packs training examples; with a prefix cache, hidden states stand in place of the tokens."""
@@ -47,7 +47,7 @@ class Learner(ABC):
         tokens, *labels = pack_step(examples, self.recipe, dynamic=self.dynamic)
         if self.prefix is None:
             return (tokens, *labels)
-        texts = [example.right.tokens for example in examples]
+        texts = [example.correct_row.tokens for example in examples]
         return (self.prefix.hidden(texts, tokens.shape, self._upcoming), *labels)
 
     def _cache(self, runtime: Runtime, size: int) -> None:

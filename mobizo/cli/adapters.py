@@ -299,5 +299,5 @@ def trajectory(
         print_json(details)
         return
     verified = "verified: its replay gives the same LoRA-B" if details.verified else "not verified"
-    location = "instead of LoRA-B" if details.instead else "beside LoRA-B"
+    location = "instead of LoRA-B" if details.replaces_weights else "beside LoRA-B"
     out.print(f"{name} v{details.version}: {details.steps} steps, {details.size} bytes, stored {location}; {verified}")

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from mobizo.cli.connect import Connect, server_command
 from mobizo.cli.console import Json, invalid_field, out, print_json, stop
 from shared.errors import MobizoError
-from shared.federation.accounting import epsilon_of, noise_for, of_run
+from shared.federation.accounting import epsilon_of, noise_for, run_spending
 from shared.privacy import DELTA, ExamplePrivacy, PrivacyBudget, UserPrivacy
 
 group = typer.Typer(help="Show and limit the differential privacy that users and cohorts spend.", no_args_is_help=True)
@@ -110,7 +110,7 @@ def noise(
         if settings.epsilon is not None:
             sigma = noise_for(settings.epsilon, delta, rate, steps)
             settings = settings.model_copy(update={"noise_multiplier": sigma})
-        spent_epsilon = epsilon_of([of_run(settings, steps)], delta)
+        spent_epsilon = epsilon_of([run_spending(settings, steps)], delta)
     except ValidationError as error:
         raise stop(invalid_field(error), 2) from error
     except MobizoError as error:
