@@ -1,4 +1,4 @@
-"""`bench dashboard`: the first page of jobs among many, and what a browser and axe-core find on every page.
+"""`bench dashboard`: the time of the first page of many jobs, and problems that a browser and axe-core report.
 
 - load: the first page of `/ui/jobs` of a tenant with 10,000 jobs and 1,000 devices, on both databases. `page_ms` is the
   median of whole requests by one client, `bytes` what Chromium receives for the first visit with all files of the page.
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from sqlalchemy import text
 
-from bench.result import Measured, Row
+from bench.result import Measurement, Row
 from bench.runner import Parts, command_of
 from bench.server import home
 from server.app import create_app
@@ -33,14 +33,14 @@ TURNS, QUICK_TURNS = 40, 5
 LISTS = ("/ui/jobs", "/", "/ui/devices")
 
 
-def load(quick: bool) -> Measured:
+def load(quick: bool) -> Measurement:
     """Returns a row for each database and list, and the claims about the list of jobs."""
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as name, home.both_databases("dashboard") as databases:
         for kind, url in databases:
             rows += [{"database": kind, **row} for row in _lists(_settings(Path(name) / kind, url), quick)]
-    first = [row for row in rows if row["page"] == LISTS[0]]
-    return rows, {f"first_{name}": max(row[name] for row in first) for name in ("page_ms", "page_bytes")}
+    job_rows = [row for row in rows if row["page"] == LISTS[0]]
+    return rows, {f"first_{name}": max(row[name] for row in job_rows) for name in ("page_ms", "page_bytes")}
 
 
 def _settings(directory: Path, url: str | None) -> Settings:
@@ -65,24 +65,24 @@ def _lists(settings: Settings, quick: bool) -> list[Row]:
     database.close()
     with serving(create_app(settings)) as url, Person(url) as person, chromium() as browser:
         person.sign_in(token)
-        found = []
+        rows = []
         for path in LISTS:
             tab = Tab(browser, url)
             tab.sign_in(token, "/ui/operations/tokens")
-            seconds = [_timed(person, path) for _ in range(QUICK_TURNS if quick else TURNS)]
+            seconds = [_request_seconds(person, path) for _ in range(QUICK_TURNS if quick else TURNS)]
             row = {"page": path, "jobs": jobs, "page_ms": 1000 * statistics.median(seconds)}
-            found.append(row | {"slowest_ms": 1000 * max(seconds), "page_bytes": _received(tab, path)})
+            rows.append(row | {"slowest_ms": 1000 * max(seconds), "page_bytes": _received_bytes(tab, path)})
             tab.close()
-        return found
+        return rows
 
 
-def _timed(person: Person, path: str) -> float:
-    began = time.perf_counter()
+def _request_seconds(person: Person, path: str) -> float:
+    start = time.perf_counter()
     person.get(path).raise_for_status()
-    return time.perf_counter() - began
+    return time.perf_counter() - start
 
 
-def _received(tab: Tab, path: str) -> int:
+def _received_bytes(tab: Tab, path: str) -> int:
     """Returns the bytes that a browser with an empty cache receives for a page and its files, with all headers."""
     session = tab.context.new_cdp_session(tab.page)
     sizes: list[int] = []
@@ -94,23 +94,23 @@ def _received(tab: Tab, path: str) -> int:
     return sum(sizes)
 
 
-def pages(quick: bool) -> Measured:
+def pages(quick: bool) -> Measurement:
     """Returns a row for each page, and the sums over all pages."""
     rows: list[Row] = []
     with standing_server() as fleet, chromium() as browser:
         device, _ = populate(fleet, every=25)
         tab = Tab(browser, fleet.url)
-        every = {"login": "/ui/login"} | addresses(fleet, device)
-        every["join"] = f"/ui/devices/join?user_code={ask_to_join(fleet)['user_code']}"
+        page_paths = {"login": "/ui/login"} | addresses(fleet, device)
+        page_paths["join"] = f"/ui/devices/join?user_code={ask_to_join(fleet)['user_code']}"
         tab.sign_in(fleet.home.token(Role.OPERATOR))
-        for name in ("login", "overview", "jobs") if quick else every:
-            tab.go(every[name])
+        for name in ("login", "overview", "jobs") if quick else page_paths:
+            tab.go(page_paths[name])
             tab.drawn()
-            found = 0
+            violations = 0
             for scheme in SCHEMES:
                 tab.page.emulate_media(color_scheme=scheme)
-                found += len(tab.violations())
-            rows.append({"page": name, "axe_violations": found, "console_errors": len(tab.errors)})
+                violations += len(tab.violations())
+            rows.append({"page": name, "axe_violations": violations, "console_errors": len(tab.errors)})
             tab.errors.clear()
         tab.close()
     return rows, {name: sum(row[name] for row in rows) for name in ("axe_violations", "console_errors")}

@@ -37,7 +37,7 @@ def documents() -> list[Path]:
 
 
 def figure(marker: re.Match[str], results: Mapping[str, Result]) -> str:
-    """Returns the text behind a marker. Raises UnknownFigure unless exactly one row matches."""
+    """Returns the text after a marker. Raises UnknownFigure unless exactly one row matches."""
     result = results.get(marker["result"])
     value = None if result is None else _value(marker, result)
     return MISSING if value is None else format(value * float(marker["factor"] or 1), marker["format"])
@@ -46,9 +46,9 @@ def figure(marker: re.Match[str], results: Mapping[str, Result]) -> str:
 def _value(marker: re.Match[str], result: Result) -> float | None:
     if marker["where"] is None:
         return result.claims.get(marker["name"])
-    wanted = dict(pair.split("=", 1) for pair in marker["where"].split(","))
-    found = [row for row in result.rows if all(str(row.get(key)) == value for key, value in wanted.items())]
-    values = [row[marker["name"]] for row in found if row.get(marker["name"]) is not None]
+    conditions = dict(pair.split("=", 1) for pair in marker["where"].split(","))
+    matches = [row for row in result.rows if all(str(row.get(key)) == value for key, value in conditions.items())]
+    values = [row[marker["name"]] for row in matches if row.get(marker["name"]) is not None]
     if not values:
         return None
     numbers = values[0] if isinstance(values[0], list) else values
@@ -59,13 +59,13 @@ def _value(marker: re.Match[str], result: Result) -> float | None:
     return float(statistics.median(numbers))
 
 
-def refilled(text: str, results: Mapping[str, Result]) -> str:
+def update_figures(text: str, results: Mapping[str, Result]) -> str:
     """Returns a document with every marked figure updated from the results."""
 
-    def updated(marker: re.Match[str]) -> str:
+    def replacement(marker: re.Match[str]) -> str:
         return marker[0][: marker.start("shown") - marker.start()] + figure(marker, results)
 
-    return MARKER.sub(updated, text)
+    return MARKER.sub(replacement, text)
 
 
 def figures(
@@ -79,11 +79,11 @@ def figures(
     stale = []
     for path in documents():
         text = path.read_text()
-        right = refilled(text, results)
-        if right != text:
+        new_text = update_figures(text, results)
+        if new_text != text:
             stale.append(path.name)
             if not check:
-                path.write_text(right)
+                path.write_text(new_text)
     if stale:
         print(("not up to date: " if check else "written: ") + ", ".join(stale))
     if check and stale:

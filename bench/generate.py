@@ -28,8 +28,8 @@ import numpy as np
 import psutil
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from bench.llamacpp import LlamaCpp, quantized
-from bench.programs import PRODUCTS, Compiled, compile_cold, reopen, smollm2_recipe
+from bench.llamacpp import LlamaCpp, write_quantized
+from bench.programs import PRODUCTS, CompiledProgram, compile_cold, reopen, smollm2_recipe
 from bench.result import Claims, Row, notes, write
 from bench.runner import JsonFile, Keep, Quick, native_runner
 from device_agent.home import AgentHome, DeviceConfig
@@ -58,8 +58,8 @@ RECIPE: dict[str, Any] = {
 NAME, TASK = "alice-reviews", Task(name="reviews", kind="text")
 CONTEXTS, PROMPT, DECODED = (64, 480), 128, 32  # tokens
 ROUNDS, COLD_ROUNDS = 9, 7
-THEIRS = ("Q8_0", "Q4_0")
-Seconds = dict[tuple[str, str], list[float]]  # by what was measured and who
+LLAMACPP_FORMATS = ("Q8_0", "Q4_0")
+Seconds = dict[tuple[str, str], list[float]]  # by measurement and contender
 
 
 def generate(json_file: JsonFile = None, quick: Quick = False, keep: Keep = None) -> None:
@@ -67,23 +67,25 @@ def generate(json_file: JsonFile = None, quick: Quick = False, keep: Keep = None
     os.environ[RUNNER_VARIABLE] = str(native_runner())
     rounds, cold_rounds = (2, 1) if quick else (ROUNDS, COLD_ROUNDS)
     with tempfile.TemporaryDirectory() as name:
-        kept = keep or Path(name)
-        program = _program(kept / "program")
+        directory = keep or Path(name)
+        program = _load_program(directory / "program")
         home = make_home(Path(name) / "home", program)
         seconds: Seconds = {}
         with closing(open_personal(home, NAME)) as model:
             text, prompt = prompt_of(model, PROMPT)
-            for kind in THEIRS:  # one after the other: a second llama.cpp in the process halves the first one's speed
-                other = LlamaCpp(quantized(kind, kept / f"{kind}.gguf"), _context())
+            for kind in (
+                LLAMACPP_FORMATS
+            ):  # one after the other: a second llama.cpp in the process halves the first one's speed
+                llama = LlamaCpp(write_quantized(kind, directory / f"{kind}.gguf"), _context())
                 for number in range(rounds + 1):  # the first one warms up
-                    turn = _turn(model, other, prompt, number)
+                    turn = _measure_turn(model, llama, prompt, number)
                     if number:
                         for what, (ours, theirs) in turn.items():
                             seconds.setdefault((what, f"mobizo, by turns with {kind}"), []).append(ours)
                             seconds.setdefault((what, kind), []).append(theirs)
-                del other  # its threads end
-            seconds["first token", "mobizo"] = [_first(model, text) for _ in range(rounds)]
-        seconds["cold first token", "mobizo"] = [_cold(home, text) for _ in range(cold_rounds)]
+                del llama  # its threads end
+            seconds["first token", "mobizo"] = [_first_token_seconds(model, text) for _ in range(rounds)]
+        seconds["cold first token", "mobizo"] = [_cold_start_seconds(home, text) for _ in range(cold_rounds)]
     write(json_file, _rows(seconds), _claims(seconds))
 
 
@@ -91,14 +93,14 @@ def _context() -> int:
     return max(CONTEXTS) + DECODED
 
 
-def _program(directory: Path) -> Compiled:
+def _load_program(directory: Path) -> CompiledProgram:
     if (directory / "manifest.json").exists():
         return reopen(directory)
     notes.print("compiling the program")
     return compile_cold(smollm2_recipe(**RECIPE), directory)
 
 
-def make_home(directory: Path, program: Compiled) -> AgentHome:
+def make_home(directory: Path, program: CompiledProgram) -> AgentHome:
     """Returns an agent's home with a random adapter of the program in its store."""
     key, home, manifest = Ed25519PrivateKey.generate(), AgentHome(directory), program.manifest
     public = key.public_key()
@@ -134,50 +136,52 @@ def prompt_of(model: PersonalModel, length: int) -> tuple[str, list[int]]:
     raise SystemExit(f"{PRODUCTS} has no text of {length} tokens")
 
 
-def _turn(model: PersonalModel, other: LlamaCpp, prompt: list[int], number: int) -> dict[str, tuple[float, float]]:
+def _measure_turn(
+    model: PersonalModel, llama: LlamaCpp, prompt: list[int], number: int
+) -> dict[str, tuple[float, float]]:
     """Measures ours and theirs once, on prompts of random tokens that differ from turn to turn."""
-    found: dict[str, tuple[float, float]] = {}
+    seconds: dict[str, tuple[float, float]] = {}
     rng = np.random.default_rng(number)
     for context in CONTEXTS:
         tokens = rng.integers(1000, model.manifest.shape.vocabulary, context - DECODED // 2).tolist()
-        theirs = other.decode(tokens, DECODED)
-        found[f"decode at {context}"] = _decode(model, tokens), theirs
+        theirs = llama.decode(tokens, DECODED)
+        seconds[f"decode at {context}"] = _decode_seconds(model, tokens), theirs
     shuffled = rng.permutation(prompt).tolist()
-    theirs = other.prefill(shuffled)
-    found["prefill"] = _timed(lambda: next(model.inference.generate(shuffled, 1))), theirs
-    return found
+    theirs = llama.prefill(shuffled)
+    seconds["prefill"] = _seconds_of(lambda: next(model.inference.generate(shuffled, 1))), theirs
+    return seconds
 
 
-def _first(model: PersonalModel, text: str) -> float:
+def _first_token_seconds(model: PersonalModel, text: str) -> float:
     """Returns the seconds from a prompt's text to the first piece of its answer."""
-    return _timed(lambda: next(Chat(model, None).answer(text)))
+    return _seconds_of(lambda: next(Chat(model, None).answer(text)))
 
 
-def _decode(model: PersonalModel, tokens: list[int]) -> float:
+def _decode_seconds(model: PersonalModel, tokens: list[int]) -> float:
     """Returns the seconds of one token after the prompt, the mean of DECODED."""
     generated = model.inference.generate(tokens, DECODED + 1)
     next(generated)
-    return _timed(lambda: sum(1 for _ in generated)) / DECODED
+    return _seconds_of(lambda: sum(1 for _ in generated)) / DECODED
 
 
-def _timed(call: Callable[[], object]) -> float:
-    began = time.perf_counter()
+def _seconds_of(call: Callable[[], object]) -> float:
+    start = time.perf_counter()
     call()
-    return time.perf_counter() - began
+    return time.perf_counter() - start
 
 
-def _cold(home: AgentHome, text: str) -> float:
+def _cold_start_seconds(home: AgentHome, text: str) -> float:
     """Returns the seconds from the start of `mobizo-agent chat` to its first output."""
     command = [sys.executable, "-W", "ignore", "-m", "device_agent", "chat", NAME, "--home", str(home.path)]
     command += ["--form", "plain", "--max-tokens", "4", "--text", text]
     null, pipe = subprocess.DEVNULL, subprocess.PIPE
-    began = time.perf_counter()
+    start = time.perf_counter()
     with subprocess.Popen(command, bufsize=0, stdout=pipe, stderr=null) as process:
         assert process.stdout is not None  # a pipe
-        first = process.stdout.read(1)
-        seconds = time.perf_counter() - began
+        first_byte = process.stdout.read(1)
+        seconds = time.perf_counter() - start
         process.stdout.read()
-    if process.returncode or not first:
+    if process.returncode or not first_byte:
         raise SystemExit("`mobizo-agent chat` printed no answer")
     return seconds
 
@@ -189,13 +193,13 @@ def _ratios(seconds: Seconds, what: str, kind: str) -> float:
 
 def _rows(seconds: Seconds) -> list[Row]:
     rows: list[Row] = []
-    for (what, who), values in sorted(seconds.items()):
+    for (what, contender), values in sorted(seconds.items()):
         median = statistics.median(values)
         tokens = 1 if what.startswith("decode") else PROMPT
         rows.append(
             {
                 "what": what,
-                "who": who,
+                "who": contender,
                 "threads": psutil.cpu_count(),
                 "rounds": len(values),
                 "seconds": median,
@@ -209,7 +213,7 @@ def _rows(seconds: Seconds) -> list[Row]:
 def _claims(seconds: Seconds) -> Claims:
     decoding = [f"decode at {context}" for context in CONTEXTS]
     claims: Claims = {}
-    for kind, suffix in zip(THEIRS, ("", "_q4_0"), strict=True):
+    for kind, suffix in zip(LLAMACPP_FORMATS, ("", "_q4_0"), strict=True):
         claims[f"decode_vs_llamacpp{suffix}"] = max(_ratios(seconds, what, kind) for what in decoding)
         claims[f"prefill_vs_llamacpp{suffix}"] = _ratios(seconds, "prefill", kind)
     claims["first_token_seconds"] = statistics.median(seconds["first token", "mobizo"])

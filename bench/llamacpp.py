@@ -11,19 +11,20 @@ import xllamacpp
 from bench.programs import model_file
 from bench.result import notes
 
-DESCRIBING = ("GGUF.", "general.architecture", "general.file_type", "general.quantization_version")  # written anew
+# Prefixes of fields that the writer sets itself.
+REWRITTEN_FIELDS = ("GGUF.", "general.architecture", "general.file_type", "general.quantization_version")
 
 
-def quantized(kind: str, path: Path) -> Path:
+def write_quantized(kind: str, path: Path) -> Path:
     """Writes the model with its matrices in the format `kind`, such as Q8_0, unless `path` exists; returns `path`."""
     if path.exists():
         return path
     notes.print(f"writing {path.name}")
     reader = gguf.GGUFReader(model_file())
-    part, format_ = path.with_suffix(".part"), gguf.GGMLQuantizationType[kind]
-    writer = gguf.GGUFWriter(part, reader.fields["general.architecture"].contents())
+    temporary, format_ = path.with_suffix(".part"), gguf.GGMLQuantizationType[kind]
+    writer = gguf.GGUFWriter(temporary, reader.fields["general.architecture"].contents())
     for name, field in reader.fields.items():
-        if not name.startswith(DESCRIBING):
+        if not name.startswith(REWRITTEN_FIELDS):
             array = field.types[0] == gguf.GGUFValueType.ARRAY
             writer.add_key_value(name, field.contents(), field.types[0], field.types[-1] if array else None)
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
@@ -38,7 +39,7 @@ def quantized(kind: str, path: Path) -> Path:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    part.replace(path)
+    temporary.replace(path)
     return path
 
 
@@ -57,7 +58,7 @@ class LlamaCpp:
     def decode(self, tokens: list[int], count: int) -> float:
         """Returns the seconds of one token after the prompt, the mean of `count`."""
         timings = self._timings(tokens, count + 1)
-        return float(timings["predicted_ms"]) / 1e3 / count  # the first token comes of the prompt
+        return float(timings["predicted_ms"]) / 1e3 / count  # the first token is part of the prompt's time
 
     def prefill(self, tokens: list[int]) -> float:
         """Returns the seconds of a prompt."""

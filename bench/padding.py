@@ -28,23 +28,25 @@ DRAWS, QUICK_DRAWS = 10_000, 1000
 Lengths = NDArray[np.int64]
 
 
-def padding_of(lengths: Lengths, draws: int) -> dict[int, float]:
+def padding_shares(lengths: Lengths, draws: int) -> dict[int, float]:
     """Returns the share of tokens that are padding, in 0..1, by batch size.
 
     lengths: tokens of every sequence of a data set. draws: random batches of each size.
     """
-    rng, found = np.random.default_rng(0), {}
+    rng, shares = np.random.default_rng(0), {}
     for size in BATCHES:
         batches = np.stack([rng.choice(lengths, size, replace=size > len(lengths)) for _ in range(draws)])
-        found[size] = float(np.mean(1 - batches.mean(axis=1) / batches.max(axis=1)))
-    return found
+        shares[size] = float(np.mean(1 - batches.mean(axis=1) / batches.max(axis=1)))
+    return shares
 
 
 def sequence_lengths(path: Path, task: str, tokenizer: Tokenizer) -> Lengths:
     """Returns the tokens that the network reads of each record's right answer, uncut."""
     base = BaseRef(name="lengths", sha256="0" * 64)
     recipe = Recipe(base=base, sequence_length=8192, answer_length=512, choices=64)
-    return np.array([len(example.right.tokens) for example in load_examples(path, named_task(task), tokenizer, recipe)])
+    return np.array(
+        [len(example.correct_row.tokens) for example in load_examples(path, named_task(task), tokenizer, recipe)]
+    )
 
 
 def padding(
@@ -68,11 +70,11 @@ def padding(
             lengths = sequence_lengths(path, task, tokenizer)
         except InvalidDataset as error:
             raise SystemExit(str(error)) from error
-        found = padding_of(lengths, QUICK_DRAWS if quick else DRAWS)
-        about = {"data": name, "task": task, "records": len(lengths), "mean_tokens": float(lengths.mean())}
-        about |= {"longest_tokens": int(lengths.max())}
-        about |= {"static_share": float(1 - lengths.mean() / lengths.max())}
-        rows += [about | {"batch": size, "padded_share": share} for size, share in found.items()]
+        shares = padding_shares(lengths, QUICK_DRAWS if quick else DRAWS)
+        columns = {"data": name, "task": task, "records": len(lengths), "mean_tokens": float(lengths.mean())}
+        columns |= {"longest_tokens": int(lengths.max())}
+        columns |= {"static_share": float(1 - lengths.mean() / lengths.max())}
+        rows += [columns | {"batch": size, "padded_share": share} for size, share in shares.items()]
         prefix = "padding_" + "".join(letter if letter.isalnum() else "_" for letter in name)
-        claims |= {f"{prefix}_batch{size}": found[size] for size in PAPER_BATCHES}
+        claims |= {f"{prefix}_batch{size}": shares[size] for size in PAPER_BATCHES}
     write(json_file, rows, claims)

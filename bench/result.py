@@ -14,13 +14,13 @@ from rich.table import Table
 
 Row = dict[str, Any]
 Claims = dict[str, float]
-Measured = tuple[list[Row], Claims]
+Measurement = tuple[list[Row], Claims]
 
 notes = Console(stderr=True, highlight=False)  # progress messages
 
 
 class Result(BaseModel):
-    """What one run of one benchmark measured. Documents quote the claims by name (see bench.figures)."""
+    """The measurements of one run of a benchmark. Documents quote the claims by name (see bench.figures)."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -45,8 +45,8 @@ def machine() -> dict[str, Any]:
 
 def commit() -> str:
     """Returns the current commit, with a `+` if the working tree differs from it."""
-    done = subprocess.run(["git", "describe", "--always", "--dirty=+"], capture_output=True, text=True, check=False)
-    return done.stdout.strip() or "unknown"
+    process = subprocess.run(["git", "describe", "--always", "--dirty=+"], capture_output=True, text=True, check=False)
+    return process.stdout.strip() or "unknown"
 
 
 def write(path: Path | None, rows: list[Row], claims: Claims) -> None:

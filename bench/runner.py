@@ -1,4 +1,4 @@
-"""What every benchmark command shares: its options, parts and what is kept of them, and timing by turns."""
+"""Shared by all benchmark commands: options, selection of parts, kept results, and timing by turns."""
 
 import json
 import os
@@ -14,7 +14,7 @@ import platformdirs
 import psutil
 import typer
 
-from bench.result import Claims, Measured, Row, notes, write
+from bench.result import Claims, Measurement, Row, notes, write
 from device_agent.runner.build import build_runner
 from device_agent.runner.location import RunnerLocation
 
@@ -22,11 +22,11 @@ JsonFile = Annotated[Path | None, typer.Option("--json", help="Write the result 
 Quick = Annotated[bool, typer.Option("--quick", help="A small run: shows that it works, not a figure to quote.")]
 Full = Annotated[bool, typer.Option("--full", help="The paper's sizes: hours to days.")]
 Keep = Annotated[Path | None, typer.Option(help="Keep finished parts here and skip them in the next run.")]
-Parts = Mapping[str, Callable[[bool], Measured]]
+Parts = Mapping[str, Callable[[bool], Measurement]]
 Only = Annotated[list[str] | None, typer.Option("--only", help="Measure only this part; may be repeated.")]
 
 
-def chosen(parts: Mapping[str, object], only: list[str] | None) -> list[str]:
+def select_parts(parts: Mapping[str, object], only: list[str] | None) -> list[str]:
     """Returns the names of the parts to measure, in their order. Raises typer.BadParameter for an unknown name."""
     if unknown := set(only or ()) - set(parts):
         raise typer.BadParameter(f"unknown part {', '.join(sorted(unknown))}; the parts are {', '.join(parts)}")
@@ -34,24 +34,24 @@ def chosen(parts: Mapping[str, object], only: list[str] | None) -> list[str]:
 
 
 def run_parts(parts: Parts, json_file: Path | None, quick: bool, only: list[str] | None) -> None:
-    """Measures the chosen parts in order and writes one result; each row names its part."""
+    """Measures the selected parts in order and writes one result; each row names its part."""
     rows: list[Row] = []
     claims: Claims = {}
-    for name in chosen(parts, only):
+    for name in select_parts(parts, only):
         notes.print(name)
-        found, named = parts[name](quick)
-        rows += [{"part": name, **row} for row in found]
-        claims |= named
+        part_rows, part_claims = parts[name](quick)
+        rows += [{"part": name, **row} for row in part_rows]
+        claims |= part_claims
     write(json_file, rows, claims)
 
 
-def command_of(parts: Parts, about: str) -> Callable[..., None]:
-    """Returns the command of a benchmark that consists of parts. about: its help text."""
+def command_of(parts: Parts, help_text: str) -> Callable[..., None]:
+    """Returns the command of a benchmark that consists of parts."""
 
     def command(json_file: JsonFile = None, quick: Quick = False, only: Only = None) -> None:
         run_parts(parts, json_file, quick, only)
 
-    command.__doc__ = about
+    command.__doc__ = help_text
     return command
 
 
@@ -59,32 +59,32 @@ def native_runner() -> Path:
     """Returns the directory of the native runner, which is built once per machine."""
     # CMake and Ninja of this Python's environment come before the machine's, which may be too old.
     os.environ["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
-    place = RunnerLocation(Path(platformdirs.user_cache_dir("mobizo-bench")))
-    return place.find() or build_runner(place, notes.print)
+    location = RunnerLocation(Path(platformdirs.user_cache_dir("mobizo-bench")))
+    return location.find() or build_runner(location, notes.print)
 
 
-def kept(path: Path, make: Callable[[], Any]) -> Any:
-    """Returns the JSON value in `path`; if it is not there, makes it, and keeps it unless it is an error's row."""
+def load_or_compute(path: Path, compute: Callable[[], Any]) -> Any:
+    """Returns the JSON value in `path`. Computes and stores it if there is none; a row with an error is not stored."""
     if path.exists():
         return json.loads(path.read_bytes())
-    value = make()
+    value = compute()
     if "error" not in value:
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(".part")
-        part.write_text(json.dumps(value))
-        part.replace(path)
+        temporary = path.with_suffix(".part")
+        temporary.write_text(json.dumps(value))
+        temporary.replace(path)
     return value
 
 
-def by_turns(rounds: int, calls: Mapping[str, Callable[[int], Any]]) -> dict[str, list[float]]:
+def time_by_turns(rounds: int, calls: Mapping[str, Callable[[int], Any]]) -> dict[str, list[float]]:
     """Returns the seconds of each call, `rounds` times in turn after one warm-up, so that all see the same load."""
     seconds: dict[str, list[float]] = {name: [] for name in calls}
     for number in range(rounds + 1):
         for name, call in calls.items():
-            began = time.perf_counter()
+            start = time.perf_counter()
             call(number)
             if number:
-                seconds[name].append(time.perf_counter() - began)
+                seconds[name].append(time.perf_counter() - start)
     return seconds
 
 
@@ -102,7 +102,7 @@ def cpu_seconds(process: psutil.Process) -> float:
 def run_module(module: str, argument: object) -> Any:
     """Runs `python -m module JSON` and returns its JSON output: a measurement in a process of its own."""
     command = [sys.executable, "-W", "ignore", "-m", module, json.dumps(argument)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{module} failed: {done.stderr[-2000:]}")
-    return json.loads(done.stdout.strip().splitlines()[-1])
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    if process.returncode:
+        raise RuntimeError(f"{module} failed: {process.stderr[-2000:]}")
+    return json.loads(process.stdout.strip().splitlines()[-1])

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from bench.programs import Compiled, compile_cold
+from bench.programs import CompiledProgram, compile_cold
 from device_agent.training.journal import RunPlan
 from server.compiler.checkpoints.base import locate_base
 from shared.canonical import sha256_hex
@@ -21,11 +21,11 @@ def write_base(directory: Path) -> Path:
     return directory
 
 
-def compile_tiny(base: Path, directory: Path, **settings: object) -> Compiled:
+def compile_tiny(base: Path, directory: Path, **settings: object) -> CompiledProgram:
     """Compiles a program of the model, by default with q = 2, E = 4, S = 40."""
-    default = {"queries": 2, "sequence_length": 40, "answer_length": 6, "rank": 2, "alpha": 4, "choices": 2}
+    defaults = {"queries": 2, "sequence_length": 40, "answer_length": 6, "rank": 2, "alpha": 4, "choices": 2}
     reference = BaseRef(name="tiny", sha256=locate_base(str(base)).sha256)
-    recipe = Recipe.model_validate({"base": reference, "effective_batch": 4} | default | settings)
+    recipe = Recipe.model_validate({"base": reference, "effective_batch": 4} | defaults | settings)
     return compile_cold(recipe, directory, base)
 
 
@@ -38,7 +38,7 @@ def write_sentences(directory: Path) -> Path:
 
 
 def plan_of(
-    program: Compiled, dataset: Path, training: TrainingSettings, job: str = "job-1", task: Task = conftest.TASK
+    program: CompiledProgram, dataset: Path, training: TrainingSettings, job: str = "job-1", task: Task = conftest.TASK
 ) -> RunPlan:
     """Returns the plan of a run of the program on a data set."""
     return RunPlan(

@@ -286,7 +286,7 @@ def _demo(report_path: Path, directory: Path, chosen: list[Method], steps: int |
     report["seconds"] = round(time.monotonic() - began, 1)
     report_path.write_text(json.dumps(report, indent=2) + "\n")
     _print_results(report, classified)
-    site.keep_environment()
+    site.write_environment()
     shown = directory.relative_to(Path.cwd()) if directory.is_relative_to(Path.cwd()) else directory
     console.print(f"report: {report_path}\n\nThe server's and the device's homes are in {shown}. Go on with:")
     for line in (

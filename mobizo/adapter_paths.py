@@ -9,7 +9,7 @@ from shared.errors import AdapterNotFound, RevisionNotFound
 from shared.job import NAME
 from shared.protocol import AdapterVersion
 
-_WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_SEGMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 def split_reference(text: str) -> tuple[str, str | None]:
@@ -27,7 +27,7 @@ def adapter_path(name: str) -> str:
 
 def revision_segment(name: str, revision: str | int) -> str:
     """Returns a revision or a tag as one path segment. Raises RevisionNotFound if it cannot be one."""
-    if not _WORD.fullmatch(str(revision)):
+    if not _SEGMENT.fullmatch(str(revision)):
         raise RevisionNotFound(f"adapter {name!r} has no version {revision!r}")
     return str(revision)
 

@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from pandas import DataFrame
 
-EXTRA = "install it with `pip install 'mobizo[notebook]'`"
+INSTALL_HINT = "install it with `pip install 'mobizo[notebook]'`"
 
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """What is known after `step` steps; None: not measured at this step.
+    """Measurements after `step` steps; None: not measured at this step.
 
     loss: mean training loss of the step, nats. validation_loss: mean over the validation examples, nats.
     validation_accuracy: share of the validation examples, 0 to 1.
@@ -49,9 +49,9 @@ class Curve:
                 if event.loss is not None:
                     losses[event.step] = event.loss
             elif event.result is not None:
-                for each in event.result.evaluations:
-                    if each.split == "validation" and each.adapter == "current":
-                        validation[each.step] = (each.loss, each.correct / each.total)
+                for evaluation in event.result.evaluations:
+                    if evaluation.split == "validation" and evaluation.adapter == "current":
+                        validation[evaluation.step] = (evaluation.loss, evaluation.correct / evaluation.total)
         steps = sorted(losses.keys() | validation.keys())
         return cls(tuple(CurvePoint(step, losses.get(step), *validation.get(step, (None, None))) for step in steps))
 
@@ -60,7 +60,7 @@ class Curve:
         try:
             from pandas import DataFrame
         except ModuleNotFoundError as error:
-            raise ModuleNotFoundError(f"to_frame() needs pandas; {EXTRA}", name="pandas") from error
+            raise ModuleNotFoundError(f"to_frame() needs pandas; {INSTALL_HINT}", name="pandas") from error
         columns = [field.name for field in fields(CurvePoint)]
         frame = DataFrame([asdict(point) for point in self.points], columns=columns)
         return frame.astype(dict.fromkeys(columns[1:], "float64")).set_index("step")
@@ -74,19 +74,21 @@ class Curve:
         try:
             from matplotlib import pyplot
         except ModuleNotFoundError as error:
-            raise ModuleNotFoundError(f"plot() needs matplotlib; {EXTRA}", name="matplotlib") from error
+            raise ModuleNotFoundError(f"plot() needs matplotlib; {INSTALL_HINT}", name="matplotlib") from error
         if axes is None:
             axes = pyplot.subplots(figsize=(6.4, 3.6), layout="constrained")[1]
-        right = axes.twinx()
-        trained = [(point.step, point.loss) for point in self.points if point.loss is not None]
-        measured = [
-            (each.step, each.validation_accuracy) for each in self.points if each.validation_accuracy is not None
+        right_axes = axes.twinx()
+        loss_points = [(point.step, point.loss) for point in self.points if point.loss is not None]
+        accuracy_points = [
+            (point.step, point.validation_accuracy) for point in self.points if point.validation_accuracy is not None
         ]
-        axes.plot([step for step, _ in trained], [loss for _, loss in trained], marker=".", label="training loss")
-        steps, accuracies = [step for step, _ in measured], [accuracy for _, accuracy in measured]
-        right.plot(steps, accuracies, color="tab:green", marker="s", label="validation accuracy")
+        axes.plot(
+            [step for step, _ in loss_points], [loss for _, loss in loss_points], marker=".", label="training loss"
+        )
+        steps, accuracies = [step for step, _ in accuracy_points], [accuracy for _, accuracy in accuracy_points]
+        right_axes.plot(steps, accuracies, color="tab:green", marker="s", label="validation accuracy")
         axes.set(xlabel="step", ylabel="training loss (nats)")
-        right.set(ylabel="validation accuracy", ylim=(0, 1.02))
-        lines = [*axes.lines, *right.lines]
-        right.legend(lines, [str(line.get_label()) for line in lines], loc="center right")
+        right_axes.set(ylabel="validation accuracy", ylim=(0, 1.02))
+        lines = [*axes.lines, *right_axes.lines]
+        right_axes.legend(lines, [str(line.get_label()) for line in lines], loc="center right")
         return axes

@@ -33,7 +33,7 @@ class Format(StrEnum):
 
     PEFT = "peft"  # a directory that peft loads
     GGUF = "gguf"  # one file for llama.cpp
-    OLLAMA = "ollama"  # that file and a Modelfile
+    OLLAMA = "ollama"  # the GGUF file and a Modelfile
     RAW = "raw"  # LoRA-B as the device uploaded it
     MERGED = "merged"  # the base model with the adapter merged into it, as transformers loads it
     MERGED_F16 = "merged-f16"  # the same as a GGUF file, for llama.cpp and Ollama
@@ -97,9 +97,9 @@ def download_file(
     if target.is_file() and target.stat().st_size == file.size and file_sha256(target) == file.sha256:
         return
 
-    def report(have: int, size: int) -> None:
+    def report(received: int, size: int) -> None:
         if progress is not None:
-            progress(file.path, have, size)
+            progress(file.path, received, size)
 
     connection.transport.download(path, target, size=file.size, sha256=file.sha256, progress=report)
 
@@ -124,31 +124,31 @@ def describe_file(connection: Connection, path: str, name: str) -> PeftFile:
 
 
 def ollama_base(base: str) -> str:
-    """Returns what FROM says of a base: the absolute path of a file, or else a name at Ollama as it stands.
+    """Returns the value of FROM in a Modelfile: the absolute path of a file, or the name of a model at Ollama.
 
-    Raises BadRequest for what is neither.
+    Raises BadRequest if `base` is neither.
     """
     path = Path(base).expanduser()
-    found = str(path.resolve()) if path.is_file() else base
-    if not found.strip() or not found.isprintable() or found.startswith('"'):
+    source = str(path.resolve()) if path.is_file() else base
+    if not source.strip() or not source.isprintable() or source.startswith('"'):
         raise BadRequest(f"--base {base!r} is neither a file nor a name at Ollama")
     if path.suffix == ".gguf" and not path.is_file():
         raise BadRequest(f"there is no file {base}; give a GGUF file of the base, or its name at Ollama")
-    return found
+    return source
 
 
 def name_base(modelfile: Path, base: str) -> None:
     """Writes a base, as `ollama_base` returns it, into the FROM of a Modelfile."""
     lines = modelfile.read_text(encoding="utf-8").split("\n")
-    at = next(number for number, line in enumerate(lines) if line.startswith("FROM "))
-    lines[at] = f"FROM {base}"
+    index = next(number for number, line in enumerate(lines) if line.startswith("FROM "))
+    lines[index] = f"FROM {base}"
     modelfile.write_text("\n".join(lines), encoding="utf-8")
 
 
 def _files(
     connection: Connection, version: AdapterVersion, manifest: AdapterManifest, format: Format
 ) -> tuple[str, str, list[PeftFile]]:
-    """Returns the path that a format's files are under, the query after it, and the files except `mobizo.json`."""
+    """Returns a format's directory path, the query of its requests, and its files except `mobizo.json`."""
     root = f"{version_path(version)}/peft"
     if format in MERGED_FORMS:
         query = f"?form={MERGED_FORMS[format]}"
@@ -163,7 +163,7 @@ def _files(
 
 
 def _merged_model(connection: Connection, path: str) -> MergedModel:
-    """Requests a merged model and waits until a worker has made it. Raises MobizoError if merging fails."""
+    """Requests a merged model and waits until it is ready. Raises MobizoError if merging fails."""
     model = MergedModel.model_validate(connection.create(path))
     while model.state is not ConversionState.READY:
         if model.error is not None:
@@ -175,8 +175,8 @@ def _merged_model(connection: Connection, path: str) -> MergedModel:
 
 def _checked_names(files: Iterable[PeftFile]) -> list[PeftFile]:
     """Returns all files except the manifest. Raises Untrusted for a path that could leave the target directory."""
-    found = [file for file in files if file.path != MANIFEST_NAME]
-    for file in found:
+    content_files = [file for file in files if file.path != MANIFEST_NAME]
+    for file in content_files:
         if Path(file.path).name != file.path or file.path in ("", ".", ".."):
             raise Untrusted(f"the server lists {file.path!r}, which is not a plain file name")
-    return found
+    return content_files

@@ -58,13 +58,13 @@ class PinnedKeys:
     def _update(self, base_url: str, pinned: str | None, keys: ServerKeys) -> str:
         """Pins the server's current key if it may be trusted, and returns the pinned key."""
         try:
-            newer = [keys.public_key] if pinned is None else follow(pinned, keys)
+            new_keys = [keys.public_key] if pinned is None else follow(pinned, keys)
         except Untrusted as error:
             remedy = f"; if the key was replaced on purpose, remove the server from {self.path}" if self.path else ""
             raise Untrusted(f"{base_url} signs with another key than the pinned one{remedy}") from error
-        if newer:
-            self._keys[base_url] = newer[-1]
-            self._write(base_url, newer[-1])
+        if new_keys:
+            self._keys[base_url] = new_keys[-1]
+            self._write(base_url, new_keys[-1])
         return self._keys[base_url]
 
     def _write(self, base_url: str, key: str) -> None:

@@ -21,7 +21,7 @@ _HEADER = "# Written by `mobizo login` and `mobizo config`; comments are not kep
 
 
 def config_directory() -> Path:
-    """Returns the directory of the command's files: $XDG_CONFIG_HOME/mobizo, or the platform's own place."""
+    """Returns the directory of the command's files: $XDG_CONFIG_HOME/mobizo, or the platform's equivalent."""
     return platformdirs.user_config_path("mobizo", appauthor=False)
 
 
@@ -45,8 +45,8 @@ class Profiles:
     current: str | None = None
     profiles: dict[str, Profile] = field(default_factory=dict)
 
-    def changed(self, name: str, profile: Profile) -> Profiles:
-        """Returns these profiles with another profile of this name. Raises BadRequest for an invalid name."""
+    def with_profile(self, name: str, profile: Profile) -> Profiles:
+        """Returns a copy in which `profile` has this name. Raises BadRequest for an invalid name."""
         check_name(name)
         return replace(self, profiles=self.profiles | {name: profile})
 
@@ -85,12 +85,12 @@ def write_profiles(path: Path, profiles: Profiles) -> None:
     """Replaces the file atomically, with mode 0600; creates its directory with mode 0700."""
     lines = [_HEADER]
     if profiles.current is not None:
-        lines.append(f"current = {_text(profiles.current)}\n")
+        lines.append(f"current = {_toml_string(profiles.current)}\n")
     for name, profile in profiles.profiles.items():
         lines.append(f"\n[profile.{name}]\n")
         for key, value in (("server", profile.server), ("token", profile.token)):
             if value is not None:
-                lines.append(f"{key} = {_text(value)}\n")
+                lines.append(f"{key} = {_toml_string(value)}\n")
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     # Temporary files have mode 0600 from their creation on.
     with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as file:
@@ -104,6 +104,6 @@ def write_profiles(path: Path, profiles: Profiles) -> None:
             raise
 
 
-def _text(value: str) -> str:
+def _toml_string(value: str) -> str:
     """Returns a TOML basic string; JSON's escapes are a subset of TOML's."""
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

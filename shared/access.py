@@ -48,24 +48,24 @@ APP_SCOPES = frozenset(
     }
 )
 SERVER_SCOPES = frozenset({Scope.SERVER_READ, Scope.METRICS_READ})  # they reveal more than one tenant
-_OF_ROLE = {Role.OPERATOR: frozenset(Scope), Role.APP: APP_SCOPES, Role.DEVICE: frozenset[Scope]()}
+_SCOPES_BY_ROLE = {Role.OPERATOR: frozenset(Scope), Role.APP: APP_SCOPES, Role.DEVICE: frozenset[Scope]()}
 
 
 def allowed_scopes(role: Role) -> frozenset[Scope]:
     """Returns the largest set of scopes that a token of this role may have."""
-    return _OF_ROLE[role]
+    return _SCOPES_BY_ROLE[role]
 
 
 def default_scopes(role: Role, tenant: str) -> frozenset[Scope]:
     """Returns the scopes of a new token. Scopes that reveal other tenants are limited to the default tenant."""
-    return _OF_ROLE[role] if tenant == DEFAULT_TENANT else _OF_ROLE[role] - SERVER_SCOPES
+    return _SCOPES_BY_ROLE[role] if tenant == DEFAULT_TENANT else _SCOPES_BY_ROLE[role] - SERVER_SCOPES
 
 
-class _Wire(BaseModel):
+class _WireModel(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-class WhoAmI(_Wire):
+class WhoAmI(_WireModel):
     """The identity and the scopes of the token that a request was sent with."""
 
     tenant: str
@@ -78,7 +78,7 @@ class WhoAmI(_Wire):
     expires_at: datetime | None
 
 
-class TokenRequest(_Wire):
+class TokenRequest(_WireModel):
     """Request for a token in the caller's tenant. Its scopes cannot exceed the caller's."""
 
     name: str = Field("", max_length=96, description="display name")
@@ -92,7 +92,7 @@ class TokenRequest(_Wire):
     user: str | None = Field(None, pattern=NAME, description="owner of the token; null: the caller's user")
 
 
-class TokenView(_Wire):
+class TokenView(_WireModel):
     """A token as lists show it, without its secret text."""
 
     id: str
@@ -106,27 +106,27 @@ class TokenView(_Wire):
     revoked_at: datetime | None
 
 
-class TokenGrant(_Wire):
+class TokenGrant(_WireModel):
     """A new token. Its text is shown only in this response."""
 
     token: str
     view: TokenView
 
 
-class LoginRequestView(_Wire):
+class LoginRequestView(_WireModel):
     """A login that waits for a person to confirm its code."""
 
     user_code: str
-    name: str = Field(description="name of the program and its machine, as the program says")
-    address: str = Field(description="that the program asked from")
-    scopes: list[Scope] = Field(description="that the caller would grant, or that were granted")
+    name: str = Field(description="name of the program and its machine, as reported by the program")
+    address: str = Field(description="network address of the program")
+    scopes: list[Scope] = Field(description="scopes that the caller can grant, or that were granted")
     state: Literal["pending", "approved", "denied", "used"]
     created_at: datetime
     expires_at: datetime
 
 
-class LoginApproval(_Wire):
-    """What a person grants to a login."""
+class LoginApproval(_WireModel):
+    """The scopes that a person grants to a login."""
 
     scopes: list[Scope] | None = Field(
         None, max_length=len(Scope), description="null: the scopes that the program asks for and the caller has"

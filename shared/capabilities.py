@@ -53,7 +53,7 @@ class Capabilities(BaseModel):
 
     @field_validator("executorch")
     @classmethod
-    def _is_a_release(cls, version: str | None) -> str | None:
+    def _check_release(cls, version: str | None) -> str | None:
         if version is not None:
             Version(version)
         return version
@@ -77,7 +77,7 @@ class Requirements(BaseModel):
 
     @field_validator("executorch")
     @classmethod
-    def _is_understood(cls, text: str | None) -> str | None:
+    def _check_condition(cls, text: str | None) -> str | None:
         if text is not None:
             SpecifierSet(text)
         return text

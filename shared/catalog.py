@@ -10,11 +10,11 @@ from pydantic import BaseModel, ConfigDict, Field
 from shared.recipe import Precision, Sha256
 
 
-class _Wire(BaseModel):
+class _WireModel(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-class RunnerBuild(_Wire):
+class RunnerBuild(_WireModel):
     """The native runner built for one platform: a .tar.gz archive of `mobizo-runner` and its libraries."""
 
     format: Literal[1] = 1
@@ -25,7 +25,7 @@ class RunnerBuild(_Wire):
     sha256: Sha256
 
 
-class SignedRunnerBuild(_Wire):
+class SignedRunnerBuild(_WireModel):
     """A runner build and the server's Ed25519 signature over its canonical JSON."""
 
     build: RunnerBuild
@@ -33,7 +33,7 @@ class SignedRunnerBuild(_Wire):
     signature: str = Field(description="Ed25519, base64")
 
 
-class BaseView(_Wire):
+class BaseView(_WireModel):
     """A registered base model, which recipes name."""
 
     name: str = Field(description="name by which jobs and recipes use it")
@@ -52,7 +52,7 @@ class BaseView(_Wire):
     created_at: datetime
 
 
-class CalibrationView(_Wire):
+class CalibrationView(_WireModel):
     """A registered calibration. Recipes of its base model may take A from it, at any rank up to its width."""
 
     sha256: Sha256 = Field(description="sha256 of the calibration file, by which recipes name it")

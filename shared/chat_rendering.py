@@ -2,7 +2,7 @@
 in a sandbox that lets a template read its inputs and nothing else.
 
 Imports jinja2 and the standard library only. As a program it renders the conversation on standard input within a limit
-of memory; `ChatTemplate.render_apart` starts it, because a template may loop without end.
+of memory; `ChatTemplate.render_in_subprocess` starts it, because a template may loop without end.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MOST_RENDERED = 8_000_000  # characters of a rendered conversation
 MOST_MEMORY = 1 << 30  # bytes of address space of the program
 
 
-class Refused(Exception):
+class RenderingError(Exception):
     """The template refuses the conversation, fails, or writes a text without end."""
 
 
@@ -40,40 +40,45 @@ class _Generation(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-def _raise(message: str) -> NoReturn:
+def _raise_exception(message: str) -> NoReturn:
     raise TemplateError(message)
 
 
-def _json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
+def _to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
     return json.dumps(value, ensure_ascii=ensure_ascii, **options)
 
 
 def _environment() -> ImmutableSandboxedEnvironment:
-    made = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
-    made.filters["tojson"] = _json
-    made.globals["raise_exception"] = _raise
-    made.globals["strftime_now"] = lambda form: datetime.now().astimezone().strftime(form)
-    return made
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = lambda form: datetime.now().astimezone().strftime(form)
+    return environment
 
 
 _ENVIRONMENT = _environment()
 
 
 def render(template: str, tokens: Mapping[str, str], messages: Sequence[Mapping[str, Any]], *, answer: bool) -> str:
-    """Returns a conversation as text. answer: the text ends where the assistant's next turn begins. Raises Refused."""
+    """Returns a conversation as text. answer: the text ends where the assistant's next turn begins.
+
+    Raises RenderingError.
+    """
     pieces: list[str] = []
-    left = MOST_RENDERED
+    remaining = MOST_RENDERED
     try:
-        loaded = _ENVIRONMENT.from_string(template)
-        for piece in loaded.generate(messages=messages, add_generation_prompt=answer, **tokens):
-            left -= len(piece)
-            if left < 0:
-                raise Refused(f"the chat template writes more than {MOST_RENDERED} characters")
+        compiled = _ENVIRONMENT.from_string(template)
+        for piece in compiled.generate(messages=messages, add_generation_prompt=answer, **tokens):
+            remaining -= len(piece)
+            if remaining < 0:
+                raise RenderingError(f"the chat template writes more than {MOST_RENDERED} characters")
             pieces.append(piece)
     except SecurityError as error:
-        raise Refused(f"the chat template does what a template may not: {error}") from error
+        raise RenderingError(f"the chat template does what a template may not: {error}") from error
     except (TemplateError, TypeError, ValueError, KeyError, AttributeError, ArithmeticError) as error:
-        raise Refused(f"the chat template does not take these messages: {error}") from error
+        raise RenderingError(f"the chat template does not take these messages: {error}") from error
     return "".join(pieces)
 
 
@@ -81,14 +86,14 @@ def main() -> None:
     """Reads {"template", "tokens", "messages", "answer"} and writes {"text"} or {"refused"}."""
     with suppress(ValueError, OSError):  # a system without this limit, or with a lower one
         resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
-    asked = json.load(sys.stdin)
+    request = json.load(sys.stdin)
     try:
-        found = {"text": render(asked["template"], asked["tokens"], asked["messages"], answer=asked["answer"])}
-    except Refused as error:
-        found = {"refused": str(error)}
+        result = {"text": render(request["template"], request["tokens"], request["messages"], answer=request["answer"])}
+    except RenderingError as error:
+        result = {"refused": str(error)}
     except MemoryError:
-        found = {"refused": f"the chat template takes more than {MOST_MEMORY >> 20} MiB of memory"}
-    json.dump(found, sys.stdout)
+        result = {"refused": f"the chat template takes more than {MOST_MEMORY >> 20} MiB of memory"}
+    json.dump(result, sys.stdout)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A base model's chat template: how it writes a conversation as one text, in Jinja as its own files have it."""
+"""A base model's chat template: a Jinja template from its own files that writes a conversation as one text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from shared.errors import BadRequest
 
 MOST_CHARACTERS = 200_000  # of a template
-RENDER_SECONDS = 20.0  # that a template may take in a process of its own, whose start is included
+RENDER_SECONDS = 20.0  # limit for rendering in a subprocess, including its start
 
 
 class NoChatTemplate(BadRequest):
@@ -23,7 +23,7 @@ class NoChatTemplate(BadRequest):
 
 
 class InvalidConversation(BadRequest):
-    """The base model's chat template refuses these messages; its reason says what it takes."""
+    """The base model's chat template refuses these messages; the reason names the problem."""
 
     status, code, title = 422, "invalid-conversation", "Invalid conversation"
 
@@ -41,37 +41,39 @@ class ChatTemplate(BaseModel):
 
         Raises InvalidConversation if the template refuses the messages, fails, or writes a text without end.
         """
-        from shared.chat_rendering import Refused, render  # jinja2, which a client of the server does not have
+        from shared.chat_rendering import RenderingError, render  # jinja2, which a client of the server does not have
 
         try:
             return render(self.template, self.tokens, messages, answer=answer)
-        except Refused as error:
+        except RenderingError as error:
             raise InvalidConversation(str(error)) from error
 
-    def render_apart(
+    def render_in_subprocess(
         self, messages: Sequence[Mapping[str, Any]], *, answer: bool = True, seconds: float = RENDER_SECONDS
     ) -> str:
         """Like `render`, in a process of its own with limits of time and memory; it takes about 0.1 s.
 
         Raises InvalidConversation too if a limit is exceeded; its cause is TimeoutExpired if that is the time.
         """
-        asked = self.model_dump() | {"messages": list(messages), "answer": answer}
+        request = self.model_dump() | {"messages": list(messages), "answer": answer}
         command = [sys.executable, "-m", "shared.chat_rendering"]
         try:
-            done = subprocess.run(
-                command, input=json.dumps(asked), capture_output=True, text=True, timeout=seconds, check=False
+            process = subprocess.run(
+                command, input=json.dumps(request), capture_output=True, text=True, timeout=seconds, check=False
             )
         except subprocess.TimeoutExpired as error:
             raise InvalidConversation(
                 f"the chat template does not render the messages within {seconds:.0f} seconds"
             ) from error
-        found = json.loads(done.stdout) if done.returncode == 0 else {"refused": done.stderr.rpartition("\n")[2]}
-        if "refused" in found:
-            raise InvalidConversation(found["refused"] or f"the chat template ends with status {done.returncode}")
-        return str(found["text"])
+        result = (
+            json.loads(process.stdout) if process.returncode == 0 else {"refused": process.stderr.rpartition("\n")[2]}
+        )
+        if "refused" in result:
+            raise InvalidConversation(result["refused"] or f"the chat template ends with status {process.returncode}")
+        return str(result["text"])
 
 
-# For programs whose manifest has no template, of bases that were trained with it.
+# For programs without a template in their manifest; their base models were trained with this one.
 CHATML = ChatTemplate(
     template="{% for message in messages %}"
     "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}{% endfor %}"

@@ -12,14 +12,14 @@ from shared.command_page import command_page
 CONTEXT = {"help_option_names": ["-h", "--help"]}
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
+def _show_version(requested: bool) -> None:
+    if requested:
         typer.echo(f"mobizo {version('mobizo')}")
         raise typer.Exit
 
 
-def _show_reference(context: typer.Context, wanted: bool) -> None:
-    if wanted:
+def _show_reference(context: typer.Context, requested: bool) -> None:
+    if requested:
         typer.echo(command_page(context), nl=False)
         raise typer.Exit
 

@@ -10,7 +10,7 @@ import typer
 
 # Typer has its own copy of click, whose classes are private: commands and parameters are `Any` here.
 
-HEAD = """# {program}
+PAGE_HEAD = """# {program}
 
 <!-- {program} --reference > docs/commands/{program}.md -->
 
@@ -21,7 +21,7 @@ HEAD = """# {program}
 def command_page(context: typer.Context) -> str:
     """Returns the page of a program in Markdown. context: that of the program's callback."""
     program, group = str(context.info_name), context.command
-    parts = [HEAD.format(program=program, help=_prose(group.help)), _options(group, context)]
+    parts = [PAGE_HEAD.format(program=program, help=_prose(group.help)), _options(group, context)]
     parts += [_section(path, command, context) for path, command in commands_of(group, context)]
     return "\n".join(part for part in parts if part)
 
@@ -35,15 +35,15 @@ def commands_of(group: Any, context: typer.Context) -> Iterator[tuple[tuple[str,
         if not hasattr(command, "list_commands"):
             yield (name,), command
             continue
-        for path, found in commands_of(command, context):
-            yield (name, *path), found
+        for path, subcommand in commands_of(command, context):
+            yield (name, *path), subcommand
 
 
 def _section(path: tuple[str, ...], command: Any, context: typer.Context) -> str:
-    own = typer.Context(command, parent=context, info_name=" ".join(path))
-    usage = " ".join([str(own.command_path), *command.collect_usage_pieces(own)])
-    head = f"## {own.command_path}\n\n    {usage}\n\n{_prose(command.help)}\n"
-    return "\n".join(part for part in (head, _options(command, own)) if part)
+    own_context = typer.Context(command, parent=context, info_name=" ".join(path))
+    usage = " ".join([str(own_context.command_path), *command.collect_usage_pieces(own_context)])
+    heading = f"## {own_context.command_path}\n\n    {usage}\n\n{_prose(command.help)}\n"
+    return "\n".join(part for part in (heading, _options(command, own_context)) if part)
 
 
 def _options(command: Any, context: typer.Context) -> str:

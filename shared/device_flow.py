@@ -52,14 +52,18 @@ def run_device_flow(
         raise MobizoError("the server's response is not a DeviceAuthorization; it may be of another version") from error
     show(authorization)
     deadline, interval = now() + authorization.expires_in, max(float(authorization.interval), SHORTEST_SECONDS)
-    poll = {"grant_type": GRANT_TYPE, "device_code": authorization.device_code, "client_id": fields["client_id"]}
-    pause = interval
-    while now() + pause < deadline:
-        wait(pause)
+    token_request = {
+        "grant_type": GRANT_TYPE,
+        "device_code": authorization.device_code,
+        "client_id": fields["client_id"],
+    }
+    delay = interval
+    while now() + delay < deadline:
+        wait(delay)
         try:
-            status, document = transport.form(token_path, poll)
+            status, document = transport.form(token_path, token_request)
         except Unavailable:
-            pause = min(pause * 2, LONGEST_SECONDS)
+            delay = min(delay * 2, LONGEST_SECONDS)
             continue
         if status < 400:
             return document
@@ -67,7 +71,7 @@ def run_device_flow(
             interval += SLOWER_SECONDS
         elif document["error"] != "authorization_pending":
             raise _refusal(document)
-        pause = interval
+        delay = interval
     raise DeviceFlowError("nobody approved the request in time; ask again", "expired_token")
 
 

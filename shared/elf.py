@@ -1,4 +1,4 @@
-"""Which processor an ELF program is for, by its first bytes."""
+"""Reads from the first bytes of an ELF program which processor it runs on."""
 
 from __future__ import annotations
 
@@ -19,6 +19,10 @@ def wrong_machine(header: bytes, platform: str) -> str | None:
 
     None if it can run there, or if either machine is unknown.
     """
-    found, wanted = elf_machine(header), platform.rpartition("-")[2]
-    wanted = _ALIASES.get(wanted, wanted)
-    return found if found is not None and wanted in MACHINES.values() and found != wanted else None
+    machine, platform_machine = elf_machine(header), platform.rpartition("-")[2]
+    platform_machine = _ALIASES.get(platform_machine, platform_machine)
+    return (
+        machine
+        if machine is not None and platform_machine in MACHINES.values() and machine != platform_machine
+        else None
+    )

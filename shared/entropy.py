@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 F64 = NDArray[np.float64]
 Entropy = Callable[[int], bytes]  # returns that many unpredictable bytes
 
-PIECE = 1 << 16  # numbers drawn per call
+GAPS_PER_DRAW = 1 << 16  # numbers drawn per call
 
 
 def uniform(count: int, entropy: Entropy = os.urandom) -> F64:
     """Returns numbers in (0, 1], float64 (count,). Each is made from 64 random bits. The smallest is 2^-65."""
-    words = np.frombuffer(entropy(8 * count), "<u8")
-    return (words.astype(np.float64) + 0.5) * 2.0**-64
+    integers = np.frombuffer(entropy(8 * count), "<u8")
+    return (integers.astype(np.float64) + 0.5) * 2.0**-64
 
 
 def gaussian(count: int, entropy: Entropy = os.urandom) -> F64:
@@ -55,16 +55,16 @@ def poisson_samples(
         for _ in range(steps):
             yield np.arange(examples, dtype=np.int64)
         return
-    total, last, step = steps * examples, -1, 0
-    pending: list[int] = []
-    while last < total:
-        gaps = np.floor(np.log(uniform(PIECE, entropy)) / np.log1p(-rate))
-        places = last + np.cumsum(np.minimum(gaps, total) + 1)
-        for place in places.astype(np.int64).tolist():
-            last = place
-            while step < min(place // examples, steps):
-                yield np.array(pending, np.int64)
-                pending, step = [], step + 1
+    total, previous, step = steps * examples, -1, 0
+    sample: list[int] = []
+    while previous < total:
+        gaps = np.floor(np.log(uniform(GAPS_PER_DRAW, entropy)) / np.log1p(-rate))
+        positions = previous + np.cumsum(np.minimum(gaps, total) + 1)
+        for position in positions.astype(np.int64).tolist():
+            previous = position
+            while step < min(position // examples, steps):
+                yield np.array(sample, np.int64)
+                sample, step = [], step + 1
             if step == steps:
                 return
-            pending.append(place % examples)
+            sample.append(position % examples)

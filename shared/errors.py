@@ -37,7 +37,7 @@ MobizoError
 |  |- DeviceNotBound    409     a device that does not train for this user
 |  |- NotReplayable     409     a version whose earlier steps cannot be reconstructed
 |  |- LeftOutOfRound    409     a secure aggregation round that continues without this device
-|  `- Replayed          409     a signed request whose nonce was used before
+|  `- ReplayedRequest          409     a signed request whose nonce was used before
 |- Gone                 410   a lease that ended
 |  `- RoundClosed       410   an update after the end of its round
 |- TooLarge             413   a body over its limit
@@ -305,10 +305,10 @@ class LeftOutOfRound(Conflict):
     code, title = "masking-out", "Out of a masked round"
 
 
-class Replayed(Conflict):
+class ReplayedRequest(Conflict):
     """The nonce of this request was used before; sign every attempt with a new nonce."""
 
-    code, title = "replayed", "Replayed request"
+    code, title = "replayed", "ReplayedRequest request"
 
 
 class Gone(MobizoError):
@@ -392,9 +392,9 @@ def _tree(root: type[MobizoError]) -> dict[str, type[MobizoError]]:
 
 def from_problem(document: dict[str, Any]) -> MobizoError:
     """Returns the error that a problem document describes, so that a client raises the server's error class."""
-    known = _tree(MobizoError)
+    classes = _tree(MobizoError)
     code = document.get("code", MobizoError.code)
     detail = str(document.get("detail") or document.get("title") or "the server gave no reason")
-    error = known.get(code, MobizoError)(detail)
+    error = classes.get(code, MobizoError)(detail)
     error.extra = {name: value for name, value in document.items() if name not in _STANDARD}
     return error

@@ -1,4 +1,4 @@
-"""Chooses the estimator of a request with estimator `auto`, as far as the request itself decides.
+"""Determines which estimators can serve a request with estimator `auto`.
 
 `server.jobs.recipes` chooses among the estimators that remain by the memory of the devices that may train the job.
 """

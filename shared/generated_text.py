@@ -30,11 +30,13 @@ class Piece:
 
 
 class TextPieces:
-    """One text while it is generated, from tokens to pieces."""
+    """Splits one text into pieces while it is generated."""
 
-    def __init__(self, tokenizer: Tokenizer, before: Sequence[int], stops: Sequence[str], *, silent: bool) -> None:
-        """before, stops: as of `StoppingText`. silent: also return tokens at the end that have no text."""
-        self._text, self._silent = StoppingText(tokenizer, before, stops), silent
+    def __init__(
+        self, tokenizer: Tokenizer, prompt_tokens: Sequence[int], stop_texts: Sequence[str], *, keep_textless: bool
+    ) -> None:
+        """prompt_tokens, stop_texts: as for `StopTextFilter`. keep_textless: also return final tokens without text."""
+        self._text, self._keep_textless = StopTextFilter(tokenizer, prompt_tokens, stop_texts), keep_textless
         self._tokens: list[GeneratedToken] = []
 
     @property
@@ -53,15 +55,17 @@ class TextPieces:
         return self._text.stopped
 
     def push(self, token: GeneratedToken) -> Piece | None:
-        """Adds a token; returns the piece that can be shown, if any."""
+        """Adds a token and returns the piece that can be shown, if any."""
         self._tokens.append(token)
-        shown = self._text.push(token.token)
-        return self._piece(shown) if shown else None
+        released = self._text.push(token.token)
+        return self._piece(released) if released else None
 
     def finish(self) -> Piece | None:
         """Returns the piece that was held back, if any."""
-        shown = self._text.finish()
-        return self._piece(shown) if shown or (self._tokens and self._silent and not self.stopped) else None
+        released = self._text.finish()
+        return (
+            self._piece(released) if released or (self._tokens and self._keep_textless and not self.stopped) else None
+        )
 
     def _piece(self, text: str) -> Piece:
         piece = Piece(text, tuple(self._tokens))
@@ -69,42 +73,44 @@ class TextPieces:
         return piece
 
 
-class StoppingText:
-    """One answer while it is generated. Holds back text that may turn out to be the beginning of a stop text."""
+class StopTextFilter:
+    """Decodes one answer while it is generated, and withholds text that may be the beginning of a stop text."""
 
-    def __init__(self, tokenizer: Tokenizer, before: Sequence[int], stops: Sequence[str]) -> None:
-        """before: the prompt's tokens. stops: texts that end the answer, which does not contain them."""
-        self._stream, self._stops = TextStream(tokenizer, before), stops
-        self._given = 0  # characters
+    def __init__(self, tokenizer: Tokenizer, prompt_tokens: Sequence[int], stop_texts: Sequence[str]) -> None:
+        """stop_texts: texts that end the answer, which does not contain them."""
+        self._stream, self._stop_texts = TextStream(tokenizer, prompt_tokens), stop_texts
+        self._released_length = 0  # characters
         self.text = ""
         self.tokens = 0
         self.stopped = False
 
     def push(self, token: int) -> str:
-        """Adds a token; returns the text that can be shown."""
+        """Adds a token and returns the text that can be shown."""
         self.tokens += 1
-        return self._let_out(self._stream.push(token), last=False)
+        return self._release(self._stream.push(token), last=False)
 
     def finish(self) -> str:
         """Returns the text that was held back."""
-        return self._let_out(self._stream.flush(), last=True)
+        return self._release(self._stream.flush(), last=True)
 
-    def _let_out(self, piece: str, *, last: bool) -> str:
+    def _release(self, piece: str, *, last: bool) -> str:
         if self.stopped:
             return ""
         self.text += piece
-        ends = [end for stop in self._stops if (end := self.text.find(stop, self._given)) >= 0]
-        if ends:
-            self.text, self.stopped = self.text[: min(ends)], True
-        until = len(self.text) if last or self.stopped else len(self.text) - self._held()
-        out = self.text[self._given : until]
-        self._given = max(self._given, until)
-        return out
+        stop_positions = [
+            position for stop in self._stop_texts if (position := self.text.find(stop, self._released_length)) >= 0
+        ]
+        if stop_positions:
+            self.text, self.stopped = self.text[: min(stop_positions)], True
+        end = len(self.text) if last or self.stopped else len(self.text) - self._held_length()
+        released = self.text[self._released_length : end]
+        self._released_length = max(self._released_length, end)
+        return released
 
-    def _held(self) -> int:
-        """Returns the number of characters at the end with which a stop text may begin."""
-        longest = max((len(stop) - 1 for stop in self._stops), default=0)
-        for size in range(min(longest, len(self.text) - self._given), 0, -1):
-            if any(stop.startswith(self.text[-size:]) for stop in self._stops):
-                return size
+    def _held_length(self) -> int:
+        """Returns the number of characters at the end that may begin a stop text."""
+        longest = max((len(stop) - 1 for stop in self._stop_texts), default=0)
+        for length in range(min(longest, len(self.text) - self._released_length), 0, -1):
+            if any(stop.startswith(self.text[-length:]) for stop in self._stop_texts):
+                return length
         return 0

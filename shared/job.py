@@ -40,10 +40,10 @@ class JobState(StrEnum):
     @property
     def final(self) -> bool:
         """Whether the state is final, i.e. has no transitions."""
-        return not MOVES[self]
+        return not TRANSITIONS[self]
 
 
-MOVES: dict[JobState, frozenset[JobState]] = {
+TRANSITIONS: dict[JobState, frozenset[JobState]] = {
     JobState.QUEUED: frozenset({JobState.COMPILING, JobState.READY, JobState.FAILED, JobState.CANCELLED}),
     JobState.COMPILING: frozenset({JobState.QUEUED, JobState.READY, JobState.FAILED, JobState.CANCELLED}),
     JobState.READY: frozenset({JobState.TRAINING, JobState.FAILED, JobState.CANCELLED}),
@@ -128,14 +128,14 @@ class JobRequest(BaseModel):
     )
 
     @model_validator(mode="after")
-    def _measures_what_it_waits_for(self) -> JobRequest:
+    def _check_patience(self) -> JobRequest:
         if self.privacy is not None and self.training.patience is not None:
             raise ValueError("a private job measures nothing on its data, so it cannot end early; leave out `patience`")
         return self
 
     @field_validator("recipe", mode="before")
     @classmethod
-    def _names_its_estimator(cls, recipe: Any) -> Any:
+    def _keep_estimator(cls, recipe: Any) -> Any:
         """Keeps the estimator of complete settings: left out of a body as a default, it would become `auto`."""
         complete = isinstance(recipe, RequestedRecipe) and type(recipe) is not RequestedRecipe
         return recipe.requested() if complete else recipe
@@ -268,33 +268,33 @@ class Progress(BaseModel):
         """Returns a copy for a private run: without anything that depends on the data, and without speed and memory."""
         return Progress(phase=self.phase, step=self.step, steps=self.steps, lr=self.lr, why=self.why)
 
-    def of_writing(self) -> Progress:
+    def without_accuracies(self) -> Progress:
         """Returns a copy for a task that writes text: without accuracies, since it has no answers to choose from."""
         return self.model_copy(update={"accuracy": None, "best_accuracy": None})
 
     def line(self) -> str:
         """Returns all fields as one line of text."""
-        words: list[str] = [self.phase]
+        parts: list[str] = [self.phase]
         if self.steps:
-            words.append(f"step {self.step}/{self.steps}")
+            parts.append(f"step {self.step}/{self.steps}")
         if self.loss is not None:
-            words.append(f"loss {self.loss:.3f}")
+            parts.append(f"loss {self.loss:.3f}")
         if self.examples_per_second is not None:
-            words.append(f"{self.examples_per_second:.1f} samples/s")
+            parts.append(f"{self.examples_per_second:.1f} samples/s")
         if self.seconds_left is not None:
             minutes, seconds = divmod(int(self.seconds_left), 60)
-            words.append(f"{minutes}:{seconds:02d} left")
+            parts.append(f"{minutes}:{seconds:02d} left")
         if self.rss_bytes is not None:
-            words.append(f"{self.rss_bytes / 1e6:.0f} MB")
+            parts.append(f"{self.rss_bytes / 1e6:.0f} MB")
         if self.accuracy is not None:
-            words.append(f"validation {self.accuracy:.1%}")
+            parts.append(f"validation {self.accuracy:.1%}")
         if self.best_accuracy is not None:
-            words.append(f"best {self.best_accuracy:.1%}")
+            parts.append(f"best {self.best_accuracy:.1%}")
         elif self.validation_loss is not None:
-            words.append(f"validation loss {self.validation_loss:.3f} a text")
+            parts.append(f"validation loss {self.validation_loss:.3f} a text")
         if self.why is not None:
-            words.append(self.why)
-        return "  ".join(words)
+            parts.append(self.why)
+        return "  ".join(parts)
 
 
 class JobError(BaseModel):

@@ -29,7 +29,7 @@ class KeyRotation(BaseModel):
     kind: Literal["key-rotation"] = "key-rotation"
     previous_key: str = Field(max_length=100, description="Ed25519, base64: signs this")
     next_key: str = Field(max_length=100, description="Ed25519, base64: signs from now on")
-    made_at: datetime
+    created_at: datetime
 
 
 class SignedKeyRotation(BaseModel):
@@ -51,38 +51,40 @@ class ServerKeys(BaseModel):
     rotations: list[SignedKeyRotation]
 
 
-def sign_key_rotation(previous: Ed25519PrivateKey, following: Ed25519PublicKey, made_at: datetime) -> SignedKeyRotation:
-    """Returns the statement by `previous` that `following` signs from `made_at` on."""
+def sign_key_rotation(
+    previous: Ed25519PrivateKey, next_key: Ed25519PublicKey, created_at: datetime
+) -> SignedKeyRotation:
+    """Returns the statement by `previous` that `next_key` signs from `created_at` on."""
     statement = KeyRotation(
-        previous_key=public_text(previous.public_key()), next_key=public_text(following), made_at=made_at
+        previous_key=public_text(previous.public_key()), next_key=public_text(next_key), created_at=created_at
     )
     return SignedKeyRotation(
-        rotation=statement, signature=base64.b64encode(previous.sign(_content(statement))).decode()
+        rotation=statement, signature=base64.b64encode(previous.sign(_signed_bytes(statement))).decode()
     )
 
 
-def follow(pinned: str, keys: ServerKeys) -> list[str]:
+def follow(pinned: str, server_keys: ServerKeys) -> list[str]:
     """Returns the keys (base64) after `pinned` up to `keys.public_key`; empty if that is `pinned` itself.
 
     Raises Untrusted if there is no unbroken chain of statements.
     """
-    path: list[str] = []
-    at = pinned
-    for signed in _from(pinned, keys.rotations):
+    keys: list[str] = []
+    current = pinned
+    for signed in _statements_after(pinned, server_keys.rotations):
         statement = signed.rotation
-        if statement.previous_key != at:
-            raise _broken("a statement is missing")
+        if statement.previous_key != current:
+            raise _invalid_chain("a statement is missing")
         _verify(signed)
-        at = statement.next_key
-        if at in path or at == pinned:
-            raise _broken("it leads in a circle")
-        path.append(at)
-    if at != keys.public_key:
-        raise _broken("it does not lead to the key that signs now")
-    return path
+        current = statement.next_key
+        if current in keys or current == pinned:
+            raise _invalid_chain("it leads in a circle")
+        keys.append(current)
+    if current != server_keys.public_key:
+        raise _invalid_chain("it does not lead to the key that signs now")
+    return keys
 
 
-def _from(pinned: str, chain: Sequence[SignedKeyRotation]) -> Sequence[SignedKeyRotation]:
+def _statements_after(pinned: str, chain: Sequence[SignedKeyRotation]) -> Sequence[SignedKeyRotation]:
     start = next((n for n, signed in enumerate(chain) if signed.rotation.previous_key == pinned), len(chain))
     return chain[start:]
 
@@ -90,18 +92,19 @@ def _from(pinned: str, chain: Sequence[SignedKeyRotation]) -> Sequence[SignedKey
 def _verify(signed: SignedKeyRotation) -> None:
     try:
         key = parse_public(signed.rotation.previous_key)
-        key.verify(base64.b64decode(signed.signature, validate=True), _content(signed.rotation))
+        key.verify(base64.b64decode(signed.signature, validate=True), _signed_bytes(signed.rotation))
         parse_public(signed.rotation.next_key)
     except (InvalidSignature, Untrusted, ValueError, binascii.Error) as error:
-        raise _broken("a statement is not signed by the key that it follows") from error
+        raise _invalid_chain("a statement is not signed by the key that it follows") from error
 
 
-def _broken(why: str) -> Untrusted:
+def _invalid_chain(reason: str) -> Untrusted:
     return Untrusted(
-        f"the server signs with a different key than at enrollment, and the chain of key rotations is invalid ({why}); "
+        f"the server signs with a different key than at enrollment, and the chain of key rotations is invalid "
+        f"({reason}); "
         f"if the server's key was changed on purpose, enroll this device again"
     )
 
 
-def _content(statement: KeyRotation) -> bytes:
+def _signed_bytes(statement: KeyRotation) -> bytes:
     return canonical_json(statement.model_dump(mode="json"))

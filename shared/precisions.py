@@ -6,7 +6,7 @@ from shared.errors import InvalidRecipe
 from shared.recipe import Precision
 from shared.zo.lora import BaseShape
 
-# The number of a linear layer's input features must be a multiple: whole groups that share a scale, or whole bytes.
+# The input features of a linear layer must be a multiple of this: complete groups with one scale, or whole bytes.
 INPUT_MULTIPLES: dict[Precision, int] = {"int4": 32, "int4-weight": 2}
 
 

@@ -32,7 +32,7 @@ I32 = NDArray[np.int32]
 
 UNITS = 1 << 12  # units per C; float32 represents the sums of MOST_SAMPLE examples and any noise exactly
 DELTA = 1e-5  # default delta
-MOST = 1024.0  # times C; larger differences are clamped, so that no square overflows
+MOST_DIFFERENCE = 1024.0  # times C; larger differences are clamped, so that no square overflows
 MOST_NOISE = 64.0  # times C; float32 represents every whole number of units in this range
 MOST_SAMPLE = 1 << 11  # examples of one step
 
@@ -83,7 +83,7 @@ class ExamplePrivacy(BaseModel):
     )
 
     @model_validator(mode="after")
-    def _one_is_given(self) -> ExamplePrivacy:
+    def _check_noise_or_epsilon(self) -> ExamplePrivacy:
         if self.noise_multiplier is None and self.epsilon is None:
             raise ValueError("set noise_multiplier, or epsilon to compute it")
         return self
@@ -123,7 +123,7 @@ class PrivacySettings(BaseModel):
     members: MemberPrivacy | None = None
 
     @model_validator(mode="after")
-    def _something(self) -> PrivacySettings:
+    def _check_not_empty(self) -> PrivacySettings:
         if self.examples is None and self.members is None:
             raise ValueError("privacy needs examples, members or both; otherwise omit it")
         return self
@@ -193,7 +193,9 @@ def contributions(differences: F32, clip: float) -> I64:
     """
     with np.errstate(over="ignore", invalid="ignore"):
         scaled = np.asarray(differences, np.float32) / np.float32(clip)
-    scaled = np.clip(np.where(np.isnan(scaled), np.float32(0), scaled), -MOST, MOST).astype(np.float32)
+    scaled = np.clip(np.where(np.isnan(scaled), np.float32(0), scaled), -MOST_DIFFERENCE, MOST_DIFFERENCE).astype(
+        np.float32
+    )
     norms = np.sqrt(np.square(scaled).sum(axis=1, keepdims=True, dtype=np.float32))
     # One unit less than the bound pays for the rounding of norms and products in float32.
     factors = np.float32(UNITS - 1) / np.maximum(norms, np.float32(1))
@@ -226,15 +228,15 @@ def gradient_contributions(gradients: F32, clip: float, sigma: float) -> I64:
 
 def gradient_noise(keys: I32, size: int) -> I64:
     """Returns the noise that a program draws from its keys, in whole units, int64 (D,). keys: int32 (NOISE_KEYS, 2)."""
-    drawn = [direction("gaussian", (int(key[0]), int(key[1])), size) for key in keys]
-    noise: I64 = np.rint(sum(drawn) * (NOISE_UNITS / np.sqrt(len(keys)))).astype(np.int64)
+    draws = [direction("gaussian", (int(key[0]), int(key[1])), size) for key in keys]
+    noise: I64 = np.rint(sum(draws) * (NOISE_UNITS / np.sqrt(len(keys)))).astype(np.int64)
     return noise
 
 
 def noise_keys(steps: int, entropy: Entropy = os.urandom) -> I32:
     """Returns the keys of each step's noise, int32 (steps, NOISE_KEYS, 2). Whoever has them can subtract the noise."""
-    drawn = np.frombuffer(entropy(8 * steps * NOISE_KEYS), "<i4")
-    return drawn.astype(np.int32).reshape(steps, NOISE_KEYS, 2)
+    integers = np.frombuffer(entropy(8 * steps * NOISE_KEYS), "<i4")
+    return integers.astype(np.int32).reshape(steps, NOISE_KEYS, 2)
 
 
 def unit_noise(settings: ExamplePrivacy, steps: int, queries: int, entropy: Entropy = os.urandom) -> F32:

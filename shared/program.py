@@ -129,7 +129,7 @@ class ProgramManifest(BaseModel):
 
     @field_validator("files")
     @classmethod
-    def _one_of_each(cls, files: tuple[ProgramFile, ...]) -> tuple[ProgramFile, ...]:
+    def _check_roles(cls, files: tuple[ProgramFile, ...]) -> tuple[ProgramFile, ...]:
         if sorted(file.role for file in files if file.role != "inference") != ["program", "tokenizer", "weights"]:
             raise ValueError("a program has exactly one program, one weights and one tokenizer file")
         if sum(file.role == "inference" for file in files) > 1:
@@ -163,10 +163,10 @@ def logits_part(rows: int, tokens: int, vocabulary: int) -> tuple[int, int]:
     Divisors of both, the largest whose logits have at most MOST_LOGITS elements, so that memory does not grow with the
     number of answer tokens. All rows of fewer tokens would do as well; whole rows are few products.
     """
-    at_once = max(MOST_LOGITS // vocabulary, 1)
-    part_tokens = max(size for size in range(1, tokens + 1) if tokens % size == 0 and (size <= at_once or size == 1))
-    at_once //= part_tokens
-    part_rows = max(size for size in range(1, rows + 1) if rows % size == 0 and (size <= at_once or size == 1))
+    limit = max(MOST_LOGITS // vocabulary, 1)
+    part_tokens = max(size for size in range(1, tokens + 1) if tokens % size == 0 and (size <= limit or size == 1))
+    limit //= part_tokens
+    part_rows = max(size for size in range(1, rows + 1) if rows % size == 0 and (size <= limit or size == 1))
     return part_rows, part_tokens
 
 

@@ -1,4 +1,4 @@
-"""Types and least length of what programs take (see shared.program), for those who make their inputs."""
+"""Data types and minimum length of the inputs of programs (see shared.program)."""
 
 from __future__ import annotations
 
@@ -7,4 +7,4 @@ import numpy as np
 TOKEN_DTYPE = np.int64
 SEED_DTYPE = np.int32
 
-MIN_LENGTH = 2  # tokens of the shortest sequence that a program of dynamic length takes
+MIN_LENGTH = 2  # tokens of the shortest sequence that a program with dynamic length accepts

@@ -35,11 +35,11 @@ Users = Annotated[
 ]
 
 
-class _Wire(BaseModel):
+class _WireModel(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-class ServerInfo(_Wire):
+class ServerInfo(_WireModel):
     """The server's version and its public signing key, which a device pins when it enrolls."""
 
     name: str = "mobizo"
@@ -48,7 +48,7 @@ class ServerInfo(_Wire):
     key_id: str
 
 
-class ServerUsage(_Wire):
+class ServerUsage(_WireModel):
     """Peak resident memory of the server's processes since it started, bytes; `peak_rss_bytes` is their maximum."""
 
     peak_rss_bytes: int
@@ -57,28 +57,28 @@ class ServerUsage(_Wire):
     compiler_peak_rss_bytes: int
 
 
-class Page(_Wire, Generic[Item]):
+class Page(_WireModel, Generic[Item]):
     """One page of a list, newest first; `next` is the cursor of the page after it."""
 
     items: list[Item]
     next: str | None = None
 
 
-class EnrollmentRequest(_Wire):
+class EnrollmentRequest(_WireModel):
     """Request for a one-time token that enrolls one device."""
 
     expires_in_seconds: int = Field(3600, ge=1, le=30 * 24 * 3600)
     users: Users = []
 
 
-class Enrollment(_Wire):
+class Enrollment(_WireModel):
     """A one-time enrollment token. It is shown only in this response."""
 
     token: str
     expires_at: datetime
 
 
-class DeviceEnrollment(_Wire):
+class DeviceEnrollment(_WireModel):
     """A device's enrollment request. The one-time token is sent as its bearer token."""
 
     name: str = Field(pattern=NAME)
@@ -86,7 +86,7 @@ class DeviceEnrollment(_Wire):
     platform: str = Field(max_length=200)
 
 
-class DeviceGrant(_Wire):
+class DeviceGrant(_WireModel):
     """The credentials of a newly enrolled device. The token is shown only in this response."""
 
     device_id: str
@@ -117,7 +117,7 @@ class DeviceToken(BaseModel):
     server: ServerInfo
 
 
-class DeviceRequestView(_Wire):
+class DeviceRequestView(_WireModel):
     """A pending enrollment request as an operator sees it."""
 
     user_code: str
@@ -132,13 +132,13 @@ class DeviceRequestView(_Wire):
     users: list[str] = Field(default_factory=list, description="users that the operator named when approving it")
 
 
-class DeviceApproval(_Wire):
+class DeviceApproval(_WireModel):
     """An operator's approval of a device that asks to enroll."""
 
     users: Users = []
 
 
-class DeviceView(_Wire):
+class DeviceView(_WireModel):
     """A device as an operator sees it."""
 
     id: str
@@ -160,7 +160,7 @@ class DeviceView(_Wire):
     )
 
 
-class DeviceChange(_Wire):
+class DeviceChange(_WireModel):
     """An operator's change to a device."""
 
     labels: dict[LabelName, LabelValue | None] = Field(
@@ -168,7 +168,7 @@ class DeviceChange(_Wire):
     )
 
 
-class LeaseRequest(_Wire):
+class LeaseRequest(_WireModel):
     """A device's request for a job that it can train."""
 
     datasets: list[Annotated[str, Field(max_length=200)]] = Field(
@@ -194,7 +194,7 @@ class LeaseRequest(_Wire):
     )
 
 
-class Lease(_Wire):
+class Lease(_WireModel):
     """One job, leased to one device until `expires_at`. Heartbeats extend the lease."""
 
     id: str
@@ -211,7 +211,7 @@ class Lease(_Wire):
     expires_at: datetime
 
 
-class LeaseState(_Wire):
+class LeaseState(_WireModel):
     """The state of a lease after a request from its device."""
 
     job_state: JobState
@@ -219,31 +219,31 @@ class LeaseState(_Wire):
     stop: bool = Field(description="the job was cancelled; stop training and discard it")
 
 
-class JobWaiting(_Wire):
+class JobWaiting(_WireModel):
     """Why a job is waiting, in words for a person."""
 
     state: JobState
     why: str
     ahead: int | None = Field(None, description="ready jobs ahead of it with the same device requirements")
     devices: int | None = Field(None, description="devices bound to the job's user that were considered")
-    able: int | None = Field(None, description="devices among these that may take the job")
+    eligible: int | None = Field(None, description="devices among these that may take the job")
 
 
-class Decline(_Wire):
+class Decline(_WireModel):
     """The memory that a job's program needs and that the device has, so that the server may offer a smaller recipe."""
 
     needed_bytes: int = Field(ge=0, lt=2**63, description="weights and planned memory")
     available_bytes: int = Field(ge=0, lt=2**63, description="memory that is available on the device")
 
 
-class UploadReceipt(_Wire):
+class UploadReceipt(_WireModel):
     """Confirms that the server has validated and stored these bytes."""
 
     sha256: Sha256
     size: int
 
 
-class Completion(_Wire):
+class Completion(_WireModel):
     """Ends a lease and names the adapter that was uploaded before.
 
     Sending it twice has the effect of sending it once.
@@ -258,7 +258,7 @@ class Completion(_Wire):
     result: Result
 
 
-class AdapterVersion(_Wire):
+class AdapterVersion(_WireModel):
     """One immutable version of an adapter."""
 
     adapter: str
@@ -286,7 +286,7 @@ class AdapterVersion(_Wire):
     removed_after: datetime | None = Field(None, description="time after which a deleted version is purged")
 
 
-class TrajectoryView(_Wire):
+class TrajectoryView(_WireModel):
     """The trajectory that was uploaded with a version."""
 
     adapter: str
@@ -295,13 +295,13 @@ class TrajectoryView(_Wire):
     size: int
     steps: int = Field(description="number of steps; any of them can be reconstructed if verified")
     verified: bool
-    instead: bool = Field(
+    replaces_weights: bool = Field(
         description="the trajectory is stored instead of the LoRA-B file, which is reconstructed on request"
     )
     start_sha256: Sha256 | None = Field(description="sha256 of the LoRA-B file that the run started from; null: B = 0")
 
 
-class AdapterView(_Wire):
+class AdapterView(_WireModel):
     """An adapter with its latest version."""
 
     name: str
@@ -314,7 +314,7 @@ class AdapterView(_Wire):
     removed_after: datetime | None = Field(None, description="time after which a deleted adapter is purged")
 
 
-class AdapterGrantView(_Wire):
+class AdapterGrantView(_WireModel):
     """A grant that lets one device download the published versions of an adapter."""
 
     adapter: str
@@ -322,14 +322,14 @@ class AdapterGrantView(_Wire):
     granted_at: datetime
 
 
-class DeviceAdapter(_Wire):
+class DeviceAdapter(_WireModel):
     """An adapter version that a device may download, and the program that runs it."""
 
     adapter: SignedAdapter
     program: SignedManifest
 
 
-class PeftFile(_Wire):
+class PeftFile(_WireModel):
     """One file of a PEFT directory."""
 
     path: str
@@ -337,7 +337,7 @@ class PeftFile(_Wire):
     sha256: Sha256
 
 
-class PeftListing(_Wire):
+class PeftListing(_WireModel):
     """The files of an adapter version exported as a PEFT directory."""
 
     adapter: str
@@ -362,7 +362,7 @@ class MergedForm(StrEnum):
     GGUF_Q8_0 = "gguf-q8_0"  # one file for llama.cpp, its matrices in blocks of 8 bits
 
 
-class MergedModel(_Wire):
+class MergedModel(_WireModel):
     """An adapter version merged into its base model: a Hugging Face directory that needs no PEFT, or a GGUF file."""
 
     adapter: str

@@ -162,13 +162,13 @@ class RequestedRecipe(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _queries_of_estimator(cls, given: Any) -> Any:
-        if not isinstance(given, dict) or given.get("queries") is not None:
-            return given
-        estimator = given.get("estimator")
+    def _queries_of_estimator(cls, values: Any) -> Any:
+        if not isinstance(values, dict) or values.get("queries") is not None:
+            return values
+        estimator = values.get("estimator")
         if isinstance(estimator, str) and estimator in DEFAULT_QUERIES:
-            return given | {"queries": DEFAULT_QUERIES[estimator]}
-        return given
+            return values | {"queries": DEFAULT_QUERIES[estimator]}
+        return values
 
     @model_validator(mode="after")
     def _directions_of_estimator(self) -> Self:
@@ -242,8 +242,8 @@ class RequestedRecipe(BaseModel):
                 )
             if self.backend not in PRIVATE_BACKENDS:
                 raise ValueError(f"privacy 'clipped' requires one of the backends {', '.join(PRIVATE_BACKENDS)}")
-            named = "optimizer" in self.model_fields_set and self.optimizer != "sgd"
-            if self.estimator == "directional" and named:
+            optimizer_is_set = "optimizer" in self.model_fields_set and self.optimizer != "sgd"
+            if self.estimator == "directional" and optimizer_is_set:
                 raise ValueError(
                     f"estimator 'directional' has no optimizer {self.optimizer!r} with privacy 'clipped', because the "
                     "noised projections are the update; omit optimizer, or use estimator 'gradient'"
@@ -355,7 +355,7 @@ def resolve_layers(layers: Layers, count: int) -> Layers:
 
 def trainable_precisions() -> list[Precision]:
     """Returns the precisions that `check_trainable` accepts."""
-    return [each for each in get_args(Precision) if each not in UNTRAINABLE]
+    return [precision for precision in get_args(Precision) if precision not in UNTRAINABLE]
 
 
 def check_trainable(precision: Precision) -> None:

@@ -25,7 +25,7 @@ LEAST_PREFIX = 7  # minimum digits of an abbreviated revision
 MAIN = "main"
 # A tag must differ from every other way to name a version.
 _TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
-_TAKEN = re.compile(rf"{MAIN}|HEAD|v?[0-9]+|[0-9a-fA-F]{{{LEAST_PREFIX},{REVISION_DIGITS}}}")
+_RESERVED = re.compile(rf"{MAIN}|HEAD|v?[0-9]+|[0-9a-fA-F]{{{LEAST_PREFIX},{REVISION_DIGITS}}}")
 
 
 class VersionState(StrEnum):
@@ -37,15 +37,15 @@ class VersionState(StrEnum):
     DELETED = "deleted"  # not available; can be restored until it is purged
 
 
-class _Fact(BaseModel):
+class _FrozenModel(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class _Wire(BaseModel):
+class _WireModel(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-class Parent(_Fact):
+class Parent(_FrozenModel):
     """The version that a training run started from."""
 
     adapter: str
@@ -53,7 +53,7 @@ class Parent(_Fact):
     revision: str = Field(pattern=rf"^[0-9a-f]{{{REVISION_DIGITS}}}$")
 
 
-class AdapterManifest(_Fact):
+class AdapterManifest(_FrozenModel):
     """The origin and the contents of a version."""
 
     format: Literal[1] = 1
@@ -90,7 +90,7 @@ class AdapterManifest(_Fact):
         return sha256_hex(self.canonical())[:REVISION_DIGITS]
 
 
-class SignedAdapter(_Fact):
+class SignedAdapter(_FrozenModel):
     """A manifest and the server's Ed25519 signature over its canonical JSON."""
 
     manifest: AdapterManifest
@@ -102,12 +102,12 @@ def check_tag(name: str) -> str:
     """Returns `name` if it is a valid tag. Raises ValueError otherwise."""
     if not _TAG.fullmatch(name):
         raise ValueError("a tag is up to 96 letters, digits, dots, underscores and hyphens, a letter or digit first")
-    if _TAKEN.fullmatch(name):
+    if _RESERVED.fullmatch(name):
         raise ValueError("a tag must not look like `main`, a version number or a revision")
     return name
 
 
-class ApprovalRule(_Fact):
+class ApprovalRule(_FrozenModel):
     """Which new versions are approved automatically. All others are held for a person's approval."""
 
     automatic: bool = Field(True, description="false: a person approves each version")
@@ -131,22 +131,22 @@ class ApprovalRule(_Fact):
         if not self.automatic:
             return "a person approves each version of this adapter"
         if result.perplexities is not None:
-            return self._objection_to_writing(result)
-        return self._objection_to_fall(
+            return self._objection_to_texts(result)
+        return self._objection_to_scores(
             [score for score in (result.before_accuracy, parent_score) if score is not None], result.tuned_accuracy
         )
 
-    def _objection_to_writing(self, result: Result) -> str | None:
+    def _objection_to_texts(self, result: Result) -> str | None:
         """As `objection`, for a task that writes text."""
         if self.metric == "loss":
             before, after = result.token_loss_before, result.token_loss_after
             if before is None or after is None or after < before:
                 return None
             return f"the loss per token did not fall: {before:.3f} before, {after:.3f} after"
-        scores = [getattr(found, self.metric) for found in (result.written_before, result.written_after) if found]
-        return self._objection_to_fall(scores[:1], scores[1] if len(scores) == 2 else None, self.metric)
+        values = [getattr(scores, self.metric) for scores in (result.written_before, result.written_after) if scores]
+        return self._objection_to_scores(values[:1], values[1] if len(values) == 2 else None, self.metric)
 
-    def _objection_to_fall(self, before: list[float], after: float | None, name: str = "score") -> str | None:
+    def _objection_to_scores(self, before: list[float], after: float | None, name: str = "score") -> str | None:
         if after is None or not before:
             return None if self.unmeasured == "approve" else f"the device measured no {name} before and after"
         # Allow for rounding: 0.8 - 0.75 is slightly more than 0.05 in floating point.
@@ -155,20 +155,20 @@ class ApprovalRule(_Fact):
         return None
 
 
-class RuleChange(_Wire):
+class RuleChange(_WireModel):
     """Sets the rule of a tenant or an adapter; null: inherit from the tenant or the server."""
 
     rule: ApprovalRule | None
 
 
-class RuleView(_Wire):
+class RuleView(_WireModel):
     """The effective rule and where it is set."""
 
     rule: ApprovalRule
     source: Literal["adapter", "tenant", "server"]
 
 
-class Decision(_Wire):
+class Decision(_WireModel):
     """A person's decision about a version, with a reason."""
 
     reason: str = Field("", max_length=1000, description="for the audit trail")
@@ -213,9 +213,9 @@ class AdapterAction(StrEnum):
     DELETED = "deleted"
     UNDELETED = "undeleted"
     REMOVED = "removed"
-    RULED = "ruled"
+    RULE_CHANGED = "rule-changed"
     # Actions on the cohort that the adapter belongs to.
-    COHORT_MADE = "cohort-made"
+    COHORT_CREATED = "cohort-created"
     JOINED = "joined"
     LEFT = "left"
     ROUND_OPENED = "round-opened"
@@ -223,7 +223,7 @@ class AdapterAction(StrEnum):
     ROUND_ABANDONED = "round-abandoned"
 
 
-class AdapterEvent(_Wire):
+class AdapterEvent(_WireModel):
     """One entry of the audit trail: who did what, when and why."""
 
     at: datetime
@@ -238,7 +238,7 @@ class AdapterEvent(_Wire):
     reason: str = ""
 
 
-class VersionRef(_Wire):
+class VersionRef(_WireModel):
     """One side of a comparison."""
 
     adapter: str
@@ -246,7 +246,7 @@ class VersionRef(_Wire):
     revision: str
 
 
-class Difference(_Wire):
+class Difference(_WireModel):
     """A setting with different values in two versions."""
 
     field: str
@@ -254,7 +254,7 @@ class Difference(_Wire):
     right: Any
 
 
-class ScoreDifference(_Wire):
+class ScoreDifference(_WireModel):
     """A metric of both results; `difference` is right minus left."""
 
     field: str
@@ -263,7 +263,7 @@ class ScoreDifference(_Wire):
     difference: float | None
 
 
-class WeightsComparison(_Wire):
+class WeightsComparison(_WireModel):
     """Comparison of two flat B (D,) over the same A."""
 
     cosine: float | None = Field(description="null: one of them is zero")
@@ -272,7 +272,7 @@ class WeightsComparison(_Wire):
     difference_norm: float = Field(description="Euclidean norm of right minus left")
 
 
-class Comparison(_Wire):
+class Comparison(_WireModel):
     """Two versions compared."""
 
     left: VersionRef

@@ -62,7 +62,7 @@ class RequestSignature:
         """
         if self.keyid != key_id(key):
             raise BadSignature("the request is not signed by this device's key; enroll this device again")
-        values = _values(method, path, query, self.content_digest)
+        values = _component_values(method, path, query, self.content_digest)
         base = signature_base([(name, values[name]) for name in self.covered], self.parameters)
         try:
             key.verify(self.signature, base)
@@ -75,9 +75,9 @@ class RequestSignature:
 class RequestSigner:
     """Signs the requests of one device, each with a new nonce. Thread-safe."""
 
-    def __init__(self, key: Ed25519PrivateKey, now: Callable[[], float]) -> None:
-        """now: Unix seconds by the server's clock."""
-        self._key, self._now, self._keyid = key, now, key_id(key.public_key())
+    def __init__(self, key: Ed25519PrivateKey, clock: Callable[[], float]) -> None:
+        """clock: Unix seconds by the server's clock."""
+        self._key, self._clock, self._keyid = key, clock, key_id(key.public_key())
 
     def headers(self, method: str, path: str, query: str, body: bytes) -> dict[str, str]:
         """Returns the three headers.
@@ -87,10 +87,10 @@ class RequestSigner:
         digest = content_digest(hashlib.sha256(body).digest())
         covered = " ".join(f'"{name}"' for name in COMPONENTS)
         parameters = (
-            f'({covered});created={int(self._now())};nonce="{secrets.token_urlsafe(24)}";keyid="{self._keyid}"'
+            f'({covered});created={int(self._clock())};nonce="{secrets.token_urlsafe(24)}";keyid="{self._keyid}"'
             f';alg="{ALGORITHM}"'
         )
-        signature = self._key.sign(signature_base(_values(method, path, query, digest).items(), parameters))
+        signature = self._key.sign(signature_base(_component_values(method, path, query, digest).items(), parameters))
         return {
             "Content-Digest": digest,
             "Signature-Input": f"{LABEL}={parameters}",
@@ -105,18 +105,18 @@ def is_signed(headers: Mapping[str, str]) -> bool:
 
 def parse_signature(headers: Mapping[str, str]) -> RequestSignature:
     """Parses the signature headers (case-insensitive). Raises BadSignature for any other form."""
-    given = _whole(headers, "signature-input")
-    signed, digest = _whole(headers, "signature"), _whole(headers, "content-digest")
-    described = _INPUT.fullmatch(given)
-    if described is None:
+    signature_input = _header(headers, "signature-input")
+    signature, digest = _header(headers, "signature"), _header(headers, "content-digest")
+    match = _INPUT.fullmatch(signature_input)
+    if match is None:
         raise BadSignature("Signature-Input must be one signature's, as RFC 9421 serializes it")
-    label, parameters, names, rest = described.group(1, 2, 3, 4)
+    label, parameters, names, parameter_text = match.group(1, 2, 3, 4)
     covered = tuple(_unquoted(name) for name in re.findall(_STRING, names))
     if sorted(covered) != sorted(COMPONENTS):
         raise BadSignature(f"the signature must cover {', '.join(COMPONENTS)}, each once, and nothing else")
-    found = re.findall(_PARAMETER, rest)
-    values = dict(found)
-    if len(values) != len(found) or set(values) != {"created", "nonce", "keyid", "alg"}:
+    pairs = re.findall(_PARAMETER, parameter_text)
+    values = dict(pairs)
+    if len(values) != len(pairs) or set(values) != {"created", "nonce", "keyid", "alg"}:
         raise BadSignature("the signature must have created, nonce, keyid and alg, each once, and nothing else")
     if values["alg"] != f'"{ALGORITHM}"':
         raise BadSignature(f"the signature's algorithm must be {ALGORITHM}")
@@ -126,7 +126,7 @@ def parse_signature(headers: Mapping[str, str]) -> RequestSignature:
     return RequestSignature(
         covered=covered,
         parameters=parameters,
-        signature=_signature_bytes(signed, label),
+        signature=_signature_bytes(signature, label),
         digest=parse_digest(digest),
         content_digest=digest,
         created=int(values["created"]),
@@ -149,16 +149,16 @@ def parse_digest(text: str) -> bytes:
 
 
 def signature_base(components: Iterable[tuple[str, str]], parameters: str) -> bytes:
-    """What is signed (RFC 9421, 2.5): each component on its line, then the parameters as they were sent."""
+    """Returns the signed bytes (RFC 9421, 2.5): each component on its line, then the parameters as they were sent."""
     lines = [f'"{name}": {value}' for name, value in components]
     return "\n".join([*lines, f'"@signature-params": {parameters}']).encode("ascii", "backslashreplace")
 
 
-def _values(method: str, path: str, query: str, digest: str) -> dict[str, str]:
+def _component_values(method: str, path: str, query: str, digest: str) -> dict[str, str]:
     return dict(zip(COMPONENTS, (method, path or "/", f"?{query}", digest), strict=True))
 
 
-def _whole(headers: Mapping[str, str], name: str) -> str:
+def _header(headers: Mapping[str, str], name: str) -> str:
     value = headers.get(name, "")
     if not value or len(value) > MOST_TEXT:
         raise BadSignature(

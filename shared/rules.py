@@ -22,14 +22,14 @@ class QuietHours(BaseModel):
     end: time
 
     @model_validator(mode="after")
-    def _is_a_local_span(self) -> QuietHours:
+    def _check_hours(self) -> QuietHours:
         if self.start.tzinfo is not None or self.end.tzinfo is not None:
             raise ValueError("hours are the device's local time: write 22:00, without a zone")
         if self.start == self.end:
             raise ValueError("start and end are the same moment, which allows nothing; leave hours out for any time")
         return self
 
-    def holds(self, now: time) -> bool:
+    def contains(self, now: time) -> bool:
         """Whether `now` lies in [start, end)."""
         if self.start <= self.end:
             return self.start <= now < self.end
@@ -57,21 +57,21 @@ class Rules(BaseModel):
         """Returns the rules that are in force when both sets of rules apply."""
         return Rules(
             charging=self.charging or other.charging,
-            battery_floor=_most(self.battery_floor, other.battery_floor),
-            temperature_ceiling=_least(self.temperature_ceiling, other.temperature_ceiling),
-            memory_floor_bytes=_most(self.memory_floor_bytes, other.memory_floor_bytes),
+            battery_floor=_highest(self.battery_floor, other.battery_floor),
+            temperature_ceiling=_lowest(self.temperature_ceiling, other.temperature_ceiling),
+            memory_floor_bytes=_highest(self.memory_floor_bytes, other.memory_floor_bytes),
             idle=self.idle or other.idle,
-            hours=self.hours + tuple(span for span in other.hours if span not in self.hours),
+            hours=self.hours + tuple(interval for interval in other.hours if interval not in self.hours),
             metered=self.metered and other.metered,
-            daily_minutes=_least(self.daily_minutes, other.daily_minutes),
+            daily_minutes=_lowest(self.daily_minutes, other.daily_minutes),
         )
 
 
-def _most(first: Number | None, second: Number | None) -> Number | None:
-    given = [value for value in (first, second) if value is not None]
-    return max(given) if given else None
+def _highest(first: Number | None, second: Number | None) -> Number | None:
+    values = [value for value in (first, second) if value is not None]
+    return max(values) if values else None
 
 
-def _least(first: Number | None, second: Number | None) -> Number | None:
-    given = [value for value in (first, second) if value is not None]
-    return min(given) if given else None
+def _lowest(first: Number | None, second: Number | None) -> Number | None:
+    values = [value for value in (first, second) if value is not None]
+    return min(values) if values else None

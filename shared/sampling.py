@@ -14,34 +14,37 @@ class Sampler:
     """Chooses the tokens of one text. The same seed chooses the same tokens."""
 
     def __init__(self, temperature: float, top_p: float, seed: int) -> None:
-        """temperature: divides the logits; 0 takes the likeliest. top_p: the likeliest of that share are drawn from."""
+        """temperature: divides the logits; 0 selects the likeliest token.
+
+        top_p: only the likeliest tokens with this total probability are drawn.
+        """
         self._temperature, self._top_p = temperature, top_p
         self._random = np.random.default_rng(seed)
 
     def __call__(self, logits: F32) -> int:
-        """A token by its logits (V,); of equals the first."""
+        """Returns a token, given the logits (V,). Ties go to the first token."""
         if self._temperature == 0:
             return int(logits.argmax())
-        values = logits.astype(np.float64) / self._temperature
-        chances = np.exp(values - values.max())
-        chances /= chances.sum()
+        scaled_logits = logits.astype(np.float64) / self._temperature
+        probabilities = np.exp(scaled_logits - scaled_logits.max())
+        probabilities /= probabilities.sum()
         if self._top_p < 1:
-            order = np.argsort(-chances, kind="stable")
-            before = np.cumsum(chances[order]) - chances[order]  # of all that are likelier
-            chances[order[before >= self._top_p]] = 0
-            chances /= chances.sum()
-        return int(self._random.choice(len(chances), p=chances))
+            order = np.argsort(-probabilities, kind="stable")
+            preceding = np.cumsum(probabilities[order]) - probabilities[order]  # total probability of likelier tokens
+            probabilities[order[preceding >= self._top_p]] = 0
+            probabilities /= probabilities.sum()
+        return int(self._random.choice(len(probabilities), p=probabilities))
 
 
-def reported(token: int, logits: F32, most: int | None) -> GeneratedToken:
-    """Returns a token with its log-probability by its logits (V,), and the `most` likeliest tokens with theirs, nats.
+def generated_token(token: int, logits: F32, count: int | None) -> GeneratedToken:
+    """Returns a token with its log-probability and the `count` likeliest tokens with theirs, in nats, from logits (V,).
 
-    most: None reports the token alone.
+    count: None returns the token alone.
     """
-    if most is None:
+    if count is None:
         return GeneratedToken(token=token)
     values = logits.astype(np.float64)
     values -= values.max()
     values -= np.log(np.exp(values).sum())
-    likeliest = tuple((int(each), float(values[each])) for each in np.argsort(-values, kind="stable")[:most])
-    return GeneratedToken(token=token, log_probability=float(values[token]), likeliest=likeliest)
+    top_tokens = tuple((int(index), float(values[index])) for index in np.argsort(-values, kind="stable")[:count])
+    return GeneratedToken(token=token, log_probability=float(values[token]), likeliest=top_tokens)

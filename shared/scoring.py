@@ -36,16 +36,16 @@ AdapterRef = Annotated[
 BaseName = Annotated[str, Field(min_length=1, max_length=200)]
 
 
-class _Wire(BaseModel):
+class _WireModel(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class _Asked(_Wire):
+class _BaseSelection(_WireModel):
     base: BaseName | None = Field(None, description="a registered base model; null: the base of the adapters")
     base_sha256: Sha256 | None = Field(None, description="refuse any other base model")
 
 
-class ScoreRow(_Wire):
+class ScoreRow(_WireModel):
     """A prompt and the answers that may follow it, or a record of the request's task."""
 
     adapter: AdapterRef | None = None
@@ -65,7 +65,7 @@ class ScoreRow(_Wire):
         return self
 
 
-class ScoreRequest(_Asked):
+class ScoreRequest(_BaseSelection):
     """Rows to score together. Their adapters may have different recipes and bases."""
 
     task: TaskName | Task | None = Field(
@@ -80,7 +80,7 @@ class ScoreRequest(_Asked):
         return self
 
 
-class ScoredBy(_Wire):
+class ScoredBy(_WireModel):
     """The base model and the adapter version that were used."""
 
     base: str
@@ -89,7 +89,7 @@ class ScoredBy(_Wire):
     revision: str | None = Field(None, description="revision of that version, 40 hexadecimal digits")
 
 
-class AnswerScore(_Wire):
+class AnswerScore(_WireModel):
     """The score of one answer of a row."""
 
     text: str
@@ -106,13 +106,13 @@ class RowScore(ScoredBy):
     best: int = Field(description="index of the most likely answer")
 
 
-class ScoreResult(_Wire):
+class ScoreResult(_WireModel):
     """The scored rows, in the order of the request."""
 
     rows: tuple[RowScore, ...]
 
 
-class GenerateRequest(_Asked):
+class GenerateRequest(_BaseSelection):
     """A prompt to continue.
 
     Temperature 0 always takes the most likely token; otherwise `seed` makes sampling reproducible.
@@ -142,7 +142,7 @@ class GenerateResult(ScoredBy):
     )
 
 
-class GeneratedText(_Wire):
+class GeneratedText(_WireModel):
     """The data of a `text` event."""
 
     text: str

@@ -46,15 +46,15 @@ def key_id(key: Ed25519PublicKey) -> str:
     return sha256_hex(public_text(key).encode())[:16]
 
 
-def choose_key(named: str, keys: Sequence[Ed25519PublicKey]) -> Ed25519PublicKey:
+def choose_key(wanted_id: str, keys: Sequence[Ed25519PublicKey]) -> Ed25519PublicKey:
     """Returns the key with this id, or the first key if there is none, with which verification then fails."""
-    return next((key for key in keys if key_id(key) == named), keys[0])
+    return next((key for key in keys if key_id(key) == wanted_id), keys[0])
 
 
 def fingerprint(public: str) -> str:
     """Returns a key's (base64) fingerprint for people: 128 bits of its sha256 in eight groups of four digits."""
     digits = sha256_hex(public.encode())[:32]
-    return " ".join(digits[at : at + 4] for at in range(0, 32, 4))
+    return " ".join(digits[start : start + 4] for start in range(0, 32, 4))
 
 
 def sign_manifest(manifest: ProgramManifest, key: Ed25519PrivateKey) -> SignedManifest:
@@ -112,11 +112,11 @@ def _sign(content: bytes, key: Ed25519PrivateKey) -> str:
     return base64.b64encode(key.sign(content)).decode()
 
 
-def _verify(what: str, signature: str, content: bytes, key: Ed25519PublicKey) -> None:
+def _verify(kind: str, signature: str, content: bytes, key: Ed25519PublicKey) -> None:
     try:
         key.verify(base64.b64decode(signature, validate=True), content)
     except (InvalidSignature, ValueError, binascii.Error) as error:
         raise Untrusted(
-            f"the {what}'s signature is not by the server this device was enrolled with; "
+            f"the {kind}'s signature is not by the server this device was enrolled with; "
             "if the server's key was changed on purpose, enroll this device again"
         ) from error

@@ -26,11 +26,11 @@ TaskName = Annotated[str, Field(max_length=100)]
 Kind = Literal["choice", "completion", "messages", "text"]
 TextMetric = Literal["exact_match", "token_f1", "rouge_l"]
 Metric = Literal["accuracy", "loss"] | TextMetric
-_WRITES: tuple[Metric, ...] = ("loss", *get_args(TextMetric))
+_TEXT_METRICS: tuple[Metric, ...] = ("loss", *get_args(TextMetric))
 _METRICS: Mapping[Kind, tuple[Metric, ...]] = {
     "choice": ("accuracy",),
-    "completion": _WRITES,
-    "messages": _WRITES,
+    "completion": _TEXT_METRICS,
+    "messages": _TEXT_METRICS,
     "text": ("loss",),
 }
 MISSING = object()  # what `field_value` returns of a field that a record lacks
@@ -57,7 +57,7 @@ class Answer(BaseModel):
     )
 
 
-class Mapped(BaseModel):
+class MappedField(BaseModel):
     """A template field whose value is translated from another field."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -89,7 +89,7 @@ class Task(BaseModel):
     prompt: str = Field("", max_length=MOST_TEMPLATE)
     answers: tuple[Answer, ...] = Field((), max_length=64, description="of kind choice: at least 2")
     label_field: FieldName = "label"
-    mapped: dict[FieldName, Mapped] = Field(default_factory=dict, max_length=MOST_FIELDS)
+    mapped: dict[FieldName, MappedField] = Field(default_factory=dict, max_length=MOST_FIELDS)
     metric: Metric = Field(
         "accuracy",
         description="of kind choice: accuracy. Of the others: loss, nats per answer token; of completion and messages "
@@ -109,19 +109,19 @@ class Task(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _defaults_of_kind(cls, given: Any) -> Any:
-        if not isinstance(given, dict) or given.get("kind", "choice") == "choice":
-            return given
+    def _defaults_of_kind(cls, values: Any) -> Any:
+        if not isinstance(values, dict) or values.get("kind", "choice") == "choice":
+            return values
         defaults: dict[str, Any] = {"metric": "loss"}
-        if given.get("kind") == "text":
+        if values.get("kind") == "text":
             defaults["answer"] = "{text}"
-        if given.get("kind") == "messages":
+        if values.get("kind") == "messages":
             defaults["messages_field"] = "messages"
-        return defaults | {name: value for name, value in given.items() if value is not None}
+        return defaults | {name: value for name, value in values.items() if value is not None}
 
     @model_validator(mode="after")
-    def _has_what_its_kind_needs(self) -> Task:
-        wanted = {
+    def _check_fields_of_kind(self) -> Task:
+        required = {
             "choice": {"prompt", "answers"},
             "completion": {"prompt", "answer"},
             "messages": {"messages_field"},
@@ -129,9 +129,9 @@ class Task(BaseModel):
         }[self.kind]
         for name in ("prompt", "answers", "answer", "messages_field"):
             present = bool(getattr(self, name))
-            if present and name not in wanted:
+            if present and name not in required:
                 raise ValueError(f"a task of kind {self.kind} has no {name}; remove it or set another kind")
-            if not present and name in wanted:
+            if not present and name in required:
                 raise ValueError(f"a task of kind {self.kind} needs {name}")
         if self.kind == "choice" and len(self.answers) < 2:
             raise ValueError("a task of kind choice needs at least 2 answers; kind completion has one, `answer`")
@@ -169,9 +169,9 @@ class Task(BaseModel):
 
     def templates(self) -> list[str]:
         """Returns all templates of the task."""
-        own = [answer.prompt for answer in self.answers if answer.prompt is not None]
-        written = [] if self.answer is None else [self.answer]
-        return [self.prompt, *own, *(answer.text for answer in self.answers), *written]
+        prompts = [answer.prompt for answer in self.answers if answer.prompt is not None]
+        answer_templates = [] if self.answer is None else [self.answer]
+        return [self.prompt, *prompts, *(answer.text for answer in self.answers), *answer_templates]
 
     @property
     def fixed_answers(self) -> tuple[str, ...] | None:
@@ -227,24 +227,24 @@ def is_field_name(name: str) -> bool:
 
 def record_fields(task: Task) -> tuple[str, ...]:
     """Returns the record fields that a task's templates use, in order of first use."""
-    named = dict.fromkeys(field for template in task.templates() for field in template_fields(template))
-    return tuple(dict.fromkeys(task.mapped[field].field if field in task.mapped else field for field in named))
+    template_names = dict.fromkeys(field for template in task.templates() for field in template_fields(template))
+    return tuple(dict.fromkeys(task.mapped[field].field if field in task.mapped else field for field in template_names))
 
 
 def filled_length(task: Task, record: Mapping[str, Any]) -> int:
     """Returns how many characters the candidates of a record have in total, without building them.
 
-    Of a task that writes text there are none.
+    Returns 0 for a task that writes text.
     """
     lengths: dict[str, int] = {}
     for template in task.templates():
         for field in template_fields(template):
-            mapped = task.mapped.get(field)
-            if mapped is None:
+            mapping = task.mapped.get(field)
+            if mapping is None:
                 value = field_value(record, field)
-                lengths[field] = 0 if value is MISSING else len(_plain(value))
+                lengths[field] = 0 if value is MISSING else len(_to_text(value))
             else:
-                lengths[field] = max(len(text) for text in mapped.values.values())
+                lengths[field] = max(len(text) for text in mapping.values.values())
     total = 0
     for answer in task.answers:
         for template in (answer.prompt or task.prompt, answer.text):
@@ -257,7 +257,7 @@ def _fill(template: str, values: Mapping[str, str]) -> str:
     return "".join(literal + (values[field] if field is not None else "") for literal, field, _, _ in parts)
 
 
-def _plain(value: Any) -> str:
+def _to_text(value: Any) -> str:
     return value if isinstance(value, str) else str(int(value)) if isinstance(value, bool) else str(value)
 
 
@@ -265,20 +265,20 @@ def field_value(record: Mapping[str, Any], name: str) -> Any:
     """Returns a record's field, or MISSING. If no field is named `a.b`, it is the field `b` of the object in `a`."""
     if name in record:
         return record[name]
-    first, dot, rest = name.partition(".")
-    inner = record.get(first) if dot else None
-    return field_value(inner, rest) if isinstance(inner, dict) else MISSING
+    parent, dot, child = name.partition(".")
+    parent_value = record.get(parent) if dot else None
+    return field_value(parent_value, child) if isinstance(parent_value, dict) else MISSING
 
 
 def _answer_lists(task: Task, record: Mapping[str, Any]) -> dict[str, list[Any]]:
     """Returns the fields of a completion's `answer` that hold lists."""
     fields = template_fields(task.answer or "") if task.kind == "completion" else ()
-    found = {field: field_value(record, field) for field in fields if field not in task.mapped}
-    return {field: value for field, value in found.items() if isinstance(value, list)}
+    values = {field: field_value(record, field) for field in fields if field not in task.mapped}
+    return {field: value for field, value in values.items() if isinstance(value, list)}
 
 
 def answer_list_fault(task: Task, record: Mapping[str, Any]) -> str | None:
-    """Returns why a list of right answers cannot be used, without the record's text; None: it can, or there is none."""
+    """Returns why a list of right answers is invalid, without the record's text; None if it is valid or absent."""
     lists = _answer_lists(task, record)
     for field, texts in lists.items():
         if not texts:
@@ -290,95 +290,95 @@ def answer_list_fault(task: Task, record: Mapping[str, Any]) -> str | None:
     return None
 
 
-def template_values(task: Task, record: Mapping[str, Any], where: str) -> dict[str, str]:
+def template_values(task: Task, record: Mapping[str, Any], location: str) -> dict[str, str]:
     """Returns the texts of all fields that the task's templates name, of a list of texts the first.
 
-    Raises InvalidDataset, naming `where`.
+    Raises InvalidDataset, naming `location`.
     """
-    needed = {field for template in task.templates() for field in template_fields(template)}
+    fields = {field for template in task.templates() for field in template_fields(template)}
     if fault := answer_list_fault(task, record):
-        raise InvalidDataset(f"{where}: {fault}")
-    firsts = {field: texts[0] for field, texts in _answer_lists(task, record).items()}
+        raise InvalidDataset(f"{location}: {fault}")
+    first_texts = {field: texts[0] for field, texts in _answer_lists(task, record).items()}
     values: dict[str, str] = {}
-    for field in sorted(needed):
+    for field in sorted(fields):
         source = task.mapped[field].field if field in task.mapped else field
-        found = field_value(record, source)
-        if found is MISSING:
-            raise InvalidDataset(f"{where}: field {source!r} is missing, which task {task.name!r} needs")
-        value = firsts.get(field) or _plain(found)
+        value = field_value(record, source)
+        if value is MISSING:
+            raise InvalidDataset(f"{location}: field {source!r} is missing, which task {task.name!r} needs")
+        text = first_texts.get(field) or _to_text(value)
         if field in task.mapped:
-            known = task.mapped[field].values
-            if value not in known:
+            translations = task.mapped[field].values
+            if text not in translations:
                 raise InvalidDataset(
-                    f"{where}: field {source!r} is {value!r}; task {task.name!r} accepts {sorted(known)}"
+                    f"{location}: field {source!r} is {text!r}; task {task.name!r} accepts {sorted(translations)}"
                 )
-            value = known[value]
-        values[field] = value
+            text = translations[text]
+        values[field] = text
     return values
 
 
-def read_question(task: Task, record: Mapping[str, Any], where: str) -> Question:
+def read_question(task: Task, record: Mapping[str, Any], location: str) -> Question:
     """Returns the record's candidates and the index of the correct one, for a task of kind choice.
 
-    `where` names the record (file and line) in errors. Raises InvalidDataset for a missing field or an unknown label,
-    and InvalidTask for a task of another kind.
+    `location` names the record (file and line) in errors. Raises InvalidDataset for a missing field or an unknown
+    label, and InvalidTask for a task of another kind.
     """
     if task.generates:
         raise InvalidTask(f"task {task.name!r} of kind {task.kind} writes text and has no answers to choose from")
-    values = template_values(task, record, where)
-    found = field_value(record, task.label_field)
-    if found is MISSING:
-        raise InvalidDataset(f"{where}: field {task.label_field!r} is missing, which task {task.name!r} needs")
-    label = _plain(found)
+    values = template_values(task, record, location)
+    value = field_value(record, task.label_field)
+    if value is MISSING:
+        raise InvalidDataset(f"{location}: field {task.label_field!r} is missing, which task {task.name!r} needs")
+    label = _to_text(value)
     correct = next((index for index, answer in enumerate(task.answers) if label in answer.labels), None)
     if correct is None:
-        known_labels = [label for answer in task.answers for label in answer.labels]
-        raise InvalidDataset(f"{where}: label {label!r} is not one of task {task.name!r}'s labels {known_labels}")
+        labels = [label for answer in task.answers for label in answer.labels]
+        raise InvalidDataset(f"{location}: label {label!r} is not one of task {task.name!r}'s labels {labels}")
     choices = tuple(
         Choice(_fill(answer.prompt or task.prompt, values), _fill(answer.text, values)) for answer in task.answers
     )
     return Question(choices, correct)
 
 
-def read_writing(task: Task, record: Mapping[str, Any], where: str) -> Choice:
+def read_completion(task: Task, record: Mapping[str, Any], location: str) -> Choice:
     """Returns the text to write and the prompt before it, for a task of kind completion or text (an empty prompt).
 
-    Raises InvalidDataset, naming `where`, for a missing field or an answer that is blank.
+    Raises InvalidDataset, naming `location`, for a missing field or an answer that is blank.
     """
-    values = template_values(task, record, where)
+    values = template_values(task, record, location)
     answer = _fill(task.answer or "", values)
     if not answer.strip():
-        raise InvalidDataset(f"{where}: the text to write is blank")
+        raise InvalidDataset(f"{location}: the text to write is blank")
     return Choice(_fill(task.prompt, values), answer)
 
 
-def accepted_answers(task: Task, record: Mapping[str, Any], where: str) -> tuple[str, ...]:
-    """Returns all texts that are right, for a task of kind completion; the first is `read_writing`'s.
+def accepted_answers(task: Task, record: Mapping[str, Any], location: str) -> tuple[str, ...]:
+    """Returns all texts that are right, for a task of kind completion; the first is `read_completion`'s.
 
-    Raises InvalidDataset as `read_writing`.
+    Raises InvalidDataset as `read_completion`.
     """
-    first = read_writing(task, record, where).answer
-    values = template_values(task, record, where)
+    first = read_completion(task, record, location).answer
+    values = template_values(task, record, location)
     for field, texts in _answer_lists(task, record).items():  # at most one
         return tuple(_fill(task.answer or "", values | {field: text}) for text in texts)
     return (first,)
 
 
-def read_messages(task: Task, record: Mapping[str, Any], where: str) -> list[dict[str, str]]:
+def read_messages(task: Task, record: Mapping[str, Any], location: str) -> list[dict[str, str]]:
     """Returns the conversation of a record, for a task of kind messages.
 
-    Raises InvalidDataset, naming `where`, for anything but a list of messages with a known role and a text, and for a
-    conversation in which the assistant says nothing.
+    Raises InvalidDataset, naming `location`, for anything but a list of messages with a known role and a text, and
+    for a conversation without text of the assistant.
     """
     field = task.messages_field or ""
-    found = field_value(record, field)
-    if not isinstance(found, list) or not found:
-        raise InvalidDataset(f"{where}: field {field!r} must be a list of messages, which task {task.name!r} needs")
-    for number, message in enumerate(found, 1):
+    messages = field_value(record, field)
+    if not isinstance(messages, list) or not messages:
+        raise InvalidDataset(f"{location}: field {field!r} must be a list of messages, which task {task.name!r} needs")
+    for number, message in enumerate(messages, 1):
         if not isinstance(message, dict) or not isinstance(message.get("content"), str):
-            raise InvalidDataset(f"{where}: message {number} must be an object with role and content, both texts")
+            raise InvalidDataset(f"{location}: message {number} must be an object with role and content, both texts")
         if message.get("role") not in ROLES:
-            raise InvalidDataset(f"{where}: message {number} has a role that is none of {', '.join(ROLES)}")
-    if not any(message["role"] == "assistant" and message["content"].strip() for message in found):
-        raise InvalidDataset(f"{where}: the conversation has no turn of the assistant to learn from")
-    return [{"role": message["role"], "content": message["content"]} for message in found]
+            raise InvalidDataset(f"{location}: message {number} has a role that is none of {', '.join(ROLES)}")
+    if not any(message["role"] == "assistant" and message["content"].strip() for message in messages):
+        raise InvalidDataset(f"{location}: the conversation has no turn of the assistant to learn from")
+    return [{"role": message["role"], "content": message["content"]} for message in messages]

@@ -12,12 +12,12 @@ and no template for it. Field names are those of both data sets on the Hub, whos
 from __future__ import annotations
 
 from shared.errors import InvalidTask
-from shared.task import Answer, Mapped, Task
+from shared.task import Answer, MappedField, Task
 
 
-def _yes_no(name: str, prompt: str, yes: tuple[str, ...], no: tuple[str, ...]) -> Task:
+def _yes_no_task(name: str, prompt: str, yes_labels: tuple[str, ...], no_labels: tuple[str, ...]) -> Task:
     # The prompt ends with a line break, so the answer has no leading space.
-    answers = (Answer(text="Yes", labels=yes), Answer(text="No", labels=no))
+    answers = (Answer(text="Yes", labels=yes_labels), Answer(text="No", labels=no_labels))
     return Task(name=name, prompt=prompt, answers=answers)
 
 
@@ -32,52 +32,52 @@ _ALL = (
             Answer(text=" great", labels=("positive", "1")),
         ),
     ),
-    _yes_no(
+    _yes_no_task(
         "rte",
         '{premise} Does this mean that "{hypothesis}" is true? Yes or No?\n',
         ("entailment", "0"),
         ("not_entailment", "1"),
     ),
-    _yes_no(
+    _yes_no_task(
         "mrpc",
         "Do the following two sentences mean the same thing? Yes or No?\n"
         "Sentence 1: {sentence1}\nSentence 2: {sentence2}\n",
         ("equivalent", "1"),
         ("not_equivalent", "0"),
     ),
-    _yes_no(
+    _yes_no_task(
         "qqp",
         "Are these two questions asking the same thing? Yes or No?\nQuestion 1: {question1}\nQuestion 2: {question2}\n",
         ("duplicate", "1"),
         ("not_duplicate", "0"),
     ),
-    _yes_no(
+    _yes_no_task(
         "qnli",
         "Does this sentence answer the question? Yes or No?\nSentence 1: {question}\nSentence 2: {sentence}\n",
         ("entailment", "0"),
         ("not_entailment", "1"),
     ),
-    _yes_no(
+    _yes_no_task(
         "wnli",
         "Given the first sentence, is the second sentence true? Yes or No?\n"
         "Sentence 1: {sentence1}\nSentence 2: {sentence2}\n",
         ("entailment", "1"),
         ("not_entailment", "0"),
     ),
-    _yes_no("boolq", "{passage} {question}?\n", _TRUE, _FALSE),
-    _yes_no(
+    _yes_no_task("boolq", "{passage} {question}?\n", _TRUE, _FALSE),
+    _yes_no_task(
         "wsc",
         '{text} In the previous sentence, does the pronoun "{span2_text}" refer to {span1_text}?\n',
         _TRUE,
         _FALSE,
     ),
-    _yes_no(
+    _yes_no_task(
         "wic",
         'Does the word "{word}" have the same meaning in these two sentences? Yes, No?\n{sentence1}\n{sentence2}\n',
         _TRUE,
         _FALSE,
     ),
-    _yes_no(
+    _yes_no_task(
         "multirc",
         '{paragraph}\nQuestion: {question}\nI found this answer "{answer}". Is that correct? Yes or No?\n',
         _TRUE,
@@ -87,7 +87,7 @@ _ALL = (
         name="copa",
         prompt="{premise} {connective}",
         answers=(Answer(text=" {choice1}", labels=("0",)), Answer(text=" {choice2}", labels=("1",))),
-        mapped={"connective": Mapped(field="question", values={"effect": "so", "cause": "because"})},
+        mapped={"connective": MappedField(field="question", values={"effect": "so", "cause": "because"})},
     ),
     Task(
         name="winogrande",

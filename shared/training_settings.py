@@ -70,7 +70,7 @@ class TrainingSettings(BaseModel):
     )
 
     @model_validator(mode="after")
-    def _stays_short_of_the_start(self) -> TrainingSettings:
+    def _check_proximal(self) -> TrainingSettings:
         if self.proximal * self.lr > 1:
             raise ValueError(f"proximal {self.proximal:g} overshoots the start at lr {self.lr:g}; lower one of them")
         return self

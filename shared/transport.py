@@ -23,9 +23,9 @@ from shared.canonical import file_sha256
 from shared.errors import MobizoError, TooManyRequests, Unavailable, Untrusted, from_problem
 from shared.request_signature import RequestSigner
 
-_SAFE = frozenset({"GET", "HEAD"})
-TOO_MANY = 429
-RETRIED_STATUS = frozenset({TOO_MANY, 502, 503, 504})
+_SAFE_METHODS = frozenset({"GET", "HEAD"})
+TOO_MANY_REQUESTS = 429
+RETRIED_STATUS = frozenset({TOO_MANY_REQUESTS, 502, 503, 504})
 MOST_WAIT = 30.0  # seconds; longer waits are raised as errors
 MOST_REDIRECTS = 3
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-\d+/(\d+|\*)")
@@ -65,7 +65,7 @@ class Transport:
             self._http = httpx.Client(base_url=server.rstrip("/"), headers=headers, timeout=timeout, verify=_tls())
         except httpx.InvalidURL as error:
             raise Unreachable(f"{server!r} is not a URL such as http://127.0.0.1:8000") from error
-        self._elsewhere: httpx.Client | None = None
+        self._other_hosts: httpx.Client | None = None
         self._attempts, self._signer = attempts, signer
         self.server = server
 
@@ -80,8 +80,8 @@ class Transport:
     def close(self) -> None:
         """Closes the connection."""
         self._http.close()
-        if self._elsewhere is not None:
-            self._elsewhere.close()
+        if self._other_hosts is not None:
+            self._other_hosts.close()
 
     def request(
         self,
@@ -101,11 +101,11 @@ class Transport:
         exponential backoff, or when the server says (Retry-After). A request rejected by a rate limit had no effect and
         is always retried. Raises Unreachable if there was no response.
         """
-        asked = 0.0  # seconds that the server asks to wait
+        retry_after = 0.0  # seconds that the server asks to wait
         for attempt in range(self._attempts):
             if attempt:
-                _pause(attempt, asked)
-            asked = 0.0
+                _sleep_before_retry(attempt, retry_after)
+            retry_after = 0.0
             last = attempt == self._attempts - 1
             try:
                 request = self._http.build_request(
@@ -117,16 +117,16 @@ class Transport:
                     headers=headers,
                     timeout=httpx.USE_CLIENT_DEFAULT if timeout is None else timeout,
                 )
-                response = self._http.send(self._signed(request))
+                response = self._http.send(self._sign(request))
             except httpx.HTTPError as error:
                 if last or not retry:
                     raise Unreachable(f"{self.server} cannot be reached ({error})") from error
                 continue
             except httpx.InvalidURL as error:
                 raise Unreachable(f"{self.server!r} is not a URL such as http://127.0.0.1:8000") from error
-            if not last and response.status_code in (RETRIED_STATUS if retry else (TOO_MANY,)):
-                asked = _retry_after(response)
-                if asked <= MOST_WAIT:
+            if not last and response.status_code in (RETRIED_STATUS if retry else (TOO_MANY_REQUESTS,)):
+                retry_after = _retry_after(response)
+                if retry_after <= MOST_WAIT:
                     continue
             raise_problem(response)
             return response
@@ -153,8 +153,8 @@ class Transport:
             raise MobizoError(f"{self.server} does not answer as a mobizo server")
         return response.status_code, document
 
-    def _signed(self, request: httpx.Request) -> httpx.Request:
-        if self._signer is not None and request.method not in _SAFE:
+    def _sign(self, request: httpx.Request) -> httpx.Request:
+        if self._signer is not None and request.method not in _SAFE_METHODS:
             path, query = request.url.raw_path.partition(b"?")[::2]
             request.headers.update(self._signer.headers(request.method, path.decode(), query.decode(), request.read()))
         return request
@@ -185,79 +185,81 @@ class Transport:
 
         Raises Untrusted if the data does not match (it is then deleted), Unreachable if the download does not complete.
         """
-        part = target.with_name(target.name + ".part")
-        asked = 0.0
+        part_file = target.with_name(target.name + ".part")
+        retry_after = 0.0
         for attempt in range(self._attempts):
             if attempt:
-                _pause(attempt, asked)
-            asked = 0.0
+                _sleep_before_retry(attempt, retry_after)
+            retry_after = 0.0
             try:
-                self._fetch(path, part, size, sha256, progress)
+                self._fetch(path, part_file, size, sha256, progress)
                 break
             except TooManyRequests as error:
                 delay = error.extra.get("retry_after_seconds")
-                asked = float(delay) if isinstance(delay, int | float) and delay >= 0 else 0.0
-                if attempt == self._attempts - 1 or asked > MOST_WAIT:
+                retry_after = float(delay) if isinstance(delay, int | float) and delay >= 0 else 0.0
+                if attempt == self._attempts - 1 or retry_after > MOST_WAIT:
                     raise
             except httpx.HTTPError as error:
                 if attempt == self._attempts - 1:
                     raise Unreachable(f"{self.server} dropped a download ({error}); it resumes next time") from error
-        if part.stat().st_size != size or file_sha256(part) != sha256:
-            part.unlink()
+        if part_file.stat().st_size != size or file_sha256(part_file) != sha256:
+            part_file.unlink()
             raise Untrusted(f"{target.name}: the download does not have the size and sha256 in its manifest")
-        part.replace(target)
+        part_file.replace(target)
 
-    def _fetch(self, path: str, part: Path, size: int, sha256: str, progress: ByteProgress | None) -> None:
-        have = part.stat().st_size if part.exists() else 0
-        if have > size:
-            part.unlink()
-            have = 0
-        if have == size and size > 0:
+    def _fetch(self, path: str, part_file: Path, size: int, sha256: str, progress: ByteProgress | None) -> None:
+        received = part_file.stat().st_size if part_file.exists() else 0
+        if received > size:
+            part_file.unlink()
+            received = 0
+        if received == size and size > 0:
             return
         headers = {"Accept-Encoding": "identity"}
-        if have:
-            headers |= {"Range": f"bytes={have}-", "If-Range": f'"{sha256}"'}
-        with self._file(path, headers) as response:
+        if received:
+            headers |= {"Range": f"bytes={received}-", "If-Range": f'"{sha256}"'}
+        with self._open_file(path, headers) as response:
             resumed = response.status_code == httpx.codes.PARTIAL_CONTENT
-            span = _CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", "")) if resumed else None
-            if span is not None and (int(span[1]) != have or span[2] not in (str(size), "*")):
-                raise httpx.RemoteProtocolError(f"asked for {have} to {size}, it sent {span[0]}")
-            have = have if resumed else 0
-            with part.open("ab" if resumed else "wb") as file:
+            content_range = _CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", "")) if resumed else None
+            if content_range is not None and (
+                int(content_range[1]) != received or content_range[2] not in (str(size), "*")
+            ):
+                raise httpx.RemoteProtocolError(f"asked for {received} to {size}, it sent {content_range[0]}")
+            received = received if resumed else 0
+            with part_file.open("ab" if resumed else "wb") as file:
                 # Raw chunks are written as they arrive, so that a lost connection loses nothing already received.
-                for piece in response.iter_raw():
-                    have += len(piece)
-                    if have > size:
-                        raise Untrusted(f"{part.name}: the server sent more bytes than the manifest states")
-                    file.write(piece)
+                for chunk in response.iter_raw():
+                    received += len(chunk)
+                    if received > size:
+                        raise Untrusted(f"{part_file.name}: the server sent more bytes than the manifest states")
+                    file.write(chunk)
                     if progress is not None:
-                        progress(have, size)
-        if have < size:
-            raise httpx.RemoteProtocolError(f"{have} of {size} bytes arrived")
+                        progress(received, size)
+        if received < size:
+            raise httpx.RemoteProtocolError(f"{received} of {size} bytes arrived")
 
     @contextmanager
-    def _file(self, path: str, headers: dict[str, str]) -> Iterator[httpx.Response]:
+    def _open_file(self, path: str, headers: dict[str, str]) -> Iterator[httpx.Response]:
         """The response (200 or 206) of a file, after redirects.
 
         Another host gets neither the token nor If-Range, whose tag is one of our server's; the download is verified by
         its hash. An unexpected status of another host is retried from the start, because its URL may have expired.
         """
         request = self._http.build_request("GET", path, headers=headers)
-        home = request.url
+        original_url = request.url
         for _ in range(MOST_REDIRECTS + 1):
-            ours = _same_origin(request.url, home)
-            response = (self._http if ours else self._stranger()).send(request, stream=True)
+            is_own_server = _same_origin(request.url, original_url)
+            response = (self._http if is_own_server else self._client_for_other_hosts()).send(request, stream=True)
             if not response.has_redirect_location:
                 break
             response.close()
-            request = self._redirected(response, home, headers)
+            request = self._redirected(response, original_url, headers)
         else:
             raise MobizoError(f"{self.server} redirected a download too many times")
         try:
             if response.status_code in (httpx.codes.OK, httpx.codes.PARTIAL_CONTENT):
                 yield response
                 return
-            if not ours:
+            if not is_own_server:
                 raise httpx.RemoteProtocolError(f"{request.url.host} answered {response.status_code}")
             response.read()
             raise_problem(response)
@@ -265,20 +267,22 @@ class Transport:
         finally:
             response.close()
 
-    def _redirected(self, response: httpx.Response, home: httpx.URL, headers: dict[str, str]) -> httpx.Request:
+    def _redirected(self, response: httpx.Response, original_url: httpx.URL, headers: dict[str, str]) -> httpx.Request:
         url = response.url.join(response.headers["Location"])
         if url.scheme != "https" and (url.scheme != "http" or response.url.scheme == "https"):
             raise Untrusted(f"{self.server} sent a download to {url.scheme}://{url.host}, which is not encrypted")
-        if _same_origin(url, home) and _same_origin(response.url, home):
+        if _same_origin(url, original_url) and _same_origin(response.url, original_url):
             return self._http.build_request("GET", url, headers=headers)
-        less = {name: value for name, value in headers.items() if name != "If-Range"}
-        return self._stranger().build_request("GET", url, headers=less)
+        other_headers = {name: value for name, value in headers.items() if name != "If-Range"}
+        return self._client_for_other_hosts().build_request("GET", url, headers=other_headers)
 
-    def _stranger(self) -> httpx.Client:
+    def _client_for_other_hosts(self) -> httpx.Client:
         """A client without a token, for other hosts."""
-        if self._elsewhere is None:
-            self._elsewhere = httpx.Client(headers={"User-Agent": "mobizo"}, timeout=self._http.timeout, verify=_tls())
-        return self._elsewhere
+        if self._other_hosts is None:
+            self._other_hosts = httpx.Client(
+                headers={"User-Agent": "mobizo"}, timeout=self._http.timeout, verify=_tls()
+            )
+        return self._other_hosts
 
 
 def _tls() -> ssl.SSLContext:
@@ -292,18 +296,18 @@ def _tls_context(_file: str | None, _directory: str | None) -> ssl.SSLContext:
     return httpx.create_ssl_context()
 
 
-def _same_origin(one: httpx.URL, other: httpx.URL) -> bool:
+def _same_origin(first: httpx.URL, second: httpx.URL) -> bool:
     ports = {"http": 80, "https": 443}
-    return (one.scheme, one.host, one.port or ports.get(one.scheme)) == (
-        other.scheme,
-        other.host,
-        other.port or ports.get(other.scheme),
+    return (first.scheme, first.host, first.port or ports.get(first.scheme)) == (
+        second.scheme,
+        second.host,
+        second.port or ports.get(second.scheme),
     )
 
 
-def _pause(attempt: int, asked: float) -> None:
+def _sleep_before_retry(attempt: int, retry_after: float) -> None:
     """Sleeps before a retry: longer each time, with jitter, and at least as long as the server asks."""
-    time.sleep(asked + random.uniform(0.5, 1) * 2 ** (attempt - 1) * 0.5)
+    time.sleep(retry_after + random.uniform(0.5, 1) * 2 ** (attempt - 1) * 0.5)
 
 
 def _retry_after(response: httpx.Response) -> float:
@@ -334,11 +338,11 @@ def _parse_events(lines: Iterator[str]) -> Iterator[tuple[str, str, str]]:
                 yield event, event_id, "\n".join(data)
             event, data = "message", []
             continue
-        name, _, value = line.partition(":")
+        field, _, value = line.partition(":")
         value = value.removeprefix(" ")
-        if name == "event":
+        if field == "event":
             event = value
-        elif name == "id":
+        elif field == "id":
             event_id = value
-        elif name == "data":
+        elif field == "data":
             data.append(value)

@@ -12,28 +12,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shared.zo.encoding import Example
-from simulation.draws import generator
+from simulation.randomness import generator
 from simulation.settings import FaultSettings
 
 F32 = NDArray[np.float32]
-ON_DATA = ("labels", "claims")  # attacks that do not change the numbers
-CLAIM = 2**31 - 1  # number of examples reported by attack `claims`
+DATA_ATTACKS = ("labels", "claims")  # attacks that do not change the numbers
+CLAIMED_EXAMPLES = 2**31 - 1  # number of examples reported by attack `claims`
 
 
-def poisoned(settings: FaultSettings, devices: int, seed: int) -> frozenset[int]:
+def poisoned_devices(settings: FaultSettings, devices: int, seed: int) -> frozenset[int]:
     """Returns the devices that attack, the same in every round."""
     count = round(settings.poisoned * devices)
     return frozenset(generator(seed, "poisoned").permutation(devices)[:count].tolist())
 
 
-def spoil_examples(settings: FaultSettings, examples: Sequence[Example]) -> Sequence[Example]:
+def poison_examples(settings: FaultSettings, examples: Sequence[Example]) -> Sequence[Example]:
     """Returns a poisoned device's training examples: attack `labels` replaces each correct answer by the next one."""
     if settings.attack != "labels":
         return examples
     return [replace(example, correct=(example.correct + 1) % len(example.rows)) for example in examples]
 
 
-def spoil_numbers(settings: FaultSettings, numbers: F32, seed: int, round_: int, device: int) -> F32:
+def poison_numbers(settings: FaultSettings, numbers: F32, seed: int, round_: int, device: int) -> F32:
     """Returns the numbers that a poisoned device sends instead of `numbers`."""
     scale = np.float32(settings.strength)
     if settings.attack == "sign_flip":
@@ -50,6 +50,6 @@ def spoil_numbers(settings: FaultSettings, numbers: F32, seed: int, round_: int,
     return numbers
 
 
-def claimed(settings: FaultSettings, examples: int) -> int:
+def claimed_examples(settings: FaultSettings, examples: int) -> int:
     """Returns the number of training examples that a poisoned device reports."""
-    return CLAIM if settings.attack == "claims" else examples
+    return CLAIMED_EXAMPLES if settings.attack == "claims" else examples

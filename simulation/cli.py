@@ -56,24 +56,24 @@ def simulate(
 ) -> None:
     """Simulate a cohort: many virtual devices train a shared adapter in rounds."""
     try:
-        given = _without_none(
+        flags = _set_options(
             devices=devices,
             rounds=rounds,
             participation=participation,
             seed=seed,
             base=base,
-            data=_without_none(
-                sources=[str(each) for each in data] if data else None, partition=partition, alpha=alpha, skew=skew
+            data=_set_options(
+                sources=[str(path) for path in data] if data else None, partition=partition, alpha=alpha, skew=skew
             ),
-            faults=_without_none(dropout=dropout, poisoned=poisoned, attack=attack),
-            cohort=_without_none(
+            faults=_set_options(dropout=dropout, poisoned=poisoned, attack=attack),
+            cohort=_set_options(
                 task=task,
-                algorithm=_without_none(name=algorithm) or None,
-                aggregator=_without_none(name=aggregator) or None,
+                algorithm=_set_options(name=algorithm) or None,
+                aggregator=_set_options(name=aggregator) or None,
                 upload=upload,
             ),
         )
-        _run(read_settings(config, given), directory, _engine(engine), workers, program, as_json)
+        _run(read_settings(config, flags), directory, _engine(engine), workers, program, as_json)
     except MobizoError as error:
         raise _stop(error.detail, 1) from error
     except OSError as error:
@@ -104,26 +104,26 @@ def _run(
 ) -> None:
     # Imported after the settings are validated, because training and compilation load hundreds of megabytes.
     from simulation import plots, report
-    from simulation.session import Means, Simulated
+    from simulation.session import Resources, SimulationOutcome
     from simulation.session import simulate as run
 
     logging.getLogger("root").setLevel(logging.ERROR)
-    began = time.monotonic()
-    outcome: Simulated
-    with _progress() as bar:
-        whole = bar.add_task("rounds", total=settings.rounds)
-        part = bar.add_task("compiling", total=None)
+    start = time.monotonic()
+    outcome: SimulationOutcome
+    with _progress() as progress:
+        rounds_task = progress.add_task("rounds", total=settings.rounds)
+        step_task = progress.add_task("compiling", total=None)
 
-        def tell(what: str, done: int, of: int) -> None:
-            number = int(what.split()[-1]) if what.split()[-1].isdigit() else 1
-            bar.update(whole, completed=number - 1)
-            bar.update(part, description=what, completed=done, total=of if of > 1 else None)
+        def on_progress(activity: str, done: int, total: int) -> None:
+            number = int(activity.split()[-1]) if activity.split()[-1].isdigit() else 1
+            progress.update(rounds_task, completed=number - 1)
+            progress.update(step_task, description=activity, completed=done, total=total if total > 1 else None)
 
-        outcome = run(settings, directory, Means(engine, workers, program), tell)
-        bar.update(whole, completed=settings.rounds)
-        bar.remove_task(part)
-    drawn = plots.draw(outcome, directory)
-    report.write(outcome, directory, drawn)
+        outcome = run(settings, directory, Resources(engine, workers, program), on_progress)
+        progress.update(rounds_task, completed=settings.rounds)
+        progress.remove_task(step_task)
+    plot_files = plots.draw(outcome, directory)
+    report.write(outcome, directory, plot_files)
     if as_json:
         out.print(json.dumps(report.document(outcome)), markup=False, soft_wrap=True)
         return
@@ -133,9 +133,9 @@ def _run(
     out.print(table)
     for line in report.remarks(outcome):
         out.print(line, markup=False)
-    if not drawn:
+    if not plot_files:
         err.print("no plots: matplotlib is not installed (pip install 'mobizo[simulate]')", markup=False)
-    out.print(f"{directory / 'report.html'}  {time.monotonic() - began:.0f} s", markup=False, soft_wrap=True)
+    out.print(f"{directory / 'report.html'}  {time.monotonic() - start:.0f} s", markup=False, soft_wrap=True)
 
 
 def _progress() -> Progress:
@@ -151,7 +151,7 @@ def _progress() -> Progress:
     )
 
 
-def _without_none(**fields: Any) -> dict[str, Any]:
+def _set_options(**fields: Any) -> dict[str, Any]:
     """Returns the given options. `read_settings` ignores empty tables."""
     return {name: value for name, value in fields.items() if value is not None}
 

@@ -21,7 +21,7 @@ from shared.errors import BadRequest, Unavailable
 from simulation.worker import WorkerConfig, call
 
 Engine = Literal["inline", "processes", "ray"]
-AHEAD = 4  # calls per worker that are submitted in advance
+CALLS_AHEAD = 4  # calls per worker that are submitted in advance
 
 
 class Handle(Protocol):
@@ -45,7 +45,7 @@ class Executor(Protocol):
         """Stops the workers."""
 
 
-class _Done:
+class _FinishedCall:
     def __init__(self, value: Any) -> None:
         self._value = value
 
@@ -63,7 +63,7 @@ class InProcess:
 
     def submit(self, method: str, *arguments: Any) -> Handle:
         """Runs the call."""
-        return _Done(call(self._config, method, arguments))
+        return _FinishedCall(call(self._config, method, arguments))
 
     def close(self) -> None:
         """Does nothing."""
@@ -76,12 +76,12 @@ class Processes:
         self._config, self.workers = config, workers
         # Spawned and not forked, because threads and library state of the parent must not be copied.
         context = multiprocessing.get_context("spawn")
-        self._pool = ProcessPoolExecutor(workers, context, initializer=_begin, initargs=(config.log,))
+        self._pool = ProcessPoolExecutor(workers, context, initializer=_initialize_worker, initargs=(config.log,))
 
     def submit(self, method: str, *arguments: Any) -> Handle:
         """Submits one call to the next free process."""
         with _no_interrupts():
-            return _Waited(self._pool.submit(call, self._config, method, arguments))
+            return _ProcessCall(self._pool.submit(call, self._config, method, arguments))
 
     def close(self) -> None:
         """Stops the processes and cancels calls that have not started."""
@@ -90,15 +90,15 @@ class Processes:
 
 @contextmanager
 def _no_interrupts() -> Iterator[None]:
-    """Blocks SIGINT while a worker may be started. The worker inherits this until `_begin` sets its own handling."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    """Blocks SIGINT while a worker may be started. The worker inherits the mask until `_initialize_worker` runs."""
+    previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous_mask)
 
 
-def _begin(log: Path) -> None:
+def _initialize_worker(log: Path) -> None:
     """Initializes a worker: sends its standard error to a file, and lets SIGINT end it silently."""
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(descriptor, 2)
@@ -107,7 +107,7 @@ def _begin(log: Path) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
-class _Waited:
+class _ProcessCall:
     def __init__(self, future: Future[Any]) -> None:
         self._future = future
 
@@ -136,14 +136,14 @@ class Ray:
 
     def submit(self, method: str, *arguments: Any) -> Handle:
         """Submits one call to the cluster."""
-        return _Remote(self._ray, self._call.remote(self._config, method, arguments))
+        return _RayCall(self._ray, self._call.remote(self._config, method, arguments))
 
     def close(self) -> None:
         """Disconnects from the cluster."""
         self._ray.shutdown()
 
 
-class _Remote:
+class _RayCall:
     def __init__(self, ray: Any, reference: Any) -> None:
         self._ray, self._reference = ray, reference
 
@@ -151,7 +151,7 @@ class _Remote:
         return self._ray.get(self._reference)
 
 
-class Opened:
+class ExecutorContext:
     """A context manager that opens and closes an executor."""
 
     def __init__(self, config: WorkerConfig, workers: int, engine: Engine = "processes") -> None:
@@ -176,12 +176,12 @@ class Opened:
         return self._executor
 
 
-def in_order(executor: Executor, method: str, local_tasks: Iterable[tuple[Any, ...]]) -> Iterator[Any]:
-    """Yields the results of many calls in order. At most AHEAD calls per worker are submitted in advance."""
+def results_in_order(executor: Executor, method: str, local_tasks: Iterable[tuple[Any, ...]]) -> Iterator[Any]:
+    """Yields the results of many calls in order. At most CALLS_AHEAD calls per worker are submitted in advance."""
     waiting: deque[Handle] = deque()
     for arguments in local_tasks:
         waiting.append(executor.submit(method, *arguments))
-        if len(waiting) >= AHEAD * executor.workers:
+        if len(waiting) >= CALLS_AHEAD * executor.workers:
             yield waiting.popleft().result()
     while waiting:
         yield waiting.popleft().result()

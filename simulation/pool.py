@@ -42,11 +42,11 @@ def read_pool(directories: Sequence[Path], task: Task, tokenizer: Tokenizer, rec
         train += examples
         sources += [number] * len(examples)
         if (directory / "test.jsonl").is_file():
-            own = load_examples(directory / "test.jsonl", task, tokenizer, recipe)
-            test += sample(own, -(-most_test // len(directories)))
+            test_examples = load_examples(directory / "test.jsonl", task, tokenizer, recipe)
+            test += sample(test_examples, -(-most_test // len(directories)))
     if not test:
         order = permutation(SPLIT_SEED, HELD_OUT_EPOCH, len(train)).tolist()
-        cut = max(len(train) - most_test, len(train) // 2)
-        test = [train[index] for index in order[cut:]]
-        train, sources = [train[index] for index in order[:cut]], [sources[index] for index in order[:cut]]
+        boundary = max(len(train) - most_test, len(train) // 2)
+        test = [train[index] for index in order[boundary:]]
+        train, sources = [train[index] for index in order[:boundary]], [sources[index] for index in order[:boundary]]
     return Pool(train, tuple(sources), test[:most_test])

@@ -25,18 +25,18 @@ from simulation.settings import SimulationSettings
 F32 = NDArray[np.float32]
 
 
-class Flight(BaseModel):
-    """In an asynchronous cohort: a device that was training when the version was made."""
+class RunningTraining(BaseModel):
+    """In an asynchronous cohort: a training that was in progress when the version was published."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     number: int
     device: int
     version: int  # version that the device started from
-    lands: float  # end of the training on the simulated clock
+    finishes_at: float  # end of the training on the simulated clock
 
 
-class Bytes(BaseModel):
+class UploadBytes(BaseModel):
     """Mean bytes that a device sends in a round, by form of upload, over the devices that answered."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -46,7 +46,7 @@ class Bytes(BaseModel):
     masked: float = 0
 
 
-class Round(BaseModel):
+class RoundRecord(BaseModel):
     """The record of a round. Number 0 is the state before the first round."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -54,14 +54,14 @@ class Round(BaseModel):
     number: int
     published: bool = Field(description="whether a version was published")
     why: str = Field("", description="why no version was published")
-    asked: int = 0
+    selected: int = 0
     trained: tuple[int, ...] = Field((), description="devices that trained, in order")
     dropped: int = Field(0, description="devices that did not answer")
     refused: dict[str, int] = Field(default_factory=dict, description="number of rejected updates by reason")
     counted: int = 0
     poisoned: int = Field(0, description="number of accepted updates from poisoned devices")
     clipped: int = 0
-    stale: float = Field(0, description="mean staleness of accepted updates, in versions")
+    mean_staleness: float = Field(0, description="mean staleness of accepted updates, in versions")
     update_norm: float = 0
     accuracy: float = Field(description="accuracy of the new version on the test examples, which no device has")
     loss: float
@@ -70,10 +70,10 @@ class Round(BaseModel):
         None, description="mean accuracy of the starting version on the devices' own data"
     )
     tuned_accuracy: float | None = Field(None, description="mean accuracy of the devices' own B after training")
-    bytes: Bytes = Bytes()
+    bytes: UploadBytes = UploadBytes()
     epsilon: dict[str, float] = Field(default_factory=dict, description="epsilon spent so far, by examples and members")
-    flights: tuple[Flight, ...] = ()
-    flown: int = Field(0, description="number of flights started so far")
+    in_progress: tuple[RunningTraining, ...] = ()
+    started_count: int = Field(0, description="number of trainings started so far, in an asynchronous cohort")
     clock: float = 0
     b_sha256: str
     seconds: float = Field(0, description="duration on this machine; not part of the digest")
@@ -93,37 +93,37 @@ class Store:
             raise Conflict(f"{self.path} contains a simulation with other settings; choose another directory")
         write_durably(file, document)
 
-    def rounds(self) -> list[Round]:
+    def rounds(self) -> list[RoundRecord]:
         """Returns the records of finished rounds in order. Raises Conflict for one that cannot be read."""
-        finished: list[Round] = []
-        while (file := self._place(len(finished)) / "round.json").exists():
+        finished: list[RoundRecord] = []
+        while (file := self._round_directory(len(finished)) / "round.json").exists():
             try:
-                finished.append(Round.model_validate_json(file.read_bytes()))
+                finished.append(RoundRecord.model_validate_json(file.read_bytes()))
             except ValidationError as error:
                 raise Conflict(f"{file} is damaged; remove it to resume from the previous round") from error
         return finished
 
-    def keep(self, record: Round, flat: F32, optimizer: bytes) -> None:
+    def save(self, record: RoundRecord, flat: F32, optimizer: bytes) -> None:
         """Stores a round atomically."""
-        place = self._place(record.number)
-        place.mkdir(parents=True, exist_ok=True)
-        write_durably(place / "adapter.safetensors", dump_adapter(flat, {}))
-        write_durably(place / "optimizer.safetensors", optimizer)
-        write_durably(place / "round.json", record.model_dump_json(indent=1).encode())
+        directory = self._round_directory(record.number)
+        directory.mkdir(parents=True, exist_ok=True)
+        write_durably(directory / "adapter.safetensors", dump_adapter(flat, {}))
+        write_durably(directory / "optimizer.safetensors", optimizer)
+        write_durably(directory / "round.json", record.model_dump_json(indent=1).encode())
 
     def adapter(self, number: int, size: int) -> F32:
         """Returns B (D,) after a round."""
-        return load_adapter((self._place(number) / "adapter.safetensors").read_bytes(), size)
+        return load_adapter((self._round_directory(number) / "adapter.safetensors").read_bytes(), size)
 
     def optimizer(self, number: int) -> bytes:
         """Returns the server optimizer's state after a round."""
-        return (self._place(number) / "optimizer.safetensors").read_bytes()
+        return (self._round_directory(number) / "optimizer.safetensors").read_bytes()
 
-    def _place(self, number: int) -> Path:
+    def _round_directory(self, number: int) -> Path:
         return self.path / "rounds" / f"{number:04}"
 
 
-def digest(settings: SimulationSettings, rounds: list[Round]) -> str:
+def digest(settings: SimulationSettings, rounds: list[RoundRecord]) -> str:
     """Returns the sha256 of settings and records without the times. Equal settings give equal digests."""
     records = [each.model_dump(mode="json", exclude={"seconds"}) for each in rounds]
     return sha256_hex(canonical_json({"settings": settings.model_dump(mode="json"), "rounds": records}))

@@ -11,14 +11,14 @@ from typing import Any
 
 from shared.federation.secure_aggregation.messages import SEALED_BYTES
 from shared.federation.secure_aggregation.shamir import SHARE_BYTES
-from simulation.records import Round
-from simulation.session import Simulated
+from simulation.records import RoundRecord
+from simulation.session import SimulationOutcome
 
-COLUMNS = ("round", "version", "asked", "dropped", "refused", "counted", "clipped", "accuracy", "loss", "devices")
+COLUMNS = ("round", "version", "selected", "dropped", "refused", "counted", "clipped", "accuracy", "loss", "devices")
 Cell = str | int
 
 
-def document(outcome: Simulated) -> dict[str, Any]:
+def document(outcome: SimulationOutcome) -> dict[str, Any]:
     """Returns the report as JSON. digest: sha256 of everything except times."""
     return {
         "digest": outcome.digest,
@@ -26,43 +26,43 @@ def document(outcome: Simulated) -> dict[str, Any]:
         "recipe_id": outcome.manifest.recipe_id,
         "size_d": outcome.manifest.size,
         "examples": {device: len(shard.train) for device, shard in enumerate(outcome.shards)},
-        "bytes_sent": sent(outcome),
-        "rounds": [each.model_dump(mode="json") for each in outcome.rounds],
+        "bytes_sent": bytes_sent(outcome),
+        "rounds": [record.model_dump(mode="json") for record in outcome.rounds],
     }
 
 
-def spread(record: Round) -> tuple[float, float, float]:
+def accuracy_percentiles(record: RoundRecord) -> tuple[float, float, float]:
     """Returns the 10th percentile, the median and the 90th percentile of the devices' accuracies."""
     values = sorted(record.devices.values())
     last = len(values) - 1
     return values[round(last * 0.1)], median(values), values[round(last * 0.9)]
 
 
-def rows(outcome: Simulated) -> list[tuple[Cell, ...]]:
+def rows(outcome: SimulationOutcome) -> list[tuple[Cell, ...]]:
     """Returns one row per round with COLUMNS. devices: 10th percentile, median and 90th percentile of accuracies."""
     return [
         (
             record.number,
             "yes" if record.published else "no",
-            record.asked,
+            record.selected,
             record.dropped,
             sum(record.refused.values()),
             record.counted,
             record.clipped,
             f"{record.accuracy:.1%}",
             f"{record.loss:.3f}",
-            " / ".join(f"{value:.0%}" for value in spread(record)),
+            " / ".join(f"{value:.0%}" for value in accuracy_percentiles(record)),
         )
         for record in outcome.rounds
     ]
 
 
-def facts(outcome: Simulated) -> list[tuple[str, str]]:
+def facts(outcome: SimulationOutcome) -> list[tuple[str, str]]:
     """Returns the main settings and results as (name, text)."""
     settings, cohort, last = outcome.settings, outcome.settings.cohort, outcome.rounds[-1]
     faults = settings.faults
     items = [
-        ("devices", f"{settings.devices}, {settings.asked} selected per round"),
+        ("devices", f"{settings.devices}, {settings.devices_per_round} selected per round"),
         ("base, task", f"{settings.base}, {cohort.task if isinstance(cohort.task, str) else cohort.task.name}"),
         ("D", f"{outcome.manifest.size:,} numbers of LoRA-B"),
         ("data", _partition(outcome)),
@@ -78,31 +78,31 @@ def facts(outcome: Simulated) -> list[tuple[str, str]]:
     return [*items, ("seed", str(settings.seed)), ("digest", outcome.digest)]
 
 
-def _partition(outcome: Simulated) -> str:
+def _partition(outcome: SimulationOutcome) -> str:
     data, sizes = outcome.settings.data, [len(shard.train) for shard in outcome.shards]
-    how = f"dirichlet, alpha {data.alpha:g}" if data.partition == "dirichlet" else data.partition
-    return f"{how}; {min(sizes)} to {max(sizes)} examples per device, {sum(sizes):,} in total"
+    description = f"dirichlet, alpha {data.alpha:g}" if data.partition == "dirichlet" else data.partition
+    return f"{description}; {min(sizes)} to {max(sizes)} examples per device, {sum(sizes):,} in total"
 
 
-def sent(outcome: Simulated) -> dict[str, float]:
+def bytes_sent(outcome: SimulationOutcome) -> dict[str, float]:
     """Returns the bytes that a device sends in a round, by form of upload; empty if no device sent any.
 
     If the cohort is not masked, the bytes of a masked round with as many devices are computed: a vector of 32-bit
     numbers, and for each other device sealed shares and one unmasking share, without the overhead of the messages.
     """
-    record = next((each for each in reversed(outcome.rounds) if each.bytes.weights), None)
+    record = next((candidate for candidate in reversed(outcome.rounds) if candidate.bytes.weights), None)
     if record is None:
         return {}
-    masked = record.bytes.masked or 4 * (outcome.manifest.size + 1) + record.asked * (SEALED_BYTES + SHARE_BYTES)
+    masked = record.bytes.masked or 4 * (outcome.manifest.size + 1) + record.selected * (SEALED_BYTES + SHARE_BYTES)
     name = "masked" if record.bytes.masked else "masked (computed)"
     return {"LoRA-B": record.bytes.weights, "trajectory": record.bytes.trajectory, name: masked}
 
 
-def _bytes(outcome: Simulated) -> str:
-    return ", ".join(f"{name} {value:,.0f}" for name, value in sent(outcome).items()) or "none"
+def _bytes(outcome: SimulationOutcome) -> str:
+    return ", ".join(f"{name} {value:,.0f}" for name, value in bytes_sent(outcome).items()) or "none"
 
 
-def markdown(outcome: Simulated, plots: Sequence[str]) -> str:
+def markdown(outcome: SimulationOutcome, plots: Sequence[str]) -> str:
     """Returns the report as Markdown, with links to plots in the same directory."""
     lines = ["# Simulation", "", *(f"- **{name}**: {value}" for name, value in facts(outcome)), ""]
     lines += [f"![{Path(name).stem}]({name})" for name in plots]
@@ -112,7 +112,7 @@ def markdown(outcome: Simulated, plots: Sequence[str]) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def remarks(outcome: Simulated) -> list[str]:
+def remarks(outcome: SimulationOutcome) -> list[str]:
     """Returns remarks on rounds without a version and on rejected updates."""
     items = [
         f"round {record.number}: no version; {record.why}" for record in outcome.rounds[1:] if not record.published
@@ -124,15 +124,15 @@ def remarks(outcome: Simulated) -> list[str]:
     return items + [f"{count} updates rejected: {why}" for why, count in refused.items()]
 
 
-def page(outcome: Simulated, plots: Sequence[str]) -> str:
+def page(outcome: SimulationOutcome, plots: Sequence[str]) -> str:
     """Returns the report as a self-contained HTML page, with plots from the same directory."""
     items = "".join(f"<dt>{html.escape(name)}</dt><dd>{html.escape(value)}</dd>" for name, value in facts(outcome))
-    head = "".join(f"<th>{name}</th>" for name in COLUMNS)
-    body = "".join(
+    header_cells = "".join(f"<th>{name}</th>" for name in COLUMNS)
+    table_rows = "".join(
         "<tr>" + "".join(f"<td>{html.escape(str(cell))}</td>" for cell in row) + "</tr>" for row in rows(outcome)
     )
-    shown = "".join(f'<img src="{name}" alt="{Path(name).stem}">' for name in plots)
-    notes = "".join(f"<li>{html.escape(line)}</li>" for line in remarks(outcome))
+    images = "".join(f'<img src="{name}" alt="{Path(name).stem}">' for name in plots)
+    remark_items = "".join(f"<li>{html.escape(line)}</li>" for line in remarks(outcome))
     return (
         '<!doctype html><html lang="en"><meta charset="utf-8"><title>Simulation</title><style>'
         "body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}"
@@ -140,12 +140,12 @@ def page(outcome: Simulated, plots: Sequence[str]) -> str:
         "overflow-wrap:anywhere}img{max-width:100%}table{border-collapse:collapse}td,th{padding:.2rem .6rem;"
         "border-bottom:1px solid #ccc;text-align:right}"
         "@media(prefers-color-scheme:dark){body{background:#111;color:#eee}}"
-        f"</style><h1>Simulation</h1><dl>{items}</dl>{shown}<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
-        f"</table><ul>{notes}</ul></html>\n"
+        f"</style><h1>Simulation</h1><dl>{items}</dl>{images}<table><thead><tr>{header_cells}</tr></thead><tbody>{table_rows}</tbody>"
+        f"</table><ul>{remark_items}</ul></html>\n"
     )
 
 
-def write(outcome: Simulated, directory: Path, plots: Sequence[str]) -> None:
+def write(outcome: SimulationOutcome, directory: Path, plots: Sequence[str]) -> None:
     """Writes report.json, report.md and report.html."""
     (directory / "report.json").write_text(json.dumps(document(outcome), indent=1) + "\n", encoding="utf-8")
     (directory / "report.md").write_text(markdown(outcome, plots), encoding="utf-8")

@@ -14,13 +14,13 @@ from itertools import takewhile
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from device_agent.secure_aggregation.participant import InMemoryKnowledge, SecureAggregationParticipant
+from device_agent.secure_aggregation.participant import InMemoryRoundState, SecureAggregationParticipant
 from shared.canonical import sha256_hex
 from shared.errors import Conflict, LeftOutOfRound
-from shared.federation.aggregation import Combined
+from shared.federation.aggregation import AggregationResult
 from shared.federation.cohort import CohortSettings
 from shared.federation.robust import clip_scale
-from shared.federation.secure_aggregation.fixed_point import Words, encode
+from shared.federation.secure_aggregation.fixed_point import IntegerVector, encode
 from shared.federation.secure_aggregation.memory import MemoryStore
 from shared.federation.secure_aggregation.messages import (
     Advertisement,
@@ -30,34 +30,34 @@ from shared.federation.secure_aggregation.messages import (
     SecureAggregationView,
     Unmasking,
 )
-from shared.federation.secure_aggregation.session import ORDER, SecureAggregationSession
+from shared.federation.secure_aggregation.session import PHASE_ORDER, SecureAggregationSession
 from shared.federation.secure_aggregation.settings import SecureAggregationParameters
 from shared.federation.update import Update
 from shared.program import ProgramManifest
-from simulation.draws import generator
+from simulation.randomness import generator
 
-BEGAN = datetime(2000, 1, 1, tzinfo=UTC)  # start of the simulated clock
-PHASE = timedelta(seconds=60)
+CLOCK_START = datetime(2000, 1, 1, tzinfo=UTC)  # start of the simulated clock
+PHASE_DURATION = timedelta(seconds=60)
 
 
 class RoundServer:
     """A server of one round whose clock jumps to a phase's deadline when no device will answer any more."""
 
     def __init__(self, parameters: SecureAggregationParameters, expected: int) -> None:
-        self.parameters, self.store, self._now, self._expected = parameters, MemoryStore(), BEGAN, expected
-        self.store.session.closes_at = BEGAN + PHASE
+        self.parameters, self.store, self._now, self._expected = parameters, MemoryStore(), CLOCK_START, expected
+        self.store.session.closes_at = CLOCK_START + PHASE_DURATION
 
     @property
     def session(self) -> SecureAggregationSession:
         """The round's current state."""
-        return SecureAggregationSession(self.store, self.parameters, PHASE.total_seconds(), self._now)
+        return SecureAggregationSession(self.store, self.parameters, PHASE_DURATION.total_seconds(), self._now)
 
     def end_phase(self) -> Phase:
         """Returns the next phase, after the deadline if a device is missing."""
         phase = self.store.session.phase
         if self.session.tick(len(self.store.members) < self._expected) is phase:
-            self._now += PHASE + timedelta(seconds=1)
-            self.session.tick(coming=True)
+            self._now += PHASE_DURATION + timedelta(seconds=1)
+            self.session.tick(more_expected=True)
         return self.store.session.phase
 
 
@@ -68,49 +68,49 @@ class RoundLink:
     server: RoundServer
     member: str
     identity: Ed25519PrivateKey
-    sent: int = 0
+    bytes_sent: int = 0
 
-    def look(self, known: Phase | None) -> SecureAggregationView:
+    def fetch_view(self, known_phase: Phase | None) -> SecureAggregationView:
         """Returns the state of the session."""
-        return self.server.session.view(self.member, known)
+        return self.server.session.view(self.member, known_phase)
 
     def advertise(self, advertisement: Advertisement) -> SecureAggregationView:
         """Sends the keys (phase 0)."""
-        self.sent += len(advertisement.model_dump_json())
+        self.bytes_sent += len(advertisement.model_dump_json())
         public = self.identity.public_key().public_bytes_raw()
         self.server.session.advertise(self.member, public, advertisement)
-        return self.look(Phase.KEYS)
+        return self.fetch_view(Phase.KEYS)
 
     def share(self, shares: SealedShares) -> SecureAggregationView:
         """Sends the shares (phase 1)."""
-        self.sent += len(shares.model_dump_json())
+        self.bytes_sent += len(shares.model_dump_json())
         self.server.session.share(self.member, shares)
-        return self.look(Phase.SHARES)
+        return self.fetch_view(Phase.SHARES)
 
     def mask(self, vector: bytes) -> SecureAggregationView:
         """Sends the masked vector (phase 2)."""
-        self.sent += len(vector)
-        self.server.session.masked(self.member, sha256_hex(vector), vector)
-        return self.look(Phase.VECTORS)
+        self.bytes_sent += len(vector)
+        self.server.session.submit_vector(self.member, sha256_hex(vector), vector)
+        return self.fetch_view(Phase.VECTORS)
 
     def consent(self, consent: Consent) -> SecureAggregationView:
         """Sends the consent (phase 3)."""
-        self.sent += len(consent.model_dump_json())
+        self.bytes_sent += len(consent.model_dump_json())
         self.server.session.consent(self.member, consent)
-        return self.look(Phase.CONSENTS)
+        return self.fetch_view(Phase.CONSENTS)
 
     def unmask(self, unmasking: Unmasking) -> SecureAggregationView:
         """Sends the unmasking (phase 4)."""
-        self.sent += len(unmasking.model_dump_json())
+        self.bytes_sent += len(unmasking.model_dump_json())
         self.server.session.unmask(self.member, unmasking)
-        return self.look(Phase.UNMASKING)
+        return self.fetch_view(Phase.UNMASKING)
 
 
 @dataclass(frozen=True)
 class SecureAggregationRound:
     """The result of a round. bytes_sent: mean per device."""
 
-    combined: Combined | None
+    combined: AggregationResult | None
     why: str
     bytes_sent: float
 
@@ -119,57 +119,57 @@ def combine_masked(
     cohort: CohortSettings,
     manifest: ProgramManifest,
     number: int,
-    staying: Sequence[Update],
-    leaving: Sequence[Update],
+    remaining: Sequence[Update],
+    dropping: Sequence[Update],
     seed: int,
 ) -> SecureAggregationRound:
     """Returns the mean of the updates whose masked vectors arrived.
 
-    leaving: updates of devices that drop out in some phase.
+    dropping: updates of devices that drop out in some phase.
     """
     parameters = _parameters(cohort, manifest, number)
-    server = RoundServer(parameters, len(staying) + len(leaving))
+    server = RoundServer(parameters, len(remaining) + len(dropping))
     links: list[RoundLink] = []
-    parts: dict[str, SecureAggregationParticipant] = {}
-    for update in (*staying, *leaving):
+    participants: dict[str, SecureAggregationParticipant] = {}
+    for update in (*remaining, *dropping):
         link = RoundLink(server, update.member, Ed25519PrivateKey.generate())
         links.append(link)
-        encoded = partial(_encoded, update, cohort, parameters)
-        parts[update.member] = SecureAggregationParticipant(
-            link, InMemoryKnowledge(), parameters, update.member, link.identity, _trust, encoded
+        encoded = partial(_encode, update, cohort, parameters)
+        participants[update.member] = SecureAggregationParticipant(
+            link, InMemoryRoundState(), parameters, update.member, link.identity, _accept_identities, encoded
         )
     rng = generator(seed, "masked", number)
-    answers = list(takewhile(lambda phase: phase is not Phase.SUMMING, ORDER))
-    leaves = {update.member: answers[int(rng.integers(len(answers)))] for update in leaving}
-    phase, gone = Phase.KEYS, set[str]()
+    phases = list(takewhile(lambda phase: phase is not Phase.SUMMING, PHASE_ORDER))
+    drop_phases = {update.member: phases[int(rng.integers(len(phases)))] for update in dropping}
+    phase, dropped = Phase.KEYS, set[str]()
     while not phase.over and phase is not Phase.SUMMING:
-        gone |= {name for name, at in leaves.items() if at is phase}
-        for name, part in parts.items():
-            if name not in gone:
-                _turn(part)
+        dropped |= {name for name, drop_phase in drop_phases.items() if drop_phase is phase}
+        for name, participant in participants.items():
+            if name not in dropped:
+                _advance(participant)
         phase = server.end_phase()
-    sent = sum(link.sent for link in links) / len(links)
+    mean_bytes = sum(link.bytes_sent for link in links) / len(links)
     if phase is not Phase.SUMMING:
-        return SecureAggregationRound(None, server.store.session.why or "the masked round failed", sent)
+        return SecureAggregationRound(None, server.store.session.why or "the masked round failed", mean_bytes)
     total = server.session.total()
-    clipped = sum(clip_scale(update.norm, parameters.clip) < 1 for update in staying)
+    clipped = sum(clip_scale(update.norm, parameters.clip) < 1 for update in remaining)
     return SecureAggregationRound(
-        Combined(total.mean.astype(np.float32), total.count, float(total.weight), clipped), "", sent
+        AggregationResult(total.mean.astype(np.float32), total.count, float(total.weight), clipped), "", mean_bytes
     )
 
 
-def _trust(*_: object) -> None:
+def _accept_identities(*_: object) -> None:
     """Accepts every identity key, because all devices are in this process."""
 
 
-def _turn(part: SecureAggregationParticipant) -> None:
+def _advance(participant: SecureAggregationParticipant) -> None:
     try:
-        part.advance()
+        participant.advance()
     except (LeftOutOfRound, Conflict):
         return
 
 
-def _encoded(update: Update, cohort: CohortSettings, parameters: SecureAggregationParameters) -> Words:
+def _encode(update: Update, cohort: CohortSettings, parameters: SecureAggregationParameters) -> IntegerVector:
     weight = min(max(update.examples, 1), cohort.most_examples) if cohort.weights == "examples" else 1
     return encode(update.flat, weight, parameters)
 

@@ -20,19 +20,19 @@ from shared.task import Task
 from shared.task_templates import named_task
 from shared.zo.encoding import answer_sizes
 from simulation import tiny
-from simulation.arrivals import Tell
-from simulation.executors import Engine, Opened
+from simulation.arrivals import ProgressCallback
+from simulation.executors import Engine, ExecutorContext
 from simulation.pool import read_pool
 from simulation.privacy import with_noise
-from simulation.records import Round, Store, digest
+from simulation.records import RoundRecord, Store, digest
 from simulation.settings import BUILT_IN, SimulationSettings
-from simulation.shards import Shard, cut
+from simulation.shards import Shard, partition
 from simulation.simulator import Simulator
 from simulation.worker import WorkerConfig
 
 
 @dataclass(frozen=True)
-class Means:
+class Resources:
     """The resources of a simulation, which do not change its outcome. workers: None for one per core."""
 
     engine: Engine = "processes"
@@ -41,13 +41,13 @@ class Means:
 
 
 @dataclass(frozen=True)
-class Simulated:
+class SimulationOutcome:
     """The outcome of a simulation."""
 
     settings: SimulationSettings
     manifest: ProgramManifest
     shards: list[Shard]
-    rounds: list[Round]
+    rounds: list[RoundRecord]
 
     @property
     def digest(self) -> str:
@@ -56,35 +56,38 @@ class Simulated:
 
 
 def simulate(
-    settings: SimulationSettings, directory: Path, means: Means, tell: Tell = lambda what, done, of: None
-) -> Simulated:
+    settings: SimulationSettings,
+    directory: Path,
+    resources: Resources,
+    on_progress: ProgressCallback = lambda activity, done, total: None,
+) -> SimulationOutcome:
     """Runs or resumes the simulation in `directory`. Raises BadRequest and the errors of compiler and devices."""
     settings = with_noise(settings)
     store = Store(directory)
     store.begin(settings)
-    base, data = _materials(settings, directory)
+    base, data = _base_and_data(settings, directory)
     task = settings.cohort.task
     task = named_task(task) if isinstance(task, str) else task
-    program = (means.program or directory / "program").resolve()
-    tell("compiling", 0, 1)
+    program = (resources.program or directory / "program").resolve()
+    on_progress("compiling", 0, 1)
     manifest = compile_into(_recipe(settings.cohort, base, task, directory), base, program).manifest
     cores = len(os.sched_getaffinity(0))
-    workers = 1 if means.engine == "inline" else means.workers or cores
+    workers = 1 if resources.engine == "inline" else resources.workers or cores
     threads = max(1, cores // workers)
     log = (directory / "workers.log").resolve()
     config = WorkerConfig(program, data, task.model_dump_json(), settings.data.test, threads, log)
     tokenizer = Tokenizer.from_file(str(program / manifest.file("tokenizer").name))
     pool = read_pool(data, task, tokenizer, manifest.recipe, settings.data.test)
     try:
-        shards = cut(settings.data, settings.devices, settings.seed, pool.labels, pool.sources)
+        shards = partition(settings.data, settings.devices, settings.seed, pool.labels, pool.sources)
     except ValueError as error:
         raise BadRequest(str(error)) from error
-    with Opened(config, workers, means.engine) as opened:
-        rounds = Simulator(settings, manifest, shards, opened.executor, store, tell).run()
-    return Simulated(settings, manifest, shards, rounds)
+    with ExecutorContext(config, workers, resources.engine) as context:
+        rounds = Simulator(settings, manifest, shards, context.executor, store, on_progress).run()
+    return SimulationOutcome(settings, manifest, shards, rounds)
 
 
-def _materials(settings: SimulationSettings, directory: Path) -> tuple[str, tuple[Path, ...]]:
+def _base_and_data(settings: SimulationSettings, directory: Path) -> tuple[str, tuple[Path, ...]]:
     """Returns the base's source and the data directories. Writes the built-in ones."""
     if settings.base != BUILT_IN:
         sources = tuple(Path(source).resolve() for source in settings.data.sources)

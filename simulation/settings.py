@@ -46,11 +46,11 @@ TINY_COHORT: dict[str, Any] = {
 COHORT: dict[str, Any] = {"name": "simulated", "base": "simulated", "task": "sst2", "dataset": "shards"}
 
 
-class _Part(BaseModel):
+class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class DataSettings(_Part):
+class DataSettings(_Section):
     """The data and its partition among the devices."""
 
     sources: tuple[str, ...] = Field(
@@ -75,7 +75,7 @@ class DataSettings(_Part):
     test: int = Field(200, ge=1, le=100_000, description="maximum number of test examples")
 
 
-class FaultSettings(_Part):
+class FaultSettings(_Section):
     """Drop-outs and attacks."""
 
     dropout: float = Field(0.0, ge=0, le=1, description="probability that a selected device does not answer")
@@ -84,7 +84,7 @@ class FaultSettings(_Part):
     strength: float = Field(10.0, gt=0, le=1e6, allow_inf_nan=False, description="scale of the attacks on numbers")
 
 
-class SimulationSettings(_Part):
+class SimulationSettings(_Section):
     """The settings of a simulation. Equal settings give equal reports."""
 
     seed: int = Field(0, ge=0, le=MAX_SEED, description="seed of all random choices")
@@ -100,24 +100,25 @@ class SimulationSettings(_Part):
     cohort: CohortSettings
 
     @model_validator(mode="after")
-    def _fits(self) -> SimulationSettings:
+    def _check_combination(self) -> SimulationSettings:
         if self.base == BUILT_IN and self.data.sources:
             raise ValueError("the built-in base supports only the built-in task; set --base to use your own data")
         if self.base != BUILT_IN and not self.data.sources:
             raise ValueError("a base other than the built-in one requires data.sources")
-        if self.asked < self.cohort.quorum:
+        if self.devices_per_round < self.cohort.quorum:
             raise ValueError(
-                f"{self.asked} devices are selected per round, fewer than the cohort's quorum of {self.cohort.quorum}"
+                f"{self.devices_per_round} devices are selected per round, fewer than the "
+                f"cohort's quorum of {self.cohort.quorum}"
             )
         return self
 
     @property
-    def asked(self) -> int:
+    def devices_per_round(self) -> int:
         """Number of devices selected in a round; with fedbuff, the number that train at a time."""
         return max(1, round(self.participation * self.devices))
 
 
-def read_settings(file: Path | None, given: Mapping[str, Any]) -> SimulationSettings:
+def read_settings(file: Path | None, flags: Mapping[str, Any]) -> SimulationSettings:
     """Returns the settings of a TOML file, overridden by flags (nested by table).
 
     Raises BadRequest naming the field.
@@ -126,20 +127,20 @@ def read_settings(file: Path | None, given: Mapping[str, Any]) -> SimulationSett
         document = {} if file is None else tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise BadRequest(f"{file} cannot be read as TOML ({error})") from error
-    document = merged(document, given)
+    document = merged(document, flags)
     defaults = merged(COHORT, TINY_COHORT) if document.get("base", BUILT_IN) == BUILT_IN else COHORT
     try:
         return SimulationSettings.model_validate(merged({"cohort": defaults}, document))
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise BadRequest(f"{where}: {first['msg']}".removeprefix(": ")) from error
+        field = ".".join(str(part) for part in first["loc"])
+        raise BadRequest(f"{field}: {first['msg']}".removeprefix(": ")) from error
 
 
-def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns `under` overridden by `over`, table by table."""
-    result = dict(under)
-    for name, value in over.items():
-        below = result.get(name)
-        result[name] = merged(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
+def merged(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns `base` overridden by `overrides`, table by table."""
+    result = dict(base)
+    for name, value in overrides.items():
+        nested = result.get(name)
+        result[name] = merged(nested, value) if isinstance(nested, Mapping) and isinstance(value, Mapping) else value
     return result

@@ -17,8 +17,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 HIDDEN, INTERMEDIATE, LAYERS, HEADS, KV_HEADS, HEAD_DIM = 32, 64, 2, 4, 2, 8
 MOST_TOKENS = 64
-SHARED = (("great", "good", "fine", "lovely"), ("terrible", "bad", "poor", "awful"))  # positive, negative
-OWN = {
+SHARED_WORDS = (("great", "good", "fine", "lovely"), ("terrible", "bad", "poor", "awful"))  # positive, negative
+SOURCE_WORDS = {
     "movies": (
         ("funny", "warm", "bright", "moving", "clever", "gripping"),
         ("dull", "tedious", "bore", "flat", "clumsy", "stale"),
@@ -28,15 +28,20 @@ OWN = {
         ("broken", "slow", "noisy", "weak", "leaking", "scratched"),
     ),
 }
-NEUTRAL = ("the", "a", "film", "plot", "cast", "camera", "phone", "screen", "really", "It", "was")
+NEUTRAL_WORDS = ("the", "a", "film", "plot", "cast", "camera", "phone", "screen", "really", "It", "was")
 UNKNOWN = "?"
 LABELS = ("positive", "negative")
-ROOM = 1.5  # sentences per requested example, so that shards can have any proportion of labels
+SURPLUS = 1.5  # sentences per requested example, so that shards can have any proportion of labels
 
 
 def vocabulary() -> dict[str, int]:
     """Returns the token of every word."""
-    words = [*NEUTRAL, *SHARED[0], *SHARED[1], *(word for both in OWN.values() for side in both for word in side)]
+    words = [
+        *NEUTRAL_WORDS,
+        *SHARED_WORDS[0],
+        *SHARED_WORDS[1],
+        *(word for word_lists in SOURCE_WORDS.values() for word_list in word_lists for word in word_list),
+    ]
     return {word: number for number, word in enumerate([UNKNOWN, *words])}
 
 
@@ -89,20 +94,20 @@ def write_task(directory: Path, examples: int, test: int) -> tuple[Path, ...]:
     examples, test: number of examples needed over all sources.
     """
     rng = np.random.default_rng(1)
-    counts = {"train": math.ceil(examples * ROOM / len(OWN)), "test": math.ceil(test / len(OWN))}
+    counts = {"train": math.ceil(examples * SURPLUS / len(SOURCE_WORDS)), "test": math.ceil(test / len(SOURCE_WORDS))}
     directories = []
-    for source in OWN:
-        home = directory / source
-        home.mkdir(parents=True, exist_ok=True)
+    for source in SOURCE_WORDS:
+        source_directory = directory / source
+        source_directory.mkdir(parents=True, exist_ok=True)
         for split, count in counts.items():
             lines = (json.dumps(_record(rng, source, index % 2)) + "\n" for index in range(count))
-            (home / f"{split}.jsonl").write_text("".join(lines))
-        directories.append(home)
+            (source_directory / f"{split}.jsonl").write_text("".join(lines))
+        directories.append(source_directory)
     return tuple(directories)
 
 
-def _record(rng: np.random.Generator, source: str, side: int) -> dict[str, Any]:
-    """Returns a sentence with two or three words that determine its label. side: 0 positive, 1 negative."""
-    telling = [*SHARED[side], *OWN[source][side]]
-    words = [*rng.choice(telling, rng.integers(2, 4)), *rng.choice(NEUTRAL[:-2], rng.integers(2, 5))]
-    return {"text": " ".join(rng.permutation(words)), "label": LABELS[side]}
+def _record(rng: np.random.Generator, source: str, label_index: int) -> dict[str, Any]:
+    """Returns a sentence with two or three words that determine its label. label_index: 0 positive, 1 negative."""
+    label_words = [*SHARED_WORDS[label_index], *SOURCE_WORDS[source][label_index]]
+    words = [*rng.choice(label_words, rng.integers(2, 4)), *rng.choice(NEUTRAL_WORDS[:-2], rng.integers(2, 5))]
+    return {"text": " ".join(rng.permutation(words)), "label": LABELS[label_index]}

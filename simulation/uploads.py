@@ -19,7 +19,7 @@ from shared.zo.lora import dump_adapter, load_adapter
 from shared.zo.replay import replay
 from shared.zo.trajectory import Ledger, Trajectory, parse_trajectory
 from simulation.arrivals import Arrival
-from simulation.attacks import ON_DATA, claimed, spoil_numbers
+from simulation.attacks import DATA_ATTACKS, claimed_examples, poison_numbers
 from simulation.settings import FaultSettings
 from simulation.worker import LocalTask
 
@@ -32,7 +32,7 @@ def member(device: int) -> str:
 
 
 @dataclass(frozen=True)
-class Sent:
+class Upload:
     """A device's upload. data: a LoRA-B file or a trajectory."""
 
     device: int
@@ -42,39 +42,41 @@ class Sent:
     start: F32  # B (D,) that the device started from
 
 
-def send(arrival: Arrival, form: str, seed: int, round_: int) -> Sent:
+def send(arrival: Arrival, form: str, seed: int, round_: int) -> Upload:
     """Returns a device's upload, changed by its attack if it is poisoned."""
-    local_task, work = arrival.local_task, arrival.work
-    examples, data = len(local_task.shard.train), work.ledger if form == "trajectory" else work.adapter
+    local_task, output = arrival.local_task, arrival.output
+    examples, data = len(local_task.shard.train), output.ledger if form == "trajectory" else output.adapter
     if local_task.faults is not None:
-        examples = claimed(local_task.faults, examples)
-        if local_task.faults.attack not in ON_DATA:
-            spoil = _spoilt_trajectory if form == "trajectory" else _spoilt_weights
-            data = spoil(data, local_task, local_task.faults, seed, round_)
-    return Sent(local_task.device, data, examples, arrival.staleness, local_task.start)
+        examples = claimed_examples(local_task.faults, examples)
+        if local_task.faults.attack not in DATA_ATTACKS:
+            poison = _poison_trajectory if form == "trajectory" else _poison_weights
+            data = poison(data, local_task, local_task.faults, seed, round_)
+    return Upload(local_task.device, data, examples, arrival.staleness, local_task.start)
 
 
-def _spoilt_weights(data: bytes, local_task: LocalTask, faults: FaultSettings, seed: int, round_: int) -> bytes:
-    honest = load_adapter(data, local_task.start.size)
-    update = spoil_numbers(faults, difference(honest, local_task.start), seed, round_, local_task.device)
+def _poison_weights(data: bytes, local_task: LocalTask, faults: FaultSettings, seed: int, round_: int) -> bytes:
+    flat = load_adapter(data, local_task.start.size)
+    update = poison_numbers(faults, difference(flat, local_task.start), seed, round_, local_task.device)
     return dump_adapter(local_task.start + update, {})
 
 
-def _spoilt_trajectory(data: bytes, local_task: LocalTask, faults: FaultSettings, seed: int, round_: int) -> bytes:
-    honest = _parsed(data)
-    numbers = spoil_numbers(faults, np.array(honest.coefficients, np.float32), seed, round_, local_task.device)
-    ledger = Ledger(honest.header)
+def _poison_trajectory(data: bytes, local_task: LocalTask, faults: FaultSettings, seed: int, round_: int) -> bytes:
+    trajectory = _parse(data)
+    numbers = poison_numbers(faults, np.array(trajectory.coefficients, np.float32), seed, round_, local_task.device)
+    ledger = Ledger(trajectory.header)
     for step, coefficients in enumerate(numbers):
-        ledger.append_step(coefficients, honest.pulls[step] if honest.pulls else None)
+        ledger.append_step(coefficients, trajectory.pulls[step] if trajectory.pulls else None)
     return bytes(ledger.data)
 
 
-def receive(sent: Sent, cohort: CohortSettings, algorithm: Algorithm) -> Update:
+def receive(upload: Upload, cohort: CohortSettings, algorithm: Algorithm) -> Update:
     """Returns the update of an upload. Raises InvalidUpload if it is rejected."""
-    if not algorithm.server.accepts(sent.staleness):
+    if not algorithm.server.accepts(upload.staleness):
         raise InvalidUpload("the update started from an older version")
-    after = _replayed(sent) if cohort.upload == "trajectory" else load_adapter(sent.data, sent.start.size)
-    update = Update(member(sent.device), algorithm.device.update(after, sent.start), sent.examples, sent.staleness)
+    after = _replay(upload) if cohort.upload == "trajectory" else load_adapter(upload.data, upload.start.size)
+    update = Update(
+        member(upload.device), algorithm.device.update(after, upload.start), upload.examples, upload.staleness
+    )
     if not np.isfinite(update.flat).all():
         raise InvalidUpload("the update has non-finite values")
     if cohort.norm_limit is not None and update.norm > cohort.norm_limit:
@@ -82,11 +84,11 @@ def receive(sent: Sent, cohort: CohortSettings, algorithm: Algorithm) -> Update:
     return update
 
 
-def _replayed(sent: Sent) -> F32:
-    return replay(_parsed(sent.data), sent.start)
+def _replay(upload: Upload) -> F32:
+    return replay(_parse(upload.data), upload.start)
 
 
-def _parsed(data: bytes) -> Trajectory:
+def _parse(data: bytes) -> Trajectory:
     trajectory, _ = parse_trajectory(data)
     if trajectory is None:
         raise InvalidUpload("the trajectory is damaged")

@@ -28,8 +28,8 @@ from shared.privacy import ExamplePrivacy
 from shared.program import ProgramManifest
 from shared.task import Task
 from shared.training_settings import TrainingSettings
-from simulation import draws
-from simulation.attacks import spoil_examples
+from simulation import randomness
+from simulation.attacks import poison_examples
 from simulation.pool import read_pool
 from simulation.settings import FaultSettings
 from simulation.shards import Shard
@@ -65,7 +65,7 @@ class LocalTask:
 
 
 @dataclass(frozen=True)
-class Work:
+class TrainingOutput:
     """The result of a device's training: the files it would upload, and its metrics."""
 
     adapter: bytes
@@ -86,11 +86,11 @@ class Worker:
         self.pool = read_pool(config.data, self.task, tokenizer, self.manifest.recipe, config.most_test)
         self._runtime = open_runtime(self.manifest, self._paths["program"], self._paths["weights"], resident=True)
 
-    def train(self, local_task: LocalTask) -> Work:
+    def train(self, local_task: LocalTask) -> TrainingOutput:
         """Trains one device with the agent's trainer."""
         examples = [self.pool.train[index] for index in local_task.shard.train]
         if local_task.faults is not None:
-            examples = list(spoil_examples(local_task.faults, examples))
+            examples = list(poison_examples(local_task.faults, examples))
         held_out = [self.pool.train[index] for index in local_task.shard.held_out]
         plan = RunPlan(
             job_id=f"device-{local_task.device}",
@@ -109,11 +109,11 @@ class Worker:
         )
         # As on a real device, a private run is not evaluated.
         splits = Splits.of(examples, held_out if local_task.privacy is None else (), None)
-        run = InMemoryRun(local_task.start, draws.entropy(local_task.seed, "device", local_task.device))
+        run = InMemoryRun(local_task.start, randomness.entropy(local_task.seed, "device", local_task.device))
         result = trainer_of(self.manifest)(
             run, plan, splits, self._runtime, lambda progress: None, lambda: False
         ).train()
-        return Work(run.files[run.best], bytes(run.ledger_data), result, result.train_seconds)
+        return TrainingOutput(run.files[run.best], bytes(run.ledger_data), result, result.train_seconds)
 
     def measure(self, flat: F32, shards: tuple[tuple[int, ...], ...]) -> list[SplitMetrics]:
         """Evaluates B on the held-out examples of some devices."""

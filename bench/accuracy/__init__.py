@@ -1,1 +1,1 @@
-"""`bench accuracy`: how well each training method does at the same budget."""
+"""`bench accuracy`: accuracy of each training method at the same budget."""

@@ -19,14 +19,14 @@ from bench.accuracy.runs import SHIPPED, Point, Runner, Setting, Sizes, read_dat
 from bench.baselines.peft_adapters import VARIANTS
 from bench.programs import model_file
 from bench.result import Claims, Row, notes, write
-from bench.runner import Full, JsonFile, Keep, Quick, chosen
+from bench.runner import Full, JsonFile, Keep, Quick, select_parts
 from bench.training.runs import Run
 from shared.errors import InvalidRecipe, MobizoError
 from shared.precisions import check_precision
 from shared.recipe import Precision
 
 PARTS = ("main", "queries", "precision", "variants")  # methods of Parts
-ZERO, FIRST_ORDER, MEZO = "zero-shot", "FO-SGD (LoRA-FA)", "MeZO (LoRA-FA)"
+ZERO_SHOT, FIRST_ORDER, MEZO = "zero-shot", "FO-SGD (LoRA-FA)", "MeZO (LoRA-FA)"
 PRECISIONS: tuple[Precision, ...] = ("fp32", "int8-weight", "int4", "int4-weight")
 
 
@@ -52,14 +52,14 @@ class Budget:
     vera_rank: int = 256
 
 
-SMALL = Budget(Sizes(1000, 16, 48), (0,), Trials(4, 4, (2e-3,)), Trials(4, 4, (3e-2,)), Trials(4, 4, (2e-3,)))
-PLAIN = Budget(  # short runs need rates from the upper end of the paper's grid on
+SMALL_BUDGET = Budget(Sizes(1000, 16, 48), (0,), Trials(4, 4, (2e-3,)), Trials(4, 4, (3e-2,)), Trials(4, 4, (2e-3,)))
+PLAIN_BUDGET = Budget(  # short runs need rates from the upper end of the paper's grid on
     *(Sizes(1000, 100, 200), (0, 1, 2)),
     zeroth=Trials(72, 24, (5e-4, 2e-3, 8e-3)),
     first_order=Trials(72, 24, (1e-2, 3e-2, 1e-1)),
     variants=Trials(72, 24, (5e-4, 2e-3, 8e-3, 3e-2)),
 )
-PAPER = Budget(  # Table 9 and training procedure
+PAPER_BUDGET = Budget(  # Table 9 and training procedure
     *(Sizes(1000, 500, 1000), (0, 1, 2)),
     zeroth=Trials(20_000, 500, (5e-4, 1e-4, 5e-5, 1e-5)),
     first_order=Trials(1000, 100, (5e-3, 1e-3, 5e-4)),
@@ -78,16 +78,16 @@ class Parts:
 
     def main(self) -> None:
         """Compares all methods at q E = 16 (the paper's Table 1 and Tables 10 to 13)."""
-        self._record([self.runner.zero_shot()], ZERO)
-        self._contend(FIRST_ORDER, self.budget.first_order, FIRST_ORDER, "first-order")
-        self._contend(MEZO, self.budget.zeroth, MEZO, "mezo")
+        self._record([self.runner.zero_shot()], ZERO_SHOT)
+        self._run_contender(FIRST_ORDER, self.budget.first_order, FIRST_ORDER, "first-order")
+        self._run_contender(MEZO, self.budget.zeroth, MEZO, "mezo")
         for queries in (4, 16):
-            self._mobizo(f"MobiZO q={queries}", queries)
+            self._run_mobizo(f"MobiZO q={queries}", queries)
 
     def queries(self) -> None:
         """Compares numbers of queries at fixed q E (Table 16)."""
         for queries in (1, 2, 4, 8, 16):
-            self._mobizo(f"q{queries}", queries)
+            self._run_mobizo(f"q{queries}", queries)
 
     def precision(self) -> None:
         """Compares frozen weights of fewer bits (Table 14).
@@ -103,24 +103,24 @@ class Parts:
                 continue
             self._record([self.runner.zero_shot(precision)], None)
             for queries in (4, 16):
-                self._mobizo(f"MobiZO q={queries} {precision}", queries, precision)
+                self._run_mobizo(f"MobiZO q={queries} {precision}", queries, precision)
 
     def variants(self) -> None:
         """Compares adapters from `peft` under MeZO (Table 5)."""
         for variant in VARIANTS:
             rank = self.budget.vera_rank if variant == "vera" else 0
             fields = {"variant": variant, "vera_rank": rank}
-            self._contend(f"variant {variant}", self.budget.variants, variant, "mezo", **fields)
+            self._run_contender(f"variant {variant}", self.budget.variants, variant, "mezo", **fields)
 
-    def _mobizo(self, claim: str, queries: int, precision: Precision = "fp32") -> None:
+    def _run_mobizo(self, claim: str, queries: int, precision: Precision = "fp32") -> None:
         fields = {"queries": queries, "precision": precision}
-        self._contend(claim, self.budget.zeroth, f"MobiZO q={queries}", "mobizo", **fields)
+        self._run_contender(claim, self.budget.zeroth, f"MobiZO q={queries}", "mobizo", **fields)
 
-    def _contend(self, claim: str, trials: Trials, name: str, engine: str, **fields: Any) -> None:
+    def _run_contender(self, claim: str, trials: Trials, name: str, engine: str, **fields: Any) -> None:
         contender = self.runner.setting.contender(name, engine, trials.steps, trials.interval, **fields)
         grid = [Point(lr, eps) for eps in trials.scales for lr in trials.rates]
-        _, runs, tried = self.runner.chosen(contender, grid, self.budget.seeds)
-        self._record(tried, None)
+        _, runs, grid_runs = self.runner.best_point(contender, grid, self.budget.seeds)
+        self._record(grid_runs, None)
         self._record(runs, claim)
 
     def _record(self, runs: Sequence[Run], claim: str | None) -> None:
@@ -157,9 +157,9 @@ def accuracy(
         raise typer.BadParameter("choose --quick or --full")
     if data is not None and not task:
         raise typer.BadParameter("--data needs --task")
-    wanted = ["all"] if full and not part else part or ["main"]
-    names = chosen(dict.fromkeys(PARTS), None if "all" in wanted else wanted)
-    budget = SMALL if quick else PAPER if full else PLAIN
+    part_names = ["all"] if full and not part else part or ["main"]
+    selected = select_parts(dict.fromkeys(PARTS), None if "all" in part_names else part_names)
+    budget = SMALL_BUDGET if quick else PAPER_BUDGET if full else PLAIN_BUDGET
     setting = Setting(
         base=base or str(model_file()),
         device=device,
@@ -176,9 +176,9 @@ def accuracy(
                 parts = Parts(Runner(setting, records, keep or Path(directory)), budget)
             except MobizoError as error:
                 raise SystemExit(error.detail) from error
-            for one in names:
-                notes.print(f"{name}: {one}")
-                getattr(parts, one)()
+            for selected_part in selected:
+                notes.print(f"{name}: {selected_part}")
+                getattr(parts, selected_part)()
             rows += parts.rows
             claims |= parts.claims
     write(json_file, rows, claims)

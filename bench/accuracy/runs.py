@@ -18,7 +18,7 @@ from bench.baselines.rounding import load_model
 from bench.programs import MOVIES, PRODUCTS, tokenizer_of
 from bench.result import notes
 from bench.training.learners import TorchLearner, torch_learner
-from bench.training.runs import Contender, Look, Run, begin, kept_run, train
+from bench.training.runs import Contender, Evaluation, Run, load_or_run, new_run, train
 from device_agent.errors import Diverged
 from device_agent.training.data import Splits, hold_out, sample
 from server.compiler import inspect_base
@@ -32,7 +32,7 @@ from shared.training_settings import TrainingSettings
 from shared.zo.encoding import Example, check_tokenizer, encode_choice, encode_question, read_jsonl
 
 SHIPPED = {"movies": MOVIES, "products": PRODUCTS}
-Located = tuple[str, dict[str, Any]]  # "file:line" for errors, and the record
+LocatedRecord = tuple[str, dict[str, Any]]  # "file:line" for errors, and the record
 
 
 @dataclass(frozen=True)
@@ -50,23 +50,28 @@ class Data:
 
     name: str
     task: Task
-    train: Sequence[Located]
-    validation: Sequence[Located]
-    test: Sequence[Located]
+    train: Sequence[LocatedRecord]
+    validation: Sequence[LocatedRecord]
+    test: Sequence[LocatedRecord]
 
     def answer_sizes(self, tokenizer: Tokenizer) -> tuple[int, int]:
         """Returns (T, C): the most tokens of an answer and the most candidates, over all records."""
         check_tokenizer(tokenizer)
         records = (*self.train, *self.validation, *self.test)
-        choices = [read_question(self.task, record, where).choices for where, record in records]
-        longest = max(len(encode_choice(tokenizer, choice).answer) for several in choices for choice in several)
+        choices = [read_question(self.task, record, location).choices for location, record in records]
+        longest = max(
+            len(encode_choice(tokenizer, choice).answer) for question_choices in choices for choice in question_choices
+        )
         return longest, max(map(len, choices))
 
     def encode(self, tokenizer: Tokenizer, recipe: Recipe) -> Splits:
         """Returns every record as an example of the recipe's shapes."""
         train, validation, test = (
-            [encode_question(tokenizer, read_question(self.task, record, where), recipe, where) for where, record in of]
-            for of in (self.train, self.validation, self.test)
+            [
+                encode_question(tokenizer, read_question(self.task, record, location), recipe, location)
+                for location, record in split
+            ]
+            for split in (self.train, self.validation, self.test)
         )
         return Splits.of(train, validation, test)
 
@@ -79,17 +84,19 @@ def read_data(name: str, directory: Path | None, sizes: Sizes) -> Data:
     Raises InvalidTask for an unknown name, InvalidDataset for unusable files.
     """
     task = named_task("sst2" if name in SHIPPED else name)
-    place = directory or SHIPPED.get(name)
-    if place is None:
+    data_directory = directory or SHIPPED.get(name)
+    if data_directory is None:
         raise InvalidDataset(f"the data of {name!r} is not shipped: pass its directory with --data")
-    read = {path.stem: list(read_jsonl(path)) for path in sorted(place.glob("*.jsonl"))}
-    train, validation, test = (read.get(split, []) for split in ("train", "validation", "test"))
+    records_by_split = {path.stem: list(read_jsonl(path)) for path in sorted(data_directory.glob("*.jsonl"))}
+    train, validation, test = (records_by_split.get(split, []) for split in ("train", "validation", "test"))
     if not train or not test:
-        raise InvalidDataset(f"{place} has no data of {name!r}: it needs train.jsonl and test.jsonl")
+        raise InvalidDataset(f"{data_directory} has no data of {name!r}: it needs train.jsonl and test.jsonl")
     if not validation:
-        train, validation = hold_out(train, place)
-    most = (sizes.train, sizes.validation, sizes.test)
-    return Data(name, task, *(sample(of, count) for of, count in zip((train, validation, test), most, strict=True)))
+        train, validation = hold_out(train, data_directory)
+    limits = (sizes.train, sizes.validation, sizes.test)
+    return Data(
+        name, task, *(sample(records, count) for records, count in zip((train, validation, test), limits, strict=True))
+    )
 
 
 BATCH = 16  # q E, in the paper's experiments and here
@@ -138,27 +145,27 @@ class Runner:
         self.shape = inspect_base(setting.base)
         answer, choices = data.answer_sizes(tokenizer)
         base = BaseRef(name=files.root.name[:200], sha256=files.sha256)
-        self._fixed: dict[str, Any] = {"base": base, "answer_length": answer, "choices": choices}
+        self._recipe_fields: dict[str, Any] = {"base": base, "answer_length": answer, "choices": choices}
         self.splits = data.encode(tokenizer, self.recipe(setting.contender("", "none")))
-        records = [[record for _, record in of] for of in (data.train, data.validation, data.test)]
-        self._facts = dataclasses.asdict(setting) | {
+        records = [[record for _, record in split] for split in (data.train, data.validation, data.test)]
+        self._identity = dataclasses.asdict(setting) | {
             "base": files.sha256,
             "task": data.task.model_dump(mode="json"),
             "data": sha256_hex(canonical_json(records)),
         }
-        self._loaded: tuple[Precision, Any] | None = None
+        self._loaded_model: tuple[Precision, Any] | None = None
 
     def recipe(self, contender: Contender) -> Recipe:
         """Returns the contender's recipe."""
-        return Recipe(**(contender.recipe.model_dump() | self._fixed))
+        return Recipe(**(contender.recipe.model_dump() | self._recipe_fields))
 
-    def chosen(
+    def best_point(
         self, contender: Contender, grid: Sequence[Point], seeds: Sequence[int]
     ) -> tuple[Point, list[Run], list[Run]]:
         """Returns the first seed's best point, its run for each seed, and the first seed's runs of the grid."""
-        tried = [self.run(contender, point, seeds[0]) for point in grid]
-        at = max(range(len(tried)), key=lambda index: tried[index].rank)
-        return grid[at], [tried[at], *(self.run(contender, grid[at], seed) for seed in seeds[1:])], tried
+        grid_runs = [self.run(contender, point, seeds[0]) for point in grid]
+        best = max(range(len(grid_runs)), key=lambda index: grid_runs[index].rank)
+        return grid[best], [grid_runs[best], *(self.run(contender, grid[best], seed) for seed in seeds[1:])], grid_runs
 
     def zero_shot(self, precision: Precision = "fp32") -> Run:
         """Measures the base alone."""
@@ -166,48 +173,56 @@ class Runner:
 
     def run(self, contender: Contender, point: Point, seed: int) -> Run:
         """Returns a finished run, from `keep` if it is there."""
-        contender = contender.at(lr=point.lr, eps=point.eps, seed=seed)
-        return kept_run(self._keep, self._facts, contender, lambda: self._run(contender))
+        contender = contender.with_training(lr=point.lr, eps=point.eps, seed=seed)
+        return load_or_run(self._keep, self._identity, contender, lambda: self._run(contender))
 
     def _run(self, contender: Contender) -> Run:
-        run = begin(contender, "validation", task=self.data.name)
+        run = new_run(contender, "validation", task=self.data.name)
         validation, test = self.splits.validation, self.splits.test
         assert test is not None
         if contender.engine == "none":
             with self._learner(contender) as learner:
-                found = learner.measure(validation)
+                metrics = learner.measure(validation)
                 run.best = run.final = learner.measure(test).accuracy
-            run.seen = [Look(step=0, core_seconds=0, seconds=0, accuracy=found.accuracy, loss=found.loss)]
+            run.evaluations = [
+                Evaluation(step=0, core_seconds=0, seconds=0, accuracy=metrics.accuracy, loss=metrics.loss)
+            ]
             return run
-        zero = self.zero_shot(contender.recipe.precision)
-        run.seen, best, best_b = list(zero.seen), zero.seen[0].rank, None
+        zero_shot = self.zero_shot(contender.recipe.precision)
+        run.evaluations, best, best_b = list(zero_shot.evaluations), zero_shot.evaluations[0].rank, None
         with self._learner(contender) as learner:
-            for look in train(learner, run, contender.training, validation):
-                if look.rank > best:
-                    best, run.best_step, best_b = look.rank, look.step, learner.b.clone()
-            run.final = 0.0 if run.diverged else _tested(learner, learner.b, test)
-            at_end = run.best_step == contender.training.steps
-            run.best = zero.best if best_b is None else run.final if at_end else _tested(learner, best_b, test)
+            for evaluation in train(learner, run, contender.training, validation):
+                if evaluation.rank > best:
+                    best, run.best_step, best_b = evaluation.rank, evaluation.step, learner.b.clone()
+            run.final = 0.0 if run.diverged else _test_accuracy(learner, learner.b, test)
+            is_last_step = run.best_step == contender.training.steps
+            run.best = (
+                zero_shot.best
+                if best_b is None
+                else run.final
+                if is_last_step
+                else _test_accuracy(learner, best_b, test)
+            )
         notes.print(f"test {run.best:.1%} after {run.best_step} steps{', diverged' if run.diverged else ''}")
         return run
 
     def _model(self, precision: Precision) -> Any:
-        if self._loaded is None or self._loaded[0] != precision:
-            self._loaded = None  # frees the previous model first
+        if self._loaded_model is None or self._loaded_model[0] != precision:
+            self._loaded_model = None  # frees the previous model first
             model = load_model(self.setting.base, self.setting.device, self.setting.dtype, precision)
-            self._loaded = (precision, model)
-        return self._loaded[1]
+            self._loaded_model = (precision, model)
+        return self._loaded_model[1]
 
     def _learner(self, contender: Contender) -> contextlib.closing[TorchLearner]:
-        """Returns a context of the contender at its start; afterwards the model is the stock one again."""
+        """Returns a context with the contender before its first step; at its end the model is unchanged again."""
         model, recipe = self._model(contender.recipe.precision), self.recipe(contender)
-        about: dict[str, Any] = {"variant": contender.variant, "vera_rank": contender.vera_rank}
+        variant_settings: dict[str, Any] = {"variant": contender.variant, "vera_rank": contender.vera_rank}
         return contextlib.closing(
-            torch_learner(contender.engine, model, recipe, self.shape, self.splits.train, **about)
+            torch_learner(contender.engine, model, recipe, self.shape, self.splits.train, **variant_settings)
         )
 
 
-def _tested(learner: TorchLearner, b: Tensor, examples: Sequence[Example]) -> float:
+def _test_accuracy(learner: TorchLearner, b: Tensor, examples: Sequence[Example]) -> float:
     """Returns the test accuracy; 0 if the scores are not finite."""
     try:
         return learner.measure_at(b, examples).accuracy

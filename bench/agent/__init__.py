@@ -1,1 +1,1 @@
-"""`bench agent`: what the device agent survives and what it costs."""
+"""`bench agent`: recovery of the device agent from kills, and its overhead."""

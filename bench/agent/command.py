@@ -1,5 +1,5 @@
-"""`bench agent`: the kill table (every engine and estimator, killed as a trainer alone and as a whole agent), the loop
-around the program, and the idle agent.
+"""`bench agent`: the kill table (each engine and estimator; kills of the trainer alone and of the whole agent), the
+training loop around the program, and the idle agent.
 """
 
 import tempfile
@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from bench.agent import overhead
-from bench.agent.kills import TWICE, Daemon, Finals, Kind, Trainer, Victim, measure
-from bench.result import Measured, Row, notes
+from bench.agent.kills import RECOMPUTED_STEPS, Daemon, FileHashes, KillableRun, Scenario, Trainer, measure
+from bench.result import Measurement, Row, notes
 from bench.runner import JsonFile, Only, Quick, native_runner, run_parts
 from bench.tiny import compile_tiny, plan_of, write_base, write_sentences
 from device_agent.engines.child_process import NativeEngine, PythonEngine
@@ -20,7 +20,7 @@ from shared.training_settings import TrainingSettings
 
 TRAINING = TrainingSettings(steps=400, evaluation_interval=50, seed=7)
 QUICK_FEWER = 10
-# Engine, estimator, what is killed, trials: 200, of which 60 are with exact gradients.
+# Engine, estimator, target of the kills, trials: 200 in all, of which 60 are with exact gradients.
 TABLE = (
     ("native", "replay", "trainer", 96),
     ("python", "replay", "trainer", 10),
@@ -33,36 +33,44 @@ TABLE = (
 )
 
 
-def measure_kills(root: Path, kept: Path, data: Path, runner: Path, quick: bool) -> Measured:
-    """Returns the kill table, and its sums as claims. kept: directory of compiled programs."""
+def measure_kills(root: Path, programs_directory: Path, data: Path, runner: Path, quick: bool) -> Measurement:
+    """Returns the kill table, and its sums as claims. programs_directory: for compiled programs."""
     base = write_base(root / "base")
-    exact: dict[str, Any] = {"estimator": "gradient", "queries": 1, "layers": "last:1", "loss": "candidates"}
-    settings: dict[str, dict[str, Any]] = {"replay": {}, "gradient": exact}
-    programs = {name: compile_tiny(base, kept / name, **each) for name, each in settings.items()}
+    gradient_settings: dict[str, Any] = {
+        "estimator": "gradient",
+        "queries": 1,
+        "layers": "last:1",
+        "loss": "candidates",
+    }
+    settings: dict[str, dict[str, Any]] = {"replay": {}, "gradient": gradient_settings}
+    programs = {name: compile_tiny(base, programs_directory / name, **recipe) for name, recipe in settings.items()}
 
-    def kind(engine: str, estimator: str, killed: str, trials: int) -> Kind:
+    def make_scenario(engine: str, estimator: str, target: str, trials: int) -> Scenario:
         program, env = programs[estimator], {RUNNER_VARIABLE: str(runner)}
 
-        def make(directory: Path) -> Victim:
-            if killed == "daemon":
+        def create_run(directory: Path) -> KillableRun:
+            if target == "daemon":
                 return Daemon(directory, program, data, TRAINING, "--engine", engine, **env)
-            chosen = NativeEngine(runner) if engine == "native" else PythonEngine()
-            return Trainer(directory, plan_of(program, data, TRAINING), chosen)
+            trainer_engine = NativeEngine(runner) if engine == "native" else PythonEngine()
+            return Trainer(directory, plan_of(program, data, TRAINING), trainer_engine)
 
-        return Kind(engine, estimator, killed, trials, make)
+        return Scenario(engine, estimator, target, trials, create_run)
 
-    kinds = [kind(*line) for line in TABLE]
+    scenarios = [make_scenario(*line) for line in TABLE]
     rows: list[Row] = []
-    expected: dict[str, Finals] = {}
-    for each in kinds:
-        notes.print(f"kills: {each.name}")
-        few = replace(each, trials=max(each.trials // QUICK_FEWER, 1)) if quick else each
-        row, found = measure(few, root / "kills" / each.name, expected.get(each.estimator))
-        expected.setdefault(each.estimator, found)
+    expected: dict[str, FileHashes] = {}
+    for scenario in scenarios:
+        notes.print(f"kills: {scenario.name}")
+        trials = max(scenario.trials // QUICK_FEWER, 1) if quick else scenario.trials
+        kills_directory, reference = root / "kills" / scenario.name, expected.get(scenario.estimator)
+        row, hashes = measure(replace(scenario, trials=trials), kills_directory, reference)
+        expected.setdefault(scenario.estimator, hashes)
         rows.append(row)
-    claims = {f"kill_{name}": sum(row[name] for row in rows) for name in ("trials", "kills", "mismatches", TWICE)}
-    gradient = [row for row in rows if row["estimator"] == "gradient"]
-    return rows, claims | {"kill_trials_gradient": sum(row["trials"] for row in gradient)}
+    claims = {
+        f"kill_{name}": sum(row[name] for row in rows) for name in ("trials", "kills", "mismatches", RECOMPUTED_STEPS)
+    }
+    gradient_rows = [row for row in rows if row["estimator"] == "gradient"]
+    return rows, claims | {"kill_trials_gradient": sum(row["trials"] for row in gradient_rows)}
 
 
 def agent(
@@ -75,11 +83,11 @@ def agent(
     runner = native_runner()
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
-        sentences, kept = write_sentences(root / "sentences"), programs or root / "programs"
+        sentences, programs_directory = write_sentences(root / "sentences"), programs or root / "programs"
 
         parts = {
             "idle": lambda quick: overhead.idle(root / "idle", sentences, quick),
-            "loop": lambda quick: overhead.loop(root, kept, runner, quick),
-            "kills": lambda quick: measure_kills(root, kept, sentences, runner, quick),
+            "loop": lambda quick: overhead.loop(root, programs_directory, runner, quick),
+            "kills": lambda quick: measure_kills(root, programs_directory, sentences, runner, quick),
         }
         run_parts(parts, json_file, quick, only)

@@ -3,9 +3,9 @@
 import time
 from pathlib import Path
 
-from bench.agent.kills import JOB, fake_server, start_agent, steps_in
-from bench.programs import MOVIES, Compiled, compile_cold, smollm2_recipe
-from bench.result import Claims, Measured, Row, notes
+from bench.agent.kills import JOB, fake_server, recorded_steps, start_agent
+from bench.programs import MOVIES, CompiledProgram, compile_cold, smollm2_recipe
+from bench.result import Claims, Measurement, Row, notes
 from bench.runner import cpu_seconds
 from bench.tiny import plan_of
 from device_agent.engines import Engine
@@ -15,21 +15,21 @@ from device_agent.runner.location import RUNNER_VARIABLE
 from device_agent.training.journal import ResourceUsage, RunDirectory, RunPlan
 from shared.training_settings import TrainingSettings
 
-COUNTS = {"train": 200, "validation": 8, "test": 8}  # few to evaluate, since only steps are timed
+COUNTS = {"train": 200, "validation": 8, "test": 8}  # few for evaluations, since only steps are timed
 STEPS, QUICK_STEPS, WARM = 24, 6, 2
 SETTLE_SECONDS, IDLE_SECONDS, QUICK_IDLE_SECONDS = 5.0, 60.0, 10.0
 
 
-def idle(directory: Path, dataset: Path, quick: bool) -> Measured:
+def idle(directory: Path, dataset: Path, quick: bool) -> Measurement:
     """Measures an agent without a job: resident bytes, and its share of a core."""
     with fake_server(directory) as (server, home):
         process = start_agent(home, dataset)
         try:
             server.wait_for(lambda: server.asked)
             time.sleep(SETTLE_SECONDS)
-            asked, before, began = len(server.calls), cpu_seconds(process), time.monotonic()
+            requests_before, cpu_before, start = len(server.calls), cpu_seconds(process), time.monotonic()
             time.sleep(QUICK_IDLE_SECONDS if quick else IDLE_SECONDS)
-            spent, seconds = cpu_seconds(process) - before, time.monotonic() - began
+            cpu, seconds = cpu_seconds(process) - cpu_before, time.monotonic() - start
             memory = process.memory_full_info()
         finally:
             process.terminate()
@@ -37,27 +37,28 @@ def idle(directory: Path, dataset: Path, quick: bool) -> Measured:
     row = {
         "what": "idle",
         "seconds": seconds,
-        "requests": len(server.calls) - asked,
-        "core_share": spent / seconds,
+        "requests": len(server.calls) - requests_before,
+        "core_share": cpu / seconds,
         "rss_bytes": memory.rss,
         "own_bytes": memory.uss,
     }
     return [row], {"idle_rss_bytes": row["rss_bytes"], "idle_core_share": row["core_share"]}
 
 
-def loop(root: Path, kept: Path, runner: Path, quick: bool) -> Measured:
+def loop(root: Path, programs_directory: Path, runner: Path, quick: bool) -> Measurement:
     """Measures the loop's share of a step, and memory of both engines, int8 and fp32."""
     steps = QUICK_STEPS if quick else STEPS
     rows: list[Row] = []
     claims: Claims = {}
     notes.print("compiling SmolLM2-135M")
     programs = {
-        precision: compile_cold(smollm2_recipe(precision=precision), kept / precision) for precision in ("int8", "fp32")
+        precision: compile_cold(smollm2_recipe(precision=precision), programs_directory / precision)
+        for precision in ("int8", "fp32")
     }
-    data = reviews(root / "reviews")
+    data = write_reviews(root / "reviews")
     plan = plan_of(programs["int8"], data, training(steps))
     for engine in (NativeEngine(runner), PythonEngine()):
-        share, seconds = share_outside(engine, plan, root / f"loop-{engine.name}")
+        share, seconds = share_outside_program(engine, plan, root / f"loop-{engine.name}")
         row = {"what": "loop", "engine": engine.name, "step_seconds": seconds, "share_outside_the_program": share}
         rows.append(row)
         claims[f"loop_share_outside_{engine.name}"] = share
@@ -67,26 +68,26 @@ def loop(root: Path, kept: Path, runner: Path, quick: bool) -> Measured:
     claims["loop_overhead_share"] = claims["loop_share_outside_native"] + cpu / wall
     for precision, program in programs.items():
         for engine in (NativeEngine(runner), PythonEngine()):
-            found = figures(engine, plan_of(program, data, training(3)), root / f"{precision}-{engine.name}")
-            peak, weights = found.peak_rss_bytes, program.size("weights")
-            about = {"what": "memory", "engine": engine.name, "precision": precision}
-            rows.append(about | {"peak_rss_bytes": peak, "weights_bytes": weights})
+            usage = resource_usage(engine, plan_of(program, data, training(3)), root / f"{precision}-{engine.name}")
+            peak, weights = usage.peak_rss_bytes, program.size("weights")
+            columns = {"what": "memory", "engine": engine.name, "precision": precision}
+            rows.append(columns | {"peak_rss_bytes": peak, "weights_bytes": weights})
             claims[f"peak_rss_over_weights_{engine.name}_{precision}"] = peak / weights
-        starts = starts_of(NativeEngine(runner), program, data, root / f"{precision}-starts")
-        rows += [{"what": "start", "precision": precision, "load_seconds": seconds} for seconds in starts]
-        claims[f"load_seconds_native_{precision}"] = starts[0]
-        claims[f"load_seconds_again_native_{precision}"] = starts[1]
+        load_seconds = load_times(NativeEngine(runner), program, data, root / f"{precision}-starts")
+        rows += [{"what": "start", "precision": precision, "load_seconds": seconds} for seconds in load_seconds]
+        claims[f"load_seconds_native_{precision}"] = load_seconds[0]
+        claims[f"load_seconds_again_native_{precision}"] = load_seconds[1]
     return rows, claims
 
 
-def starts_of(engine: Engine, program: Compiled, data: Path, path: Path) -> list[float]:
+def load_times(engine: Engine, program: CompiledProgram, data: Path, path: Path) -> list[float]:
     """Returns the seconds that loading takes in a first run of a program and in a second one."""
     packed_path(program.path("weights")).unlink(missing_ok=True)
     plan = plan_of(program, data, training(1))
-    return [figures(engine, plan, path.with_name(f"{path.name}-{number}")).load_seconds for number in (1, 2)]
+    return [resource_usage(engine, plan, path.with_name(f"{path.name}-{number}")).load_seconds for number in (1, 2)]
 
 
-def reviews(directory: Path) -> Path:
+def write_reviews(directory: Path) -> Path:
     """Writes a small data set of movie reviews."""
     directory.mkdir(parents=True)
     for split, count in COUNTS.items():
@@ -100,21 +101,23 @@ def training(steps: int) -> TrainingSettings:
     return TrainingSettings(steps=steps, evaluation_interval=steps, seed=3, lr=1e-3)
 
 
-def share_outside(engine: Engine, plan: RunPlan, path: Path) -> tuple[float, float]:
-    """Returns (share, seconds): of a step, the share outside the program's call, and the seconds; means over a run.
+def share_outside_program(engine: Engine, plan: RunPlan, path: Path) -> tuple[float, float]:
+    """Returns (share, seconds): the share of a step outside the program's call, and a step's seconds; means over a run.
 
-    The training process takes both times itself, in the same steps, so that noise affects both. Outside are order,
-    packing, trajectory with its fsync, and progress. A run of WARM steps is subtracted, since its first step loads the
-    program.
+    The training process measures both times in the same steps, so that noise affects both. Outside the call are the
+    batch sampler, packing, the trajectory with its fsync, and progress. A run of WARM steps is subtracted, since its
+    first step loads the program.
     """
-    first = figures(engine, plan.model_copy(update={"training": training(WARM)}), path.with_name(f"{path.name}-warm"))
-    whole = figures(engine, plan, path)
-    outside = (whole.train_seconds - whole.program_seconds) - (first.train_seconds - first.program_seconds)
-    seconds = whole.train_seconds - first.train_seconds
+    warm_up = resource_usage(
+        engine, plan.model_copy(update={"training": training(WARM)}), path.with_name(f"{path.name}-warm")
+    )
+    full_run = resource_usage(engine, plan, path)
+    outside = (full_run.train_seconds - full_run.program_seconds) - (warm_up.train_seconds - warm_up.program_seconds)
+    seconds = full_run.train_seconds - warm_up.train_seconds
     return outside / seconds, seconds / (plan.training.steps - WARM)
 
 
-def figures(engine: Engine, plan: RunPlan, path: Path) -> ResourceUsage:
+def resource_usage(engine: Engine, plan: RunPlan, path: Path) -> ResourceUsage:
     """Returns the times and the memory of a whole run."""
     run = RunDirectory(path)
     run.begin(plan)
@@ -123,16 +126,16 @@ def figures(engine: Engine, plan: RunPlan, path: Path) -> ResourceUsage:
     return run.figures()
 
 
-def agent_seconds(program: Compiled, runner: Path, data: Path, home: Path, steps: int) -> tuple[float, float]:
+def agent_seconds(program: CompiledProgram, runner: Path, data: Path, home: Path, steps: int) -> tuple[float, float]:
     """Returns processor seconds (without the runner's) and seconds of a step in a whole agent."""
     marks: dict[int, tuple[float, float]] = {}
-    with fake_server(home, program, training(steps)) as (_, place):
-        ledger = place.run(JOB).ledger
-        agent = start_agent(place, data, "--once", "--engine", "native", env={RUNNER_VARIABLE: str(runner)})
+    with fake_server(home, program, training(steps)) as (_, agent_home):
+        ledger = agent_home.run(JOB).ledger
+        agent = start_agent(agent_home, data, "--once", "--engine", "native", env={RUNNER_VARIABLE: str(runner)})
         while agent.poll() is None:
-            at = steps_in(ledger)
-            if at in (WARM, steps) and at not in marks:
-                marks[at] = (cpu_seconds(agent), time.perf_counter())
+            step_count = recorded_steps(ledger)
+            if step_count in (WARM, steps) and step_count not in marks:
+                marks[step_count] = (cpu_seconds(agent), time.perf_counter())
             time.sleep(0.01)
-    (cpu, began), (cpu_after, ended) = marks[WARM], marks[steps]
-    return (cpu_after - cpu) / (steps - WARM), (ended - began) / (steps - WARM)
+    (cpu, start), (cpu_after, end) = marks[WARM], marks[steps]
+    return (cpu_after - cpu) / (steps - WARM), (end - start) / (steps - WARM)

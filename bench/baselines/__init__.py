@@ -1,1 +1,1 @@
-"""What MobiZO is compared with: first order, MeZO, other adapters and other precisions."""
+"""Baselines of MobiZO: first order, MeZO, other adapters and other precisions."""

@@ -75,8 +75,8 @@ class AdaptedModel:
         """Returns log-probabilities (R, T, C) over the whole vocabulary under B (D,), like a program's `score`."""
         tokens, positions, choices = (torch.from_numpy(array).to(self.device) for array in inputs)
         logits = self.model.lm_head(self._answers(tokens, positions, b.unsqueeze(0)))
-        found: np.ndarray = torch.log_softmax(logits.float(), -1).gather(2, choices).cpu().numpy()
-        return found
+        scores: np.ndarray = torch.log_softmax(logits.float(), -1).gather(2, choices).cpu().numpy()
+        return scores
 
     def _answers(self, tokens: Tensor, positions: Tensor, paths: Tensor) -> Tensor:
         """Returns final hidden states (R, T, hidden) at `positions` (R, T) of tokens (R, S); R is split by path."""
@@ -85,8 +85,8 @@ class AdaptedModel:
             hidden = self.upper(inputs_embeds=tokens, use_cache=False).last_hidden_state
         else:
             hidden = self.model.model(tokens, use_cache=False).last_hidden_state
-        found: Tensor = hidden[torch.arange(len(hidden), device=self.device).unsqueeze(1), positions]
-        return found
+        answers: Tensor = hidden[torch.arange(len(hidden), device=self.device).unsqueeze(1), positions]
+        return answers
 
     def _hook(self, a: Tensor, offset: int, size: int) -> Any:
         def add_lora(_module: Any, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:

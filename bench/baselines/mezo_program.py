@@ -33,12 +33,12 @@ class PassLosses(Network):
 
     pairs: bool  # the + and - of a direction are in one pass
 
-    def forward(self, tokens: Tensor, positions: Tensor, *rest: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, positions: Tensor, *labels_and_directions: Tensor) -> Tensor:
         """tokens (E, S), positions (E, T), then, as in `step`: labels, mask, seeds int32 (m, 2), scale (1,).
 
         Returns losses (n,): at B + scale z of each direction, then, with pairs, at B - scale z.
         """
-        *labels, mask, seeds, scale = rest
+        *labels, mask, seeds, scale = labels_and_directions
         b = self.state.current().unsqueeze(0)
         offset = directions(self.recipe.noise, seeds, b.shape[1]) * scale
         paths = torch.cat((b + offset, b - offset)) if self.pairs else b + offset
@@ -73,19 +73,19 @@ def emit_passes(recipe: Recipe, source: str, path: Path, grouping: Grouping) -> 
     e, s, t, c = recipe.effective_batch, recipe.sequence_length, recipe.answer_length, recipe.choices
     module = PassLosses(recipe, network.size, network.backbone, None, stack)
     module.pairs = grouping in ("inner", "both")
-    whole = (torch.zeros((e, s), dtype=torch.int64), torch.zeros((e, t), dtype=torch.int64))
+    token_inputs = (torch.zeros((e, s), dtype=torch.int64), torch.zeros((e, t), dtype=torch.int64))
     answers = (torch.zeros((e, t), dtype=torch.int64),)
     choices = (torch.zeros((e, t, c), dtype=torch.int64), torch.ones(e, t, c))
     labels = (*(answers if recipe.loss == "full" else choices), torch.ones(e, t))
     seeds = torch.zeros((recipe.queries, 2), dtype=torch.int32)
-    together = paths // 2 if module.pairs else paths  # directions of one pass
+    directions_per_pass = paths // 2 if module.pairs else paths  # directions of one pass
     modules = (
         Signature(Adapter(recipe, network.size), ()),
         Signature(Load(recipe, network.size), (torch.zeros(network.size),)),
         Signature(Replay(recipe, network.size), (seeds, torch.zeros(recipe.queries))),
         Signature(
             module,
-            (*whole, *labels, seeds[:together].clone(), torch.ones(1)),
+            (*token_inputs, *labels, seeds[:directions_per_pass].clone(), torch.ones(1)),
             {0: {1: Dim("S", min=MIN_LENGTH, max=s)}},
         ),
     )
@@ -114,13 +114,13 @@ class Passes:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Returns, like a program's `step`, losses (2q,) and coefficients (q,)."""
         queries = self.recipe.queries
-        found = np.zeros(2 * queries, np.float32)
+        losses = np.zeros(2 * queries, np.float32)
         for group in self._passes:
-            chosen = group[: len(group) // 2] if self._pairs else group  # pairs: the + paths name the directions
+            plus_paths = group[: len(group) // 2] if self._pairs else group  # pairs: the + paths name the directions
             scale = eps if group[0] < queries else -eps
-            rows = seeds[[path % queries for path in chosen]]
-            found[group] = self._methods("losses", *batch, rows, np.array([scale], np.float32))[0]
-        plus, minus = found.reshape(2, -1)
+            rows = seeds[[path % queries for path in plus_paths]]
+            losses[group] = self._methods("losses", *batch, rows, np.array([scale], np.float32))[0]
+        plus, minus = losses.reshape(2, -1)
         coefficients = (lr / queries * (plus - minus) / (2 * eps)).astype(np.float32)
         self._methods("replay", seeds, coefficients)
-        return found, coefficients
+        return losses, coefficients

@@ -45,13 +45,15 @@ def load_model(base: str, device: str, dtype: str, precision: Precision = "fp32"
 
 def round_weights(model: Any, precision: Precision) -> None:
     """Rounds the frozen weights: linear layers of the decoder, embedding table and lm_head. Norms stay."""
-    done: set[int] = set()
+    rounded_ids: set[int] = set()
     for name, module in model.named_modules():
         table = isinstance(module, torch.nn.Embedding) or module is model.get_output_embeddings()
-        if (table or isinstance(module, torch.nn.Linear)) and id(module.weight) not in done:  # tied tables are one
+        if (table or isinstance(module, torch.nn.Linear)) and id(
+            module.weight
+        ) not in rounded_ids:  # tied tables are one
             data, scheme = module.weight.data, ROWS if table else _scheme(precision, name)
             module.weight.data = dequantize(*quantized("weight", data.float(), scheme).values()).to(data.dtype)
-            done.add(id(module.weight))
+            rounded_ids.add(id(module.weight))
 
 
 def round_activations(model: Any, precision: Precision) -> None:
@@ -77,10 +79,10 @@ class _RoundedInputs:
             self._offsets = dequantize(offsets, scales)
 
     def __call__(self, x: Tensor) -> Tensor:
-        lost = (x - quantized_tokens(x)).detach()
-        y = functional.linear(x - lost, self._layer.weight, self._layer.bias)
+        rounding_error = (x - quantized_tokens(x)).detach()
+        y = functional.linear(x - rounding_error, self._layer.weight, self._layer.bias)
         if self._group:
-            y = y + functional.linear(lost.unflatten(-1, (-1, self._group)).sum(-1), self._offsets)
+            y = y + functional.linear(rounding_error.unflatten(-1, (-1, self._group)).sum(-1), self._offsets)
         return y
 
 

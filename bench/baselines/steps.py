@@ -58,7 +58,7 @@ class FullFirstOrder:
     def __init__(self, model: Any, recipe: Recipe, shape: BaseShape) -> None:
         self.adapted = AdaptedModel(model, recipe, shape)
         self.adapted.remove()
-        self._nothing = self.adapted.zeros().unsqueeze(0)
+        self._zero_b = self.adapted.zeros().unsqueeze(0)
         self.parameters = [parameter.requires_grad_() for parameter in model.parameters()]
         self._optimizer = torch.optim.SGD(self.parameters, lr=0.0)
 
@@ -66,7 +66,7 @@ class FullFirstOrder:
         """Every parameter -= lr * its gradient. Returns the loss before; the gradients stay on the parameters."""
         self._optimizer.param_groups[0]["lr"] = lr
         self._optimizer.zero_grad()
-        loss = self.adapted.losses(batch, self._nothing).sum()
+        loss = self.adapted.losses(batch, self._zero_b).sum()
         loss.backward()
         self._optimizer.step()
         return float(loss.detach())
@@ -90,7 +90,7 @@ def passes(grouping: Grouping, queries: int) -> list[list[int]]:
 
 
 class EagerMobizo:
-    """A flat vector of trained numbers, and a model that runs its 2q perturbed copies in passes, as `grouping` says."""
+    """MobiZO or MeZO on a flat vector: the model runs 2q perturbed copies of it in passes, grouped by `grouping`."""
 
     def __init__(self, adapted: AdaptedModel, grouping: Grouping = "both") -> None:
         self.adapted, self.recipe = adapted, adapted.recipe
@@ -125,12 +125,12 @@ class FullMezo:
     @torch.no_grad()
     def step(self, batch: Batch, seeds: np.ndarray, lr: float, eps: float) -> tuple[Tensor, Tensor]:
         """Returns, like a program's `step`, losses (2q,), all + before all -, and coefficients (q,)."""
-        plus, minus, nothing = [], [], self.adapted.zeros().unsqueeze(0)
+        plus, minus, zero_b = [], [], self.adapted.zeros().unsqueeze(0)
         for seed in seeds:
             self._move(seed, eps)
-            plus.append(self.adapted.losses(batch, nothing))
+            plus.append(self.adapted.losses(batch, zero_b))
             self._move(seed, -2 * eps)
-            minus.append(self.adapted.losses(batch, nothing))
+            minus.append(self.adapted.losses(batch, zero_b))
             self._move(seed, eps)
         losses = torch.cat((*plus, *minus)).float()
         coefficients = lr / len(seeds) * (losses[: len(seeds)] - losses[len(seeds) :]) / (2 * eps)

@@ -1,1 +1,1 @@
-"""`bench end-to-end` and `bench options`: core-seconds to a given accuracy, and what each choice of ours is worth."""
+"""`bench end-to-end` and `bench options`: core-seconds to a given accuracy, and the effect of each of our choices."""

@@ -24,41 +24,45 @@ from typing import Annotated, Any
 
 import typer
 
+from bench.end_to_end.contender_runner import TARGET, ContenderRunner
 from bench.end_to_end.contenders import FIRST_ORDER, OURS, TABLE, Entry
-from bench.end_to_end.track import TARGET, Track
 from bench.result import Claims, notes, write
-from bench.runner import JsonFile, Keep, Only, Quick, chosen
+from bench.runner import JsonFile, Keep, Only, Quick, select_parts
 from bench.step.memory import peak_memory
 from bench.training.runs import Contender, Run
 
 SEEDS = 3
-FURTHER = (0.80, 0.83)  # accuracies whose seconds are claimed too
+FURTHER_TARGETS = (0.80, 0.83)  # accuracies whose seconds are claimed too
 QUICK_STEPS = 10
 
 
 @dataclass
-class Tried:
+class ContenderRuns:
     """Trials of learning rates on the validation split, and a run of the best one for each seed."""
 
     trials: list[Run] = field(default_factory=list)
     runs: list[Run] = field(default_factory=list)
 
     @property
-    def spent(self) -> float:
-        """Returns the mean core-seconds to 75 %, or all that a run took without reaching it."""
-        looks = [(run, run.reached(TARGET)) for run in self.runs]
-        return mean(run.core_seconds if look is None else look.core_seconds for run, look in looks)
+    def core_seconds_to_target(self) -> float:
+        """Returns the mean core-seconds to 75 %; a run that did not reach it counts with all its core-seconds."""
+        evaluations = [(run, run.first_reaching(TARGET)) for run in self.runs]
+        return mean(
+            run.core_seconds if evaluation is None else evaluation.core_seconds for run, evaluation in evaluations
+        )
 
     def claims(self, prefix: str) -> Claims:
         """Returns the accuracy after the last step, and the time to each accuracy that all seeds reached."""
-        found = {f"{prefix}final_accuracy": mean(run.accuracy for run in self.runs)}
-        for accuracy in (TARGET, *FURTHER):
-            looks = [look for run in self.runs if (look := run.reached(accuracy)) is not None]
-            if len(looks) == len(self.runs):
-                to = "target" if accuracy == TARGET else f"{100 * accuracy:.0f}"
-                found[f"{prefix}core_seconds_to_{to}"] = mean(look.core_seconds for look in looks)
-                found[f"{prefix}seconds_to_{to}"] = mean(look.seconds for look in looks)
-        return found
+        claims = {f"{prefix}final_accuracy": mean(run.accuracy for run in self.runs)}
+        for accuracy in (TARGET, *FURTHER_TARGETS):
+            evaluations = [evaluation for run in self.runs if (evaluation := run.first_reaching(accuracy)) is not None]
+            if len(evaluations) == len(self.runs):
+                suffix = "target" if accuracy == TARGET else f"{100 * accuracy:.0f}"
+                claims[f"{prefix}core_seconds_to_{suffix}"] = mean(
+                    evaluation.core_seconds for evaluation in evaluations
+                )
+                claims[f"{prefix}seconds_to_{suffix}"] = mean(evaluation.seconds for evaluation in evaluations)
+        return claims
 
 
 def end_to_end(
@@ -70,31 +74,38 @@ def end_to_end(
 ) -> None:
     """Core-seconds to 75 % on movie reviews: our estimators, MeZO, MobiZO as in the paper, first order; memory."""
     entries = {entry.contender.name: entry for entry in TABLE}
-    names = chosen({**entries, "memory": None}, only)
-    with tempfile.TemporaryDirectory() as directory:
-        place = keep or Path(directory)
-        track = Track(place, examples=16 if quick else 200)
+    names = select_parts({**entries, "memory": None}, only)
+    with tempfile.TemporaryDirectory() as temporary:
+        directory = keep or Path(temporary)
+        runner = ContenderRunner(directory, examples=16 if quick else 200)
         if quick:
-            some = [entries[name].contender for name in names if name in entries and not entries[name].trial]
-            runs = [track.run(each.at(steps=QUICK_STEPS, evaluation_interval=QUICK_STEPS)) for each in some]
+            contenders = [entries[name].contender for name in names if name in entries and not entries[name].trial_cap]
+            runs = [
+                runner.run(contender.with_training(steps=QUICK_STEPS, evaluation_interval=QUICK_STEPS))
+                for contender in contenders
+            ]
             costs = {f"{run.contender}: core_seconds_per_step": run.core_seconds / run.steps for run in runs}
             write(json_file, [run.model_dump(mode="json") for run in runs], costs)
             return
-        tried: dict[str, Tried] = {}
+        runs_by_contender: dict[str, ContenderRuns] = {}
         for name in names:
             if name in entries:
-                tried[name] = _tried(track, entries[name], range(seeds))
+                runs_by_contender[name] = _run_contender(runner, entries[name], range(seeds))
         claims: Claims = {}
-        for name, each in tried.items():
+        for name, contender_runs in runs_by_contender.items():
             if (prefix := entries[name].claim) is not None:
-                claims |= each.claims(prefix)
-        claims |= _comparisons(tried)
-        if "replay" in tried:
-            claims["calibration_core_seconds"] = track.calibration_core_seconds
-        rows = [run.model_dump(mode="json") for each in tried.values() for run in (*each.trials, *each.runs)]
+                claims |= contender_runs.claims(prefix)
+        claims |= _comparisons(runs_by_contender)
+        if "replay" in runs_by_contender:
+            claims["calibration_core_seconds"] = runner.calibration_core_seconds
+        rows = [
+            run.model_dump(mode="json")
+            for contender_runs in runs_by_contender.values()
+            for run in (*contender_runs.trials, *contender_runs.runs)
+        ]
         if "memory" in names:
-            memory_rows, named = peak_memory(place / "memory")
-            rows, claims = rows + memory_rows, claims | named
+            memory_rows, memory_claims = peak_memory(directory / "memory")
+            rows, claims = rows + memory_rows, claims | memory_claims
     write(json_file, rows, claims)
 
 
@@ -103,70 +114,82 @@ def _best_rate(trials: Sequence[Run]) -> float:
 
     def quality(lr: float) -> tuple[float, float]:
         runs = [run for run in trials if run.lr == lr]
-        return mean(run.accuracy for run in runs), -mean(run.seen[-1].loss if run.seen else math.inf for run in runs)
+        losses = [run.evaluations[-1].loss if run.evaluations else math.inf for run in runs]
+        return mean(run.accuracy for run in runs), -mean(losses)
 
     return max(dict.fromkeys(run.lr for run in trials), key=quality)
 
 
-def _tried(track: Track, entry: Entry, seeds: Sequence[int]) -> Tried:
+def _run_contender(runner: ContenderRunner, entry: Entry, seeds: Sequence[int]) -> ContenderRuns:
     """Runs each seed at the grid's best learning rate; with a cap, until the cap or 75 %.
 
     A rate is tried with each seed, since seeds differ by more than rates; in shorter trials, with the first.
     """
     contender, capped = entry.contender, entry.cap is not None
     shorter = capped or entry.trial_steps is not None
-    tried = [contender.at(lr=lr, seed=seed) for lr in entry.grid for seed in (seeds[:1] if shorter else seeds)]
+    trial_contenders = [
+        contender.with_training(lr=lr, seed=seed) for lr in entry.grid for seed in (seeds[:1] if shorter else seeds)
+    ]
     if entry.trial_steps is not None:
-        tried = [each.at(steps=entry.trial_steps) for each in tried]
-    track.try_out(tried, entry.trial)
-    trials, looks = [track.run(each, split="validation", cap=entry.trial) for each in tried], list(entry.looks)
+        trial_contenders = [trial.with_training(steps=entry.trial_steps) for trial in trial_contenders]
+    runner.try_out(trial_contenders, entry.trial_cap)
+    trials = [runner.run(trial, split="validation", cap=entry.trial_cap) for trial in trial_contenders]
+    evaluation_steps = list(entry.evaluation_steps)
     if trials:
-        contender = contender.at(lr=_best_rate(trials))
-        if entry.cap is not None and entry.trial is not None:
+        contender = contender.with_training(lr=_best_rate(trials))
+        if entry.cap is not None and entry.trial_cap is not None:
             # One measurement on the way: it takes as long as ten steps, though it is not counted.
             steps = next(run.steps for run in trials if run.lr == contender.training.lr)
-            looks = [round(steps * entry.cap / entry.trial / 2)]
-    chosen_rate = [contender.at(seed=seed) for seed in seeds]
-    return Tried(trials, [track.run(each, cap=entry.cap, stop=capped, looks=looks) for each in chosen_rate])
+            evaluation_steps = [round(steps * entry.cap / entry.trial_cap / 2)]
+    seeded_contenders = [contender.with_training(seed=seed) for seed in seeds]
+    return ContenderRuns(
+        trials,
+        [
+            runner.run(seeded, cap=entry.cap, stop=capped, evaluation_steps=evaluation_steps)
+            for seeded in seeded_contenders
+        ],
+    )
 
 
-def _comparisons(tried: dict[str, Tried]) -> Claims:
-    """Returns the claims that set two contenders against each other, of those that were run."""
+def _comparisons(runs_by_contender: dict[str, ContenderRuns]) -> Claims:
+    """Returns the claims that compare two contenders, as far as both were run."""
     claims: Claims = {}
-    replay, gradient, mezo = (tried.get(name) for name in ("replay", "gradient", "MeZO LoRA-FA"))
-    helped, first = (tried.get(name) for name in ("first-order LoRA-FA, same help", FIRST_ORDER.name))
-    paper = [tried[name] for name in ("MobiZO q=4", "MobiZO q=16") if name in tried]
-    if gradient and helped:
-        claims["gradient_vs_first_order_same_help"] = helped.spent / gradient.spent
+    replay, gradient, mezo = (runs_by_contender.get(name) for name in ("replay", "gradient", "MeZO LoRA-FA"))
+    same_help, first = (runs_by_contender.get(name) for name in ("first-order LoRA-FA, same help", FIRST_ORDER.name))
+    paper = [runs_by_contender[name] for name in ("MobiZO q=4", "MobiZO q=16") if name in runs_by_contender]
+    if gradient and same_help:
+        claims["gradient_vs_first_order_same_help"] = same_help.core_seconds_to_target / gradient.core_seconds_to_target
     if gradient and replay:
-        claims["gradient_vs_replay"] = replay.spent / gradient.spent
+        claims["gradient_vs_replay"] = replay.core_seconds_to_target / gradient.core_seconds_to_target
     if replay and paper:
-        claims["core_seconds_vs_paper"] = min(each.spent for each in paper) / replay.spent  # the smaller gain
+        # The smaller gain.
+        fastest = min(contender_runs.core_seconds_to_target for contender_runs in paper)
+        claims["core_seconds_vs_paper"] = fastest / replay.core_seconds_to_target
     if replay and mezo:
-        claims["core_seconds_vs_mezo"] = mezo.spent / replay.spent
+        claims["core_seconds_vs_mezo"] = mezo.core_seconds_to_target / replay.core_seconds_to_target
     if first:
-        tenth, last = (mean(run.seen[at].accuracy for run in first.runs) for at in (0, -1))
-        claims |= {"first_order_accuracy_tenth": tenth, "first_order_accuracy": last}
-        claims["first_order_core_seconds_to_target"] = first.spent
+        after_tenth, after_last = (mean(run.evaluations[index].accuracy for run in first.runs) for index in (0, -1))
+        claims |= {"first_order_accuracy_tenth": after_tenth, "first_order_accuracy": after_last}
+        claims["first_order_core_seconds_to_target"] = first.core_seconds_to_target
         if replay:
-            # After a tenth of our examples, and after as many.
+            # First order after a tenth of the examples of `replay`, and after as many.
             final = mean(run.accuracy for run in replay.runs)
-            claims["gap_to_first_order_points"] = 100 * (tenth - final)
-            claims["gap_to_first_order_points_same_examples"] = 100 * (last - final)
+            claims["gap_to_first_order_points"] = 100 * (after_tenth - final)
+            claims["gap_to_first_order_points_same_examples"] = 100 * (after_last - final)
     return claims
 
 
-CAP = 60.0  # core-seconds of a run
-INTERVAL = 40  # steps between two measurements
-LAST = 3  # measurements that the claims average
-BASE = OURS.at(steps=600, lr=3e-3)
+OPTION_CAP = 60.0  # core-seconds of a run
+OPTION_INTERVAL = 40  # steps between two evaluations
+AVERAGED_EVALUATIONS = 3  # the last ones of a run, whose mean is claimed
+BASE = OURS.with_training(steps=600, lr=3e-3)
 
 
-def changed(
+def variation(
     name: str, *, recipe: dict[str, Any] | None = None, training: dict[str, Any] | None = None, **fields: Any
 ) -> Contender:
-    """Returns ours with some fields changed: of the recipe, of the training settings, of the contender itself."""
-    settings = BASE.training.model_copy(update={"evaluation_interval": INTERVAL} | (training or {}))
+    """Returns `ours` with changed fields of the recipe, of the training settings or of the contender itself."""
+    settings = BASE.training.model_copy(update={"evaluation_interval": OPTION_INTERVAL} | (training or {}))
     recipe_settings = BASE.recipe.model_copy(update=recipe or {})
     return BASE.model_copy(update={"name": name, "recipe": recipe_settings, "training": settings, **fields})
 
@@ -174,29 +197,31 @@ def changed(
 RATE = BASE.training.lr
 RANDOM_A: dict[str, Any] = {"calibration": None, "training": {"lr": 10 * RATE, "eps": 5e-2}}
 OPTIONS = {
-    each.name: each
-    for each in (
-        changed("ours"),
-        changed("A random, r = 16", recipe={"rank": 16, "alpha": 32}, **RANDOM_A),
-        changed("A random, r = 1", **RANDOM_A),
-        changed("A from activations", calibration="activations"),
-        changed("A from gradients, r = 4", recipe={"rank": 4, "alpha": 32}),
-        changed("loss over the full vocabulary", recipe={"loss": "full"}, training={"lr": RATE / 4}),
-        changed("q = 4, E = 4", recipe={"queries": 4, "effective_batch": 4}, training={"lr": RATE / 2}),
-        changed("q = 16, E = 1", recipe={"queries": 16, "effective_batch": 1}, training={"lr": 2 * RATE}),
-        changed("v_proj alone", recipe={"targets": ("v_proj",)}),
-        changed("o_proj alone", recipe={"targets": ("o_proj",)}),
-        changed("Gaussian noise", recipe={"noise": "gaussian"}),
-        changed("constant learning rate", training={"schedule": "constant"}),
-        changed("three times the learning rate", training={"lr": 3 * RATE}),
-        changed("fp32", recipe={"precision": "fp32"}),
+    contender.name: contender
+    for contender in (
+        variation("ours"),
+        variation("A random, r = 16", recipe={"rank": 16, "alpha": 32}, **RANDOM_A),
+        variation("A random, r = 1", **RANDOM_A),
+        variation("A from activations", calibration="activations"),
+        variation("A from gradients, r = 4", recipe={"rank": 4, "alpha": 32}),
+        variation("loss over the full vocabulary", recipe={"loss": "full"}, training={"lr": RATE / 4}),
+        variation("q = 4, E = 4", recipe={"queries": 4, "effective_batch": 4}, training={"lr": RATE / 2}),
+        variation("q = 16, E = 1", recipe={"queries": 16, "effective_batch": 1}, training={"lr": 2 * RATE}),
+        variation("v_proj alone", recipe={"targets": ("v_proj",)}),
+        variation("o_proj alone", recipe={"targets": ("o_proj",)}),
+        variation("Gaussian noise", recipe={"noise": "gaussian"}),
+        variation("constant learning rate", training={"schedule": "constant"}),
+        variation("three times the learning rate", training={"lr": 3 * RATE}),
+        variation("fp32", recipe={"precision": "fp32"}),
     )
 }
 
 
-def settled(run: Run) -> float:
-    """Returns the mean accuracy in percent over the last measurements, which varies less; 0 after divergence."""
-    return 0.0 if run.diverged else 100 * mean(seen.accuracy for seen in run.seen[-LAST:])
+def late_accuracy(run: Run) -> float:
+    """Returns the mean accuracy in percent of the last evaluations, which varies less than one; 0 after divergence."""
+    if run.diverged:
+        return 0.0
+    return 100 * mean(evaluation.accuracy for evaluation in run.evaluations[-AVERAGED_EVALUATIONS:])
 
 
 def options(
@@ -207,18 +232,18 @@ def options(
     seeds: Annotated[int, typer.Option(min=1, help="Number of seeds.")] = 1,
 ) -> None:
     """What each choice of ours is worth: one changed at a time, on the movie reviews. --quick only lists them."""
-    names = chosen(OPTIONS, only)
+    names = select_parts(OPTIONS, only)
     if quick:
         write(json_file, [{"option": name} for name in names], {})
         return
     runs: dict[str, list[Run]] = {}
     with tempfile.TemporaryDirectory() as directory:
-        track = Track(keep or Path(directory))
+        runner = ContenderRunner(keep or Path(directory))
         for name in names:
             notes.print(name)
-            runs[name] = [track.run(OPTIONS[name].at(seed=seed), cap=CAP) for seed in range(seeds)]
-    claims = {f"accuracy_{slug(name)}": mean(map(settled, of)) for name, of in runs.items()}
-    write(json_file, [run.model_dump(mode="json") for of in runs.values() for run in of], claims)
+            runs[name] = [runner.run(OPTIONS[name].with_training(seed=seed), cap=OPTION_CAP) for seed in range(seeds)]
+    claims = {f"accuracy_{slug(name)}": mean(map(late_accuracy, option_runs)) for name, option_runs in runs.items()}
+    write(json_file, [run.model_dump(mode="json") for option_runs in runs.values() for run in option_runs], claims)
 
 
 def slug(name: str) -> str:

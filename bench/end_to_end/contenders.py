@@ -1,8 +1,8 @@
-"""The contenders of `bench end-to-end`, one line of `TABLE` each, and how much each is given.
+"""The contenders of `bench end-to-end`, one line of `TABLE` each, and their budgets.
 
-Ours are estimators of one job API. Theirs have the paper's recipe, or, for first order, also the help that ours has. A
-rate is chosen on the validation split where a contender has a grid, from the largest of the paper's rates upwards for
-the paper's recipes: the smaller ones, for 20,000 steps, hardly move B in a few dozen.
+Ours are estimators of one job API. The others have the paper's recipe; first order also runs with our settings. If a
+contender has a grid, its rate is chosen on the validation split. For the paper's recipes the grid begins at the largest
+of the paper's rates: the smaller ones, meant for 20,000 steps, hardly move B in a few dozen.
 """
 
 from dataclasses import dataclass
@@ -18,25 +18,26 @@ BATCH = 16  # q E of the paper's experiments
 MOST_STEPS = 20_000  # the paper's
 SHORT_GRID = (5e-4, 1e-3, 4e-3, 1.6e-2)
 FIRST_ORDER_GRID = (1e-2, 3e-2, 1e-1, 3e-1)
-HELPED: dict[str, Any] = {"layers": "last:8", "sequence_length": 36, "loss": "candidates"}
-DEEPER: dict[str, Any] = HELPED | {"layers": "last:12"}
+OUR_SETTINGS: dict[str, Any] = {"layers": "last:8", "sequence_length": 36, "loss": "candidates"}
+OUR_DEEPER_SETTINGS: dict[str, Any] = OUR_SETTINGS | {"layers": "last:12"}
 
 
 @dataclass(frozen=True)
 class Entry:
     """A contender, and how it is run. Without a cap all its steps are run.
 
-    claim: what the names of its own claims begin with; None: it has none. grid: rates tried on the validation split.
-    trial: core-seconds of a try. cap: core-seconds of a run, which then ends at the target. looks: steps after which it
-    is measured, besides its evaluation interval. trial_steps: steps of a try, if they are not the run's.
+    claim: prefix of the names of its claims; None: it has no claims. grid: rates tried on the validation split.
+    trial_cap: core-seconds of a trial. cap: core-seconds of a run, which also ends at the target. evaluation_steps:
+    further steps after which it is evaluated, besides its evaluation interval. trial_steps: steps of a trial; None: as
+    many as a run.
     """
 
     contender: Contender
     claim: str | None
     grid: tuple[float, ...] = ()
-    trial: float | None = None
+    trial_cap: float | None = None
     cap: float | None = None
-    looks: tuple[int, ...] = ()
+    evaluation_steps: tuple[int, ...] = ()
     trial_steps: int | None = None
 
 
@@ -56,7 +57,7 @@ OURS = ours(
     queries=8,
     effective_batch=2,
     precision="int8",
-    **HELPED,
+    **OUR_SETTINGS,
 )
 DIRECTIONAL = ours(
     "directional",
@@ -70,13 +71,19 @@ DIRECTIONAL = ours(
     queries=512,
     effective_batch=8,
     precision="int8",
-    **HELPED,
+    **OUR_SETTINGS,
 )
-EXACT: dict[str, Any] = {"estimator": "gradient", "targets": TARGETS, "rank": 8, "effective_batch": 8, **DEEPER}
-SHORT = TrainingSettings(steps=80, lr=3e-3, schedule="cosine", evaluation_interval=20)  # 640 examples
-# Steps after which a run is measured too: most of the rise is there.
-EARLY = (4, 6, 8, 10, 12, 15, 30)
-LATER = (10, 20, 30, 50, 60, 70)
+GRADIENT_SETTINGS: dict[str, Any] = {
+    "estimator": "gradient",
+    "targets": TARGETS,
+    "rank": 8,
+    "effective_batch": 8,
+    **OUR_DEEPER_SETTINGS,
+}
+SHORT_TRAINING = TrainingSettings(steps=80, lr=3e-3, schedule="cosine", evaluation_interval=20)  # 640 examples
+# Further steps after which a run is evaluated: accuracy rises most there.
+EARLY_STEPS = (4, 6, 8, 10, 12, 15, 30)
+LATER_STEPS = (10, 20, 30, 50, 60, 70)
 
 
 def as_in_the_paper(name: str, engine: Engine, queries: int) -> Contender:
@@ -88,18 +95,26 @@ def as_in_the_paper(name: str, engine: Engine, queries: int) -> Contender:
     return Contender(name=name, engine=engine, recipe=recipe, training=training)
 
 
-HELPED_FIRST_ORDER = Contender(
-    name="first-order LoRA-FA, same help", engine="first-order", recipe=RecipeSettings(**EXACT), training=SHORT
+FIRST_ORDER_SAME_HELP = Contender(
+    name="first-order LoRA-FA, same help",
+    engine="first-order",
+    recipe=RecipeSettings(**GRADIENT_SETTINGS),
+    training=SHORT_TRAINING,
 )
-# As many examples as replay has; also measured after a tenth of them, since the paper gives zeroth order more steps.
+# As many examples as `replay` has. Also evaluated after a tenth of them: the paper gives zeroth order more steps.
 FIRST_ORDER_STEPS = OURS.training.steps * OURS.recipe.effective_batch // BATCH
-FIRST_ORDER = as_in_the_paper("first-order LoRA-FA", "first-order", 1).at(steps=FIRST_ORDER_STEPS)
-# Core-seconds of a try and of a run of theirs: several times what ours needs.
+FIRST_ORDER = as_in_the_paper("first-order LoRA-FA", "first-order", 1).with_training(steps=FIRST_ORDER_STEPS)
+# Trials and runs of the other contenders get several times the core-seconds that ours need.
 TABLE = (
-    Entry(OURS, "", (5e-3, 7e-3), looks=(25, 75, 125, 175)),
-    Entry(ours("gradient", SHORT, precision="int8", **EXACT), "gradient_", (3e-3, 5e-3), looks=EARLY),
-    Entry(DIRECTIONAL, "directional_", (3e-3, 4e-3), looks=LATER),
-    Entry(HELPED_FIRST_ORDER, "first_order_same_help_", (3e-3, 5e-3), looks=EARLY),
+    Entry(OURS, "", (5e-3, 7e-3), evaluation_steps=(25, 75, 125, 175)),
+    Entry(
+        ours("gradient", SHORT_TRAINING, precision="int8", **GRADIENT_SETTINGS),
+        "gradient_",
+        (3e-3, 5e-3),
+        evaluation_steps=EARLY_STEPS,
+    ),
+    Entry(DIRECTIONAL, "directional_", (3e-3, 4e-3), evaluation_steps=LATER_STEPS),
+    Entry(FIRST_ORDER_SAME_HELP, "first_order_same_help_", (3e-3, 5e-3), evaluation_steps=EARLY_STEPS),
     Entry(as_in_the_paper("MobiZO q=4", "program", 4), None, SHORT_GRID, 30.0, 120.0),
     Entry(as_in_the_paper("MobiZO q=16", "program", 16), None, SHORT_GRID, 30.0, 120.0),
     Entry(as_in_the_paper("MeZO LoRA-FA", "mezo-program", 1), None, SHORT_GRID, 60.0, 240.0),
@@ -108,6 +123,6 @@ TABLE = (
         None,
         FIRST_ORDER_GRID,
         trial_steps=max(1, FIRST_ORDER_STEPS // 3),
-        looks=(max(1, FIRST_ORDER_STEPS // 10),),
+        evaluation_steps=(max(1, FIRST_ORDER_STEPS // 10),),
     ),
 )

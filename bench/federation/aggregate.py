@@ -15,14 +15,14 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.result import Measured, Row
+from bench.result import Measurement, Row
 from bench.runner import run_module
 from device_agent.memory import peak_rss_bytes
 from shared.canonical import sha256_hex
-from shared.federation.aggregation import Weighing, combine
+from shared.federation.aggregation import Weighting, combine
 from shared.federation.cohort import AggregatorSettings
 from shared.federation.files import FileSource, UploadedFile
-from shared.federation.intake import Rules
+from shared.federation.intake import UpdateRequirements
 from shared.federation.update import Contribution
 from shared.zo.lora import adapter_file
 
@@ -35,19 +35,19 @@ A_SHA256 = "a" * 64
 SCALE = 1e-3  # of B, as after training
 
 
-def measure(quick: bool) -> Measured:
+def measure(quick: bool) -> Measurement:
     """Returns a row for the mean, of some rounds in a process of its own each, and its claims."""
     uploads, rounds = (QUICK_UPLOADS, QUICK_ROUNDS) if quick else (UPLOADS, ROUNDS)
     with tempfile.TemporaryDirectory() as name:
         size = uploads * _write(Path(name), QUICK_FILES if quick else FILES)
-        found = [run_module("bench.federation.aggregate", [name, uploads]) for _ in range(rounds)]
-    seconds, cpu = (statistics.median(each[what] for each in found) for what in ("seconds", "cpu_seconds"))
+        measurements = [run_module("bench.federation.aggregate", [name, uploads]) for _ in range(rounds)]
+    seconds, cpu = (statistics.median(times[what] for times in measurements) for what in ("seconds", "cpu_seconds"))
     claims = {
-        "aggregate_rss_bytes": max(each["peak_rss_bytes"] for each in found),
+        "aggregate_rss_bytes": max(times["peak_rss_bytes"] for times in measurements),
         "aggregate_bytes_per_second": size / seconds,
     }
-    about: Row = {"what": "mean", "uploads": uploads, "size_d": SIZE, "threads": THREADS, "rounds": rounds}
-    return [about | {"input_bytes": size, "seconds": seconds, "cpu_seconds": cpu} | claims], claims
+    columns: Row = {"what": "mean", "uploads": uploads, "size_d": SIZE, "threads": THREADS, "rounds": rounds}
+    return [columns | {"input_bytes": size, "seconds": seconds, "cpu_seconds": cpu} | claims], claims
 
 
 def _write(directory: Path, count: int) -> int:
@@ -60,8 +60,8 @@ def _write(directory: Path, count: int) -> int:
     return len(data)
 
 
-def _work(directory: Path, uploads: int) -> Callable[[], None]:
-    """Prepares a measurement."""
+def _prepare(directory: Path, uploads: int) -> Callable[[], None]:
+    """Returns a function that aggregates the uploads; everything before the aggregation is done already."""
     hashes = sorted(path.name for path in directory.iterdir())
     names = [hashes[number % len(hashes)] for number in range(uploads)]
     start = np.random.default_rng(8).normal(scale=SCALE, size=SIZE).astype(np.float32)
@@ -69,19 +69,21 @@ def _work(directory: Path, uploads: int) -> Callable[[], None]:
         UploadedFile(Contribution(f"member-{number:06}", examples=1 + number % 300), name, start)
         for number, name in enumerate(names)
     ]
-    source = FileSource(files, Rules(SIZE, A_SHA256), lambda name: (directory / name).open("rb", buffering=0), THREADS)
+    source = FileSource(
+        files, UpdateRequirements(SIZE, A_SHA256), lambda name: (directory / name).open("rb", buffering=0), THREADS
+    )
 
     def run() -> None:
-        if combine(source, AggregatorSettings(name="mean"), Weighing(by="examples")).count != uploads:
+        if combine(source, AggregatorSettings(name="mean"), Weighting(weights="examples")).count != uploads:
             raise AssertionError("not every update was counted")
 
     return run
 
 
 if __name__ == "__main__":
-    place, uploads = json.loads(sys.argv[1])
-    work = _work(Path(place), uploads)
-    began, cpu = time.perf_counter(), time.process_time()
-    work()
-    found = {"seconds": time.perf_counter() - began, "cpu_seconds": time.process_time() - cpu}
-    print(json.dumps(found | {"peak_rss_bytes": peak_rss_bytes()}))
+    name, count = json.loads(sys.argv[1])
+    aggregate = _prepare(Path(name), count)
+    start, cpu_start = time.perf_counter(), time.process_time()
+    aggregate()
+    times = {"seconds": time.perf_counter() - start, "cpu_seconds": time.process_time() - cpu_start}
+    print(json.dumps(times | {"peak_rss_bytes": peak_rss_bytes()}))

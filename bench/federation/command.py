@@ -1,4 +1,4 @@
-"""`bench federation`: what devices' updates cost to aggregate, to mask and to simulate, and what a cohort is worth.
+"""`bench federation`: the cost of aggregating, masking and simulating updates, and the benefit of a cohort.
 
 - bytes: what one device sends in one round, in each form: the files themselves, before HTTP, created and not estimated.
   The keys and shares of a masked round grow with the number of devices; only part `masking` includes them.
@@ -26,10 +26,10 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from bench.federation import aggregate, learning
-from bench.result import Measured, Row, commit
-from bench.runner import JsonFile, Keep, Only, Quick, kept, run_parts
-from device_agent.secure_aggregation.participant import InMemoryKnowledge, SecureAggregationParticipant
-from shared.federation.secure_aggregation.fixed_point import Words, decode, encode, vector_bytes, word
+from bench.result import Measurement, Row, commit
+from bench.runner import JsonFile, Keep, Only, Quick, load_or_compute, run_parts
+from device_agent.secure_aggregation.participant import InMemoryRoundState, SecureAggregationParticipant
+from shared.federation.secure_aggregation.fixed_point import IntegerVector, decode, element_dtype, encode, vector_bytes
 from shared.federation.secure_aggregation.messages import Phase, SecureAggregationView
 from shared.federation.secure_aggregation.settings import Bits, SecureAggregationParameters
 from shared.zo.lora import adapter_file
@@ -40,7 +40,7 @@ SIZE = 368_640  # D of SmolLM2-135M at rank 16 on q_proj and v_proj
 DEVICES, QUICK_DEVICES = (16, 64, 256), (16,)
 
 
-def masking(quick: bool) -> Measured:
+def measure_masking(quick: bool) -> Measurement:
     """Returns a row for each number of devices. quick: only 16."""
     rows = [masked_round(count) for count in (QUICK_DEVICES if quick else DEVICES)]
     last = rows[-1]
@@ -58,9 +58,9 @@ class MeasuredLink:
 
     def __getattr__(self, name: str) -> Callable[..., SecureAggregationView]:
         def call(*arguments: object) -> SecureAggregationView:
-            began = time.perf_counter()
+            start = time.perf_counter()
             view: SecureAggregationView = getattr(self.link, name)(*arguments)
-            self.server_seconds += time.perf_counter() - began
+            self.server_seconds += time.perf_counter() - start
             self.received += len(view.model_dump_json())
             return view
 
@@ -76,41 +76,45 @@ def masked_round(count: int) -> Row:
     for number in range(count):
         link = RoundLink(server, f"device_{number:04}", Ed25519PrivateKey.generate())
         links.append(MeasuredLink(link))
-        about = (links[-1], InMemoryKnowledge(), parameters, link.member, link.identity)
-        parts.append(SecureAggregationParticipant(*about, lambda _members: None, partial(_encoded, number, parameters)))
-    staying = count - count // 10
+        arguments = (links[-1], InMemoryRoundState(), parameters, link.member, link.identity)
+        parts.append(
+            SecureAggregationParticipant(
+                *arguments, lambda _members: None, partial(_encoded_update, number, parameters)
+            )
+        )
+    remaining = count - count // 10
     seconds = [0.0] * count
     phase = Phase.KEYS
     while phase is not Phase.SUMMING:
-        there = count if phase in (Phase.KEYS, Phase.SHARES) else staying
-        for number, part in enumerate(parts[:there]):
-            entered = time.perf_counter()
+        active = count if phase in (Phase.KEYS, Phase.SHARES) else remaining
+        for number, part in enumerate(parts[:active]):
+            start = time.perf_counter()
             part.advance()
-            seconds[number] += time.perf_counter() - entered
+            seconds[number] += time.perf_counter() - start
         phase = server.end_phase()
-    began = time.perf_counter()
+    unmask_start = time.perf_counter()
     total = server.session.total()
-    unmask_seconds = time.perf_counter() - began
-    true = np.zeros(SIZE + 1, word(parameters))
-    for number in range(staying):
-        true += _encoded(number, parameters)
-    if not np.array_equal(total.mean, decode(true, staying, parameters).mean):
+    unmask_seconds = time.perf_counter() - unmask_start
+    expected = np.zeros(SIZE + 1, element_dtype(parameters))
+    for number in range(remaining):
+        expected += _encoded_update(number, parameters)
+    if not np.array_equal(total.mean, decode(expected, remaining, parameters).mean):
         raise AssertionError("the sum is not that of the devices' integers")
     return {
         "what": "masked round",
         "devices": count,
-        "dropped": count - staying,
+        "dropped": count - remaining,
         "size_d": SIZE,
         "bits": parameters.bits,
-        "sent_bytes": mean(each.link.sent for each in links[:staying]),
-        "received_bytes": mean(each.received for each in links[:staying]),
-        "device_seconds": mean(seconds[at] - links[at].server_seconds for at in range(staying)),
-        "server_phase_seconds": sum(each.server_seconds for each in links),
+        "sent_bytes": mean(link.link.bytes_sent for link in links[:remaining]),
+        "received_bytes": mean(link.received for link in links[:remaining]),
+        "device_seconds": mean(seconds[index] - links[index].server_seconds for index in range(remaining)),
+        "server_phase_seconds": sum(link.server_seconds for link in links),
         "unmask_seconds": unmask_seconds,
     }
 
 
-def _encoded(number: int, parameters: SecureAggregationParameters) -> Words:
+def _encoded_update(number: int, parameters: SecureAggregationParameters) -> IntegerVector:
     """Returns the update of one device, the same at every call."""
     update = np.random.default_rng(number).normal(size=SIZE, scale=parameters.clip / np.sqrt(SIZE)).astype(np.float32)
     return encode(update, 1, parameters)
@@ -135,47 +139,47 @@ def parameters_of(members: int, bits: Bits) -> SecureAggregationParameters:
 def federation(json_file: JsonFile = None, quick: Quick = False, only: Only = None, keep: Keep = None) -> None:
     """Aggregate, mask, simulate, and train a cohort of the real model, with and without privacy."""
     with tempfile.TemporaryDirectory() as name:
-        place = keep or Path(name)
-        parts: dict[str, Callable[[bool], Measured]] = {
+        directory = keep or Path(name)
+        parts: dict[str, Callable[[bool], Measurement]] = {
             "aggregate": aggregate.measure,
             "bytes": upload_sizes,
-            "masking": masking,
-            "simulate": simulating,
+            "masking": measure_masking,
+            "simulate": measure_simulation,
             # The cohort without privacy is the same for both parts and is trained once.
-            "warm-start": partial(learning.warm_start, place=place),
-            "privacy": partial(learning.privacy, place=place),
+            "warm-start": partial(learning.warm_start, directory=directory),
+            "privacy": partial(learning.privacy, directory=directory),
         }
-        remembered = {part: partial(_kept, place, part, measure) for part, measure in parts.items()}
-        run_parts(remembered, json_file, quick, only)
+        cached_parts = {part: partial(_measure_cached, directory, part, measure) for part, measure in parts.items()}
+        run_parts(cached_parts, json_file, quick, only)
 
 
-def _kept(place: Path, part: str, measure: Callable[[bool], Measured], quick: bool) -> Measured:
-    """Measures a part unless its figures are in `place` already."""
-    path = place / f"{part}{'.quick' if quick else ''}.json"
+def _measure_cached(directory: Path, part: str, measure: Callable[[bool], Measurement], quick: bool) -> Measurement:
+    """Measures a part unless its figures are in `directory` already."""
+    path = directory / f"{part}{'.quick' if quick else ''}.json"
 
-    def measured() -> list[object]:
+    def compute() -> list[object]:
         rows, claims = measure(quick)
         return [[{"commit": commit(), **row} for row in rows], claims]
 
-    rows, claims = kept(path, measured)
+    rows, claims = load_or_compute(path, compute)
     return rows, claims
 
 
 STEPS, QUERIES, INTERVAL = 150, 4, 25  # a job's defaults
 
 
-def upload_sizes(quick: bool) -> Measured:
+def upload_sizes(quick: bool) -> Measurement:
     """Returns a row for each form. quick: has no effect."""
     empty = np.zeros(SIZE, np.float32)
     weights = len(adapter_file(empty, job_id="j" * 32, recipe_id="0" * 64, a_sha256="0" * 64, step=1))
     trajectory = trajectory_bytes(SIZE, STEPS, QUERIES, INTERVAL)
     forms: list[Row] = [{"form": "weights", "bytes": weights}, {"form": "trajectory", "bytes": trajectory}]
-    masked: tuple[Bits, ...] = (32, 64)  # in a round of at most 256 devices of equal weight
-    for bits in masked:
+    masked_bits: tuple[Bits, ...] = (32, 64)  # in a round of at most 256 devices of equal weight
+    for bits in masked_bits:
         size = vector_bytes(parameters_of(256, bits))
         forms.append({"form": "masked", "bits": bits, "bytes": size})
-    about = {"what": "upload", "size_d": SIZE, "steps": STEPS, "queries": QUERIES}
-    return [about | form for form in forms], {"weights_vs_trajectory_bytes": weights / trajectory}
+    columns = {"what": "upload", "size_d": SIZE, "steps": STEPS, "queries": QUERIES}
+    return [columns | form for form in forms], {"weights_vs_trajectory_bytes": weights / trajectory}
 
 
 def trajectory_bytes(size: int, steps: int, queries: int, interval: int) -> int:
@@ -192,33 +196,38 @@ def trajectory_bytes(size: int, steps: int, queries: int, interval: int) -> int:
 SIMULATED, SIMULATED_ROUNDS = 200, 5
 
 
-def simulating(quick: bool) -> Measured:
+def measure_simulation(quick: bool) -> Measurement:
     """Returns rows of the rounds, and the seconds of the whole command."""
     devices = SIMULATED // 10 if quick else SIMULATED
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
-        compiled, _ = _simulate(root / "first", root / "program", 4, 1)
+        first_seconds, _ = _simulate(root / "first", root / "program", 4, 1)
         seconds, output = _simulate(root / "simulation", root / "program", devices, SIMULATED_ROUNDS)
-    rows: list[Row] = [{"what": "first simulation, compile included", "devices": 4, "rounds": 1, "seconds": compiled}]
-    rows += [
-        {"what": "round", **{name: one[name] for name in ("number", "accuracy", "counted", "bytes", "seconds")}}
-        for one in output["rounds"]
+    rows: list[Row] = [
+        {"what": "first simulation, compile included", "devices": 4, "rounds": 1, "seconds": first_seconds}
     ]
-    sent = output["rounds"][-1]["bytes"]
+    rows += [
+        {
+            "what": "round",
+            **{name: round_report[name] for name in ("number", "accuracy", "counted", "bytes", "seconds")},
+        }
+        for round_report in output["rounds"]
+    ]
+    sent_bytes = output["rounds"][-1]["bytes"]
     return rows, {
         "simulate_seconds": seconds,
         "simulate_accuracy": output["rounds"][-1]["accuracy"],
-        "simulate_weights_bytes": sent["weights"],
-        "simulate_trajectory_bytes": sent["trajectory"],
+        "simulate_weights_bytes": sent_bytes["weights"],
+        "simulate_trajectory_bytes": sent_bytes["trajectory"],
     }
 
 
 def _simulate(directory: Path, program: Path, devices: int, rounds: int) -> tuple[float, dict[str, Any]]:
     command = [sys.executable, "-m", "simulation", "--json", "--devices", str(devices), "--rounds", str(rounds)]
-    began = time.monotonic()
-    done = subprocess.run(
+    start = time.monotonic()
+    process = subprocess.run(
         [*command, "--program", str(program), str(directory)], capture_output=True, text=True, check=False
     )
-    if done.returncode:
-        raise SystemExit(done.stderr[-2000:])
-    return time.monotonic() - began, json.loads(done.stdout)
+    if process.returncode:
+        raise SystemExit(process.stderr[-2000:])
+    return time.monotonic() - start, json.loads(process.stdout)

@@ -23,27 +23,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.programs import MOVIES, PRODUCTS, model_file
-from bench.result import Measured, Row, notes
+from bench.result import Measurement, Row, notes
 from shared.canonical import sha256_hex
-from shared.federation.accounting import epsilon_of, noise_for, of_run
+from shared.federation.accounting import epsilon_of, noise_for, run_spending
 from shared.privacy import ExamplePrivacy
 from shared.task_templates import named_task
 from shared.training_settings import TrainingSettings
 from simulation.records import Store
-from simulation.session import Means, Simulated, simulate
+from simulation.session import Resources, SimulationOutcome, simulate
 from simulation.settings import read_settings
 from simulation.shards import Shard
 from simulation.worker import LocalTask, Worker, WorkerConfig, worker
 
 F32 = NDArray[np.float32]
-Files = dict[
-    str, list[Path]
-]  # of `cohort` and `personal`: a directory for each source, as `simulation.pool` reads them
+# Directories of `cohort` and of `personal`, one for each source, as `simulation.pool` reads them.
+Files = dict[str, list[Path]]
 CORES = os.cpu_count() or 1
 SOURCES = {"movies": MOVIES, "products": PRODUCTS}
 DEVICES, PER_DEVICE, HELD_OUT = 16, 84, 4
-USERS, PER_USER, TESTED = 2, 36, 120  # of each source
-LOOKED_AT = 40  # test sentences after each round; all of them at the end
+USERS, PER_USER, TEST_SENTENCES = 2, 36, 120  # of each source
+ROUND_TEST_SENTENCES = 40  # test sentences after each round; all of them at the end
 ROUNDS, STEPS, LR = 6, 8, 2e-2
 # The mean over 16 devices has a sixteenth of the variance of one, so the server can step further than they did.
 SERVER_LR = 4.0
@@ -59,117 +58,122 @@ RECIPE: dict[str, Any] = {
 }
 
 
-def warm_start(quick: bool, place: Path) -> Measured:
-    """Returns rows of the cohort's rounds and of every user's curves, and the ratio. place: for programs and rounds."""
-    files = _split(place / "data")
-    found = _cohort(place, files, quick, None)
+def warm_start(quick: bool, directory: Path) -> Measurement:
+    """Returns rows of the cohort's rounds and of each user's curves, and claims. directory: of programs and rounds."""
+    files = _write_data(directory / "data")
+    simulation = _cohort(directory, files, quick, None)
     task = named_task("sst2").model_dump_json()
-    personal = Worker(WorkerConfig(place / "program", tuple(files["personal"]), task, 1, CORES, place / "log"))
-    start = Store(place / "plain").adapter(len(found.rounds) - 1, found.manifest.size)
-    rows, sums = _rounds("plain", found), {"cohort": Counter[int](), "zero": Counter[int]()}
-    for name, begin in (("cohort", start), ("zero", np.zeros_like(start))):
+    personal = Worker(WorkerConfig(directory / "program", tuple(files["personal"]), task, 1, CORES, directory / "log"))
+    cohort_start = Store(directory / "plain").adapter(len(simulation.rounds) - 1, simulation.manifest.size)
+    rows, sums = _rounds("plain", simulation), {"cohort": Counter[int](), "zero": Counter[int]()}
+    for name, start in (("cohort", cohort_start), ("zero", np.zeros_like(cohort_start))):
         for number, source in enumerate(SOURCES):
             for user in range(USERS):
-                curve = _curve(personal, number, user, begin, quick)
-                notes.print(f"  user {user} of {source}: {curve} of {TESTED}")
+                curve = _curve(personal, number, user, start, quick)
+                notes.print(f"  user {user} of {source}: {curve} of {TEST_SENTENCES}")
                 rows.append({"what": "personal", "from": name, "source": source, "user": user, "right": curve})
                 sums[name].update(curve)
     cohort, zero = (dict(sorted(sums[name].items())) for name in ("cohort", "zero"))
-    last, target, of = max(zero), max(zero.values()), TESTED * USERS * len(SOURCES)
-    reached = [step for step, right in cohort.items() if right >= target]
-    rows.append({"what": "sums", "of": of, "cohort": cohort, "zero": zero})
+    last_step, target, total = max(zero), max(zero.values()), TEST_SENTENCES * USERS * len(SOURCES)
+    steps_at_target = [step for step, correct in cohort.items() if correct >= target]
+    rows.append({"what": "sums", "of": total, "cohort": cohort, "zero": zero})
     return rows, {
-        "warm_start_step_ratio": min(reached) / last if reached else math.inf,
-        "warm_start_accuracy": cohort[0] / of,
-        "from_zero_accuracy": zero[last] / of,
-        "from_zero_best_accuracy": target / of,
-        "untrained_accuracy": zero[0] / of,
+        "warm_start_step_ratio": min(steps_at_target) / last_step if steps_at_target else math.inf,
+        "warm_start_accuracy": cohort[0] / total,
+        "from_zero_accuracy": zero[last_step] / total,
+        "from_zero_best_accuracy": target / total,
+        "untrained_accuracy": zero[0] / total,
     }
 
 
-def privacy(quick: bool, place: Path) -> Measured:
-    """Returns rows of both cohorts' rounds, and the points between their adapters. place: for programs and rounds."""
+def privacy(quick: bool, directory: Path) -> Measurement:
+    """Returns rows of both cohorts' rounds, and the cost of privacy. directory: of programs and rounds."""
     steps = (2 if quick else ROUNDS) * STEPS
     rate = EFFECTIVE_BATCH / PER_DEVICE
     noise = noise_for(EPSILON, DELTA, rate, steps)
-    promised = ExamplePrivacy(clip=CLIP, noise_multiplier=noise, delta=DELTA, sampling_rate=rate)
-    files = _split(place / "data")
-    found = {name: _cohort(place, files, quick, promise) for name, promise in (("plain", None), ("private", promised))}
-    accuracy = {name: _tested(place, files, name, one) for name, one in found.items()}
-    rows = [row for name, one in found.items() for row in _rounds(name, one)]
+    example_privacy = ExamplePrivacy(clip=CLIP, noise_multiplier=noise, delta=DELTA, sampling_rate=rate)
+    files = _write_data(directory / "data")
+    cohorts = {
+        name: _cohort(directory, files, quick, cohort_privacy)
+        for name, cohort_privacy in (("plain", None), ("private", example_privacy))
+    }
+    accuracy = {name: _test_accuracy(directory, files, name, simulation) for name, simulation in cohorts.items()}
+    rows = [row for name, simulation in cohorts.items() for row in _rounds(name, simulation)]
     rows.append({"what": "noise", "sigma": noise, "clip": CLIP, "sampling_rate": rate, "steps": steps})
     return rows, {
         "dp_cost_points": 100 * (accuracy["plain"] - accuracy["private"]),
-        "dp_epsilon": epsilon_of([of_run(promised, steps)], DELTA),
+        "dp_epsilon": epsilon_of([run_spending(example_privacy, steps)], DELTA),
         "dp_accuracy": accuracy["private"],
         "no_dp_accuracy": accuracy["plain"],
     }
 
 
-def _tested(place: Path, files: Files, name: str, found: Simulated) -> float:
+def _test_accuracy(directory: Path, files: Files, name: str, simulation: SimulationOutcome) -> float:
     """Returns the accuracy of a cohort's adapter on all test sentences, with the program without privacy."""
     task = named_task("sst2").model_dump_json()
-    whole = WorkerConfig(place / "program", tuple(files["cohort"]), task, TESTED * len(SOURCES), CORES, place / "log")
-    flat = Store(place / name).adapter(len(found.rounds) - 1, found.manifest.size)
-    accuracy = worker(whole).test(flat).accuracy
-    notes.print(f"  {name}: {accuracy:.1%} of {TESTED * len(SOURCES)} test sentences")
+    config = WorkerConfig(
+        directory / "program", tuple(files["cohort"]), task, TEST_SENTENCES * len(SOURCES), CORES, directory / "log"
+    )
+    flat = Store(directory / name).adapter(len(simulation.rounds) - 1, simulation.manifest.size)
+    accuracy = worker(config).test(flat).accuracy
+    notes.print(f"  {name}: {accuracy:.1%} of {TEST_SENTENCES * len(SOURCES)} test sentences")
     return accuracy
 
 
-def _cohort(place: Path, files: Files, quick: bool, promised: ExamplePrivacy | None) -> Simulated:
-    """Runs the cohort's rounds; finished rounds in `place` are not repeated."""
-    name = "plain" if promised is None else "private"
+def _cohort(directory: Path, files: Files, quick: bool, example_privacy: ExamplePrivacy | None) -> SimulationOutcome:
+    """Runs the cohort's rounds; finished rounds in `directory` are not repeated."""
+    name = "plain" if example_privacy is None else "private"
     cohort: dict[str, Any] = {
         "recipe": RECIPE,
         "optimizer": {"name": "sgd", "lr": SERVER_LR},
         "training": {"steps": STEPS, "lr": LR, "evaluation_interval": 1000, "validation_limit": HELD_OUT},
     }
-    if promised is not None:
+    if example_privacy is not None:
         cohort["recipe"] = RECIPE | {"privacy": "clipped"}
-        cohort["privacy"] = {"examples": promised.model_dump()}
-    sources = {"sources": [str(each) for each in files["cohort"]], "partition": "source"}
-    data = sources | {"per_device": PER_DEVICE, "held_out": HELD_OUT, "test": LOOKED_AT}
-    given = {"devices": DEVICES, "rounds": 2 if quick else ROUNDS, "measured": 1, "base": str(model_file())}
-    program = place / ("program" if promised is None else "program-private")
+        cohort["privacy"] = {"examples": example_privacy.model_dump()}
+    sources = {"sources": [str(path) for path in files["cohort"]], "partition": "source"}
+    data = sources | {"per_device": PER_DEVICE, "held_out": HELD_OUT, "test": ROUND_TEST_SENTENCES}
+    settings = {"devices": DEVICES, "rounds": 2 if quick else ROUNDS, "measured": 1, "base": str(model_file())}
+    program = directory / ("program" if example_privacy is None else "program-private")
 
-    def tell(what: str, done: int, of: int) -> None:
-        notes.print(f"  {name} {what} {done}/{of}")
+    def on_progress(what: str, done: int, total: int) -> None:
+        notes.print(f"  {name} {what} {done}/{total}")
 
     return simulate(
-        read_settings(None, given | {"data": data, "cohort": cohort}),
-        place / name,
-        Means(engine="inline", program=program),
-        tell,
+        read_settings(None, settings | {"data": data, "cohort": cohort}),
+        directory / name,
+        Resources(engine="inline", program=program),
+        on_progress,
     )
 
 
-def _split(place: Path) -> Files:
+def _write_data(directory: Path) -> Files:
     """Writes the disjoint sentences of the cohort and of the users, and the test sentences beside both."""
-    found: Files = {"cohort": [], "personal": []}
+    files: Files = {"cohort": [], "personal": []}
     for name, source in SOURCES.items():
         lines = (source / "train.jsonl").read_text().splitlines(keepends=True)
         test = (source / "test.jsonl").read_text().splitlines(keepends=True)
-        own = [lines[index] for index in np.random.default_rng(5).permutation(len(lines))]
-        tested = [test[index] for index in np.random.default_rng(6).permutation(len(test))[:TESTED]]
+        shuffled = [lines[index] for index in np.random.default_rng(5).permutation(len(lines))]
+        test_lines = [test[index] for index in np.random.default_rng(6).permutation(len(test))[:TEST_SENTENCES]]
         users = USERS * PER_USER
-        for which, train in (("cohort", own[users:]), ("personal", own[:users] + tested)):
-            home = place / which / name
+        for group, train in (("cohort", shuffled[users:]), ("personal", shuffled[:users] + test_lines)):
+            home = directory / group / name
             home.mkdir(parents=True, exist_ok=True)
             (home / "train.jsonl").write_text("".join(train))
-            (home / "test.jsonl").write_text("".join(tested))
-            found[which].append(home)
-    return found
+            (home / "test.jsonl").write_text("".join(test_lines))
+            files[group].append(home)
+    return files
 
 
 def _curve(personal: Worker, source: int, user: int, start: F32, quick: bool) -> dict[int, int]:
-    """Returns how many of TESTED test sentences of the user's source are right, by trained steps."""
-    first = source * (USERS * PER_USER + TESTED)
-    tested = range(first + USERS * PER_USER, first + USERS * PER_USER + TESTED)
-    mine = range(first + user * PER_USER, first + (user + 1) * PER_USER)
+    """Returns how many of TEST_SENTENCES test sentences of the user's source are right, by trained steps."""
+    first = source * (USERS * PER_USER + TEST_SENTENCES)
+    test_indices = range(first + USERS * PER_USER, first + USERS * PER_USER + TEST_SENTENCES)
+    own_indices = range(first + user * PER_USER, first + (user + 1) * PER_USER)
     training = PERSONAL.model_copy(update={"steps": 20}) if quick else PERSONAL
     local_task = LocalTask(
         device=100 * source + user,
-        shard=Shard(tuple(mine), tuple(tested)),
+        shard=Shard(tuple(own_indices), tuple(test_indices)),
         start=start,
         start_sha256=sha256_hex(start.tobytes()) if start.any() else None,
         training=training,
@@ -177,9 +181,14 @@ def _curve(personal: Worker, source: int, user: int, start: F32, quick: bool) ->
         **dict.fromkeys(("round", "privacy", "faults")),
     )
     result = personal.train(local_task).result
-    return {each.step: each.correct for each in result.evaluations if each.split == "validation"}
+    return {
+        evaluation.step: evaluation.correct for evaluation in result.evaluations if evaluation.split == "validation"
+    }
 
 
-def _rounds(name: str, found: Simulated) -> list[Row]:
+def _rounds(name: str, simulation: SimulationOutcome) -> list[Row]:
     columns = {"number", "accuracy", "loss", "seconds"}
-    return [{"what": "round", "cohort": name, **one.model_dump(mode="json", include=columns)} for one in found.rounds]
+    return [
+        {"what": "round", "cohort": name, **round_result.model_dump(mode="json", include=columns)}
+        for round_result in simulation.rounds
+    ]

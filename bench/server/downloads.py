@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from bench.result import Measured, Row
-from bench.runner import by_turns
-from bench.server.home import client, job, make_home, new_token, peak_memory, running, submit
+from bench.result import Measurement, Row
+from bench.runner import time_by_turns
+from bench.server.home import client, job, make_home, new_token, peak_memory, running_server, submit
 from server.database.database import Database
 from server.schema import programs
 from server.settings import Delivery, Settings
@@ -32,9 +32,9 @@ DOWNLOADS, QUICK_DOWNLOADS = 200, 50
 FILE_BYTES, FILES = 25_000_000, 4
 ROUNDS, QUICK_ROUNDS = 3, 1
 CLIENTS = 2  # processes
-SHIPPED = Path(__file__).parents[2] / "deploy" / "nginx.conf"
+NGINX_CONFIG = Path(__file__).parents[2] / "deploy" / "nginx.conf"
 SEED = 5
-Sets = tuple[tuple[tuple[str, int], ...], ...]
+FileSets = tuple[tuple[tuple[str, int], ...], ...]
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Source:
 
     name: str
     port: int
-    sets: Sets
+    sets: FileSets
     token: str = ""
 
     def files(self, downloads: int) -> list[tuple[str, int]]:
@@ -51,21 +51,26 @@ class Source:
         return [file for number in range(downloads) for file in self.sets[number % len(self.sets)]]
 
 
-def measure(quick: bool) -> Measured:
+def measure(quick: bool) -> Measurement:
     """Returns a row for each source, and the ratios of their median times."""
     downloads, rounds = (QUICK_DOWNLOADS, QUICK_ROUNDS) if quick else (DOWNLOADS, ROUNDS)
-    with tempfile.TemporaryDirectory() as name:
-        settings = make_home(Path(name), delivery=Delivery.ACCEL)
-        with running(settings) as (url, process):
+    with tempfile.TemporaryDirectory() as directory:
+        settings = make_home(Path(directory), delivery=Delivery.ACCEL)
+        with running_server(settings) as (url, process):
             token, files = _publish(settings, url)
             paths = tuple(((f"/v1/files/{file}", FILE_BYTES),) for file in files)
-            plain = tuple(((f"/{DiskArtifacts.name(file)}", FILE_BYTES),) for file in files)
-            return against_nginx(settings, (url, process.pid), token, (paths, plain), downloads, rounds)
+            plain_paths = tuple(((f"/{DiskArtifacts.name(file)}", FILE_BYTES),) for file in files)
+            return against_nginx(settings, (url, process.pid), token, (paths, plain_paths), downloads, rounds)
 
 
 def against_nginx(
-    settings: Settings, server: tuple[str, int], token: str, sets: tuple[Sets, Sets], downloads: int, rounds: int
-) -> Measured:
+    settings: Settings,
+    server: tuple[str, int],
+    token: str,
+    sets: tuple[FileSets, FileSets],
+    downloads: int,
+    rounds: int,
+) -> Measurement:
     """Races the three sources. server: URL and process id. sets: of the server, and of the files on disk."""
     url, pid = server
     port, (paths, plain_paths) = int(url.rpartition(":")[2]), sets
@@ -74,7 +79,7 @@ def against_nginx(
         with nginx_in_front(settings.home.parent, settings, port) as (plain_port, accel_port):
             nginx_alone = Source("nginx", plain_port, plain_paths)
             sources = (nginx_alone, Source("stream", port, paths, token), Source("accel", accel_port, paths, token))
-            seconds = race(sources, downloads, rounds)
+            seconds = time_downloads(sources, downloads, rounds)
     except Missing as error:
         return [{"what": "downloads", "skipped": str(error)}], {}
     size = sum(size for _, size in nginx_alone.files(downloads))
@@ -113,31 +118,31 @@ def _publish(settings: Settings, url: str) -> tuple[str, list[str]]:
 
 @contextmanager
 def nginx_in_front(root: Path, settings: Settings, port: int) -> Iterator[tuple[int, int]]:
-    """Runs an nginx. Yields the port of the plain files, and the port that asks the server first. Raises Missing."""
+    """Runs an nginx. Yields the port without checks, and the port that asks the server first. Raises Missing."""
     if shutil.which("curl") is None:
         raise Missing("the downloads need the program curl")
     objects = settings.artifacts_path / "objects"
-    plain, accel, unused = free_ports(3)
-    shipped = SHIPPED.read_text()
-    for old, new in (
+    plain_port, accel_port, unused_port = free_ports(3)
+    config = NGINX_CONFIG.read_text()
+    for original, replacement in (
         ("server 127.0.0.1:8000;", f"server 127.0.0.1:{port};"),
-        ("listen 80;", f"listen 127.0.0.1:{unused};"),
-        ("listen 443 ssl;", f"listen 127.0.0.1:{accel};"),
+        ("listen 80;", f"listen 127.0.0.1:{unused_port};"),
+        ("listen 443 ssl;", f"listen 127.0.0.1:{accel_port};"),
         ("/var/lib/mobizo/server/artifacts/objects/;", f"{objects}/;"),
         ("limit_conn mobizo_downloads 32;", ""),  # all clients have one address
     ):
-        if shipped.count(old) != 1:
-            raise RuntimeError(f"deploy/nginx.conf does not contain {old!r} exactly once")
-        shipped = shipped.replace(old, new)
-    shipped = re.sub(r"^ *ssl_.*\n", "", shipped, flags=re.MULTILINE)
-    static = f"server {{ listen 127.0.0.1:{plain}; location / {{ alias {objects}/; }} }}\n"
-    with nginx(root / "nginx", static + shipped, plain):
-        yield plain, accel
+        if config.count(original) != 1:
+            raise RuntimeError(f"deploy/nginx.conf does not contain {original!r} exactly once")
+        config = config.replace(original, replacement)
+    config = re.sub(r"^ *ssl_.*\n", "", config, flags=re.MULTILINE)
+    static = f"server {{ listen 127.0.0.1:{plain_port}; location / {{ alias {objects}/; }} }}\n"
+    with nginx(root / "nginx", static + config, plain_port):
+        yield plain_port, accel_port
 
 
-def race(sources: tuple[Source, ...], downloads: int, rounds: int) -> dict[str, list[float]]:
+def time_downloads(sources: tuple[Source, ...], downloads: int, rounds: int) -> dict[str, list[float]]:
     """Returns the seconds of each round by source; the sources take turns."""
-    return by_turns(rounds, {source.name: partial(_download, source, downloads) for source in sources})
+    return time_by_turns(rounds, {source.name: partial(_download, source, downloads) for source in sources})
 
 
 def _download(source: Source, downloads: int, _number: int) -> None:

@@ -18,10 +18,10 @@ from typing import Any
 import psutil
 from sqlalchemy import insert, text
 
-from bench.result import Measured, Row
+from bench.result import Measurement, Row
 from bench.runner import cpu_seconds
 from bench.server import home
-from bench.server.virtual import Found, Orders, Phase
+from bench.server.virtual import FleetSettings, Phase, PhaseResult
 from server.database.columns import new_id, utc_now
 from server.database.database import Database
 from server.identity.devices.repository import Device, DeviceUser, LabelSet
@@ -31,20 +31,20 @@ from shared.access import DEFAULT_TENANT, Role, Scope
 from shared.signing import new_private_key, private_bytes, public_text
 
 DEVICES, QUICK_DEVICES = 2000, 100
-PROCESSES, AT_ONCE = 2, 32  # of the load; requests in flight of all processes together
-WAIT_SECONDS, WAITING_SECONDS = 20.0, 30.0  # of a long poll; how long the whole fleet waits
-DURABLE = {"fsync": "on", "full_page_writes": "on", "synchronous_commit": "on", "autovacuum": "on"}
+PROCESSES, CONCURRENCY = 2, 32  # of the load; requests in flight of all processes together
+WAIT_SECONDS, LONG_POLL_SECONDS = 20.0, 30.0  # of a long poll; how long the whole fleet waits
+DURABLE_SETTINGS = {"fsync": "on", "full_page_writes": "on", "synchronous_commit": "on", "autovacuum": "on"}
 # A device's life, in this order: it finds no job, waits for one, gets one, trains, restarts, and gives the job back.
-LIFE = ("poll", "long poll", "acquire", "heartbeat", "leave", "release")
-_Sizes = dict[str, tuple[int, int]]  # rows and bytes by table
+REQUEST_KINDS = ("poll", "long poll", "acquire", "heartbeat", "leave", "release")
+_TableSizes = dict[str, tuple[int, int]]  # rows and bytes by table
 
 
-def measure(quick: bool) -> Measured:
+def measure(quick: bool) -> Measurement:
     """Returns a row of each kind of request on each database; the claim is the costliest kind of all."""
     rows: list[Row] = []
     devices = QUICK_DEVICES if quick else DEVICES
     limits: dict[str, Any] = {"connections": devices + 100, "address_connections": devices + 100}
-    with tempfile.TemporaryDirectory() as name, home.both_databases("fleet", **DURABLE) as databases:
+    with tempfile.TemporaryDirectory() as name, home.both_databases("fleet", **DURABLE_SETTINGS) as databases:
         for kind, url in databases:
             settings = home.make_home(Path(name) / kind, database_url=url, **limits)
             rows += [{"database": kind, "devices": devices, **row} for row in fleet(settings, devices, quick)]
@@ -53,19 +53,19 @@ def measure(quick: bool) -> Measured:
 
 def fleet(settings: Settings, count: int, quick: bool = False) -> list[Row]:
     """Leads a fleet through the life of its devices; returns a row of each kind of request and of each table."""
-    token, empty = home.new_token(settings, Role.APP), _tables(settings)
+    token, empty_sizes = home.new_token(settings, Role.APP), _table_sizes(settings)
     devices = _add_fleet(settings, count)
-    enrolled = _tables(settings)
-    rows = _growth("a device enrolls", empty, enrolled, count)
-    with home.running(settings) as (url, server), _starting(url, devices) as load:
-        load.run(Phase(kind="poll", requests=count, at_once=AT_ONCE))  # connects, and compiles the statements
-        for kind in LIFE:
+    enrolled_sizes = _table_sizes(settings)
+    rows = _growth("a device enrolls", empty_sizes, enrolled_sizes, count)
+    with home.running_server(settings) as (url, server), _start_load(url, devices) as load:
+        load.run(Phase(kind="poll", requests=count, at_once=CONCURRENCY))  # connects, and compiles the statements
+        for kind in REQUEST_KINDS:
             if kind == "acquire":
                 rows.append(_submit(url, token, server, count))
-                submitted = _tables(settings)
-                rows += _growth("a job is submitted", enrolled, submitted, count)
-            rows.append({"what": kind, **_measured(load, server, _phase(kind, count, quick))})
-        rows += _growth("a job is trained", submitted, _tables(settings), count)
+                submitted_sizes = _table_sizes(settings)
+                rows += _growth("a job is submitted", enrolled_sizes, submitted_sizes, count)
+            rows.append({"what": kind, **_measure_phase(load, server, _phase(kind, count, quick))})
+        rows += _growth("a job is trained", submitted_sizes, _table_sizes(settings), count)
         rows.append({"what": "server", "peak_rss_bytes": home.peak_memory(server.pid)})
     return rows
 
@@ -77,23 +77,29 @@ def _user(number: int) -> str:
 
 def _add_fleet(settings: Settings, count: int) -> list[home.Credentials]:
     """Enrolls many devices directly in the database, in bulk, each with a user of its own."""
-    database, now, found = Database(settings.url), utc_now(), []
+    database, now, credentials = Database(settings.url), utc_now(), []
     devices, users, tokens = [], [], []
     for number in range(count):
         key, token, device_id = new_private_key(), new_token(Role.DEVICE), new_id("device")
-        about = {"tenant": DEFAULT_TENANT, "name": f"device-{number}", "created_at": now}
+        columns = {"tenant": DEFAULT_TENANT, "name": f"device-{number}", "created_at": now}
         public = public_text(key.public_key())
-        devices.append({"id": device_id, "public_key": public, "platform": "linux", "labels": LabelSet({})} | about)
+        devices.append({"id": device_id, "public_key": public, "platform": "linux", "labels": LabelSet({})} | columns)
         users.append({"device_id": device_id, "user": _user(number), "bound_at": now})
         digest, scopes = token_digest(token), frozenset[Scope]()
-        kind = {"id": new_id("token"), "digest": digest, "role": Role.DEVICE, "scopes": scopes, "device_id": device_id}
-        tokens.append(kind | about)
-        found.append(home.Credentials(token, base64.b64encode(private_bytes(key)).decode()))
+        role_columns = {
+            "id": new_id("token"),
+            "digest": digest,
+            "role": Role.DEVICE,
+            "scopes": scopes,
+            "device_id": device_id,
+        }
+        tokens.append(role_columns | columns)
+        credentials.append(home.Credentials(token, base64.b64encode(private_bytes(key)).decode()))
     with database.writing() as session:
         for table, rows in ((Device, devices), (DeviceUser, users), (Token, tokens)):
             session.execute(insert(table), rows)
     database.close()
-    return found
+    return credentials
 
 
 class _Load:
@@ -102,60 +108,60 @@ class _Load:
     def __init__(self, processes: list["subprocess.Popen[str]"]) -> None:
         self._processes = processes
 
-    def run(self, phase: Phase) -> Found:
-        """Runs a phase in all processes, which share its requests; returns what they found together."""
+    def run(self, phase: Phase) -> PhaseResult:
+        """Runs a phase in all processes, which share its requests; returns their joint result."""
         share = len(self._processes)
         part = phase.model_copy(update={"requests": phase.requests // share, "at_once": phase.at_once // share})
         for process in self._processes:
             assert process.stdin is not None
             process.stdin.write(part.model_dump_json() + "\n")
             process.stdin.flush()
-        found = Found()
+        result = PhaseResult()
         for process in self._processes:
             assert process.stdout is not None
-            some = Found.model_validate_json(process.stdout.readline())
-            found.seconds += some.seconds
-            found.errors += some.errors
-        return found
+            part_result = PhaseResult.model_validate_json(process.stdout.readline())
+            result.seconds += part_result.seconds
+            result.errors += part_result.errors
+        return result
 
 
 def _phase(kind: str, count: int, quick: bool) -> Phase:
     if kind == "long poll":
-        seconds = WAITING_SECONDS / (3 if quick else 1)
+        seconds = LONG_POLL_SECONDS / (3 if quick else 1)
         return Phase(kind="poll", requests=10**9, at_once=count, seconds=seconds, wait_seconds=WAIT_SECONDS)
-    return Phase(kind=kind, requests=2 * count if kind == "heartbeat" else count, at_once=AT_ONCE)
+    return Phase(kind=kind, requests=2 * count if kind == "heartbeat" else count, at_once=CONCURRENCY)
 
 
-def _measured(load: _Load, server: psutil.Process, phase: Phase) -> Row:
-    spent, began = cpu_seconds(server), time.monotonic()
-    found = load.run(phase)
-    seconds, spent = time.monotonic() - began, cpu_seconds(server) - spent
-    count = len(found.seconds)
-    rates = {"requests_per_second": count / seconds, "cpu_ms": 1000 * spent / count, "cpu_share": spent / seconds}
-    return {**rates, **home.spread(found.seconds), "errors": len(found.errors), "first": found.errors[:1]}
+def _measure_phase(load: _Load, server: psutil.Process, phase: Phase) -> Row:
+    cpu, start = cpu_seconds(server), time.monotonic()
+    result = load.run(phase)
+    seconds, cpu = time.monotonic() - start, cpu_seconds(server) - cpu
+    count = len(result.seconds)
+    rates = {"requests_per_second": count / seconds, "cpu_ms": 1000 * cpu / count, "cpu_share": cpu / seconds}
+    return {**rates, **home.spread(result.seconds), "errors": len(result.errors), "first": result.errors[:1]}
 
 
 def _submit(url: str, token: str, server: psutil.Process, count: int) -> Row:
     """Submits one job for each device's user."""
     with home.client(url, token) as app:
-        compiled = home.submit(app, home.job(-1))  # compiles the only program
-        app.post(f"/v1/jobs/{compiled['id']}/cancel").raise_for_status()
-        spent, began = cpu_seconds(server), time.monotonic()
+        first_job = home.submit(app, home.job(-1))  # compiles the only program
+        app.post(f"/v1/jobs/{first_job['id']}/cancel").raise_for_status()
+        cpu, start = cpu_seconds(server), time.monotonic()
         for number in range(count):
             app.post("/v1/jobs", json=home.job(number, user=_user(number))).raise_for_status()
-        seconds, spent = time.monotonic() - began, cpu_seconds(server) - spent
-    return {"what": "submission", "requests_per_second": count / seconds, "app_cpu_ms": 1000 * spent / count}
+        seconds, cpu = time.monotonic() - start, cpu_seconds(server) - cpu
+    return {"what": "submission", "requests_per_second": count / seconds, "app_cpu_ms": 1000 * cpu / count}
 
 
 @contextmanager
-def _starting(url: str, devices: list[home.Credentials]) -> Iterator[_Load]:
+def _start_load(url: str, devices: list[home.Credentials]) -> Iterator[_Load]:
     processes = []
     for first in range(PROCESSES):
         command = [sys.executable, "-m", "bench.server.virtual"]
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert process.stdin is not None
-        orders = Orders(port=int(url.rpartition(":")[2]), devices=devices[first::PROCESSES])
-        process.stdin.write(orders.model_dump_json() + "\n")
+        settings = FleetSettings(port=int(url.rpartition(":")[2]), devices=devices[first::PROCESSES])
+        process.stdin.write(settings.model_dump_json() + "\n")
         process.stdin.flush()
         processes.append(process)
     try:
@@ -169,26 +175,26 @@ def _starting(url: str, devices: list[home.Credentials]) -> Iterator[_Load]:
                 process.kill()
 
 
-def _tables(settings: Settings) -> _Sizes:
+def _table_sizes(settings: Settings) -> _TableSizes:
     """Returns rows, and bytes with indexes, of each table."""
     database = Database(settings.url)
-    sizes = "SELECT tbl_name, sum(pgsize) FROM dbstat JOIN sqlite_schema USING (name) GROUP BY 1"
+    query = "SELECT tbl_name, sum(pgsize) FROM dbstat JOIN sqlite_schema USING (name) GROUP BY 1"
     if database.engine.dialect.name == "postgresql":
-        sizes = "SELECT relname, pg_total_relation_size(relid) FROM pg_stat_user_tables WHERE schemaname = 'public'"
-    with database.engine.connect() as link:
-        found = {
-            name: (link.execute(text(f'SELECT count(*) FROM "{name}"')).scalar_one(), int(size))
-            for name, size in link.execute(text(sizes)).all()
+        query = "SELECT relname, pg_total_relation_size(relid) FROM pg_stat_user_tables WHERE schemaname = 'public'"
+    with database.engine.connect() as connection:
+        sizes = {
+            name: (connection.execute(text(f'SELECT count(*) FROM "{name}"')).scalar_one(), int(size))
+            for name, size in connection.execute(text(query)).all()
         }
     database.close()
-    return found
+    return sizes
 
 
-def _growth(what: str, before: _Sizes, after: _Sizes, count: int) -> list[Row]:
+def _growth(what: str, before: _TableSizes, after: _TableSizes, count: int) -> list[Row]:
     """Returns a row of each table that grew, with what one of `count` events added to it."""
-    grown = {name: (rows - before[name][0], size - before[name][1]) for name, (rows, size) in after.items()}
+    growth = {name: (rows - before[name][0], size - before[name][1]) for name, (rows, size) in after.items()}
     return [
         {"what": what, "table": name, "rows": rows / count, "bytes": size / count}
-        for name, (rows, size) in sorted(grown.items())
+        for name, (rows, size) in sorted(growth.items())
         if rows or size >= count
     ]

@@ -1,6 +1,6 @@
 """A server for benchmarks: a home with one base model, its tokens and devices, and `mobizo-server run` as a process.
 
-The tests' compiler makes its programs in a moment. Nothing is trained here: devices only speak the protocol.
+The tests' fake compiler needs only a moment. Nothing is trained: devices only speak the protocol.
 """
 
 import base64
@@ -41,7 +41,7 @@ from tests.server import actors, fake_compiler, homes
 from tests.server.nginx import free_ports
 
 BASE, DATASET = "tiny", "reviews"
-PATIENCE = 300.0  # seconds
+TIMEOUT_SECONDS = 300.0
 USERS = 20
 _LARGE = {"layers": 22, "hidden": 2048, "intermediate": 5632, "heads": 32, "kv_heads": 4, "head_dim": 64}
 SMALL = homes.SHAPE
@@ -65,14 +65,14 @@ class Credentials:
 
 def job(number: int = 0, recipe: dict[str, Any] = RECIPE, **fields: Any) -> dict[str, Any]:
     """Returns the body of a job of one of `USERS` users."""
-    who = {"user": f"user-{number % USERS}", "adapter": f"adapter-{number}"}
+    owner = {"user": f"user-{number % USERS}", "adapter": f"adapter-{number}"}
     return {
         "base": BASE,
         "task": "sst2",
         "dataset": DATASET,
         "recipe": {"estimator": "replay"} | recipe,
         "training": {"steps": 3},
-        **who,
+        **owner,
         **fields,
     }
 
@@ -86,18 +86,20 @@ def make_home(directory: Path, shape: BaseShape = SMALL, **settings: Any) -> Set
     (source / "behaviour.json").write_text(json.dumps({"seconds": 0.2}))
     limits: dict[str, Any] = dict.fromkeys(("token_rate", "address_rate", "refusal_rate"), 1e6)
     compiler = [sys.executable, fake_compiler.__file__]
-    chosen = Settings(home=directory / "home", migrate_at_start=True, compiler_command=compiler, **limits, **settings)
-    chosen.home.mkdir()
-    keys.create_key(chosen.key_path)
-    homes.fill(chosen, (source / "tokenizer.json").read_bytes())
-    database = Database(chosen.url)
-    prepare_engine(database, chosen)
+    home_settings = Settings(
+        home=directory / "home", migrate_at_start=True, compiler_command=compiler, **limits, **settings
+    )
+    home_settings.home.mkdir()
+    keys.create_key(home_settings.key_path)
+    homes.fill(home_settings, (source / "tokenizer.json").read_bytes())
+    database = Database(home_settings.url)
+    prepare_engine(database, home_settings)
     with database.writing() as session:
         base = BaseRepository(session).by_name(BASE)
         assert base is not None
         base.source, base.shape = str(source), shape
     database.close()
-    return chosen
+    return home_settings
 
 
 @contextmanager
@@ -121,7 +123,7 @@ def new_token(settings: Settings, role: Role) -> str:
 
 def add_devices(settings: Settings, count: int) -> list[Credentials]:
     """Enrolls devices directly in the database, each with the data of every user of `job`."""
-    database, found = Database(settings.url), []
+    database, credentials = Database(settings.url), []
     with database.writing() as session:
         for number in range(count):
             key = new_private_key()
@@ -137,12 +139,12 @@ def add_devices(settings: Settings, count: int) -> list[Credentials]:
             session.flush()
             BindingService(session).bind(device, [f"user-{user}" for user in range(USERS)])
             _, token = TokenService(session).issue(Role.DEVICE, DEFAULT_TENANT, device.name, device.id)
-            found.append(Credentials(token, base64.b64encode(private_bytes(key)).decode()))
+            credentials.append(Credentials(token, base64.b64encode(private_bytes(key)).decode()))
     database.close()
-    return found
+    return credentials
 
 
-def log_of(settings: Settings) -> Path:
+def log_path(settings: Settings) -> Path:
     """Returns the path of the server's log."""
     return settings.home.parent / "log"
 
@@ -150,14 +152,14 @@ def log_of(settings: Settings) -> Path:
 def start_server(settings: Settings, port: int, workers: int = 1) -> psutil.Popen:
     """Starts `mobizo-server run` in a session of its own."""
     command = [sys.executable, "-m", "server.cli.main", "run", "--port", str(port), "--workers", str(workers)]
-    with log_of(settings).open("ab") as output:
+    with log_path(settings).open("ab") as output:
         return psutil.Popen(
             command, env=os.environ | settings.environment(), stdout=output, stderr=output, start_new_session=True
         )
 
 
 @contextmanager
-def running(settings: Settings) -> Iterator[tuple[str, psutil.Process]]:
+def running_server(settings: Settings) -> Iterator[tuple[str, psutil.Process]]:
     """Runs a server with one worker; yields its URL and its process."""
     (port,) = free_ports(1)
     process = start_server(settings, port)
@@ -174,13 +176,13 @@ def running(settings: Settings) -> Iterator[tuple[str, psutil.Process]]:
 
 def wait_until_answers(settings: Settings, port: int, process: psutil.Popen) -> str:
     """Returns the server's URL. Raises RuntimeError if it does not start."""
-    url, deadline = f"http://127.0.0.1:{port}", time.monotonic() + PATIENCE
+    url, deadline = f"http://127.0.0.1:{port}", time.monotonic() + TIMEOUT_SECONDS
     while time.monotonic() < deadline and process.poll() is None:
         with suppress(httpx.TransportError):
             if httpx.get(f"{url}/healthz").status_code == 200:
                 return url
         time.sleep(0.05)
-    raise RuntimeError(f"the server does not answer: {log_of(settings).read_text()[-3000:]}")
+    raise RuntimeError(f"the server does not answer: {log_path(settings).read_text()[-3000:]}")
 
 
 def client(url: str, token: str, seconds: float = 60) -> httpx.Client:
@@ -190,19 +192,19 @@ def client(url: str, token: str, seconds: float = 60) -> httpx.Client:
 
 def submit(app: httpx.Client, body: dict[str, Any]) -> dict[str, Any]:
     """Submits a job and waits until its program is compiled; returns the job."""
-    found = app.post("/v1/jobs", json=body).raise_for_status().json()
-    path, waiting = f"/v1/jobs/{found['id']}", ("queued", "compiling")
-    homes.eventually(lambda: app.get(path).raise_for_status().json()["state"] not in waiting, PATIENCE)
-    return dict(found)
+    response = app.post("/v1/jobs", json=body).raise_for_status().json()
+    path, waiting = f"/v1/jobs/{response['id']}", ("queued", "compiling")
+    homes.eventually(lambda: app.get(path).raise_for_status().json()["state"] not in waiting, TIMEOUT_SECONDS)
+    return dict(response)
 
 
 def peak_memory(pid: int) -> int:
     """Returns the highest resident set of a process, bytes."""
-    found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
-    return int(found[1]) * 1024 if found else 0
+    match = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+    return int(match[1]) * 1024 if match else 0
 
 
 def spread(seconds: list[float]) -> Row:
-    """Returns the count, and the milliseconds within which half, 95 %, 99 % and all of them ended."""
-    half, most, nearly, longest = (1000 * float(value) for value in np.quantile(seconds, (0.5, 0.95, 0.99, 1.0)))
-    return {"count": len(seconds), "p50_ms": half, "p95_ms": most, "p99_ms": nearly, "max_ms": longest}
+    """Returns the count, and the 50th, 95th, 99th and 100th percentile in milliseconds."""
+    p50, p95, p99, longest = (1000 * float(value) for value in np.quantile(seconds, (0.5, 0.95, 0.99, 1.0)))
+    return {"count": len(seconds), "p50_ms": p50, "p95_ms": p95, "p99_ms": p99, "max_ms": longest}

@@ -20,9 +20,9 @@ from typing import Any
 import psutil
 from sqlalchemy import select
 
-from bench.result import Measured, Row
+from bench.result import Measurement, Row
 from bench.server import home
-from bench.server.polls import Orders, start_load
+from bench.server.polls import LoadSettings, start_load
 from server.database.database import Database
 from server.schema import adapters, jobs, programs
 from server.settings import Settings
@@ -34,8 +34,8 @@ from tests.server.nginx import free_ports
 
 KILLS, QUICK_KILLS = 100, 10  # over both databases
 DEVICES, WORKERS = 6, 2
-SERVER_SHARE = 0.4  # of kills that hit the server, and all its workers with it
-AT_ONCE = 0.3  # share of kills that do not wait until the server answers again
+SERVER_SHARE = 0.4  # share of kills that hit the server, and all its workers with it
+IMMEDIATE_SHARE = 0.3  # share of kills that do not wait until the server answers again
 SEED = 5
 SETTINGS: dict[str, Any] = {
     "poll_seconds": 0.1,
@@ -46,50 +46,52 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-def measure(quick: bool) -> Measured:
+def measure(quick: bool) -> Measurement:
     """Returns a row for each database, and the claims over both."""
     kills = (QUICK_KILLS if quick else KILLS) // 2
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as name, home.both_databases("kills") as databases:
         for (kind, url), engine in zip(databases, ("embedded", "procrastinate"), strict=True):
             settings = home.make_home(Path(name) / engine, database_url=url, engine=engine, **SETTINGS)
-            about = {"what": "server kills", "database": kind, "engine": engine}
-            rows.append(about | _measure(settings, kills))
+            columns = {"what": "server kills", "database": kind, "engine": engine}
+            rows.append(columns | _measure(settings, kills))
     names = ("kill_trials", "jobs_lost", "jobs_doubled", "torn_files")
     return rows, {name: float(sum(row[name] for row in rows)) for name in names}
 
 
 def _measure(settings: Settings, kills: int) -> Row:
-    began, rng = time.monotonic(), random.Random(f"{SEED}-{settings.engine}")
+    start, rng = time.monotonic(), random.Random(f"{SEED}-{settings.engine}")
     devices, token = home.add_devices(settings, DEVICES), home.new_token(settings, Role.APP)
-    with closing(Victim(settings)) as server:
-        orders = Orders(url=server.url, app=token, devices=devices, vanish=0.05, retry=True, jobs_per_recipe=6)
-        load = start_load(orders)
+    with closing(RestartingServer(settings)) as server:
+        load_settings = LoadSettings(
+            url=server.url, app=token, devices=devices, abandon_share=0.05, retry=True, jobs_per_recipe=6
+        )
+        load = start_load(load_settings)
         assert load.stdin is not None
         try:
-            killed = Counter(_kill(server, rng) for _ in range(kills))
+            kill_counts = Counter(_kill(server, rng) for _ in range(kills))
             server.wait_until_answers()
             load.stdin.write("enough\n")
             load.stdin.flush()
             _wait_for_jobs(settings)
         finally:
-            found = json.loads(load.communicate("stop\n")[0])
-        stopped = server.stop()
-    if found["errors"]:
-        raise RuntimeError(f"the load got an answer that it should not get: {found['errors'][0]}")
+            report = json.loads(load.communicate("stop\n")[0])
+        exit_status = server.stop()
+    if report["errors"]:
+        raise RuntimeError(f"the load got an unexpected response: {report['errors'][0]}")
     return {
         "kill_trials": kills,
-        "servers_killed": killed["server"],
-        "workers_killed": killed["worker"],
-        "requests_sent_again": found["sent_again"],
-        "jobs": len(found["submitted"]),
-        **audit(settings, found["submitted"]),
-        "stopped_with": stopped,
-        "seconds": time.monotonic() - began,
+        "servers_killed": kill_counts["server"],
+        "workers_killed": kill_counts["worker"],
+        "requests_sent_again": report["sent_again"],
+        "jobs": len(report["submitted"]),
+        **audit(settings, report["submitted"]),
+        "stopped_with": exit_status,
+        "seconds": time.monotonic() - start,
     }
 
 
-class Victim:
+class RestartingServer:
     """A server that is started again on its port after each kill."""
 
     def __init__(self, settings: Settings) -> None:
@@ -103,13 +105,13 @@ class Victim:
 
     def workers(self) -> list[psutil.Process]:
         """Returns its worker processes, without the compilers that these started."""
-        found = []
+        workers = []
         with suppress(psutil.Error):
             for child in self._process.children():
                 with suppress(psutil.Error):
                     if "server.worker" in child.cmdline():
-                        found.append(child)
-        return found
+                        workers.append(child)
+        return workers
 
     def kill(self) -> None:
         """Kills the server with -9, and starts it again."""
@@ -120,7 +122,7 @@ class Victim:
     def stop(self) -> int:
         """Stops the server in order; returns its exit status."""
         self._process.terminate()
-        return int(self._process.wait(home.PATIENCE))
+        return int(self._process.wait(home.TIMEOUT_SECONDS))
 
     def close(self) -> None:
         """Kills the server if it still runs."""
@@ -129,9 +131,9 @@ class Victim:
             self._process.wait()
 
 
-def _kill(server: Victim, rng: random.Random) -> str:
-    """Kills something at a random moment; returns what."""
-    if rng.random() >= AT_ONCE:
+def _kill(server: RestartingServer, rng: random.Random) -> str:
+    """Kills the server or a worker at a random moment; returns which."""
+    if rng.random() >= IMMEDIATE_SHARE:
         server.wait_until_answers()
     time.sleep(rng.uniform(0.1, 3.0))
     if rng.random() < SERVER_SHARE:
@@ -139,55 +141,59 @@ def _kill(server: Victim, rng: random.Random) -> str:
         return "server"
     while True:
         with suppress(psutil.NoSuchProcess):
-            rng.choice(eventually(server.workers, home.PATIENCE)).kill()
+            rng.choice(eventually(server.workers, home.TIMEOUT_SECONDS)).kill()
             return "worker"
 
 
 def _wait_for_jobs(settings: Settings) -> None:
-    """Waits until every job has ended; jobs that have not ended after PATIENCE count as lost."""
-    database, deadline = Database(settings.url), time.monotonic() + home.PATIENCE
+    """Waits until every job has ended; jobs that have not ended after TIMEOUT_SECONDS count as lost."""
+    database, deadline = Database(settings.url), time.monotonic() + home.TIMEOUT_SECONDS
     unfinished = select(jobs.Job.id).where(jobs.Job.state.in_([state for state in JobState if not state.final]))
-    left: str | None = ""
-    while left is not None and time.monotonic() < deadline:
+    unfinished_id: str | None = ""
+    while unfinished_id is not None and time.monotonic() < deadline:
         time.sleep(0.2)
         with database.reading() as session:
-            left = session.scalar(unfinished.limit(1))
+            unfinished_id = session.scalar(unfinished.limit(1))
     database.close()
 
 
 def audit(settings: Settings, submitted: dict[str, str]) -> Row:
-    """Counts what was lost, done twice or torn. submitted: adapters by the id of the job that was answered."""
+    """Counts lost jobs, jobs done twice and damaged files. submitted: adapter by the id of each acknowledged job."""
     database = Database(settings.url)
     with database.reading() as session:
-        found = {job.id: job for job in session.scalars(select(jobs.Job))}
-        by_adapter = Counter(job.adapter for job in found.values())
+        jobs_by_id = {job.id: job for job in session.scalars(select(jobs.Job))}
+        by_adapter = Counter(job.adapter for job in jobs_by_id.values())
         succeeded = jobs.JobEvent.data.contains('"state":"succeeded"')
         events = select(jobs.JobEvent.job_number).where(jobs.JobEvent.kind == "job", succeeded)
         successes = Counter(session.scalars(events))
         versions = Counter(session.scalars(select(adapters.StoredVersion.job_id)))
-        compiled = session.scalars(select(programs.Program)).all()
-        again = sum(program.signed is not None and program.signed.manifest.version != 1 for program in compiled)
-        named = set(session.scalars(select(programs.ProgramBlob.sha256)))
-        named |= set(session.scalars(select(adapters.StoredVersion.sha256)))
+        stored_programs = session.scalars(select(programs.Program)).all()
+        recompiled = sum(
+            program.signed is not None and program.signed.manifest.version != 1 for program in stored_programs
+        )
+        referenced = set(session.scalars(select(programs.ProgramBlob.sha256)))
+        referenced |= set(session.scalars(select(adapters.StoredVersion.sha256)))
     database.close()
     lost = [
         job_id
         for job_id, adapter in submitted.items()
-        if job_id not in found or found[job_id].state is not JobState.SUCCEEDED or found[job_id].adapter != adapter
+        if job_id not in jobs_by_id
+        or jobs_by_id[job_id].state is not JobState.SUCCEEDED
+        or jobs_by_id[job_id].adapter != adapter
     ]
     doubled = [
         job.id
-        for job in found.values()
+        for job in jobs_by_id.values()
         if by_adapter[job.adapter] > 1 or successes[job.number] > 1 or versions[job.id] > 1
     ]
     stored = [path for path in settings.artifacts_path.rglob("*") if re.fullmatch(r"[0-9a-f]{64}", path.name)]
     torn = [path for path in stored if path.is_file() and file_sha256(path) != path.name]
-    missing = named - {path.name for path in stored}
+    missing = referenced - {path.name for path in stored}
     return {
         "jobs_lost": len(lost),
         "jobs_doubled": len(doubled),
-        "programs": len(compiled),
-        "programs_made_again": again,
+        "programs": len(stored_programs),
+        "programs_made_again": recompiled,
         "files": len(stored),
         "torn_files": len(torn) + len(missing),
     }

@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from bench.result import Measured, Row
+from bench.result import Measurement, Row
 from bench.runner import cpu_seconds
 from bench.server import home
 from server.settings import Settings
@@ -24,9 +24,9 @@ STEPS = 2  # heartbeats of a lease
 CAPABILITIES = {"backends": ["xnnpack", "portable"], "engines": ["native"], "executorch": "1.5.1"}
 
 
-class Orders(BaseModel):
-    """What the load does. jobs: their number, or None until `enough`; rate: jobs per second; vanish: share of leases
-    that a device abandons; jobs_per_recipe: one program for so many jobs."""
+class LoadSettings(BaseModel):
+    """Settings of the load. jobs: number of jobs; None: until the line `enough`. rate: jobs per second. abandon_share:
+    share of leases that a device abandons. jobs_per_recipe: number of jobs that share a program."""
 
     url: str
     app: str
@@ -34,9 +34,9 @@ class Orders(BaseModel):
     jobs: int | None = None
     rate: float = 5.0
     wait_seconds: float = 0.0
-    beat_seconds: float = 0.05
+    heartbeat_seconds: float = 0.05
     ramp_seconds: float = 0.0
-    vanish: float = 0.0
+    abandon_share: float = 0.0
     retry: bool = False
     jobs_per_recipe: int | None = None
 
@@ -48,13 +48,13 @@ class Orders(BaseModel):
         return home.job(number, recipe, priority=number % 3)
 
 
-def start_load(orders: Orders) -> "subprocess.Popen[str]":
+def start_load(load_settings: LoadSettings) -> "subprocess.Popen[str]":
     """Starts the load in a process of its own and waits until it is ready."""
     command = [sys.executable, "-m", "bench.server.load"]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdin is not None
     assert process.stdout is not None
-    process.stdin.write(orders.model_dump_json() + "\n")
+    process.stdin.write(load_settings.model_dump_json() + "\n")
     process.stdin.flush()
     if process.stdout.readline() != "ready\n":
         raise SystemExit("the load did not start")
@@ -63,44 +63,50 @@ def start_load(orders: Orders) -> "subprocess.Popen[str]":
 
 DEVICES, SECONDS, RATE = 500, 60.0, 5.0  # jobs a second
 QUICK_DEVICES, QUICK_SECONDS = 100, 10.0
-WAIT_SECONDS, BEAT_SECONDS = 20.0, 5.0
-CLAIMED = ("job to a device", "heartbeat", "submission")
-DURABLE = {"fsync": "on", "full_page_writes": "on", "synchronous_commit": "on", "autovacuum": "on"}
+WAIT_SECONDS, HEARTBEAT_SECONDS = 20.0, 5.0
+CLAIMED_REQUESTS = ("job to a device", "heartbeat", "submission")
+DURABLE_SETTINGS = {"fsync": "on", "full_page_writes": "on", "synchronous_commit": "on", "autovacuum": "on"}
 
 
-def measure(quick: bool) -> Measured:
+def measure(quick: bool) -> Measurement:
     """Returns rows of each kind of request on each database; the claims are the worse of both."""
     rows: list[Row] = []
     devices, seconds = (QUICK_DEVICES, QUICK_SECONDS) if quick else (DEVICES, SECONDS)
-    orders = {"wait_seconds": WAIT_SECONDS, "beat_seconds": BEAT_SECONDS, "ramp_seconds": WAIT_SECONDS / 2}
-    with tempfile.TemporaryDirectory() as name, home.both_databases("polls", **DURABLE) as databases:
+    load_settings = {
+        "wait_seconds": WAIT_SECONDS,
+        "heartbeat_seconds": HEARTBEAT_SECONDS,
+        "ramp_seconds": WAIT_SECONDS / 2,
+    }
+    with tempfile.TemporaryDirectory() as name, home.both_databases("polls", **DURABLE_SETTINGS) as databases:
         for kind, url in databases:
             settings = home.make_home(Path(name) / kind, database_url=url)
-            rows += poll(settings, kind, devices, jobs=round(seconds * RATE), **orders)
+            rows += poll(settings, kind, devices, jobs=round(seconds * RATE), **load_settings)
     return rows, {
-        "poll_p99_ms": max(row["p99_ms"] for row in rows if row["what"] in CLAIMED),
+        "poll_p99_ms": max(row["p99_ms"] for row in rows if row["what"] in CLAIMED_REQUESTS),
         "poll_errors": float(sum(row["count"] for row in rows if row["what"] == "errors")),
         "server_rss_bytes": float(max(row["peak_rss_bytes"] for row in rows if row["what"] == "server")),
     }
 
 
-def poll(settings: Settings, database: str, devices: int, **orders: float) -> list[Row]:
-    """Runs the load once. orders: fields of Orders."""
+def poll(settings: Settings, database: str, devices: int, **load_settings: float) -> list[Row]:
+    """Runs the load once. load_settings: fields of LoadSettings."""
     token, credentials = home.new_token(settings, Role.APP), home.add_devices(settings, devices)
-    with home.running(settings) as (url, server):
+    with home.running_server(settings) as (url, server):
         with home.client(url, token) as app:  # compiles the only program
-            compiled = home.submit(app, home.job(-1))
-            app.post(f"/v1/jobs/{compiled['id']}/cancel").raise_for_status()
+            first_job = home.submit(app, home.job(-1))
+            app.post(f"/v1/jobs/{first_job['id']}/cancel").raise_for_status()
         before = cpu_seconds(server)
-        load = start_load(Orders(url=url, app=token, devices=credentials, **orders))
+        load = start_load(LoadSettings(url=url, app=token, devices=credentials, **load_settings))
         output, _ = load.communicate()
         if load.returncode:
             raise SystemExit("the load failed")
-        spent, peak = cpu_seconds(server) - before, home.peak_memory(server.pid)
-    found = json.loads(output)
-    about = {"database": database, "devices": devices}
-    rows = [about | {"what": what, **home.spread(times)} for what, times in found["seconds"].items() if what != "poll"]
-    errors = found["errors"]
+        cpu, peak = cpu_seconds(server) - before, home.peak_memory(server.pid)
+    report = json.loads(output)
+    columns = {"database": database, "devices": devices}
+    rows = [
+        columns | {"what": kind, **home.spread(times)} for kind, times in report["seconds"].items() if kind != "poll"
+    ]
+    errors = report["errors"]
     rows.append({"database": database, "what": "errors", "count": len(errors), "first": errors[:3]})
-    rows.append({"database": database, "what": "server", "peak_rss_bytes": peak, "cpu_seconds": spent})
+    rows.append({"database": database, "what": "server", "peak_rss_bytes": peak, "cpu_seconds": cpu})
     return rows

@@ -12,7 +12,7 @@ from pathlib import Path
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from bench.result import Measured, Row
+from bench.result import Measurement, Row
 from bench.server.home import both_databases, spread
 from server.database.columns import utc_now
 from server.database.database import Database
@@ -33,15 +33,15 @@ LEASE_SECONDS, SEED = 3600.0, 7
 Query = Callable[[Session, random.Random, int], object]
 
 
-def measure(quick: bool) -> Measured:
+def measure(quick: bool) -> Measurement:
     """Returns a row for each query on each database, and the worst p95 of lists and of leases, ms."""
     wire()
     number, times = (QUICK_JOBS, QUICK_TIMES) if quick else (JOBS, TIMES)
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as name, both_databases("queries") as databases:
         for kind, url in databases:
-            found = _measure(url or f"sqlite:///{Path(name) / 'queries.sqlite3'}", number, times)
-            rows += [{"database": kind, **row} for row in found]
+            query_rows = _measure(url or f"sqlite:///{Path(name) / 'queries.sqlite3'}", number, times)
+            rows += [{"database": kind, **row} for row in query_rows]
     return rows, {
         "list_p95_ms": max(row["p95_ms"] for row in rows if row["query"].startswith("list")),
         "lease_p95_ms": max(row["p95_ms"] for row in rows if row["query"].startswith("lease")),
@@ -51,10 +51,10 @@ def measure(quick: bool) -> Measured:
 def _measure(url: str, number: int, times: int) -> list[Row]:
     database = Database(url)
     upgrade(database.engine)
-    busy = populate(database, number)
+    busy_devices = populate(database, number)
     with database.reading() as session:
-        live = session.execute(select(JobLease.device_id, JobLease.id).where(JobLease.ending.is_(None)))
-        held = {row.device_id: row.id for row in live}
+        leases = session.execute(select(JobLease.device_id, JobLease.id).where(JobLease.ending.is_(None)))
+        lease_ids = {row.device_id: row.id for row in leases}
     filters = {
         "all": JobFilter(),
         "state": JobFilter(state=JobState.READY),
@@ -63,21 +63,29 @@ def _measure(url: str, number: int, times: int) -> list[Row]:
         "state and user": JobFilter(state=JobState.FAILED, user="user-3"),
     }
     queries: list[tuple[str, bool, Query]] = [
-        *((f"list {name}", False, _list(each, number)) for name, each in filters.items()),
-        ("lease: is there work", False, lambda session, rng, _: _look(session, busy + rng.randrange(busy))),
-        ("lease: the one it has", True, lambda session, rng, _: _acquire(session, rng.randrange(busy))),
-        # Each time another device, since a device that has a job gets no other.
-        ("lease: a new one", True, lambda session, _, turn: _acquire(session, busy + turn)),
-        ("lease: heartbeat", True, lambda session, rng, turn: _heartbeat(session, rng.randrange(busy), turn, held)),
+        *((f"list {name}", False, _list(job_filter, number)) for name, job_filter in filters.items()),
+        (
+            "lease: is there work",
+            False,
+            lambda session, rng, _: _poll(session, busy_devices + rng.randrange(busy_devices)),
+        ),
+        ("lease: the one it has", True, lambda session, rng, _: _acquire(session, rng.randrange(busy_devices))),
+        # Another device each time, since a device with a job gets no other job.
+        ("lease: a new one", True, lambda session, _, turn: _acquire(session, busy_devices + turn)),
+        (
+            "lease: heartbeat",
+            True,
+            lambda session, rng, turn: _heartbeat(session, rng.randrange(busy_devices), turn, lease_ids),
+        ),
     ]
     rows = []
     for name, writes, query in queries:
         rng, seconds = random.Random(SEED), []
         for turn in range(times):
-            began = time.perf_counter()
+            start = time.perf_counter()
             with database.writing() if writes else database.reading() as session:
                 query(session, rng, turn)
-            seconds.append(time.perf_counter() - began)
+            seconds.append(time.perf_counter() - start)
         rows.append({"query": name, "jobs": number, **spread(seconds)})
     database.close()
     return rows
@@ -96,7 +104,7 @@ def _offer(session: Session, device: int, lock: bool) -> DeviceOffer:
     return LeaseService(session, LEASE_SECONDS).offer(tenant_of(device), device_id(device), request, lock)
 
 
-def _look(session: Session, device: int) -> object:
+def _poll(session: Session, device: int) -> object:
     """Runs the database queries of one lease request that finds no job."""
     offer = _offer(session, device, lock=False)
     return LeaseRepository(session).overdue(utc_now()), QueueRepository(session).heads(offer)
@@ -107,6 +115,6 @@ def _acquire(session: Session, device: int) -> None:
         raise RuntimeError(f"device {device} got no job")
 
 
-def _heartbeat(session: Session, device: int, turn: int, held: dict[str, str]) -> None:
+def _heartbeat(session: Session, device: int, turn: int, lease_ids: dict[str, str]) -> None:
     progress = Progress(phase="training", step=turn, steps=1000)
-    LeaseService(session, LEASE_SECONDS).heartbeat(device_id(device), held[device_id(device)], progress)
+    LeaseService(session, LEASE_SECONDS).heartbeat(device_id(device), lease_ids[device_id(device)], progress)

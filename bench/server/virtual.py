@@ -1,6 +1,6 @@
 """`python -m bench.server.virtual`: many virtual devices in one process, which cost the machine little.
 
-Reads its orders as the first line of standard input, then one phase on each line, and prints what it found as JSON.
+Reads its settings as the first line of standard input, then one phase a line, and prints the results as JSON.
 Every device has its own kept connection, token and key, and signs every request as agents do.
 """
 
@@ -24,15 +24,15 @@ STEPS = 1_000_000
 Kind = Literal["poll", "acquire", "heartbeat", "leave", "release"]
 
 
-class Orders(BaseModel):
-    """The devices of one process, and where their server listens."""
+class FleetSettings(BaseModel):
+    """The devices of one process, and the port of their server."""
 
     port: int
     devices: list[Credentials]
 
 
 class Phase(BaseModel):
-    """What the devices do: requests of one kind, at most `at_once` at a time, until one of the limits is reached.
+    """Requests of one kind, at most `at_once` at a time, until one of the limits is reached.
 
     wait_seconds: how long a poll waits for a job; devices draw theirs from the upper half.
     """
@@ -44,7 +44,7 @@ class Phase(BaseModel):
     wait_seconds: float = 0.0
 
 
-class Found(BaseModel):
+class PhaseResult(BaseModel):
     """The seconds of each request of a phase, and the first errors."""
 
     seconds: list[float] = []
@@ -56,11 +56,11 @@ class Device:
 
     def __init__(self, credentials: Credentials, port: int) -> None:
         self._token, self._signer, self._port = credentials.token, credentials.signer(), port
-        self._link: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+        self._connection: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         self._lease, self._step = "", 0
 
-    async def act(self, kind: Kind, wait_seconds: float) -> str | None:
-        """Sends one request of a kind. Returns what is wrong with the response, or None."""
+    async def send_request(self, kind: Kind, wait_seconds: float) -> str | None:
+        """Sends one request of a kind. Returns an error message, or None if the response is as expected."""
         path, body, expected = f"/v1/leases/{self._lease}/{kind}", {}, 200
         if kind in ("poll", "acquire"):
             path, body = "/v1/leases", REPORT | {"wait_seconds": wait_seconds}
@@ -68,19 +68,19 @@ class Device:
         elif kind == "heartbeat":
             self._step += 1
             body = {"phase": "training", "step": self._step, "steps": STEPS, "loss": 0.5}
-        status, answer = await self._ask(path, json.dumps(body).encode() if body else b"")
+        status, content = await self._request(path, json.dumps(body).encode() if body else b"")
         if kind == "acquire" and status == 200:
-            self._lease = json.loads(answer)["id"]
-        return None if status == expected else f"{kind}: {status} {answer[:300]!r}"
+            self._lease = json.loads(content)["id"]
+        return None if status == expected else f"{kind}: {status} {content[:300]!r}"
 
-    async def _ask(self, path: str, body: bytes) -> tuple[int, bytes]:
-        if self._link is not None:
+    async def _request(self, path: str, body: bytes) -> tuple[int, bytes]:
+        if self._connection is not None:
             # The server closes connections that are idle for long.
             with suppress(OSError, EOFError):
-                return await self._send(*self._link, path, body)
-            self._link[1].close()
-        self._link = await asyncio.open_connection("127.0.0.1", self._port, limit=1 << 20)
-        return await self._send(*self._link, path, body)
+                return await self._send(*self._connection, path, body)
+            self._connection[1].close()
+        self._connection = await asyncio.open_connection("127.0.0.1", self._port, limit=1 << 20)
+        return await self._send(*self._connection, path, body)
 
     async def _send(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, path: str, body: bytes
@@ -99,36 +99,36 @@ class Device:
         return int(head.split(" ", 2)[1]), await reader.readexactly(int(length or 0))
 
 
-async def run_phase(devices: list[Device], phase: Phase) -> Found:
+async def run_phase(devices: list[Device], phase: Phase) -> PhaseResult:
     """Lets the devices send the requests of a phase by turns."""
-    found, left, deadline = Found(), phase.requests, time.monotonic() + phase.seconds
+    result, remaining, deadline = PhaseResult(), phase.requests, time.monotonic() + phase.seconds
     idle = deque(devices)
 
     async def take_turns() -> None:
-        nonlocal left
-        while left > 0 and time.monotonic() < deadline:
-            left -= 1
+        nonlocal remaining
+        while remaining > 0 and time.monotonic() < deadline:
+            remaining -= 1
             device = idle.popleft()
             wait = phase.wait_seconds * random.uniform(0.5, 1.0)
-            began = time.perf_counter()
-            wrong = await device.act(phase.kind, wait)
-            found.seconds.append(time.perf_counter() - began - wait)
-            if wrong:
-                found.errors.append(wrong)
+            start = time.perf_counter()
+            error = await device.send_request(phase.kind, wait)
+            result.seconds.append(time.perf_counter() - start - wait)
+            if error:
+                result.errors.append(error)
             idle.append(device)
 
     await asyncio.gather(*(take_turns() for _ in range(min(phase.at_once, len(devices)))))
-    return found
+    return result
 
 
 async def main() -> None:
-    """Runs each phase that standard input orders."""
-    orders = Orders.model_validate_json(sys.stdin.readline())
-    devices = [Device(credentials, orders.port) for credentials in orders.devices]
+    """Runs each phase that standard input contains."""
+    settings = FleetSettings.model_validate_json(sys.stdin.readline())
+    devices = [Device(credentials, settings.port) for credentials in settings.devices]
     print("ready", flush=True)
     while line := await asyncio.to_thread(sys.stdin.readline):
-        found = await run_phase(devices, Phase.model_validate_json(line))
-        print(found.model_dump_json(), flush=True)
+        result = await run_phase(devices, Phase.model_validate_json(line))
+        print(result.model_dump_json(), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""`bench step`: what a training step costs in seconds and memory."""
+"""`bench step`: time and memory of a training step."""

@@ -24,9 +24,9 @@ from bench.baselines.adapted import AdaptedModel
 from bench.baselines.mezo_program import Passes, emit_passes
 from bench.baselines.rounding import load_model
 from bench.baselines.steps import EagerMobizo
-from bench.programs import LR, Compiled, Stepper, compile_cold, model_file, random_batch, smollm2_recipe
-from bench.result import Claims, Measured, Row, notes
-from bench.runner import Full, JsonFile, Keep, Only, Quick, by_turns, ratio, run_parts
+from bench.programs import LR, CompiledProgram, Stepper, compile_cold, model_file, random_batch, smollm2_recipe
+from bench.result import Claims, Measurement, Row, notes
+from bench.runner import Full, JsonFile, Keep, Only, Quick, ratio, run_parts, time_by_turns
 from bench.step.floor import gemm_seconds, noise_update_seconds, reverse_over_forward
 from bench.step.grid import grid
 from bench.step.memory import peak_memory, peak_rss
@@ -39,7 +39,7 @@ EPS = DEFAULT_EPS["fp32"]
 PRECISIONS: tuple[Precision, ...] = ("fp32", "int8")
 
 
-def ratios(rounds: int) -> Measured:
+def ratios(rounds: int) -> Measurement:
     """Returns rows and claims. rounds: timed turns of each comparison."""
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
@@ -71,8 +71,8 @@ class Comparisons:
     """The programs under test, and the figures found so far."""
 
     root: Path
-    fp32: Compiled
-    int8: Compiled
+    fp32: CompiledProgram
+    int8: CompiledProgram
     rounds: int
     claims: Claims
     rows: list[Row] = field(default_factory=list)
@@ -80,7 +80,7 @@ class Comparisons:
     def record(self, name: str, seconds: Mapping[str, list[float]]) -> None:
         """Adds a row for each side of a comparison."""
         self.rows += [
-            {"comparison": name, "what": what, "seconds": statistics.median(s)} for what, s in seconds.items()
+            {"comparison": name, "what": what, "seconds": statistics.median(values)} for what, values in seconds.items()
         ]
 
 
@@ -98,7 +98,7 @@ def against_eager(run: Comparisons) -> None:
     half = Stepper(run.fp32, recipe.sequence_length // 2)
     # The comparison means something only if both implementations agree on the same seeds.
     np.testing.assert_allclose(fp32(0), eager(0), rtol=1e-3)
-    seconds = by_turns(run.rounds, {"eager": eager, "fp32": fp32, "int8": int8, "fp32, half length": half})
+    seconds = time_by_turns(run.rounds, {"eager": eager, "fp32": fp32, "int8": int8, "fp32, half length": half})
     run.record("step", seconds)
     run.claims |= {
         "fp32_speedup_vs_eager": ratio(seconds["eager"], seconds["fp32"]),
@@ -113,10 +113,10 @@ def share_of_step(run: Comparisons) -> None:
     """Measures the share of the fp32 step that its matrix products take alone."""
     manifest = run.fp32.manifest
     gemms = gemm_seconds(manifest.recipe, manifest.shape, run.rounds * 4)
-    step = by_turns(2 * run.rounds, {"step": Stepper(run.fp32, manifest.recipe.sequence_length)})["step"]
-    alone = statistics.median(gemms) * manifest.shape.layers
-    run.record("floor", {"step": step, "its matrix products alone": [alone]})
-    run.claims["gemm_share"] = alone / statistics.median(step)
+    step = time_by_turns(2 * run.rounds, {"step": Stepper(run.fp32, manifest.recipe.sequence_length)})["step"]
+    products = statistics.median(gemms) * manifest.shape.layers
+    run.record("floor", {"step": step, "its matrix products alone": [products]})
+    run.claims["gemm_share"] = products / statistics.median(step)
 
 
 def against_sequential(run: Comparisons) -> None:
@@ -134,7 +134,7 @@ def against_sequential(run: Comparisons) -> None:
             return sequential.step(batch, query_seeds(0, number, recipe.queries), LR, EPS)[0]
 
         np.testing.assert_allclose(parallel(0), one_by_one(0), rtol=1e-3)
-        seconds = by_turns(run.rounds, {"parallel": parallel, "sequential": one_by_one})
+        seconds = time_by_turns(run.rounds, {"parallel": parallel, "sequential": one_by_one})
         run.record(f"q = 16, E = 1, S = {length}", seconds)
         run.claims[f"parallel_speedup_vs_sequential_q16{suffix}"] = ratio(seconds["sequential"], seconds["parallel"])
 
@@ -143,7 +143,7 @@ def frozen_layers(run: Comparisons) -> None:
     """Times adapting the last quarter of the layers, with and without cached prefixes, against adapting all."""
     program = compile_cold(smollm2_recipe(layers="last:25%"), run.root / "last")
     recipe, length = program.recipe, program.recipe.sequence_length
-    fresh, methods = Stepper(program, length), program.methods("prefix", "suffix")
+    uncached, methods = Stepper(program, length), program.methods("prefix", "suffix")
     vocabulary = program.manifest.shape.vocabulary
     batches = [random_batch(recipe, vocabulary, length, number) for number in range(run.rounds + 1)]
     hidden = [methods("prefix", batch[0])[0] for batch in batches]
@@ -153,11 +153,11 @@ def frozen_layers(run: Comparisons) -> None:
         seeds = query_seeds(0, number, recipe.queries)
         return methods("suffix", hidden[number], *batches[number][1:], seeds, *scalars)[0]
 
-    np.testing.assert_array_equal(fresh(0), cached(0))
-    whole = Stepper(run.fp32, length)
-    calls: dict[str, Callable[[int], np.ndarray]] = {"all layers": whole, "last quarter": fresh}
+    np.testing.assert_array_equal(uncached(0), cached(0))
+    all_layers = Stepper(run.fp32, length)
+    calls: dict[str, Callable[[int], np.ndarray]] = {"all layers": all_layers, "last quarter": uncached}
     calls["last quarter, cached prefix"] = cached
-    seconds = by_turns(run.rounds, calls)
+    seconds = time_by_turns(run.rounds, calls)
     run.record("frozen layers", seconds)
     run.claims["last_quarter_speedup"] = ratio(seconds["all layers"], seconds["last quarter, cached prefix"])
     run.claims["last_quarter_speedup_uncached"] = ratio(seconds["all layers"], seconds["last quarter"])
@@ -166,7 +166,7 @@ def frozen_layers(run: Comparisons) -> None:
 def all_targets(run: Comparisons) -> None:
     """Measures noise, perturbed copies and update of all seven linear layers' B, as a share of that step."""
     program = compile_cold(smollm2_recipe(targets=TARGETS), run.root / "seven")
-    seconds = by_turns(run.rounds, {"step": Stepper(program, program.recipe.sequence_length)})
+    seconds = time_by_turns(run.rounds, {"step": Stepper(program, program.recipe.sequence_length)})
     noise = noise_update_seconds(program.recipe, program.manifest.shape, run.rounds)
     run.record("seven targets", seconds | {"noise and update alone": noise})
     run.claims["noise_update_share"] = statistics.median(noise) / statistics.median(seconds["step"])
@@ -196,13 +196,13 @@ def cached_seconds(directory: Path) -> float:
         "--sequence-length",
         "8",
     ]
-    found = []
+    timings = []
     for _ in range(2):
-        began = time.perf_counter()
-        done = subprocess.run([*command, "--json"], capture_output=True, text=True, check=True)
-        found.append((time.perf_counter() - began, json.loads(done.stdout)["cached"]))
-    assert [cached for _, cached in found] == [False, True]
-    return found[1][0]
+        start = time.perf_counter()
+        process = subprocess.run([*command, "--json"], capture_output=True, text=True, check=True)
+        timings.append((time.perf_counter() - start, json.loads(process.stdout)["cached"]))
+    assert [cached for _, cached in timings] == [False, True]
+    return timings[1][0]
 
 
 QUICK_LIMIT = 200.0
@@ -230,10 +230,10 @@ def step(
     if not only and (quick or base or device == "cuda"):
         only = ["grid"]
     with tempfile.TemporaryDirectory() as name:
-        place = keep or Path(name)
+        directory = keep or Path(name)
         parts = {
-            "grid": lambda quick: grid(place, base, extent, device, limit),
-            "memory": lambda quick: peak_memory(place, base),
+            "grid": lambda quick: grid(directory, base, extent, device, limit),
+            "memory": lambda quick: peak_memory(directory, base),
             "ratios": lambda quick: ratios(ROUNDS),
         }
         run_parts(parts, json_file, quick, only)

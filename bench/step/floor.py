@@ -18,7 +18,7 @@ from torch.export import export
 from torch.nn import functional
 
 from bench.programs import Methods, smollm2_recipe
-from bench.runner import by_turns, ratio
+from bench.runner import ratio, time_by_turns
 from server.compiler.checkpoints.checkpoint import Checkpoint
 from server.compiler.export.backends.xnnpack import lower_layers
 from server.compiler.export.emission import Signature, emit
@@ -46,19 +46,19 @@ class LayerGemms(nn.Module):
     def forward(self, hidden: Tensor, wide: Tensor, q: Tensor, k: Tensor, v: Tensor, *b: Tensor) -> tuple[Tensor, ...]:
         """hidden (R, S, hidden), wide (R, S, intermediate), q (R*KV, G*S, d), k (R*KV, d, S), v (R*KV, S, d)."""
         scores = torch.bmm(q, k)
-        outputs = [_corner(scores), _corner(torch.bmm(scores, v))]
+        outputs = [_first_element(scores), _first_element(torch.bmm(scores, v))]
         factors = iter(b)
         for target in TARGETS:
             weight = getattr(self, target)
             x = wide if target == "down_proj" else hidden
-            outputs.append(_corner(functional.linear(x, weight)))
+            outputs.append(_first_element(functional.linear(x, weight)))
             if target in self.targets:
                 low = functional.linear(x, getattr(self, f"{target}_a"))
-                outputs.append(_corner(torch.bmm(low.view(self.paths, -1, self.rank), next(factors))))
+                outputs.append(_first_element(torch.bmm(low.view(self.paths, -1, self.rank), next(factors))))
         return tuple(outputs)
 
 
-def _corner(product: Tensor) -> Tensor:
+def _first_element(product: Tensor) -> Tensor:
     """One element of each matrix (N, rows, columns), so that every product is computed and none is copied."""
     return product[:, :1, :1] + 0.0
 
@@ -101,7 +101,7 @@ def gemm_seconds(recipe: Recipe, shape: BaseShape, rounds: int) -> list[float]:
         path = Path(name) / "gemms.pte"
         path.write_bytes(lowered.buffer)
         program, inputs = Methods(path, None, ["forward"]), [tensor.numpy() for tensor in example]
-        return by_turns(rounds, {"gemms": lambda _number: program("forward", *inputs)})["gemms"]
+        return time_by_turns(rounds, {"gemms": lambda _number: program("forward", *inputs)})["gemms"]
 
 
 def noise_update_seconds(recipe: Recipe, shape: BaseShape, rounds: int) -> list[float]:
@@ -109,10 +109,10 @@ def noise_update_seconds(recipe: Recipe, shape: BaseShape, rounds: int) -> list[
     queries = recipe.queries
     example = (torch.zeros((queries, 2), dtype=torch.int32), torch.ones(queries), torch.ones(1))
     module = NoiseAndUpdate(recipe, flat_size(recipe, shape))
-    return _timed({"adapter": Signature(module, example)}, rounds)["adapter"]
+    return _time_methods({"adapter": Signature(module, example)}, rounds)["adapter"]
 
 
-def _timed(methods: Mapping[str, Signature], rounds: int) -> dict[str, list[float]]:
+def _time_methods(methods: Mapping[str, Signature], rounds: int) -> dict[str, list[float]]:
     """Returns the seconds of each method of a program, by turns. The emitter asks for a method `adapter`."""
     inputs = {name: [tensor.numpy() for tensor in signature.example] for name, signature in methods.items()}
     with tempfile.TemporaryDirectory() as directory:
@@ -123,10 +123,10 @@ def _timed(methods: Mapping[str, Signature], rounds: int) -> dict[str, list[floa
         def call(name: str) -> Callable[[int], object]:
             return lambda _number: program(name, *inputs[name])
 
-        return by_turns(rounds, {name: call(name) for name in methods})
+        return time_by_turns(rounds, {name: call(name) for name in methods})
 
 
-ROWS, LENGTH, RANK = 16, 64, 8
+REVERSE_ROWS, REVERSE_LENGTH, REVERSE_RANK = 16, 64, 8
 
 
 class OneLayer(nn.Module):
@@ -138,32 +138,34 @@ class OneLayer(nn.Module):
 
     def forward(self, *inputs: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         """Runs the layer."""
-        found: Tensor | tuple[Tensor, Tensor] = self.layer(*inputs)
-        return found
+        outputs: Tensor | tuple[Tensor, Tensor] = self.layer(*inputs)
+        return outputs
 
 
-def reverse_over_forward(checkpoint: Checkpoint, precision: Precision, rounds: int, length: int = LENGTH) -> float:
+def reverse_over_forward(
+    checkpoint: Checkpoint, precision: Precision, rounds: int, length: int = REVERSE_LENGTH
+) -> float:
     """Returns the median ratio of a reverse pass's seconds to a forward pass's. checkpoint: of SmolLM2-135M."""
     recipe = smollm2_recipe(
         estimator="gradient",
         precision=precision,
         layers="last:1",
         targets=TARGETS,
-        rank=RANK,
-        effective_batch=ROWS,
+        rank=REVERSE_RANK,
+        effective_batch=REVERSE_ROWS,
         sequence_length=length,
     )
     network = GradientNetwork(
         recipe, QuantizedBase.of(checkpoint, precision), partial(lower_layers, stored=StoredKeys())
     )
-    last = network.stack(ROWS, 1, slice(checkpoint.facts.layers - 1, None))
-    (shape,), (forward,), (_, (reverse,)) = last.shapes, last.layers, network.reverses(last)
-    states = torch.randn(2, ROWS, length, shape.facts.hidden, generator=torch.Generator().manual_seed(0))
-    others, scales = layer_example(shape, length)[1:], network.scales(last)
-    returned = () if scales is None else (scales[0],)
+    stack = network.stack(REVERSE_ROWS, 1, slice(checkpoint.facts.layers - 1, None))
+    (shape,), (forward,), (_, (reverse,)) = stack.shapes, stack.layers, network.reverses(stack)
+    states = torch.randn(2, REVERSE_ROWS, length, shape.facts.hidden, generator=torch.Generator().manual_seed(0))
+    layer_inputs, scales = layer_example(shape, length)[1:], network.scales(stack)
+    scale_inputs = () if scales is None else (scales[0],)
     methods = {
-        "adapter": Signature(OneLayer(forward), (states[0], *others)),  # the forward pass
-        "reverse": Signature(OneLayer(reverse), (states[0], states[1], *others, *returned)),
+        "adapter": Signature(OneLayer(forward), (states[0], *layer_inputs)),  # the forward pass
+        "reverse": Signature(OneLayer(reverse), (states[0], states[1], *layer_inputs, *scale_inputs)),
     }
-    seconds = _timed(methods, rounds)
+    seconds = _time_methods(methods, rounds)
     return ratio(seconds["reverse"], seconds["adapter"])

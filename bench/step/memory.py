@@ -9,10 +9,10 @@ import json
 import sys
 from pathlib import Path
 
-from bench.programs import Compiled, compile_cold, reopen
+from bench.programs import CompiledProgram, compile_cold, reopen
 from bench.result import Claims, Row, commit, notes
-from bench.runner import kept, run_module
-from bench.step.grid import Place, measure, open_place
+from bench.runner import load_or_compute, run_module
+from bench.step.grid import Workspace, measure, open_workspace
 from bench.step.process import Cell, Contender
 from device_agent.memory import peak_rss_bytes
 from device_agent.runtimes import Rates
@@ -34,48 +34,50 @@ def peak_memory(
     base: a model's directory, SmolLM2-135M if None. E = batch / q; of estimator gradient, the batch. The claims of
     gradient are of the last precision, int8.
     """
-    with open_place(keep, base) as place:
-        theirs = []
-        for who in (Contender.FO_LORA_FA, Contender.FO_CHECKPOINTING):
-            cell = Cell(contender=who, engine="eager", length=length, batch=batch)
+    with open_workspace(keep, base) as workspace:
+        first_order_rows = []
+        for contender in (Contender.FO_LORA_FA, Contender.FO_CHECKPOINTING):
+            cell = Cell(contender=contender, engine="eager", length=length, batch=batch)
             notes.print(f"peak memory: {cell.label}")
-            theirs.append(measure(cell, place, rounds=1, seconds=FIRST_ORDER_SECONDS))
-            if "peak_rss_bytes" not in theirs[-1]:
-                raise SystemExit(f"{cell.label} was not measured: {theirs[-1]}")
-        ours = Cell(contender=Contender.MOBIZO, engine="executorch", length=length, batch=batch, queries=queries)
-        replay = ours.recipe(place.base).model_dump(mode="json")
-        exact = replay | {"estimator": "gradient", "queries": 1, "effective_batch": batch}
+            first_order_rows.append(measure(cell, workspace, rounds=1, seconds=FIRST_ORDER_SECONDS))
+            if "peak_rss_bytes" not in first_order_rows[-1]:
+                raise SystemExit(f"{cell.label} was not measured: {first_order_rows[-1]}")
+        mobizo_cell = Cell(contender=Contender.MOBIZO, engine="executorch", length=length, batch=batch, queries=queries)
+        replay = mobizo_cell.recipe(workspace.base).model_dump(mode="json")
+        gradient = replay | {"estimator": "gradient", "queries": 1, "effective_batch": batch}
         if batch > MICRO_BATCH:
-            exact["micro_batch"] = MICRO_BATCH
-        found = {
-            settings["estimator"]: [_ours(place, Recipe(**(settings | {"precision": each}))) for each in PRECISIONS]
-            for settings in (replay, exact)
+            gradient["micro_batch"] = MICRO_BATCH
+        program_rows = {
+            settings["estimator"]: [
+                _measure_program(workspace, Recipe(**(settings | {"precision": precision}))) for precision in PRECISIONS
+            ]
+            for settings in (replay, gradient)
         }
-    first, checkpointed = (row["peak_rss_bytes"] for row in theirs)
-    rows = [*theirs, *(row for several in found.values() for row in several)]
+    first_order_peak, checkpointed_peak = (row["peak_rss_bytes"] for row in first_order_rows)
+    rows = [*first_order_rows, *(row for estimator_rows in program_rows.values() for row in estimator_rows)]
     for row in rows:
-        row |= {"comparison": "peak memory", "over_first_order": row["peak_rss_bytes"] / first}
-    gradient = found["gradient"][-1]["peak_rss_bytes"]
+        row |= {"comparison": "peak memory", "over_first_order": row["peak_rss_bytes"] / first_order_peak}
+    gradient_peak = program_rows["gradient"][-1]["peak_rss_bytes"]
     return rows, {
-        "peak_memory_vs_first_order": found["replay"][0]["over_first_order"],
-        "peak_memory_vs_first_order_int8": found["replay"][-1]["over_first_order"],
-        "gradient_peak_memory_vs_first_order": gradient / first,
-        "gradient_peak_memory_vs_checkpointed": gradient / checkpointed,
+        "peak_memory_vs_first_order": program_rows["replay"][0]["over_first_order"],
+        "peak_memory_vs_first_order_int8": program_rows["replay"][-1]["over_first_order"],
+        "gradient_peak_memory_vs_first_order": gradient_peak / first_order_peak,
+        "gradient_peak_memory_vs_checkpointed": gradient_peak / checkpointed_peak,
     }
 
 
-def _ours(place: Place, recipe: Recipe) -> Row:
-    directory = place.file("product", recipe.id[:24])
+def _measure_program(workspace: Workspace, recipe: Recipe) -> Row:
+    directory = workspace.file("product", recipe.id[:24])
     columns = {"precision", "queries", "effective_batch", "micro_batch", "sequence_length"}
-    about = {"commit": commit(), "who": f"{recipe.estimator}, training and evaluating"}
+    label = {"commit": commit(), "who": f"{recipe.estimator}, training and evaluating"}
 
-    def measured() -> Row:
+    def compute() -> Row:
         notes.print(f"peak memory: {recipe.estimator}, {recipe.precision}")
-        program = compile_cold(recipe, directory, Path(place.source))
-        row = about | recipe.model_dump(mode="json", include=columns) | {"peak_rss_bytes": peak_rss(directory)}
+        program = compile_cold(recipe, directory, Path(workspace.source))
+        row = label | recipe.model_dump(mode="json", include=columns) | {"peak_rss_bytes": peak_rss(directory)}
         return row | {"weights_bytes": program.size("weights"), "planned_bytes": program.manifest.planned_bytes}
 
-    return dict(kept(directory / "row.json", measured))
+    return dict(load_or_compute(directory / "row.json", compute))
 
 
 def peak_rss(directory: Path) -> int:
@@ -83,7 +85,7 @@ def peak_rss(directory: Path) -> int:
     return int(run_module("bench.step.memory", str(directory)))
 
 
-def train_and_score(program: Compiled) -> int:
+def train_and_score(program: CompiledProgram) -> int:
     """Runs steps and scores in this process and returns its peak resident bytes."""
     recipe = program.recipe
     examples = program.examples("train")[: recipe.score_rows]

@@ -46,7 +46,7 @@ LENGTHS, BATCHES, QUERIES = (64, 128, 256), (1, 8, 16), (1, 4, 16)
 
 
 class Contender(StrEnum):
-    """The method that makes the step."""
+    """The training method of a step."""
 
     FO_FULL = "FO-SGD (full)"
     FO_LORA_FA = "FO-SGD (LoRA-FA)"
@@ -60,7 +60,7 @@ class Contender(StrEnum):
 
 FIRST_ORDER = (Contender.FO_FULL, Contender.FO_LORA_FA, Contender.FO_CHECKPOINTING)
 ONE_QUERY = (*FIRST_ORDER, Contender.MEZO_FULL, Contender.MEZO_LORA_FA)  # as in the paper
-BOTH_QUERIES = (Contender.OUTER, Contender.MOBIZO)  # with q = 1 they are MEZO_LORA_FA and INNER
+SEVERAL_QUERIES = (Contender.OUTER, Contender.MOBIZO)  # equal to MEZO_LORA_FA and INNER with q = 1
 GROUPINGS: dict[Contender, Grouping] = {
     Contender.MEZO_FULL: "sequential",
     Contender.MEZO_LORA_FA: "sequential",
@@ -86,8 +86,8 @@ class Cell(BaseModel):
     @property
     def name(self) -> str:
         """Returns a file name."""
-        who = "".join(letter if letter.isalnum() else "-" for letter in self.contender.name.lower())
-        return f"{who}.{self.engine}.{self.precision}.{self.device}.s{self.length}.b{self.batch}.q{self.queries}"
+        method = "".join(letter if letter.isalnum() else "-" for letter in self.contender.name.lower())
+        return f"{method}.{self.engine}.{self.precision}.{self.device}.s{self.length}.b{self.batch}.q{self.queries}"
 
     @property
     def label(self) -> str:
@@ -112,32 +112,34 @@ def cells(extent: Extent, device: Device = "cpu") -> list[Cell]:
     """Returns the grid in the order in which it is measured, short cells first."""
     inner, mobizo, mezo = Contender.INNER, Contender.MOBIZO, Contender.MEZO_LORA_FA
     if device == "cuda":
-        found = _grid(Contender, ("eager", "compile"), precisions=("fp32", "fp16"), device=device)
-    elif extent != "full":  # all of PyTorch eager, the telling part of ExecuTorch, torch.compile (a minute a cell) once
-        found = [
-            *_grid(Contender, ("eager",)),
-            *_grid((Contender.FO_LORA_FA, mezo, mobizo), ("compile",), (64,), (8,), queries=(1, 4)),
-            *_grid((mezo, inner), ("executorch",), queries=(1,)),
-            *_grid((mobizo,), ("executorch",), batches=(16,), queries=(4, 16)),
-            *_grid((inner, Contender.OUTER), ("executorch",), (64,), (16,), queries=(4, 16)),
-            *_grid((mezo, inner), ("executorch",), (64,), BATCHES, ("int8", "int4"), queries=(1,)),
-            *_grid((mobizo,), ("executorch",), (64, 256), (16,), ("int8", "int4"), queries=(4,)),
+        grid = _product(Contender, ("eager", "compile"), precisions=("fp32", "fp16"), device=device)
+    elif (
+        extent != "full"
+    ):  # all of PyTorch eager, the informative part of ExecuTorch, torch.compile (a minute a cell) once
+        grid = [
+            *_product(Contender, ("eager",)),
+            *_product((Contender.FO_LORA_FA, mezo, mobizo), ("compile",), (64,), (8,), queries=(1, 4)),
+            *_product((mezo, inner), ("executorch",), queries=(1,)),
+            *_product((mobizo,), ("executorch",), batches=(16,), queries=(4, 16)),
+            *_product((inner, Contender.OUTER), ("executorch",), (64,), (16,), queries=(4, 16)),
+            *_product((mezo, inner), ("executorch",), (64,), BATCHES, ("int8", "int4"), queries=(1,)),
+            *_product((mobizo,), ("executorch",), (64, 256), (16,), ("int8", "int4"), queries=(4,)),
         ]
     else:
-        zeroth = (mezo, inner, Contender.OUTER, mobizo)
-        found = [
-            *_grid(Contender, ("eager", "compile")),
-            *_grid(zeroth, ("executorch",), precisions=("fp32", "int8", "int4")),
+        zeroth_order = (mezo, inner, Contender.OUTER, mobizo)
+        grid = [
+            *_product(Contender, ("eager", "compile")),
+            *_product(zeroth_order, ("executorch",), precisions=("fp32", "int8", "int4")),
         ]
-    found = sorted(dict.fromkeys(found), key=lambda cell: cell.length * cell.batch)
+    grid = sorted(dict.fromkeys(grid), key=lambda cell: cell.length * cell.batch)
     if extent != "quick":
-        return found
+        return grid
     # The smallest cell of every contender and engine.
-    first = {(cell.engine, cell.engine == "compile" or cell.contender): cell for cell in reversed(found)}
-    return sorted(first.values(), key=lambda cell: cell.length * cell.batch)
+    smallest = {(cell.engine, cell.engine == "compile" or cell.contender): cell for cell in reversed(grid)}
+    return sorted(smallest.values(), key=lambda cell: cell.length * cell.batch)
 
 
-def _grid(
+def _product(
     contenders: Iterable[Contender],
     engines: tuple[Engine, ...],
     lengths: tuple[int, ...] = LENGTHS,
@@ -146,11 +148,23 @@ def _grid(
     device: Device = "cpu",
     queries: tuple[int, ...] = QUERIES,
 ) -> list[Cell]:
-    """Returns the product of all, without the cells that are equal to others: q must divide the batch."""
+    """Returns all combinations without duplicates; q must divide the batch."""
     return [
-        Cell(contender=who, engine=engine, precision=precision, length=s, batch=b, queries=q, device=device)
-        for s, b, precision, engine, who, q in product(lengths, batches, precisions, engines, contenders, queries)
-        if b % q == 0 and not (who in ONE_QUERY and q > 1) and not (who in BOTH_QUERIES and q == 1)
+        Cell(
+            contender=contender,
+            engine=engine,
+            precision=precision,
+            length=length,
+            batch=batch,
+            queries=count,
+            device=device,
+        )
+        for length, batch, precision, engine, contender, count in product(
+            lengths, batches, precisions, engines, contenders, queries
+        )
+        if batch % count == 0
+        and not (contender in ONE_QUERY and count > 1)
+        and not (contender in SEVERAL_QUERIES and count == 1)
     ]
 
 
@@ -158,10 +172,10 @@ LR = 1e-4
 Step = Callable[[Batch, int], Any]
 
 
-class Order(BaseModel):
-    """What a process has to do."""
+class ProcessTask(BaseModel):
+    """The task of one process: measure a cell, or compile its program."""
 
-    what: Literal["measure", "compile"]
+    action: Literal["measure", "compile"]
     cell: Cell
     source: str  # the base model in a form that the compiler reads
     base: BaseRef
@@ -172,23 +186,23 @@ class Order(BaseModel):
     seconds: float = 60.0  # after this time no further round begins
 
 
-def measure(order: Order) -> Row:
+def measure(task: ProcessTask) -> Row:
     """Returns the seconds of every round after a warm-up, and the peak memory over all of them."""
-    cell, recipe = order.cell, order.cell.recipe(order.base)
-    step = program_step(order) if cell.engine == "executorch" else torch_step(order)
+    cell, recipe = task.cell, task.cell.recipe(task.base)
+    step = program_step(task) if cell.engine == "executorch" else torch_step(task)
     loaded = reset_peak()
     seconds: list[float] = []
-    began = time.perf_counter()
-    while len(seconds) <= order.rounds and not (len(seconds) > 1 and time.perf_counter() - began > order.seconds):
-        batch = random_batch(recipe, order.shape.vocabulary, cell.length, len(seconds))
-        at = time.perf_counter()
+    start = time.perf_counter()
+    while len(seconds) <= task.rounds and not (len(seconds) > 1 and time.perf_counter() - start > task.seconds):
+        batch = random_batch(recipe, task.shape.vocabulary, cell.length, len(seconds))
+        step_start = time.perf_counter()
         step(batch, len(seconds))
-        seconds.append(time.perf_counter() - at)
+        seconds.append(time.perf_counter() - step_start)
         if len(seconds) == 1 and cell.engine == "compile":
             reset_peak()  # without the compiler's own memory
-    first, *others = seconds
-    found = {"seconds": others, "first_seconds": first, "loaded_bytes": loaded, "peak_rss_bytes": peak_rss_bytes()}
-    return found | ({"peak_gpu_bytes": torch.cuda.max_memory_allocated()} if cell.device == "cuda" else {})
+    first, *step_seconds = seconds
+    row = {"seconds": step_seconds, "first_seconds": first, "loaded_bytes": loaded, "peak_rss_bytes": peak_rss_bytes()}
+    return row | ({"peak_gpu_bytes": torch.cuda.max_memory_allocated()} if cell.device == "cuda" else {})
 
 
 def reset_peak() -> int:
@@ -200,15 +214,15 @@ def reset_peak() -> int:
     return rss_bytes()
 
 
-def torch_step(order: Order) -> Step:
+def torch_step(task: ProcessTask) -> Step:
     """Returns a step of a PyTorch contender."""
-    cell, shape = order.cell, order.shape
-    recipe, first, half = cell.recipe(order.base), cell.contender in FIRST_ORDER, cell.precision == "fp16"
-    model = load_model(order.source, cell.device, "float16" if half and not first else "float32")
+    cell, shape = task.cell, task.shape
+    recipe, first_order, half = cell.recipe(task.base), cell.contender in FIRST_ORDER, cell.precision == "fp16"
+    model = load_model(task.source, cell.device, "float16" if half and not first_order else "float32")
     learner: Any
     if cell.contender == Contender.FO_FULL:
         learner = FullFirstOrder(model, recipe, shape)
-    elif first:
+    elif first_order:
         learner = FirstOrder(model, recipe, shape, checkpointing=cell.contender == Contender.FO_CHECKPOINTING)
     elif cell.contender == Contender.MEZO_FULL:
         learner = FullMezo(model, recipe, shape)
@@ -218,7 +232,7 @@ def torch_step(order: Order) -> Step:
         model.model.compile()
 
     def run(batch: Batch, number: int) -> None:
-        if first:
+        if first_order:
             with torch.autocast(cell.device, torch.float16, enabled=half):
                 learner.step(batch, LR)
         else:
@@ -229,40 +243,40 @@ def torch_step(order: Order) -> Step:
     return run
 
 
-def program_step(order: Order) -> Step:
+def program_step(task: ProcessTask) -> Step:
     """Returns a step of a program that `write_program` wrote."""
-    cell, recipe = order.cell, order.cell.recipe(order.base)
-    program, weights, eps = Path(order.program), Path(order.weights), DEFAULT_EPS[recipe.precision]
+    cell, recipe = task.cell, task.cell.recipe(task.base)
+    program, weights, eps = Path(task.program), Path(task.weights), DEFAULT_EPS[recipe.precision]
     if cell.contender != Contender.MOBIZO:
-        passes = Passes(recipe, flat_size(recipe, order.shape), program, weights, GROUPINGS[cell.contender])
+        passes = Passes(recipe, flat_size(recipe, task.shape), program, weights, GROUPINGS[cell.contender])
         return lambda batch, number: passes.step(batch, query_seeds(0, number, recipe.queries), LR, eps)
     methods = Methods(program, weights, ["adapter", "step"])
     scalars = np.array([LR], np.float32), np.array([eps], np.float32)
     return lambda batch, number: methods("step", *batch, query_seeds(0, number, recipe.queries), *scalars)
 
 
-def write_program(order: Order) -> Row:
+def write_program(task: ProcessTask) -> Row:
     """Compiles the program of the cell, and the weights file if its precision has none yet."""
-    began = time.perf_counter()
-    cell, program, weights = order.cell, Path(order.program), Path(order.weights)
-    recipe, target = cell.recipe(order.base), Xnnpack()
+    start = time.perf_counter()
+    cell, program, weights = task.cell, Path(task.program), Path(task.weights)
+    recipe, target = cell.recipe(task.base), Xnnpack()
     if not weights.exists():
-        part = weights.with_suffix(".part")
-        target.write_weights(QuantizedBase.of(load_checkpoint(order.source), recipe.precision).stored, part)
-        part.rename(weights)
-    part = program.with_suffix(".part")
+        partial_file = weights.with_suffix(".part")
+        target.write_weights(QuantizedBase.of(load_checkpoint(task.source), recipe.precision).stored, partial_file)
+        partial_file.rename(weights)
+    partial_file = program.with_suffix(".part")
     if cell.contender == Contender.MOBIZO:
-        base = QuantizedBase.of(load_checkpoint(order.source), recipe.precision)
+        base = QuantizedBase.of(load_checkpoint(task.source), recipe.precision)
         stored = StoredKeys(base.stored)
         methods = BaseNetwork(recipe, base, partial(target.lower, stored=stored)).methods()
-        target.emit({name: methods[name] for name in ("adapter", "step")}, stored, part)
+        target.emit({name: methods[name] for name in ("adapter", "step")}, stored, partial_file)
     else:
-        emit_passes(recipe, order.source, part, GROUPINGS[cell.contender])
-    part.rename(program)
-    return {"compile_seconds": time.perf_counter() - began}
+        emit_passes(recipe, task.source, partial_file, GROUPINGS[cell.contender])
+    partial_file.rename(program)
+    return {"compile_seconds": time.perf_counter() - start}
 
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
-    given = Order.model_validate_json(sys.argv[1])
-    print(json.dumps({"measure": measure, "compile": write_program}[given.what](given)))
+    process_task = ProcessTask.model_validate_json(sys.argv[1])
+    print(json.dumps({"measure": measure, "compile": write_program}[process_task.action](process_task)))

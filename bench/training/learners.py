@@ -12,7 +12,7 @@ from bench.baselines.adapted import AdaptedModel, split_backbone
 from bench.baselines.mezo_program import Passes, emit_passes
 from bench.baselines.peft_adapters import PeftModel, Variant
 from bench.baselines.steps import EagerMobizo, FirstOrder
-from bench.programs import Batch, Compiled, model_file
+from bench.programs import Batch, CompiledProgram, model_file
 from device_agent.runtimes import F32, Rates, Runtime
 from device_agent.training.evaluation import FrozenStates, SplitMetrics, measure
 from device_agent.training.prefix import PrefixCache, Upcoming
@@ -34,12 +34,12 @@ class Learner(ABC):
         """dynamic: batches are padded only to their longest example."""
         self.recipe, self.train, self.dynamic = recipe, train, dynamic
         self.prefix: PrefixCache | None = None
-        self.frozen: FrozenStates | None = None  # of measured examples: steps are not to gain from measurements
+        self.frozen: FrozenStates | None = None  # of evaluated examples: evaluations must not speed up steps
         self._upcoming = Upcoming()
 
     def expect(self, indices: Iterable[int]) -> None:
-        """Names the examples that the steps will visit, in order. Their states fill rows that would be empty."""
-        self._upcoming = Upcoming(self.train[index].right.tokens for index in indices)
+        """Declares the examples of the coming steps, in order. Their states fill rows that would be empty."""
+        self._upcoming = Upcoming(self.train[index].correct_row.tokens for index in indices)
 
     def inputs(self, indices: list[int]) -> Batch:
         """Packs training examples; with a prefix cache, hidden states stand in place of the tokens."""
@@ -47,7 +47,7 @@ class Learner(ABC):
         tokens, *labels = pack_step(examples, self.recipe, dynamic=self.dynamic)
         if self.prefix is None:
             return (tokens, *labels)
-        texts = [example.right.tokens for example in examples]
+        texts = [example.correct_row.tokens for example in examples]
         return (self.prefix.hidden(texts, tokens.shape, self._upcoming), *labels)
 
     def _cache(self, runtime: Runtime, size: int) -> None:
@@ -57,7 +57,7 @@ class Learner(ABC):
         self.frozen = FrozenStates(PrefixCache(runtime, size, rows, length, dynamic=self.dynamic))
 
     def prepare(self) -> None:  # noqa: B027  # a stock model is in memory already
-        """Loads what the steps run, so that they are timed without it."""
+        """Loads the methods of the steps, so that their times do not include loading."""
 
     @abstractmethod
     def step(self, indices: list[int], number: int, settings: TrainingSettings) -> float:
@@ -69,13 +69,13 @@ class Learner(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Frees the memory, and gives a stock model back."""
+        """Frees the memory, and restores a stock model."""
 
 
 class ProgramLearner(Learner):
     """The server's program in the agent's runtime, with the frozen layers' states cached, as the agent trains it."""
 
-    def __init__(self, program: Compiled) -> None:
+    def __init__(self, program: CompiledProgram) -> None:
         manifest, recipe = program.manifest, program.recipe
         super().__init__(recipe, program.examples("train"), dynamic=manifest.dynamic_length)
         self._runtime = program.open(resident=True)
@@ -98,8 +98,12 @@ class ProgramLearner(Learner):
             else:
                 losses, _ = runtime.gradient_suffix(hidden, labels, rates)
         else:
-            way = query_seeds(settings.seed, number, self.recipe.queries), lr, settings.eps_for(self.recipe)
-            losses, _ = runtime.step(batch, *way) if hidden is None else runtime.suffix(hidden, labels, *way)
+            step_arguments = query_seeds(settings.seed, number, self.recipe.queries), lr, settings.eps_for(self.recipe)
+            losses, _ = (
+                runtime.step(batch, *step_arguments)
+                if hidden is None
+                else runtime.suffix(hidden, labels, *step_arguments)
+            )
         return float(losses.mean())
 
     def measure(self, examples: Sequence[Example]) -> SplitMetrics:
@@ -114,7 +118,7 @@ class ProgramLearner(Learner):
 class MezoProgram(ProgramLearner):
     """MeZO LoRA-FA, one path at a time; measured by the program of the same recipe."""
 
-    def __init__(self, program: Compiled) -> None:
+    def __init__(self, program: CompiledProgram) -> None:
         super().__init__(program)
         path, weights = program.directory / "sequential.pte", program.path("weights")
         if not path.exists():
@@ -135,18 +139,18 @@ class MezoProgram(ProgramLearner):
 
 
 class TorchLearner(Learner):
-    """A baseline in PyTorch. It closes by taking its hooks off the model."""
+    """A baseline in PyTorch. `close` removes its hooks from the model."""
 
     def __init__(self, stepper: FirstOrder | EagerMobizo, train: Sequence[Example]) -> None:
         self._stepper, self.model = stepper, stepper.adapted
         super().__init__(self.model.recipe, train, dynamic=True)
 
-    def keep_prefix(self) -> None:
+    def cache_prefix(self) -> None:
         """Computes the frozen layers below the first adapted one only once for each training example."""
         shape = self.model.shape
         frozen = self.recipe.frozen_layers(shape.layers)
         below, self.model.upper = split_backbone(self.model.model.model, frozen)
-        runtime: Any = _Below(below)
+        runtime: Any = _LowerLayers(below)
         self._cache(runtime, shape.hidden)
 
     @property
@@ -172,7 +176,7 @@ class TorchLearner(Learner):
         return measure(runtime, examples, self.recipe, dynamic=True, frozen=self.frozen)
 
     def close(self) -> None:
-        """Takes the hooks off the model."""
+        """Removes the hooks from the model."""
         self.model.remove()
 
 
@@ -187,7 +191,7 @@ def torch_learner(
     variant: Variant | None = None,
     vera_rank: int = 256,
 ) -> TorchLearner:
-    """Returns a baseline of a stock model, at its start. variant: an adapter from peft, trained by MeZO."""
+    """Returns a baseline of a stock model, before its first step. variant: an adapter from peft, trained by MeZO."""
     if engine == "first-order":
         return TorchLearner(FirstOrder(model, recipe, shape, calibration=calibration), train)
     if variant is None:
@@ -197,16 +201,16 @@ def torch_learner(
     return TorchLearner(EagerMobizo(adapted, "both" if engine == "mobizo" else "sequential"), train)
 
 
-class _Below:
+class _LowerLayers:
     """The `prefix` method of a runtime, for the lower layers of a model in PyTorch."""
 
-    def __init__(self, below: Any) -> None:
-        self._below = below
+    def __init__(self, backbone: Any) -> None:
+        self._backbone = backbone
 
     @torch.no_grad()
     def prefix(self, tokens: Any) -> F32:
-        found: F32 = self._below(torch.from_numpy(tokens), use_cache=False).last_hidden_state.numpy()
-        return found
+        states: F32 = self._backbone(torch.from_numpy(tokens), use_cache=False).last_hidden_state.numpy()
+        return states
 
 
 class _Scorer:
@@ -214,4 +218,4 @@ class _Scorer:
 
     def __init__(self, model: AdaptedModel, b: Tensor) -> None:
         self.score = lambda inputs: model.score(inputs, b)
-        self.score_suffix = lambda hidden, others: model.score((hidden, *others), b)
+        self.score_suffix = lambda hidden, labels: model.score((hidden, *labels), b)

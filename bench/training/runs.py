@@ -1,4 +1,4 @@
-"""Training runs: what a contender is, the loop that trains every contender, and what a run measured.
+"""Training runs: contenders, the loop that trains every contender, and the measurements of a run.
 
 Core-seconds are the processor time of all threads of the process (`time.process_time`), which is what drains a battery.
 Steps count, with the frozen layers' states that they need; compiling, loading and measuring accuracy do not.
@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from bench.baselines.peft_adapters import Variant
 from bench.result import notes
-from bench.runner import kept
+from bench.runner import load_or_compute
 from bench.training.learners import Engine, Learner
 from device_agent.errors import Diverged
 from device_agent.training.data import BatchSampler
@@ -41,13 +41,13 @@ class Contender(BaseModel):
     variant: Variant | None = None  # an adapter from peft instead of LoRA-FA by hooks
     vera_rank: int = 256
 
-    def at(self, **training: Any) -> Self:
+    def with_training(self, **training: Any) -> Self:
         """Returns the contender with some training settings changed, such as the seed or the learning rate."""
         return self.model_copy(update={"training": self.training.model_copy(update=training)})
 
 
-class Look(BaseModel):
-    """A measurement of a run after some steps. loss: in nats."""
+class Evaluation(BaseModel):
+    """Accuracy and loss of a run after some steps. loss: in nats."""
 
     step: int
     core_seconds: float
@@ -57,15 +57,17 @@ class Look(BaseModel):
 
     @property
     def rank(self) -> tuple[float, float]:
-        """Returns the key of the better look: higher accuracy, then lower loss."""
+        """Returns the sort key of evaluations: a better one has a higher accuracy, or else a lower loss."""
         return self.accuracy, -self.loss
 
 
 class Run(BaseModel):
     """One run. cap: core-seconds after which it ends. loading: core-seconds of loading the program; 0: in the steps.
 
-    seen: measurements on its split.
+    evaluations: on its split.
     """
+
+    model_config = ConfigDict(validate_by_name=True, serialize_by_alias=True)
 
     contender: str
     task: str = "movies"
@@ -79,80 +81,90 @@ class Run(BaseModel):
     steps: int = 0
     core_seconds: float = 0
     seconds: float = 0
-    examples: int = 0  # seen by its steps, with repetitions
-    seen: list[Look] = []
+    examples: int = 0  # in its steps, with repetitions
+    evaluations: list[Evaluation] = Field([], alias="seen")  # `seen` in the committed results
     diverged: bool = False
-    best_step: int = 0  # of the highest accuracy on its split, the lowest loss among equals
-    best: float | None = None  # test accuracy there, where the split is validation
-    final: float | None = None  # test accuracy after the last step, where the split is validation; 0 after divergence
+    best_step: int = 0  # step with the highest accuracy on its split; among equals, the lowest loss
+    best: float | None = None  # test accuracy after `best_step`, if the split is validation
+    final: float | None = None  # test accuracy after the last step, if the split is validation; 0 after divergence
 
-    def reached(self, accuracy: float) -> Look | None:
-        """Returns the first measurement at or over an accuracy."""
-        return next((look for look in self.seen if look.accuracy >= accuracy), None)
+    def first_reaching(self, accuracy: float) -> Evaluation | None:
+        """Returns the first evaluation at or over an accuracy."""
+        return next((evaluation for evaluation in self.evaluations if evaluation.accuracy >= accuracy), None)
 
     @property
     def accuracy(self) -> float:
         """Returns the accuracy after the last step; 0 if the run diverged."""
-        return 0.0 if self.diverged else self.seen[-1].accuracy
+        return 0.0 if self.diverged else self.evaluations[-1].accuracy
 
     @property
     def rank(self) -> tuple[bool, tuple[float, float], float]:
         """Returns the key for choosing a learning rate: accuracy, or the lowest loss if none beats the base alone."""
-        looks = self.seen or [Look(step=0, core_seconds=0, seconds=0, accuracy=0, loss=math.inf)]
-        return not self.diverged, max(look.rank for look in looks), -min(look.loss for look in looks)
+        evaluations = self.evaluations or [Evaluation(step=0, core_seconds=0, seconds=0, accuracy=0, loss=math.inf)]
+        return (
+            not self.diverged,
+            max(evaluation.rank for evaluation in evaluations),
+            -min(evaluation.loss for evaluation in evaluations),
+        )
 
 
-def begin(contender: Contender, split: Split, **fields: Any) -> Run:
-    """Returns a run of which nothing was trained."""
+def new_run(contender: Contender, split: Split, **fields: Any) -> Run:
+    """Returns a run before its first step."""
     settings = contender.training
-    about = {"seed": settings.seed, "lr": settings.lr, "eps": settings.eps, "precision": contender.recipe.precision}
-    return Run(contender=contender.name, split=split, **about, **fields)
+    columns = {"seed": settings.seed, "lr": settings.lr, "eps": settings.eps, "precision": contender.recipe.precision}
+    return Run(contender=contender.name, split=split, **columns, **fields)
 
 
-def kept_run(directory: Path, facts: Mapping[str, Any], contender: Contender, make: Callable[[], Run]) -> Run:
-    """Returns the run with these facts and contender from `directory`; makes and keeps it if it is not there."""
+def load_or_run(directory: Path, facts: Mapping[str, Any], contender: Contender, compute: Callable[[], Run]) -> Run:
+    """Returns the run with these facts and contender from `directory`; computes and stores it if it is not there."""
     identity = {**facts, "contender": contender.model_dump(mode="json")}
     path = directory / f"{sha256_hex(canonical_json(identity))[:24]}.json"
-    found = Run.model_validate(kept(path, lambda: make().model_dump(mode="json")))
-    return found.model_copy(update={"contender": contender.name})
+    run = Run.model_validate(load_or_compute(path, lambda: compute().model_dump(mode="json")))
+    return run.model_copy(update={"contender": contender.name})
 
 
 def train(
-    learner: Learner, run: Run, settings: TrainingSettings, tested: Sequence[Example], looks: Sequence[int] = ()
-) -> Iterator[Look]:
-    """Trains until the steps are done or the cap is spent, fills `run`, and yields each measurement on `tested`.
+    learner: Learner,
+    run: Run,
+    settings: TrainingSettings,
+    examples: Sequence[Example],
+    evaluation_steps: Sequence[int] = (),
+) -> Iterator[Evaluation]:
+    """Trains until the steps are done or the cap is spent, fills `run`, and yields each evaluation on `examples`.
 
-    looks: steps after which it is measured, besides the evaluation interval and the last step. Divergence ends the run.
+    evaluation_steps: further steps after which it is evaluated, besides the evaluation interval and the last step.
+    Divergence ends the run.
     """
-    order = BatchSampler(settings.seed, tuple(each.correct for each in learner.train), learner.recipe.effective_batch)
-    later = replace(order)  # an order of its own, because each keeps two epochs only
-    learner.expect(index for step in range(settings.steps) for index in later.indices(step))
-    cores = time.process_time()
+    sampler = BatchSampler(settings.seed, tuple(each.correct for each in learner.train), learner.recipe.effective_batch)
+    lookahead = replace(sampler)  # a second sampler, because each one keeps only two epochs
+    learner.expect(index for step in range(settings.steps) for index in lookahead.indices(step))
+    cpu_start = time.process_time()
     learner.prepare()
-    run.loading = time.process_time() - cores
-    more = True
-    while more:
-        indices = order.indices(run.steps)
-        cores, clock = time.process_time(), time.monotonic()
+    run.loading = time.process_time() - cpu_start
+    continues = True
+    while continues:
+        indices = sampler.indices(run.steps)
+        cpu_start, start = time.process_time(), time.monotonic()
         loss = learner.step(indices, run.steps, settings)
-        run.core_seconds += time.process_time() - cores
-        run.seconds += time.monotonic() - clock
+        run.core_seconds += time.process_time() - cpu_start
+        run.seconds += time.monotonic() - start
         run.steps += 1
         run.examples += len(indices)
-        more = run.steps < settings.steps and (run.cap is None or run.core_seconds < run.cap)
+        continues = run.steps < settings.steps and (run.cap is None or run.core_seconds < run.cap)
         try:
             if not math.isfinite(loss):
                 raise Diverged("the loss is not finite")
-            if more and run.steps % settings.evaluation_interval and run.steps not in looks:
+            if continues and run.steps % settings.evaluation_interval and run.steps not in evaluation_steps:
                 continue
-            found = learner.measure(tested)
+            metrics = learner.measure(examples)
         except Diverged:
             run.diverged = True
             return
-        so_far = {"step": run.steps, "core_seconds": run.core_seconds, "seconds": run.seconds}
-        run.seen.append(Look(**so_far, accuracy=found.accuracy, loss=found.loss))
+        times = {"step": run.steps, "core_seconds": run.core_seconds, "seconds": run.seconds}
+        run.evaluations.append(Evaluation(**times, accuracy=metrics.accuracy, loss=metrics.loss))
         notes.print(
-            f"{run.task}: {run.contender}, lr {run.lr:g}, seed {run.seed}: {found.accuracy:.1%} of {len(tested)} "
-            f"{run.split} examples, loss {found.loss:.3f}, after {run.steps} steps, {run.core_seconds:.0f} core-seconds"
+            f"{run.task}: {run.contender}, lr {run.lr:g}, seed {run.seed}: {metrics.accuracy:.1%} of "
+            f"{len(examples)} {run.split} examples, loss {metrics.loss:.3f}, after {run.steps} steps, "
+            f"{run.core_seconds:.0f} core-seconds"
         )
-        yield run.seen[-1]
+        yield run.evaluations[-1]

@@ -14,9 +14,9 @@ from shared.task import (
     Task,
     answer_list_fault,
     field_value,
+    read_completion,
     read_messages,
     read_question,
-    read_writing,
     record_fields,
     template_values,
 )
@@ -60,7 +60,7 @@ class TaskCheck:
         if self.task.kind == "messages":
             return sum(len(message["content"]) for message in read_messages(self.task, record, where))
         if self.task.generates:
-            text = read_writing(self.task, record, where)
+            text = read_completion(self.task, record, where)
             if self.task.kind == "completion":
                 self._answer_bits[(len(text.answer) - 1).bit_length()] += 1
             return len(text.prompt) + len(text.answer)

@@ -119,7 +119,7 @@ class Chat:
         messages = []
         for asked, answer in self._past:
             messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": answer}]
-        rendered = self.template.render_apart([*messages, {"role": "user", "content": text}])
+        rendered = self.template.render_in_subprocess([*messages, {"role": "user", "content": text}])
         return token_ids(self.model.tokenizer, rendered, special=False)
 
 

@@ -20,7 +20,7 @@ from device_agent.inference.adapter_store import AdapterStore
 from device_agent.inference.personal_model import PersonalModel, load_program
 from device_agent.inference.session import open_inference
 from device_agent.inference.text_scores import text_scores
-from device_agent.training.data import hold_out, sample, style_of
+from device_agent.training.data import hold_out, sample, text_format_of
 from device_agent.training.journal import RunPlan
 from shared.errors import BadRequest, InvalidDataset
 from shared.job import TextScores
@@ -143,7 +143,7 @@ def score_writing(
 def _prompts(model: PersonalModel, directory: Path, count: int) -> tuple[str, list[Prompt]]:
     """Returns the held-out split and the prompts of its records. Raises InvalidDataset if none fits the task."""
     split, records = held_out(directory, count)
-    encoder = Encoder(model.task, model.tokenizer, model.manifest.recipe, style_of(model.manifest))
+    encoder = Encoder(model.task, model.tokenizer, model.manifest.recipe, text_format_of(model.manifest))
     prompts = []
     for where, record in records:
         with suppress(InvalidDataset):
@@ -156,7 +156,7 @@ def _prompts(model: PersonalModel, directory: Path, count: int) -> tuple[str, li
 
 
 def _parts(example: Example, document: bool) -> Prompt:
-    row = example.right
+    row = example.correct_row
     if document:
         whole = [*row.prompt, *row.answer]
         cut = min(BEGINNING, max(len(whole) // 2, 1))

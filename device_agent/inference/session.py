@@ -14,7 +14,7 @@ from device_agent.runtimes.runner import RunnerInference, serve_command
 from shared.errors import BadRequest
 from shared.generated_text import GeneratedToken
 from shared.program import ProgramManifest
-from shared.sampling import Sampler, reported
+from shared.sampling import Sampler, generated_token
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
@@ -98,7 +98,7 @@ class InferenceSession:
     def sample(
         self, tokens: Sequence[int], most: int, sampler: Sampler, likeliest: int | None = None
     ) -> Iterator[GeneratedToken]:
-        """Like `generate`, with any sampler; likeliest: as in `shared.sampling.reported`."""
+        """Like `generate`, with any sampler; likeliest: as in `shared.sampling.generated_token`."""
         self._check(tokens, most)
         return self._generate(list(tokens), most, sampler, likeliest)
 
@@ -114,7 +114,7 @@ class InferenceSession:
         logits = self._read(tokens)
         for position in range(len(tokens), len(tokens) + most):
             token = sampler(logits)
-            yield reported(token, logits, likeliest)
+            yield generated_token(token, logits, likeliest)
             if text != self._text:
                 raise BadRequest("another text replaced this one's cache; generate one text at a time")
             if position < len(tokens) + most - 1:

@@ -43,7 +43,7 @@ from shared.errors import (
     Unavailable,
     Untrusted,
 )
-from shared.federation.secure_aggregation.quiet import quiet_progress
+from shared.federation.secure_aggregation.redaction import redacted_progress
 from shared.job import JobError, Progress, Result, TrajectoryUpload
 from shared.program import ProgramFile, ProgramManifest
 from shared.protocol import Decline, Lease
@@ -313,10 +313,10 @@ class LeasedJob:
 
     def _report(self, progress: Progress) -> None:
         if self.lease.job.task.generates:
-            progress = progress.of_writing()
+            progress = progress.without_accuracies()
         # Losses and accuracies would reveal the masked or noised update; reports of a private run must not depend on
         # the data.
-        reported = quiet_progress(progress) if self._masked or self._private_member else progress
+        reported = redacted_progress(progress) if self._masked or self._private_member else progress
         self.heartbeat.report(reported.private() if self._private else reported)
         self.show(progress)
 

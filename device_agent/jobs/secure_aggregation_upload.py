@@ -17,10 +17,10 @@ from device_agent.jobs.lease_and_policy import PolicyGatedRun
 from device_agent.jobs.upload import LONGEST_PAUSE_SECONDS, PAUSE_SECONDS, UploadSummary
 from device_agent.protocol.client import Backoff, DeviceClient
 from device_agent.secure_aggregation.known_keys import KnownKeys
-from device_agent.secure_aggregation.participant import FileKnowledge, SecureAggregationParticipant
+from device_agent.secure_aggregation.participant import FileRoundState, SecureAggregationParticipant
 from device_agent.training.journal import RunDirectory
 from shared.errors import Gone, NotFound, Unavailable, Untrusted
-from shared.federation.secure_aggregation.fixed_point import Words, encode
+from shared.federation.secure_aggregation.fixed_point import IntegerVector, encode
 from shared.federation.secure_aggregation.messages import (
     Advertisement,
     Consent,
@@ -29,7 +29,7 @@ from shared.federation.secure_aggregation.messages import (
     SecureAggregationView,
     Unmasking,
 )
-from shared.federation.secure_aggregation.quiet import NO_FILE, quiet_result
+from shared.federation.secure_aggregation.redaction import NO_FILE, redacted_result
 from shared.federation.secure_aggregation.settings import SecureAggregationParameters
 from shared.job import Progress, Result
 from shared.protocol import Lease
@@ -49,7 +49,7 @@ class LeaseSecureAggregationTransport:
     lease_id: str
     sent_bytes: int = 0
 
-    def look(self, known: Phase | None) -> SecureAggregationView:
+    def fetch_view(self, known: Phase | None) -> SecureAggregationView:
         """Returns the round's current state."""
         return self.client.secure_aggregation(self.lease_id, known)
 
@@ -101,7 +101,7 @@ class SecureAggregationUpload:
         transport = LeaseSecureAggregationTransport(self.client, self.lease.id)
         participant = SecureAggregationParticipant(
             transport,
-            FileKnowledge(self.run.path / "masking.json"),
+            FileRoundState(self.run.path / "masking.json"),
             parameters,
             self.device_id,
             self.home.device_key(),
@@ -116,14 +116,14 @@ class SecureAggregationUpload:
             continue
         return UploadSummary("masked", transport.sent_bytes)
 
-    def _encoded(self, parameters: SecureAggregationParameters, result: Result) -> Words:
+    def _encoded(self, parameters: SecureAggregationParameters, result: Result) -> IntegerVector:
         plan = self.run.plan()
         after = load_adapter(self.run.best.read_bytes(), plan.manifest.size)
         weight = min(max(result.train_examples or 1, 1), parameters.most_weight)
         return encode(plan.half.update(after, plan.begin_b()), weight, parameters)
 
     def _complete(self, transport: LeaseSecureAggregationTransport, result: Result) -> bool:
-        receipt = self.client.complete_round(self.lease.id, NO_FILE, quiet_result(result))
+        receipt = self.client.complete_round(self.lease.id, NO_FILE, redacted_result(result))
         facts = {"cohort": receipt.cohort, "round": receipt.round, "updates": receipt.updates}
         _log.info("update accepted", **facts, form="masked", bytes=transport.sent_bytes)
         return True

@@ -215,7 +215,7 @@ def _idle(rules: Rules, readings: Readings, held: bool) -> _Stop | None:
 
 
 def _hours(rules: Rules, readings: Readings) -> _Stop | None:
-    if all(span.holds(readings.at.time()) for span in rules.hours):
+    if all(span.contains(readings.at.time()) for span in rules.hours):
         return None
     spans = " and ".join(f"{span.start:%H:%M} to {span.end:%H:%M}" for span in rules.hours[:MAX_SPANS])
     if len(rules.hours) > MAX_SPANS:
@@ -233,7 +233,7 @@ def _opening(rules: Rules, at: datetime) -> datetime | None:
         for day in (0, 1)
         for span in rules.hours
     )
-    return next((start for start in starts if start > at and all(s.holds(start.time()) for s in rules.hours)), None)
+    return next((start for start in starts if start > at and all(s.contains(start.time()) for s in rules.hours)), None)
 
 
 def _budget(rules: Rules, readings: Readings, spent_minutes: float) -> _Stop | None:

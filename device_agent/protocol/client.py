@@ -19,7 +19,7 @@ from pydantic import BaseModel, ValidationError
 from device_agent.errors import UnsafeManifest
 from shared.capabilities import Capabilities
 from shared.catalog import RunnerBuild, SignedRunnerBuild
-from shared.errors import ClockSkew, MobizoError, Replayed
+from shared.errors import ClockSkew, MobizoError, ReplayedRequest
 from shared.federation.cohort import RoundReceipt
 from shared.federation.secure_aggregation.messages import Phase, SecureAggregationView
 from shared.job import JobError, Progress, Result
@@ -213,7 +213,7 @@ class DeviceClient:
             # The request was rejected unprocessed, so it is safe to repeat with the server's time.
             self._correct_clock(error)
             response = self._transport.request(method, path, **options)
-        except Replayed:
+        except ReplayedRequest:
             # A proxy duplicated the request, and the first response is lost.
             if not options.get("retry", True):
                 raise

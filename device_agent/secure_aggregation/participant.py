@@ -18,8 +18,8 @@ from pydantic import ValidationError
 from device_agent.durable import write_durably
 from shared.errors import LeftOutOfRound, Untrusted
 from shared.federation.secure_aggregation import device
-from shared.federation.secure_aggregation.device import Knowledge, Trust
-from shared.federation.secure_aggregation.fixed_point import Words
+from shared.federation.secure_aggregation.device import DeviceRoundState, IdentityCheck
+from shared.federation.secure_aggregation.fixed_point import IntegerVector
 from shared.federation.secure_aggregation.messages import (
     Advertisement,
     Consent,
@@ -34,7 +34,7 @@ from shared.federation.secure_aggregation.settings import SecureAggregationParam
 class SecureAggregationTransport(Protocol):
     """The connection to the server's half; each method returns the round's new state."""
 
-    def look(self, known: Phase | None) -> SecureAggregationView:
+    def fetch_view(self, known: Phase | None) -> SecureAggregationView:
         """Returns the round's state, without the data of phase `known`."""
 
     def advertise(self, advertisement: Advertisement) -> SecureAggregationView:
@@ -53,56 +53,56 @@ class SecureAggregationTransport(Protocol):
         """Phase 4."""
 
 
-class KnowledgeStore(Protocol):
+class RoundStateStore(Protocol):
     """Stores a device's state of one round."""
 
-    def read(self) -> Knowledge | None:
+    def read(self) -> DeviceRoundState | None:
         """Returns the stored state."""
 
-    def write(self, knowledge: Knowledge) -> None:
+    def write(self, state: DeviceRoundState) -> None:
         """Replaces the stored state."""
 
     def remove(self) -> None:
         """Deletes the stored state."""
 
 
-class InMemoryKnowledge:
-    """A `KnowledgeStore` in memory."""
+class InMemoryRoundState:
+    """A `RoundStateStore` in memory."""
 
     def __init__(self) -> None:
-        self._knowledge: Knowledge | None = None
+        self._state: DeviceRoundState | None = None
 
-    def read(self) -> Knowledge | None:
+    def read(self) -> DeviceRoundState | None:
         """Returns the stored state."""
-        return self._knowledge
+        return self._state
 
-    def write(self, knowledge: Knowledge) -> None:
+    def write(self, state: DeviceRoundState) -> None:
         """Replaces the stored state."""
-        self._knowledge = knowledge
+        self._state = state
 
     def remove(self) -> None:
         """Deletes the stored state."""
-        self._knowledge = None
+        self._state = None
 
 
 @dataclass(frozen=True)
-class FileKnowledge:
-    """A `KnowledgeStore` in a private file, since the state contains this device's mask keys."""
+class FileRoundState:
+    """A `RoundStateStore` in a private file, since the state contains this device's mask keys."""
 
     path: Path
 
-    def read(self) -> Knowledge | None:
+    def read(self) -> DeviceRoundState | None:
         """Returns the stored state. Raises LeftOutOfRound if the file is damaged."""
         try:
-            return Knowledge.model_validate_json(self.path.read_bytes())
+            return DeviceRoundState.model_validate_json(self.path.read_bytes())
         except FileNotFoundError:
             return None
         except ValidationError as error:
             raise LeftOutOfRound(f"{self.path} is damaged; this device leaves the masked round") from error
 
-    def write(self, knowledge: Knowledge) -> None:
+    def write(self, state: DeviceRoundState) -> None:
         """Replaces the stored state durably."""
-        write_durably(self.path, knowledge.model_dump_json().encode())
+        write_durably(self.path, state.model_dump_json().encode())
 
     def remove(self) -> None:
         """Deletes the stored state."""
@@ -115,12 +115,12 @@ class SecureAggregationParticipant:
     def __init__(
         self,
         transport: SecureAggregationTransport,
-        store: KnowledgeStore,
+        store: RoundStateStore,
         parameters: SecureAggregationParameters,
         member: str,
         identity: Ed25519PrivateKey,
-        trust: Trust,
-        encode: Callable[[], Words],
+        trust: IdentityCheck,
+        encode: Callable[[], IntegerVector],
     ) -> None:
         """member: this device's id. identity: its own key. trust: raises Untrusted for another device's changed key.
 
@@ -129,7 +129,7 @@ class SecureAggregationParticipant:
         """
         self._transport, self._store, self._parameters = transport, store, parameters
         self._member, self._identity, self._trust, self._encode = member, identity, trust, encode
-        self._knowledge = store.read()
+        self._state = store.read()
         self._answered: Phase | None = None
         self._advertised = False
 
@@ -146,11 +146,11 @@ class SecureAggregationParticipant:
             raise
 
     def _advance(self) -> bool:
-        if self._knowledge is None:
-            self._update(device.begin(self._parameters, self._member))
+        if self._state is None:
+            self._update(device.begin_round(self._parameters, self._member))
         if self._current.parameters != self._parameters:
             raise Untrusted("the server changed the masked round's parameters during the round")
-        view = self._transport.look(self._answered)
+        view = self._transport.fetch_view(self._answered)
         if view.phase is Phase.KEYS and not self._advertised:
             # The server may have this device's keys already, but an agent that lost its state may have sent them.
             view = self._transport.advertise(device.advertise(self._current, self._identity))
@@ -163,15 +163,15 @@ class SecureAggregationParticipant:
 
     def _answer(self, view: SecureAggregationView) -> SecureAggregationView:
         if view.phase is Phase.SHARES and view.roster is not None:
-            knowledge = self._update(device.share(self._current, view.roster, self._trust))
-            if knowledge.sealed_shares is not None:
-                return self._transport.share(knowledge.sealed_shares)
+            state = self._update(device.share(self._current, view.roster, self._trust))
+            if state.sealed_shares is not None:
+                return self._transport.share(state.sealed_shares)
         if view.phase is Phase.VECTORS and view.delivery is not None:
-            knowledge = self._update(device.receive(self._current, view.delivery))
-            return self._transport.mask(device.mask(knowledge, self._encode()).tobytes())
+            state = self._update(device.receive(self._current, view.delivery))
+            return self._transport.mask(device.mask(state, self._encode()).tobytes())
         if view.phase is Phase.CONSENTS and view.survivors is not None:
-            knowledge, consent = device.consent(self._current, view.survivors, self._identity)
-            self._update(knowledge)
+            state, consent = device.consent(self._current, view.survivors, self._identity)
+            self._update(state)
             return self._transport.consent(consent)
         if view.phase is Phase.UNMASKING and view.consents is not None:
             return self._transport.unmask(device.unmask(self._current, view.consents))
@@ -186,13 +186,13 @@ class SecureAggregationParticipant:
         return False
 
     @property
-    def _current(self) -> Knowledge:
-        if self._knowledge is None:
+    def _current(self) -> DeviceRoundState:
+        if self._state is None:
             raise LeftOutOfRound("this device has left the masked round")
-        return self._knowledge
+        return self._state
 
-    def _update(self, knowledge: Knowledge) -> Knowledge:
-        if knowledge != self._knowledge:
-            self._store.write(knowledge)
-            self._knowledge = knowledge
-        return knowledge
+    def _update(self, state: DeviceRoundState) -> DeviceRoundState:
+        if state != self._state:
+            self._store.write(state)
+            self._state = state
+        return state

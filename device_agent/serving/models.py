@@ -17,7 +17,7 @@ from shared.chat_template import NoChatTemplate
 from shared.errors import AdapterNotFound, BadRequest, Unavailable
 from shared.generated_text import GeneratedToken, TextPieces
 from shared.job import NAME
-from shared.openai.answers import Ended, Step, TextOptions, seconds
+from shared.openai.answers import FinishedText, ResponsePiece, TextOptions, unix_seconds
 from shared.openai.models import ChatRequest, CompletionRequest, Finish, Model, Usage
 from shared.program import ProgramFile, ProgramManifest
 from shared.sampling import Sampler
@@ -95,11 +95,11 @@ def _program(manifest: ProgramManifest) -> tuple[str, tuple[ProgramFile, ...]]:
 
 def _adapter(about: StoredAdapter) -> Model:
     base = about.signed.manifest.recipe.base.name
-    return Model(id=about.name, created=seconds(about.kept_at), owned_by=OWNER, parent=base)
+    return Model(id=about.name, created=unix_seconds(about.kept_at), owned_by=OWNER, parent=base)
 
 
 def _base(name: str, about: StoredAdapter) -> Model:
-    return Model(id=name, created=seconds(about.kept_at), owned_by="base")
+    return Model(id=name, created=unix_seconds(about.kept_at), owned_by="base")
 
 
 @dataclass
@@ -111,7 +111,7 @@ class DeviceAnswers:
     fingerprint: str | None = None
     usage: Usage = field(default_factory=lambda: Usage(prompt_tokens=0, completion_tokens=0, total_tokens=0))
 
-    def steps(self) -> Generator[Step, None, None]:
+    def steps(self) -> Generator[ResponsePiece, None, None]:
         """Yields the pieces of each text, and its end.
 
         Raises the errors of `DeviceModels.use`, TextTooLong, NoChatTemplate, InvalidConversation, or Unavailable if the
@@ -136,13 +136,13 @@ class DeviceAnswers:
         if template is None:
             base = model.manifest.recipe.base.name
             raise NoChatTemplate(f"base model {base!r} has no chat template; use /v1/completions")
-        return [(template.render_apart([message.turn for message in self.request.messages]), False)]
+        return [(template.render_in_subprocess([message.turn for message in self.request.messages]), False)]
 
-    def _text(self, model: PersonalModel, index: int, prompt: list[int]) -> Iterator[Step]:
+    def _text(self, model: PersonalModel, index: int, prompt: list[int]) -> Iterator[ResponsePiece]:
         options = TextOptions.of(self.request, index)
         most = min(options.max_tokens, model.context - len(prompt) + 1)
         sampler = Sampler(options.temperature, options.top_p, options.seed)
-        text = TextPieces(model.tokenizer, prompt, options.stop, silent=options.likeliest is not None)
+        text = TextPieces(model.tokenizer, prompt, options.stop, keep_textless=options.likeliest is not None)
         special, finish, start = ends(model.tokenizer), "length", 0
         shown: list[GeneratedToken] = []
         for token in model.inference.sample(prompt, most, sampler, options.likeliest):
@@ -152,15 +152,15 @@ class DeviceAnswers:
             self._count(0, 1)
             if piece := text.push(token):
                 shown += piece.tokens
-                yield Step(index, piece.text, piece.tokens, model.tokenizer, start)
+                yield ResponsePiece(index, piece.text, piece.tokens, model.tokenizer, start)
                 start += len(piece.text)
             if text.stopped:
                 break
         if piece := text.finish():
             shown += piece.tokens
-            yield Step(index, piece.text, piece.tokens, model.tokenizer, start)
+            yield ResponsePiece(index, piece.text, piece.tokens, model.tokenizer, start)
         ended: Finish = "stop" if text.stopped or finish == "stop" else "length"
-        yield Ended(index, text.text, tuple(shown), model.tokenizer, finish=ended)
+        yield FinishedText(index, text.text, tuple(shown), model.tokenizer, finish=ended)
 
     def _count(self, read: int, generated: int) -> None:
         prompt, completion = self.usage.prompt_tokens + read, self.usage.completion_tokens + generated

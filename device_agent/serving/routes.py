@@ -18,7 +18,7 @@ from pydantic import BaseModel, ValidationError
 from device_agent.serving.http import Request, Response, bearer
 from device_agent.serving.models import DeviceAnswers, DeviceModels
 from shared.errors import BadRequest, InvalidRequest, NotFound, TooManyRequests, Unauthorized
-from shared.openai.answers import ChatWriter, CompletionWriter, Ended, Step, Writer, events
+from shared.openai.answers import ChatWriter, CompletionWriter, FinishedText, ResponsePiece, Writer, events
 from shared.openai.models import ChatRequest, CompletionRequest, ModelList
 
 PREFIX = "/v1/models/"
@@ -86,12 +86,12 @@ class DeviceRoutes:
         steps = self._steps(request, answers)
         if not answers.request.stream:
             async with aclosing(steps):
-                ended = [step async for step in steps if isinstance(step, Ended)]
-            return Response.json(writer.whole(ended).model_dump(mode="json"))
+                ended = [step async for step in steps if isinstance(step, FinishedText)]
+            return Response.json(writer.response(ended).model_dump(mode="json"))
         first = await anext(steps)  # what is refused before the first token is answered as without a stream
         return Response(events=events(first, steps, writer))
 
-    async def _steps(self, request: Request, answers: DeviceAnswers) -> AsyncGenerator[Step, None]:
+    async def _steps(self, request: Request, answers: DeviceAnswers) -> AsyncGenerator[ResponsePiece, None]:
         """Yields the steps of a request in its turn. Ends early with ConnectionAbortedError if the client is gone."""
         if self._admitted >= self._queue:
             raise TooManyRequests(f"{self._queue} requests are in progress or waiting; try again when one has ended")

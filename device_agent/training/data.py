@@ -33,7 +33,7 @@ from shared.training_settings import TrainingSettings
 from shared.zo.encoding import Example, Row, check_task, score_rows, token_ids
 from shared.zo.example_order import alternating
 from shared.zo.noise import permutation
-from shared.zo.writing import PLAIN, Encoder, WritingStyle
+from shared.zo.writing import PLAIN_FORMAT, Encoder, TextFormat
 
 # One fixed seed and epochs that training never reaches: every job splits and samples alike, so runs of different
 # job seeds can be compared.
@@ -72,7 +72,7 @@ class Splits:
     def counting_tokens(self) -> Splits:
         """Returns the splits with the numbers of answer tokens that are measured, by which losses are divided."""
         measured = {"validation": self.validation, "test": self.test or ()}
-        tokens = {name: sum(len(each.right.targets) for each in split) for name, split in measured.items()}
+        tokens = {name: sum(len(each.correct_row.targets) for each in split) for name, split in measured.items()}
         return replace(self, counts=self.counts.model_copy(update={"answer_tokens": tokens}))
 
     def plan(self, plan: RunPlan) -> RunPlan:
@@ -80,10 +80,10 @@ class Splits:
         return plan.model_copy(update={"blank": self.blank})
 
 
-def style_of(manifest: ProgramManifest) -> WritingStyle:
+def text_format_of(manifest: ProgramManifest) -> TextFormat:
     """Returns what a program's manifest says of its base's texts."""
     template = manifest.chat_template
-    return WritingStyle(manifest.end_of_text, None if template is None else template.render)
+    return TextFormat(manifest.end_of_text, None if template is None else template.render)
 
 
 def read_splits(
@@ -95,7 +95,7 @@ def read_splits(
     *,
     noise_key: str,
     with_test: bool = True,
-    style: WritingStyle = PLAIN,
+    style: TextFormat = PLAIN_FORMAT,
 ) -> Splits:
     """Returns the splits of a data set: train.jsonl, and validation.jsonl and test.jsonl if present.
 

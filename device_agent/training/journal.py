@@ -36,7 +36,7 @@ from device_agent.training.checkpoints import CheckpointDirectory, Checkpoints
 from device_agent.training.dp_sampling import DPSamples, load_or_draw
 from shared.canonical import sha256_hex
 from shared.errors import Untrusted
-from shared.federation.algorithms import DeviceHalf, find
+from shared.federation.algorithms import DeviceHalf, algorithm_of
 from shared.federation.cohort import RoundTask
 from shared.job import Result
 from shared.privacy import ExamplePrivacy
@@ -87,7 +87,7 @@ class RunPlan(BaseModel):
     @property
     def half(self) -> DeviceHalf:
         """The device's half of the federated algorithm: the round's, or one with the job's own proximal term."""
-        return DeviceHalf(self.training.proximal) if self.round is None else find(self.round.algorithm).device
+        return DeviceHalf(self.training.proximal) if self.round is None else algorithm_of(self.round.algorithm).device
 
     @property
     def uploads_last(self) -> bool:

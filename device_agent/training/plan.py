@@ -40,7 +40,7 @@ from tokenizers import Tokenizer
 
 from device_agent.durable import disk_full_as_does_not_fit, write_pieces
 from device_agent.training.checkpoints import CHECKPOINT_STEPS
-from device_agent.training.data import BatchSampler, Splits, read_splits, style_of
+from device_agent.training.data import BatchSampler, Splits, read_splits, text_format_of
 from device_agent.training.dp_sampling import DPSamples, check_sample_size
 from device_agent.training.evaluation import score_batches
 from device_agent.training.journal import PreparedData, RunDirectory, RunPlan
@@ -134,9 +134,9 @@ def _secret_samples(recipe: Recipe, privacy: ExamplePrivacy, samples: DPSamples)
 def _example(plan: RunPlan, example: Example) -> bytes:
     """Encodes row 0 of the example packed alone, so that packing is implemented once."""
     recipe = plan.manifest.recipe
-    row = example.right
+    row = example.correct_row
     _, *labels = pack_step([example], recipe)
-    pieces = [_integers((len(row.tokens), example.opening)), _integers(row.tokens)]
+    pieces = [_integers((len(row.tokens), example.bos_length)), _integers(row.tokens)]
     for array in labels:
         kind = "<f4" if array.dtype == np.float32 else "<i4"
         pieces.append(array[0].astype(kind).tobytes())
@@ -172,7 +172,7 @@ def prepare(run: RunDirectory) -> None:
         plan.training,
         noise_key=plan.noise_key,
         with_test=not plan.uploads_last,
-        style=style_of(plan.manifest),
+        style=text_format_of(plan.manifest),
     )
     run.record_unusable(splits.reasons)
     if plan.privacy is not None:

@@ -203,7 +203,7 @@ class Trainer:
             tokens, *labels = batch
             if self._upcoming is None:
                 self._upcoming = Upcoming(self._texts_from(step))
-            texts = [example.right.tokens for example in examples]
+            texts = [example.correct_row.tokens for example in examples]
             hidden = self._prefix.hidden(texts, tokens.shape, self._upcoming)
             output = self._invoke(step, lr, hidden, tuple(labels), secret)
         self._program_seconds += time.monotonic() - began
@@ -215,14 +215,14 @@ class Trainer:
         samples = replace(self._order).indices if self._dp_samples is None else self._dp_samples.sample
         for later in range(step, self._settings.steps):
             for index in samples(later):
-                yield self._splits.train[index].right.tokens
+                yield self._splits.train[index].correct_row.tokens
 
     def _frozen_states(self, split: str) -> FrozenStates | None:
         """Returns the cache for an evaluation. Training's states have precedence in it, then validation's."""
         if self._prefix is None or "score_suffix" not in self._plan.manifest.methods:
             return None
         visited = self._settings.steps * self._recipe.effective_batch * self._recipe.sequence_length
-        reserved = min(visited, sum(len(example.right.tokens) for example in self._splits.train))
+        reserved = min(visited, sum(len(example.correct_row.tokens) for example in self._splits.train))
         if split == "test":
             reserved += sum(len(row.tokens) for example in self._splits.validation for row in example.rows)
         return FrozenStates(self._prefix, self._prefix.state_bytes(reserved))

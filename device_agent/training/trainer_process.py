@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 
 from device_agent.durable import disk_full_as_does_not_fit
 from device_agent.runtimes import open_runtime
-from device_agent.training.data import read_splits, style_of
+from device_agent.training.data import read_splits, text_format_of
 from device_agent.training.dp_sampling import check_sample_size
 from device_agent.training.gradient_trainer import trainer_of
 from device_agent.training.journal import RunDirectory
@@ -55,7 +55,7 @@ def train(directory: Path, channel: BinaryIO) -> None:
                     plan.training,
                     noise_key=plan.noise_key,
                     with_test=not plan.uploads_last,
-                    style=style_of(plan.manifest),
+                    style=text_format_of(plan.manifest),
                 )
                 run.record_unusable(splits.reasons)
                 if plan.privacy is not None:

@@ -27,8 +27,10 @@ def grant(
     A device that trained the adapter needs no grant.
     """
     with connect() as client:
-        created = client.adapter_grants.create(name, device_id)
-    print_json(created) if as_json else out.print(f"{created.device_id} may download {created.adapter}", markup=False)
+        new_grant = client.adapter_grants.create(name, device_id)
+    print_json(new_grant) if as_json else out.print(
+        f"{new_grant.device_id} may download {new_grant.adapter}", markup=False
+    )
 
 
 @commands.command()

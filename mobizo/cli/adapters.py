@@ -13,14 +13,14 @@ from mobizo.cli.connect import Connect, server_command
 from mobizo.cli.console import (
     Json,
     err,
-    measured,
     out,
     percent,
     print_json,
+    score_text,
     stop,
 )
 from mobizo.cli.progress import download_progress
-from mobizo.cli.tables import MOST_ROWS, Limit, newest, print_table
+from mobizo.cli.tables import MOST_ROWS, Limit, print_table, take_newest
 from mobizo.downloads import MODELFILE_NAME, Format, name_base, ollama_base
 from shared.errors import BadRequest
 from shared.protocol import AdapterVersion, AdapterView
@@ -34,7 +34,7 @@ Version = Annotated[
     typer.Argument(metavar="ADAPTER[@REVISION]", help=f"Adapter and version. Default: the version main. {REVISIONS}"),
 ]
 
-SHOWN_DIGITS = 12  # of 40: a table with the whole revision does not fit in 80 columns
+REVISION_DIGITS = 12  # of 40: a table with the whole revision does not fit in 80 columns
 
 
 def name_and_revision(text: str) -> tuple[str, str]:
@@ -59,23 +59,23 @@ def list_adapters(
 ) -> None:
     """List adapters, newest first."""
     with connect() as client:
-        adapters = newest(client.adapters.list(deleted=deleted), limit)
+        adapters = take_newest(client.adapters.list(deleted=deleted), limit)
     if as_json:
         print_json(list[BaseModel](adapters))
         return
     rows = []
     for adapter in adapters:
         main = "" if adapter.main is None else f"v{adapter.main}"
-        tuned, created = "", ""
+        score, created = "", ""
         if adapter.latest is not None:
-            tuned = measured(adapter.latest.result)
+            score = score_text(adapter.latest.result)
             created = adapter.latest.created_at.isoformat(" ", "seconds")
-        rows.append((adapter.name, main, str(adapter.versions), adapter.user, tuned, created))
+        rows.append((adapter.name, main, str(adapter.versions), adapter.user, score, created))
     print_table(
         ("adapter", "main", "versions", "user", "tuned accuracy", "latest"),
         rows,
         drop=("latest", "versions", "user", "tuned accuracy"),
-        empty="no adapters; the first version of one is made by a job, see `mobizo job submit --help`",
+        empty="no adapters; a job creates the first version of one, see `mobizo job submit --help`",
     )
 
 
@@ -91,23 +91,23 @@ def view(
     """Show an adapter with its `main`, its tags and its latest version, or one version."""
     name, revision = split_reference(reference)
     with connect() as client:
-        found = client.adapters.get(name) if revision is None else client.adapters.version(name, revision)
+        item = client.adapters.get(name) if revision is None else client.adapters.version(name, revision)
     if as_json:
-        print_json(found)
+        print_json(item)
         return
-    lines = _adapter_lines(found) if isinstance(found, AdapterView) else _version_lines(found)
+    lines = _adapter_lines(item) if isinstance(item, AdapterView) else _version_lines(item)
     out.print("\n".join(lines), markup=False, soft_wrap=True)
 
 
 def _adapter_lines(adapter: AdapterView) -> list[str]:
-    named = ({} if adapter.main is None else {"main": adapter.main}) | adapter.tags
+    revisions = ({} if adapter.main is None else {"main": adapter.main}) | adapter.tags
     lines = [f"{adapter.name}: {adapter.versions} versions, user {adapter.user}"]
-    lines += [f"{tag}: v{version}" for tag, version in named.items()]
+    lines += [f"{tag}: v{version}" for tag, version in revisions.items()]
     return lines if adapter.latest is None else [*lines, "latest:", *_version_lines(adapter.latest)]
 
 
 def _version_lines(version: AdapterVersion) -> list[str]:
-    scores = [percent(version.result.before_accuracy), measured(version.result)]
+    scores = [percent(version.result.before_accuracy), score_text(version.result)]
     lines = [version_line(version), f"accuracy: {' -> '.join(filter(None, scores)) or 'not measured'}"]
     return [*lines, f"created: {version.created_at:%Y-%m-%d %H:%M} UTC"]
 
@@ -123,7 +123,7 @@ def list_versions(
 ) -> None:
     """List an adapter's versions, newest first, with states, tags and accuracy."""
     with connect() as client:
-        versions = newest(client.adapters.versions(name, state), limit)
+        versions = take_newest(client.adapters.versions(name, state), limit)
         adapter = client.adapters.get(name)
     if as_json:
         print_json(list[BaseModel](versions))
@@ -136,11 +136,11 @@ def list_versions(
         rows.append(
             (
                 f"v{version.version}",
-                (version.revision or "")[:SHOWN_DIGITS],
+                (version.revision or "")[:REVISION_DIGITS],
                 version.state,
                 " ".join(tags),
                 percent(version.result.before_accuracy),
-                measured(version.result),
+                score_text(version.result),
                 version.created_at.date().isoformat(),
             )
         )
@@ -158,11 +158,11 @@ def list_tags(connect: Connect, name: Name, as_json: Json = False) -> None:
     """List `main` and the tags of an adapter with the versions that they name."""
     with connect() as client:
         adapter = client.adapters.get(name)
-    named = ({} if adapter.main is None else {"main": adapter.main}) | adapter.tags
+    revisions = ({} if adapter.main is None else {"main": adapter.main}) | adapter.tags
     if as_json:
-        print_json(named)
+        print_json(revisions)
         return
-    rows = [(tag, f"v{version}") for tag, version in named.items()]
+    rows = [(tag, f"v{version}") for tag, version in revisions.items()]
     print_table(("tag", "version"), rows, empty=f"no tags; `mobizo adapter tag {name}@v1 TAG` sets one")
 
 
@@ -198,10 +198,14 @@ def pull(
         if base is not None and format is not Format.OLLAMA:
             raise BadRequest("--base is for --format ollama, whose Modelfile names the base")
         source = None if base is None else ollama_base(base)
-        pulled = client.adapters.download(name, to, revision, format, base_sha256=base_sha256, progress=progress)
+        adapter_version = client.adapters.download(
+            name, to, revision, format, base_sha256=base_sha256, progress=progress
+        )
     if source is not None:
         name_base(to / MODELFILE_NAME, source)
-    print_json(pulled) if as_json else out.print(f"{version_line(pulled)} -> {to}", soft_wrap=True, markup=False)
+    print_json(adapter_version) if as_json else out.print(
+        f"{version_line(adapter_version)} -> {to}", soft_wrap=True, markup=False
+    )
 
 
 @commands.command()
@@ -227,21 +231,26 @@ def compare(
     name, first = name_and_revision(left)
     other, second = name_and_revision(right or name)
     with connect() as client:
-        found = client.adapters.compare(name, first, second, other=None if other == name else other)
-    print_json(found) if as_json else out.print("\n".join(_lines(found)), markup=False, soft_wrap=True)
+        comparison = client.adapters.compare(name, first, second, other=None if other == name else other)
+    print_json(comparison) if as_json else out.print(
+        "\n".join(_comparison_lines(comparison)), markup=False, soft_wrap=True
+    )
 
 
-def _lines(found: Comparison) -> list[str]:
-    lines = [" -> ".join(f"{side.adapter} v{side.version}" for side in (found.left, found.right))]
-    lines += [f"{item.field}: {item.left} -> {item.right}" for item in (*found.recipe, *found.task, *found.training)]
-    for score in found.scores:
+def _comparison_lines(comparison: Comparison) -> list[str]:
+    lines = [" -> ".join(f"{side.adapter} v{side.version}" for side in (comparison.left, comparison.right))]
+    lines += [
+        f"{item.field}: {item.left} -> {item.right}"
+        for item in (*comparison.recipe, *comparison.task, *comparison.training)
+    ]
+    for score in comparison.scores:
         if score.difference is not None:
             lines.append(f"{score.field}: {score.left:g} -> {score.right:g} ({score.difference:+g})")
-    if found.weights is None:
+    if comparison.weights is None:
         return [*lines, "B: the versions have different frozen A or sizes, so their B cannot be compared"]
-    cosine = "" if found.weights.cosine is None else f", cosine {found.weights.cosine:.4f}"
-    norms = f"{found.weights.left_norm:.4g} -> {found.weights.right_norm:.4g}"
-    return [*lines, f"B: norm {norms}, norm of the difference {found.weights.difference_norm:.4g}{cosine}"]
+    cosine = "" if comparison.weights.cosine is None else f", cosine {comparison.weights.cosine:.4f}"
+    norms = f"{comparison.weights.left_norm:.4g} -> {comparison.weights.right_norm:.4g}"
+    return [*lines, f"B: norm {norms}, norm of the difference {comparison.weights.difference_norm:.4g}{cosine}"]
 
 
 @commands.command("events")
@@ -249,7 +258,7 @@ def _lines(found: Comparison) -> list[str]:
 def list_events(connect: Connect, name: Name, limit: Limit = MOST_ROWS, as_json: Json = False) -> None:
     """Show the audit trail of an adapter, newest first."""
     with connect() as client:
-        events = newest(client.adapters.events(name), limit)
+        events = take_newest(client.adapters.events(name), limit)
     if as_json:
         print_json(list[BaseModel](events))
         return
@@ -277,16 +286,18 @@ def trajectory(
     name, revision = name_and_revision(version)
     with connect() as client, download_progress(err) as progress:
         if step is not None and to is not None:
-            written = client.trajectories.download_step(name, step, to, revision)
-            print_json(written) if as_json else out.print(f"{name} v{written.version} after {step} steps -> {to}")
+            adapter_version = client.trajectories.download_step(name, step, to, revision)
+            print_json(adapter_version) if as_json else out.print(
+                f"{name} v{adapter_version.version} after {step} steps -> {to}"
+            )
             return
         if to is None:
-            found = client.trajectories.get(name, revision)
+            details = client.trajectories.get(name, revision)
         else:
-            found = client.trajectories.download(name, to, revision, progress=progress)
+            details = client.trajectories.download(name, to, revision, progress=progress)
     if as_json:
-        print_json(found)
+        print_json(details)
         return
-    verified = "verified: its replay gives the same LoRA-B" if found.verified else "not verified"
-    kept = "instead of LoRA-B" if found.instead else "beside LoRA-B"
-    out.print(f"{name} v{found.version}: {found.steps} steps, {found.size} bytes, stored {kept}; {verified}")
+    verified = "verified: its replay gives the same LoRA-B" if details.verified else "not verified"
+    location = "instead of LoRA-B" if details.replaces_weights else "beside LoRA-B"
+    out.print(f"{name} v{details.version}: {details.steps} steps, {details.size} bytes, stored {location}; {verified}")

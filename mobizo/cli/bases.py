@@ -24,13 +24,13 @@ def bases() -> None:
 def list_bases(connect: Connect, as_json: Json = False) -> None:
     """List base models: size, architecture, precisions that can train, and whether chat has a template."""
     with connect() as client:
-        found = client.bases.list()
+        models = client.bases.list()
     if as_json:
-        print_json([*found])
+        print_json([*models])
         return
     print_table(
         ("base", "architecture", "parameters", "context", "precisions", "chat", "Hub id"),
-        [_row(base) for base in found],
+        [_row(base) for base in models],
         drop=("Hub id", "chat", "context", "precisions", "architecture"),
         empty="no base models; an operator registers one with `mobizo-server base add`",
     )
@@ -45,17 +45,17 @@ def view(
 ) -> None:
     """Show a base model."""
     with connect() as client:
-        found = next((base for base in client.bases.list() if base.name == name), None)
-    if found is None:
+        model = next((base for base in client.bases.list() if base.name == name), None)
+    if model is None:
         raise stop(f"there is no base model {name!r}; `mobizo base list` shows them", 1)
     if as_json:
-        print_json(found)
+        print_json(model)
         return
-    name, architecture, parameters, context, precisions, chat, hub_id = _row(found)
+    name, architecture, parameters, context, precisions, chat, hub_id = _row(model)
     out.print(
         f"{name}: {architecture}, {parameters} parameters, {context} tokens of context\n"
         f"precisions that can train: {precisions}\nchat template: {chat}\nHub id: {hub_id or 'none'}\n"
-        f"sha256: {found.sha256}",
+        f"sha256: {model.sha256}",
         markup=False,
         soft_wrap=True,
     )

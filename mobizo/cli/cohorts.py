@@ -18,7 +18,7 @@ from mobizo.cli.console import (
     print_json,
     stop,
 )
-from mobizo.cli.tables import MOST_ROWS, Limit, newest, print_table
+from mobizo.cli.tables import MOST_ROWS, Limit, print_table, take_newest
 from shared.errors import BadRequest
 from shared.federation.cohort import CohortSettings, CohortView, RoundView
 
@@ -45,39 +45,39 @@ def _version(version: int | None) -> str:
     return "B = 0" if version is None else f"v{version}"
 
 
-def _line(found: RoundView) -> str:
+def _round_line(view: RoundView) -> str:
     """Returns a round's state as one line."""
-    parts = [f"round {found.number} {found.state}", f"{found.updates} of {found.members} updates"]
-    parts.append(f"from {_version(found.start_version)}")
-    if found.version is not None:
-        parts.append(f"published {_version(found.version)}")
-    if found.start_accuracy is not None:
+    parts = [f"round {view.number} {view.state}", f"{view.updates} of {view.members} updates"]
+    parts.append(f"from {_version(view.start_version)}")
+    if view.version is not None:
+        parts.append(f"published {_version(view.version)}")
+    if view.start_accuracy is not None:
         parts.append(
-            f"{_version(found.start_version)} had {found.start_accuracy:.1%} accuracy on {found.measured} devices"
+            f"{_version(view.start_version)} had {view.start_accuracy:.1%} accuracy on {view.measured} devices"
         )
-    if not found.state.final:
-        parts.append(f"deadline {found.deadline:%Y-%m-%d %H:%M} UTC")
-    return ", ".join(parts) + (f": {found.why}" if found.why else "")
+    if not view.state.final:
+        parts.append(f"deadline {view.deadline:%Y-%m-%d %H:%M} UTC")
+    return ", ".join(parts) + (f": {view.why}" if view.why else "")
 
 
-def _show(found: CohortView | RoundView, as_json: bool) -> None:
+def _print_view(view: CohortView | RoundView, as_json: bool) -> None:
     if as_json:
-        print_json(found)
+        print_json(view)
         return
-    if isinstance(found, RoundView):
-        out.print(f"{found.cohort}: {_line(found)}", markup=False, soft_wrap=True)
+    if isinstance(view, RoundView):
+        out.print(f"{view.cohort}: {_round_line(view)}", markup=False, soft_wrap=True)
         return
-    settings = found.settings
+    settings = view.settings
     lines = [
-        f"{found.name}: {found.members} members, {found.rounds} rounds; the next round starts from "
-        f"{_version(found.version)}",
+        f"{view.name}: {view.members} members, {view.rounds} rounds; the next round starts from "
+        f"{_version(view.version)}",
         f"{settings.algorithm.name}, {settings.aggregator.name}, {settings.optimizer.name}, "
         f"weights {settings.weights}, quorum {settings.quorum}, uploads {settings.upload}",
-        f"base {settings.base}, task {found.task.name}, data set {settings.dataset}, D = {found.size_d:,}, "
-        f"A {found.a_sha256[:12]}",
+        f"base {settings.base}, task {view.task.name}, data set {settings.dataset}, D = {view.size_d:,}, "
+        f"A {view.a_sha256[:12]}",
     ]
-    if found.round is not None:
-        lines.append(_line(found.round))
+    if view.round is not None:
+        lines.append(_round_line(view.round))
     out.print("\n".join(lines), markup=False, soft_wrap=True)
 
 
@@ -99,7 +99,7 @@ def create(
     except BadRequest as error:
         raise stop(error.detail, 1) from error
     with connect() as client:
-        _show(client.cohorts.create(settings), as_json)
+        _print_view(client.cohorts.create(settings), as_json)
 
 
 @group.command("list")
@@ -107,15 +107,15 @@ def create(
 def list_cohorts(connect: Connect, limit: Limit = MOST_ROWS, as_json: Json = False) -> None:
     """List cohorts, newest first."""
     with connect() as client:
-        cohorts = newest(client.cohorts.list(), limit)
+        cohorts = take_newest(client.cohorts.list(), limit)
     if as_json:
         print_json(list[BaseModel](cohorts))
         return
     rows = []
-    for found in cohorts:
-        latest = "" if found.round is None else str(found.round.state)
-        version = "" if found.version is None else f"v{found.version}"
-        row = (found.name, str(found.members), str(found.rounds), version, latest, found.settings.algorithm.name)
+    for cohort in cohorts:
+        latest = "" if cohort.round is None else str(cohort.round.state)
+        version = "" if cohort.version is None else f"v{cohort.version}"
+        row = (cohort.name, str(cohort.members), str(cohort.rounds), version, latest, cohort.settings.algorithm.name)
         rows.append(row)
     print_table(
         ("cohort", "members", "rounds", "version", "latest round", "algorithm"),
@@ -130,7 +130,7 @@ def list_cohorts(connect: Connect, limit: Limit = MOST_ROWS, as_json: Json = Fal
 def view(connect: Connect, name: Name, as_json: Json = False) -> None:
     """Show a cohort, its settings and its latest round."""
     with connect() as client:
-        _show(client.cohorts.get(name), as_json)
+        _print_view(client.cohorts.get(name), as_json)
 
 
 @group.command()
@@ -138,11 +138,14 @@ def view(connect: Connect, name: Name, as_json: Json = False) -> None:
 def members(connect: Connect, name: Name, limit: Limit = MOST_ROWS, as_json: Json = False) -> None:
     """List the members of a cohort."""
     with connect() as client:
-        found = newest(client.cohorts.members(name), limit)
+        member_views = take_newest(client.cohorts.members(name), limit)
     if as_json:
-        print_json(list[BaseModel](found))
+        print_json(list[BaseModel](member_views))
         return
-    rows = [(each.user, each.device_id, str(each.updates), each.joined_at.isoformat(" ", "seconds")) for each in found]
+    rows = [
+        (member.user, member.device_id, str(member.updates), member.joined_at.isoformat(" ", "seconds"))
+        for member in member_views
+    ]
     empty = f"no members; `mobizo cohort join {name} USER --device DEVICE` adds one"
     print_table(("user", "device", "updates", "joined"), rows, drop=("joined", "updates"), empty=empty)
 
@@ -182,22 +185,22 @@ def leave(
 def rounds(connect: Connect, name: Name, limit: Limit = MOST_ROWS, as_json: Json = False) -> None:
     """List a cohort's rounds, newest first."""
     with connect() as client:
-        found = newest(client.cohorts.rounds(name), limit)
+        round_views = take_newest(client.cohorts.rounds(name), limit)
     if as_json:
-        print_json(list[BaseModel](found))
+        print_json(list[BaseModel](round_views))
         return
     rows = [
         (
-            str(each.number),
-            str(each.state),
-            f"{each.updates} of {each.members}",
-            _version(each.start_version),
-            "" if each.version is None else f"v{each.version}",
-            percent(each.start_accuracy),
-            f"{each.upload_bytes:,}",
-            each.why,
+            str(view.number),
+            str(view.state),
+            f"{view.updates} of {view.members}",
+            _version(view.start_version),
+            "" if view.version is None else f"v{view.version}",
+            percent(view.start_accuracy),
+            f"{view.upload_bytes:,}",
+            view.why,
         )
-        for each in found
+        for view in round_views
     ]
     print_table(
         ("round", "state", "updates", "from", "published", "accuracy at start", "bytes", "reason"),
@@ -212,21 +215,21 @@ def rounds(connect: Connect, name: Name, limit: Limit = MOST_ROWS, as_json: Json
 def updates(connect: Connect, name: Name, number: Number = None, as_json: Json = False) -> None:
     """List the state of each member's update in a round."""
     with connect() as client:
-        found = list(client.cohorts.updates(name, number or client.cohorts.get(name).rounds or 1))
+        update_views = list(client.cohorts.updates(name, number or client.cohorts.get(name).rounds or 1))
     if as_json:
-        print_json(list[BaseModel](found))
+        print_json(list[BaseModel](update_views))
         return
     rows = [
         (
-            part.user,
-            str(part.state),
-            "" if part.examples is None else str(part.examples),
-            "" if part.norm is None else f"{part.norm:.3g}",
-            "" if part.staleness is None else str(part.staleness),
-            "" if part.bytes is None else f"{part.bytes:,}",
-            " → ".join(filter(None, (percent(part.start_accuracy), percent(part.tuned_accuracy)))),
+            update.user,
+            str(update.state),
+            "" if update.examples is None else str(update.examples),
+            "" if update.norm is None else f"{update.norm:.3g}",
+            "" if update.staleness is None else str(update.staleness),
+            "" if update.bytes is None else f"{update.bytes:,}",
+            " → ".join(filter(None, (percent(update.start_accuracy), percent(update.tuned_accuracy)))),
         )
-        for part in found
+        for update in update_views
     ]
     print_table(
         ("user", "state", "examples", "norm", "stale", "bytes", "accuracy"),
@@ -240,7 +243,7 @@ def updates(connect: Connect, name: Name, number: Number = None, as_json: Json =
 def open_round(connect: Connect, name: Name, as_json: Json = False) -> None:
     """Open a round, in which the device of each member is asked for an update."""
     with connect() as client:
-        _show(client.cohorts.open_round(name), as_json)
+        _print_view(client.cohorts.open_round(name), as_json)
 
 
 @group.command("close")
@@ -248,4 +251,4 @@ def open_round(connect: Connect, name: Name, as_json: Json = False) -> None:
 def close_round(connect: Connect, name: Name, number: Number = None, as_json: Json = False) -> None:
     """Close a round now, with the updates received so far. No further round opens automatically."""
     with connect() as client:
-        _show(client.cohorts.close_round(name, number or client.cohorts.get(name).rounds or 1), as_json)
+        _print_view(client.cohorts.close_round(name, number or client.cohorts.get(name).rounds or 1), as_json)

@@ -16,7 +16,7 @@ from mobizo.profiles import Profile, Profiles, check_name, config_file, read_pro
 from shared.errors import BadRequest
 
 group = typer.Typer(help="Show and change the settings of this command.", invoke_without_command=True)
-SHOWN_LETTERS = 8  # of a token: enough to recognize one
+TOKEN_PREFIX_LENGTH = 8  # of a token: enough to recognize one
 
 
 class Key(StrEnum):
@@ -36,21 +36,21 @@ def config(context: typer.Context, connect: Connect, as_json: Json = False) -> N
     """Show the settings in effect and their origins; subcommands change the file."""
     if context.invoked_subcommand is not None:
         return
-    found = connect.settings()
-    if found.token.value is not None:
-        found = replace(found, token=replace(found.token, value=masked(found.token.value)))
+    settings = connect.settings()
+    if settings.token.value is not None:
+        settings = replace(settings, token=replace(settings.token, value=mask_token(settings.token.value)))
     if as_json:
-        print_json(asdict(found) | {"file": str(config_file())})
+        print_json(asdict(settings) | {"file": str(config_file())})
         return
-    settings = {"profile": found.profile, "server": found.server, "token": found.token}
+    shown_settings = {"profile": settings.profile, "server": settings.server, "token": settings.token}
     print_table(
-        ("setting", "value", "origin"), [(name, item.value or "", item.origin) for name, item in settings.items()]
+        ("setting", "value", "origin"), [(name, item.value or "", item.origin) for name, item in shown_settings.items()]
     )
 
 
-def masked(token: str) -> str:
+def mask_token(token: str) -> str:
     """Returns the first letters of a token, at most a third of it."""
-    return token[: min(SHOWN_LETTERS, len(token) // 3)] + "..."
+    return token[: min(TOKEN_PREFIX_LENGTH, len(token) // 3)] + "..."
 
 
 @group.command("path")
@@ -77,7 +77,7 @@ def set_value(
             write_profiles(config_file(), replace(profiles, current=value))
             return
         name, _ = choose_profile(profile, profiles)
-        _change(profiles, name, replace(profiles.profiles.get(name, Profile()), server=value.rstrip("/")))
+        _write_profile(profiles, name, replace(profiles.profiles.get(name, Profile()), server=value.rstrip("/")))
     except BadRequest as error:
         raise stop(error.detail, 2) from error
 
@@ -91,20 +91,23 @@ def unset_value(key: KeyArgument, profile: ProfileName = None) -> None:
             write_profiles(config_file(), replace(profiles, current=None))
             return
         name, _ = choose_profile(profile, profiles)
-        kept = profiles.profiles.get(name, Profile())
-        _change(profiles, name, replace(kept, token=None) if key is Key.TOKEN else replace(kept, server=None))
+        old_profile = profiles.profiles.get(name, Profile())
+        _write_profile(
+            profiles, name, replace(old_profile, token=None) if key is Key.TOKEN else replace(old_profile, server=None)
+        )
     except BadRequest as error:
         raise stop(error.detail, 2) from error
 
 
-def _change(profiles: Profiles, name: str, changed: Profile) -> None:
-    """Writes a changed profile. A token is removed with the server that it belongs to."""
-    kept = profiles.profiles.get(name, Profile())
-    if changed.token is not None and changed.server != kept.server:
-        changed = replace(changed, token=None)
+def _write_profile(profiles: Profiles, name: str, profile: Profile) -> None:
+    """Writes a profile. If its server changes, the token for the old server is removed."""
+    old_profile = profiles.profiles.get(name, Profile())
+    if profile.token is not None and profile.server != old_profile.server:
+        profile = replace(profile, token=None)
         err.print(
-            f"the token of profile {name} was for {kept.server} and is removed; run `mobizo login --profile {name}`",
+            f"the token of profile {name} was for {old_profile.server} and is removed; "
+            f"run `mobizo login --profile {name}`",
             markup=False,
             soft_wrap=True,
         )
-    write_profiles(config_file(), profiles.changed(name, changed))
+    write_profiles(config_file(), profiles.with_profile(name, profile))

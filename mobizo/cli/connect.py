@@ -15,7 +15,7 @@ import typer
 from pydantic import ValidationError
 
 from mobizo.cli.console import stop
-from mobizo.cli.settings import Settings, resolve
+from mobizo.cli.settings import Settings, resolve_settings
 from mobizo.client import Client
 from mobizo.pinned_keys import PinnedKeys, default_path
 from shared.errors import (
@@ -74,27 +74,27 @@ class Connect:
     def settings(self) -> Settings:
         """Returns the settings in effect. Ends the command with status 2 if the file of profiles cannot be used."""
         try:
-            return resolve(self.server, self.token, self.profile)
+            return resolve_settings(self.server, self.token, self.profile)
         except BadRequest as error:
             raise stop(error.detail, 2) from error
 
     @contextmanager
-    def __call__(self, listing: str = "") -> Iterator[Client]:
+    def __call__(self, list_command: str = "") -> Iterator[Client]:
         """Yields a client. Ends the command with a one-line message and status 1 if a request fails.
 
-        listing: the command that lists what this command names by its id.
+        list_command: the command that lists the ids which this command accepts; shown if the id is unknown.
         """
-        found = self.settings()
-        if found.token.value is None:
-            why = "" if found.token.origin == "not set" else f" ({found.token.origin})"
-            raise stop(f"no token for {found.url}{why}: run `mobizo login`, set MOBIZO_TOKEN or give --token", 2)
-        with client_of(found.url, found.token.value, listing) as client:
+        settings = self.settings()
+        if settings.token.value is None:
+            reason = "" if settings.token.origin == "not set" else f" ({settings.token.origin})"
+            raise stop(f"no token for {settings.url}{reason}: run `mobizo login`, set MOBIZO_TOKEN or give --token", 2)
+        with open_client(settings.url, settings.token.value, list_command) as client:
             yield client
 
 
 @contextmanager
-def client_of(url: str, token: str, listing: str = "") -> Iterator[Client]:
-    """Yields a client of a server; otherwise as `Connect`."""
+def open_client(url: str, token: str, list_command: str = "") -> Iterator[Client]:
+    """Yields a client of a server. Errors end the command as in `Connect`."""
     if not re.fullmatch(r"[!-~]+", token):  # printable ASCII without spaces, as an HTTP header requires
         raise stop("the token contains spaces, line breaks or non-ASCII characters; copy it again", 2)
     try:
@@ -102,8 +102,8 @@ def client_of(url: str, token: str, listing: str = "") -> Iterator[Client]:
             yield client
     except MobizoError as error:
         steps = [step for kind, step in NEXT_STEPS if isinstance(error, kind) and "`mobizo" not in error.detail]
-        if type(error) is NotFound and listing:
-            steps = [f"`{listing}` shows what exists"]
+        if type(error) is NotFound and list_command:
+            steps = [f"`{list_command}` shows what exists"]
         raise stop("; ".join((error.detail, *steps)), 1) from error
     except (json.JSONDecodeError, ValidationError) as error:
         raise stop(
@@ -113,17 +113,19 @@ def client_of(url: str, token: str, listing: str = "") -> Iterator[Client]:
 
 def server_command(run: Callable[..., None]) -> Callable[..., None]:
     """Adds --server, --token and --profile to a command; it gets them as one parameter, `connect`."""
-    own = [item for item in inspect.signature(run, eval_str=True).parameters.values() if item.name != "connect"]
+    own_parameters = [
+        item for item in inspect.signature(run, eval_str=True).parameters.values() if item.name != "connect"
+    ]
     options = {"server": Server, "token": Token, "profile": ProfileName}
-    added = [
+    option_parameters = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
         for name, annotation in options.items()
     ]
 
     @functools.wraps(run)
-    def command(**given: Any) -> None:
-        connect = Connect(*(given.pop(name) for name in options))
-        run(connect=connect, **given)
+    def command(**arguments: Any) -> None:
+        connect = Connect(*(arguments.pop(name) for name in options))
+        run(connect=connect, **arguments)
 
-    command.__signature__ = inspect.Signature([*own, *added])  # type: ignore[attr-defined]
+    command.__signature__ = inspect.Signature([*own_parameters, *option_parameters])  # type: ignore[attr-defined]
     return command

@@ -1,4 +1,4 @@
-"""Parts that all commands share: common options, the client, and output as text or JSON."""
+"""Common options of the commands, and output as text or JSON."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def stop(message: str, status: int) -> typer.Exit:
 def invalid_field(error: ValidationError) -> str:
     """Returns the first problem of a validation error as `field.path: message`."""
     first = error.errors()[0]
-    where = ".".join(str(part) for part in first["loc"])
-    return f"{where}: {first['msg']}" if where else first["msg"]
+    location = ".".join(str(part) for part in first["loc"])
+    return f"{location}: {first['msg']}" if location else first["msg"]
 
 
 def percent(value: float | None) -> str:
@@ -36,8 +36,8 @@ def percent(value: float | None) -> str:
     return "" if value is None else f"{value:.1%}"
 
 
-def measured(result: Result) -> str:
-    """Returns the accuracy or perplexity of an adapter, and its examples unless they are test examples."""
+def score_text(result: Result) -> str:
+    """Returns the accuracy or perplexity of an adapter as text, marked if it is from the validation split."""
     text = percent(result.tuned_accuracy)
     if result.perplexities is not None:
         text = f"perplexity {result.perplexities[1]:.2f}"

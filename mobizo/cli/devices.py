@@ -19,7 +19,7 @@ from mobizo.cli.console import (
     print_json,
     stop,
 )
-from mobizo.cli.tables import MOST_ROWS, Limit, newest, print_table
+from mobizo.cli.tables import MOST_ROWS, Limit, print_table, take_newest
 from mobizo.resources.devices import Devices
 from shared.protocol import DeviceApproval, DeviceChange, DeviceRequestView, DeviceView, EnrollmentRequest
 
@@ -54,11 +54,11 @@ def create_enrollment_token(
     except ValidationError as error:
         raise stop(invalid_field(error), 2) from error
     with connect() as client:
-        created = client.devices.create_enrollment_token(request)
+        enrollment = client.devices.create_enrollment_token(request)
     if not user:
         # Standard output is reserved for the token.
         err.print(NO_USERS, markup=False, soft_wrap=True)
-    print_json(created) if as_json else out.print(created.token)
+    print_json(enrollment) if as_json else out.print(enrollment.token)
 
 
 @group.command()
@@ -70,7 +70,7 @@ def approve(
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
-    """Let a device enroll, after you have compared its name and key fingerprint with what the device shows."""
+    """Let a device enroll, after you have compared its name and key fingerprint with those on the device."""
     try:
         users = DeviceApproval(users=user or []).users
     except ValidationError as error:
@@ -79,14 +79,14 @@ def approve(
         request = client.devices.get_request(code)
         if not yes:
             # Standard output is reserved for the result.
-            for name, value in _facts(request):
+            for name, value in _request_rows(request):
                 err.print(f"{name:12} {value}", markup=False, soft_wrap=True)
             if not typer.confirm("Does the device show the same values, and do you want to let it enroll?", err=True):
                 raise stop("the device was not approved; `mobizo device reject` rejects its request", 1)
-        decided = client.devices.approve(code, users)
+        request = client.devices.approve(code, users)
     if not users:
         err.print(NO_USERS, markup=False, soft_wrap=True)
-    print_json(decided) if as_json else out.print(f"{decided.name} is approved", markup=False)
+    print_json(request) if as_json else out.print(f"{request.name} is approved", markup=False)
 
 
 @group.command()
@@ -94,8 +94,8 @@ def approve(
 def reject(connect: Connect, code: Code, as_json: Json = False) -> None:
     """Reject a device's request to enroll."""
     with connect() as client:
-        decided = client.devices.deny(code)
-    print_json(decided) if as_json else out.print(f"{decided.name} is rejected", markup=False)
+        request = client.devices.deny(code)
+    print_json(request) if as_json else out.print(f"{request.name} is rejected", markup=False)
 
 
 @group.command("list")
@@ -103,13 +103,13 @@ def reject(connect: Connect, code: Code, as_json: Json = False) -> None:
 def list_devices(connect: Connect, limit: Limit = MOST_ROWS, as_json: Json = False) -> None:
     """List devices, newest first."""
     with connect() as client:
-        found = newest(client.devices.list(), limit)
+        devices = take_newest(client.devices.list(), limit)
     if as_json:
-        print_json(list[BaseModel](found))
+        print_json(list[BaseModel](devices))
         return
     rows = [
-        (device.id, device.name, _state(device), " ".join(device.users), _labels(device), _seen(device))
-        for device in found
+        (device.id, device.name, _state(device), " ".join(device.users), _labels(device), _last_seen(device))
+        for device in devices
     ]
     print_table(
         ("device", "name", "state", "users", "labels", "last seen"),
@@ -124,22 +124,22 @@ def list_devices(connect: Connect, limit: Limit = MOST_ROWS, as_json: Json = Fal
 def view(connect: Connect, device: Device, as_json: Json = False) -> None:
     """Show a device: its users, labels, data sets and state."""
     with connect("mobizo device list") as client:
-        found = client.devices.get(device)
+        details = client.devices.get(device)
     if as_json:
-        print_json(found)
+        print_json(details)
         return
-    memory = "" if found.memory_bytes is None else f"{found.memory_bytes:,} bytes"
+    memory = "" if details.memory_bytes is None else f"{details.memory_bytes:,} bytes"
     values = {
-        "state": _state(found),
-        "platform": found.platform,
-        "users": " ".join(found.users),
-        "labels": _labels(found),
-        "data sets": " ".join(found.datasets),
+        "state": _state(details),
+        "platform": details.platform,
+        "users": " ".join(details.users),
+        "labels": _labels(details),
+        "data sets": " ".join(details.datasets),
         "memory": memory,
-        "last seen": _seen(found),
+        "last seen": _last_seen(details),
     }
-    lines = [f"{found.id}  {found.name}", *(f"{name}: {value or 'none'}" for name, value in values.items())]
-    out.print("\n".join(_visible(line) for line in lines), markup=False, soft_wrap=True)
+    lines = [f"{details.id}  {details.name}", *(f"{name}: {value or 'none'}" for name, value in values.items())]
+    out.print("\n".join(_printable(line) for line in lines), markup=False, soft_wrap=True)
 
 
 @group.command()
@@ -161,8 +161,8 @@ def label(
     except ValidationError as error:
         raise stop(invalid_field(error), 2) from error
     with connect("mobizo device list") as client:
-        found = client.devices.label(device, changes)
-    print_json(found) if as_json else out.print(f"{found.name}: {_labels(found) or 'no labels'}", markup=False)
+        details = client.devices.label(device, changes)
+    print_json(details) if as_json else out.print(f"{details.name}: {_labels(details) or 'no labels'}", markup=False)
 
 
 @group.command()
@@ -170,8 +170,8 @@ def label(
 def bind(connect: Connect, device: Device, user: User, as_json: Json = False) -> None:
     """Bind a user to a device: from now on the device gets the user's jobs (operator)."""
     with connect("mobizo device list") as client:
-        found = client.devices.bind(device, user)
-    print_json(found) if as_json else out.print(f"{found.name}: {', '.join(found.users)}", markup=False)
+        details = client.devices.bind(device, user)
+    print_json(details) if as_json else out.print(f"{details.name}: {', '.join(details.users)}", markup=False)
 
 
 @group.command()
@@ -193,24 +193,24 @@ def revoke(
 ) -> None:
     """Revoke a device with immediate effect. Its jobs return to the queue for other devices (operator)."""
     with connect("mobizo device list") as client:
-        found = _named(client.devices, device)
-        question = f"Revoke {_visible(found.name)} ({found.id})? It must enroll again to get jobs."
+        target = _find_device(client.devices, device)
+        question = f"Revoke {_printable(target.name)} ({target.id})? It must enroll again to get jobs."
         if not yes and not typer.confirm(question, err=True):
             raise stop("the device was not revoked", 1)
-        revoked = client.devices.revoke(found.id)
-    print_json(revoked) if as_json else out.print(f"{_visible(revoked.name)} is revoked", markup=False)
+        revoked_device = client.devices.revoke(target.id)
+    print_json(revoked_device) if as_json else out.print(f"{_printable(revoked_device.name)} is revoked", markup=False)
 
 
-def _named(devices: Devices, name_or_id: str) -> DeviceView:
+def _find_device(devices: Devices, name_or_id: str) -> DeviceView:
     """Returns a device by its id, or by its name if one enrolled device has it. Ends the command otherwise."""
     if DEVICE_ID.fullmatch(name_or_id):
         return devices.get(name_or_id)
-    named = [device for device in devices.list() if device.name == name_or_id and device.revoked_at is None]
-    if len(named) != 1:
-        ids = ", ".join(device.id for device in named)
-        many = f"{len(named)} devices are named {name_or_id!r}; give the id of one: {ids}"
-        raise stop(many if named else f"no device is named {name_or_id!r}; `mobizo device list` shows them", 1)
-    return named[0]
+    matches = [device for device in devices.list() if device.name == name_or_id and device.revoked_at is None]
+    if len(matches) != 1:
+        ids = ", ".join(device.id for device in matches)
+        message = f"{len(matches)} devices are named {name_or_id!r}; give the id of one: {ids}"
+        raise stop(message if matches else f"no device is named {name_or_id!r}; `mobizo device list` shows them", 1)
+    return matches[0]
 
 
 def _state(device: DeviceView) -> str:
@@ -223,21 +223,21 @@ def _labels(device: DeviceView) -> str:
     return " ".join(f"{key}={value}" for key, value in device.labels.items())
 
 
-def _seen(device: DeviceView) -> str:
+def _last_seen(device: DeviceView) -> str:
     return "never" if device.last_seen_at is None else f"{device.last_seen_at:%Y-%m-%d %H:%M} UTC"
 
 
-def _visible(text: str) -> str:
+def _printable(text: str) -> str:
     """Returns a text in which control characters, which a device may have sent, are replaced by `?`."""
     return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
-def _facts(request: DeviceRequestView) -> list[tuple[str, str]]:
-    """Returns what an operator compares. Control characters, which the device may have sent, are replaced by `?`."""
+def _request_rows(request: DeviceRequestView) -> list[tuple[str, str]]:
+    """Returns the values that an operator compares with the device's. Control characters are replaced by `?`."""
     rows = [
         ("Name", request.name),
         ("Platform", request.platform),
         ("Fingerprint", request.fingerprint),
         ("Address", request.address),
     ]
-    return [(name, _visible(value)) for name, value in rows]
+    return [(name, _printable(value)) for name, value in rows]

@@ -29,9 +29,9 @@ def read_request(
     except (OSError, ValueError) as error:
         raise BadRequest(f"{file} is not a JSON file: {error}") from error
     if isinstance(job, dict):
-        for part, fields in (("rules", rules), ("recipe", recipe or {})):
-            if fields and isinstance(job.setdefault(part, {}), dict):
-                job[part] |= fields
+        for section, fields in (("rules", rules), ("recipe", recipe or {})):
+            if fields and isinstance(job.setdefault(section, {}), dict):
+                job[section] |= fields
         job |= changes
     try:
         return JobRequest.model_validate_json(json.dumps(job))

@@ -12,7 +12,7 @@ from mobizo.cli.connect import Connect, server_command
 from mobizo.cli.console import Json, err, out, print_json, stop
 from mobizo.cli.job_file import parse_hours, parse_start, read_request
 from mobizo.cli.progress import show_job_progress
-from mobizo.cli.tables import MOST_ROWS, Limit, newest, print_table
+from mobizo.cli.tables import MOST_ROWS, Limit, print_table, take_newest
 from mobizo.client import Client
 from shared.errors import BadRequest
 from shared.job import MOST_PRIORITY, JobState, JobView
@@ -73,7 +73,7 @@ def submit(
     as_json: Json = False,
 ) -> None:
     """Submit a job. Options replace the file's fields."""
-    given = {
+    rule_options = {
         "charging": charging or None,
         "battery_floor": battery_floor,
         "temperature_ceiling": temperature_ceiling,
@@ -81,26 +81,26 @@ def submit(
         "metered": False if unmetered else None,
     }
     try:
-        rules: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        rules: dict[str, Any] = {name: value for name, value in rule_options.items() if value is not None}
         if hours:
             rules["hours"] = [parse_hours(text) for text in hours]
-        others = {
+        job_options = {
             "shrink": shrink or None,
             "priority": priority,
             "start": start and parse_start(start),
             "trajectory": trajectory,
         }
         recipe = {} if estimator is None else {"estimator": estimator}
-        changes = {name: value for name, value in others.items() if value is not None}
+        changes = {name: value for name, value in job_options.items() if value is not None}
         request = read_request(file, rules, changes, recipe)
     except BadRequest as error:
         raise stop(error.detail, 2) from error
     with connect() as client:
-        _submitted(client, client.jobs.submit(request), watch, as_json)
+        _print_submitted(client, client.jobs.submit(request), watch, as_json)
 
 
-def _submitted(client: Client, job: JobView, watch: bool, as_json: bool) -> None:
-    """Prints a new job, with `watch` when it has ended. Ends the command with status 1 if it failed."""
+def _print_submitted(client: Client, job: JobView, watch: bool, as_json: bool) -> None:
+    """Prints a new job; with `watch`, waits for its end first. Ends the command with status 1 if the job failed."""
     if watch:
         job = show_job_progress(client, job.id, err)
     print_json(job) if as_json else out.print(f"{job.id}  {job.state}")
@@ -111,8 +111,8 @@ def _submitted(client: Client, job: JobView, watch: bool, as_json: bool) -> None
 def _check_success(job: JobView) -> None:
     """Ends the command with status 1 if the job failed or was cancelled."""
     if job.state is JobState.FAILED:
-        why = job.error.detail if job.error else "the job failed"
-        raise stop(f"{why}; `mobizo job retry {job.id}` submits it again", 1)
+        reason = job.error.detail if job.error else "the job failed"
+        raise stop(f"{reason}; `mobizo job retry {job.id}` submits it again", 1)
     if job.state is JobState.CANCELLED:
         raise stop(f"the job was cancelled; `mobizo job retry {job.id}` submits it again", 1)
 
@@ -137,17 +137,17 @@ def view(connect: Connect, job_id: JobId, as_json: Json = False) -> None:
     if job.error is not None:
         lines.append(f"{job.error.code}: {job.error.detail}")
     if job.state_seconds:
-        lines.append(f"seconds: {_seconds(job)}")
+        lines.append(f"seconds: {_time_line(job)}")
     out.print("\n".join(lines), markup=False, soft_wrap=True)
 
 
-def _seconds(job: JobView) -> str:
-    """Returns where the job's time went: its former states, and the device's phases in those of training."""
-    words = [f"{state} {seconds:.1f}" for state, seconds in job.state_seconds.items()]
+def _time_line(job: JobView) -> str:
+    """Returns the seconds that the job spent in each state, and that the device spent in each phase of the run."""
+    parts = [f"{state} {seconds:.1f}" for state, seconds in job.state_seconds.items()]
     if job.result is not None and job.result.phase_seconds:
         phases = ", ".join(f"{phase} {seconds:.1f}" for phase, seconds in job.result.phase_seconds.items())
-        words.append(f"on the device: {phases}")
-    return ", ".join(words)
+        parts.append(f"on the device: {phases}")
+    return ", ".join(parts)
 
 
 def _recipe_changes(job: JobView) -> list[str]:
@@ -184,7 +184,7 @@ def watch(connect: Connect, job_id: JobId, as_json: Json = False) -> None:
 def list_jobs(connect: Connect, limit: Limit = MOST_ROWS, as_json: Json = False) -> None:
     """List jobs, newest first."""
     with connect() as client:
-        jobs = newest(client.jobs.list(), limit)
+        jobs = take_newest(client.jobs.list(), limit)
     if as_json:
         print_json(list[BaseModel](jobs))
         return
@@ -206,7 +206,7 @@ def retry(
 ) -> None:
     """Submit the request of an ended job again, as a new job."""
     with connect("mobizo job list") as client:
-        _submitted(client, client.jobs.retry(job_id), watch, as_json)
+        _print_submitted(client, client.jobs.retry(job_id), watch, as_json)
 
 
 @group.command()

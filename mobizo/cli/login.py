@@ -1,4 +1,4 @@
-"""`mobizo login`, `logout` and `whoami`: the token that a profile keeps."""
+"""`mobizo login`, `logout` and `whoami`: the token in a profile."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from mobizo.cli.code_login import token_by_code
-from mobizo.cli.connect import Connect, ProfileName, Server, client_of, server_command
+from mobizo.cli.connect import Connect, ProfileName, Server, open_client, server_command
 from mobizo.cli.console import Json, err, out, print_json, stop
 from mobizo.cli.settings import DEFAULT_SERVER, choose_profile
 from mobizo.profiles import Profile, config_file, read_profiles, write_profiles
@@ -55,9 +55,9 @@ def login(
         name, _ = choose_profile(profile, profiles)
     except BadRequest as error:
         raise stop(error.detail, 2) from error
-    kept = profiles.profiles.get(name, Profile())
+    old_profile = profiles.profiles.get(name, Profile())
     interactive = sys.stdin.isatty()
-    url = (server or os.environ.get("MOBIZO_SERVER") or _address(kept, interactive)).rstrip("/")
+    url = (server or os.environ.get("MOBIZO_SERVER") or _choose_server(old_profile, interactive)).rstrip("/")
     if token_file is not None:
         token = token_file.read_text(encoding="utf-8", errors="replace").strip()
     elif with_token:
@@ -66,28 +66,28 @@ def login(
         token = token_by_code(url, frozenset(scope or ()), not no_browser)
     else:
         raise stop("standard input is not a terminal: give the token with --token-file or --with-token", 2)
-    with client_of(url, token) as client:
+    with open_client(url, token) as client:
         me = client.tokens.whoami()
-    profiles = replace(profiles.changed(name, Profile(url, token)), current=profiles.current or name)
+    profiles = replace(profiles.with_profile(name, Profile(url, token)), current=profiles.current or name)
     write_profiles(path, profiles)
     if as_json:
         print_json({"profile": name, "server": url, "file": str(path), "whoami": me.model_dump(mode="json")})
     else:
         out.print(f"logged in to {url} as {_owner(me)}; profile {name} in {path}", markup=False, soft_wrap=True)
     if profiles.current != name:
-        use = f"use it with --profile {name}; `mobizo config set profile {name}` makes it the default"
-        err.print(use, markup=False, soft_wrap=True)
+        hint = f"use it with --profile {name}; `mobizo config set profile {name}` makes it the default"
+        err.print(hint, markup=False, soft_wrap=True)
     for variable in ("MOBIZO_SERVER", "MOBIZO_TOKEN"):
         if os.environ.get(variable):
             err.print(f"{variable} is set and overrides the profile; unset it to use the profile", soft_wrap=True)
 
 
-def _address(kept: Profile, interactive: bool) -> str:
+def _choose_server(old_profile: Profile, interactive: bool) -> str:
     if interactive:
-        return str(typer.prompt("Server", default=kept.server or DEFAULT_SERVER, err=True))
-    if kept.server is None:
+        return str(typer.prompt("Server", default=old_profile.server or DEFAULT_SERVER, err=True))
+    if old_profile.server is None:
         raise stop("no server: give --server or set MOBIZO_SERVER", 2)
-    return kept.server
+    return old_profile.server
 
 
 @commands.command()
@@ -99,10 +99,10 @@ def logout(profile: ProfileName = None) -> None:
         name, _ = choose_profile(profile, profiles)
     except BadRequest as error:
         raise stop(error.detail, 2) from error
-    kept = profiles.profiles.get(name)
-    if kept is None or kept.token is None:
+    old_profile = profiles.profiles.get(name)
+    if old_profile is None or old_profile.token is None:
         raise stop(f"profile {name} has no token; `mobizo config` shows the profile in use", 1)
-    write_profiles(path, profiles.changed(name, replace(kept, token=None)))
+    write_profiles(path, profiles.with_profile(name, replace(old_profile, token=None)))
     out.print(f"the token of profile {name} was removed; `mobizo token revoke ID` makes it invalid", soft_wrap=True)
 
 

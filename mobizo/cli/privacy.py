@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from mobizo.cli.connect import Connect, server_command
 from mobizo.cli.console import Json, invalid_field, out, print_json, stop
 from shared.errors import MobizoError
-from shared.federation.accounting import epsilon_of, noise_for, of_run
+from shared.federation.accounting import epsilon_of, noise_for, run_spending
 from shared.privacy import DELTA, ExamplePrivacy, PrivacyBudget, UserPrivacy
 
 group = typer.Typer(help="Show and limit the differential privacy that users and cohorts spend.", no_args_is_help=True)
@@ -23,7 +23,7 @@ User = Annotated[str, typer.Argument(help="Name of the user.")]
 def view(connect: Connect, user: User, as_json: Json = False) -> None:
     """Show the epsilon that all jobs of a user have spent together."""
     with connect() as client:
-        _print(client.privacy.user(user), as_json)
+        _print_privacy(client.privacy.user(user), as_json)
 
 
 @group.command()
@@ -43,7 +43,7 @@ def limit(
     except ValidationError as error:
         raise stop(invalid_field(error), 2) from error
     with connect() as client:
-        _print(client.privacy.set_user_budget(user, budget.epsilon, budget.delta), as_json)
+        _print_privacy(client.privacy.set_user_budget(user, budget.epsilon, budget.delta), as_json)
 
 
 @group.command()
@@ -55,16 +55,16 @@ def device(
 ) -> None:
     """Show the epsilon that runs have spent on each data set of a device, whatever users the jobs named."""
     with connect() as client:
-        found = client.privacy.device(device_id)
+        datasets = client.privacy.device(device_id)
     if as_json:
-        print_json([*found])
+        print_json([*datasets])
         return
-    for item in found:
-        spent = "unbounded" if item.epsilon is None else f"{item.epsilon:.3f}"
+    for item in datasets:
+        epsilon = "unbounded" if item.epsilon is None else f"{item.epsilon:.3f}"
         budget = "" if item.budget is None else f" of {item.budget:g}"
         users = ", ".join(item.users)
         out.print(
-            f"{item.dataset}  epsilon {spent}{budget} at delta {item.delta:g}  {item.runs} private runs for {users}",
+            f"{item.dataset}  epsilon {epsilon}{budget} at delta {item.delta:g}  {item.runs} private runs for {users}",
             markup=False,
         )
 
@@ -78,18 +78,18 @@ def cohort(
 ) -> None:
     """Show the epsilon that a cohort's rounds have spent per member and per example."""
     with connect() as client:
-        found = client.privacy.cohort(name)
+        privacy = client.privacy.cohort(name)
     if as_json:
-        print_json(found)
+        print_json(privacy)
         return
-    lines = [f"{found.cohort}  {found.rounds} published rounds"]
-    if found.members_epsilon is None and found.examples_epsilon is None:
+    lines = [f"{privacy.cohort}  {privacy.rounds} published rounds"]
+    if privacy.members_epsilon is None and privacy.examples_epsilon is None:
         lines.append("no privacy: the cohort's rounds give no epsilon bound for its members")
-    if found.members_epsilon is not None:
-        budget = "" if found.members_budget is None else f" of {found.members_budget:g}"
-        lines.append(f"each member: epsilon {found.members_epsilon:.3f}{budget} at delta {found.members_delta:g}")
-    if found.examples_epsilon is not None:
-        lines.append(f"each example: epsilon {found.examples_epsilon:.3f} at delta {found.examples_delta:g}")
+    if privacy.members_epsilon is not None:
+        budget = "" if privacy.members_budget is None else f" of {privacy.members_budget:g}"
+        lines.append(f"each member: epsilon {privacy.members_epsilon:.3f}{budget} at delta {privacy.members_delta:g}")
+    if privacy.examples_epsilon is not None:
+        lines.append(f"each example: epsilon {privacy.examples_epsilon:.3f} at delta {privacy.examples_delta:g}")
     out.print("\n".join(lines), markup=False)
 
 
@@ -108,26 +108,26 @@ def noise(
     try:
         settings = ExamplePrivacy(sampling_rate=rate, epsilon=epsilon, noise_multiplier=multiplier, delta=delta)
         if settings.epsilon is not None:
-            found = noise_for(settings.epsilon, delta, rate, steps)
-            settings = settings.model_copy(update={"noise_multiplier": found})
-        spent = epsilon_of([of_run(settings, steps)], delta)
+            sigma = noise_for(settings.epsilon, delta, rate, steps)
+            settings = settings.model_copy(update={"noise_multiplier": sigma})
+        spent_epsilon = epsilon_of([run_spending(settings, steps)], delta)
     except ValidationError as error:
         raise stop(invalid_field(error), 2) from error
     except MobizoError as error:
         raise stop(error.detail, 1) from error
     if as_json:
-        print_json({"noise_multiplier": settings.sigma, "epsilon": spent, "delta": delta})
+        print_json({"noise_multiplier": settings.sigma, "epsilon": spent_epsilon, "delta": delta})
         return
-    out.print(f"noise_multiplier {settings.sigma:g}  epsilon {spent:.3f}  delta {delta:g}", markup=False)
+    out.print(f"noise_multiplier {settings.sigma:g}  epsilon {spent_epsilon:.3f}  delta {delta:g}", markup=False)
 
 
-def _print(found: UserPrivacy, as_json: bool) -> None:
+def _print_privacy(privacy: UserPrivacy, as_json: bool) -> None:
     if as_json:
-        print_json(found)
+        print_json(privacy)
         return
-    spent = "unbounded" if found.epsilon is None else f"{found.epsilon:.3f}"
-    budget = "" if found.budget is None else f" of {found.budget:g}"
-    lines = [f"{found.user}  epsilon {spent}{budget} at delta {found.delta:g}  {found.runs} private runs"]
-    if found.unprotected:
-        lines.append(f"in addition, {found.unprotected} jobs without privacy, for which there is no epsilon bound")
+    epsilon = "unbounded" if privacy.epsilon is None else f"{privacy.epsilon:.3f}"
+    budget = "" if privacy.budget is None else f" of {privacy.budget:g}"
+    lines = [f"{privacy.user}  epsilon {epsilon}{budget} at delta {privacy.delta:g}  {privacy.runs} private runs"]
+    if privacy.unprotected:
+        lines.append(f"in addition, {privacy.unprotected} jobs without privacy, for which there is no epsilon bound")
     out.print("\n".join(lines), markup=False)

@@ -26,7 +26,7 @@ def show_job_progress(client: Client, job_id: str, console: Console) -> JobView:
     """Shows a job's progress until the job ends, and returns its last view. Raises NotFound for an unknown job."""
     description = TextColumn("{task.description}", markup=False)
     job: JobView | None = None
-    printed = ""
+    last_line = ""
     columns = BarColumn(24), description, TimeElapsedColumn()
     with Progress(*columns, console=console, disable=not console.is_terminal) as bars:
         bar = bars.add_task("waiting", total=None)
@@ -37,11 +37,11 @@ def show_job_progress(client: Client, job_id: str, console: Console) -> JobView:
                 if not console.is_terminal:
                     console.print(f"job {event.id}: {event.state}", soft_wrap=True)
                 continue
-            text = event.line()
-            bars.update(bar, description=text, total=event.steps or None, completed=event.step)
-            if not console.is_terminal and text != printed:
-                console.print(text, soft_wrap=True, markup=False)
-                printed = text
+            line = event.line()
+            bars.update(bar, description=line, total=event.steps or None, completed=event.step)
+            if not console.is_terminal and line != last_line:
+                console.print(line, soft_wrap=True, markup=False)
+                last_line = line
     if job is None:
         raise MobizoError(f"the server sent no event of job {job_id}")
     return job
@@ -57,9 +57,9 @@ def download_progress(console: Console) -> Iterator[DownloadProgress | None]:
     with Progress(*columns, console=console) as bars:
         bar_of_file: dict[str, TaskID] = {}
 
-        def report(name: str, have: int, size: int) -> None:
+        def report(name: str, received: int, size: int) -> None:
             if name not in bar_of_file:
                 bar_of_file[name] = bars.add_task(name, total=size)
-            bars.update(bar_of_file[name], completed=have)
+            bars.update(bar_of_file[name], completed=received)
 
         yield report

@@ -1,4 +1,4 @@
-"""`mobizo quickstart`: a server and a device on this machine, which need further packages."""
+"""`mobizo quickstart`: runs a server and a device on this machine. They need packages that the client does not."""
 
 from __future__ import annotations
 
@@ -59,18 +59,18 @@ def quickstart(
 
     console = Console(stderr=as_json, highlight=False)
     directory = home.expanduser().absolute()
-    signal.signal(signal.SIGTERM, _stopped)
+    signal.signal(signal.SIGTERM, _interrupt)
     try:
         report = run(Options(base, data, directory, tuple(fields or ()), task, minutes), console)
     except MobizoError as error:
         raise stop(error.detail, 2 if isinstance(error, BadRequest) else 1) from error
     except KeyboardInterrupt as error:
-        raise stop("stopped, with server and agent; the same command goes on from here", INTERRUPTED) from error
+        raise stop("stopped, with server and agent; the same command continues from here", INTERRUPTED) from error
     if as_json:
         typer.echo(json.dumps(report))
     else:
         show_report(report, console)
 
 
-def _stopped(number: int, _frame: FrameType | None) -> None:
+def _interrupt(number: int, _frame: FrameType | None) -> None:
     raise KeyboardInterrupt(number)

@@ -48,24 +48,24 @@ def score(
     try:
         rows = [{"prompt": prompt, "answers": answer or ()}] if file is None else _rows(file, task is not None)
         request = ScoreRequest.model_validate(
-            _given(rows=[_given(adapter=adapter) | row for row in rows], task=task, base=base)
+            _without_none(rows=[_without_none(adapter=adapter) | row for row in rows], task=task, base=base)
         )
     except BadRequest as error:
         raise stop(error.detail, 2) from error
     except ValidationError as error:
         raise stop(invalid_field(error), 2) from error
     with connect() as client:
-        found = client.scoring.score(request)
+        result = client.scoring.score(request)
     if as_json:
-        print_json(found)
+        print_json(result)
         return
     lines = []
-    for number, row in enumerate(found.rows, 1):
-        used = "" if row.adapter is None else f"{row.adapter} v{row.version}"
+    for number, row in enumerate(result.rows, 1):
+        adapter_label = "" if row.adapter is None else f"{row.adapter} v{row.version}"
         for index, item in enumerate(row.answers):
             mark = "*" if index == row.best else " "
             scores = f"{item.log_probability:.4f}", f"{item.probability:.1%}"
-            lines.append((str(number), used, f"{mark} {item.text!r}", *scores))
+            lines.append((str(number), adapter_label, f"{mark} {item.text!r}", *scores))
     print_table(
         ("row", "adapter", "answer", "log-probability", "probability"), lines, drop=("adapter", "log-probability")
     )
@@ -92,9 +92,9 @@ def generate(
     as_json: Json = False,
 ) -> None:
     """Continue a text with an adapter on the server. The text is printed while it is generated."""
-    fields = _given(prompt=prompt, adapter=adapter, max_tokens=max_tokens, temperature=temperature, top_p=top_p)
+    fields = _without_none(prompt=prompt, adapter=adapter, max_tokens=max_tokens, temperature=temperature, top_p=top_p)
     try:
-        request = GenerateRequest.model_validate(fields | _given(seed=seed, stop=stop_at, base=base))
+        request = GenerateRequest.model_validate(fields | _without_none(seed=seed, stop=stop_at, base=base))
     except ValidationError as error:
         raise stop(invalid_field(error), 2) from error
     with connect() as client:
@@ -108,7 +108,7 @@ def generate(
                 typer.echo(piece, nl=False)
 
 
-def _given(**fields: Any) -> dict[str, Any]:
+def _without_none(**fields: Any) -> dict[str, Any]:
     """Returns the fields that are not None."""
     return {name: value for name, value in fields.items() if value is not None}
 

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ValidationError
 
 from mobizo.cli.connect import Connect, server_command
 from mobizo.cli.console import Json, Yes, err, out, print_json, stop
-from mobizo.cli.tables import MOST_ROWS, Limit, newest, print_table
+from mobizo.cli.tables import MOST_ROWS, Limit, print_table, take_newest
 from shared.access import Role, Scope, TokenRequest
 
 group = typer.Typer(
@@ -44,8 +44,8 @@ def create_token(
         first = error.errors()[0]
         raise stop(f"--{str(first['loc'][0]).replace('_', '-')}: {first['msg']}", 2) from error
     with connect() as client:
-        created = client.tokens.create(request)
-    print_json(created) if as_json else out.print(created.token, soft_wrap=True)
+        grant = client.tokens.create(request)
+    print_json(grant) if as_json else out.print(grant.token, soft_wrap=True)
 
 
 @group.command("list")
@@ -53,15 +53,15 @@ def create_token(
 def list_tokens(connect: Connect, limit: Limit = MOST_ROWS, as_json: Json = False) -> None:
     """List tokens, newest first, without their secret text."""
     with connect() as client:
-        found = newest(client.tokens.list(), limit)
+        tokens = take_newest(client.tokens.list(), limit)
     if as_json:
-        print_json(list[BaseModel](found))
+        print_json(list[BaseModel](tokens))
         return
     rows = []
-    for item in found:
-        ends = "revoked" if item.revoked_at else "never" if item.expires_at is None else f"{item.expires_at:%Y-%m-%d}"
-        used = "" if item.last_used_at is None else f"{item.last_used_at:%Y-%m-%d %H:%M}"
-        rows.append((item.id, item.name, item.role, item.user or "", ends, used))
+    for item in tokens:
+        expiry = "revoked" if item.revoked_at else "never" if item.expires_at is None else f"{item.expires_at:%Y-%m-%d}"
+        last_used = "" if item.last_used_at is None else f"{item.last_used_at:%Y-%m-%d %H:%M}"
+        rows.append((item.id, item.name, item.role, item.user or "", expiry, last_used))
     columns = "id", "name", "role", "user", "expires", "last used"
     print_table(columns, rows, drop=("last used", "user", "role", "expires"))
 
@@ -71,8 +71,8 @@ def list_tokens(connect: Connect, limit: Limit = MOST_ROWS, as_json: Json = Fals
 def rotate_token(connect: Connect, token_id: TokenId, as_json: Json = False) -> None:
     """Replace a token by a new one with the same permissions. It is shown only once."""
     with connect("mobizo token list") as client:
-        created = client.tokens.rotate(token_id)
-    print_json(created) if as_json else out.print(created.token, soft_wrap=True)
+        grant = client.tokens.rotate(token_id)
+    print_json(grant) if as_json else out.print(grant.token, soft_wrap=True)
 
 
 @group.command("revoke")
@@ -97,13 +97,13 @@ def approve_login(
 ) -> None:
     """Confirm a login by its code: the program gets a token with at most the scopes of yours."""
     with connect() as client:
-        asked = client.tokens.get_login(code)
-        granted = scope or asked.scopes
+        login = client.tokens.get_login(code)
+        scopes = scope or login.scopes
         if not yes:
             # Standard output is reserved for the result.
-            for name, value in (("Program", asked.name), ("Address", asked.address), ("Scopes", " ".join(granted))):
+            for name, value in (("Program", login.name), ("Address", login.address), ("Scopes", " ".join(scopes))):
                 err.print(f"{name:8} {value}", markup=False, soft_wrap=True)
             if not typer.confirm("Did you start this login, and does the program show this code?", err=True):
                 raise stop("the login was not confirmed", 1)
-        decided = client.tokens.approve_login(code, granted)
-    print_json(decided) if as_json else out.print(f"{decided.name} is logged in", markup=False)
+        login = client.tokens.approve_login(code, scopes)
+    print_json(login) if as_json else out.print(f"{login.name} is logged in", markup=False)

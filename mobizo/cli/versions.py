@@ -20,7 +20,7 @@ Reason = Annotated[str, typer.Option("--reason", help="Text for the audit trail.
 ExactVersion = Annotated[str, typer.Argument(metavar="ADAPTER@REVISION", help=f"Adapter and version. {REVISIONS}")]
 
 
-def _exact(reference: str) -> tuple[str, str]:
+def _require_revision(reference: str) -> tuple[str, str]:
     """Returns the adapter and the revision of ADAPTER@REVISION. Ends the command with status 2 without a revision."""
     name, revision = split_reference(reference)
     if revision is None:
@@ -29,20 +29,20 @@ def _exact(reference: str) -> tuple[str, str]:
 
 
 def _change(connect: Connect, as_json: bool, change: Callable[[Client], AdapterView | AdapterVersion]) -> None:
-    """Changes an adapter or a version on the server, and prints it as it is now."""
+    """Changes an adapter or a version on the server, and prints its new state."""
     with connect() as client:
-        found = change(client)
+        item = change(client)
     if as_json:
-        print_json(found)
+        print_json(item)
         return
-    if isinstance(found, AdapterVersion):
-        text, until = version_line(found), found.removed_after
+    if isinstance(item, AdapterVersion):
+        text, removed_after = version_line(item), item.removed_after
     else:
-        main = "none" if found.main is None else f"v{found.main}"
-        tags = "".join(f", {tag} v{version}" for tag, version in sorted(found.tags.items()))
-        text, until = f"{found.name}: main {main}{tags}", found.removed_after
-    kept = "" if until is None else f"; deleted, can be restored until {until:%Y-%m-%d %H:%M} UTC"
-    out.print(text + kept, markup=False, soft_wrap=True)
+        main = "none" if item.main is None else f"v{item.main}"
+        tags = "".join(f", {tag} v{version}" for tag, version in sorted(item.tags.items()))
+        text, removed_after = f"{item.name}: main {main}{tags}", item.removed_after
+    note = "" if removed_after is None else f"; deleted, can be restored until {removed_after:%Y-%m-%d %H:%M} UTC"
+    out.print(text + note, markup=False, soft_wrap=True)
 
 
 @commands.command()
@@ -54,7 +54,7 @@ def promote(
     as_json: Json = False,
 ) -> None:
     """Make an approved version `main`."""
-    _change(connect, as_json, lambda client: client.adapters.promote(*_exact(version), reason))
+    _change(connect, as_json, lambda client: client.adapters.promote(*_require_revision(version), reason))
 
 
 @commands.command()
@@ -107,7 +107,7 @@ def approve(
     as_json: Json = False,
 ) -> None:
     """Approve a held or deprecated version."""
-    _change(connect, as_json, lambda client: client.adapters.approve(*_exact(version), reason))
+    _change(connect, as_json, lambda client: client.adapters.approve(*_require_revision(version), reason))
 
 
 @commands.command()
@@ -119,7 +119,7 @@ def reject(
     as_json: Json = False,
 ) -> None:
     """Delete a held version."""
-    _change(connect, as_json, lambda client: client.adapters.reject(*_exact(version), reason))
+    _change(connect, as_json, lambda client: client.adapters.reject(*_require_revision(version), reason))
 
 
 @commands.command()
@@ -132,7 +132,7 @@ def deprecate(
     as_json: Json = False,
 ) -> None:
     """Mark a version as deprecated. It can still be downloaded."""
-    _change(connect, as_json, lambda client: client.adapters.deprecate(*_exact(version), message, reason))
+    _change(connect, as_json, lambda client: client.adapters.deprecate(*_require_revision(version), message, reason))
 
 
 @commands.command()

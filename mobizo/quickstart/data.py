@@ -21,88 +21,88 @@ from shared.task_templates import named_task
 
 TEXT, LABEL = "text", "label"
 PROMPT, ANSWER, MESSAGES = "prompt", "answer", "messages"
-SPLITS = (SplitRule().text, "80/20", "100")  # the first whose splits all have records
-MOST_LABELS = 16  # of a task that is suggested
+SPLITS = (SplitRule().text, "80/20", "100")  # the first one whose splits all have records is used
+MOST_LABELS = 16  # of a suggested task
 LEAST_RECORDS = 2  # of each label
 
 
 @dataclass(frozen=True)
-class OwnData:
-    """A file that was checked. suggested: whether the task was made from the file's columns."""
+class CheckedData:
+    """A checked file of records and its task. suggested: whether the task was derived from the file's columns."""
 
     addition: Addition
     task: Task
     suggested: bool
     check: TaskCheck
 
-    def keep(self, home: AgentHome) -> None:
-        """Copies the records to the device's home and lets the task read them: the caller is the owner."""
+    def save(self, home: AgentHome) -> None:
+        """Copies the records to the device's home and approves the task, because the caller is the device's owner."""
         home.create()
         add(DatasetStore(home.data), self.addition)
         TaskApprovals(home.tasks).decide(self.task, [self.addition.name], TaskState.APPROVED)
 
 
-def name_of(text: str) -> str:
-    """Returns a name for data sets, adapters and bases that is made from any text."""
+def slug(text: str) -> str:
+    """Returns a valid name for data sets, adapters and bases, derived from any text."""
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:60] or "data"
 
 
-def check_data(path: Path, pairs: list[str], task: str | None) -> OwnData:
+def check_data(path: Path, pairs: list[str], task: str | None) -> CheckedData:
     """Reads a file and writes nothing. task: a file, a shipped task's name, or None to suggest one.
 
     Raises BadRequest for options that are wrong, InvalidDataset for a file that cannot be used.
     """
-    source, fields, name = open_source(path, None, None, None), FieldMap.parse(pairs), name_of(path.stem)
+    source, fields, name = open_source(path, None, None, None), FieldMap.parse(pairs), slug(path.stem)
     if task is None:
-        found = suggest_task(name, source, fields)
+        task_definition = suggest_task(name, source, fields)
     else:
-        found = read_task(Path(task)) if Path(task).is_file() else named_task(task)
-    refused: InvalidDataset | None = None
+        task_definition = read_task(Path(task)) if Path(task).is_file() else named_task(task)
+    first_error: InvalidDataset | None = None
     for split in SPLITS:
         rule = SplitRule.parse(split, DEFAULT_SEED)
-        addition = Addition(name, [source], fields, rule, Mode.REPLACE, found)
+        addition = Addition(name, [source], fields, rule, Mode.REPLACE, task_definition)
         try:
-            checked = add(DatasetStore(path.parent), replace(addition, dry_run=True)).check
+            check = add(DatasetStore(path.parent), replace(addition, dry_run=True)).check
         except InvalidDataset as error:
-            refused = refused or error
+            first_error = first_error or error
             continue
-        assert checked is not None  # noqa: S101  # there is a task
-        return OwnData(addition, found, task is None, checked)
-    assert refused is not None  # noqa: S101
-    raise refused
+        assert check is not None  # noqa: S101  # there is a task
+        return CheckedData(addition, task_definition, task is None, check)
+    assert first_error is not None  # noqa: S101
+    raise first_error
 
 
 def suggest_task(name: str, source: Source, fields: FieldMap) -> Task:
     """Returns the task that the first record's fields suggest.
 
-    `messages` makes a task of conversations, `prompt` and `answer` one of completions, `text` alone one of whole texts,
-    and `text` with `label` one that chooses between the labels. Raises BadRequest for other fields.
+    Conversations for `messages`, completions for `prompt` and `answer`, whole texts for `text` alone, and a choice
+    between the labels for `text` with `label`. Raises BadRequest for other fields.
     """
-    with source.path.open("rb") as raw:
-        where, record = next(iter(source.records(raw)), (str(source.path), {}))
-        fields.check(where, record)
-        found = fields.apply(record)
-    if isinstance(found.get(MESSAGES), list):
+    with source.path.open("rb") as file:
+        location, record = next(iter(source.records(file)), (str(source.path), {}))
+        fields.check(location, record)
+        values = fields.apply(record)
+    if isinstance(values.get(MESSAGES), list):
         return Task(name=name, kind="messages")
-    if PROMPT in found and ANSWER in found:
+    if PROMPT in values and ANSWER in values:
         return Task(name=name, kind="completion", prompt=f"{{{PROMPT}}}\n", answer=f"{{{ANSWER}}}")
-    if TEXT not in found:
+    if TEXT not in values:
         raise BadRequest(
             f"{source.path} has no column {TEXT!r} (its columns: {', '.join(record)}); name it with --map "
             f"{TEXT}=COLUMN, and with --map {LABEL}=COLUMN what a model is to choose; columns "
             f"{PROMPT!r} and {ANSWER!r}, or a list {MESSAGES!r}, teach it to answer; or give a task with --task"
         )
-    return _suggest_choice(name, source, fields) if LABEL in found else Task(name=name, kind="text")
+    return _suggest_choice(name, source, fields) if LABEL in values else Task(name=name, kind="text")
 
 
 def _suggest_choice(name: str, source: Source, fields: FieldMap) -> Task:
-    """Returns a choice task whose answers are the file's labels. Raises BadRequest if they are not few.
+    """Returns a choice task whose answers are the file's labels. Raises BadRequest for too few or too many labels.
 
     The name of the label's column ends the prompt.
     """
     labels: Counter[str] = Counter()
-    with source.path.open("rb") as raw:
-        for _, record in source.records(raw):
+    with source.path.open("rb") as file:
+        for _, record in source.records(file):
             label = fields.apply(record).get(LABEL)
             text = str(int(label)) if isinstance(label, bool) else str(label)
             if label is not None and text.strip():

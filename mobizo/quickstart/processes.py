@@ -1,4 +1,4 @@
-"""Processes of a server and a device beside the caller, which are stopped together."""
+"""Child processes, such as a server and a device agent, that are stopped together."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SERVER, AGENT = str(BIN / "mobizo-server"), str(BIN / "mobizo-agent")
 USAGE = 2  # exit status of a command whose arguments are wrong
 START_SECONDS = 120
 STOP_SECONDS = 15
-ANNOUNCED = re.compile(r"listening on \S*?(https?://[\w.:]+)")
+LISTENING_LINE = re.compile(r"listening on \S*?(https?://[\w.:]+)")
 
 
 class Processes:
@@ -29,22 +29,22 @@ class Processes:
     def __init__(self, logs: Path) -> None:
         """logs: directory of their output."""
         self._logs = logs
-        self._running: list[tuple[str, subprocess.Popen[bytes]]] = []
+        self._processes: list[tuple[str, subprocess.Popen[bytes]]] = []
         logs.mkdir(parents=True, exist_ok=True)
 
     def __enter__(self) -> Processes:
         return self
 
     def __exit__(self, *_: object) -> None:
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C would leave processes running
+        previous_handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C would leave processes running
         try:
             self._stop()
         finally:
-            signal.signal(signal.SIGINT, before)
+            signal.signal(signal.SIGINT, previous_handler)
 
     def _stop(self) -> None:
         deadline = time.monotonic() + STOP_SECONDS
-        for _name, process in reversed(self._running):  # the agent before the server, which takes its lease back
+        for _name, process in reversed(self._processes):  # the agent before the server, which takes its lease back
             _signal_group(process, signal.SIGTERM)
             with suppress(subprocess.TimeoutExpired):
                 process.wait(max(deadline - time.monotonic(), 0.1))
@@ -60,22 +60,22 @@ class Processes:
         pipes: its standard input and output are pipes, and only its errors go to the log.
         """
         # SIGINT is blocked until the process is recorded, so that Ctrl-C cannot leave it running.
-        pressed: list[bool] = []
-        before = signal.signal(signal.SIGINT, lambda *_: pressed.append(True))
+        interrupts: list[bool] = []
+        previous_handler = signal.signal(signal.SIGINT, lambda *_: interrupts.append(True))
         try:
             with (self._logs / f"{name}.log").open("wb") as log:
-                ends: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE} if pipes else {"stdout": log}
-                process = subprocess.Popen(command, env=env, stderr=log, start_new_session=True, **ends)
-            self._running.append((name, process))
+                streams: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE} if pipes else {"stdout": log}
+                process = subprocess.Popen(command, env=env, stderr=log, start_new_session=True, **streams)
+            self._processes.append((name, process))
         finally:
-            signal.signal(signal.SIGINT, before)
-        if pressed:
+            signal.signal(signal.SIGINT, previous_handler)
+        if interrupts:
             raise KeyboardInterrupt
         return process
 
     def check(self) -> None:
         """Raises MobizoError, with the end of its log, if server or agent have ended."""
-        for name, process in self._running:
+        for name, process in self._processes:
             if name in ("server", "agent") and process.poll() is not None:
                 tail = self._log(name)[-2000:]
                 raise MobizoError(f"{name} ended with status {process.returncode}:\n{tail}")
@@ -83,12 +83,12 @@ class Processes:
     def server_url(self) -> str:
         """Waits until the process `server` listens and returns its URL. Raises MobizoError if it does not."""
         deadline = time.monotonic() + START_SECONDS
-        while (announced := ANNOUNCED.search(self._log("server"))) is None:
+        while (match := LISTENING_LINE.search(self._log("server"))) is None:
             self.check()
             if time.monotonic() > deadline:
                 raise MobizoError(f"the server did not start within {START_SECONDS} seconds")
             time.sleep(0.2)
-        return announced[1]
+        return match[1]
 
     def _log(self, name: str) -> str:
         return (self._logs / f"{name}.log").read_text(errors="replace")
@@ -101,8 +101,8 @@ def _signal_group(process: subprocess.Popen[bytes], number: int) -> None:
 
 def run_command(command: list[str], env: Mapping[str, str]) -> str:
     """Returns the output of a command. Raises BadRequest for wrong arguments, MobizoError if it fails otherwise."""
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-    if done.returncode:
-        kind = BadRequest if done.returncode == USAGE else MobizoError
-        raise kind(f"`{Path(command[0]).name} {' '.join(command[1:3])}` failed: {done.stderr.strip()[-2000:]}")
-    return done.stdout
+    result = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    if result.returncode:
+        kind = BadRequest if result.returncode == USAGE else MobizoError
+        raise kind(f"`{Path(command[0]).name} {' '.join(command[1:3])}` failed: {result.stderr.strip()[-2000:]}")
+    return result.stdout

@@ -20,7 +20,7 @@ from device_agent.durable import write_durably
 from device_agent.policy.task_approvals import task_lines
 from mobizo import Client
 from mobizo.cli.progress import show_job_progress
-from mobizo.quickstart.data import OwnData, check_data, name_of
+from mobizo.quickstart.data import CheckedData, check_data, slug
 from mobizo.quickstart.processes import AGENT, Processes, run_command
 from mobizo.quickstart.site import Site
 from shared.canonical import canonical_json, file_sha256, sha256_hex
@@ -52,7 +52,7 @@ STEP_SECONDS, WRITING_STEP_SECONDS = 1.35e-11, 1.4e-11
 
 @dataclass(frozen=True)
 class Options:
-    """What the person asked for. home: of server and device. minutes: about how long training may take."""
+    """Options of the command. home: directory of server and device. minutes: approximate limit of the training time."""
 
     base: str
     data: Path
@@ -63,28 +63,28 @@ class Options:
 
 
 def quickstart(options: Options, console: Console) -> dict[str, Any]:
-    """Trains an adapter on this machine and returns what came of it. Prints progress to the console.
+    """Trains an adapter on this machine and returns a report. Prints progress to the console.
 
     Raises BadRequest or InvalidDataset, before anything is started, for options and files that cannot be used, and
-    MobizoError if a step fails. What was reached is kept; the same call goes on from there.
+    MobizoError if a step fails. Finished steps are kept; the same call continues after them.
     """
-    began = time.monotonic()
-    source = _source(options.base)
+    start = time.monotonic()
+    source = _resolve_base(options.base)
     data = check_data(options.data, list(options.fields), options.task)
     _show_data(data, console)
     with ExitStack() as stack:
-        stack.enter_context(_locked(options.home))
+        stack.enter_context(_lock_directory(options.home))
         processes = stack.enter_context(Processes(options.home / "logs"))
         site = Site(options.home, processes)
         console.print("[bold]server[/bold]: keys, database, base model")
         site.set_up()
-        base = site.base(source) or _add_base(site, source)
-        data.keep(site.agent_home)
+        base = site.base_name(source) or _add_base(site, source)
+        data.save(site.agent_home)
         site.build_runner()
         client = stack.enter_context(site.start_server())
         site.start_device(client, DEVICE, USER)
         view = next(view for view in client.bases.list() if view.name == base)
-        job = _job(client, site, data, _request(view, data, options.minutes), console)
+        job = _run_job(client, site, data, _job_request(view, data, options.minutes), console)
         if job.state is not JobState.SUCCEEDED:
             processes.check()
             raise MobizoError(f"the job is {job.state}: {job.error.detail if job.error else 'no reason given'}")
@@ -94,12 +94,12 @@ def quickstart(options: Options, console: Console) -> dict[str, Any]:
         run_command([AGENT, "adapter", "pull", reference], site.env)
         if data.task.generates:
             report["sample"] = _sample(data, site)
-        environment = site.keep_environment()
-    report |= {"seconds": round(time.monotonic() - began, 1), "next": _next(data, site, environment)}
+        environment = site.write_environment()
+    report |= {"seconds": round(time.monotonic() - start, 1), "next": _next_commands(data, site, environment)}
     return report
 
 
-def _source(base: str) -> str:
+def _resolve_base(base: str) -> str:
     """Returns the source of a base model as the server registers it. Raises BadRequest if there is none."""
     path = Path(base).expanduser()
     if (path.is_file() and path.suffix == ".gguf") or (path / "config.json").is_file():
@@ -112,8 +112,8 @@ def _source(base: str) -> str:
 
 
 def _add_base(site: Site, source: str) -> str:
-    """Registers a base under a free name and returns that. Raises BadRequest if it cannot be used."""
-    name = name_of(Path(source).stem if source.endswith(".gguf") else Path(source).name)
+    """Registers a base under an unused name and returns the name. Raises BadRequest if the base cannot be used."""
+    name = slug(Path(source).stem if source.endswith(".gguf") else Path(source).name)
     if name in {base["name"] for base in site.server("base", "list")}:
         name = f"{name}-{sha256_hex(source.encode())[:6]}"
     try:
@@ -123,7 +123,7 @@ def _add_base(site: Site, source: str) -> str:
     return name
 
 
-def _show_data(data: OwnData, console: Console) -> None:
+def _show_data(data: CheckedData, console: Console) -> None:
     origin = "suggested by the file's columns" if data.suggested else "as given"
     console.print(f"[bold]task[/bold] {data.task.name}, {origin}:", soft_wrap=True)
     for line in (*task_lines(data.task), *data.check.lines()):
@@ -131,8 +131,8 @@ def _show_data(data: OwnData, console: Console) -> None:
 
 
 @contextmanager
-def _locked(home: Path) -> Iterator[None]:
-    """Holds the directory, one process at a time. Raises BadRequest if it cannot be made, Conflict if it is held."""
+def _lock_directory(home: Path) -> Iterator[None]:
+    """Locks the directory for this process. Raises BadRequest if it cannot be created, Conflict if it is locked."""
     try:
         home.mkdir(parents=True, exist_ok=True, mode=0o700)
         descriptor = os.open(home / "lock", os.O_RDWR | os.O_CREAT, 0o600)
@@ -148,24 +148,24 @@ def _locked(home: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _request(base: BaseView, data: OwnData, minutes: float | None) -> JobRequest:
-    """Returns the job, with the settings that were best for one person's data in the demo."""
-    writes = data.task.generates
-    # A long document is read in pieces; each costs what its length does.
+def _job_request(base: BaseView, data: CheckedData, minutes: float | None) -> JobRequest:
+    """Returns the job's request, with the settings that were best for one person's data in the demo."""
+    generates = data.task.generates
+    # A long document is read in pieces. A step's time is proportional to their length.
     length = min(data.check.suggested, base.context_length, TEXT_LENGTH if data.task.kind == "text" else MOST_LENGTH)
-    steps = WRITING_STEPS if writes else STEPS
+    steps = WRITING_STEPS if generates else STEPS
     if minutes is not None:
-        step_seconds = (WRITING_STEP_SECONDS if writes else STEP_SECONDS) * base.parameters * BATCH * length
+        step_seconds = (WRITING_STEP_SECONDS if generates else STEP_SECONDS) * base.parameters * BATCH * length
         steps = int(min(max(60 * minutes / step_seconds, LEAST_STEPS), MOST_STEPS))
     recipe = RecipeSettings(
         estimator="gradient",
         targets=TARGETS,
         rank=8,
-        layers=f"last:{min(WRITING_LAYERS if writes else LAYERS, base.layers)}",
+        layers=f"last:{min(WRITING_LAYERS if generates else LAYERS, base.layers)}",
         effective_batch=BATCH,
         sequence_length=length,
         answer_length=None if data.check.suggested_answer is None else min(data.check.suggested_answer, length - 1),
-        loss="full" if writes or not data.task.shares_prompt else "candidates",
+        loss="full" if generates or not data.task.shares_prompt else "candidates",
         precision="int8",
     )
     training = TrainingSettings(
@@ -173,8 +173,8 @@ def _request(base: BaseView, data: OwnData, minutes: float | None) -> JobRequest
         lr=LR,
         schedule="cosine",
         evaluation_interval=max(steps // EVALUATIONS, 1),
-        validation_limit=WRITING_VALIDATION_LIMIT if writes else VALIDATION_LIMIT,
-        test_limit=WRITING_TEST_LIMIT if writes else TEST_LIMIT,
+        validation_limit=WRITING_VALIDATION_LIMIT if generates else VALIDATION_LIMIT,
+        test_limit=WRITING_TEST_LIMIT if generates else TEST_LIMIT,
     )
     name = data.addition.name
     return JobRequest(
@@ -182,10 +182,10 @@ def _request(base: BaseView, data: OwnData, minutes: float | None) -> JobRequest
     )
 
 
-def _job(client: Client, site: Site, data: OwnData, request: JobRequest, console: Console) -> JobView:
-    """Submits a job, unless one for the same request and the same records exists, and returns its last view."""
-    known = site.directory / "jobs.json"
-    jobs: dict[str, str] = json.loads(known.read_text()) if known.is_file() else {}
+def _run_job(client: Client, site: Site, data: CheckedData, request: JobRequest, console: Console) -> JobView:
+    """Submits a job unless one with the same request and records exists; returns its view after it has ended."""
+    jobs_file = site.directory / "jobs.json"
+    jobs: dict[str, str] = json.loads(jobs_file.read_text()) if jobs_file.is_file() else {}
     files = [file_sha256(source.path) for source in data.addition.sources]
     key = sha256_hex(canonical_json([request.model_dump(mode="json"), dict(data.addition.fields.columns), files]))
     job = None
@@ -195,10 +195,10 @@ def _job(client: Client, site: Site, data: OwnData, request: JobRequest, console
         except NotFound:
             job = None
     if job is not None and job.state not in (JobState.FAILED, JobState.CANCELLED):
-        console.print(f"[bold]job[/bold] {job.id} of an earlier run goes on")
+        console.print(f"[bold]job[/bold] {job.id} of an earlier run continues")
     else:
         job = client.jobs.submit(request)
-        write_durably(known, json.dumps(jobs | {key: job.id}, indent=1).encode())
+        write_durably(jobs_file, json.dumps(jobs | {key: job.id}, indent=1).encode())
         console.print(f"[bold]job[/bold] {job.id} (recipe {job.recipe_id[:12]})")
     return show_job_progress(client, job.id, console)
 
@@ -222,33 +222,33 @@ def _report(client: Client, job: JobView) -> dict[str, Any]:
     }
 
 
-def _sample(data: OwnData, site: Site) -> dict[str, str]:
-    """Returns a held-out text: its prompt, the record's own words, the base model's and the adapter's."""
-    name, most = data.addition.name, str(SAMPLE_TOKENS)
-    options = ["--data", name, "--limit", "1", "--max-tokens", most, "--json"]
-    shown: dict[str, str] = json.loads(run_command([AGENT, "samples", name, *options], site.env))["texts"][0]
-    return shown
+def _sample(data: CheckedData, site: Site) -> dict[str, str]:
+    """Returns a held-out prompt, and its continuations in the record, by the base model and by the adapter."""
+    name, token_limit = data.addition.name, str(SAMPLE_TOKENS)
+    options = ["--data", name, "--limit", "1", "--max-tokens", token_limit, "--json"]
+    text: dict[str, str] = json.loads(run_command([AGENT, "samples", name, *options], site.env))["texts"][0]
+    return text
 
 
-def _next(data: OwnData, site: Site, environment: Path) -> list[str]:
+def _next_commands(data: CheckedData, site: Site, environment: Path) -> list[str]:
     """Returns the commands to type next."""
     home = ["--home", str(site.agent_home.path)]
     if data.task.generates:
         form = [] if data.task.kind == "messages" else ["--form", "plain"]
-        use = ["mobizo-agent", "chat", data.addition.name, *form, *home]
+        command = ["mobizo-agent", "chat", data.addition.name, *form, *home]
     else:
         fields = record_fields(data.task)
-        own = ["--text", "Your own sentence."] if len(fields) == 1 else [f"--field={field}=..." for field in fields]
-        use = ["mobizo-agent", "predict", data.addition.name, *own, *home]
+        inputs = ["--text", "Your own sentence."] if len(fields) == 1 else [f"--field={field}=..." for field in fields]
+        command = ["mobizo-agent", "predict", data.addition.name, *inputs, *home]
     return [
-        shlex.join(use),
+        shlex.join(command),
         shlex.join(["mobizo-agent", "serve", *home]),
         f". {shlex.quote(str(environment))}; mobizo-server run & sleep 5; mobizo job list",
     ]
 
 
 def show_report(report: dict[str, Any], console: Console) -> None:
-    """Prints what came of it, for people."""
+    """Prints the report as text."""
     if report["accuracy_after"] is not None:
         before, after = (
             "?" if value is None else f"{value:.1%}" for value in (report["accuracy_before"], report["accuracy_after"])
@@ -263,8 +263,8 @@ def show_report(report: dict[str, Any], console: Console) -> None:
         )
     if (sample := report.get("sample")) is not None:
         console.print(f"\nA held-out text: {sample['prompt'].strip()}", markup=False, soft_wrap=True)
-        for key, who in (("own", "its own words"), ("base", "the base model"), ("adapter", "your adapter")):
-            console.print(f"  {who}: {' '.join(sample[key].split())}", markup=False, soft_wrap=True)
+        for key, author in (("own", "its own words"), ("base", "the base model"), ("adapter", "your adapter")):
+            console.print(f"  {author}: {' '.join(sample[key].split())}", markup=False, soft_wrap=True)
         console.print()
     console.print(
         f"{report['adapter']} is on this device after {report['seconds']:.0f} seconds; "
@@ -276,6 +276,6 @@ def show_report(report: dict[str, Any], console: Console) -> None:
             "approves it anyway.",
             soft_wrap=True,
         )
-    console.print("\nGo on with:")
+    console.print("\nNext steps:")
     for line in report["next"]:
         console.print(f"  {line}", style="bold", markup=False, soft_wrap=True)

@@ -20,33 +20,33 @@ from shared.protocol import EnrollmentRequest
 
 
 class Site:
-    """The homes `server` and `agent` in a directory. What they hold is kept and used again."""
+    """The homes `server` and `agent` in a directory. Later runs use their contents again."""
 
     def __init__(self, directory: Path, processes: Processes) -> None:
         self.directory, self._processes = directory, processes
         self.agent_home = AgentHome(directory / "agent")
-        self._token = directory / "operator.token"
+        self._token_file = directory / "operator.token"
         homes = {"MOBIZO_HOME": str(directory / "server"), HOME_VARIABLE: str(self.agent_home.path)}
         self.env = os.environ | homes | {"PYTHONUNBUFFERED": "1"}
         self.url = ""
 
     def server(self, *arguments: str) -> Any:
-        """Runs a command of `mobizo-server` that prints one JSON value, and returns that. Raises MobizoError."""
+        """Runs a command of `mobizo-server` that prints one JSON value, and returns the value. Raises MobizoError."""
         return json.loads(run_command([SERVER, *arguments, "--json"], self.env))
 
     def set_up(self) -> None:
         """Creates the server's home unless it exists, and a token of its operator."""
         if not (self.directory / "server" / "keys").is_dir():
-            self._keep_token(self.server("init")["token"])
-        elif not self._token.is_file():  # a set-up that was interrupted
+            self._write_token(self.server("init")["token"])
+        elif not self._token_file.is_file():  # a set-up that was interrupted
             self._new_token()
 
-    def base(self, source: str) -> str | None:
+    def base_name(self, source: str) -> str | None:
         """Returns the name of the base model that is registered with this source."""
         return next((base["name"] for base in self.server("base", "list") if base["source"] == source), None)
 
     def build_runner(self) -> None:
-        """Starts to build the native runner, which the device would do when it gets its first job."""
+        """Starts building the native runner, which the device would otherwise build for its first job."""
         if RUNNER_VARIABLE not in os.environ and RunnerLocation.within(self.agent_home.path).find() is None:
             self._processes.start("build-runner", [AGENT, "build-runner"], self.env)
 
@@ -54,17 +54,17 @@ class Site:
         """Starts the server on a free loopback port; returns its operator's client, which the caller closes."""
         self._processes.start("server", [SERVER, "run", "--port", "0", "--workers", str(workers)], self.env)
         self.url = self._processes.server_url()
-        client = Client(self.url, self._token.read_text().strip())
+        client = Client(self.url, self._token_file.read_text().strip())
         try:
             client.bases.list()
         except Unauthorized:  # the token has expired
             client.close()
             self._new_token()
-            client = Client(self.url, self._token.read_text().strip())
+            client = Client(self.url, self._token_file.read_text().strip())
         return client
 
     def start_device(self, client: Client, name: str, user: str, *arguments: str) -> subprocess.Popen[bytes]:
-        """Enrolls the device for a user unless it is, and starts `mobizo-agent run` with further arguments."""
+        """Enrolls the device for a user unless it is enrolled, and starts `mobizo-agent run` with these arguments."""
         try:
             config = self.agent_home.config()
         except NotEnrolled:
@@ -72,18 +72,18 @@ class Site:
             run_command([AGENT, "enroll", "--server", self.url, "--token", token, "--name", name], self.env)
         else:
             if config.server != self.url:  # the same server, on another port
-                moved = config.model_copy(update={"server": self.url})
-                write_durably(self.agent_home.path / "config.json", moved.model_dump_json(indent=1).encode())
+                updated_config = config.model_copy(update={"server": self.url})
+                write_durably(self.agent_home.path / "config.json", updated_config.model_dump_json(indent=1).encode())
         return self._processes.start("agent", [AGENT, "run", *arguments], self.env)
 
-    def keep_environment(self) -> Path:
-        """Writes the variables with which the commands find server and device, for `.` in a shell; returns the file."""
+    def write_environment(self) -> Path:
+        """Writes a file of shell variables that make the commands use this server and device; returns its path."""
         variables = {
             "MOBIZO_HOME": self.env["MOBIZO_HOME"],
             HOME_VARIABLE: self.env[HOME_VARIABLE],
             "MOBIZO_SERVER": self.url,
             "MOBIZO_PORT": self.url.rpartition(":")[2],
-            "MOBIZO_TOKEN": self._token.read_text().strip(),
+            "MOBIZO_TOKEN": self._token_file.read_text().strip(),
         }
         lines = [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
         lines.append(f"export PATH={shlex.quote(str(BIN))}:$PATH\n")
@@ -92,7 +92,7 @@ class Site:
         return path
 
     def _new_token(self) -> None:
-        self._keep_token(self.server("token", "create", "--role", "operator", "--name", "site")["token"])
+        self._write_token(self.server("token", "create", "--role", "operator", "--name", "site")["token"])
 
-    def _keep_token(self, token: str) -> None:
-        write_durably(self._token, token.encode())
+    def _write_token(self, token: str) -> None:
+        write_durably(self._token_file, token.encode())

@@ -140,8 +140,8 @@ class Adapters:
         It can be restored until the time `removed_after`.
         """
         if revision is None:
-            deleted = self._connection.send("DELETE", adapter_path(name), reason=reason or None)
-            return AdapterView.model_validate(deleted)
+            adapter = self._connection.send("DELETE", adapter_path(name), reason=reason or None)
+            return AdapterView.model_validate(adapter)
         path = version_path(self.version(name, revision))
         return AdapterVersion.model_validate(self._connection.send("DELETE", path, reason=reason or None))
 

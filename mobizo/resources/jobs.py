@@ -67,11 +67,11 @@ class Jobs:
 
         The iterator waits for new events and ends with the job. It reconnects if the server ends the stream early.
         """
-        last: str | None = None
+        last_id: str | None = None
         while True:
-            events = self._connection.transport.events(f"/v1/jobs/{job_id}/events", last_event_id=last)
+            events = self._connection.transport.events(f"/v1/jobs/{job_id}/events", last_event_id=last_id)
             for event, event_id, data in events:
-                last = event_id or last
+                last_id = event_id or last_id
                 if event == "progress":
                     yield Progress.model_validate(json.loads(data))
                 elif event == "job":

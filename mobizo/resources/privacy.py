@@ -33,8 +33,8 @@ class Privacy:
 
     def device(self, device_id: str) -> list[DatasetPrivacy]:
         """Returns the epsilon that runs have spent on each data set of a device. Raises NotFound."""
-        found = self._connection.get(f"/v1/devices/{quote(device_id, safe='')}/privacy")
-        return [DatasetPrivacy.model_validate(item) for item in found]
+        items = self._connection.get(f"/v1/devices/{quote(device_id, safe='')}/privacy")
+        return [DatasetPrivacy.model_validate(item) for item in items]
 
     def cohort(self, cohort: str) -> CohortPrivacy:
         """Returns the epsilon that a cohort's rounds have spent per member and per example. Raises CohortNotFound."""

@@ -52,8 +52,8 @@ class Tokens:
         scopes: None: those that the program asks for and this client has.
         """
         body = LoginApproval(scopes=None if scopes is None else list(scopes)).model_dump(mode="json")
-        answer = self._connection.send("POST", f"{_login_path(user_code)}/approve", body)
-        return LoginRequestView.model_validate(answer)
+        response = self._connection.send("POST", f"{_login_path(user_code)}/approve", body)
+        return LoginRequestView.model_validate(response)
 
     def deny_login(self, user_code: str) -> LoginRequestView:
         """Refuses a login. Raises NotFound, or Conflict if it was confirmed before."""

@@ -33,11 +33,11 @@ class Trajectories:
         bytes do not have the sha256 that the server states.
         """
         version = find_version(self._connection, name, revision)
-        found = self._view(version)
+        view = self._view(version)
         target.parent.mkdir(parents=True, exist_ok=True)
-        file = PeftFile(path=target.name, size=found.size, sha256=found.sha256)
+        file = PeftFile(path=target.name, size=view.size, sha256=view.sha256)
         download_file(self._connection, f"{version_path(version)}/trajectory.bin", file, target, progress)
-        return found
+        return view
 
     def download_step(self, name: str, step: int, target: Path, revision: str | int = "main") -> AdapterVersion:
         """Writes LoRA-B as it was after `step` steps to the file `target` (safetensors), and returns the version.

@@ -80,7 +80,7 @@ def _check(template: ChatTemplate) -> None:
     """
     remedy = "remove it from the model's files to register the model without chat"
     try:
-        text = template.render_apart([*SAMPLE, ASK_AGAIN], seconds=CHECK_SECONDS)
+        text = template.render_in_subprocess([*SAMPLE, ASK_AGAIN], seconds=CHECK_SECONDS)
     except InvalidConversation as error:
         if isinstance(error.__cause__, subprocess.TimeoutExpired):
             raise UnreadableCheckpoint(

@@ -70,11 +70,11 @@ def calibrate(
         )
     figures = {
         "sha256": calibration.sha256,
-        "base": calibration.about.base.name,
-        "base_sha256": calibration.about.base.sha256,
-        "kind": calibration.about.kind,
-        "task": calibration.about.task,
-        "examples": calibration.about.examples,
+        "base": calibration.metadata.base.name,
+        "base_sha256": calibration.metadata.base.sha256,
+        "kind": calibration.metadata.kind,
+        "task": calibration.metadata.task,
+        "examples": calibration.metadata.examples,
         "modules": len(calibration.directions),
         "width": calibration.width,
         "bytes": out.stat().st_size,

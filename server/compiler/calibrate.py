@@ -21,7 +21,7 @@ from server.compiler.layerwise import LayerwisePasses
 from server.compiler.model.backbone import Backbone
 from shared.errors import InvalidDataset
 from shared.recipe import Recipe, Target
-from shared.zo.calibration import F32, CalibrationAbout, Kind, dump_calibration
+from shared.zo.calibration import F32, CalibrationMetadata, Kind, dump_calibration
 from shared.zo.encoding import Example, pack_step
 from shared.zo.lora import lora_modules
 
@@ -89,7 +89,7 @@ def calibrate(
             take(layer, grams)
     report("directions", 1.0)
     return dump_calibration(
-        CalibrationAbout(base=recipe.base, kind=kind, task=task, examples=len(examples)), directions
+        CalibrationMetadata(base=recipe.base, kind=kind, task=task, examples=len(examples)), directions
     )
 
 
@@ -104,7 +104,7 @@ class _Batch:
         arrays = pack_step(examples, recipe, dynamic=True)
         self.tokens, self.positions, *self.labels, self.mask = (torch.from_numpy(array) for array in arrays)
         lengths = torch.zeros(len(self.tokens), 1)
-        lengths[: len(examples), 0] = torch.tensor([len(example.right.tokens) for example in examples])
+        lengths[: len(examples), 0] = torch.tensor([len(example.correct_row.tokens) for example in examples])
         self.real = (torch.arange(self.tokens.shape[1]) < lengths).reshape(-1)  # (E S,): not padding
 
 

@@ -15,8 +15,8 @@ from shared.errors import Conflict, InvalidUpload
 from shared.federation.aggregation import aggregate
 from shared.federation.cohort import CohortSettings
 from shared.federation.files import FileSource, UploadedFile
-from shared.federation.intake import Rules
-from shared.federation.optimizers import advance, begin, load_state
+from shared.federation.intake import UpdateRequirements
+from shared.federation.optimizers import advance, initial_state, load_state
 from shared.federation.secure_aggregation.fixed_point import Total
 from shared.federation.update import F32, Contribution
 from shared.recipe import Recipe
@@ -72,7 +72,7 @@ def make_version(artifacts: ArtifactStore, order: RoundOrder, total: Total | Non
     base = read_b(artifacts, order.base_sha256, size)
     # `CohortSettings` rejects member-level privacy with masked updates: the server cannot clip them.
     update = _aggregated(artifacts, order, base) if total is None else total.mean.astype(np.float32)
-    state = begin(settings.optimizer, size)
+    state = initial_state(settings.optimizer, size)
     if order.optimizer_sha256 is not None:
         state = load_state(artifacts.read(order.optimizer_sha256), settings.optimizer, size)
     moved, state = advance(settings.optimizer, state, base, update)
@@ -100,7 +100,7 @@ def _source(artifacts: ArtifactStore, order: RoundOrder, base: F32) -> FileSourc
         if update.start_sha256 not in starts:
             starts[update.start_sha256] = read_b(artifacts, update.start_sha256, order.size_d)
     # The norm limit was checked at upload; an accepted update must not fail the round now.
-    rules = Rules(order.size_d, order.a_sha256)
+    rules = UpdateRequirements(order.size_d, order.a_sha256)
     return FileSource([_uploaded(update, starts) for update in order.updates], rules, artifacts.open)
 
 

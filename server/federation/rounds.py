@@ -40,7 +40,7 @@ from shared.errors import (
     UnknownBase,
     VersionHeld,
 )
-from shared.federation.algorithms import find
+from shared.federation.algorithms import algorithm_of
 from shared.federation.cohort import RoundState, UpdateState
 from shared.federation.secure_aggregation.fixed_point import vector_bytes
 from shared.federation.secure_aggregation.messages import Phase
@@ -246,9 +246,9 @@ class RoundService:
             self._end_masked_if_due(cohort, cohort_round)
             return
         waiting = self._rounds.count(cohort_round, UpdateState.WAITING)
-        server = find(cohort.settings.algorithm).server
+        server = algorithm_of(cohort.settings.algorithm).server
         late = utc_now() >= cohort_round.deadline
-        if not late and not server.full(cohort_round.updates, cohort_round.updates + waiting):
+        if not late and not server.is_complete(cohort_round.updates, cohort_round.updates + waiting):
             return
         self._end(cohort, cohort_round, "at the deadline" if late else "when all members had answered")
 

@@ -94,7 +94,7 @@ class CohortService:
         self._cohorts.add(cohort)
         self._adapters.add(Adapter(tenant=tenant, name=settings.name, user=NO_USER, versions=0, created_at=now))
         parts = settings.algorithm.name, settings.upload, chosen.reason
-        note(self._session, cohort, actor, AdapterAction.COHORT_MADE, ", ".join(filter(None, parts)))
+        note(self._session, cohort, actor, AdapterAction.COHORT_CREATED, ", ".join(filter(None, parts)))
         return cohort
 
     def _check_name(self, tenant: str, name: str) -> None:

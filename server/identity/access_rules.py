@@ -55,7 +55,7 @@ from shared.errors import (
     DigestMismatch,
     Forbidden,
     MobizoError,
-    Replayed,
+    ReplayedRequest,
     TenantSuspended,
     TooManyRequests,
     Unauthorized,
@@ -270,13 +270,13 @@ def spent_by(device_id: str, signature: RequestSignature) -> Spent:
 
 
 def spend(session: Session, device_id: str, signature: RequestSignature) -> None:
-    """Notes the nonce as long as its signature is good. Raises Replayed if it is spent."""
+    """Notes the nonce as long as its signature is good. Raises ReplayedRequest if it is spent."""
     if not NonceRepository(session).spend_all([spent_by(device_id, signature)], utc_now()):
-        raise Replayed
+        raise ReplayedRequest
 
 
 def spend_ahead(state: AppState, device_id: str, signature: RequestSignature | None) -> None:
-    """Spends a nonce by itself, before a body is read. Raises Replayed."""
+    """Spends a nonce by itself, before a body is read. Raises ReplayedRequest."""
     if signature is not None:
         with state.database.writing() as session:
             spend(session, device_id, signature)
@@ -325,7 +325,7 @@ def spending(state: AppState, principal: Principal, signature: RequestSignature 
             if signature is not None:
                 spend(session, device_id, signature)
             yield session
-    except (Replayed, Unavailable):
+    except (ReplayedRequest, Unavailable):
         # Nothing was done, and the same may be done again.
         raise
     except MobizoError:
@@ -334,7 +334,7 @@ def spending(state: AppState, principal: Principal, signature: RequestSignature 
         raise
 
 
-@may_raise(Replayed)
+@may_raise(ReplayedRequest)
 async def _writing(principal: Device, state: State, signature: Signature) -> AsyncIterator[Session]:
     async with state.write_queue.holding(spending(state, principal, signature)) as session:
         yield session

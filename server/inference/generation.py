@@ -15,7 +15,7 @@ from server.inference.lora_rows import ServedAdapter
 from server.inference.model import ServingBase
 from server.inference.model_cache import needs
 from server.inference.worker_state import MemoryInUse, WorkerState
-from shared.sampling import Sampler, reported
+from shared.sampling import Sampler, generated_token
 
 
 @dataclass
@@ -168,7 +168,7 @@ class Generations:
             if generation.last in generation.task.text.ends:
                 self._worker.send({"id": number, "finish": "stop"})
             else:
-                report = reported(generation.last, logits[number], generation.task.text.likeliest)
+                report = generated_token(generation.last, logits[number], generation.task.text.likeliest)
                 self._worker.send({"id": number} | report.model_dump(exclude_defaults=True))
                 if generation.generated < generation.task.text.most:
                     continue

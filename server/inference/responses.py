@@ -104,7 +104,9 @@ class TextGeneration:
             self._read, limiter=self._state.get(_make_readers)
         )
         self.prompt_tokens = len(asked.tokens)
-        text = TextPieces(self.tokenizer, asked.tokens, self.request.stop, silent=self.request.likeliest is not None)
+        text = TextPieces(
+            self.tokenizer, asked.tokens, self.request.stop, keep_textless=self.request.likeliest is not None
+        )
         finish = "stop"
         async with aclosing(
             self._state.get(make_scorer).generate(self._tenant, target.base_ref, adapters, asked)

@@ -29,8 +29,8 @@ from server.storage.store import ArtifactStore
 from server.tasks.repository import TaskService
 from shared.errors import Conflict, NotFound
 from shared.federation.cohort import RoundTask
-from shared.federation.secure_aggregation.quiet import quiet_progress, quiet_result
-from shared.job import MOVES, JobRequest, JobStart, JobState, Progress, RoundRef
+from shared.federation.secure_aggregation.redaction import redacted_progress, redacted_result
+from shared.job import TRANSITIONS, JobRequest, JobStart, JobState, Progress, RoundRef
 from shared.program import SignedManifest
 from shared.recipe import BaseRef, Recipe
 from shared.registry import Parent, SignedAdapter
@@ -127,13 +127,13 @@ class JobLifecycle:
 
     def move(self, job: Job, state: JobState, **changes: Any) -> None:
         """Moves a job to `state` and sets other columns with it. Raises Conflict if the move is not allowed."""
-        if state not in MOVES[job.state]:
+        if state not in TRANSITIONS[job.state]:
             raise Conflict(f"job {job.id} is {job.state}; it cannot become {state}")
         waited, now = job.state in AWAITING_PROGRAM, utc_now()
         job.times = job.times.after(job.state, now)
         job.state = state
         if job.quiet and (result := changes.get("result")) is not None:
-            changes["result"] = quiet_result(result)
+            changes["result"] = redacted_result(result)
         for name, value in changes.items():
             setattr(job, name, value)
         if state.final:
@@ -158,7 +158,7 @@ class JobLifecycle:
     def progress(self, job: Job, progress: Progress) -> None:
         """Stores the progress of training. Equal progress, for example of a waiting device, adds no event."""
         job.updated_at = utc_now()
-        progress = quiet_progress(progress) if job.quiet else progress
+        progress = redacted_progress(progress) if job.quiet else progress
         if progress == job.progress:
             return
         job.progress = progress

@@ -173,7 +173,7 @@ MOVED: Port[tuple[Callable[[Session, Program], None], ...]] = Port("programs.mov
 PROGRESSED: Port[tuple[Callable[[Session, str, Progress], None], ...]] = Port("programs.progressed")
 
 
-MOVES: dict[ProgramState, frozenset[ProgramState]] = {
+TRANSITIONS: dict[ProgramState, frozenset[ProgramState]] = {
     ProgramState.PENDING: frozenset({ProgramState.COMPILING, ProgramState.READY, ProgramState.FAILED}),
     ProgramState.COMPILING: frozenset({ProgramState.PENDING, ProgramState.READY, ProgramState.FAILED}),
     ProgramState.READY: frozenset({ProgramState.PENDING}),  # is compiled again
@@ -200,7 +200,7 @@ class ProgramLifecycle:
 
         Raises Conflict if the move is not allowed.
         """
-        if state not in MOVES[program.state]:
+        if state not in TRANSITIONS[program.state]:
             raise Conflict(f"the program of recipe {program.recipe_id} is {program.state}; it cannot become {state}")
         program.state = state
         for name, value in changes.items():

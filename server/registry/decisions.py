@@ -141,7 +141,7 @@ class DecisionService:
         if self.adapter.rule != rule:
             self.adapter.rule = rule
             reason = "as the tenant's" if rule is None else rule.model_dump_json()
-            self._note(AdapterAction.RULED, None, main=self.adapter.main_version, reason=reason)
+            self._note(AdapterAction.RULE_CHANGED, None, main=self.adapter.main_version, reason=reason)
 
     def find(self, revision: str) -> StoredVersion:
         """Returns the version of a revision. Raises RevisionNotFound."""

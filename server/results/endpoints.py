@@ -33,7 +33,7 @@ from shared.errors import (
     InvalidUpload,
     NotAMember,
     NotReplayable,
-    Replayed,
+    ReplayedRequest,
     RoundClosed,
     StartDeleted,
     TooLarge,
@@ -53,7 +53,8 @@ def _make_readers(state: AppState) -> CapacityLimiter:
     return CapacityLimiter(READERS)
 
 
-_UPLOADED = Gone, Collected, Replayed, StorageFull, TooLarge, TooSlow, UnsupportedMediaType  # errors of every upload
+# Errors of every upload.
+_UPLOADED = (Gone, Collected, ReplayedRequest, StorageFull, TooLarge, TooSlow, UnsupportedMediaType)
 
 
 @router.head("/{lease_id}/start", include_in_schema=False)
@@ -110,7 +111,7 @@ async def upload_trajectory(
 @router.post(
     "/{lease_id}/complete",
     responses=raises(
-        *(Gone, Conflict, Replayed, InvalidTrajectory, NotReplayable, TrajectoryMismatch),
+        *(Gone, Conflict, ReplayedRequest, InvalidTrajectory, NotReplayable, TrajectoryMismatch),
         *(RoundClosed, NotAMember, InvalidUpdate),
     ),
 )

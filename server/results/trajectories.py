@@ -26,7 +26,7 @@ from server.settings import Settings
 from server.storage.store import ArtifactStore, hold
 from shared.canonical import sha256_hex
 from shared.errors import Gone, InvalidTrajectory, NotReplayable, StartDeleted, TrajectoryMismatch
-from shared.federation.algorithms import DeviceHalf, find
+from shared.federation.algorithms import DeviceHalf, algorithm_of
 from shared.program import ProgramManifest
 from shared.protocol import Completion, UploadReceipt
 from shared.recipe import LEDGER_ESTIMATORS
@@ -68,7 +68,7 @@ def header_of(session: Session, job: Job, manifest: ProgramManifest) -> Trajecto
 def _proximal(session: Session, job: Job) -> float | None:
     """Returns mu of the pull that a job or its round applies; None for a job without a pull."""
     algorithm = None if job.round is None else CohortRepository(session).algorithm_of(job.tenant, job.round.cohort)
-    half = DeviceHalf(job.request.training.proximal) if algorithm is None else find(algorithm).device
+    half = DeviceHalf(job.request.training.proximal) if algorithm is None else algorithm_of(algorithm).device
     return half.mu if half.pulls else None
 
 

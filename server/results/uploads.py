@@ -25,7 +25,7 @@ from server.storage.store import ArtifactStore, hold
 from shared.canonical import sha256_hex
 from shared.errors import Conflict, Gone, InvalidUpload
 from shared.federation.cohort import RoundReceipt
-from shared.federation.secure_aggregation.quiet import quiet_result
+from shared.federation.secure_aggregation.redaction import redacted_result
 from shared.job import JobState
 from shared.protocol import AdapterVersion, Completion, UploadReceipt
 from shared.zo.lora import F32, HEADER_BYTES, load_adapter
@@ -166,7 +166,7 @@ def _complete_masked(
         leases.renew(lease)
         updates.check_summed(job, lease.device_id)
         leases.end(lease, Ending.COMPLETED)
-        JobLifecycle(session).move(job, JobState.SUCCEEDED, result=quiet_result(completion.result), error=None)
+        JobLifecycle(session).move(job, JobState.SUCCEEDED, result=redacted_result(completion.result), error=None)
     return updates.receipt(job)
 
 

@@ -16,11 +16,11 @@ from pydantic import BaseModel, ConfigDict, Field
 from shared.errors import InvalidRequest, ToolchainMissing
 from shared.privacy import MOST_NOISE, ExamplePrivacy, MemberPrivacy
 
-INTERVAL = 1e-3  # grid of the privacy losses; it overestimated epsilon by at most 0.1 % in our tests
+LOSS_INTERVAL = 1e-3  # grid of the privacy losses; it overestimated epsilon by at most 0.1 % in our tests
 # Above this epsilon the looser Renyi bound is used, because the exact method would need minutes and gigabytes.
 MOST_EPSILON = 60.0
 LEAST_NOISE = 0.3
-STEP = 1e-3  # resolution of the noise multiplier
+NOISE_STEP = 1e-3  # resolution of the noise multiplier
 
 
 class Spending(BaseModel):
@@ -33,12 +33,12 @@ class Spending(BaseModel):
     times: int = Field(ge=1, description="steps of a run, or rounds of a cohort")
 
 
-def of_run(privacy: ExamplePrivacy, steps: int) -> Spending:
+def run_spending(privacy: ExamplePrivacy, steps: int) -> Spending:
     """Returns the spending of a run with this many steps."""
     return Spending(sampling_rate=privacy.sampling_rate, noise_multiplier=privacy.sigma, times=steps)
 
 
-def of_rounds(privacy: MemberPrivacy, rounds: int) -> Spending:
+def rounds_spending(privacy: MemberPrivacy, rounds: int) -> Spending:
     """Returns the spending of rounds on a member whose update is in each of them. Membership itself is not secret."""
     return Spending(sampling_rate=1, noise_multiplier=privacy.noise_multiplier, times=rounds)
 
@@ -49,7 +49,7 @@ def epsilon_of(spendings: Iterable[Spending], delta: float) -> float:
     The result is an upper bound. Above MOST_EPSILON it is the looser Renyi bound. Neighbours differ in one example, or
     in one member's updates. Raises ToolchainMissing without dp-accounting.
     """
-    times = _counted(spendings)
+    times = _count_times(spendings)
     return _epsilon(times, delta) if times else 0.0
 
 
@@ -58,11 +58,11 @@ def fast_epsilon_of(spendings: Iterable[Spending], delta: float) -> float:
 
     Raises ToolchainMissing without dp-accounting.
     """
-    times = _counted(spendings)
+    times = _count_times(spendings)
     return _renyi(times, delta) if times else 0.0
 
 
-def _counted(spendings: Iterable[Spending]) -> tuple[tuple[tuple[float, float], int], ...]:
+def _count_times(spendings: Iterable[Spending]) -> tuple[tuple[tuple[float, float], int], ...]:
     times: Counter[tuple[float, float]] = Counter()
     for spending in spendings:
         times[spending.sampling_rate, spending.noise_multiplier] += spending.times
@@ -79,16 +79,17 @@ def noise_for(epsilon: float, delta: float, sampling_rate: float, steps: int) ->
 
 @lru_cache(maxsize=256)
 def _noise_for(epsilon: float, delta: float, sampling_rate: float, steps: int) -> float:
-    low, high = round(LEAST_NOISE / STEP), round(MOST_NOISE / STEP)  # in units of STEP; the answer is in [low, high]
+    # In units of NOISE_STEP; the answer is in [low, high].
+    low, high = round(LEAST_NOISE / NOISE_STEP), round(MOST_NOISE / NOISE_STEP)
 
-    def enough(units: int) -> bool:
-        spending = Spending(sampling_rate=sampling_rate, noise_multiplier=units * STEP, times=steps)
+    def is_enough(units: int) -> bool:
+        spending = Spending(sampling_rate=sampling_rate, noise_multiplier=units * NOISE_STEP, times=steps)
         return epsilon_of([spending], delta) <= epsilon
 
-    probe = round(1 / STEP)
-    while probe < high and not enough(probe):  # from 1 upwards: little noise takes long to account for
+    probe = round(1 / NOISE_STEP)
+    while probe < high and not is_enough(probe):  # from 1 upwards: little noise takes long to account for
         low, probe = probe + 1, min(2 * probe, high)
-    if probe == high and not enough(high):
+    if probe == high and not is_enough(high):
         raise InvalidRequest(
             f"epsilon {epsilon:g} at delta {delta:g} requires a noise multiplier above {MOST_NOISE:g} for {steps} "
             f"steps at sampling rate {sampling_rate:g}; use fewer steps, a lower rate, or a larger epsilon"
@@ -96,8 +97,8 @@ def _noise_for(epsilon: float, delta: float, sampling_rate: float, steps: int) -
     high = probe
     while low < high:
         middle = (low + high) // 2
-        low, high = (low, middle) if enough(middle) else (middle + 1, high)
-    return round(low * STEP, 3)
+        low, high = (low, middle) if is_enough(middle) else (middle + 1, high)
+    return round(low * NOISE_STEP, 3)
 
 
 @lru_cache(maxsize=256)
@@ -105,20 +106,20 @@ def _epsilon(times: tuple[tuple[tuple[float, float], int], ...], delta: float) -
     bound = _renyi(times, delta)
     if bound > MOST_EPSILON:
         return bound
-    accounting = _package()
+    accounting = _import_dp_accounting()
     return min(
         bound,
-        _composed(accounting, accounting.pld.PLDAccountant(value_discretization_interval=INTERVAL), times, delta),
+        _compose(accounting, accounting.pld.PLDAccountant(value_discretization_interval=LOSS_INTERVAL), times, delta),
     )
 
 
 @lru_cache(maxsize=256)
 def _renyi(times: tuple[tuple[tuple[float, float], int], ...], delta: float) -> float:
-    accounting = _package()
-    return _composed(accounting, accounting.rdp.RdpAccountant(), times, delta)
+    accounting = _import_dp_accounting()
+    return _compose(accounting, accounting.rdp.RdpAccountant(), times, delta)
 
 
-def _composed(
+def _compose(
     accounting: Any, accountant: Any, times: tuple[tuple[tuple[float, float], int], ...], delta: float
 ) -> float:
     for (rate, noise), count in times:
@@ -127,7 +128,7 @@ def _composed(
     return float(accountant.get_epsilon(delta))
 
 
-def _package() -> Any:
+def _import_dp_accounting() -> Any:
     try:
         import dp_accounting
         import dp_accounting.pld

@@ -9,7 +9,7 @@ import numpy as np
 
 from shared.entropy import Entropy
 from shared.federation import robust
-from shared.federation.algorithms import ServerHalf, find
+from shared.federation.algorithms import ServerHalf, algorithm_of
 from shared.federation.cohort import AggregatorSettings, CohortSettings, Weights
 from shared.federation.mean import WeightedMean
 from shared.federation.sources import UpdateSource
@@ -18,16 +18,16 @@ from shared.privacy import MemberPrivacy, noised_mean
 
 
 @dataclass(frozen=True)
-class Weighing:
+class Weighting:
     """The weight of each update."""
 
     server: ServerHalf = field(default_factory=ServerHalf)
-    by: Weights = "equal"
+    weights: Weights = "equal"
     most_examples: int = 1000  # cap on the number of examples that a device claims
 
     def weight(self, contribution: Contribution) -> float:
         """Returns the weight of an update in the mean, before staleness."""
-        if self.by == "equal":
+        if self.weights == "equal":
             return 1.0
         return float(min(max(contribution.examples, 1), self.most_examples))
 
@@ -37,7 +37,7 @@ class Weighing:
 
 
 @dataclass(frozen=True)
-class Combined:
+class AggregationResult:
     """The result of aggregating a round's updates."""
 
     update: F32  # (D,)
@@ -47,63 +47,65 @@ class Combined:
     chosen: tuple[str, ...] | None = None  # members chosen by the aggregator (Krum); None: all
 
 
-def aggregate(cohort: CohortSettings, source: UpdateSource, entropy: Entropy = os.urandom) -> Combined:
+def aggregate(cohort: CohortSettings, source: UpdateSource, entropy: Entropy = os.urandom) -> AggregationResult:
     """Aggregates a round's updates as its cohort specifies: algorithm, weights, aggregator and, if private, noise.
 
     entropy: source of the noise. Raises InvalidUpload for an unusable update, ValueError for settings that do not fit
     the number of updates.
     """
-    weighing = Weighing(find(cohort.algorithm).server, cohort.weights, cohort.most_examples)
+    weighting = Weighting(algorithm_of(cohort.algorithm).server, cohort.weights, cohort.most_examples)
     if cohort.privacy is not None and cohort.privacy.members is not None:
-        return combine_privately(source, cohort.privacy.members, weighing, entropy)
-    return combine(source, cohort.aggregator, weighing)
+        return combine_privately(source, cohort.privacy.members, weighting, entropy)
+    return combine(source, cohort.aggregator, weighting)
 
 
-def combine(source: UpdateSource, settings: AggregatorSettings, weighing: Weighing) -> Combined:
+def combine(source: UpdateSource, settings: AggregatorSettings, weighting: Weighting) -> AggregationResult:
     """Aggregates all updates: clips them to `clip_norm`, scales them for staleness and applies the aggregator.
 
     Raises InvalidUpload for an unusable update, ValueError for settings that do not fit the number of updates.
     """
     if settings.name == "mean":
-        return _mean(source, settings.clip_norm, weighing)
+        return _mean(source, settings.clip_norm, weighting)
     norms = [update.norm for update in source.updates()]
     clips = [robust.clip_scale(norm, settings.clip_norm) for norm in norms]
-    scales = [clip * weighing.scale(each) for clip, each in zip(clips, source.contributions, strict=True)]
+    scales = [
+        clip * weighting.scale(contribution) for clip, contribution in zip(clips, source.contributions, strict=True)
+    ]
     count, clipped = len(norms), sum(clip < 1 for clip in clips)
     if settings.name == "median":
-        return Combined(robust.columnwise(source, scales, robust.median), count, count, clipped)
+        return AggregationResult(robust.columnwise(source, scales, robust.median), count, count, clipped)
     if settings.name == "trimmed_mean":
         share = settings.trim_share
         flat = robust.columnwise(source, scales, lambda block: robust.trimmed_mean(block, share))
-        return Combined(flat, count, count, clipped)
+        return AggregationResult(flat, count, count, clipped)
     scores = robust.krum_scores(source, scales, norms, settings.krum_f)
-    taken = robust.krum_choice(scores, settings.krum_f, several=settings.name == "multi_krum")
+    chosen = robust.krum_choice(scores, settings.krum_f, several=settings.name == "multi_krum")
     mean = WeightedMean(source.size)
     for number, update in enumerate(source.updates()):
-        if number in taken:
+        if number in chosen:
             mean.add(update.flat, scale=scales[number])
-    members = tuple(source.contributions[number].member for number in taken)
-    return Combined(mean.result(), count, mean.weight, clipped, members)
+    members = tuple(source.contributions[number].member for number in chosen)
+    return AggregationResult(mean.result(), count, mean.weight, clipped, members)
 
 
 def combine_privately(
-    source: UpdateSource, privacy: MemberPrivacy, weighing: Weighing, entropy: Entropy = os.urandom
-) -> Combined:
+    source: UpdateSource, privacy: MemberPrivacy, weighting: Weighting, entropy: Entropy = os.urandom
+) -> AggregationResult:
     """Returns the mean of clipped updates of equal weight with noise added; see `shared.privacy.noised_mean`.
 
     Raises InvalidUpload for an unusable update, ValueError for weights that are not equal.
     """
-    if weighing.by != "equal":
+    if weighting.weights != "equal":
         raise ValueError("a private mean requires equal weights")
-    mean = _mean(source, privacy.clip, weighing)
+    mean = _mean(source, privacy.clip, weighting)
     noised = noised_mean(mean.update.astype(np.float64), mean.count, privacy, entropy)
     return replace(mean, update=noised.astype(np.float32))
 
 
-def _mean(source: UpdateSource, clip_norm: float | None, weighing: Weighing) -> Combined:
+def _mean(source: UpdateSource, clip_norm: float | None, weighting: Weighting) -> AggregationResult:
     mean, clipped = WeightedMean(source.size), 0
     for update in source.updates():
         clip = robust.clip_scale(update.norm, clip_norm) if clip_norm is not None else 1.0
         clipped += clip < 1
-        mean.add(update.flat, weighing.weight(update.contribution), clip * weighing.scale(update.contribution))
-    return Combined(mean.result(), mean.count, mean.weight, clipped)
+        mean.add(update.flat, weighting.weight(update.contribution), clip * weighting.scale(update.contribution))
+    return AggregationResult(mean.result(), mean.count, mean.weight, clipped)

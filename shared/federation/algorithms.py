@@ -63,9 +63,9 @@ class ServerHalf:
         """Returns the factor of an update of this staleness. The divisor of the mean does not include it."""
         return 1.0
 
-    def full(self, updates: int, asked: int) -> bool:
+    def is_complete(self, updates: int, members: int) -> bool:
         """Whether the round ends before its deadline, because all members have answered."""
-        return updates >= asked
+        return updates >= members
 
 
 @dataclass(frozen=True)
@@ -95,12 +95,12 @@ class BufferedServerHalf(ServerHalf):
         """Returns (1 + s)^-a."""
         return float((1 + staleness) ** -self.exponent)
 
-    def full(self, updates: int, asked: int) -> bool:
+    def is_complete(self, updates: int, members: int) -> bool:
         """Whether the buffer holds K updates."""
         return updates >= self.buffer_size
 
 
-def find(settings: AlgorithmSettings) -> Algorithm:
+def algorithm_of(settings: AlgorithmSettings) -> Algorithm:
     """Returns both halves of the algorithm that a cohort names."""
     server = ServerHalf()
     if settings.name == "fedbuff":

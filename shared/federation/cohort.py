@@ -28,15 +28,15 @@ Membership = Literal["open", "operator"]
 MOST_DEADLINE = 90 * 24 * 3600.0  # longest duration of a round, seconds
 
 
-class _Fact(BaseModel):
+class _FrozenModel(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class _Wire(BaseModel):
+class _WireModel(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-class AlgorithmSettings(_Fact):
+class AlgorithmSettings(_FrozenModel):
     """The federated algorithm. `name` selects its device half and its server half."""
 
     name: AlgorithmName = Field("fedavg", description="fedbuff: asynchronous, updates of several versions in one round")
@@ -58,7 +58,7 @@ class AlgorithmSettings(_Fact):
         return self.name == "fedbuff"
 
 
-class AggregatorSettings(_Fact):
+class AggregatorSettings(_FrozenModel):
     """How a round's updates are aggregated."""
 
     name: AggregatorName = "mean"
@@ -71,7 +71,7 @@ class AggregatorSettings(_Fact):
     krum_f: int = Field(0, ge=0, description="krum, multi_krum: number of updates that may be malicious")
 
 
-class OptimizerSettings(_Fact):
+class OptimizerSettings(_FrozenModel):
     """How the aggregated update, taken as a gradient, changes the shared adapter (Reddi et al., 2021)."""
 
     name: OptimizerName = "sgd"
@@ -95,7 +95,7 @@ class CohortRecipe(RequestedRecipe):
     )
 
 
-class CohortSettings(_Fact):
+class CohortSettings(_FrozenModel):
     """The body of `POST /v1/cohorts`. The settings cannot be changed later."""
 
     name: str = Field(pattern=NAME, description="name of the cohort and of its shared adapter in the registry")
@@ -142,7 +142,7 @@ class CohortSettings(_Fact):
         return self.privacy is not None and self.privacy.members is not None
 
     @model_validator(mode="after")
-    def _consistent(self) -> CohortSettings:
+    def _check_consistency(self) -> CohortSettings:
         name, aggregator = self.algorithm.name, self.aggregator
         if name == "fedprox" and self.algorithm.mu == 0:
             raise ValueError("algorithm fedprox requires mu > 0; set mu, or use fedavg")
@@ -221,7 +221,7 @@ class RoundTask(RoundRef):
     deadline: datetime = Field(description="end of the round; later updates may be rejected")
 
 
-class CohortOrigin(_Fact):
+class CohortOrigin(_FrozenModel):
     """How the version of a cohort was aggregated."""
 
     cohort: str = Field(pattern=NAME)
@@ -233,13 +233,13 @@ class CohortOrigin(_Fact):
     epsilon: float | None = Field(None, ge=0, description="largest epsilon spent on a member so far; null: not private")
 
 
-class MemberRequest(_Wire):
+class MemberRequest(_WireModel):
     """Adds a user to a cohort, with the device that trains for the user."""
 
     device: str = Field(min_length=1, max_length=64, description="id of an enrolled device of the tenant")
 
 
-class MemberView(_Wire):
+class MemberView(_WireModel):
     """A member of a cohort."""
 
     user: str
@@ -248,7 +248,7 @@ class MemberView(_Wire):
     updates: int = Field(description="number of the member's accepted updates in all rounds")
 
 
-class RoundView(_Wire):
+class RoundView(_WireModel):
     """A round as the API shows it."""
 
     cohort: str
@@ -282,7 +282,7 @@ class UpdateState(StrEnum):
     MISSED = "missed"  # the round ended first
 
 
-class UpdateView(_Wire):
+class UpdateView(_WireModel):
     """A member's update in a round as the API shows it, without the update itself."""
 
     user: str
@@ -301,7 +301,7 @@ class UpdateView(_Wire):
     updated_at: datetime
 
 
-class CohortView(_Wire):
+class CohortView(_WireModel):
     """A cohort as the API shows it."""
 
     name: str
@@ -318,7 +318,7 @@ class CohortView(_Wire):
     created_at: datetime
 
 
-class RoundReceipt(_Wire):
+class RoundReceipt(_WireModel):
     """The response of `complete` to a device whose update was accepted into a round."""
 
     cohort: str

@@ -15,7 +15,7 @@ from typing import BinaryIO
 import numpy as np
 
 from shared.errors import InvalidUpload
-from shared.federation.intake import Rules, fill, read_header, read_update
+from shared.federation.intake import UpdateRequirements, read_exactly, read_header, read_update
 from shared.federation.sources import check_members
 from shared.federation.update import F32, Contribution, Update
 
@@ -38,18 +38,20 @@ class UploadedFile:
 class FileSource:
     """An `UpdateSource` of files, in the order of their members' names."""
 
-    def __init__(self, files: Sequence[UploadedFile], rules: Rules, opener: Opener, threads: int = THREADS) -> None:
+    def __init__(
+        self, files: Sequence[UploadedFile], requirements: UpdateRequirements, opener: Opener, threads: int = THREADS
+    ) -> None:
         """Raises ValueError for no files, two files of one member, or a start of another size."""
         self._files = sorted(files, key=lambda file: file.contribution.member)
         check_members([file.contribution.member for file in self._files])
-        if any(file.start.shape != (rules.size,) for file in self._files):
-            raise ValueError(f"every start must have D = {rules.size} elements")
-        self._rules, self._open, self._threads = rules, opener, threads
+        if any(file.start.shape != (requirements.size,) for file in self._files):
+            raise ValueError(f"every start must have D = {requirements.size} elements")
+        self._requirements, self._open, self._threads = requirements, opener, threads
 
     @property
     def size(self) -> int:
         """D: elements of each update."""
-        return self._rules.size
+        return self._requirements.size
 
     @property
     def contributions(self) -> Sequence[Contribution]:
@@ -58,43 +60,43 @@ class FileSource:
 
     def updates(self) -> Iterator[Update]:
         """Yields every update, fully validated. Raises InvalidUpload, naming the member."""
-        ahead = max(1, min(self._threads + 1, MOST_AHEAD_BYTES // (4 * self.size)))
-        spare = [np.empty(self.size, np.float32) for _ in range(ahead)]
+        buffer_count = max(1, min(self._threads + 1, MOST_AHEAD_BYTES // (4 * self.size)))
+        buffers = [np.empty(self.size, np.float32) for _ in range(buffer_count)]
         pending: deque[tuple[UploadedFile, F32, Future[float]]] = deque()
         waiting = iter(self._files)
         with ThreadPoolExecutor(self._threads, thread_name_prefix="intake") as pool:
             try:
                 while True:
-                    while spare and (file := next(waiting, None)) is not None:
-                        flat = spare.pop()
+                    while buffers and (file := next(waiting, None)) is not None:
+                        flat = buffers.pop()
                         pending.append((file, flat, pool.submit(self._read, file, flat)))
                     if not pending:
                         return
-                    file, flat, reading = pending.popleft()
-                    norm = reading.result()
-                    who = file.contribution
-                    yield Update(who.member, flat, who.examples, who.staleness, norm)
-                    spare.append(flat)
+                    file, flat, future = pending.popleft()
+                    norm = future.result()
+                    contribution = file.contribution
+                    yield Update(contribution.member, flat, contribution.examples, contribution.staleness, norm)
+                    buffers.append(flat)
             finally:
-                for _, _, reading in pending:
-                    reading.cancel()
+                for _, _, future in pending:
+                    future.cancel()
 
     def _read(self, file: UploadedFile, flat: F32) -> float:
         try:
-            with self._open(file.sha256) as opened:
-                return read_update(opened, file.sha256, self._rules, file.start, flat)
+            with self._open(file.sha256) as stream:
+                return read_update(stream, file.sha256, self._requirements, file.start, flat)
         except InvalidUpload as error:
             raise InvalidUpload(f"{file.contribution.member}: {error.detail}") from error
 
     def blocks(self, columns: int) -> Iterator[tuple[int, F32]]:
         """Yields all updates side by side. The files' hashes are not verified again."""
         block = np.empty((len(self._files), columns), np.float32)
-        for at in range(0, self.size, columns):
-            width = min(columns, self.size - at)
+        for offset in range(0, self.size, columns):
+            width = min(columns, self.size - offset)
             for row, file in zip(block, self._files, strict=True):
-                with self._open(file.sha256) as opened:
-                    opened.seek(len(read_header(opened, self._rules)) + 4 * at)
+                with self._open(file.sha256) as stream:
+                    stream.seek(len(read_header(stream, self._requirements)) + 4 * offset)
                     part = row[:width]
-                    fill(opened, part.data.cast("B"))
-                    np.subtract(part.view("<f4"), file.start[at : at + width], out=part)
-            yield at, block[:, :width]
+                    read_exactly(stream, part.data.cast("B"))
+                    np.subtract(part.view("<f4"), file.start[offset : offset + width], out=part)
+            yield offset, block[:, :width]

@@ -43,9 +43,9 @@ class WeightedMean:
         if not (weight > 0 and np.isfinite(weight) and np.isfinite(scale)):
             raise ValueError(f"weight {weight} and scale {scale} do not define a mean")
         factor = weight * scale
-        for at in range(0, flat.size, BLOCK):
-            block = flat[at : at + BLOCK]
-            products, sums = self._products[: block.size], self.sums[at : at + BLOCK]
+        for start in range(0, flat.size, BLOCK):
+            block = flat[start : start + BLOCK]
+            products, sums = self._products[: block.size], self.sums[start : start + BLOCK]
             np.copyto(products, block)
             if factor != 1:
                 np.multiply(products, factor, out=products)

@@ -25,20 +25,20 @@ from shared.canonical import canonical_json
 from shared.federation.cohort import OptimizerName, OptimizerSettings
 from shared.federation.update import BLOCK, F32, F64
 
-Wide = dict[str, F64]  # a block of each state vector
-Rule = Callable[[OptimizerSettings, F64, Wide], F64]
+StateBlock = dict[str, F64]  # a block of each state vector
+Rule = Callable[[OptimizerSettings, F64, StateBlock], F64]
 
 
-def _sgd(settings: OptimizerSettings, delta: F64, state: Wide) -> F64:
+def _sgd(settings: OptimizerSettings, delta: F64, state: StateBlock) -> F64:
     return settings.lr * delta
 
 
-def _momentum(settings: OptimizerSettings, delta: F64, state: Wide) -> F64:
+def _momentum(settings: OptimizerSettings, delta: F64, state: StateBlock) -> F64:
     state["m"] = settings.beta1 * state["m"] + delta
     return settings.lr * state["m"]
 
 
-def _adam(settings: OptimizerSettings, delta: F64, state: Wide) -> F64:
+def _adam(settings: OptimizerSettings, delta: F64, state: StateBlock) -> F64:
     state["m"] = settings.beta1 * state["m"] + (1 - settings.beta1) * delta
     state["v"] = settings.beta2 * state["v"] + (1 - settings.beta2) * delta**2
     return settings.lr * state["m"] / (np.sqrt(state["v"]) + settings.eps)
@@ -62,16 +62,18 @@ class OptimizerState:
 
     def dump(self) -> bytes:
         """Returns a safetensors file of about 4 D bytes per vector."""
-        about = {"format": 1, "optimizer": self.name, "rounds": self.rounds, "size": self.size}
+        metadata = {"format": 1, "optimizer": self.name, "rounds": self.rounds, "size": self.size}
         tensors = {name: np.ascontiguousarray(vector, "<f4") for name, vector in self.vectors.items()}
-        return safetensors.numpy.save(tensors, {"mobizo": canonical_json(about).decode()})
+        return safetensors.numpy.save(tensors, {"mobizo": canonical_json(metadata).decode()})
 
 
-def begin(settings: OptimizerSettings, size: int) -> OptimizerState:
+def initial_state(settings: OptimizerSettings, size: int) -> OptimizerState:
     """Returns the state before the first round of an adapter with D = `size`."""
-    starts = {"m": 0.0, "v": settings.eps**2}
+    initial_values = {"m": 0.0, "v": settings.eps**2}
     names = _RULES[settings.name][1]
-    return OptimizerState(settings.name, size, 0, {name: np.full(size, starts[name], np.float32) for name in names})
+    return OptimizerState(
+        settings.name, size, 0, {name: np.full(size, initial_values[name], np.float32) for name in names}
+    )
 
 
 def load_state(data: bytes, settings: OptimizerSettings, size: int) -> OptimizerState:
@@ -79,8 +81,8 @@ def load_state(data: bytes, settings: OptimizerSettings, size: int) -> Optimizer
     try:
         tensors = safetensors.numpy.load(data)
         header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-        about = json.loads(header["__metadata__"]["mobizo"])
-        state = OptimizerState(about["optimizer"], about["size"], about["rounds"], tensors)
+        metadata = json.loads(header["__metadata__"]["mobizo"])
+        state = OptimizerState(metadata["optimizer"], metadata["size"], metadata["rounds"], tensors)
     except (safetensors.SafetensorError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"this is not the state of a server optimizer ({error})") from error
     if (state.name, state.size) != (settings.name, size):
@@ -104,12 +106,12 @@ def advance(
     if {adapter.shape, update.shape} != {(state.size,)} or state.name != settings.name:
         raise ValueError(f"{settings.name} on {adapter.size} and {update.size} elements with a state of {state}")
     rule, names = _RULES[settings.name]
-    moved = np.empty(state.size, np.float32)
-    kept = {name: np.empty(state.size, np.float32) for name in names}
-    for at in range(0, state.size, BLOCK):
-        part = slice(at, at + BLOCK)
-        wide = {name: state.vectors[name][part].astype(np.float64) for name in names}
-        moved[part] = adapter[part] + rule(settings, update[part].astype(np.float64), wide)
+    next_adapter = np.empty(state.size, np.float32)
+    vectors = {name: np.empty(state.size, np.float32) for name in names}
+    for start in range(0, state.size, BLOCK):
+        block = slice(start, start + BLOCK)
+        state_block = {name: state.vectors[name][block].astype(np.float64) for name in names}
+        next_adapter[block] = adapter[block] + rule(settings, update[block].astype(np.float64), state_block)
         for name in names:
-            kept[name][part] = wide[name]
-    return moved, OptimizerState(state.name, state.size, state.rounds + 1, kept)
+            vectors[name][block] = state_block[name]
+    return next_adapter, OptimizerState(state.name, state.size, state.rounds + 1, vectors)

@@ -45,15 +45,15 @@ def trimmed_count(count: int, share: float) -> int:
 
 def trimmed_mean(block: F32, share: float) -> F32:
     """Returns the mean of each column of (n, c), float32 (c,), without floor(n share) values at each end."""
-    cut = trimmed_count(len(block), share)
-    kept = len(block) - 2 * cut
+    trimmed = trimmed_count(len(block), share)
+    kept_count = len(block) - 2 * trimmed
     rows = _rows(block)
-    if cut:
-        rows.partition(cut, axis=1)
-        rows = rows[:, cut:]
-        rows.partition(kept - 1, axis=1)
-    sums: F64 = np.add.reduce(rows[:, :kept], axis=1, dtype=np.float64)
-    return (sums / kept).astype(np.float32)
+    if trimmed:
+        rows.partition(trimmed, axis=1)
+        rows = rows[:, trimmed:]
+        rows.partition(kept_count - 1, axis=1)
+    sums: F64 = np.add.reduce(rows[:, :kept_count], axis=1, dtype=np.float64)
+    return (sums / kept_count).astype(np.float32)
 
 
 def _rows(block: F32) -> F32:
@@ -68,10 +68,10 @@ def columnwise(source: UpdateSource, scales: Sequence[float], rule: Callable[[F3
     """Applies `rule` to each column of all updates, each times its scale. Returns float32 (D,)."""
     result = np.empty(source.size, np.float32)
     factors = np.array(scales, np.float32)[:, None]
-    for at, block in source.blocks(columns(source)):
+    for start, block in source.blocks(columns(source)):
         if (factors != 1).any():
             block *= factors
-        result[at : at + block.shape[1]] = rule(block)
+        result[start : start + block.shape[1]] = rule(block)
     return result
 
 
@@ -92,16 +92,16 @@ def krum_scores(source: UpdateSource, scales: Sequence[float], norms: Sequence[f
     squares = np.square(np.array(scales) * np.array(norms))
     rows = max(1, min(count, MOST_BYTES // (32 * count)))  # four float64 arrays of that many rows live at once
     scores = np.empty(count)
-    for top in range(0, count, rows):
-        part = slice(top, min(top + rows, count))
-        gram = np.zeros((part.stop - top, count))
+    for start in range(0, count, rows):
+        tile = slice(start, min(start + rows, count))
+        gram = np.zeros((tile.stop - start, count))
         for _, block in source.blocks(columns(source)):
             wide = block * factors  # (n, c) float64
-            gram += wide[part] @ wide.T
-        distances = np.maximum(squares[part, None] + squares - 2 * gram, 0)
-        distances[np.arange(len(distances)), np.arange(top, part.stop)] = np.inf  # no update is its own neighbour
-        near = count - malicious - 2
-        scores[part] = np.partition(distances, near - 1, axis=1)[:, :near].sum(axis=1)
+            gram += wide[tile] @ wide.T
+        distances = np.maximum(squares[tile, None] + squares - 2 * gram, 0)
+        distances[np.arange(len(distances)), np.arange(start, tile.stop)] = np.inf  # no update is its own neighbour
+        neighbours = count - malicious - 2
+        scores[tile] = np.partition(distances, neighbours - 1, axis=1)[:, :neighbours].sum(axis=1)
     return scores
 
 

@@ -62,8 +62,8 @@ class MemorySource:
 
     def blocks(self, columns: int) -> Iterator[tuple[int, F32]]:
         """Yields all updates side by side."""
-        for at in range(0, self._size, columns):
-            yield at, np.stack([update.flat[at : at + columns] for update in self._updates])
+        for start in range(0, self._size, columns):
+            yield start, np.stack([update.flat[start : start + columns] for update in self._updates])
 
 
 def check_members(members: Sequence[str]) -> None:
@@ -71,5 +71,5 @@ def check_members(members: Sequence[str]) -> None:
     if not members:
         raise ValueError("there are no updates to average")
     if len(set(members)) != len(members):
-        twice = sorted({member for member in members if members.count(member) > 1})
-        raise ValueError(f"{twice[0]} has more than one update in this round")
+        duplicates = sorted({member for member in members if members.count(member) > 1})
+        raise ValueError(f"{duplicates[0]} has more than one update in this round")

@@ -67,8 +67,8 @@ def euclidean_norm(flat: F32) -> float:
     """Returns the Euclidean norm of float32 (D,). Squares are summed in float64 and neither overflow nor underflow."""
     squares = 0.0
     buffer = np.empty(min(BLOCK, flat.size), np.float64)
-    for at in range(0, flat.size, BLOCK):
-        block = flat[at : at + BLOCK]
+    for start in range(0, flat.size, BLOCK):
+        block = flat[start : start + BLOCK]
         wide = buffer[: block.size]
         np.copyto(wide, block)
         squares += sum_of_squares(wide)
@@ -77,6 +77,6 @@ def euclidean_norm(flat: F32) -> float:
 
 def sum_of_squares(wide: F64) -> float:
     """Returns the sum of squares of a block's elements, float64 (n,)."""
-    whole = wide.size // _ROW * _ROW
-    rows, rest = wide[:whole].reshape(-1, _ROW), wide[whole:]
-    return float(np.vecdot(rows, rows).sum() + np.dot(rest, rest))
+    row_elements = wide.size // _ROW * _ROW
+    rows, remainder = wide[:row_elements].reshape(-1, _ROW), wide[row_elements:]
+    return float(np.vecdot(rows, rows).sum() + np.dot(remainder, remainder))

@@ -41,7 +41,7 @@ DONE = b"data: [DONE]\n\n"
 
 @dataclass(frozen=True)
 class TextOptions:
-    """How one text of a request is generated. likeliest: tokens reported at each place; None: no log-probabilities."""
+    """How one text of a request is generated. likeliest: tokens reported per position; None: no log-probabilities."""
 
     max_tokens: int
     temperature: float
@@ -54,10 +54,10 @@ class TextOptions:
     def of(cls, request: ChatRequest | CompletionRequest, number: int) -> TextOptions:
         """Returns the options of text `number` of a request. Each text has a seed of its own."""
         chat = isinstance(request, ChatRequest)
-        most = request.max_completion_tokens if isinstance(request, ChatRequest) else None
+        max_completion_tokens = request.max_completion_tokens if isinstance(request, ChatRequest) else None
         seed = secrets.randbelow(MAX_SEED) if request.seed is None else (request.seed + number) % (MAX_SEED + 1)
         return cls(
-            max_tokens=most or request.max_tokens or (MOST_NEW_TOKENS if chat else COMPLETION_TOKENS),
+            max_tokens=max_completion_tokens or request.max_tokens or (MOST_NEW_TOKENS if chat else COMPLETION_TOKENS),
             temperature=1.0 if request.temperature is None else request.temperature,
             top_p=1.0 if request.top_p is None else request.top_p,
             seed=seed,
@@ -67,7 +67,7 @@ class TextOptions:
 
 
 @dataclass(frozen=True)
-class Step:
+class ResponsePiece:
     """A piece of a text. index: of the text in the request. start: characters of the text before it."""
 
     index: int
@@ -87,48 +87,49 @@ class Step:
         return ChatLogprobs(
             content=tuple(
                 ChatLogprob(
-                    **self._likely(each.token, each.log_probability or 0.0).model_dump(),
-                    top_logprobs=tuple(self._likely(token, chance) for token, chance in each.likeliest),
+                    **self._likely_token(generated.token, generated.log_probability or 0.0).model_dump(),
+                    top_logprobs=tuple(self._likely_token(token, chance) for token, chance in generated.likeliest),
                 )
-                for each in self.tokens
+                for generated in self.tokens
             )
         )
 
     @property
     def completion_logprobs(self) -> CompletionLogprobs:
         """The log-probabilities of its tokens, as completions have them."""
-        words = [self._spelling(each.token) for each in self.tokens]
-        offsets, at = [], self.start
-        for word in words:
-            offsets.append(at)
-            at += len(word)
+        texts = [self._text_of(generated.token) for generated in self.tokens]
+        offsets, offset = [], self.start
+        for text in texts:
+            offsets.append(offset)
+            offset += len(text)
         return CompletionLogprobs(
-            tokens=tuple(words),
-            token_logprobs=tuple(each.log_probability or 0.0 for each in self.tokens),
+            tokens=tuple(texts),
+            token_logprobs=tuple(generated.log_probability or 0.0 for generated in self.tokens),
             top_logprobs=tuple(
-                {self._spelling(token): chance for token, chance in each.likeliest} for each in self.tokens
+                {self._text_of(token): log_probability for token, log_probability in generated.likeliest}
+                for generated in self.tokens
             ),
             text_offset=tuple(offsets),
         )
 
-    def _likely(self, token: int, chance: float) -> LikelyToken:
-        word = self._spelling(token)
-        return LikelyToken(token=word, logprob=chance, bytes=tuple(word.encode()))
+    def _likely_token(self, token: int, log_probability: float) -> LikelyToken:
+        text = self._text_of(token)
+        return LikelyToken(token=text, logprob=log_probability, bytes=tuple(text.encode()))
 
-    def _spelling(self, token: int) -> str:
+    def _text_of(self, token: int) -> str:
         text: str = self.tokenizer.decode([token], skip_special_tokens=False)
         return text
 
 
 @dataclass(frozen=True)
-class Ended(Step):
-    """A whole text, and why it ended."""
+class FinishedText(ResponsePiece):
+    """The last piece of a text, or the complete text, and why it ended."""
 
     finish: Finish = "stop"
 
 
-class Answers(Protocol):
-    """What is known of a request's texts: with the first step, and final at the end."""
+class GenerationState(Protocol):
+    """The usage and fingerprint of a request's texts: available with the first piece, final at the end."""
 
     fingerprint: str | None
 
@@ -140,85 +141,87 @@ class Answers(Protocol):
 class Writer(Protocol):
     """Writes the texts of one request."""
 
-    def whole(self, ended: Sequence[Ended]) -> ChatCompletion | Completion:
+    def response(self, texts: Sequence[FinishedText]) -> ChatCompletion | Completion:
         """Returns the answer that has all texts, in the request's order."""
 
-    def chunk(self, step: Step) -> ChatChunk | Completion:
+    def chunk(self, piece: ResponsePiece) -> ChatChunk | Completion:
         """Returns one event of a stream."""
 
-    def last(self) -> ChatChunk | Completion | None:
+    def usage_event(self) -> ChatChunk | Completion | None:
         """Returns the event that follows all texts, if the request asked for usage."""
 
 
 class ChatWriter:
     """Writes the answers to a conversation."""
 
-    def __init__(self, request: ChatRequest, answers: Answers) -> None:
-        self._request, self._answers = request, answers
-        self._about = _about("chatcmpl", request.model)
+    def __init__(self, request: ChatRequest, state: GenerationState) -> None:
+        self._request, self._state = request, state
+        self._common_fields = _common_fields("chatcmpl", request.model)
 
-    def whole(self, ended: Sequence[Ended]) -> ChatCompletion:
+    def response(self, texts: Sequence[FinishedText]) -> ChatCompletion:
         """Returns the answer that has all texts."""
         choices = tuple(
             ChatChoice(
-                index=each.index,
-                message=Answer(content=each.text),
-                logprobs=each.chat_logprobs if self._request.logprobs else None,
-                finish_reason=each.finish,
+                index=text.index,
+                message=Answer(content=text.text),
+                logprobs=text.chat_logprobs if self._request.logprobs else None,
+                finish_reason=text.finish,
             )
-            for each in ended
+            for text in texts
         )
         return ChatCompletion(
-            **self._about, system_fingerprint=self._answers.fingerprint, choices=choices, usage=self._answers.usage
+            **self._common_fields, system_fingerprint=self._state.fingerprint, choices=choices, usage=self._state.usage
         )
 
-    def chunk(self, step: Step) -> ChatChunk:
+    def chunk(self, piece: ResponsePiece) -> ChatChunk:
         """Returns one event of a stream."""
-        last = isinstance(step, Ended)
-        delta = Delta() if last else Delta(content=step.text, role="assistant" if step.first else None)
-        logprobs = step.chat_logprobs if self._request.logprobs and not last else None
-        finish = step.finish if isinstance(step, Ended) else None
-        choice = ChatChunkChoice(index=step.index, delta=delta, logprobs=logprobs, finish_reason=finish)
-        return ChatChunk(**self._about, system_fingerprint=self._answers.fingerprint, choices=(choice,))
+        is_last = isinstance(piece, FinishedText)
+        delta = Delta() if is_last else Delta(content=piece.text, role="assistant" if piece.first else None)
+        logprobs = piece.chat_logprobs if self._request.logprobs and not is_last else None
+        finish = piece.finish if isinstance(piece, FinishedText) else None
+        choice = ChatChunkChoice(index=piece.index, delta=delta, logprobs=logprobs, finish_reason=finish)
+        return ChatChunk(**self._common_fields, system_fingerprint=self._state.fingerprint, choices=(choice,))
 
-    def last(self) -> ChatChunk | None:
+    def usage_event(self) -> ChatChunk | None:
         """Returns the event with the usage, or None."""
         if not _wants_usage(self._request):
             return None
         return ChatChunk(
-            **self._about, system_fingerprint=self._answers.fingerprint, choices=(), usage=self._answers.usage
+            **self._common_fields, system_fingerprint=self._state.fingerprint, choices=(), usage=self._state.usage
         )
 
 
 class CompletionWriter:
     """Writes the continuations of prompts."""
 
-    def __init__(self, request: CompletionRequest, answers: Answers) -> None:
-        self._request, self._answers = request, answers
-        self._about = _about("cmpl", request.model)
+    def __init__(self, request: CompletionRequest, state: GenerationState) -> None:
+        self._request, self._state = request, state
+        self._common_fields = _common_fields("cmpl", request.model)
 
-    def whole(self, ended: Sequence[Ended]) -> Completion:
+    def response(self, texts: Sequence[FinishedText]) -> Completion:
         """Returns the answer that has all texts."""
-        return self._completion(tuple(map(self._choice, ended)), self._answers.usage)
+        return self._completion(tuple(map(self._choice, texts)), self._state.usage)
 
-    def chunk(self, step: Step) -> Completion:
+    def chunk(self, piece: ResponsePiece) -> Completion:
         """Returns one event of a stream."""
-        return self._completion((self._choice(step),))
+        return self._completion((self._choice(piece),))
 
-    def last(self) -> Completion | None:
+    def usage_event(self) -> Completion | None:
         """Returns the event with the usage, or None."""
-        return self._completion((), self._answers.usage) if _wants_usage(self._request) else None
+        return self._completion((), self._state.usage) if _wants_usage(self._request) else None
 
     def _completion(self, choices: tuple[CompletionChoice, ...], usage: Usage | None = None) -> Completion:
-        return Completion(**self._about, system_fingerprint=self._answers.fingerprint, choices=choices, usage=usage)
+        return Completion(
+            **self._common_fields, system_fingerprint=self._state.fingerprint, choices=choices, usage=usage
+        )
 
-    def _choice(self, step: Step) -> CompletionChoice:
-        sent = isinstance(step, Ended) and self._request.stream  # with the chunks before
+    def _choice(self, piece: ResponsePiece) -> CompletionChoice:
+        already_streamed = isinstance(piece, FinishedText) and self._request.stream  # with the chunks before
         return CompletionChoice(
-            index=step.index,
-            text="" if sent else step.text,
-            logprobs=None if self._request.logprobs is None or sent else step.completion_logprobs,
-            finish_reason=step.finish if isinstance(step, Ended) else None,
+            index=piece.index,
+            text="" if already_streamed else piece.text,
+            logprobs=None if self._request.logprobs is None or already_streamed else piece.completion_logprobs,
+            finish_reason=piece.finish if isinstance(piece, FinishedText) else None,
         )
 
 
@@ -226,11 +229,11 @@ def _wants_usage(request: ChatRequest | CompletionRequest) -> bool:
     return request.stream_options is not None and request.stream_options.include_usage
 
 
-def _about(kind: str, model: str) -> dict[str, Any]:
-    return {"id": f"{kind}-{secrets.token_hex(12)}", "created": seconds(datetime.now(UTC)), "model": model}
+def _common_fields(kind: str, model: str) -> dict[str, Any]:
+    return {"id": f"{kind}-{secrets.token_hex(12)}", "created": unix_seconds(datetime.now(UTC)), "model": model}
 
 
-def seconds(moment: datetime) -> int:
+def unix_seconds(moment: datetime) -> int:
     """Returns a moment in UTC as seconds since 1970."""
     return int(moment.replace(tzinfo=UTC).timestamp())
 
@@ -251,20 +254,22 @@ def error_event(error: MobizoError) -> bytes:
     return f"data: {json.dumps(error_object(error))}\n\n".encode()
 
 
-async def events(first: Step, steps: AsyncGenerator[Step, None], writer: Writer) -> AsyncGenerator[bytes, None]:
+async def events(
+    first: ResponsePiece, pieces: AsyncGenerator[ResponsePiece, None], writer: Writer
+) -> AsyncGenerator[bytes, None]:
     """Yields the events of a stream to its end; an error on the way is its last event before the end.
 
-    first: the step that came before the response began; steps: the others, which are closed at the end.
+    first: the step that came before the response began; pieces: the others, which are closed at the end.
     """
-    async with aclosing(steps):
+    async with aclosing(pieces):
         yield event(writer.chunk(first))
         try:
-            async for step in steps:
-                yield event(writer.chunk(step))
+            async for piece in pieces:
+                yield event(writer.chunk(piece))
         except MobizoError as error:
             yield error_event(error)
         else:
-            if (usage := writer.last()) is not None:
+            if (usage := writer.usage_event()) is not None:
                 yield event(usage)
         yield DONE
 

@@ -27,17 +27,17 @@ Prompt = Annotated[str, Field(min_length=1, max_length=MOST_TEXT)]
 Prompts = Annotated[tuple[Prompt, ...], Field(min_length=1, max_length=MOST_PROMPTS)]
 
 
-class _Wire(BaseModel):
+class _WireModel(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class StreamOptions(_Wire):
+class StreamOptions(_WireModel):
     """Options of a stream. include_usage: its last chunk has the request's usage."""
 
     include_usage: bool = False
 
 
-class _TextOptions(_Wire):
+class _TextOptions(_WireModel):
     """The fields that chats and completions share."""
 
     model: str = Field(
@@ -67,14 +67,14 @@ class _TextOptions(_Wire):
         return self
 
 
-class TextPart(_Wire):
+class TextPart(_WireModel):
     """A part of a message. Other parts, such as images, are refused."""
 
     type: Literal["text"]
     text: str = Field(max_length=MOST_TEXT)
 
 
-class Message(_Wire):
+class Message(_WireModel):
     """A turn of a conversation. Which roles may follow each other is for the base's chat template to say."""
 
     role: Literal["system", "developer", "user", "assistant"]
@@ -88,7 +88,7 @@ class Message(_Wire):
         return {"role": "system" if self.role == "developer" else self.role, "content": text}
 
 
-class ResponseFormat(_Wire):
+class ResponseFormat(_WireModel):
     """The form of an answer: any text."""
 
     type: Literal["text"]
@@ -140,7 +140,7 @@ class CompletionRequest(_TextOptions):
         return self
 
 
-class Model(_Wire):
+class Model(_WireModel):
     """A model that requests may name."""
 
     id: str
@@ -150,14 +150,14 @@ class Model(_Wire):
     parent: str | None = Field(None, description="the base model of an adapter")
 
 
-class ModelList(_Wire):
+class ModelList(_WireModel):
     """The newest 1,000 adapters that have an approved version, then the base models."""
 
     object: Literal["list"] = "list"
     data: tuple[Model, ...]
 
 
-class Usage(_Wire):
+class Usage(_WireModel):
     """Tokens of a request."""
 
     prompt_tokens: int
@@ -165,7 +165,7 @@ class Usage(_Wire):
     total_tokens: int
 
 
-class LikelyToken(_Wire):
+class LikelyToken(_WireModel):
     """A token and its log-probability, nats. bytes: of its text in UTF-8."""
 
     token: str
@@ -179,14 +179,14 @@ class ChatLogprob(LikelyToken):
     top_logprobs: tuple[LikelyToken, ...]
 
 
-class ChatLogprobs(_Wire):
+class ChatLogprobs(_WireModel):
     """The generated tokens of a message. A text that ended at a stop text lacks those of the stop text."""
 
     content: tuple[ChatLogprob, ...]
     refusal: None = None
 
 
-class CompletionLogprobs(_Wire):
+class CompletionLogprobs(_WireModel):
     """The generated tokens of a completion."""
 
     tokens: tuple[str, ...]
@@ -198,7 +198,7 @@ class CompletionLogprobs(_Wire):
 Finish = Literal["stop", "length"]
 
 
-class Answer(_Wire):
+class Answer(_WireModel):
     """The assistant's turn."""
 
     role: Literal["assistant"] = "assistant"
@@ -206,7 +206,7 @@ class Answer(_Wire):
     refusal: None = None
 
 
-class ChatChoice(_Wire):
+class ChatChoice(_WireModel):
     """One answer."""
 
     index: int
@@ -215,7 +215,7 @@ class ChatChoice(_Wire):
     finish_reason: Finish
 
 
-class ChatCompletion(_Wire):
+class ChatCompletion(_WireModel):
     """The answers to a conversation."""
 
     id: str
@@ -227,14 +227,14 @@ class ChatCompletion(_Wire):
     usage: Usage
 
 
-class Delta(_Wire):
+class Delta(_WireModel):
     """The text that a chunk adds to a message."""
 
     role: Literal["assistant"] | None = None
     content: str | None = None
 
 
-class ChatChunkChoice(_Wire):
+class ChatChunkChoice(_WireModel):
     """A chunk of one answer."""
 
     index: int
@@ -243,7 +243,7 @@ class ChatChunkChoice(_Wire):
     finish_reason: Finish | None = None
 
 
-class ChatChunk(_Wire):
+class ChatChunk(_WireModel):
     """An event of a stream of chat."""
 
     id: str
@@ -255,7 +255,7 @@ class ChatChunk(_Wire):
     usage: Usage | None = None
 
 
-class CompletionChoice(_Wire):
+class CompletionChoice(_WireModel):
     """One completion, or a chunk of it, which has no reason to finish before the last one."""
 
     index: int
@@ -264,7 +264,7 @@ class CompletionChoice(_Wire):
     finish_reason: Finish | None
 
 
-class Completion(_Wire):
+class Completion(_WireModel):
     """Completions, or an event of a stream of them."""
 
     id: str

@@ -34,7 +34,7 @@ _METADATA = "mobizo"
 _ORTHONORMAL = 1e-3  # largest difference between an entry of D^T D and the identity
 
 
-class CalibrationAbout(BaseModel):
+class CalibrationMetadata(BaseModel):
     """The metadata of a calibration."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -55,33 +55,33 @@ class Calibration:
     directions: module name in transformers -> float32 (in, width), orthonormal columns, the strongest direction first.
     """
 
-    about: CalibrationAbout
+    metadata: CalibrationMetadata
     directions: Mapping[str, F32]
     sha256: str  # sha256 of the file
 
     @property
     def width(self) -> int:
         """The largest supported rank. A module with fewer inputs than this has a full set of directions."""
-        return max(int(found.shape[1]) for found in self.directions.values())
+        return max(int(directions.shape[1]) for directions in self.directions.values())
 
     def a(self, name: str, rank: int) -> F32:
         """Returns the frozen A of one module, float32 (in, rank).
 
         Raises InvalidRecipe if there are too few directions.
         """
-        found = self.directions.get(name)
-        if found is None:
+        directions = self.directions.get(name)
+        if directions is None:
             raise InvalidRecipe(f"the calibration has no directions for {name}; create one that covers this module")
-        if found.shape[1] < rank:
-            raise InvalidRecipe(f"the calibration has {found.shape[1]} directions for {name}; rank is {rank}")
-        a: F32 = np.ascontiguousarray(found[:, :rank]) / np.float32(np.sqrt(3))
+        if directions.shape[1] < rank:
+            raise InvalidRecipe(f"the calibration has {directions.shape[1]} directions for {name}; rank is {rank}")
+        a: F32 = np.ascontiguousarray(directions[:, :rank]) / np.float32(np.sqrt(3))
         return a
 
 
-def dump_calibration(about: CalibrationAbout, directions: Mapping[str, F32]) -> bytes:
+def dump_calibration(metadata: CalibrationMetadata, directions: Mapping[str, F32]) -> bytes:
     """Returns a safetensors file with one float32 tensor per module. Equal contents give equal bytes."""
     tensors = {name: np.ascontiguousarray(directions[name], "<f4") for name in sorted(directions)}
-    return safetensors.numpy.save(tensors, {_METADATA: canonical_json(about.model_dump(mode="json")).decode()})
+    return safetensors.numpy.save(tensors, {_METADATA: canonical_json(metadata.model_dump(mode="json")).decode()})
 
 
 def load_calibration(data: bytes) -> Calibration:
@@ -98,7 +98,7 @@ def load_calibration(data: bytes) -> Calibration:
         raise InvalidUpload(f"the calibration is not a complete safetensors file ({error})") from error
     header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
     try:
-        about = CalibrationAbout.model_validate_json((header.get("__metadata__") or {})[_METADATA])
+        metadata = CalibrationMetadata.model_validate_json((header.get("__metadata__") or {})[_METADATA])
     except (KeyError, TypeError, pydantic.ValidationError) as error:
         raise InvalidUpload(
             "the calibration has no description of its source; create it with `mobizo-server calibrate`"
@@ -106,7 +106,7 @@ def load_calibration(data: bytes) -> Calibration:
     directions = {name: _directions(name, entry) for name, entry in tensors}
     if not directions:
         raise InvalidUpload("the calibration contains no directions")
-    return Calibration(about, directions, sha256_hex(data))
+    return Calibration(metadata, directions, sha256_hex(data))
 
 
 def read_calibration(path: Path) -> Calibration:
@@ -121,11 +121,11 @@ def _directions(name: str, entry: Mapping[str, object]) -> F32:
     shape = entry["shape"]
     if entry["dtype"] != "F32" or not isinstance(shape, list) or len(shape) != 2 or not 0 < shape[1] <= shape[0]:
         raise InvalidUpload(f"calibration of {name}: {entry['dtype']} {shape}; it must be F32 [in, width], width <= in")
-    found: F32 = np.frombuffer(entry["data"], "<f4").astype(np.float32).reshape(shape)  # type: ignore[call-overload]
-    if not np.isfinite(found).all():
+    directions: F32 = np.frombuffer(entry["data"], "<f4").astype(np.float32).reshape(shape)  # type: ignore[call-overload]
+    if not np.isfinite(directions).all():
         raise InvalidUpload(f"calibration of {name}: it has values that are not finite")
     # Check for large values first, since their squares would overflow.
-    large = np.abs(found).max() > 2
-    if large or np.abs(found.T @ found - np.eye(shape[1], dtype=np.float32)).max() > _ORTHONORMAL:
+    large = np.abs(directions).max() > 2
+    if large or np.abs(directions.T @ directions - np.eye(shape[1], dtype=np.float32)).max() > _ORTHONORMAL:
         raise InvalidUpload(f"calibration of {name}: its columns are not orthonormal")
-    return found
+    return directions

@@ -38,8 +38,8 @@ Tokens = tuple[int, ...]
 class Row:
     """The tokens of one candidate: the prompt's, followed by the answer's.
 
-    counted: the places in the answer whose tokens are trained on and scored, ascending; None: all. A conversation's
-    `answer` begins with the assistant's first turn, and the turns of others after it do not count.
+    counted: ascending positions in the answer whose tokens are trained on and scored; None: all. A conversation's
+    `answer` starts with the assistant's first turn; later turns of other roles do not count.
     """
 
     prompt: tuple[int, ...]
@@ -54,8 +54,8 @@ class Row:
     @property
     def targets(self) -> list[tuple[int, int]]:
         """The (position, token) pairs that count: the logits at the position predict the answer's token."""
-        places = range(len(self.answer)) if self.counted is None else self.counted
-        return [(len(self.prompt) - 1 + place, self.answer[place]) for place in places]
+        positions = range(len(self.answer)) if self.counted is None else self.counted
+        return [(len(self.prompt) - 1 + position, self.answer[position]) for position in positions]
 
 
 @dataclass(frozen=True)
@@ -65,10 +65,10 @@ class Example:
     rows: tuple[Row, ...]
     correct: int
     truncated: bool
-    opening: int = 0  # tokens at the front of every prompt that are never cut off, such as BOS
+    bos_length: int = 0  # tokens at the front of every prompt that are never cut off, such as BOS
 
     @property
-    def right(self) -> Row:
+    def correct_row(self) -> Row:
         """The row of the correct candidate."""
         return self.rows[self.correct]
 
@@ -77,21 +77,22 @@ class Example:
         """Number of tokens of the longest row."""
         return max(len(row.tokens) for row in self.rows)
 
-    def shortened(self, most: int) -> Example:
-        """Returns the example with at most `most` tokens in each row, cut from the front of the prompt.
+    def shortened(self, max_tokens: int) -> Example:
+        """Returns the example with at most `max_tokens` tokens in each row, cut from the front of the prompt.
 
-        At least one prompt token is kept in addition to the opening, even if the row is then longer than `most`.
+        At least one prompt token is kept in addition to these first tokens, even if the row is then longer than
+        `max_tokens`.
         """
-        return replace(self, rows=tuple(_shortened(row, self.opening, most) for row in self.rows))
+        return replace(self, rows=tuple(_shortened(row, self.bos_length, max_tokens) for row in self.rows))
 
 
-def _shortened(row: Row, opening: int, most: int) -> Row:
-    cut = min(max(len(row.tokens) - most, 0), max(len(row.prompt) - opening - 1, 0))
-    return replace(row, prompt=row.prompt[:opening] + row.prompt[opening + cut :])
+def _shortened(row: Row, bos_length: int, max_tokens: int) -> Row:
+    dropped = min(max(len(row.tokens) - max_tokens, 0), max(len(row.prompt) - bos_length - 1, 0))
+    return replace(row, prompt=row.prompt[:bos_length] + row.prompt[bos_length + dropped :])
 
 
 def read_jsonl(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields (where, record) for each non-empty line of a JSONL file; `where` is "file:line".
+    """Yields (location, record) for each non-empty line of a JSONL file; `location` is "file:line".
 
     Raises InvalidDataset, naming the line, for a line that is not a JSON object, or if the file cannot be read.
     """
@@ -100,14 +101,14 @@ def read_jsonl(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             for number, line in enumerate(file, 1):
                 if not line.strip():
                     continue
-                where = f"{path}:{number}"
+                location = f"{path}:{number}"
                 try:
                     record = json.loads(line)
                 except ValueError as error:
-                    raise InvalidDataset(f"{where}: the line is not JSON ({error})") from error
+                    raise InvalidDataset(f"{location}: the line is not JSON ({error})") from error
                 if not isinstance(record, dict):
-                    raise InvalidDataset(f"{where}: the line is {type(record).__name__}; it must be a JSON object")
-                yield where, record
+                    raise InvalidDataset(f"{location}: the line is {type(record).__name__}; it must be a JSON object")
+                yield location, record
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidDataset(f"{path}: cannot be read ({error})") from error
 
@@ -126,8 +127,8 @@ def token_ids(tokenizer: Tokenizer, text: str, *, special: bool = True) -> list[
     `Tokenizer.encode` keeps the interpreter's lock: the tokenization of a text of a million characters would stop every
     other thread, also an event loop, for up to seconds. `encode_batch` releases it.
     """
-    found: list[int] = tokenizer.encode_batch([text], add_special_tokens=special)[0].ids
-    return found
+    ids: list[int] = tokenizer.encode_batch([text], add_special_tokens=special)[0].ids
+    return ids
 
 
 def encode_choice(tokenizer: Tokenizer, choice: Choice) -> Row:
@@ -143,34 +144,36 @@ def encode_choice(tokenizer: Tokenizer, choice: Choice) -> Row:
     return Row(tuple(prompt), tuple(answer))
 
 
-def fit_row(row: Row, opening: tuple[int, ...], recipe: Recipe, where: str) -> tuple[Row, bool]:
-    """Returns the row cut to S tokens from the front of its prompt, and whether it was cut. `opening` (BOS) is kept."""
+def fit_row(row: Row, bos_tokens: tuple[int, ...], recipe: Recipe, location: str) -> tuple[Row, bool]:
+    """Returns the row cut to S tokens from the front of its prompt, and whether it was cut. `bos_tokens` are kept."""
     if not row.prompt:
-        raise InvalidDataset(f"{where}: the prompt is empty")
+        raise InvalidDataset(f"{location}: the prompt is empty")
     if not row.answer:
-        raise InvalidDataset(f"{where}: an answer is empty")
+        raise InvalidDataset(f"{location}: an answer is empty")
     if len(row.targets) > recipe.answer_length:
         raise InvalidDataset(
-            f"{where}: an answer has {len(row.targets)} tokens; the recipe's answer_length is {recipe.answer_length}"
+            f"{location}: an answer has {len(row.targets)} tokens; the recipe's answer_length is {recipe.answer_length}"
         )
-    kept = opening if row.prompt[: len(opening)] == opening else ()
-    room = recipe.sequence_length - (len(row.answer) - 1)
-    if room <= len(kept):
-        raise InvalidDataset(f"{where}: the answer leaves no room for a prompt in {recipe.sequence_length} tokens")
-    if len(row.prompt) <= room:
+    bos = bos_tokens if row.prompt[: len(bos_tokens)] == bos_tokens else ()
+    max_prompt_length = recipe.sequence_length - (len(row.answer) - 1)
+    if max_prompt_length <= len(bos):
+        raise InvalidDataset(f"{location}: the answer leaves no room for a prompt in {recipe.sequence_length} tokens")
+    if len(row.prompt) <= max_prompt_length:
         return row, False
-    return replace(row, prompt=kept + row.prompt[len(kept) - room :]), True
+    return replace(row, prompt=bos + row.prompt[len(bos) - max_prompt_length :]), True
 
 
-def encode_question(tokenizer: Tokenizer, question: Question, recipe: Recipe, where: str) -> Example:
-    """Returns an example in the recipe's shapes. Raises InvalidDataset, naming `where`, if it does not fit."""
+def encode_question(tokenizer: Tokenizer, question: Question, recipe: Recipe, location: str) -> Example:
+    """Returns an example in the recipe's shapes. Raises InvalidDataset, naming `location`, if it does not fit."""
     if len(question.choices) > recipe.choices:
-        raise InvalidDataset(f"{where}: {len(question.choices)} candidates; the recipe's choices is {recipe.choices}")
-    opening = tuple(tokenizer.encode("").ids)
-    fitted = [fit_row(encode_choice(tokenizer, choice), opening, recipe, where) for choice in question.choices]
+        raise InvalidDataset(
+            f"{location}: {len(question.choices)} candidates; the recipe's choices is {recipe.choices}"
+        )
+    bos_tokens = tuple(tokenizer.encode("").ids)
+    fitted = [fit_row(encode_choice(tokenizer, choice), bos_tokens, recipe, location) for choice in question.choices]
     rows = tuple(row for row, _ in fitted)
-    kept = len(opening) if all(row.prompt[: len(opening)] == opening for row in rows) else 0
-    return Example(rows, question.correct, any(cut for _, cut in fitted), kept)
+    bos_length = len(bos_tokens) if all(row.prompt[: len(bos_tokens)] == bos_tokens for row in rows) else 0
+    return Example(rows, question.correct, any(truncated for _, truncated in fitted), bos_length)
 
 
 def check_task(task: Task, tokenizer: Tokenizer, recipe: Recipe) -> None:
@@ -194,8 +197,8 @@ def load_examples(path: Path, task: Task, tokenizer: Tokenizer, recipe: Recipe) 
     """
     check_task(task, tokenizer, recipe)
     examples = [
-        encode_question(tokenizer, read_question(task, record, where), recipe, where)
-        for where, record in read_jsonl(path)
+        encode_question(tokenizer, read_question(task, record, location), recipe, location)
+        for location, record in read_jsonl(path)
     ]
     if not examples:
         raise InvalidDataset(f"{path}: the file contains no records")
@@ -208,13 +211,13 @@ def _continuations(example: Example, position: int) -> list[int]:
     The product over positions of their softmax is the probability of the answer when decoding is limited to the
     candidates.
     """
-    right = example.right.answer
-    others = {
+    answer = example.correct_row.answer
+    alternatives = {
         row.answer[position]
         for row in example.rows
-        if len(row.answer) > position and row.answer[:position] == right[:position]
+        if len(row.answer) > position and row.answer[:position] == answer[:position]
     }
-    return [right[position], *sorted(others - {right[position]})]
+    return [answer[position], *sorted(alternatives - {answer[position]})]
 
 
 def _packed_length(rows: Iterable[Row], recipe: Recipe, dynamic: bool) -> int:
@@ -234,7 +237,9 @@ def pack_step(examples: Sequence[Example], recipe: Recipe, *, dynamic: bool = Fa
     rows, answer = recipe.effective_batch, recipe.answer_length
     if len(examples) > rows:
         raise ValueError(f"{len(examples)} examples for {rows} rows")
-    tokens = np.zeros((rows, _packed_length((example.right for example in examples), recipe, dynamic)), TOKEN_DTYPE)
+    tokens = np.zeros(
+        (rows, _packed_length((example.correct_row for example in examples), recipe, dynamic)), TOKEN_DTYPE
+    )
     positions = np.zeros((rows, answer), TOKEN_DTYPE)
     answers = np.zeros((rows, answer), TOKEN_DTYPE)
     mask = np.zeros((rows, answer), np.float32)
@@ -242,7 +247,7 @@ def pack_step(examples: Sequence[Example], recipe: Recipe, *, dynamic: bool = Fa
     choice_mask = np.zeros((rows, answer, recipe.choices), np.float32)
     choice_mask[:, :, 0] = 1
     for e, example in enumerate(examples):
-        row = example.right
+        row = example.correct_row
         tokens[e, : len(row.tokens)] = row.tokens
         for t, (position, token) in enumerate(row.targets):
             positions[e, t], answers[e, t], mask[e, t] = position, token, 1
@@ -290,16 +295,16 @@ def pack_score(examples: Sequence[Example], recipe: Recipe, *, dynamic: bool = F
     then be adjacent. Raises InvalidDataset if the candidates of one example do not fit into R rows.
     """
     pending: list[Example] = []
-    used = 0
+    used_rows = 0
     for example in examples:
-        need = len(score_rows(example))
-        if need > recipe.score_rows:
-            raise InvalidDataset(f"{need} candidates of one record do not fit {recipe.score_rows} score rows")
-        if used + need > recipe.score_rows:
+        needed_rows = len(score_rows(example))
+        if needed_rows > recipe.score_rows:
+            raise InvalidDataset(f"{needed_rows} candidates of one record do not fit {recipe.score_rows} score rows")
+        if used_rows + needed_rows > recipe.score_rows:
             yield _score_batch(pending, recipe, dynamic)
-            pending, used = [], 0
+            pending, used_rows = [], 0
         pending.append(example)
-        used += need
+        used_rows += needed_rows
     if pending:
         yield _score_batch(pending, recipe, dynamic)
 
@@ -313,7 +318,7 @@ def _score_batch(examples: Sequence[Example], recipe: Recipe, dynamic: bool) -> 
     cells, texts = [], []
     r = 0
     for example in examples:
-        of_example: list[tuple[tuple[int, int, int], ...]] = [()] * len(example.rows)
+        example_cells: list[tuple[tuple[int, int, int], ...]] = [()] * len(example.rows)
         for group in score_rows(example):
             first = example.rows[group[0]]
             texts.append(first.tokens)
@@ -322,9 +327,9 @@ def _score_batch(examples: Sequence[Example], recipe: Recipe, dynamic: bool) -> 
             for c, index in enumerate(group):
                 row = example.rows[index]
                 choices[r, : len(row.targets), c] = [token for _, token in row.targets]
-                of_example[index] = tuple((r, t, c) for t in range(len(row.targets)))
+                example_cells[index] = tuple((r, t, c) for t in range(len(row.targets)))
             r += 1
-        cells.append(tuple(of_example))
+        cells.append(tuple(example_cells))
     return ScoreBatch((tokens, positions, choices), tuple(texts), tuple(cells))
 
 

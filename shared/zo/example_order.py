@@ -15,10 +15,10 @@ def alternating(seed: int, epoch: int, answers: Sequence[int]) -> list[int]:
     the proportions of answers of the whole data set.
     """
     shuffled: list[int] = permutation(seed, epoch, len(answers)).tolist()
-    total, seen = Counter(answers), Counter[int]()
-    way: dict[int, float] = {}
+    total, counts = Counter(answers), Counter[int]()
+    positions: dict[int, float] = {}
     for index in shuffled:
         answer = answers[index]
-        way[index] = (seen[answer] + 0.5) / total[answer]
-        seen[answer] += 1
-    return sorted(shuffled, key=way.__getitem__)
+        positions[index] = (counts[answer] + 0.5) / total[answer]
+        counts[answer] += 1
+    return sorted(shuffled, key=positions.__getitem__)

@@ -105,8 +105,8 @@ def lora_modules(recipe: Recipe, shape: BaseShape) -> tuple[LoraModule, ...]:
 
     Raises InvalidRecipe if the base lacks a layer or a target.
     """
-    if absent := [target for target in recipe.targets if target not in shape.linears]:
-        raise InvalidRecipe(f"targets names {absent[0]}; a {shape.architecture} layer has {', '.join(shape.linears)}")
+    if missing := [target for target in recipe.targets if target not in shape.linears]:
+        raise InvalidRecipe(f"targets names {missing[0]}; a {shape.architecture} layer has {', '.join(shape.linears)}")
     parent = "model.decoder.layers" if shape.architecture == "opt" else "model.layers"
     modules: list[LoraModule] = []
     offset = 0
@@ -147,9 +147,9 @@ def frozen_a(recipe: Recipe, module: LoraModule, calibration: Calibration | None
         return init_a(recipe, module)
     if calibration is None or calibration.sha256 != recipe.calibration:
         raise InvalidRecipe(f"calibration {recipe.calibration[:12]}... is not available; the recipe's A depends on it")
-    if calibration.about.base.sha256 != recipe.base.sha256:
+    if calibration.metadata.base.sha256 != recipe.base.sha256:
         raise InvalidRecipe(
-            f"the calibration was created for base {calibration.about.base.name}, not {recipe.base.name}"
+            f"the calibration was created for base {calibration.metadata.base.name}, not {recipe.base.name}"
         )
     a = calibration.a(module.name, recipe.rank)
     if len(a) != module.in_features:
@@ -178,9 +178,9 @@ def adapter_file(flat: F32, *, job_id: str, recipe_id: str, a_sha256: str, step:
 
     Equal runs give equal bytes on every machine.
     """
-    about = {"format": 1, "job_id": job_id, "recipe_id": recipe_id, "a_sha256": a_sha256, "step": step}
+    metadata = {"format": 1, "job_id": job_id, "recipe_id": recipe_id, "a_sha256": a_sha256, "step": step}
     # A single metadata entry, because safetensors writes several entries in no fixed order.
-    return dump_adapter(flat, {"mobizo": canonical_json(about).decode()})
+    return dump_adapter(flat, {"mobizo": canonical_json(metadata).decode()})
 
 
 def split_adapter(data: bytes, size: int) -> tuple[bytes, bytes]:
@@ -188,7 +188,7 @@ def split_adapter(data: bytes, size: int) -> tuple[bytes, bytes]:
     return data[: len(data) - 4 * size], data[len(data) - 4 * size :]
 
 
-def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+def _unique_pairs(pairs: list[tuple[str, object]]) -> dict[str, object]:
     if len(dict(pairs)) != len(pairs):
         raise InvalidUpload("the adapter's header has a duplicate name, which readers would interpret differently")
     return dict(pairs)
@@ -226,7 +226,7 @@ def load_adapter(data: bytes, size: int) -> F32:
         tensors = safetensors.deserialize(data)  # type: ignore[no-untyped-call]  # the package ships no types
     except safetensors.SafetensorError as error:
         raise InvalidUpload(f"the adapter is not a complete safetensors file ({error}); send it again") from error
-    json.loads(header, object_pairs_hook=_once)
+    json.loads(header, object_pairs_hook=_unique_pairs)
     names = sorted(name for name, _ in tensors)
     if names != [ADAPTER_TENSOR]:
         raise InvalidUpload(

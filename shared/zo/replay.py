@@ -32,7 +32,7 @@ def _sign_table() -> U32:
 _SIGNS = _sign_table()
 
 
-def _words(first: U32, second: U32, spare: U32, keys: U32, counters: U32) -> None:
+def _threefry_words(first: U32, second: U32, spare: U32, keys: U32, counters: U32) -> None:
     """Computes Threefry-2x32-20 of every counter (j, 0) under every key, in place.
 
     keys: (n, 2). counters: (m,). first, second: (n, m), outputs for the two words. spare: (n, m), scratch.
@@ -76,9 +76,9 @@ def replay(trajectory: Trajectory, start: F32, steps: int | None = None) -> F32:
     calls = -(-header.size // SIGNS_PER_CALL)
     # An overflow gives a non-finite B, which the caller detects.
     with np.errstate(over="ignore", invalid="ignore"):
-        for at in range(0, calls, BLOCK_CALLS):
-            counters = np.arange(at, min(at + BLOCK_CALLS, calls), dtype=np.uint32)
-            block = flat[at * SIGNS_PER_CALL : (at + BLOCK_CALLS) * SIGNS_PER_CALL]
+        for first_call in range(0, calls, BLOCK_CALLS):
+            counters = np.arange(first_call, min(first_call + BLOCK_CALLS, calls), dtype=np.uint32)
+            block = flat[first_call * SIGNS_PER_CALL : (first_call + BLOCK_CALLS) * SIGNS_PER_CALL]
             _replay_block(block, counters, keys, bits, pulls)
     return flat
 
@@ -96,15 +96,17 @@ def _replay_block(block: F32, counters: U32, seeds: U32, bits: U32, pulls: F32) 
     table = np.empty_like(_SIGNS)
     products = np.empty((len(counters) * SIGNS_PER_CALL // BYTE, BYTE), np.float32)
     update = products.reshape(-1)[: len(block)]
-    for at in range(0, len(seeds), CHUNK_KEYS):
-        keys = seeds[at : at + CHUNK_KEYS]
+    for start_key in range(0, len(seeds), CHUNK_KEYS):
+        keys = seeds[start_key : start_key + CHUNK_KEYS]
         first, second, spare = scratch[:, : len(keys)]
-        _words(first, second, spare, keys, counters)
+        _threefry_words(first, second, spare, keys, counters)
         words[: len(keys), :, 0], words[: len(keys), :, 1] = first, second
         rows = words[: len(keys)].view(np.uint8).reshape(len(keys), -1).astype(np.intp)  # (keys, 8 m)
-        for done, (row, coefficient) in enumerate(zip(rows, bits[at : at + CHUNK_KEYS], strict=True), start=at + 1):
+        for replayed, (row, coefficient) in enumerate(
+            zip(rows, bits[start_key : start_key + CHUNK_KEYS], strict=True), start=start_key + 1
+        ):
             np.bitwise_xor(_SIGNS, coefficient, out=table)
             np.take(table.view(np.float32), row, axis=0, out=products, mode="clip")
             np.subtract(block, update, out=block)
-            if queries and done % queries == 0:
-                block[:] = pull(block, start, pulls[done // queries - 1])
+            if queries and replayed % queries == 0:
+                block[:] = pull(block, start, pulls[replayed // queries - 1])

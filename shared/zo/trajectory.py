@@ -151,7 +151,7 @@ class Trajectory:
                 flat = pull(flat, start, self.pulls[step])
         return flat
 
-    def take(self, numbers: F32) -> None:
+    def append_numbers(self, numbers: F32) -> None:
         """Appends a step's frame, float32 (header.numbers,)."""
         self.coefficients.append(numbers[: self.header.queries])
         if self.header.proximal is not None:
@@ -164,7 +164,7 @@ def frame(kind: bytes, step: int, payload: bytes) -> bytes:
     return body + _CRC.pack(zlib.crc32(body))
 
 
-def _opening(header: TrajectoryHeader) -> bytes:
+def _first_bytes(header: TrajectoryHeader) -> bytes:
     """Returns the first bytes of a ledger: the magic and the header frame."""
     return MAGIC + frame(b"H", 0, header.model_dump_json().encode())
 
@@ -176,14 +176,14 @@ def parse_trajectory(data: bytes) -> tuple[Trajectory | None, int]:
     """
     if not data.startswith(MAGIC):
         return None, 0
-    at = len(MAGIC)
+    offset = len(MAGIC)
     trajectory: Trajectory | None = None
-    while at + _FRAME.size <= len(data):
-        kind, step, length = _FRAME.unpack_from(data, at)
-        end = at + _FRAME.size + length
-        if end + _CRC.size > len(data) or _CRC.unpack_from(data, end)[0] != zlib.crc32(data[at:end]):
+    while offset + _FRAME.size <= len(data):
+        kind, step, length = _FRAME.unpack_from(data, offset)
+        end = offset + _FRAME.size + length
+        if end + _CRC.size > len(data) or _CRC.unpack_from(data, end)[0] != zlib.crc32(data[offset:end]):
             break
-        payload = data[at + _FRAME.size : end]
+        payload = data[offset + _FRAME.size : end]
         if kind == b"H" and trajectory is None:
             trajectory = Trajectory(TrajectoryHeader.model_validate_json(payload))
         elif trajectory is None:
@@ -191,13 +191,13 @@ def parse_trajectory(data: bytes) -> tuple[Trajectory | None, int]:
         elif kind == b"S":
             if step != trajectory.steps or length != 4 * trajectory.header.numbers:
                 raise Conflict(f"the trajectory has step {step} instead of step {trajectory.steps}")
-            trajectory.take(np.frombuffer(payload, "<f4").astype(np.float32))
+            trajectory.append_numbers(np.frombuffer(payload, "<f4").astype(np.float32))
         elif kind == b"E":
             trajectory.evaluations.append(Evaluation.model_validate_json(payload))
         elif kind == b"L":
             trajectory.limits.append(Limits.model_validate_json(payload))
-        at = end + _CRC.size
-    return trajectory, at if trajectory is not None else 0
+        offset = end + _CRC.size
+    return trajectory, offset if trajectory is not None else 0
 
 
 class Ledger:
@@ -207,7 +207,7 @@ class Ledger:
         """Starts the ledger of a run."""
         self.trajectory = Trajectory(header)
         self.data = bytearray()
-        self._write(_opening(header))
+        self._write(_first_bytes(header))
 
     def _write(self, data: bytes) -> None:
         """Appends complete frames, either all of them or none."""
@@ -227,7 +227,7 @@ class Ledger:
         if factor is not None:
             payload = np.append(payload, factor).astype("<f4")
         self._write(frame(b"S", self.trajectory.steps, payload.tobytes()))
-        self.trajectory.take(payload.astype(np.float32))
+        self.trajectory.append_numbers(payload.astype(np.float32))
 
     def append_evaluation(self, evaluation: Evaluation) -> None:
         """Appends an evaluation of the current B, or of the best B if it says so."""
@@ -254,15 +254,15 @@ class TrajectoryFile(Ledger):
         Raises Conflict if the file belongs to another run.
         """
         data = path.read_bytes() if path.exists() else b""
-        found, whole = parse_trajectory(data)
-        if found is not None and found.header != header:
+        trajectory, length = parse_trajectory(data)
+        if trajectory is not None and trajectory.header != header:
             raise Conflict(f"{path} is the trajectory of another run; move it away to start this one")
-        self.trajectory = found or Trajectory(header)
+        self.trajectory = trajectory or Trajectory(header)
         self._file = path.open("r+b" if path.exists() else "w+b", buffering=0)
-        self._file.truncate(whole)
-        self._file.seek(whole)
-        if found is None:
-            self._write(_opening(header))
+        self._file.truncate(length)
+        self._file.seek(length)
+        if trajectory is None:
+            self._write(_first_bytes(header))
             directory = os.open(path.parent, os.O_RDONLY)
             os.fsync(directory)
             os.close(directory)

@@ -1,4 +1,4 @@
-"""The contenders of `bench accuracy` are what they say they are, on a random model; and its command runs."""
+"""The contenders of `bench accuracy` on a random model, and its command."""
 
 import json
 import re
@@ -30,7 +30,7 @@ with warnings.catch_warnings():  # the compiler's libraries warn of their own de
     from bench.baselines.rounding import load_model, round_weights
     from bench.baselines.steps import EagerMobizo
     from bench.tiny import write_base, write_sentences
-    from bench.training.runs import Contender, Look, Run
+    from bench.training.runs import Contender, Evaluation, Run
     from server.compiler import inspect_base
     from tests.device_agent.conftest import TASK
 
@@ -62,9 +62,9 @@ def shape(base: Path) -> BaseShape:
 
 
 def recipe_of(queries: int = 1, **settings: object) -> Recipe:
-    fixed = {"sequence_length": LENGTH, "answer_length": 6, "choices": 2, "rank": 3, "alpha": 6}
+    defaults = {"sequence_length": LENGTH, "answer_length": 6, "choices": 2, "rank": 3, "alpha": 6}
     reference = BaseRef(name="tiny", sha256="0" * 64)
-    return Recipe.model_validate({"base": reference, "queries": queries, "effective_batch": 4} | fixed | settings)
+    return Recipe.model_validate({"base": reference, "queries": queries, "effective_batch": 4} | defaults | settings)
 
 
 @pytest.fixture(scope="module")
@@ -74,8 +74,8 @@ def batch(base: Path, sentences: Path) -> tuple[np.ndarray, ...]:
 
 
 def data_of(sentences: Path) -> Data:
-    read = {path.stem: list(read_jsonl(path)) for path in sentences.glob("*.jsonl")}
-    return Data("sentences", TASK, read["train"], read["validation"], read["test"])
+    records = {path.stem: list(read_jsonl(path)) for path in sentences.glob("*.jsonl")}
+    return Data("sentences", TASK, records["train"], records["validation"], records["test"])
 
 
 def runner_of(base: Path, sentences: Path, keep: Path) -> Runner:
@@ -155,21 +155,21 @@ def test_rounded_weights_lie_on_the_precisions_grid(model: torch.nn.Module, prec
     before = {name: parameter.detach().clone().numpy() for name, parameter in model.named_parameters()}
     round_weights(model, precision)  # type: ignore[arg-type]
     for name, parameter in model.named_parameters():
-        found, was = parameter.detach().numpy(), before[name]
+        rounded_weight, original = parameter.detach().numpy(), before[name]
         if "norm" in name:
-            np.testing.assert_array_equal(found, was)
+            np.testing.assert_array_equal(rounded_weight, original)
         else:
-            of_table = "embed" in name
-            expected = rounded(was, 127 if of_table else largest, was.shape[1])
-            np.testing.assert_allclose(found, expected, atol=1e-6)
-            assert not np.array_equal(found, was)
+            is_table = "embed" in name
+            expected = rounded(original, 127 if is_table else largest, original.shape[1])
+            np.testing.assert_allclose(rounded_weight, expected, atol=1e-6)
+            assert not np.array_equal(rounded_weight, original)
 
 
 def stock_accuracy(model: torch.nn.Module, tokenizer: Tokenizer, data: Data) -> float:
     """Share of test records whose right answer the stock model gives the highest log-probability."""
     right = 0
-    for where, record in data.test:
-        question = read_question(data.task, record, where)
+    for location, record in data.test:
+        question = read_question(data.task, record, location)
         scores = []
         for choice in question.choices:
             prompt = tokenizer.encode(choice.prompt).ids
@@ -192,50 +192,50 @@ def test_zero_shot_is_the_stock_models_accuracy(
 
 def test_a_run_at_rate_zero_or_nearly_so_ends_where_it_began(base: Path, sentences: Path, tmp_path: Path) -> None:
     runner = runner_of(base, sentences, tmp_path)
-    zero = runner.zero_shot()
-    still = runner.run(contender("still", "mobizo", queries=4, steps=3, interval=2), Point(1e-12), 0)
-    assert [look.step for look in still.seen] == [0, 2, 3]
-    assert still.final == zero.final
-    for look in still.seen:
-        assert look.accuracy == zero.seen[0].accuracy
-        assert look.loss == pytest.approx(zero.seen[0].loss, rel=1e-5)
+    zero_shot = runner.zero_shot()
+    run = runner.run(contender("still", "mobizo", queries=4, steps=3, interval=2), Point(1e-12), 0)
+    assert [evaluation.step for evaluation in run.evaluations] == [0, 2, 3]
+    assert run.final == zero_shot.final
+    for evaluation in run.evaluations:
+        assert evaluation.accuracy == zero_shot.evaluations[0].accuracy
+        assert evaluation.loss == pytest.approx(zero_shot.evaluations[0].loss, rel=1e-5)
 
 
 def test_a_kept_run_is_not_run_again(base: Path, sentences: Path, tmp_path: Path) -> None:
-    one = contender("one", "mobizo", steps=2)
-    first = runner_of(base, sentences, tmp_path).run(one, Point(1e-3), 0)
-    again = runner_of(base, sentences, tmp_path)
+    kept_contender = contender("one", "mobizo", steps=2)
+    first = runner_of(base, sentences, tmp_path).run(kept_contender, Point(1e-3), 0)
+    second_runner = runner_of(base, sentences, tmp_path)
 
     def refuse(*_: object) -> None:
         raise AssertionError("a kept run was run again")
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runs, "load_model", refuse)
-        assert again.run(one.model_copy(update={"name": "two"}), Point(1e-3), 0) == first.model_copy(
+        assert second_runner.run(kept_contender.model_copy(update={"name": "two"}), Point(1e-3), 0) == first.model_copy(
             update={"contender": "two"}
         )
-        for other in (
+        for changed_contender in (
             contender("one", "mobizo", steps=3),
             contender("one", "mobizo", steps=2, precision="int8-weight"),
         ):
             with pytest.raises(AssertionError, match="run again"):
-                again.run(other, Point(1e-3), 0)
+                second_runner.run(changed_contender, Point(1e-3), 0)
         with pytest.raises(AssertionError, match="run again"):
-            again.run(one, Point(1e-3), 1)
+            second_runner.run(kept_contender, Point(1e-3), 1)
 
 
-def look(step: int, accuracy: float, loss: float) -> Look:
-    return Look(step=step, core_seconds=0, seconds=0, accuracy=accuracy, loss=loss)
+def evaluation(step: int, accuracy: float, loss: float) -> Evaluation:
+    return Evaluation(step=step, core_seconds=0, seconds=0, accuracy=accuracy, loss=loss)
 
 
 @pytest.fixture
 def outcomes() -> Iterator[Run]:
-    def of(lr: float, accuracy: float, loss: float, diverged: bool = False) -> Run:
-        seen = [look(0, 0.5, 1.0), look(4, accuracy, loss)]
-        about = {"contender": "one", "precision": "fp32", "seed": 3, "lr": lr, "eps": 1e-2, "split": "validation"}
-        return Run(**about, seen=seen, diverged=diverged)
+    def outcome(lr: float, accuracy: float, loss: float, diverged: bool = False) -> Run:
+        evaluations = [evaluation(0, 0.5, 1.0), evaluation(4, accuracy, loss)]
+        fields = {"contender": "one", "precision": "fp32", "seed": 3, "lr": lr, "eps": 1e-2, "split": "validation"}
+        return Run(**fields, evaluations=evaluations, diverged=diverged)
 
-    return iter((of(1, 0.6, 0.9), of(2, 0.7, 0.8), of(3, 0.7, 0.7), of(4, 0.9, 0.1, diverged=True)))
+    return iter((outcome(1, 0.6, 0.9), outcome(2, 0.7, 0.8), outcome(3, 0.7, 0.7), outcome(4, 0.9, 0.1, diverged=True)))
 
 
 def test_the_rate_is_the_best_on_validation_that_did_not_diverge(
@@ -243,24 +243,27 @@ def test_the_rate_is_the_best_on_validation_that_did_not_diverge(
 ) -> None:
     runner = runner_of(base, sentences, tmp_path)
     by_lr = {outcome.lr: outcome for outcome in outcomes}
-    asked: list[tuple[float, int]] = []
+    calls: list[tuple[float, int]] = []
 
     def run(_contender: Contender, point: Point, seed: int) -> Run:
-        asked.append((point.lr, seed))
+        calls.append((point.lr, seed))
         return by_lr[point.lr].model_copy(update={"seed": seed})
 
     monkeypatch.setattr(runner, "run", run)
     grid = tuple(Point(lr) for lr in (1.0, 2.0, 3.0, 4.0))
-    point, runs, tried = runner.chosen(contender("one", "mobizo", steps=4), grid, [3, 5])
+    point, runs, grid_runs = runner.best_point(contender("one", "mobizo", steps=4), grid, [3, 5])
     assert point == Point(3.0)
     assert [(run.lr, run.seed) for run in runs] == [(3.0, 3), (3.0, 5)]
-    assert [run.lr for run in tried] == [1, 2, 3, 4]
-    assert asked == [(1, 3), (2, 3), (3, 3), (4, 3), (3, 5)]
+    assert [run.lr for run in grid_runs] == [1, 2, 3, 4]
+    assert calls == [(1, 3), (2, 3), (3, 3), (4, 3), (3, 5)]
 
 
 def test_where_nothing_beats_the_base_the_rate_is_of_the_lowest_loss(outcomes: Iterator[Run]) -> None:
-    one = next(outcomes)
-    worse, better = (one.model_copy(update={"seen": [look(0, 0.5, 1.0), look(4, 0.4, loss)]}) for loss in (1.2, 0.9))
+    outcome = next(outcomes)
+    worse, better = (
+        outcome.model_copy(update={"evaluations": [evaluation(0, 0.5, 1.0), evaluation(4, 0.4, loss)]})
+        for loss in (1.2, 0.9)
+    )
     assert better.rank[1] == worse.rank[1] == (0.5, -1.0)
     assert better.rank > worse.rank
 
@@ -269,15 +272,15 @@ def test_divergence_ends_a_run_and_counts_as_nothing_right(
     base: Path, sentences: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runner = runner_of(base, sentences, tmp_path)
-    zero = runner.zero_shot()
+    zero_shot = runner.zero_shot()
 
-    def burst(_self: object, batch: object, seeds: object, lr: float, eps: float) -> tuple[Tensor, None]:
+    def diverge(_self: object, batch: object, seeds: object, lr: float, eps: float) -> tuple[Tensor, None]:
         return torch.tensor([float("nan")]), None
 
-    monkeypatch.setattr(EagerMobizo, "step", burst)
-    found = runner.run(contender("burst", "mobizo", queries=4, steps=5), Point(1.0), 0)
-    assert found.diverged
-    assert (found.final, found.best, found.best_step) == (0.0, zero.best, 0)
+    monkeypatch.setattr(EagerMobizo, "step", diverge)
+    run = runner.run(contender("burst", "mobizo", queries=4, steps=5), Point(1.0), 0)
+    assert run.diverged
+    assert (run.final, run.best, run.best_step) == (0.0, zero_shot.best, 0)
 
 
 def test_every_contender_has_as_many_sequences_in_a_step() -> None:
@@ -296,30 +299,30 @@ def test_the_shipped_reviews_are_read_in_the_papers_sizes() -> None:
 
 def test_the_command_writes_every_part_and_reads_other_records(base: Path, tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
-    words = (("warm", "positive"), ("dull", "negative"), ("bright", "positive"), ("flat", "negative"))
-    lines = [json.dumps({"text": f"the film is {word}", "label": label}) + "\n" for word, label in words]
+    labelled_words = (("warm", "positive"), ("dull", "negative"), ("bright", "positive"), ("flat", "negative"))
+    lines = [json.dumps({"text": f"the film is {word}", "label": label}) + "\n" for word, label in labelled_words]
     (tmp_path / "data" / "train.jsonl").write_text("".join(lines * 6))
     (tmp_path / "data" / "test.jsonl").write_text("".join(lines))
     out = tmp_path / "found.json"
     arguments = ["accuracy", "--quick", "--part", "all", "--task", "sst2", "--data", str(tmp_path / "data")]
     arguments += ["--base", str(base), "--seq-len", str(LENGTH), "--keep", str(tmp_path / "keep"), "--json", str(out)]
-    done = CliRunner().invoke(app, arguments)
-    assert done.exit_code == 0, done.output
-    found = json.loads(out.read_text())
-    contenders = {(row["contender"], row["precision"]): row for row in found["rows"]}
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    report = json.loads(out.read_text())
+    contenders = {(row["contender"], row["precision"]): row for row in report["rows"]}
     main = ["zero-shot", "FO-SGD (LoRA-FA)", "MeZO (LoRA-FA)", "MobiZO q=4", "MobiZO q=16"]
     assert [contenders[name, "fp32"]["examples"] for name in main] == [0, 64, 64, 16, 4]
     # Groups of 32 do not divide this model's 48 inputs of down_proj, so int4 is left out.
     assert {precision for _, precision in contenders} == {"fp32", "int8-weight", "int4-weight"}
-    claimed = [*main, *(f"q{q}" for q in (1, 2, 4, 8, 16)), *(f"variant {name}" for name in VARIANTS)]
-    claimed += [f"MobiZO q={q} {p}" for q in (4, 16) for p in ("fp32", "int8-weight", "int4-weight")]
-    names = {re.sub("[- ]", "_", re.sub("[=()]", "", name.lower())) for name in claimed}
-    assert set(found["claims"]) == {f"{final}accuracy_sst2_{name}" for name in names for final in ("", "final_")}
+    claim_names = [*main, *(f"q{q}" for q in (1, 2, 4, 8, 16)), *(f"variant {name}" for name in VARIANTS)]
+    claim_names += [f"MobiZO q={q} {p}" for q in (4, 16) for p in ("fp32", "int8-weight", "int4-weight")]
+    names = {re.sub("[- ]", "_", re.sub("[=()]", "", name.lower())) for name in claim_names}
+    assert set(report["claims"]) == {f"{final}accuracy_sst2_{name}" for name in names for final in ("", "final_")}
     best = contenders["MobiZO q=4", "fp32"]["best"]
-    assert found["claims"]["accuracy_sst2_mobizo_q4"] == pytest.approx(100 * best)
+    assert report["claims"]["accuracy_sst2_mobizo_q4"] == pytest.approx(100 * best)
 
 
 def test_the_command_says_what_is_missing(tmp_path: Path) -> None:
-    done = CliRunner().invoke(app, ["accuracy", "--task", "copa", "--data", str(tmp_path), "--base", "none"])
-    assert done.exit_code == 1
-    assert "no data of 'copa'" in done.output
+    result = CliRunner().invoke(app, ["accuracy", "--task", "copa", "--data", str(tmp_path), "--base", "none"])
+    assert result.exit_code == 1
+    assert "no data of 'copa'" in result.output

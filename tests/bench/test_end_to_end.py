@@ -1,4 +1,4 @@
-"""`bench end-to-end`: its claims from given runs, and first order with our help takes the steps of our program."""
+"""`bench end-to-end`: claims of given runs; first order with our settings takes the same steps as our program."""
 
 import json
 import warnings
@@ -14,43 +14,57 @@ with warnings.catch_warnings():  # the compiler's libraries warn of their own de
     from bench.baselines.rounding import load_model
     from bench.end_to_end import command
     from bench.end_to_end.command import end_to_end
+    from bench.end_to_end.contender_runner import ContenderRunner
     from bench.end_to_end.contenders import TABLE
-    from bench.end_to_end.track import Track
-    from bench.programs import Compiled
+    from bench.programs import CompiledProgram
     from bench.tiny import write_base
     from bench.training.learners import ProgramLearner, torch_learner
-    from bench.training.runs import Contender, Look, Run, begin
+    from bench.training.runs import Contender, Evaluation, Run, new_run
     from server.compiler import compile_program, inspect_base
 
 pytestmark = pytest.mark.filterwarnings("ignore:::executorch", "ignore:::torch", "ignore:::copyreg")
 
-# Core-seconds of each look, and its accuracies.
+# Core-seconds between two evaluations, and the accuracies of the evaluations.
 COSTS = {"replay": 40.0, "gradient": 2.0, "first-order LoRA-FA, same help": 6.0, "MobiZO q=4": 100.0}
 ACCURACIES = (0.74, 0.76, 0.81)
 
 
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> list[Run]:
-    """The runs that the command makes: three looks each, of ACCURACIES, the rates 1e-2 and 4e-3 being the best."""
-    made: list[Run] = []
+    """The runs of the command: three evaluations each, of ACCURACIES; the rates 1e-2, 4e-3 and 3e-3 are the best."""
+    new_runs: list[Run] = []
 
-    def run(track: Track, contender: Contender, split: str, cap: float | None, stop: bool, looks: object) -> Run:
+    def run(
+        runner: ContenderRunner,
+        contender: Contender,
+        split: str,
+        cap: float | None,
+        stop: bool,
+        evaluation_steps: object,
+    ) -> Run:
         cost = COSTS.get(contender.name, 300.0)
-        right = contender.name == "replay" or contender.training.lr in (1e-2, 4e-3, 3e-3)
-        seen = [
-            Look(step=at, core_seconds=at * cost, seconds=at * cost / 2, accuracy=each - (not right) * 0.1, loss=1)
-            for at, each in enumerate(ACCURACIES, 1)
+        is_best_rate = contender.name == "replay" or contender.training.lr in (1e-2, 4e-3, 3e-3)
+        evaluations = [
+            Evaluation(
+                step=index,
+                core_seconds=index * cost,
+                seconds=index * cost / 2,
+                accuracy=accuracy - (not is_best_rate) * 0.1,
+                loss=1,
+            )
+            for index, accuracy in enumerate(ACCURACIES, 1)
         ]
         fields = {"core_seconds": 3 * cost, "steps": 3, "examples": 30}
-        made.append(begin(contender, split, cap=cap, seen=seen, **fields))  # type: ignore[arg-type]
-        return made[-1]
+        new_runs.append(new_run(contender, split, cap=cap, evaluations=evaluations, **fields))  # type: ignore[arg-type]
+        return new_runs[-1]
 
-    monkeypatch.setattr(Track, "_run", run)
-    monkeypatch.setattr(Track, "try_out", lambda track, trials, cap: None)  # each trial is then made where it is read
-    monkeypatch.setattr(Track, "calibration_core_seconds", 7.0)
-    monkeypatch.setattr(Track, "recipe", None)
+    monkeypatch.setattr(ContenderRunner, "_run", run)
+    # Trials then run when their results are read.
+    monkeypatch.setattr(ContenderRunner, "try_out", lambda runner, trials, cap: None)
+    monkeypatch.setattr(ContenderRunner, "calibration_core_seconds", 7.0)
+    monkeypatch.setattr(ContenderRunner, "recipe", None)
     monkeypatch.setattr(command, "peak_memory", lambda keep: ([], {"gradient_peak_memory_vs_first_order": 0.1}))
-    return made
+    return new_runs
 
 
 def test_claims_of_all_contenders(runs: list[Run], tmp_path: Path) -> None:
@@ -95,19 +109,21 @@ def test_first_order_with_the_same_help_takes_the_programs_steps(tmp_path: Path)
         choices=2,
     )
     (tmp_path / "program").mkdir()
-    program = Compiled(compile_program(recipe, str(base), tmp_path / "program", inference=False), tmp_path / "program")
+    program = CompiledProgram(
+        compile_program(recipe, str(base), tmp_path / "program", inference=False), tmp_path / "program"
+    )
     ours = ProgramLearner(program)
     model = load_model(str(base), "cpu", "float32")
     theirs = torch_learner("first-order", model, recipe, program.manifest.shape, ours.train)
-    theirs.keep_prefix()
+    theirs.cache_prefix()
     settings = TrainingSettings(steps=8, lr=1e-2)
     start = theirs.measure(ours.train[:8])
     ours.prepare()  # loads the steps' methods and changes nothing
     for number in range(8):
         indices = list(range(4 * (number % 4), 4 * (number % 4) + 4))  # from the cache in the second round
         assert ours.step(indices, number, settings) == pytest.approx(theirs.step(indices, number, settings), rel=1e-3)
-    found, expected = (learner.measure(ours.train[:8]) for learner in (ours, theirs))
-    assert found.loss == pytest.approx(expected.loss, rel=1e-3)
-    assert abs(found.loss - start.loss) > 1e-3
+    metrics, expected = (learner.measure(ours.train[:8]) for learner in (ours, theirs))
+    assert metrics.loss == pytest.approx(expected.loss, rel=1e-3)
+    assert abs(metrics.loss - start.loss) > 1e-3
     ours.close()
     theirs.close()

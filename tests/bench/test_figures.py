@@ -1,4 +1,4 @@
-"""What README and docs quote of the benchmarks is what the results in bench/results say."""
+"""The figures in README and docs equal the results in bench/results."""
 
 import re
 
@@ -12,7 +12,7 @@ from bench.figures import (
     ROOT,
     UnknownFigure,
     documents,
-    refilled,
+    update_figures,
 )
 from bench.result import Result, results_in
 
@@ -36,12 +36,12 @@ def results():
 @pytest.mark.parametrize("path", documents(), ids=lambda path: path.name)
 def test_documents_quote_the_results(path, results):
     text = path.read_text()
-    wrong = [
-        f"{marker[0]} should read {right}"
+    errors = [
+        f"{marker[0]} should read {expected}"
         for marker in MARKER.finditer(text)
-        if (right := refilled(marker[0], results).rsplit("-->", 1)[1]) != marker["shown"]
+        if (expected := update_figures(marker[0], results).rsplit("-->", 1)[1]) != marker["shown"]
     ]
-    assert not wrong, "`python -m bench figures` writes them anew:\n" + "\n".join(wrong)
+    assert not errors, "`python -m bench figures` writes them anew:\n" + "\n".join(errors)
 
 
 @pytest.mark.parametrize("path", documents(), ids=lambda path: path.name)
@@ -71,7 +71,7 @@ def test_only_measured_figures_are_quoted(path):
 
 
 @pytest.mark.parametrize(
-    ("marker", "right"),
+    ("marker", "expected"),
     [
         ("<!-- bench: x.share .0f x100 -->", "99"),
         ("<!-- bench: x.size ,.0f -->", "1,474,912"),
@@ -86,11 +86,11 @@ def test_only_measured_figures_are_quoted(path):
     ],
 )
 @pytest.mark.parametrize("stale", ["7", "1,234", "-0.5", MISSING])
-def test_a_figure_is_written_anew_and_nothing_else(marker, right, stale):
-    assert refilled(f"| 5 | {marker}{stale}, 6 s |", {"x": RESULT}) == f"| 5 | {marker}{right}, 6 s |"
+def test_a_figure_is_written_anew_and_nothing_else(marker, expected, stale):
+    assert update_figures(f"| 5 | {marker}{stale}, 6 s |", {"x": RESULT}) == f"| 5 | {marker}{expected}, 6 s |"
 
 
-@pytest.mark.parametrize("found", ["what=job].ms", "database=sqlite].note"])
-def test_a_row_must_be_one_and_hold_a_number(found):
+@pytest.mark.parametrize("condition", ["what=job].ms", "database=sqlite].note"])
+def test_a_row_must_be_one_and_hold_a_number(condition):
     with pytest.raises(UnknownFigure):
-        refilled(f"<!-- bench: x[{found} .0f -->1", {"x": RESULT})
+        update_figures(f"<!-- bench: x[{condition} .0f -->1", {"x": RESULT})

@@ -22,10 +22,10 @@ def test_a_stock_model_computes_as_programs_of_the_precision_do(tmp_path: Path, 
     assert sum(isinstance(module, RoundedLinear) for module in expected.modules()) == 14
     tokens = torch.arange(12).reshape(2, 6)
     with torch.no_grad():
-        wanted = expected(tokens).logits
-    found = base.model(tokens).logits
-    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-4)
-    (gradient,) = torch.autograd.grad(found.square().sum(), base.model.model.norm.weight)
+        expected_logits = expected(tokens).logits
+    logits = base.model(tokens).logits
+    torch.testing.assert_close(logits, expected_logits, rtol=0, atol=1e-4)
+    (gradient,) = torch.autograd.grad(logits.square().sum(), base.model.model.norm.weight)
     assert gradient.abs().max() > 0
 
 

@@ -1,4 +1,4 @@
-"""The audit after the kills finds what was lost, done twice or torn; a bench that cannot find it shows nothing."""
+"""The audit after the kills detects lost jobs, jobs done twice and damaged files."""
 
 import pytest
 from sqlalchemy import update
@@ -41,17 +41,17 @@ TO_THE_END = (JobState.READY, JobState.TRAINING, JobState.SUCCEEDED)
 
 
 def test_nothing_wrong(settings, submit):
-    found = audit(settings, {submit("fine", *TO_THE_END): "fine"})
-    assert (found["jobs_lost"], found["jobs_doubled"], found["torn_files"]) == (0, 0, 0)
-    assert found["files"] == 1  # the base's tokenizer
+    report = audit(settings, {submit("fine", *TO_THE_END): "fine"})
+    assert (report["jobs_lost"], report["jobs_doubled"], report["torn_files"]) == (0, 0, 0)
+    assert report["files"] == 1  # the base's tokenizer
 
 
 def test_jobs_that_are_lost(settings, submit):
     waiting, failed = submit("waiting"), submit("failed", JobState.FAILED)
-    done = submit("done", *TO_THE_END)
-    submitted = {waiting: "waiting", failed: "failed", done: "done", "job_never": "stored"}
+    succeeded = submit("done", *TO_THE_END)
+    submitted = {waiting: "waiting", failed: "failed", succeeded: "done", "job_never": "stored"}
     assert audit(settings, submitted)["jobs_lost"] == 3
-    assert audit(settings, {done: "another's"})["jobs_lost"] == 1
+    assert audit(settings, {succeeded: "another's"})["jobs_lost"] == 1
 
 
 def test_jobs_that_are_there_twice(settings, submit):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench.server.fleet import LIFE, fleet
+from bench.server.fleet import REQUEST_KINDS, fleet
 from bench.server.home import make_home, spread
 from bench.server.polls import poll
 
@@ -16,8 +16,8 @@ def test_spread():
 
 @pytest.mark.slow
 def test_devices_see_jobs_to_their_end(tmp_path):
-    orders = {"jobs": 6, "rate": 4.0, "wait_seconds": 2.0, "beat_seconds": 0.05, "ramp_seconds": 1.0}
-    rows = {row["what"]: row for row in poll(make_home(tmp_path), "sqlite", 3, **orders)}
+    load_settings = {"jobs": 6, "rate": 4.0, "wait_seconds": 2.0, "heartbeat_seconds": 0.05, "ramp_seconds": 1.0}
+    rows = {row["what"]: row for row in poll(make_home(tmp_path), "sqlite", 3, **load_settings)}
     assert rows["errors"]["count"] == 0, rows["errors"]
     assert rows["submission"]["count"] == 6
     assert rows["job to a device"]["count"] == rows["completion"]["count"] == rows["upload"]["count"] == 6
@@ -29,8 +29,8 @@ def test_devices_see_jobs_to_their_end(tmp_path):
 def test_virtual_devices_live_their_lives_without_an_error(tmp_path):
     rows = fleet(make_home(tmp_path), 4, quick=True)
     kinds = {row["what"]: row for row in rows if "cpu_ms" in row}
-    assert tuple(kinds) == LIFE
-    assert [row["first"] for row in kinds.values()] == [[]] * len(LIFE)
+    assert tuple(kinds) == REQUEST_KINDS
+    assert [row["first"] for row in kinds.values()] == [[]] * len(REQUEST_KINDS)
     assert kinds["acquire"]["count"] == kinds["release"]["count"] == 4
     leases = next(row for row in rows if row.get("table") == "leases")
     assert leases["rows"] == 1.0

@@ -29,9 +29,9 @@ def run(app, tmp_path_factory):
 
     def run(name, *arguments):
         path = tmp_path_factory.mktemp(name) / "result.json"
-        done = CliRunner().invoke(app, [name, "--quick", *arguments, "--json", str(path)], catch_exceptions=False)
-        assert done.exit_code == 0, done.output
-        return done.output, json.loads(path.read_text())
+        result = CliRunner().invoke(app, [name, "--quick", *arguments, "--json", str(path)], catch_exceptions=False)
+        assert result.exit_code == 0, result.output
+        return result.output, json.loads(path.read_text())
 
     return run
 
@@ -67,9 +67,9 @@ def test_sizes_are_compiled_and_trained(run):
 
 
 def test_an_unknown_part_names_the_parts(app):
-    done = CliRunner().invoke(app, ["server", "--only", "poles"])
-    assert done.exit_code == 2
-    assert "polls" in done.output
+    result = CliRunner().invoke(app, ["server", "--only", "poles"])
+    assert result.exit_code == 2
+    assert "polls" in result.output
 
 
 def test_every_benchmark_writes_json_and_is_on_the_page(app):

@@ -1,4 +1,4 @@
-"""The step grid: contenders are one algorithm, whichever way they run; its cells are kept, bounded and laid out."""
+"""The step grid: all ways to run a contender give equal losses; cells are kept, limited and complete."""
 
 import copy
 import itertools
@@ -25,12 +25,12 @@ with warnings.catch_warnings():  # the compiler's libraries warn of their own de
     from bench.baselines.adapted import AdaptedModel
     from bench.baselines.mezo_program import Passes, emit_passes
     from bench.baselines.steps import EagerMobizo, FirstOrder, FullFirstOrder, FullMezo, Grouping, passes, torch_noise
-    from bench.padding import padding_of, sequence_lengths
-    from bench.programs import Compiled, random_batch
+    from bench.padding import padding_shares, sequence_lengths
+    from bench.programs import CompiledProgram, random_batch
     from bench.step import grid, memory
     from bench.step.floor import reverse_over_forward
-    from bench.step.grid import Place, grid_claims, measure, measure_grid, open_place
-    from bench.step.process import Cell, Contender, Extent, Order, cells
+    from bench.step.grid import Workspace, grid_claims, measure, measure_grid, open_workspace
+    from bench.step.process import Cell, Contender, Extent, ProcessTask, cells
     from bench.step.process import measure as measure_here
     from bench.tiny import write_base
     from server.compiler.checkpoints.checkpoint import load_checkpoint
@@ -48,43 +48,46 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> TinyBase:
 
 
 @pytest.fixture(scope="module")
-def place(base: TinyBase, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+def workspace(base: TinyBase, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workspace]:
     # What else runs on this machine may take all its memory.
-    with pytest.MonkeyPatch.context() as patch, open_place(tmp_path_factory.mktemp("keep"), base.directory) as found:
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        open_workspace(tmp_path_factory.mktemp("keep"), base.directory) as opened_workspace,
+    ):
         patch.setattr(grid, "SPARE_BYTES", 0)
-        yield found
+        yield opened_workspace
 
 
 def _cell(**settings: Any) -> Cell:
-    few: dict[str, Any] = {"contender": Contender.MOBIZO, "engine": "eager", "length": 8, "batch": 2, "queries": 2}
-    return Cell(**(few | settings))
+    defaults: dict[str, Any] = {"contender": Contender.MOBIZO, "engine": "eager", "length": 8, "batch": 2, "queries": 2}
+    return Cell(**(defaults | settings))
 
 
-def _order(place: Place, cell: Cell, **settings: Any) -> Order:
-    known = {"source": place.source, "base": place.base, "shape": place.shape}
-    return Order(what="measure", cell=cell, **(known | settings))
+def _process_task(workspace: Workspace, cell: Cell, **settings: Any) -> ProcessTask:
+    base_fields = {"source": workspace.source, "base": workspace.base, "shape": workspace.shape}
+    return ProcessTask(action="measure", cell=cell, **(base_fields | settings))
 
 
 @dataclass(frozen=True)
 class Setting:
     """A step of three queries on the tiny base."""
 
-    order: Order
+    process_task: ProcessTask
 
     @property
     def parts(self) -> tuple[Recipe, BaseShape]:
-        return self.order.cell.recipe(self.order.base), self.order.shape
+        return self.process_task.cell.recipe(self.process_task.base), self.process_task.shape
 
     def inputs(self, number: int) -> tuple[tuple[np.ndarray, ...], np.ndarray, float, float]:
         """Batch, seeds, lr and eps, as every zeroth-order `step` takes them."""
-        cell = self.order.cell
-        batch = random_batch(self.parts[0], self.order.shape.vocabulary, cell.length, number)
+        cell = self.process_task.cell
+        batch = random_batch(self.parts[0], self.process_task.shape.vocabulary, cell.length, number)
         return batch, query_seeds(0, number, QUERIES), LR, EPS
 
 
 @pytest.fixture(scope="module")
-def setting(place: Place) -> Setting:
-    return Setting(_order(place, _cell(queries=QUERIES, batch=6, length=12)))
+def setting(workspace: Workspace) -> Setting:
+    return Setting(_process_task(workspace, _cell(queries=QUERIES, batch=6, length=12)))
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +102,7 @@ def test_a_program_gives_the_same_losses(
 ) -> None:
     recipe, _ = setting.parts
     recipe = recipe.model_copy(update={"base": base.recipe().base})
-    program = Compiled(shared_store().put(recipe, base.directory, tmp_path), tmp_path, 0.0)
+    program = CompiledProgram(shared_store().put(recipe, base.directory, tmp_path), tmp_path, 0.0)
     runtime = program.open()
     for number, losses in enumerate(reference):
         np.testing.assert_allclose(runtime.step(*setting.inputs(number))[0], losses, rtol=1e-5)
@@ -131,11 +134,11 @@ def test_fewer_paths_a_pass_in_executorch_give_the_same_losses(
     (recipe, shape), path, weights = setting.parts, tmp_path / "passes.pte", tmp_path / "weights.ptd"
     Xnnpack().write_weights(QuantizedBase.of(load_checkpoint(str(base.directory)), "fp32").stored, weights)
     emit_passes(recipe, str(base.directory), path, grouping)
-    found = Passes(recipe, flat_size(recipe, shape), path, weights, grouping)
+    program_passes = Passes(recipe, flat_size(recipe, shape), path, weights, grouping)
     for number, losses in enumerate(reference):
-        np.testing.assert_allclose(found.step(*setting.inputs(number))[0], losses, rtol=1e-5)
-    found.reset()
-    np.testing.assert_allclose(found.step(*setting.inputs(0))[0], reference[0], rtol=1e-5)
+        np.testing.assert_allclose(program_passes.step(*setting.inputs(number))[0], losses, rtol=1e-5)
+    program_passes.reset()
+    np.testing.assert_allclose(program_passes.step(*setting.inputs(0))[0], reference[0], rtol=1e-5)
 
 
 def test_mezo_on_all_parameters_is_its_formula(base: TinyBase, setting: Setting) -> None:
@@ -147,21 +150,23 @@ def test_mezo_on_all_parameters_is_its_formula(base: TinyBase, setting: Setting)
     batch, seeds, lr, eps = setting.inputs(0)
     losses, coefficients = mezo.step(batch, seeds, lr, eps)
     after = [parameter.detach().clone() for parameter in model.parameters()]
-    drawn = [torch_noise((int(k0), int(k1))) for k0, k1 in seeds]
-    noise = [[draw(parameter) for parameter in before] for draw in drawn]
+    generators = [torch_noise((int(k0), int(k1))) for k0, k1 in seeds]
+    noise = [[draw(parameter) for parameter in before] for draw in generators]
     expected = list(before)
     for sign, side in ((1, losses[:3]), (-1, losses[3:])):
         for z, loss in zip(noise, side, strict=True):
-            _assign(model, [parameter + sign * eps * each for parameter, each in zip(before, z, strict=True)])
+            _assign(
+                model, [parameter + sign * eps * noise_part for parameter, noise_part in zip(before, z, strict=True)]
+            )
             with torch.no_grad():
                 assert float(loss) == pytest.approx(
                     float(adapted.losses(batch, adapted.zeros().unsqueeze(0))), rel=1e-6
                 )
     for z, plus, minus in zip(noise, losses[:3].tolist(), losses[3:].tolist(), strict=True):
         coefficient = lr / 3 * (plus - minus) / (2 * eps)
-        expected = [parameter - coefficient * each for parameter, each in zip(expected, z, strict=True)]
-    for found, wanted in zip(after, expected, strict=True):
-        torch.testing.assert_close(found, wanted, rtol=0, atol=1e-6)
+        expected = [parameter - coefficient * noise_part for parameter, noise_part in zip(expected, z, strict=True)]
+    for actual, value in zip(after, expected, strict=True):
+        torch.testing.assert_close(actual, value, rtol=0, atol=1e-6)
     assert coefficients.abs().max() > 0
 
 
@@ -203,96 +208,96 @@ def test_the_gradient_of_all_parameters_is_its_finite_differences(base: TinyBase
     for seed in range(4):
         draw = torch_noise((seed, 1))
         z = [draw(parameter) for parameter in before]
-        found = []
+        losses = []
         for step in (0.0, 1e-3, -1e-3):
-            _assign(model, [old + step * each for old, each in zip(before, z, strict=True)])
+            _assign(model, [old + step * noise_part for old, noise_part in zip(before, z, strict=True)])
             with torch.no_grad():
-                found.append(float(first.adapted.losses(batch, first.adapted.zeros().unsqueeze(0))))
-        slope = sum(float((gradient * each).sum()) for gradient, each in zip(gradients, z, strict=True))
-        assert loss == pytest.approx(found[0], rel=1e-6)
-        assert slope == pytest.approx((found[1] - found[2]) / 2e-3, rel=1e-2, abs=1e-3)
+                losses.append(float(first.adapted.losses(batch, first.adapted.zeros().unsqueeze(0))))
+        slope = sum(float((gradient * noise_part).sum()) for gradient, noise_part in zip(gradients, z, strict=True))
+        assert loss == pytest.approx(losses[0], rel=1e-6)
+        assert slope == pytest.approx((losses[1] - losses[2]) / 2e-3, rel=1e-2, abs=1e-3)
 
 
 @pytest.mark.parametrize("contender", list(Contender))
-def test_every_contender_makes_steps_in_pytorch(place: Place, contender: Contender) -> None:
+def test_every_contender_makes_steps_in_pytorch(workspace: Workspace, contender: Contender) -> None:
     cell = _cell(contender=contender, queries=1)
-    found = measure_here(_order(place, cell, rounds=2))
-    assert len(found["seconds"]) == 2
-    assert found["peak_rss_bytes"] >= found["loaded_bytes"] // 2 > 1 << 20
+    row = measure_here(_process_task(workspace, cell, rounds=2))
+    assert len(row["seconds"]) == 2
+    assert row["peak_rss_bytes"] >= row["loaded_bytes"] // 2 > 1 << 20
 
 
-def test_a_cell_is_measured_once_in_a_process_of_its_own(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cell_is_measured_once_in_a_process_of_its_own(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     cell = _cell(engine="executorch")
-    row = measure(cell, place, rounds=2, seconds=600)  # a machine that does much else may be slow
+    row = measure(cell, workspace, rounds=2, seconds=600)  # a machine that does much else may be slow
     assert len(row["seconds"]) == 2, row
     assert row["peak_rss_bytes"] > 1 << 20
     monkeypatch.setattr(grid, "run", None)
-    assert measure(cell, place, rounds=2) == row
+    assert measure(cell, workspace, rounds=2) == row
     # A run whose time is up reads what is kept.
     monkeypatch.setattr(grid, "cells", lambda extent, device: [_cell(length=13), cell])
-    rows = measure_grid(place, "plain", "cuda", limit=0)
-    assert [each.get("skipped") for each in rows] == ["the time limit was reached", None]
+    rows = measure_grid(workspace, "plain", "cuda", limit=0)
+    assert [cell_row.get("skipped") for cell_row in rows] == ["the time limit was reached", None]
     assert rows[1] == row
 
 
-def test_a_cell_that_takes_too_much_is_ended_and_says_so(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cell_that_takes_too_much_is_ended_and_says_so(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(grid, "SPARE_BYTES", 1 << 60)
-        assert measure(_cell(length=10), place)["skipped"] == "it needs more memory than the machine has left"
+        assert measure(_cell(length=10), workspace)["skipped"] == "it needs more memory than the machine has left"
     monkeypatch.setattr(grid, "START_SECONDS", 0.0)
-    assert measure(_cell(length=11), place, seconds=0.0)["skipped"] == "it did not end within 0 s"
+    assert measure(_cell(length=11), workspace, seconds=0.0)["skipped"] == "it did not end within 0 s"
 
 
-def test_a_cell_that_fails_is_not_kept(place: Place, tmp_path: Path) -> None:
-    absent = Place(tmp_path, str(tmp_path / "absent"), place.base, place.shape)
+def test_a_cell_that_fails_is_not_kept(workspace: Workspace, tmp_path: Path) -> None:
+    absent = Workspace(tmp_path, str(tmp_path / "absent"), workspace.base, workspace.shape)
     assert measure(_cell(), absent)["error"]
     assert not list(tmp_path.glob("cells/*"))
 
 
 def test_peak_memory_is_of_ours_over_first_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def compile_here(recipe: Recipe, directory: Path, source: Path) -> Compiled:
+    def compile_here(recipe: Recipe, directory: Path, source: Path) -> CompiledProgram:
         manifest = shared_store().put(recipe, source, directory)
         (directory / "manifest.json").write_text(manifest.model_dump_json())
-        return Compiled(manifest, directory, 0.0)
+        return CompiledProgram(manifest, directory, 0.0)
 
     monkeypatch.setattr(memory, "compile_cold", compile_here)
     monkeypatch.setattr(memory, "PRECISIONS", ("fp32",))  # the tiny base is too narrow to be quantized
-    place = (tmp_path / "keep", tmp_path / "base", 64, 4, 2)
+    arguments = (tmp_path / "keep", tmp_path / "base", 64, 4, 2)
     write_base(tmp_path / "base")
-    rows, claims = memory.peak_memory(*place)
-    first, checkpointed, replay, gradient = rows
+    rows, claims = memory.peak_memory(*arguments)
+    first_order, checkpointed, replay, gradient = rows
     assert [row.get("contender") for row in rows[:2]] == [Contender.FO_LORA_FA, Contender.FO_CHECKPOINTING]
     for name, row in (("", replay), ("gradient_", gradient)):
-        assert claims[f"{name}peak_memory_vs_first_order"] == row["peak_rss_bytes"] / first["peak_rss_bytes"]
+        assert claims[f"{name}peak_memory_vs_first_order"] == row["peak_rss_bytes"] / first_order["peak_rss_bytes"]
     of_checkpointed = gradient["peak_rss_bytes"] / checkpointed["peak_rss_bytes"]
     assert claims["gradient_peak_memory_vs_checkpointed"] == of_checkpointed
     assert replay["peak_rss_bytes"] > replay["weights_bytes"] == gradient["weights_bytes"]
     monkeypatch.setattr(grid, "run", None)
     monkeypatch.setattr(memory, "compile_cold", None)
-    assert memory.peak_memory(*place) == (rows, claims)
+    assert memory.peak_memory(*arguments) == (rows, claims)
 
 
 def test_a_reverse_pass_runs_beside_its_forward_pass(base: TinyBase) -> None:
     assert reverse_over_forward(load_checkpoint(str(base.directory)), "fp32", rounds=2, length=16) > 0
 
 
-def _measured(seconds: float, gigabytes: float, **settings: Any) -> dict[str, Any]:
+def _row(seconds: float, gigabytes: float, **settings: Any) -> dict[str, Any]:
     cell = _cell(**settings)
     row = {"who": cell.label, **cell.model_dump(mode="json")}
     return row | {"seconds": [seconds], "peak_rss_bytes": int(gigabytes * 1e9)}
 
 
 def test_what_the_inner_loop_gains_is_claimed_by_engine_and_precision() -> None:
-    at: dict[str, Any] = {"length": 64, "batch": 1, "queries": 1}
-    ways = [{}, {"engine": "executorch"}, {"engine": "executorch", "precision": "int8"}, {"engine": "compile"}]
+    sizes: dict[str, Any] = {"length": 64, "batch": 1, "queries": 1}
+    variants = [{}, {"engine": "executorch"}, {"engine": "executorch", "precision": "int8"}, {"engine": "compile"}]
     rows = [
-        _measured(seconds, 1.0, contender=contender, **at, **way)
-        for number, way in enumerate(ways, 2)
+        _row(seconds, 1.0, contender=contender, **sizes, **variant)
+        for number, variant in enumerate(variants, 2)
         for contender, seconds in ((Contender.MEZO_LORA_FA, number), (Contender.INNER, 1.0))
     ]
     claims = grid_claims(rows[:-1])  # no inner loop by torch.compile, so no claim of it
-    found = {name: value for name, value in claims.items() if name.startswith("inner")}
-    assert found == {
+    inner_claims = {name: value for name, value in claims.items() if name.startswith("inner")}
+    assert inner_claims == {
         "inner_speedup_eager_s64_b1": 2,
         "inner_speedup_executorch_s64_b1": 3,
         "inner_speedup_executorch_int8_s64_b1": 4,
@@ -302,12 +307,12 @@ def test_what_the_inner_loop_gains_is_claimed_by_engine_and_precision() -> None:
 
 @pytest.mark.parametrize("extent", ["quick", "plain", "full"])
 def test_a_grid_holds_every_contender_and_engine_once(extent: Extent) -> None:
-    found = cells(extent)
-    assert {cell.contender for cell in found} == set(Contender)
-    assert {cell.engine for cell in found} == {"eager", "compile", "executorch"}
-    assert len({cell.name for cell in found}) == len(found)
-    assert all(cell.batch % cell.queries == 0 for cell in found)
-    assert set(found) <= set(cells("full"))
+    grid_cells = cells(extent)
+    assert {cell.contender for cell in grid_cells} == set(Contender)
+    assert {cell.engine for cell in grid_cells} == {"eager", "compile", "executorch"}
+    assert len({cell.name for cell in grid_cells}) == len(grid_cells)
+    assert all(cell.batch % cell.queries == 0 for cell in grid_cells)
+    assert set(grid_cells) <= set(cells("full"))
 
 
 def test_a_grid_on_a_gpu_is_pytorchs() -> None:
@@ -317,11 +322,11 @@ def test_a_grid_on_a_gpu_is_pytorchs() -> None:
 def test_padding_is_counted_as_in_the_papers_drawing() -> None:
     """fig:padding: eight sequences as one batch of 8, 448 tokens of padding; here every batch of 8 is that one."""
     lengths = np.array([40, 60, 100, 50, 30, 128, 70, 90])
-    found = padding_of(lengths, draws=50)
-    assert found[8] == pytest.approx(1 - 568 / (8 * 128))
-    assert found[1] == 0
+    shares = padding_shares(lengths, draws=50)
+    assert shares[8] == pytest.approx(1 - 568 / (8 * 128))
+    assert shares[1] == 0
     pairs = [1 - (a + b) / (2 * max(a, b)) for a, b in itertools.combinations(lengths.tolist(), 2)]
-    assert padding_of(lengths, draws=20_000)[2] == pytest.approx(np.mean(pairs), abs=0.005)
+    assert padding_shares(lengths, draws=20_000)[2] == pytest.approx(np.mean(pairs), abs=0.005)
 
 
 def test_lengths_are_of_what_the_network_reads(tmp_path: Path) -> None:
@@ -330,5 +335,5 @@ def test_lengths_are_of_what_the_network_reads(tmp_path: Path) -> None:
     texts = ["dull", "a warm and funny film"]
     path.write_text("".join(json.dumps({"text": text, "label": "positive"}) + "\n" for text in texts))
     # " great" is one token of this tokenizer or several; all but the last one are read.
-    read = [len(tokenizer.encode(f"{text} It was great").ids) - 1 for text in texts]
-    assert sequence_lengths(path, "sst2", tokenizer).tolist() == read
+    expected = [len(tokenizer.encode(f"{text} It was great").ids) - 1 for text in texts]
+    assert sequence_lengths(path, "sst2", tokenizer).tolist() == expected

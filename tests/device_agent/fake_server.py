@@ -23,7 +23,7 @@ from shared.errors import (
     DigestMismatch,
     MobizoError,
     NotFound,
-    Replayed,
+    ReplayedRequest,
     Unauthorized,
 )
 from shared.federation.cohort import RoundReceipt, RoundTask
@@ -261,7 +261,7 @@ class FakeServer:
         if hashlib.sha256(body).digest() != signature.digest:
             raise DigestMismatch
         if signature.nonce in self.nonces:
-            raise Replayed
+            raise ReplayedRequest
         self.nonces.add(signature.nonce)
 
     def answer(self, method, path, body, headers):
@@ -270,7 +270,7 @@ class FakeServer:
         with self.changed:
             try:
                 self.check_signature(method, path, body, headers)
-            except (BadSignature, ClockSkew, DigestMismatch, Replayed) as error:
+            except (BadSignature, ClockSkew, DigestMismatch, ReplayedRequest) as error:
                 self.refusals.append(error)
                 return error.status, json.dumps(error.problem()).encode()
             self.calls.append((method, action))

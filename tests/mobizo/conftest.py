@@ -29,10 +29,10 @@ def command(fleet, app, monkeypatch):
     monkeypatch.setenv("MOBIZO_TOKEN", app.token)
     monkeypatch.setenv("COLUMNS", "200")
 
-    def command(*arguments, exit_code=0, typed=None):
-        done = CliRunner().invoke(cli, [str(argument) for argument in arguments], input=typed)
-        assert done.exit_code == exit_code, done.output
-        assert "Traceback" not in done.output
-        return done.stdout if exit_code == 0 else done.stderr
+    def command(*arguments, exit_code=0, stdin=None):
+        result = CliRunner().invoke(cli, [str(argument) for argument in arguments], input=stdin)
+        assert result.exit_code == exit_code, result.output
+        assert "Traceback" not in result.output
+        return result.stdout if exit_code == 0 else result.stderr
 
     return command

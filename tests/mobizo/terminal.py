@@ -11,12 +11,12 @@ import sys
 import termios
 from contextlib import suppress
 
-MOST_SILENCE = 60  # seconds; then the command is killed
+SILENCE_LIMIT = 60  # seconds; then the command is killed
 PROGRAM = "from mobizo.cli import main; main()"
 
 
-def on_terminal(*arguments, typed="", columns=80):
-    """Returns exit status and what the terminal shows, without colors. typed: each line is typed at a prompt."""
+def on_terminal(*arguments, input_lines="", columns=80):
+    """Returns exit status and what the terminal shows, without colors. input_lines: one line for each prompt."""
     leader, follower = pty.openpty()
     fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     env = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
@@ -29,16 +29,16 @@ def on_terminal(*arguments, typed="", columns=80):
         start_new_session=True,
     ) as process:
         os.close(follower)
-        shown, lines = b"", typed.splitlines()
+        screen, lines = b"", input_lines.splitlines()
         with suppress(OSError):  # Linux reports the end of a terminal as an error
-            while select.select([leader], [], [], MOST_SILENCE)[0]:
-                shown += os.read(leader, 4096)
-                if lines and shown.endswith(b": "):  # a hidden prompt prints its last space when the echo is off
+            while select.select([leader], [], [], SILENCE_LIMIT)[0]:
+                screen += os.read(leader, 4096)
+                if lines and screen.endswith(b": "):  # a hidden prompt prints its last space when the echo is off
                     os.write(leader, lines.pop(0).encode() + b"\n")
         os.close(leader)
         try:
-            process.wait(MOST_SILENCE)
+            process.wait(SILENCE_LIMIT)
         except subprocess.TimeoutExpired:
             process.kill()
             raise
-    return process.returncode, re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode()).replace("\r\n", "\n")
+    return process.returncode, re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.decode()).replace("\r\n", "\n")

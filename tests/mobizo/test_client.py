@@ -11,7 +11,7 @@ from shared.job import JobRequest
 from tests.server.conftest import job_request
 
 
-class Lossy(BaseHTTPRequestHandler):
+class LossyProxy(BaseHTTPRequestHandler):
     """Forwards POSTs, and drops the first response of each path."""
 
     def log_message(self, *args):
@@ -19,26 +19,26 @@ class Lossy(BaseHTTPRequestHandler):
 
     def do_POST(self):
         body = self.rfile.read(int(self.headers["Content-Length"]))
-        answer = httpx.post(self.server.target + self.path, content=body, headers=dict(self.headers))
-        lost = self.path not in self.server.asked
-        self.server.asked.append(self.path)
-        if lost:
+        response = httpx.post(self.server.target + self.path, content=body, headers=dict(self.headers))
+        drop = self.path not in self.server.requested_paths
+        self.server.requested_paths.append(self.path)
+        if drop:
             self.close_connection = True
             return
-        self.send_response(answer.status_code)
-        self.send_header("Content-Length", str(len(answer.content)))
-        self.send_header("Content-Type", answer.headers["content-type"])
+        self.send_response(response.status_code)
+        self.send_header("Content-Length", str(len(response.content)))
+        self.send_header("Content-Type", response.headers["content-type"])
         self.end_headers()
-        self.wfile.write(answer.content)
+        self.wfile.write(response.content)
 
 
 @contextlib.contextmanager
-def lossy(url):
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Lossy)
-    server.target, server.asked = url, []
+def lossy_proxy(url):
+    server = ThreadingHTTPServer(("127.0.0.1", 0), LossyProxy)
+    server.target, server.requested_paths = url, []
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
-    yield f"http://127.0.0.1:{server.server_port}", server.asked
+    yield f"http://127.0.0.1:{server.server_port}", server.requested_paths
     server.shutdown()
     thread.join()
     server.server_close()
@@ -46,15 +46,15 @@ def lossy(url):
 
 def test_a_lost_response_does_not_duplicate_a_job(fleet, app):
     request = JobRequest.model_validate(job_request())
-    with lossy(fleet.url) as (url, asked), Client(url, app.token) as client:
+    with lossy_proxy(fleet.url) as (url, requested_paths), Client(url, app.token) as client:
         job = client.jobs.submit(request)
         other = client.jobs.submit(request)
-    assert asked == ["/v1/jobs"] * 3
+    assert requested_paths == ["/v1/jobs"] * 3
     assert [item["id"] for item in app.get("/v1/jobs").json()["items"]] == [other.id, job.id]
 
 
 def test_a_lost_response_does_not_duplicate_an_enrollment_token(fleet, operator):
-    with lossy(fleet.url) as (url, asked), Client(url, operator.token) as client:
-        invitation = client.devices.create_enrollment_token()
-    assert asked == ["/v1/enrollments"] * 2
-    assert invitation.token.startswith("mobizo-enroll-")
+    with lossy_proxy(fleet.url) as (url, requested_paths), Client(url, operator.token) as client:
+        enrollment = client.devices.create_enrollment_token()
+    assert requested_paths == ["/v1/enrollments"] * 2
+    assert enrollment.token.startswith("mobizo-enroll-")

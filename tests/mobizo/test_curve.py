@@ -1,4 +1,4 @@
-"""`Curve`: what it takes from a job's events, as a data frame and as a plot; the run itself is tests/examples."""
+"""`Curve` of a job's events, as a data frame and as a plot. Real runs are in tests/examples."""
 
 import sys
 
@@ -8,24 +8,24 @@ import pytest
 from mobizo import Curve, CurvePoint
 from shared.job import JobView, Progress
 
-MEASURED = {"split": "validation", "correct": 6, "total": 8, "loss": 0.5}
+EVALUATION = {"split": "validation", "correct": 6, "total": 8, "loss": 0.5}
 RESULT = {
     "steps": 4,
     "best_step": 4,
     "train_seconds": 1,
     "seconds": 2,
     "peak_rss_bytes": 1,
-    "evaluations": [{"step": 0, **MEASURED, "correct": 4}, {"step": 4, **MEASURED}],
+    "evaluations": [{"step": 0, **EVALUATION, "correct": 4}, {"step": 4, **EVALUATION}],
 }
 
 
 @pytest.fixture
 def curve(app):
     job = app.submit()
-    body = {**RESULT, "evaluations": [*RESULT["evaluations"], {"step": 4, **MEASURED, "adapter": "best"}]}
+    body = {**RESULT, "evaluations": [*RESULT["evaluations"], {"step": 4, **EVALUATION, "adapter": "best"}]}
     view = JobView.model_validate(app.get(f"/v1/jobs/{job['id']}").json() | {"result": body})
-    trained = [Progress(phase="training", step=step, steps=4, loss=1 / step) for step in (1, 2, 4)]
-    return Curve.of([*trained, Progress(phase="evaluating", step=4, steps=4), view])
+    progress = [Progress(phase="training", step=step, steps=4, loss=1 / step) for step in (1, 2, 4)]
+    return Curve.of([*progress, Progress(phase="evaluating", step=4, steps=4), view])
 
 
 def test_points_are_losses_and_validations_by_step(curve):
@@ -47,7 +47,7 @@ def test_the_frame_has_a_row_for_each_step(curve):
 def test_the_plot_has_loss_and_accuracy(curve):
     matplotlib.use("Agg")
     axes = curve.plot()
-    lines = [line for each in axes.figure.axes for line in each.lines]
+    lines = [line for panel in axes.figure.axes for line in panel.lines]
     assert [list(line.get_ydata()) for line in lines] == [[1.0, 0.5, 0.25], [0.5, 0.75]]
 
 

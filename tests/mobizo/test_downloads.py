@@ -25,11 +25,11 @@ PEFT = {"README.md", "adapter_config.json", "adapter_model.safetensors", "mobizo
 @pytest.fixture
 def versions(fleet, app, device):
     """Two versions, whose elements of B are all 0.5 and all 0.25."""
-    found = []
+    reports = []
     for value in (0.5, 0.25):
         fleet.ready_job(app)
-        found.append(device.finish(device.lease(), value))
-    return found
+        reports.append(device.finish(device.lease(), value))
+    return reports
 
 
 @pytest.fixture
@@ -44,12 +44,12 @@ def names(directory):
 
 @pytest.mark.parametrize(("revision", "number"), [("main", 2), ("v1", 1), ("1", 1), (1, 1), ("v2", 2)])
 def test_a_version_is_found_by_each_kind_of_revision(client, versions, tmp_path, revision, number):
-    found = client.adapters.download(NAME, tmp_path / "adapter", revision)
-    assert (found.version, found.sha256) == (number, versions[number - 1]["sha256"])
+    version = client.adapters.download(NAME, tmp_path / "adapter", revision)
+    assert (version.version, version.sha256) == (number, versions[number - 1]["sha256"])
     assert names(tmp_path / "adapter") == PEFT
     signed = SignedAdapter.model_validate_json((tmp_path / "adapter" / "mobizo.json").read_bytes())
     manifest = verify_adapter(signed, parse_public(client.server.info().public_key))
-    assert (manifest.version, manifest.revision) == (number, found.revision)
+    assert (manifest.version, manifest.revision) == (number, version.revision)
     assert client.adapters.manifest(NAME, revision) == manifest
 
 
@@ -72,8 +72,8 @@ def test_ollama_gets_a_gguf_adapter_and_a_modelfile(fleet, app, client, tmp_path
         arguments = ["adapter", "pull", NAME, "--format", format, "--to", str(tmp_path / "b"), "--base", base]
         return CliRunner().invoke(cli, arguments, env={"MOBIZO_SERVER": fleet.url, "MOBIZO_TOKEN": app.token})
 
-    for given, expected in ((str(base), str(base)), ("hf.co/acme/tiny-GGUF:F16", "hf.co/acme/tiny-GGUF:F16")):
-        assert pull(given).exit_code == 0
+    for value, expected in ((str(base), str(base)), ("hf.co/acme/tiny-GGUF:F16", "hf.co/acme/tiny-GGUF:F16")):
+        assert pull(value).exit_code == 0
         assert f"\nFROM {expected}\nADAPTER" in (tmp_path / "b" / "Modelfile").read_text()
     assert "there is no file" in pull("gone.gguf").stderr
     assert "neither a file nor a name" in pull("a\nb").stderr
@@ -99,11 +99,13 @@ def test_interrupted_downloads_resume(client, tmp_path):
     part = tmp_path / "a" / "adapter_model.safetensors.part"
     part.parent.mkdir()
     part.write_bytes(data[:100])
-    seen = []
-    client.adapters.download(NAME, part.parent, progress=lambda name, have, size: seen.append((name, have, size)))
+    reports = []
+    client.adapters.download(
+        NAME, part.parent, progress=lambda name, received, size: reports.append((name, received, size))
+    )
     assert names(part.parent) == PEFT
     assert (part.parent / "adapter_model.safetensors").read_bytes() == data
-    assert seen[-1] == ("adapter_model.safetensors", len(data), len(data))
+    assert reports[-1] == ("adapter_model.safetensors", len(data), len(data))
     part.write_bytes(bytes(100))
     (part.parent / "adapter_model.safetensors").unlink()
     with pytest.raises(Untrusted):
@@ -114,11 +116,11 @@ def test_interrupted_downloads_resume(client, tmp_path):
 
 
 def test_an_adapter_for_another_base_is_rejected(client, versions, tmp_path):
-    own = versions[0]["recipe"]["base"]["sha256"]
-    with pytest.raises(BaseMismatch, match=own):
+    base_sha256 = versions[0]["recipe"]["base"]["sha256"]
+    with pytest.raises(BaseMismatch, match=base_sha256):
         client.adapters.download(NAME, tmp_path / "a", base_sha256="0" * 64)
     assert not (tmp_path / "a").exists()
-    assert client.adapters.download(NAME, tmp_path / "a", base_sha256=own).version == 2
+    assert client.adapters.download(NAME, tmp_path / "a", base_sha256=base_sha256).version == 2
 
 
 @pytest.mark.parametrize("revision", ["v3", "0", "none", "-1", "../x"])
@@ -138,26 +140,26 @@ def test_a_manifest_signed_by_another_key_is_rejected(fleet, app, versions, tmp_
     assert not (tmp_path / "a").exists()
 
 
-class Changing(BaseHTTPRequestHandler):
+class ChangingProxy(BaseHTTPRequestHandler):
     """Forwards GETs, and changes the responses."""
 
     def log_message(self, *args):
         pass
 
     def do_GET(self):
-        answer = httpx.get(self.server.target + self.path, headers=dict(self.headers))
-        content = self.server.change(self.path, answer.content)
-        self.send_response(answer.status_code)
+        response = httpx.get(self.server.target + self.path, headers=dict(self.headers))
+        content = self.server.change(self.path, response.content)
+        self.send_response(response.status_code)
         self.send_header("Content-Length", str(len(content)))
-        self.send_header("Content-Type", answer.headers["content-type"])
+        self.send_header("Content-Type", response.headers["content-type"])
         self.end_headers()
         self.wfile.write(content)
 
 
 @contextlib.contextmanager
-def changing(fleet, app, change):
+def changing_proxy(fleet, app, change):
     """Yields a client that pins the server's key, behind a proxy that changes responses."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Changing)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), ChangingProxy)
     server.target, server.change = fleet.url, change
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
@@ -171,7 +173,7 @@ def changing(fleet, app, change):
     server.server_close()
 
 
-def edited(path_end, old, new):
+def edit_response(path_end, old, new):
     def change(path, content):
         assert not path.endswith(path_end) or old in content
         return content.replace(old, new) if path.endswith(path_end) else content
@@ -191,7 +193,7 @@ def edited(path_end, old, new):
     ],
 )
 def test_changed_responses_are_rejected(fleet, app, versions, tmp_path, path_end, old, new):
-    with changing(fleet, app, edited(path_end, old, new)) as client, pytest.raises(Untrusted):
+    with changing_proxy(fleet, app, edit_response(path_end, old, new)) as client, pytest.raises(Untrusted):
         client.adapters.download(NAME, tmp_path / "a" / "b")
     assert not (tmp_path / "a" / "README.md").exists()
     assert not (tmp_path / "a" / "b" / "mobizo.json").exists()
@@ -199,9 +201,11 @@ def test_changed_responses_are_rejected(fleet, app, versions, tmp_path, path_end
 
 def test_the_manifest_of_another_version_is_rejected(fleet, app, versions, tmp_path):
     first = app.get(f"/v1/adapters/{NAME}/versions/1/peft/mobizo.json").content
-    change = edited("/versions/2/peft/mobizo.json", b"{", b"{")
+    change = edit_response("/versions/2/peft/mobizo.json", b"{", b"{")
     with (
-        changing(fleet, app, lambda path, content: first if "mobizo.json" in path else change(path, content)) as client,
+        changing_proxy(
+            fleet, app, lambda path, content: first if "mobizo.json" in path else change(path, content)
+        ) as client,
         pytest.raises(Untrusted, match="v2"),
     ):
         client.adapters.download(NAME, tmp_path / "a")

@@ -32,9 +32,9 @@ def call(fleet, app, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
 
     def call(line):
-        done = CliRunner().invoke(cli, shlex.split(line, comments=True)[1:])
-        assert done.exit_code == 0, (line, done.output)
-        return done.stdout
+        result = CliRunner().invoke(cli, shlex.split(line, comments=True)[1:])
+        assert result.exit_code == 0, (line, result.output)
+        return result.stdout
 
     return call
 
@@ -42,7 +42,7 @@ def call(fleet, app, monkeypatch, tmp_path):
 def test_the_quick_start(call, band, tmp_path):
     """Runs the commands as written, except for the reader's own base model, device ids and job file."""
     (script,) = blocks("bash")
-    name, body, rest = re.fullmatch(
+    name, body, commands = re.fullmatch(
         r"cat > (\S+) <<'JSON'\n(.*?)^JSON\n(.*)", script, re.MULTILINE | re.DOTALL
     ).groups()
     settings = json.loads(body) | {"base": "tiny"}
@@ -50,7 +50,7 @@ def test_the_quick_start(call, band, tmp_path):
     job = job_request(user="dave", adapter="dave-reviews", dataset="reviews")
     del job["recipe"]  # it is the cohort's then
     (tmp_path / "dave.json").write_text(json.dumps(job))
-    create, *joins, rounds, updates, submit = rest.splitlines()
+    create, *joins, rounds, updates, submit = commands.splitlines()
     call(create)
     band.view = band.app.get(URL).json()
     for line in joins:
@@ -64,15 +64,15 @@ def test_the_quick_start(call, band, tmp_path):
     for user, device in band.devices.items():
         lease = device.lease("reviews", capabilities={"cohorts": True})
         assert band.upload(user, lease, 1.0).status_code == 200
-        answer = band.complete(user, lease, steps=settings["training"]["steps"])
-        assert answer.status_code == 200, answer.text
+        response = band.complete(user, lease, steps=settings["training"]["steps"])
+        assert response.status_code == 200, response.text
     band.work()
     assert "published" in call(rounds)
     call(submit)
 
 
 def test_the_shown_settings_files_are_valid():
-    masked = next(json.loads(each) for each in blocks("json") if "masking" in each)
+    masked = next(json.loads(block) for block in blocks("json") if "masking" in block)
     assert CohortSettings.model_validate(cohort_request(**masked)).masking.minimum == masked["masking"]["minimum"]
-    simulated = next(tomllib.loads(each) for each in blocks("toml") if "faults" in each)
+    simulated = next(tomllib.loads(block) for block in blocks("toml") if "faults" in block)
     assert read_settings(None, simulated).cohort.aggregator.trim_share == 0.25

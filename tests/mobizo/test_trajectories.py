@@ -36,13 +36,13 @@ def call(command):
 
 
 def test_a_trajectory_is_described_and_downloaded(client, run, tmp_path):
-    found = client.trajectories.get(NAME)
-    assert (found.version, found.steps, found.verified) == (1, STEPS, True)
-    seen = []
+    view = client.trajectories.get(NAME)
+    assert (view.version, view.steps, view.verified) == (1, STEPS, True)
+    reports = []
     target = tmp_path / "new" / "run.bin"
-    assert client.trajectories.download(NAME, target, "v1", progress=lambda *report: seen.append(report)) == found
+    assert client.trajectories.download(NAME, target, "v1", progress=lambda *report: reports.append(report)) == view
     assert target.read_bytes() == run.ledger
-    assert seen[-1] == ("run.bin", found.size, found.size)
+    assert reports[-1] == ("run.bin", view.size, view.size)
 
 
 @pytest.mark.parametrize("step", [0, 7, STEPS])

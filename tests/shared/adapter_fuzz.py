@@ -1,4 +1,4 @@
-"""Adapter files that are almost right: a seeded mutator over valid ones, for every way in which a file can lie."""
+"""Generates malformed adapter files from valid ones, with a fixed seed."""
 
 import json
 import random
@@ -14,12 +14,12 @@ WILD = (np.nan, np.inf, -np.inf, 3.4e38, -3.4e38)
 
 
 def good(size, value=0.5, metadata=None):
-    """A valid file of `size` elements."""
+    """Returns a valid file of `size` elements."""
     return dump_adapter(np.full(size, value, np.float32), metadata or {"job": "x"})
 
 
 def packed(header, payload, length=None):
-    """A file of a header (text, or an object) and its payload; length: what the file says of its header."""
+    """Returns a file of a header (text or an object) and a payload. length: the stated length of the header."""
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     return struct.pack("<Q", len(text) if length is None else length % 2**64) + text + payload
 
@@ -32,66 +32,66 @@ def _payload(size):
     return np.full(size, 0.5, "<f4").tobytes()
 
 
-def _lying_length(dice, size):
+def _lying_length(rng, size):
     text = json.dumps({ADAPTER_TENSOR: _entry(size)}).encode()
-    return packed(text, _payload(size), len(text) + dice.choice((-1, 1, -8, 8, 4 * size, *NUMBERS[4:12], -len(text))))
+    return packed(text, _payload(size), len(text) + rng.choice((-1, 1, -8, 8, 4 * size, *NUMBERS[4:12], -len(text))))
 
 
-def _offsets(dice, size):
-    offsets = [dice.choice((0, 4 * size, *NUMBERS)) for _ in range(dice.choice((0, 1, 2, 2, 2, 3)))]
+def _offsets(rng, size):
+    offsets = [rng.choice((0, 4 * size, *NUMBERS)) for _ in range(rng.choice((0, 1, 2, 2, 2, 3)))]
     if offsets == [0, 4 * size]:
         offsets = [4 * size, 0]
     return packed({ADAPTER_TENSOR: _entry(size) | {"data_offsets": offsets}}, _payload(size))
 
 
-def _shape(dice, size):
-    shape = [dice.choice((1, size - 1, size + 1, 2 * size, *NUMBERS)) for _ in range(dice.randrange(5))]
+def _shape(rng, size):
+    shape = [rng.choice((1, size - 1, size + 1, 2 * size, *NUMBERS)) for _ in range(rng.randrange(5))]
     shape = [1, size] if shape == [size] else shape
     return packed({ADAPTER_TENSOR: _entry(size) | {"shape": shape}}, _payload(size))
 
 
-def _dtype(dice, size):
-    return packed({ADAPTER_TENSOR: _entry(size) | {"dtype": dice.choice(DTYPES)}}, _payload(size))
+def _dtype(rng, size):
+    return packed({ADAPTER_TENSOR: _entry(size) | {"dtype": rng.choice(DTYPES)}}, _payload(size))
 
 
-def _names(dice, size):
-    name = dice.choice(("lora_A", "", "LORA_B", "lora_B ", "../lora_B", "lora_B\0", "\ud800", "é" * 50, "__proto__"))
+def _names(rng, size):
+    name = rng.choice(("lora_A", "", "LORA_B", "lora_B ", "../lora_B", "lora_B\0", "\ud800", "é" * 50, "__proto__"))
     return packed({name: _entry(size)}, _payload(size))
 
 
-def _overlap(dice, size):
-    """Two tensors over the same, neighbouring or half the same bytes."""
-    half = dice.randrange(size)
+def _overlap(rng, size):
+    """Returns two tensors with equal, adjacent or partly overlapping data offsets."""
+    half = rng.randrange(size)
     other = {"dtype": "F32", "shape": [size - half], "data_offsets": [4 * half, 4 * size]}
     return packed({ADAPTER_TENSOR: _entry(size), "other": other}, _payload(size))
 
 
-def _twice(dice, size):
-    """One name twice: readers disagree about which counts."""
-    entry, other = json.dumps(_entry(size)), json.dumps(_entry(dice.choice((size, size - 1, 1))))
+def _twice(rng, size):
+    """Returns a header with a duplicate name, which readers interpret differently."""
+    entry, other = json.dumps(_entry(size)), json.dumps(_entry(rng.choice((size, size - 1, 1))))
     return packed(f'{{"{ADAPTER_TENSOR}":{entry},"{ADAPTER_TENSOR}":{other}}}'.encode(), _payload(size))
 
 
-def _values(dice, size):
+def _values(rng, size):
     flat = np.full(size, 0.5, np.float32)
-    flat[dice.randrange(size)] = dice.choice(WILD)
+    flat[rng.randrange(size)] = rng.choice(WILD)
     return dump_adapter(flat, {})
 
 
-def _torn(dice, size):
+def _torn(rng, size):
     data = good(size)
-    return data[: dice.randrange(len(data))]
+    return data[: rng.randrange(len(data))]
 
 
-def _trailing(dice, size):
-    return good(size) + dice.randbytes(dice.randrange(1, 64))
+def _trailing(rng, size):
+    return good(size) + rng.randbytes(rng.randrange(1, 64))
 
 
-def _bomb(dice, size):
-    """A header that is deep or wide."""
-    depth = dice.choice((10, 127, 128, 129, 1000))
-    sign = dice.choice(('{"a":', "["))
-    text = dice.choice(
+def _bomb(rng, size):
+    """Returns a deeply nested or a very large header."""
+    depth = rng.choice((10, 127, 128, 129, 1000))
+    sign = rng.choice(('{"a":', "["))
+    text = rng.choice(
         (
             sign * depth,
             sign * depth + "1" + ("}" if ":" in sign else "]") * depth,
@@ -106,15 +106,17 @@ def _bomb(dice, size):
     return packed(text.encode(), _payload(size))
 
 
-def _metadata(dice, size):
-    wrong = dice.choice((None, 1, [], "text", {"a": 1}, {"a": None}, {"a": {"b": "c"}}, [["a", "b"]]))
+def _metadata(rng, size):
+    wrong = rng.choice((None, 1, [], "text", {"a": 1}, {"a": None}, {"a": {"b": "c"}}, [["a", "b"]]))
     return packed({"__metadata__": wrong or 1, ADAPTER_TENSOR: _entry(size)}, _payload(size))
 
 
-def _not_json(dice, size):
+def _not_json(rng, size):
     text = json.dumps({ADAPTER_TENSOR: _entry(size)}).encode()
-    place = dice.randrange(len(text))
-    return packed(text[:place] + dice.choice((b"\xff", b"\0", b"'", b",", b"{", b"NaN")) + text[place:], _payload(size))
+    position = rng.randrange(len(text))
+    return packed(
+        text[:position] + rng.choice((b"\xff", b"\0", b"'", b",", b"{", b"NaN")) + text[position:], _payload(size)
+    )
 
 
 KINDS = (
@@ -135,8 +137,8 @@ KINDS = (
 
 
 def malformed(count, size, seed=0):
-    """(name of its kind, file), `count` times: none is an adapter of `size` elements that every reader would accept."""
-    dice = random.Random(seed)
+    """Yields `count` pairs (kind, file). No file is a valid adapter of `size` elements for every reader."""
+    rng = random.Random(seed)
     for number in range(count):
         kind = KINDS[number % len(KINDS)]
-        yield kind.__name__.strip("_"), kind(dice, size)
+        yield kind.__name__.strip("_"), kind(rng, size)

@@ -1,4 +1,4 @@
-"""Thousands of adapter files that are almost right: each refused, none at any price in memory."""
+"""Thousands of malformed adapter files are rejected with bounded memory."""
 
 import tracemalloc
 from collections import Counter
@@ -13,27 +13,27 @@ SIZE = 24
 
 
 def test_each_is_refused_in_words():
-    seen = Counter()
+    counts = Counter()
     for kind, data in malformed(6000, SIZE):
         try:
             flat = load_adapter(data, SIZE)
         except InvalidUpload as error:
-            words = len(error.detail.split())
-            seen[kind] += words > 3
+            word_count = len(error.detail.split())
+            counts[kind] += word_count > 3
         else:
-            # Finite, so a reader has to take it; `upload_rms_limit` is what refuses it.
+            # Finite, so the reader accepts it; `upload_rms_limit` rejects it.
             assert kind == "values", (kind, data)
             assert abs(flat).max() > 1e38, data
-    assert len(seen) == len(KINDS)
-    assert min(seen.values()) > 200
+    assert len(counts) == len(KINDS)
+    assert min(counts.values()) > 200
 
 
-def test_the_same_size_done_right_is_taken():
+def test_a_valid_file_of_the_same_size_is_accepted():
     assert load_adapter(good(SIZE), SIZE).shape == (SIZE,)
 
 
 def test_a_header_may_not_be_most_of_the_file():
-    """With a large program the whole file may be large, and so could a header be that a parser must hold."""
+    """The file of a large program is large; its header must still be small."""
     size = 1 << 20
     header = b'{"__metadata__":{' + b",".join(b'"%d":""' % n for n in range(300_000)) + b"}}"
     data = packed(header, b"")
@@ -46,7 +46,7 @@ def test_a_header_may_not_be_most_of_the_file():
     assert peak < 100_000
 
 
-def test_a_length_that_lies_costs_no_memory():
+def test_a_false_length_allocates_no_memory():
     tracemalloc.start()
     for length in (2**63, 2**64 - 1, 2**40):
         with pytest.raises(InvalidUpload):

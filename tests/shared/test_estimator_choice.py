@@ -1,4 +1,4 @@
-"""What `auto` may become, and why, as far as the request decides."""
+"""The estimators that a request with estimator `auto` allows, and the reasons."""
 
 from dataclasses import replace
 
@@ -20,11 +20,11 @@ def possible(demands=None, **settings):
     return possible_estimators(RequestedRecipe(**settings), demands or Demands())
 
 
-def test_nothing_against_it_the_gradient_is_best():
-    found = possible()
-    assert found.names == ("gradient", "directional", "replay")
-    assert found.excluded == {}
-    assert "exact gradients" in found.reason
+def test_without_restrictions_gradient_is_preferred():
+    choice = possible()
+    assert choice.names == ("gradient", "directional", "replay")
+    assert choice.excluded == {}
+    assert "exact gradients" in choice.reason
 
 
 @pytest.mark.parametrize(
@@ -39,17 +39,17 @@ def test_nothing_against_it_the_gradient_is_best():
     ],
 )
 @pytest.mark.parametrize("demands", [Demands(), TRAJECTORY])
-def test_without_a_reverse_pass_it_is_replay(settings, cause, demands):
-    found = possible(demands, **settings)
-    assert found.names == ("replay",)
-    assert cause in found.reason
+def test_settings_without_a_reverse_pass_select_replay(settings, cause, demands):
+    choice = possible(demands, **settings)
+    assert choice.names == ("replay",)
+    assert cause in choice.reason
 
 
 @pytest.mark.parametrize("backend", ["xnnpack", "portable", "torch"])
-def test_a_trajectory_is_kept_by_directions(backend):
-    found = possible(TRAJECTORY, backend=backend)
-    assert found.names == ("directional", "replay")
-    assert found.reason == "the job requests a trajectory, which runs of estimator gradient do not have"
+def test_a_required_trajectory_excludes_estimator_gradient(backend):
+    choice = possible(TRAJECTORY, backend=backend)
+    assert choice.names == ("directional", "replay")
+    assert choice.reason == "the job requests a trajectory, which runs of estimator gradient do not have"
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_a_trajectory_is_kept_by_directions(backend):
         ({}, Demands(unused="weight_decay"), ("gradient",)),
     ],
 )
-def test_a_setting_that_only_some_estimators_have_keeps_the_others_out(settings, demands, names):
+def test_settings_exclude_estimators_without_them(settings, demands, names):
     assert possible(demands, **settings).names == names
 
 
@@ -76,7 +76,7 @@ def test_a_setting_that_only_some_estimators_have_keeps_the_others_out(settings,
         ({"privacy": "clipped", "micro_batch": 2}, Demands(), ("privacy 'clipped'", "recipe.micro_batch is 2")),
     ],
 )
-def test_where_none_can_serve_every_reason_is_told(settings, demands, causes):
+def test_without_a_possible_estimator_all_reasons_are_given(settings, demands, causes):
     with pytest.raises(InvalidRecipe) as refused:
         possible(demands, **settings)
     for cause in causes:
@@ -92,19 +92,19 @@ def test_each_estimator_has_its_own_default_of_queries():
 
 
 @pytest.mark.parametrize("estimator", ["replay", "stored", "gradient", "directional"])
-def test_a_named_estimator_has_the_recipe_id_that_it_always_had(estimator):
-    """Named in a request, it resolves to the settings that name it alone."""
+def test_a_named_estimator_keeps_its_recipe_id(estimator):
+    """A named estimator in a request resolves to the same settings as the estimator alone."""
     settings = RecipeSettings(estimator=estimator)
     requested = RequestedRecipe(estimator=estimator)
     assert settings_with(requested, estimator) == settings
     assert requested.queries == settings.queries
-    rest = {"base": BaseRef(name="b", sha256="a" * 64), "answer_length": 1, "choices": 2}
-    recipe = Recipe(**settings.model_dump() | rest)
+    other_fields = {"base": BaseRef(name="b", sha256="a" * 64), "answer_length": 1, "choices": 2}
+    recipe = Recipe(**settings.model_dump() | other_fields)
     assert "auto" not in recipe.model_dump_json()
-    assert Recipe(**requested.model_dump() | rest).id == recipe.id
+    assert Recipe(**requested.model_dump() | other_fields).id == recipe.id
 
 
-def test_a_recipe_has_a_real_estimator():
+def test_complete_recipes_reject_estimator_auto():
     for kind in (RecipeSettings, Recipe):
         with pytest.raises(ValidationError, match="estimator"):
             kind.model_validate({"estimator": "auto"})
@@ -121,7 +121,7 @@ def test_jobs_leave_the_estimator_to_the_server():
 
 
 def test_complete_settings_keep_their_estimator_in_a_body_without_defaults():
-    """A client leaves out what was not set, and the server would take that for `auto`."""
+    """A client omits unset fields, and the server interprets an omitted estimator as `auto`."""
     request = body(recipe=RecipeSettings(rank=4))
     sent = request.model_dump(mode="json", exclude_unset=True)
     assert sent["recipe"]["estimator"] == "replay"
@@ -150,13 +150,13 @@ def test_every_possible_estimator_has_valid_settings(settings, demands):
     except ValidationError:
         return
     try:
-        found = possible_estimators(requested, demands)
+        choice = possible_estimators(requested, demands)
     except InvalidRecipe:
         return
-    for name in found.names:
+    for name in choice.names:
         resolved = settings_with(requested, name)
         assert resolved.estimator == name
-        kept = {"estimator", "queries"}
-        assert resolved.model_dump(exclude=kept) == requested.model_dump(exclude=kept)
+        expected_fields = {"estimator", "queries"}
+        assert resolved.model_dump(exclude=expected_fields) == requested.model_dump(exclude=expected_fields)
         assert requested.queries in (None, resolved.queries)
-    assert found.reason
+    assert choice.reason

@@ -35,9 +35,9 @@ from shared.signing import (
     verify_manifest,
     verify_runner_build,
 )
-from shared.task import Answer, Mapped, Task
+from shared.task import Answer, MappedField, Task
 from shared.training_settings import TrainingSettings
-from shared.zo.calibration import CalibrationAbout, dump_calibration, load_calibration
+from shared.zo.calibration import CalibrationMetadata, dump_calibration, load_calibration
 from shared.zo.lora import BaseShape, a_fingerprint, adapter_file, flat_size, load_adapter, named_fingerprint
 from shared.zo.proximal import pull_factor
 from shared.zo.trajectory import Evaluation, Ledger, Limits, TrajectoryFile, TrajectoryHeader, parse_trajectory
@@ -92,12 +92,12 @@ B_SHA256 = {
 
 
 def golden(name):
-    """The bytes of one golden file."""
+    """Returns the bytes of a golden file."""
     return (GOLDEN / name).read_bytes()
 
 
 def flat_b(size):
-    """A B (size,) of numbers that are exact in float32."""
+    """Returns a B (size,) of numbers that are exact in float32."""
     return (np.arange(size, dtype=np.float32) - 7) / np.float32(64)
 
 
@@ -144,8 +144,8 @@ def test_trajectory(name, proximal, tmp_path):
     assert read.evaluations == ledger.trajectory.evaluations
     assert read.limits == ledger.trajectory.limits
     assert read.pulls == ([] if proximal is None else [pull_factor(0.01, proximal)] * 4)
-    parsed, whole = parse_trajectory(expected)
-    assert whole == len(expected)
+    parsed, length = parse_trajectory(expected)
+    assert length == len(expected)
     assert parsed.header == read.header
     start = np.zeros(24, np.float32) if proximal is None else flat_b(24)
     for trajectory in (read, parsed):
@@ -219,7 +219,7 @@ TASK = Task(
     prompt="{text} It was {{really}} {degree}",
     answers=(Answer(text=" bad", labels=("0", "no")), Answer(text=" good \u2713", labels=("1",))),
     label_field="sentiment",
-    mapped={"degree": Mapped(field="stars", values={"1": "very", "2": "quite"})},
+    mapped={"degree": MappedField(field="stars", values={"1": "very", "2": "quite"})},
 )
 TRAINING = TrainingSettings(steps=40, lr=0.005, schedule="cosine", warmup_steps=4, seed=5, eps=0.01, proximal=0.5)
 RESULT = Result(
@@ -275,7 +275,7 @@ def stored_version(job_id, device_id):
 
 
 def device_version():
-    """A version that one device trained, signed."""
+    """Returns a signed version that one device trained."""
     version = stored_version("job_golden", "device_golden")
     request = JobRequest(
         base=BASE.name, user="alice", adapter="movies", task=TASK, dataset="reviews", training=TRAINING
@@ -287,7 +287,7 @@ def device_version():
 
 
 def round_version():
-    """A version that a cohort's round made, signed."""
+    """Returns a signed version of a cohort's round."""
     version = stored_version(None, None)
     origin = CohortOrigin(
         cohort="readers",
@@ -298,7 +298,7 @@ def round_version():
         optimizer=OptimizerSettings(name="adam", lr=0.5),
         epsilon=2.5,
     )
-    made = RoundVersion(
+    round_version = RoundVersion(
         recipe=SMALL_RECIPE,
         shape=SHAPE,
         a_sha256=version.a_sha256,
@@ -312,37 +312,37 @@ def round_version():
         origin=origin,
     )
     adapter = Adapter(tenant="acme", name="readers", user="readers")
-    sign(version, make_round_manifest(adapter, version, made), KEY)
+    sign(version, make_round_manifest(adapter, version, round_version), KEY)
     return version
 
 
 @pytest.mark.parametrize(("name", "make"), [("adapter", device_version), ("adapter-round", round_version)])
 def test_adapter_manifest(name, make):
-    canonical, whole = golden(f"{name}.json"), golden(f"{name}.signed.json")
+    canonical, signed = golden(f"{name}.json"), golden(f"{name}.signed.json")
     version = make()
     assert version.manifest.canonical() == canonical
-    assert version.signed.model_dump_json().encode() == whole
+    assert version.signed.model_dump_json().encode() == signed
     assert version.revision == hashlib.sha256(canonical).hexdigest()[:40]
 
-    read = SignedAdapter.model_validate_json(whole)
-    KEY.public_key().verify(base64.b64decode(read.signature), canonical)
-    assert verify_adapter(read, KEY.public_key()) == version.manifest
+    parsed = SignedAdapter.model_validate_json(signed)
+    KEY.public_key().verify(base64.b64decode(parsed.signature), canonical)
+    assert verify_adapter(parsed, KEY.public_key()) == version.manifest
     assert AdapterManifest.model_validate_json(canonical) == version.manifest
 
 
 def test_calibration():
     expected = golden("calibration.safetensors")
-    about = CalibrationAbout(base=BASE, kind="gradients", task="sst2", examples=16)
+    metadata = CalibrationMetadata(base=BASE, kind="gradients", task="sst2", examples=16)
     directions = {
         "model.layers.1.self_attn.v_proj": np.eye(8, 3, dtype=np.float32)[::-1],
         "model.layers.0.self_attn.q_proj": -np.eye(8, 4, dtype=np.float32),
     }
-    assert dump_calibration(about, directions) == expected
-    read = load_calibration(expected)
-    assert (read.about, read.sha256) == (about, hashlib.sha256(expected).hexdigest())
-    assert set(read.directions) == set(directions)
+    assert dump_calibration(metadata, directions) == expected
+    calibration = load_calibration(expected)
+    assert (calibration.metadata, calibration.sha256) == (metadata, hashlib.sha256(expected).hexdigest())
+    assert set(calibration.directions) == set(directions)
     for name, matrix in directions.items():
-        np.testing.assert_array_equal(read.directions[name], matrix)
+        np.testing.assert_array_equal(calibration.directions[name], matrix)
 
 
 REQUEST = ("POST", "/v1/leases/lease_1/heartbeat", "wait=5&name=%C3%A9")

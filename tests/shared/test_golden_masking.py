@@ -12,8 +12,8 @@ from shared.federation.secure_aggregation.messages import (
     SealedShares,
     SecureAggregationView,
     Unmasking,
-    advertised,
-    consented,
+    advertisement_bytes,
+    consent_bytes,
 )
 from shared.federation.secure_aggregation.settings import SecureAggregationParameters
 from tests.shared.test_golden_formats import CREATED, KEY, SMALL_RECIPE, golden
@@ -33,7 +33,7 @@ MASKING = SecureAggregationParameters(
 
 
 def filled(length, start):
-    """Bytes that are easy to tell apart: `start`, `start` + 1 and so on."""
+    """Returns the bytes `start`, `start` + 1 and so on."""
     return bytes((start + number) % 256 for number in range(length))
 
 
@@ -44,14 +44,14 @@ def advertisement(member, start):
         identity=KEY.public_key().public_bytes_raw(),
         sealing=sealing,
         masking=masking,
-        signature=KEY.sign(advertised(MASKING.context, member, sealing, masking)),
+        signature=KEY.sign(advertisement_bytes(MASKING.context, member, sealing, masking)),
     )
 
 
 def secure_aggregation_messages():
-    """One of each message, by file name. A share takes 33 bytes; the sealed shares for one recipient take 94."""
-    roster = Roster(members=tuple(advertisement(f"device_{name}", 40 * at) for at, name in enumerate("ab")))
-    consent = KEY.sign(consented(roster.transcript(MASKING.context), (1, 2)))
+    """Returns one message of each kind. A share takes 33 bytes, the sealed shares for one recipient 94."""
+    roster = Roster(members=tuple(advertisement(f"device_{name}", 40 * index) for index, name in enumerate("ab")))
+    consent = KEY.sign(consent_bytes(roster.transcript(MASKING.context), (1, 2)))
     consents = Consents(numbers=(1, 2), signatures=2 * consent)
     return {
         "parameters": MASKING,
@@ -84,14 +84,14 @@ def test_masking_message(name):
     assert type(message).model_validate_json(expected) == message
 
 
-def test_what_is_signed_in_a_masked_round():
+def test_signed_bytes_of_a_masked_round():
     roster = Roster.model_validate_json(golden("masking-roster.json"))
     first = roster.members[0]
-    signed = advertised(MASKING.context, first.member, first.sealing, first.masking)
+    signed = advertisement_bytes(MASKING.context, first.member, first.sealing, first.masking)
     assert signed == golden("masking-advertised.bin")
     KEY.public_key().verify(first.signature, signed)
     # The bytes contain the transcript, which is the hash of the round's context and the roster.
-    agreed = consented(roster.transcript(MASKING.context), (1, 2))
-    assert agreed == golden("masking-consented.bin")
+    message = consent_bytes(roster.transcript(MASKING.context), (1, 2))
+    assert message == golden("masking-consented.bin")
     consent = Consent.model_validate_json(golden("masking-consent.json"))
-    KEY.public_key().verify(consent.signature, agreed)
+    KEY.public_key().verify(consent.signature, message)

@@ -1,13 +1,13 @@
 import pytest
 from pydantic import ValidationError
 
-from shared.job import MOVES, JobRequest, JobState, Progress
+from shared.job import TRANSITIONS, JobRequest, JobState, Progress
 
 
 def test_every_state_but_the_first_can_be_reached_and_every_open_one_cancelled():
-    reached = set().union(*MOVES.values())
+    reached = set().union(*TRANSITIONS.values())
     assert reached | {JobState.QUEUED} == set(JobState)
-    assert all(JobState.CANCELLED in moves for state, moves in MOVES.items() if not state.final)
+    assert all(JobState.CANCELLED in moves for state, moves in TRANSITIONS.items() if not state.final)
 
 
 def test_progress_on_one_line():
@@ -28,7 +28,7 @@ def test_progress_on_one_line():
     assert Progress(phase="loading").line() == "loading"
 
 
-def test_a_private_job_cannot_end_by_what_it_measures():
+def test_a_private_job_rejects_patience():
     body = {"base": "b", "user": "u", "adapter": "a", "task": "sst2", "dataset": "d", "training": {"patience": 2}}
     assert JobRequest.model_validate(body).training.patience == 2
     body["privacy"] = {"clip": 1, "noise_multiplier": 1, "sampling_rate": 0.1}

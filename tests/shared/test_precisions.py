@@ -40,7 +40,9 @@ def shape_of(**dimensions: int) -> BaseShape:
         ("int4-weight", {"intermediate": 81}, "multiple of 2 input features; down_proj has 81; use int8-weight"),
     ],
 )
-def test_a_width_that_a_precision_cannot_hold_is_refused(precision: Precision, dimensions: dict, refusal: str) -> None:
+def test_a_width_that_a_precision_cannot_represent_is_rejected(
+    precision: Precision, dimensions: dict, refusal: str
+) -> None:
     with pytest.raises(InvalidRecipe, match=refusal):
         check_precision(precision, shape_of(**dimensions))
     for other in ("fp32", "int8", "int8-weight"):

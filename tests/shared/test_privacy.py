@@ -1,4 +1,4 @@
-"""The mechanism's reference: bounds that hold for any floats, noise of the right law, the private mean."""
+"""The NumPy reference of the privacy mechanism: bounds for any floats, distribution of the noise, private mean."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from scipy.stats import chisquare, norm
 
 from shared.entropy import gaussian, poisson_samples, rounded_gaussian, uniform
-from shared.federation.aggregation import Weighing, combine_privately
+from shared.federation.aggregation import Weighting, combine_privately
 from shared.federation.cohort import CohortSettings
 from shared.federation.sources import MemorySource
 from shared.federation.update import Update
@@ -16,7 +16,7 @@ from shared.privacy import UNITS, ExamplePrivacy, MemberPrivacy, contributions, 
 
 
 def seeded(seed):
-    """Bytes that a test can have again."""
+    """Returns a reproducible source of bytes."""
     return np.random.default_rng(seed).bytes
 
 
@@ -27,7 +27,7 @@ def test_an_example_adds_at_most_c_whatever_its_losses_are(differences, clip):
     assert (np.square(units).sum(axis=1) <= UNITS**2).all()
 
 
-def test_what_is_small_is_kept_as_it_is():
+def test_small_differences_are_not_clipped():
     differences = np.array([[0.01, -0.02], [3.0, 4.0]], np.float32)
     units = contributions(differences, 1.0)
     np.testing.assert_allclose(units[0] / UNITS, differences[0], atol=1 / UNITS)
@@ -36,10 +36,10 @@ def test_what_is_small_is_kept_as_it_is():
 
 def test_noise_is_the_rounded_normal_law():
     scale = 3.0
-    drawn = rounded_gaussian(scale, 200_000, seeded(1))
+    samples = rounded_gaussian(scale, 200_000, seeded(1))
     edges = np.arange(-9.5, 10.5)
-    counts, _ = np.histogram(drawn, np.concatenate(([-np.inf], edges, [np.inf])))
-    expected = np.diff(norm.cdf(np.concatenate(([-np.inf], edges, [np.inf])) / scale)) * len(drawn)
+    counts, _ = np.histogram(samples, np.concatenate(([-np.inf], edges, [np.inf])))
+    expected = np.diff(norm.cdf(np.concatenate(([-np.inf], edges, [np.inf])) / scale)) * len(samples)
     assert chisquare(counts, expected).pvalue > 1e-4
 
 
@@ -52,7 +52,7 @@ def test_uniforms_reach_the_tails_and_never_zero():
     assert np.isfinite(gaussian(4, lambda size: b"\xff" * size)).all()
 
 
-def test_a_steps_noise_is_whole_units_that_float32_holds():
+def test_unit_noise_is_whole_numbers_exact_in_float32():
     noise = unit_noise(ExamplePrivacy(noise_multiplier=64, sampling_rate=1), 50, 64, seeded(2))
     assert noise.dtype == np.float32
     assert np.array_equal(noise, np.rint(noise))
@@ -72,17 +72,19 @@ def source(updates):
 
 
 def test_the_private_mean_moves_by_no_more_than_its_noise_covers():
-    """One member's zeros in place of anything, however huge: the mean before noise moves by at most clip / n."""
+    """Replacing any update by zeros moves the mean before noise by at most clip / n."""
     rng = np.random.default_rng(0)
     privacy = MemberPrivacy(clip=0.7, noise_multiplier=0.3)
     updates = rng.standard_normal((6, 50)) * 10.0 ** rng.uniform(-3, 6, (6, 1))
     silent = lambda size: b"\x00" * 7 + b"\x80" + bytes(size - 8)  # noqa: E731  # its normal numbers do not matter
-    whole = combine_privately(source(updates), privacy, Weighing(), entropy=silent).update.astype(np.float64)
+    mean = combine_privately(source(updates), privacy, Weighting(), entropy=silent).update.astype(np.float64)
     for member in range(6):
-        without = updates.copy()
-        without[member] = 0
-        moved = combine_privately(source(without), privacy, Weighing(), entropy=silent).update.astype(np.float64)
-        assert np.linalg.norm(moved - whole) <= 0.7 / 6 * (1 + 1e-5)
+        changed = updates.copy()
+        changed[member] = 0
+        changed_mean = combine_privately(source(changed), privacy, Weighting(), entropy=silent).update.astype(
+            np.float64
+        )
+        assert np.linalg.norm(changed_mean - mean) <= 0.7 / 6 * (1 + 1e-5)
 
 
 def test_the_means_noise_is_sigma_clip_over_n():
@@ -93,7 +95,9 @@ def test_the_means_noise_is_sigma_clip_over_n():
 
 def test_a_private_mean_is_of_equal_weights():
     with pytest.raises(ValueError, match="equal weights"):
-        combine_privately(source(np.ones((2, 3))), MemberPrivacy(clip=1, noise_multiplier=1), Weighing(by="examples"))
+        combine_privately(
+            source(np.ones((2, 3))), MemberPrivacy(clip=1, noise_multiplier=1), Weighting(weights="examples")
+        )
 
 
 EXAMPLES, MEMBERS = {"noise_multiplier": 1, "sampling_rate": 0.1}, {"clip": 1, "noise_multiplier": 1}
@@ -101,7 +105,7 @@ COHORT = {"name": "c", "base": "b", "task": "sst2", "dataset": "d"}
 
 
 @pytest.mark.parametrize(
-    ("changes", "why"),
+    ("changes", "message"),
     [
         ({"privacy": {}}, "examples, members or both"),
         ({"privacy": {"examples": {"sampling_rate": 0.1}}}, "noise_multiplier, or epsilon"),
@@ -112,6 +116,6 @@ COHORT = {"name": "c", "base": "b", "task": "sst2", "dataset": "d"}
         ({"privacy": {"members": MEMBERS | {"noise_multiplier": 0}}}, "greater than or equal to 0.3"),
     ],
 )
-def test_what_a_cohort_cannot_promise_is_refused(changes, why):
-    with pytest.raises(ValidationError, match=why):
+def test_invalid_privacy_settings_are_rejected(changes, message):
+    with pytest.raises(ValidationError, match=message):
         CohortSettings.model_validate(COHORT | changes)

@@ -1,4 +1,4 @@
-"""The manifest: what it insists on, and what documents of earlier versions it still reads."""
+"""Validation of manifests, and reading of documents from earlier versions."""
 
 import json
 
@@ -10,15 +10,15 @@ from tests.shared.conftest import ROLES
 
 
 @pytest.mark.parametrize(
-    ("extra", "says"),
+    ("extra", "message"),
     [
         (("program", "second.pte"), "exactly one"),
         (("inference", "program.pte"), "share a name"),
         (("inference", "../up.pte"), "name"),
     ],
 )
-def test_files_that_cannot_be_a_program(build, extra, says):
-    with pytest.raises(ValidationError, match=says):
+def test_files_that_cannot_be_a_program(build, extra, message):
+    with pytest.raises(ValidationError, match=message):
         build(extra)
 
 

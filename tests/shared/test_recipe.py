@@ -7,8 +7,8 @@ from shared.recipe import Recipe, RecipeSettings, resolve_layers
 
 def test_id_does_not_depend_on_the_order_of_targets_but_on_every_field(recipe):
     assert recipe.targets == ("q_proj", "v_proj")
-    again = Recipe.model_validate(recipe.model_dump() | {"targets": ("q_proj", "v_proj")})
-    assert again.id == recipe.id
+    reordered = Recipe.model_validate(recipe.model_dump() | {"targets": ("q_proj", "v_proj")})
+    assert reordered.id == recipe.id
     others = {
         Recipe.model_validate(recipe.model_dump() | change).id
         for change in (
@@ -51,7 +51,7 @@ def test_bad_settings_are_refused(change):
 
 
 @pytest.mark.parametrize(
-    ("layers", "adapted", "said"),
+    ("layers", "adapted", "canonical"),
     [
         ("all", (0, 1, 2, 3, 4), "all"),
         ("last:5", (0, 1, 2, 3, 4), "all"),
@@ -65,12 +65,12 @@ def test_bad_settings_are_refused(change):
         ([0], (0,), (0,)),
     ],
 )
-def test_layers_of_five(recipe, layers, adapted, said):
+def test_layers_of_five(recipe, layers, adapted, canonical):
     changed = Recipe.model_validate(recipe.model_dump() | {"layers": layers})
     assert changed.adapted_layers(5) == adapted
     assert changed.frozen_layers(5) == adapted[0]
     resolved = resolve_layers(changed.layers, 5)
-    assert resolved == said
+    assert resolved == canonical
     assert changed.model_copy(update={"layers": resolved}).adapted_layers(5) == adapted
 
 
@@ -146,6 +146,6 @@ def test_recipes_of_directional_gradients_say_what_they_add(recipe):
         ({"estimator": "gradient", "micro_batch": 4}, "omit it to compute all examples at once"),
     ],
 )
-def test_what_has_no_exact_gradient_is_refused_with_what_works(settings, refusal):
+def test_settings_without_a_reverse_pass_are_rejected_with_the_remedy(settings, refusal):
     with pytest.raises(ValidationError, match=refusal):
         RecipeSettings(**settings)

@@ -1,4 +1,4 @@
-"""Request signatures: the RFCs' own examples, another implementation of RFC 9421, and what is refused."""
+"""Request signatures: the RFCs' examples, interoperability with another implementation of RFC 9421, and rejections."""
 
 import base64
 import hashlib
@@ -32,7 +32,7 @@ REQUEST = ("POST", "/v1/leases/lease_1/heartbeat", "")
 
 
 def signed(method="POST", path="/v1/leases/lease_1/heartbeat", query="", body=BODY, key=KEY):
-    """Headers by lower-case name, as a server hands them on."""
+    """Returns the headers by lower-case name, as servers pass them."""
     headers = RequestSigner(key, lambda: NOW + 0.9).headers(method, path, query, body)
     return {name.lower(): value for name, value in headers.items()}
 
@@ -61,7 +61,7 @@ def test_the_example_of_rfc_9530():
     assert parse_digest(content_digest(digest)) == digest
 
 
-THEIRS = {
+REFERENCE_SETTINGS = {
     "signature_algorithm": algorithms.ED25519,
     "key_resolver": MappingKeyResolver(
         public_keys={key_id(KEY.public_key()): KEY.public_key()}, private_keys={key_id(KEY.public_key()): KEY}
@@ -72,16 +72,16 @@ COVERED = list(itertools.permutations(("@method", "@path", "@query", "content-di
 
 
 def request_of(path, query, headers):
-    """The request as the other implementation of RFC 9421 sees it."""
+    """Returns the request in the form of the other implementation of RFC 9421."""
     url = f"https://mobizo.example{path}" + (f"?{query}" if query else "")
     return SimpleNamespace(method="POST", url=url, headers=headers)
 
 
 @pytest.mark.parametrize("query", ["", "a=1&b=%20"])
 def test_another_implementation_verifies_what_we_sign(query):
-    request, verifier = request_of(PATH, query, signed(query=query)), HTTPMessageVerifier(**THEIRS)
-    (found,) = verifier.verify(request, max_age=None, require_components=COVERED[0], body=BODY)
-    assert found.parameters["created"] == NOW
+    request, verifier = request_of(PATH, query, signed(query=query)), HTTPMessageVerifier(**REFERENCE_SETTINGS)
+    (signature,) = verifier.verify(request, max_age=None, require_components=COVERED[0], body=BODY)
+    assert signature.parameters["created"] == NOW
     for other in (request_of(PATH + "x", query, request.headers), request_of(PATH, query + "&c", request.headers)):
         with pytest.raises(http_message_signatures.InvalidSignature):
             verifier.verify(other, max_age=None, body=BODY)
@@ -92,7 +92,7 @@ def test_another_implementation_verifies_what_we_sign(query):
 @pytest.mark.parametrize("covered", COVERED)
 def test_we_verify_what_another_implementation_signs_in_any_order(covered):
     headers, created = {"content-digest": content_digest(hashlib.sha256(BODY).digest())}, datetime.fromtimestamp(NOW)
-    HTTPMessageSigner(**THEIRS).sign(
+    HTTPMessageSigner(**REFERENCE_SETTINGS).sign(
         request_of("/x", "y", headers),
         key_id=key_id(KEY.public_key()),
         created=created,
@@ -102,20 +102,20 @@ def test_we_verify_what_another_implementation_signs_in_any_order(covered):
         body=BODY,
         use_existing_digest=True,
     )
-    found = parse_signature({name.lower(): value for name, value in headers.items()})
-    found.verify(KEY.public_key(), "POST", "/x", "y")
-    assert (found.created, found.digest) == (NOW, hashlib.sha256(BODY).digest())
+    signature = parse_signature({name.lower(): value for name, value in headers.items()})
+    signature.verify(KEY.public_key(), "POST", "/x", "y")
+    assert (signature.created, signature.digest) == (NOW, hashlib.sha256(BODY).digest())
     with pytest.raises(BadSignature, match="does not match this request"):
-        found.verify(KEY.public_key(), "PUT", "/x", "y")
+        signature.verify(KEY.public_key(), "PUT", "/x", "y")
 
 
-def test_what_is_said_is_read():
-    found = parse_signature(signed())
-    assert found.created == NOW
-    assert found.digest == hashlib.sha256(BODY).digest()
-    assert found.keyid == key_id(KEY.public_key())
-    found.verify(KEY.public_key(), *REQUEST)
-    assert parse_signature(signed()).nonce != found.nonce
+def test_parsed_headers_match_the_signed_request():
+    signature = parse_signature(signed())
+    assert signature.created == NOW
+    assert signature.digest == hashlib.sha256(BODY).digest()
+    assert signature.keyid == key_id(KEY.public_key())
+    signature.verify(KEY.public_key(), *REQUEST)
+    assert parse_signature(signed()).nonce != signature.nonce
 
 
 @pytest.mark.parametrize(
@@ -138,11 +138,13 @@ def test_another_body_and_another_key_are_refused():
         parse_signature(headers).verify(KEY.public_key(), *REQUEST)
     with pytest.raises(BadSignature, match="not signed by this device"):
         parse_signature(signed()).verify(new_private_key().public_key(), *REQUEST)
-    claimed = signed(key=new_private_key())
-    keyid = re.search('keyid="([^"]*)"', claimed["signature-input"])[1]
-    claimed["signature-input"] = claimed["signature-input"].replace(keyid, key_id(KEY.public_key()))
+    headers_with_forged_id = signed(key=new_private_key())
+    keyid = re.search('keyid="([^"]*)"', headers_with_forged_id["signature-input"])[1]
+    headers_with_forged_id["signature-input"] = headers_with_forged_id["signature-input"].replace(
+        keyid, key_id(KEY.public_key())
+    )
     with pytest.raises(BadSignature, match="does not match this request"):
-        parse_signature(claimed).verify(KEY.public_key(), *REQUEST)
+        parse_signature(headers_with_forged_id).verify(KEY.public_key(), *REQUEST)
 
 
 @pytest.mark.parametrize("name", ["signature", "signature-input", "content-digest"])
@@ -167,7 +169,7 @@ def test_a_missing_header_is_named(name):
         ("signature-input", f"={NOW}", f'="{NOW}"'),
         ("signature-input", f"={NOW}", f"={NOW}.5"),
         ("signature-input", f"={NOW}", "=" + "9" * 16),
-        ("signature-input", f"={NOW}", "=١٢٣"),  # digits elsewhere
+        ("signature-input", f"={NOW}", "=١٢٣"),  # digits of another script
         ("signature-input", "ed25519", "hmac-sha256"),
         ("signature-input", ';alg="ed25519"', ""),
         ("signature-input", ';alg="ed25519"', ';alg="ed25519";alg="ed25519"'),
@@ -195,22 +197,22 @@ TEXT = st.text(st.characters(max_codepoint=255), max_size=60) | st.sampled_from(
 
 
 @given(st.fixed_dictionaries(dict.fromkeys(("signature", "signature-input", "content-digest"), TEXT)))
-def test_no_text_does_more_than_be_refused(headers):
+def test_arbitrary_header_text_is_rejected(headers):
     try:
-        found = parse_signature(headers)
+        signature = parse_signature(headers)
     except BadSignature:
         return
     with pytest.raises(BadSignature):
-        found.verify(new_private_key().public_key(), *REQUEST)
+        signature.verify(new_private_key().public_key(), *REQUEST)
 
 
 @given(st.data())
 def test_no_change_of_a_character_passes(data):
     headers = signed()
     name = data.draw(st.sampled_from(sorted(headers)))
-    at = data.draw(st.integers(0, len(headers[name]) - 1))
-    new = data.draw(st.characters(max_codepoint=255).filter(lambda c: c != headers[name][at]))
-    headers[name] = headers[name][:at] + new + headers[name][at + 1 :]
+    index = data.draw(st.integers(0, len(headers[name]) - 1))
+    new = data.draw(st.characters(max_codepoint=255).filter(lambda c: c != headers[name][index]))
+    headers[name] = headers[name][:index] + new + headers[name][index + 1 :]
     with pytest.raises(BadSignature):
         parse_signature(headers).verify(KEY.public_key(), *REQUEST)
 
@@ -221,11 +223,11 @@ def test_no_change_of_a_character_passes(data):
     query=st.text(st.characters(min_codepoint=33, max_codepoint=126), max_size=40),
     body=st.binary(max_size=100),
 )
-def test_what_was_signed_verifies(method, path, query, body):
+def test_signed_requests_verify(method, path, query, body):
     parse_signature(signed(method, path, query, body)).verify(KEY.public_key(), method, path, query)
 
 
-def test_bits_that_base64_passes_over_count():
+def test_noncanonical_base64_is_rejected():
     headers = signed()
     last = headers["signature"][-4]  # before "==:": four of its six bits are padding
     assert last in "AQgw"

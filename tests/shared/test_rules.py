@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from shared.rules import QuietHours, Rules
 
 times = st.builds(time, st.integers(0, 23), st.integers(0, 59))
-spans = st.builds(
+intervals = st.builds(
     lambda pair: QuietHours(start=pair[0], end=pair[1]), st.tuples(times, times).filter(lambda pair: pair[0] != pair[1])
 )
 
@@ -24,14 +24,14 @@ rules = st.builds(
     temperature_ceiling=maybe(1, 150),
     memory_floor_bytes=st.none() | st.integers(0, 1 << 40),
     idle=st.booleans(),
-    hours=st.lists(spans, max_size=4, unique=True).map(tuple),
+    hours=st.lists(intervals, max_size=4, unique=True).map(tuple),
     metered=st.booleans(),
     daily_minutes=maybe(0, 1440),
 )
 
 
 def meaning(given_rules):
-    """The rules without the order in which their hours were said."""
+    """Returns the rules with their hours as a set."""
     return given_rules.model_dump(exclude={"hours"}), set(given_rules.hours)
 
 
@@ -44,34 +44,34 @@ def meaning(given_rules):
         ("00:00", "06:00", ["00:00", "05:59"], ["06:00", "23:59"]),
     ],
 )
-def test_a_span_holds_its_start_and_not_its_end(start, end, inside, outside):
-    span = QuietHours(start=start, end=end)
-    assert all(span.holds(time.fromisoformat(now)) for now in inside)
-    assert not any(span.holds(time.fromisoformat(now)) for now in outside)
+def test_an_interval_includes_its_start_and_excludes_its_end(start, end, inside, outside):
+    interval = QuietHours(start=start, end=end)
+    assert all(interval.contains(time.fromisoformat(now)) for now in inside)
+    assert not any(interval.contains(time.fromisoformat(now)) for now in outside)
 
 
-@given(spans, times)
-def test_a_span_and_the_rest_of_the_day_make_the_day(span, now):
-    rest = QuietHours(start=span.end, end=span.start)
-    assert span.holds(now) != rest.holds(now)
+@given(intervals, times)
+def test_an_interval_and_its_complement_cover_the_day(interval, now):
+    complement = QuietHours(start=interval.end, end=interval.start)
+    assert interval.contains(now) != complement.contains(now)
 
 
 @pytest.mark.parametrize(
-    ("start", "end", "said"),
+    ("start", "end", "message"),
     [("22:00Z", "06:00", "without a zone"), ("22:00", "06:00+01:00", "without a zone"), ("06:00", "06:00", "nothing")],
 )
-def test_a_span_that_no_device_could_keep_is_refused(start, end, said):
-    with pytest.raises(ValidationError, match=said):
+def test_an_empty_interval_or_one_with_a_zone_is_rejected(start, end, message):
+    with pytest.raises(ValidationError, match=message):
         QuietHours(start=start, end=end)
 
 
 @given(rules, rules)
-def test_strictest_does_not_ask_who_spoke_first(first, second):
+def test_strictest_is_commutative(first, second):
     assert meaning(first.strictest(second)) == meaning(second.strictest(first))
 
 
 @given(rules, rules, rules)
-def test_strictest_of_three_is_strictest_of_two_and_one(first, second, third):
+def test_strictest_is_associative(first, second, third):
     assert first.strictest(second).strictest(third) == first.strictest(second.strictest(third))
 
 

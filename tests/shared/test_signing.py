@@ -46,12 +46,12 @@ def test_a_manifest_cannot_name_a_path(name):
         ProgramFile(role="weights", name=name, size=1, sha256="0" * 64)
 
 
-def test_parse_public_refuses_what_is_no_key():
+def test_parse_public_rejects_invalid_keys():
     with pytest.raises(Untrusted):
         parse_public("AAAA")
 
 
-def test_a_changed_runner_and_another_servers_are_refused():
+def test_a_changed_runner_build_or_another_servers_is_rejected():
     key = new_private_key()
     build = RunnerBuild(platform="linux-aarch64", version="0.4.0", executorch="1.5.1", size=3, sha256="3" * 64)
     signed = sign_runner_build(build, key)

@@ -29,11 +29,11 @@ assert count > 100
 """
 
 
-def test_a_handler_may_set_it_at_any_point_of_a_wait():
+def test_a_signal_handler_may_set_it_during_a_wait():
     subprocess.run([sys.executable, "-c", STORM], check=True, timeout=60)
 
 
-def test_a_wait_ends_after_its_time_or_at_once_when_set():
+def test_a_wait_ends_at_its_timeout_or_when_set():
     stop = StopSignal()
     assert not stop.wait(0)
     assert not stop.wait(0.01)

@@ -2,7 +2,7 @@ import pytest
 from pydantic import ValidationError
 
 from shared.errors import InvalidDataset, InvalidTask
-from shared.task import Answer, Task, accepted_answers, read_question, read_writing
+from shared.task import Answer, Task, accepted_answers, read_completion, read_question
 from shared.task_templates import TASKS, named_task
 
 
@@ -70,8 +70,8 @@ WORDINGS = {
 def test_the_papers_other_wordings(name):
     record, prompt, answer = WORDINGS[name]
     question = read_question(named_task(name), record, "f:1")
-    right = question.choices[question.correct]
-    assert (right.prompt, right.answer) == (prompt, answer)
+    correct_choice = question.choices[question.correct]
+    assert (correct_choice.prompt, correct_choice.answer) == (prompt, answer)
 
 
 def test_copa_maps_its_question_to_a_connective():
@@ -124,14 +124,14 @@ SPANS = ["Denver Broncos", "the Broncos"]
         ("drop", {"answers_spans": {"spans": SPANS, "types": ["span", "span"]}}),
     ],
 )
-def test_a_completions_answer_may_be_a_list_of_texts_of_which_training_takes_the_first(name, answers):
+def test_training_uses_the_first_of_several_right_answers(name, answers):
     record = {"title": "Super_Bowl_50", "context": "c", "passage": "c", "question": "Who won?", **answers}
-    assert read_writing(named_task(name), record, "f:1").answer == " Denver Broncos"
+    assert read_completion(named_task(name), record, "f:1").answer == " Denver Broncos"
     assert accepted_answers(named_task(name), record, "f:1") == (" Denver Broncos", " the Broncos")
 
 
 @pytest.mark.parametrize(
-    ("record", "says"),
+    ("record", "message"),
     [
         ({"answers": {"text": []}}, "train.jsonl:3: field 'answers.text' is an empty list"),
         ({"answers": {"text": ["a", 7]}}, "field 'answers.text' is a list with something other than texts"),
@@ -141,9 +141,9 @@ def test_a_completions_answer_may_be_a_list_of_texts_of_which_training_takes_the
         ({"answers.text": ["a"], "more": ["b"]}, "'answers.text' and 'more' are lists; one field"),
     ],
 )
-def test_a_bad_list_of_answers_says_what_is_wrong_with_it(record, says):
+def test_an_invalid_answer_list_is_rejected_with_the_reason(record, message):
     task = Task(name="t", kind="completion", prompt="p", answer=" {answers.text} {more}")
-    with pytest.raises(InvalidDataset, match=says):
+    with pytest.raises(InvalidDataset, match=message):
         accepted_answers(task, {"more": "m", **record}, "train.jsonl:3")
 
 
@@ -155,15 +155,15 @@ def test_labels_may_be_numbers_or_booleans():
 
 
 @pytest.mark.parametrize(
-    ("record", "says"),
+    ("record", "message"),
     [
         ({"label": "positive"}, "reviews.jsonl:7: field 'text' is missing"),
         ({"text": "t"}, "reviews.jsonl:7: field 'label' is missing"),
         ({"text": "t", "label": "meh"}, "reviews.jsonl:7: label 'meh' is not one of"),
     ],
 )
-def test_a_bad_record_is_named_with_its_line(record, says):
-    with pytest.raises(InvalidDataset, match=says):
+def test_a_bad_record_is_named_with_its_line(record, message):
+    with pytest.raises(InvalidDataset, match=message):
         read_question(named_task("sst2"), record, "reviews.jsonl:7")
 
 
@@ -188,7 +188,7 @@ def test_doubled_braces_are_literal():
     assert task.fixed_answers == (" {a}", " b")
 
 
-def test_an_unknown_name_lists_those_there_are():
+def test_an_unknown_task_name_lists_the_known_ones():
     with pytest.raises(InvalidTask, match="sst2"):
         named_task("sst-3")
 

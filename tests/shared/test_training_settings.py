@@ -28,13 +28,13 @@ def test_warmup_rises_to_the_first_full_step():
 
 
 @pytest.mark.parametrize("precision", get_args(Precision))
-def test_eps_is_the_given_one_or_the_precisions_own(precision):
+def test_eps_defaults_to_the_precisions_value(precision):
     settings = RecipeSettings(precision=precision)
     assert TrainingSettings().eps_for(settings) == DEFAULT_EPS[precision]
     assert TrainingSettings(eps=0.3).eps_for(settings) == 0.3
 
 
-def test_a_pull_past_the_start_is_refused_and_none_leaves_no_trace():
+def test_a_pull_past_the_start_is_rejected_and_0_is_omitted():
     assert "proximal" not in TrainingSettings().model_dump_json()
     assert TrainingSettings(lr=0.5, proximal=2).model_dump()["proximal"] == 2
     with pytest.raises(ValidationError, match=r"overshoots the start at lr 0\.5"):

@@ -1,11 +1,11 @@
-"""One compiled program of the built-in base, which every simulation of the suite shares."""
+"""One compiled program of the built-in base, shared by all simulation tests."""
 
 import json
 
 import pytest
 
 from server.programs import local
-from simulation.session import Means, simulate
+from simulation.session import Resources, simulate
 from simulation.settings import read_settings
 from tests import cached_compiler
 from tests.programs import held, run_directory
@@ -20,7 +20,7 @@ SMALL = {
 
 @pytest.fixture(scope="session")
 def program(tmp_path_factory):
-    """The directory of the program: the first simulation of a test run fetches it from the tests' cache."""
+    """Returns the directory of the program, which the first test compiles or takes from the tests' cache."""
     directory = run_directory(tmp_path_factory) / "simulated"
     with held(directory.with_suffix(".lock")):
         if not directory.exists():
@@ -30,28 +30,32 @@ def program(tmp_path_factory):
                 patch.setattr(local, "COMPILER", json.loads(compiler["MOBIZO_COMPILER_COMMAND"]))
                 for name, value in compiler.items():
                     patch.setenv(name, value)
-                simulate(settings, tmp_path_factory.mktemp("first"), Means(engine="inline", program=directory))
+                simulate(settings, tmp_path_factory.mktemp("first"), Resources(engine="inline", program=directory))
     return directory
 
 
 @pytest.fixture
 def run(program, tmp_path):
-    """Simulates SMALL with changes, by default in this process; each call in a directory of its own."""
+    """Returns a function that simulates SMALL with changes, by default in this process and in a new directory."""
     count = 0
 
-    def simulated(changes=None, directory=None, engine="inline", tell=lambda what, done, of: None, **means):
+    def run_simulation(
+        changes=None, directory=None, engine="inline", on_progress=lambda activity, done, total: None, **resources
+    ):
         nonlocal count
         count += 1
         settings = read_settings(None, merge(SMALL, changes or {}))
-        place = directory or tmp_path / f"simulation-{count}"
-        return simulate(settings, place, Means(engine=engine, **({"program": program} | means)), tell)
+        simulation_directory = directory or tmp_path / f"simulation-{count}"
+        return simulate(
+            settings, simulation_directory, Resources(engine=engine, **({"program": program} | resources)), on_progress
+        )
 
-    return simulated
+    return run_simulation
 
 
-def merge(under, over):
-    """`over` in the place of `under`, table by table."""
-    both = dict(under)
-    for name, value in over.items():
-        both[name] = merge(both.get(name, {}), value) if isinstance(value, dict) else value
-    return both
+def merge(base, changes):
+    """Returns `base` overridden by `changes`, table by table."""
+    result = dict(base)
+    for name, value in changes.items():
+        result[name] = merge(result.get(name, {}), value) if isinstance(value, dict) else value
+    return result

@@ -1,4 +1,4 @@
-"""`python -m simulation` as a process: what it prints and writes, and kill -9 in the middle."""
+"""`python -m simulation` as a process: its output and files, and resuming after kill -9."""
 
 import json
 import os
@@ -35,66 +35,68 @@ def command(program, tmp_path):
     return [sys.executable, "-m", "simulation", "--config", str(file), "--program", str(program), *FLAGS]
 
 
-def finished(command, *more):
-    return subprocess.run([*command, *more], cwd=ROOT, capture_output=True, text=True, check=False)
+def run_to_end(command, *arguments):
+    return subprocess.run([*command, *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.slow
-def test_a_killed_simulation_goes_on_and_reports_what_it_would_have(command, tmp_path):
-    whole = finished(command, "--json", str(tmp_path / "whole"))
-    assert whole.returncode == 0, whole.stderr
-    said = json.loads(whole.stdout)
+def test_a_killed_simulation_resumes_with_the_same_report(command, tmp_path):
+    uninterrupted = run_to_end(command, "--json", str(tmp_path / "whole"))
+    assert uninterrupted.returncode == 0, uninterrupted.stderr
+    report = json.loads(uninterrupted.stdout)
 
-    place = tmp_path / "killed"
-    process = subprocess.Popen([*command, str(place)], cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    while len(Store(place).rounds()) < 2:
+    directory = tmp_path / "killed"
+    process = subprocess.Popen(
+        [*command, str(directory)], cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    while len(Store(directory).rounds()) < 2:
         assert process.poll() is None
         time.sleep(0.01)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
-    kept = len(Store(place).rounds())
-    assert 2 <= kept <= 4
+    finished_rounds = len(Store(directory).rounds())
+    assert 2 <= finished_rounds <= 4
 
-    again = finished(command, "--json", str(place))
-    assert json.loads(again.stdout)["digest"] == said["digest"]
-    assert [each["number"] for each in said["rounds"]] == [0, 1, 2, 3]
-    assert json.loads((place / "report.json").read_text()) == json.loads(again.stdout)
+    resumed = run_to_end(command, "--json", str(directory))
+    assert json.loads(resumed.stdout)["digest"] == report["digest"]
+    assert [each["number"] for each in report["rounds"]] == [0, 1, 2, 3]
+    assert json.loads((directory / "report.json").read_text()) == json.loads(resumed.stdout)
 
 
 @pytest.mark.slow
-def test_ctrl_c_ends_workers_too_and_says_how_to_go_on(command, tmp_path):
-    place = tmp_path / "stopped"
-    words = [*command, "--engine", "processes", "--workers", "1", "--rounds", "10000", str(place)]
-    # A group of its own, which is what a terminal sends Ctrl-C to.
-    process = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, process_group=0)
-    while len(Store(place).rounds()) < 2:
+def test_ctrl_c_stops_the_workers_and_explains_how_to_resume(command, tmp_path):
+    directory = tmp_path / "error_line"
+    arguments = [*command, "--engine", "processes", "--workers", "1", "--rounds", "10000", str(directory)]
+    # A separate process group, because a terminal sends Ctrl-C to the whole group.
+    process = subprocess.Popen(arguments, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, process_group=0)
+    while len(Store(directory).rounds()) < 2:
         assert process.poll() is None
         time.sleep(0.01)
     os.killpg(process.pid, signal.SIGINT)
-    _, said = process.communicate()  # until the last process that could write there has ended
+    _, stderr = process.communicate()  # returns when the last process that may write to it has ended
     assert process.returncode == 130
-    assert said.decode().splitlines() == [
-        f"stopped; finished rounds are in {place}, and the same command resumes the simulation"
+    assert stderr.decode().splitlines() == [
+        f"error_line; run_to_end rounds are in {directory}, and the same command resumes the simulation"
     ]
-    assert "Traceback" not in (place / "workers.log").read_text()
-    assert len(Store(place).rounds()) >= 2
+    assert "Traceback" not in (directory / "workers.log").read_text()
+    assert len(Store(directory).rounds()) >= 2
 
 
-def stopped(capsys, *words):
-    """What a command says that ends with status 1 before it compiles anything."""
-    with pytest.raises(SystemExit) as ended:
-        main([*map(str, words)])
-    assert ended.value.code == 1
+def error_line(capsys, *arguments):
+    """Returns the error line of a command that ends with status 1 before compiling."""
+    with pytest.raises(SystemExit) as exit_info:
+        main([*map(str, arguments)])
+    assert exit_info.value.code == 1
     (line,) = capsys.readouterr().err.splitlines()
     return line
 
 
-def test_a_place_that_is_none_and_data_that_is_not_there(capsys, tmp_path):
+def test_unusable_directories_and_missing_data_are_reported(capsys, tmp_path):
     file = tmp_path / "file"
     file.touch()
-    assert stopped(capsys, file) == f"{file}: File exists"
-    said = stopped(capsys, tmp_path / "new", "--base", "nothing.gguf", "--data", tmp_path)
-    assert said == f"{tmp_path} has no train.jsonl"
+    assert error_line(capsys, file) == f"{file}: File exists"
+    message = error_line(capsys, tmp_path / "new", "--base", "nothing.gguf", "--data", tmp_path)
+    assert message == f"{tmp_path} has no train.jsonl"
 
 
 def test_a_damaged_round_is_named(tmp_path):
@@ -106,25 +108,27 @@ def test_a_damaged_round_is_named(tmp_path):
 
 
 @pytest.mark.slow
-def test_people_get_a_table_a_page_and_plots(command, tmp_path):
-    place = tmp_path / "report"
-    done = finished(command, str(place))
-    assert done.returncode == 0, done.stderr
-    assert "accuracy" in done.stdout
-    assert str(place / "report.html") in done.stdout.replace("\n", "")
-    said = json.loads((place / "report.json").read_text())
-    last = f"{said['rounds'][-1]['accuracy']:.1%}"
+def test_the_command_prints_a_table_and_writes_reports_and_plots(command, tmp_path):
+    directory = tmp_path / "report"
+    process = run_to_end(command, str(directory))
+    assert process.returncode == 0, process.stderr
+    assert "accuracy" in process.stdout
+    assert str(directory / "report.html") in process.stdout.replace("\n", "")
+    report = json.loads((directory / "report.json").read_text())
+    last = f"{report['rounds'][-1]['accuracy']:.1%}"
     for name in ("report.md", "report.html"):
-        text = (place / name).read_text()
+        text = (directory / name).read_text()
         assert last in text
-        assert said["digest"] in text
+        assert report["digest"] in text
         assert all(plot in text for plot in ("accuracy.png", "devices.png", "bytes.png"))
-    assert all((place / f"{plot}.png").read_bytes().startswith(b"\x89PNG") for plot in ("accuracy", "devices", "bytes"))
+    assert all(
+        (directory / f"{plot}.png").read_bytes().startswith(b"\x89PNG") for plot in ("accuracy", "devices", "bytes")
+    )
 
 
 @pytest.mark.slow
-def test_a_mistake_is_one_line_and_status_1(command, tmp_path):
-    done = finished(command, "--engine", "steam", str(tmp_path / "wrong"))
-    assert done.returncode == 1
-    assert "engine 'steam'" in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1
+def test_errors_are_one_line_with_status_1(command, tmp_path):
+    process = run_to_end(command, "--engine", "steam", str(tmp_path / "wrong"))
+    assert process.returncode == 1
+    assert "engine 'steam'" in process.stderr
+    assert len(process.stderr.strip().splitlines()) == 1

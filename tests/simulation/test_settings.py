@@ -1,4 +1,4 @@
-"""TOML and flags become settings; mistakes are named."""
+"""Settings from TOML files and flags; errors name the field."""
 
 import pytest
 
@@ -16,23 +16,23 @@ steps = 7
 """
 
 
-def test_flags_take_the_place_of_the_files_and_defaults_fill_the_rest(tmp_path):
+def test_flags_override_the_file_and_the_defaults(tmp_path):
     file = tmp_path / "settings.toml"
     file.write_text(FILE)
-    found = read_settings(file, {"devices": 60, "cohort": {"upload": "trajectory"}})
-    assert (found.devices, found.data.alpha, found.cohort.weights, found.cohort.upload) == (
+    settings = read_settings(file, {"devices": 60, "cohort": {"upload": "trajectory"}})
+    assert (settings.devices, settings.data.alpha, settings.cohort.weights, settings.cohort.upload) == (
         60,
         0.1,
         "examples",
         "trajectory",
     )
-    assert found.cohort.training.steps == 7
-    assert found.cohort.training.lr == read_settings(None, {}).cohort.training.lr
+    assert settings.cohort.training.steps == 7
+    assert settings.cohort.training.lr == read_settings(None, {}).cohort.training.lr
     assert read_settings(None, {}).devices == 200
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("flags", "message"),
     [
         ({"devices": 0}, "devices"),
         ({"data": {"alpha": -1}}, "data.alpha"),
@@ -45,13 +45,13 @@ def test_flags_take_the_place_of_the_files_and_defaults_fill_the_rest(tmp_path):
         ({"devices": 3, "cohort": {"quorum": 4}}, "quorum"),
     ],
 )
-def test_a_mistake_is_named(given, said):
-    with pytest.raises(BadRequest) as caught:
-        read_settings(None, given)
-    assert said in caught.value.detail
+def test_invalid_settings_are_named(flags, message):
+    with pytest.raises(BadRequest) as error:
+        read_settings(None, flags)
+    assert message in error.value.detail
 
 
-def test_a_file_that_is_no_toml_is_named(tmp_path):
+def test_invalid_toml_files_are_named(tmp_path):
     file = tmp_path / "settings.toml"
     file.write_text("devices: 3")
     with pytest.raises(BadRequest, match=r"settings\.toml"):

@@ -168,11 +168,11 @@ class CalibrationService:
         does not have that model's shape.
         """
         calibration = load_calibration(data)
-        bases = self._calibrations.bases(calibration.about.base.sha256)
+        bases = self._calibrations.bases(calibration.metadata.base.sha256)
         if not bases:
             raise UnknownBase(
-                f"the calibration was made for {calibration.about.base.name!r} of sha256 "
-                f"{calibration.about.base.sha256[:12]}..., and no such base model is registered; "
+                f"the calibration was made for {calibration.metadata.base.name!r} of sha256 "
+                f"{calibration.metadata.base.sha256[:12]}..., and no such base model is registered; "
                 "`mobizo-server base add` registers it"
             )
         sha256 = self._artifacts.put(data)
@@ -183,9 +183,9 @@ class CalibrationService:
         stored = StoredCalibration(
             sha256=sha256,
             base_number=bases[0].number,
-            kind=calibration.about.kind,
-            task=calibration.about.task,
-            examples=calibration.about.examples,
+            kind=calibration.metadata.kind,
+            task=calibration.metadata.task,
+            examples=calibration.metadata.examples,
             modules=len(calibration.directions),
             width=calibration.width,
             size=len(data),

@@ -6,7 +6,7 @@ from sqlalchemy.orm import Session
 
 from server.federation.privacy.repository import PrivacyRepository
 from shared.errors import BudgetExceeded
-from shared.federation.accounting import epsilon_of, of_rounds
+from shared.federation.accounting import epsilon_of, rounds_spending
 from shared.federation.cohort import CohortSettings
 from shared.privacy import DELTA, CohortPrivacy
 
@@ -16,7 +16,7 @@ def members_epsilon(settings: CohortSettings, rounds: int) -> float | None:
     members = None if settings.privacy is None else settings.privacy.members
     if members is None:
         return None
-    return 0.0 if rounds == 0 else epsilon_of([of_rounds(members, rounds)], members.delta)
+    return 0.0 if rounds == 0 else epsilon_of([rounds_spending(members, rounds)], members.delta)
 
 
 def check_next_round(settings: CohortSettings, rounds: int) -> None:

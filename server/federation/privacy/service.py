@@ -21,7 +21,7 @@ from server.identity.devices.repository import BindingRepository
 from server.jobs.repository import Job
 from server.jobs.service import JobSubscriber
 from shared.errors import BudgetExceeded, InvalidRecipe
-from shared.federation.accounting import Spending, epsilon_of, fast_epsilon_of, noise_for, of_run
+from shared.federation.accounting import Spending, epsilon_of, fast_epsilon_of, noise_for, run_spending
 from shared.job import JobRequest
 from shared.privacy import DELTA, DatasetPrivacy, UserPrivacy
 
@@ -46,7 +46,7 @@ def resolve_privacy(request: JobRequest) -> JobRequest:
         noise = noise_for(privacy.epsilon, privacy.delta, rate, steps)
         privacy = privacy.model_copy(update={"noise_multiplier": noise})
     elif privacy.epsilon is not None:
-        cost = epsilon_of([of_run(privacy, request.training.steps)], privacy.delta)
+        cost = epsilon_of([run_spending(privacy, request.training.steps)], privacy.delta)
         if cost > privacy.epsilon:
             raise BudgetExceeded(
                 f"with noise_multiplier {privacy.sigma:g} the run costs epsilon {cost:.3g} at delta {privacy.delta:g}, "
@@ -97,7 +97,7 @@ class PrivacyService(JobSubscriber):
         if request.privacy is None or limit is None or limit.epsilon is None:
             return []
         spent = self._privacy.of_user(tenant, request.user)
-        return [(spent, limit.delta), ([*spent, of_run(request.privacy, request.training.steps)], limit.delta)]
+        return [(spent, limit.delta), ([*spent, run_spending(request.privacy, request.training.steps)], limit.delta)]
 
     def created(self, job: Job) -> None:
         """Reserves what a new job will spend."""
@@ -235,7 +235,7 @@ class PrivacyService(JobSubscriber):
 
 def _asked(request: JobRequest) -> Spending | None:
     """Returns the privacy that a run of a resolved job spends; None: it is not private."""
-    return None if request.privacy is None else of_run(request.privacy, request.training.steps)
+    return None if request.privacy is None else run_spending(request.privacy, request.training.steps)
 
 
 def _all(spent: Mapping[str, Sequence[Spending]]) -> list[Spending]:

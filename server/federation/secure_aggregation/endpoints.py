@@ -23,7 +23,16 @@ from server.web.middleware import TooSlow
 from server.web.openapi import raises
 from server.web.routes import Routes
 from server.web.state import AppState, State
-from shared.errors import BadSignature, Conflict, Gone, InvalidUpload, LeftOutOfRound, Replayed, TooLarge, Untrusted
+from shared.errors import (
+    BadSignature,
+    Conflict,
+    Gone,
+    InvalidUpload,
+    LeftOutOfRound,
+    ReplayedRequest,
+    TooLarge,
+    Untrusted,
+)
 from shared.federation.secure_aggregation.messages import (
     Advertisement,
     Consent,
@@ -109,7 +118,7 @@ def share(
 
 @router.put(
     "/{lease_id}/masking/vector",
-    responses=ERRORS | raises(Collected, Replayed, StorageFull, TooLarge, TooSlow, UnsupportedMediaType),
+    responses=ERRORS | raises(Collected, ReplayedRequest, StorageFull, TooLarge, TooSlow, UnsupportedMediaType),
     openapi_extra=BYTES,
 )
 async def mask(
@@ -129,7 +138,11 @@ async def mask(
 def _keep(state: AppState, principal: Principal, lease_id: str, sha256: str, data: bytes) -> SecureAggregationView:
     with state.database.writing() as session:
         return _apply(
-            state, session, principal, lease_id, lambda aggregation, member: aggregation.masked(member, sha256, data)
+            state,
+            session,
+            principal,
+            lease_id,
+            lambda aggregation, member: aggregation.submit_vector(member, sha256, data),
         )
 
 

@@ -40,8 +40,8 @@ class SecureAggregationMember(Numbered, Table):
     round_number: Mapped[int] = mapped_column(ForeignKey("masked_rounds.round_number"))
     member: Mapped[str] = mapped_column(ForeignKey("devices.id"))
     job_number: Mapped[int] = mapped_column(ForeignKey("jobs.number"), index=True)
-    place: Mapped[int | None] = mapped_column()  # on the roster, from 1
-    reached: Mapped[Phase] = mapped_column(word(Phase))
+    roster_number: Mapped[int | None] = mapped_column()  # on the roster, from 1
+    last_phase: Mapped[Phase] = mapped_column(word(Phase))
     advertisement: Mapped[Advertisement] = mapped_column(Document(Advertisement), deferred=True)
     sealed: Mapped[bytes | None] = mapped_column(LargeBinary, deferred=True)
     commitment: Mapped[bytes | None] = mapped_column(LargeBinary)

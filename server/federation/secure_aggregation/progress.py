@@ -13,7 +13,7 @@ from server.storage.store import ArtifactStore
 from shared.errors import LeftOutOfRound
 from shared.federation.secure_aggregation.fixed_point import Total
 from shared.federation.secure_aggregation.messages import Phase
-from shared.federation.secure_aggregation.server import unmasked
+from shared.federation.secure_aggregation.server import unmask_sum
 from shared.federation.secure_aggregation.session import SecureAggregationSession
 
 
@@ -74,5 +74,5 @@ def round_total(database: Database, artifacts: ArtifactStore, round_id: str) -> 
         aggregation = SecureAggregationSession(
             DatabaseStore(session, masked), masked.parameters, masked.phase_seconds, utc_now()
         )
-        gathered, vectors = aggregation.gathered(), [row.vector_sha256 or "" for row in aggregation.in_sum()]
-    return unmasked(gathered, (artifacts.read(sha256) for sha256 in vectors))
+        inputs, vectors = aggregation.unmasking_inputs(), [row.vector_sha256 or "" for row in aggregation.in_sum()]
+    return unmask_sum(inputs, (artifacts.read(sha256) for sha256 in vectors))

@@ -134,23 +134,23 @@ class DatabaseStore:
             round_number=self.session.round_number,
             member=member,
             job_number=self._job_number,
-            reached=Phase.KEYS,
+            last_phase=Phase.KEYS,
             advertisement=advertisement,
         )
         self._session.add(row)
         self._session.flush()
         return row
 
-    def sealed_for(self, number: int, senders: Sequence[int], size: int) -> list[bytes]:
+    def sealed_shares_for(self, number: int, senders: Sequence[int], size: int) -> list[bytes]:
         """Returns the encrypted share for `number` of each sender, `size` bytes each, and reads nothing else."""
         piece = func.substr(SecureAggregationMember.sealed, (number - 1) * size + 1, size)
-        statement = select(SecureAggregationMember.place, piece).where(
-            self._mine(), SecureAggregationMember.place.in_(senders)
+        statement = select(SecureAggregationMember.roster_number, piece).where(
+            self._mine(), SecureAggregationMember.roster_number.in_(senders)
         )
-        by_sender = {place: bytes(sealed) for place, sealed in self._session.execute(statement)}
+        by_sender = {roster_number: bytes(sealed) for roster_number, sealed in self._session.execute(statement)}
         return [by_sender[sender] for sender in senders]
 
-    def keep_vector(self, row: MemberRow, data: bytes) -> None:
+    def store_vector(self, row: MemberRow, data: bytes) -> None:
         """Stores a masked vector and records its sha256 in the row."""
         row.vector_sha256 = self._artifacts.put(data)
         hold(self._session, self._artifacts, [row.vector_sha256])
@@ -159,7 +159,7 @@ class DatabaseStore:
         """Yields the masked vectors of these rows."""
         return (self._artifacts.read(row.vector_sha256 or "") for row in rows)
 
-    def forget(self) -> None:
+    def delete_secrets(self) -> None:
         """Removes all shares and the references to the masked vectors; garbage collection removes the files."""
         nothing = {"sealed": None, "seeds": None, "keys": None, "vector_sha256": None}
         self._session.execute(

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 
 from server.inference.responses import TextGeneration
 from shared.generated_text import GeneratedToken, Piece
-from shared.openai.answers import Ended, Step
+from shared.openai.answers import FinishedText, ResponsePiece
 from shared.openai.models import Usage
 from shared.scoring import GenerateResult
 
@@ -30,20 +30,20 @@ class Choices:
         read = sum(prompts.values())
         return Usage(prompt_tokens=read, completion_tokens=self._generated, total_tokens=read + self._generated)
 
-    async def whole(self) -> list[Ended]:
+    async def whole(self) -> list[FinishedText]:
         """Returns the texts in the request's order. Raises the errors of the request or of the scorer."""
         async with aclosing(self.steps()) as steps:
-            ended = [step async for step in steps if isinstance(step, Ended)]
+            ended = [step async for step in steps if isinstance(step, FinishedText)]
         return sorted(ended, key=lambda each: each.index)
 
-    async def steps(self) -> AsyncGenerator[Step, None]:
+    async def steps(self) -> AsyncGenerator[ResponsePiece, None]:
         """Yields the pieces of all texts as they come, and each text's end. Close the iterator to cancel all."""
         if len(self._texts) == 1:
             async with aclosing(self._one(0)) as steps:
                 async for step in steps:
                     yield step
             return
-        queue: asyncio.Queue[Step | Exception | None] = asyncio.Queue(maxsize=len(self._texts))
+        queue: asyncio.Queue[ResponsePiece | Exception | None] = asyncio.Queue(maxsize=len(self._texts))
         tasks = [asyncio.create_task(self._fill(queue, index)) for index in range(len(self._texts))]
         try:
             left = len(tasks)
@@ -60,7 +60,7 @@ class Choices:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _fill(self, queue: asyncio.Queue[Step | Exception | None], index: int) -> None:
+    async def _fill(self, queue: asyncio.Queue[ResponsePiece | Exception | None], index: int) -> None:
         try:
             async with aclosing(self._one(index)) as steps:
                 async for step in steps:
@@ -69,7 +69,7 @@ class Choices:
         except Exception as error:
             await queue.put(error)
 
-    async def _one(self, index: int) -> AsyncGenerator[Step, None]:
+    async def _one(self, index: int) -> AsyncGenerator[ResponsePiece, None]:
         generation = self._texts[index]
         tokens: list[GeneratedToken] = []
         start = 0
@@ -77,14 +77,14 @@ class Choices:
             async for piece in pieces:
                 if isinstance(piece, Piece):
                     tokens += piece.tokens
-                    yield Step(index, piece.text, piece.tokens, generation.tokenizer, start)
+                    yield ResponsePiece(index, piece.text, piece.tokens, generation.tokenizer, start)
                     start += len(piece.text)
                 else:
                     yield self._ended(index, piece, tuple(tokens), generation.tokenizer)
 
     def _ended(
         self, index: int, result: GenerateResult, tokens: tuple[GeneratedToken, ...], tokenizer: Tokenizer
-    ) -> Ended:
+    ) -> FinishedText:
         self._generated += result.tokens
         self.fingerprint = result.revision
-        return Ended(index, result.text, tokens, tokenizer, finish=result.finish)
+        return FinishedText(index, result.text, tokens, tokenizer, finish=result.finish)

@@ -34,7 +34,7 @@ from shared.openai.answers import (
     TextOptions,
     Writer,
     events,
-    seconds,
+    unix_seconds,
 )
 from shared.openai.models import ChatCompletion, ChatRequest, Completion, CompletionRequest, Model, ModelList
 
@@ -52,7 +52,7 @@ def models(principal: Asker, state: State) -> ModelList:
         listed = [
             Model(
                 id=adapter.name,
-                created=seconds(adapter.created_at),
+                created=unix_seconds(adapter.created_at),
                 owned_by=principal.tenant,
                 parent=latest[adapter.number].recipe.base.name,
             )
@@ -71,7 +71,7 @@ def model(principal: Asker, model: str, state: State) -> Model:
             return _base(target.base)
         return Model(
             id=model,
-            created=seconds(target.version.created_at),
+            created=unix_seconds(target.version.created_at),
             owned_by=principal.tenant,
             parent=target.base.name,
         )
@@ -119,13 +119,13 @@ def _given(prompt: str, _base: BaseModelEntry) -> str:
 
 
 def _base(base: BaseModelEntry) -> Model:
-    return Model(id=base.name, created=seconds(base.created_at), owned_by="base")
+    return Model(id=base.name, created=unix_seconds(base.created_at), owned_by="base")
 
 
 async def _answer(state: AppState, connection: Request, choices: Choices, writer: Writer, stream: bool | None) -> Any:
     """Returns the texts, whole or as a stream."""
     if not stream:
-        return writer.whole(await cancelled_on_disconnect(connection, choices.whole()))
+        return writer.response(await cancelled_on_disconnect(connection, choices.whole()))
     return await _stream(state, choices, writer)
 
 

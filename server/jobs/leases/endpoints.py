@@ -43,7 +43,7 @@ from server.jobs.scheduling.repository import Lane, QueueRepository, noted_ready
 from server.web.openapi import raises
 from server.web.routes import Routes
 from server.web.state import AppState, GroupCommit, GroupRead, Shutdown, State
-from shared.errors import Gone, MobizoError, Replayed, Unavailable
+from shared.errors import Gone, MobizoError, ReplayedRequest, Unavailable
 from shared.job import JobError, Progress
 from shared.protocol import Decline, Lease, LeaseRequest, LeaseState
 from shared.request_signature import RequestSignature
@@ -285,11 +285,11 @@ async def _process(
     spent = None if signature is None else spent_by(device_id, signature)
     try:
         return await state.get(make_messages).add(Message(device_id, lease_id, says, spent))
-    except (Replayed, Unavailable):
+    except (ReplayedRequest, Unavailable):
         raise
     except MobizoError:
         # A message that was refused after changes was rolled back together with its nonce.
-        with suppress(Replayed):
+        with suppress(ReplayedRequest):
             await state.write_queue.run(spend_ahead, state, device_id, signature)
         raise
 
@@ -352,7 +352,7 @@ async def acquire(
     return lease
 
 
-@router.post("/{lease_id}/heartbeat", responses=raises(Gone, Replayed))
+@router.post("/{lease_id}/heartbeat", responses=raises(Gone, ReplayedRequest))
 async def heartbeat(
     principal: Device, lease_id: str, progress: Progress, state: State, signature: Signature
 ) -> LeaseState:
@@ -361,19 +361,19 @@ async def heartbeat(
     return await _process(state, principal, lease_id, progress, signature)
 
 
-@router.post("/{lease_id}/leave", responses=raises(Gone, Replayed))
+@router.post("/{lease_id}/leave", responses=raises(Gone, ReplayedRequest))
 async def leave(principal: Device, lease_id: str, state: State, signature: Signature) -> LeaseState:
     """Announces that the device stops: the job goes to another device unless this one returns within seconds."""
     return await _process(state, principal, lease_id, Parting.LEAVE, signature)
 
 
-@router.post("/{lease_id}/fail", responses=raises(Gone, Replayed))
+@router.post("/{lease_id}/fail", responses=raises(Gone, ReplayedRequest))
 async def fail(principal: Device, lease_id: str, error: JobError, state: State, signature: Signature) -> LeaseState:
     """Ends the job with an error that the device reports."""
     return await _process(state, principal, lease_id, error, signature)
 
 
-@router.post("/{lease_id}/release", responses=raises(Gone, Replayed))
+@router.post("/{lease_id}/release", responses=raises(Gone, ReplayedRequest))
 async def release(principal: Device, lease_id: str, state: State, signature: Signature) -> LeaseState:
     """Returns the job to the queue."""
     return await _process(state, principal, lease_id, Parting.RELEASE, signature)

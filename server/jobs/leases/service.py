@@ -37,7 +37,7 @@ from shared.errors import (
     Gone,
     MobizoError,
     NotFound,
-    Replayed,
+    ReplayedRequest,
     StartDeleted,
     Unauthorized,
 )
@@ -236,7 +236,7 @@ class LeaseService:
         return answer
 
     def _checked(self, message: Message, lease: JobLease | None, fresh: set[tuple[str, str]]) -> JobLease:
-        """Returns the lease of a message. Raises Replayed, NotFound or Gone; changes nothing."""
+        """Returns the lease of a message. Raises ReplayedRequest, NotFound or Gone; changes nothing."""
         if message.spent is not None:
             _spend(fresh, message.spent)
         if lease is None or lease.device_id != message.device_id:
@@ -392,8 +392,8 @@ def _no_lease(lease_id: str) -> NotFound:
 
 
 def _spend(fresh: set[tuple[str, str]], spent: Spent) -> None:
-    """Raises Replayed unless the nonce is fresh. Each nonce counts for one request of a transaction."""
+    """Raises ReplayedRequest unless the nonce is fresh. Each nonce counts for one request of a transaction."""
     key = (spent.device_id, spent.nonce)
     if key not in fresh:
-        raise Replayed
+        raise ReplayedRequest
     fresh.remove(key)

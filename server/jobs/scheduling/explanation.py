@@ -55,12 +55,12 @@ class ExplanationService:
                 f"no device is bound to user {job.user!r}; if the user's data is on a device, an operator runs "
                 f"`mobizo device bind DEVICE {job.user}`"
             )
-            return JobWaiting(state=job.state, why=why, ahead=ahead, devices=0, able=0)
+            return JobWaiting(state=job.state, why=why, ahead=ahead, devices=0, eligible=0)
         if job.only_device_id is not None:
             devices = [device for device in devices if device.id == job.only_device_id]
         able, unsuitable = self._count(lane, devices)
         why = _reason(job, devices, able, unsuitable, ahead)
-        return JobWaiting(state=job.state, why=why, ahead=ahead, devices=len(devices), able=able)
+        return JobWaiting(state=job.state, why=why, ahead=ahead, devices=len(devices), eligible=able)
 
     def _count(self, lane: Lane, devices: Sequence[Device]) -> tuple[int, Counter[str]]:
         """Returns how many devices can take the lane's jobs, and counts the others by reason."""

@@ -34,7 +34,7 @@ def merge_bytes(recipe: Recipe, shape: BaseShape, parameters: int) -> int:
     return LIBRARIES_BYTES + 2 * shard + 2 * largest + 4 * (a_elements + 2 * flat_size(recipe, shape))
 
 
-MOVES: dict[ConversionState, frozenset[ConversionState]] = {
+TRANSITIONS: dict[ConversionState, frozenset[ConversionState]] = {
     ConversionState.PENDING: frozenset({ConversionState.CONVERTING, ConversionState.FAILED}),
     ConversionState.CONVERTING: frozenset({ConversionState.PENDING, ConversionState.READY, ConversionState.FAILED}),
     ConversionState.READY: frozenset(),
@@ -44,7 +44,7 @@ MOVES: dict[ConversionState, frozenset[ConversionState]] = {
 
 def move(conversion: Conversion, state: ConversionState, **changes: Any) -> None:
     """Moves a conversion to `state` and sets other columns with it. Raises Conflict if the move is not allowed."""
-    if state not in MOVES[conversion.state]:
+    if state not in TRANSITIONS[conversion.state]:
         raise Conflict(f"the conversion {conversion.id} is {conversion.state}; it cannot become {state}")
     conversion.state = state
     for name, value in changes.items():

@@ -154,6 +154,6 @@ class TrajectoryService:
             size=trajectory.size,
             steps=trajectory.steps,
             verified=stored.verified,
-            instead=stored.from_trajectory,
+            replaces_weights=stored.from_trajectory,
             start_sha256=trajectory.start_sha256,
         )

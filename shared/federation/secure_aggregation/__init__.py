@@ -13,5 +13,5 @@ that drop out.
     server        the server's side of each phase
     session       the phases and deadlines of one round at the server
     memory        storage of a round in memory
-    quiet         reduces a device's metrics to those that reveal nothing about its data
+    redaction     reduces a device's metrics to those that reveal nothing about its data
 """

@@ -15,7 +15,7 @@ from shared.federation.secure_aggregation.settings import SecureAggregationParam
 
 F32 = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
 F64 = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
-Words = np.ndarray[tuple[int, ...], np.dtype[Any]]  # little-endian uint32 or uint64
+IntegerVector = np.ndarray[tuple[int, ...], np.dtype[Any]]  # little-endian uint32 or uint64
 
 # Safety margin, so that rounding the products to float32 cannot lift their norm above the bound.
 _MARGIN = 1 - 2.0**-22
@@ -30,17 +30,17 @@ class Total:
     count: int
 
 
-def word(parameters: SecureAggregationParameters) -> np.dtype[Any]:
+def element_dtype(parameters: SecureAggregationParameters) -> np.dtype[Any]:
     """Returns the data type of one element on the wire."""
     return np.dtype(f"<u{parameters.bits // 8}")
 
 
 def vector_bytes(parameters: SecureAggregationParameters) -> int:
     """Returns the bytes of one device's masked vector: D elements and the weight."""
-    return (parameters.size + 1) * word(parameters).itemsize
+    return (parameters.size + 1) * element_dtype(parameters).itemsize
 
 
-def clipped(update: F32, bound: float) -> F32:
+def clip_to_norm(update: F32, bound: float) -> F32:
     """Returns an update (D,) scaled down to an L2 norm of at most `bound`, float32. No element exceeds `bound`.
 
     Raises InvalidUpload for an update that is not finite.
@@ -58,7 +58,7 @@ def clipped(update: F32, bound: float) -> F32:
     return np.clip(scaled, -largest, largest)
 
 
-def encode(update: F32, weight: int, parameters: SecureAggregationParameters) -> Words:
+def encode(update: F32, weight: int, parameters: SecureAggregationParameters) -> IntegerVector:
     """Returns (D + 1,) integers modulo 2^bits: round(s w clip(update)), then w.
 
     Negative values are in two's complement.
@@ -70,14 +70,14 @@ def encode(update: F32, weight: int, parameters: SecureAggregationParameters) ->
         raise InvalidUpload(f"the update has shape {update.shape}; the round requires ({parameters.size},)")
     if not 1 <= weight <= parameters.most_weight:
         raise InvalidUpload(f"the weight of an update must be 1 to {parameters.most_weight}, not {weight}")
-    exact = clipped(update, parameters.clip).astype(np.float64) * weight * parameters.scale
-    words = np.empty(parameters.size + 1, f"<i{parameters.bits // 8}")
-    words[:-1] = np.rint(exact)
-    words[-1] = weight
-    return words.view(word(parameters))
+    exact = clip_to_norm(update, parameters.clip).astype(np.float64) * weight * parameters.scale
+    integers = np.empty(parameters.size + 1, f"<i{parameters.bits // 8}")
+    integers[:-1] = np.rint(exact)
+    integers[-1] = weight
+    return integers.view(element_dtype(parameters))
 
 
-def decode(total: Words, count: int, parameters: SecureAggregationParameters) -> Total:
+def decode(total: IntegerVector, count: int, parameters: SecureAggregationParameters) -> Total:
     """Returns the weighted mean from the sum (D + 1,) of `count` encodings.
 
     |mean - true mean| <= count / (2 s weight) in each element, plus float64 rounding. Raises InvalidUpload if the sum

@@ -27,8 +27,8 @@ class MemoryMember:
 
     member: str
     advertisement: Advertisement
-    place: int | None = None
-    reached: Phase = Phase.KEYS
+    roster_number: int | None = None
+    last_phase: Phase = Phase.KEYS
     sealed: bytes | None = None
     commitment: bytes | None = None
     vector_sha256: str | None = None
@@ -43,7 +43,7 @@ class MemoryStore:
 
     session: MemorySession = field(default_factory=MemorySession)
     members: dict[str, MemoryMember] = field(default_factory=dict)
-    kept: dict[str, bytes] = field(default_factory=dict)
+    stored_vectors: dict[str, bytes] = field(default_factory=dict)
 
     def row(self, member: str) -> MemoryMember | None:
         """Returns a device's row, or None."""
@@ -57,22 +57,22 @@ class MemoryStore:
         """Adds and returns a row for a device."""
         return self.members.setdefault(member, MemoryMember(member, advertisement))
 
-    def sealed_for(self, number: int, senders: Sequence[int], size: int) -> list[bytes]:
+    def sealed_shares_for(self, number: int, senders: Sequence[int], size: int) -> list[bytes]:
         """Returns each sender's sealed share for `number`, `size` bytes each."""
-        sealed = {row.place: row.sealed or b"" for row in self.members.values()}
-        return [sealed[sender][(number - 1) * size : number * size] for sender in senders]
+        shares = {row.roster_number: row.sealed or b"" for row in self.members.values()}
+        return [shares[sender][(number - 1) * size : number * size] for sender in senders]
 
-    def keep_vector(self, row: MemberRow, data: bytes) -> None:
+    def store_vector(self, row: MemberRow, data: bytes) -> None:
         """Stores a masked vector and records its sha256 in the row."""
         row.vector_sha256 = sha256_hex(data)
-        self.kept[row.vector_sha256] = data
+        self.stored_vectors[row.vector_sha256] = data
 
     def vectors(self, rows: Sequence[MemberRow]) -> Iterator[bytes]:
         """Yields the masked vectors of these rows one at a time."""
-        return (self.kept[row.vector_sha256 or ""] for row in rows)
+        return (self.stored_vectors[row.vector_sha256 or ""] for row in rows)
 
-    def forget(self) -> None:
+    def delete_secrets(self) -> None:
         """Deletes all stored shares and masked vectors."""
-        self.kept.clear()
+        self.stored_vectors.clear()
         for row in self.members.values():
             row.sealed = row.seeds = row.keys = None

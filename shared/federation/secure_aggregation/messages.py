@@ -24,7 +24,7 @@ SEALED_BYTES = NONCE_BYTES + 2 * SHARE_BYTES + TAG_BYTES  # a share of each of t
 SIGNATURE_BYTES = 64
 
 
-def _decoded(value: Any) -> Any:
+def _decode_base64(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     try:
@@ -38,12 +38,12 @@ def _decoded(value: Any) -> Any:
 
 Base64 = Annotated[
     bytes,
-    BeforeValidator(_decoded),
+    BeforeValidator(_decode_base64),
     PlainSerializer(lambda raw: base64.b64encode(raw).decode(), return_type=str, when_used="json"),
     WithJsonSchema({"type": "string", "contentEncoding": "base64"}),
 ]
 Key = Annotated[Base64, Field(min_length=KEY_BYTES, max_length=KEY_BYTES)]
-Signed = Annotated[Base64, Field(min_length=SIGNATURE_BYTES, max_length=SIGNATURE_BYTES)]
+SignatureBytes = Annotated[Base64, Field(min_length=SIGNATURE_BYTES, max_length=SIGNATURE_BYTES)]
 Number = Annotated[int, Field(ge=1, le=MOST_MEMBERS)]
 Numbers = Annotated[tuple[Number, ...], Field(max_length=MOST_MEMBERS)]
 
@@ -77,17 +77,17 @@ class Advertisement(_Message):
     identity: Key = Field(description="Ed25519 identity key from enrollment")
     sealing: Key = Field(description="X25519 key with which shares for it are sealed")
     masking: Key = Field(description="X25519 key with which masks are agreed")
-    signature: Signed
+    signature: SignatureBytes
 
     def signed_bytes(self, context: bytes) -> bytes:
         """Returns the signed bytes."""
-        return advertised(context, self.member, self.sealing, self.masking)
+        return advertisement_bytes(context, self.member, self.sealing, self.masking)
 
 
-def advertised(context: bytes, member: str, sealing: bytes, masking: bytes) -> bytes:
+def advertisement_bytes(context: bytes, member: str, sealing: bytes, masking: bytes) -> bytes:
     """Returns the bytes that a device signs for its keys."""
-    words = {"sealing": sealing.hex(), "masking": masking.hex(), "member": member, "context": context.hex()}
-    return b"mobizo masking keys\n" + canonical_json(words)
+    fields = {"sealing": sealing.hex(), "masking": masking.hex(), "member": member, "context": context.hex()}
+    return b"mobizo masking keys\n" + canonical_json(fields)
 
 
 class Roster(_Message):
@@ -121,13 +121,13 @@ class Delivery(_Message):
 class Consent(_Message):
     """A device's signature over the list of devices in the sum."""
 
-    signature: Signed
+    signature: SignatureBytes
 
 
-def consented(transcript: bytes, survivors: tuple[int, ...]) -> bytes:
+def consent_bytes(transcript: bytes, survivors: tuple[int, ...]) -> bytes:
     """Returns the bytes that a device signs before it helps to remove masks."""
-    words = {"transcript": transcript.hex(), "survivors": list(survivors)}
-    return b"mobizo masking consent\n" + canonical_json(words)
+    fields = {"transcript": transcript.hex(), "survivors": list(survivors)}
+    return b"mobizo masking consent\n" + canonical_json(fields)
 
 
 class Consents(_Message):

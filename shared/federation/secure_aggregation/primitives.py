@@ -21,25 +21,25 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from shared.errors import Untrusted
-from shared.federation.secure_aggregation.fixed_point import Words
+from shared.federation.secure_aggregation.fixed_point import IntegerVector
 
 BLOCK_BYTES = 1 << 18  # block of a stream: fits into the cache and amortizes the call overhead
 _ZEROS = bytes(BLOCK_BYTES)
 _NONCE = bytes(16)  # block counter 0 and nonce 0, since each key is used for one stream only
 
 
-def add_mask(vector: Words, key: bytes, sign: int) -> None:
+def add_mask(vector: IntegerVector, key: bytes, sign: int) -> None:
     """Adds (sign 1) or subtracts (sign -1) the stream of a 32-byte key, in place. vector: (L,), little-endian words."""
     stream = Cipher(algorithms.ChaCha20(key, _NONCE), None).encryptor()
     block = np.empty(BLOCK_BYTES // vector.itemsize, vector.dtype)
-    for begin in range(0, len(vector), len(block)):
-        part = vector[begin : begin + len(block)]
-        mask = block[: len(part)]
+    for start in range(0, len(vector), len(block)):
+        segment = vector[start : start + len(block)]
+        mask = block[: len(segment)]
         stream.update_into(_ZEROS[: mask.nbytes], mask.data.cast("B"))
         if sign > 0:
-            np.add(part, mask, out=part)
+            np.add(segment, mask, out=segment)
         else:
-            np.subtract(part, mask, out=part)
+            np.subtract(segment, mask, out=segment)
 
 
 KEY_BYTES = 32
@@ -74,16 +74,19 @@ def check_public(public: bytes) -> None:
     agree(new_secret(), public, b"check", b"")
 
 
-def seal(key: bytes, secret: bytes, about: bytes) -> bytes:
-    """Encrypts for the other holder of `key`. `about` is authenticated and must be the same for decryption."""
+def seal(key: bytes, secret: bytes, associated_data: bytes) -> bytes:
+    """Encrypts for the other holder of `key`.
+
+    `associated_data` is authenticated and must be the same for decryption.
+    """
     nonce = secrets.token_bytes(NONCE_BYTES)
-    return nonce + ChaCha20Poly1305(key).encrypt(nonce, secret, about)
+    return nonce + ChaCha20Poly1305(key).encrypt(nonce, secret, associated_data)
 
 
-def unseal(key: bytes, sealed: bytes, about: bytes) -> bytes:
+def unseal(key: bytes, sealed: bytes, associated_data: bytes) -> bytes:
     """Decrypts the output of `seal`. Raises Untrusted for anything else."""
     try:
-        return ChaCha20Poly1305(key).decrypt(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], about)
+        return ChaCha20Poly1305(key).decrypt(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], associated_data)
     except (InvalidTag, ValueError) as error:
         raise Untrusted("a share cannot be decrypted: it does not come from the stated device") from error
 
@@ -98,9 +101,9 @@ def sign(key: Ed25519PrivateKey, message: bytes) -> bytes:
     return key.sign(message)
 
 
-def check_signature(public: bytes, signature: bytes, message: bytes, who: str) -> None:
-    """Raises Untrusted unless `signature` is valid. who: the device id, for the error message."""
+def check_signature(public: bytes, signature: bytes, message: bytes, device_id: str) -> None:
+    """Raises Untrusted unless `signature` is valid. device_id: for the error message."""
     try:
         Ed25519PublicKey.from_public_bytes(public).verify(signature, message)
     except (InvalidSignature, ValueError) as error:
-        raise Untrusted(f"a message of device {who} does not have a valid signature of its key") from error
+        raise Untrusted(f"a message of device {device_id} does not have a valid signature of its key") from error

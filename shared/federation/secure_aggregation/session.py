@@ -27,29 +27,29 @@ from shared.federation.secure_aggregation.messages import (
     SealedShares,
     SecureAggregationView,
     Unmasking,
-    consented,
+    consent_bytes,
 )
 from shared.federation.secure_aggregation.primitives import check_signature
 from shared.federation.secure_aggregation.server import (
-    Gathered,
+    UnmaskingInputs,
     check_advertisement,
     check_shares,
     check_unmasking,
-    unmasked,
-    vector_of,
+    parse_vector,
+    unmask_sum,
 )
 from shared.federation.secure_aggregation.settings import SecureAggregationParameters
 
-ORDER = (Phase.KEYS, Phase.SHARES, Phase.VECTORS, Phase.CONSENTS, Phase.UNMASKING, Phase.SUMMING)
-OUT = "the others of the round went on without this device"
+PHASE_ORDER = (Phase.KEYS, Phase.SHARES, Phase.VECTORS, Phase.CONSENTS, Phase.UNMASKING, Phase.SUMMING)
+EXCLUDED = "the others of the round went on without this device"
 
 
 class MemberRow(Protocol):
-    """The stored state of one device. place: its number on the roster. reached: the last phase that it answered."""
+    """The stored state of one device. last_phase: the last phase that it answered."""
 
     member: str
-    place: int | None
-    reached: Phase
+    roster_number: int | None
+    last_phase: Phase
     advertisement: Advertisement
     sealed: bytes | None
     commitment: bytes | None
@@ -84,16 +84,16 @@ class SecureAggregationStore(Protocol):
     def add(self, member: str, advertisement: Advertisement) -> MemberRow:
         """Adds and returns a row for a device."""
 
-    def sealed_for(self, number: int, senders: Sequence[int], size: int) -> list[bytes]:
+    def sealed_shares_for(self, number: int, senders: Sequence[int], size: int) -> list[bytes]:
         """Returns each sender's sealed share for `number`, `size` bytes each."""
 
-    def keep_vector(self, row: MemberRow, data: bytes) -> None:
+    def store_vector(self, row: MemberRow, data: bytes) -> None:
         """Stores a masked vector and records its sha256 in the row."""
 
     def vectors(self, rows: Sequence[MemberRow]) -> Iterator[bytes]:
         """Yields the masked vectors of these rows one at a time."""
 
-    def forget(self) -> None:
+    def delete_secrets(self) -> None:
         """Deletes all stored shares and masked vectors."""
 
 
@@ -109,44 +109,51 @@ class SecureAggregationSession:
     ) -> None:
         """phase_seconds: duration of every phase except the first, whose end the caller sets. now: the current time."""
         self._store, self._session, self._parameters = store, store.session, parameters
-        self._lasts, self._now = timedelta(seconds=phase_seconds), now
+        self._phase_duration, self._now = timedelta(seconds=phase_seconds), now
 
-    def view(self, member: str, known: Phase | None = None) -> SecureAggregationView:
-        """Returns the round's state for a device. The phase's inputs are included only if `known` is another phase."""
+    def view(self, member: str, known_phase: Phase | None = None) -> SecureAggregationView:
+        """Returns the round's state for a device.
+
+        The phase's inputs are included unless `known_phase` is this phase.
+        """
         phase, row = self._session.phase, self._store.row(member)
-        answered = row is not None and _at(row.reached) >= _at(phase)
+        answered = row is not None and _phase_index(row.last_phase) >= _phase_index(phase)
         # A device that sent a vector is in the sum, even if it dropped out later.
-        bar = Phase.VECTORS if phase.over else phase
-        behind = phase is not Phase.KEYS if row is None else _at(row.reached) < _at(bar) - (not phase.over)
-        out = behind and phase is not Phase.FAILED
-        why = self._session.why or (OUT if out else None)
+        required_phase = Phase.VECTORS if phase.over else phase
+        behind = (
+            phase is not Phase.KEYS
+            if row is None
+            else _phase_index(row.last_phase) < _phase_index(required_phase) - (not phase.over)
+        )
+        excluded = behind and phase is not Phase.FAILED
+        why = self._session.why or (EXCLUDED if excluded else None)
         view = SecureAggregationView(
             phase=phase,
             closes_at=self._session.closes_at,
-            number=None if row is None else row.place,
-            waits=answered or out or phase.over,
+            number=None if row is None else row.roster_number,
+            waits=answered or excluded or phase.over,
             why=why,
         )
-        if row is None or row.place is None or view.waits or phase is known:
+        if row is None or row.roster_number is None or view.waits or phase is known_phase:
             return view
-        return view.model_copy(update=self._given(row.place))
+        return view.model_copy(update=self._phase_inputs(row.roster_number))
 
-    def _given(self, number: int) -> dict[str, object]:
+    def _phase_inputs(self, number: int) -> dict[str, object]:
         if self._session.phase is Phase.SHARES:
             return {"roster": self._session.roster}
         if self._session.phase is Phase.VECTORS:
             return {"delivery": self._delivery(number)}
         if self._session.phase is Phase.CONSENTS:
-            return {"survivors": self._reached(Phase.VECTORS)}
+            return {"survivors": self._numbers_that_reached(Phase.VECTORS)}
         if self._session.phase is Phase.UNMASKING:
-            rows = [row for row in self._store.rows() if _at(row.reached) >= _at(Phase.CONSENTS)]
-            numbers = tuple(row.place for row in rows if row.place is not None)
+            rows = [row for row in self._store.rows() if _phase_index(row.last_phase) >= _phase_index(Phase.CONSENTS)]
+            numbers = tuple(row.roster_number for row in rows if row.roster_number is not None)
             return {"consents": Consents(numbers=numbers, signatures=b"".join(row.signature or b"" for row in rows))}
         return {}
 
     def _delivery(self, number: int) -> Delivery:
-        shared = self._reached(Phase.SHARES)
-        return Delivery(shared=shared, sealed=b"".join(self._store.sealed_for(number, shared, SEALED_BYTES)))
+        shared = self._numbers_that_reached(Phase.SHARES)
+        return Delivery(shared=shared, sealed=b"".join(self._store.sealed_shares_for(number, shared, SEALED_BYTES)))
 
     def advertise(self, member: str, identity: bytes, advertisement: Advertisement) -> None:
         """Phase 0. identity: the Ed25519 key that the device enrolled with.
@@ -157,7 +164,7 @@ class SecureAggregationSession:
         row = self._store.row(member)
         if row is not None and row.advertisement == advertisement:
             return
-        self._expect(Phase.KEYS, row)
+        self._check_phase(Phase.KEYS, row)
         check_advertisement(advertisement, member, identity, self._parameters.context)
         if row is not None:
             row.advertisement = advertisement
@@ -171,134 +178,140 @@ class SecureAggregationSession:
         row = self._row(member)
         if (row.sealed, row.commitment) == (shares.sealed, shares.commitment):
             return
-        self._expect(Phase.SHARES, row)
+        self._check_phase(Phase.SHARES, row)
         check_shares(shares, len(self._roster().members))
         row.sealed, row.commitment = shares.sealed, shares.commitment
-        row.reached = Phase.SHARES
+        row.last_phase = Phase.SHARES
 
     def check_vector(self, member: str, sha256: str) -> bool:
         """Whether a masked vector must still be sent; False if this one was accepted. Raises LeftOutOfRound."""
         row = self._row(member)
         if row.vector_sha256 == sha256:
             return False
-        self._expect(Phase.VECTORS, row)
+        self._check_phase(Phase.VECTORS, row)
         return True
 
-    def masked(self, member: str, sha256: str, data: bytes) -> None:
+    def submit_vector(self, member: str, sha256: str, data: bytes) -> None:
         """Phase 2. Raises InvalidUpload, or LeftOutOfRound if it is too late."""
         if self.check_vector(member, sha256):
-            vector_of(data, self._parameters)
+            parse_vector(data, self._parameters)
             row = self._row(member)
-            self._store.keep_vector(row, data)
-            row.reached = Phase.VECTORS
+            self._store.store_vector(row, data)
+            row.last_phase = Phase.VECTORS
 
     def consent(self, member: str, consent: Consent) -> None:
         """Phase 3. Raises Untrusted for a signature over anything else, or LeftOutOfRound if it is too late."""
         row = self._row(member)
         if row.signature == consent.signature:
             return
-        self._expect(Phase.CONSENTS, row)
-        message = consented(self._roster().transcript(self._parameters.context), self._reached(Phase.VECTORS))
+        self._check_phase(Phase.CONSENTS, row)
+        message = consent_bytes(
+            self._roster().transcript(self._parameters.context), self._numbers_that_reached(Phase.VECTORS)
+        )
         check_signature(row.advertisement.identity, consent.signature, message, member)
         row.signature = consent.signature
-        row.reached = Phase.CONSENTS
+        row.last_phase = Phase.CONSENTS
 
     def unmask(self, member: str, unmasking: Unmasking) -> None:
         """Phase 4. Raises InvalidUpload, or LeftOutOfRound if it is too late."""
         row = self._row(member)
         if (row.seeds, row.keys) == (unmasking.seeds, unmasking.keys):
             return
-        self._expect(Phase.UNMASKING, row)
-        survivors, shared = self._reached(Phase.VECTORS), self._reached(Phase.SHARES)
+        self._check_phase(Phase.UNMASKING, row)
+        survivors, shared = self._numbers_that_reached(Phase.VECTORS), self._numbers_that_reached(Phase.SHARES)
         check_unmasking(unmasking, len(survivors), len(shared) - len(survivors))
         row.seeds, row.keys = unmasking.seeds, unmasking.keys
-        row.reached = Phase.UNMASKING
+        row.last_phase = Phase.UNMASKING
 
-    def tick(self, coming: bool, least: int = 0, gone: Collection[str] = ()) -> Phase:
+    def tick(self, more_expected: bool, minimum: int = 0, unreachable: Collection[str] = ()) -> Phase:
         """Ends the phase if it is complete or its deadline has passed. Returns the current phase.
 
-        coming: whether devices may still advertise keys. least: minimum number of devices at the start, if more than k.
-        gone: devices that will not answer any more.
+        more_expected: whether devices may still advertise keys. minimum: number of devices required at the
+        start, if more than k. unreachable: devices that will not answer any more.
         """
         phase = self._session.phase
         if phase.over:
             return phase
         rows = self._store.rows()
-        late = self._session.closes_at is not None and self._now >= self._session.closes_at
+        deadline_passed = self._session.closes_at is not None and self._now >= self._session.closes_at
         if phase is Phase.KEYS:
-            if late or not coming:
-                self._begin(rows, max(least, self._parameters.minimum))
+            if deadline_passed or not more_expected:
+                self._start_shares(rows, max(minimum, self._parameters.minimum))
             return self._session.phase
-        waited_for = [row for row in rows if _at(row.reached) == _at(phase) - 1 and row.member not in gone]
-        if late or not waited_for:
-            there = len([row for row in rows if _at(row.reached) >= _at(phase)])
-            needed = self._parameters.needed(len(rows))
-            if there < needed:
-                self._fail(f"{there} of {len(rows)} devices remained in phase {phase}; {needed} are required")
+        pending = [
+            row
+            for row in rows
+            if _phase_index(row.last_phase) == _phase_index(phase) - 1 and row.member not in unreachable
+        ]
+        if deadline_passed or not pending:
+            answered = len([row for row in rows if _phase_index(row.last_phase) >= _phase_index(phase)])
+            required = self._parameters.required_devices(len(rows))
+            if answered < required:
+                self._fail(f"{answered} of {len(rows)} devices remained in phase {phase}; {required} are required")
             else:
-                self._enter(ORDER[_at(phase) + 1])
+                self._enter(PHASE_ORDER[_phase_index(phase) + 1])
         return self._session.phase
 
     def in_sum(self) -> list[MemberRow]:
         """Returns the devices whose masked vectors were received."""
-        return [row for row in self._store.rows() if _at(row.reached) >= _at(Phase.VECTORS)]
+        return [row for row in self._store.rows() if _phase_index(row.last_phase) >= _phase_index(Phase.VECTORS)]
 
-    def gathered(self) -> Gathered:
-        """Returns the inputs of `unmasked` except for the vectors. Raises LeftOutOfRound before SUMMING."""
+    def unmasking_inputs(self) -> UnmaskingInputs:
+        """Returns the inputs of `unmask_sum` except for the vectors. Raises LeftOutOfRound before SUMMING."""
         if self._session.phase is not Phase.SUMMING:
             raise LeftOutOfRound(f"the masked round is in phase {self._session.phase}; it is not ready to be summed")
-        rows = [(row, row.place) for row in self._store.rows() if row.place is not None]
-        return Gathered(
+        rows = [(row, row.roster_number) for row in self._store.rows() if row.roster_number is not None]
+        return UnmaskingInputs(
             parameters=self._parameters,
             roster=self._roster(),
-            shared=self._reached(Phase.SHARES),
-            survivors=self._reached(Phase.VECTORS),
+            shared=self._numbers_that_reached(Phase.SHARES),
+            survivors=self._numbers_that_reached(Phase.VECTORS),
             commitments={number: row.commitment for row, number in rows if row.commitment is not None},
             unmaskings={
                 number: Unmasking(seeds=row.seeds or b"", keys=row.keys or b"")
                 for row, number in rows
-                if row.reached is Phase.UNMASKING
+                if row.last_phase is Phase.UNMASKING
             },
         )
 
     def total(self) -> Total:
-        """Returns the decoded sum. Raises LeftOutOfRound before SUMMING, and the errors of `unmasked`."""
-        return unmasked(self.gathered(), self._store.vectors(self.in_sum()))
+        """Returns the decoded sum. Raises LeftOutOfRound before SUMMING, and the errors of `unmask_sum`."""
+        return unmask_sum(self.unmasking_inputs(), self._store.vectors(self.in_sum()))
 
     def finish(self, why: str | None = None) -> None:
         """Ends the round after SUMMING, as done or, with a reason, as failed. Deletes shares and masked vectors."""
         if why is None:
             self._session.phase, self._session.closes_at = Phase.DONE, None
-            self._store.forget()
+            self._store.delete_secrets()
         else:
             self._fail(why)
 
-    def _begin(self, rows: Sequence[MemberRow], least: int) -> None:
-        if len(rows) < least:
-            self._fail(f"{len(rows)} devices had their updates ready in time; the round requires {least}")
+    def _start_shares(self, rows: Sequence[MemberRow], minimum: int) -> None:
+        if len(rows) < minimum:
+            self._fail(f"{len(rows)} devices had their updates ready in time; the round requires {minimum}")
             return
         for number, row in enumerate(rows, 1):
-            row.place = number
+            row.roster_number = number
         self._session.roster = Roster(members=tuple(row.advertisement for row in rows))
         self._enter(Phase.SHARES)
 
     def _enter(self, phase: Phase) -> None:
         self._session.phase = phase
-        self._session.closes_at = None if phase.over else self._now + self._lasts
+        self._session.closes_at = None if phase.over else self._now + self._phase_duration
 
     def _fail(self, why: str) -> None:
         self._session.phase, self._session.closes_at, self._session.why = Phase.FAILED, None, why
-        self._store.forget()
+        self._store.delete_secrets()
 
-    def _expect(self, phase: Phase, row: MemberRow | None) -> None:
+    def _check_phase(self, phase: Phase, row: MemberRow | None) -> None:
         """Raises LeftOutOfRound unless the round is in this phase and the device answered the one before."""
         if self._session.phase is not phase or (
-            row is not None and _at(row.reached) not in (_at(phase) - 1, _at(phase))
+            row is not None and _phase_index(row.last_phase) not in (_phase_index(phase) - 1, _phase_index(phase))
         ):
             raise LeftOutOfRound(
                 f"the masked round is in phase {self._session.phase} and does not accept {phase} from this device"
             )
-        if row is not None and phase is not Phase.KEYS and row.reached is phase:
+        if row is not None and phase is not Phase.KEYS and row.last_phase is phase:
             raise LeftOutOfRound(f"this device has already sent a different message in phase {phase}")
 
     def _row(self, member: str) -> MemberRow:
@@ -314,11 +327,13 @@ class SecureAggregationSession:
             raise InvalidUpload("the masked round has no roster yet")
         return self._session.roster
 
-    def _reached(self, phase: Phase) -> tuple[int, ...]:
+    def _numbers_that_reached(self, phase: Phase) -> tuple[int, ...]:
         return tuple(
-            row.place for row in self._store.rows() if row.place is not None and _at(row.reached) >= _at(phase)
+            row.roster_number
+            for row in self._store.rows()
+            if row.roster_number is not None and _phase_index(row.last_phase) >= _phase_index(phase)
         )
 
 
-def _at(phase: Phase) -> int:
-    return ORDER.index(phase) if phase in ORDER else len(ORDER)
+def _phase_index(phase: Phase) -> int:
+    return PHASE_ORDER.index(phase) if phase in PHASE_ORDER else len(PHASE_ORDER)

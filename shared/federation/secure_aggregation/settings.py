@@ -37,7 +37,7 @@ class SecureAggregationSettings(BaseModel):
     )
 
     @model_validator(mode="after")
-    def _fits(self) -> Self:
+    def _check_minimum(self) -> Self:
         if self.minimum > self.most_members:
             raise ValueError(f"minimum is {self.minimum}, but most_members is {self.most_members}")
         return self
@@ -70,11 +70,11 @@ class SecureAggregationParameters(BaseModel):
     bits: Bits
 
     @model_validator(mode="after")
-    def _has_room(self) -> Self:
-        room = 2 ** (self.bits - 1) - 1
+    def _check_range(self) -> Self:
+        largest = 2 ** (self.bits - 1) - 1
         if self.minimum > self.most_members:
             raise ValueError(f"minimum is {self.minimum}, but most_members is {self.most_members}")
-        if self.most_members * self.most_weight > room or self.scale * self.clip < LEAST_LEVELS:
+        if self.most_members * self.most_weight > largest or self.scale * self.clip < LEAST_LEVELS:
             raise ValueError(
                 f"{self.most_members} updates of weight {self.most_weight} do not fit precisely into {self.bits} bits; "
                 "use 64 bits, or lower most_members or most_examples"
@@ -88,14 +88,14 @@ class SecureAggregationParameters(BaseModel):
         It is the largest with N (s W C + 1/2) <= 2^(bits - 1) - 1. An element is at most C, a weight at most W, and
         rounding adds at most 1/2, so no sum of N elements overflows the signed range.
         """
-        room = (2 ** (self.bits - 1) - 1) / self.most_members - 0.5
+        largest = (2 ** (self.bits - 1) - 1) / self.most_members - 0.5
         # One power lower if the quotient is a power of two, because float64 may have rounded it up.
-        return math.ldexp(1.0, math.ceil(math.log2(room / (self.most_weight * self.clip))) - 1)
+        return math.ldexp(1.0, math.ceil(math.log2(largest / (self.most_weight * self.clip))) - 1)
 
-    def needed(self, members: int) -> int:
+    def required_devices(self, members: int) -> int:
         """Returns t, the number of the `members` devices needed to remove masks; at least k."""
-        part = members // 2 if self.threshold == "majority" else 2 * members // 3
-        return max(part + 1, self.minimum)
+        share = members // 2 if self.threshold == "majority" else 2 * members // 3
+        return max(share + 1, self.minimum)
 
     @property
     def context(self) -> bytes:

@@ -36,13 +36,13 @@ def evaluate(polynomial: Sequence[int], point: int) -> int:
 def weights_at_zero(points: Sequence[int]) -> list[int]:
     """Returns the Lagrange weights: the value at zero is the sum of each share times its weight."""
     weights = []
-    for one in points:
-        above = below = 1
+    for point in points:
+        numerator = denominator = 1
         for other in points:
-            if other != one:
-                above = above * other % PRIME
-                below = below * (other - one) % PRIME
-        weights.append(above * pow(below, -1, PRIME) % PRIME)
+            if other != point:
+                numerator = numerator * other % PRIME
+                denominator = denominator * (other - point) % PRIME
+        weights.append(numerator * pow(denominator, -1, PRIME) % PRIME)
     return weights
 
 

@@ -62,9 +62,9 @@ def test_another_servers_signature_is_refused(daemon, server, rademacher):
     assert server.served["downloads"] == 0
 
 
-def test_a_program_of_another_recipe_is_refused(daemon, server, rademacher, stored):
+def test_a_program_of_another_recipe_is_refused(daemon, server, rademacher, last):
     server.add_job(rademacher)
-    server.add_job(stored)
+    server.add_job(last)
     (job, _), (_, signed) = server.jobs
     server.jobs[:] = [(job, signed)]
     assert daemon.run(once=True).outcome is Outcome.FAILED

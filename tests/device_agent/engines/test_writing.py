@@ -29,7 +29,7 @@ def stock_loss(base, examples):
     model = AutoModelForCausalLM.from_pretrained(base).eval()
     losses = []
     for example in examples:
-        row = example.right
+        row = example.correct_row
         with torch.no_grad():
             logits = model(torch.tensor([row.tokens])).logits[0]
         found = torch.log_softmax(logits, -1)
@@ -59,7 +59,7 @@ def test_a_document_stays_in_one_split(writing, tmp_path):
     settings = TrainingSettings(validation_limit=5)
     found = read_splits(tmp_path, TEXT, writing.tokenizer, writing.manifest.recipe, settings, noise_key=NOISE_KEY)
     names = [
-        {writing.tokenizer.decode(example.right.answer)[-4:] for example in split}
+        {writing.tokenizer.decode(example.correct_row.answer)[-4:] for example in split}
         for split in (found.train, found.validation)
     ]
     assert len(found.train) > 40

@@ -13,7 +13,7 @@ from device_agent.inference.chat import CLOSE, OPEN, Chat, chatml, default_templ
 from device_agent.inference.personal_model import PersonalModel, open_personal
 from shared.chat_template import CHATML, ChatTemplate
 from shared.errors import BadRequest
-from shared.text_stream import TORN, TextStream
+from shared.text_stream import REPLACEMENT_CHARACTER, TextStream
 from tests.device_agent.use import keep_adapter
 
 
@@ -48,7 +48,7 @@ def streamed(tokenizer, before, tokens):
 
 
 @pytest.mark.parametrize("make", [byte_level, byte_fallback])
-@given(text=st.text(st.characters(exclude_categories=("Cs",), exclude_characters=TORN), max_size=40))
+@given(text=st.text(st.characters(exclude_categories=("Cs",), exclude_characters=REPLACEMENT_CHARACTER), max_size=40))
 @settings(max_examples=60, deadline=None)
 def test_pieces_make_the_text_and_none_shows_half_a_character(make, text):
     tokenizer = make()
@@ -58,7 +58,7 @@ def test_pieces_make_the_text_and_none_shows_half_a_character(make, text):
     # Llama 2's kind spells a text by its own decoder; spaces that stand in the text itself come back as such.
     assert "".join(pieces) + rest == text.replace("\u2581", " " if make is byte_fallback else "\u2581")
     assert rest == ""
-    assert TORN not in "".join(pieces)
+    assert REPLACEMENT_CHARACTER not in "".join(pieces)
 
 
 def test_each_character_comes_with_its_last_byte():
@@ -72,8 +72,8 @@ def test_bytes_that_are_no_character_are_shown_when_more_text_follows_or_none_do
     tokenizer = byte_level()
     euro = tokenizer.encode("€").ids
     pieces, rest = streamed(tokenizer, [], [*euro[:2], *tokenizer.encode("ab").ids, euro[0]])
-    assert pieces == ["", "", TORN + "a", "b", ""]
-    assert rest == TORN
+    assert pieces == ["", "", REPLACEMENT_CHARACTER + "a", "b", ""]
+    assert rest == REPLACEMENT_CHARACTER
 
 
 @pytest.fixture

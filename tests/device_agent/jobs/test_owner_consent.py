@@ -13,9 +13,9 @@ import pytest
 
 from device_agent.jobs.leased_job import Outcome
 from device_agent.policy.task_approvals import TaskApprovals, TaskState
-from shared.federation.accounting import epsilon_of, of_run
+from shared.federation.accounting import epsilon_of, run_spending
 from shared.privacy import ExamplePrivacy
-from shared.task import Answer, Mapped, Task
+from shared.task import Answer, MappedField, Task
 from shared.training_settings import TrainingSettings
 from shared.zo.lora import load_adapter
 from tests.device_agent.conftest import ROOT, TASK, write_records
@@ -52,7 +52,7 @@ def half_of_the_codes(bit):
     """A task that fits a record if and only if a bit of its code is 0."""
     codes = {str(code): "a" for code in range(8) if not code >> bit & 1}
     return Task(
-        name="guess", prompt="{text}{asked}", answers=ANSWERS, mapped={"asked": Mapped(field="code", values=codes)}
+        name="guess", prompt="{text}{asked}", answers=ANSWERS, mapped={"asked": MappedField(field="code", values=codes)}
     )
 
 
@@ -186,7 +186,7 @@ def test_a_task_that_fits_too_few_records_fails_without_a_word_of_them(work, ser
 
 
 def spent_by(runs):
-    return epsilon_of([of_run(PRIVACY, STEPS)] * runs, 1e-5)
+    return epsilon_of([run_spending(PRIVACY, STEPS)] * runs, 1e-5)
 
 
 def test_another_user_s_name_does_not_escape_the_limit(work, server, clipped, dataset, home):

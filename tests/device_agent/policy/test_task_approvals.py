@@ -15,7 +15,7 @@ from device_agent.policy.task_approvals import (
     task_sha256,
 )
 from shared.errors import BadRequest
-from shared.task import Answer, Mapped, Task
+from shared.task import Answer, MappedField, Task
 from shared.task_templates import TASKS, named_task
 
 
@@ -45,7 +45,7 @@ def test_shipped_tasks_that_choose_may_read_every_data_set(approvals, name):
         {"prompt": "{text} It was {secret}"},
         {"label_field": "pin"},
         {"answers": (*named_task("sst2").answers[:1], Answer(text=" great", labels=("positive", "1", "2")))},
-        {"mapped": {"text": Mapped(field="pin", values={"1": "a"})}},
+        {"mapped": {"text": MappedField(field="pin", values={"1": "a"})}},
     ],
 )
 def test_the_name_of_a_shipped_task_is_not_enough(approvals, change):

@@ -194,7 +194,7 @@ def test_prefix_and_suffix_are_a_step(program, opened, examples):
         hidden = halves.prefix(batch[0])
         assert hidden.shape == (*batch[0].shape, program.manifest.shape.hidden)
         for row, example in enumerate(found):
-            hidden[row, len(example.right.tokens) :] = 0
+            hidden[row, len(example.correct_row.tokens) :] = 0
         for ours, theirs in zip(
             halves.suffix(hidden, batch[1:], seeds, LR, EPS), whole.step(batch, seeds, LR, EPS), strict=True
         ):

@@ -6,18 +6,18 @@ import numpy as np
 import pytest
 
 from device_agent.secure_aggregation.known_keys import KnownKeys
-from device_agent.secure_aggregation.participant import FileKnowledge
+from device_agent.secure_aggregation.participant import FileRoundState
 from shared.errors import LeftOutOfRound, Untrusted
-from shared.federation.secure_aggregation.device import begin
+from shared.federation.secure_aggregation.device import begin_round
 from shared.federation.secure_aggregation.messages import Phase
 from tests.shared.federation.secure_aggregation.devices import Round
 from tests.shared.federation.secure_aggregation.test_settings import parameters
 
 
 def test_what_is_known_of_a_round_is_on_disk_for_its_owner_alone(tmp_path):
-    notebook = FileKnowledge(tmp_path / "masking.json")
+    notebook = FileRoundState(tmp_path / "masking.json")
     assert notebook.read() is None
-    known = begin(parameters(), "device-1")
+    known = begin_round(parameters(), "device-1")
     notebook.write(known)
     assert notebook.read() == known
     assert stat.S_IMODE(notebook.path.stat().st_mode) == 0o600
@@ -30,52 +30,52 @@ def test_what_is_known_of_a_round_is_on_disk_for_its_owner_alone(tmp_path):
 def test_a_damaged_file_is_the_end_of_this_devices_part(tmp_path, text):
     (tmp_path / "masking.json").write_text(text)
     with pytest.raises(LeftOutOfRound, match="damaged"):
-        FileKnowledge(tmp_path / "masking.json").read()
+        FileRoundState(tmp_path / "masking.json").read()
 
 
 @pytest.mark.parametrize("restarted", [Phase.KEYS, Phase.SHARES, Phase.VECTORS, Phase.CONSENTS, Phase.UNMASKING])
 def test_a_new_process_goes_on_from_the_file_in_every_phase(tmp_path, restarted):
     masked = Round(3)
     device = masked.devices["device-001"]
-    device.notebook = FileKnowledge(tmp_path / "masking.json")
+    device.state_store = FileRoundState(tmp_path / "masking.json")
     device.restart()
     while not masked.server.phase.over:
         if masked.server.phase is restarted:
             device.restart()
-        masked.turn()
+        masked.run_turn()
         masked.server.tick()
     total = masked.server.session.total()
     weights = [one.weight for one in masked.devices.values()]
     assert (total.count, total.weight) == (3, sum(weights))
-    assert device.part.advance(), "its update is in the sum"
-    assert not device.notebook.path.exists(), "its keys are of no more use to anybody"
+    assert device.participant.advance(), "its update is in the sum"
+    assert not device.state_store.path.exists(), "its keys are of no more use to anybody"
 
 
 def test_parameters_that_change_on_the_way_end_this_devices_part():
     masked = Round(3)
-    masked.turn()
+    masked.run_turn()
     device = masked.devices["device-001"]
     masked.server.parameters = masked.server.parameters.model_copy(update={"minimum": 4})
     device.restart()
     with pytest.raises(Untrusted, match="parameters"):
-        device.part.advance()
-    assert device.notebook.read() is None
+        device.participant.advance()
+    assert device.state_store.read() is None
 
 
 def test_the_same_knowledge_masks_the_same_update_as_the_same_bytes():
     masked = Round(4, size=50)
     device = masked.devices["device-002"]
     while masked.server.phase is not Phase.CONSENTS:
-        masked.turn(without=["device-002"] if masked.server.phase is Phase.VECTORS else [])
+        masked.run_turn(absent=["device-002"] if masked.server.phase is Phase.VECTORS else [])
         if masked.server.tick() is Phase.VECTORS:
-            device.part.advance()
-            sent = [device.link.sent[Phase.VECTORS]]
+            device.participant.advance()
+            sent = [device.link.sent_messages[Phase.VECTORS]]
             # As if the answer had been lost: the server forgot, the device says it again.
             row = masked.server.store.row("device-002")
-            row.reached, row.vector_sha256 = Phase.SHARES, None
+            row.last_phase, row.vector_sha256 = Phase.SHARES, None
             device.restart()
-            device.part.advance()
-            sent.append(device.link.sent[Phase.VECTORS])
+            device.participant.advance()
+            sent.append(device.link.sent_messages[Phase.VECTORS])
     assert sent[0] == sent[1]
     assert np.frombuffer(sent[0], "<u4").size == 51
 

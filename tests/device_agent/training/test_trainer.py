@@ -184,7 +184,7 @@ def test_each_text_passes_the_frozen_layers_once(run, stored, dataset):
     for texts in (
         {row.tokens for example in splits.test for row in example.rows},
         {row.tokens for example in splits.validation for row in example.rows},
-        {example.right.tokens for example in splits.train},
+        {example.correct_row.tokens for example in splits.train},
     ):
         by_length = Counter(-(-len(text) // STRIDE) for text in texts - seen)
         calls += sum(-(-count // rows) for count in by_length.values())

@@ -28,7 +28,7 @@ def publish(fleet, app, device):
 
 
 @pytest.fixture
-def three(publish):
+def three_versions(publish):
     """Three versions: v1 and v2 approved, v3 held because its score is lower."""
     return [publish(0.75), publish(0.8, 0.25), publish(0.4)]
 
@@ -37,40 +37,40 @@ def main_of(call):
     return json.loads(call("list", "--json"))[0]["main"]
 
 
-def test_lists_and_cards(call, three):
-    listed = json.loads(call("versions", NAME, "--json"))
-    assert [(item["version"], item["state"]) for item in listed] == [(3, "held"), (2, "approved"), (1, "approved")]
+def test_lists_and_cards(call, three_versions):
+    versions = json.loads(call("versions", NAME, "--json"))
+    assert [(item["version"], item["state"]) for item in versions] == [(3, "held"), (2, "approved"), (1, "approved")]
     assert [item["version"] for item in json.loads(call("versions", NAME, "--state", "held", "--json"))] == [3]
     table = call("versions", NAME)
-    assert all(item["revision"][:12] in table for item in three)
+    assert all(item["revision"][:12] in table for item in three_versions)
     assert "80.0%" in table
     assert NAME in call("list")
     assert f"{NAME}, version 1 |" in call("card", f"{NAME}@v1")
-    assert call("card", NAME) == call("card", f"{NAME}@{three[1]['revision'][:9]}")
+    assert call("card", NAME) == call("card", f"{NAME}@{three_versions[1]['revision'][:9]}")
     assert "held" in call("events", NAME)
     assert json.loads(call("events", NAME, "--json"))[0]["action"] == "held"
 
 
-def test_views(call, three):
-    shown = call("view", NAME)
-    assert f"{NAME}: 3 versions, user alice" in shown
-    assert "main: v2" in shown
+def test_views(call, three_versions):
+    output = call("view", NAME)
+    assert f"{NAME}: 3 versions, user alice" in output
+    assert "main: v2" in output
     assert json.loads(call("view", NAME, "--json"))["main"] == 2
     assert "v1" in call("view", f"{NAME}@v1")
-    assert json.loads(call("view", f"{NAME}@v1", "--json"))["revision"] == three[0]["revision"]
+    assert json.loads(call("view", f"{NAME}@v1", "--json"))["revision"] == three_versions[0]["revision"]
 
 
-def test_promote_rollback_and_approve(call, three):
+def test_promote_rollback_and_approve(call, three_versions):
     assert main_of(call) == 2
     assert "main v1" in call("promote", f"{NAME}@v1")
     assert "main v2" in call("rollback", NAME, "--reason", "the old one was better")
     assert json.loads(call("rollback", f"{NAME}@v1", "--json"))["main"] == 1
-    assert "v3" in call("approve", f"{NAME}@{three[2]['revision']}")
+    assert "v3" in call("approve", f"{NAME}@{three_versions[2]['revision']}")
     assert main_of(call) == 3
     assert json.loads(call("events", NAME, "--json"))[2]["reason"] == "the old one was better"
 
 
-def test_tags(call, three):
+def test_tags(call, three_versions):
     assert call("tags", NAME) == "main\tv2\n"
     assert "best v1" in call("tag", f"{NAME}@v1", "best")
     assert json.loads(call("tags", NAME, "--json")) == {"main": 2, "best": 1}
@@ -81,23 +81,23 @@ def test_tags(call, three):
     assert call("tags", NAME) == "main\tv2\n"
 
 
-def test_compare(call, three):
-    found = json.loads(call("compare", f"{NAME}@v1", "--json"))
-    assert (found["left"]["version"], found["right"]["version"]) == (1, 2)
-    assert found["weights"]["cosine"] == pytest.approx(1)
-    shown = call("compare", f"{NAME}@v1", f"{NAME}@v2")
-    assert "tuned_accuracy: 0.75 -> 0.8 (+0.05)" in shown
-    assert "cosine 1.0000" in shown
+def test_compare(call, three_versions):
+    comparison = json.loads(call("compare", f"{NAME}@v1", "--json"))
+    assert (comparison["left"]["version"], comparison["right"]["version"]) == (1, 2)
+    assert comparison["weights"]["cosine"] == pytest.approx(1)
+    output = call("compare", f"{NAME}@v1", f"{NAME}@v2")
+    assert "tuned_accuracy: 0.75 -> 0.8 (+0.05)" in output
+    assert "cosine 1.0000" in output
 
 
-def test_deprecate_reject_delete_and_undelete(call, three):
+def test_deprecate_reject_delete_and_undelete(call, three_versions):
     assert "too old" in call("deprecate", f"{NAME}@v2", "--message", "too old")
     assert main_of(call) == 1
     assert "can be restored until" in call("reject", f"{NAME}@v3")
     call("delete", f"{NAME}@v1")
     assert {item["state"] for item in json.loads(call("versions", NAME, "--json"))} == {"deprecated", "deleted"}
     assert "approved" in call("undelete", f"{NAME}@v1")
-    assert "nothing was deleted" in call("delete", NAME, typed="n\n", exit_code=1)
+    assert "nothing was deleted" in call("delete", NAME, stdin="n\n", exit_code=1)
     call("delete", NAME, "--yes")
     assert json.loads(call("list", "--json")) == []
     assert NAME in call("list", "--deleted")
@@ -118,7 +118,7 @@ def test_approval_rules(fleet, app, publish):
         assert client.approval_rules.get(NAME).source == "server"
 
 
-def test_grants(call, fleet, app, three):
+def test_grants(call, fleet, app, three_versions):
     other = fleet.device(name="tablet")
     with Client(fleet.url, app.token) as client:
         assert f"{other.device_id} may download {NAME}" in call("grant", NAME, other.device_id)
@@ -148,8 +148,8 @@ REFUSED = [
 ]
 
 
-def test_errors_are_one_line(call, three):
-    for arguments, code, says in REFUSED:
+def test_errors_are_one_line(call, three_versions):
+    for arguments, code, expected in REFUSED:
         message = call(*arguments, exit_code=code)
-        assert says in message, arguments
+        assert expected in message, arguments
         assert len(message.splitlines()) == 1, arguments

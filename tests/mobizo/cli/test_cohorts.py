@@ -36,14 +36,14 @@ def test_from_a_file_to_a_round(call, fleet, home, file):
     assert "round 1 open, 0 of 2 updates, from B = 0" in call("open", "readers")
     home.compile()
     assert "waiting" in call("updates", "readers")
-    shown = json.loads(call("view", "readers", "--json"))
-    assert (shown["round"]["state"], shown["members"]) == ("open", 2)
+    view = json.loads(call("view", "readers", "--json"))
+    assert (view["round"]["state"], view["members"]) == ("open", 2)
     assert "fedavg, mean, sgd, weights equal, quorum 2" in call("view", "readers")
     call("leave", "readers", "bob")
     assert "round 1 abandoned" in call("close", "readers")
     assert "abandoned" in call("rounds", "readers")
     assert json.loads(call("rounds", "readers", "--json"))[0]["updates"] == 0
-    assert [part["state"] for part in json.loads(call("updates", "readers", "--json"))] == ["left", "missed"]
+    assert [update["state"] for update in json.loads(call("updates", "readers", "--json"))] == ["left", "missed"]
 
 
 def test_errors(call, file, tmp_path):
@@ -90,15 +90,15 @@ def test_wrong_servers_and_tokens(call, device):
 
 def test_client_cohorts(fleet, app):
     with Client(fleet.url, app.token) as client:
-        made = client.cohorts.create(CohortSettings.model_validate(cohort_request(quorum=1)))
+        cohort = client.cohorts.create(CohortSettings.model_validate(cohort_request(quorum=1)))
         device = fleet.device()
         client.cohorts.add_member("readers", "alice", device.device_id)
         assert [member.user for member in client.cohorts.members("readers")] == ["alice"]
-        opened = client.cohorts.open_round("readers")
-        assert client.cohorts.round("readers", 1) == opened
-        assert [found.name for found in client.cohorts.list()] == [made.name]
+        opened_round = client.cohorts.open_round("readers")
+        assert client.cohorts.round("readers", 1) == opened_round
+        assert [item.name for item in client.cohorts.list()] == [cohort.name]
         assert client.cohorts.close_round("readers", 1).state == "abandoned"
-        assert [part.user for part in client.cohorts.updates("readers", 1)] == ["alice"]
+        assert [update.user for update in client.cohorts.updates("readers", 1)] == ["alice"]
         assert len(list(client.cohorts.rounds("readers"))) == 1
         client.cohorts.remove_member("readers", "alice")
         with pytest.raises(CohortNotFound):

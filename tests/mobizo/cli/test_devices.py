@@ -15,18 +15,18 @@ from shared.signing import fingerprint, new_private_key, public_text
 from shared.transport import Transport
 
 
-class Joining(threading.Thread):
+class JoiningDevice(threading.Thread):
     """A device that waits for an operator and polls every second."""
 
     def __init__(self, url):
         super().__init__(daemon=True)
         self.url, self.key = url, new_private_key()
         self.public = public_text(self.key.public_key())
-        self.result, self.asked, self.shown = None, None, threading.Event()
+        self.result, self.authorization, self.code_shown = None, None, threading.Event()
 
-    def show(self, asked):
-        self.asked = asked
-        self.shown.set()
+    def show(self, authorization):
+        self.authorization = authorization
+        self.code_shown.set()
 
     def run(self):
         with Transport(self.url) as transport:
@@ -36,16 +36,16 @@ class Joining(threading.Thread):
                 self.result = error
 
     def code(self):
-        assert self.shown.wait(30), self.result
-        return self.asked.user_code
+        assert self.code_shown.wait(30), self.result
+        return self.authorization.user_code
 
 
 @pytest.fixture
 def joining(fleet, standing):
-    place = standing[0].state.mobizo
-    settings = place.settings.model_copy(update={"device_request_interval_seconds": 1})
-    standing[0].state.mobizo = replace(place, settings=settings)
-    device = Joining(fleet.url)
+    state = standing[0].state.mobizo
+    settings = state.settings.model_copy(update={"device_request_interval_seconds": 1})
+    standing[0].state.mobizo = replace(state, settings=settings)
+    device = JoiningDevice(fleet.url)
     device.start()
     return device
 
@@ -55,17 +55,17 @@ def call(fleet, operator, monkeypatch):
     monkeypatch.setenv("MOBIZO_SERVER", fleet.url)
     monkeypatch.setenv("MOBIZO_TOKEN", operator.token)
 
-    def call(*arguments, answer=None):
-        return CliRunner().invoke(cli, ["device", *arguments], input=answer, terminal_width=200)
+    def call(*arguments, stdin=None):
+        return CliRunner().invoke(cli, ["device", *arguments], input=stdin, terminal_width=200)
 
     return call
 
 
 def test_an_operator_compares_and_approves(joining, call, operator):
-    done = call("approve", joining.code().lower(), answer="y\n")
-    assert done.exit_code == 0, done.output
-    for words in ("phone", fingerprint(joining.public), "127.0.0.1"):
-        assert words in done.stderr
+    result = call("approve", joining.code().lower(), stdin="y\n")
+    assert result.exit_code == 0, result.output
+    for text in ("phone", fingerprint(joining.public), "127.0.0.1"):
+        assert text in result.stderr
     joining.join(30)
     (device,) = operator.get("/v1/devices").json()["items"]
     assert device["id"] == joining.result.device_id
@@ -74,23 +74,23 @@ def test_an_operator_compares_and_approves(joining, call, operator):
 
 
 def test_an_unconfirmed_device_keeps_waiting_until_it_is_denied(joining, call):
-    done = call("approve", joining.code(), answer="n\n")
-    assert done.exit_code == 1
-    assert "was not approved" in done.stderr
-    refused = call("reject", joining.code(), "--json")
-    assert json.loads(refused.stdout)["state"] == "denied"
+    result = call("approve", joining.code(), stdin="n\n")
+    assert result.exit_code == 1
+    assert "was not approved" in result.stderr
+    result = call("reject", joining.code(), "--json")
+    assert json.loads(result.stdout)["state"] == "denied"
     joining.join(30)
     assert isinstance(joining.result, EnrollmentRefused)
-    again = call("approve", joining.code(), "--yes")
-    assert again.exit_code == 1
-    assert "refused before" in again.stderr
+    second_result = call("approve", joining.code(), "--yes")
+    assert second_result.exit_code == 1
+    assert "refused before" in second_result.stderr
 
 
 def test_unknown_codes_are_rejected(call):
     for code in ("AAAA-AAAA", "no code", "../../x"):
-        done = call("approve", code, "--yes")
-        assert done.exit_code == 1
-        assert "no device that waits" in done.stderr or "nothing at this address" in done.stderr
+        result = call("approve", code, "--yes")
+        assert result.exit_code == 1
+        assert "no device that waits" in result.stderr or "nothing at this address" in result.stderr
 
 
 def test_users_are_named_at_approval_and_bound_and_unbound_later(joining, call, operator):
@@ -106,27 +106,27 @@ def test_users_are_named_at_approval_and_bound_and_unbound_later(joining, call, 
     assert json.loads(call("view", device, "--json").stdout) == operator.get(f"/v1/devices/{device}").json()
     assert "labels: site=lab" in call("view", device).stdout
     assert call("list").stdout.split("\t")[:4] == [device, "phone", "enrolled", "alice carol"]
-    for arguments, says in (
+    for arguments, message in (
         (("bind", "device_none", "alice"), "no device 'device_none'; `mobizo device list` shows what exists"),
         (("label", device, "site"), "KEY=VALUE"),
         (("label", device, "Not a label=1"), "labels"),
         (("bind", device, "Not A Name"), "user"),
         (("approve", "AAAA-AAAA", "--yes", "--user", "a b"), "users.0"),
     ):
-        refused = call(*arguments)
-        assert refused.exit_code in (1, 2)
-        assert says in refused.stderr
-        assert "Traceback" not in refused.output
+        result = call(*arguments)
+        assert result.exit_code in (1, 2)
+        assert message in result.stderr
+        assert "Traceback" not in result.output
 
 
 def test_a_device_is_revoked_by_its_name(fleet, call, operator):
     fleet.device(name="old")
     fleet.device(name="twin")
     twin = fleet.device(name="twin")
-    assert call("revoke", "old", answer="n\n").exit_code == 1
-    done = call("revoke", "old", answer="y\n")
-    assert done.exit_code == 0
-    assert done.stdout.endswith("old is revoked\n")
+    assert call("revoke", "old", stdin="n\n").exit_code == 1
+    result = call("revoke", "old", stdin="y\n")
+    assert result.exit_code == 0
+    assert result.stdout.endswith("old is revoked\n")
     assert "no device is named 'old'" in call("revoke", "old", "--yes").stderr
     assert twin.device_id in call("revoke", "twin", "--yes").stderr
     assert json.loads(call("revoke", twin.device_id, "--yes", "--json").stdout)["revoked_at"]

@@ -33,31 +33,31 @@ def request_file(tmp_path):
 
 
 def test_submit_list_cancel(call, request_file):
-    submitted = call("job", "submit", request_file, "--json")
-    assert submitted.exit_code == 0, submitted.output
-    job = json.loads(submitted.stdout)
-    assert [found["id"] for found in json.loads(call("job", "list", "--json").stdout)] == [job["id"]]
+    result = call("job", "submit", request_file, "--json")
+    assert result.exit_code == 0, result.output
+    job = json.loads(result.stdout)
+    assert [item["id"] for item in json.loads(call("job", "list", "--json").stdout)] == [job["id"]]
     assert job["id"] in call("job", "list").stdout
-    cancelled = json.loads(call("job", "cancel", job["id"], "--json").stdout)
-    assert cancelled["state"] == "cancelled"
-    watched = call("job", "watch", job["id"])
-    assert watched.exit_code == 1
-    assert f"mobizo job retry {job['id']}" in watched.stderr
+    cancelled_job = json.loads(call("job", "cancel", job["id"], "--json").stdout)
+    assert cancelled_job["state"] == "cancelled"
+    watch_result = call("job", "watch", job["id"])
+    assert watch_result.exit_code == 1
+    assert f"mobizo job retry {job['id']}" in watch_result.stderr
 
 
 def test_retry_submits_the_same_request_as_a_new_job(call, fleet, app, device, tmp_path):
     fleet.ready_job(app)
     device.finish(device.lease())
-    own = {"recipe": {"estimator": "auto"}, "start": {"adapter": "alice-movies"}, "rules": {"charging": True}}
-    (tmp_path / "job.json").write_text(json.dumps(job_request(**own, priority=3)))
+    changes = {"recipe": {"estimator": "auto"}, "start": {"adapter": "alice-movies"}, "rules": {"charging": True}}
+    (tmp_path / "job.json").write_text(json.dumps(job_request(**changes, priority=3)))
     first = json.loads(call("job", "submit", tmp_path / "job.json", "--json").stdout)
-    refused = call("job", "retry", first["id"])
-    assert refused.exit_code == 1
-    assert "cancel it" in refused.stderr
+    result = call("job", "retry", first["id"])
+    assert result.exit_code == 1
+    assert "cancel it" in result.stderr
     call("job", "cancel", first["id"])
-    again = json.loads(call("job", "retry", first["id"], "--json").stdout)
-    assert again["id"] != first["id"]
-    assert {name: again[name] for name in ("request", "recipe_id")} == {
+    second = json.loads(call("job", "retry", first["id"], "--json").stdout)
+    assert second["id"] != first["id"]
+    assert {name: second[name] for name in ("request", "recipe_id")} == {
         name: first[name] for name in ("request", "recipe_id")
     }
     assert len(call("job", "list", "--limit", "1").stdout.splitlines()) == 1
@@ -71,8 +71,8 @@ def test_a_job_chooses_its_whole_recipe(call, tmp_path):
     assert job["request"]["recipe"]["layers"] == [1]
     assert job["request"]["training"]["eps"] == 0.02
     assert json.loads(call("job", "view", job["id"], "--json").stdout) == job
-    (listed,) = json.loads(call("job", "list", "--json").stdout)
-    assert {name: listed[name] for name in ("id", "state", "recipe_id")} == {
+    (summary,) = json.loads(call("job", "list", "--json").stdout)
+    assert {name: summary[name] for name in ("id", "state", "recipe_id")} == {
         name: job[name] for name in ("id", "state", "recipe_id")
     }
 
@@ -87,39 +87,39 @@ def test_a_finished_job_is_watched_listed_and_downloaded(call, fleet, app, devic
     assert any(event.get("step") == 2 and event.get("loss") == 0.5 for event in events)
     assert events[-1]["state"] == "succeeded"
     assert set(events[-1]["state_seconds"]) == {"queued", "compiling", "ready", "training"}
-    lived = datetime.fromisoformat(events[-1]["updated_at"]) - datetime.fromisoformat(events[-1]["created_at"])
-    assert sum(events[-1]["state_seconds"].values()) == pytest.approx(lived.total_seconds(), abs=0.01)
+    duration = datetime.fromisoformat(events[-1]["updated_at"]) - datetime.fromisoformat(events[-1]["created_at"])
+    assert sum(events[-1]["state_seconds"].values()) == pytest.approx(duration.total_seconds(), abs=0.01)
     assert "seconds: queued " in call("job", "view", job["id"]).stdout
     assert "on the device: loading 0.5, training 1.5" in call("job", "view", job["id"]).stdout
-    shown = call("job", "watch", job["id"])
-    assert "succeeded" in shown.stdout
-    assert "step 2/3" in shown.stderr
-    assert [found["name"] for found in json.loads(call("adapter", "list", "--json").stdout)] == [version["adapter"]]
+    watch_result = call("job", "watch", job["id"])
+    assert "succeeded" in watch_result.stdout
+    assert "step 2/3" in watch_result.stderr
+    assert [item["name"] for item in json.loads(call("adapter", "list", "--json").stdout)] == [version["adapter"]]
     assert version["adapter"] in call("adapter", "list").stdout
-    downloaded = call("adapter", "pull", version["adapter"], "--to", tmp_path / "adapter")
-    assert downloaded.exit_code == 0, downloaded.output
+    pull_result = call("adapter", "pull", version["adapter"], "--to", tmp_path / "adapter")
+    assert pull_result.exit_code == 0, pull_result.output
     names = {path.name for path in (tmp_path / "adapter").iterdir()}
     assert names == {"adapter_config.json", "adapter_model.safetensors", "README.md", "mobizo.json"}
 
 
 def test_watch_from_the_start_sees_the_end(fleet, app, device):
     job = fleet.ready_job(app)
-    seen = []
+    events = []
     with Client(fleet.url, app.token) as client:
-        watcher = threading.Thread(target=lambda: seen.extend(client.jobs.watch(job["id"])))
+        watcher = threading.Thread(target=lambda: events.extend(client.jobs.watch(job["id"])))
         watcher.start()
         device.finish(device.lease())
         watcher.join(30)
     assert not watcher.is_alive()
-    assert seen[-1].state is JobState.SUCCEEDED
-    assert all(isinstance(event, JobView | Progress) for event in seen)
+    assert events[-1].state is JobState.SUCCEEDED
+    assert all(isinstance(event, JobView | Progress) for event in events)
 
 
 def test_the_client_reads_programs_and_usage(fleet, app, operator):
     job = fleet.ready_job(app)
     with Client(fleet.url, app.token) as client:
         assert client.programs.get(job["recipe_id"]).manifest.recipe_id == job["recipe_id"]
-        assert [found.id for found in client.jobs.list()] == [job["id"]]
+        assert [summary.id for summary in client.jobs.list()] == [job["id"]]
         with pytest.raises(NotFound):
             client.adapters.get("nobody")
     with Client(fleet.url, operator.token) as client:
@@ -127,42 +127,42 @@ def test_the_client_reads_programs_and_usage(fleet, app, operator):
 
 
 def test_an_operator_creates_an_enrollment_token(call, fleet, operator):
-    made = call("device", "enroll-token", "--token", operator.token)
-    assert made.exit_code == 0
-    assert fleet.actor(made.stdout.strip()).get("/v1/jobs").status_code == 401  # it can only enroll
+    result = call("device", "enroll-token", "--token", operator.token)
+    assert result.exit_code == 0
+    assert fleet.actor(result.stdout.strip()).get("/v1/jobs").status_code == 401  # it can only enroll
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "message"),
     [
         ({"base": "unknown"}, "unknown"),
         ({"recipe": {"sequence_length": 4096}}, "4096"),
         ({"task": "sst-3"}, "sst2"),
     ],
 )
-def test_server_errors_are_one_line_with_status_1(call, tmp_path, change, says):
+def test_server_errors_are_one_line_with_status_1(call, tmp_path, change, message):
     (tmp_path / "job.json").write_text(json.dumps(job_request(**change)))
-    refused = call("job", "submit", tmp_path / "job.json")
-    assert refused.exit_code == 1
-    assert says in refused.stderr
-    assert "Traceback" not in refused.output
+    result = call("job", "submit", tmp_path / "job.json")
+    assert result.exit_code == 1
+    assert message in result.stderr
+    assert "Traceback" not in result.output
 
 
 def test_an_invalid_job_names_the_field(call, tmp_path):
     (tmp_path / "job.json").write_text(json.dumps(job_request(recipe={"rank": 0})))
-    refused = call("job", "submit", tmp_path / "job.json")
-    assert refused.exit_code == 2
-    assert "recipe.rank" in refused.stderr
+    result = call("job", "submit", tmp_path / "job.json")
+    assert result.exit_code == 2
+    assert "recipe.rank" in result.stderr
 
 
 def test_a_wrong_or_missing_token_names_the_remedy(call, monkeypatch):
-    wrong = call("job", "list", "--token", "wrong")
-    assert wrong.exit_code == 1
-    assert "token" in wrong.stderr
+    wrong_result = call("job", "list", "--token", "wrong")
+    assert wrong_result.exit_code == 1
+    assert "token" in wrong_result.stderr
     monkeypatch.delenv("MOBIZO_TOKEN")
-    missing = call("job", "list")
-    assert missing.exit_code == 2
-    assert "MOBIZO_TOKEN" in missing.stderr
+    missing_result = call("job", "list")
+    assert missing_result.exit_code == 2
+    assert "MOBIZO_TOKEN" in missing_result.stderr
 
 
 def test_options_replace_the_rules_of_the_file(call, tmp_path):
@@ -183,10 +183,10 @@ def test_options_replace_the_rules_of_the_file(call, tmp_path):
         "metered": False,
         "daily_minutes": 90,
     }
-    kept = json.loads(call("job", "submit", tmp_path / "job.json", "--json").stdout)["request"]
-    assert kept["shrink"] is False
-    assert kept["priority"] == 0
-    assert {name: kept["rules"][name] for name in rules} == rules | {
+    unchanged_request = json.loads(call("job", "submit", tmp_path / "job.json", "--json").stdout)["request"]
+    assert unchanged_request["shrink"] is False
+    assert unchanged_request["priority"] == 0
+    assert {name: unchanged_request["rules"][name] for name in rules} == rules | {
         "hours": [{"start": "01:00:00", "end": "02:00:00"}],
     }
 
@@ -201,7 +201,7 @@ def test_a_start_and_a_trajectory_are_options(call, fleet, app, device, request_
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [
         (["--start", "Alice"], "start.adapter"),
         (["--trajectory", "all"], "trajectory"),
@@ -212,59 +212,59 @@ def test_a_start_and_a_trajectory_are_options(call, fleet, app, device, request_
         (["--daily-minutes", "-1"], "rules.daily_minutes"),
     ],
 )
-def test_invalid_options_name_the_field(call, request_file, options, says):
-    refused = call("job", "submit", request_file, *options)
-    assert refused.exit_code == 2
-    assert says in refused.stderr
-    assert "Traceback" not in refused.output
+def test_invalid_options_name_the_field(call, request_file, options, message):
+    result = call("job", "submit", request_file, *options)
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert "Traceback" not in result.output
 
 
 @pytest.mark.parametrize("text", ["", "[]", "nonsense", '{"rules": 1}'])
 def test_invalid_files_are_rejected(call, tmp_path, text):
     (tmp_path / "job.json").write_text(text)
-    refused = call("job", "submit", tmp_path / "job.json", "--charging")
-    assert refused.exit_code == 2
-    assert "job.json" in refused.stderr
-    assert "Traceback" not in refused.output
+    result = call("job", "submit", tmp_path / "job.json", "--charging")
+    assert result.exit_code == 2
+    assert "job.json" in result.stderr
+    assert "Traceback" not in result.output
 
 
 def test_why_a_device_waits_is_shown(call, fleet, app, device):
     job = fleet.ready_job(app)
     lease = device.lease()
-    why = "battery at 20 %, the floor is 40 % [rules of the job]"
-    beat = {"phase": "waiting", "step": 1, "steps": 3, "why": why}
-    device.post(f"/v1/leases/{lease['id']}/heartbeat", json=beat)
-    shown = call("job", "view", job["id"]).stdout
-    assert "training" in shown
-    assert f"waiting  step 1/3  {why}" in shown
-    assert json.loads(call("job", "view", job["id"], "--json").stdout)["progress"]["why"] == why
+    reason = "battery at 20 %, the floor is 40 % [rules of the job]"
+    progress = {"phase": "waiting", "step": 1, "steps": 3, "why": reason}
+    device.post(f"/v1/leases/{lease['id']}/heartbeat", json=progress)
+    output = call("job", "view", job["id"]).stdout
+    assert "training" in output
+    assert f"waiting  step 1/3  {reason}" in output
+    assert json.loads(call("job", "view", job["id"], "--json").stdout)["progress"]["why"] == reason
     device.finish(lease)
-    assert f"waiting  step 1/3  {why}" in call("job", "watch", job["id"]).stderr
-    assert why not in call("job", "view", job["id"]).stdout
+    assert f"waiting  step 1/3  {reason}" in call("job", "watch", job["id"]).stderr
+    assert reason not in call("job", "view", job["id"]).stdout
 
 
 def test_a_smaller_recipe_is_shown_beside_the_requested_one(call, fleet, app, device):
     job = fleet.ready_job(app, shrink=True)
     body = {"needed_bytes": 275_000, "available_bytes": 90_000}
     device.post(f"/v1/leases/{device.lease()['id']}/decline", json=body)
-    shown = call("job", "view", job["id"]).stdout
-    assert "precision int8-weight (requested: fp32)" in shown
-    assert "can spare 90,000 bytes" in shown
+    output = call("job", "view", job["id"]).stdout
+    assert "precision int8-weight (requested: fp32)" in output
+    assert "can spare 90,000 bytes" in output
 
 
 def test_a_chosen_estimator_is_shown_with_its_reason(call, request_file):
     options = ["--estimator", "auto", "--trajectory", "beside", "--json"]
-    submitted = json.loads(call("job", "submit", request_file, *options).stdout)
-    assert submitted["recipe"]["estimator"] == "directional"
-    shown = call("job", "view", submitted["id"]).stdout
-    assert "estimator directional (requested: auto)" in shown
-    assert "estimator directional: the job requests a trajectory" in shown
-    named = json.loads(call("job", "submit", request_file, "--estimator", "gradient", "--json").stdout)
-    assert named["recipe"]["estimator"] == "gradient"
-    assert "requested" not in call("job", "view", named["id"]).stdout
-    wrong = call("job", "submit", request_file, "--estimator", "exact")
-    assert wrong.exit_code == 2
-    assert "estimator" in wrong.stderr
+    job = json.loads(call("job", "submit", request_file, *options).stdout)
+    assert job["recipe"]["estimator"] == "directional"
+    output = call("job", "view", job["id"]).stdout
+    assert "estimator directional (requested: auto)" in output
+    assert "estimator directional: the job requests a trajectory" in output
+    gradient_job = json.loads(call("job", "submit", request_file, "--estimator", "gradient", "--json").stdout)
+    assert gradient_job["recipe"]["estimator"] == "gradient"
+    assert "requested" not in call("job", "view", gradient_job["id"]).stdout
+    result = call("job", "submit", request_file, "--estimator", "exact")
+    assert result.exit_code == 2
+    assert "estimator" in result.stderr
 
 
 def test_why_a_job_failed_is_shown(call, fleet, app, device):
@@ -272,28 +272,28 @@ def test_why_a_job_failed_is_shown(call, fleet, app, device):
     body = {"needed_bytes": 275_000, "available_bytes": 10_000}
     device.post(f"/v1/leases/{device.lease()['id']}/decline", json=body)
     assert "does-not-fit: device phone can spare 10,000 bytes" in call("job", "view", job["id"]).stdout
-    unknown = call("job", "view", "job_none")
-    assert unknown.exit_code == 1
-    assert "`mobizo job list` shows what exists" in unknown.stderr
+    result = call("job", "view", "job_none")
+    assert result.exit_code == 1
+    assert "`mobizo job list` shows what exists" in result.stderr
 
 
 def test_who_am_i_and_tokens(call, operator):
-    mine = call("whoami")
-    assert "app of tenant default" in mine.stdout
-    assert "jobs:read" in mine.stdout
+    identity = call("whoami")
+    assert "app of tenant default" in identity.stdout
+    assert "jobs:read" in identity.stdout
     assert call("token", "list").exit_code == 1
-    made = call("token", "create", "--token", operator.token, "--name", "shop", "--scope", "jobs:read")
-    assert made.exit_code == 0, made.output
-    shop = json.loads(call("whoami", "--token", made.stdout.strip(), "--json").stdout)
+    creation = call("token", "create", "--token", operator.token, "--name", "shop", "--scope", "jobs:read")
+    assert creation.exit_code == 0, creation.output
+    shop = json.loads(call("whoami", "--token", creation.stdout.strip(), "--json").stdout)
     assert (shop["name"], shop["scopes"], shop["role"]) == ("shop", ["jobs:read"], "app")
-    assert "token shop" in call("whoami", "--token", made.stdout.strip()).stdout
-    listed = json.loads(call("token", "list", "--token", operator.token, "--json").stdout)
-    assert [item["name"] for item in listed] == ["shop", "", ""]
+    assert "token shop" in call("whoami", "--token", creation.stdout.strip()).stdout
+    tokens = json.loads(call("token", "list", "--token", operator.token, "--json").stdout)
+    assert [item["name"] for item in tokens] == ["shop", "", ""]
     assert shop["token_id"] in call("token", "list", "--token", operator.token).stdout
-    rotated = call("token", "rotate", shop["token_id"], "--token", operator.token).stdout.strip()
-    assert call("whoami", "--token", made.stdout.strip()).exit_code == 1
-    shop = json.loads(call("whoami", "--token", rotated, "--json").stdout)
+    new_token = call("token", "rotate", shop["token_id"], "--token", operator.token).stdout.strip()
+    assert call("whoami", "--token", creation.stdout.strip()).exit_code == 1
+    shop = json.loads(call("whoami", "--token", new_token, "--json").stdout)
     assert call("token", "revoke", shop["token_id"], "--token", operator.token).exit_code == 0
-    assert call("whoami", "--token", rotated).exit_code == 1
-    forever = call("token", "create", "--token", operator.token, "--expires-in-days", "never", "--json")
-    assert json.loads(forever.stdout)["view"]["expires_at"] is None
+    assert call("whoami", "--token", new_token).exit_code == 1
+    unlimited = call("token", "create", "--token", operator.token, "--expires-in-days", "never", "--json")
+    assert json.loads(unlimited.stdout)["view"]["expires_at"] is None

@@ -20,11 +20,11 @@ def call(monkeypatch):
     for name in ("MOBIZO_SERVER", "MOBIZO_TOKEN", "MOBIZO_PROFILE"):
         monkeypatch.delenv(name, raising=False)
 
-    def call(*arguments, typed=None, exit_code=0):
-        done = CliRunner().invoke(cli, [str(argument) for argument in arguments], input=typed)
-        assert done.exit_code == exit_code, done.output
-        assert "Traceback" not in done.output
-        return done.stdout if exit_code == 0 else done.stderr
+    def call(*arguments, stdin=None, exit_code=0):
+        result = CliRunner().invoke(cli, [str(argument) for argument in arguments], input=stdin)
+        assert result.exit_code == exit_code, result.output
+        assert "Traceback" not in result.output
+        return result.stdout if exit_code == 0 else result.stderr
 
     return call
 
@@ -35,14 +35,14 @@ def file(config):
 
 
 def log_in(call, fleet, token, *options):
-    return call("login", "--server", fleet.url, "--with-token", *options, typed=f"{token}\n")
+    return call("login", "--server", fleet.url, "--with-token", *options, stdin=f"{token}\n")
 
 
 def test_a_terminal_asks_for_the_server_and_hides_the_token(call, fleet, app, file):
-    status, shown = on_terminal("login", "--with-token", typed=f"{fleet.url}/\n{app.token}\n")
-    assert status == 0, shown
-    assert app.token not in shown
-    assert "app of tenant default" in shown
+    status, screen = on_terminal("login", "--with-token", input_lines=f"{fleet.url}/\n{app.token}\n")
+    assert status == 0, screen
+    assert app.token not in screen
+    assert "app of tenant default" in screen
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
     assert [path.name for path in file.parent.iterdir()] == ["config.toml"]
@@ -57,59 +57,59 @@ def test_a_terminal_asks_for_the_server_and_hides_the_token(call, fleet, app, fi
 
 @pytest.fixture
 def browser(monkeypatch, tmp_path):
-    """A browser that only writes the address that it was to open; returns a function that waits for that address."""
-    program, opened = tmp_path / "browser", tmp_path / "opened"
-    program.write_text(f'#!/bin/sh\nprintf %s "$1" > {opened}.part && mv {opened}.part {opened}\n')
+    """A browser that only records the address; returns a function that waits for the address."""
+    program, address_file = tmp_path / "browser", tmp_path / "opened"
+    program.write_text(f'#!/bin/sh\nprintf %s "$1" > {address_file}.part && mv {address_file}.part {address_file}\n')
     program.chmod(0o755)
     monkeypatch.setenv("BROWSER", f"{program} %s")
 
     def address():
-        while not opened.exists():
+        while not address_file.exists():
             time.sleep(0.01)
-        return opened.read_text()
+        return address_file.read_text()
 
     return address
 
 
 @pytest.mark.parametrize("decision", ["approve", "deny"])
 def test_a_terminal_logs_in_by_a_code(call, standing, fleet, operator, file, browser, decision):
-    place = standing[0].state.mobizo
-    settings = place.settings.model_copy(update={"device_request_interval_seconds": 1})
-    standing[0].state.mobizo = replace(place, settings=settings)
+    state = standing[0].state.mobizo
+    settings = state.settings.model_copy(update={"device_request_interval_seconds": 1})
+    standing[0].state.mobizo = replace(state, settings=settings)
     with ThreadPoolExecutor() as pool:
-        running = pool.submit(on_terminal, "login", "--scope", "jobs:read", typed=f"{fleet.url}\n")
+        login = pool.submit(on_terminal, "login", "--scope", "jobs:read", input_lines=f"{fleet.url}\n")
         code = browser().partition("?user_code=")[2]
         operator.post(f"/v1/login-requests/{code}/{decision}").raise_for_status()
-        status, shown = running.result()
-    assert f"{fleet.url}/ui/activate" in shown
-    assert code in shown
+        status, screen = login.result()
+    assert f"{fleet.url}/ui/activate" in screen
+    assert code in screen
     if decision == "deny":
         assert (status, file.exists()) == (1, False)
-        assert "the login was refused" in shown
+        assert "the login was refused" in screen
         return
-    assert status == 0, shown
-    assert read_profiles(file).profiles["default"].token not in shown
+    assert status == 0, screen
+    assert read_profiles(file).profiles["default"].token not in screen
     assert json.loads(call("whoami", "--json"))["scopes"] == ["jobs:read"]
 
 
 def test_a_person_with_a_token_confirms_a_code_on_the_command_line(call, fleet, operator):
     fields = {"client_id": "mobizo", "client_name": "mobizo of bob@pc", "scope": "jobs:read"}
-    asked = fleet.actor().post("/v1/oauth/login_authorization", data=fields).json()
+    authorization = fleet.actor().post("/v1/oauth/login_authorization", data=fields).json()
     log_in(call, fleet, operator.token)
-    call("token", "approve", asked["user_code"], typed="n\n", exit_code=1)
-    assert "mobizo of bob@pc is logged in" in call("token", "approve", asked["user_code"].lower(), typed="y\n")
+    call("token", "approve", authorization["user_code"], stdin="n\n", exit_code=1)
+    assert "mobizo of bob@pc is logged in" in call("token", "approve", authorization["user_code"].lower(), stdin="y\n")
     assert "no login waits with this code" in call("token", "approve", "AAAA-AAAA", "--yes", exit_code=1)
 
 
 def test_a_token_is_checked_before_it_is_stored(call, fleet, app, file, tmp_path):
-    assert "mobizo login" in call("login", "--server", fleet.url, "--with-token", typed="wrong\n", exit_code=1)
-    assert "copy it again" in call("login", "--server", fleet.url, "--with-token", typed="two words\n", exit_code=2)
+    assert "mobizo login" in call("login", "--server", fleet.url, "--with-token", stdin="wrong\n", exit_code=1)
+    assert "copy it again" in call("login", "--server", fleet.url, "--with-token", stdin="two words\n", exit_code=2)
     assert "--token-file" in call("login", "--server", fleet.url, exit_code=2)
-    assert "--server" in call("login", "--with-token", typed=app.token, exit_code=2)
+    assert "--server" in call("login", "--with-token", stdin=app.token, exit_code=2)
     assert not file.exists()
     (tmp_path / "token").write_text(f"{app.token}\n")
-    found = json.loads(call("login", "--server", fleet.url, "--token-file", tmp_path / "token", "--json"))
-    assert (found["profile"], found["server"], found["whoami"]["role"]) == ("default", fleet.url, "app")
+    report = json.loads(call("login", "--server", fleet.url, "--token-file", tmp_path / "token", "--json"))
+    assert (report["profile"], report["server"], report["whoami"]["role"]) == ("default", fleet.url, "app")
 
 
 def test_options_override_the_environment_and_the_environment_the_file(call, fleet, app, operator, monkeypatch):
@@ -120,8 +120,8 @@ def test_options_override_the_environment_and_the_environment_the_file(call, fle
         return json.loads(call("whoami", *options, "--json"))["role"]
 
     def origins(*options):
-        found = json.loads(call("config", *options, "--json"))
-        return [found[name]["origin"] for name in ("profile", "server", "token")]
+        settings = json.loads(call("config", *options, "--json"))
+        return [settings[name]["origin"] for name in ("profile", "server", "token")]
 
     assert origins() == ["the file", "profile default", "profile default"]
     assert (role(), role("--profile", "ops"), role("--token", operator.token)) == ("app", "operator", "operator")
@@ -138,8 +138,8 @@ def test_options_override_the_environment_and_the_environment_the_file(call, fle
 
 def test_a_token_is_sent_to_its_own_server_only(call, fleet, app, file):
     log_in(call, fleet, app.token)
-    refused = call("whoami", "--server", "http://127.0.0.1:9", exit_code=2)
-    assert f"the token of profile default is for {fleet.url}" in refused
+    message = call("whoami", "--server", "http://127.0.0.1:9", exit_code=2)
+    assert f"the token of profile default is for {fleet.url}" in message
     call("config", "set", "server", "http://127.0.0.1:9")
     assert read_profiles(file).profiles["default"] == Profile("http://127.0.0.1:9")
 
@@ -158,9 +158,9 @@ def test_config_changes_the_file(call, fleet, app, file):
 
 
 def test_texts_survive_the_file(tmp_path):
-    odd = Profiles("a-B_1", {"a-B_1": Profile('http://x/"\\\x7f\n\t\u2028\U0001f600', "t" * 3000)})
-    write_profiles(tmp_path / "new" / "config.toml", odd)
-    assert read_profiles(tmp_path / "new" / "config.toml") == odd
+    profiles = Profiles("a-B_1", {"a-B_1": Profile('http://x/"\\\x7f\n\t\u2028\U0001f600', "t" * 3000)})
+    write_profiles(tmp_path / "new" / "config.toml", profiles)
+    assert read_profiles(tmp_path / "new" / "config.toml") == profiles
 
 
 @pytest.mark.parametrize(

@@ -20,12 +20,12 @@ def call(fleet, operator, monkeypatch):
 def test_spent_epsilon_and_budget(call, app):
     app.submit(privacy=PRIVACY, training={"steps": 150})
     assert "no limit" not in call("view", "alice").stdout
-    found = json.loads(call("limit", "alice", "--epsilon", "9", "--json").stdout)
-    assert (found["budget"], found["runs"]) == (9, 1)
-    shown = call("view", "alice")
-    assert shown.exit_code == 0, shown.output
-    assert "of 9 at delta 1e-05  1 private runs" in shown.stdout
-    assert f"{found['epsilon']:.3f}" in shown.stdout
+    privacy = json.loads(call("limit", "alice", "--epsilon", "9", "--json").stdout)
+    assert (privacy["budget"], privacy["runs"]) == (9, 1)
+    result = call("view", "alice")
+    assert result.exit_code == 0, result.output
+    assert "of 9 at delta 1e-05  1 private runs" in result.stdout
+    assert f"{privacy['epsilon']:.3f}" in result.stdout
 
 
 def test_jobs_without_privacy_are_shown(call, app, device, fleet):
@@ -35,14 +35,14 @@ def test_jobs_without_privacy_are_shown(call, app, device, fleet):
 
 
 def test_noise_and_epsilon_are_inverse(call):
-    found = call("noise", "--epsilon", "8", "--rate", "0.016", "--steps", "150").stdout.split()
-    again = call("noise", "--multiplier", found[1], "--rate", "0.016", "--steps", "150").stdout.split()
-    assert again == found
-    assert float(found[3]) <= 8
+    words = call("noise", "--epsilon", "8", "--rate", "0.016", "--steps", "150").stdout.split()
+    inverse_words = call("noise", "--multiplier", words[1], "--rate", "0.016", "--steps", "150").stdout.split()
+    assert inverse_words == words
+    assert float(words[3]) <= 8
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says", "status"),
+    ("arguments", "message", "status"),
     [
         (("noise", "--rate", "0.1", "--steps", "5"), "either --epsilon or --multiplier", 2),
         (("noise", "--rate", "2", "--steps", "5", "--epsilon", "1"), "sampling_rate: Input should be less than", 2),
@@ -55,22 +55,22 @@ def test_noise_and_epsilon_are_inverse(call):
         (("cohort", "nothing"), "cohort 'nothing' does not exist", 1),
     ],
 )
-def test_errors_are_one_line(call, arguments, says, status):
-    refused = call(*arguments)
-    assert "Traceback" not in refused.output
-    assert says in refused.stderr
-    assert refused.exit_code == status
-    assert len(refused.stderr.splitlines()) == 1
+def test_errors_are_one_line(call, arguments, message, status):
+    result = call(*arguments)
+    assert "Traceback" not in result.output
+    assert message in result.stderr
+    assert result.exit_code == status
+    assert len(result.stderr.splitlines()) == 1
 
 
 def test_what_was_spent_on_a_device(call, app, device, fleet):
     fleet.ready_job(app, privacy=PRIVACY, training={"steps": 150})
     assert device.lease() is not None
     assert call("limit", "alice", "--epsilon", "9").exit_code == 0
-    shown = call("device", device.device_id)
-    assert shown.exit_code == 0, shown.output
-    assert shown.stdout.startswith("movies  epsilon ")
-    assert "of 9 at delta 1e-05  1 private runs for alice" in shown.stdout
-    (found,) = json.loads(call("device", device.device_id, "--json").stdout)
-    assert (found["dataset"], found["users"], found["budget"]) == ("movies", ["alice"], 9)
+    result = call("device", device.device_id)
+    assert result.exit_code == 0, result.output
+    assert result.stdout.startswith("movies  epsilon ")
+    assert "of 9 at delta 1e-05  1 private runs for alice" in result.stdout
+    (privacy,) = json.loads(call("device", device.device_id, "--json").stdout)
+    assert (privacy["dataset"], privacy["users"], privacy["budget"]) == ("movies", ["alice"], 9)
     assert call("device", "device_none").exit_code == 1

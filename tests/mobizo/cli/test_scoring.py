@@ -18,7 +18,7 @@ def call(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
         (["score"], "a prompt"),
         (["score", "a", "--file", "rows"], "a prompt"),
@@ -32,16 +32,16 @@ def call(monkeypatch, tmp_path):
         (["generate", "a", "--top-p", "2"], "top_p"),
     ],
 )
-def test_invalid_input_names_the_field(call, arguments, says):
-    refused = call(*arguments)
-    assert "Traceback" not in refused.output
-    assert says in refused.stderr
-    assert refused.exit_code == 2
-    assert len(refused.stderr.splitlines()) == 1
+def test_invalid_input_names_the_field(call, arguments, message):
+    result = call(*arguments)
+    assert "Traceback" not in result.output
+    assert message in result.stderr
+    assert result.exit_code == 2
+    assert len(result.stderr.splitlines()) == 1
 
 
 def test_an_unreachable_server(call):
     for arguments in (["score", "--file", "rows"], ["generate", "a"], ["generate", "a", "--json"]):
-        refused = call(*arguments)
-        assert refused.exit_code == 1
-        assert "cannot be reached" in refused.stderr
+        result = call(*arguments)
+        assert result.exit_code == 1
+        assert "cannot be reached" in result.stderr

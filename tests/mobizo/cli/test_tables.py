@@ -24,8 +24,8 @@ def test_a_narrow_terminal_shows_fewer_columns_and_whole_ids(jobs):
     assert wide.splitlines()[0].split() == ["job", "state", "adapter", "user", "created"]
     status, narrow = on_terminal("job", "list", "--limit", "2", columns=60)
     assert status == 0
-    notes, lines = narrow.splitlines()[0], narrow.splitlines()[1:]
-    assert "--limit 20 shows more" in notes
+    first_line, lines = narrow.splitlines()[0], narrow.splitlines()[1:]
+    assert "--limit 20 shows more" in first_line
     assert lines[0].split() == ["job", "state", "adapter"]
     assert [line.split()[0] for line in lines[1:3]] == [job.id for job in reversed(jobs)][:2]
     assert all(len(line) <= 60 and line.endswith("…") for line in lines[1:3])
@@ -33,8 +33,8 @@ def test_a_narrow_terminal_shows_fewer_columns_and_whole_ids(jobs):
 
 
 def test_a_pipe_gets_whole_rows_separated_by_tabs(jobs):
-    listed = CliRunner().invoke(cli, ["job", "list"]).stdout.splitlines()
-    assert [line.split("\t")[:4] for line in listed] == [
+    lines = CliRunner().invoke(cli, ["job", "list"]).stdout.splitlines()
+    assert [line.split("\t")[:4] for line in lines] == [
         [job.id, "queued", job.request.adapter, "alice"] for job in reversed(jobs)
     ]
 

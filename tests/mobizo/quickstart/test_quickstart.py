@@ -1,4 +1,4 @@
-"""`mobizo quickstart`: what cannot work is refused before anything starts; and the whole way on a tiny base."""
+"""`mobizo quickstart`: invalid input is refused before anything starts; complete runs on a tiny base."""
 
 import io
 import json
@@ -74,7 +74,7 @@ def test_records_without_labels_teach_to_write(tmp_path, record, kind):
 
 
 @pytest.mark.parametrize(
-    ("changes", "error", "words"),
+    ("changes", "error", "message"),
     [
         ({"base": "no/such/base"}, BadRequest, "does not exist"),
         ({"base": "."}, BadRequest, "neither a .gguf file nor a directory"),
@@ -88,7 +88,7 @@ def test_records_without_labels_teach_to_write(tmp_path, record, kind):
         ({"task": "nobody"}, BadRequest, "nobody"),
     ],
 )
-def test_what_cannot_work_is_refused_before_anything_starts(tmp_path, records, changes, error, words):
+def test_what_cannot_work_is_refused_before_anything_starts(tmp_path, records, changes, error, message):
     base = tmp_path / "base"
     write_base(base)
     write_csv(tmp_path / "one-column.csv", 20, "text^label", ("a^b",))
@@ -97,27 +97,27 @@ def test_what_cannot_work_is_refused_before_anything_starts(tmp_path, records, c
     if isinstance(changes.get("data"), str):
         changes = {"data": tmp_path / f"{changes['data']}.csv"}
     options = Options(**{"base": str(base), "data": records, "home": tmp_path / "home"} | changes)
-    with pytest.raises(error, match=words):
+    with pytest.raises(error, match=message):
         quickstart(options, Console(file=io.StringIO()))
     assert not (tmp_path / "home").exists()
 
 
 def test_a_wrong_file_is_one_line_and_status_2(tmp_path):
     options = ["--base", str(tmp_path), "--data", "missing.csv", "--home", str(tmp_path / "home")]
-    done = subprocess.run([*COMMAND, *options], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
+    result = subprocess.run([*COMMAND, *options], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stdout, result.stderr.count("\n")) == (2, "", 1), result.stderr
 
 
 def running_in(directory):
     """Processes whose environment names the directory."""
-    found = []
+    processes = []
     for process in psutil.process_iter():
         try:
             if any(str(directory) in value for value in process.environ().values()):
-                found.append(process)
+                processes.append(process)
         except (psutil.Error, OSError):
             continue
-    return found
+    return processes
 
 
 @pytest.mark.slow
@@ -137,13 +137,13 @@ def test_from_a_file_to_predictions_also_after_an_interruption(tmp_path, records
         time.sleep(0.1)
     assert len(running_in(home)) >= 2
     first.send_signal(signal.SIGINT)
-    assert b"the same command goes on" in first.communicate(timeout=60)[1]
+    assert b"the same command continues" in first.communicate(timeout=60)[1]
     assert first.returncode == 130
     assert not running_in(home)
 
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)
+    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    report = json.loads(result.stdout)
     assert list(json.loads((home / "jobs.json").read_text()).values()) == [report["job_id"]]
     assert (report["adapter"], report["steps"]) == ("my-reviews@v1", 10)
     assert 0 <= report["accuracy_before"] <= 1
@@ -151,7 +151,7 @@ def test_from_a_file_to_predictions_also_after_an_interruption(tmp_path, records
 
     predict = shlex.split(report["next"][0])
     assert predict[:3] == ["mobizo-agent", "predict", "my-reviews"]
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", "device_agent", *predict[1:], "--json"],
         cwd=ROOT,
         env=environment,
@@ -159,8 +159,8 @@ def test_from_a_file_to_predictions_also_after_an_interruption(tmp_path, records
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["answer"] in (" bright", " dull")
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout)["answer"] in (" bright", " dull")
 
 
 @pytest.mark.slow
@@ -171,9 +171,9 @@ def test_texts_end_with_what_the_adapter_writes(tmp_path):
     environment |= {RUNNER_VARIABLE: str(built_runner(tmp_path / "runner")), "PYTHONWARNINGS": "ignore"}
     paths = ["--base", str(tmp_path / "tiny"), "--data", str(tmp_path / "diary.txt"), "--home", str(tmp_path / "home")]
     command = [*COMMAND, *paths, "--minutes", "0", "--json"]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)
+    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    report = json.loads(result.stdout)
     assert report["accuracy_after"] is None
     assert len(report["perplexity"]) == 2
     assert report["sample"]["prompt"].strip().startswith("the day")

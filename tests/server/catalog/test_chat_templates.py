@@ -99,13 +99,13 @@ def test_what_a_template_may_not_do(template, reason):
 def test_a_template_apart_is_held_to_time_and_memory():
     endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% set x = a %}{% endfor %}{% endfor %}"
     with pytest.raises(InvalidConversation, match="within 1 seconds"):
-        ChatTemplate(template=endless).render_apart(CONVERSATIONS[0], seconds=1)
+        ChatTemplate(template=endless).render_in_subprocess(CONVERSATIONS[0], seconds=1)
     with pytest.raises(InvalidConversation, match="MiB of memory"):
-        ChatTemplate(template="{{ ('x' * 9999999999) | length }}").render_apart(CONVERSATIONS[0])
+        ChatTemplate(template="{{ ('x' * 9999999999) | length }}").render_in_subprocess(CONVERSATIONS[0])
     with pytest.raises(InvalidConversation, match="only one turn"):
-        ChatTemplate(template="{{ raise_exception('only one turn') }}").render_apart(CONVERSATIONS[0])
+        ChatTemplate(template="{{ raise_exception('only one turn') }}").render_in_subprocess(CONVERSATIONS[0])
     template = ChatTemplate(template=FAMILIES["turns"], tokens=TOKENS)
-    assert template.render_apart(CONVERSATIONS[0]) == template.render(CONVERSATIONS[0])
+    assert template.render_in_subprocess(CONVERSATIONS[0]) == template.render(CONVERSATIONS[0])
 
 
 def written(directory, template, **files):

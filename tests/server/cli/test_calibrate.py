@@ -78,7 +78,7 @@ def test_kinds_and_numbers_of_examples(arguments, tmp_path):
     for more in ([], ["--examples", 4], ["--kind", "activations"], ["--loss", "candidates"]):
         assert "sha256: " in call(*arguments, *more)
         calibration = read_calibration(tmp_path / "made")
-        assert calibration.about.examples == (4 if "--examples" in more else len(RECORDS))
+        assert calibration.metadata.examples == (4 if "--examples" in more else len(RECORDS))
         directions.add(calibration.directions["model.layers.0.self_attn.q_proj"].tobytes())
     assert len(directions) == 4
 
@@ -92,7 +92,7 @@ def test_a_task_of_ones_own(arguments, tmp_path):
     with pytest.raises(InvalidTask, match="answers from the record"):
         call(*arguments)
     call(*arguments, "--answer-length", 1, "--choices", 2)
-    assert read_calibration(tmp_path / "made").about.task == "mine"
+    assert read_calibration(tmp_path / "made").metadata.task == "mine"
 
 
 def test_what_cannot_be_made(arguments, llama, data, tmp_path):

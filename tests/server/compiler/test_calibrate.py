@@ -57,7 +57,7 @@ def loss_of(model: torch.nn.Module, batch: Sequence[Example], loss: str) -> torc
     """Mean negative log-likelihood over all answer tokens of a batch, from the model's own logits, unpadded."""
     terms = []
     for example in batch:
-        right, wrong = example.right, example.rows[1 - example.correct]
+        right, wrong = example.correct_row, example.rows[1 - example.correct]
         logits = model(torch.tensor([right.prompt + right.answer])).logits[0]
         for at, token in enumerate(right.answer):
             position_logits = logits[len(right.prompt) - 1 + at]
@@ -83,7 +83,7 @@ def expected_inputs(model: torch.nn.Module, name: str, examples: Sequence[Exampl
     layer = model.get_submodule(name)
     handle = layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].reshape(-1, inputs[0].shape[-1])))
     for example in examples:
-        model(torch.tensor([example.right.tokens]))
+        model(torch.tensor([example.correct_row.tokens]))
     handle.remove()
     return np.concatenate(seen)
 
@@ -128,7 +128,12 @@ def test_gradients_leading_directions(architectures: Architectures, name: str, l
     shape = shape_of(base)
     names = [module.name for module in lora_modules(recipe, shape)]
     check(calibration, recipe, shape, {name: expected_gradients(model, name, examples, loss) for name in names})
-    assert (calibration.about.base, calibration.about.kind, calibration.about.task, calibration.about.examples) == (
+    assert (
+        calibration.metadata.base,
+        calibration.metadata.kind,
+        calibration.metadata.task,
+        calibration.metadata.examples,
+    ) == (
         recipe.base,
         "gradients",
         "own",
@@ -147,7 +152,7 @@ def test_inputs_leading_directions(architectures: Architectures, name: str) -> N
     shape = shape_of(base)
     names = [module.name for module in lora_modules(recipe, shape)]
     check(calibration, recipe, shape, {name: expected_inputs(model, name, examples) for name in names})
-    assert calibration.about.kind == "activations"
+    assert calibration.metadata.kind == "activations"
 
 
 def shape_of(base: TinyBase) -> BaseShape:

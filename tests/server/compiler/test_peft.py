@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM
 from server.compiler import compile_program, inspect_base
 from shared.errors import InvalidRecipe, InvalidUpload
 from shared.program_inputs import TOKEN_DTYPE
-from shared.zo.calibration import Calibration, CalibrationAbout, dump_calibration, load_calibration
+from shared.zo.calibration import Calibration, CalibrationMetadata, dump_calibration, load_calibration
 from shared.zo.lora import BaseShape, a_fingerprint, flat_size, init_a, lora_modules
 from tests.server.compiler.conftest import ADAPTED, Architectures, Program, TinyBase, compile_to, token_batch
 from tests.server.peft_directory import write_peft
@@ -86,7 +86,7 @@ def test_stock_peft_gives_the_answers_of_a_calibrated_program(tiny: TinyBase, tm
     random, directions = np.random.default_rng(2), {}
     for module in lora_modules(recipe, inspect_base(str(tiny.directory))):
         directions[module.name] = np.linalg.qr(random.normal(size=(module.in_features, 6)))[0].astype(np.float32)
-    about = CalibrationAbout(base=recipe.base, kind="gradients", task="sst2", examples=4)
+    about = CalibrationMetadata(base=recipe.base, kind="gradients", task="sst2", examples=4)
     calibration = load_calibration(dump_calibration(about, directions))
     named = recipe.model_copy(update={"calibration": calibration.sha256})
     with pytest.raises(InvalidRecipe, match="is not available"):

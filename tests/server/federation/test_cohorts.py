@@ -137,7 +137,7 @@ def test_the_trail_tells_who_did_what(band, operator):
     band.app.delete(f"{URL}/members/bob")
     events = operator.get("/v1/adapters/readers/events").json()["items"]
     assert [event["action"] for event in events] == [
-        *("left", "round-abandoned", "round-closed", "round-opened", "joined", "joined", "cohort-made")
+        *("left", "round-abandoned", "round-closed", "round-opened", "joined", "joined", "cohort-created")
     ]
     mine = band.app.get("/v1/whoami").json()["token_id"]
     assert [event["actor"] for event in events] == [mine, "server", mine, mine, mine, mine, mine]

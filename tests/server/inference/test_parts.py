@@ -11,7 +11,7 @@ from server.inference.errors import ScorerBusy
 from server.inference.frames import HEADER_BYTES, body_length, pack, unpack
 from server.inference.lru_cache import LruCache
 from shared.errors import TooManyRequests
-from shared.generated_text import StoppingText
+from shared.generated_text import StopTextFilter
 from shared.sampling import Sampler
 
 
@@ -101,7 +101,7 @@ TOKENIZER = byte_tokenizer()
     stops=st.lists(st.text("abcé", min_size=1, max_size=4), max_size=3),
 )
 def test_a_text_ends_before_its_first_stop(text, stops):
-    stopping = StoppingText(TOKENIZER, TOKENIZER.encode("x").ids, stops)
+    stopping = StopTextFilter(TOKENIZER, TOKENIZER.encode("x").ids, stops)
     given_out = ""
     for token in TOKENIZER.encode(text).ids:
         given_out += stopping.push(token)

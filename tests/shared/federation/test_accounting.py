@@ -1,4 +1,4 @@
-"""Epsilon against the accountant itself, a closed form, and what must hold between any two answers."""
+"""Epsilon against the accountant, a closed form, and invariants."""
 
 import math
 
@@ -8,7 +8,7 @@ from dp_accounting.pld import PLDAccountant
 from scipy.stats import norm
 
 from shared.errors import InvalidRequest
-from shared.federation.accounting import Spending, epsilon_of, noise_for, of_rounds, of_run
+from shared.federation.accounting import Spending, epsilon_of, noise_for, rounds_spending, run_spending
 from shared.privacy import ExamplePrivacy, MemberPrivacy
 
 DELTA = 1e-5
@@ -24,7 +24,7 @@ def delta_of_gaussian(epsilon, noise):
 
 
 @pytest.mark.parametrize(("rate", "noise", "times"), [(0.02, 1.0, 150), (0.01, 0.6, 300), (0.3, 2.0, 40)])
-def test_it_is_the_accountants_epsilon_never_less(rate, noise, times):
+def test_epsilon_is_at_least_the_accountants_value(rate, noise, times):
     accountant = PLDAccountant(value_discretization_interval=1e-4)
     accountant.compose(SelfComposedDpEvent(PoissonSampledDpEvent(rate, GaussianDpEvent(noise)), times))
     exact = accountant.get_epsilon(DELTA)
@@ -33,16 +33,16 @@ def test_it_is_the_accountants_epsilon_never_less(rate, noise, times):
 
 @pytest.mark.parametrize(("noise", "times"), [(2.0, 1), (4.0, 9), (10.0, 100)])
 def test_without_sampling_it_is_the_gaussian_mechanisms_closed_form(noise, times):
-    found = epsilon_of([run(1.0, noise, times)], DELTA)
-    assert delta_of_gaussian(found, noise / math.sqrt(times)) <= DELTA
-    assert delta_of_gaussian(found - 0.01, noise / math.sqrt(times)) > DELTA
+    epsilon = epsilon_of([run(1.0, noise, times)], DELTA)
+    assert delta_of_gaussian(epsilon, noise / math.sqrt(times)) <= DELTA
+    assert delta_of_gaussian(epsilon - 0.01, noise / math.sqrt(times)) > DELTA
 
 
 def test_composition_does_not_depend_on_order_or_on_how_runs_are_cut():
     parts = [run(0.02, 1.0, 50), run(0.05, 2.0, 30), run(0.02, 1.0, 100)]
-    whole = [run(0.05, 2.0, 30), run(0.02, 1.0, 150)]
-    assert epsilon_of(parts, DELTA) == epsilon_of(whole, DELTA)
-    assert epsilon_of(whole, DELTA) > max(epsilon_of([part], DELTA) for part in whole)
+    merged = [run(0.05, 2.0, 30), run(0.02, 1.0, 150)]
+    assert epsilon_of(parts, DELTA) == epsilon_of(merged, DELTA)
+    assert epsilon_of(merged, DELTA) > max(epsilon_of([part], DELTA) for part in merged)
     assert epsilon_of([], DELTA) == 0.0
 
 
@@ -53,15 +53,15 @@ def test_the_noise_for_an_epsilon_is_enough_and_the_least():
         noise_for(1e-4, DELTA, 1.0, 1000)
 
 
-def test_what_costs_beyond_reason_is_told_at_once():
-    """A request may ask for a million steps with hardly any noise; the close look would take minutes."""
-    for asked in (run(1.0, 0.3, 10**6), run(0.5, 0.3, 10**6), run(1.0, 64.0, 10**6)):
-        assert 60 < epsilon_of([asked], DELTA) < math.inf
+def test_huge_epsilons_are_computed_quickly():
+    """A request may state a million steps with little noise, for which the exact method would take minutes."""
+    for spending in (run(1.0, 0.3, 10**6), run(0.5, 0.3, 10**6), run(1.0, 64.0, 10**6)):
+        assert 60 < epsilon_of([spending], DELTA) < math.inf
 
 
-def test_runs_and_rounds_are_what_they_spend():
+def test_spendings_of_runs_and_rounds():
     examples = ExamplePrivacy(noise_multiplier=1.5, sampling_rate=0.1)
-    assert of_run(examples, 20) == run(0.1, 1.5, 20)
-    assert of_rounds(MemberPrivacy(clip=1, noise_multiplier=3), 7) == run(1.0, 3.0, 7)
+    assert run_spending(examples, 20) == run(0.1, 1.5, 20)
+    assert rounds_spending(MemberPrivacy(clip=1, noise_multiplier=3), 7) == run(1.0, 3.0, 7)
     with pytest.raises(ValueError, match="not been computed yet"):
-        of_run(ExamplePrivacy(epsilon=1, sampling_rate=0.1), 20)
+        run_spending(ExamplePrivacy(epsilon=1, sampling_rate=0.1), 20)

@@ -1,4 +1,4 @@
-"""A whole round as its cohort is set, against NumPy over all updates at once."""
+"""Aggregation with a cohort's settings, against NumPy on all updates at once."""
 
 import os
 
@@ -42,9 +42,9 @@ def test_examples_are_capped_and_staleness_and_clipping_do_not_change_the_diviso
     assert 0 < (norms > 200.12).sum() < COUNT
     weights = np.minimum(EXAMPLES, 10)
     scales = (1 + STALENESS) ** -0.7 * np.minimum(1, 200.12 / norms)
-    found = aggregate(settings, source())
-    assert np.allclose(found.update, (weights * scales) @ wide / weights.sum(), rtol=0, atol=1e-5)
-    assert (found.count, found.weight, found.clipped) == (COUNT, weights.sum(), (norms > 200.12).sum())
+    result = aggregate(settings, source())
+    assert np.allclose(result.update, (weights * scales) @ wide / weights.sum(), rtol=0, atol=1e-5)
+    assert (result.count, result.weight, result.clipped) == (COUNT, weights.sum(), (norms > 200.12).sum())
 
 
 @pytest.mark.parametrize(
@@ -56,30 +56,30 @@ def test_examples_are_capped_and_staleness_and_clipping_do_not_change_the_diviso
     ],
     ids=lambda value: value.get("name") if isinstance(value, dict) else "",
 )
-def test_the_aggregator_is_the_cohorts(aggregator, reference):
+def test_aggregate_uses_the_cohorts_aggregator(aggregator, reference):
     assert np.allclose(aggregate(cohort(aggregator=aggregator), source()).update, reference(), rtol=0, atol=1e-6)
 
 
-def test_krum_needs_a_quorum_that_it_can_stand_on():
-    found = aggregate(cohort(aggregator={"name": "krum", "krum_f": 2}, quorum=7), source())
-    assert len(found.chosen) == 1
+def test_krum_requires_a_quorum_of_2_f_plus_3():
+    result = aggregate(cohort(aggregator={"name": "krum", "krum_f": 2}, quorum=7), source())
+    assert len(result.chosen) == 1
     with pytest.raises(ValueError, match="2 krum_f"):
         cohort(aggregator={"name": "krum", "krum_f": 2}, quorum=6)
 
 
 def test_private_members_are_clipped_and_noised():
-    """Noise of the same bytes at two scales: what it is added to, and what it is, come apart."""
+    """The same noise at two scales separates the noise from the mean."""
     clip = 100.0
     wide = VALUES.astype(np.float64)
     clipped = (wide * clip / np.sqrt((wide**2).sum(axis=1))[:, None]).mean(axis=0)
 
-    def found(sigma, entropy):
+    def result(sigma, entropy):
         privacy = {"members": {"clip": clip, "noise_multiplier": sigma, "delta": 1e-5}}
         return aggregate(cohort(privacy=privacy), source(), entropy=entropy)
 
-    one, two = (found(sigma, np.random.default_rng(3).bytes) for sigma in (1.0, 2.0))
+    one, two = (result(sigma, np.random.default_rng(3).bytes) for sigma in (1.0, 2.0))
     assert one.clipped == COUNT
     assert np.allclose(2 * one.update.astype(np.float64) - two.update, clipped, rtol=0, atol=1e-4)
     # Of 40,000 normal numbers the deviation is known to a third of a percent: 3 % is nine times that.
     assert np.std(two.update - one.update) == pytest.approx(clip / COUNT, rel=0.03)
-    assert (found(1.0, os.urandom).update != found(1.0, os.urandom).update).mean() > 0.9
+    assert (result(1.0, os.urandom).update != result(1.0, os.urandom).update).mean() > 0.9

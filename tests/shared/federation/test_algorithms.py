@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.federation.algorithms import DeviceHalf, find
+from shared.federation.algorithms import DeviceHalf, algorithm_of
 from shared.federation.cohort import AlgorithmSettings
 from shared.zo.proximal import pull
 
@@ -17,34 +17,34 @@ def vectors(size=50, seed=0):
 
 @pytest.mark.parametrize("name", ["fedavg", "fedprox"])
 def test_synchronous_rounds_have_one_start_and_end_when_all_answered(name):
-    server = find(AlgorithmSettings(name=name, mu=0.1)).server
+    server = algorithm_of(AlgorithmSettings(name=name, mu=0.1)).server
     assert [server.accepts(staleness) for staleness in (0, 1, 5)] == [True, False, False]
     assert server.scale(0) == 1
-    assert [server.full(updates, asked=4) for updates in (0, 3, 4)] == [False, False, True]
+    assert [server.is_complete(updates, members=4) for updates in (0, 3, 4)] == [False, False, True]
 
 
-def test_a_buffer_takes_updates_of_any_age_and_ends_with_k():
-    server = find(AlgorithmSettings(name="fedbuff", buffer_size=3, staleness_exponent=0.5)).server
+def test_fedbuff_accepts_any_staleness_and_completes_with_k_updates():
+    server = algorithm_of(AlgorithmSettings(name="fedbuff", buffer_size=3, staleness_exponent=0.5)).server
     assert all(server.accepts(staleness) for staleness in (0, 1, 100))
     assert [server.scale(staleness) for staleness in (0, 3, 8)] == [1, 1 / 2, 1 / 3]
-    assert [server.full(updates, asked=100) for updates in (2, 3)] == [False, True]
+    assert [server.is_complete(updates, members=100) for updates in (2, 3)] == [False, True]
 
 
 def test_pulling_is_gradient_descent_on_the_proximal_term():
-    """One small step at a time, in float64, along the gradient mu (B - B0) that FedProx adds."""
+    """Pulls equal gradient steps in float64 along mu (B - B0), which FedProx adds."""
     start, flat = vectors()
     lrs, mu = [0.1, 0.05, 0.025, 0.0], 0.7
     expected = flat.astype(np.float64)
     for lr in lrs:
         expected -= lr * mu * (expected - start)
-    factor = find(AlgorithmSettings(name="fedprox", mu=mu)).device.pull_factor(lrs)
+    factor = algorithm_of(AlgorithmSettings(name="fedprox", mu=mu)).device.pull_factor(lrs)
     pulled = pull(flat, start, factor)
     assert pulled.dtype == np.float32
     assert np.allclose(pulled, expected, rtol=0, atol=1e-6)
 
 
 @given(st.integers(0, 2**32 - 1), st.floats(0, 10), st.lists(st.floats(0, 0.1), max_size=8))
-def test_a_pull_never_leaves_the_way_between_b_and_its_start(seed, mu, lrs):
+def test_a_pulled_b_lies_between_b_and_its_start(seed, mu, lrs):
     start, flat = vectors(seed=seed)
     pulled = pull(flat, start, DeviceHalf(mu).pull_factor(lrs))
     slack = 1e-6 * (np.abs(start) + np.abs(flat))
@@ -52,7 +52,7 @@ def test_a_pull_never_leaves_the_way_between_b_and_its_start(seed, mu, lrs):
     assert (pulled <= np.maximum(start, flat) + slack).all()
 
 
-def test_a_whole_pull_is_the_start_itself_and_more_is_refused():
+def test_a_full_pull_gives_the_start_and_more_is_rejected():
     start, flat = vectors()
     assert pull(flat, start, DeviceHalf(2.0).pull_factor([0.5])).tobytes() == start.tobytes()
     with pytest.raises(ValueError, match=r"lr \* mu"):

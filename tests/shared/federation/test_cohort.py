@@ -1,15 +1,15 @@
-"""What a cohort may not be set to."""
+"""Contradictory cohort settings are rejected."""
 
 import pytest
 from pydantic import ValidationError
 
 from shared.federation.cohort import CohortSettings
 
-LEAST = {"name": "readers", "base": "tiny", "task": "sst2", "dataset": "movies"}
+MINIMAL_SETTINGS = {"name": "readers", "base": "tiny", "task": "sst2", "dataset": "movies"}
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("changes", "message"),
     [
         ({"algorithm": {"name": "fedprox"}}, "mu > 0"),
         ({"algorithm": {"mu": 200}, "training": {"lr": 0.01}}, "overshoots the start"),
@@ -25,6 +25,6 @@ LEAST = {"name": "readers", "base": "tiny", "task": "sst2", "dataset": "movies"}
         ({"optimizer": {"lr": float("inf")}}, "lr"),
     ],
 )
-def test_what_does_not_fit_together_is_refused(changes, words):
-    with pytest.raises(ValidationError, match=words):
-        CohortSettings.model_validate(LEAST | changes)
+def test_contradictory_cohort_settings_are_rejected(changes, message):
+    with pytest.raises(ValidationError, match=message):
+        CohortSettings.model_validate(MINIMAL_SETTINGS | changes)

@@ -1,4 +1,4 @@
-"""Files as devices send them, and as they must not: read, hashed, checked; and all of it through a whole source."""
+"""Valid and invalid update files: reading, hashing and validation, alone and through `FileSource`."""
 
 import hashlib
 import io
@@ -10,17 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.errors import InvalidUpload
-from shared.federation.aggregation import Weighing, combine
+from shared.federation.aggregation import Weighting, combine
 from shared.federation.cohort import AggregatorSettings
 from shared.federation.files import FileSource, UploadedFile
-from shared.federation.intake import READ, Rules, read_update
+from shared.federation.intake import READ_ELEMENTS, UpdateRequirements, read_update
 from shared.federation.sources import MemorySource
 from shared.federation.update import Contribution, Update, euclidean_norm
 from shared.zo.lora import adapter_file, dump_adapter, load_adapter
 from tests.shared.adapter_fuzz import malformed
 
 A = "a" * 64
-SIZE = 2 * READ + 8192 + 5  # three reads, whole rows of dot products and a rest
+SIZE = 2 * READ_ELEMENTS + 8192 + 5  # three reads, complete rows of dot products and a remainder
 
 
 def vector(seed, size=SIZE, scale=1.0):
@@ -31,24 +31,24 @@ def file_of(flat, a_sha256=A):
     return adapter_file(flat, job_id="job", recipe_id="0" * 64, a_sha256=a_sha256, step=3)
 
 
-def read(data, rules=None, start=None, sha256=None):
-    rules = rules or Rules(SIZE, A)
-    start = np.zeros(rules.size, np.float32) if start is None else start
-    out = np.empty(rules.size, np.float32)
-    norm = read_update(io.BytesIO(data), sha256 or hashlib.sha256(data).hexdigest(), rules, start, out)
+def read(data, requirements=None, start=None, sha256=None):
+    requirements = requirements or UpdateRequirements(SIZE, A)
+    start = np.zeros(requirements.size, np.float32) if start is None else start
+    out = np.empty(requirements.size, np.float32)
+    norm = read_update(io.BytesIO(data), sha256 or hashlib.sha256(data).hexdigest(), requirements, start, out)
     return out, norm
 
 
 def test_the_update_is_b_minus_its_start_and_its_norm_is_known():
     flat, start = vector(1), vector(2)
-    found, norm = read(file_of(flat), start=start)
-    assert found.tobytes() == (flat - start).tobytes()
+    update, norm = read(file_of(flat), start=start)
+    assert update.tobytes() == (flat - start).tobytes()
     assert norm == pytest.approx(np.linalg.norm((flat - start).astype(np.float64)), rel=1e-12)
-    assert norm == euclidean_norm(flat - start)  # to the bit: what passed a limit once passes it again
+    assert norm == euclidean_norm(flat - start)  # bit for bit: an update within a limit stays within it
 
 
 @pytest.mark.parametrize(
-    ("data", "rules", "why"),
+    ("data", "requirements", "message"),
     [
         (file_of(vector(1))[:-1], None, "truncated"),
         (file_of(vector(1))[:4], None, "header has"),
@@ -58,27 +58,27 @@ def test_the_update_is_b_minus_its_start_and_its_norm_is_known():
         (dump_adapter(vector(1), {}), None, "its fingerprint is None"),
         (dump_adapter(vector(1), {"mobizo": "[]"}), None, "its fingerprint is None"),
         (dump_adapter(vector(1), {"mobizo": "[" * 3900}), None, "its fingerprint is None"),
-        (file_of(vector(1, scale=9)), Rules(SIZE, A, norm_limit=2000.0), "has a norm of 2"),
+        (file_of(vector(1, scale=9)), UpdateRequirements(SIZE, A, norm_limit=2000.0), "has a norm of 2"),
         (b"\xff\xff\0\0\0\0\0\0" + bytes(70000), None, "65535 bytes; at most 4096"),
         (b"\x02\0\0\0\0\0\0\0[]", None, "exactly one tensor"),
         (b"\x02\0\0\0\0\0\0\0{]", None, "not valid JSON;"),
     ],
 )
-def test_bad_files_are_refused_by_name(data, rules, why):
-    with pytest.raises(InvalidUpload, match=why):
-        read(data, rules)
+def test_bad_files_are_refused_by_name(data, requirements, message):
+    with pytest.raises(InvalidUpload, match=message):
+        read(data, requirements)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("at", [0, READ, SIZE - 1])
-def test_what_is_not_finite_is_refused_wherever_it_is(value, at):
+@pytest.mark.parametrize("index", [0, READ_ELEMENTS, SIZE - 1])
+def test_nonfinite_values_are_rejected_at_any_index(value, index):
     flat = vector(1)
-    flat[at] = value
+    flat[index] = value
     with pytest.raises(InvalidUpload, match="not finite"):
         read(file_of(flat))
 
 
-def test_a_difference_beyond_float32_is_refused_and_the_largest_within_is_not():
+def test_a_difference_that_overflows_float32_is_rejected():
     big = np.full(SIZE, 3e38, np.float32)
     with pytest.raises(InvalidUpload, match="not finite"):
         read(file_of(big), start=-big)
@@ -86,33 +86,33 @@ def test_a_difference_beyond_float32_is_refused_and_the_largest_within_is_not():
 
 
 @given(st.integers(0, 8191))
-def test_a_bit_that_turned_is_found(at):
-    rules, flat = Rules(2000), vector(1, 2000)
+def test_a_flipped_bit_is_detected(index):
+    requirements, flat = UpdateRequirements(2000), vector(1, 2000)
     data = bytearray(dump_adapter(flat, {}))
-    data[at % len(data)] ^= 1
+    data[index % len(data)] ^= 1
     with pytest.raises(InvalidUpload):
-        read(bytes(data), rules, sha256=hashlib.sha256(dump_adapter(flat, {})).hexdigest())
+        read(bytes(data), requirements, sha256=hashlib.sha256(dump_adapter(flat, {})).hexdigest())
 
 
-def test_what_the_upload_refuses_is_refused_here():
-    """The reader at the endpoint is the reference: nothing that it takes or refuses is judged otherwise here."""
-    taken = 0
+def test_read_update_rejects_the_files_that_load_adapter_rejects():
+    """`load_adapter`, which the upload endpoint uses, is the reference: both accept and reject the same files."""
+    accepted = 0
     for kind, data in malformed(3000, 24):
         try:
             expected = load_adapter(data, 24)
         except InvalidUpload:
             with pytest.raises(InvalidUpload):
-                read(data, Rules(24))
+                read(data, UpdateRequirements(24))
         else:
-            taken += 1
+            accepted += 1
             assert kind == "values"
-            assert read(data, Rules(24))[0].tobytes() == expected.tobytes()
-    assert taken > 20
+            assert read(data, UpdateRequirements(24))[0].tobytes() == expected.tobytes()
+    assert accepted > 20
 
 
 @pytest.fixture
 def round_of_files(tmp_path):
-    """Thirteen files on disk, of members in no order: (entries, opener, the same updates in memory)."""
+    """Returns (entries, opener, the same updates in memory) of thirteen files on disk, of members in random order."""
     start, entries, updates = vector(100), [], []
     for number in np.random.default_rng(0).permutation(13):
         data = file_of(vector(int(number)))
@@ -126,45 +126,45 @@ def round_of_files(tmp_path):
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
 @pytest.mark.parametrize("name", ["mean", "median", "trimmed_mean", "multi_krum"])
-def test_files_give_what_memory_gives_to_the_bit(round_of_files, threads, name):
+def test_files_and_memory_give_equal_results_bit_for_bit(round_of_files, threads, name):
     entries, opener, updates = round_of_files
     settings = AggregatorSettings(name=name, clip_norm=384.0, krum_f=2)
-    weighing = Weighing(by="examples" if name == "mean" else "equal")
-    found = combine(FileSource(entries, Rules(SIZE, A), opener, threads), settings, weighing)
-    expected = combine(MemorySource(updates), settings, weighing)
-    assert found.update.tobytes() == expected.update.tobytes()
-    assert 0 < found.clipped == expected.clipped < found.count == 13
+    weighting = Weighting(weights="examples" if name == "mean" else "equal")
+    result = combine(FileSource(entries, UpdateRequirements(SIZE, A), opener, threads), settings, weighting)
+    expected = combine(MemorySource(updates), settings, weighting)
+    assert result.update.tobytes() == expected.update.tobytes()
+    assert 0 < result.clipped == expected.clipped < result.count == 13
 
 
-def test_a_damaged_file_names_its_member_and_nothing_comes_of_the_round(round_of_files, tmp_path):
+def test_a_damaged_file_names_its_member_and_fails_the_round(round_of_files, tmp_path):
     entries, opener, _ = round_of_files
     bad = next(entry for entry in entries if entry.contribution.member == "m07")
     data = bytearray((tmp_path / bad.sha256).read_bytes())
     data[-1] ^= 1
     (tmp_path / bad.sha256).write_bytes(data)
     with pytest.raises(InvalidUpload, match=r"^m07: .*is damaged"):
-        combine(FileSource(entries, Rules(SIZE, A), opener), AggregatorSettings(), Weighing())
+        combine(FileSource(entries, UpdateRequirements(SIZE, A), opener), AggregatorSettings(), Weighting())
 
 
 def test_a_large_b_is_read_one_at_a_time(round_of_files, monkeypatch):
     entries, opener, updates = round_of_files
     monkeypatch.setattr("shared.federation.files.MOST_AHEAD_BYTES", 1)
-    found = combine(FileSource(entries, Rules(SIZE, A), opener), AggregatorSettings(), Weighing())
-    assert found.update.tobytes() == combine(MemorySource(updates), AggregatorSettings(), Weighing()).update.tobytes()
+    result = combine(FileSource(entries, UpdateRequirements(SIZE, A), opener), AggregatorSettings(), Weighting())
+    assert result.update.tobytes() == combine(MemorySource(updates), AggregatorSettings(), Weighting()).update.tobytes()
 
 
 def test_a_start_of_another_size_and_a_member_twice(round_of_files):
     entries, opener, _ = round_of_files
     with pytest.raises(ValueError, match="D = 7"):
-        FileSource(entries, Rules(7), opener)
+        FileSource(entries, UpdateRequirements(7), opener)
     with pytest.raises(ValueError, match="more than one"):
-        FileSource([*entries, entries[0]], Rules(SIZE), opener)
+        FileSource([*entries, entries[0]], UpdateRequirements(SIZE), opener)
 
 
 def test_the_header_may_be_ordered_otherwise():
-    """Files of other writers: metadata last, spaces between."""
+    """Other writers put the metadata last and insert spaces."""
     flat = vector(3, 8)
     about = {"lora_B": {"shape": [8], "dtype": "F32", "data_offsets": [0, 32]}, "__metadata__": {"by": "hand"}}
     header = json.dumps(about).encode()
     data = len(header).to_bytes(8, "little") + header + flat.tobytes()
-    assert read(data, Rules(8))[0].tobytes() == load_adapter(data, 8).tobytes()
+    assert read(data, UpdateRequirements(8))[0].tobytes() == load_adapter(data, 8).tobytes()

@@ -16,7 +16,7 @@ terms = st.tuples(floats, weights, scales)
 
 
 def exact(values):
-    """(mean, mean of absolute values) of (x, weight, scale): every product is exact, and every sum rounded once.
+    """Returns (mean, mean of absolute values) of (x, weight, scale). Products are exact, and each sum is rounded once.
 
     x has 24 bits, a weight 31 and a scale 53, so that only integer arithmetic holds their product.
     """
@@ -38,21 +38,21 @@ def mean_of(values):
     return mean
 
 
-def within(found, values):
+def within(computed, values):
     mean, absolute = exact(values)
     bound = error_bound(len(values), np.array([absolute]), np.array([mean]))
-    return abs(float(found[0]) - mean) <= bound[0]
+    return abs(float(computed[0]) - mean) <= bound[0]
 
 
 @given(st.lists(terms, min_size=1, max_size=40), st.randoms())
-def test_every_order_is_within_the_bound(values, random):
+def test_every_order_of_updates_is_within_the_error_bound(values, random):
     assert within(mean_of(values).result(), values)
     random.shuffle(values)
     assert within(mean_of(values).result(), values)
 
 
-def test_the_bound_is_not_loose():
-    """A mean in float32, as one might write it, breaks the bound that the one in float64 keeps."""
+def test_the_error_bound_is_tight():
+    """A naive mean in float32 exceeds the bound of the float64 mean."""
     rng = np.random.default_rng(0)
     values = rng.normal(size=(1000, 4000)).astype(np.float32)
     exactly = values.astype(np.longdouble).mean(axis=0).astype(np.float64)
@@ -65,7 +65,7 @@ def test_the_bound_is_not_loose():
     assert (np.abs(naive / np.float32(1000) - exactly) > bound).mean() > 0.5
 
 
-def test_many_of_many_blocks():
+def test_many_updates_of_many_blocks():
     rng = np.random.default_rng(1)
     size = 3 * 8192 + 17
     updates = rng.normal(size=(7, size)).astype(np.float32)
@@ -78,6 +78,6 @@ def test_many_of_many_blocks():
 
 
 @pytest.mark.parametrize(("weight", "scale"), [(0, 1), (-1, 1), (math.inf, 1), (math.nan, 1), (1, math.nan)])
-def test_a_weight_that_is_none(weight, scale):
+def test_invalid_weights_are_rejected(weight, scale):
     with pytest.raises(ValueError, match="do not define a mean"):
         WeightedMean(2).add(np.zeros(2, np.float32), weight, scale)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from shared.federation.cohort import OptimizerSettings
-from shared.federation.optimizers import advance, begin, load_state
+from shared.federation.optimizers import advance, initial_state, load_state
 
 SIZE, ROUNDS = 8192 + 300, 5
 
@@ -16,7 +16,7 @@ def updates():
 
 
 def run(settings, rounds=ROUNDS, *, stored=False):
-    flat, state = np.random.default_rng(1).normal(size=SIZE).astype(np.float32), begin(settings, SIZE)
+    flat, state = np.random.default_rng(1).normal(size=SIZE).astype(np.float32), initial_state(settings, SIZE)
     for update in updates()[:rounds]:
         if stored:
             state = load_state(state.dump(), settings, SIZE)
@@ -50,7 +50,7 @@ def reference(settings, element):
     ],
     ids=lambda settings: settings.name,
 )
-def test_each_is_its_formula_in_every_block(settings):
+def test_each_optimizer_follows_its_formula_in_every_block(settings):
     flat, state = run(settings)
     assert state.rounds == ROUNDS
     for element in (0, 1, 8191, 8192, SIZE - 1):
@@ -64,23 +64,33 @@ def test_the_defaults_are_the_plain_mean():
 
 
 @pytest.mark.parametrize("name", ["sgd", "momentum", "adam"])
-def test_a_state_that_was_stored_goes_on_to_the_bit(name):
+def test_a_stored_optimizer_state_resumes_bit_for_bit(name):
     settings = OptimizerSettings(name=name)
-    kept, stored = run(settings), run(settings, stored=True)
-    assert kept[0].tobytes() == stored[0].tobytes()
-    assert kept[1].dump() == stored[1].dump()
+    in_memory, stored = run(settings), run(settings, stored=True)
+    assert in_memory[0].tobytes() == stored[0].tobytes()
+    assert in_memory[1].dump() == stored[1].dump()
 
 
 @pytest.mark.parametrize(
-    ("data", "settings", "size", "why"),
+    ("data", "settings", "size", "message"),
     [
         (b"", OptimizerSettings(name="adam"), 4, "not the state"),
-        (begin(OptimizerSettings(name="adam"), 4).dump()[:-1], OptimizerSettings(name="adam"), 4, "not the state"),
+        (
+            initial_state(OptimizerSettings(name="adam"), 4).dump()[:-1],
+            OptimizerSettings(name="adam"),
+            4,
+            "not the state",
+        ),
         (b"\x02\0\0\0\0\0\0\0{}", OptimizerSettings(), 4, "not the state"),
-        (begin(OptimizerSettings(name="adam"), 4).dump(), OptimizerSettings(name="momentum"), 4, "not to momentum"),
-        (begin(OptimizerSettings(name="adam"), 4).dump(), OptimizerSettings(name="adam"), 5, "D = 4"),
+        (
+            initial_state(OptimizerSettings(name="adam"), 4).dump(),
+            OptimizerSettings(name="momentum"),
+            4,
+            "not to momentum",
+        ),
+        (initial_state(OptimizerSettings(name="adam"), 4).dump(), OptimizerSettings(name="adam"), 5, "D = 4"),
     ],
 )
-def test_another_state_is_refused(data, settings, size, why):
-    with pytest.raises(ValueError, match=why):
+def test_another_state_is_refused(data, settings, size, message):
+    with pytest.raises(ValueError, match=message):
         load_state(data, settings, size)

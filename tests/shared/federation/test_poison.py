@@ -1,14 +1,14 @@
 """One device in five is malicious: which aggregators survive which attack.
 
-Honest devices' updates scatter around what the round should learn, as zeroth-order steps on different data make them:
-each is mostly noise, and the mean of many is what federation is for. An aggregator survives if its answer still goes
-that way (at least 0.6 of the cosine that it has without malice) and at least half as far as it should.
+Honest devices' updates scatter around a common signal, like zeroth-order steps on different data: each is mostly noise.
+An aggregator survives an attack if its result keeps at least 0.6 of its cosine with the signal without the attack, and
+at least half of the signal's length.
 """
 
 import numpy as np
 import pytest
 
-from shared.federation.aggregation import Weighing, combine
+from shared.federation.aggregation import Weighting, combine
 from shared.federation.cohort import AggregatorSettings
 from shared.federation.sources import MemorySource
 from shared.federation.update import Update
@@ -25,34 +25,34 @@ def honest():
     return (signal() + NOISE * np.random.default_rng(2).normal(size=(HONEST, SIZE))).astype(np.float32)
 
 
-def sign_flip(good):
-    """What an honest device found, the other way round, and ten times as far."""
-    return -10 * good[:MALICIOUS]
+def sign_flip(honest_updates):
+    """Negated honest updates, scaled by ten."""
+    return -10 * honest_updates[:MALICIOUS]
 
 
-def huge(good):
-    """Finite, and that is all."""
+def huge(honest_updates):
+    """Huge finite numbers."""
     return np.full((MALICIOUS, SIZE), 1e30)
 
 
-def noise(good):
-    """Numbers without meaning, thirty times an honest update."""
+def noise(honest_updates):
+    """Random numbers, thirty times as large as an honest update."""
     return 30 * NOISE * np.random.default_rng(3).normal(size=(MALICIOUS, SIZE))
 
 
-def collusion(good):
-    """All send the same: the honest mean reversed, as long as an honest update, so that no norm gives them away."""
-    target = -good.mean(axis=0)
-    length = np.median(np.linalg.norm(good, axis=1))
+def collusion(honest_updates):
+    """All send the negated honest mean, with the norm of an honest update."""
+    target = -honest_updates.mean(axis=0)
+    length = np.median(np.linalg.norm(honest_updates, axis=1))
     return np.tile(target * length / np.linalg.norm(target), (MALICIOUS, 1))
 
 
-def a_little(good):
-    """All send the same, a little off the mean in every coordinate, nearer to everyone than the honest ones are.
+def a_little(honest_updates):
+    """All send an update slightly off the honest mean in every coordinate, closer to it than honest updates are.
 
     source: Baruch et al., A Little Is Enough, NeurIPS 2019.
     """
-    mean, spread = good.mean(axis=0), good.std(axis=0)
+    mean, spread = honest_updates.mean(axis=0), honest_updates.std(axis=0)
     return np.tile(mean - 0.6 * spread * np.sign(mean), (MALICIOUS, 1))
 
 
@@ -67,25 +67,29 @@ AGGREGATORS = {
 
 
 def outcome(name, attack=None):
-    """(cosine with what the round should learn, how far along it) of an aggregator's answer."""
-    good = honest()
-    rows = good if attack is None else np.concatenate([good, attack(good)]).astype(np.float32)
+    """Returns (cosine with the signal, relative length along the signal) of an aggregator's result."""
+    honest_updates = honest()
+    rows = (
+        honest_updates
+        if attack is None
+        else np.concatenate([honest_updates, attack(honest_updates)]).astype(np.float32)
+    )
     order = np.random.default_rng(4).permutation(len(rows))
-    source = MemorySource([Update(f"m{place:02}", rows[number]) for place, number in enumerate(order)])
-    found = combine(source, AGGREGATORS[name], Weighing()).update.astype(np.float64)
-    along, length = found @ signal(), np.linalg.norm(signal())
-    return float(along / np.linalg.norm(found) / length), float(along / length**2)
+    source = MemorySource([Update(f"m{position:02}", rows[number]) for position, number in enumerate(order)])
+    result = combine(source, AGGREGATORS[name], Weighting()).update.astype(np.float64)
+    along, length = result @ signal(), np.linalg.norm(signal())
+    return float(along / np.linalg.norm(result) / length), float(along / length**2)
 
 
 @pytest.mark.parametrize("name", AGGREGATORS)
-def test_without_malice_all_go_the_right_way_and_as_far(name):
-    """Krum takes one update of all, which is mostly its own noise: cosine 1 / sqrt(1 + 3^2) = 0.32."""
+def test_without_attacks_every_aggregator_follows_the_signal(name):
+    """Krum selects a single update, which is mostly noise: cosine 1 / sqrt(1 + 3^2) = 0.32."""
     cosine, along = outcome(name)
     assert cosine == pytest.approx(0.32, abs=0.05) if name == "krum" else cosine > 0.85
     assert along == pytest.approx(1, abs=0.1)
 
 
-# docs/federation.md shows this table; an attack that was withstood and is no more, or the other way round, is news.
+# docs/federation.md shows this table; update it with any change.
 SURVIVORS = {
     sign_flip: {"clipped mean", "median", "trimmed mean", "krum", "multi-krum"},
     huge: {"clipped mean", "median", "trimmed mean", "krum", "multi-krum"},
@@ -96,7 +100,7 @@ SURVIVORS = {
 
 
 @pytest.mark.parametrize("attack", SURVIVORS, ids=lambda attack: attack.__name__)
-def test_who_survives(attack):
+def test_each_aggregator_survives_its_documented_attacks(attack):
     survivors = set()
     for name in AGGREGATORS:
         (cosine, along), (clean, _) = outcome(name, attack), outcome(name)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from shared.federation import robust
-from shared.federation.aggregation import Weighing, combine
+from shared.federation.aggregation import Weighting, combine
 from shared.federation.algorithms import BufferedServerHalf
 from shared.federation.cohort import AggregatorSettings
 from shared.federation.sources import MemorySource
@@ -30,7 +30,7 @@ def normal(count=9, size=500, seed=0):
 
 @pytest.fixture
 def narrow(monkeypatch):
-    """So little memory that blocks have a few columns and Krum's tiles a few rows."""
+    """Limits memory so that blocks have a few columns and Krum's tiles a few rows."""
     monkeypatch.setattr(robust, "MOST_BYTES", 1024)
 
 
@@ -42,13 +42,13 @@ def test_the_median_of_each_column(values):
 
 @given(rows, st.sampled_from([0.0, 0.1, 0.2, 0.34, 0.49]))
 def test_the_trimmed_mean_of_each_column(values, share):
-    cut = int(len(values) * share)
-    kept = np.sort(values.astype(np.float64), axis=0)[cut : len(values) - cut]
-    assert np.allclose(robust.trimmed_mean(values, share), kept.mean(axis=0), rtol=1e-6, atol=1e-6)
+    trimmed = int(len(values) * share)
+    remaining = np.sort(values.astype(np.float64), axis=0)[trimmed : len(values) - trimmed]
+    assert np.allclose(robust.trimmed_mean(values, share), remaining.mean(axis=0), rtol=1e-6, atol=1e-6)
 
 
 def definition(values, malicious):
-    """Krum scores as Blanchard et al. define them: one pair after the other."""
+    """Returns the Krum scores by the definition of Blanchard et al., pair by pair."""
     scores = []
     for i, one in enumerate(values):
         others = sorted(float(((one - other) ** 2).sum()) for j, other in enumerate(values) if j != i)
@@ -60,32 +60,32 @@ def definition(values, malicious):
 def test_krum_scores_are_their_definition_over_blocks_and_tiles(narrow, malicious):
     values, scales = normal(), np.linspace(0.5, 1, 9)
     norms = [float(np.linalg.norm(row.astype(np.float64))) for row in values]
-    found = robust.krum_scores(source(values), list(scales), norms, malicious)
-    assert np.allclose(found, definition(values * scales[:, None], malicious), rtol=1e-9)
+    result = robust.krum_scores(source(values), list(scales), norms, malicious)
+    assert np.allclose(result, definition(values * scales[:, None], malicious), rtol=1e-9)
 
 
 def test_krum_takes_the_best_and_multi_krum_the_best_n_minus_f_minus_2():
     values = normal()
     order = np.argsort(definition(values.astype(np.float64), 2))
-    one = combine(source(values), AggregatorSettings(name="krum", krum_f=2), Weighing())
+    one = combine(source(values), AggregatorSettings(name="krum", krum_f=2), Weighting())
     assert one.chosen == (f"m{order[0]:04}",)
     assert one.update.tobytes() == values[order[0]].tobytes()
-    many = combine(source(values), AggregatorSettings(name="multi_krum", krum_f=2), Weighing())
+    many = combine(source(values), AggregatorSettings(name="multi_krum", krum_f=2), Weighting())
     assert set(many.chosen) == {f"m{index:04}" for index in order[:5]}
     assert np.allclose(many.update, values[order[:5]].mean(axis=0), atol=1e-6)
 
 
 def test_krum_of_too_few_is_refused():
     with pytest.raises(ValueError, match="among at least 7, not 6"):
-        combine(source(normal(6)), AggregatorSettings(name="krum", krum_f=2), Weighing())
+        combine(source(normal(6)), AggregatorSettings(name="krum", krum_f=2), Weighting())
 
 
 @pytest.mark.parametrize("name", ["median", "trimmed_mean"])
-def test_blocks_are_the_whole(narrow, name):
+def test_blocks_give_the_same_result_as_one_array(narrow, name):
     values = normal()
-    found = combine(source(values), AggregatorSettings(name=name, trim_share=0.25), Weighing()).update
+    result = combine(source(values), AggregatorSettings(name=name, trim_share=0.25), Weighting()).update
     rule = robust.median if name == "median" else lambda block: robust.trimmed_mean(block, 0.25)
-    assert found.tobytes() == rule(values).tobytes()
+    assert result.tobytes() == rule(values).tobytes()
 
 
 @pytest.mark.parametrize("name", ["mean", "median"])
@@ -95,10 +95,10 @@ def test_clipping_scales_long_updates_down_and_leaves_short_ones(name):
     norms = np.linalg.norm(values.astype(np.float64), axis=1)
     limit = float(np.sort(norms)[2])
     expected = values * np.minimum(1, limit / norms)[:, None]
-    found = combine(source(values), AggregatorSettings(name=name, clip_norm=limit), Weighing())
-    assert found.clipped == 2
+    result = combine(source(values), AggregatorSettings(name=name, clip_norm=limit), Weighting())
+    assert result.clipped == 2
     reference = expected.mean(axis=0) if name == "mean" else np.median(expected, axis=0)
-    assert np.allclose(found.update, reference, atol=1e-5)
+    assert np.allclose(result.update, reference, atol=1e-5)
 
 
 @given(st.floats(1e-30, 1e38), st.floats(1e-6, 1e6), st.integers(0, 99))
@@ -110,11 +110,11 @@ def test_a_clipped_update_is_never_over_the_bound(scale, bound, seed):
 
 
 @pytest.mark.parametrize("name", ["mean", "median", "krum"])
-def test_a_stale_update_moves_less(name):
+def test_stale_updates_are_scaled_down(name):
     values = np.ones((3, 4), np.float32)
-    weighing = Weighing(BufferedServerHalf(exponent=0.5))
-    found = combine(source(values, staleness=3), AggregatorSettings(name=name), weighing)
-    assert np.array_equal(found.update, np.full(4, 0.5, np.float32))
+    weighting = Weighting(BufferedServerHalf(exponent=0.5))
+    result = combine(source(values, staleness=3), AggregatorSettings(name=name), weighting)
+    assert np.array_equal(result.update, np.full(4, 0.5, np.float32))
 
 
 def test_examples_weigh_up_to_the_cap_and_a_device_that_claims_none_counts_as_one():
@@ -123,8 +123,8 @@ def test_examples_weigh_up_to_the_cap_and_a_device_that_claims_none_counts_as_on
         Update("liar", np.array([0, 1, 0], np.float32), examples=10**9),
         Update("none", np.array([0, 0, 1], np.float32), examples=0),
     ]
-    found = combine(MemorySource(updates), AggregatorSettings(), Weighing(by="examples", most_examples=50))
-    assert found.weight == 81
-    assert np.allclose(found.update, np.array([30, 50, 1]) / 81)
-    equal = combine(MemorySource(updates), AggregatorSettings(), Weighing())
+    result = combine(MemorySource(updates), AggregatorSettings(), Weighting(weights="examples", most_examples=50))
+    assert result.weight == 81
+    assert np.allclose(result.update, np.array([30, 50, 1]) / 81)
+    equal = combine(MemorySource(updates), AggregatorSettings(), Weighting())
     assert np.allclose(equal.update, 1 / 3)

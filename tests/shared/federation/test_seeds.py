@@ -5,6 +5,6 @@ import hashlib
 from shared.federation.seeds import member_seed
 
 
-def test_it_is_the_digest_of_what_it_is_of():
+def test_member_seed_is_a_digest_of_its_arguments():
     digest = hashlib.sha256(b'mobizo round\n[7,"readers",3,"alice"]').digest()
     assert member_seed(7, "readers", 3, "alice") == int.from_bytes(digest[:8], "little") % 2**53

@@ -1,4 +1,4 @@
-"""What every source promises; and updates themselves."""
+"""Update sources, and the validation of updates."""
 
 import numpy as np
 import pytest
@@ -11,20 +11,20 @@ def update(member, values, **claims):
     return Update(member, np.array(values, np.float32), **claims)
 
 
-def test_the_order_is_the_members_however_they_came():
+def test_updates_are_ordered_by_member():
     updates = [update("b", [2, 2]), update("a", [1, 1]), update("c", [3, 3])]
     forward, backward = MemorySource(updates), MemorySource(updates[::-1])
     assert [each.member for each in forward.updates()] == ["a", "b", "c"]
     assert [each.member for each in backward.updates()] == ["a", "b", "c"]
 
 
-def test_blocks_are_columns_of_all():
+def test_blocks_are_columns_of_all_updates():
     source = MemorySource([update("a", [1, 2, 3]), update("b", [4, 5, 6])])
-    found = [(at, block.tolist()) for at, block in source.blocks(2)]
-    assert found == [(0, [[1, 2], [4, 5]]), (2, [[3], [6]])]
+    blocks = [(offset, block.tolist()) for offset, block in source.blocks(2)]
+    assert blocks == [(0, [[1, 2], [4, 5]]), (2, [[3], [6]])]
 
 
-def test_who_sent_twice_none_or_another_size():
+def test_invalid_sources_are_rejected():
     with pytest.raises(ValueError, match="no updates"):
         MemorySource([])
     with pytest.raises(ValueError, match="a has more than one"):
@@ -33,7 +33,7 @@ def test_who_sent_twice_none_or_another_size():
         MemorySource([update("a", [1]), update("b", [1, 2])])
 
 
-def test_an_update_is_one_float32_vector_of_a_sane_claim():
+def test_invalid_updates_are_rejected():
     with pytest.raises(ValueError, match="float64"):
         Update("a", np.zeros(3))
     with pytest.raises(ValueError, match=r"\(1, 3\)"):

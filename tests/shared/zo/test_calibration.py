@@ -1,4 +1,4 @@
-"""Calibration files: what goes in comes out, and what no recipe should trust is refused by name."""
+"""Calibration files: round trip, and rejection of invalid files."""
 
 import contextlib
 import json
@@ -13,7 +13,7 @@ from safetensors.numpy import save
 from shared.canonical import sha256_hex
 from shared.errors import InvalidRecipe, InvalidUpload
 from shared.recipe import BaseRef
-from shared.zo.calibration import Calibration, CalibrationAbout, dump_calibration, load_calibration, read_calibration
+from shared.zo.calibration import Calibration, CalibrationMetadata, dump_calibration, load_calibration, read_calibration
 from shared.zo.lora import a_fingerprint, frozen_a, init_a, lora_modules
 
 
@@ -23,8 +23,8 @@ def orthonormal(size, width, seed=0):
     return np.linalg.qr(random)[0].astype(np.float32)
 
 
-def about(base, **changes):
-    return CalibrationAbout(base=base, kind="gradients", task="sst2", examples=200, **changes)
+def metadata(base, **changes):
+    return CalibrationMetadata(base=base, kind="gradients", task="sst2", examples=200, **changes)
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def file(recipe, shape):
     """A calibration of every adapted layer of `recipe`, five directions each."""
     modules = lora_modules(recipe, shape)
     directions = {module.name: orthonormal(module.in_features, 5, module.index) for module in modules}
-    return dump_calibration(about(recipe.base), directions)
+    return dump_calibration(metadata(recipe.base), directions)
 
 
 def altered(file, change):
@@ -47,37 +47,39 @@ def altered(file, change):
 def test_what_was_written_is_read(file, recipe, shape, tmp_path):
     path = tmp_path / "calibration"
     path.write_bytes(file)
-    found = read_calibration(path)
-    assert found.about == about(recipe.base)
-    assert (found.sha256, found.width) == (sha256_hex(file), 5)
+    calibration = read_calibration(path)
+    assert calibration.metadata == metadata(recipe.base)
+    assert (calibration.sha256, calibration.width) == (sha256_hex(file), 5)
     for module in lora_modules(recipe, shape):
-        np.testing.assert_array_equal(found.directions[module.name], orthonormal(module.in_features, 5, module.index))
-    assert dump_calibration(found.about, dict(reversed(found.directions.items()))) == file
+        np.testing.assert_array_equal(
+            calibration.directions[module.name], orthonormal(module.in_features, 5, module.index)
+        )
+    assert dump_calibration(calibration.metadata, dict(reversed(calibration.directions.items()))) == file
 
 
 def test_a_recipe_takes_the_first_directions(file, recipe, shape):
     calibration = load_calibration(file)
     named = recipe.model_copy(update={"calibration": calibration.sha256})
-    random, taken = [], []
+    random_energies, energies = [], []
     for module in lora_modules(named, shape):
         a = frozen_a(named, module, calibration)
         expected = orthonormal(module.in_features, 5, module.index)[:, : recipe.rank] / np.sqrt(3)
         np.testing.assert_allclose(a, expected, rtol=1e-6)
-        taken.append(np.square(a).sum())
+        energies.append(np.square(a).sum())
         seeds = [recipe.model_copy(update={"a_seed": seed}) for seed in range(50)]
-        random.append(np.mean([np.square(init_a(other, module)).sum() for other in seeds]))
-    np.testing.assert_allclose(taken, random, rtol=0.05)  # as much energy as a random A has on average
+        random_energies.append(np.mean([np.square(init_a(other, module)).sum() for other in seeds]))
+    np.testing.assert_allclose(energies, random_energies, rtol=0.05)  # as much energy as a random A has on average
     assert a_fingerprint(named, shape, calibration) != a_fingerprint(recipe, shape)
-    assert a_fingerprint(recipe, shape, calibration) == a_fingerprint(recipe, shape)  # it names none
+    assert a_fingerprint(recipe, shape, calibration) == a_fingerprint(recipe, shape)  # the recipe names no calibration
 
 
-def test_what_does_not_fit_a_recipe(file, recipe, shape):
+def test_calibrations_that_do_not_fit_a_recipe_are_rejected(file, recipe, shape):
     calibration = load_calibration(file)
     named = recipe.model_copy(update={"calibration": calibration.sha256})
     module = lora_modules(named, shape)[0]
 
-    def refused(says, recipe=named, module=module, calibration=calibration):
-        with pytest.raises(InvalidRecipe, match=says):
+    def refused(message, recipe=named, module=module, calibration=calibration):
+        with pytest.raises(InvalidRecipe, match=message):
             frozen_a(recipe, module, calibration)
 
     refused("is not available", calibration=None)
@@ -85,13 +87,15 @@ def test_what_does_not_fit_a_recipe(file, recipe, shape):
     refused("created for base", recipe=named.model_copy(update={"base": BaseRef(name="other", sha256="d" * 64)}))
     refused("has 5 directions", recipe=named.model_copy(update={"rank": 6}))
     fewer = {name: value for name, value in calibration.directions.items() if name != module.name}
-    refused(f"no directions for {module.name}", calibration=Calibration(calibration.about, fewer, calibration.sha256))
+    refused(
+        f"no directions for {module.name}", calibration=Calibration(calibration.metadata, fewer, calibration.sha256)
+    )
     smaller = calibration.directions | {module.name: orthonormal(module.in_features - 1, 5)}
-    refused("inputs", calibration=Calibration(calibration.about, smaller, calibration.sha256))
+    refused("inputs", calibration=Calibration(calibration.metadata, smaller, calibration.sha256))
 
 
 @pytest.mark.parametrize(
-    ("tensor", "says"),
+    ("tensor", "message"),
     [
         (2 * orthonormal(8, 2), "not orthonormal"),
         (np.full((8, 2), 1e38, np.float32), "not orthonormal"),  # their squares are infinite
@@ -105,14 +109,14 @@ def test_what_does_not_fit_a_recipe(file, recipe, shape):
         (np.zeros((8, 0), np.float32), r"\[8, 0\]"),
     ],
 )
-def test_directions_that_are_none(recipe, tensor, says):
-    text = about(recipe.base).model_dump_json()
-    with pytest.raises(InvalidUpload, match=says):
+def test_invalid_directions_are_rejected(recipe, tensor, message):
+    text = metadata(recipe.base).model_dump_json()
+    with pytest.raises(InvalidUpload, match=message):
         load_calibration(save({"layer": tensor}, {"mobizo": text}))
 
 
-def test_files_that_say_too_little(file, recipe):
-    for says, data in (
+def test_incomplete_calibrations_are_rejected(file, recipe):
+    for message, data in (
         ("not a complete", b""),
         ("not a complete", file[:-1]),
         ("not a complete", file + b"\0"),
@@ -120,17 +124,17 @@ def test_files_that_say_too_little(file, recipe):
         ("no description", altered(file, lambda header: header["__metadata__"].pop("mobizo"))),
         ("no description", altered(file, lambda header: header["__metadata__"].update(mobizo="{}"))),
         ("no description", altered(file, lambda header: header["__metadata__"].update(mobizo="["))),
-        ("no directions", save({}, {"mobizo": about(recipe.base).model_dump_json()})),
+        ("no directions", save({}, {"mobizo": metadata(recipe.base).model_dump_json()})),
     ):
-        with pytest.raises(InvalidUpload, match=says):
+        with pytest.raises(InvalidUpload, match=message):
             load_calibration(data)
 
 
 @given(data=st.data())
-def test_damage_is_refused_or_changes_its_name(data):
-    whole = dump_calibration(about(BaseRef(name="b", sha256="a" * 64)), {"layer": orthonormal(6, 2)})
-    at = data.draw(st.integers(0, len(whole) - 1))
-    damaged = bytearray(whole)
-    damaged[at] ^= data.draw(st.integers(1, 255))
+def test_damage_is_rejected_or_changes_the_sha256(data):
+    file = dump_calibration(metadata(BaseRef(name="b", sha256="a" * 64)), {"layer": orthonormal(6, 2)})
+    index = data.draw(st.integers(0, len(file) - 1))
+    damaged = bytearray(file)
+    damaged[index] ^= data.draw(st.integers(1, 255))
     with contextlib.suppress(InvalidUpload):
-        assert load_calibration(bytes(damaged)).sha256 != sha256_hex(whole)
+        assert load_calibration(bytes(damaged)).sha256 != sha256_hex(file)

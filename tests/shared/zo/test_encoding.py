@@ -24,9 +24,9 @@ WORDS = ["<s>", "<unk>", "a", "b", "c", "d", "e", "f", "g", "It", "was", "great"
 
 @pytest.fixture
 def tokenizer():
-    made = Tokenizer(models.WordLevel({word: index for index, word in enumerate(WORDS)}, unk_token="<unk>"))
-    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return made
+    tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(WORDS)}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return tokenizer
 
 
 def ids(text):
@@ -76,8 +76,10 @@ def test_a_dynamic_batch_is_as_long_as_its_longest_sequence(tokenizer, recipe):
 
 
 def test_only_the_right_row_decides_a_steps_length(tokenizer, recipe):
-    example = encode_question(tokenizer, question(2), recipe, "f:1")  # g follows at once; the others read a token more
-    assert example.right.tokens == tuple(ids("a b c"))
+    example = encode_question(
+        tokenizer, question(2), recipe, "f:1"
+    )  # g is one token; the other candidates are a token longer
+    assert example.correct_row.tokens == tuple(ids("a b c"))
     assert pack_step([example], recipe, dynamic=True)[0].shape == (3, 3)
 
 
@@ -133,8 +135,8 @@ def test_pack_score_sums_the_tokens_of_each_candidate(tokenizer, recipe):
     logprobs = np.random.default_rng(0).normal(size=(12, 2, 3)).astype(np.float32)
     scores = batch.read(logprobs)[0]
     for candidate, row in enumerate(example.rows):
-        # Each candidate's own tokens, looked up by hand in the packed arrays.
-        found = [
+        # Sums each candidate's tokens from the packed arrays.
+        sums = [
             sum(float(logprobs[r, t, c]) for t in range(len(row.answer)))
             for r in range(12)
             for c in range(3)
@@ -142,7 +144,7 @@ def test_pack_score_sums_the_tokens_of_each_candidate(tokenizer, recipe):
             and tokens[r, : len(row.tokens)].tolist() == list(row.tokens)
             and positions[r, : len(row.answer)].tolist() == [position for position, _ in row.targets]
         ]
-        assert scores[candidate] in [pytest.approx(value) for value in found]
+        assert scores[candidate] in [pytest.approx(value) for value in sums]
 
 
 def test_pack_score_splits_into_batches_and_keeps_the_order(tokenizer, recipe):
@@ -171,7 +173,7 @@ def test_a_cut_prompt_keeps_its_special_first_token(tokenizer, recipe):
 
 
 @pytest.mark.parametrize(
-    ("choices", "says"),
+    ("choices", "message"),
     [
         ((Choice("a", " b c d"),), "3 tokens; the recipe's answer_length is 2"),
         ((Choice("a", " b"),) * 4, "4 candidates; the recipe's choices is 3"),
@@ -179,13 +181,13 @@ def test_a_cut_prompt_keeps_its_special_first_token(tokenizer, recipe):
         ((Choice("a", " "),), "answer is empty"),
     ],
 )
-def test_what_cannot_fit_is_named(tokenizer, recipe, choices, says):
-    with pytest.raises(InvalidDataset, match=f"f:9: .*{says}"):
+def test_records_that_do_not_fit_are_named(tokenizer, recipe, choices, message):
+    with pytest.raises(InvalidDataset, match=f"f:9: .*{message}"):
         encode_question(tokenizer, Question(choices, 0), recipe, "f:9")
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ('{"text": "a", "label": 1}\nnot json\n', r"d\.jsonl:2: the line is not JSON"),
         ("[1, 2]\n", r"d\.jsonl:1: the line is list"),
@@ -193,9 +195,9 @@ def test_what_cannot_fit_is_named(tokenizer, recipe, choices, says):
         ("\n\n", "contains no records"),
     ],
 )
-def test_bad_files_name_file_and_line(tmp_path, tokenizer, recipe, text, says):
+def test_bad_files_name_file_and_line(tmp_path, tokenizer, recipe, text, message):
     (tmp_path / "d.jsonl").write_text(text)
-    with pytest.raises(InvalidDataset, match=says):
+    with pytest.raises(InvalidDataset, match=message):
         load_examples(tmp_path / "d.jsonl", named_task("sst2"), tokenizer, recipe)
 
 
@@ -213,7 +215,7 @@ def test_candidates_loss_needs_one_prompt(tmp_path, tokenizer, recipe):
         load_examples(tmp_path / "d.jsonl", named_task("winogrande"), tokenizer, held)
 
 
-def test_a_tokenizer_that_closes_texts_is_refused(tmp_path, tokenizer, recipe):
+def test_a_tokenizer_that_appends_special_tokens_is_rejected(tmp_path, tokenizer, recipe):
     tokenizer.post_processor = processors.TemplateProcessing(single="$A <s>", special_tokens=[("<s>", 0)])
     (tmp_path / "d.jsonl").write_text("{}\n")
     with pytest.raises(InvalidTask, match="appends a special token"):
@@ -228,23 +230,23 @@ def test_answer_sizes(tokenizer):
 
 
 def test_other_threads_run_while_a_long_text_is_tokenized():
-    """The server's event loop is one of them. The text is as long as a request to score may be."""
+    """The server's event loop must run. The text has the maximum length of a scoring request."""
     long = Tokenizer(models.BPE({letter: number for number, letter in enumerate("abcdefgh")}, []))
-    turns, began, ended = 0, threading.Event(), threading.Event()
+    iterations, started, finished = 0, threading.Event(), threading.Event()
 
     def tokenize():
-        began.set()
+        started.set()
         token_ids(long, "abcdefgh" * 131_072)
-        ended.set()
+        finished.set()
 
     thread = threading.Thread(target=tokenize)
     thread.start()
-    began.wait()
-    while not ended.is_set():
+    started.wait()
+    while not finished.is_set():
         time.sleep(0.001)
-        turns += 1
+        iterations += 1
     thread.join()
-    assert turns > 20
+    assert iterations > 20
 
 
 def test_token_ids_are_those_of_the_tokenizer(tokenizer):

@@ -84,7 +84,7 @@ def flat_with(value):
 
 
 @pytest.mark.parametrize(
-    ("data", "says"),
+    ("data", "message"),
     [
         (save({"lora_B": np.zeros(9, np.float32)}), r"shape \[9\]"),
         (save({"lora_B": np.zeros((2, 4), np.float32)}), r"shape \[2, 4\]"),
@@ -98,13 +98,13 @@ def flat_with(value):
         (b"x" * 10_000, "bytes"),
     ],
 )
-def test_bad_adapters_are_named(data, says):
-    with pytest.raises(InvalidUpload, match=says):
+def test_bad_adapters_are_named(data, message):
+    with pytest.raises(InvalidUpload, match=message):
         load_adapter(data, 8)
 
 
-def test_a_file_may_say_anything_of_its_fingerprint():
+def test_invalid_fingerprint_metadata_reads_as_none():
     flat = np.zeros(2, np.float32)
-    for words in ("", "[]", "7", '{"a_sha256"', "[" * 3900):
-        assert named_fingerprint(dump_adapter(flat, {"mobizo": words})) is None
+    for text in ("", "[]", "7", '{"a_sha256"', "[" * 3900):
+        assert named_fingerprint(dump_adapter(flat, {"mobizo": text})) is None
     assert named_fingerprint(dump_adapter(flat, {"mobizo": '{"a_sha256": "ab"}'})) == "ab"

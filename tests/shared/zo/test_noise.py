@@ -1,4 +1,4 @@
-"""The noise reference against published vectors and against a second, plain-integer writing of the formulas."""
+"""The noise reference against published vectors and against a second implementation in plain integers."""
 
 import math
 
@@ -79,7 +79,7 @@ def test_gaussian_is_box_muller_of_the_two_words():
         assert z[2 * call + 1] == pytest.approx(radius * math.sin(2 * math.pi * u2), abs=2e-6)
 
 
-def test_a_direction_is_named_by_its_noise_and_randn_has_none_to_name():
+def test_direction_selects_the_noise_and_rejects_randn():
     assert np.array_equal(noise.direction("rademacher", (1, 2), 70), noise.rademacher((1, 2), 70))
     for name in ("gaussian", "operator"):
         assert np.array_equal(noise.direction(name, (1, 2), 70), noise.gaussian((1, 2), 70))
@@ -92,7 +92,9 @@ def test_query_seeds_differ_by_job_step_and_query_and_never_move():
         tuple(seed) for job in (0, 1, 2**40) for step in range(20) for seed in noise.query_seeds(job, step, 4).tolist()
     }
     assert len(seeds) == 3 * 20 * 4
-    assert np.array_equal(noise.query_seeds(5, 3, 8)[:4], noise.query_seeds(5, 3, 4))  # q does not reshuffle
+    assert np.array_equal(
+        noise.query_seeds(5, 3, 8)[:4], noise.query_seeds(5, 3, 4)
+    )  # independent of the number of queries
     key = plain_threefry((5, 0), (noise.DOMAIN_QUERY, 0xFFFFFFFF))
     expected = np.array(plain_threefry(key, (3, 2)), np.uint32).view(np.int32)
     assert np.array_equal(noise.query_seeds(5, 3, 4)[2], expected)
@@ -100,14 +102,14 @@ def test_query_seeds_differ_by_job_step_and_query_and_never_move():
 
 @given(st.integers(0, 2**53 - 1), st.integers(0, 30), st.integers(1, 9))
 def test_the_seeds_of_a_run_are_those_of_its_steps_to_the_bit(seed, steps, queries):
-    found = noise.run_seeds(seed, steps, queries)
-    assert (found.shape, found.dtype) == ((steps, queries, 2), np.int32)
+    seeds = noise.run_seeds(seed, steps, queries)
+    assert (seeds.shape, seeds.dtype) == ((steps, queries, 2), np.int32)
     for step in range(steps):
-        assert np.array_equal(found[step], noise.query_seeds(seed, step, queries))
+        assert np.array_equal(seeds[step], noise.query_seeds(seed, step, queries))
 
 
 @given(st.integers(0, 2**53 - 1), st.integers(0, 1000), st.integers(1, 300))
-def test_permutation_is_one(seed, epoch, size):
+def test_permutation_is_a_permutation(seed, epoch, size):
     assert sorted(noise.permutation(seed, epoch, size).tolist()) == list(range(size))
 
 

@@ -1,4 +1,4 @@
-"""The replay in blocks against the plain one, which follows the paper's update element by element."""
+"""The replay in blocks against `Trajectory.replay`, which follows the paper's update element by element."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from shared.errors import Conflict, NotReplayable
 from shared.zo.noise import query_seeds, rademacher
 from shared.zo.replay import BLOCK_CALLS, CHUNK_KEYS
-from shared.zo.replay import replay as replayed
+from shared.zo.replay import replay as fast_replay
 from shared.zo.trajectory import Trajectory, TrajectoryHeader
 
 BLOCK = 64 * BLOCK_CALLS
@@ -21,7 +21,7 @@ def trajectory(size, steps, queries, seed=2**53 - 1, noise="rademacher", scale=1
     )
     run = Trajectory(header)
     for _ in range(steps):
-        run.take(np.array([*(scale * rng.normal(size=queries)), *([rng.random()] if mu else [])], np.float32))
+        run.append_numbers(np.array([*(scale * rng.normal(size=queries)), *([rng.random()] if mu else [])], np.float32))
     return run
 
 
@@ -32,7 +32,7 @@ def start(size):
 @pytest.mark.parametrize("size", [1, 7, 8, 9, 63, 64, 65, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK + 77])
 def test_every_size_to_the_bit(size):
     run = trajectory(size, 9, 4)
-    assert replayed(run, start(size)).tobytes() == run.replay(start(size)).tobytes()
+    assert fast_replay(run, start(size)).tobytes() == run.replay(start(size)).tobytes()
 
 
 @settings(max_examples=40, deadline=None)
@@ -47,39 +47,39 @@ def test_every_size_to_the_bit(size):
 )
 def test_every_run_to_the_bit_after_every_step(size, steps, queries, seed, scale, mu, data):
     run = trajectory(size, steps, queries, seed, scale=scale, mu=mu)
-    upto = data.draw(st.none() | st.integers(0, steps))
-    assert replayed(run, start(size), upto).tobytes() == run.replay(start(size), upto).tobytes()
+    last_step = data.draw(st.none() | st.integers(0, steps))
+    assert fast_replay(run, start(size), last_step).tobytes() == run.replay(start(size), last_step).tobytes()
 
 
-def test_a_pull_comes_after_each_step_and_is_rounded_operation_by_operation():
+def test_a_pull_follows_each_step_in_float32_operations():
     run, size = trajectory(2 * BLOCK + 77, 5, 3, mu=0.5), 2 * BLOCK + 77
-    expected = begin = start(size)
+    expected = start_b = start(size)
     for step, coefficients in enumerate(run.coefficients):
         for seed, coefficient in zip(query_seeds(2**53 - 1, step, 3).tolist(), coefficients, strict=True):
             expected = np.subtract(expected, coefficient * rademacher(tuple(seed), size), dtype=np.float32)
-        away = np.subtract(expected, begin, dtype=np.float32)
-        expected = np.add(begin, np.multiply(run.pulls[step], away, dtype=np.float32), dtype=np.float32)
-    assert replayed(run, begin).tobytes() == expected.tobytes()
+        distance = np.subtract(expected, start_b, dtype=np.float32)
+        expected = np.add(start_b, np.multiply(run.pulls[step], distance, dtype=np.float32), dtype=np.float32)
+    assert fast_replay(run, start_b).tobytes() == expected.tobytes()
 
 
-def test_what_grows_beyond_float32_is_no_number_and_no_warning():
+def test_replay_overflow_gives_nonfinite_values_without_a_warning():
     run = trajectory(64, 2, 1)
     run.coefficients[:] = [np.full(1, 3e38, np.float32)] * 2
-    assert not np.isfinite(replayed(run, np.zeros(64, np.float32))).all()
+    assert not np.isfinite(fast_replay(run, np.zeros(64, np.float32))).all()
 
 
 @pytest.mark.parametrize("noise", ["gaussian", "operator", "randn"])
-def test_other_noise_is_another_machines(noise):
+def test_replay_rejects_noise_that_depends_on_the_machine(noise):
     with pytest.raises(NotReplayable, match=noise):
-        replayed(trajectory(64, 1, 1, noise=noise), np.zeros(64, np.float32))
+        fast_replay(trajectory(64, 1, 1, noise=noise), np.zeros(64, np.float32))
 
 
-def test_a_b_of_another_size_is_the_callers_bug():
+def test_a_start_of_another_size_raises_value_error():
     with pytest.raises(ValueError, match="D = 64"):
-        replayed(trajectory(64, 1, 1), np.zeros(65, np.float32))
+        fast_replay(trajectory(64, 1, 1), np.zeros(65, np.float32))
 
 
-def test_a_run_with_exact_gradients_has_nothing_to_replay():
+def test_runs_with_exact_gradients_cannot_be_replayed():
     run = trajectory(8, 2, 1)
     run.header = run.header.model_copy(update={"exact": True})
     with pytest.raises(Conflict, match="train with estimator directional or replay"):

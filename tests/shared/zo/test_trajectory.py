@@ -21,19 +21,19 @@ def record(path, steps=5):
     return file.trajectory
 
 
-def test_a_run_with_pulls_has_a_factor_with_each_step(tmp_path):
+def test_each_step_of_a_run_with_pulls_records_its_factor(tmp_path):
     header = HEADER.model_copy(update={"proximal": 0.25})
     file = TrajectoryFile(tmp_path / "t", header)
     file.append_step(np.array([1, 2, 3], np.float32), np.float32(0.75))
     with pytest.raises(ValueError, match="if and only if"):
         file.append_step(np.ones(3, np.float32))
     file.close()
-    again = TrajectoryFile(tmp_path / "t", header)
-    again.append_step(np.array([4, 5, 6], np.float32), np.float32(0.5))
-    again.close()
-    read, _ = parse_trajectory((tmp_path / "t").read_bytes())
-    assert np.array_equal(read.coefficients, [[1, 2, 3], [4, 5, 6]])
-    assert read.pulls == [0.75, 0.5]
+    reopened = TrajectoryFile(tmp_path / "t", header)
+    reopened.append_step(np.array([4, 5, 6], np.float32), np.float32(0.5))
+    reopened.close()
+    trajectory, _ = parse_trajectory((tmp_path / "t").read_bytes())
+    assert np.array_equal(trajectory.coefficients, [[1, 2, 3], [4, 5, 6]])
+    assert trajectory.pulls == [0.75, 0.5]
     with pytest.raises(Conflict, match="another run"):
         TrajectoryFile(tmp_path / "t", HEADER)
     plain = TrajectoryFile(tmp_path / "plain", HEADER)
@@ -54,7 +54,7 @@ def test_replay_is_algorithm_1s_update_in_float32(tmp_path):
     assert np.array_equal(trajectory.replay(start, 0), start)
 
 
-def test_a_run_on_the_runtimes_own_noise_is_recorded_but_not_replayed():
+def test_runs_with_randn_noise_cannot_be_replayed():
     start = np.zeros(200, np.float32)
     trajectory = Trajectory(HEADER.model_copy(update={"noise": "randn"}), [np.ones(3, np.float32)])
     with pytest.raises(Conflict, match="cannot be reproduced"):
@@ -63,22 +63,22 @@ def test_a_run_on_the_runtimes_own_noise_is_recorded_but_not_replayed():
 
 @settings(max_examples=60, deadline=None)
 @given(cut=st.integers(0, 400), junk=st.binary(max_size=40))
-def test_a_torn_tail_is_cut_and_the_run_goes_on(tmp_path_factory, cut, junk):
+def test_an_incomplete_last_frame_is_cut_and_the_run_resumes(tmp_path_factory, cut, junk):
     path = tmp_path_factory.mktemp("torn") / "t"
-    whole = record(path)
+    trajectory = record(path)
     data = path.read_bytes()
     path.write_bytes(data[: max(len(data) - cut, 0)] + junk)
     file = TrajectoryFile(path, HEADER)
     done = file.trajectory.steps
-    assert np.array_equal(file.trajectory.coefficients, whole.coefficients[:done])
-    for coefficients in whole.coefficients[done:]:
+    assert np.array_equal(file.trajectory.coefficients, trajectory.coefficients[:done])
+    for coefficients in trajectory.coefficients[done:]:
         file.append_step(coefficients)
     file.close()
-    again, _ = parse_trajectory(path.read_bytes())
-    assert np.array_equal(again.coefficients, whole.coefficients)
+    restored, _ = parse_trajectory(path.read_bytes())
+    assert np.array_equal(restored.coefficients, trajectory.coefficients)
 
 
-def test_another_runs_file_is_left_alone(tmp_path):
+def test_the_file_of_another_run_is_unchanged(tmp_path):
     record(tmp_path / "t")
     before = (tmp_path / "t").read_bytes()
     with pytest.raises(Conflict, match="another run"):
@@ -86,22 +86,22 @@ def test_another_runs_file_is_left_alone(tmp_path):
     assert (tmp_path / "t").read_bytes() == before
 
 
-def test_a_full_disk_leaves_no_half_frame(tmp_path, monkeypatch):
-    """fsync fails the way a full disk does; the next append must still follow a whole frame."""
+def test_a_full_disk_leaves_no_partial_frame(tmp_path, monkeypatch):
+    """fsync fails as on a full disk; the next append must follow a complete frame."""
     file = TrajectoryFile(tmp_path / "t", HEADER)
     file.append_step(np.ones(3, np.float32))
 
-    def full(_):
+    def raise_full_disk(_):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("shared.zo.trajectory.os.fsync", full)
+        patch.setattr("shared.zo.trajectory.os.fsync", raise_full_disk)
         with pytest.raises(OSError, match="No space"):
             file.append_step(np.ones(3, np.float32))
     file.append_step(np.full(3, 2, np.float32))
     file.close()
-    read, _ = parse_trajectory((tmp_path / "t").read_bytes())
-    assert np.array_equal(read.coefficients, [[1, 1, 1], [2, 2, 2]])
+    trajectory, _ = parse_trajectory((tmp_path / "t").read_bytes())
+    assert np.array_equal(trajectory.coefficients, [[1, 1, 1], [2, 2, 2]])
 
 
 def test_steps_out_of_order_are_no_crash_but_a_conflict(tmp_path):

@@ -1,4 +1,4 @@
-"""Ledgers that came from elsewhere: every malformed one is refused with a reason, and no other error escapes."""
+"""Uploaded ledgers: every malformed one is rejected with a reason, and no other error is raised."""
 
 import json
 import struct
@@ -13,10 +13,10 @@ from shared.job import Result
 from shared.training_settings import TrainingSettings
 from shared.trajectory_checks import check_result, check_run, ledger_limit
 from shared.zo.trajectory import MAGIC, Evaluation, Limits, TrajectoryFile, TrajectoryHeader, frame
-from shared.zo.trajectory_reader import MOST_NOTES, read_ledger
+from shared.zo.trajectory_reader import MOST_METADATA_FRAMES, read_ledger
 
 HEADER = TrajectoryHeader(job_id="j", job_seed=9, recipe_id="0" * 64, noise="rademacher", queries=2, size=100)
-HEAD = MAGIC + frame(b"H", 0, HEADER.model_dump_json().encode())
+FIRST_BYTES = MAGIC + frame(b"H", 0, HEADER.model_dump_json().encode())
 TRAINING = TrainingSettings(steps=6, evaluation_interval=2)
 
 
@@ -26,7 +26,7 @@ def step(number, values=(0.5, -0.25)):
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
-    """A ledger as a device writes it, with all that a run notes."""
+    """Returns a trajectory with steps, evaluations and limits, and the bytes that a device writes for it."""
     path = tmp_path_factory.mktemp("ledger") / "t"
     file = TrajectoryFile(path, HEADER)
     for number in range(6):
@@ -39,14 +39,14 @@ def written(tmp_path_factory):
     return file.trajectory, path.read_bytes()
 
 
-def test_what_a_device_writes_is_read(written):
-    trajectory, data = written
-    found = read_ledger(data)
-    assert found.header == trajectory.header
-    assert np.array_equal(found.coefficients, trajectory.coefficients)
-    assert (found.evaluations, found.limits) == (trajectory.evaluations, trajectory.limits)
+def test_a_written_ledger_is_read(written):
+    expected, data = written
+    trajectory = read_ledger(data)
+    assert trajectory.header == expected.header
+    assert np.array_equal(trajectory.coefficients, expected.coefficients)
+    assert (trajectory.evaluations, trajectory.limits) == (expected.evaluations, expected.limits)
     assert len(data) <= ledger_limit(TRAINING, 2)
-    check_run(found, HEADER, TRAINING)
+    check_run(trajectory, HEADER, TRAINING)
 
 
 BAD = {
@@ -54,36 +54,36 @@ BAD = {
     "another format": (b"MOBIZO-TRAJECTORY 2\n", "not a trajectory"),
     "no header": (MAGIC, "no header"),
     "a step first": (MAGIC + step(0), "at its start"),
-    "two headers": (HEAD + HEAD[len(MAGIC) :], "one header"),
-    "a gap": (HEAD + step(0) + step(2), "step 2 instead of step 1"),
-    "twice the same": (HEAD + step(0) + step(0), "step 0 instead of step 1"),
-    "too few coefficients": (HEAD + frame(b"S", 0, bytes(4)), "4 bytes"),
-    "too many coefficients": (HEAD + frame(b"S", 0, bytes(12)), "12 bytes"),
-    "not a number": (HEAD + step(0, (np.nan, 0)), "not finite"),
-    "infinite": (HEAD + step(0, (0, -np.inf)), "not finite"),
-    "an unknown kind": (HEAD + frame(b"X", 0, b""), "kind b'X'"),
-    "torn": ((HEAD + step(0))[:-1], "breaks off"),
-    "more": (HEAD + step(0) + b"\0", "breaks off"),
-    "a length over the end": (HEAD + struct.pack("<cII", b"S", 0, 2**32 - 1), "breaks off"),
+    "two headers": (FIRST_BYTES + FIRST_BYTES[len(MAGIC) :], "one header"),
+    "a gap": (FIRST_BYTES + step(0) + step(2), "step 2 instead of step 1"),
+    "twice the same": (FIRST_BYTES + step(0) + step(0), "step 0 instead of step 1"),
+    "too few coefficients": (FIRST_BYTES + frame(b"S", 0, bytes(4)), "4 bytes"),
+    "too many coefficients": (FIRST_BYTES + frame(b"S", 0, bytes(12)), "12 bytes"),
+    "not a number": (FIRST_BYTES + step(0, (np.nan, 0)), "not finite"),
+    "infinite": (FIRST_BYTES + step(0, (0, -np.inf)), "not finite"),
+    "an unknown kind": (FIRST_BYTES + frame(b"X", 0, b""), "kind b'X'"),
+    "torn": ((FIRST_BYTES + step(0))[:-1], "breaks off"),
+    "more": (FIRST_BYTES + step(0) + b"\0", "breaks off"),
+    "a length over the end": (FIRST_BYTES + struct.pack("<cII", b"S", 0, 2**32 - 1), "breaks off"),
     "a header that is no JSON": (MAGIC + frame(b"H", 0, b"{"), "not of its kind"),
     "a header with more": (
         MAGIC + frame(b"H", 0, json.dumps(HEADER.model_dump() | {"x": 1}).encode()),
         "not of its kind",
     ),
     "a header that nests": (MAGIC + frame(b"H", 0, b"[" * 100_000), "not of its kind"),
-    "an evaluation that is none": (HEAD + frame(b"E", 0, b'{"step": 0}'), "not of its kind"),
-    "limits that are none": (HEAD + frame(b"L", 0, b'{"rest": NaN}'), "not of its kind"),
-    "an evaluation of later": (HEAD + frame(b"E", 3, b"{}"), "step 3 instead of step 0"),
+    "an evaluation that is none": (FIRST_BYTES + frame(b"E", 0, b'{"step": 0}'), "not of its kind"),
+    "limits that are none": (FIRST_BYTES + frame(b"L", 0, b'{"rest": NaN}'), "not of its kind"),
+    "an evaluation of later": (FIRST_BYTES + frame(b"E", 3, b"{}"), "step 3 instead of step 0"),
 }
 
 
 def pulled(factor, mu=0.5):
-    """The ledger of one step at rate 0.01 with a pull."""
+    """Returns header and ledger of one step at rate 0.01 with a pull."""
     header = HEADER.model_copy(update={"proximal": mu})
     return header, MAGIC + frame(b"H", 0, header.model_dump_json().encode()) + step(0, (0.5, -0.25, factor))
 
 
-def test_a_pull_of_another_strength_than_the_jobs_is_refused():
+def test_a_pull_with_another_factor_than_the_jobs_is_rejected():
     training = TrainingSettings(steps=1, lr=0.01)
     for factor in (0.995, np.nextafter(np.float32(0.995), np.float32(1))):
         header, data = pulled(factor)
@@ -94,30 +94,30 @@ def test_a_pull_of_another_strength_than_the_jobs_is_refused():
     with pytest.raises(InvalidTrajectory, match=r"its proximal is 0\.5, this job's None"):
         check_run(read_ledger(data), HEADER, training)
     with pytest.raises(InvalidTrajectory, match="12 bytes are not the 2 numbers"):
-        read_ledger(HEAD + step(0, (0.5, -0.25, 0.995)))
+        read_ledger(FIRST_BYTES + step(0, (0.5, -0.25, 0.995)))
 
 
-def test_a_ledger_longer_than_its_run_is_not_read_to_its_end():
+def test_reading_stops_after_the_maximum_number_of_frames():
     torn = b"?"
     with pytest.raises(InvalidTrajectory, match="it is step 3; the job has 2"):
-        read_ledger(HEAD + step(0) + step(1) + step(2) + torn, 2)
+        read_ledger(FIRST_BYTES + step(0) + step(1) + step(2) + torn, 2)
     with pytest.raises(InvalidTrajectory, match="more than 20000 evaluations and changes of limits"):
-        read_ledger(HEAD + frame(b"L", 0, b'{"step":0}') * (MOST_NOTES + 1) + torn, 2)
-    assert read_ledger(HEAD + step(0) + step(1), 2).steps == 2
+        read_ledger(FIRST_BYTES + frame(b"L", 0, b'{"step":0}') * (MOST_METADATA_FRAMES + 1) + torn, 2)
+    assert read_ledger(FIRST_BYTES + step(0) + step(1), 2).steps == 2
 
 
-@pytest.mark.parametrize(("data", "why"), BAD.values(), ids=BAD)
-def test_each_kind_of_malformed_ledger(data, why):
-    with pytest.raises(InvalidTrajectory, match=why):
+@pytest.mark.parametrize(("data", "message"), BAD.values(), ids=BAD)
+def test_each_kind_of_malformed_ledger(data, message):
+    with pytest.raises(InvalidTrajectory, match=message):
         read_ledger(data)
 
 
 @settings(max_examples=300, deadline=None)
 @given(data=st.data())
-def test_a_changed_byte_is_found(written, data):
-    _, whole = written
-    changed = bytearray(whole)
-    changed[data.draw(st.integers(0, len(whole) - 1))] ^= data.draw(st.integers(1, 255))
+def test_a_changed_byte_is_detected(written, data):
+    _, file = written
+    changed = bytearray(file)
+    changed[data.draw(st.integers(0, len(file) - 1))] ^= data.draw(st.integers(1, 255))
     with pytest.raises(InvalidTrajectory):
         read_ledger(bytes(changed))
 
@@ -130,15 +130,15 @@ frames = st.lists(
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.binary(max_size=200) | frames.map(lambda some: HEAD + b"".join(frame(*one) for one in some)))
-def test_junk_is_refused_or_whole(data):
-    """With checksums that are right: nobody but the parser stands between it and the server."""
+@given(st.binary(max_size=200) | frames.map(lambda some: FIRST_BYTES + b"".join(frame(*one) for one in some)))
+def test_random_frames_are_rejected_or_parsed(data):
+    """The checksums are valid, so only the parser can reject the file."""
     try:
-        found = read_ledger(data)
+        trajectory = read_ledger(data)
     except InvalidTrajectory:
         return
-    assert found.header == HEADER
-    assert all(np.isfinite(row).all() and row.shape == (2,) for row in found.coefficients)
+    assert trajectory.header == HEADER
+    assert all(np.isfinite(row).all() and row.shape == (2,) for row in trajectory.coefficients)
 
 
 @pytest.mark.parametrize("name", ["job_id", "job_seed", "recipe_id", "noise", "queries", "size", "start_sha256"])
@@ -149,7 +149,7 @@ def test_another_run_is_named(written, name):
         check_run(written[0], expected, TRAINING)
 
 
-def test_what_a_header_says_is_quoted_in_part():
+def test_long_header_values_are_truncated_in_errors():
     expected = HEADER.model_copy(update={"job_id": "x" * 10_000})
     with pytest.raises(InvalidTrajectory) as error:
         check_run(read_ledger(MAGIC + frame(b"H", 0, expected.model_dump_json().encode())), HEADER, TRAINING)
@@ -161,7 +161,7 @@ def test_steps_beyond_the_budget(written):
         check_run(written[0], HEADER, TrainingSettings(steps=5))
 
 
-def told(steps, best):
+def result(steps, best):
     return Result(
         steps=steps,
         best_step=best,
@@ -174,8 +174,8 @@ def told(steps, best):
 
 
 def test_steps_are_as_reported(written):
-    check_result(written[0], told(6, 2))
+    check_result(written[0], result(6, 2))
     with pytest.raises(InvalidTrajectory, match="reports 5"):
-        check_result(written[0], told(5, 2))
+        check_result(written[0], result(5, 2))
     with pytest.raises(InvalidTrajectory, match="step 7 of 6"):
-        check_result(written[0], told(6, 7))
+        check_result(written[0], result(6, 7))

@@ -1,4 +1,4 @@
-"""Encoding of what a model is to write; stock transformers is the oracle for conversations."""
+"""Encoding of texts to write; transformers is the reference for conversations."""
 
 import json
 
@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 from shared.errors import InvalidDataset, InvalidTask
 from shared.task import Task
 from shared.zo.encoding import pack_score, pack_step
-from shared.zo.writing import Encoder, WritingStyle
+from shared.zo.writing import Encoder, TextFormat
 
 END = "<|im_end|>"
 TEMPLATE = (
@@ -19,8 +19,8 @@ TEMPLATE = (
     "{% else %}{{ message['content'] }}<|im_end|>{% endif %}{{ '\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-PLAIN = TEMPLATE.replace("{% generation %}", "").replace("{% endgeneration %}", "")
-TALK = [
+TEMPLATE_WITHOUT_MASK = TEMPLATE.replace("{% generation %}", "").replace("{% endgeneration %}", "")
+CONVERSATION = [
     {"role": "system", "content": "Be kind."},
     {"role": "user", "content": "Hi there."},
     {"role": "assistant", "content": "Good morning, you."},
@@ -31,30 +31,32 @@ TALK = [
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    made = Tokenizer(models.BPE())
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    made.train_from_iterator([], trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet, show_progress=False))
-    made.add_special_tokens([AddedToken("<s>"), AddedToken("<|im_start|>"), AddedToken(END)])
-    return made
+    tokenizer.train_from_iterator(
+        [], trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet, show_progress=False)
+    )
+    tokenizer.add_special_tokens([AddedToken("<s>"), AddedToken("<|im_start|>"), AddedToken(END)])
+    return tokenizer
 
 
-def with_opening(tokenizer):
-    made = Tokenizer.from_str(tokenizer.to_str())
-    opening = made.token_to_id("<s>")
-    made.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", opening)])
-    return made
+def with_bos(tokenizer):
+    copy = Tokenizer.from_str(tokenizer.to_str())
+    bos = copy.token_to_id("<s>")
+    copy.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", bos)])
+    return copy
 
 
 def render(messages, *, answer):
-    template = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True).from_string(PLAIN)
+    template = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True).from_string(TEMPLATE_WITHOUT_MASK)
     return template.render(messages=messages, add_generation_prompt=answer)
 
 
 def encoder(tokenizer, recipe, task, **settings):
     sizes = {"sequence_length": 200, "answer_length": 100, "choices": 1, "loss": "full"} | settings
-    style = WritingStyle(tokenizer.token_to_id(END), render)
-    return Encoder(task, tokenizer, recipe.model_copy(update=sizes), style)
+    text_format = TextFormat(tokenizer.token_to_id(END), render)
+    return Encoder(task, tokenizer, recipe.model_copy(update=sizes), text_format)
 
 
 def counted(row):
@@ -69,8 +71,8 @@ MESSAGES = Task(name="talk", kind="messages")
 def test_a_completion_counts_its_answer_and_the_end(tokenizer, recipe):
     (example,) = encoder(tokenizer, recipe, COMPLETION).encode({"q": "two?", "a": "2"}, "f:1")
     ids = tokenizer.encode("Q: two?\nA: 2").ids
-    assert example.right.prompt == tuple(ids[:-2])
-    assert counted(example.right) == [*ids[-2:], tokenizer.token_to_id(END)]
+    assert example.correct_row.prompt == tuple(ids[:-2])
+    assert counted(example.correct_row) == [*ids[-2:], tokenizer.token_to_id(END)]
     with pytest.raises(InvalidDataset, match="answer_length is 3"):
         encoder(tokenizer, recipe, COMPLETION, answer_length=3).encode({"q": "two?", "a": "two"}, "f:1")
     for record, message in (({"q": "two?"}, "'a' is missing"), ({"q": "two?", "a": ""}, "blank")):
@@ -78,43 +80,47 @@ def test_a_completion_counts_its_answer_and_the_end(tokenizer, recipe):
             encoder(tokenizer, recipe, COMPLETION).encode(record, "f:1")
 
 
-@pytest.mark.parametrize("opening", [False, True])
+@pytest.mark.parametrize("bos", [False, True])
 @pytest.mark.parametrize(("length", "answer"), [(9, 8), (12, 5), (100, 50)])
-def test_each_token_of_a_document_counts_once(tokenizer, recipe, opening, length, answer):
-    own = with_opening(tokenizer) if opening else tokenizer
+def test_each_token_of_a_document_counts_once(tokenizer, recipe, bos, length, answer):
+    bos_tokenizer = with_bos(tokenizer) if bos else tokenizer
     text = "It was a bright cold day."
-    made = encoder(own, recipe, TEXT, sequence_length=length, answer_length=answer).encode({"text": text}, "f:1")
-    whole = [*own.encode(text).ids, own.token_to_id(END)]
-    assert [token for example in made for token in counted(example.right)] == whole[1:]
-    for example in made:
-        assert len(example.right.tokens) <= length
-        assert not opening or example.right.prompt[0] == own.token_to_id("<s>")
-    # A later piece sees as many tokens before it as there are, and as there is room for.
-    for number, example in enumerate(made[:-1], 1):
-        assert len(example.right.tokens) == min(length, number * answer)
+    examples = encoder(bos_tokenizer, recipe, TEXT, sequence_length=length, answer_length=answer).encode(
+        {"text": text}, "f:1"
+    )
+    tokens = [*bos_tokenizer.encode(text).ids, bos_tokenizer.token_to_id(END)]
+    assert [token for example in examples for token in counted(example.correct_row)] == tokens[1:]
+    for example in examples:
+        assert len(example.correct_row.tokens) <= length
+        assert not bos or example.correct_row.prompt[0] == bos_tokenizer.token_to_id("<s>")
+    # A later piece sees as many preceding tokens as exist and fit.
+    for number, example in enumerate(examples[:-1], 1):
+        assert len(example.correct_row.tokens) == min(length, number * answer)
 
 
 @pytest.mark.parametrize("length", [200, 60])
 def test_a_conversation_counts_the_assistants_turns_as_transformers_does(tokenizer, recipe, length):
-    (example,) = encoder(tokenizer, recipe, MESSAGES, sequence_length=length).encode({"messages": TALK}, "f:1")
-    stock = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
-    found = stock.apply_chat_template(
-        TALK, chat_template=TEMPLATE, return_dict=True, return_assistant_tokens_mask=True, tokenize=True
+    (example,) = encoder(tokenizer, recipe, MESSAGES, sequence_length=length).encode({"messages": CONVERSATION}, "f:1")
+    reference_tokenizer = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+    reference = reference_tokenizer.apply_chat_template(
+        CONVERSATION, chat_template=TEMPLATE, return_dict=True, return_assistant_tokens_mask=True, tokenize=True
     )
-    ids, mask = found["input_ids"], found["assistant_masks"]
+    ids, mask = reference["input_ids"], reference["assistant_masks"]
     last = len(mask) - mask[::-1].index(1)
     first = max(last - length - 1, 0)
-    assert [*example.right.tokens, example.right.answer[-1]] == ids[first:last]
-    assert counted(example.right) == [
-        token for place, (token, one) in enumerate(zip(ids, mask, strict=True)) if one and place > first
+    assert [*example.correct_row.tokens, example.correct_row.answer[-1]] == ids[first:last]
+    assert counted(example.correct_row) == [
+        token
+        for position, (token, is_answer) in enumerate(zip(ids, mask, strict=True))
+        if is_answer and position > first
     ]
-    for position, token in example.right.targets:
-        assert ([*example.right.tokens, example.right.answer[-1]])[position + 1] == token
+    for position, token in example.correct_row.targets:
+        assert ([*example.correct_row.tokens, example.correct_row.answer[-1]])[position + 1] == token
 
 
 def test_a_conversation_with_too_many_answer_tokens_counts_the_last(tokenizer, recipe):
-    (example,) = encoder(tokenizer, recipe, MESSAGES, answer_length=4).encode({"messages": TALK}, "f:1")
-    assert counted(example.right) == [*tokenizer.encode("ell.").ids[-3:], tokenizer.token_to_id(END)]
+    (example,) = encoder(tokenizer, recipe, MESSAGES, answer_length=4).encode({"messages": CONVERSATION}, "f:1")
+    assert counted(example.correct_row) == [*tokenizer.encode("ell.").ids[-3:], tokenizer.token_to_id(END)]
     assert example.truncated
 
 
@@ -129,28 +135,30 @@ def test_a_conversation_with_too_many_answer_tokens_counts_the_last(tokenizer, r
         ([{"role": "assistant", "content": [{"type": "text"}]}], "role and content"),
     ],
 )
-def test_what_is_no_conversation_says_why(tokenizer, recipe, messages, message):
+def test_invalid_conversations_are_rejected_with_the_reason(tokenizer, recipe, messages, message):
     with pytest.raises(InvalidDataset, match=message):
         encoder(tokenizer, recipe, MESSAGES).encode({"messages": messages}, "f:1")
 
 
-def test_a_base_without_a_chat_template_takes_no_conversations(tokenizer, recipe):
+def test_conversations_need_a_chat_template(tokenizer, recipe):
     with pytest.raises(InvalidTask, match="no chat template"):
         Encoder(MESSAGES, tokenizer, recipe)
 
 
-def test_what_does_not_count_is_packed_nowhere(tokenizer, recipe):
-    made = encoder(tokenizer, recipe, MESSAGES, effective_batch=2)
-    (example,) = made.encode({"messages": TALK}, "f:1")
-    tokens, positions, answers, mask = pack_step([example], made.recipe)
-    count = len(example.right.targets)
+def test_uncounted_tokens_are_not_packed(tokenizer, recipe):
+    record_encoder = encoder(tokenizer, recipe, MESSAGES, effective_batch=2)
+    (example,) = record_encoder.encode({"messages": CONVERSATION}, "f:1")
+    tokens, positions, answers, mask = pack_step([example], record_encoder.recipe)
+    count = len(example.correct_row.targets)
     assert mask.sum() == count
-    assert answers[0, :count].tolist() == counted(example.right)
-    assert (tokens[0, positions[0, 1:count]] == answers[0, : count - 1]).sum() >= count - 2  # but at a turn's begin
-    (batch,) = pack_score([example], made.recipe)
+    assert answers[0, :count].tolist() == counted(example.correct_row)
+    assert (
+        tokens[0, positions[0, 1:count]] == answers[0, : count - 1]
+    ).sum() >= count - 2  # except at the start of a turn
+    (batch,) = pack_score([example], record_encoder.recipe)
     ((cells,),) = batch.cells
     assert len(cells) == count
-    assert batch.inputs[2][0, :count, 0].tolist() == counted(example.right)
+    assert batch.inputs[2][0, :count, 0].tolist() == counted(example.correct_row)
 
 
 @pytest.mark.parametrize(
@@ -166,12 +174,12 @@ def test_what_does_not_count_is_packed_nowhere(tokenizer, recipe):
         ({"prompt": "x"}, "needs answers"),
     ],
 )
-def test_a_task_says_what_its_kind_needs(fields, message):
+def test_a_task_requires_the_fields_of_its_kind(fields, message):
     with pytest.raises(ValueError, match=message):
         Task.model_validate({"name": "t", **fields})
 
 
 def test_tasks_that_choose_keep_their_bytes():
     answers = [{"text": " a", "labels": ["0"]}, {"text": " b", "labels": ["1"]}]
-    found = json.loads(Task(name="t", prompt="x", answers=answers).model_dump_json())
-    assert sorted(found) == ["answers", "label_field", "mapped", "metric", "name", "prompt"]
+    fields = json.loads(Task(name="t", prompt="x", answers=answers).model_dump_json())
+    assert sorted(fields) == ["answers", "label_field", "mapped", "metric", "name", "prompt"]

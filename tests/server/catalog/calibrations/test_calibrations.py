@@ -17,7 +17,7 @@ from server.worker import create_worker
 from shared.canonical import sha256_hex
 from shared.errors import BadRequest, Conflict, InvalidUpload, NotFound, UnknownBase
 from shared.recipe import TARGETS, BaseRef, Recipe
-from shared.zo.calibration import CalibrationAbout, dump_calibration, load_calibration
+from shared.zo.calibration import CalibrationMetadata, dump_calibration, load_calibration
 from shared.zo.lora import a_fingerprint, lora_modules
 from tests.server.conftest import JOB, SHAPE
 from tests.server.federation.conftest import cohort_request
@@ -33,7 +33,7 @@ def file_for(base="b" * 64, width=3, seed=0):
     for module in lora_modules(recipe, SHAPE):
         columns = np.linalg.qr(random.normal(size=(module.in_features, width)))[0]
         directions[module.name] = columns.astype(np.float32)
-    about = CalibrationAbout(base=recipe.base, kind="gradients", task="sst2", examples=200)
+    about = CalibrationMetadata(base=recipe.base, kind="gradients", task="sst2", examples=200)
     return dump_calibration(about, directions)
 
 

@@ -37,8 +37,6 @@ from tests.server.compiler.conftest import VOCABULARY, Program, Programs, TinyBa
 
 LR, EPS, STEPS = 0.05, 0.05, 3
 PRECISIONS: tuple[Precision, ...] = ("int8", "int4", "int8-weight", "int4-weight")
-# Programs of the first two differ in bits, targets and groups; the others differ from them in the activations.
-COMPILED = [PRECISIONS[0], *(pytest.param(name, marks=pytest.mark.slow) for name in PRECISIONS[1:])]
 DYNAMIC = ("int8", "int4")
 # Relative. Of dynamic ones: room for an activation that a last bit of a float32 sum rounds to the other side.
 LOSS_TOLERANCE = {"int8": 1e-4, "int4": 1e-4, "int8-weight": 1e-5, "int4-weight": 1e-5}
@@ -145,7 +143,8 @@ def compiled(wide: TinyBase, programs: Programs) -> Compiled:
     return program
 
 
-@pytest.mark.parametrize("precision", COMPILED)
+@pytest.mark.slow  # programs
+@pytest.mark.parametrize("precision", PRECISIONS)
 def test_steps_are_the_stock_models_on_rounded_weights(compiled: Compiled, wide: TinyBase, precision: str) -> None:
     program, model, rng = compiled(precision), rounded_model(wide, precision), np.random.default_rng(7)
     manifest, tolerance = program.manifest, LOSS_TOLERANCE[precision]
@@ -164,12 +163,14 @@ def test_steps_are_the_stock_models_on_rounded_weights(compiled: Compiled, wide:
         np.testing.assert_allclose(flat, after, rtol=0, atol=2 * error)
 
 
-@pytest.mark.parametrize("precision", COMPILED)
+@pytest.mark.slow  # programs
+@pytest.mark.parametrize("precision", PRECISIONS)
 def test_scores_are_the_stock_models_on_rounded_weights(compiled: Compiled, wide: TinyBase, precision: str) -> None:
     check_scores(compiled(precision), rounded_model(wide, precision), (12, 5), atol=10 * LOSS_TOLERANCE[precision])
 
 
-@pytest.mark.parametrize("precision", ["int8", pytest.param("int4", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", DYNAMIC)
 def test_a_cached_prefix_gives_the_same_bits_with_rounded_activations(compiled: Compiled, precision: str) -> None:
     program, rng = compiled(precision), np.random.default_rng(3)
     batches = [reference.random_batch(rng, program.manifest.recipe, VOCABULARY) for _ in range(2)]

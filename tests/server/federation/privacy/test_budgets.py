@@ -143,7 +143,7 @@ def test_accounting_holds_no_writing_transaction(home, app, operator, monkeypatc
     """Each computation sets the budget meanwhile, which would wait in vain for a transaction that holds the budget and
     waits for the computation. The second job's is not among those that found the noise of the first.
     """
-    composed, computed = accounting._composed, []
+    composed, computed = accounting._compose, []
 
     def compose(*arguments):
         with home.database.writing() as session:
@@ -153,7 +153,7 @@ def test_accounting_holds_no_writing_transaction(home, app, operator, monkeypatc
 
     for cached in (accounting._noise_for, accounting._epsilon, accounting._renyi):
         cached.cache_clear()
-    monkeypatch.setattr(accounting, "_composed", compose)
+    monkeypatch.setattr(accounting, "_compose", compose)
     limit(operator, 50)
     job = private(privacy={"noise_multiplier": None, "epsilon": 2.345})
     app.submit(**job)

@@ -6,13 +6,13 @@ from sqlalchemy import select, update
 
 from device_agent.jobs.secure_aggregation_upload import LeaseSecureAggregationTransport
 from device_agent.protocol.client import DeviceClient
-from device_agent.secure_aggregation.participant import InMemoryKnowledge, SecureAggregationParticipant
+from device_agent.secure_aggregation.participant import InMemoryRoundState, SecureAggregationParticipant
 from server.database.columns import utc_now
 from server.federation.secure_aggregation.models import SecureAggregationMember, SecureAggregationRound
 from server.web.state import AppState
 from shared.errors import LeftOutOfRound
 from shared.federation.secure_aggregation.fixed_point import encode, mean_error
-from shared.federation.secure_aggregation.quiet import NO_FILE, quiet_result
+from shared.federation.secure_aggregation.redaction import NO_FILE, redacted_result
 from shared.federation.secure_aggregation.settings import SecureAggregationParameters
 from shared.job import Result
 from tests.server.conftest import adapter_bytes, result
@@ -41,7 +41,7 @@ class Member:
         self.link = LeaseSecureAggregationTransport(self.client(band.fleet.url), self.lease["id"])
         self.part = SecureAggregationParticipant(
             self.link,
-            InMemoryKnowledge(),
+            InMemoryRoundState(),
             self.parameters,
             self.actor.device_id,
             self.actor.signer._key,
@@ -57,7 +57,7 @@ class Member:
         return self.flat.astype(float) * min(1, self.parameters.clip / norm)
 
     def complete(self):
-        quiet = quiet_result(Result.model_validate(result())).model_dump(mode="json")
+        quiet = redacted_result(Result.model_validate(result())).model_dump(mode="json")
         body = {"adapter_sha256": NO_FILE, "result": quiet}
         return self.actor.post(f"/v1/leases/{self.lease['id']}/complete", json=body)
 

@@ -108,7 +108,7 @@ def test_a_program_is_offered_where_it_fits(fleet, app, device):
     explanation = waiting(app, job)
     lack = "lacks 272,384 bytes of memory to spare, which its program takes"
     assert explanation["why"] == f"none of 1 devices of the user can take it: {lack} (1)"
-    assert (explanation["devices"], explanation["able"]) == (1, 0)
+    assert (explanation["devices"], explanation["eligible"]) == (1, 0)
     assert device.lease(memory_bytes=272_384, capabilities=can)["job"]["id"] == job["id"]
 
 

@@ -17,7 +17,7 @@ from server.registry.exports.converter_process import ConverterProcess, Order
 from server.registry.exports.merge import INDEX, ONE_FILE, merge
 from shared.canonical import file_sha256
 from shared.errors import AMismatch, BaseMismatch, InvalidRecipe, UnreadableCheckpoint
-from shared.zo.calibration import CalibrationAbout, dump_calibration, load_calibration
+from shared.zo.calibration import CalibrationMetadata, dump_calibration, load_calibration
 from shared.zo.encoding import Example, Row
 from shared.zo.lora import a_fingerprint, dump_adapter, lora_modules
 from tests.server.compiler.conftest import eager_logits
@@ -118,7 +118,7 @@ def test_a_calibrated_a_is_merged_by_the_converter(tmp_path):
     random, directions = np.random.default_rng(0), {}
     for module in lora_modules(base.recipe, base.shape):
         directions[module.name] = np.linalg.qr(random.normal(size=(module.in_features, 4)))[0].astype(np.float32)
-    about = CalibrationAbout(base=base.recipe.base, kind="activations", task="sst2", examples=1)
+    about = CalibrationMetadata(base=base.recipe.base, kind="activations", task="sst2", examples=1)
     file = dump_calibration(about, directions)
     calibration = load_calibration(file)
     recipe = base.recipe.model_copy(update={"calibration": calibration.sha256})

@@ -51,7 +51,7 @@ def test_beside_b_it_is_replayed_and_the_version_is_verified(device, app, lease,
         "size": len(run.ledger),
         "steps": STEPS,
         "verified": True,
-        "instead": False,
+        "replaces_weights": False,
         "start_sha256": None,
     }
     assert app.get(f"{url}/trajectory.bin").content == run.ledger
@@ -204,7 +204,7 @@ def test_a_run_that_goes_on_from_an_adapter(fleet, app, device, lease, run, tmp_
     assert finish(device, second, onward)["verified"] is True
     url = version_url(second, 2)
     view = app.get(f"{url}/trajectory").json()
-    assert (view["start_sha256"], view["instead"]) == (sha256_hex(run.adapter()), False)
+    assert (view["start_sha256"], view["replaces_weights"]) == (sha256_hex(run.adapter()), False)
     assert app.get(f"{url}/lora_B.safetensors").content == onward.adapter()
     assert app.get(f"{url}/steps/3/lora_B.safetensors").content == onward.adapter(3)
 
@@ -229,7 +229,7 @@ def collect(home):
 def test_a_ledger_smaller_than_b_is_kept_in_its_place(home, app, kept):
     lease, run = kept
     url = version_url(lease)
-    assert app.get(f"{url}/trajectory").json()["instead"] is True
+    assert app.get(f"{url}/trajectory").json()["replaces_weights"] is True
     assert len(run.ledger) < len(run.adapter())
     assert sha256_hex(run.adapter()) in home.stored_files()
     collect(home)

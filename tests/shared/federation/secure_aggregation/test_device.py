@@ -1,4 +1,4 @@
-"""What a device refuses, from a server that does not keep to the protocol, and what the server refuses of a device."""
+"""Protocol violations that a device rejects from a server, and a server from a device."""
 
 import numpy as np
 import pytest
@@ -6,16 +6,16 @@ import pytest
 from shared.errors import InvalidUpload, Untrusted
 from shared.federation.secure_aggregation import device
 from shared.federation.secure_aggregation.fixed_point import encode
-from shared.federation.secure_aggregation.messages import Consents, Phase, Roster, Unmasking, consented
+from shared.federation.secure_aggregation.messages import Consents, Phase, Roster, Unmasking, consent_bytes
 from shared.federation.secure_aggregation.primitives import check_public, new_secret, public_of, seal, unseal
-from shared.federation.secure_aggregation.server import Gathered, check_advertisement, unmasked
+from shared.federation.secure_aggregation.server import UnmaskingInputs, check_advertisement, unmask_sum
 from shared.federation.secure_aggregation.shamir import SHARE_BYTES
 from tests.shared.federation.secure_aggregation.devices import Round
 from tests.shared.federation.secure_aggregation.test_settings import parameters
 
 
-def anybody(members):
-    """Trusts every key."""
+def accept_all_keys(members):
+    """Accepts every identity key."""
 
 
 @pytest.fixture
@@ -24,152 +24,154 @@ def masked():
 
 
 def until(masked, phase):
-    """Everybody's turns, up to the beginning of a phase; what each device knows by then."""
+    """Runs the round up to the start of a phase. Returns the state of each device."""
     while masked.server.phase is not phase:
-        masked.turn()
+        masked.run_turn()
         masked.server.tick()
-    return [one.notebook.read() for one in masked.devices.values()]
+    return [member.state_store.read() for member in masked.devices.values()]
 
 
-def view(masked, at=0):
-    """What the server gives one device in this phase."""
-    return masked.server.session.view(f"device-{at:03}")
+def view(masked, number=0):
+    """Returns the server's view of the round for one device."""
+    return masked.server.session.view(f"device-{number:03}")
 
 
 def test_a_key_that_its_owner_did_not_sign_is_refused(masked):
-    knowledge, *_ = until(masked, Phase.SHARES)
+    state, *_ = until(masked, Phase.SHARES)
     roster = view(masked).roster
-    # The server puts a key of its own in another device's place, to read the shares for it.
+    # The server replaces another device's key by its own, to read the shares for that device.
     other = roster.members[1].model_copy(update={"sealing": public_of(new_secret())})
     forged = Roster(members=(roster.members[0], other, *roster.members[2:]))
     with pytest.raises(Untrusted, match="valid signature"):
-        device.share(knowledge, forged, anybody)
+        device.share(state, forged, accept_all_keys)
 
 
 def test_an_identity_that_changed_is_refused_before_any_share_is_made(masked):
-    knowledge, *_ = until(masked, Phase.SHARES)
+    state, *_ = until(masked, Phase.SHARES)
 
-    def trust(members):
+    def reject_keys(members):
         assert set(members) == set(masked.devices)
         raise Untrusted("another key than before")
 
     with pytest.raises(Untrusted, match="than before"):
-        device.share(knowledge, view(masked).roster, trust)
+        device.share(state, view(masked).roster, reject_keys)
 
 
 def test_rosters_that_are_refused(masked):
-    knowledge, *_ = until(masked, Phase.SHARES)
+    state, *_ = until(masked, Phase.SHARES)
     members = view(masked).roster.members
     for wrong in (members[:2], members[::-1], (*members[:4], members[3])):
         with pytest.raises(Untrusted, match="roster"):
-            device.share(knowledge, Roster(members=wrong), anybody)
+            device.share(state, Roster(members=wrong), accept_all_keys)
     with pytest.raises(Untrusted, match="keys that this device advertised"):
-        device.share(knowledge, Roster(members=members[1:]), anybody)
-    shared = device.share(knowledge, Roster(members=members), anybody)
+        device.share(state, Roster(members=members[1:]), accept_all_keys)
+    shared = device.share(state, Roster(members=members), accept_all_keys)
     with pytest.raises(Untrusted, match="second roster"):
-        device.share(shared, Roster(members=members[:4]), anybody)
+        device.share(shared, Roster(members=members[:4]), accept_all_keys)
 
 
 def test_keys_of_another_round_are_refused(masked):
     until(masked, Phase.SHARES)
-    other = device.begin(parameters(round=4, most_members=5, most_weight=9, size=5), "device-000")
+    other = device.begin_round(parameters(round=4, most_members=5, most_weight=9, size=5), "device-000")
     with pytest.raises(Untrusted, match="valid signature"):
-        device.check_roster(view(masked).roster, other.parameters, anybody)
+        device.check_roster(view(masked).roster, other.parameters, accept_all_keys)
 
 
 def test_shares_of_too_few_or_without_this_device_are_refused(masked):
-    knowledge, *_ = until(masked, Phase.VECTORS)
+    state, *_ = until(masked, Phase.VECTORS)
     delivery = view(masked).delivery
     fewer = delivery.model_copy(update={"shared": delivery.shared[:3]})
     with pytest.raises(Untrusted, match="only 3 devices"):
-        device.receive(knowledge, fewer)
+        device.receive(state, fewer)
     without = delivery.model_copy(update={"shared": delivery.shared[1:]})
     with pytest.raises(Untrusted, match="not among"):
-        device.receive(knowledge, without)
+        device.receive(state, without)
     with pytest.raises(Untrusted, match="out of order"):
-        device.receive(knowledge, delivery.model_copy(update={"shared": (1, 2, 3, 9)}))
+        device.receive(state, delivery.model_copy(update={"shared": (1, 2, 3, 9)}))
     with pytest.raises(Untrusted, match="number of delivered shares"):
-        device.receive(knowledge, delivery.model_copy(update={"sealed": delivery.sealed[1:]}))
-    taken = device.receive(knowledge, delivery)
+        device.receive(state, delivery.model_copy(update={"sealed": delivery.sealed[1:]}))
+    received = device.receive(state, delivery)
     with pytest.raises(Untrusted, match="second set"):
-        device.receive(taken, fewer)
+        device.receive(received, fewer)
 
 
-def test_a_second_sum_of_one_round_is_not_helped_with(masked):
-    knowledge, *_ = until(masked, Phase.CONSENTS)
+def test_a_device_consents_to_one_sum_per_round(masked):
+    state, *_ = until(masked, Phase.CONSENTS)
     identity = masked.devices["device-000"].identity
     all_of_them, fewer = (1, 2, 3, 4, 5), (1, 2, 3, 4)
-    after, _ = device.consent(knowledge, all_of_them, identity)
+    after, _ = device.consent(state, all_of_them, identity)
     with pytest.raises(Untrusted, match="second sum"):
         device.consent(after, fewer, identity)
     with pytest.raises(Untrusted, match="only 3"):
-        device.consent(knowledge, (1, 2, 3), identity)
+        device.consent(state, (1, 2, 3), identity)
     with pytest.raises(Untrusted, match="not among"):
-        device.consent(knowledge, (2, 3, 4, 5), identity)
+        device.consent(state, (2, 3, 4, 5), identity)
 
 
-def test_shares_are_given_only_for_what_enough_devices_signed(masked):
-    knowledge, *_ = until(masked, Phase.UNMASKING)
+def test_unmasking_requires_enough_signatures_over_the_same_sum(masked):
+    state, *_ = until(masked, Phase.UNMASKING)
     consents = view(masked).consents
     few = Consents(numbers=consents.numbers[:3], signatures=consents.signatures[: 3 * 64])
     with pytest.raises(Untrusted, match="only 3"):
-        device.unmask(knowledge, few)
-    # The server tells others another sum: their signatures are over that.
-    said = consented(knowledge.transcript, (1, 2, 3, 4))
-    other = masked.devices["device-001"].identity.sign(said)
-    mixed = consents.signatures[:64] + other + consents.signatures[128:]
+        device.unmask(state, few)
+    # The server requested another sum from the other devices, so their signatures are over that sum.
+    message = consent_bytes(state.transcript, (1, 2, 3, 4))
+    signature = masked.devices["device-001"].identity.sign(message)
+    signatures = consents.signatures[:64] + signature + consents.signatures[128:]
     with pytest.raises(Untrusted, match="valid signature"):
-        device.unmask(knowledge, Consents(numbers=consents.numbers, signatures=mixed))
+        device.unmask(state, Consents(numbers=consents.numbers, signatures=signatures))
     with pytest.raises(Untrusted, match="number of signatures"):
-        device.unmask(knowledge, Consents(numbers=consents.numbers, signatures=consents.signatures[1:]))
+        device.unmask(state, Consents(numbers=consents.numbers, signatures=consents.signatures[1:]))
 
 
-def test_of_no_device_both_shares_are_given():
+def test_a_device_reveals_one_of_the_two_shares_of_each_other_device():
     masked = Round(6)
     masked.run_to_end({Phase.VECTORS: ["device-002"]})
-    knowledge = masked.devices["device-000"].link
-    unmasking = knowledge.sent[Phase.UNMASKING]
+    link = masked.devices["device-000"].link
+    unmasking = link.sent_messages[Phase.UNMASKING]
     # Five in the sum, one that dropped out: a seed's share of each of the five, a key's share of the one.
     assert (len(unmasking.seeds), len(unmasking.keys)) == (5 * SHARE_BYTES, SHARE_BYTES)
 
 
-def test_shares_meant_for_another_do_not_open(masked):
-    knowledge, *_ = until(masked, Phase.VECTORS)
+def test_shares_for_another_device_cannot_be_decrypted(masked):
+    state, *_ = until(masked, Phase.VECTORS)
     delivery = view(masked).delivery
     swapped = delivery.sealed[:94] + delivery.sealed[188:282] + delivery.sealed[94:188] + delivery.sealed[282:]
-    taken = device.receive(knowledge, delivery.model_copy(update={"sealed": swapped}))
+    received = device.receive(state, delivery.model_copy(update={"sealed": swapped}))
     consents = until(masked, Phase.UNMASKING) and view(masked).consents
-    agreed, _ = device.consent(taken, (1, 2, 3, 4, 5), masked.devices["device-000"].identity)
+    consented, _ = device.consent(received, (1, 2, 3, 4, 5), masked.devices["device-000"].identity)
     with pytest.raises(Untrusted, match="cannot be decrypted"):
-        device.unmask(agreed, consents)
+        device.unmask(consented, consents)
 
 
-def test_one_that_sends_wrong_shares_is_found_out_and_done_without():
+def test_a_device_with_wrong_shares_is_detected_and_left_out():
     masked = Round(6)
     masked.run_to_end({Phase.VECTORS: ["device-005"]})
-    gathered = masked.server.session.gathered()
+    unmasking_inputs = masked.server.session.unmasking_inputs()
     vectors = list(masked.server.store.vectors(masked.server.session.in_sum()))
-    honest = unmasked(gathered, vectors)
-    for liar in gathered.unmaskings:
+    honest = unmask_sum(unmasking_inputs, vectors)
+    for liar in unmasking_inputs.unmaskings:
         wrong = Unmasking(seeds=bytes(5 * SHARE_BYTES), keys=bytes(SHARE_BYTES))
-        fewer = Gathered(**{**vars(gathered), "unmaskings": {**gathered.unmaskings, liar: wrong}})
-        if len(gathered.unmaskings) > gathered.parameters.needed(6):
-            assert np.array_equal(unmasked(fewer, vectors).mean, honest.mean)
+        fewer = UnmaskingInputs(
+            **{**vars(unmasking_inputs), "unmaskings": {**unmasking_inputs.unmaskings, liar: wrong}}
+        )
+        if len(unmasking_inputs.unmaskings) > unmasking_inputs.parameters.required_devices(6):
+            assert np.array_equal(unmask_sum(fewer, vectors).mean, honest.mean)
         else:
             with pytest.raises(Untrusted, match="committed"):
-                unmasked(fewer, vectors)
+                unmask_sum(fewer, vectors)
 
 
-def test_a_vector_of_another_form_is_found_out_by_the_weights():
+def test_an_invalid_vector_is_detected_by_the_sum_of_weights():
     masked = Round(4, most_weight=1)
     until(masked, Phase.SUMMING)
     session = masked.server.session
     vectors = list(masked.server.store.vectors(session.in_sum()))
     vectors[0] = bytes(len(vectors[0]))
     with pytest.raises(InvalidUpload, match="weights"):
-        unmasked(session.gathered(), vectors)
+        unmask_sum(session.unmasking_inputs(), vectors)
     with pytest.raises(Untrusted, match="only 3 of"):
-        unmasked(session.gathered(), vectors[1:])
+        unmask_sum(session.unmasking_inputs(), vectors[1:])
 
 
 def test_the_masks_of_a_round_cancel_and_each_alone_hides_its_update():
@@ -177,12 +179,12 @@ def test_the_masks_of_a_round_cancel_and_each_alone_hides_its_update():
     until(masked, Phase.SUMMING)
     session = masked.server.session
     for row, data in zip(session.in_sum(), masked.server.store.vectors(session.in_sum()), strict=True):
-        one = masked.devices[row.member]
-        plain = encode(one.update, one.weight, masked.server.parameters)
+        member = masked.devices[row.member]
+        plain = encode(member.update, member.weight, masked.server.parameters)
         assert np.count_nonzero(np.frombuffer(data, "<u4") == plain) <= 1
 
 
-def test_an_advertisement_is_its_own_devices_and_of_this_round(masked):
+def test_advertisements_of_another_device_or_round_are_rejected(masked):
     until(masked, Phase.SHARES)
     first, second, *_ = view(masked).roster.members
     context = masked.server.parameters.context
@@ -202,7 +204,7 @@ def test_a_public_key_of_small_order_is_refused(point):
         check_public(point.to_bytes(32, "little"))
 
 
-def test_what_is_sealed_opens_with_its_key_and_its_address_only():
+def test_sealed_shares_open_only_with_their_key_and_associated_data():
     key = new_secret()
     sealed = seal(key, b"share", b"1 to 2")
     assert unseal(key, sealed, b"1 to 2") == b"share"

@@ -1,4 +1,4 @@
-"""Mask streams are ChaCha20's, word for word, and what is added is taken away."""
+"""Mask streams equal ChaCha20's published vectors, and subtracting a mask reverses adding it."""
 
 import hmac
 
@@ -25,7 +25,7 @@ def test_a_mask_is_the_published_stream(kind):
 
 @pytest.mark.parametrize("kind", ["<u4", "<u8"])
 @pytest.mark.parametrize("extra", [-1, 0, 1, 7])
-def test_what_was_added_is_taken_away_over_any_number_of_blocks(kind, extra):
+def test_subtracting_a_mask_restores_the_vector(kind, extra):
     length = 2 * BLOCK_BYTES // np.dtype(kind).itemsize + extra
     before = np.arange(length).astype(kind)
     vector = before.copy()
@@ -36,13 +36,13 @@ def test_what_was_added_is_taken_away_over_any_number_of_blocks(kind, extra):
 
 
 def test_agreement_is_the_published_one_and_bound_to_purpose_and_context():
-    # RFC 7748, 6.1: Bob's private key, Alice's public one, and what they have in common.
+    # RFC 7748, 6.1: Bob's private key, Alice's public key, and their shared secret.
     bob = bytes.fromhex("5dab087e624a8a4b79e17f8b83800ee66f3bb1292618b6fd1c2f8b27ff88e0eb")
     alice = bytes.fromhex("8520f0098930a754748b7ddcb43ef75a0dbf3a0d26381af4eba4a98eaa9b4e6a")
     shared = bytes.fromhex("4a5d9d5ba4ce2de1728e3bf480350f25e07e21c947d19e3376f09b3c1e161742")
     assert public_of(bob).hex() == "de9edb7d7b7dc1b4d35b61c2ece435373f8343c85b78674dadfc7e146f882b4f"
     # RFC 5869: extract with the context as salt, then one block of expansion.
     extracted = hmac.digest(b"round", shared, "sha256")
-    one = agree(bob, alice, b"masking", b"round")
-    assert one == hmac.digest(extracted, b"mobizo masking masking\x01", "sha256")
-    assert one not in (agree(bob, alice, b"sealing", b"round"), agree(bob, alice, b"masking", b"other"))
+    key = agree(bob, alice, b"masking", b"round")
+    assert key == hmac.digest(extracted, b"mobizo masking masking\x01", "sha256")
+    assert key not in (agree(bob, alice, b"sealing", b"round"), agree(bob, alice, b"masking", b"other"))

@@ -1,4 +1,4 @@
-"""The parameters of a masked round: room for the sum, thresholds, and one context for one agreement."""
+"""The parameters of a masked round: range of the sum, thresholds and context."""
 
 from fractions import Fraction
 
@@ -36,42 +36,42 @@ def parameters(**changes):
 )
 def test_the_scale_leaves_room_for_every_sum(clip, most_weight, most_members, bits):
     try:
-        chosen = parameters(clip=clip, most_weight=most_weight, most_members=most_members, bits=bits)
+        round_parameters = parameters(clip=clip, most_weight=most_weight, most_members=most_members, bits=bits)
     except ValidationError:
         assert bits == 32
         return
-    largest = Fraction(chosen.scale) * most_weight * Fraction(clip) + Fraction(1, 2)
+    largest = Fraction(round_parameters.scale) * most_weight * Fraction(clip) + Fraction(1, 2)
     assert most_members * largest <= 2 ** (bits - 1) - 1
-    # A scale four times as large would not fit: no more than two bits of the room are given away.
+    # A scale four times as large would overflow, so at most two bits are unused.
     assert most_members * (4 * largest) > 2 ** (bits - 1) - 1
     assert most_members * most_weight <= 2 ** (bits - 1) - 1
 
 
 @pytest.mark.parametrize(("members", "majority", "two_thirds"), [(3, 3, 3), (4, 3, 3), (5, 3, 4), (16, 9, 11)])
 def test_thresholds(members, majority, two_thirds):
-    assert parameters(threshold="majority").needed(members) == majority
-    assert parameters().needed(members) == two_thirds
+    assert parameters(threshold="majority").required_devices(members) == majority
+    assert parameters().required_devices(members) == two_thirds
 
 
 @given(st.integers(3, 1024), st.sampled_from(["majority", "two-thirds"]))
-def test_a_threshold_is_over_its_part_and_under_none_of_the_minimum(members, threshold):
-    needed = parameters(threshold=threshold, minimum=3).needed(members)
-    assert needed >= 3
-    assert needed > members * Fraction(1, 2) if threshold == "majority" else needed > members * Fraction(2, 3)
-    assert needed <= members
+def test_a_threshold_exceeds_its_share_and_the_minimum(members, threshold):
+    required = parameters(threshold=threshold, minimum=3).required_devices(members)
+    assert required >= 3
+    assert required > members * Fraction(1, 2) if threshold == "majority" else required > members * Fraction(2, 3)
+    assert required <= members
 
 
 def test_the_minimum_holds_over_the_threshold():
-    assert parameters(minimum=12).needed(12) == 12
+    assert parameters(minimum=12).required_devices(12) == 12
 
 
 def test_any_other_parameter_is_another_context():
-    one = parameters()
-    assert parameters().context == one.context
+    default = parameters()
+    assert parameters().context == default.context
     changes = {"cohort": "others", "round": 4, "start_sha256": "1" * 64, "size": 11, "clip": 2.0, "minimum": 4}
     changes |= {"threshold": "majority", "bits": 64, "most_members": 17, "most_weight": 2, "recipe_id": "1" * 64}
     contexts = {parameters(**{name: value}).context for name, value in changes.items()}
-    assert len(contexts | {one.context}) == len(changes) + 1
+    assert len(contexts | {default.context}) == len(changes) + 1
 
 
 def test_32_bits_that_cannot_hold_the_weights_are_refused_with_the_remedy():

@@ -32,5 +32,5 @@ def entropy(seed: int, *names: object) -> Callable[[int], bytes]:
 
     It is predictable: use it for simulations only.
     """
-    drawn = generator(seed, *names)
-    return drawn.bytes
+    source = generator(seed, *names)
+    return source.bytes

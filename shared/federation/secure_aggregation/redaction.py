@@ -8,7 +8,7 @@ from shared.job import Progress, Result
 NO_FILE = sha256_hex(b"")  # replaces the LoRA-B file's hash, which could be recognized, in a completion
 
 
-def quiet_result(result: Result) -> Result:
+def redacted_result(result: Result) -> Result:
     """Returns steps, times and memory only, without accuracies, losses or numbers of examples."""
     return Result(
         steps=result.steps,
@@ -22,7 +22,7 @@ def quiet_result(result: Result) -> Result:
     )
 
 
-def quiet_progress(progress: Progress) -> Progress:
+def redacted_progress(progress: Progress) -> Progress:
     """Returns the progress without losses and accuracies."""
     hidden = ("loss", "accuracy", "best_accuracy", "validation_loss")
     return progress.model_copy(update=dict.fromkeys(hidden))
