@@ -16,18 +16,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import numpy as np
 import typer
 
 from bench.result import Claims, Row, commit, notes, write
-from bench.runner import JsonFile, Keep, Only, Quick, chosen, native_runner
+from bench.runner import JsonFile, Keep, Only, Quick, native_runner, select_parts
 from bench.scale.bases import QUICK, SIZES, Size, write_random_base
 from bench.scale.measurement import busy_cores, compilation, device_run, recipe_of
+from bench.scale.plot import int8_rows, slope, write_plot
 from device_agent.engines.child_process import NativeEngine
 
+Plot = Annotated[Path | None, typer.Option("--plot", help="Draw the sizes, log-log, into this SVG or PNG file.")]
 CompileOnly = Annotated[bool, typer.Option("--compile-only", help="Compile, and do not train.")]
-LEAST_SIZES = 3  # of a slope
-TRAINED, COMPILED = ".json", ".compiled.json"  # endings of kept rows
+TRAINED, COMPILED = ".json", ".compiled.json"  # endings of finished rows
 
 
 def scale(
@@ -36,17 +36,20 @@ def scale(
     only: Only = None,
     keep: Keep = None,
     compile_only: CompileOnly = False,
+    plot: Plot = None,
 ) -> None:
     """Compile and train bases from 135M to 7B, of random weights: time, memory and sizes."""
     sizes = {"tiny": QUICK} if quick else SIZES
     with tempfile.TemporaryDirectory() as name:
-        kept = KeptRows(keep or Path(name), compile_only)
-        rows = [row for what in chosen(sizes, only) for row in _rows_of(what, sizes[what], kept)]
+        finished = FinishedRows(keep or Path(name), compile_only)
+        rows = [row for what in select_parts(sizes, only) for row in _rows_of(what, sizes[what], finished)]
+    if plot is not None:
+        write_plot(rows, plot)
     write(json_file, rows, claims_of(rows, {what: size.name for what, size in sizes.items()}))
 
 
 @dataclass(frozen=True)
-class KeptRows:
+class FinishedRows:
     """A directory of finished rows. compile_only: a row without the device's columns is finished."""
 
     directory: Path
@@ -69,14 +72,14 @@ class KeptRows:
         part.replace(path)
 
 
-def _rows_of(what: str, size: Size, kept: KeptRows) -> Iterator[Row]:
+def _rows_of(what: str, size: Size, finished: FinishedRows) -> Iterator[Row]:
     """Yields the rows of one size. Its base and programs exist only meanwhile."""
     parameters: int | None = None
     with tempfile.TemporaryDirectory() as name:
         base, directory = Path(name) / "base", Path(name) / "program"
         for precision, estimator in size.runs:
             stem = f"{what}.{precision}.{estimator}"
-            if (row := kept.find(stem)) is not None:
+            if (row := finished.find(stem)) is not None:
                 yield row
                 continue
             if parameters is None:
@@ -87,10 +90,10 @@ def _rows_of(what: str, size: Size, kept: KeptRows) -> Iterator[Row]:
             row |= {"commit": commit(), "other_cores": busy_cores()}
             program, compiled = compilation(recipe_of(base, precision, estimator, size), directory, base)
             row |= compiled
-            kept.put(stem, row)
-            if not kept.compile_only:
+            finished.put(stem, row)
+            if not finished.compile_only:
                 row |= device_run(NativeEngine(native_runner()), program, parameters)
-                kept.put(stem, row)
+                finished.put(stem, row)
             shutil.rmtree(directory)
             yield row
 
@@ -117,23 +120,10 @@ def _slopes(rows: list[Row]) -> Claims:
 
     Of a compilation by its result's bytes, of a run's memory by the same, and of a step by its FLOPs.
     """
-    replays, claims = _of("replay", rows), dict[str, float | None]()
+    replays, claims = int8_rows("replay", rows), dict[str, float | None]()
     for name in ("compile_seconds", "compile_peak_bytes", "load_seconds", "peak_rss_bytes"):
-        claims[f"{name}_slope"] = _slope(replays, "ptd_bytes", name)
-    claims["step_seconds_slope"] = _slope(replays, "flops_per_step", "step_seconds")
+        claims[f"{name}_slope"] = slope(replays, "ptd_bytes", name)
+    claims["step_seconds_slope"] = slope(replays, "flops_per_step", "step_seconds")
     for estimator in ("gradient", "directional"):
-        claims[f"{estimator}_step_seconds_slope"] = _slope(_of(estimator, rows), "flops_per_step", "step_seconds")
+        claims[f"{estimator}_step_seconds_slope"] = slope(int8_rows(estimator, rows), "flops_per_step", "step_seconds")
     return {name: value for name, value in claims.items() if value is not None}
-
-
-def _of(estimator: str, rows: list[Row]) -> list[Row]:
-    return [row for row in rows if (row["precision"], row["estimator"]) == ("int8", estimator)]
-
-
-def _slope(rows: list[Row], across: str, name: str) -> float | None:
-    """Returns d log(name) / d log(across) by least squares; None for fewer than LEAST_SIZES rows."""
-    found = [row for row in rows if name in row]
-    if len(found) < LEAST_SIZES:
-        return None
-    points = np.log([[row[across], row[name]] for row in found])
-    return float(np.polyfit(points[:, 0], points[:, 1], 1)[0])

@@ -10,8 +10,8 @@ from typing import Any
 
 import psutil
 
-from bench.agent.overhead import figures
-from bench.programs import Compiled, compile_cold
+from bench.agent.overhead import resource_usage
+from bench.programs import CompiledProgram, compile_cold
 from bench.result import Row, notes
 from bench.scale.bases import Size
 from bench.step.floor import gemm_seconds
@@ -55,7 +55,7 @@ def busy_cores() -> float:
     return float(psutil.cpu_percent(BUSY_SECONDS)) / 100 * (psutil.cpu_count() or 1)
 
 
-def compilation(recipe: Recipe, directory: Path, base: Path) -> tuple[Compiled, Row]:
+def compilation(recipe: Recipe, directory: Path, base: Path) -> tuple[CompiledProgram, Row]:
     """Compiles the recipe in a fresh process; returns the program and the columns of the compilation."""
     with PeakMemory() as memory:
         program = compile_cold(recipe, directory, base)
@@ -69,7 +69,7 @@ def compilation(recipe: Recipe, directory: Path, base: Path) -> tuple[Compiled, 
     return program, row
 
 
-def device_run(engine: NativeEngine, program: Compiled, parameters: int) -> Row:
+def device_run(engine: NativeEngine, program: CompiledProgram, parameters: int) -> Row:
     """Trains STEPS steps; returns the columns of the device, or none if the run might not fit into memory."""
     predicted = predicted_peak(program.recipe, program.manifest.shape, parameters)
     if (spare := spare_bytes()) < MARGIN * predicted:
@@ -97,10 +97,10 @@ def device_run(engine: NativeEngine, program: Compiled, parameters: int) -> Row:
     return row
 
 
-def _train(engine: NativeEngine, program: Compiled, data: Path, steps: int) -> ResourceUsage:
+def _train(engine: NativeEngine, program: CompiledProgram, data: Path, steps: int) -> ResourceUsage:
     """Trains in a new run directory; returns the times and the memory."""
     training = TrainingSettings(steps=steps, lr=1e-3, evaluation_interval=steps)
-    return figures(engine, plan_of(program, data, training), program.directory / f"run-{steps}")
+    return resource_usage(engine, plan_of(program, data, training), program.directory / f"run-{steps}")
 
 
 class PeakMemory:

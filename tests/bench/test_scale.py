@@ -1,6 +1,7 @@
 """`bench scale`: random bases that load, claims from given rows, and rows that are kept."""
 
 import json
+import re
 import warnings
 from pathlib import Path
 
@@ -78,7 +79,7 @@ def test_the_sizes_are_those_of_their_names() -> None:
 
 def row(base: str, size: float, estimator: str = "replay", precision: str = "int8", **more: float) -> dict[str, object]:
     """A row whose seconds and bytes follow power laws of `size`."""
-    fixed = {"base": base, "precision": precision, "estimator": estimator}
+    fixed = {"base": base, "precision": precision, "estimator": estimator, "parameters": size}
     laws = {"compile_seconds": 3 * size, "compile_peak_bytes": 7 * size**0.5, "ptd_bytes": size}
     device = {"load_seconds": 2 * size, "peak_rss_bytes": 1.2 * size, "step_seconds": size**1.5}
     return fixed | laws | device | {"flops_per_step": size} | more
@@ -119,9 +120,10 @@ def test_a_base_that_was_compiled_only_has_no_claims_of_the_device() -> None:
     assert set(claims_of([compiled], {"TinyLlama-1.1B": "1b"})) == {"compile_peak_over_result_1b"}
 
 
-def test_kept_rows_are_not_measured_again(tmp_path: Path) -> None:
+def test_finished_rows_are_not_measured_again(tmp_path: Path) -> None:
     rows = [row("tiny", 10, estimator, precision) for precision, estimator in QUICK.runs]
     for each in rows:
         (tmp_path / f"tiny.{each['precision']}.{each['estimator']}.json").write_text(json.dumps(each))
-    scale(tmp_path / "result.json", quick=True, keep=tmp_path)
+    scale(tmp_path / "result.json", quick=True, keep=tmp_path, plot=tmp_path / "scale.svg")
     assert json.loads((tmp_path / "result.json").read_bytes())["rows"] == rows
+    assert "a step, directional" in "".join(re.findall("<!-- (.*?) -->", (tmp_path / "scale.svg").read_text()))
