@@ -65,7 +65,7 @@ def test_a_killed_simulation_resumes_with_the_same_report(command, tmp_path):
 
 @pytest.mark.slow
 def test_ctrl_c_stops_the_workers_and_explains_how_to_resume(command, tmp_path):
-    directory = tmp_path / "error_line"
+    directory = tmp_path / "stopped"
     arguments = [*command, "--engine", "processes", "--workers", "1", "--rounds", "10000", str(directory)]
     # A separate process group, because a terminal sends Ctrl-C to the whole group.
     process = subprocess.Popen(arguments, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, process_group=0)
@@ -76,7 +76,7 @@ def test_ctrl_c_stops_the_workers_and_explains_how_to_resume(command, tmp_path):
     _, stderr = process.communicate()  # returns when the last process that may write to it has ended
     assert process.returncode == 130
     assert stderr.decode().splitlines() == [
-        f"error_line; run_to_end rounds are in {directory}, and the same command resumes the simulation"
+        f"stopped; finished rounds are in {directory}, and the same command resumes the simulation"
     ]
     assert "Traceback" not in (directory / "workers.log").read_text()
     assert len(Store(directory).rounds()) >= 2

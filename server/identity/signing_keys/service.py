@@ -24,7 +24,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
 from server.database.columns import Document, Moment, Numbered, Table, utc_now
-from server.database.database import Database
+from server.database.database import Collision, Database
 from server.identity.devices.repository import DeviceRepository
 from server.identity.devices.service import revoke_device
 from server.ports import Port
@@ -235,16 +235,18 @@ def prepare_keys(database: Database, settings: Settings) -> None:
     Raises Unavailable if the home has no key.
     """
     files = KeyFiles(settings.key_path)
+    while (known := _current_key_id(database)) is None:
+        files.load()
+        # Another process may record it at this moment: one of them succeeds.
+        with suppress(IntegrityError, Collision), database.writing() as session:
+            KeyService(session, settings).note_first()
+    files.finish_rotation(known)
+
+
+def _current_key_id(database: Database) -> str | None:
     with database.reading() as session:
         current = KeyRepository(session).current()
-        known = None if current is None else current.key_id
-    if known is not None:
-        files.finish_rotation(known)
-        return
-    files.load()
-    # Another process may record it at this moment: one of them succeeds.
-    with suppress(IntegrityError), database.writing() as session:
-        KeyService(session, settings).note_first()
+        return None if current is None else current.key_id
 
 
 def rotate_key(database: Database, settings: Settings, *, compromised: bool) -> Rotated:

@@ -19,6 +19,12 @@ def ledger(run):
     return parse_trajectory(run.ledger.read_bytes())[0]
 
 
+def recorded_steps(run):
+    """Returns the number of steps in a run's ledger, which another process writes; 0 until its header is there."""
+    trajectory = ledger(run) if run.ledger.exists() else None
+    return 0 if trajectory is None else trajectory.steps
+
+
 class KillAt:
     """A report that kills the training process of this process -9, once, at a step."""
 

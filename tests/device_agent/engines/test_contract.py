@@ -14,7 +14,7 @@ from device_agent.training.journal import RunDirectory
 from device_agent.training.messages import TrainerMessage
 from shared.zo.trajectory import Limits
 from tests.device_agent.conftest import copy_run
-from tests.device_agent.engines.runs import hashes, ledger
+from tests.device_agent.engines.runs import hashes, ledger, recorded_steps
 
 SETTINGS = {"steps": 40, "lr": 0.3, "schedule": "linear", "seed": 3, "evaluation_interval": 12}
 # So many steps that a stop, a kill or a limit in the middle of the run comes in time.
@@ -108,7 +108,7 @@ def test_limits_that_change_hold_from_the_next_step(long, native):
 def test_a_torn_ledger_loses_its_last_frame_only(long, native, tmp_path):
     whole = copy_run(long, tmp_path / "whole")
     train(native, whole)
-    native.train(long, lambda progress: None, lambda: long.ledger.exists() and ledger(long).steps >= 6)
+    native.train(long, lambda progress: None, lambda: recorded_steps(long) >= 6)
     data = long.ledger.read_bytes()
     long.ledger.write_bytes(data[:-3])
     train(native, long)

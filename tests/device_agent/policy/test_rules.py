@@ -24,8 +24,8 @@ from device_agent.policy.rules import (
 from device_agent.policy.sensors import Readings
 from shared.job import Progress
 from shared.rules import QuietHours, Rules
+from tests.shared.test_rules import intervals
 from tests.shared.test_rules import rules as any_rules
-from tests.shared.test_rules import spans
 
 RECORDINGS = Path(__file__).parents[1] / "recordings"
 ZONE = timezone(timedelta(hours=2))
@@ -232,7 +232,7 @@ def test_until_is_the_last_of_the_known_ends_and_unknown_if_one_is():
     assert decide(rules, at_noon(charging=False), 0).until is None
 
 
-@given(st.lists(spans, min_size=1, max_size=3, unique=True).map(tuple), st.integers(0, 1439))
+@given(st.lists(intervals, min_size=1, max_size=3, unique=True).map(tuple), st.integers(0, 1439))
 def test_hours_open_at_the_first_minute_that_lies_in_all_of_them(hours, minute):
     at = datetime.combine(NOON.date(), time(minute // 60, minute % 60), ZONE)
     decision = decide(Rules(hours=hours), Readings(at=at), 0)

@@ -9,6 +9,7 @@ from device_agent.engines.child_process import NativeEngine, finish, prepare
 from device_agent.training.journal import RunDirectory
 from device_agent.training.messages import TrainerMessage
 from shared.zo.trajectory import parse_trajectory
+from tests.device_agent.engines.runs import recorded_steps
 
 TRAINING = {"steps": 120, "evaluation_interval": 40, "seed": 9}
 FILES = ("trajectory.bin", "best.safetensors", "last.safetensors")
@@ -35,11 +36,6 @@ def alone(tmp_path, plan, runner_directory):
 
 def contents(run):
     return [(run.path / name).read_bytes() for name in FILES]
-
-
-def steps_in(run):
-    found = parse_trajectory(run.ledger.read_bytes())[0] if run.ledger.exists() else None
-    return found.steps if found else 0
 
 
 def told_steps(said):
@@ -69,14 +65,14 @@ def test_a_runner_killed_at_a_step_leaves_the_same_b(tmp_path, plan, alone, runn
     for moment in (0, 1, 2, 39, 40, 41, 90, TRAINING["steps"]):
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
             # The runner before may have made steps that it could not tell of any more.
-            if steps_in(run) < moment or moment == 0:
+            if recorded_steps(run) < moment or moment == 0:
                 told += killed_at(process, moment)
             else:
                 process.kill()
         after = run.ledger.read_bytes() if run.ledger.exists() else b""
         assert after.startswith(before[: parse_trajectory(before)[1]] if before else b"")
         before = after
-        assert max(told, default=0) <= steps_in(run)
+        assert max(told, default=0) <= recorded_steps(run)
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         said = process.stdout.read()
     assert finish(run, TrainerMessage.model_validate_json(said.split(b"\n")[-2])).result is not None

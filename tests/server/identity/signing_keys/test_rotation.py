@@ -10,7 +10,14 @@ from device_agent.home import AgentHome, DeviceConfig
 from device_agent.programs import RollbackProtection, follow_key_rotation
 from device_agent.protocol.client import DeviceClient
 from server.catalog.runner_builds.service import RunnerBuildService
-from server.identity.signing_keys.service import KeyFiles, KeyService, prepare_keys, retire_keys, rotate_key
+from server.identity.signing_keys.service import (
+    KeyFiles,
+    KeyRepository,
+    KeyService,
+    prepare_keys,
+    retire_keys,
+    rotate_key,
+)
 from server.programs.service import Program
 from shared.catalog import RunnerBuild, SignedRunnerBuild
 from shared.errors import Unavailable, Untrusted
@@ -135,6 +142,18 @@ def test_private_halves_are_kept_aside_until_they_are_retired(home, files):
     assert retire_keys(home.database, home.settings) == [first]
     assert files.kept() == []
     assert retire_keys(home.database, home.settings) == []
+
+
+@pytest.mark.both_databases
+def test_servers_that_start_at_once_record_the_first_key_once(home, monkeypatch):
+    """This one reads twice that no key is recorded, while another process records it."""
+    prepare_keys(home.database, home.settings)
+    current, readings = KeyRepository.current, iter([None, None])
+    monkeypatch.setattr(KeyRepository, "current", lambda self: next(readings, current(self)))
+    prepare_keys(home.database, home.settings)
+    assert next(readings, "both were used") == "both were used"
+    with home.database.reading() as session:
+        assert len(KeyRepository(session).all()) == 1
 
 
 class Killed(BaseException):
