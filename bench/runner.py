@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -97,6 +98,12 @@ def cpu_seconds(process: psutil.Process) -> float:
     """Returns the processor time of a process so far."""
     times = process.cpu_times()
     return float(times.user + times.system)
+
+
+def peak_memory(pid: int) -> int:
+    """Returns the highest resident set of a process so far, bytes; 0 if it has just ended."""
+    match = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+    return int(match[1]) * 1024 if match else 0
 
 
 def run_module(module: str, argument: object) -> Any:

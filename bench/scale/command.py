@@ -8,26 +8,22 @@ of a run. A program that may not fit into free memory is compiled and not traine
 `other_cores` were busy with other work in the two seconds before the row, whose seconds suffer from such work.
 """
 
-import json
-import shutil
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from bench.result import Claims, Row, commit, notes, write
-from bench.runner import JsonFile, Keep, Only, Quick, native_runner, select_parts
+from bench.runner import JsonFile, Keep, Only, Quick, load_or_compute, native_runner, select_parts
 from bench.scale.bases import QUICK, SIZES, Size, write_random_base
 from bench.scale.measurement import busy_cores, compilation, device_run, recipe_of
 from bench.scale.plot import int8_rows, slope, write_plot
 from device_agent.engines.child_process import NativeEngine
 
 Plot = Annotated[Path | None, typer.Option("--plot", help="Draw the sizes, log-log, into this SVG or PNG file.")]
-CompileOnly = Annotated[bool, typer.Option("--compile-only", help="Compile, and do not train.")]
-TRAINED, COMPILED = ".json", ".compiled.json"  # endings of finished rows
 
 
 def scale(
@@ -35,67 +31,39 @@ def scale(
     quick: Quick = False,
     only: Only = None,
     keep: Keep = None,
-    compile_only: CompileOnly = False,
     plot: Plot = None,
 ) -> None:
     """Compile and train bases from 135M to 7B, of random weights: time, memory and sizes."""
     sizes = {"tiny": QUICK} if quick else SIZES
     with tempfile.TemporaryDirectory() as name:
-        finished = FinishedRows(keep or Path(name), compile_only)
-        rows = [row for what in select_parts(sizes, only) for row in _rows_of(what, sizes[what], finished)]
+        rows = [row for what in select_parts(sizes, only) for row in _rows_of(what, sizes[what], keep or Path(name))]
     if plot is not None:
         write_plot(rows, plot)
     write(json_file, rows, claims_of(rows, {what: size.name for what, size in sizes.items()}))
 
 
-@dataclass(frozen=True)
-class FinishedRows:
-    """A directory of finished rows. compile_only: a row without the device's columns is finished."""
-
-    directory: Path
-    compile_only: bool
-
-    def find(self, name: str) -> Row | None:
-        """Returns a finished row."""
-        for ending in (TRAINED, *((COMPILED,) if self.compile_only else ())):
-            if (path := self.directory / (name + ending)).exists():
-                row: Row = json.loads(path.read_bytes())
-                return row
-        return None
-
-    def put(self, name: str, row: Row) -> None:
-        """Keeps a row."""
-        self.directory.mkdir(parents=True, exist_ok=True)
-        path = self.directory / (name + (TRAINED if "load_seconds" in row else COMPILED))
-        part = path.with_suffix(".part")
-        part.write_text(json.dumps(row))
-        part.replace(path)
-
-
-def _rows_of(what: str, size: Size, finished: FinishedRows) -> Iterator[Row]:
-    """Yields the rows of one size. Its base and programs exist only meanwhile."""
-    parameters: int | None = None
+def _rows_of(what: str, size: Size, keep: Path) -> Iterator[Row]:
+    """Yields the rows of one size. Its base and programs exist only meanwhile; `keep` has the finished rows."""
     with tempfile.TemporaryDirectory() as name:
-        base, directory = Path(name) / "base", Path(name) / "program"
-        for precision, estimator in size.runs:
-            stem = f"{what}.{precision}.{estimator}"
-            if (row := finished.find(stem)) is not None:
-                yield row
-                continue
-            if parameters is None:
-                notes.print(f"{what}: random weights")
-                parameters = write_random_base(size, base)
+        base = Path(name) / "base"
+
+        @cache
+        def write_base() -> int:
+            notes.print(f"{what}: random weights")
+            return write_random_base(size, base)
+
+        def measure(precision: str, estimator: str) -> Row:
+            parameters = write_base()
             notes.print(f"{what}: {estimator} in {precision}")
             row = {"base": what, "parameters": parameters, "precision": precision, "estimator": estimator}
             row |= {"commit": commit(), "other_cores": busy_cores()}
-            program, compiled = compilation(recipe_of(base, precision, estimator, size), directory, base)
-            row |= compiled
-            finished.put(stem, row)
-            if not finished.compile_only:
-                row |= device_run(NativeEngine(native_runner()), program, parameters)
-                finished.put(stem, row)
-            shutil.rmtree(directory)
-            yield row
+            with tempfile.TemporaryDirectory(dir=name) as directory:
+                recipe = recipe_of(base, precision, estimator, size)
+                program, compiled = compilation(recipe, Path(directory), base)
+                return row | compiled | device_run(NativeEngine(native_runner()), program, parameters)
+
+        for run in size.runs:
+            yield dict(load_or_compute(keep / ".".join((what, *run, "json")), partial(measure, *run)))
 
 
 def claims_of(rows: list[Row], names: dict[str, str | None]) -> Claims:

@@ -3,9 +3,10 @@
 import json
 import statistics
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import psutil
@@ -13,6 +14,7 @@ import psutil
 from bench.agent.overhead import resource_usage
 from bench.programs import CompiledProgram, compile_cold
 from bench.result import Row, notes
+from bench.runner import peak_memory
 from bench.scale.bases import Size
 from bench.step.floor import gemm_seconds
 from bench.tiny import plan_of
@@ -57,7 +59,7 @@ def busy_cores() -> float:
 
 def compilation(recipe: Recipe, directory: Path, base: Path) -> tuple[CompiledProgram, Row]:
     """Compiles the recipe in a fresh process; returns the program and the columns of the compilation."""
-    with PeakMemory() as memory:
+    with watch_children() as memory:
         program = compile_cold(recipe, directory, base)
     row = {
         "compile_seconds": program.seconds,
@@ -103,41 +105,35 @@ def _train(engine: NativeEngine, program: CompiledProgram, data: Path, steps: in
     return resource_usage(engine, plan_of(program, data, training), program.directory / f"run-{steps}")
 
 
+@dataclass
 class PeakMemory:
-    """Watches the memory of this process's children while it is entered.
+    """bytes: the highest sum of the children's resident memory that was seen, or the peak of one if that is higher."""
 
-    bytes: the highest sum of their resident memory that was seen, or the peak of one process (VmHWM) if that is higher.
-    """
+    bytes: int = 0
 
-    def __init__(self) -> None:
-        self.bytes = 0
-        self._done = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-
-    def __enter__(self) -> "PeakMemory":
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._done.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        own = psutil.Process()
-        while not self._done.wait(POLL_SECONDS):
-            together = 0
-            for process in own.children(recursive=True):
-                with suppress(psutil.Error, OSError):
-                    together += process.memory_info().rss
-                    self.bytes = max(self.bytes, _peak_of(process.pid))
-            self.bytes = max(self.bytes, together)
+    def update(self) -> None:
+        """Looks at the present children of this process."""
+        together = 0
+        for process in psutil.Process().children(recursive=True):
+            with suppress(psutil.Error, OSError):
+                together += process.memory_info().rss
+                self.bytes = max(self.bytes, peak_memory(process.pid))
+        self.bytes = max(self.bytes, together)
 
 
-def _peak_of(pid: int) -> int:
-    """Returns the peak resident bytes of a process; 0 if it has ended."""
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024
-    return 0
+@contextmanager
+def watch_children() -> Iterator[PeakMemory]:
+    """Watches the memory of this process's children in a thread."""
+    memory, done = PeakMemory(), threading.Event()
+
+    def watch() -> None:
+        while not done.wait(POLL_SECONDS):
+            memory.update()
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield memory
+    finally:
+        done.set()
+        thread.join()

@@ -18,8 +18,8 @@ from functools import partial
 from pathlib import Path
 
 from bench.result import Measurement, Row
-from bench.runner import time_by_turns
-from bench.server.home import client, job, make_home, new_token, peak_memory, running_server, submit
+from bench.runner import peak_memory, time_by_turns
+from bench.server.home import client, job, make_home, new_token, running_server, submit
 from server.database.database import Database
 from server.schema import programs
 from server.settings import Delivery, Settings

@@ -19,7 +19,7 @@ import psutil
 from sqlalchemy import insert, text
 
 from bench.result import Measurement, Row
-from bench.runner import cpu_seconds
+from bench.runner import cpu_seconds, peak_memory
 from bench.server import home
 from bench.server.virtual import FleetSettings, Phase, PhaseResult
 from server.database.columns import new_id, utc_now
@@ -66,7 +66,7 @@ def fleet(settings: Settings, count: int, quick: bool = False) -> list[Row]:
                 rows += _growth("a job is submitted", enrolled_sizes, submitted_sizes, count)
             rows.append({"what": kind, **_measure_phase(load, server, _phase(kind, count, quick))})
         rows += _growth("a job is trained", submitted_sizes, _table_sizes(settings), count)
-        rows.append({"what": "server", "peak_rss_bytes": home.peak_memory(server.pid)})
+        rows.append({"what": "server", "peak_rss_bytes": peak_memory(server.pid)})
     return rows
 
 

@@ -6,7 +6,6 @@ The tests' fake compiler needs only a moment. Nothing is trained: devices only s
 import base64
 import json
 import os
-import re
 import sys
 import time
 from collections.abc import Iterator
@@ -196,12 +195,6 @@ def submit(app: httpx.Client, body: dict[str, Any]) -> dict[str, Any]:
     path, waiting = f"/v1/jobs/{response['id']}", ("queued", "compiling")
     homes.eventually(lambda: app.get(path).raise_for_status().json()["state"] not in waiting, TIMEOUT_SECONDS)
     return dict(response)
-
-
-def peak_memory(pid: int) -> int:
-    """Returns the highest resident set of a process, bytes."""
-    match = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
-    return int(match[1]) * 1024 if match else 0
 
 
 def spread(seconds: list[float]) -> Row:

@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from bench.result import Measurement, Row
-from bench.runner import cpu_seconds
+from bench.runner import cpu_seconds, peak_memory
 from bench.server import home
 from server.settings import Settings
 from shared.access import Role
@@ -100,7 +100,7 @@ def poll(settings: Settings, database: str, devices: int, **load_settings: float
         output, _ = load.communicate()
         if load.returncode:
             raise SystemExit("the load failed")
-        cpu, peak = cpu_seconds(server) - before, home.peak_memory(server.pid)
+        cpu, peak = cpu_seconds(server) - before, peak_memory(server.pid)
     report = json.loads(output)
     columns = {"database": database, "devices": devices}
     rows = [

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.result import Measurement, Row
-from bench.runner import cpu_seconds
-from bench.server.home import client, job, make_home, new_token, peak_memory, running_server, spread, submit
+from bench.runner import cpu_seconds, peak_memory
+from bench.server.home import client, job, make_home, new_token, running_server, spread, submit
 from server.settings import Settings
 from shared.access import Role
 

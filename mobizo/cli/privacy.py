@@ -129,5 +129,5 @@ def _print_privacy(privacy: UserPrivacy, as_json: bool) -> None:
     budget = "" if privacy.budget is None else f" of {privacy.budget:g}"
     lines = [f"{privacy.user}  epsilon {epsilon}{budget} at delta {privacy.delta:g}  {privacy.runs} private runs"]
     if privacy.unprotected:
-        lines.append(f"in addition, {privacy.unprotected} jobs without privacy, for which there is no epsilon bound")
+        lines.append(f"{privacy.unprotected} more jobs had no differential privacy; epsilon does not cover them")
     out.print("\n".join(lines), markup=False)

@@ -13,6 +13,7 @@ with warnings.catch_warnings():  # the compiler's libraries warn of their own de
     warnings.simplefilter("ignore")
     from bench.scale.bases import QUICK, SIZES, Size, random_tensor, shards, write_random_base
     from bench.scale.command import claims_of, scale
+    from bench.scale.plot import write_plot
     from server.compiler import inspect_base
 
 OPT = Size(
@@ -124,6 +125,13 @@ def test_finished_rows_are_not_measured_again(tmp_path: Path) -> None:
     rows = [row("tiny", 10, estimator, precision) for precision, estimator in QUICK.runs]
     for each in rows:
         (tmp_path / f"tiny.{each['precision']}.{each['estimator']}.json").write_text(json.dumps(each))
-    scale(tmp_path / "result.json", quick=True, keep=tmp_path, plot=tmp_path / "scale.svg")
+    scale(tmp_path / "result.json", quick=True, keep=tmp_path)
     assert json.loads((tmp_path / "result.json").read_bytes())["rows"] == rows
-    assert "a step, directional" in "".join(re.findall("<!-- (.*?) -->", (tmp_path / "scale.svg").read_text()))
+
+
+def test_the_plot_names_each_quantity_with_its_slope(tmp_path: Path) -> None:
+    rows = [row("base", size, estimator) for size in (10, 100, 1000) for estimator in ("replay", "gradient")]
+    write_plot(rows, tmp_path / "scale.svg")
+    labels = re.findall("<!-- (.*?) -->", (tmp_path / "scale.svg").read_text())
+    assert {"a step, gradient (slope 1.50)", "compile (slope 1.00)", "compile peak (slope 0.50)"} <= set(labels)
+    assert not any("directional" in label for label in labels)

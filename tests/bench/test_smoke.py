@@ -52,17 +52,13 @@ def test_aggregating_uploads(run):
     assert result["claims"]["aggregate_rss_bytes"] > 1 << 20
 
 
-def test_sizes_are_compiled_and_trained(run):
+@pytest.mark.filterwarnings("ignore:::executorch", "ignore:::torch", "ignore:::copyreg")  # of lowering, in this process
+def test_a_base_is_compiled_and_trained(run):
     _, result = run("scale")
-    assert {(row["precision"], row["estimator"]) for row in result["rows"]} == {
-        ("int8", "replay"),
-        ("int8", "gradient"),
-        ("int8", "directional"),
-        ("fp32", "replay"),
-    }
-    for row in result["rows"]:
-        assert row["compile_peak_bytes"] > row["ptd_bytes"] > 0
-        assert min(row[name] for name in ("load_seconds", "second_load_seconds", "step_seconds", "peak_rss_bytes")) > 0
+    (row,) = result["rows"]
+    assert (row["precision"], row["estimator"]) == ("fp32", "replay")
+    assert row["compile_peak_bytes"] > row["ptd_bytes"] > 0
+    assert min(row[name] for name in ("load_seconds", "second_load_seconds", "step_seconds", "peak_rss_bytes")) > 0
     assert result["claims"]["step_seconds_1b_over_floor"] > 0
 
 

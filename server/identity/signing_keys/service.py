@@ -235,11 +235,17 @@ def prepare_keys(database: Database, settings: Settings) -> None:
     Raises Unavailable if the home has no key.
     """
     files = KeyFiles(settings.key_path)
-    while (known := _current_key_id(database)) is None:
+    known = _current_key_id(database)
+    if known is None:
         files.load()
-        # Another process may record it at this moment: one of them succeeds.
-        with suppress(IntegrityError, Collision), database.writing() as session:
-            KeyService(session, settings).note_first()
+        try:
+            with database.writing() as session:
+                KeyService(session, settings).note_first()
+            return
+        except (IntegrityError, Collision):
+            known = _current_key_id(database)  # another process may have recorded it at this moment
+            if known is None:
+                raise
     files.finish_rotation(known)
 
 

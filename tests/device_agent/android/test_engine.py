@@ -20,6 +20,7 @@ from device_agent.training.journal import RunDirectory
 from shared.zo.trajectory import Limits, parse_trajectory
 from tests.device_agent.android.conftest import TRAINING, begin
 from tests.device_agent.conftest import ROOT
+from tests.device_agent.engines.runs import recorded_steps
 from tests.device_agent.warm_starts import begin_from, random_b
 
 FILES = ("trajectory.bin", "best.safetensors", "last.safetensors")
@@ -46,11 +47,6 @@ def engine(adb, runner_directory):
 
 def same(run, expected):
     return all((run.path / name).read_bytes() == (expected.path / name).read_bytes() for name in FILES)
-
-
-def steps_in(ledger):
-    trajectory, _ = parse_trajectory(ledger.read_bytes())
-    return 0 if trajectory is None else trajectory.steps
 
 
 class Once:
@@ -212,7 +208,7 @@ def test_stop_ends_the_runner_and_keeps_what_it_did(run, expected, engine, phone
     assert message.stopped
     assert message.result is None
     assert phone.run("pidof mobizo-runner") == ""
-    assert steps_in(run.ledger) >= 3
+    assert recorded_steps(run) >= 3
     assert run.ledger.read_bytes() == phone.path(f"{THERE}/runs/job-1/trajectory.bin").read_bytes()
     assert engine.train(run, silent, never).result is not None
     assert same(run, expected)
@@ -243,7 +239,7 @@ def test_a_phone_that_is_away_when_asked_to_stop_goes_on(run, expected, engine, 
 def test_one_whole_copy_of_the_ledger_is_enough(run, expected, engine, phone, harm):
     once = Once(5, lambda: None)
     assert engine.train(run, once, lambda: once.done).stopped
-    done, output = steps_in(run.ledger), Output(phone)
+    done, output = recorded_steps(run), Output(phone)
     if harm == "phone emptied":
         phone.empty()
     else:

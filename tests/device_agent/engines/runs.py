@@ -20,7 +20,7 @@ def ledger(run):
 
 
 def recorded_steps(run):
-    """Returns the number of steps in a run's ledger, which another process writes; 0 until its header is there."""
+    """Returns the number of steps in a run's ledger, which another process may be writing; 0 without its header."""
     trajectory = ledger(run) if run.ledger.exists() else None
     return 0 if trajectory is None else trajectory.steps
 

@@ -31,7 +31,7 @@ def test_spent_epsilon_and_budget(call, app):
 def test_jobs_without_privacy_are_shown(call, app, device, fleet):
     fleet.ready_job(app)
     device.finish(device.lease())
-    assert "1 jobs without privacy" in call("view", "alice").stdout
+    assert "1 more jobs had no differential privacy" in call("view", "alice").stdout
 
 
 def test_noise_and_epsilon_are_inverse(call):
