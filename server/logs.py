@@ -7,7 +7,7 @@ import sys
 
 import structlog
 
-_QUIET = ("alembic", "uvicorn", "httpx", "procrastinate", "psycopg.pool")  # libraries whose every step is no news
+_CHATTY_LIBRARIES = ("alembic", "uvicorn", "httpx", "procrastinate", "psycopg.pool")  # libraries that log every step
 
 
 def configure_logs() -> None:
@@ -32,5 +32,5 @@ def configure_logs() -> None:
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
     )
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(message)s")
-    for name in _QUIET:
+    for name in _CHATTY_LIBRARIES:
         logging.getLogger(name).setLevel(logging.WARNING)

@@ -126,15 +126,15 @@ class BaseService:
 
         Raises Conflict if the name belongs to another model, because recipes pin the name.
         """
-        known = self._bases.by_name(base.name)
-        if known is None:
+        existing = self._bases.by_name(base.name)
+        if existing is None:
             hold(self._session, self._artifacts, [base.tokenizer_sha256])
             self._bases.add(base)
             return base
-        if known.sha256 != base.sha256:
+        if existing.sha256 != base.sha256:
             raise Conflict(f"{base.name!r} is already the name of another model; choose another name")
-        known.source, known.hub_id, known.chat_template = base.source, base.hub_id, base.chat_template
-        return known
+        existing.source, existing.hub_id, existing.chat_template = base.source, base.hub_id, base.chat_template
+        return existing
 
     def find(self, name: str) -> BaseModelEntry | None:
         """Returns the base model of that name, None if there is none."""

@@ -130,6 +130,6 @@ def _source(base: str) -> tuple[str, str | None]:
 def _bar() -> Iterator[Callable[[str, float], None]]:
     """Shows a progress bar if stderr is a terminal. Yields a function that takes the stage and the fraction done."""
     columns = TextColumn("{task.description}", markup=False), BarColumn(32), TimeElapsedColumn()
-    with Progress(*columns, console=complaints, transient=True, disable=not complaints.is_terminal) as shown:
-        line = shown.add_task("reading the base", total=1.0)
-        yield lambda stage, fraction: shown.update(line, description=stage, completed=fraction)
+    with Progress(*columns, console=complaints, transient=True, disable=not complaints.is_terminal) as progress_bar:
+        line = progress_bar.add_task("reading the base", total=1.0)
+        yield lambda stage, fraction: progress_bar.update(line, description=stage, completed=fraction)

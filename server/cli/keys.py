@@ -20,14 +20,14 @@ app.add_typer(keys, name="key")
 def list_keys(as_json: Json = False) -> None:
     """List the current and former signing keys."""
     settings, database = open_home()
-    kept = KeyFiles(settings.key_path).kept()
+    former_ids = KeyFiles(settings.key_path).former_ids()
     with database.reading() as session:
         every = KeyRepository(session).all()
         rows = [
             {
                 "id": key.key_id,
                 "state": "current" if key is every[-1] else "compromised" if key.compromised_at else "former",
-                "private_key": "present" if key is every[-1] or key.key_id in kept else "absent",
+                "private_key": "present" if key is every[-1] or key.key_id in former_ids else "absent",
                 "created_at": moment(key.created_at),
                 "compromised_at": moment(key.compromised_at),
                 "retired_at": moment(key.retired_at),
@@ -56,25 +56,25 @@ def rotate(
     ):
         raise BadRequest("nothing was changed")
     settings, database = open_home()
-    done = rotate_key(database, settings, compromised=compromised)
+    rotation = rotate_key(database, settings, compromised=compromised)
     versions = sign_backlog(database, settings)
     database.close()
     value = {
-        "before": done.before,
-        "after": done.after,
-        "signed": done.signed,
+        "before": rotation.before,
+        "after": rotation.after,
+        "signed": rotation.signed,
         "adapter_versions": versions,
-        "devices_shut_out": done.devices,
+        "devices_shut_out": rotation.devices,
     }
-    text = f"{done.after} is the new signing key; {done.signed} programs and runner builds were re-signed."
+    text = f"{rotation.after} is the new signing key; {rotation.signed} programs and runner builds were re-signed."
     if versions:
         text += f" {versions} adapter versions were re-signed."
     if compromised:
-        text += f" {done.before} is destroyed and no longer trusted; {done.devices} devices must enroll again."
+        text += f" {rotation.before} is destroyed and no longer trusted; {rotation.devices} devices must enroll again."
     else:
         text += (
-            f" The private half of the former key {done.before} stays in {KeyFiles(settings.key_path).former} until "
-            "`mobizo-server key retire`."
+            f" The private half of the former key {rotation.before} stays in {KeyFiles(settings.key_path).former} "
+            "until `mobizo-server key retire`."
         )
     tell(as_json, value, f"{text} Copy {settings.key_path} to every other host of this server.")
 

@@ -97,10 +97,10 @@ def check_recipe(recipe: Recipe, facts: BaseFacts) -> None:
             f"{facts.sha256[:12]}...; the files were changed or belong to another model"
         )
     lora_modules(recipe, facts)  # raises for an unknown layer or target
-    if recipe.precision not in (known := backend(recipe.backend).precisions):
+    if recipe.precision not in (precisions := backend(recipe.backend).precisions):
         raise InvalidRecipe(
-            f"precision {recipe.precision} is not one that backend {recipe.backend} has ({', '.join(sorted(known))}); "
-            "xnnpack has every one"
+            f"precision {recipe.precision} is not one that backend {recipe.backend} has "
+            f"({', '.join(sorted(precisions))}); xnnpack has every one"
         )
     check_precision(recipe.precision, facts)
     if recipe.sequence_length > facts.context_length:

@@ -18,7 +18,7 @@ from server.inference.endpoints import UNBUFFERED, cancelled_on_disconnect, gene
 from server.inference.responses import TextGeneration, score
 from server.inference.service import TextRequest
 from server.registry.endpoints import Version, compare_revisions
-from server.registry.models import Adapter, AuditTrail, StoredVersion, shown
+from server.registry.models import Adapter, AuditTrail, StoredVersion, event_view
 from server.registry.repository import AdapterRepository, find_adapter, resolve
 from server.registry.service import AdapterService, ApprovalService, removed_after
 from server.web.pages import Paging
@@ -33,7 +33,7 @@ router = PageRoutes(prefix="/ui/adapters")
 Reader = Annotated[Visitor, signed_in(Scope.ADAPTERS_READ)]
 Asker = Annotated[Visitor, signed_in(Scope.ADAPTERS_SCORE)]
 Revision = Annotated[str, Query(max_length=100)]
-DRAWN = 40  # versions in the lineage
+LINEAGE_VERSIONS = 40  # versions in the lineage
 AUDIT = 20  # entries of the audit trail on a version's page
 TOKENS = 128  # most tokens of a text that is tried out
 FIELD = "field-"  # before a record's field in the name of a form's
@@ -44,8 +44,8 @@ def adapters(request: Request, visitor: Reader, state: State, session: Reading, 
     """The tenant's adapters, newest first."""
     rows = AdapterRepository(session).page(visitor.principal.tenant, paging)
     listing = paging.page(AdapterService(session).views(rows.rows, state.settings.adapter_grace), rows.before)
-    held = AdapterRepository(session).held(visitor.principal.tenant, 20)
-    return page(request, visitor, "adapters.html", "Adapters", listing=listing, held=held)
+    held_versions = AdapterRepository(session).held_versions(visitor.principal.tenant, 20)
+    return page(request, visitor, "adapters.html", "Adapters", listing=listing, held_versions=held_versions)
 
 
 @router.get("/{name}")
@@ -53,7 +53,7 @@ def adapter(request: Request, visitor: Reader, name: str, state: State, session:
     """An adapter: its versions with their scores and lineage, its rule, and its audit trail."""
     stored_adapter = find_adapter(session, visitor.principal.tenant, name)
     rows = AdapterRepository(session).versions(
-        stored_adapter, PageRequest(paging.before, min(paging.limit, DRAWN)), None
+        stored_adapter, PageRequest(paging.before, min(paging.limit, LINEAGE_VERSIONS)), None
     )
     grace = state.settings.adapter_grace
     versions = [row.view(stored_adapter, removed_after(row.deleted_at, grace)) for row in rows.rows]
@@ -68,7 +68,7 @@ def adapter(request: Request, visitor: Reader, name: str, state: State, session:
         listing=paging.page(versions, rows.before),
         drawing=lineage(versions, view.main),
         rule=ApprovalService(session).of_adapter(stored_adapter),
-        trail=[shown(row) for row in trail.rows],
+        trail=[event_view(row) for row in trail.rows],
     )
 
 
@@ -97,9 +97,9 @@ def _version_page(
 ) -> Response:
     """tried: what was asked and answered, as the template names it."""
     task = None if version.manifest is None else version.manifest.task
-    asked: dict[str, Any] = {"fields": [], "record": {}, "scores": None, "prompt": "", "text": None}
+    defaults: dict[str, Any] = {"fields": [], "record": {}, "scores": None, "prompt": "", "text": None}
     if task is not None and not task.generates:
-        asked["fields"] = [
+        defaults["fields"] = [
             (field, next((list(mapped.values) for mapped in task.mapped.values() if mapped.field == field), None))
             for field in record_fields(task)
         ]
@@ -114,7 +114,7 @@ def _version_page(
         states=VersionState,
         error=error,
         most_tokens=TOKENS,
-        **(asked | tried),
+        **(defaults | tried),
     )
 
 
@@ -128,15 +128,17 @@ async def choose(request: Request, visitor: Asker, form: Fields, name: str, vers
         raise BadRequest(f"{name} v{version} learned to write text, not to choose an answer: give it a prompt instead")
     record = {name: form[FIELD + name] for name in record_fields(manifest.task) if FIELD + name in form}
     rows = tuple(ScoreRow(adapter=adapter, record=record) for adapter in (f"{name}@v{version}", None))
-    scores, wrong = None, None
+    scores, problem = None, None
     try:
-        asked = ScoreRequest(task=manifest.task, base=manifest.base.name, base_sha256=manifest.base.sha256, rows=rows)
-        scores = await cancelled_on_disconnect(request, score(state, tenant, asked))
+        score_request = ScoreRequest(
+            task=manifest.task, base=manifest.base.name, base_sha256=manifest.base.sha256, rows=rows
+        )
+        scores = await cancelled_on_disconnect(request, score(state, tenant, score_request))
     except MobizoError as error:
-        wrong = error
+        problem = error
     with state.database.reading() as session:
         at = resolve(session, tenant, name, f"v{version}")
-        return _version_page(request, visitor, *at, wrong, record=record, scores=scores)
+        return _version_page(request, visitor, *at, problem, record=record, scores=scores)
 
 
 @router.post("/{name}/versions/{version}/try", openapi_extra=FORM_BODY)
@@ -146,7 +148,7 @@ async def try_out(
     """Continues a prompt with a version, as POST /v1/generate does: as a stream for a script, otherwise as a page."""
     tenant, prompt = visitor.principal.tenant, form.get("prompt", "")
     try:
-        asked = GenerateRequest.model_validate(
+        generate_request = GenerateRequest.model_validate(
             {
                 "adapter": f"{name}@v{version}",
                 "prompt": prompt,
@@ -156,19 +158,19 @@ async def try_out(
         )
     except (ValidationError, ValueError) as error:
         raise BadRequest("write a prompt, and numbers for tokens and temperature") from error
-    settings = asked.model_dump(exclude={"prompt", "stream"})
-    generation = TextGeneration(state, tenant, TextRequest(lambda _: asked.prompt, **settings))
+    settings = generate_request.model_dump(exclude={"prompt", "stream"})
+    generation = TextGeneration(state, tenant, TextRequest(lambda _: generate_request.prompt, **settings))
     if EVENTS in request.headers.get("accept", ""):
         pieces = generation.pieces()
         first = await anext(pieces)
         return StreamingResponse(generated_events(state, first, pieces), media_type=EVENTS, headers=UNBUFFERED)
-    text, wrong = None, None
+    text, problem = None, None
     try:
         text = (await cancelled_on_disconnect(request, whole_text(generation))).text
     except MobizoError as error:
         if not visitor.may(Scope.ADAPTERS_READ):
             raise
-        wrong = error
+        problem = error
     with state.database.reading() as session:
         at = resolve(session, tenant, name, f"v{version}")
-        return _version_page(request, visitor, *at, wrong, prompt=prompt, text=text)
+        return _version_page(request, visitor, *at, problem, prompt=prompt, text=text)

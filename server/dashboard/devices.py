@@ -57,8 +57,8 @@ def _progress(job: Job) -> str:
         return "it has just got a job"
     if not progress.steps:
         return progress.phase
-    left = "" if progress.seconds_left is None else f", {duration(progress.seconds_left)} left"
-    return f"step {progress.step} of {progress.steps}{left}"
+    remaining = "" if progress.seconds_left is None else f", {duration(progress.seconds_left)} left"
+    return f"step {progress.step} of {progress.steps}{remaining}"
 
 
 @router.get("")
@@ -89,18 +89,20 @@ def join(
     user_code: Annotated[str, Query(max_length=40)] = "",
 ) -> Response:
     """The device that shows a code, to be compared with the device before it is approved."""
-    asked = None
+    device_request = None
     if user_code:
-        asked = AuthorizationService(session, state.settings).find(visitor.principal.tenant, user_code)
-    return page(request, visitor, "join.html", "Let a device in", asked=asked, user_code=user_code)
+        device_request = AuthorizationService(session, state.settings).find(visitor.principal.tenant, user_code)
+    return page(request, visitor, "join.html", "Let a device in", device_request=device_request, user_code=user_code)
 
 
 @router.post("/join", openapi_extra=FORM_BODY)
 def decide(visitor: Writer, form: Fields, state: State, session: Writing, once: Once) -> Response:
     """Approves or denies a device, as POST /v1/device-requests/CODE/approve and /deny do."""
     users = [name for name in re.split(r"[\s,]+", form.get("users", "")) if name]
-    if wrong := [name for name in users if not re.fullmatch(NAME, name)]:
-        raise BadRequest(f"users: {wrong[0][:50]!r} is no name of a user; use small letters, digits, dots and hyphens")
+    if invalid_names := [name for name in users if not re.fullmatch(NAME, name)]:
+        raise BadRequest(
+            f"users: {invalid_names[0][:50]!r} is no name of a user; use small letters, digits, dots and hyphens"
+        )
     approved = form.get("decision") == "approve"
     service = AuthorizationService(session, state.settings)
     service.decide(visitor.principal, form.get("user_code", ""), approved=approved, users=users if approved else ())

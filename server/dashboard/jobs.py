@@ -80,10 +80,10 @@ def new(request: Request, visitor: Writer, state: State, session: Reading) -> Re
 async def submit(request: Request, visitor: Writer, form: Fields, state: State, submitted: Submitted) -> Response:
     """Submits a job, as POST /v1/jobs does, or shows the form again with what is wrong."""
     try:
-        asked = await run_in_threadpool(read_request, form)
-        if asked.privacy is not None:
-            await prepare(state, visitor.principal.tenant, asked)
-        return await state.write_queue.run(_submit, state, visitor, asked, submitted)
+        job_request = await run_in_threadpool(read_request, form)
+        if job_request.privacy is not None:
+            await prepare(state, visitor.principal.tenant, job_request)
+        return await state.write_queue.run(_submit, state, visitor, job_request, submitted)
     except MobizoError as error:
         if error.status >= 500:
             raise
@@ -91,10 +91,10 @@ async def submit(request: Request, visitor: Writer, form: Fields, state: State, 
             return _form(request, visitor, session, state, dict(form), error)
 
 
-def _submit(state: AppState, visitor: Visitor, asked: JobRequest, submitted: Submission) -> Response:
+def _submit(state: AppState, visitor: Visitor, job_request: JobRequest, submitted: Submission) -> Response:
     with state.database.writing() as session:
         record = submitted.begin(session, state.settings.idempotency_seconds)
-        job = submit_job(visitor.principal, asked, state, session)
+        job = submit_job(visitor.principal, job_request, state, session)
         response = redirect(f"/ui/jobs/{job.id}", "submitted")
         submitted.keep(record, response)
         return response
@@ -168,7 +168,7 @@ def job(request: Request, visitor: Reader, job_id: str, state: State, session: R
         f"Job {job_id}",
         job=view,
         times=stored_job.times,
-        quiet=stored_job.quiet,
+        hides_figures=stored_job.hides_figures,
         waiting=None if view.state.final else ExplanationService(session).explain(stored_job),
         device=_device_name(session, visitor, stored_job),
         recent=recent_progress(session, stored_job),

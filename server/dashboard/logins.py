@@ -33,10 +33,10 @@ def activate(
     user_code: Annotated[str, Query(max_length=40)] = "",
 ) -> Response:
     """The program that shows a code, and what confirming the code grants."""
-    asked, problem = None, None
+    login_request, problem = None, None
     if user_code:
         try:
-            asked = LoginService(session, state.settings).find(visitor.principal, user_code)
+            login_request = LoginService(session, state.settings).find(visitor.principal, user_code)
         except NotFound as error:
             problem = error.detail
     return page(
@@ -45,7 +45,7 @@ def activate(
         "activate.html",
         "Confirm a login",
         404 if problem else 200,
-        asked=asked,
+        login_request=login_request,
         problem=problem,
         user_code=user_code,
         days=state.settings.token_days,

@@ -20,7 +20,7 @@ from server.identity.audit import AccessTrail
 from server.identity.token_issuing import TokenIssuingService
 from server.operations.health.readiness import readiness
 from server.operations.health.service import server_usage
-from server.registry.models import AuditTrail, shown
+from server.registry.models import AuditTrail, event_view
 from server.settings import Settings
 from server.tasks.repository import TaskRepository
 from server.web.pages import Paging
@@ -56,11 +56,11 @@ def shown_settings(settings: Settings) -> list[tuple[str, str, str, bool]]:
     for name, field in Settings.model_fields.items():
         value = getattr(settings, name)
         changed = value != field.get_default(call_default_factory=True)
-        rows.append((f"MOBIZO_{name.upper()}", _shown(name, value), field.description or "", changed))
+        rows.append((f"MOBIZO_{name.upper()}", _display_text(name, value), field.description or "", changed))
     return rows
 
 
-def _shown(name: str, value: Any) -> str:
+def _display_text(name: str, value: Any) -> str:
     if value is None:
         return "null"
     if isinstance(value, SecretStr):
@@ -100,7 +100,7 @@ def audit(
 ) -> Response:
     """The actions of people, devices and the server on the tenant's adapters and cohorts, and access to the tenant."""
     rows = AuditTrail(session).of_tenant(visitor.principal.tenant, paging)
-    listing = paging.page([(row.adapter, shown(row)) for row in rows.rows], rows.before)
+    listing = paging.page([(row.adapter, event_view(row)) for row in rows.rows], rows.before)
     access = None
     if visitor.may(Scope.DEVICES_READ):
         access = AccessTrail(session).page(visitor.principal.tenant, PageRequest(None, ACCESS)).rows

@@ -47,8 +47,8 @@ class PageRoute(Route):
         async def answer(request: Request) -> Response:
             try:
                 response = await handle(request)
-            except RequestValidationError as wrong:
-                response = refusal(request, from_validation(wrong))
+            except RequestValidationError as error:
+                response = refusal(request, from_validation(error))
             except MobizoError as error:
                 response = refusal(request, error)
             except HTTPException:

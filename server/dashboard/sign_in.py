@@ -21,7 +21,7 @@ from server.database.columns import utc_now
 from server.identity.access_rules import PUBLIC
 from server.identity.logins.endpoints import PAGE as ACTIVATE
 from server.identity.logins.service import LoginService
-from server.identity.oauth import Asked, OAuthError, read_user_code, shown
+from server.identity.oauth import OAuthError, RequestCodes, format_user_code, read_user_code
 from server.identity.tokens import token_digest
 from server.web.state import AppState, State, address_of, place_of
 from shared.errors import Forbidden, Unauthorized
@@ -40,8 +40,8 @@ router = PageRoutes()
 
 
 def _login_page(request: Request, target: str, problem: str | None = None, status: int = 200) -> Response:
-    known = request.cookies.get(LOGIN_COOKIE, "")
-    secret = known if is_secret(known) else new_secret()
+    cookie = request.cookies.get(LOGIN_COOKIE, "")
+    secret = cookie if is_secret(cookie) else new_secret()
     response = page(
         request,
         None,
@@ -115,13 +115,13 @@ async def ask_for_code(request: Request, state: State) -> Response:
         return _login_page(request, target, TOO_LATE, 403)
     check_csrf(secret, fields)
     response = redirect(f"{WAITING}?next={quote(target, safe='/')}")
-    known = _codes(request)
-    if known is None or not await run_in_threadpool(_waits, state, known[0]):
+    cookie_codes = _codes(request)
+    if cookie_codes is None or not await run_in_threadpool(_waits, state, cookie_codes[0]):
         try:
-            asked = await state.write_queue.run(_ask, state, place_of(address_of(request)))
+            codes = await state.write_queue.run(_ask, state, place_of(address_of(request)))
         except OAuthError as error:
             return _login_page(request, target, _sentence(error), error.http_status)
-        _set_cookie(request, response, CODE_COOKIE, f"{asked.device_code}.{asked.user_code}", asked.expires_in)
+        _set_cookie(request, response, CODE_COOKIE, f"{codes.device_code}.{codes.user_code}", codes.expires_in)
     return response
 
 
@@ -157,14 +157,18 @@ def _codes(request: Request) -> tuple[str, str] | None:
     """Returns the device code and the user code of the browser's cookie; None without a cookie of that form."""
     device_code, _, typed = request.cookies.get(CODE_COOKIE, "").partition(".")
     user_code = read_user_code(typed)
-    return None if user_code is None or not 0 < len(device_code) <= MOST_TOKEN else (device_code, shown(user_code))
+    return (
+        None
+        if user_code is None or not 0 < len(device_code) <= MOST_TOKEN
+        else (device_code, format_user_code(user_code))
+    )
 
 
 def _sentence(error: OAuthError) -> str:
     return f"{error.detail[:1].upper()}{error.detail[1:]}."
 
 
-def _ask(state: AppState, address: str) -> Asked:
+def _ask(state: AppState, address: str) -> RequestCodes:
     with state.database.writing() as session:
         return LoginService(session, state.settings).ask(CLIENT_ID, CLIENT_NAME, frozenset(), address)
 

@@ -162,7 +162,7 @@ def _engine(url: URL, tuning: Tuning) -> Engine:
         # Ends abandoned transactions of a stuck process, whose locks block others.
         "idle_in_transaction_session_timeout": 2 * tuning.statement_seconds,
     }
-    given = {
+    connect_options = {
         "application_name": APPLICATION,
         # The driver accepts whole seconds, at least two.
         "connect_timeout": max(2, round(tuning.connect_seconds)),
@@ -177,7 +177,7 @@ def _engine(url: URL, tuning: Tuning) -> Engine:
         url,
         **pool,
         pool_recycle=round(tuning.recycle_seconds),
-        connect_args={name: value for name, value in given.items() if name not in url.query},
+        connect_args={name: value for name, value in connect_options.items() if name not in url.query},
     )
     _check_idle(engine)
     return engine

@@ -46,8 +46,8 @@ class MemberRecipes:
     ) -> None:
         """start: the version from which the members start; None: B = 0."""
         self._session, self._cohort = session, cohort
-        quiet = cohort.settings.hides_figures
-        self._common = ResolvedJob(base, cohort.task, cohort.recipe, start, quiet=quiet)
+        hides_figures = cohort.settings.hides_figures
+        self._common = ResolvedJob(base, cohort.task, cohort.recipe, start, hides_figures=hides_figures)
         self._base: RecipeBase | None = None
         if members_choose(cohort.settings):
             reference = BaseRef(name=base.name, sha256=base.sha256)

@@ -112,10 +112,12 @@ class RoundService:
             )
         check_next_round(settings, self._rounds.published_since(cohort, 0))
         adapter = find_adapter(self._session, cohort.tenant, cohort.name)
-        if held := self.held(adapter):
-            raise VersionHeld(f"version {held} of {cohort.name!r} waits for approval; approve it before the next round")
+        if version := self.held_version(adapter):
+            raise VersionHeld(
+                f"version {version} of {cohort.name!r} waits for approval; approve it before the next round"
+            )
 
-    def held(self, adapter: Adapter) -> int | None:
+    def held_version(self, adapter: Adapter) -> int | None:
         """Returns the latest version of a cohort's adapter if it waits for approval, otherwise None."""
         latest = AdapterRepository(self._session).latest([adapter]).get(adapter.number)
         return latest.version if latest is not None and latest.state is VersionState.HELD else None
@@ -223,7 +225,7 @@ class RoundService:
     def waits_for_approval(self, cohort: Cohort) -> bool:
         """Returns whether the latest version of the cohort's adapter waits for approval."""
         adapter = AdapterRepository(self._session).get(cohort.tenant, cohort.name)
-        return adapter is not None and self.held(adapter) is not None
+        return adapter is not None and self.held_version(adapter) is not None
 
     def _start_of(self, cohort: Cohort, cohort_round: CohortRound) -> StoredVersion | None:
         """Returns the starting version of new jobs: `main` if asynchronous, the round's own start otherwise."""

@@ -114,33 +114,33 @@ class CohortService:
             raise CohortNotFound(f"cohort {name!r} does not exist")
         return cohort
 
-    def join(self, cohort: Cohort, user: str, asked: MemberRequest, actor: Actor) -> CohortMember:
+    def join(self, cohort: Cohort, user: str, request: MemberRequest, actor: Actor) -> CohortMember:
         """Adds a user with a device, adds a former member again, or changes a member's device. Idempotent.
 
         cohort: locked. The user takes part in an open round only if it is asynchronous. Raises NotFound for an unknown
         device, DeviceNotBound for one that does not train for the user, or Conflict if the device belongs to another
         member.
         """
-        device = DeviceRepository(self._session).get(cohort.tenant, asked.device)
+        device = DeviceRepository(self._session).get(cohort.tenant, request.device)
         if device is None or device.revoked_at is not None:
-            raise NotFound(f"device: device {asked.device!r} is not enrolled")
+            raise NotFound(f"device: device {request.device!r} is not enrolled")
         BindingService(self._session).check(device.id, user)
-        holder = self._cohorts.member_of_device(cohort, asked.device)
+        holder = self._cohorts.member_of_device(cohort, request.device)
         if holder is not None and holder.user != user:
             raise Conflict(
-                f"device {asked.device} already trains for user {holder.user!r} in this cohort; use another device"
+                f"device {request.device} already trains for user {holder.user!r} in this cohort; use another device"
             )
         member = self._cohorts.member(cohort, user)
-        if member is not None and (member.device_id, member.left_at) == (asked.device, None):
+        if member is not None and (member.device_id, member.left_at) == (request.device, None):
             return member
         if member is None:
-            member = CohortMember(cohort_number=cohort.number, user=user, device_id=asked.device)
+            member = CohortMember(cohort_number=cohort.number, user=user, device_id=request.device)
         elif member.left_at is None:
             self._rounds.drop(cohort, member)  # jobs and updates of the former device
-        member.device_id, member.joined_at, member.left_at = asked.device, utc_now(), None
+        member.device_id, member.joined_at, member.left_at = request.device, utc_now(), None
         self._cohorts.add(member)
         self._rounds.enlist(cohort)
-        note(self._session, cohort, actor, AdapterAction.JOINED, f"user {user} with device {asked.device}")
+        note(self._session, cohort, actor, AdapterAction.JOINED, f"user {user} with device {request.device}")
         return member
 
     def leave(self, cohort: Cohort, user: str, actor: Actor) -> None:

@@ -35,7 +35,7 @@ _LOOKS_LIKE = str.maketrans("ILO", "110")
 _CODE = re.compile(rf"[{ALPHABET}]{{{LENGTH}}}")
 REQUEST_SECONDS = 900  # that a request waits for a person
 SLOWER_SECONDS = 5  # that each question asked too early adds to the interval (RFC 8628, 3.5)
-KEPT = timedelta(hours=1)  # after its end, so that a client that asks late is told that it was late
+EXPIRED_KEPT_FOR = timedelta(hours=1)  # after its end, so that a client that asks late is told that it was late
 FORM = "application/x-www-form-urlencoded"
 MOST_FORM_BYTES = 16_384
 NO_STORE = {"Cache-Control": "no-store", "Pragma": "no-cache"}  # RFC 6749, 5.1
@@ -148,7 +148,7 @@ class CodeRequests(Generic[R]):
 
 
 @dataclass(frozen=True)
-class Asked:
+class RequestCodes:
     """The codes of a new request, which are shown only here. expires_in, interval: seconds."""
 
     device_code: str
@@ -174,7 +174,7 @@ def new_user_code() -> str:
     return "".join(secrets.choice(ALPHABET) for _ in range(LENGTH))
 
 
-def shown(code: str) -> str:
+def format_user_code(code: str) -> str:
     """Returns a code as people read it: WDJB-MJHT."""
     return f"{code[:4]}-{code[4:]}"
 

@@ -104,8 +104,8 @@ class TokenIssuingService:
         """Returns a lifetime that ends with the maker's token at the latest; None: it never expires."""
         if self._maker.expires_at is None:
             return lifetime
-        left = self._maker.expires_at - utc_now()
-        return left if lifetime is None else min(lifetime, left)
+        remaining = self._maker.expires_at - utc_now()
+        return remaining if lifetime is None else min(lifetime, remaining)
 
     def _views(self, tokens: Sequence[Token]) -> list[TokenView]:
         names = self._users.names({token.user_id for token in tokens if token.user_id})

@@ -30,7 +30,7 @@ REVOKED = "this device was revoked; ask the operator for a one-time token and en
 WRITE_SECONDS = 60.0  # between two writes of last-used times
 _log = structlog.get_logger()
 _OURS = re.compile(r"mobizo-(operator|app|device)-[A-Za-z0-9_-]{43}")
-_KNOWN = {str(scope): scope for scope in Scope}
+_SCOPES_BY_NAME = {str(scope): scope for scope in Scope}
 
 
 def new_token(kind: str) -> str:
@@ -55,7 +55,11 @@ class ScopeWords(TypeDecorator[frozenset[Scope]]):
 
     def process_result_value(self, value: Any | None, dialect: Dialect) -> frozenset[Scope] | None:
         """Returns the scopes."""
-        return None if value is None else frozenset(_KNOWN[name] for name in value.split() if name in _KNOWN)
+        return (
+            None
+            if value is None
+            else frozenset(_SCOPES_BY_NAME[name] for name in value.split() if name in _SCOPES_BY_NAME)
+        )
 
 
 class Token(Numbered, Table):
@@ -220,8 +224,8 @@ class TokenService:
         """
         role = Role(role)
         TenantService(self._session).get(tenant)
-        given = default_scopes(role, tenant) if scopes is None else frozenset(scopes)
-        if excess := given - allowed_scopes(role):
+        token_scopes = default_scopes(role, tenant) if scopes is None else frozenset(scopes)
+        if excess := token_scopes - allowed_scopes(role):
             raise BadRequest(f"a token of role {role} cannot have: {', '.join(sorted(excess))}")
         if user is not None and user.disabled_at is not None:
             raise Conflict(f"user {user.name!r} is disabled and can have no tokens")
@@ -233,7 +237,7 @@ class TokenService:
             role=role,
             tenant=tenant,
             name=name,
-            scopes=given,
+            scopes=token_scopes,
             device_id=device_id,
             user_id=None if user is None else user.id,
             created_at=now,
@@ -269,23 +273,23 @@ class TokenService:
 
     def principal(self, text: str) -> Principal:
         """Returns the holder of a token. Raises Unauthorized if it is unknown, expired or revoked, TenantSuspended."""
-        found = self.principals([text])[0]
-        if isinstance(found, Exception):
-            raise found
-        return found
+        result = self.principals([text])[0]
+        if isinstance(result, Exception):
+            raise result
+        return result
 
     def principals(self, texts: Sequence[str]) -> list[Principal | Exception]:
         """Returns the holder of each token, or the error that `principal` raises for it."""
         # A text that does not have the form of our tokens is not looked up in the database.
         digests = [token_digest(text) if _OURS.fullmatch(text) else None for text in texts]
         holders = self._tokens.holders({digest for digest in digests if digest is not None})
-        found: list[Principal | Exception] = []
+        results: list[Principal | Exception] = []
         for digest in digests:
             try:
-                found.append(self._checked(None if digest is None else holders.get(digest)))
+                results.append(self._checked(None if digest is None else holders.get(digest)))
             except MobizoError as error:
-                found.append(error)
-        return found
+                results.append(error)
+        return results
 
     def principal_of(self, digest: str) -> Principal:
         """Returns the holder of the token of that digest. Raises as `principal`."""

@@ -72,10 +72,10 @@ class ContinuousBatch:
 
     def _follow(self, tokens: Mapping[Hashable, int]) -> dict[Hashable, F32]:
         places = torch.tensor([text.length for text in self.texts])
-        given = torch.tensor([tokens[text.name] for text in self.texts])
+        next_tokens = torch.tensor([tokens[text.name] for text in self.texts])
         length = int(places.max()) + 1
         kinds = [step_tables(self._base.facts, places, length, sliding) for sliding in self._base.attention_kinds]
-        hidden = self._base.follow(self._rows, given, places, kinds, self._caches)
+        hidden = self._base.follow(self._rows, next_tokens, places, kinds, self._caches)
         for text in self.texts:
             text.length += 1
         logits = self._base.logits(hidden, [(row, 0) for row in range(len(self.texts))])
@@ -97,13 +97,13 @@ class ContinuousBatch:
 
         new_keys_values: keys and values of the new texts for each layer, (N, S, kv_heads, head_dim).
         """
-        facts, held = self._base.facts, len(self.texts)
-        kept = [number for number, text in enumerate(texts) if text.name not in without]
-        rows = AdaptedRows([texts[number].adapter for number in kept])
-        order = [kept[row] for row in rows.order]
+        facts, old_count = self._base.facts, len(self.texts)
+        numbers = [number for number, text in enumerate(texts) if text.name not in without]
+        rows = AdaptedRows([texts[number].adapter for number in numbers])
+        order = [numbers[row] for row in rows.order]
         most = max((texts[number].most for number in order), default=0)
-        old = [(row, number) for row, number in enumerate(order) if number < held]
-        new = [(row, number - held) for row, number in enumerate(order) if number >= held]
+        old = [(row, number) for row, number in enumerate(order) if number < old_count]
+        new = [(row, number - old_count) for row, number in enumerate(order) if number >= old_count]
         caches = []
         for index in range(facts.layers if order else 0):
             keys = torch.zeros(len(order), facts.kv_heads, facts.head_dim, most)
@@ -113,7 +113,7 @@ class ContinuousBatch:
                 keys[row, ..., :length] = self._caches[index].keys[number, ..., :length]
                 values[row, :, :length] = self._caches[index].values[number, :, :length]
             for row, number in new:
-                length = texts[held + number].length
+                length = texts[old_count + number].length
                 k, v = (part[number, :length] for part in new_keys_values[index])  # (S, kv_heads, head_dim)
                 keys[row, ..., :length] = k.permute(1, 2, 0)
                 values[row, :, :length] = v.permute(1, 0, 2)

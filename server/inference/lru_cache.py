@@ -34,9 +34,9 @@ class LruCache(Generic[Key, Value]):
         if key in self._values:
             self._values.move_to_end(key)
             return self._values[key][0]
-        held = sum(size for other, (_, size) in self._values.items() if other in in_use)
-        if held + nbytes > self.limit:
-            raise MemoryError(f"{nbytes} bytes do not fit {self.limit} beside {held} in use")
+        used_bytes = sum(size for other, (_, size) in self._values.items() if other in in_use)
+        if used_bytes + nbytes > self.limit:
+            raise MemoryError(f"{nbytes} bytes do not fit {self.limit} beside {used_bytes} in use")
         for other in [other for other in self._values if other not in in_use]:
             if self.nbytes + nbytes <= self.limit:
                 break

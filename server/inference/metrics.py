@@ -28,8 +28,8 @@ class ScorerMeters:
         self._seconds = Histogram(
             "mobizo_scorer_batch_seconds", "Time of each batch, by work", work, buckets=SECONDS, registry=registry
         )
-        self._held = Gauge("mobizo_scorer_held", "Adapters and base models in memory", ("of",), registry=registry)
-        self._held_bytes = Gauge("mobizo_scorer_held_bytes", "Memory of these", ("of",), registry=registry)
+        self._in_memory = Gauge("mobizo_scorer_held", "Adapters and base models in memory", ("of",), registry=registry)
+        self._in_memory_bytes = Gauge("mobizo_scorer_held_bytes", "Memory of these", ("of",), registry=registry)
         self._evicted = Counter(
             "mobizo_scorer_evictions", "Evicted adapters and base models", ("of",), registry=registry
         )
@@ -40,22 +40,22 @@ class ScorerMeters:
         for each in WORKS:
             for family in (self._tokens, self._rows, self._adapters, self._seconds):
                 family.labels(each)
-        self._seen = {"adapters": 0, "bases": 0}  # evictions already counted for this scorer process
-        for of in self._seen:
+        self._counted_evictions = {"adapters": 0, "bases": 0}  # evictions already counted for this scorer process
+        for of in self._counted_evictions:
             self._evicted.labels(of)
-        self.gone()
+        self.scorer_stopped()
 
     def started(self) -> None:
         """Records that a scorer process was started."""
         self._starts.inc()
-        self._seen = {"adapters": 0, "bases": 0}
-        self.gone()
+        self._counted_evictions = {"adapters": 0, "bases": 0}
+        self.scorer_stopped()
 
-    def gone(self) -> None:
+    def scorer_stopped(self) -> None:
         """Records that the scorer process is gone."""
-        for of in self._seen:
-            self._held.labels(of).set(0)
-            self._held_bytes.labels(of).set(0)
+        for of in self._counted_evictions:
+            self._in_memory.labels(of).set(0)
+            self._in_memory_bytes.labels(of).set(0)
         for gauge in (self._waiting, self._generating, self._rss):
             gauge.set(0)
 
@@ -65,14 +65,14 @@ class ScorerMeters:
         self._rows.labels(batch.work).observe(batch.rows)
         self._adapters.labels(batch.work).observe(batch.adapters)
         self._seconds.labels(batch.work).observe(batch.seconds)
-        for of, held, size, evicted in (
+        for of, count, size, evicted in (
             ("adapters", batch.held_adapters, batch.held_adapter_bytes, batch.evicted_adapters),
             ("bases", batch.held_bases, batch.held_base_bytes, batch.evicted_bases),
         ):
-            self._held.labels(of).set(held)
-            self._held_bytes.labels(of).set(size)
-            self._evicted.labels(of).inc(evicted - self._seen[of])
-            self._seen[of] = evicted
+            self._in_memory.labels(of).set(count)
+            self._in_memory_bytes.labels(of).set(size)
+            self._evicted.labels(of).inc(evicted - self._counted_evictions[of])
+            self._counted_evictions[of] = evicted
         self._waiting.set(batch.waiting_texts)
         self._generating.set(batch.generating_texts)
         self._rss.set(batch.rss_bytes)

@@ -43,13 +43,19 @@ async def score(state: AppState, tenant: str, request: ScoreRequest) -> ScoreRes
 
     Stops when it is cancelled, also while the texts are tokenized.
     """
-    left = threading.Event()
+    disconnected = threading.Event()
     try:
         rows, calls = await anyio.to_thread.run_sync(
-            _read_rows, state, tenant, request, left.is_set, limiter=state.get(_make_readers), abandon_on_cancel=True
+            _read_rows,
+            state,
+            tenant,
+            request,
+            disconnected.is_set,
+            limiter=state.get(_make_readers),
+            abandon_on_cancel=True,
         )
     finally:
-        left.set()
+        disconnected.set()
     scores = [[0.0] * len(row.rows) for row in rows]
     requests = [asyncio.ensure_future(_ask(state, tenant, call, scores)) for call in calls]
     try:
@@ -100,16 +106,16 @@ class TextGeneration:
 
         Close the iterator to cancel.
         """
-        target, adapters, asked, self.tokenizer = await anyio.to_thread.run_sync(
+        target, adapters, prompt, self.tokenizer = await anyio.to_thread.run_sync(
             self._read, limiter=self._state.get(_make_readers)
         )
-        self.prompt_tokens = len(asked.tokens)
+        self.prompt_tokens = len(prompt.tokens)
         text = TextPieces(
-            self.tokenizer, asked.tokens, self.request.stop, keep_textless=self.request.likeliest is not None
+            self.tokenizer, prompt.tokens, self.request.stop, keep_textless=self.request.likeliest is not None
         )
         finish = "stop"
         async with aclosing(
-            self._state.get(make_scorer).generate(self._tenant, target.base_ref, adapters, asked)
+            self._state.get(make_scorer).generate(self._tenant, target.base_ref, adapters, prompt)
         ) as generated:
             async for token in generated:
                 if isinstance(token, str):

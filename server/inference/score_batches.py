@@ -20,10 +20,10 @@ from server.inference.worker_state import MemoryInUse, WorkerState
 
 @dataclass
 class _Scoring:
-    """A request to score. left: indices of the remaining texts, longest first."""
+    """A request to score. remaining: indices of the remaining texts, longest first."""
 
     task: ScoreTask
-    left: list[int]
+    remaining: list[int]
     scores: list[list[float]]
 
     def adapter(self, index: int) -> ServedAdapterRef | None:
@@ -63,7 +63,7 @@ class Scores:
     @property
     def waiting(self) -> int:
         """Number of remaining texts."""
-        return sum(len(scoring.left) for scoring in self._waiting.values())
+        return sum(len(scoring.remaining) for scoring in self._waiting.values())
 
     def add(self, task: ScoreTask) -> None:
         """Queues a request."""
@@ -99,11 +99,11 @@ class Scores:
             return
         for each, log_p in zip(ready, scores, strict=True):
             each.scoring.scores[each.index] = log_p
-            each.scoring.left.remove(each.index)
+            each.scoring.remaining.remove(each.index)
         self._worker.report("score", [len(text.tokens) for text in texts], [text.adapter for text in texts], began)
         for number in dict.fromkeys(each.number for each in ready):
             scoring = self._waiting[number]
-            if scoring.left:
+            if scoring.remaining:
                 self._waiting.move_to_end(number)
             else:
                 del self._waiting[number]
@@ -117,7 +117,7 @@ class Scores:
         for scoring in self._waiting.values():
             if scoring.task.base.sha256 != first.task.base.sha256:
                 continue
-            for index in scoring.left:
+            for index in scoring.remaining:
                 length = max(longest, len(scoring.task.texts[index].tokens))
                 if chosen and length * (len(chosen) + 1) > self._batch_tokens:
                     continue  # a shorter one may fit

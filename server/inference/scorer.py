@@ -70,7 +70,7 @@ class Scorer:
         """Stops the process, if one runs."""
         if self._link is not None:
             await self._link.close()
-            self._meters.gone()
+            self._meters.scorer_stopped()
 
     async def score(
         self,
@@ -86,7 +86,7 @@ class Scorer:
         tokens = sum(len(text.tokens) for text in texts)
         task = ScoreTask(id=next(self._numbers), base=base, adapters=tuple(adapters), texts=tuple(texts))
         async with self._conversation(tenant, tokens, task) as inbox:
-            scores: list[list[float]] = (await self._heard(inbox))["scores"]
+            scores: list[list[float]] = (await self._next_message(inbox))["scores"]
             return scores
 
     async def generate(
@@ -99,7 +99,7 @@ class Scorer:
         task = GenerateTask(id=next(self._numbers), base=base, adapters=tuple(adapters), text=text)
         async with self._conversation(tenant, len(text.tokens) + text.most, task) as inbox:
             while True:
-                message = await self._heard(inbox)
+                message = await self._next_message(inbox)
                 if "finish" in message:
                     finish: Finish = message["finish"]
                     yield finish
@@ -120,7 +120,7 @@ class Scorer:
                 link.shut(task.id)
                 await link.send({"id": task.id, "kind": "cancel"})
 
-    async def _heard(self, inbox: Inbox) -> dict[str, Any]:
+    async def _next_message(self, inbox: Inbox) -> dict[str, Any]:
         """Returns the next message. Raises ScorerLate, ScorerStopped, or the error that the message reports."""
         try:
             message = await asyncio.wait_for(inbox.get(), self._settings.scorer_seconds)

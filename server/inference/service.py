@@ -188,18 +188,18 @@ class ScoringService:
         return self._targets[adapter]
 
     def _resolve(self, request: BaseChoice, adapter: str | None) -> ResolvedTarget:
-        asked = None if request.base is None else self._bases.named(request.base)
+        requested_base = None if request.base is None else self._bases.named(request.base)
         if adapter is None:
-            if asked is None:
+            if requested_base is None:
                 raise BadRequest("base is required for a row without an adapter")
-            target = ResolvedTarget(asked, None, None)
+            target = ResolvedTarget(requested_base, None, None)
         else:
             name, _, revision = adapter.partition("@")
             _, version = resolve(self._session, self._tenant, name, revision or MAIN)
             if version.state is VersionState.HELD:
                 raise VersionHeld(f"version {version.version} of adapter {name!r} is waiting for approval")
             own = version.recipe.base
-            target = ResolvedTarget(asked or self._bases.named(own.name), name, version)
+            target = ResolvedTarget(requested_base or self._bases.named(own.name), name, version)
             if target.base.sha256 != own.sha256:
                 raise BaseMismatch(
                     f"adapter {name!r} was trained on base model {own.name!r} with sha256 {own.sha256}; "

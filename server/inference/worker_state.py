@@ -82,7 +82,7 @@ class WorkerState:
 
     def report(self, work: Work, lengths: Sequence[int], adapters: Sequence[object], began: float) -> None:
         """Reports a batch that began at `began`. lengths: tokens of each row. adapters: adapter of each row."""
-        bases, held = self._model_cache.bases, self._model_cache.adapters
+        base_cache, adapter_cache = self._model_cache.bases, self._model_cache.adapters
         waiting, generating = self.texts()
         batch = Batch(
             work=work,
@@ -90,12 +90,12 @@ class WorkerState:
             tokens=len(lengths) * max(lengths),
             adapters=len({id(adapter) for adapter in adapters if adapter is not None}),
             seconds=time.perf_counter() - began,
-            held_adapters=sum(key[0] == "b" for key in held.ordered_keys()),
-            held_adapter_bytes=held.nbytes,
-            held_bases=len(bases),
-            held_base_bytes=bases.nbytes,
-            evicted_adapters=held.evicted,
-            evicted_bases=bases.evicted,
+            held_adapters=sum(key[0] == "b" for key in adapter_cache.ordered_keys()),
+            held_adapter_bytes=adapter_cache.nbytes,
+            held_bases=len(base_cache),
+            held_base_bytes=base_cache.nbytes,
+            evicted_adapters=adapter_cache.evicted,
+            evicted_bases=base_cache.evicted,
             waiting_texts=waiting,
             generating_texts=generating,
             rss_bytes=self._process.memory_info().rss,

@@ -91,8 +91,8 @@ def _example_bytes(recipe: Recipe, size: int, layers: int) -> int:
         return 0
     if recipe.estimator == "directional":
         return FLOAT_BYTES * KEPT_GRADIENTS_DIRECTIONAL * recipe.rows * size
-    kept = KEPT_GRADIENTS * size + LAYER_GRADIENTS * size // layers
-    return FLOAT_BYTES * (recipe.rows * kept + NOISE_VECTORS * size)
+    row_values = KEPT_GRADIENTS * size + LAYER_GRADIENTS * size // layers
+    return FLOAT_BYTES * (recipe.rows * row_values + NOISE_VECTORS * size)
 
 
 def _workspace_bytes(recipe: Recipe, shape: BaseShape) -> int:

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 
 from server.identity.devices.repository import BindingRepository, DeviceRepository
 from server.jobs.memory import predicted_peak, rough
-from server.jobs.scheduling.matching import DeviceOffer, able, needs_of
+from server.jobs.scheduling.matching import DeviceOffer, can_run, needs_of
 from shared.errors import InvalidRecipe, InvalidTask
 from shared.estimator_choice import (
     AUTOMATIC,
@@ -255,8 +255,8 @@ def choose_recipe(
     fits = need <= spare.available_bytes
     if len(needs) > 1:
         first, better = needs[0]
-        kept = [] if better.estimator == AUTOMATIC[0] else causes
-        causes = [*kept, f"{_name(better)} would take about {_megabytes(first)}"]
+        earlier_causes = [] if better.estimator == AUTOMATIC[0] else causes
+        causes = [*earlier_causes, f"{_name(better)} would take about {_megabytes(first)}"]
     if not fits:
         need, recipe = min(needs, key=lambda each: each[0])
         causes.append("no estimator fits, and this one needs the least memory")
@@ -281,7 +281,7 @@ def spare_memory(session: Session, tenant: str, request: JobRequest) -> SpareMem
         if (report := device.report) is not None
         and report.memory_bytes is not None
         and request.dataset in report.datasets
-        and able(
+        and can_run(
             needs,
             DeviceOffer(
                 tenant,

@@ -71,7 +71,7 @@ class Job(Numbered, Table):
     start: Mapped[Parent | None] = mapped_column(Document(Parent))  # the adapter version that it continues
     start_user: Mapped[str | None] = mapped_column(String(96))  # whose version it continues, if another user's
     round: Mapped[RoundRef | None] = mapped_column(Document(RoundRef))  # the cohort's round that it belongs to
-    quiet: Mapped[bool] = mapped_column(default=False, server_default=false())  # no figures of the data are stored
+    hides_figures: Mapped[bool] = mapped_column(default=False, server_default=false())  # no figures are stored
     only_device_id: Mapped[str | None] = mapped_column(ForeignKey("devices.id"))
     device_id: Mapped[str | None] = mapped_column(ForeignKey("devices.id"))
     start_tag: Mapped[int] = mapped_column(default=0, server_default="0")

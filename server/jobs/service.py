@@ -132,7 +132,7 @@ class JobLifecycle:
         waited, now = job.state in AWAITING_PROGRAM, utc_now()
         job.times = job.times.after(job.state, now)
         job.state = state
-        if job.quiet and (result := changes.get("result")) is not None:
+        if job.hides_figures and (result := changes.get("result")) is not None:
             changes["result"] = redacted_result(result)
         for name, value in changes.items():
             setattr(job, name, value)
@@ -158,7 +158,7 @@ class JobLifecycle:
     def progress(self, job: Job, progress: Progress) -> None:
         """Stores the progress of training. Equal progress, for example of a waiting device, adds no event."""
         job.updated_at = utc_now()
-        progress = redacted_progress(progress) if job.quiet else progress
+        progress = redacted_progress(progress) if job.hides_figures else progress
         if progress == job.progress:
             return
         job.progress = progress
@@ -201,7 +201,7 @@ def show_compile_progress(session: Session, recipe_id: str, progress: Progress) 
 class ResolvedJob:
     """A resolved request: the base model, the complete task and recipe, and the version that the run continues.
 
-    start_user: whose version it is, if another user's than the job's. quiet: no figures of the data are stored.
+    start_user: whose version it is, if another user's than the job's. hides_figures: no figures of the data are stored.
     estimator_reason: why the recipe has its estimator; None if the request names it.
     """
 
@@ -210,7 +210,7 @@ class ResolvedJob:
     recipe: Recipe
     start: Parent | None
     start_user: str | None = None
-    quiet: bool = False
+    hides_figures: bool = False
     estimator_reason: str | None = None
 
 
@@ -287,7 +287,7 @@ class JobService:
             start=resolved.start,
             start_user=resolved.start_user,
             round=part,
-            quiet=resolved.quiet,
+            hides_figures=resolved.hides_figures,
             only_device_id=request.device,
             attempts=0,
             events=0,

@@ -130,9 +130,9 @@ def _clock(connection: Connection, now: datetime) -> Check:
         return Check("clock", "fail", f"the clock shows {now:%Y-%m-%d}", remedy)
     latest = [connection.scalar(select(func.max(column))) for column in (WorkerProcess.seen_at, Device.last_seen_at)]
     if connection.dialect.name == "postgresql":
-        theirs = connection.scalar(text("SELECT clock_timestamp()"))
-        if theirs is not None and abs(theirs - now) > SKEW:
-            detail = f"the clock differs by {abs(theirs - now).total_seconds():.0f} s from the database's clock"
+        database_time = connection.scalar(text("SELECT clock_timestamp()"))
+        if database_time is not None and abs(database_time - now) > SKEW:
+            detail = f"the clock differs by {abs(database_time - now).total_seconds():.0f} s from the database's clock"
             return Check("clock", "fail", detail, remedy)
     ahead = [moment for moment in latest if moment is not None and moment > now + SKEW]
     if ahead:
@@ -191,7 +191,7 @@ def check_memory(settings: Settings) -> Check:
 def check_compiler() -> Check:
     """Checks that the compiler and ExecuTorch can be imported."""
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-W", "ignore", "-c", _COMPILER],
             capture_output=True,
             text=True,
@@ -205,8 +205,8 @@ def check_compiler() -> Check:
             f"importing the compiler took more than {IMPORT_SECONDS} s",
             "check the load of this machine",
         )
-    if done.returncode != 0:
-        why = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+    if process.returncode != 0:
+        why = (process.stderr.strip().splitlines() or [f"exit code {process.returncode}"])[-1]
         return Check("compiler", "fail", why, "install mobizo[server]; only workers need the compiler")
     return Check("compiler", "ok", "ExecuTorch and the compiler load")
 

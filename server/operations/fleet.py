@@ -55,14 +55,14 @@ class WorkerFleet:
         self._stopping = False
 
     def stop(self) -> None:
-        """Requests that every worker release its tasks and exit; `gone` waits for that. Idempotent."""
+        """Requests that every worker release its tasks and exit; `wait_stopped` waits for that. Idempotent."""
         # A second cancellation would end the wait for a worker that is releasing its task.
         if not self._stopping:
             self._stopping = True
             for task in self._tasks:
                 task.cancel()
 
-    async def gone(self) -> None:
+    async def wait_stopped(self) -> None:
         """Waits until all workers have exited."""
         for task in self._tasks:
             with suppress(asyncio.CancelledError):
@@ -77,4 +77,4 @@ async def worker_fleet(settings: Settings, count: int) -> AsyncIterator[WorkerFl
         yield fleet
     finally:
         fleet.stop()
-        await fleet.gone()
+        await fleet.wait_stopped()

@@ -11,7 +11,7 @@ from server.identity.tokens import Principal
 from server.registry import files
 from server.registry.comparison import comparable, compare_weights
 from server.registry.comparison import compare as comparison
-from server.registry.models import AuditTrail, StoredVersion, shown
+from server.registry.models import AuditTrail, StoredVersion, event_view
 from server.registry.repository import AdapterRepository, find_adapter, resolve
 from server.registry.service import AdapterService, removed_after
 from server.registry.trajectories.reconstruction import b_file
@@ -82,8 +82,8 @@ def versions(
     adapter = find_adapter(session, principal.tenant, name)
     page_rows = AdapterRepository(session).versions(adapter, paging, in_state)
     grace = state.settings.adapter_grace
-    shown = [stored.view(adapter, removed_after(stored.deleted_at, grace)) for stored in page_rows.rows]
-    return paging.page(shown, page_rows.before)
+    views = [stored.view(adapter, removed_after(stored.deleted_at, grace)) for stored in page_rows.rows]
+    return paging.page(views, page_rows.before)
 
 
 @router.get("/{name}/revisions/{revision}", responses=raises(*ABSENT))
@@ -99,7 +99,7 @@ def adapter_events(principal: Reader, name: str, session: Reading, paging: Pagin
     page_rows = AuditTrail(session).page(principal.tenant, name, paging)
     if not page_rows.rows and paging.before is None:
         find_adapter(session, principal.tenant, name)
-    return paging.page([shown(row) for row in page_rows.rows], page_rows.before)
+    return paging.page([event_view(row) for row in page_rows.rows], page_rows.before)
 
 
 @router.get("/{name}/compare", responses=raises(*ABSENT, Damaged))
@@ -145,8 +145,8 @@ def peft(principal: Reader, name: str, version: Version, state: State) -> PeftLi
     """Lists the files of the version's PEFT directory."""
     stored = _stored(state, principal, name, version)
     peft_rows = files.listing(state.database, state.artifacts, stored)
-    shown = [PeftFile(path=file.path, size=file.size, sha256=file.sha256) for file in peft_rows]
-    return PeftListing(adapter=name, version=version, files=shown)
+    peft_files = [PeftFile(path=file.path, size=file.size, sha256=file.sha256) for file in peft_rows]
+    return PeftListing(adapter=name, version=version, files=peft_files)
 
 
 @router.head("/{name}/versions/{version}/peft/{file}", include_in_schema=False)

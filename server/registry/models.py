@@ -273,7 +273,7 @@ class AuditTrail:
         return self._session.scalar(statement)
 
 
-def shown(row: StoredEvent) -> AdapterEvent:
+def event_view(row: StoredEvent) -> AdapterEvent:
     """Returns an entry as the API shows it."""
     return AdapterEvent(
         at=row.at,

@@ -56,13 +56,13 @@ class AdapterPurge:
         """Removes one batch. Returns the numbers of overdue rows and of removed versions."""
         adapters, trail = AdapterRepository(session), AuditTrail(session)
         whole, single = adapters.overdue(utc_now() - self._grace, BATCH)
-        gone = [version.number for _, version in single]
+        version_numbers = [version.number for _, version in single]
         for adapter, version in single:
             trail.add(adapter, SERVER, AuditEntry(AdapterAction.REMOVED, version.version))
         for adapter in whole:
-            gone += adapters.numbers_of(adapter)
+            version_numbers += adapters.numbers_of(adapter)
             trail.add(adapter, SERVER, AuditEntry(AdapterAction.REMOVED))
-        adapters.remove_versions(gone)
+        adapters.remove_versions(version_numbers)
         for adapter in whole:
             adapters.remove(adapter)
-        return len(whole) + len(single), len(gone)
+        return len(whole) + len(single), len(version_numbers)

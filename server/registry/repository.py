@@ -25,7 +25,7 @@ from shared.registry import LEAST_PREFIX, MAIN, REVISION_DIGITS, VersionState, c
 
 _LIVE = StoredVersion.deleted_at.is_(None)
 # The condition of a partial index, whose constants cannot be parameters.
-_HELD = text("adapter_versions.kept_state = 'held' AND adapter_versions.deleted_at IS NULL")
+_IS_HELD = text("adapter_versions.kept_state = 'held' AND adapter_versions.deleted_at IS NULL")
 
 
 def _is(tenant: str, name: str) -> ColumnElement[bool]:
@@ -58,8 +58,8 @@ class AdapterRepository:
 
     def page(self, tenant: str, request: PageRequest, *, deleted: bool = False) -> PageRows[Adapter]:
         """Returns a page of a tenant's adapters, newest first: either existing or deleted ones."""
-        gone = Adapter.deleted_at.is_not(None) if deleted else Adapter.deleted_at.is_(None)
-        return page_of(self._session, select(Adapter).where(Adapter.tenant == tenant, gone), Adapter, request)
+        condition = Adapter.deleted_at.is_not(None) if deleted else Adapter.deleted_at.is_(None)
+        return page_of(self._session, select(Adapter).where(Adapter.tenant == tenant, condition), Adapter, request)
 
     def version(self, adapter: Adapter, version: int) -> StoredVersion | None:
         """Returns a version of an adapter, which may be deleted."""
@@ -106,13 +106,13 @@ class AdapterRepository:
             statement = statement.where(_LIVE, StoredVersion.kept_state == state)
         return page_of(self._session, statement, StoredVersion, request)
 
-    def held(self, tenant: str, limit: int) -> Sequence[tuple[Adapter, StoredVersion]]:
+    def held_versions(self, tenant: str, limit: int) -> Sequence[tuple[Adapter, StoredVersion]]:
         """Returns versions of a tenant that wait for approval, newest first."""
         statement = (
             select(Adapter, StoredVersion)
             .join(StoredVersion, StoredVersion.adapter_number == Adapter.number)
             .where(Adapter.tenant == tenant, Adapter.deleted_at.is_(None))
-            .where(_HELD)
+            .where(_IS_HELD)
             .order_by(StoredVersion.number.desc())
             .limit(limit)
         )

@@ -69,8 +69,8 @@ def _open(settings: Settings) -> ArtifactStore:
     return BucketArtifacts(place, scratch)
 
 
-def _secret(given: SecretStr | None, variable: str) -> str | None:
-    return given.get_secret_value() if given else os.environ.get(variable)
+def _secret(setting: SecretStr | None, variable: str) -> str | None:
+    return setting.get_secret_value() if setting else os.environ.get(variable)
 
 
 def _is_loopback(host: str | None) -> bool:

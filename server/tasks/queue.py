@@ -105,7 +105,7 @@ class TaskQueue:
         now = utc_now()
         for task in self._tasks.lapsed(self._handlers, now):
             if self._lock(task) and self._tasks.lapsed_locked(task, now):
-                self._lost(task)
+                self._end_lost_attempt(task)
         capacity = HostCapacity(self._workers, self._worker_id, now)
         while (candidate := self._next(capacity, now)) is not None:
             task, handler = candidate.task, self._handlers[candidate.task.kind]
@@ -130,7 +130,7 @@ class TaskQueue:
 
     def heartbeat(self, claim: Claim) -> bool:
         """Extends a claim. Returns False if the work must stop: the claim is lost, or the task has no requests."""
-        task = self._held(claim)
+        task = self._claimed_task(claim)
         if task is None:
             return False
         if not self._tasks.is_requested(task):
@@ -142,7 +142,7 @@ class TaskQueue:
 
     def complete(self, claim: Claim, result: Any) -> bool:
         """Publishes a result. Returns False without publishing if the claim is lost or the order is outdated."""
-        task = self._held(claim, signs=True)
+        task = self._claimed_task(claim, signs=True)
         if task is None:
             return False
         if not self._handlers[claim.kind].publish(self._session, claim.order, result):
@@ -153,33 +153,33 @@ class TaskQueue:
 
     def fail(self, claim: Claim, error: MobizoError) -> None:
         """Fails a task permanently."""
-        task = self._held(claim)
+        task = self._claimed_task(claim)
         if task is not None:
             self._fail(task, error)
 
     def retry(self, claim: Claim, error: MobizoError) -> None:
         """Ends a crashed attempt: the next one follows after a pause; after the last attempt the task fails."""
-        task = self._held(claim)
+        task = self._claimed_task(claim)
         if task is None:
             return
-        left = self._settings.compile_attempts - task.attempts
-        if left <= 0:
+        remaining = self._settings.compile_attempts - task.attempts
+        if remaining <= 0:
             self._fail(task, error)
             return
         pause = backoff(self._settings, task.attempts)
-        self._wait(task, pause.total_seconds(), left)
+        self._wait(task, pause.total_seconds(), remaining)
         task.not_before = utc_now() + pause
 
     def release(self, claim: Claim) -> None:
         """Returns a task of a worker that stops to the queue; the attempt does not count."""
-        task = self._held(claim)
+        task = self._claimed_task(claim)
         if task is not None:
             self._release(task)
 
     def take_back(self, task: Task, worker_id: str) -> None:
         """Takes a task from a worker whose process is dead, before its lease expires."""
-        if self._lock(task) and (held := self._tasks.held(task.kind, task.subject, worker_id)) is not None:
-            self._lost(held)
+        if self._lock(task) and (current := self._tasks.claimed_locked(task.kind, task.subject, worker_id)) is not None:
+            self._end_lost_attempt(current)
 
     def _next(self, capacity: HostCapacity, now: datetime) -> Candidate | None:
         """Returns the next task, or the next one that fits in the free memory of the machine."""
@@ -200,28 +200,28 @@ class TaskQueue:
             self._session.flush()
         return False
 
-    def _held(self, claim: Claim, *, signs: bool = False) -> Task | None:
+    def _claimed_task(self, claim: Claim, *, signs: bool = False) -> Task | None:
         task = self._tasks.get(claim.kind, claim.subject)
         if task is None or not self._lock(task, signs=signs):
             return None
-        return self._tasks.held(claim.kind, claim.subject, self._worker_id)
+        return self._tasks.claimed_locked(claim.kind, claim.subject, self._worker_id)
 
-    def _lost(self, task: Task) -> None:
+    def _end_lost_attempt(self, task: Task) -> None:
         """Ends an attempt whose worker died. The attempt counts, because the task may have killed the worker."""
-        left = self._settings.compile_attempts - task.attempts
-        if left <= 0:
+        remaining = self._settings.compile_attempts - task.attempts
+        if remaining <= 0:
             self._fail(task, self._handlers[task.kind].killed())
         else:
-            self._wait(task, None, left)
+            self._wait(task, None, remaining)
 
     def _release(self, task: Task) -> None:
         task.attempts -= 1
         self._wait(task, None, self._settings.compile_attempts - task.attempts)
 
-    def _wait(self, task: Task, pause: float | None, left: int) -> None:
+    def _wait(self, task: Task, pause: float | None, attempts_left: int) -> None:
         task.state = TaskState.WAITING
         task.worker_id = task.lease_expires_at = None
-        self._handlers[task.kind].wait(self._session, task.subject, pause, left)
+        self._handlers[task.kind].wait(self._session, task.subject, pause, attempts_left)
         self._session.flush()
 
     def _fail(self, task: Task, error: MobizoError) -> None:

@@ -230,7 +230,7 @@ class TaskRepository:
         statement = locked(select(Task).where(Task.number == task.number, _can_start(now)))
         return self._session.scalar(statement) is not None
 
-    def held(self, kind: str, subject: str, worker_id: str) -> Task | None:
+    def claimed_locked(self, kind: str, subject: str, worker_id: str) -> Task | None:
         """Returns the task, locked, if that worker still holds it."""
         statement = _of(kind, subject).where(Task.worker_id == worker_id, Task.state == TaskState.RUNNING)
         return self._session.scalar(locked(statement))

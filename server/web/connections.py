@@ -119,10 +119,10 @@ class Listener(socket.socket):
         self._trusts_all = "*" in limits.trusted
         self._open: Counter[str] = Counter()
         self._connections: dict[int, _Connection] = {}  # by descriptor
-        # By sender and descriptor: connections without a request in progress, the oldest first. `_known` has those
-        # whose last request had a valid token, and `_waiting` the others.
+        # By sender and descriptor: connections without a request in progress, the oldest first. `_authenticated` has
+        # those whose last request had a valid token, and `_waiting` the others.
         self._waiting: _Waiting = defaultdict(dict)
-        self._known: _Waiting = defaultdict(dict)
+        self._authenticated: _Waiting = defaultdict(dict)
         self.unread: set[object] = set()  # protocols whose client sends on after the response
         self._turn = 0  # connections accepted or refused since the event loop had its turn
         self._refused, self._logged = 0, float("-inf")
@@ -155,11 +155,11 @@ class Listener(socket.socket):
         if (connection := self._connections.get(descriptor)) is not None:
             self._stop_waiting(connection)
 
-    def request_ended(self, descriptor: int, known: bool = False) -> None:
-        """The connection waits for its next request, and may give way to others. known: its token was valid."""
+    def request_ended(self, descriptor: int, authenticated: bool = False) -> None:
+        """The connection waits for its next request, and may give way to others. authenticated: its token was valid."""
         if (connection := self._connections.get(descriptor)) is not None:
             self._stop_waiting(connection)
-            (self._known if known else self._waiting)[connection.sender][descriptor] = connection
+            (self._authenticated if authenticated else self._waiting)[connection.sender][descriptor] = connection
 
     def close(self) -> None:
         """Closes the socket."""
@@ -185,7 +185,7 @@ class Listener(socket.socket):
         return (
             self._largest_gives_way(self._waiting, sender)
             or _oldest_gives_way(self._waiting.get(sender) if sender else None)
-            or self._largest_gives_way(self._known, sender)
+            or self._largest_gives_way(self._authenticated, sender)
         )
 
     def _largest_gives_way(self, waiting: _Waiting, sender: str) -> bool:
@@ -209,7 +209,7 @@ class Listener(socket.socket):
         self._stop_waiting(connection)
 
     def _stop_waiting(self, connection: _Connection) -> None:
-        for group in (self._waiting, self._known):
+        for group in (self._waiting, self._authenticated):
             waiting = group.get(connection.sender, {})
             waiting.pop(connection.fileno(), None)
             if not waiting:
@@ -292,12 +292,12 @@ class DeadlineProtocol(H11Protocol):
     def on_response_complete(self) -> None:
         """Waits for the next request, and for the response's last bytes to be read."""
         # The rule that lets a caller in stores whom the token belongs to.
-        known = "principal" in self.cycle.scope.get("state", {})
+        authenticated = "principal" in self.cycle.scope.get("state", {})
         super().on_response_complete()
         _cancel(self._unsent)
         self._unsent = self.loop.call_later(KEEP_ALIVE_SECONDS + STALLED_SECONDS, self._abort_unsent)
         if not self._in_progress:
-            self._listener.request_ended(self._descriptor, known)
+            self._listener.request_ended(self._descriptor, authenticated)
 
     def pause_writing(self) -> None:
         """The client reads more slowly than the server sends."""

@@ -54,8 +54,8 @@ EXTENSION = "http.response.zerocopysend"
 
 def _unchanged(headers: Headers, etag: str) -> bool:
     """Returns whether If-None-Match names the stored file; its comparison is weak."""
-    known = [tag.strip().removeprefix("W/") for tag in headers.get("if-none-match", "").split(",")]
-    return etag in known or known == ["*"]
+    client_tags = [tag.strip().removeprefix("W/") for tag in headers.get("if-none-match", "").split(",")]
+    return etag in client_tags or client_tags == ["*"]
 
 
 def requested_range(headers: Headers, etag: str, size: int) -> tuple[int, int] | None:
@@ -196,10 +196,10 @@ async def _warm(file: BinaryIO, offset: int, count: int) -> None:
     """
     for place in (offset, offset + count - 1):
         try:
-            held = os.preadv(file.fileno(), [bytearray(1)], place, os.RWF_NOWAIT)
+            cached_bytes = os.preadv(file.fileno(), [bytearray(1)], place, os.RWF_NOWAIT)
         except OSError:
-            held = 0
-        if not held:
+            cached_bytes = 0
+        if not cached_bytes:
             await asyncio.to_thread(os.pread, file.fileno(), count, offset)
             return
 
@@ -260,7 +260,7 @@ async def _send_file(cycle: RequestResponseCycle, message: Message) -> None:
             sending = loop.sendfile(cycle.transport, message["file"], message["offset"], message["count"])
             try:
                 # On a file system without sendfile, asyncio reads and writes instead.
-                sent = await asyncio.wait_for(sending, connections.STALLED_SECONDS + message["count"] / SLOWEST)
+                sent_bytes = await asyncio.wait_for(sending, connections.STALLED_SECONDS + message["count"] / SLOWEST)
             except TimeoutError as error:
                 cycle.transport.abort()
                 raise ConnectionResetError("the client does not read") from error
@@ -269,9 +269,9 @@ async def _send_file(cycle: RequestResponseCycle, message: Message) -> None:
                 if not cycle.transport.is_closing():
                     raise
                 raise ConnectionResetError("the client has gone away") from error
-            if sent != message["count"]:
+            if sent_bytes != message["count"]:
                 # The announced length cannot be sent any more; the client must notice.
                 cycle.transport.abort()
-                raise EOFError(f"a file ended after {sent} of {message['count']} bytes")
+                raise EOFError(f"a file ended after {sent_bytes} of {message['count']} bytes")
         else:
             cycle.transport.write(part)

@@ -111,7 +111,7 @@ class IdempotencyService:
 
     def __init__(self, session: Session, kept_seconds: float) -> None:
         self._records = IdempotencyRepository(session)
-        self._kept = timedelta(seconds=kept_seconds)
+        self._retention = timedelta(seconds=kept_seconds)
 
     def begin(self, sender: Sender, fingerprint: str) -> tuple[IdempotencyRecord, SavedResponse | None]:
         """Returns this request's record, and its response if the request was executed before.
@@ -120,7 +120,7 @@ class IdempotencyService:
         """
         now = utc_now()
         self._records.forget(now, EXPIRED_PER_REQUEST)
-        new = IdempotencyRecord(id=sender.id, fingerprint=fingerprint, sealed=b"", kept_until=now + self._kept)
+        new = IdempotencyRecord(id=sender.id, fingerprint=fingerprint, sealed=b"", kept_until=now + self._retention)
         record = self._records.claim(new, now)
         if record is new:
             return record, None

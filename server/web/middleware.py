@@ -118,9 +118,11 @@ def from_validation(error: RequestValidationError) -> InvalidRequest:
 
 
 def _from_http(error: HTTPException) -> MobizoError:
-    known = _BY_STATUS.get(error.status_code)
-    if known is not None:
-        return known(None if known is not NotFound else "there is nothing at this address; /docs lists what there is")
+    error_class = _BY_STATUS.get(error.status_code)
+    if error_class is not None:
+        return error_class(
+            None if error_class is not NotFound else "there is nothing at this address; /docs lists what there is"
+        )
     generic = BadRequest(str(error.detail))
     generic.extra["status"] = error.status_code
     generic.extra["title"] = HTTPStatus(error.status_code).phrase
@@ -192,16 +194,16 @@ class Meters:
             part: Instruments = self._parts[make]
             return part
 
-    def answered(self, method: str, route: str, status: int, seconds: float) -> None:
+    def count_response(self, method: str, route: str, status: int, seconds: float) -> None:
         """Counts a response. route: its template, "none" if no route matched."""
         self._requests.labels(method if method in _METHODS else "other", route, f"{status // 100}xx").observe(seconds)
 
-    def received(self, route: str, size: int) -> None:
+    def count_received(self, route: str, size: int) -> None:
         """Counts bytes of a request's body."""
         if size:
             self._received.labels(route).inc(size)
 
-    def sent(self, route: str, size: int) -> None:
+    def count_sent(self, route: str, size: int) -> None:
         """Counts bytes of a response's body."""
         if size:
             self._sent.labels(route).inc(size)
@@ -241,10 +243,10 @@ class Meter:
             # Recorded before sending, so that a client that has received the response finds it counted.
             if message["type"] == "http.response.start":
                 answered = True
-                meters.answered(scope["method"], route(), message["status"], time.perf_counter() - began)
-                meters.received(route(), received)
+                meters.count_response(scope["method"], route(), message["status"], time.perf_counter() - began)
+                meters.count_received(route(), received)
             # A file sent by the operating system has a count instead of a body.
-            meters.sent(route(), len(message.get("body", b"")) + message.get("count", 0))
+            meters.count_sent(route(), len(message.get("body", b"")) + message.get("count", 0))
             await send(message)
 
         with meters.running.track_inprogress():
@@ -252,8 +254,8 @@ class Meter:
                 await self._app(scope, receive_counted, send_counted)
             finally:
                 if not answered:
-                    meters.answered(scope["method"], route(), UNANSWERED, time.perf_counter() - began)
-                    meters.received(route(), received)
+                    meters.count_response(scope["method"], route(), UNANSWERED, time.perf_counter() - began)
+                    meters.count_received(route(), received)
 
 
 def _finish(message: Message, method: str, request_id: str) -> None:
@@ -284,9 +286,9 @@ class _Body:
         """Returns the next piece. Raises TooSlow."""
         if self._whole:
             return await self._receive()
-        left = self._began + self._seconds + self._received / SLOWEST - time.monotonic()
+        remaining_seconds = self._began + self._seconds + self._received / SLOWEST - time.monotonic()
         try:
-            message = await asyncio.wait_for(self._receive(), max(left, 0))
+            message = await asyncio.wait_for(self._receive(), max(remaining_seconds, 0))
         except TimeoutError as error:
             raise TooSlow from error
         self._received += len(message.get("body", b""))
@@ -312,8 +314,8 @@ class Envelope:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        given = headers.get(REQUEST_ID, "")
-        request_id = given if _GOOD_ID.fullmatch(given) else uuid.uuid4().hex
+        header = headers.get(REQUEST_ID, "")
+        request_id = header if _GOOD_ID.fullmatch(header) else uuid.uuid4().hex
         status = 0
         began = time.monotonic()
 

@@ -83,11 +83,11 @@ def add_tag(request: Request, response: Response) -> Response:
     """Returns `response` with its tag, or 304 if the client has it already: If-None-Match compares weakly."""
     etag = tag(bytes(response.body))
     response.headers["ETag"] = etag
-    known = _listed(request.headers.getlist("if-none-match"))
-    if known != ["*"] and etag not in [entry.removeprefix("W/") for entry in known]:
+    client_tags = _listed(request.headers.getlist("if-none-match"))
+    if client_tags != ["*"] and etag not in [entry.removeprefix("W/") for entry in client_tags]:
         return response
-    kept = {name: value for name, value in response.headers.items() if name in ("etag", "cache-control", "vary")}
-    return Response(status_code=304, headers=kept)
+    headers = {name: value for name, value in response.headers.items() if name in ("etag", "cache-control", "vary")}
+    return Response(status_code=304, headers=headers)
 
 
 @dataclass(frozen=True)
@@ -254,13 +254,13 @@ class Route(APIRoute):
         length = plain.headers.get("content-length", "0")
         if length.isdigit() and int(length) > limit:
             raise too_large
-        seen = 0
+        received_bytes = 0
 
         async def receive() -> Message:
-            nonlocal seen
+            nonlocal received_bytes
             message = await plain.receive()
-            seen += len(message.get("body", b""))
-            if seen > limit:
+            received_bytes += len(message.get("body", b""))
+            if received_bytes > limit:
                 raise too_large
             return message
 

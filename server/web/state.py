@@ -47,7 +47,7 @@ from shared.errors import TooManyRequests
 
 Arguments = ParamSpec("Arguments")
 Answer = TypeVar("Answer")
-Held = TypeVar("Held")
+Entered = TypeVar("Entered")
 WRITERS = 16  # of the pool's 40 threads
 Work = TypeVar("Work")
 MOST_IN_GROUP = 200  # items in one transaction
@@ -79,24 +79,24 @@ class Buckets:
     def __len__(self) -> int:
         return len(self._levels)
 
-    def _left(self, key: str, now: float) -> float:
-        left, since = self._levels.get(key, (float(self._burst), now))
-        return min(float(self._burst), left + (now - since) * self._rate)
+    def _remaining(self, key: str, now: float) -> float:
+        remaining, since = self._levels.get(key, (float(self._burst), now))
+        return min(float(self._burst), remaining + (now - since) * self._rate)
 
     def wait(self, key: str) -> float:
         """Returns the seconds until a request may be made; 0: now. Takes nothing."""
-        return max(0.0, (1 - self._left(key, self._clock())) / self._rate)
+        return max(0.0, (1 - self._remaining(key, self._clock())) / self._rate)
 
     def take(self, key: str) -> float:
         """Takes one request and returns 0, or returns the seconds until one may be made."""
         now = self._clock()
-        left = self._left(key, now)
-        taken = left >= 1
-        self._levels[key] = (left - 1 if taken else left, now)
+        remaining = self._remaining(key, now)
+        allowed = remaining >= 1
+        self._levels[key] = (remaining - 1 if allowed else remaining, now)
         self._levels.move_to_end(key)
         if len(self._levels) > self._capacity:
             self._levels.popitem(last=False)
-        return 0.0 if taken else (1 - left) / self._rate
+        return 0.0 if allowed else (1 - remaining) / self._rate
 
     def forget(self, key: str) -> None:
         """Drops a key's bucket."""
@@ -171,10 +171,10 @@ class WriteQueue:
         self._writers = asyncio.Semaphore(1 if database.engine.dialect.name == "sqlite" else WRITERS)
 
     @asynccontextmanager
-    async def holding(self, context: AbstractContextManager[Held]) -> AsyncIterator[Held]:
+    async def holding(self, context: AbstractContextManager[Entered]) -> AsyncIterator[Entered]:
         """Enters and leaves a writing context in threads, while holding a place among the writers."""
-        async with self._writers, contextmanager_in_threadpool(context) as held:
-            yield held
+        async with self._writers, contextmanager_in_threadpool(context) as entered:
+            yield entered
 
     async def run(
         self, write: Callable[Arguments, Answer], *args: Arguments.args, **kwargs: Arguments.kwargs

@@ -128,7 +128,7 @@ def calibration_file(artifacts: ArtifactStore, recipe: Recipe) -> bytes | None:
     try:
         return artifacts.read(recipe.calibration)
     except NotFound as error:
-        raise _gone(recipe.calibration) from error
+        raise _damaged(recipe.calibration) from error
 
 
 def calibration_of(artifacts: ArtifactStore, recipe: Recipe) -> Calibration | None:
@@ -141,10 +141,10 @@ def _loaded(artifacts: ArtifactStore, sha256: str) -> Calibration:
     try:
         return load_calibration(artifacts.read(sha256))
     except (NotFound, InvalidUpload) as error:
-        raise _gone(sha256) from error
+        raise _damaged(sha256) from error
 
 
-def _gone(sha256: str) -> Damaged:
+def _damaged(sha256: str) -> Damaged:
     return Damaged(
         f"the calibration {sha256} that the recipe takes A from is damaged or gone; register its file again "
         "(`mobizo-server calibration add`), or restore it from a backup"
@@ -177,9 +177,9 @@ class CalibrationService:
             )
         sha256 = self._artifacts.put(data)
         hold(self._session, self._artifacts, [sha256])
-        known = self._calibrations.named(sha256)
-        if known is not None:
-            return known
+        existing = self._calibrations.named(sha256)
+        if existing is not None:
+            return existing
         stored = StoredCalibration(
             sha256=sha256,
             base_number=bases[0].number,

@@ -62,11 +62,11 @@ class RunnerBuildService:
     def offer(self, build: RunnerBuild, key: Ed25519PrivateKey) -> SignedRunnerBuild:
         """Signs a build, whose archive is stored, and offers it to the devices of its platform."""
         signed = sign_runner_build(build, key)
-        known = self._runners.of_platform(build.platform)
-        if known is None:
+        existing = self._runners.of_platform(build.platform)
+        if existing is None:
             self._runners.add(StoredRunnerBuild(platform=build.platform, signed=signed, added_at=utc_now()))
         else:
-            known.signed, known.added_at = signed, utc_now()
+            existing.signed, existing.added_at = signed, utc_now()
         return signed
 
     def signed(self, platform: str) -> SignedRunnerBuild:

@@ -57,8 +57,8 @@ class Architecture:
 
 
 def _upper_layers(options: Options, index: int) -> bool:
-    given = options["use_sliding_window"] and options["sliding_window"] is not None
-    return bool(given and index >= options["max_window_layers"])
+    uses_window = options["use_sliding_window"] and options["sliding_window"] is not None
+    return bool(uses_window and index >= options["max_window_layers"])
 
 
 def _all_but_every_nth(options: Options, index: int) -> bool:
@@ -216,14 +216,14 @@ def _sliding_layers(architecture: Architecture, options: Options, layers: int) -
 
 def _rope(model_type: str, architecture: Architecture, options: Options, kind: str) -> Rope:
     """Returns the rotary embedding of one kind of layer, from `rope_parameters` or the options that preceded it."""
-    given, scaling = options["rope_parameters"] or {}, options["rope_scaling"] or {}
-    if given and (scaling or architecture.nested_rope != (given.keys() <= {FULL, SLIDING})):
+    rope_parameters, scaling = options["rope_parameters"] or {}, options["rope_scaling"] or {}
+    if rope_parameters and (scaling or architecture.nested_rope != (rope_parameters.keys() <= {FULL, SLIDING})):
         raise UnreadableCheckpoint(f"config.json's rope_parameters do not match a {model_type} model")
     if kind == SLIDING:
         theta, scaling = options["rope_local_base_freq"], {}
     else:
         theta = options["rope_theta"]
-    own = (given.get(kind) or {}) if architecture.nested_rope else given
+    own = (rope_parameters.get(kind) or {}) if architecture.nested_rope else rope_parameters
     outer = {"rope_theta": theta, "partial_rotary_factor": options["partial_rotary_factor"]}
     parameters = {**outer, **own, **scaling}
     name = parameters.get("rope_type", parameters.get("type", "default"))

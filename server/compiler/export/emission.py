@@ -129,18 +129,18 @@ def share_delegates(plans: Sequence[ExecutionPlan]) -> bool:
     """
     shared = False
     for plan in plans:
-        kept: list[BackendDelegate] = []
+        unique_delegates: list[BackendDelegate] = []
         places: dict[tuple[str, int], int] = {}  # by backend and blob
         place_of: list[int] = []
         for delegate in plan.delegates:
             key = delegate.id, delegate.processed.index
             if key not in places:
-                places[key] = len(kept)
-                kept.append(delegate)
+                places[key] = len(unique_delegates)
+                unique_delegates.append(delegate)
             place_of.append(places[key])
-        if len(kept) == len(plan.delegates):
+        if len(unique_delegates) == len(plan.delegates):
             continue
-        shared, plan.delegates = True, kept
+        shared, plan.delegates = True, unique_delegates
         for chain in plan.chains:
             for instruction in chain.instructions:
                 if isinstance(call := instruction.instr_args, DelegateCall):

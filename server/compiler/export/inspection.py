@@ -88,7 +88,7 @@ def inspect_program(path: Path) -> Inspection:
 def _inspection(file: _PTEFile, size: int) -> Inspection:
     plans = file.program.execution_plan
     payloads = file.program.backend_delegate_data
-    held = {} if file.named_data is None else file.named_data.pte_data
+    named_data = {} if file.named_data is None else file.named_data.pte_data
     held_bytes = 0 if file.named_data is None else sum(len(buffer) for buffer in file.named_data.buffers)
     keys = {key.decode() for payload in payloads for key in CONTENT_KEY.findall(bytes(payload.data))}
     tensors = [tensor for plan in plans for tensor in _tensors(plan, range(len(plan.values)))]
@@ -104,10 +104,10 @@ def _inspection(file: _PTEFile, size: int) -> Inspection:
         },
         constants=len(inside),
         constant_bytes=sum(inside),
-        delegate_constants=len(held),
+        delegate_constants=len(named_data),
         delegate_constant_bytes=held_bytes,
         external=tuple(sorted({info.fully_qualified_name for info, _ in named if info.location == EXTERNAL})),
-        external_delegate_keys=len(keys - held.keys()),
+        external_delegate_keys=len(keys - named_data.keys()),
     )
 
 

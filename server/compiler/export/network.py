@@ -64,26 +64,26 @@ class QuantizedBase:
         """
         stored: list[Stored] = []
 
-        def kept(name: str, tensor: Tensor, scheme: Scheme | None, path: str | None) -> Tensor:
+        def store_tensor(name: str, tensor: Tensor, scheme: Scheme | None, path: str | None) -> Tensor:
             stored.append(Stored.of(name, tensor, scheme, path, directory))
             return stored[-1].tensor
 
         tables: dict[str, Tensor | None] = dict.fromkeys(field.name for field in fields(BackboneTensors))
         for name in ("norms", "head_norms", *checkpoint.tables):
-            given = getattr(checkpoint, name) if name.endswith("norms") else checkpoint.tables[name]
-            if given is None:
+            table = getattr(checkpoint, name) if name.endswith("norms") else checkpoint.tables[name]
+            if table is None:
                 continue
             if precision != "fp32" and name in ("embedding", "lm_head"):
-                given, scales = quantize(given, ROWS)
-                tables[name + SCALE] = kept(name + SCALE, scales.unsqueeze(1), ROWS, f"backbone.{name}{SCALE}")
-            tables[name] = kept(name, given, ROWS, f"backbone.{name}")
+                table, scales = quantize(table, ROWS)
+                tables[name + SCALE] = store_tensor(name + SCALE, scales.unsqueeze(1), ROWS, f"backbone.{name}{SCALE}")
+            tables[name] = store_tensor(name, table, ROWS, f"backbone.{name}")
         scheme, layers = SCHEMES.get(precision), list[dict[str, Tensor]]()
         for index, weights in enumerate(checkpoint.layers):
             layer: dict[str, Tensor] = {}
             for target in weights:
                 for name, tensor in quantized_layer({target: weights[target]}, precision).items():
                     path = f"layers.{index}.frozen.{name}" if scheme is None else None
-                    layer[name] = kept(name, tensor, scheme, path)
+                    layer[name] = store_tensor(name, tensor, scheme, path)
             layers.append(layer)
         backbone = BackboneTensors(**tables)
         return cls(checkpoint.facts, precision, backbone, tuple(layers), tuple(stored))

@@ -56,14 +56,14 @@ class StoredKeys(Set[str]):
 
     def __init__(self, tensors: Iterable[Stored] = ()) -> None:
         self._keys: set[str] = set()
-        self._known: dict[tuple[int, int], str] = {}
+        self._keys_by_place: dict[tuple[int, int], str] = {}
         for stored in tensors:
             self._keys |= {stored.key} if stored.name is None else {stored.key, stored.name}
-            self._known[_place(stored.tensor)] = stored.key
+            self._keys_by_place[_place(stored.tensor)] = stored.key
 
     def key(self, buffer: str, tensor: Tensor, scheme: Scheme | None) -> str:
         """Returns the tensor's key by content. Tensors of the base are not read; see `stored_key`."""
-        return self._known.get(_place(tensor)) or stored_key(buffer, tensor, scheme)
+        return self._keys_by_place.get(_place(tensor)) or stored_key(buffer, tensor, scheme)
 
     @classmethod
     def _from_iterable(cls, it: Iterable[str]) -> Set[str]:  # type: ignore[override]
@@ -86,14 +86,14 @@ def write_weights(tensors: Iterable[Stored], path: Path) -> StoredKeys:
     buffers: list[bytes | FileBackedData] = []
     entries: dict[str, DataEntry] = {}
     for stored in ordered:
-        known = entries.get(stored.key)
-        if known is None:
-            known = DataEntry(buffer_index=len(buffers), alignment=ALIGNMENT, tensor_layout=None)
+        entry = entries.get(stored.key)
+        if entry is None:
+            entry = DataEntry(buffer_index=len(buffers), alignment=ALIGNMENT, tensor_layout=None)
             buffers.append(stored.data)
-            entries[stored.key] = known
+            entries[stored.key] = entry
         if stored.name is not None:
             layout = TensorLayout.from_tensor(stored.tensor)
-            entries[stored.name] = DataEntry(known.buffer_index, ALIGNMENT, layout)
+            entries[stored.name] = DataEntry(entry.buffer_index, ALIGNMENT, layout)
     payload = DataPayload(buffers=buffers, named_data=entries)
     with path.open("wb") as file:
         FlatTensorSerializer().serialize(payload).write_to_file(file)

@@ -136,9 +136,9 @@ class ProjectedB(OptimizedB):
 
     def project(self, gradient: Tensor, seeds: Tensor, lr: Tensor) -> Tensor:
         """Updates B by the projections of the optimizer's direction, and its state. Returns the coefficients (q,)."""
-        descent, kept = self.direction(gradient)
+        descent, state = self.direction(gradient)
         b, coefficients = Directions(self.recipe, seeds, self.size).project(self.current(), descent, lr)
-        self.optimized.copy_(torch.cat((b, *kept)))
+        self.optimized.copy_(torch.cat((b, *state)))
         return coefficients
 
     def replay(self, seeds: Tensor, coefficients: Tensor, eps: Tensor) -> Tensor:

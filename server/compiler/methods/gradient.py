@@ -59,13 +59,13 @@ class GradientSuffix(Network):
         Returns the loss [1] at the B of before, and what the update gives: the gradient's norm [1] with estimator
         `gradient`, the coefficients (q,) with `directional`. Where the recipe clips, totals stand in place of the loss.
         """
-        given, exact = StepInputs.of(self.recipe, inputs), self.recipe.estimator == "gradient"
+        step_inputs, exact = StepInputs.of(self.recipe, inputs), self.recipe.estimator == "gradient"
         if self.recipe.privacy == "clipped":
-            return self.descend_privately(first, given) if exact else self.project_privately(first, given)
-        loss, gradient = self.differentiate(first, given)
+            return self.descend_privately(first, step_inputs) if exact else self.project_privately(first, step_inputs)
+        loss, gradient = self.differentiate(first, step_inputs)
         if exact:
-            return loss, self.state.update(gradient, given.rates)
-        return loss, self.state.project(gradient, given.seeds, given.lr)
+            return loss, self.state.update(gradient, step_inputs.rates)
+        return loss, self.state.project(gradient, step_inputs.seeds, step_inputs.lr)
 
     def descend_privately(self, first: Tensor, inputs: StepInputs) -> tuple[Tensor, Tensor]:
         """One DP-SGD step (Abadi et al., CCS'16): totals, int32 (D,), and the norm [1] of the noised mean gradient."""
@@ -124,19 +124,19 @@ class GradientSuffix(Network):
         hidden = self.enter(first)
         stack = self.stacks[-1]
         b = self.state.current().unsqueeze(0)  # (1, D)
-        kept: list[Tensor] = []
+        hidden_states: list[Tensor] = []
         others = list(self.backbone.others(stack.shapes, stack.first, hidden.shape[1], b))
         for layer, other in zip(stack.layers, others, strict=True):
-            kept.append(hidden)
+            hidden_states.append(hidden)
             hidden = layer(hidden, *other)
         if self.recipe.privacy == "clipped":
             nll, gradient = self.answers_gradient_by_row(hidden, inputs)
         else:
             nll, gradient = self.answers_gradient(hidden, inputs)
         parts: list[Tensor] = []
-        for place in reversed(range(len(kept))):
+        for place in reversed(range(len(hidden_states))):
             scales = () if self.scales is None else (self.scales[place],)
-            gradient = self.reverses[place](kept[place], gradient, *others[place], *scales)
+            gradient = self.reverses[place](hidden_states[place], gradient, *others[place], *scales)
             if stack.shapes[place].targets:
                 gradient, by_example = gradient
                 parts.append(by_example)  # (rows, slab)

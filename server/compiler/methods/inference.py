@@ -100,8 +100,8 @@ class Cache(nn.Module):
 
     def _put(self, name: str, places: Tensor, rows: Tensor) -> Tensor:
         # The exporter performs only an index_put by rows in place; any other write copies the whole cache twice.
-        held: Tensor = getattr(self, name)
-        return held.index_put_((places,), rows)
+        cache: Tensor = getattr(self, name)
+        return cache.index_put_((places,), rows)
 
 
 class HeadsLayer(DecoderLayer):
@@ -156,11 +156,13 @@ class MixLayer(TailLayer):
         facts = self.shape.facts
         heads, keys, values, mask = others[:4]
         b, others = self.split_b(others[4:])
-        held = len(facts.layer_norms) - norm_size(facts)
+        norm_count = len(facts.layer_norms) - norm_size(facts)
         q = heads[..., : facts.heads * facts.head_dim].view(1, -1, facts.heads, facts.head_dim)
         k, v = (cached.view(1, -1, facts.kv_heads, facts.head_dim) for cached in (keys, values))
-        tables = AttentionTables.of(facts, others[held:], masked=False).with_mask(mask)
-        return self.finish(hidden, self._linear("o_proj", self.mix(q, k, v, tables), b), b, self.norms(others[:held]))
+        tables = AttentionTables.of(facts, others[norm_count:], masked=False).with_mask(mask)
+        return self.finish(
+            hidden, self._linear("o_proj", self.mix(q, k, v, tables), b), b, self.norms(others[:norm_count])
+        )
 
 
 class Extend(Method):
@@ -293,7 +295,7 @@ class InferenceNetwork(BaseNetwork):
             {name: tensor for name, tensor in layer.items() if name.startswith(HEADS) == (at == 0)}
             for layer in self._base.layers
         ]
-        layers = [kind(*given) for given in zip(own, weights, self._scaled_a, strict=True)]
+        layers = [kind(*arguments) for arguments in zip(own, weights, self._scaled_a, strict=True)]
         return lower_by_shape(self._lower, layers, own, lambda shape: self._example(shape, at))
 
     def _example(self, shape: LayerShape, at: int) -> Example:

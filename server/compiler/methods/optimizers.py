@@ -86,9 +86,9 @@ class OptimizedB(nn.Module):
         """B and the optimizer's state after one step with a gradient (D,)."""
         b = self.current()
         b = b - b * (rates.lr * rates.weight_decay)
-        direction, kept = self.direction(gradient)
+        direction, state = self.direction(gradient)
         b = b - direction * rates.lr
-        return torch.cat((b, *kept)) if kept else b
+        return torch.cat((b, *state)) if state else b
 
     def direction(self, gradient: Tensor) -> tuple[Tensor, list[Tensor]]:
         """The direction of descent (D,), and the optimizer's state after a step with a gradient (D,).

@@ -103,8 +103,8 @@ def inverse_frequencies(rope: Rope, head_dim: int) -> Tensor:
         return frequencies / torch.tensor(rope.factors)
     # Llama 3: long waves are stretched by the factor, short ones kept, those between blended.
     turns = rope.original_context * frequencies / (2 * math.pi)  # of each wave within the original context
-    kept = ((turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)).clamp(0, 1)
-    return kept * frequencies + (1 - kept) * frequencies / rope.factor
+    unscaled_share = ((turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)).clamp(0, 1)
+    return unscaled_share * frequencies + (1 - unscaled_share) * frequencies / rope.factor
 
 
 class LayerTables(nn.Module):

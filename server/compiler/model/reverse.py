@@ -122,11 +122,11 @@ class ReverseLayer(DecoderLayer):
         """
         others, scales = (others, {}) if self.shape.scheme is None else (others[:-1], self._scales(others[-1]))
         inputs = LayerInputs.of(self.shape.facts, others, adapted=bool(self.shape.targets))
-        kept = Reversal(self._factors(inputs.slab) if self.shape.targets else {}, scales)
-        returned = self._reverse(hidden, gradient, kept, inputs)
+        reversal = Reversal(self._factors(inputs.slab) if self.shape.targets else {}, scales)
+        returned = self._reverse(hidden, gradient, reversal, inputs)
         if not self.shape.targets:
             return returned
-        by_target = [kept.gradients[target].view(self.shape.rows, -1) for target in self.shape.targets]
+        by_target = [reversal.gradients[target].view(self.shape.rows, -1) for target in self.shape.targets]
         return returned, torch.cat(by_target, dim=1) if len(by_target) > 1 else by_target[0]
 
     def drop_forward(self) -> None:
@@ -144,10 +144,10 @@ class ReverseLayer(DecoderLayer):
         parts = [together[start:end] for start, end in pairwise([0, *ends])]
         return {str(target): part for target, part in zip(self.shape.facts.linears, parts, strict=True)}
 
-    def _reverse(self, hidden: Tensor, gradient: Tensor, kept: Reversal, inputs: LayerInputs) -> Tensor:
-        """The gradient of `hidden`; B's gradients are left in `kept`."""
+    def _reverse(self, hidden: Tensor, gradient: Tensor, reversal: Reversal, inputs: LayerInputs) -> Tensor:
+        """The gradient of `hidden`; B's gradients are left in `reversal`."""
         norms, before = inputs.norms, normed(self.norm, hidden)
-        attention = Attention(self, norm_output(before, *norms[0]), kept, inputs)
+        attention = Attention(self, norm_output(before, *norms[0]), reversal, inputs)
         sandwich = self.shape.facts.sandwich
         mixed = attention.output
         if sandwich:
@@ -155,7 +155,7 @@ class ReverseLayer(DecoderLayer):
             mixed = norm_output(after, *norms[1])
         middle = hidden + mixed
         inner = normed(self.norm, middle)
-        mlp = Mlp(self, norm_output(inner, *norms[2 if sandwich else 1]), kept)
+        mlp = Mlp(self, norm_output(inner, *norms[2 if sandwich else 1]), reversal)
         passed = gradient
         if sandwich:
             passed = norm_reverse(self.norm, passed, norms[3][0], normed(self.norm, mlp.output()))
@@ -165,31 +165,33 @@ class ReverseLayer(DecoderLayer):
         passed = attention.reverse(passed)
         return gradient + norm_reverse(self.norm, passed, norms[0][0], before)
 
-    def linear(self, target: Target, x: Tensor, kept: Reversal) -> Tensor:
+    def linear(self, target: Target, x: Tensor, reversal: Reversal) -> Tensor:
         """x (E, S, in) -> (E, S, out), as the forward pass has it; x A is kept."""
-        if target not in kept.b:
+        if target not in reversal.b:
             return self.frozen(target, x)
         y = self.frozen(target, x)
-        low = self.low(target, x, kept)
-        return y + torch.bmm(low.view(1, -1, self.shape.rank), kept.b[target]).view(self.shape.rows, -1, y.shape[-1])
+        low = self.low(target, x, reversal)
+        return y + torch.bmm(low.view(1, -1, self.shape.rank), reversal.b[target]).view(
+            self.shape.rows, -1, y.shape[-1]
+        )
 
-    def low(self, target: Target, x: Tensor, kept: Reversal) -> Tensor:
+    def low(self, target: Target, x: Tensor, reversal: Reversal) -> Tensor:
         """(alpha / r) x A, (E, S, r), kept for B's gradient."""
-        kept.low[target] = functional.linear(x, getattr(self, f"{target}_a"))
-        return kept.low[target]
+        reversal.low[target] = functional.linear(x, getattr(self, f"{target}_a"))
+        return reversal.low[target]
 
-    def linear_reverse(self, target: Target, gradient: Tensor, kept: Reversal) -> Tensor:
+    def linear_reverse(self, target: Target, gradient: Tensor, reversal: Reversal) -> Tensor:
         """gradient (E, S, out) of one linear layer's output -> of its input (E, S, in).
 
         With y = x W^T + l B and l = (alpha / r) x A: dx = dy W + (dy B^T) (alpha / r) A^T, and dB = l^T dy.
         """
         rows, (features, out) = self.shape.rows, self.shape.facts.features(target)
-        weight = None if kept.scales else getattr(self.frozen, target)
+        weight = None if reversal.scales else getattr(self.frozen, target)
         flat = gradient.view(-1, out)
-        returned = self.transposed(target, flat, weight, kept.scales.get(target))
-        if target in kept.b:
-            kept.gradients[target] = torch.bmm(kept.low[target].permute(0, 2, 1), gradient)
-            low = torch.bmm(gradient.view(1, -1, out), kept.b[target].permute(0, 2, 1))  # (1, E*S, r)
+        returned = self.transposed(target, flat, weight, reversal.scales.get(target))
+        if target in reversal.b:
+            reversal.gradients[target] = torch.bmm(reversal.low[target].permute(0, 2, 1), gradient)
+            low = torch.bmm(gradient.view(1, -1, out), reversal.b[target].permute(0, 2, 1))  # (1, E*S, r)
             bias, a = getattr(self, f"{target}_a_bias"), getattr(self, f"{target}_a")
             returned = returned + torch.addmm(bias, low.view(-1, self.shape.rank), a)
         return returned.view(rows, -1, features)
@@ -210,14 +212,14 @@ class ReversePass(nn.Module):
 class Attention:
     """Attention of one layer with what its reverse needs."""
 
-    def __init__(self, layer: ReverseLayer, x: Tensor, kept: Reversal, inputs: LayerInputs) -> None:
+    def __init__(self, layer: ReverseLayer, x: Tensor, reversal: Reversal, inputs: LayerInputs) -> None:
         """x: the normed input, (E, S, hidden)."""
         tables, head_norms = inputs.tables, inputs.head_norms
-        self.layer, self.kept, self.head_norms, self.tables = layer, kept, head_norms, tables
+        self.layer, self.reversal, self.head_norms, self.tables = layer, reversal, head_norms, tables
         facts, rows = layer.shape.facts, layer.shape.rows
-        q = layer.linear("q_proj", x, kept).view(rows, -1, facts.heads, facts.head_dim)
-        k = layer.linear("k_proj", x, kept).view(rows, -1, facts.kv_heads, facts.head_dim)
-        v = layer.linear("v_proj", x, kept).view(rows, -1, facts.kv_heads, facts.head_dim)
+        q = layer.linear("q_proj", x, reversal).view(rows, -1, facts.heads, facts.head_dim)
+        k = layer.linear("k_proj", x, reversal).view(rows, -1, facts.kv_heads, facts.head_dim)
+        v = layer.linear("v_proj", x, reversal).view(rows, -1, facts.kv_heads, facts.head_dim)
         if head_norms:
             self.q_normed, self.k_normed = normed(layer.head_norm, q), normed(layer.head_norm, k)
             q, k = norm_output(self.q_normed, head_norms[0]), norm_output(self.k_normed, head_norms[1])
@@ -231,7 +233,7 @@ class Attention:
         self.weights = torch.softmax(scores + tables.mask, dim=-1)
         self.mixed = torch.bmm(self.weights, self.v)  # (E*KV, G*S, head_dim)
         mixed = self._from_group(self.mixed).view(rows, -1, facts.heads * facts.head_dim)
-        self.output = layer.linear("o_proj", mixed, kept)
+        self.output = layer.linear("o_proj", mixed, reversal)
 
     def reverse(self, gradient: Tensor) -> Tensor:
         """gradient of the output, (E, S, hidden) -> of x.
@@ -240,7 +242,7 @@ class Attention:
         et al., FlashAttention, 2022, Appendix B).
         """
         layer, facts, rows = self.layer, self.layer.shape.facts, self.layer.shape.rows
-        gradient = layer.linear_reverse("o_proj", gradient, self.kept)
+        gradient = layer.linear_reverse("o_proj", gradient, self.reversal)
         mixed = self._by_group(gradient.view(rows, -1, facts.heads, facts.head_dim))
         weights = torch.bmm(mixed, self.v.permute(0, 2, 1))
         v = torch.bmm(self.weights.permute(0, 2, 1), mixed)
@@ -257,9 +259,9 @@ class Attention:
             k = norm_reverse(layer.head_norm, k, self.head_norms[1], self.k_normed)
         queries, keys = facts.heads * facts.head_dim, facts.kv_heads * facts.head_dim
         return (
-            layer.linear_reverse("q_proj", q.view(rows, -1, queries), self.kept)
-            + layer.linear_reverse("k_proj", k.view(rows, -1, keys), self.kept)
-            + layer.linear_reverse("v_proj", self._from_head(v).view(rows, -1, keys), self.kept)
+            layer.linear_reverse("q_proj", q.view(rows, -1, queries), self.reversal)
+            + layer.linear_reverse("k_proj", k.view(rows, -1, keys), self.reversal)
+            + layer.linear_reverse("v_proj", self._from_head(v).view(rows, -1, keys), self.reversal)
         )
 
     def _by_group(self, x: Tensor) -> Tensor:
@@ -290,28 +292,28 @@ class Attention:
 class Mlp:
     """The MLP of one layer with what its reverse needs."""
 
-    def __init__(self, layer: ReverseLayer, x: Tensor, kept: Reversal) -> None:
+    def __init__(self, layer: ReverseLayer, x: Tensor, reversal: Reversal) -> None:
         """x: the normed input, (E, S, hidden)."""
-        self.layer, self.kept = layer, kept
-        self.up = layer.linear("up_proj", x, kept)
-        self.gate = layer.linear("gate_proj", x, kept) if layer.shape.facts.gated else self.up
+        self.layer, self.reversal = layer, reversal
+        self.up = layer.linear("up_proj", x, reversal)
+        self.gate = layer.linear("gate_proj", x, reversal) if layer.shape.facts.gated else self.up
         self.activated, self.slope = activation(layer.shape.facts.activation, self.gate)
         self.inner = self.activated * self.up if layer.shape.facts.gated else self.activated
-        if "down_proj" in kept.b and not layer.shape.facts.sandwich:
-            layer.low("down_proj", self.inner, kept)
+        if "down_proj" in reversal.b and not layer.shape.facts.sandwich:
+            layer.low("down_proj", self.inner, reversal)
 
     def output(self) -> Tensor:
         """The MLP's output (E, S, hidden); only a norm after it needs it."""
-        return self.layer.linear("down_proj", self.inner, self.kept)
+        return self.layer.linear("down_proj", self.inner, self.reversal)
 
     def reverse(self, gradient: Tensor) -> Tensor:
         """gradient of the output, (E, S, hidden) -> of x."""
         layer = self.layer
-        gradient = layer.linear_reverse("down_proj", gradient, self.kept)
+        gradient = layer.linear_reverse("down_proj", gradient, self.reversal)
         if not layer.shape.facts.gated:
-            return layer.linear_reverse("up_proj", gradient * self.slope, self.kept)
-        return layer.linear_reverse("up_proj", gradient * self.activated, self.kept) + layer.linear_reverse(
-            "gate_proj", gradient * self.up * self.slope, self.kept
+            return layer.linear_reverse("up_proj", gradient * self.slope, self.reversal)
+        return layer.linear_reverse("up_proj", gradient * self.activated, self.reversal) + layer.linear_reverse(
+            "gate_proj", gradient * self.up * self.slope, self.reversal
         )
 
 
@@ -336,16 +338,18 @@ def normed(norm: RmsNorm | LayerNorm, x: Tensor) -> Normed:
     return Normed(x * inverse, inverse)
 
 
-def norm_output(kept: Normed, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def norm_output(norm_results: Normed, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """The norm's output (..., size)."""
-    return kept.unit * weight if bias is None else kept.unit * weight + bias
+    return norm_results.unit * weight if bias is None else norm_results.unit * weight + bias
 
 
-def norm_reverse(norm: RmsNorm | LayerNorm, gradient: Tensor, weight: Tensor, kept: Normed) -> Tensor:
+def norm_reverse(norm: RmsNorm | LayerNorm, gradient: Tensor, weight: Tensor, norm_results: Normed) -> Tensor:
     """gradient (..., size) of a norm's output -> of its input. With u = x / rms(x): dx = (g - u mean(g u)) / rms(x)."""
     rms = rms_of(norm)
     scaled = gradient * weight
-    returned = (scaled - kept.unit * functional.linear(scaled * kept.unit, rms.mean)) * kept.inverse
+    returned = (
+        scaled - norm_results.unit * functional.linear(scaled * norm_results.unit, rms.mean)
+    ) * norm_results.inverse
     return returned - functional.linear(returned, rms.mean) if isinstance(norm, LayerNorm) else returned
 
 

@@ -63,7 +63,7 @@ class PrivacyLimit(Numbered, Table):
     delta: Mapped[float] = mapped_column(Float)
 
 
-SEEN = (JobState.TRAINING, JobState.SUCCEEDED)  # states of jobs whose runs may have been seen
+EXPOSED_STATES = (JobState.TRAINING, JobState.SUCCEEDED)  # states of jobs whose runs may have been seen
 
 
 class PrivacyRepository:
@@ -136,7 +136,7 @@ class PrivacyRepository:
         """Returns the number of jobs without privacy that trained, or are training, on a user's data."""
         private = select(PrivacySpending.job_id).where(PrivacySpending.tenant == tenant, PrivacySpending.user == user)
         statement = select(func.count()).select_from(Job)
-        chosen = Job.tenant == tenant, Job.user == user, Job.state.in_(SEEN), Job.id.not_in(private)
+        chosen = Job.tenant == tenant, Job.user == user, Job.state.in_(EXPOSED_STATES), Job.id.not_in(private)
         return self._session.scalar(statement.where(*chosen)) or 0
 
     def limit(self, tenant: str, user: str, *, lock: bool = False) -> PrivacyLimit | None:

@@ -86,10 +86,10 @@ class PrivacyService(JobSubscriber):
 
         Also if it would spend more than is left of its data set on the one device that may train it.
         """
-        asked = _asked(request)
-        self._check(tenant, request.user, asked)
+        spending = _spending_of(request)
+        self._check(tenant, request.user, spending)
         if request.device is not None:
-            self._check_dataset(tenant, request, request.device, asked)
+            self._check_dataset(tenant, request, request.device, spending)
 
     def budget_checks(self, tenant: str, request: JobRequest) -> list[tuple[list[Spending], float]]:
         """Returns what `admit` will account for: spendings with their delta. Empty without a budget or `privacy`."""
@@ -108,14 +108,14 @@ class PrivacyService(JobSubscriber):
 
         Raises BudgetExceeded if another run of it would be one too many for its user, or for the device's data set.
         """
-        asked = _asked(job.request)
-        runs = self._privacy.of_job(job.id) if asked is not None else []
+        spending = _spending_of(job.request)
+        runs = self._privacy.of_job(job.id) if spending is not None else []
         if any(run.device_id == device_id for run in runs):
             return
         reserved = next((run for run in runs if run.device_id is None), None)
-        if asked is not None and reserved is None:
-            self._check(job.tenant, job.user, asked)
-        self._check_dataset(job.tenant, job.request, device_id, asked)
+        if spending is not None and reserved is None:
+            self._check(job.tenant, job.user, spending)
+        self._check_dataset(job.tenant, job.request, device_id, spending)
         if reserved is None:
             self._spend(job, device_id)
         else:
@@ -181,11 +181,11 @@ class PrivacyService(JobSubscriber):
             )
         )
 
-    def _check(self, tenant: str, user: str, asked: Spending | None) -> None:
+    def _check(self, tenant: str, user: str, spending: Spending | None) -> None:
         limit = self._privacy.limit(tenant, user, lock=True)
         if limit is None or limit.epsilon is None:
             return
-        if asked is None:
+        if spending is None:
             raise BudgetExceeded(
                 f"user {user!r} has a privacy budget of epsilon {limit.epsilon:g}, and a job without `privacy` has no "
                 "bound at all: give it one",
@@ -193,7 +193,7 @@ class PrivacyService(JobSubscriber):
                 delta=limit.delta,
             )
         spent = self._privacy.of_user(tenant, user)
-        before, after = epsilon_of(spent, limit.delta), epsilon_of([*spent, asked], limit.delta)
+        before, after = epsilon_of(spent, limit.delta), epsilon_of([*spent, spending], limit.delta)
         if after > limit.epsilon:
             raise BudgetExceeded(
                 f"user {user!r}: {before:.3g} of a privacy budget of epsilon {limit.epsilon:g} is spent at delta "
@@ -204,7 +204,7 @@ class PrivacyService(JobSubscriber):
                 delta=limit.delta,
             )
 
-    def _check_dataset(self, tenant: str, request: JobRequest, device_id: str, asked: Spending | None) -> None:
+    def _check_dataset(self, tenant: str, request: JobRequest, device_id: str, spending: Spending | None) -> None:
         """Raises BudgetExceeded if a run would spend more on a device's data set than the strictest budget allows.
 
         The budgets are those of the users who are bound to the device, or whose jobs have spent on the data set.
@@ -212,7 +212,7 @@ class PrivacyService(JobSubscriber):
         spent = self._privacy.of_dataset(device_id, request.dataset)
         for limit in self._privacy.limits(tenant, self._bindings.users(device_id) | spent.keys()):
             named = f"data set {request.dataset!r} of device {device_id}"
-            if asked is None:
+            if spending is None:
                 raise BudgetExceeded(
                     f"{named} has a privacy budget of epsilon {limit.epsilon:g}, that of user {limit.user!r}, and a "
                     "job without `privacy` has no bound at all: give it one",
@@ -222,7 +222,7 @@ class PrivacyService(JobSubscriber):
             if limit.user == request.user and spent.keys() <= {request.user}:
                 continue  # a part of what the user was charged, which is within the user's budget
             # The fast bound, because this is called within writing transactions.
-            after = fast_epsilon_of([*_all(spent), asked], limit.delta)
+            after = fast_epsilon_of([*_all(spent), spending], limit.delta)
             if limit.epsilon is not None and after > limit.epsilon:
                 raise BudgetExceeded(
                     f"{named}: with this run, up to {after:.3g} of a privacy budget of epsilon {limit.epsilon:g} at "
@@ -233,7 +233,7 @@ class PrivacyService(JobSubscriber):
                 )
 
 
-def _asked(request: JobRequest) -> Spending | None:
+def _spending_of(request: JobRequest) -> Spending | None:
     """Returns the privacy that a run of a resolved job spends; None: it is not private."""
     return None if request.privacy is None else run_spending(request.privacy, request.training.steps)
 

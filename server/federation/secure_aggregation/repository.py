@@ -93,7 +93,7 @@ class SecureAggregationRepository:
             select(SecureAggregationMember).where(SecureAggregationMember.round_number == round_number)
         ).all()
 
-    def gone(self, round_number: int) -> list[str]:
+    def failed_members(self, round_number: int) -> list[str]:
         """Returns the devices of a masked round whose job failed or was cancelled."""
         statement = select(SecureAggregationMember.member).join(Job, Job.number == SecureAggregationMember.job_number)
         mine = SecureAggregationMember.round_number == round_number, Job.state.in_(_ENDED_BADLY)

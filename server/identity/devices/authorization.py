@@ -17,16 +17,16 @@ from server.identity.audit import AccessAction, AccessTrail, Subject
 from server.identity.devices.repository import Device
 from server.identity.devices.service import DeviceService, UserNames, check_key
 from server.identity.oauth import (
-    KEPT,
+    EXPIRED_KEPT_FOR,
     REQUEST_SECONDS,
-    Asked,
     CodeRequest,
     CodeRequests,
     OAuthError,
+    RequestCodes,
     RequestState,
+    format_user_code,
     new_user_code,
     read_user_code,
-    shown,
 )
 from server.identity.tokens import Principal, new_token, token_digest
 from server.settings import Settings
@@ -63,11 +63,11 @@ class AuthorizationService:
         self._session, self._settings = session, settings
         self._requests = device_requests(session)
 
-    def ask(self, client_id: str, device: DeviceEnrollment, address: str) -> Asked:
+    def ask(self, client_id: str, device: DeviceEnrollment, address: str) -> RequestCodes:
         """Begins a request. Raises BadRequest for a key that is none, OAuthError if too many of the address wait."""
         check_key(device.public_key)
         now = utc_now()
-        self._requests.forget(now - KEPT)
+        self._requests.forget(now - EXPIRED_KEPT_FOR)
         if self._requests.waiting(now, address) >= WAITING_PER_ADDRESS:
             raise OAuthError(
                 "slow_down", "too many devices at this address wait for an operator; try again in some minutes", 429
@@ -89,7 +89,7 @@ class AuthorizationService:
                 expires_at=now + timedelta(seconds=REQUEST_SECONDS),
             )
         )
-        return Asked(device_code, shown(user_code), REQUEST_SECONDS, interval)
+        return RequestCodes(device_code, format_user_code(user_code), REQUEST_SECONDS, interval)
 
     def poll(self, client_id: str, device_code: str) -> tuple[Device, str] | OAuthError:
         """The device and its token, once; else why not, which is returned since it, too, changes what is stored.
@@ -149,7 +149,7 @@ def _unknown() -> NotFound:
 
 def _view(request: DeviceRequest) -> DeviceRequestView:
     return DeviceRequestView(
-        user_code=shown(request.user_code),
+        user_code=format_user_code(request.user_code),
         name=request.name,
         platform=request.platform,
         fingerprint=fingerprint(request.public_key),

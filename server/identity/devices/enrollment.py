@@ -15,15 +15,15 @@ from server.identity.devices.authorization import AuthorizationService
 from server.identity.oauth import (
     NO_STORE,
     OAUTH,
-    Asked,
     OAuthError,
+    RequestCodes,
     described_form,
+    format_user_code,
     read_fields,
     read_poll,
     read_user_code,
     refusal,
     required,
-    shown,
 )
 from server.identity.signing_keys.service import KeyService, server_info
 from server.identity.tokens import Principal
@@ -59,12 +59,12 @@ async def ask(request: Request, state: State) -> Response:
         client_id = required(fields, "client_id", 100)
         device = _device(fields)
         address = place_of(request.client.host if request.client else "")
-        asked = await state.write_queue.run(_ask, state, client_id, device, address)
+        codes = await state.write_queue.run(_ask, state, client_id, device, address)
     except OAuthError as error:
         return refusal(error)
     except BadRequest as error:
         return refusal(OAuthError("invalid_request", error.detail))
-    return asked.response(_page_address(request, state))
+    return codes.response(_page_address(request, state))
 
 
 def _device(fields: Mapping[str, str]) -> DeviceEnrollment:
@@ -78,7 +78,7 @@ def _device(fields: Mapping[str, str]) -> DeviceEnrollment:
         raise OAuthError("invalid_request", f"device_name: {error.errors()[0]['msg']}") from error
 
 
-def _ask(state: AppState, client_id: str, device: DeviceEnrollment, address: str) -> Asked:
+def _ask(state: AppState, client_id: str, device: DeviceEnrollment, address: str) -> RequestCodes:
     with state.database.writing() as session:
         return AuthorizationService(session, state.settings).ask(client_id, device, address)
 
@@ -147,7 +147,7 @@ def deny(
 async def page(request: Request, state: State, user_code: Annotated[str, Query(max_length=100)] = "") -> HTMLResponse:
     """Explains to a person whom a device sent here what to do. Does not reveal whether a code is known."""
     code = read_user_code(user_code)
-    name = shown(code) if code is not None else "CODE"
+    name = format_user_code(code) if code is not None else "CODE"
     server = _page_address(request, state).removesuffix("/device")
     answer = (
         f"<p>The device shows the code <strong>{html.escape(name)}</strong>.</p>"

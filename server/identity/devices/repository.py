@@ -176,8 +176,8 @@ class DeviceRepository:
         """Returns how many devices of a tenant are not revoked, and how many of these were seen since a time."""
         live = Device.tenant == tenant, Device.revoked_at.is_(None)
         counts = select(func.count(), func.count(case((Device.last_seen_at >= since, 1)))).where(*live)
-        enrolled, seen = self._session.execute(counts).one()
-        return enrolled, seen
+        enrolled, active = self._session.execute(counts).one()
+        return enrolled, active
 
     def record_presence(self, device_id: str, now: datetime, report: DeviceReport | None = None) -> None:
         """Records the time of a device's last request, and the report that came with it, if any."""

@@ -159,9 +159,11 @@ class DeviceService:
     def label(self, device: Device, changes: Mapping[str, str | None]) -> None:
         """Sets a device's labels, and removes those that are to be None. Raises BadRequest for too many."""
         labels = device.labels.root | {name: value for name, value in changes.items() if value is not None}
-        gone = {name for name, value in changes.items() if value is None}
+        removed_names = {name for name, value in changes.items() if value is None}
         try:
-            device.labels = LabelSet({name: value for name, value in sorted(labels.items()) if name not in gone})
+            device.labels = LabelSet(
+                {name: value for name, value in sorted(labels.items()) if name not in removed_names}
+            )
         except ValidationError as error:
             raise BadRequest(f"labels: {error.errors()[0]['msg']}") from error
 

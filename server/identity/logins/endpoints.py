@@ -13,8 +13,8 @@ from server.identity.logins.service import LoginService
 from server.identity.oauth import (
     NO_STORE,
     OAUTH,
-    Asked,
     OAuthError,
+    RequestCodes,
     described_form,
     read_fields,
     read_poll,
@@ -54,10 +54,10 @@ async def ask(request: Request, state: State) -> Response:
         if not name.isprintable():
             raise OAuthError("invalid_request", "client_name must not contain control characters")
         scopes = _scopes(fields.get("scope", ""))
-        asked = await state.write_queue.run(_ask, state, client_id, name, scopes, place_of(address_of(request)))
+        codes = await state.write_queue.run(_ask, state, client_id, name, scopes, place_of(address_of(request)))
     except OAuthError as error:
         return refusal(error)
-    return asked.response((state.settings.public_url or str(request.base_url)).rstrip("/") + PAGE)
+    return codes.response((state.settings.public_url or str(request.base_url)).rstrip("/") + PAGE)
 
 
 def _scopes(text: str) -> frozenset[Scope]:
@@ -67,7 +67,7 @@ def _scopes(text: str) -> frozenset[Scope]:
         raise OAuthError("invalid_scope", f"the scopes are: {', '.join(sorted(Scope))}") from error
 
 
-def _ask(state: AppState, client_id: str, name: str, scopes: frozenset[Scope], address: str) -> Asked:
+def _ask(state: AppState, client_id: str, name: str, scopes: frozenset[Scope], address: str) -> RequestCodes:
     with state.database.writing() as session:
         return LoginService(session, state.settings).ask(client_id, name, scopes, address)
 

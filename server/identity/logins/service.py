@@ -17,16 +17,16 @@ from sqlalchemy.orm import Mapped, Session, mapped_column
 from server.database.columns import Numbered, Table, utc_now
 from server.identity.audit import AccessAction, AccessTrail, Subject
 from server.identity.oauth import (
-    KEPT,
+    EXPIRED_KEPT_FOR,
     REQUEST_SECONDS,
-    Asked,
     CodeRequest,
     CodeRequests,
     OAuthError,
+    RequestCodes,
     RequestState,
+    format_user_code,
     new_user_code,
     read_user_code,
-    shown,
 )
 from server.identity.token_issuing import TokenIssuingService
 from server.identity.tokens import Principal, ScopeWords, TokenRepository, TokenService, new_token, token_digest
@@ -54,10 +54,10 @@ class LoginService:
         self._session, self._settings = session, settings
         self._requests = CodeRequests(session, LoginRequest, LoginRequest.user_code_digest)
 
-    def ask(self, client_id: str, name: str, scopes: frozenset[Scope], address: str) -> Asked:
+    def ask(self, client_id: str, name: str, scopes: frozenset[Scope], address: str) -> RequestCodes:
         """Begins a request. Raises OAuthError if too many wait, of the address or in all."""
         now = utc_now()
-        self._requests.forget(now - KEPT)
+        self._requests.forget(now - EXPIRED_KEPT_FOR)
         if self._requests.waiting(now, address) >= WAITING_PER_ADDRESS:
             raise OAuthError("slow_down", "too many logins of this address wait; try again in some minutes", 429)
         if self._requests.waiting(now) >= WAITING_IN_ALL:
@@ -80,7 +80,7 @@ class LoginService:
                 expires_at=now + timedelta(seconds=REQUEST_SECONDS),
             )
         )
-        return Asked(device_code, shown(user_code), REQUEST_SECONDS, interval)
+        return RequestCodes(device_code, format_user_code(user_code), REQUEST_SECONDS, interval)
 
     def waits(self, client_id: str, device_code: str) -> bool:
         """Whether a request waits for a person. Unlike `poll`, it changes nothing and may be asked at any time."""
@@ -117,8 +117,8 @@ class LoginService:
 
     def _grant(self, person: Principal, request: LoginRequest, days: int) -> TokenGrant:
         role = Role.OPERATOR if person.role is Role.OPERATOR else Role.APP
-        asked = TokenRequest(name=request.name, role=role, scopes=sorted(request.scopes))
-        return TokenIssuingService(self._session, person).make(asked, days)
+        token_request = TokenRequest(name=request.name, role=role, scopes=sorted(request.scopes))
+        return TokenIssuingService(self._session, person).make(token_request, days)
 
     def find(self, principal: Principal, user_code: str) -> LoginRequestView:
         """Returns a request by its code, with the scopes that the person would grant. Raises NotFound."""
@@ -169,7 +169,7 @@ def _digest(user_code: str) -> str:
 
 def _view(request: LoginRequest, user_code: str, scopes: frozenset[Scope]) -> LoginRequestView:
     return LoginRequestView(
-        user_code=shown(read_user_code(user_code) or ""),
+        user_code=format_user_code(read_user_code(user_code) or ""),
         name=request.name,
         address=request.address,
         scopes=sorted(scopes),

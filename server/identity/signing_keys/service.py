@@ -109,7 +109,7 @@ class KeyFiles:
             self.following.replace(self.path)
         _sync(self.path.parent)
 
-    def kept(self) -> list[str]:
+    def former_ids(self) -> list[str]:
         """Returns the ids of the former keys whose private halves are on this host."""
         return sorted(path.stem for path in self.former.glob("*.ed25519")) if self.former.is_dir() else []
 
@@ -175,7 +175,7 @@ class KeyService:
 
         Raises Unavailable if this host does not have it.
         """
-        current = self._keys.held(changing=changing)
+        current = self._keys.current_locked(changing=changing)
         if current is None:
             return self._files.load()
         self._files.finish_rotation(current.key_id)
@@ -212,7 +212,7 @@ class KeyService:
         if compromised:
             for former in self._keys.all():
                 former.compromised_at = former.compromised_at or utc_now()
-            self._keys.held(changing=True)
+            self._keys.current_locked(changing=True)
         else:
             statement = sign_key_rotation(self.private(changing=True), public, utc_now())
         self._add(public, statement)
@@ -235,18 +235,18 @@ def prepare_keys(database: Database, settings: Settings) -> None:
     Raises Unavailable if the home has no key.
     """
     files = KeyFiles(settings.key_path)
-    known = _current_key_id(database)
-    if known is None:
+    current_id = _current_key_id(database)
+    if current_id is None:
         files.load()
         try:
             with database.writing() as session:
                 KeyService(session, settings).note_first()
             return
         except (IntegrityError, Collision):
-            known = _current_key_id(database)  # another process may have recorded it at this moment
-            if known is None:
+            current_id = _current_key_id(database)  # another process may have recorded it at this moment
+            if current_id is None:
                 raise
-    files.finish_rotation(known)
+    files.finish_rotation(current_id)
 
 
 def _current_key_id(database: Database) -> str | None:
@@ -277,7 +277,7 @@ def rotate_key(database: Database, settings: Settings, *, compromised: bool) -> 
 def retire_keys(database: Database, settings: Settings) -> list[str]:
     """Destroys the private halves of the former keys on this host; returns their ids."""
     files = KeyFiles(settings.key_path)
-    retired = files.kept()
+    retired = files.former_ids()
     for former in retired:
         files.destroy(former)
     with database.writing() as session:
@@ -309,13 +309,13 @@ class KeyRepository:
         """Returns the current key; None if the home's first key was not recorded yet."""
         return self._session.scalar(select(ServerKey).order_by(ServerKey.number.desc()).limit(1))
 
-    def held(self, *, changing: bool) -> ServerKey | None:
+    def current_locked(self, *, changing: bool) -> ServerKey | None:
         """Returns the current key, locked until this transaction ends. changing: locked exclusively, for a rotation."""
         statement = select(ServerKey).order_by(ServerKey.number.desc()).limit(1)
         locked = self._session.scalar(statement.with_for_update(read=not changing))
         latest = self.current()
         # A rotation may have replaced it while this transaction waited.
-        return locked if latest is None or locked is latest else self.held(changing=changing)
+        return locked if latest is None or locked is latest else self.current_locked(changing=changing)
 
     def all(self) -> Sequence[ServerKey]:
         """Returns every key, oldest first."""

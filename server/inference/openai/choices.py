@@ -46,15 +46,15 @@ class Choices:
         queue: asyncio.Queue[ResponsePiece | Exception | None] = asyncio.Queue(maxsize=len(self._texts))
         tasks = [asyncio.create_task(self._fill(queue, index)) for index in range(len(self._texts))]
         try:
-            left = len(tasks)
-            while left:
-                given = await queue.get()
-                if isinstance(given, Exception):
-                    raise given
-                if given is None:
-                    left -= 1
+            running = len(tasks)
+            while running:
+                item = await queue.get()
+                if isinstance(item, Exception):
+                    raise item
+                if item is None:
+                    running -= 1
                 else:
-                    yield given
+                    yield item
         finally:
             for task in tasks:
                 task.cancel()

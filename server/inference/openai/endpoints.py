@@ -99,7 +99,7 @@ async def chat(principal: Asker, request: ChatRequest, connection: Request, stat
 @router.post("/completions", response_model=Completion, responses=STREAMED | raises(*REFUSALS))
 async def completions(principal: Asker, request: CompletionRequest, connection: Request, state: State) -> Any:
     """Continues each prompt."""
-    prompts = [partial(_given, text) for text in request.prompts]
+    prompts = [partial(_plain_prompt, text) for text in request.prompts]
     texts = [
         _text(request, number, prompt)
         for number, prompt in enumerate(prompt for prompt in prompts for _ in range(request.n or 1))
@@ -113,7 +113,7 @@ def _text(request: ChatRequest | CompletionRequest, number: int, prompt: Any, *,
     return TextRequest(prompt=prompt, model=ModelName(request.model), special=special, **vars(options))
 
 
-def _given(prompt: str, _base: BaseModelEntry) -> str:
+def _plain_prompt(prompt: str, _base: BaseModelEntry) -> str:
     """Returns a prompt that is the same for every base model."""
     return prompt
 

@@ -259,10 +259,10 @@ class LeaseRepository:
     def jobs_of(self, device_ids: Sequence[str]) -> dict[str, Job]:
         """Returns the job that each of the devices trains, by the device's id."""
         live = select(JobLease.device_id, JobLease.job_number)
-        held = self._session.execute(live.where(JobLease.device_id.in_(device_ids), JobLease.ending.is_(None))).all()
-        numbers = [number for _, number in held]
+        leases = self._session.execute(live.where(JobLease.device_id.in_(device_ids), JobLease.ending.is_(None))).all()
+        numbers = [number for _, number in leases]
         jobs = {job.number: job for job in self._session.scalars(select(Job).where(Job.number.in_(numbers)))}
-        return {device_id: jobs[number] for device_id, number in held}
+        return {device_id: jobs[number] for device_id, number in leases}
 
     def note_decline(self, decline: MemoryDecline) -> None:
         """Stores a decline in place of the device's earlier one of the same recipe."""
@@ -284,8 +284,8 @@ class LeaseRepository:
 
     def take_live_of_device(self, device_id: str) -> Sequence[JobLease]:
         """Returns all live leases of a device, with their jobs locked."""
-        held = select(JobLease.job_number).where(*_live(device_id)).order_by(JobLease.number)
-        return self._take(self._session.scalars(held).all(), *_live(device_id))
+        job_numbers = select(JobLease.job_number).where(*_live(device_id)).order_by(JobLease.number)
+        return self._take(self._session.scalars(job_numbers).all(), *_live(device_id))
 
     def take_of_user(self, device_id: str, user: str) -> Sequence[JobLease]:
         """Returns a device's leases that are live or may be revived, with their jobs locked.
@@ -294,8 +294,8 @@ class LeaseRepository:
         """
         usable = JobLease.device_id == device_id, or_(JobLease.ending.is_(None), JobLease.ending == Ending.EXPIRED)
         whose = or_(Job.user == user, Job.start_user == user)
-        held = select(JobLease.job_number).join(Job, Job.number == JobLease.job_number).where(*usable, whose)
-        open_jobs = held.where(Job.state.in_((JobState.TRAINING, JobState.READY))).distinct()
+        job_numbers = select(JobLease.job_number).join(Job, Job.number == JobLease.job_number).where(*usable, whose)
+        open_jobs = job_numbers.where(Job.state.in_((JobState.TRAINING, JobState.READY))).distinct()
         return self._take(self._session.scalars(open_jobs).all(), *usable)
 
     def _take(self, numbers: Sequence[int], *chosen: ColumnElement[bool], skip: bool = False) -> Sequence[JobLease]:
@@ -303,8 +303,8 @@ class LeaseRepository:
         if not numbers:
             return []
         jobs = select(Job).where(Job.number.in_(numbers)).order_by(Job.number)
-        taken = [job.number for job in self._session.scalars(locked(jobs, skip=skip))]
-        statement = select(JobLease).where(JobLease.job_number.in_(taken), *chosen).order_by(JobLease.number)
+        locked_numbers = [job.number for job in self._session.scalars(locked(jobs, skip=skip))]
+        statement = select(JobLease).where(JobLease.job_number.in_(locked_numbers), *chosen).order_by(JobLease.number)
         return self._session.scalars(statement.execution_options(populate_existing=True)).all()
 
     def cancel(self, job_number: int, now: datetime) -> None:

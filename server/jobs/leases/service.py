@@ -97,10 +97,10 @@ class LeaseService:
         lock: locks the device until the transaction ends, so that two concurrent requests get the same job. Raises
         Unauthorized if the device was revoked.
         """
-        found = self.offers([Asking(tenant, device_id, request)], lock)[0]
-        if isinstance(found, Exception):
-            raise found
-        return found
+        result = self.offers([Asking(tenant, device_id, request)], lock)[0]
+        if isinstance(result, Exception):
+            raise result
+        return result
 
     def offers(self, asking: Sequence[Asking], lock: bool = False) -> list[DeviceOffer | Exception]:
         """Returns the offer of each device, or the error that `offer` raises for it. lock: locks all devices."""

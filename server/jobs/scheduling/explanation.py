@@ -58,9 +58,9 @@ class ExplanationService:
             return JobWaiting(state=job.state, why=why, ahead=ahead, devices=0, eligible=0)
         if job.only_device_id is not None:
             devices = [device for device in devices if device.id == job.only_device_id]
-        able, unsuitable = self._count(lane, devices)
-        why = _reason(job, devices, able, unsuitable, ahead)
-        return JobWaiting(state=job.state, why=why, ahead=ahead, devices=len(devices), eligible=able)
+        eligible, unsuitable = self._count(lane, devices)
+        why = _reason(job, devices, eligible, unsuitable, ahead)
+        return JobWaiting(state=job.state, why=why, ahead=ahead, devices=len(devices), eligible=eligible)
 
     def _count(self, lane: Lane, devices: Sequence[Device]) -> tuple[int, Counter[str]]:
         """Returns how many devices can take the lane's jobs, and counts the others by reason."""
@@ -100,12 +100,12 @@ def _unsuitable(lane: Lane, device: Device, users: frozenset[str], busy: bool, d
     return "is busy" if busy else None
 
 
-def _reason(job: Job, devices: Sequence[Device], able: int, unsuitable: Counter[str], ahead: int) -> str:
+def _reason(job: Job, devices: Sequence[Device], eligible: int, unsuitable: Counter[str], ahead: int) -> str:
     alone = job.only_device_id is not None
     if not devices:
         return "the only device that may train it is not enrolled or not bound" if alone else "no device is enrolled"
-    if able:
-        wait = f"{able} of {len(devices)} devices of the user can take it when they next request a job"
+    if eligible:
+        wait = f"{eligible} of {len(devices)} devices of the user can take it when they next request a job"
         return f"{wait}; {ahead} jobs are ahead of it" if ahead else wait
     if alone:
         return f"the only device that may train it {next(iter(unsuitable))}"

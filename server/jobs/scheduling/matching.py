@@ -67,19 +67,19 @@ def needs_of(
 
     cohort: the cohort of the job's round. start_user: whose adapter the job starts from, if another user's.
     """
-    asked, rules = request.requires, request.rules
+    requirements, rules = request.requires, request.rules
     # Otherwise a device with too little memory declines; the job shrinks, or fails if only this device may train it.
     may_shrink = request.shrink or (request.recipe.estimator == "auto" and recipe.estimator in REVERSE_ESTIMATORS)
     fits_or_waits = manifest is not None and not may_shrink and request.device is None
     made_by_executorch = manifest is not None and recipe.backend != "torch"
     return Needs(
-        labels=asked.labels,
-        total_bytes=asked.memory_bytes,
+        labels=requirements.labels,
+        total_bytes=requirements.memory_bytes,
         program_bytes=manifest.training_bytes if manifest is not None and fits_or_waits else None,
         backend=recipe.backend,
         operator=NOISE_OPERATOR if recipe.noise == "operator" else None,
         executorch=manifest.executorch if manifest is not None and made_by_executorch else None,
-        executorch_asked=asked.executorch,
+        executorch_asked=requirements.executorch,
         charging=rules.charging,
         battery_floor=rules.battery_floor,
         cohort=cohort,
@@ -87,7 +87,7 @@ def needs_of(
     )
 
 
-def able(needs: Needs, offer: DeviceOffer) -> bool:
+def can_run(needs: Needs, offer: DeviceOffer) -> bool:
     """Returns whether a device satisfies these needs."""
     return next(lacks(needs, offer), None) is None
 

@@ -20,7 +20,7 @@ from sqlalchemy.orm import Mapped, Session, mapped_column
 from server.database.columns import Numbered, Table
 from server.database.database import locked
 from server.jobs.repository import Job
-from server.jobs.scheduling.matching import DeviceOffer, Needs, able, parse_needs
+from server.jobs.scheduling.matching import DeviceOffer, Needs, can_run, parse_needs
 from shared.canonical import canonical_json, sha256_hex
 
 VIRTUAL_TIME = ""  # the user, whose name no request can have, of the row with a tenant's virtual time
@@ -78,7 +78,7 @@ class Lane:
             and self.only_device_id in (None, offer.device_id)
             and self.recipe_id not in offer.declined
             and not offer.cooling_down
-            and able(self.needs, offer)
+            and can_run(self.needs, offer)
         )
 
 
@@ -133,7 +133,7 @@ class QueueRepository:
         """
         tenant, user, dataset, device_id = job.tenant, job.user, job.dataset, job.only_device_id
         recipe_id, priority = job.recipe_id, job.priority
-        asked = needs.model_dump_json(exclude_defaults=True)
+        needs_json = needs.model_dump_json(exclude_defaults=True)
         who = [tenant, user, dataset, device_id]
         parts = [*who, recipe_id, priority, needs.model_dump(mode="json", exclude_defaults=True)]
         key = sha256_hex(canonical_json(parts))
@@ -148,7 +148,7 @@ class QueueRepository:
                 "only_device_id": device_id,
                 "recipe_id": recipe_id,
                 "priority": priority,
-                "needs": asked,
+                "needs": needs_json,
             }
             self._session.flush()  # the program that the lane references may be new
             self._session.execute(self._insert(StoredLane).values(**values).on_conflict_do_nothing())

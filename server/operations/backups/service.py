@@ -23,7 +23,7 @@ from server.database.database import Database
 from server.database.schema import lacking, release
 from server.operations.backups.container import Reader, Writer, reading, writing
 from server.operations.backups.manifest import KEYS, MANIFEST, OBJECTS, BackedUpFile, BackupManifest
-from server.operations.backups.snapshot import POSTGRESQL, SQLITE, check_empty, restore_postgres, taken
+from server.operations.backups.snapshot import POSTGRESQL, SQLITE, check_empty, restore_postgres, take_snapshot
 from server.settings import Settings
 from server.storage.opening import open_artifacts
 from server.storage.store import REFERENCES, ArtifactStore, FileColumn
@@ -42,7 +42,7 @@ def back_up(settings: Settings, target: Path, with_keys: bool) -> BackupManifest
     artifacts = open_artifacts(settings)
     try:
         with writing(target) as (writer, scratch):
-            with taken(database, settings.url, scratch) as snapshot:
+            with take_snapshot(database, settings.url, scratch) as snapshot:
                 missing = lacking(snapshot.session.connection())
                 named, uploaded = named_files(snapshot.session), uploaded_files(snapshot.session)
             manifest = BackupManifest(

@@ -39,7 +39,7 @@ class Snapshot:
 
 
 @contextmanager
-def taken(database: Database, url: str, directory: Path) -> Iterator[Snapshot]:
+def take_snapshot(database: Database, url: str, directory: Path) -> Iterator[Snapshot]:
     """Takes a snapshot into `directory`. Raises NoPostgresTools, or Unavailable if the copy fails."""
     if database.engine.dialect.name == "sqlite":
         path = directory / SQLITE
@@ -112,7 +112,7 @@ def _postgres(program: str, url: URL, *arguments: str) -> None:
         )
     # The password is passed in the environment, because other users can see the arguments of a process.
     environment = os.environ | ({"PGPASSWORD": str(url.password)} if url.password else {})
-    done = subprocess.run([executable, *arguments], env=environment, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        why = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[0]
+    process = subprocess.run([executable, *arguments], env=environment, capture_output=True, text=True, check=False)
+    if process.returncode != 0:
+        why = (process.stderr.strip().splitlines() or [f"exit code {process.returncode}"])[0]
         raise Unavailable(f"{program} failed ({why})")

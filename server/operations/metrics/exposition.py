@@ -37,7 +37,7 @@ class Exposition:
             meters.part(make)  # so that they are exposed before their first use
         self._lock = threading.Lock()
         self._census: Census | None = None
-        self._taken = -FRESH_SECONDS
+        self._census_at = -FRESH_SECONDS
 
     def text(self) -> bytes:
         """Returns the metrics in Prometheus's text format."""
@@ -47,15 +47,15 @@ class Exposition:
         """Yields every metric family."""
         yield from self._meters.registry.collect()
         yield from self._pool()
-        census = self._counted()
+        census = self._fresh_census()
         yield _gauge("mobizo_database_up", "Whether the database answered this scrape", census is not None)
         if census is not None:
             yield from _families(census)
 
-    def _counted(self) -> Census | None:
+    def _fresh_census(self) -> Census | None:
         """Returns the counts from the database, or None if it is unavailable."""
         with self._lock:
-            if time.monotonic() - self._taken < FRESH_SECONDS:
+            if time.monotonic() - self._census_at < FRESH_SECONDS:
                 return self._census
             try:
                 with self._database.reading() as session:
@@ -63,7 +63,7 @@ class Exposition:
             except (SQLAlchemyError, Unavailable) as error:
                 _log.error("metrics-without-database", exc_info=error)
                 self._census = None
-            self._taken = time.monotonic()
+            self._census_at = time.monotonic()
             return self._census
 
     def _pool(self) -> Iterator[Metric]:

@@ -18,7 +18,7 @@ from server.tasks.repository import WorkerProcess
 from shared.job import JobState
 
 WAITING = (JobState.QUEUED, JobState.COMPILING, JobState.READY)
-SEEN = {"5m": timedelta(minutes=5), "1h": timedelta(hours=1), "1d": timedelta(days=1)}
+SEEN_WINDOWS = {"5m": timedelta(minutes=5), "1h": timedelta(hours=1), "1d": timedelta(days=1)}
 WORKER_ALIVE = timedelta(seconds=60)
 LIVE = "live"
 
@@ -67,7 +67,7 @@ class CensusRepository:
             oldest_seconds={state: self._waiting(oldest.get(state), now) for state in WAITING},
             tenants=self._session.scalar(select(func.count()).select_from(Tenant)) or 0,
             devices=self._devices(),
-            devices_seen={name: self._devices(now - window) for name, window in SEEN.items()},
+            devices_seen={name: self._devices(now - window) for name, window in SEEN_WINDOWS.items()},
             leases=self._leases(),
             reassigned=self._reassigned(),
             programs=self._programs(),
@@ -102,8 +102,8 @@ class CensusRepository:
 
     def _reassigned(self) -> int:
         """Returns the number of leases of jobs that had an earlier lease."""
-        given, jobs = self._session.execute(select(func.count(), func.count(JobLease.job_number.distinct()))).one()
-        return given - jobs
+        leases, jobs = self._session.execute(select(func.count(), func.count(JobLease.job_number.distinct()))).one()
+        return leases - jobs
 
     def _programs(self) -> dict[ProgramState, int]:
         counts = dict.fromkeys(ProgramState, 0)

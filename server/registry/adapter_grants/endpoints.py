@@ -9,7 +9,7 @@ from fastapi import Request, Response
 from server.identity.access_rules import Device, needs
 from server.identity.tokens import Principal
 from server.registry import files
-from server.registry.adapter_grants.service import AdapterGrantRepository, AdapterGrantService, shown
+from server.registry.adapter_grants.service import AdapterGrantRepository, AdapterGrantService, grant_view
 from server.registry.endpoints import ABSENT, FILE_OF_ADAPTER
 from server.registry.repository import find_adapter
 from server.web.downloads import file_response
@@ -34,7 +34,7 @@ def grants(principal: Reader, name: str, session: Reading, paging: Paging) -> Pa
     """Lists the devices with a grant for an adapter, newest first. Devices that trained it need no grant."""
     adapter = find_adapter(session, principal.tenant, name)
     page_rows = AdapterGrantRepository(session).page(adapter, paging)
-    return paging.page([shown(adapter, row) for row in page_rows.rows], page_rows.before)
+    return paging.page([grant_view(adapter, row) for row in page_rows.rows], page_rows.before)
 
 
 @router.put(ONE, responses=raises(AdapterNotFound))

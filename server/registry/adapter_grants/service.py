@@ -127,7 +127,7 @@ class AdapterGrantService:
         if grant is None:
             grant = AdapterGrant(adapter_number=adapter.number, device_id=device_id, granted_at=utc_now())
             self._grants.add(grant)
-        return shown(adapter, grant)
+        return grant_view(adapter, grant)
 
     def revoke(self, tenant: str, name: str, device_id: str) -> None:
         """Revokes a grant; downloaded files stay on the device. Raises AdapterNotFound."""
@@ -154,6 +154,6 @@ class AdapterGrantService:
         return DeviceAdapter(adapter=version.signed, program=program)
 
 
-def shown(adapter: Adapter, grant: AdapterGrant) -> AdapterGrantView:
+def grant_view(adapter: Adapter, grant: AdapterGrant) -> AdapterGrantView:
     """Returns the API's view of a grant."""
     return AdapterGrantView(adapter=adapter.name, device_id=grant.device_id, granted_at=grant.granted_at)

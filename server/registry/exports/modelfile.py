@@ -21,10 +21,10 @@ def modelfile(title: str, base: BaseRef, hub_id: str | None, template: ChatTempl
     template: the base's chat template; where Go's templates cannot express it, a comment says so, and Ollama takes
     the template in the metadata of the base's GGUF file.
     """
-    known = base.name if hub_id is None else f"{hub_id} on the Hugging Face Hub"
+    base_title = base.name if hub_id is None else f"{hub_id} on the Hugging Face Hub"
     lines = [
         f"# {_one_line(title)}. Use it by: ollama create NAME -f {MODELFILE_NAME}",
-        f"# The base is {_one_line(known)}, sha256 {base.sha256}.",
+        f"# The base is {_one_line(base_title)}, sha256 {base.sha256}.",
         "# FROM: a GGUF file of that base, or its name at Ollama, such as hf.co/OWNER/NAME-GGUF.",
         f"FROM {BASE_FILE}",
         f"ADAPTER {ADAPTER_FILE}",

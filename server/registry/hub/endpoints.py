@@ -17,7 +17,7 @@ from server.registry.files import AdapterFile
 from server.registry.hub import views
 from server.registry.hub.downloads import download, is_devious, warning
 from server.registry.hub.paging import Paging
-from server.registry.hub.path_forms import FORM, Asked
+from server.registry.hub.path_forms import FORM, PathsForm
 from server.registry.hub.refusals import HubRoutes, NotReleased
 from server.registry.hub.repository import HubRepository
 from server.registry.hub.schemas import Account, CommitInfo, ModelInfo, Refs, TreeEntry
@@ -33,11 +33,11 @@ from shared.errors import AdapterNotFound, FileNotInAdapter, RevisionNotFound
 from shared.registry import MAIN
 
 MODEL = "/api/models/{tenant}/{name}"
-_FOUND = raises(AdapterNotFound)
+_ADAPTER_ERRORS = raises(AdapterNotFound)
 _ABSENT = (AdapterNotFound, RevisionNotFound, NotReleased)
-_MADE = (*_ABSENT, FileNotInAdapter, Collected, StorageFull)
-_AT, _LISTED = raises(*_ABSENT), raises(*_MADE)
-_FILE = FILE_ROUTE | {"responses": FILE | raises(*_MADE, RangeNotSatisfiable, Damaged)}
+_FILE_ERRORS = (*_ABSENT, FileNotInAdapter, Collected, StorageFull)
+_REVISION_RESPONSES, _FILES_RESPONSES = raises(*_ABSENT), raises(*_FILE_ERRORS)
+_FILE = FILE_ROUTE | {"responses": FILE | raises(*_FILE_ERRORS, RangeNotSatisfiable, Damaged)}
 _BARE: dict[str, Any] = {"response_model_exclude_none": True}
 
 router = HubRoutes(tags=["hub"])
@@ -80,12 +80,12 @@ def models(
         repository = HubRepository(session)
         page_rows = repository.page(principal.tenant, search, paging.request)
         mains = repository.mains(page_rows.rows)
-        shown = [views.described(adapter, mains.get(adapter.number)) for adapter in page_rows.rows]
+        infos = [views.described(adapter, mains.get(adapter.number)) for adapter in page_rows.rows]
     paging.tell_next(response, page_rows.before)
-    return shown
+    return infos
 
 
-@router.get(MODEL, responses=_LISTED, **_BARE)
+@router.get(MODEL, responses=_FILES_RESPONSES, **_BARE)
 def model(
     principal: Reader,
     tenant: str,
@@ -99,7 +99,7 @@ def model(
     return _model(_service(state, principal), tenant, name, MAIN, response, blobs, expand)
 
 
-@router.get(MODEL + "/revision/{revision:path}", responses=_LISTED, **_BARE)
+@router.get(MODEL + "/revision/{revision:path}", responses=_FILES_RESPONSES, **_BARE)
 def model_revision(
     principal: Reader,
     tenant: str,
@@ -120,12 +120,12 @@ def _model(
     snapshot = service.snapshot(tenant, name, revision)
     _warn(response, snapshot)
     # Files are generated on request; a request for the revision alone does not wait for them.
-    asked = not expand or {"siblings", "usedStorage"} & set(expand)
-    info = views.model_info(snapshot, service.files(snapshot) if asked else [], blobs=blobs)
+    needs_files = not expand or {"siblings", "usedStorage"} & set(expand)
+    info = views.model_info(snapshot, service.files(snapshot) if needs_files else [], blobs=blobs)
     return views.only(info, expand) if expand else info
 
 
-@router.get(MODEL + "/tree/{revision}", responses=_LISTED | raises(InvalidCursor), **_BARE)
+@router.get(MODEL + "/tree/{revision}", responses=_FILES_RESPONSES | raises(InvalidCursor), **_BARE)
 def tree(
     principal: Reader,
     tenant: str,
@@ -147,7 +147,7 @@ def tree(
     return [views.tree_entry(snapshot, file, expand=expand) for file in files[first:last]]
 
 
-@router.get(MODEL + "/tree/{revision}/{path:path}", responses=_LISTED, **_BARE)
+@router.get(MODEL + "/tree/{revision}/{path:path}", responses=_FILES_RESPONSES, **_BARE)
 def subtree(
     principal: Reader,
     tenant: str,
@@ -163,7 +163,7 @@ def subtree(
     return [views.tree_entry(snapshot, service.file(snapshot, path), expand=expand)]
 
 
-@router.get(MODEL + "/refs", responses=_FOUND, **_BARE)
+@router.get(MODEL + "/refs", responses=_ADAPTER_ERRORS, **_BARE)
 def refs(
     principal: Reader, tenant: str, name: str, state: State, include_prs: Annotated[bool, Query()] = False
 ) -> Refs:
@@ -176,7 +176,7 @@ def refs(
     return views.refs(None if main is None else main.revision, names, pull_requests=include_prs)
 
 
-@router.get(MODEL + "/commits/{revision:path}", responses=_AT | raises(InvalidCursor), **_BARE)
+@router.get(MODEL + "/commits/{revision:path}", responses=_REVISION_RESPONSES | raises(InvalidCursor), **_BARE)
 def commits(
     principal: Reader, tenant: str, name: str, revision: str, state: State, paging: Paging, response: Response
 ) -> list[CommitInfo]:
@@ -184,19 +184,19 @@ def commits(
     snapshot = _service(state, principal).snapshot(tenant, name, revision)
     with state.database.reading() as session:
         page_rows = HubRepository(session).history(snapshot.version, paging.request)
-        shown = views.commits(snapshot.adapter, page_rows.rows)
+        commit_infos = views.commits(snapshot.adapter, page_rows.rows)
     paging.tell_next(response, page_rows.before)
-    return shown
+    return commit_infos
 
 
-@router.get(MODEL + "/auth-check", responses=_FOUND)
+@router.get(MODEL + "/auth-check", responses=_ADAPTER_ERRORS)
 def auth_check(principal: Reader, tenant: str, name: str, state: State) -> dict[str, bool]:
     """Whether the caller may read an adapter: 200, or the refusal."""
     _service(state, principal).adapter(tenant, name)
     return {"ok": True}
 
 
-@router.post(MODEL + "/paths-info/{revision:path}", responses=_LISTED, openapi_extra=FORM, **_BARE)
+@router.post(MODEL + "/paths-info/{revision:path}", responses=_FILES_RESPONSES, openapi_extra=FORM, **_BARE)
 def paths_info(
     principal: Reader,
     tenant: str,
@@ -204,14 +204,14 @@ def paths_info(
     revision: str,
     state: State,
     response: Response,
-    asked: Asked,
+    form: PathsForm,
 ) -> list[TreeEntry]:
     """The named files, also those that are not listed; names that lead to nothing are passed over."""
     service = _service(state, principal)
     snapshot = service.snapshot(tenant, name, revision)
     _warn(response, snapshot)
-    listed = [file for path in dict.fromkeys(asked.paths) if (file := _or_none(service, snapshot, path)) is not None]
-    return [views.tree_entry(snapshot, file, expand=asked.expand) for file in listed]
+    files = [file for path in dict.fromkeys(form.paths) if (file := _or_none(service, snapshot, path)) is not None]
+    return [views.tree_entry(snapshot, file, expand=form.expand) for file in files]
 
 
 def _or_none(service: HubService, snapshot: Snapshot, path: str) -> AdapterFile | None:

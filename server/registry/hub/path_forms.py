@@ -35,7 +35,7 @@ FORM = {
 
 
 @dataclass(frozen=True)
-class AskedPaths:
+class RequestedPaths:
     """The paths that a form names."""
 
     paths: tuple[str, ...]
@@ -43,17 +43,17 @@ class AskedPaths:
 
 
 @may_raise(TooLarge, TooSlow)
-async def asked_paths(request: Request) -> AskedPaths:
+async def read_paths(request: Request) -> RequestedPaths:
     """Parses the body, whatever its content type says. Raises BadRequest or TooLarge."""
     raw = await read_limited(request, MOST_BYTES)
     try:
         fields = parse_qsl(raw.decode(), keep_blank_values=True, max_num_fields=MOST_PATHS + 1, errors="strict")
     except ValueError as error:
         raise BadRequest(f"send a form with at most {MOST_PATHS} `paths`, and `expand`") from error
-    return AskedPaths(
+    return RequestedPaths(
         paths=tuple(value for field, value in fields if field == "paths"),
         expand=any(field == "expand" and value.lower() in ("true", "1") for field, value in fields),
     )
 
 
-Asked = Annotated[AskedPaths, Depends(asked_paths)]
+PathsForm = Annotated[RequestedPaths, Depends(read_paths)]

@@ -32,5 +32,5 @@ def test_from_one_key_to_the_next_and_the_last(command, home, fleet, device):
         (third, "current", "present"),
     ]
     assert rows[0]["retired_at"]
-    assert KeyFiles(path).kept() == []
+    assert KeyFiles(path).former_ids() == []
     assert fleet.actor().get("/v1/server/keys").json()["rotations"] == []

@@ -112,7 +112,7 @@ def test_connections_with_a_valid_token_do_not_give_way_to_their_own_address():
         inside = accepted(listener)
         begin_requests(listener, inside)
         for link in inside:
-            listener.request_ended(link.fileno(), known=True)
+            listener.request_ended(link.fileno(), authenticated=True)
         refused = from_address("127.0.0.2", 1, listener)
         assert accepted(listener) == []
         assert ended(refused[0]) == b""
@@ -130,7 +130,7 @@ def test_at_the_bound_in_all_connections_without_a_valid_token_give_way_first(of
         many = from_address("127.0.0.2", 4 - of_others, listener)
         inside = accepted(listener)
         for link in inside:
-            listener.request_ended(link.fileno(), known=True)
+            listener.request_ended(link.fileno(), authenticated=True)
         others = from_address("127.0.0.3", int(of_others), listener)
         inside += accepted(listener)
         others += from_address("127.0.0.3", 1, listener)

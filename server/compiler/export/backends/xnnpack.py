@@ -86,13 +86,13 @@ class Outline(ExportedProgram):
             constants=traced.constants,
             verifiers=traced.verifiers,
         )
-        self._made: nn.Module | None = None
+        self._cached_module: nn.Module | None = None
 
     def module(self, check_guards: bool = True) -> nn.Module:
         """See the base class."""
-        if self._made is None:
-            self._made = super().module(check_guards)
-        return self._made
+        if self._cached_module is None:
+            self._cached_module = super().module(check_guards)
+        return self._cached_module
 
 
 def lower_layers(

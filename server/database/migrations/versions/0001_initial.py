@@ -531,7 +531,7 @@ def upgrade() -> None:
         sa.Column("start", sa.Text(), nullable=True),
         sa.Column("start_user", sa.String(96), nullable=True),
         sa.Column("round", sa.Text(), nullable=True),
-        sa.Column("quiet", sa.Boolean(), server_default=sa.false(), nullable=False),
+        sa.Column("hides_figures", sa.Boolean(), server_default=sa.false(), nullable=False),
         sa.Column("only_device_id", sa.String(64), nullable=True),
         sa.Column("device_id", sa.String(64), nullable=True),
         sa.Column("start_tag", sa.Integer(), server_default="0", nullable=False),

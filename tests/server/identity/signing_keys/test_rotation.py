@@ -123,7 +123,7 @@ def test_after_a_compromise_no_chain_leads_on_and_devices_are_shut_out(fleet, ho
     problem(device.post("/v1/leases", json={"datasets": []}), 401, "unauthorized")
     job = app.get(f"/v1/jobs/{lease['job']['id']}").json()
     assert job["state"] == "ready"
-    assert done.before not in KeyFiles(home.settings.key_path).kept()
+    assert done.before not in KeyFiles(home.settings.key_path).former_ids()
     again = fleet.device()
     signed = SignedManifest.model_validate(again.lease()["manifest"])
     verify_manifest(signed, parse_public(after.public_key))
@@ -134,13 +134,13 @@ def test_after_a_compromise_no_chain_leads_on_and_devices_are_shut_out(fleet, ho
 def test_private_halves_are_kept_aside_until_they_are_retired(home, files):
     first = key_id(files.load().public_key())
     done = rotate(home)
-    assert files.kept() == [first]
+    assert files.former_ids() == [first]
     for path in (files.path, files.former / f"{first}.ed25519"):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert key_id(files.load().public_key()) == done.after
     assert not files.following.exists()
     assert retire_keys(home.database, home.settings) == [first]
-    assert files.kept() == []
+    assert files.former_ids() == []
     assert retire_keys(home.database, home.settings) == []
 
 
@@ -196,7 +196,7 @@ def test_a_rotation_killed_after_its_commit_is_finished_by_who_signs_next(fleet,
     assert key_id(files.load().public_key()) == before.key_id != after.key_id
     with home.database.writing() as session:
         assert key_id(KeyService(session, home.settings).private().public_key()) == after.key_id
-    assert files.kept() == [before.key_id]
+    assert files.former_ids() == [before.key_id]
     assert follow(before.public_key, after) == [after.public_key]
 
 
@@ -205,7 +205,7 @@ def test_a_rotation_after_one_that_was_killed_loses_no_key(fleet, home, files, m
     kill_before_settling(home, monkeypatch)
     middle = served(fleet)
     assert rotate(home).before == middle.key_id
-    assert files.kept() == sorted([before.key_id, middle.key_id])
+    assert files.former_ids() == sorted([before.key_id, middle.key_id])
     assert len(follow(before.public_key, served(fleet))) == 2
 
 

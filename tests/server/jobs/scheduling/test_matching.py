@@ -3,7 +3,7 @@
 import pytest
 from pydantic import ValidationError
 
-from server.jobs.scheduling.matching import DeviceOffer, Needs, able, lacks
+from server.jobs.scheduling.matching import DeviceOffer, Needs, can_run, lacks
 from shared.capabilities import Capabilities, Requirements
 
 GIB = 1 << 30
@@ -42,13 +42,15 @@ def offer(memory=None, labels=None, **can):
 )
 def test_each_need(needs, has, has_not):
     needs = Needs(**needs)
-    assert able(needs, has)
+    assert can_run(needs, has)
     assert len(list(lacks(needs, has_not))) == 1
 
 
 def test_a_device_that_says_nothing_has_what_every_agent_has_and_nothing_asked_for():
     old = offer(memory=1)
-    assert able(Needs(backend="xnnpack", executorch="1.5.1", program_bytes=100, charging=True, battery_floor=50), old)
+    assert can_run(
+        Needs(backend="xnnpack", executorch="1.5.1", program_bytes=100, charging=True, battery_floor=50), old
+    )
     for needs in (
         {"operator": "mobizo::noise"},
         {"total_bytes": 1},
@@ -56,11 +58,11 @@ def test_a_device_that_says_nothing_has_what_every_agent_has_and_nothing_asked_f
         {"labels": {"a": "b"}},
         {"cohort": "reviews"},
     ):
-        assert not able(Needs(**needs), old)
+        assert not can_run(Needs(**needs), old)
 
 
 def test_low_battery_does_not_matter_on_external_power():
-    assert able(Needs(battery_floor=90), offer(charging=True, battery_percent=10))
+    assert can_run(Needs(battery_floor=90), offer(charging=True, battery_percent=10))
 
 
 @pytest.mark.parametrize(
@@ -76,7 +78,7 @@ def test_low_battery_does_not_matter_on_external_power():
     ],
 )
 def test_versions(version, condition, holds):
-    assert able(Needs(executorch_asked=condition), offer(executorch=version)) is holds
+    assert can_run(Needs(executorch_asked=condition), offer(executorch=version)) is holds
 
 
 @pytest.mark.parametrize("text", ["", "1.5", ">=x", ">=1.5 <2", "=>1"])
@@ -88,4 +90,4 @@ def test_conditions_that_are_none(text):
 def test_a_version_that_is_none():
     with pytest.raises(ValidationError, match="executorch"):
         Capabilities(executorch="main")
-    assert able(Needs(executorch="main"), offer(executorch="1.5.1"))  # a program made by a build without a version
+    assert can_run(Needs(executorch="main"), offer(executorch="1.5.1"))  # a program made by a build without a version
