@@ -33,16 +33,16 @@ def read_chat_template(files: BaseFiles) -> ChatTemplate | None:
 
 def _huggingface(directory: Path) -> tuple[str | None, dict[str, str]]:
     config = _object(directory / "tokenizer_config.json")
-    named = _object(directory / "special_tokens_map.json") | config
+    token_config = _object(directory / "special_tokens_map.json") | config
     tokens = {}
     for name in TOKENS:
-        value = named.get(name)
+        value = token_config.get(name)
         text = value.get("content") if isinstance(value, dict) else value
         if isinstance(text, str):
             tokens[name] = text
-    own = directory / "chat_template.jinja"
-    if own.is_file():
-        return own.read_text(encoding="utf-8"), tokens
+    template_file = directory / "chat_template.jinja"
+    if template_file.is_file():
+        return template_file.read_text(encoding="utf-8"), tokens
     template = config.get("chat_template")
     if isinstance(template, list):  # several, by name
         template = next((each.get("template") for each in template if each.get("name") == "default"), None)

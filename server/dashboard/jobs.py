@@ -63,8 +63,8 @@ def jobs(
     adapter: Name = "",
 ) -> Response:
     """The tenant's jobs, newest first, optionally of one state, user or adapter."""
-    chosen = JobFilter(state or None, user or None, adapter or None)
-    rows = JobRepository(session).page(visitor.principal.tenant, paging, chosen)
+    job_filter = JobFilter(state or None, user or None, adapter or None)
+    rows = JobRepository(session).page(visitor.principal.tenant, paging, job_filter)
     listing = paging.page([job.summary() for job in rows.rows], rows.before)
     filters = {"state": state, "user": user, "adapter": adapter}
     return page(request, visitor, "jobs.html", "Jobs", listing=listing, filters=filters, states=list(JobState))

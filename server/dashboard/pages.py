@@ -213,9 +213,9 @@ def return_path(text: str) -> str:
         parts = urlsplit(text)
     except ValueError:
         return "/"
-    own = not parts.scheme and not parts.netloc and text.startswith("/") and not text.startswith("//")
+    is_local = not parts.scheme and not parts.netloc and text.startswith("/") and not text.startswith("//")
     clean = "\\" not in text and all(" " < sign < "\x7f" for sign in text) and len(text) < 2000
-    if not own or not clean or parts.path.startswith((LOGIN, "/ui/logout")):
+    if not is_local or not clean or parts.path.startswith((LOGIN, "/ui/logout")):
         return "/"
     return text if parts.path == "/" or parts.path.startswith("/ui/") else "/"
 

@@ -11,7 +11,7 @@ from typing import ClassVar
 from sqlalchemy.orm import Session
 
 from server.database.database import Database
-from server.federation.arithmetic import Counted, NoVersion, RoundOrder, make_version
+from server.federation.arithmetic import CountedUpdate, NoVersion, RoundOrder, make_version
 from server.federation.models import AGGREGATE, Cohort, CohortRound
 from server.federation.publication import Publisher, StoredFiles
 from server.federation.repository import CohortRepository
@@ -138,7 +138,7 @@ def _order(
         base_sha256=None if base is None else base.sha256,
         optimizer_sha256=None if moved is None else moved.optimizer_sha256,
         updates=tuple(
-            Counted(
+            CountedUpdate(
                 Contribution(members[part.member_number].user, part.examples or 0, part.staleness or 0),
                 part.sha256,
                 part.start_sha256,

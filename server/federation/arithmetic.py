@@ -30,7 +30,7 @@ class NoVersion(Conflict):
 
 
 @dataclass(frozen=True)
-class Counted:
+class CountedUpdate:
     """An accepted update. sha256, start_sha256: LoRA-B files after and before the run; None: B = 0."""
 
     contribution: Contribution
@@ -52,7 +52,7 @@ class RoundOrder:
     base_version: int | None
     base_sha256: str | None
     optimizer_sha256: str | None
-    updates: tuple[Counted, ...]
+    updates: tuple[CountedUpdate, ...]
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def _source(artifacts: ArtifactStore, order: RoundOrder, base: F32) -> FileSourc
     return FileSource([_uploaded(update, starts) for update in order.updates], rules, artifacts.open)
 
 
-def _uploaded(update: Counted, starts: dict[str | None, F32]) -> UploadedFile:
+def _uploaded(update: CountedUpdate, starts: dict[str | None, F32]) -> UploadedFile:
     return UploadedFile(update.contribution, update.sha256, starts[update.start_sha256])
 
 

@@ -62,8 +62,8 @@ class MemberRecipes:
         request = request.model_copy(update={"recipe": requested_recipe(cohort.settings)})
         spare = spare_memory(self._session, cohort.tenant, request)
         demands = member_demands(cohort.settings, request)
-        chosen = choose_recipe(request, cohort.task, self._base, spare, demands)
-        return request, replace(self._common, recipe=chosen.recipe, estimator_reason=chosen.reason)
+        choice = choose_recipe(request, cohort.task, self._base, spare, demands)
+        return request, replace(self._common, recipe=choice.recipe, estimator_reason=choice.reason)
 
 
 def requested_recipe(settings: CohortSettings) -> RequestedRecipe:

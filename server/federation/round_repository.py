@@ -176,8 +176,8 @@ class RoundRepository:
 
     def carry(self, old: CohortRound, new: CohortRound) -> int:
         """Moves the waiting parts of a round to the next round and returns their number."""
-        chosen = MemberUpdate.round_number == old.number, MemberUpdate.state == UpdateState.WAITING
-        carried = self._session.scalars(select(MemberUpdate).where(*chosen)).all()
+        conditions = MemberUpdate.round_number == old.number, MemberUpdate.state == UpdateState.WAITING
+        carried = self._session.scalars(select(MemberUpdate).where(*conditions)).all()
         for part in carried:
             part.round_number = new.number
         self._session.flush()

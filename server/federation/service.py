@@ -70,8 +70,8 @@ class CohortService:
         task = resolve_task(request)
         reference = BaseRef(name=base.name, sha256=base.sha256)
         of_base = RecipeBase(reference, base.shape, base.parameters, bases.tokenizer(base))
-        chosen = choose_recipe(request, task, of_base, spare=None, demands=member_demands(settings, request))
-        recipe = chosen.recipe
+        choice = choose_recipe(request, task, of_base, spare=None, demands=member_demands(settings, request))
+        recipe = choice.recipe
         CalibrationService(self._session, self._artifacts).check(recipe, base.shape)
         # Stored explicitly, so that a different default in a later release does not change this cohort.
         training = settings.training.model_copy(update={"eps": settings.training.eps_for(recipe)})
@@ -93,7 +93,7 @@ class CohortService:
         )
         self._cohorts.add(cohort)
         self._adapters.add(Adapter(tenant=tenant, name=settings.name, user=NO_USER, versions=0, created_at=now))
-        parts = settings.algorithm.name, settings.upload, chosen.reason
+        parts = settings.algorithm.name, settings.upload, choice.reason
         note(self._session, cohort, actor, AdapterAction.COHORT_CREATED, ", ".join(filter(None, parts)))
         return cohort
 

@@ -118,13 +118,13 @@ class UpdateService:
         return part
 
     def _check_open(self, cohort: Cohort, part: Part) -> None:
-        named = f"round {part.round.position} of cohort {cohort.name!r}"
+        round_name = f"round {part.round.position} of cohort {cohort.name!r}"
         if part.update.state is UpdateState.LEFT:
             raise NotAMember(f"user {part.member.user!r} has left cohort {cohort.name!r}; the update is discarded")
         if part.update.state is UpdateState.MISSED or part.round.state is not RoundState.OPEN:
-            raise RoundClosed(f"{named} is {part.round.state}; the update came too late")
+            raise RoundClosed(f"{round_name} is {part.round.state}; the update came too late")
         if utc_now() >= part.round.deadline:
-            raise RoundClosed(f"the deadline of {named} has passed; the update came too late")
+            raise RoundClosed(f"the deadline of {round_name} has passed; the update came too late")
 
     def _staleness(self, cohort: Cohort, part: Part) -> int:
         """Returns the number of versions published since the starting version of the update."""
@@ -136,12 +136,12 @@ def measure(artifacts: ArtifactStore, expected: Expected, data: bytes, flat: F32
 
     Raises CohortMismatch for another frozen A, InvalidUpdate for a norm above the cohort's limit.
     """
-    named = named_fingerprint(data)
-    if named != expected.a_sha256 or flat.size != expected.size_d:
+    update_fingerprint = named_fingerprint(data)
+    if update_fingerprint != expected.a_sha256 or flat.size != expected.size_d:
         raise CohortMismatch(
-            f"the update's frozen A has fingerprint {named or '(not stated)'} and D = {flat.size}; cohort "
+            f"the update's frozen A has fingerprint {update_fingerprint or '(not stated)'} and D = {flat.size}; cohort "
             f"{expected.cohort!r} has {expected.a_sha256} and {expected.size_d}. Only updates of one A can be averaged",
-            update=named,
+            update=update_fingerprint,
             cohort=expected.a_sha256,
         )
     if expected.start_sha256 is None:

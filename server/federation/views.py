@@ -27,11 +27,12 @@ class CohortViews:
     def cohorts(self, cohorts: Sequence[Cohort]) -> list[CohortView]:
         """Returns the views of cohorts with their latest rounds."""
         members, latest = self._cohorts.count_members(cohorts), self._rounds.latest(cohorts)
-        named = {cohort.number: cohort for cohort in cohorts}
+        cohorts_by_number = {cohort.number: cohort for cohort in cohorts}
         rounds = list(latest.values())
         figures = self._rounds.figures(rounds)
         views = {
-            each.cohort_number: _round(named[each.cohort_number], each, figures.get(each.number)) for each in rounds
+            each.cohort_number: _round(cohorts_by_number[each.cohort_number], each, figures.get(each.number))
+            for each in rounds
         }
         return [self._view(cohort, members.get(cohort.number, 0), views.get(cohort.number)) for cohort in cohorts]
 

@@ -42,7 +42,7 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from sqlalchemy.orm import Session
 
 from server.database.columns import utc_now
-from server.identity.devices.repository import DeviceReport, DeviceRepository, NonceRepository, Spent
+from server.identity.devices.repository import DeviceReport, DeviceRepository, NonceRepository, SpentNonce
 from server.identity.tokens import Principal, TokenService, make_last_used, token_digest
 from server.settings import Settings
 from server.web.openapi import may_raise
@@ -263,15 +263,15 @@ def _check_time(signature: RequestSignature, now: datetime) -> None:
         )
 
 
-def spent_by(device_id: str, signature: RequestSignature) -> Spent:
+def spent_nonce(device_id: str, signature: RequestSignature) -> SpentNonce:
     """Returns the nonce of a signature, and the time until which the nonce is kept."""
     created = datetime.fromtimestamp(signature.created, UTC)
-    return Spent(device_id, signature.nonce, created + timedelta(seconds=SKEW_SECONDS + 1))
+    return SpentNonce(device_id, signature.nonce, created + timedelta(seconds=SKEW_SECONDS + 1))
 
 
 def spend(session: Session, device_id: str, signature: RequestSignature) -> None:
     """Notes the nonce as long as its signature is good. Raises ReplayedRequest if it is spent."""
-    if not NonceRepository(session).spend_all([spent_by(device_id, signature)], utc_now()):
+    if not NonceRepository(session).spend_all([spent_nonce(device_id, signature)], utc_now()):
         raise ReplayedRequest
 
 

@@ -123,10 +123,10 @@ class ContinuousBatch:
 
 def step_tables(facts: BaseFacts, places: Tensor, length: int, sliding: bool) -> tuple[Tensor, ...]:
     """A layer's tables for one token of each row at `places` (R,), over the first `length` places of the cache."""
-    columns, own = torch.arange(length), places.unsqueeze(1)
-    hidden = columns > own  # (R, length)
+    columns, row_places = torch.arange(length), places.unsqueeze(1)
+    hidden = columns > row_places  # (R, length)
     if sliding and facts.window is not None:
-        hidden |= columns <= own - facts.window
+        hidden |= columns <= row_places - facts.window
     mask = (hidden.to(torch.float32) * MASKED).repeat_interleave(facts.kv_heads, 0).unsqueeze(1)  # (R*KV, 1, length)
     rope = (facts.sliding_rope or facts.rope) if sliding else facts.rope
     rotary: tuple[Tensor, ...] = ()

@@ -135,8 +135,8 @@ class Generations:
             other.ref.sha256: (other, [generation.most for generation in other.generations.values()])
             for other in self._batches.values()
         }
-        _, own = most.setdefault(batch.ref.sha256, (batch, []))
-        own += [generation.most for generation in entering]
+        _, most_lengths = most.setdefault(batch.ref.sha256, (batch, []))
+        most_lengths += [generation.most for generation in entering]
         if sum(cache_bytes(other.base.facts, sizes) for other, sizes in most.values()) > self._cache_limit:
             return False
         lone = not self._batches and len(entering) == 1  # so that its error names what does not fit

@@ -123,8 +123,8 @@ class ServingBase:
     @property
     def nbytes(self) -> int:
         """Memory of its weights."""
-        own = int(sum(tensor.nbytes for tensor in self._backbone.buffers()))
-        return own + int(sum(tensor.nbytes for layer in self.layers for tensor in layer.buffers()))
+        backbone_bytes = int(sum(tensor.nbytes for tensor in self._backbone.buffers()))
+        return backbone_bytes + int(sum(tensor.nbytes for layer in self.layers for tensor in layer.buffers()))
 
     def score(self, texts: Sequence[ScoredText]) -> list[list[float]]:
         """The log-probability of each answer of each text, nats, in one batch."""
@@ -135,24 +135,24 @@ class ServingBase:
         rows = AdaptedRows([text.adapter for text in texts])
         ordered = [texts[row] for row in rows.order]
         hidden = self.read(rows, [text.tokens for text in ordered])
-        wanted: dict[tuple[int, int], list[tuple[int, int]]] = {}  # (row, position): (token, answer) to add up
+        answers_at: dict[tuple[int, int], list[tuple[int, int]]] = {}  # (row, position): (token, answer) to add up
         for row, text in enumerate(ordered):
             for answer, tokens in enumerate(text.answers):
                 for position, token in enumerate(tokens, text.start):
-                    wanted.setdefault((row, position), []).append((token, answer))
+                    answers_at.setdefault((row, position), []).append((token, answer))
         log_p = [[0.0] * len(text.answers) for text in ordered]
-        places = list(wanted)
+        places = list(answers_at)
         for begin in range(0, len(places), POSITIONS_AT_ONCE):
             part = places[begin : begin + POSITIONS_AT_ONCE]
             logits = self.logits(hidden, part)
             totals = torch.logsumexp(logits, dim=-1).tolist()
             for index, (row, position) in enumerate(part):
-                for token, answer in wanted[row, position]:
+                for token, answer in answers_at[row, position]:
                     log_p[row][answer] += float(logits[index, token]) - totals[index]
-        outside: list[list[float]] = [[] for _ in texts]
+        in_request_order: list[list[float]] = [[] for _ in texts]
         for row, scores in zip(rows.order, log_p, strict=True):
-            outside[row] = scores
-        return outside
+            in_request_order[row] = scores
+        return in_request_order
 
     def logits(self, hidden: Tensor, places: Sequence[tuple[int, int]]) -> Tensor:
         """Logits (P, V) at the (row, position)s of hidden (R, S, hidden)."""

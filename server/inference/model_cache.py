@@ -50,9 +50,9 @@ class ModelCache:
 
     def adapter(self, ref: ServedAdapterRef, in_use: Collection[Key]) -> ServedAdapter:
         """Returns an adapter. in_use: keys that must not be evicted. Raises ScorerFull, Damaged or Unavailable."""
-        family, own = keys_of(ref)
+        family, key = keys_of(ref)
         sizes = needs([ref])
-        stay = {*in_use, family, own}
+        stay = {*in_use, family, key}
         try:
             projections: Projections = self.adapters.get(
                 family,
@@ -65,7 +65,7 @@ class ModelCache:
                 flat = load_adapter(self._artifacts.read(ref.sha256), projections.size)
                 return ServedAdapter(projections, flat)
 
-            adapter: ServedAdapter = self.adapters.get(own, sizes[own], read, stay)
+            adapter: ServedAdapter = self.adapters.get(key, sizes[key], read, stay)
         except (NotFound, InvalidUpload) as error:
             raise Damaged(f"the stored file {ref.sha256} is damaged or gone; restore it from a backup") from error
         except MemoryError as error:
@@ -93,6 +93,6 @@ def needs(refs: Iterable[ServedAdapterRef]) -> dict[Key, int]:
     """Returns the bytes of all entries that these adapters need, by key."""
     sizes: dict[Key, int] = {}
     for ref in refs:
-        family, own = keys_of(ref)
-        _, sizes[family], sizes[own] = _measures(ref.recipe, ref.shape)
+        family, key = keys_of(ref)
+        _, sizes[family], sizes[key] = _measures(ref.recipe, ref.shape)
     return sizes

@@ -42,19 +42,19 @@ class Link:
     @classmethod
     async def start(cls, settings: Settings, hear: Callable[[dict[str, Any]], None]) -> Link:
         """Starts a process that the kernel kills if this one dies."""
-        ours, theirs = socket.socketpair()
-        with theirs:
+        server_end, scorer_end = socket.socketpair()
+        with scorer_end:
             # A session of its own: Ctrl-C in a terminal reaches the server, which stops it in order.
             process = await asyncio.create_subprocess_exec(
-                *bound_to_parent([sys.executable, "-m", "server.inference", str(theirs.fileno())]),
+                *bound_to_parent([sys.executable, "-m", "server.inference", str(scorer_end.fileno())]),
                 env=os.environ | settings.environment(),
                 stdin=DEVNULL,
                 stdout=DEVNULL,
-                pass_fds=[theirs.fileno()],
+                pass_fds=[scorer_end.fileno()],
                 start_new_session=True,
             )
-        ours.setblocking(False)
-        reader, writer = await asyncio.open_connection(sock=ours)
+        server_end.setblocking(False)
+        reader, writer = await asyncio.open_connection(sock=server_end)
         _log.info("scorer-started", pid=process.pid)
         return cls(process, reader, writer, hear)
 

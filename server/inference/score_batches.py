@@ -33,7 +33,7 @@ class _Scoring:
 
 
 @dataclass(frozen=True)
-class _Chosen:
+class _BatchText:
     """One text of a batch, with its adapter or None."""
 
     scoring: _Scoring
@@ -79,16 +79,16 @@ class Scores:
         self.stuck = False
         if not self._waiting:
             return
-        chosen, sizes = self._choose()
+        batch, sizes = self._choose()
         try:
-            base = self._worker.base(chosen[0].scoring.task.base)
+            base = self._worker.base(batch[0].scoring.task.base)
         except MemoryInUse:
             self.stuck = True
             return
         except Exception as error:
-            self._fail(chosen, error)
+            self._fail(batch, error)
             return
-        ready, texts = self._ready(chosen, sizes)
+        ready, texts = self._ready(batch, sizes)
         if not texts:
             return
         began = time.perf_counter()
@@ -109,30 +109,30 @@ class Scores:
                 del self._waiting[number]
                 self._worker.send({"id": number, "scores": scoring.scores})
 
-    def _choose(self) -> tuple[list[_Chosen], dict[Key, int]]:
+    def _choose(self) -> tuple[list[_BatchText], dict[Key, int]]:
         """Chooses at least one text of one base for a batch; returns them and the bytes of their adapters by key."""
         first = next(iter(self._waiting.values()))
-        chosen: list[_Chosen] = []
+        batch: list[_BatchText] = []
         longest, sizes = 0, dict[Key, int]()
         for scoring in self._waiting.values():
             if scoring.task.base.sha256 != first.task.base.sha256:
                 continue
             for index in scoring.remaining:
                 length = max(longest, len(scoring.task.texts[index].tokens))
-                if chosen and length * (len(chosen) + 1) > self._batch_tokens:
+                if batch and length * (len(batch) + 1) > self._batch_tokens:
                     continue  # a shorter one may fit
                 ref = scoring.adapter(index)
                 more = sizes if ref is None else sizes | needs([ref])
-                if chosen and not self._worker.fits(more):
+                if batch and not self._worker.fits(more):
                     continue
-                chosen.append(_Chosen(scoring, index, ref))
+                batch.append(_BatchText(scoring, index, ref))
                 longest, sizes = length, more
-        return chosen, sizes
+        return batch, sizes
 
-    def _ready(self, chosen: list[_Chosen], beside: Iterable[Key]) -> tuple[list[_Chosen], list[ScoredText]]:
+    def _ready(self, batch: list[_BatchText], beside: Iterable[Key]) -> tuple[list[_BatchText], list[ScoredText]]:
         """Returns the texts whose adapters can be loaded; fails only the requests whose adapter cannot be loaded."""
-        loaded: list[tuple[_Chosen, ServedAdapter | None]] = []
-        for each in chosen:
+        loaded: list[tuple[_BatchText, ServedAdapter | None]] = []
+        for each in batch:
             try:
                 loaded.append((each, None if each.ref is None else self._worker.adapter(each.ref, beside)))
             except MemoryInUse:
@@ -143,7 +143,7 @@ class Scores:
         texts = [ScoredText(each.text.tokens, each.text.start, each.text.answers, adapter) for each, adapter in alive]
         return [each for each, _ in alive], texts
 
-    def _fail(self, chosen: list[_Chosen], error: Exception) -> None:
-        for number in dict.fromkeys(each.number for each in chosen):
+    def _fail(self, batch: list[_BatchText], error: Exception) -> None:
+        for number in dict.fromkeys(each.number for each in batch):
             if self._waiting.pop(number, None) is not None:
                 self._worker.fail(number, error)

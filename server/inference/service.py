@@ -198,11 +198,11 @@ class ScoringService:
             _, version = resolve(self._session, self._tenant, name, revision or MAIN)
             if version.state is VersionState.HELD:
                 raise VersionHeld(f"version {version.version} of adapter {name!r} is waiting for approval")
-            own = version.recipe.base
-            target = ResolvedTarget(requested_base or self._bases.named(own.name), name, version)
-            if target.base.sha256 != own.sha256:
+            base = version.recipe.base
+            target = ResolvedTarget(requested_base or self._bases.named(base.name), name, version)
+            if target.base.sha256 != base.sha256:
                 raise BaseMismatch(
-                    f"adapter {name!r} was trained on base model {own.name!r} with sha256 {own.sha256}; "
+                    f"adapter {name!r} was trained on base model {base.name!r} with sha256 {base.sha256}; "
                     f"{target.base.name!r} has {target.base.sha256}"
                 )
         if request.base_sha256 not in (None, target.base.sha256):

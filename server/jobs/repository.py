@@ -190,11 +190,15 @@ class JobRepository:
         """Returns a job that is known to exist."""
         return self._session.get_one(Job, number)
 
-    def page(self, tenant: str, request: PageRequest, chosen: JobFilter | None = None) -> PageRows[Job]:
+    def page(self, tenant: str, request: PageRequest, job_filter: JobFilter | None = None) -> PageRows[Job]:
         """Returns a page of a tenant's jobs, newest first."""
         statement = select(Job).where(Job.tenant == tenant)
-        if chosen is not None:
-            for column, value in ((Job.state, chosen.state), (Job.user, chosen.user), (Job.adapter, chosen.adapter)):
+        if job_filter is not None:
+            for column, value in (
+                (Job.state, job_filter.state),
+                (Job.user, job_filter.user),
+                (Job.adapter, job_filter.adapter),
+            ):
                 if value is not None:
                     statement = statement.where(column == value)
         return page_of(self._session, statement, Job, request)

@@ -243,8 +243,8 @@ class JobService:
         spare = spare_memory(self._session, tenant, request) if request.recipe.estimator == "auto" else None
         reference = BaseRef(name=base.name, sha256=base.sha256)
         of_base = RecipeBase(reference, base.shape, base.parameters, self._bases.tokenizer(base))
-        chosen = choose_recipe(request, task, of_base, spare)
-        recipe = chosen.recipe
+        choice = choose_recipe(request, task, of_base, spare)
+        recipe = choice.recipe
         if recipe.calibration is not None:
             CalibrationService(self._session, self._artifacts).check(recipe, base.shape)
         if start is not None:
@@ -254,7 +254,7 @@ class JobService:
         request = request.model_copy(update={"training": training})
         parent = None if start is None else start.parent
         self._check_user(tenant, request)
-        resolved = ResolvedJob(base, task, recipe, parent, start_user, estimator_reason=chosen.reason)
+        resolved = ResolvedJob(base, task, recipe, parent, start_user, estimator_reason=choice.reason)
         return self._begin(tenant, request, resolved)
 
     def submit_part(self, tenant: str, request: JobRequest, resolved: ResolvedJob, part: RoundRef) -> Job:

@@ -114,7 +114,7 @@ class CompileHandler:
             command=self.settings.compiler_command,
             interval=run.interval,
             memory_limit=self.settings.compile_memory_bytes,
-            keep=run.wanted,
+            keep=run.should_continue,
             on_stage=order.progress.update,
         )
         run.process = compiler

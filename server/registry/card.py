@@ -43,13 +43,13 @@ def _origin(manifest: AdapterManifest) -> str:
 def _scores(result: Result) -> tuple[tuple[str, str], ...]:
     """Returns the rows of the scores before and after: accuracies, or perplexities of a task that writes text."""
     split = result.accuracy_split or "test"
-    chosen = ", on the examples by which the adapter was chosen" if split == "validation" else ""
+    selection_note = ", on the examples by which the adapter was chosen" if split == "validation" else ""
     perplexities = result.perplexities
     if perplexities is not None:
         name, before, after = "perplexity of answer tokens", f"{perplexities[0]:.2f}", f"{perplexities[1]:.2f}"
     else:
         name, before, after = "accuracy", _share(result.before_accuracy), _share(result.tuned_accuracy)
-    rows = [(f"{split} {name} before", before), (f"{split} {name} after", after + chosen)]
+    rows = [(f"{split} {name} before", before), (f"{split} {name} after", after + selection_note)]
     for when, scores in (("before", result.written_before), ("after", result.written_after)):
         if scores is not None:
             text = f"exact match {scores.exact_match:.1%}, token F1 {scores.token_f1:.1%}, ROUGE-L {scores.rouge_l:.1%}"

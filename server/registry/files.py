@@ -125,11 +125,11 @@ def _record(
     """Records files in the database and returns the recorded ones; a file that was recorded in the meantime wins."""
     with database.writing() as session:
         adapters = AdapterRepository(session)
-        named = {row.path: row for row in adapters.generated_files(version)}
+        rows_by_path = {row.path: row for row in adapters.generated_files(version)}
         hold(session, artifacts, [file.sha256 for file in files])
         for file in files:
-            if file.path not in named:
+            if file.path not in rows_by_path:
                 row = StoredPeftFile(version_number=version.number, path=file.path, size=file.size, sha256=file.sha256)
                 adapters.add(row)
-                named[file.path] = row
-        return [AdapterFile(file.path, named[file.path].size, named[file.path].sha256) for file in files]
+                rows_by_path[file.path] = row
+        return [AdapterFile(file.path, rows_by_path[file.path].size, rows_by_path[file.path].sha256) for file in files]

@@ -73,8 +73,8 @@ class StartService:
         try:
             _, version = resolve(self._session, job.tenant, job.start.adapter, job.start.revision)
         except NotFound as error:
-            named = f"version {job.start.version} of {job.start.adapter!r}"
-            raise StartDeleted(f"{named}, which job {job.id} goes on from, was deleted") from error
+            start_name = f"version {job.start.version} of {job.start.adapter!r}"
+            raise StartDeleted(f"{start_name}, which job {job.id} goes on from, was deleted") from error
         return version
 
     def signed(self, job: Job) -> SignedAdapter:
@@ -93,18 +93,20 @@ def check_fit(start: StoredVersion, recipe: Recipe, shape: BaseShape) -> None:
 
     A's values follow from base, layout and seed alone, so that equal ones need not be drawn to be known equal.
     """
-    has = start.recipe
-    if has.base.sha256 != recipe.base.sha256:
-        raise _mismatch("base", "base model", has.base.sha256, recipe.base.sha256)
+    start_recipe = start.recipe
+    if start_recipe.base.sha256 != recipe.base.sha256:
+        raise _mismatch("base", "base model", start_recipe.base.sha256, recipe.base.sha256)
     for field, description in _LAYOUT:
-        if getattr(has, field) != getattr(recipe, field):
-            raise _mismatch(f"recipe.{field}", description, getattr(has, field), getattr(recipe, field))
-    if has.a_seed != recipe.a_seed:
-        raise _mismatch("recipe.a_seed", "frozen A, by its seed", has.a_seed, recipe.a_seed)
-    if has.calibration != recipe.calibration:
-        raise _mismatch("recipe.calibration", "frozen A, by its calibration", has.calibration, recipe.calibration)
-    if has.alpha != recipe.alpha:
-        raise _mismatch("recipe.alpha", "alpha, which scales B", has.alpha, recipe.alpha)
+        if getattr(start_recipe, field) != getattr(recipe, field):
+            raise _mismatch(f"recipe.{field}", description, getattr(start_recipe, field), getattr(recipe, field))
+    if start_recipe.a_seed != recipe.a_seed:
+        raise _mismatch("recipe.a_seed", "frozen A, by its seed", start_recipe.a_seed, recipe.a_seed)
+    if start_recipe.calibration != recipe.calibration:
+        raise _mismatch(
+            "recipe.calibration", "frozen A, by its calibration", start_recipe.calibration, recipe.calibration
+        )
+    if start_recipe.alpha != recipe.alpha:
+        raise _mismatch("recipe.alpha", "alpha, which scales B", start_recipe.alpha, recipe.alpha)
     if start.size_d != flat_size(recipe, shape):
         raise _mismatch("size_d", "D", start.size_d, flat_size(recipe, shape))
 

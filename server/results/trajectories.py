@@ -216,8 +216,8 @@ def _check(request: ProofRequest, flat: F32, file: bytes | None) -> bytes | None
     """Returns the adapter file of flat B (D,) if none was uploaded. Raises TrajectoryMismatch if it differs."""
     step, manifest = request.completion.result.best_step, request.manifest
     if file is not None:
-        theirs = np.frombuffer(split_adapter(file, manifest.size)[1], "<u4")
-        differing = int(np.count_nonzero(theirs != flat.astype("<f4").view("<u4")))
+        device_bits = np.frombuffer(split_adapter(file, manifest.size)[1], "<u4")
+        differing = int(np.count_nonzero(device_bits != flat.astype("<f4").view("<u4")))
         if differing:
             raise TrajectoryMismatch(
                 f"after {step} steps the trajectory yields another B: {differing:,} of its {manifest.size:,} elements "

@@ -25,8 +25,8 @@ class TaskRun:
     """The worker's side of a running task."""
 
     worker_id: str
-    interval: float  # seconds between two calls of `wanted`
-    wanted: Callable[[], bool]  # returns whether the task continues
+    interval: float  # seconds between two calls of `should_continue`
+    should_continue: Callable[[], bool]  # returns whether the task continues
     process: ChildProcess | None = None  # set by the handler; the worker reports its memory
 
 
@@ -53,9 +53,9 @@ class Handler(Protocol):
         """Publishes the progress, if there is any."""
 
     def run(self, order: Any, run: TaskRun) -> Any | Stopped:
-        """Runs the task outside of transactions and returns its result, or Stopped once `run.wanted` returns False.
+        """Runs the task outside of transactions and returns its result.
 
-        Raises a MobizoError.
+        Returns Stopped once `run.should_continue` returns False. Raises a MobizoError.
         """
 
     def publish(self, session: Session, order: Any, result: Any) -> bool:

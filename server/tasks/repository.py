@@ -210,8 +210,12 @@ class TaskRepository:
         if most_bytes is not None:
             can &= Task.memory_bytes <= most_bytes
         request = select(TaskRequest.number).join(Task, Task.number == TaskRequest.task_number)
-        mine = request.where(TaskRequest.tenant == TaskTurn.tenant, TaskRequest.kind == TaskTurn.kind, can)
-        turn = select(TaskTurn.tenant, TaskTurn.kind).where(mine.correlate(TaskTurn).exists()).order_by(TaskTurn.turn)
+        turn_requests = request.where(TaskRequest.tenant == TaskTurn.tenant, TaskRequest.kind == TaskTurn.kind, can)
+        turn = (
+            select(TaskTurn.tenant, TaskTurn.kind)
+            .where(turn_requests.correlate(TaskTurn).exists())
+            .order_by(TaskTurn.turn)
+        )
         first = self._session.execute(turn.limit(1)).first()
         if first is None:
             return None

@@ -139,7 +139,7 @@ class Worker:
             with self._heartbeats(claim, run, lost):
                 outcome = handler.run(claim.order, run)
                 if not isinstance(outcome, Stopped):
-                    counted = self._end(lambda queue: queue.complete(claim, outcome))
+                    was_counted = self._end(lambda queue: queue.complete(claim, outcome))
         except MobizoError as error:
             reason = error
             if handler.is_transient(error):
@@ -153,7 +153,7 @@ class Worker:
                 self._end(lambda queue: queue.release(claim))
                 log.info(f"{claim.kind}-stopped")
             else:
-                log.info(f"{claim.kind}-finished", counted=counted)
+                log.info(f"{claim.kind}-finished", counted=was_counted)
         self._report(run)
 
     def _end(self, end: Callable[[TaskQueue], Ended]) -> Ended:
@@ -193,8 +193,8 @@ class Worker:
 
     def _report(self, run: TaskRun | None) -> None:
         """Stores a heartbeat of this worker, and the peak memory of it and its child processes."""
-        ended = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * KIBIBYTE
-        own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIBIBYTE
+        child_peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * KIBIBYTE
+        worker_peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIBIBYTE
         running = 0 if run is None or run.process is None else run.process.peak_rss_bytes
         self._reported = time.monotonic()
         with self._database.writing() as session:
@@ -202,8 +202,8 @@ class Worker:
             worker = workers.get(self.id)
             worker.seen_at = utc_now()
             workers.keep_host(worker.host, *host_budget(self._settings), worker.seen_at)
-            worker.peak_rss_bytes = own
-            worker.compiler_peak_rss_bytes = max(worker.compiler_peak_rss_bytes, running, ended)
+            worker.peak_rss_bytes = worker_peak
+            worker.compiler_peak_rss_bytes = max(worker.compiler_peak_rss_bytes, running, child_peak)
 
 
 def host_name(settings: Settings) -> str:

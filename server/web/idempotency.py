@@ -57,19 +57,19 @@ class IdempotencyRepository:
 
         Waits while another transaction stores the same id, so that only one of two concurrent requests gets its own.
         """
-        mine = IdempotencyRecord.id == record.id
-        self._session.execute(delete(IdempotencyRecord).where(mine, IdempotencyRecord.kept_until <= now))
+        same_id = IdempotencyRecord.id == record.id
+        self._session.execute(delete(IdempotencyRecord).where(same_id, IdempotencyRecord.kept_until <= now))
         try:
             with self._session.begin_nested():
                 self._session.add(record)
         except IntegrityError:
-            return self._session.scalars(select(IdempotencyRecord).where(mine)).one()
+            return self._session.scalars(select(IdempotencyRecord).where(same_id)).one()
         return record
 
     def forget(self, now: datetime, limit: int) -> None:
         """Deletes up to `limit` expired records, except those that another transaction is deleting."""
-        over = select(IdempotencyRecord.number).where(IdempotencyRecord.kept_until <= now).limit(limit)
-        numbers = self._session.scalars(over.with_for_update(skip_locked=True)).all()
+        expired = select(IdempotencyRecord.number).where(IdempotencyRecord.kept_until <= now).limit(limit)
+        numbers = self._session.scalars(expired.with_for_update(skip_locked=True)).all()
         self._session.execute(delete(IdempotencyRecord).where(IdempotencyRecord.number.in_(numbers)))
 
 

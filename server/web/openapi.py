@@ -109,9 +109,9 @@ def documented(responses: Mapping[int | str, dict[str, Any]], errors: Iterable[t
             described[status] = response
     for status, raised in by_status.items():
         # A route may describe the same status itself, too.
-        own = described.get(status, {}).get("content", {})
+        content = described.get(status, {}).get("content", {})
         problem = _problem(raised)
-        described[status] = problem | {"content": own | problem["content"]}
+        described[status] = problem | {"content": content | problem["content"]}
     return described
 
 

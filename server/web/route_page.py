@@ -87,8 +87,8 @@ whatever it contains. [openapi.json](openapi.json) describes requests and respon
 def route_page(routes: Iterable[BaseRoute]) -> str:
     """Returns the page in Markdown, with the settings' defaults."""
     settings = Settings.model_construct()
-    own = [route for route in routes if isinstance(route, Route)]
-    rows = [_row(method, route, settings) for route in own for method in route.methods or ()]
+    api_routes = [route for route in routes if isinstance(route, Route)]
+    rows = [_row(method, route, settings) for route in api_routes for method in route.methods or ()]
     return HEAD.format(rates=_rates(settings), uploads=_uploads()) + "".join(sorted(rows))
 
 

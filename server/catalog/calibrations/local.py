@@ -52,7 +52,7 @@ def calibrate_from(
     base = BaseRef(name=name or base_name(source, files), sha256=files.sha256)
     sizes = {"base": base, "effective_batch": BATCH, "answer_length": length, "choices": choices}
     recipe = Recipe.model_validate(settings.model_dump() | sizes)
-    examples = _chosen(load_examples(data, task, tokenizer, recipe), most)
+    examples = _sample(load_examples(data, task, tokenizer, recipe), most)
 
     from server.compiler.calibrate import calibrate
 
@@ -64,6 +64,6 @@ def calibrate_from(
     return load_calibration(content)
 
 
-def _chosen(examples: list[Example], most: int) -> list[Example]:
+def _sample(examples: list[Example], most: int) -> list[Example]:
     order = alternating(0, 0, [example.correct for example in examples])
     return [examples[index] for index in order[:most]]

@@ -115,8 +115,8 @@ def locate_base(source: str) -> BaseFiles:
     path = Path(source)
     if path.is_file():
         return BaseFiles("gguf", path, (path,))
-    wanted = (*PINNED_PATTERNS, *VOCABULARY_FILES, *CHAT_FILES)
-    directory = path if path.is_dir() else download(source, wanted)
+    all_patterns = (*PINNED_PATTERNS, *VOCABULARY_FILES, *CHAT_FILES)
+    directory = path if path.is_dir() else download(source, all_patterns)
     patterns = PINNED_PATTERNS if (directory / "tokenizer.json").is_file() else (*PINNED_PATTERNS, *VOCABULARY_FILES)
     pinned = tuple(sorted({file for pattern in patterns for file in directory.glob(pattern)}))
     names = [file.name for file in pinned]

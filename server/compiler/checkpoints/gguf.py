@@ -161,10 +161,10 @@ class _Reader:
         if stem != name and stem in TOP_NAMES:
             return TOP_NAMES[stem]
         match = LAYER_PATTERN.fullmatch(name)
-        own = self.form.layer_names.get(match[2]) if match else None
-        if match is None or own is None:
+        canonical = self.form.layer_names.get(match[2]) if match else None
+        if match is None or canonical is None:
             raise UnsupportedModel(f"tensor {name} is not part of the supported {self.form.name} decoder")
-        return f"layers.{match[1]}.{own}"
+        return f"layers.{match[1]}.{canonical}"
 
     def _refuse_features(self) -> None:
         scaling = self._scaling()

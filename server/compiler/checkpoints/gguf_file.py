@@ -112,18 +112,20 @@ class _Header:
             if name in metadata:
                 raise ValueError(f"it has two values of {name}")
             metadata[name] = self._value(*self._numbers("I"))
-        described = [self._tensor() for _ in range(tensors)]
+        descriptions = [self._tensor() for _ in range(tensors)]
         alignment = metadata.get(ALIGNMENT, 32)
         if type(alignment) is not int or alignment <= 0 or alignment & (alignment - 1):
             raise ValueError(f"its alignment {alignment} is not a power of two")
         start = -(-self._at // alignment) * alignment
-        placed = [GgufTensor(path, name, shape, kind, start + offset) for name, shape, kind, offset in described]
-        if len({tensor.name for tensor in placed}) != len(placed):
+        file_tensors = [
+            GgufTensor(path, name, shape, kind, start + offset) for name, shape, kind, offset in descriptions
+        ]
+        if len({tensor.name for tensor in file_tensors}) != len(file_tensors):
             raise ValueError("two tensors have one name")
-        for tensor in placed:
+        for tensor in file_tensors:
             if tensor.offset + prod(tensor.byte_shape) > len(self._data):
                 raise ValueError(f"tensor {tensor.name} is truncated")
-        return GgufFile(metadata, tuple(placed))
+        return GgufFile(metadata, tuple(file_tensors))
 
     def _tensor(self) -> tuple[str, tuple[int, ...], GGMLQuantizationType, int]:
         name = self._string()

@@ -42,8 +42,12 @@ class GgufArchitecture:
     @property
     def layer_names(self) -> dict[str, str]:
         """llama.cpp's names of one layer's weights and biases, after `blk.N.`, with their canonical names."""
-        weights = {f"{theirs}.weight": own for theirs, own in {**self.norms, **LINEARS}.items()}
-        return weights | {f"{theirs}.bias": f"{own}_bias" for theirs, own in LINEARS.items() if own in self.biases}
+        weights = {f"{gguf_name}.weight": canonical for gguf_name, canonical in {**self.norms, **LINEARS}.items()}
+        return weights | {
+            f"{gguf_name}.bias": f"{canonical}_bias"
+            for gguf_name, canonical in LINEARS.items()
+            if canonical in self.biases
+        }
 
 
 ARCHITECTURES: Mapping[str, GgufArchitecture] = {

@@ -87,15 +87,17 @@ def _tensors(files: BaseFiles, architecture: str, tied: bool) -> tuple[dict[str,
             for name in file.keys():  # noqa: SIM118 - a safetensors handle is no mapping
                 if DERIVED.fullmatch(name):
                     continue
-                own, part = _canonical(architecture, name), file.get_slice(name)
+                canonical, part = _canonical(architecture, name), file.get_slice(name)
                 if (dtype := part.get_dtype()) not in FLOATS:
                     raise UnreadableCheckpoint(
                         f"{name} in {path.name} is stored as {dtype}; convert the weights to BF16, F16 or F32"
                     )
                 rows, *columns = part.get_shape() or [1]
-                parameters += 0 if own == "lm_head" and tied else math.prod((rows, *columns))
-                unused = UNUSED_POSITIONS if own == "positions" else 0
-                tensors[own] = LazyTensor((rows - unused, *columns), partial(_read, path, name, architecture, own))
+                parameters += 0 if canonical == "lm_head" and tied else math.prod((rows, *columns))
+                unused = UNUSED_POSITIONS if canonical == "positions" else 0
+                tensors[canonical] = LazyTensor(
+                    (rows - unused, *columns), partial(_read, path, name, architecture, canonical)
+                )
     return tensors, parameters
 
 
@@ -126,11 +128,11 @@ def opened(path: Path) -> Iterator[Any]:
         ) from error
 
 
-def _read(path: Path, name: str, architecture: str, own: str) -> Tensor:
+def _read(path: Path, name: str, architecture: str, canonical: str) -> Tensor:
     # The file is mapped while it is open: opening it for each tensor keeps only that tensor's pages in memory.
     with opened(path) as file:
         tensor: Tensor = file.get_tensor(name).to(torch.float32)
-    return _as_taken(architecture, own, tensor)
+    return _as_taken(architecture, canonical, tensor)
 
 
 def _canonical(architecture: str, name: str) -> str:
@@ -138,10 +140,10 @@ def _canonical(architecture: str, name: str) -> str:
     match = NAME.fullmatch(inner)
     if match is not None:
         layer, stem, kind = match.groups()
-        own = TOP_NAMES.get(stem) if layer is None else _layer_names(architecture).get(stem)
-        if own is not None:
+        canonical = TOP_NAMES.get(stem) if layer is None else _layer_names(architecture).get(stem)
+        if canonical is not None:
             ending = "_bias" if kind == "bias" else ""
-            return f"{own}{ending}" if layer is None else f"layers.{layer}.{own}{ending}"
+            return f"{canonical}{ending}" if layer is None else f"layers.{layer}.{canonical}{ending}"
     raise UnsupportedModel(f"tensor {name} is not part of the supported {architecture} decoder")
 
 

@@ -223,9 +223,9 @@ def _rope(model_type: str, architecture: Architecture, options: Options, kind: s
         theta, scaling = options["rope_local_base_freq"], {}
     else:
         theta = options["rope_theta"]
-    own = (rope_parameters.get(kind) or {}) if architecture.nested_rope else rope_parameters
+    kind_parameters = (rope_parameters.get(kind) or {}) if architecture.nested_rope else rope_parameters
     outer = {"rope_theta": theta, "partial_rotary_factor": options["partial_rotary_factor"]}
-    parameters = {**outer, **own, **scaling}
+    parameters = {**outer, **kind_parameters, **scaling}
     name = parameters.get("rope_type", parameters.get("type", "default"))
     partial = parameters["partial_rotary_factor"]
     features = {

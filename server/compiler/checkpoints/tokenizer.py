@@ -17,9 +17,9 @@ def write_tokenizer(files: BaseFiles, path: Path) -> None:
 
     Raises UnreadableCheckpoint if the base has no tokenizer that can be converted.
     """
-    own = files.root / "tokenizer.json"
-    if files.form == "huggingface" and own.is_file():
-        shutil.copyfile(own, path)
+    tokenizer_file = files.root / "tokenizer.json"
+    if files.form == "huggingface" and tokenizer_file.is_file():
+        shutil.copyfile(tokenizer_file, path)
         return
     convert_tokenizer(files).backend_tokenizer.save(str(path))
 

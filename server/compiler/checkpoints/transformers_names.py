@@ -95,10 +95,12 @@ def _stock_name(architecture: str, name: str) -> str:
     parts = name.split(".")
     if len(parts) == 1:
         return f"{_TOP[name]}.weight"
-    own, ending = (parts[2].removesuffix("_bias"), "bias") if parts[2].endswith("_bias") else (parts[2], "weight")
-    norms = {canonical: theirs for theirs, canonical in NORMS[architecture].items()}
+    weight_name, ending = (
+        (parts[2].removesuffix("_bias"), "bias") if parts[2].endswith("_bias") else (parts[2], "weight")
+    )
+    norms = {canonical: stock for stock, canonical in NORMS[architecture].items()}
     linears = {target: hf_module_name(architecture, target) for target in TARGETS}
-    return f"model.layers.{parts[1]}.{(norms | linears)[own]}.{ending}"
+    return f"model.layers.{parts[1]}.{(norms | linears)[weight_name]}.{ending}"
 
 
 def _as_stored(architecture: str, name: str, values: F32) -> F32:
@@ -118,9 +120,11 @@ def _gguf_config(files: BaseFiles) -> dict[str, Any]:
         number = metadata.get(f"tokenizer.ggml.{name}_token_id")
         if number is not None:
             config[{"unknown": "unk", "padding": "pad"}.get(name, name) + "_token_id"] = number
-    understood = config_facts(config)
-    if wrong := [key for key, value in understood.items() if value != getattr(facts, key)]:
-        raise UnsupportedModel(f"transformers has no configuration with this GGUF file's {', '.join(sorted(wrong))}")
+    config_values = config_facts(config)
+    if differing := [key for key, value in config_values.items() if value != getattr(facts, key)]:
+        raise UnsupportedModel(
+            f"transformers has no configuration with this GGUF file's {', '.join(sorted(differing))}"
+        )
     return config
 
 

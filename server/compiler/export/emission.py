@@ -48,8 +48,8 @@ class Signature:
             for at in range(len(self.example))
         ]
         parameters = inspect.signature(self.module.forward).parameters.values()
-        named = sum(parameter.kind is not parameter.VAR_POSITIONAL for parameter in parameters)
-        dynamic = (*shapes[:named], *([tuple(shapes[named:])] if named < len(shapes) else []))
+        named_count = sum(parameter.kind is not parameter.VAR_POSITIONAL for parameter in parameters)
+        dynamic = (*shapes[:named_count], *([tuple(shapes[named_count:])] if named_count < len(shapes) else []))
         exported = export(self.module, self.example, dynamic_shapes=dynamic, strict=False)
         inputs = [
             node.meta["val"] for node in exported.graph.nodes if node.name in exported.graph_signature.user_inputs

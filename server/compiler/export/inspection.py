@@ -92,21 +92,21 @@ def _inspection(file: _PTEFile, size: int) -> Inspection:
     held_bytes = 0 if file.named_data is None else sum(len(buffer) for buffer in file.named_data.buffers)
     keys = {key.decode() for payload in payloads for key in CONTENT_KEY.findall(bytes(payload.data))}
     tensors = [tensor for plan in plans for tensor in _tensors(plan, range(len(plan.values)))]
-    named = [(tensor.extra_tensor_info, tensor) for tensor in tensors if tensor.extra_tensor_info is not None]
+    named_tensors = [(tensor.extra_tensor_info, tensor) for tensor in tensors if tensor.extra_tensor_info is not None]
     inside = [len(buffer.storage) for buffer in file.program.constant_buffer if buffer.storage]
     return Inspection(
         bytes=size,
         methods=tuple(_method(plan, payloads) for plan in plans),
         buffers={
             info.fully_qualified_name: _tensor(tensor)
-            for info, tensor in named
+            for info, tensor in named_tensors
             if info.location != EXTERNAL and info.fully_qualified_name
         },
         constants=len(inside),
         constant_bytes=sum(inside),
         delegate_constants=len(named_data),
         delegate_constant_bytes=held_bytes,
-        external=tuple(sorted({info.fully_qualified_name for info, _ in named if info.location == EXTERNAL})),
+        external=tuple(sorted({info.fully_qualified_name for info, _ in named_tensors if info.location == EXTERNAL})),
         external_delegate_keys=len(keys - named_data.keys()),
     )
 

@@ -68,10 +68,10 @@ class CacheTables(LayerTables):
 
     def masked(self, places: Tensor) -> Tensor:
         """Returns the causal mask (1, G*L, C) for tokens at `places` (L,)."""
-        own = places.unsqueeze(1)
-        hidden = self.columns > own  # (L, C)
+        row_places = places.unsqueeze(1)
+        hidden = self.columns > row_places  # (L, C)
         if self.window is not None:
-            hidden = torch.logical_or(hidden, self.columns <= own - self.window)
+            hidden = torch.logical_or(hidden, self.columns <= row_places - self.window)
         return (hidden.to(torch.float32) * MASKED).repeat(self.groups, 1).unsqueeze(0)
 
 
@@ -212,18 +212,18 @@ class Extend(Method):
             kind = index in facts.sliding_layers
             tables = tables_of[kind]
             vectors = self.backbone.vectors(index)
-            own = len(facts.layer_norms)
+            norm_count = len(facts.layer_norms)
             slabs: list[tuple[Tensor, ...]] = []
             for part in parts_of(shape):
                 slabs.append((b[:, at : at + part.slab],) if part.targets else ())
                 at += part.slab
-            projected = head(hidden, *slabs[0], *vectors[:count], *vectors[own:], *tables)
+            projected = head(hidden, *slabs[0], *vectors[:count], *vectors[norm_count:], *tables)
             rows = projected.squeeze(0)
             cached = self.cache.write(index, places, rows[:, ends[0] : ends[1]], rows[:, ends[1] :])
             if self.operator:
-                hidden = mix(hidden, self.attend(projected, cached, first), *slabs[1], *vectors[count:own])
+                hidden = mix(hidden, self.attend(projected, cached, first), *slabs[1], *vectors[count:norm_count])
             else:
-                hidden = mix(hidden, projected, *cached, masks[kind], *slabs[1], *vectors[count:own], *tables)
+                hidden = mix(hidden, projected, *cached, masks[kind], *slabs[1], *vectors[count:norm_count], *tables)
         answers = self.backbone.gather_positions(hidden, picks.unsqueeze(0))
         logits = self.backbone.cap(self.backbone.logits(answers) if self.head is None else self.head(answers))
         return logits.squeeze(0)
@@ -290,13 +290,13 @@ class InferenceNetwork(BaseNetwork):
 
     def _parts(self, kind: type[DecoderLayer], at: int, shapes: Sequence[LayerShape]) -> list[nn.Module]:
         """Returns one part of every layer, lowered."""
-        own = [parts_of(shape)[at] for shape in shapes]
+        part_shapes = [parts_of(shape)[at] for shape in shapes]
         weights = [
             {name: tensor for name, tensor in layer.items() if name.startswith(HEADS) == (at == 0)}
             for layer in self._base.layers
         ]
-        layers = [kind(*arguments) for arguments in zip(own, weights, self._scaled_a, strict=True)]
-        return lower_by_shape(self._lower, layers, own, lambda shape: self._example(shape, at))
+        layers = [kind(*arguments) for arguments in zip(part_shapes, weights, self._scaled_a, strict=True)]
+        return lower_by_shape(self._lower, layers, part_shapes, lambda shape: self._example(shape, at))
 
     def _example(self, shape: LayerShape, at: int) -> Example:
         """Returns the export inputs of a part."""

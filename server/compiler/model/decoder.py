@@ -54,9 +54,9 @@ class LayerShape:
 
 def layer_shapes(recipe: Recipe, facts: BaseFacts, rows: int, paths: int, adapted: bool = True) -> list[LayerShape]:
     """Every layer of the base for `rows` sequences of `paths` paths; with `adapted` False none meets its B."""
-    chosen = set(recipe.adapted_layers(facts.layers)) if adapted else set()
+    adapted_layers = set(recipe.adapted_layers(facts.layers)) if adapted else set()
     return [
-        LayerShape(facts, recipe.precision, paths, rows, recipe.rank, recipe.targets if index in chosen else ())
+        LayerShape(facts, recipe.precision, paths, rows, recipe.rank, recipe.targets if index in adapted_layers else ())
         for index in range(facts.layers)
     ]
 

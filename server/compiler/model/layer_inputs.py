@@ -55,8 +55,8 @@ class LayerInputs:
     def of(cls, facts: BaseFacts, tensors: Sequence[Tensor], *, adapted: bool) -> LayerInputs:
         """Returns the inputs of a layer from the list that it takes: B, norms, head norms, tables."""
         slab, rest = (tensors[0], tensors[1:]) if adapted else (ABSENT, tensors)
-        own, heads = len(facts.layer_norms), len(facts.head_norms)
+        norm_count, heads = len(facts.layer_norms), len(facts.head_norms)
         count = norm_size(facts)
-        norms = tuple(tuple(rest[at : at + count]) for at in range(0, own, count))
-        tables = AttentionTables.of(facts, rest[own + heads :])
-        return cls(slab, norms, tuple(rest[own : own + heads]), tables)
+        norms = tuple(tuple(rest[at : at + count]) for at in range(0, norm_count, count))
+        tables = AttentionTables.of(facts, rest[norm_count + heads :])
+        return cls(slab, norms, tuple(rest[norm_count : norm_count + heads]), tables)

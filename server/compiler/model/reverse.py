@@ -123,11 +123,11 @@ class ReverseLayer(DecoderLayer):
         others, scales = (others, {}) if self.shape.scheme is None else (others[:-1], self._scales(others[-1]))
         inputs = LayerInputs.of(self.shape.facts, others, adapted=bool(self.shape.targets))
         reversal = Reversal(self._factors(inputs.slab) if self.shape.targets else {}, scales)
-        returned = self._reverse(hidden, gradient, reversal, inputs)
+        input_gradient = self._reverse(hidden, gradient, reversal, inputs)
         if not self.shape.targets:
-            return returned
+            return input_gradient
         by_target = [reversal.gradients[target].view(self.shape.rows, -1) for target in self.shape.targets]
-        return returned, torch.cat(by_target, dim=1) if len(by_target) > 1 else by_target[0]
+        return input_gradient, torch.cat(by_target, dim=1) if len(by_target) > 1 else by_target[0]
 
     def drop_forward(self) -> None:
         """Drops what the forward pass alone reads: without a norm after it, the MLP's output is not computed again."""
@@ -156,14 +156,16 @@ class ReverseLayer(DecoderLayer):
         middle = hidden + mixed
         inner = normed(self.norm, middle)
         mlp = Mlp(self, norm_output(inner, *norms[2 if sandwich else 1]), reversal)
-        passed = gradient
+        branch_gradient = gradient
         if sandwich:
-            passed = norm_reverse(self.norm, passed, norms[3][0], normed(self.norm, mlp.output()))
-        passed = mlp.reverse(passed)
-        gradient = gradient + norm_reverse(self.norm, passed, norms[2 if sandwich else 1][0], inner)  # of `middle`
-        passed = norm_reverse(self.norm, gradient, norms[1][0], after) if sandwich else gradient
-        passed = attention.reverse(passed)
-        return gradient + norm_reverse(self.norm, passed, norms[0][0], before)
+            branch_gradient = norm_reverse(self.norm, branch_gradient, norms[3][0], normed(self.norm, mlp.output()))
+        branch_gradient = mlp.reverse(branch_gradient)
+        gradient = gradient + norm_reverse(
+            self.norm, branch_gradient, norms[2 if sandwich else 1][0], inner
+        )  # of `middle`
+        branch_gradient = norm_reverse(self.norm, gradient, norms[1][0], after) if sandwich else gradient
+        branch_gradient = attention.reverse(branch_gradient)
+        return gradient + norm_reverse(self.norm, branch_gradient, norms[0][0], before)
 
     def linear(self, target: Target, x: Tensor, reversal: Reversal) -> Tensor:
         """x (E, S, in) -> (E, S, out), as the forward pass has it; x A is kept."""
@@ -188,13 +190,13 @@ class ReverseLayer(DecoderLayer):
         rows, (features, out) = self.shape.rows, self.shape.facts.features(target)
         weight = None if reversal.scales else getattr(self.frozen, target)
         flat = gradient.view(-1, out)
-        returned = self.transposed(target, flat, weight, reversal.scales.get(target))
+        input_gradient = self.transposed(target, flat, weight, reversal.scales.get(target))
         if target in reversal.b:
             reversal.gradients[target] = torch.bmm(reversal.low[target].permute(0, 2, 1), gradient)
             low = torch.bmm(gradient.view(1, -1, out), reversal.b[target].permute(0, 2, 1))  # (1, E*S, r)
             bias, a = getattr(self, f"{target}_a_bias"), getattr(self, f"{target}_a")
-            returned = returned + torch.addmm(bias, low.view(-1, self.shape.rank), a)
-        return returned.view(rows, -1, features)
+            input_gradient = input_gradient + torch.addmm(bias, low.view(-1, self.shape.rank), a)
+        return input_gradient.view(rows, -1, features)
 
 
 class ReversePass(nn.Module):
@@ -347,10 +349,12 @@ def norm_reverse(norm: RmsNorm | LayerNorm, gradient: Tensor, weight: Tensor, no
     """gradient (..., size) of a norm's output -> of its input. With u = x / rms(x): dx = (g - u mean(g u)) / rms(x)."""
     rms = rms_of(norm)
     scaled = gradient * weight
-    returned = (
+    input_gradient = (
         scaled - norm_results.unit * functional.linear(scaled * norm_results.unit, rms.mean)
     ) * norm_results.inverse
-    return returned - functional.linear(returned, rms.mean) if isinstance(norm, LayerNorm) else returned
+    return (
+        input_gradient - functional.linear(input_gradient, rms.mean) if isinstance(norm, LayerNorm) else input_gradient
+    )
 
 
 def activation(kind: str, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -84,8 +84,8 @@ class PrivacyRepository:
 
     def forget_reserved(self, job_id: str) -> None:
         """Deletes a job's reservation that no device has begun to spend."""
-        chosen = PrivacySpending.job_id == job_id, PrivacySpending.device_id.is_(None)
-        self._session.execute(delete(PrivacySpending).where(*chosen))
+        conditions = PrivacySpending.job_id == job_id, PrivacySpending.device_id.is_(None)
+        self._session.execute(delete(PrivacySpending).where(*conditions))
 
     def of_user(self, tenant: str, user: str) -> list[Spending]:
         """Returns all spendings and reservations on a user's data."""
@@ -114,11 +114,11 @@ class PrivacyRepository:
         """Returns the privacy that a cohort's rounds have spent on each user's examples."""
         return {user: _spendings(rows) for user, rows in self._sums(tenant, PrivacySpending.cohort == cohort).items()}
 
-    def _sums(self, tenant: str, chosen: object) -> dict[str, list[tuple[float, float, int]]]:
+    def _sums(self, tenant: str, condition: object) -> dict[str, list[tuple[float, float, int]]]:
         row = PrivacySpending
         statement = (
             select(row.user, row.sampling_rate, row.noise_multiplier, func.sum(row.steps))
-            .where(row.tenant == tenant, chosen)  # type: ignore[arg-type]  # a column's comparison
+            .where(row.tenant == tenant, condition)  # type: ignore[arg-type]  # a column's comparison
             .group_by(row.user, row.sampling_rate, row.noise_multiplier)
         )
         sums: dict[str, list[tuple[float, float, int]]] = {}
@@ -129,15 +129,15 @@ class PrivacyRepository:
     def runs(self, tenant: str, user: str) -> int:
         """Returns the number of private runs of a user's data, reserved ones included."""
         statement = select(func.count()).select_from(PrivacySpending)
-        chosen = PrivacySpending.tenant == tenant, PrivacySpending.user == user
-        return self._session.scalar(statement.where(*chosen)) or 0
+        conditions = PrivacySpending.tenant == tenant, PrivacySpending.user == user
+        return self._session.scalar(statement.where(*conditions)) or 0
 
     def unprotected(self, tenant: str, user: str) -> int:
         """Returns the number of jobs without privacy that trained, or are training, on a user's data."""
         private = select(PrivacySpending.job_id).where(PrivacySpending.tenant == tenant, PrivacySpending.user == user)
         statement = select(func.count()).select_from(Job)
-        chosen = Job.tenant == tenant, Job.user == user, Job.state.in_(EXPOSED_STATES), Job.id.not_in(private)
-        return self._session.scalar(statement.where(*chosen)) or 0
+        conditions = Job.tenant == tenant, Job.user == user, Job.state.in_(EXPOSED_STATES), Job.id.not_in(private)
+        return self._session.scalar(statement.where(*conditions)) or 0
 
     def limit(self, tenant: str, user: str, *, lock: bool = False) -> PrivacyLimit | None:
         """Returns a user's budget. lock: other transactions that lock it wait until this one ends."""
@@ -146,8 +146,8 @@ class PrivacyRepository:
 
     def limits(self, tenant: str, users: Collection[str]) -> Sequence[PrivacyLimit]:
         """Returns the budgets of those `users` that have one, the smallest epsilon first."""
-        chosen = PrivacyLimit.tenant == tenant, PrivacyLimit.user.in_(users), PrivacyLimit.epsilon.is_not(None)
-        limits = self._session.scalars(select(PrivacyLimit).where(*chosen))
+        conditions = PrivacyLimit.tenant == tenant, PrivacyLimit.user.in_(users), PrivacyLimit.epsilon.is_not(None)
+        limits = self._session.scalars(select(PrivacyLimit).where(*conditions))
         return sorted(limits, key=lambda limit: (limit.epsilon or 0.0, limit.delta))
 
     def keep_limit(self, tenant: str, user: str, epsilon: float | None, delta: float) -> None:

@@ -211,11 +211,11 @@ class PrivacyService(JobSubscriber):
         """
         spent = self._privacy.of_dataset(device_id, request.dataset)
         for limit in self._privacy.limits(tenant, self._bindings.users(device_id) | spent.keys()):
-            named = f"data set {request.dataset!r} of device {device_id}"
+            dataset_name = f"data set {request.dataset!r} of device {device_id}"
             if spending is None:
                 raise BudgetExceeded(
-                    f"{named} has a privacy budget of epsilon {limit.epsilon:g}, that of user {limit.user!r}, and a "
-                    "job without `privacy` has no bound at all: give it one",
+                    f"{dataset_name} has a privacy budget of epsilon {limit.epsilon:g}, that of user {limit.user!r}, "
+                    "and a job without `privacy` has no bound at all: give it one",
                     budget=limit.epsilon,
                     delta=limit.delta,
                 )
@@ -225,8 +225,8 @@ class PrivacyService(JobSubscriber):
             after = fast_epsilon_of([*_all(spent), spending], limit.delta)
             if limit.epsilon is not None and after > limit.epsilon:
                 raise BudgetExceeded(
-                    f"{named}: with this run, up to {after:.3g} of a privacy budget of epsilon {limit.epsilon:g} at "
-                    f"delta {limit.delta:g} would be spent; the budget is that of user {limit.user!r}",
+                    f"{dataset_name}: with this run, up to {after:.3g} of a privacy budget of epsilon "
+                    f"{limit.epsilon:g} at delta {limit.delta:g} would be spent; the budget is that of user {limit.user!r}",
                     epsilon=_finite(after),
                     budget=limit.epsilon,
                     delta=limit.delta,

@@ -27,8 +27,8 @@ class SecureAggregationProgress:
         """Ends the current phase of a locked masked round if it is complete or late. Returns the resulting phase."""
         self._session.flush()
         failed_members = self._repository.failed_members(masked.round_number)
-        coming = self._repository.coming(masked.round_number)
-        return self._secure_aggregation(masked).tick(coming, masked.least, failed_members)
+        expects_members = self._repository.expects_members(masked.round_number)
+        return self._secure_aggregation(masked).tick(expects_members, masked.least, failed_members)
 
     def advance(self, cohort_round: CohortRound) -> SecureAggregationRound | None:
         """Returns the masked round of a cohort's round, locked, after `tick`. None: no device has taken part yet."""

@@ -75,7 +75,7 @@ class SecureAggregationRepository:
             locked(select(SecureAggregationRound).where(SecureAggregationRound.round_number == cohort_round.number))
         ).one()
 
-    def coming(self, round_number: int) -> bool:
+    def expects_members(self, round_number: int) -> bool:
         """Returns whether a member may still advertise keys, because the member's job has not ended."""
         advertised = exists().where(
             SecureAggregationMember.round_number == round_number, SecureAggregationMember.job_number == Job.number
@@ -96,8 +96,8 @@ class SecureAggregationRepository:
     def failed_members(self, round_number: int) -> list[str]:
         """Returns the devices of a masked round whose job failed or was cancelled."""
         statement = select(SecureAggregationMember.member).join(Job, Job.number == SecureAggregationMember.job_number)
-        mine = SecureAggregationMember.round_number == round_number, Job.state.in_(_ENDED_BADLY)
-        return list(self._session.scalars(statement.where(*mine)))
+        conditions = SecureAggregationMember.round_number == round_number, Job.state.in_(_ENDED_BADLY)
+        return list(self._session.scalars(statement.where(*conditions)))
 
 
 class DatabaseStore:

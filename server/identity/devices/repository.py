@@ -231,8 +231,8 @@ class BindingRepository:
 
     def remove(self, device_id: str, user: str) -> bool:
         """Unbinds a user from a device. Returns False if the user was not bound."""
-        chosen = DeviceUser.device_id == device_id, DeviceUser.user == user
-        statement = delete(DeviceUser).where(*chosen).returning(DeviceUser.user)
+        conditions = DeviceUser.device_id == device_id, DeviceUser.user == user
+        statement = delete(DeviceUser).where(*conditions).returning(DeviceUser.user)
         return self._session.scalar(statement) is not None
 
     def newest_devices(self, tenant: str, user: str, limit: int) -> Sequence[Device]:
@@ -246,7 +246,7 @@ class BindingRepository:
 
 
 @dataclass(frozen=True)
-class Spent:
+class SpentNonce:
     """A nonce that a device's request spends, and until when its signature is good."""
 
     device_id: str
@@ -260,18 +260,18 @@ class NonceRepository:
     def __init__(self, session: Session) -> None:
         self._session = session
 
-    def spend_all(self, spent: Collection[Spent], now: datetime) -> set[tuple[str, str]]:
+    def spend_all(self, nonces: Collection[SpentNonce], now: datetime) -> set[tuple[str, str]]:
         """Stores nonces, and returns (device, nonce) of those that were not there. Of two at once, one gets it.
 
         A device's nonces that are over go when it spends the next, so that none lies longer than the device is away.
         """
-        if not spent:
+        if not nonces:
             return set()
-        devices = {one.device_id for one in spent}
-        over = delete(DeviceNonce).where(DeviceNonce.device_id.in_(devices), DeviceNonce.expires_at < now)
-        self._session.execute(over.execution_options(synchronize_session=False))
+        devices = {one.device_id for one in nonces}
+        expired = delete(DeviceNonce).where(DeviceNonce.device_id.in_(devices), DeviceNonce.expires_at < now)
+        self._session.execute(expired.execution_options(synchronize_session=False))
         insert: Any = insert_sqlite if self._session.get_bind().dialect.name == "sqlite" else insert_postgresql
-        rows = [{"device_id": one.device_id, "nonce": one.nonce, "expires_at": one.until} for one in spent]
+        rows = [{"device_id": one.device_id, "nonce": one.nonce, "expires_at": one.until} for one in nonces]
         # Of the table, with its rows as parameters: a statement that SQLAlchemy has compiled before.
         stored = insert(DeviceNonce.__table__).on_conflict_do_nothing()
         stored_rows = self._session.execute(stored.returning(DeviceNonce.device_id, DeviceNonce.nonce), rows)

@@ -172,13 +172,13 @@ class DeviceService:
         device = self._devices.get(tenant, name_or_id)
         if device is not None:
             return device
-        named = self._devices.named(tenant, name_or_id)
-        if len(named) > 1:
-            ids = ", ".join(each.id for each in named)
-            raise Conflict(f"{len(named)} devices are named {name_or_id!r}; give the id of one: {ids}")
-        if not named:
+        devices = self._devices.named(tenant, name_or_id)
+        if len(devices) > 1:
+            ids = ", ".join(each.id for each in devices)
+            raise Conflict(f"{len(devices)} devices are named {name_or_id!r}; give the id of one: {ids}")
+        if not devices:
             raise NotFound(f"no device is named {name_or_id!r}; `mobizo-server device list` shows them")
-        return named[0]
+        return devices[0]
 
     def revoke(self, tenant: str, name_or_id: str) -> Device:
         """Revokes a device and its tokens at once. It can only return by enrolling as another device.

@@ -30,12 +30,12 @@ from server.identity.access_rules import (
     SignedWriting,
     make_presences,
     spend_ahead,
-    spent_by,
+    spent_nonce,
 )
 from server.identity.devices.repository import DeviceReport
 from server.identity.tokens import Principal
 from server.jobs.leases.declines import DeclineService
-from server.jobs.leases.messages import Asking, Message, Parting
+from server.jobs.leases.messages import JobPoll, Message, Parting
 from server.jobs.leases.repository import LeaseRepository
 from server.jobs.leases.service import Answer, LeaseService
 from server.jobs.scheduling.matching import DeviceOffer
@@ -282,9 +282,9 @@ async def _process(
 ) -> LeaseState:
     """Processes a message together with others. It spends the nonce of its signature also if it is refused."""
     device_id = principal.device_id or ""
-    spent = None if signature is None else spent_by(device_id, signature)
+    nonce = None if signature is None else spent_nonce(device_id, signature)
     try:
-        return await state.get(make_messages).add(Message(device_id, lease_id, says, spent))
+        return await state.get(make_messages).add(Message(device_id, lease_id, says, nonce))
     except (ReplayedRequest, Unavailable):
         raise
     except MobizoError:
@@ -299,21 +299,21 @@ def make_polls_gauge(registry: CollectorRegistry) -> Gauge:
     return Gauge("mobizo_polls_open", "Devices that wait here for a job", registry=registry)
 
 
-def make_offers(state: AppState) -> GroupRead[Asking, DeviceOffer]:
+def make_offers(state: AppState) -> GroupRead[JobPoll, DeviceOffer]:
     """Makes the reads of what decides which jobs a device may get."""
 
-    def read(session: Session, asking: Sequence[Asking]) -> list[DeviceOffer | Exception]:
-        return LeaseService(session, state.settings.lease_seconds).offers(asking)
+    def read(session: Session, polls: Sequence[JobPoll]) -> list[DeviceOffer | Exception]:
+        return LeaseService(session, state.settings.lease_seconds).offers(polls)
 
     return GroupRead(state.database, read)
 
 
-def make_acquisitions(state: AppState) -> GroupCommit[Asking, Answer]:
+def make_acquisitions(state: AppState) -> GroupCommit[JobPoll, Answer]:
     """Makes the group commit of leases that are given."""
 
-    def write(session: Session, asking: Sequence[Asking]) -> list[Answer | Exception]:
+    def write(session: Session, polls: Sequence[JobPoll]) -> list[Answer | Exception]:
         settings = state.settings
-        return LeaseService(session, settings.lease_seconds, settings.lease_attempts).acquire_each(asking)
+        return LeaseService(session, settings.lease_seconds, settings.lease_attempts).acquire_each(polls)
 
     return GroupCommit(state.database, state.write_queue, write, MOST_ACQUIRED)
 
@@ -336,10 +336,10 @@ async def acquire(
     lease = None
     requested = lease_request.lease_seconds
     seconds = None if requested is None else min(requested, LEASE_SECONDS_MOST)
-    asking = Asking(principal.tenant, principal.device_id or "", lease_request, seconds)
-    offer = await state.get(make_offers).add(asking)
+    poll = JobPoll(principal.tenant, principal.device_id or "", lease_request, seconds)
+    offer = await state.get(make_offers).add(poll)
     if offer.may_hold:
-        lease, offer = await state.get(make_acquisitions).add(asking)
+        lease, offer = await state.get(make_acquisitions).add(poll)
     long_poll = state.get(make_long_poll)
     with state.meters.part(make_polls_gauge).track_inprogress():
         while lease is None:
@@ -348,7 +348,7 @@ async def acquire(
                 # A server that stops grants no job, because its answer may not reach the device.
                 if not woken or await request.is_disconnected():
                     return Response(status_code=204)
-                lease, offer = await state.get(make_acquisitions).add(asking)
+                lease, offer = await state.get(make_acquisitions).add(poll)
     return lease
 
 

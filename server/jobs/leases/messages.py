@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from server.identity.devices.repository import Spent
+from server.identity.devices.repository import SpentNonce
 from server.jobs.leases.repository import Ending, JobLease
 from shared.job import JobError, Progress
 from shared.protocol import LeaseRequest
 
 
 @dataclass(frozen=True)
-class Asking:
+class JobPoll:
     """A device's request for a job. seconds: duration of the lease without a heartbeat; None: the server's setting."""
 
     tenant: str
@@ -30,7 +30,7 @@ class Parting(StrEnum):
 
 @dataclass(frozen=True)
 class Message:
-    """A message of a device about its lease. spent: the nonce of its signature, if it is signed.
+    """A message of a device about its lease. nonce: the nonce of its signature, if it is signed.
 
     says: a heartbeat's progress, an error that ends the job, or a parting.
     """
@@ -38,7 +38,7 @@ class Message:
     device_id: str
     lease_id: str
     says: Progress | JobError | Parting
-    spent: Spent | None = None
+    nonce: SpentNonce | None = None
 
 
 def changes_nothing(message: Message, lease: JobLease) -> bool:

@@ -176,8 +176,8 @@ class LeaseRepository:
 
     def of_device(self, device_id: str, lease_id: str) -> JobLease | None:
         """Returns a lease of that device, live or ended, with its job locked."""
-        chosen = JobLease.device_id == device_id, JobLease.id == lease_id
-        return self._guarded(select(JobLease.job_number).where(*chosen), *chosen)
+        conditions = JobLease.device_id == device_id, JobLease.id == lease_id
+        return self._guarded(select(JobLease.job_number).where(*conditions), *conditions)
 
     def get_unlocked(self, device_id: str, lease_id: str) -> JobLease | None:
         """Returns a lease of that device, live or ended, without locking anything."""
@@ -214,8 +214,8 @@ class LeaseRepository:
         numbers = _of_live(device_id, datasets), _of_lapsed(device_id, datasets)
         return any(self._session.scalar(number) is not None for number in numbers)
 
-    def _guarded(self, number: Select[int], *chosen: ColumnElement[bool]) -> JobLease | None:
-        """Locks a job and returns its lease that matches `chosen`. The lease may change before the lock is held.
+    def _guarded(self, number: Select[int], *conditions: ColumnElement[bool]) -> JobLease | None:
+        """Locks a job and returns its lease that matches `conditions`. The lease may change before the lock is held.
 
         number: the query for the job's number.
         """
@@ -223,7 +223,9 @@ class LeaseRepository:
         if job_number is None:
             return None
         self._session.scalars(locked(select(Job).where(Job.number == job_number))).one()
-        statement = select(JobLease).where(JobLease.job_number == job_number, *chosen).order_by(JobLease.number.desc())
+        statement = (
+            select(JobLease).where(JobLease.job_number == job_number, *conditions).order_by(JobLease.number.desc())
+        )
         return self._session.scalar(statement.limit(1).execution_options(populate_existing=True))
 
     def _state(self, lease: JobLease) -> JobState:
@@ -298,13 +300,15 @@ class LeaseRepository:
         open_jobs = job_numbers.where(Job.state.in_((JobState.TRAINING, JobState.READY))).distinct()
         return self._take(self._session.scalars(open_jobs).all(), *usable)
 
-    def _take(self, numbers: Sequence[int], *chosen: ColumnElement[bool], skip: bool = False) -> Sequence[JobLease]:
-        """Locks jobs and returns their leases that match `chosen`. skip: skips jobs that others have locked."""
+    def _take(self, numbers: Sequence[int], *conditions: ColumnElement[bool], skip: bool = False) -> Sequence[JobLease]:
+        """Locks jobs and returns their leases that match `conditions`. skip: skips jobs that others have locked."""
         if not numbers:
             return []
         jobs = select(Job).where(Job.number.in_(numbers)).order_by(Job.number)
         locked_numbers = [job.number for job in self._session.scalars(locked(jobs, skip=skip))]
-        statement = select(JobLease).where(JobLease.job_number.in_(locked_numbers), *chosen).order_by(JobLease.number)
+        statement = (
+            select(JobLease).where(JobLease.job_number.in_(locked_numbers), *conditions).order_by(JobLease.number)
+        )
         return self._session.scalars(statement.execution_options(populate_existing=True)).all()
 
     def cancel(self, job_number: int, now: datetime) -> None:
@@ -344,8 +348,8 @@ def _lapsed(device_id: str) -> tuple[ColumnElement[bool], ...]:
 def _of_lapsed(device_id: str, datasets: Collection[str]) -> Select[int]:
     """Returns the query for the number of the job that a device had last, if it waits and was not leased again."""
     number = select(JobLease.job_number).join(Job, Job.number == JobLease.job_number)
-    chosen = *_lapsed(device_id), Job.state == JobState.READY, Job.dataset.in_(datasets)
-    return number.where(*chosen).order_by(JobLease.number.desc()).limit(1)
+    conditions = *_lapsed(device_id), Job.state == JobState.READY, Job.dataset.in_(datasets)
+    return number.where(*conditions).order_by(JobLease.number.desc()).limit(1)
 
 
 def file_of_device(session: Session, device_id: str, sha256: str) -> ProgramBlob | None:

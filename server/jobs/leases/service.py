@@ -16,14 +16,14 @@ from server.identity.devices.repository import (
     BindingRepository,
     DeviceRepository,
     NonceRepository,
-    Spent,
+    SpentNonce,
     count_failure,
     forget_failure,
     forget_failures,
     is_cooling_down,
 )
 from server.identity.tokens import REVOKED
-from server.jobs.leases.messages import Asking, Message, Parting, changes_nothing
+from server.jobs.leases.messages import JobPoll, Message, Parting, changes_nothing
 from server.jobs.leases.repository import DeviceStatus, Ending, JobLease, LeaseRepository
 from server.jobs.repository import Job, JobRepository
 from server.jobs.scheduling.matching import DeviceOffer
@@ -97,21 +97,21 @@ class LeaseService:
         lock: locks the device until the transaction ends, so that two concurrent requests get the same job. Raises
         Unauthorized if the device was revoked.
         """
-        result = self.offers([Asking(tenant, device_id, request)], lock)[0]
+        result = self.offers([JobPoll(tenant, device_id, request)], lock)[0]
         if isinstance(result, Exception):
             raise result
         return result
 
-    def offers(self, asking: Sequence[Asking], lock: bool = False) -> list[DeviceOffer | Exception]:
+    def offers(self, polls: Sequence[JobPoll], lock: bool = False) -> list[DeviceOffer | Exception]:
         """Returns the offer of each device, or the error that `offer` raises for it. lock: locks all devices."""
-        device_ids = {one.device_id for one in asking}
+        device_ids = {poll.device_id for poll in polls}
         if lock:
             self._leases.lock_devices(device_ids)
         statuses, users = self._leases.statuses(device_ids), self._bindings.users_of(device_ids)
-        return [self._offer(one, statuses[one.device_id], users[one.device_id]) for one in asking]
+        return [self._offer(poll, statuses[poll.device_id], users[poll.device_id]) for poll in polls]
 
-    def _offer(self, asking: Asking, status: DeviceStatus, users: Sequence[str]) -> DeviceOffer | Exception:
-        tenant, device_id, request = asking.tenant, asking.device_id, asking.request
+    def _offer(self, poll: JobPoll, status: DeviceStatus, users: Sequence[str]) -> DeviceOffer | Exception:
+        tenant, device_id, request = poll.tenant, poll.device_id, poll.request
         if status.revoked_at is not None:
             # The device was revoked while its request waited for a job.
             return Unauthorized(REVOKED)
@@ -130,15 +130,15 @@ class LeaseService:
             may_hold=status.had_lease and self._leases.may_hold(device_id, datasets),
         )
 
-    def acquire_each(self, asking: Sequence[Asking]) -> list[Answer | Exception]:
+    def acquire_each(self, polls: Sequence[JobPoll]) -> list[Answer | Exception]:
         """Leases a job to each of several devices; the answer to a revoked device is its exception."""
         answers: list[Answer | Exception] = []
         answered: set[str] = set()
-        for one, first in zip(asking, self.offers(asking, lock=True), strict=True):
+        for poll, first in zip(polls, self.offers(polls, lock=True), strict=True):
             # Of two requests of a device, the later one finds the lease that the earlier one got.
-            offer = self.offers([one])[0] if one.device_id in answered else first
-            answered.add(one.device_id)
-            answers.append(offer if isinstance(offer, Exception) else (self.acquire(offer, one.seconds), offer))
+            offer = self.offers([poll])[0] if poll.device_id in answered else first
+            answered.add(poll.device_id)
+            answers.append(offer if isinstance(offer, Exception) else (self.acquire(offer, poll.seconds), offer))
         return answers
 
     def acquire(self, offer: DeviceOffer, seconds: float | None = None) -> Lease | None:
@@ -197,7 +197,7 @@ class LeaseService:
         # This variable keeps the jobs in the session, whose identity map is weak.
         rows = self._leases.with_jobs({message.lease_id for message in messages}, whole=ending)
         leases = {lease.id: lease for lease, _ in rows}
-        fresh = self._nonces.spend_all({message.spent for message in messages if message.spent}, utc_now())
+        fresh = self._nonces.spend_all({message.nonce for message in messages if message.nonce}, utc_now())
         states: list[LeaseState | Exception] = []
         for message in messages:
             try:
@@ -237,8 +237,8 @@ class LeaseService:
 
     def _checked(self, message: Message, lease: JobLease | None, fresh: set[tuple[str, str]]) -> JobLease:
         """Returns the lease of a message. Raises ReplayedRequest, NotFound or Gone; changes nothing."""
-        if message.spent is not None:
-            _spend(fresh, message.spent)
+        if message.nonce is not None:
+            _spend(fresh, message.nonce)
         if lease is None or lease.device_id != message.device_id:
             raise _no_lease(message.lease_id)
         if not changes_nothing(message, lease):
@@ -391,9 +391,9 @@ def _no_lease(lease_id: str) -> NotFound:
     return NotFound(f"there is no lease {lease_id!r} of this device")
 
 
-def _spend(fresh: set[tuple[str, str]], spent: Spent) -> None:
+def _spend(fresh_nonces: set[tuple[str, str]], nonce: SpentNonce) -> None:
     """Raises ReplayedRequest unless the nonce is fresh. Each nonce counts for one request of a transaction."""
-    key = (spent.device_id, spent.nonce)
-    if key not in fresh:
+    key = (nonce.device_id, nonce.nonce)
+    if key not in fresh_nonces:
         raise ReplayedRequest
-    fresh.remove(key)
+    fresh_nonces.remove(key)

@@ -44,14 +44,14 @@ def back_up(settings: Settings, target: Path, with_keys: bool) -> BackupManifest
         with writing(target) as (writer, scratch):
             with take_snapshot(database, settings.url, scratch) as snapshot:
                 missing = lacking(snapshot.session.connection())
-                named, uploaded = named_files(snapshot.session), uploaded_files(snapshot.session)
+                named_sha256s, uploaded = named_files(snapshot.session), uploaded_files(snapshot.session)
             manifest = BackupManifest(
                 made_at=utc_now(),
                 version=version("mobizo"),
                 revision=release()[-1 - len(missing)],
                 database=SQLITE if snapshot.path.name == SQLITE else POSTGRESQL,
                 database_sha256=file_sha256(snapshot.path),
-                files=tuple(_copy_files(artifacts, named, uploaded, writer, scratch)),
+                files=tuple(_copy_files(artifacts, named_sha256s, uploaded, writer, scratch)),
                 keys=tuple(_copy_keys(settings, writer, scratch)) if with_keys else (),
             )
             writer.add(manifest.database, snapshot.path)
@@ -64,15 +64,15 @@ def back_up(settings: Settings, target: Path, with_keys: bool) -> BackupManifest
 
 
 def _copy_files(
-    artifacts: ArtifactStore, named: frozenset[str], uploaded: frozenset[str], writer: Writer, scratch: Path
+    artifacts: ArtifactStore, named_sha256s: frozenset[str], uploaded: frozenset[str], writer: Writer, scratch: Path
 ) -> Iterator[BackedUpFile]:
-    for sha256 in sorted(named | uploaded):
+    for sha256 in sorted(named_sha256s | uploaded):
         path = scratch / sha256
         try:
             size = artifacts.size(sha256)
             asyncio.run(_fetch(artifacts, sha256, size, path))
         except NotFound as error:
-            if sha256 not in named:
+            if sha256 not in named_sha256s:
                 continue
             raise Unavailable(
                 f"the stored file {sha256}, which the database references, is missing; try again"
@@ -186,12 +186,12 @@ def _columns(*, temporary: bool) -> list[FileColumn]:
 
 def named_files(session: Session) -> frozenset[str]:
     """Returns the sha256 of every file that the backup must contain."""
-    named: set[str] = set()
+    sha256s: set[str] = set()
     for each in _columns(temporary=False):
-        named |= set(session.scalars(select(each.column).where(each.rows, each.column.is_not(None)).distinct()))
+        sha256s |= set(session.scalars(select(each.column).where(each.rows, each.column.is_not(None)).distinct()))
     for feature in REFERENCES.get():
-        named.update(feature.documents(session))
-    return frozenset(named)
+        sha256s.update(feature.documents(session))
+    return frozenset(sha256s)
 
 
 def uploaded_files(session: Session) -> frozenset[str]:

@@ -21,10 +21,10 @@ def own_peak_rss() -> int:
 def server_usage(session: Session, since: datetime) -> ServerUsage:
     """Returns the peak memory of the server's processes, including workers with a heartbeat after `since`."""
     worker, compiler = WorkerRepository(session).peaks(since)
-    own = own_peak_rss()
+    server_peak = own_peak_rss()
     return ServerUsage(
-        peak_rss_bytes=max(own, worker, compiler),
-        server_peak_rss_bytes=own,
+        peak_rss_bytes=max(server_peak, worker, compiler),
+        server_peak_rss_bytes=server_peak,
         worker_peak_rss_bytes=worker,
         compiler_peak_rss_bytes=compiler,
     )

@@ -127,5 +127,5 @@ class CensusRepository:
 
     def _workers(self, seen_after: datetime) -> WorkerCensus:
         columns = func.count(), func.max(WorkerProcess.peak_rss_bytes), func.max(WorkerProcess.compiler_peak_rss_bytes)
-        alive, own, compiler = self._session.execute(select(*columns).where(WorkerProcess.seen_at >= seen_after)).one()
-        return WorkerCensus(alive, own or 0, compiler or 0)
+        alive, peak, compiler = self._session.execute(select(*columns).where(WorkerProcess.seen_at >= seen_after)).one()
+        return WorkerCensus(alive, peak or 0, compiler or 0)

@@ -80,8 +80,8 @@ class AdapterGrantRepository:
 
     def remove(self, adapter: Adapter, device_id: str) -> None:
         """Deletes a grant if it exists."""
-        chosen = AdapterGrant.adapter_number == adapter.number, AdapterGrant.device_id == device_id
-        self._session.execute(delete(AdapterGrant).where(*chosen))
+        conditions = AdapterGrant.adapter_number == adapter.number, AdapterGrant.device_id == device_id
+        self._session.execute(delete(AdapterGrant).where(*conditions))
 
     def page(self, adapter: Adapter, request: PageRequest) -> PageRows[AdapterGrant]:
         """Returns a page of an adapter's grants, newest first."""

@@ -76,7 +76,7 @@ class ConversionHandler:
             command=self.settings.converter_command,
             interval=run.interval,
             memory_limit=self.settings.compile_memory_bytes,
-            keep=run.wanted,
+            keep=run.should_continue,
             on_stage=lambda stage: log.info("converting", stage=stage),
         )
         run.process = converter

@@ -168,10 +168,10 @@ def _stock_name(architecture: GgufArchitecture, name: str) -> str:
     """Returns llama.cpp's name of a canonical tensor. Raises UnsupportedFormat if it has none."""
     parts = name.split(".")
     if len(parts) == 1:
-        return next(f"{theirs}.weight" for theirs, own in TOP_NAMES.items() if own == name)
-    for theirs, own in architecture.layer_names.items():
-        if own == parts[2]:
-            return f"blk.{parts[1]}.{theirs}"
+        return next(f"{gguf_name}.weight" for gguf_name, canonical in TOP_NAMES.items() if canonical == name)
+    for gguf_name, canonical in architecture.layer_names.items():
+        if canonical == parts[2]:
+            return f"blk.{parts[1]}.{gguf_name}"
     raise UnsupportedFormat(f"llama.cpp's {architecture.name} has no tensor for {name}; take the model as a directory")
 
 
@@ -197,9 +197,9 @@ def _announce(writer: gguf.GGUFWriter, name: str, shape: tuple[int, ...], kind: 
 def _refuse_other_facts(facts: BaseFacts, path: Path) -> None:
     """Raises UnsupportedFormat if llama.cpp would compute the file differently than the base."""
     file_facts = gguf_facts(BaseFiles("gguf", path, (path,)))
-    ours, theirs = facts.model_dump(exclude=_UNCOMPARED), file_facts.model_dump(exclude=_UNCOMPARED)
-    if wrong := sorted(name for name in ours if ours[name] != theirs[name]):
+    base_facts, exported_facts = facts.model_dump(exclude=_UNCOMPARED), file_facts.model_dump(exclude=_UNCOMPARED)
+    if differences := sorted(name for name in base_facts if base_facts[name] != exported_facts[name]):
         raise UnsupportedFormat(
-            f"llama.cpp computes a {facts.architecture} model with other values of {', '.join(wrong)} than this base "
-            "has; take the merged model as a directory"
+            f"llama.cpp computes a {facts.architecture} model with other values of {', '.join(differences)} than this "
+            "base has; take the merged model as a directory"
         )

@@ -121,14 +121,14 @@ def _add_special_tokens(writer: GGUFWriter, files: BaseFiles, numbers: dict[str,
     template = read_chat_template(files)
     config_path = files.root / "tokenizer_config.json"
     config = json.loads(config_path.read_text(encoding="utf-8")) if config_path.is_file() else {}
-    named = {} if template is None else template.tokens
+    template_tokens = {} if template is None else template.tokens
     for name, add in (
         ("bos_token", writer.add_bos_token_id),
         ("eos_token", writer.add_eos_token_id),
         ("unk_token", writer.add_unk_token_id),
         ("pad_token", writer.add_pad_token_id),
     ):
-        value = named.get(name, config.get(name))
+        value = template_tokens.get(name, config.get(name))
         text = value.get("content") if isinstance(value, dict) else value
         number = numbers.get(text) if isinstance(text, str) else None
         if number is None and name == "eos_token":

@@ -109,14 +109,14 @@ class MergedService:
         return conversion
 
     def _base(self, stored: StoredVersion) -> BaseModelEntry:
-        wanted = stored.recipe.base
-        base = BaseRepository(self._session).by_name(wanted.name)
+        base_ref = stored.recipe.base
+        base = BaseRepository(self._session).by_name(base_ref.name)
         if base is None:
-            raise UnknownBase(f"the base model {wanted.name!r} is not registered any more")
-        if base.sha256 != wanted.sha256:
+            raise UnknownBase(f"the base model {base_ref.name!r} is not registered any more")
+        if base.sha256 != base_ref.sha256:
             raise BaseMismatch(
-                f"the adapter was trained on {wanted.name!r} of sha256 {wanted.sha256[:12]}..., and that name stands "
-                f"for {base.sha256[:12]}... here"
+                f"the adapter was trained on {base_ref.name!r} of sha256 {base_ref.sha256[:12]}..., and that name "
+                f"stands for {base.sha256[:12]}... here"
             )
         return base
 

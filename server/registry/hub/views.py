@@ -73,8 +73,8 @@ def model_info(snapshot: Snapshot, files: Sequence[AdapterFile], *, blobs: bool)
 
 def only(info: ModelInfo, properties: Iterable[str]) -> ModelInfo:
     """Returns the properties that `expand` requests, without those that this server does not have."""
-    wanted = {"id"} | {_PROPERTIES[name] for name in properties if name in _PROPERTIES}
-    return ModelInfo(**{name: getattr(info, name) for name in wanted})
+    names = {"id"} | {_PROPERTIES[name] for name in properties if name in _PROPERTIES}
+    return ModelInfo(**{name: getattr(info, name) for name in names})
 
 
 def _sibling(file: AdapterFile) -> Sibling:

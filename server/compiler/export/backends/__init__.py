@@ -57,5 +57,5 @@ class Backend(Protocol):
 def backend(name: Name) -> Backend:
     """Returns the backend with this name."""
     module, kind = HOMES[name].split(":")
-    chosen: Backend = getattr(import_module(f"{__name__}.{module}"), kind)()
-    return chosen
+    export_backend: Backend = getattr(import_module(f"{__name__}.{module}"), kind)()
+    return export_backend

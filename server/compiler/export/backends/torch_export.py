@@ -45,9 +45,9 @@ class TorchExport:
 
     def write_weights(self, tensors: Iterable[Stored], path: Path) -> StoredKeys:
         """Writes a safetensors file of the tensors by name; see `Backend.write_weights`."""
-        named = [stored for stored in tensors if stored.name is not None]
-        save_file({str(stored.name): stored.tensor.numpy() for stored in named}, path)
-        return StoredKeys(named)
+        named_tensors = [stored for stored in tensors if stored.name is not None]
+        save_file({str(stored.name): stored.tensor.numpy() for stored in named_tensors}, path)
+        return StoredKeys(named_tensors)
 
     def lower(
         self, layers: Sequence[nn.Module], example: tuple[Tensor, ...], scheme: Scheme | None, stored: StoredKeys

@@ -186,10 +186,10 @@ def _delegate(
     for key, constant in constants.items():
         data.add_named_data(key, constant, alignment=16)
     for name, tensor in layer.state_dict().items():
-        own = stored.key(name, tensor, scheme)
-        payload = payload.replace(keys[name].encode(), own.encode())
-        if own not in stored:
-            data.add_named_data(own, stored_bytes(name, tensor, scheme), alignment=16)
+        layer_key = stored.key(name, tensor, scheme)
+        payload = payload.replace(keys[name].encode(), layer_key.encode())
+        if layer_key not in stored:
+            data.add_named_data(layer_key, stored_bytes(name, tensor, scheme), alignment=16)
     module = LoweredBackendModule(
         edge_program=stand_in,
         backend_id=kind.__name__,
