@@ -148,7 +148,7 @@ class BaseService:
         """Returns every base model as the API shows it, by name."""
         return [_view(base) for base in self._bases.all()]
 
-    def named(self, name: str) -> BaseModelEntry:
+    def by_name(self, name: str) -> BaseModelEntry:
         """Returns the base model of that name. Raises UnknownBase, whose message lists the registered names."""
         base = self._bases.by_name(name)
         if base is None:

@@ -77,8 +77,8 @@ def bind_users(
         service = DeviceService(session)
         enrolled = service.get(tenant, service.by_name_or_id(tenant, device).id, lock=True)
         BindingService(session).bind(enrolled, names)
-        text, bound = f"{enrolled.name} ({enrolled.id})", sorted(BindingRepository(session).users(enrolled.id))
-    tell(as_json, {"users": bound}, f"{text}: {', '.join(bound)}")
+        text, bound_users = f"{enrolled.name} ({enrolled.id})", sorted(BindingRepository(session).users(enrolled.id))
+    tell(as_json, {"users": bound_users}, f"{text}: {', '.join(bound_users)}")
 
 
 @devices.command("unbind")
@@ -96,8 +96,8 @@ def unbind_users(
         enrolled = service.get(tenant, service.by_name_or_id(tenant, device).id, lock=True)
         for user in names:
             BindingService(session).unbind(enrolled, user, settings)
-        text, bound = f"{enrolled.name} ({enrolled.id})", sorted(BindingRepository(session).users(enrolled.id))
-    tell(as_json, {"users": bound}, f"{text}: {', '.join(bound) or 'no users'}")
+        text, bound_users = f"{enrolled.name} ({enrolled.id})", sorted(BindingRepository(session).users(enrolled.id))
+    tell(as_json, {"users": bound_users}, f"{text}: {', '.join(bound_users) or 'no users'}")
 
 
 @devices.command("label")

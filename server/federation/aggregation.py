@@ -48,7 +48,7 @@ class AggregationHandler:
         if signs:
             KeyService(session, self.settings).private()
         CohortRepository(session).of_round_locked(subject)
-        return RoundRepository(session).named(subject).state is RoundState.AGGREGATING
+        return RoundRepository(session).get_one(subject).state is RoundState.AGGREGATING
 
     def begin(self, session: Session, subject: str) -> RoundOrder:
         """Raises Postponed while the starting version waits for approval, or NoVersion if it was deleted."""
@@ -97,7 +97,7 @@ class AggregationHandler:
         return NoVersion("the worker was killed in every attempt; check that it has enough memory")
 
     def _round(self, session: Session, subject: str) -> tuple[Cohort, CohortRound]:
-        cohort_round = RoundRepository(session).named(subject)
+        cohort_round = RoundRepository(session).get_one(subject)
         return CohortRepository(session).by_number(cohort_round.cohort_number), cohort_round
 
     def _base(
@@ -125,7 +125,7 @@ def _order(
     rounds: RoundRepository, cohort: Cohort, cohort_round: CohortRound, base: StoredVersion | None
 ) -> RoundOrder:
     parts = rounds.parts(cohort_round, UpdateState.COUNTED)
-    members, moved = rounds.members_of(parts), rounds.optimizer_of(cohort)
+    members, optimizer_round = rounds.members_of(parts), rounds.optimizer_of(cohort)
     return RoundOrder(
         round_id=cohort_round.id,
         cohort=cohort.name,
@@ -136,7 +136,7 @@ def _order(
         size_d=cohort.size_d,
         base_version=None if base is None else base.version,
         base_sha256=None if base is None else base.sha256,
-        optimizer_sha256=None if moved is None else moved.optimizer_sha256,
+        optimizer_sha256=None if optimizer_round is None else optimizer_round.optimizer_sha256,
         updates=tuple(
             CountedUpdate(
                 Contribution(members[part.member_number].user, part.examples or 0, part.staleness or 0),

@@ -75,10 +75,10 @@ def make_version(artifacts: ArtifactStore, order: RoundOrder, total: Total | Non
     state = initial_state(settings.optimizer, size)
     if order.optimizer_sha256 is not None:
         state = load_state(artifacts.read(order.optimizer_sha256), settings.optimizer, size)
-    moved, state = advance(settings.optimizer, state, base, update)
-    if not np.isfinite(moved).all():
+    new_b, state = advance(settings.optimizer, state, base, update)
+    if not np.isfinite(new_b).all():
         raise NoVersion("the step of the server optimizer produced non-finite values; lower its lr")
-    return VersionFiles(_file(moved, order), state.dump())
+    return VersionFiles(_file(new_b, order), state.dump())
 
 
 def _aggregated(artifacts: ArtifactStore, order: RoundOrder, base: F32) -> F32:

@@ -46,7 +46,7 @@ class Publisher:
         """
         key = KeyService(session, self.settings).private()
         rounds = RoundRepository(session)
-        cohort_round = rounds.named(order.round_id)
+        cohort_round = rounds.get_one(order.round_id)
         cohort = CohortRepository(session).by_number(cohort_round.cohort_number)
         counted = [part.sha256 for part in rounds.parts(cohort_round, UpdateState.COUNTED)]
         if counted != [update.sha256 for update in order.updates]:

@@ -51,7 +51,7 @@ class RoundRepository:
         self._session.add_all(rows)
         self._session.flush()
 
-    def named(self, round_id: str) -> CohortRound:
+    def get_one(self, round_id: str) -> CohortRound:
         """Returns an existing round, reloaded from the database."""
         statement = select(CohortRound).where(CohortRound.id == round_id)
         return self._session.scalars(statement, execution_options={"populate_existing": True}).one()

@@ -182,7 +182,7 @@ class RoundService:
         if cohort_round is None or not parts or self.holds_back(cohort):
             return
         try:
-            base = BaseService(self._session, artifacts).named(cohort.settings.base)
+            base = BaseService(self._session, artifacts).by_name(cohort.settings.base)
             _check_base(cohort, base)
             start = self._start_of(cohort, cohort_round)
             parent = None if start is None else parent_of(start)

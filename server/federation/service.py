@@ -65,7 +65,7 @@ class CohortService:
         """
         self._check_name(tenant, settings.name)
         bases = BaseService(self._session, self._artifacts)
-        base = bases.named(settings.base)
+        base = bases.by_name(settings.base)
         request = resolve_privacy(request_of_member(settings))
         task = resolve_task(request)
         reference = BaseRef(name=base.name, sha256=base.sha256)

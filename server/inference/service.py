@@ -188,7 +188,7 @@ class ScoringService:
         return self._targets[adapter]
 
     def _resolve(self, request: BaseChoice, adapter: str | None) -> ResolvedTarget:
-        requested_base = None if request.base is None else self._bases.named(request.base)
+        requested_base = None if request.base is None else self._bases.by_name(request.base)
         if adapter is None:
             if requested_base is None:
                 raise BadRequest("base is required for a row without an adapter")
@@ -199,7 +199,7 @@ class ScoringService:
             if version.state is VersionState.HELD:
                 raise VersionHeld(f"version {version.version} of adapter {name!r} is waiting for approval")
             base = version.recipe.base
-            target = ResolvedTarget(requested_base or self._bases.named(base.name), name, version)
+            target = ResolvedTarget(requested_base or self._bases.by_name(base.name), name, version)
             if target.base.sha256 != base.sha256:
                 raise BaseMismatch(
                     f"adapter {name!r} was trained on base model {base.name!r} with sha256 {base.sha256}; "

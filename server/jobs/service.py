@@ -236,7 +236,7 @@ class JobService:
             request, start = WARM_STARTS.get()(self._session).pin(tenant, request, request.start)
         for subscriber in self._subscribers:
             request = subscriber.resolve_request(request)
-        base = self._bases.named(request.base)
+        base = self._bases.by_name(request.base)
         task = resolve_task(request)
         start_user = None if start is None or start.user == request.user else start.user
         self._check_device(tenant, request, start_user)

@@ -94,7 +94,7 @@ class CompileHandler:
     def begin(self, session: Session, subject: str) -> CompileOrder:
         """Moves the program and its jobs to COMPILING and returns the order."""
         programs = ProgramRepository(session)
-        program = programs.named(subject)
+        program = programs.get_one(subject)
         ProgramLifecycle(session).move(program, ProgramState.COMPILING, started_at=utc_now())
         # A worker that lost its claim may have used the same number; its result is never published.
         version = 1 if program.signed is None else program.signed.manifest.version + 1
@@ -103,7 +103,7 @@ class CompileHandler:
 
     def heartbeat(self, session: Session, order: CompileOrder) -> None:
         """Publishes the progress to the waiting jobs."""
-        program, progress = ProgramRepository(session).named(order.recipe.id), order.progress.news()
+        program, progress = ProgramRepository(session).get_one(order.recipe.id), order.progress.news()
         if progress is not None and progress != program.progress:
             program.progress = progress
             self._show_progress(session, order.recipe.id, progress)
@@ -141,19 +141,19 @@ class CompileHandler:
         ]
         programs.set_files(result.recipe_id, version, files)
         ready = {"signed": signed, "ready_at": utc_now(), "recompiling": False, "error": None}
-        ProgramLifecycle(session).move(programs.named(result.recipe_id), ProgramState.READY, **ready)
+        ProgramLifecycle(session).move(programs.get_one(result.recipe_id), ProgramState.READY, **ready)
         return True
 
     def wait(self, session: Session, subject: str, pause: float | None, attempts_left: int) -> None:
         """Moves the program and its jobs back to waiting; after a crash the jobs show the pause."""
-        ProgramLifecycle(session).move(ProgramRepository(session).named(subject), ProgramState.PENDING)
+        ProgramLifecycle(session).move(ProgramRepository(session).get_one(subject), ProgramState.PENDING)
         if pause is not None:
             why = f"the compiler crashed; it is tried again in {pause:.0f} s, {attempts_left} more at most"
             self._show_progress(session, subject, Progress(phase="compiling", why=why))
 
     def fail(self, session: Session, subject: str, error: MobizoError) -> None:
         """Moves the program and its jobs to FAILED. If a recompilation fails, the current version stays READY."""
-        program = ProgramRepository(session).named(subject)
+        program = ProgramRepository(session).get_one(subject)
         reason = JobError(code=error.code, detail=error.detail[:_MAX_DETAIL])
         state = ProgramState.READY if program.recompiling and program.signed is not None else ProgramState.FAILED
         ProgramLifecycle(session).move(program, state, error=reason, recompiling=False)

@@ -98,11 +98,11 @@ class ProgramRepository:
         """Returns the program of a recipe, locked until the transaction ends."""
         return self._session.scalar(locked(select(Program).where(Program.recipe_id == recipe_id)))
 
-    def named(self, recipe_id: str) -> Program:
+    def get_one(self, recipe_id: str) -> Program:
         """Returns the program of a recipe, which is known to exist."""
         return self._session.scalars(select(Program).where(Program.recipe_id == recipe_id)).one()
 
-    def named_locked(self, recipe_id: str) -> Program:
+    def get_one_locked(self, recipe_id: str) -> Program:
         """Returns the program of a recipe, which is known to exist, locked until the transaction ends."""
         return self._session.scalars(locked(select(Program).where(Program.recipe_id == recipe_id))).one()
 
@@ -256,7 +256,7 @@ class ProgramService:
             )
         if program is None or program.state is not ProgramState.READY:
             # The lock orders this transaction and the one that publishes the program, so that no job misses it.
-            program = self._programs.named_locked(recipe.id)
+            program = self._programs.get_one_locked(recipe.id)
         if program.state is ProgramState.FAILED:
             self._lifecycle.move(program, ProgramState.PENDING, error=None)
         if program.state is not ProgramState.READY:
@@ -270,7 +270,7 @@ class ProgramService:
         """
         if self._programs.get(recipe_id) is None:
             raise NotFound(f"there is no program of recipe {recipe_id!r}; `mobizo-server program list` shows them")
-        program = self._programs.named_locked(recipe_id)
+        program = self._programs.get_one_locked(recipe_id)
         if program.state not in (ProgramState.READY, ProgramState.FAILED):
             raise Conflict(f"the program of recipe {recipe_id} is {program.state}; it is compiled anyway")
         self._lifecycle.move(program, ProgramState.PENDING, error=None, recompiling=True)

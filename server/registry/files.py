@@ -75,10 +75,10 @@ def _files(
     files = {path: AdapterFile(path, row.size, row.sha256) for path, row in rows.items()}
     absent = [path for path in paths if path not in files]
     if absent:
-        fresh = [
+        new_files = [
             _stored(artifacts, path, data) for path, data in _generate(database, artifacts, version, absent).items()
         ]
-        files |= {file.path: file for file in _record(database, artifacts, version, fresh)}
+        files |= {file.path: file for file in _record(database, artifacts, version, new_files)}
     return [files[path] for path in sorted(paths)]
 
 

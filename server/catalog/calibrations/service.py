@@ -74,11 +74,11 @@ class CalibrationRepository:
         """Removes a calibration; the next garbage collection removes its file."""
         self._session.delete(calibration)
 
-    def named(self, sha256: str) -> StoredCalibration | None:
+    def by_sha256(self, sha256: str) -> StoredCalibration | None:
         """Returns the calibration of that file."""
         return self._session.scalar(select(StoredCalibration).where(StoredCalibration.sha256 == sha256))
 
-    def named_shared(self, sha256: str) -> StoredCalibration | None:
+    def by_sha256_shared(self, sha256: str) -> StoredCalibration | None:
         """Returns the calibration of that file, locked so that it is not removed until the transaction ends."""
         statement = select(StoredCalibration).where(StoredCalibration.sha256 == sha256)
         return self._session.scalar(statement.with_for_update(read=True))
@@ -177,7 +177,7 @@ class CalibrationService:
             )
         sha256 = self._artifacts.put(data)
         hold(self._session, self._artifacts, [sha256])
-        existing = self._calibrations.named(sha256)
+        existing = self._calibrations.by_sha256(sha256)
         if existing is not None:
             return existing
         stored = StoredCalibration(
@@ -201,7 +201,7 @@ class CalibrationService:
         """
         if recipe.calibration is None:
             return
-        if self._calibrations.named_shared(recipe.calibration) is None:
+        if self._calibrations.by_sha256_shared(recipe.calibration) is None:
             raise InvalidRecipe(f"recipe.calibration: none of sha256 {recipe.calibration} is registered here; {_LISTS}")
         calibration = calibration_of(self._artifacts, recipe)
         for module in lora_modules(recipe, shape):

@@ -31,7 +31,7 @@ class BackboneTensors:
     lm_head: Tensor | None  # (V, hidden); None when tied to the embedding
     lm_head_scale: Tensor | None
 
-    def named(self) -> dict[str, Tensor]:
+    def by_name(self) -> dict[str, Tensor]:
         """Returns the tensors that are not None, by name."""
         return {name: tensor for name, tensor in vars(self).items() if tensor is not None}
 
@@ -44,7 +44,7 @@ class Backbone(nn.Module):
         super().__init__()
         self.facts = facts
         self.tied = tensors.lm_head is None
-        for name, tensor in tensors.named().items():
+        for name, tensor in tensors.by_name().items():
             self.register_buffer(name, tensor)
         self.tables = LayerTables(facts, bound, sliding=False)
         if facts.sliding_layers:

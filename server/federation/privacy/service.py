@@ -145,10 +145,10 @@ class PrivacyService(JobSubscriber):
 
     def of_device(self, tenant: str, device_id: str) -> list[DatasetPrivacy]:
         """Returns the privacy spent on each data set of a device."""
-        bound, views = self._bindings.users(device_id), []
+        bound_users, views = self._bindings.users(device_id), []
         for dataset, runs in self._privacy.datasets_of(device_id).items():
             spent = self._privacy.of_dataset(device_id, dataset)
-            limits = self._privacy.limits(tenant, bound | spent.keys())
+            limits = self._privacy.limits(tenant, bound_users | spent.keys())
             delta = limits[0].delta if limits else DELTA
             views.append(
                 DatasetPrivacy(
@@ -226,7 +226,8 @@ class PrivacyService(JobSubscriber):
             if limit.epsilon is not None and after > limit.epsilon:
                 raise BudgetExceeded(
                     f"{dataset_name}: with this run, up to {after:.3g} of a privacy budget of epsilon "
-                    f"{limit.epsilon:g} at delta {limit.delta:g} would be spent; the budget is that of user {limit.user!r}",
+                    f"{limit.epsilon:g} at delta {limit.delta:g} would be spent; "
+                    f"the budget is that of user {limit.user!r}",
                     epsilon=_finite(after),
                     budget=limit.epsilon,
                     delta=limit.delta,

@@ -155,7 +155,7 @@ class DeviceRepository:
         """A device of a tenant, locked until the transaction ends."""
         return self._session.scalar(locked(select(Device).where(Device.tenant == tenant, Device.id == device_id)))
 
-    def named(self, tenant: str, name: str) -> Sequence[Device]:
+    def by_name(self, tenant: str, name: str) -> Sequence[Device]:
         """Devices of a tenant that go by a name and were not revoked."""
         statement = select(Device).where(Device.tenant == tenant, Device.name == name, Device.revoked_at.is_(None))
         return self._session.scalars(statement).all()

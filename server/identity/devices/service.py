@@ -56,9 +56,9 @@ class BindingService:
 
     def check(self, device_id: str, *users: str) -> None:
         """Raises DeviceNotBound unless a device trains for each of these users."""
-        bound = self._bindings.users(device_id)
+        bound_users = self._bindings.users(device_id)
         for user in users:
-            if user not in bound:
+            if user not in bound_users:
                 raise DeviceNotBound(
                     f"device {device_id} is not bound to user {user!r}; if the user's data is on it, an operator runs "
                     f"`mobizo device bind {device_id} {user}`"
@@ -172,7 +172,7 @@ class DeviceService:
         device = self._devices.get(tenant, name_or_id)
         if device is not None:
             return device
-        devices = self._devices.named(tenant, name_or_id)
+        devices = self._devices.by_name(tenant, name_or_id)
         if len(devices) > 1:
             ids = ", ".join(each.id for each in devices)
             raise Conflict(f"{len(devices)} devices are named {name_or_id!r}; give the id of one: {ids}")

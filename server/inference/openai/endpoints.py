@@ -49,7 +49,7 @@ def models(principal: Asker, state: State) -> ModelList:
     with state.database.reading() as session:
         adapters = AdapterRepository(session).page(principal.tenant, PageRequest(before=None, limit=MOST_LISTED)).rows
         latest = AdapterRepository(session).latest(adapters)
-        listed = [
+        adapter_models = [
             Model(
                 id=adapter.name,
                 created=unix_seconds(adapter.created_at),
@@ -59,7 +59,7 @@ def models(principal: Asker, state: State) -> ModelList:
             for adapter in adapters
             if adapter.main_version is not None and adapter.number in latest
         ]
-        return ModelList(data=(*listed, *(_base(base) for base in BaseService(session, state.artifacts).all())))
+        return ModelList(data=(*adapter_models, *(_base(base) for base in BaseService(session, state.artifacts).all())))
 
 
 @router.get("/models/{model:path}", responses=raises(AdapterNotFound, RevisionNotFound, VersionHeld))
@@ -134,9 +134,9 @@ async def _stream(state: AppState, choices: Choices, writer: Writer) -> Streamin
     steps = choices.steps()
     first = await anext(steps)
 
-    async def counted() -> AsyncIterator[bytes]:
+    async def tracked_events() -> AsyncIterator[bytes]:
         with state.meters.streams.track_inprogress():
             async for part in events(first, steps, writer):
                 yield part
 
-    return StreamingResponse(counted(), media_type=EVENTS, headers=UNBUFFERED)
+    return StreamingResponse(tracked_events(), media_type=EVENTS, headers=UNBUFFERED)

@@ -91,7 +91,7 @@ class DeclineService:
         if (recipe.estimator, recipe.micro_batch) != (before.estimator, before.micro_batch):
             job.estimator_reason = f"estimator {recipe.estimator}: {reason}"
         programs = ProgramRepository(self._session)
-        base = programs.base(programs.named(job.recipe_id))
+        base = programs.base(programs.get_one(job.recipe_id))
         state = ProgramService(self._session).request(recipe, base)
         self._lifecycle.move(job, JobState.QUEUED, recipe=recipe, recipe_id=recipe.id)
         if state is not JobState.QUEUED:

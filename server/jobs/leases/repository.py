@@ -281,8 +281,8 @@ class LeaseRepository:
 
     def take_overdue(self, now: datetime) -> Sequence[JobLease]:
         """Returns overdue live leases with their jobs locked, and skips jobs that another transaction has locked."""
-        late = select(JobLease.job_number).where(*_over(now)).order_by(JobLease.expires_at)
-        return self._take(self._session.scalars(late).all(), *_over(now), skip=True)
+        late = select(JobLease.job_number).where(*_overdue(now)).order_by(JobLease.expires_at)
+        return self._take(self._session.scalars(late).all(), *_overdue(now), skip=True)
 
     def take_live_of_device(self, device_id: str) -> Sequence[JobLease]:
         """Returns all live leases of a device, with their jobs locked."""
@@ -320,7 +320,7 @@ class LeaseRepository:
         )
 
 
-def _over(now: datetime) -> tuple[ColumnElement[bool], ColumnElement[bool]]:
+def _overdue(now: datetime) -> tuple[ColumnElement[bool], ColumnElement[bool]]:
     return JobLease.ending.is_(None), JobLease.expires_at < now
 
 

@@ -197,11 +197,11 @@ class LeaseService:
         # This variable keeps the jobs in the session, whose identity map is weak.
         rows = self._leases.with_jobs({message.lease_id for message in messages}, whole=ending)
         leases = {lease.id: lease for lease, _ in rows}
-        fresh = self._nonces.spend_all({message.nonce for message in messages if message.nonce}, utc_now())
+        fresh_nonces = self._nonces.spend_all({message.nonce for message in messages if message.nonce}, utc_now())
         states: list[LeaseState | Exception] = []
         for message in messages:
             try:
-                lease = self._checked(message, leases.get(message.lease_id), fresh)
+                lease = self._checked(message, leases.get(message.lease_id), fresh_nonces)
             except MobizoError as error:
                 states.append(error)
                 continue
@@ -235,10 +235,10 @@ class LeaseService:
             raise answer
         return answer
 
-    def _checked(self, message: Message, lease: JobLease | None, fresh: set[tuple[str, str]]) -> JobLease:
+    def _checked(self, message: Message, lease: JobLease | None, fresh_nonces: set[tuple[str, str]]) -> JobLease:
         """Returns the lease of a message. Raises ReplayedRequest, NotFound or Gone; changes nothing."""
         if message.nonce is not None:
-            _spend(fresh, message.nonce)
+            _spend(fresh_nonces, message.nonce)
         if lease is None or lease.device_id != message.device_id:
             raise _no_lease(message.lease_id)
         if not changes_nothing(message, lease):

@@ -58,7 +58,7 @@ class ConversionHandler:
     def begin(self, session: Session, subject: str) -> ConversionOrder:
         """Starts the conversion and returns its order. Raises BaseMismatch if its base is no longer registered."""
         conversions = ConversionRepository(session)
-        conversion = conversions.named(subject)
+        conversion = conversions.get_one(subject)
         _, version = conversions.version(conversion)
         base = BaseRepository(session).by_name(version.recipe.base.name)
         if base is None or base.sha256 != version.recipe.base.sha256:
@@ -94,7 +94,7 @@ class ConversionHandler:
         """Publishes the files for download."""
         hold(session, self.artifacts, [file.sha256 for file in result])
         conversions = ConversionRepository(session)
-        conversion = conversions.named(order.id)
+        conversion = conversions.get_one(order.id)
         conversions.add_files(
             [
                 ConversionFile(conversion_number=conversion.number, path=file.path, size=file.size, sha256=file.sha256)
@@ -106,12 +106,12 @@ class ConversionHandler:
 
     def wait(self, session: Session, subject: str, pause: float | None, attempts_left: int) -> None:
         """Moves the conversion back to waiting."""
-        move(ConversionRepository(session).named(subject), ConversionState.PENDING)
+        move(ConversionRepository(session).get_one(subject), ConversionState.PENDING)
 
     def fail(self, session: Session, subject: str, error: MobizoError) -> None:
         """Stores the error; a new request tries again."""
         reason = JobError(code=error.code, detail=error.detail[:_MAX_DETAIL])
-        move(ConversionRepository(session).named(subject), ConversionState.FAILED, error=reason)
+        move(ConversionRepository(session).get_one(subject), ConversionState.FAILED, error=reason)
 
     def is_transient(self, error: MobizoError) -> bool:
         """Crashes and outages are retried; errors that the converter reports are not."""

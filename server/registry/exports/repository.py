@@ -41,7 +41,7 @@ class ConversionRepository:
         version = self._session.get_one(StoredVersion, conversion.version_number)
         return self._session.get_one(Adapter, version.adapter_number), version
 
-    def named(self, conversion_id: str) -> Conversion:
+    def get_one(self, conversion_id: str) -> Conversion:
         """Returns a conversion that is known to exist."""
         return self._session.scalars(select(Conversion).where(Conversion.id == conversion_id)).one()
 
