@@ -80,11 +80,11 @@ def older(path: Path) -> Path:
 
 def tail(path: Path, lines: int) -> list[str]:
     """Returns the last lines of the log, oldest first."""
-    kept: list[str] = []
+    last_lines: list[str] = []
     for file in (path, older(path)):
-        if len(kept) < lines and file.exists():
-            kept = file.read_text(errors="replace").splitlines()[-(lines - len(kept)) :] + kept
-    return kept
+        if len(last_lines) < lines and file.exists():
+            last_lines = file.read_text(errors="replace").splitlines()[-(lines - len(last_lines)) :] + last_lines
+    return last_lines
 
 
 def follow(path: Path, wait: Callable[[float], object] = time.sleep) -> Iterator[str]:
@@ -117,11 +117,11 @@ def readable(line: str) -> str:
     """Formats one log line for people: time, level, event, then name=value pairs."""
     try:
         record = json.loads(line)
-        when, level, event = record.pop("timestamp"), record.pop("level"), record.pop("event")
+        timestamp, level, event = record.pop("timestamp"), record.pop("level"), record.pop("event")
     except (ValueError, KeyError, TypeError, AttributeError):
         return line
     trace = record.pop("exception", None)
-    parts = [when, f"{level:7}", event, *(f"{name}={value}" for name, value in sorted(record.items()))]
+    parts = [timestamp, f"{level:7}", event, *(f"{name}={value}" for name, value in sorted(record.items()))]
     return " ".join(parts) + (f"\n{trace}" if trace else "")
 
 

@@ -91,11 +91,13 @@ class EngineSelector:
         return location.find() is not None or location.remembered(location.path.name) is None
 
     def _supply(self, platform: str | None) -> RunnerResult:
-        given = os.environ.get(RUNNER_VARIABLE)
-        if given:
-            directory = Path(given)
+        runner_directory = os.environ.get(RUNNER_VARIABLE)
+        if runner_directory:
+            directory = Path(runner_directory)
             if not (directory / PROGRAM).is_file():
-                raise NoRunner(f"${RUNNER_VARIABLE} is {given}, which holds no {PROGRAM}; correct or unset it")
+                raise NoRunner(
+                    f"${RUNNER_VARIABLE} is {runner_directory}, which holds no {PROGRAM}; correct or unset it"
+                )
             check_machine(directory, platform or host_platform())
             return RunnerResult(directory)
         config = self.home.config()
