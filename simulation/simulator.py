@@ -122,8 +122,8 @@ class Simulator:
         if len(updates) < cohort.quorum:
             return Outcome(None, f"{len(updates)} updates were accepted; the quorum is {cohort.quorum}")
         if cohort.masking is not None:
-            lost, _ = self._receive(arrivals.lost, number)
-            masked = combine_masked(cohort, self._manifest, number, updates, lost, self._settings.seed)
+            lost_updates, _ = self._receive(arrivals.lost, number)
+            masked = combine_masked(cohort, self._manifest, number, updates, lost_updates, self._settings.seed)
             return Outcome(masked.combined, masked.why, masked.bytes_sent)
         noise = entropy(self._settings.seed, "members", number)
         return Outcome(aggregate(cohort, MemorySource(updates), entropy=noise))
@@ -143,7 +143,7 @@ class Simulator:
         test_metrics, devices = self._measure()
         results = [arrival.output.result for arrival in arrivals.received if arrival.local_task.faults is None]
         poisoned_members = {member(device) for device in self._population.poisoned}
-        counted = updates if combined is not None else ()
+        counted_updates = updates if combined is not None else ()
         trained = [arrival.local_task.device for arrival in (*arrivals.received, *arrivals.lost)]
         record = RoundRecord(
             number=len(self.rounds),
@@ -154,9 +154,9 @@ class Simulator:
             dropped=arrivals.dropped,
             refused=refused,
             counted=0 if combined is None else combined.count,
-            poisoned=sum(update.member in poisoned_members for update in counted),
+            poisoned=sum(update.member in poisoned_members for update in counted_updates),
             clipped=0 if combined is None else combined.clipped,
-            mean_staleness=fmean(update.staleness for update in counted) if counted else 0.0,
+            mean_staleness=fmean(update.staleness for update in counted_updates) if counted_updates else 0.0,
             update_norm=0.0 if combined is None else euclidean_norm(combined.update),
             accuracy=test_metrics.accuracy,
             loss=test_metrics.loss,
