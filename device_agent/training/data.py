@@ -102,9 +102,10 @@ def read_splits(
     Without validation.jsonl a fifth of train.jsonl is held out. with_test: also read the test split; without an example
     it is not read. Records are held out and sampled before those that do not fit the task are left out, so that a
     record's content decides about that record only. noise_key: of `AgentHome.noise_key`. text_format: how the base
-    writes texts, for tasks that write them. Raises InvalidTask for a task that no record could fit, and InvalidDataset for files that cannot be read or have no records, and for a file
-    of which less than LEAST_SHARE fits the task: its noised count of fitting records must miss that share by more than
-    SLACK. The recipe's lengths do not matter there: a submitter who varies them gets no further answers.
+    writes texts, for tasks that write them. Raises InvalidTask for a task that no record could fit, and InvalidDataset
+    for files that cannot be read or have no records, and for a file of which less than LEAST_SHARE fits the task: its
+    noised count of fitting records must miss that share by more than SLACK. The recipe's lengths do not matter there: a
+    submitter who varies them gets no further answers.
 
     A recipe with clipping trains on all of train.jsonl and measures nothing, because neither the split nor the accuracy
     may depend on private examples. It never fails for the number of records that fit.
