@@ -239,9 +239,9 @@ class Adb:
             if _NETWORK_SERIAL.match(self.serial) and (device is None or device.state != "device"):
                 device = self._connect(self.serial)
             if device is None:
-                others = ", ".join(each.serial for each in devices) or "none"
+                serials = ", ".join(each.serial for each in devices) or "none"
                 raise NoPhone(
-                    f"adb does not see phone {self.serial} (connected: {others}); connect it and check `adb devices`"
+                    f"adb does not see phone {self.serial} (connected: {serials}); connect it and check `adb devices`"
                 )
             return _usable(device)
         ready = [each for each in devices if each.state == "device"]
@@ -270,8 +270,8 @@ class Adb:
     def _call(self, arguments: Sequence[str], seconds: float) -> subprocess.CompletedProcess[bytes]:
         """Runs adb until it exits, `stop` returns true, or `seconds` have passed."""
         command = [str(self.program()), *arguments]
-        pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
-        process = subprocess.Popen(command, stdin=nothing, stdout=pipe, stderr=pipe)
+        pipe, null_device = subprocess.PIPE, subprocess.DEVNULL
+        process = subprocess.Popen(command, stdin=null_device, stdout=pipe, stderr=pipe)
         deadline = time.monotonic() + seconds
         try:
             while True:

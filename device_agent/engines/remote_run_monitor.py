@@ -54,7 +54,7 @@ class RemoteRunMonitor:
         self.progress = Progress(phase="loading", steps=self._plan.training.steps)
         self._limits: bytes | None = None  # as the phone has them
         self._started_size: int | None = None  # of the ledger when a runner was last started from here
-        self._collected = 0.0
+        self._collected_at = 0.0
         self._output_size, self._part = 0, b""  # bytes of the runner's output, and the line that they end in
         self._last: TrainerMessage | None = None  # its last message other than progress
         self._usage: ResourceUsage | None = None
@@ -89,7 +89,7 @@ class RemoteRunMonitor:
                 self._start(look)
                 continue
             self._push_limits()
-            if time.monotonic() - self._collected > COLLECT_SECONDS:
+            if time.monotonic() - self._collected_at > COLLECT_SECONDS:
                 self._collect(look)
             if len(look.out) < MOST_BYTES:
                 adb.pause(self._poll_seconds)
@@ -228,7 +228,7 @@ class RemoteRunMonitor:
                 os.fsync(file.fileno())
         if self._usage is not None:
             self._run.record_usage(self._usage)
-        self._collected = time.monotonic()
+        self._collected_at = time.monotonic()
 
     def _push_limits(self) -> None:
         """Pushes the run's limits if they have changed."""

@@ -73,13 +73,13 @@ class Outcome(StrEnum):
 class JobEnd:
     """A job's outcome and reason, for this device only. cooldown: seconds to wait before the next job.
 
-    sent: what was uploaded.
+    upload: what was uploaded.
     """
 
     outcome: Outcome
     detail: str | None = None
     cooldown: float = 0.0
-    sent: UploadSummary | None = None
+    upload: UploadSummary | None = None
 
 
 class _Failed(Exception):
@@ -181,7 +181,7 @@ class LeasedJob:
             summary = self._upload().send(policy_run, result)
         except Gone as error:
             return JobEnd(Outcome.LOST, error.detail)
-        return JobEnd(Outcome.COMPLETED, sent=summary)
+        return JobEnd(Outcome.COMPLETED, upload=summary)
 
     @property
     def _compares_texts(self) -> bool:

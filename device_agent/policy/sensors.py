@@ -312,7 +312,7 @@ def _last_used(session: dict[str, str], now: float) -> float | None:
     graphical = session.get("Type") in GRAPHICAL
     if not graphical and session.get("Type") != "tty":
         return None
-    since = session.get("IdleSinceHint", "0")
-    if (graphical and session.get("IdleHint") != "yes") or not since.isdecimal() or since == "0":
+    idle_since = session.get("IdleSinceHint", "0")
+    if (graphical and session.get("IdleHint") != "yes") or not idle_since.isdecimal() or idle_since == "0":
         return now
-    return int(since) / 1e6
+    return int(idle_since) / 1e6

@@ -36,7 +36,7 @@ class DeviceModels:
         self._model: PersonalModel | None = None
         self._loaded: str | None = None  # sha256 of the loaded adapter file; None: B = 0
 
-    def listed(self) -> list[Model]:
+    def list_models(self) -> list[Model]:
         """Returns the adapters that can be used, then their bases."""
         usable = [about for about in self._store.stored() if about.files and not missing(self._home, about)]
         bases = {about.signed.manifest.recipe.base.name: about for about in usable}

@@ -67,7 +67,7 @@ class DeviceRoutes:
 
     async def _list(self, path: str) -> Response:
         if path == "/v1/models":
-            model_list = ModelList(data=tuple(await self._run(self._models.listed)))
+            model_list = ModelList(data=tuple(await self._run(self._models.list_models)))
             return Response.json(model_list.model_dump(mode="json"))
         name = unquote(path.removeprefix(PREFIX))
         return Response.json((await self._run(lambda: self._models.find(name))).model_dump(mode="json"))

@@ -77,7 +77,7 @@ class Trainer:
         self._dp_samples: DPSamples | None = None if plan.privacy is None else run.dp_samples(plan, len(splits.train))
         self._start, self._half = run.begin_b(plan), plan.half
         self._ledger: Ledger = run.open_trajectory(plan)
-        self._before = run.figures()
+        self._earlier_usage = run.figures()
         self._began = time.monotonic()
         self._train_seconds = self._program_seconds = 0.0
         self._step_seconds: deque[float] = deque(maxlen=RATE_STEPS)
@@ -297,7 +297,7 @@ class Trainer:
             seconds=time.monotonic() - self._began,
             peak_rss_bytes=peak_rss_bytes(),
         )
-        figures = self._before.plus(figures)
+        figures = self._earlier_usage.plus(figures)
         self._run.record_usage(figures)
         return figures
 
