@@ -47,7 +47,7 @@ class EngineName(StrEnum):
 
 @dataclass(frozen=True)
 class EngineSelector:
-    """Selects an engine for each program. requested_name: the user's choice; None selects the best. phone: behind adb."""
+    """Selects an engine for each program. requested_name: the user's choice; None: the best. phone: behind adb."""
 
     home: AgentHome
     requested_name: EngineName | None = None
