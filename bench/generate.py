@@ -80,9 +80,9 @@ def generate(json_file: JsonFile = None, quick: Quick = False, keep: Keep = None
                 for number in range(rounds + 1):  # the first one warms up
                     turn = _measure_turn(model, llama, prompt, number)
                     if number:
-                        for what, (ours, theirs) in turn.items():
-                            seconds.setdefault((what, f"mobizo, by turns with {kind}"), []).append(ours)
-                            seconds.setdefault((what, kind), []).append(theirs)
+                        for measurement, (own_seconds, llama_seconds) in turn.items():
+                            seconds.setdefault((measurement, f"mobizo, by turns with {kind}"), []).append(own_seconds)
+                            seconds.setdefault((measurement, kind), []).append(llama_seconds)
                 del llama  # its threads end
             seconds["first token", "mobizo"] = [_first_token_seconds(model, text) for _ in range(rounds)]
         seconds["cold first token", "mobizo"] = [_cold_start_seconds(home, text) for _ in range(cold_rounds)]
@@ -139,16 +139,16 @@ def prompt_of(model: PersonalModel, length: int) -> tuple[str, list[int]]:
 def _measure_turn(
     model: PersonalModel, llama: LlamaCpp, prompt: list[int], number: int
 ) -> dict[str, tuple[float, float]]:
-    """Measures ours and theirs once, on prompts of random tokens that differ from turn to turn."""
+    """Measures the agent and llama.cpp once, on prompts of random tokens that differ from turn to turn."""
     seconds: dict[str, tuple[float, float]] = {}
     rng = np.random.default_rng(number)
     for context in CONTEXTS:
         tokens = rng.integers(1000, model.manifest.shape.vocabulary, context - DECODED // 2).tolist()
-        theirs = llama.decode(tokens, DECODED)
-        seconds[f"decode at {context}"] = _decode_seconds(model, tokens), theirs
+        llama_seconds = llama.decode(tokens, DECODED)
+        seconds[f"decode at {context}"] = _decode_seconds(model, tokens), llama_seconds
     shuffled = rng.permutation(prompt).tolist()
-    theirs = llama.prefill(shuffled)
-    seconds["prefill"] = _seconds_of(lambda: next(model.inference.generate(shuffled, 1))), theirs
+    llama_seconds = llama.prefill(shuffled)
+    seconds["prefill"] = _seconds_of(lambda: next(model.inference.generate(shuffled, 1))), llama_seconds
     return seconds
 
 
@@ -186,24 +186,24 @@ def _cold_start_seconds(home: AgentHome, text: str) -> float:
     return seconds
 
 
-def _ratios(seconds: Seconds, what: str, kind: str) -> float:
-    pairs = zip(seconds[what, f"mobizo, by turns with {kind}"], seconds[what, kind], strict=True)
-    return statistics.median(ours / theirs for ours, theirs in pairs)
+def _ratios(seconds: Seconds, measurement: str, kind: str) -> float:
+    pairs = zip(seconds[measurement, f"mobizo, by turns with {kind}"], seconds[measurement, kind], strict=True)
+    return statistics.median(own_seconds / llama_seconds for own_seconds, llama_seconds in pairs)
 
 
 def _rows(seconds: Seconds) -> list[Row]:
     rows: list[Row] = []
-    for (what, contender), values in sorted(seconds.items()):
+    for (measurement, contender), values in sorted(seconds.items()):
         median = statistics.median(values)
-        tokens = 1 if what.startswith("decode") else PROMPT
+        tokens = 1 if measurement.startswith("decode") else PROMPT
         rows.append(
             {
-                "what": what,
+                "what": measurement,
                 "who": contender,
                 "threads": psutil.cpu_count(),
                 "rounds": len(values),
                 "seconds": median,
-                "tokens_per_second": None if "first" in what else tokens / median,
+                "tokens_per_second": None if "first" in measurement else tokens / median,
                 "all_seconds": values,
             }
         )
@@ -214,10 +214,12 @@ def _claims(seconds: Seconds) -> Claims:
     decoding = [f"decode at {context}" for context in CONTEXTS]
     claims: Claims = {}
     for kind, suffix in zip(LLAMACPP_FORMATS, ("", "_q4_0"), strict=True):
-        claims[f"decode_vs_llamacpp{suffix}"] = max(_ratios(seconds, what, kind) for what in decoding)
+        claims[f"decode_vs_llamacpp{suffix}"] = max(_ratios(seconds, measurement, kind) for measurement in decoding)
         claims[f"prefill_vs_llamacpp{suffix}"] = _ratios(seconds, "prefill", kind)
     claims["first_token_seconds"] = statistics.median(seconds["first token", "mobizo"])
     claims["cold_first_token_seconds"] = statistics.median(seconds["cold first token", "mobizo"])
-    for context, what in zip(CONTEXTS, decoding, strict=True):
-        claims[f"tokens_per_second_at_{context}"] = 1 / statistics.median(seconds[what, "mobizo, by turns with Q8_0"])
+    for context, measurement in zip(CONTEXTS, decoding, strict=True):
+        claims[f"tokens_per_second_at_{context}"] = 1 / statistics.median(
+            seconds[measurement, "mobizo, by turns with Q8_0"]
+        )
     return claims

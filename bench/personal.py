@@ -32,7 +32,7 @@ from shared.training_settings import TrainingSettings
 SEEDS = (0, 1, 2)
 NOVEL = MOVIES.parent / "northanger_abbey"
 COMPLETION = Task(name="review", kind="completion", prompt="A {label} product review by a customer:\n", answer="{text}")
-STYLE = Task(name="novel", kind="text")
+NOVEL_TASK = Task(name="novel", kind="text")
 COMMON: dict[str, Any] = {"rank": 8, "layers": "last:8", "loss": "full", "choices": 1, "precision": "int8"}
 ESTIMATORS: dict[str, dict[str, Any]] = {
     "gradient": {"estimator": "gradient", "targets": TARGETS, "effective_batch": 8},
@@ -75,7 +75,7 @@ EXPERIMENTS = {
     ),
     "style": Experiment(
         NOVEL,
-        STYLE,
+        NOVEL_TASK,
         {"sequence_length": 96, "answer_length": 95},
         {"gradient": 30, "replay": 30},
         {"gradient": 3e-3, "replay": 5e-3},
@@ -90,26 +90,26 @@ def personal(json_file: JsonFile = None, quick: Quick = False, only: Only = None
     with tempfile.TemporaryDirectory() as name:
         directory = keep or Path(name)
         engine = NativeEngine(native_runner())
-        for what in select_parts(EXPERIMENTS, only):
-            experiment = EXPERIMENTS[what]
+        for part in select_parts(EXPERIMENTS, only):
+            experiment = EXPERIMENTS[part]
             for estimator, settings in ESTIMATORS.items():
                 recipe = smollm2_recipe(**(COMMON | settings | experiment.lengths))
-                program = compile_cold(recipe, directory / f"{what}-{estimator}")
+                program = compile_cold(recipe, directory / f"{part}-{estimator}")
                 runs = [
                     load_or_compute(
-                        directory / f"{what}-{estimator}-{seed}.json",
+                        directory / f"{part}-{estimator}-{seed}.json",
                         partial(_run, engine, program, experiment, estimator, seed, quick),
                     )
                     for seed in SEEDS[: 1 if quick else 3]
                 ]
-                rows += [{"what": what, "estimator": estimator, **row} for row in runs]
+                rows += [{"what": part, "estimator": estimator, **row} for row in runs]
                 mean_drops = {
                     key: statistics.mean(row[key] for row in runs) for key in ("loss_drop", "perplexity_drop")
                 }
                 seconds = max(row["seconds"] for row in runs)
                 suffix = "" if estimator == "gradient" else f"_{estimator}"
-                drop = "loss_drop" if what == "completion" else "perplexity_drop"
-                claims |= {f"{what}_{drop}{suffix}": mean_drops[drop], f"{what}_seconds{suffix}": seconds}
+                drop = "loss_drop" if part == "completion" else "perplexity_drop"
+                claims |= {f"{part}_{drop}{suffix}": mean_drops[drop], f"{part}_seconds{suffix}": seconds}
     write(json_file, rows, claims)
 
 

@@ -56,7 +56,7 @@ def disk_full_as_does_not_fit() -> Iterator[None]:
 
 def describe_os_error(error: OSError) -> str:
     """Returns one line that describes an OSError, with a remedy for a full disk."""
-    where = f" ({error.filename})" if error.filename else ""
+    file_note = f" ({error.filename})" if error.filename else ""
     if error.errno in _DISK_FULL:
-        return f"the disk is full{where}; free some space; the job is then retried and completed steps are kept"
+        return f"the disk is full{file_note}; free some space; the job is then retried and completed steps are kept"
     return f"{type(error).__name__}: {error}"

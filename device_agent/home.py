@@ -96,10 +96,10 @@ class AgentHome:
         self.path = path
 
     @classmethod
-    def locate(cls, given: Path | None = None) -> AgentHome:
-        """Returns the home at `given`, else at $MOBIZO_AGENT_HOME, else in the platform's data directory."""
+    def locate(cls, path: Path | None = None) -> AgentHome:
+        """Returns the home at `path`, else at $MOBIZO_AGENT_HOME, else in the platform's data directory."""
         variable = os.environ.get(HOME_VARIABLE)
-        return cls(given or (Path(variable) if variable else Path(platformdirs.user_data_dir("mobizo-agent"))))
+        return cls(path or (Path(variable) if variable else Path(platformdirs.user_data_dir("mobizo-agent"))))
 
     def create(self) -> None:
         """Creates the directories. Raises BadRequest if that fails."""
@@ -248,9 +248,9 @@ class AgentHome:
 
     def write_status(self, status: DaemonStatus) -> None:
         """Writes status.json atomically; it is not synced, because it is obsolete after a power cut."""
-        aside = self.path / "status.json.new"
-        aside.write_text(status.model_dump_json(indent=1))
-        aside.replace(self.path / "status.json")
+        temporary = self.path / "status.json.new"
+        temporary.write_text(status.model_dump_json(indent=1))
+        temporary.replace(self.path / "status.json")
 
     def status(self) -> DaemonStatus | None:
         """Returns the last written status, or None."""

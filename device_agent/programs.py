@@ -69,7 +69,7 @@ class ProgramCache:
         pins: returns the sha256 of files that must not be evicted.
         """
         self._directory, self._limit, self._pins = directory, limit, pins
-        self._held: frozenset[str] = frozenset()
+        self._hashes_in_use: frozenset[str] = frozenset()
         # (sha256, size, mtime in ns) of files that this process has verified, because hashing gigabytes takes seconds.
         self._checked: set[tuple[str, int, int]] = set()
 
@@ -84,11 +84,11 @@ class ProgramCache:
             stat = path.stat()
         except FileNotFoundError:
             return False
-        known = (file.sha256, stat.st_size, stat.st_mtime_ns)
-        if known in self._checked:
+        fingerprint = (file.sha256, stat.st_size, stat.st_mtime_ns)
+        if fingerprint in self._checked:
             return True
         if stat.st_size == file.size and file_sha256(path) == file.sha256:
-            self._checked.add(known)
+            self._checked.add(fingerprint)
             return True
         path.unlink()
         return False
@@ -96,11 +96,11 @@ class ProgramCache:
     @contextlib.contextmanager
     def hold(self, files: Sequence[ProgramFile]) -> Iterator[None]:
         """Protects `files` from eviction while they are in use."""
-        before, self._held = self._held, self._held | {file.sha256 for file in files}
+        previous, self._hashes_in_use = self._hashes_in_use, self._hashes_in_use | {file.sha256 for file in files}
         try:
             yield
         finally:
-            self._held = before
+            self._hashes_in_use = previous
 
     def reserve(self, files: Sequence[ProgramFile]) -> None:
         """Evicts files until the missing ones of `files` fit. Raises DoesNotFit if that is not possible."""
@@ -111,11 +111,11 @@ class ProgramCache:
         limit = min(LARGEST_BYTES, int(disk.total * DISK_SHARE)) if self._limit is None else self._limit
         entries = self._files()
         used = sum(size for _, _, size in entries)
-        pinned = self._held.union(self._pins(), (file.sha256 for file in files))
-        in_use = self._held.union(file.sha256 for file in files)
-        spare = [(path, size) for _, path, size in sorted(entries) if _packed(path) and path.stem not in in_use]
-        spare += [(path, size) for _, path, size in sorted(entries) if not _packed(path) and path.stem not in pinned]
-        evictable = sum(size for _, size in spare)
+        pinned = self._hashes_in_use.union(self._pins(), (file.sha256 for file in files))
+        in_use = self._hashes_in_use.union(file.sha256 for file in files)
+        unpinned = [(path, size) for _, path, size in sorted(entries) if _packed(path) and path.stem not in in_use]
+        unpinned += [(path, size) for _, path, size in sorted(entries) if not _packed(path) and path.stem not in pinned]
+        evictable = sum(size for _, size in unpinned)
         if needed > limit - used + evictable:
             raise DoesNotFit(
                 f"the program needs {needed / 1e6:.0f} MB in a cache of at most {limit / 1e6:.0f} MB, of which "
@@ -127,7 +127,7 @@ class ProgramCache:
                 f"but {self._directory} has {disk.free / 1e6:.0f} MB free; free some space, and the job is retried"
             )
         excess = max(used + needed - limit, needed + MARGIN_BYTES - disk.free)
-        for path, size in spare:
+        for path, size in unpinned:
             if excess <= 0:
                 break
             path.unlink(missing_ok=True)
@@ -156,11 +156,11 @@ class ProgramCache:
         from shared.transport import Unreachable
 
         while True:
-            before = self._arrived(file)
+            previous_size = self._arrived(file)
             try:
                 client.download(file, self.path(file), progress)
             except Unreachable:
-                if self._arrived(file) <= before:
+                if self._arrived(file) <= previous_size:
                     raise
             else:
                 return

@@ -54,8 +54,8 @@ def main(gguf: Path, adapters: Iterable[Path], sentences: Sequence[str]) -> None
         tuned = PeftModel.from_pretrained(base, str(adapter)).eval()
         answers.append([answer(tuned, tokenizer, sentence) for sentence in sentences])
         base = tuned.unload()
-    for sentence, *found in zip(sentences, *answers, strict=True):
-        sys.stdout.write(json.dumps({"sentence": sentence, "answers": found}) + "\n")
+    for sentence, *labels in zip(sentences, *answers, strict=True):
+        sys.stdout.write(json.dumps({"sentence": sentence, "answers": labels}) + "\n")
 
 
 if __name__ == "__main__":
@@ -69,6 +69,10 @@ if __name__ == "__main__":
         help="a PEFT directory; may be repeated; - reads them from standard input",
     )
     parser.add_argument("sentences", nargs="*", default=SENTENCES, help="default: ten sentences about films")
-    given = parser.parse_args()
-    from_input = given.adapter == [Path("-")]
-    main(given.gguf, (Path(line.rstrip("\n")) for line in sys.stdin) if from_input else given.adapter, given.sentences)
+    arguments = parser.parse_args()
+    from_input = arguments.adapter == [Path("-")]
+    main(
+        arguments.gguf,
+        (Path(line.rstrip("\n")) for line in sys.stdin) if from_input else arguments.adapter,
+        arguments.sentences,
+    )

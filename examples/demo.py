@@ -103,7 +103,7 @@ def _gguf() -> Path:
 class Calibration:
     """A calibration from public data, computed in a process beside the start of server and device."""
 
-    def __init__(self, processes: Processes, site: Site, most: int) -> None:
+    def __init__(self, processes: Processes, site: Site, max_examples: int) -> None:
         """Starts the process. The base must be registered. The forward-only adapter takes its A from the result."""
         console.print("[bold]calibration[/bold]: directions from product reviews, which are public")
         self._path, self._site = str(site.directory / "calibration.safetensors"), site
@@ -119,7 +119,7 @@ class Calibration:
             "4",
         ]
         command += ["--loss", "candidates", "--sequence-length", "36"]
-        command += ["--examples", str(min(most, CALIBRATION_EXAMPLES))]
+        command += ["--examples", str(min(max_examples, CALIBRATION_EXAMPLES))]
         self._process = processes.start("calibrate", command, site.env | ONE_THREAD)
 
     def register(self) -> str:
@@ -235,7 +235,9 @@ def demo(
         raise typer.Exit(130) from error
 
 
-def _demo(report_path: Path, directory: Path, chosen: list[Method], steps: int | None, test_limit: int) -> None:
+def _demo(
+    report_path: Path, directory: Path, selected_methods: list[Method], steps: int | None, test_limit: int
+) -> None:
     began = time.monotonic()
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
@@ -247,7 +249,7 @@ def _demo(report_path: Path, directory: Path, chosen: list[Method], steps: int |
         console.print("[bold]server[/bold]: keys, database, base model")
         site.set_up()
         site.server("base", "add", BASE, str(_gguf()), "--hub-id", HUB_ID)
-        calibration = Calibration(processes, site, test_limit) if any(m.calibrated for m in chosen) else None
+        calibration = Calibration(processes, site, test_limit) if any(m.calibrated for m in selected_methods) else None
         # Two workers, so that the second program is compiled as soon as its calibration exists.
         client = stack.enter_context(site.start_server(workers=2))
         console.print(f"  listening on {site.url}")
@@ -258,12 +260,12 @@ def _demo(report_path: Path, directory: Path, chosen: list[Method], steps: int |
             limits["steps"] = steps
         # Each is submitted as soon as it can be: A is calibrated while the server compiles the first program.
         jobs, used = [], core_seconds(device)
-        for method in chosen:
+        for method in selected_methods:
             own = {"calibration": calibration.register()} if calibration and method.calibrated else {}
             jobs.append(client.jobs.submit(_request(method, own, limits)))
         classification = Classification(processes, site.env)
         methods = {}
-        for method, submitted in zip(chosen, jobs, strict=True):
+        for method, submitted in zip(selected_methods, jobs, strict=True):
             console.print(f"[bold]{method.name}[/bold]: job {submitted.id} (recipe {submitted.recipe_id[:12]})")
             job = show_job_progress(client, submitted.id, console)
             if job.state is not JobState.SUCCEEDED:
@@ -287,15 +289,15 @@ def _demo(report_path: Path, directory: Path, chosen: list[Method], steps: int |
     report_path.write_text(json.dumps(report, indent=2) + "\n")
     _print_results(report, classified)
     site.write_environment()
-    shown = directory.relative_to(Path.cwd()) if directory.is_relative_to(Path.cwd()) else directory
-    console.print(f"report: {report_path}\n\nThe server's and the device's homes are in {shown}. Go on with:")
+    home_path = directory.relative_to(Path.cwd()) if directory.is_relative_to(Path.cwd()) else directory
+    console.print(f"report: {report_path}\n\nThe server's and the device's homes are in {home_path}. Go on with:")
     for line in (
-        f". {shown}/env.sh",
-        f'mobizo-agent predict {chosen[0].adapter} --text "An hour too long, and I loved every minute."',
+        f". {home_path}/env.sh",
+        f'mobizo-agent predict {selected_methods[0].adapter} --text "An hour too long, and I loved every minute."',
         "mobizo-server run & sleep 5; mobizo adapter list",
     ):
         console.print(f"  {line}", style="bold", soft_wrap=True)
-    trial = f"{site.url}/ui/adapters/{chosen[0].adapter}/versions/1"
+    trial = f"{site.url}/ui/adapters/{selected_methods[0].adapter}/versions/1"
     console.print(
         f"While the server runs, try your own sentences at {trial} (sign in with what `echo $MOBIZO_TOKEN` prints).",
         soft_wrap=True,

@@ -128,10 +128,10 @@ class Task(BaseModel):
             "text": {"answer"},
         }[self.kind]
         for name in ("prompt", "answers", "answer", "messages_field"):
-            present = bool(getattr(self, name))
-            if present and name not in required:
+            is_present = bool(getattr(self, name))
+            if is_present and name not in required:
                 raise ValueError(f"a task of kind {self.kind} has no {name}; remove it or set another kind")
-            if not present and name in required:
+            if not is_present and name in required:
                 raise ValueError(f"a task of kind {self.kind} needs {name}")
         if self.kind == "choice" and len(self.answers) < 2:
             raise ValueError("a task of kind choice needs at least 2 answers; kind completion has one, `answer`")

@@ -102,11 +102,11 @@ def run_synchronous_round(
     arrivals = Arrivals(len(selected), dropped=len(dropped_devices))
     on_progress(f"round {number}", 0, len(local_tasks))
     outputs = results_in_order(executor, "train", ((local_task,) for local_task in local_tasks))
-    for done, (local_task, output) in enumerate(zip(local_tasks, outputs, strict=True), 1):
+    for completed, (local_task, output) in enumerate(zip(local_tasks, outputs, strict=True), 1):
         (arrivals.lost if local_task.device in dropped_devices else arrivals.received).append(
             Arrival(local_task, output, 0)
         )
-        on_progress(f"round {number}", done, len(local_tasks))
+        on_progress(f"round {number}", completed, len(local_tasks))
     return arrivals
 
 

@@ -20,7 +20,15 @@ from simulation.settings import SimulationSettings, read_settings
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
 
-SHOWN = ("round", "counted", "dropped", "refused", "accuracy", "loss", "devices")  # columns of the terminal's table
+TABLE_COLUMNS = (
+    "round",
+    "counted",
+    "dropped",
+    "refused",
+    "accuracy",
+    "loss",
+    "devices",
+)  # columns of the terminal's table
 
 
 def simulate(
@@ -127,9 +135,9 @@ def _run(
     if as_json:
         out.print(json.dumps(report.document(outcome)), markup=False, soft_wrap=True)
         return
-    table = Table(*SHOWN, box=None)
+    table = Table(*TABLE_COLUMNS, box=None)
     for row in report.rows(outcome):
-        table.add_row(*(str(row[report.COLUMNS.index(name)]) for name in SHOWN))
+        table.add_row(*(str(row[report.COLUMNS.index(name)]) for name in TABLE_COLUMNS))
     out.print(table)
     for line in report.remarks(outcome):
         out.print(line, markup=False)

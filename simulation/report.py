@@ -117,11 +117,11 @@ def remarks(outcome: SimulationOutcome) -> list[str]:
     items = [
         f"round {record.number}: no version; {record.why}" for record in outcome.rounds[1:] if not record.published
     ]
-    refused: dict[str, int] = {}
+    rejections: dict[str, int] = {}
     for record in outcome.rounds:
-        for why, count in record.refused.items():
-            refused[why] = refused.get(why, 0) + count
-    return items + [f"{count} updates rejected: {why}" for why, count in refused.items()]
+        for reason, count in record.refused.items():
+            rejections[reason] = rejections.get(reason, 0) + count
+    return items + [f"{count} updates rejected: {reason}" for reason, count in rejections.items()]
 
 
 def page(outcome: SimulationOutcome, plots: Sequence[str]) -> str:

@@ -94,11 +94,11 @@ def _draw_examples(
     weights = np.array([shares[group] for group in order])
     if not weights.any():  # no examples of the device's own source or labels are left
         weights = np.array([len(remaining[group]) for group in order], float)
-    drawn: list[int] = []
+    examples: list[int] = []
     for group in rng.choice(order, size, p=weights / weights.sum()):
         indices = remaining[int(group)] or max(remaining.values(), key=len)
-        drawn.append(indices.pop())
-    return drawn
+        examples.append(indices.pop())
+    return examples
 
 
 def _split(shard: list[int], settings: DataSettings) -> Shard:

@@ -92,8 +92,8 @@ class Simulator:
                 self._save_round(Arrivals(), [], {}, Outcome(None, why), start)
                 continue
             arrivals = self._collect(number)
-            updates, refused = self._receive(arrivals.received, number)
-            self._save_round(arrivals, updates, refused, self._combine(updates, arrivals, number), start)
+            updates, rejections = self._receive(arrivals.received, number)
+            self._save_round(arrivals, updates, rejections, self._combine(updates, arrivals, number), start)
         return self.rounds
 
     def _collect(self, number: int) -> Arrivals:
@@ -106,15 +106,15 @@ class Simulator:
 
     def _receive(self, arrivals: Iterable[Arrival], number: int) -> tuple[list[Update], dict[str, int]]:
         """Returns the accepted updates, and the reasons for rejected ones."""
-        updates, refused = [], Counter[str]()
+        updates, rejections = [], Counter[str]()
         for arrival in arrivals:
             upload = send(arrival, self._cohort.upload, self._settings.seed, number)
             try:
                 updates.append(receive(upload, self._cohort, self._algorithm))
             except InvalidUpload as error:
-                refused[error.detail] += 1
+                rejections[error.detail] += 1
         # A device that finished twice is one member, whose later update counts.
-        return list({update.member: update for update in updates}.values()), dict(refused)
+        return list({update.member: update for update in updates}.values()), dict(rejections)
 
     def _combine(self, updates: list[Update], arrivals: Arrivals, number: int) -> Outcome:
         """Returns the round's aggregated update, or why there is none."""
@@ -122,8 +122,8 @@ class Simulator:
         if len(updates) < cohort.quorum:
             return Outcome(None, f"{len(updates)} updates were accepted; the quorum is {cohort.quorum}")
         if cohort.masking is not None:
-            lost, _ = self._receive(arrivals.lost, number)
-            masked = combine_masked(cohort, self._manifest, number, updates, lost, self._settings.seed)
+            lost_updates, _ = self._receive(arrivals.lost, number)
+            masked = combine_masked(cohort, self._manifest, number, updates, lost_updates, self._settings.seed)
             return Outcome(masked.combined, masked.why, masked.bytes_sent)
         noise = entropy(self._settings.seed, "members", number)
         return Outcome(aggregate(cohort, MemorySource(updates), entropy=noise))
@@ -132,7 +132,7 @@ class Simulator:
         self,
         arrivals: Arrivals,
         updates: Sequence[Update],
-        refused: dict[str, int],
+        rejections: dict[str, int],
         outcome: Outcome,
         start: float,
     ) -> None:
@@ -143,7 +143,7 @@ class Simulator:
         test_metrics, devices = self._measure()
         results = [arrival.output.result for arrival in arrivals.received if arrival.local_task.faults is None]
         poisoned_members = {member(device) for device in self._population.poisoned}
-        counted = updates if combined is not None else ()
+        counted_updates = updates if combined is not None else ()
         trained = [arrival.local_task.device for arrival in (*arrivals.received, *arrivals.lost)]
         record = RoundRecord(
             number=len(self.rounds),
@@ -152,11 +152,11 @@ class Simulator:
             selected=arrivals.selected,
             trained=tuple(trained),
             dropped=arrivals.dropped,
-            refused=refused,
+            refused=rejections,
             counted=0 if combined is None else combined.count,
-            poisoned=sum(update.member in poisoned_members for update in counted),
+            poisoned=sum(update.member in poisoned_members for update in counted_updates),
             clipped=0 if combined is None else combined.clipped,
-            mean_staleness=fmean(update.staleness for update in counted) if counted else 0.0,
+            mean_staleness=fmean(update.staleness for update in counted_updates) if counted_updates else 0.0,
             update_norm=0.0 if combined is None else euclidean_norm(combined.update),
             accuracy=test_metrics.accuracy,
             loss=test_metrics.loss,

@@ -41,13 +41,15 @@ class Entry:
     trial_steps: int | None = None
 
 
-def ours(name: str, training: TrainingSettings, calibration: Kind | None = None, **recipe: Any) -> Contender:
+def program_contender(
+    name: str, training: TrainingSettings, calibration: Kind | None = None, **recipe: Any
+) -> Contender:
     """Returns a contender of one of our estimators, as a program in the agent's runtime."""
     settings = RecipeSettings(**recipe)
     return Contender(name=name, engine="program", recipe=settings, training=training, calibration=calibration)
 
 
-OURS = ours(
+OURS = program_contender(
     "replay",
     TrainingSettings(steps=200, lr=5e-3, schedule="cosine", eps=2e-2, evaluation_interval=50),
     "gradients",
@@ -59,7 +61,7 @@ OURS = ours(
     precision="int8",
     **OUR_SETTINGS,
 )
-DIRECTIONAL = ours(
+DIRECTIONAL = program_contender(
     "directional",
     TrainingSettings(steps=160, lr=3e-3, schedule="cosine", evaluation_interval=40),
     "gradients",
@@ -108,7 +110,7 @@ FIRST_ORDER = as_in_the_paper("first-order LoRA-FA", "first-order", 1).with_trai
 TABLE = (
     Entry(OURS, "", (5e-3, 7e-3), evaluation_steps=(25, 75, 125, 175)),
     Entry(
-        ours("gradient", SHORT_TRAINING, precision="int8", **GRADIENT_SETTINGS),
+        program_contender("gradient", SHORT_TRAINING, precision="int8", **GRADIENT_SETTINGS),
         "gradient_",
         (3e-3, 5e-3),
         evaluation_steps=EARLY_STEPS,

@@ -41,7 +41,9 @@ def measure(quick: bool) -> Measurement:
     with tempfile.TemporaryDirectory() as name:
         size = uploads * _write(Path(name), QUICK_FILES if quick else FILES)
         measurements = [run_module("bench.federation.aggregate", [name, uploads]) for _ in range(rounds)]
-    seconds, cpu = (statistics.median(times[what] for times in measurements) for what in ("seconds", "cpu_seconds"))
+    seconds, cpu = (
+        statistics.median(times[measure_name] for times in measurements) for measure_name in ("seconds", "cpu_seconds")
+    )
     claims = {
         "aggregate_rss_bytes": max(times["peak_rss_bytes"] for times in measurements),
         "aggregate_bytes_per_second": size / seconds,

@@ -136,8 +136,8 @@ def _cohort(directory: Path, files: Files, quick: bool, example_privacy: Example
     settings = {"devices": DEVICES, "rounds": 2 if quick else ROUNDS, "measured": 1, "base": str(model_file())}
     program = directory / ("program" if example_privacy is None else "program-private")
 
-    def on_progress(what: str, done: int, total: int) -> None:
-        notes.print(f"  {name} {what} {done}/{total}")
+    def on_progress(activity: str, done: int, total: int) -> None:
+        notes.print(f"  {name} {activity} {done}/{total}")
 
     return simulate(
         read_settings(None, settings | {"data": data, "cohort": cohort}),

@@ -36,26 +36,30 @@ def scale(
     """Compile and train bases from 135M to 7B, of random weights: time, memory and sizes."""
     sizes = {"tiny": QUICK} if quick else SIZES
     with tempfile.TemporaryDirectory() as name:
-        rows = [row for what in select_parts(sizes, only) for row in _rows_of(what, sizes[what], keep or Path(name))]
+        rows = [
+            row
+            for size_name in select_parts(sizes, only)
+            for row in _rows_of(size_name, sizes[size_name], keep or Path(name))
+        ]
     if plot is not None:
         write_plot(rows, plot)
-    write(json_file, rows, claims_of(rows, {what: size.name for what, size in sizes.items()}))
+    write(json_file, rows, claims_of(rows, {size_name: size.name for size_name, size in sizes.items()}))
 
 
-def _rows_of(what: str, size: Size, keep: Path) -> Iterator[Row]:
+def _rows_of(size_name: str, size: Size, keep: Path) -> Iterator[Row]:
     """Yields the rows of one size. Its base and programs exist only meanwhile; `keep` has the finished rows."""
     with tempfile.TemporaryDirectory() as name:
         base = Path(name) / "base"
 
         @cache
         def write_base() -> int:
-            notes.print(f"{what}: random weights")
+            notes.print(f"{size_name}: random weights")
             return write_random_base(size, base)
 
         def measure(precision: str, estimator: str) -> Row:
             parameters = write_base()
-            notes.print(f"{what}: {estimator} in {precision}")
-            row = {"base": what, "parameters": parameters, "precision": precision, "estimator": estimator}
+            notes.print(f"{size_name}: {estimator} in {precision}")
+            row = {"base": size_name, "parameters": parameters, "precision": precision, "estimator": estimator}
             row |= {"commit": commit(), "other_cores": busy_cores()}
             with tempfile.TemporaryDirectory(dir=name) as directory:
                 recipe = recipe_of(base, precision, estimator, size)
@@ -63,7 +67,7 @@ def _rows_of(what: str, size: Size, keep: Path) -> Iterator[Row]:
                 return row | compiled | device_run(NativeEngine(native_runner()), program, parameters)
 
         for run in size.runs:
-            yield dict(load_or_compute(keep / ".".join((what, *run, "json")), partial(measure, *run)))
+            yield dict(load_or_compute(keep / ".".join((size_name, *run, "json")), partial(measure, *run)))
 
 
 def claims_of(rows: list[Row], names: dict[str, str | None]) -> Claims:

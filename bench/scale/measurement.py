@@ -113,12 +113,12 @@ class PeakMemory:
 
     def update(self) -> None:
         """Looks at the present children of this process."""
-        together = 0
+        total_bytes = 0
         for process in psutil.Process().children(recursive=True):
             with suppress(psutil.Error, OSError):
-                together += process.memory_info().rss
+                total_bytes += process.memory_info().rss
                 self.bytes = max(self.bytes, peak_memory(process.pid))
-        self.bytes = max(self.bytes, together)
+        self.bytes = max(self.bytes, total_bytes)
 
 
 @contextmanager

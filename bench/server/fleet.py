@@ -190,11 +190,11 @@ def _table_sizes(settings: Settings) -> _TableSizes:
     return sizes
 
 
-def _growth(what: str, before: _TableSizes, after: _TableSizes, count: int) -> list[Row]:
+def _growth(event: str, before: _TableSizes, after: _TableSizes, count: int) -> list[Row]:
     """Returns a row of each table that grew, with what one of `count` events added to it."""
     growth = {name: (rows - before[name][0], size - before[name][1]) for name, (rows, size) in after.items()}
     return [
-        {"what": what, "table": name, "rows": rows / count, "bytes": size / count}
+        {"what": event, "table": name, "rows": rows / count, "bytes": size / count}
         for name, (rows, size) in sorted(growth.items())
         if rows or size >= count
     ]

@@ -174,7 +174,7 @@ def audit(settings: Settings, submitted: dict[str, str]) -> Row:
         referenced = set(session.scalars(select(programs.ProgramBlob.sha256)))
         referenced |= set(session.scalars(select(adapters.StoredVersion.sha256)))
     database.close()
-    lost = [
+    lost_jobs = [
         job_id
         for job_id, adapter in submitted.items()
         if job_id not in jobs_by_id
@@ -190,7 +190,7 @@ def audit(settings: Settings, submitted: dict[str, str]) -> Row:
     torn = [path for path in stored if path.is_file() and file_sha256(path) != path.name]
     missing = referenced - {path.name for path in stored}
     return {
-        "jobs_lost": len(lost),
+        "jobs_lost": len(lost_jobs),
         "jobs_doubled": len(doubled),
         "programs": len(stored_programs),
         "programs_made_again": recompiled,

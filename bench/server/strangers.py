@@ -93,26 +93,26 @@ def time_requests(port: int, token: str, paths: dict[str, str], seconds: float) 
     errors: Counter[tuple[str, str]] = Counter()
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        for (what, kind), durations in times.items():
+        for (path_name, kind), durations in times.items():
             connection, start = connections[kind], time.monotonic()
             try:
                 # Connects if needed.
-                connection.request("GET", paths[what], headers={"Authorization": f"Bearer {token}"})
+                connection.request("GET", paths[path_name], headers={"Authorization": f"Bearer {token}"})
                 response = connection.getresponse()
                 response.read()
                 if response.status != 200:
                     raise HTTPException(f"status {response.status}")
                 durations.append(time.monotonic() - start)
             except (OSError, HTTPException):
-                errors[what, kind] += 1
+                errors[path_name, kind] += 1
                 durations.append(TIMEOUT_SECONDS)
                 connection.close()
             if kind == "new":
                 connection.close()
             time.sleep(PAUSE_SECONDS)
     return [
-        {"what": what, "connection": kind, "errors": errors[what, kind], **spread(durations)}
-        for (what, kind), durations in times.items()
+        {"what": path_name, "connection": kind, "errors": errors[path_name, kind], **spread(durations)}
+        for (path_name, kind), durations in times.items()
     ]
 
 
@@ -138,10 +138,10 @@ class Attack:
 
     async def _attack(self, stop: Any) -> None:
         kinds = [(kind, index) for kind, number in self.strangers.items() for index in range(number)]
-        strangers = asyncio.gather(*(self._run_stranger(*stranger, number) for number, stranger in enumerate(kinds)))
+        connections = asyncio.gather(*(self._run_stranger(*stranger, number) for number, stranger in enumerate(kinds)))
         await asyncio.to_thread(stop.wait)
-        strangers.cancel()
-        await strangers
+        connections.cancel()
+        await connections
 
     async def _run_stranger(self, kind: str, index: int, number: int) -> None:
         """Connects as one stranger, again after each disconnection."""

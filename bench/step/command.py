@@ -80,7 +80,7 @@ class Comparisons:
     def record(self, name: str, seconds: Mapping[str, list[float]]) -> None:
         """Adds a row for each side of a comparison."""
         self.rows += [
-            {"comparison": name, "what": what, "seconds": statistics.median(values)} for what, values in seconds.items()
+            {"comparison": name, "what": part, "seconds": statistics.median(values)} for part, values in seconds.items()
         ]
 
 

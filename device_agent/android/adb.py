@@ -159,10 +159,10 @@ class Adb:
 
     def devices(self) -> list[AdbDevice]:
         """Returns the output of `adb devices`."""
-        done = self._call(("devices",), SHELL_SECONDS)
-        if done.returncode != 0:
-            raise _failure(_text(done.stderr), self.serial)
-        lines = (line.split("\t") for line in _text(done.stdout).splitlines() if "\t" in line)
+        result = self._call(("devices",), SHELL_SECONDS)
+        if result.returncode != 0:
+            raise _failure(_text(result.stderr), self.serial)
+        lines = (line.split("\t") for line in _text(result.stdout).splitlines() if "\t" in line)
         return [AdbDevice(fields[0], fields[1].split(" ")[0]) for fields in lines]
 
     def device(self) -> str:
@@ -181,21 +181,21 @@ class Adb:
         # adb's exit status does not distinguish a broken link from a failed script; this line ends a complete output.
         mark = secrets.token_hex(8)
         command = f"(\n{script}\n)\nprintf '\\n{mark} %d' $?"
-        done = self._call_device(("shell", "-T", command), seconds)
-        out, _, status = done.stdout.rpartition(f"\n{mark} ".encode())
+        result = self._call_device(("shell", "-T", command), seconds)
+        out, _, status = result.stdout.rpartition(f"\n{mark} ".encode())
         if not status.isdigit():
-            raise self._lost(done)
-        return ShellResult(int(status), out, _text(done.stderr))
+            raise self._lost(result)
+        return ShellResult(int(status), out, _text(result.stderr))
 
     def run(self, script: str, seconds: float = SHELL_SECONDS) -> str:
         """Returns the standard output of a script. Raises PhoneFull or PhoneRefused if it fails."""
-        done = self.shell(script, seconds)
-        if done.status != 0:
-            output = (done.err or _text(done.out)).strip()[-300:]
+        result = self.shell(script, seconds)
+        if result.status != 0:
+            output = (result.err or _text(result.out)).strip()[-300:]
             if _NO_ROOM in output:
                 raise PhoneFull(f"{PhoneFull.__doc__} ({output})")
-            raise PhoneRefused(f"the phone refused a command with status {done.status}: {output}")
-        return _text(done.out)
+            raise PhoneRefused(f"the phone refused a command with status {result.status}: {output}")
+        return _text(result.out)
 
     def read(self, remote: str, start: int = 0) -> bytes:
         """Returns a small file's bytes from `start` on; empty if the file does not exist."""
@@ -211,26 +211,26 @@ class Adb:
 
     def pause(self, seconds: float) -> None:
         """Sleeps. Raises Interrupted as soon as `stop` returns true."""
-        until = time.monotonic() + seconds
+        deadline = time.monotonic() + seconds
         while True:
             if self.stop():
                 raise Interrupted
-            left = until - time.monotonic()
-            if left <= 0:
+            remaining_seconds = deadline - time.monotonic()
+            if remaining_seconds <= 0:
                 return
-            time.sleep(min(left, POLL_SECONDS))
+            time.sleep(min(remaining_seconds, POLL_SECONDS))
 
     def _copy(self, arguments: Sequence[str], size: int) -> None:
-        done = self._call_device(arguments, SHELL_SECONDS + size / SLOWEST)
-        output = _text(done.stderr) + _text(done.stdout)
+        result = self._call_device(arguments, SHELL_SECONDS + size / SLOWEST)
+        output = _text(result.stderr) + _text(result.stdout)
         # Some releases of adb exit with status 0 after a remote error.
-        refused = re.search(r"^adb: error: (.*remote .*)$", output, re.MULTILINE)
-        if refused is not None:
+        refusal = re.search(r"^adb: error: (.*remote .*)$", output, re.MULTILINE)
+        if refusal is not None:
             if _NO_ROOM in output:
                 raise PhoneFull
-            raise PhoneRefused(f"the phone refused: {refused[1]}")
-        if done.returncode != 0:
-            raise self._lost(done)
+            raise PhoneRefused(f"the phone refused: {refusal[1]}")
+        if result.returncode != 0:
+            raise self._lost(result)
 
     def _find(self) -> str:
         devices = self.devices()
@@ -239,9 +239,9 @@ class Adb:
             if _NETWORK_SERIAL.match(self.serial) and (device is None or device.state != "device"):
                 device = self._connect(self.serial)
             if device is None:
-                others = ", ".join(each.serial for each in devices) or "none"
+                serials = ", ".join(each.serial for each in devices) or "none"
                 raise NoPhone(
-                    f"adb does not see phone {self.serial} (connected: {others}); connect it and check `adb devices`"
+                    f"adb does not see phone {self.serial} (connected: {serials}); connect it and check `adb devices`"
                 )
             return _usable(device)
         ready = [each for each in devices if each.state == "device"]
@@ -263,15 +263,15 @@ class Adb:
     def _call_device(self, arguments: Sequence[str], seconds: float) -> subprocess.CompletedProcess[bytes]:
         return self._call(("-s", self.device(), *arguments), seconds)
 
-    def _lost(self, done: subprocess.CompletedProcess[bytes]) -> Unavailable:
+    def _lost(self, result: subprocess.CompletedProcess[bytes]) -> Unavailable:
         serial, self._device = self._device, None
-        return _failure(_text(done.stderr), serial)
+        return _failure(_text(result.stderr), serial)
 
     def _call(self, arguments: Sequence[str], seconds: float) -> subprocess.CompletedProcess[bytes]:
         """Runs adb until it exits, `stop` returns true, or `seconds` have passed."""
         command = [str(self.program()), *arguments]
-        pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
-        process = subprocess.Popen(command, stdin=nothing, stdout=pipe, stderr=pipe)
+        pipe, null_device = subprocess.PIPE, subprocess.DEVNULL
+        process = subprocess.Popen(command, stdin=null_device, stdout=pipe, stderr=pipe)
         deadline = time.monotonic() + seconds
         try:
             while True:

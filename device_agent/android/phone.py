@@ -73,43 +73,43 @@ class Phone:
         remote = f"{self.root}/runner/{hashlib.sha256(listing.encode()).hexdigest()}"
         if self.adb.shell(f"touch -c {remote}; test -d {remote}").status == 0:
             return remote
-        aside = f"{self.root}/aside/runner"
+        staging = f"{self.root}/aside/runner"
         folders = {str(Path(name).parent) for name in files}
-        self.adb.run(f"rm -rf {aside}; mkdir -p {aside}; cd {aside} && mkdir -p {' '.join(sorted(folders))}")
-        self._check_executes(f"{aside}/probe")
+        self.adb.run(f"rm -rf {staging}; mkdir -p {staging}; cd {staging} && mkdir -p {' '.join(sorted(folders))}")
+        self._check_executes(f"{staging}/probe")
         for name, sha256 in files.items():
-            self.put(directory / name, sha256, f"{aside}/{name}")
-        self.adb.run(f"chmod -R u+rwx {aside}")
-        self._check_starts(aside)
-        self.adb.run(f"mv {aside} {remote} && sync")
+            self.put(directory / name, sha256, f"{staging}/{name}")
+        self.adb.run(f"chmod -R u+rwx {staging}")
+        self._check_starts(staging)
+        self.adb.run(f"mv {staging} {remote} && sync")
         return remote
 
     def put(self, local: Path, sha256: str, remote: str) -> None:
         """Pushes a file: to a temporary name, verified by hash, then renamed. Raises like `keep`."""
         size = local.stat().st_size
         self._check_space(size)
-        aside = f"{self.root}/aside/{sha256}"
+        staging = f"{self.root}/aside/{sha256}"
         try:
-            self.adb.push(local, aside)
+            self.adb.push(local, staging)
             self.pushed_bytes += size
-            pushed_sha256 = self.adb.run(f"sha256sum {aside}", HASH_SECONDS).split()[0]
+            pushed_sha256 = self.adb.run(f"sha256sum {staging}", HASH_SECONDS).split()[0]
             if pushed_sha256 != sha256:
                 _check(local, sha256)
                 raise PhoneUnreachable(f"{local.name} was damaged on the way to the phone; check the cable")
-            self.adb.run(f"chmod 600 {aside} && sync && mv {aside} {remote}", HASH_SECONDS)
+            self.adb.run(f"chmod 600 {staging} && sync && mv {staging} {remote}", HASH_SECONDS)
         except PhoneFull:
-            self.adb.shell(f"rm -f {aside}")
+            self.adb.shell(f"rm -f {staging}")
             raise
 
     def fetch(self, remote: str, local: Path) -> None:
         """Pulls a file from the phone and verifies its hash. Raises PhoneRefused."""
         size, sha256 = self.adb.run(f"stat -c %s {remote} && sha256sum {remote}", HASH_SECONDS).split()[:2]
-        aside = local.with_name(local.name + ".new")
-        self.adb.pull(remote, aside, int(size))
-        if file_sha256(aside) != sha256:
-            aside.unlink()
+        temporary = local.with_name(local.name + ".new")
+        self.adb.pull(remote, temporary, int(size))
+        if file_sha256(temporary) != sha256:
+            temporary.unlink()
             raise PhoneUnreachable(f"{local.name} was damaged on the way from the phone; check the cable")
-        aside.replace(local)
+        temporary.replace(local)
 
     def match(self, local: Path, remote: str) -> None:
         """Pushes `local` if the phone's file differs. Raises like `keep`."""
@@ -125,17 +125,17 @@ class Phone:
         old = f"find runs -mindepth 1 -maxdepth 1 -mtime +{days}"
         self.adb.run(f"cd {self.root} && rm -rf aside/* && {old} | while read e; do rm -rf $e; done")
         each = "[ -e $e ] && echo $(stat -c %Y $e) $(du -ks $e)"
-        listed = self.adb.run(f"cd {self.root} && for e in files/* runner/*; do {each}; done; true")
-        lines = (line.split() for line in listed.splitlines())
+        listing = self.adb.run(f"cd {self.root} && for e in files/* runner/*; do {each}; done; true")
+        lines = (line.split() for line in listing.splitlines())
         entries = sorted(((int(used), name, int(kilobytes) << 10) for used, kilobytes, name in lines), reverse=True)
-        total, over = 0, []
+        total, excess = 0, []
         for _, name, size in entries:
             total += size
             if total > most_bytes and Path(name).name not in keep:
-                over.append(name)
+                excess.append(name)
                 total -= size
-        if over:
-            self.adb.run(f"cd {self.root} && rm -rf {' '.join(over)}")
+        if excess:
+            self.adb.run(f"cd {self.root} && rm -rf {' '.join(excess)}")
 
     def _check_space(self, size: int) -> None:
         blocks, block = (int(word) for word in self.adb.run(f"stat -f -c '%a %S' {self.root}").split())
@@ -147,19 +147,19 @@ class Phone:
 
     def _check_executes(self, probe: str) -> None:
         # A file without a first line that names a shell: the shell that starts it runs it itself, if it may.
-        done = self.adb.shell(f"echo : >{probe} && chmod 700 {probe} && {probe}; s=$?; rm -f {probe}; exit $s")
-        if done.status in EXEC_FAILED:
-            raise NothingRuns(f"{NothingRuns.__doc__} ({done.err.strip()[-200:]})")
+        result = self.adb.shell(f"echo : >{probe} && chmod 700 {probe} && {probe}; s=$?; rm -f {probe}; exit $s")
+        if result.status in EXEC_FAILED:
+            raise NothingRuns(f"{NothingRuns.__doc__} ({result.err.strip()[-200:]})")
 
     def _check_starts(self, directory: str) -> None:
-        done = self.adb.shell(f"cd {directory} && LD_LIBRARY_PATH=lib ./{RUNNER} version")
-        if done.status in EXEC_FAILED:
+        result = self.adb.shell(f"cd {directory} && LD_LIBRARY_PATH=lib ./{RUNNER} version")
+        if result.status in EXEC_FAILED:
             raise WrongProcessor(
-                f"the runner does not start on this phone ({done.err.strip()[-200:]}); "
+                f"the runner does not start on this phone ({result.err.strip()[-200:]}); "
                 "build it for the phone's processor (docs/android.md)"
             )
-        if done.status != 0:
-            raise PhoneRefused(f"the runner does not start on this phone: {done.err.strip()[-300:]}")
+        if result.status != 0:
+            raise PhoneRefused(f"the runner does not start on this phone: {result.err.strip()[-300:]}")
 
 
 def _files(directory: Path) -> Iterable[Path]:

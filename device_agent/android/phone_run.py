@@ -66,15 +66,15 @@ class PhoneRun:
     def look(self, start: int) -> RemoteRunState:
         """Returns the run's state, with at most MOST_BYTES of output from byte `start` on."""
         # Liveness is checked first, so that the output of a finished runner is complete.
-        done = self.adb.shell(
+        result = self.adb.shell(
             f"cd {self.directory} 2>/dev/null || exit {ABSENT}\n{_FIND}"
             '[ -n "$keeper$runner" ] && echo alive || echo dead\n'
             "cat status 2>/dev/null || echo\nstat -c %s trajectory.bin 2>/dev/null || echo 0\n"
             f"tail -c +{start + 1} out 2>/dev/null | head -c {MOST_BYTES}"
         )
-        if done.status == ABSENT:
+        if result.status == ABSENT:
             return RemoteRunState()
-        alive, status, size, out = done.out.split(b"\n", 3)
+        alive, status, size, out = result.out.split(b"\n", 3)
         return RemoteRunState(alive == b"alive", int(status) if status else None, int(size), out)
 
     def start(self, runner: str, program: str, weights: str) -> None:

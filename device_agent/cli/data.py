@@ -16,7 +16,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from device_agent.cli.options import HomeOption, JsonOption
 from device_agent.cli.tasks import read_task
-from device_agent.datasets.build import Added, Addition, FieldMap, Mode, add
+from device_agent.datasets.build import Addition, AdditionOutcome, FieldMap, Mode, add
 from device_agent.datasets.formats import DELIMITERS, Format, Source, open_source
 from device_agent.datasets.splits import DEFAULT_SEED, SplitRule
 from device_agent.datasets.store import DatasetStore
@@ -88,11 +88,11 @@ def add_files(
     if not dry_run:
         agent_home.create()
     with _progress(files, sys.stderr.isatty() and not json_lines) as progress:
-        added = add(DatasetStore(agent_home.data), addition, progress)
+        outcome = add(DatasetStore(agent_home.data), addition, progress)
     if json_lines:
-        typer.echo(json.dumps(_facts(addition, added)))
+        typer.echo(json.dumps(_facts(addition, outcome)))
         return
-    for line in _lines(addition, added):
+    for line in _lines(addition, outcome):
         typer.echo(line)
 
 
@@ -105,58 +105,60 @@ def _progress(files: Sequence[Path], live: bool) -> Iterator[Any]:
         return
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
-        shown = {file: bars.add_task(file.name, total=size) for file, size in sizes.items()}
-        yield lambda file, done: bars.update(shown[file], completed=done)
+        task_ids = {file: bars.add_task(file.name, total=size) for file, size in sizes.items()}
+        yield lambda file, done: bars.update(task_ids[file], completed=done)
 
 
-def _find_task(home: AgentHome, given: str) -> Task:
-    return read_task(Path(given)) if Path(given).is_file() else TaskApprovals(home.tasks).find(given)
+def _find_task(home: AgentHome, name_or_path: str) -> Task:
+    return (
+        read_task(Path(name_or_path)) if Path(name_or_path).is_file() else TaskApprovals(home.tasks).find(name_or_path)
+    )
 
 
 def _source_facts(source: Source) -> dict[str, Any]:
     return {"file": str(source.path), "format": source.format, "delimiter": source.delimiter}
 
 
-def _facts(addition: Addition, added: Added) -> dict[str, Any]:
+def _facts(addition: Addition, outcome: AdditionOutcome) -> dict[str, Any]:
     """Returns what `add` prints with --json; it has no record's text."""
     return {
         "name": addition.name,
         "sources": [_source_facts(source) for source in addition.sources],
-        "fields": sorted(added.fields),
-        "read": added.read,
-        "added": added.added,
-        "duplicates": added.duplicates,
-        "empty": added.empty,
-        "too_long": added.too_long,
-        "records": added.records,
-        "split": added.rule.text,
-        "seed": added.rule.seed,
-        "task": None if added.check is None else added.check.facts(),
+        "fields": sorted(outcome.fields),
+        "read": outcome.read,
+        "added": outcome.added,
+        "duplicates": outcome.duplicates,
+        "empty": outcome.empty,
+        "too_long": outcome.too_long,
+        "records": outcome.records,
+        "split": outcome.rule.text,
+        "seed": outcome.rule.seed,
+        "task": None if outcome.check is None else outcome.check.facts(),
         "dry_run": addition.dry_run,
     }
 
 
-def _lines(addition: Addition, added: Added) -> Iterator[str]:
+def _lines(addition: Addition, outcome: AdditionOutcome) -> Iterator[str]:
     for source in addition.sources:
         names = {value: key for key, value in DELIMITERS.items()}
         cut = source.delimiter and f", delimiter {names.get(source.delimiter, source.delimiter)}"
         yield f"{source.path}: {source.format}{cut or ''}"
-    for record in added.preview:
-        yield "  " + ", ".join(f"{_shown(name)}: {_shown(value)}" for name, value in record.items())
+    for record in outcome.preview:
+        yield "  " + ", ".join(f"{_display_text(name)}: {_display_text(value)}" for name, value in record.items())
     yield (
-        f"{added.read} records read, {added.added} added; dropped: {added.duplicates} duplicates, "
-        f"{added.empty} empty, {added.too_long} too long"
+        f"{outcome.read} records read, {outcome.added} added; dropped: {outcome.duplicates} duplicates, "
+        f"{outcome.empty} empty, {outcome.too_long} too long"
     )
-    if added.check is not None:
-        yield from added.check.lines()
-    counts = ", ".join(f"{split} {count}" for split, count in added.records.items())
-    done = "nothing was written; it would have" if addition.dry_run else "it has"
-    yield f"data set {addition.name}: {done} {counts} (split {added.rule.text}, seed {added.rule.seed})"
+    if outcome.check is not None:
+        yield from outcome.check.lines()
+    counts = ", ".join(f"{split} {count}" for split, count in outcome.records.items())
+    prefix = "nothing was written; it would have" if addition.dry_run else "it has"
+    yield f"data set {addition.name}: {prefix} {counts} (split {outcome.rule.text}, seed {outcome.rule.seed})"
     if addition.task is not None and not is_shipped(addition.task) and not addition.dry_run:
         yield f"let the task read it: mobizo-agent task approve --file TASK --data {addition.name}"
 
 
-def _shown(value: Any) -> str:
+def _display_text(value: Any) -> str:
     """Returns a value on one line, shortened; characters that do not print, such as terminal controls, are replaced."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     cut = text if len(text) <= SHOWN_CHARACTERS else text[: SHOWN_CHARACTERS - 1] + "…"
@@ -193,7 +195,7 @@ def view(name: DatasetArgument, home: HomeOption = None, json_lines: JsonOption 
         typer.echo(json.dumps(facts | {"tasks": tasks}))
         return
     typer.echo(f"{name} in {directory}, {size / 1e6:.1f} MB, changed {about.changed_at:%Y-%m-%d %H:%M} UTC")
-    typer.echo(f"fields: {', '.join(map(_shown, about.fields))}")
+    typer.echo(f"fields: {', '.join(map(_display_text, about.fields))}")
     for split, count in about.records.items():
         typer.echo(f"{split}: {count} records")
     typer.echo(f"split {about.rule.text}, seed {about.seed}")
@@ -214,8 +216,8 @@ def check(
     few = []
     for split in store.about(name).records:
         result = TaskCheck(checked_task)
-        for where, record in store.records(name, split):
-            result.add(where, record)
+        for location, record in store.records(name, split):
+            result.add(location, record)
         if json_lines:
             typer.echo(json.dumps({"split": split} | result.facts()))
         else:

@@ -56,13 +56,13 @@ def predict(
     from device_agent.inference.personal_model import LiveModel
     from device_agent.inference.predict import predict as answer
 
-    given = (text is not None or bool(field)) + (file is not None)
-    if given > 1:
+    source_count = (text is not None or bool(field)) + (file is not None)
+    if source_count > 1:
         raise BadRequest("records come from --text and --field, or from --file: choose one")
     with closing(LiveModel(AgentHome.locate(home), name, base=base)) as live:
-        for where, record in _records(live.model, text, field or [], file):
+        for location, record in _records(live.model, text, field or [], file):
             _report(live.refresh())
-            _show(answer(live.model, record, where), json_lines)
+            _show(answer(live.model, record, location), json_lines)
 
 
 def _records(
@@ -99,7 +99,7 @@ def _show(prediction: Prediction, json_lines: bool) -> None:
 def chat(
     name: NameArgument,
     text: Annotated[str | None, typer.Option("--text", help="answer this text, then exit")] = None,
-    most: Annotated[int, typer.Option("--max-tokens", min=1, help="maximum number of tokens in an answer")] = 128,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="maximum number of tokens in an answer")] = 128,
     temperature: Annotated[
         float, typer.Option(min=0, help="sampling temperature; 0 always takes the most likely token")
     ] = 0.0,
@@ -116,11 +116,11 @@ def chat(
     with closing(LiveModel(AgentHome.locate(home), name, base=base)) as live:
         template = None
         if form is PromptFormat.AUTO:
-            template, why = default_template(live.model)
-            typer.echo(why, err=True)
+            template, reason = default_template(live.model)
+            typer.echo(reason, err=True)
         elif form is PromptFormat.CHATML:
             template = chatml(live.model)
-        conversation = Chat(live.model, template, most, temperature, seed)
+        conversation = Chat(live.model, template, max_tokens, temperature, seed)
         if text is not None:
             _print_answer(conversation, text, json_lines)
             return
@@ -139,7 +139,7 @@ def samples(
     name: NameArgument,
     data: Annotated[str, typer.Option("--data", metavar="NAME", help="data set of the home that has the records")],
     limit: Annotated[int, typer.Option(min=1, max=100, help="number of records")] = 3,
-    most: Annotated[int, typer.Option("--max-tokens", min=1, help="maximum number of tokens of each text")] = 64,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="maximum number of tokens of each text")] = 64,
     home: HomeOption = None,
     json_lines: JsonOption = False,
 ) -> None:
@@ -150,15 +150,15 @@ def samples(
     from device_agent.inference.samples import as_json, write_samples
 
     agent_home = AgentHome.locate(home)
-    samples = write_samples(agent_home, name, DatasetStore(agent_home.data).directory(data), limit, most)
+    samples = write_samples(agent_home, name, DatasetStore(agent_home.data).directory(data), limit, max_tokens)
     if json_lines:
         typer.echo(as_json(samples))
         return
     typer.echo(f"held-out records of {data} ({samples.split}):")
     for number, text in enumerate(samples.texts, 1):
         typer.echo(f"\n{number}  {text.prompt}")
-        for who, written in (("own text", text.own), ("base model", text.base), (name, text.adapter)):
-            typer.echo(f"   {who}: {written.strip()}")
+        for label, content in (("own text", text.own), ("base model", text.base), (name, text.adapter)):
+            typer.echo(f"   {label}: {content.strip()}")
 
 
 def _report(message: str | None) -> None:

@@ -89,52 +89,54 @@ def status(rules: RulesOption = None, home: HomeOption = None, json_lines: JsonO
     agent_home = AgentHome.locate(home)
     config, running = agent_home.config(), agent_home.running()
     try:
-        shown = ask(agent_home.control, ControlRequest(ask="status")).status if running else agent_home.status()
+        daemon_status = ask(agent_home.control, ControlRequest(ask="status")).status if running else agent_home.status()
     except MobizoError:
-        shown = agent_home.status()  # the daemon is starting or stopping
-    state = shown.state if shown is not None and running else "stopped"
+        daemon_status = agent_home.status()  # the daemon is starting or stopping
+    state = daemon_status.state if daemon_status is not None and running else "stopped"
     paused = bool(PauseFlag(agent_home.path))
     limits = load_consents(rules or agent_home.rules).privacy_limits
     spendings = PrivacyLedger(agent_home.privacy, limits).summary()
     waiting = sum(entry.state is TaskState.WAITING for entry in TaskApprovals(agent_home.tasks).decisions())
     if json_lines:
         facts = {"server": config.server, "name": config.name, "device_id": config.device_id}
-        details = shown.model_dump(mode="json") if shown is not None else {}
-        own = {"privacy": [spent.model_dump() for spent in spendings], "tasks_waiting": waiting}
+        details = daemon_status.model_dump(mode="json") if daemon_status is not None else {}
+        own = {"privacy": [spending.model_dump() for spending in spendings], "tasks_waiting": waiting}
         typer.echo(json.dumps(facts | details | {"running": running, "paused": paused, "state": state} | own))
         return
     typer.echo(f"{config.name} ({config.device_id}) at {config.server}: {state}")
-    for line in _status_lines(shown or DaemonStatus(), running, paused):
+    for line in _status_lines(daemon_status or DaemonStatus(), running, paused):
         typer.echo(line)
     if waiting:
         typer.echo(f"tasks that wait for your decision: {waiting}; see `mobizo-agent task list`")
-    for spent in spendings:
-        typer.echo(spent.line())
+    for spending in spendings:
+        typer.echo(spending.line())
 
 
-def _status_lines(shown: DaemonStatus, running: bool, paused: bool) -> list[str]:
+def _status_lines(daemon_status: DaemonStatus, running: bool, paused: bool) -> list[str]:
     """Returns the lines that describe a status."""
     lines = []
     if not running:
         lines.append("no agent runs in this home; start one with `mobizo-agent run`")
-    elif shown.job_id is not None:
-        progress = shown.progress.line() if shown.progress is not None else "starting"
-        part = "" if shown.round is None else f"{shown.round.label}, "
-        lines.append(f"{part}job {shown.job_id} for adapter {shown.adapter}: {progress}")
-    elif shown.why is not None:
-        lines.append(f"not training: {shown.why}")
-    elif shown.state == "idle":
+    elif daemon_status.job_id is not None:
+        progress = daemon_status.progress.line() if daemon_status.progress is not None else "starting"
+        part = "" if daemon_status.round is None else f"{daemon_status.round.label}, "
+        lines.append(f"{part}job {daemon_status.job_id} for adapter {daemon_status.adapter}: {progress}")
+    elif daemon_status.why is not None:
+        lines.append(f"not training: {daemon_status.why}")
+    elif daemon_status.state == "idle":
         lines.append("not training: the server has no job for this device")
     if paused and PAUSED not in " ".join(lines):
         lines.append("paused by the user from the next check of the rules on; continue with `mobizo-agent resume`")
-    if shown.unknown:
-        lines.append(f"rules without a sensor on this device, which are not enforced: {', '.join(shown.unknown)}")
-    if shown.clock_skew_seconds is not None:
-        ahead = "ahead of" if shown.clock_skew_seconds > 0 else "behind"
-        lines.append(f"this device's clock is {abs(shown.clock_skew_seconds):.0f} s {ahead} the server's")
-    if shown.last_job_id is not None:
-        why = f": {shown.last_detail}" if shown.last_detail else ""
-        lines.append(f"last job {shown.last_job_id} {shown.last_outcome}{why}")
+    if daemon_status.unknown:
+        lines.append(
+            f"rules without a sensor on this device, which are not enforced: {', '.join(daemon_status.unknown)}"
+        )
+    if daemon_status.clock_skew_seconds is not None:
+        ahead = "ahead of" if daemon_status.clock_skew_seconds > 0 else "behind"
+        lines.append(f"this device's clock is {abs(daemon_status.clock_skew_seconds):.0f} s {ahead} the server's")
+    if daemon_status.last_job_id is not None:
+        detail = f": {daemon_status.last_detail}" if daemon_status.last_detail else ""
+        lines.append(f"last job {daemon_status.last_job_id} {daemon_status.last_outcome}{detail}")
     return lines
 
 
@@ -142,10 +144,10 @@ def _status_lines(shown: DaemonStatus, running: bool, paused: bool) -> list[str]
 def list_rounds(home: HomeOption = None, json_lines: JsonOption = False) -> None:
     """List the federated rounds that this device took part in: its uploads and its locally measured accuracy."""
     agent_home = AgentHome.locate(home)
-    past = RoundLog(agent_home.rounds).past()
-    for record in past:
+    records = RoundLog(agent_home.rounds).past()
+    for record in records:
         typer.echo(record.model_dump_json() if json_lines else record.line())
-    if not past and not json_lines:
+    if not records and not json_lines:
         typer.echo("none yet; `cohorts` in rules.toml lists the cohorts whose rounds this device may join")
 
 

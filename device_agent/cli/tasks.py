@@ -70,8 +70,8 @@ def approve(
     approvals = TaskApprovals(_existing(home).tasks)
     if (task is None) == (file is None):
         raise BadRequest("name one task, by digits of its digest or with --file")
-    chosen = read_task(file) if file is not None else approvals.find(task or "")
-    _decide(approvals, chosen, data or approvals.waiting_for(chosen), TaskState.APPROVED, json_lines)
+    definition = read_task(file) if file is not None else approvals.find(task or "")
+    _decide(approvals, definition, data or approvals.waiting_for(definition), TaskState.APPROVED, json_lines)
 
 
 @app.command()
@@ -80,9 +80,9 @@ def revoke(
 ) -> None:
     """Stop a task from reading data sets, from the next job on; default: every data set with a decision about it."""
     approvals = TaskApprovals(_existing(home).tasks)
-    chosen = approvals.find(task)
-    known = [decision.dataset for decision in approvals.decisions() if decision.task == chosen]
-    _decide(approvals, chosen, data or known, TaskState.REVOKED, json_lines)
+    definition = approvals.find(task)
+    datasets = [decision.dataset for decision in approvals.decisions() if decision.task == definition]
+    _decide(approvals, definition, data or datasets, TaskState.REVOKED, json_lines)
 
 
 def _decide(approvals: TaskApprovals, task: Task, datasets: list[str], state: TaskState, json_lines: bool) -> None:

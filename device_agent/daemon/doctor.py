@@ -157,12 +157,12 @@ def check_memory() -> Check:
 
 def check_engine(home: AgentHome) -> Check:
     """Checks that an engine can run programs."""
-    if given := os.environ.get(RUNNER_VARIABLE):
+    if directory := os.environ.get(RUNNER_VARIABLE):
         try:
-            check_starts(Path(given))
+            check_starts(Path(directory))
         except NoRunner as error:
-            return Check("engine", "fail", f"${RUNNER_VARIABLE} is {given}: {error.detail}", "correct or unset it")
-        return Check("engine", "ok", f"native runner in {given}")
+            return Check("engine", "fail", f"${RUNNER_VARIABLE} is {directory}: {error.detail}", "correct or unset it")
+        return Check("engine", "ok", f"native runner in {directory}")
     location = RunnerLocation.within(home.path)
     runner = location.find() if location.directory.is_dir() else None
     if runner is not None:
@@ -199,8 +199,8 @@ def check_rules(home: AgentHome) -> tuple[Check, Rules]:
         return Check(
             "rules", "fail", f"other users can change {home.rules}", f"`chown` it to yourself, `chmod 600 {home.rules}`"
         ), rules
-    stated = ", ".join(sorted(rules.model_fields_set)) or "nothing"
-    return Check("rules", "ok", f"{home.rules} sets {stated}"), rules
+    rule_names = ", ".join(sorted(rules.model_fields_set)) or "nothing"
+    return Check("rules", "ok", f"{home.rules} sets {rule_names}"), rules
 
 
 def check_sensors(rules: Rules, sensors: Sensors) -> Check:

@@ -80,11 +80,11 @@ def older(path: Path) -> Path:
 
 def tail(path: Path, lines: int) -> list[str]:
     """Returns the last lines of the log, oldest first."""
-    kept: list[str] = []
+    last_lines: list[str] = []
     for file in (path, older(path)):
-        if len(kept) < lines and file.exists():
-            kept = file.read_text(errors="replace").splitlines()[-(lines - len(kept)) :] + kept
-    return kept
+        if len(last_lines) < lines and file.exists():
+            last_lines = file.read_text(errors="replace").splitlines()[-(lines - len(last_lines)) :] + last_lines
+    return last_lines
 
 
 def follow(path: Path, wait: Callable[[float], object] = time.sleep) -> Iterator[str]:
@@ -117,11 +117,11 @@ def readable(line: str) -> str:
     """Formats one log line for people: time, level, event, then name=value pairs."""
     try:
         record = json.loads(line)
-        when, level, event = record.pop("timestamp"), record.pop("level"), record.pop("event")
+        timestamp, level, event = record.pop("timestamp"), record.pop("level"), record.pop("event")
     except (ValueError, KeyError, TypeError, AttributeError):
         return line
     trace = record.pop("exception", None)
-    parts = [when, f"{level:7}", event, *(f"{name}={value}" for name, value in sorted(record.items()))]
+    parts = [timestamp, f"{level:7}", event, *(f"{name}={value}" for name, value in sorted(record.items()))]
     return " ".join(parts) + (f"\n{trace}" if trace else "")
 
 
@@ -158,7 +158,7 @@ class Display:
         previous = home.status() or DaemonStatus()
         self._status = previous.model_copy(update={"unknown": (), "clock_skew_seconds": None})
         self._phase: str | None = None
-        self._logged = self._written = 0.0
+        self._logged_at = self._written_at = 0.0
         self._full = False
 
     def __enter__(self) -> Display:
@@ -217,10 +217,10 @@ class Display:
         if self._live is not None:
             line = progress.line() if self._status.round is None else f"{self._status.round.label}  {progress.line()}"
             self._live.update(Text(line, no_wrap=True, overflow="ellipsis"), refresh=True)
-        elif progress.phase != self._phase or now - self._logged >= LOG_SECONDS:
+        elif progress.phase != self._phase or now - self._logged_at >= LOG_SECONDS:
             _log.info("progress", **progress.model_dump(exclude_none=True))
-            self._logged = now
-        if progress.phase != self._phase or now - self._written >= STATUS_SECONDS:
+            self._logged_at = now
+        if progress.phase != self._phase or now - self._written_at >= STATUS_SECONDS:
             self._write(self._status.model_copy(update={"progress": progress}))
         self._phase = progress.phase
 
@@ -251,7 +251,7 @@ class Display:
 
     def _write(self, status: DaemonStatus) -> None:
         self._status = DaemonStatus.model_validate(status.model_dump(exclude={"pid", "updated_at"}))
-        self._written = time.monotonic()
+        self._written_at = time.monotonic()
         try:
             self._home.write_status(self._status)
         except OSError as error:
@@ -274,8 +274,8 @@ class Watchdog:
         microseconds = environment.get("WATCHDOG_USEC", "")
         self._patience = int(microseconds) / 1e6 if microseconds.isdigit() else None
         self._clock = clock
-        self._advanced = clock()
-        self._fed = self._advanced - FEED_SECONDS
+        self._advanced_at = clock()
+        self._fed_at = self._advanced_at - FEED_SECONDS
         self._last: Progress | None = None
 
     @property
@@ -310,10 +310,10 @@ class Watchdog:
 
     def _feed(self, status: str = "idle", *, at_once: bool = False) -> None:
         now = self._clock()
-        silence, self._advanced = now - self._advanced, now
+        silence, self._advanced_at = now - self._advanced_at, now
         self._allow(silence * MARGIN)
-        if at_once or now - self._fed >= FEED_SECONDS:
-            self._fed = now
+        if at_once or now - self._fed_at >= FEED_SECONDS:
+            self._fed_at = now
             self._send(f"WATCHDOG=1\nSTATUS={status}")
 
     def _allow(self, seconds: float) -> None:

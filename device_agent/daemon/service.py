@@ -60,8 +60,8 @@ class Service:
         }
         template = files("device_agent").joinpath("systemd", UNIT).read_text("utf-8")
         _, lines = template.split("\n\n", 1)  # drops the template's leading comment
-        kept = (line for line in lines.splitlines() if not self.own or line.partition("=")[0] not in SYSTEM_ONLY)
-        return re.sub(r"@([A-Z]+)@", lambda match: values[match[1]], "\n".join(kept)) + "\n"
+        unit_lines = (line for line in lines.splitlines() if not self.own or line.partition("=")[0] not in SYSTEM_ONLY)
+        return re.sub(r"@([A-Z]+)@", lambda match: values[match[1]], "\n".join(unit_lines)) + "\n"
 
     def install(self) -> None:
         """Writes the unit file. Raises MobizoError if that fails."""

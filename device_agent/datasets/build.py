@@ -50,15 +50,15 @@ class FieldMap:
         """Returns the map that the options --map FIELD=COLUMN and --set FIELD=VALUE give. Raises BadRequest."""
         return cls(_pairs("--map", columns), _pairs("--set", constants))
 
-    def check(self, where: str, record: Mapping[str, Any]) -> None:
+    def check(self, location: str, record: Mapping[str, Any]) -> None:
         """Raises InvalidDataset if the first record of a file lacks a mapped column or already has a constant."""
         missing = [column for column in self.columns.values() if field_value(record, column) is MISSING]
         if missing:
-            raise InvalidDataset(f"{where}: there is no column {missing[0]!r}; the columns are {', '.join(record)}")
-        taken = sorted(set(self.constants) & set(self.columns or record))
-        if taken:
+            raise InvalidDataset(f"{location}: there is no column {missing[0]!r}; the columns are {', '.join(record)}")
+        collisions = sorted(set(self.constants) & set(self.columns or record))
+        if collisions:
             raise InvalidDataset(
-                f"{where}: there is a column {taken[0]!r}; choose another field for --set, or use --map"
+                f"{location}: there is a column {collisions[0]!r}; choose another field for --set, or use --map"
             )
 
     def apply(self, record: Mapping[str, Any]) -> dict[str, Any]:
@@ -69,9 +69,9 @@ class FieldMap:
         return {name: value for name, value in fields.items() if value is not MISSING}
 
 
-def _pairs(option: str, given: Sequence[str]) -> dict[str, str]:
+def _pairs(option: str, texts: Sequence[str]) -> dict[str, str]:
     pairs: dict[str, str] = {}
-    for text in given:
+    for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not is_field_name(name) or name in pairs:
             raise BadRequest(
@@ -95,8 +95,8 @@ class Addition:
 
 
 @dataclass
-class Added:
-    """The outcome. All counts except `records` are of the new files only."""
+class AdditionOutcome:
+    """What was added. All counts except `records` are of the new files only."""
 
     rule: SplitRule
     records: dict[str, int]  # of the whole data set, by split
@@ -110,7 +110,9 @@ class Added:
     preview: list[dict[str, Any]] = field(default_factory=list)
 
 
-def add(store: DatasetStore, addition: Addition, progress: Callable[[Path, int], None] | None = None) -> Added:
+def add(
+    store: DatasetStore, addition: Addition, progress: Callable[[Path, int], None] | None = None
+) -> AdditionOutcome:
     """Adds files to a data set. Either the whole change happens or none of it, also after a kill.
 
     progress: called with the file and the bytes read so far. Raises BadRequest for an existing name or a rule that
@@ -119,33 +121,33 @@ def add(store: DatasetStore, addition: Addition, progress: Callable[[Path, int],
     """
     try:
         with nullcontext() if addition.dry_run else store.changing():
-            rule, known = _existing(store, addition)
+            rule, existing_records = _existing(store, addition)
             with nullcontext(None) if addition.dry_run else store.staging(addition.name) as version:
                 with _Builder(version, rule, addition) as builder:
-                    for where, record in known:
-                        builder.keep(where, record)
+                    for location, record in existing_records:
+                        builder.keep(location, record)
                     for source in addition.sources:
                         builder.read(source, progress)
-                added = builder.added
-                _check(added)
+                outcome = builder.outcome
+                _check(outcome)
                 if version is not None:
                     about = DatasetAbout(
                         shares=rule.shares,
                         seed=rule.seed,
-                        records=added.records,
-                        fields=tuple(sorted(added.fields)),
+                        records=outcome.records,
+                        fields=tuple(sorted(outcome.fields)),
                     )
                     store.publish(addition.name, version, about)
-            return added
+            return outcome
     except OSError as error:
         raise MobizoError(f"data set {addition.name} is unchanged ({error}); correct that and add it again") from error
 
 
 def _existing(store: DatasetStore, addition: Addition) -> tuple[SplitRule, Iterable[Located]]:
     """Returns the rule, and the records that are kept."""
-    name, present = addition.name, store.directories().get(addition.name)
+    name, directory = addition.name, store.directories().get(addition.name)
     if addition.mode is not Mode.APPEND:
-        if present is not None and addition.mode is Mode.NEW:
+        if directory is not None and addition.mode is Mode.NEW:
             raise BadRequest(f"there is a data set {name!r}; replace it with --replace, or add to it with --append")
         return addition.rule or SplitRule(), ()
     own = store.about(name).rule
@@ -154,22 +156,22 @@ def _existing(store: DatasetStore, addition: Addition) -> tuple[SplitRule, Itera
     return own, (located for split in own.used for located in store.records(name, split))
 
 
-def _check(added: Added) -> None:
+def _check(outcome: AdditionOutcome) -> None:
     """Raises InvalidDataset for a data set that no job could train."""
-    if sum(added.records.values()) == 0:
+    if sum(outcome.records.values()) == 0:
         raise InvalidDataset("the files contain no usable records; nothing was added")
-    for split, count in added.records.items():
-        least = added.rule.least(split)
-        if count < least:
+    for split, count in outcome.records.items():
+        minimum = outcome.rule.least(split)
+        if count < minimum:
             raise InvalidDataset(
-                f"split {split} has {count} records and needs at least {least}; nothing was added; add more records, "
+                f"split {split} has {count} records and needs at least {minimum}; nothing was added; add more records, "
                 "or choose other shares with --split, such as 80/20 or 100"
             )
-    if added.check is not None and not added.check.enough:
-        reasons = ", ".join(f"{count}: {reason}" for reason, count in added.check.reasons.items())
+    if outcome.check is not None and not outcome.check.enough:
+        reasons = ", ".join(f"{count}: {reason}" for reason, count in outcome.check.reasons.items())
         raise InvalidDataset(
-            f"{added.check.fitting} of {added.check.records} records fit task {added.check.task.name!r}, and at least "
-            f"half must ({reasons}); nothing was added; name the task's fields with --map FIELD=COLUMN"
+            f"{outcome.check.fitting} of {outcome.check.records} records fit task {outcome.check.task.name!r}, and at "
+            f"least half must ({reasons}); nothing was added; name the task's fields with --map FIELD=COLUMN"
         )
 
 
@@ -179,7 +181,7 @@ class _Builder:
     def __init__(self, directory: Path | None, rule: SplitRule, addition: Addition) -> None:
         self._directory, self._fields, self._rule = directory, addition.fields, rule
         check = None if addition.task is None else TaskCheck(addition.task)
-        self.added = Added(rule, dict.fromkeys(rule.used, 0), check)
+        self.outcome = AdditionOutcome(rule, dict.fromkeys(rule.used, 0), check)
         self._stack = ExitStack()
         self._files: dict[str, BinaryIO] = {}
 
@@ -194,50 +196,50 @@ class _Builder:
                 self._files[split] = self._stack.enter_context(_synced(self._directory / f"{split}.jsonl"))
         return self
 
-    def __exit__(self, *raised: object) -> None:
+    def __exit__(self, *exception_info: object) -> None:
         self._stack.close()
 
     def read(self, source: Source, progress: Callable[[Path, int], None] | None) -> None:
         """Adds the records of a file."""
-        added = self.added
+        outcome = self.outcome
         with source.path.open("rb") as raw:
-            for number, (where, record) in enumerate(source.records(raw)):
+            for number, (location, record) in enumerate(source.records(raw)):
                 if number == 0:
-                    self._fields.check(where, record)
+                    self._fields.check(location, record)
                 if progress is not None and number % PROGRESS_EVERY == 0:
                     progress(source.path, raw.tell())
-                added.read += 1
+                outcome.read += 1
                 fields = self._fields.apply(record)
                 if all(value is None or (isinstance(value, str) and not value.strip()) for value in fields.values()):
-                    added.empty += 1
+                    outcome.empty += 1
                     continue
                 fields |= self._fields.constants
-                if self.keep(where, fields):
-                    added.added += 1
-                    if len(added.preview) < PREVIEW:
-                        added.preview.append(fields)
+                if self.keep(location, fields):
+                    outcome.added += 1
+                    if len(outcome.preview) < PREVIEW:
+                        outcome.preview.append(fields)
 
-    def keep(self, where: str, record: dict[str, Any]) -> bool:
+    def keep(self, location: str, record: dict[str, Any]) -> bool:
         """Writes a record to its split; returns False and counts it if it is a duplicate or too long."""
         try:
             content = record_bytes(record)
         except (ValueError, TypeError, RecursionError) as error:  # TypeError: dates or bytes deep in a Parquet row
-            raise InvalidDataset(f"{where}: the record cannot be stored as JSON in UTF-8 ({error})") from error
+            raise InvalidDataset(f"{location}: the record cannot be stored as JSON in UTF-8 ({error})") from error
         if len(content) > MOST_RECORD:
-            self.added.too_long += 1
+            self.outcome.too_long += 1
             return False
         digest = self._rule.digest(content)
         if not self._digests.add(digest):
-            self.added.duplicates += 1
+            self.outcome.duplicates += 1
             return False
         split = self._rule.split(digest)
         if self._files:
             self._files[split].write(content + b"\n")
-        self.added.records[split] += 1
-        if len(self.added.fields) < MOST_NAMES:
-            self.added.fields.update(record)
-        if self.added.check is not None:
-            self.added.check.add(where, record)
+        self.outcome.records[split] += 1
+        if len(self.outcome.fields) < MOST_NAMES:
+            self.outcome.fields.update(record)
+        if self.outcome.check is not None:
+            self.outcome.check.add(location, record)
         return True
 
 

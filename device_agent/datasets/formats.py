@@ -84,25 +84,25 @@ def open_source(path: Path, form: Format | None, delimiter: str | None, encoding
     """
     if not path.is_file():
         raise BadRequest(f"{path} is not a file")
-    chosen = form or _SUFFIXES.get(path.suffix.lower())
-    if chosen is None:
+    file_format = form or _SUFFIXES.get(path.suffix.lower())
+    if file_format is None:
         raise BadRequest(f"{path}: the suffix names no known format; name it with --format {'|'.join(Format)}")
-    if chosen in (Format.MBOX, Format.PARQUET):
-        return Source(path, chosen, None, None)
+    if file_format in (Format.MBOX, Format.PARQUET):
+        return Source(path, file_format, None, None)
     encoding = encoding or DEFAULT_ENCODING
     try:
         codecs.lookup(encoding)
     except LookupError as error:
         raise BadRequest(f"--encoding {encoding!r} is unknown; try utf-8, cp1252, latin-1 or utf-16") from error
-    if chosen is Format.CSV:
-        return Source(path, chosen, _delimiter(delimiter) if delimiter else _sniff(path, encoding), encoding)
-    return Source(path, chosen, "\t" if chosen is Format.TSV else None, encoding)
+    if file_format is Format.CSV:
+        return Source(path, file_format, _delimiter(delimiter) if delimiter else _sniff(path, encoding), encoding)
+    return Source(path, file_format, "\t" if file_format is Format.TSV else None, encoding)
 
 
-def _delimiter(given: str) -> str:
-    delimiter = DELIMITERS.get(given, given)
+def _delimiter(option: str) -> str:
+    delimiter = DELIMITERS.get(option, option)
     if len(delimiter) != 1 or delimiter in '"\r\n':
-        raise BadRequest(f"--delimiter {given!r} must be one character, or one of {', '.join(DELIMITERS)}")
+        raise BadRequest(f"--delimiter {option!r} must be one character, or one of {', '.join(DELIMITERS)}")
     return delimiter
 
 
@@ -110,11 +110,11 @@ def _sniff(path: Path, encoding: str) -> str:
     """Returns the delimiter that cuts the first rows into the most columns, the same number in each."""
     with path.open(encoding=encoding, newline="", errors="replace") as file:
         sample = file.read(_CHUNK)
-    whole = len(sample) < _CHUNK
+    is_complete = len(sample) < _CHUNK
 
     def columns(delimiter: str) -> int:
         rows = [row for row in csv.reader(io.StringIO(sample, newline=""), delimiter=delimiter) if row]
-        widths = {len(row) for row in (rows if whole else rows[:-1] or rows)[:_SNIFFED_ROWS]}
+        widths = {len(row) for row in (rows if is_complete else rows[:-1] or rows)[:_SNIFFED_ROWS]}
         return widths.pop() if len(widths) == 1 else 0
 
     return max(DELIMITERS.values(), key=columns)
@@ -124,7 +124,7 @@ def _table(text: TextIO, source: Source) -> Iterator[Located]:
     """Rows by the names of the first row. TSV has no quotation marks; in CSV they are those of RFC 4180."""
     path = source.path
     quoting: Literal[0, 3] = csv.QUOTE_NONE if source.format is Format.TSV else csv.QUOTE_MINIMAL
-    before = csv.field_size_limit(MOST_LINE)
+    previous_limit = csv.field_size_limit(MOST_LINE)
     rows = csv.reader(text, delimiter=source.delimiter or ",", quoting=quoting, strict=True)
     try:
         header = next(rows, [])
@@ -133,21 +133,21 @@ def _table(text: TextIO, source: Source) -> Iterator[Located]:
         for row in rows:
             if not row:
                 continue
-            where = f"{path}:{rows.line_num}"
+            location = f"{path}:{rows.line_num}"
             if len(row) != len(header):
                 raise InvalidDataset(
-                    f"{where}: the row has {len(row)} columns and the first row {len(header)}; correct the row, or "
+                    f"{location}: the row has {len(row)} columns and the first row {len(header)}; correct the row, or "
                     "name the delimiter with --delimiter"
                 )
-            yield where, dict(zip(header, row, strict=True))
+            yield location, dict(zip(header, row, strict=True))
     except csv.Error as error:
         raise InvalidDataset(f"{path}:{rows.line_num}: {error}; a quotation mark may be missing") from error
     finally:
-        csv.field_size_limit(before)
+        csv.field_size_limit(previous_limit)
 
 
 def _numbered_lines(text: TextIO, source: Source) -> Iterator[tuple[str, str]]:
-    """Yields (where, line) of the lines that are not blank."""
+    """Yields (location, line) of the lines that are not blank."""
     number = 0
     while line := text.readline(MOST_LINE):
         number += 1
@@ -158,57 +158,59 @@ def _numbered_lines(text: TextIO, source: Source) -> Iterator[tuple[str, str]]:
 
 
 def _json_lines(text: TextIO, source: Source) -> Iterator[Located]:
-    for where, line in _numbered_lines(text, source):
+    for location, line in _numbered_lines(text, source):
         try:
             record = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise InvalidDataset(f"{where}: the line is not JSON ({error})") from error
+            raise InvalidDataset(f"{location}: the line is not JSON ({error})") from error
         if not isinstance(record, dict):
-            raise InvalidDataset(f"{where}: the line is {type(record).__name__}; it must be a JSON object")
-        yield where, record
+            raise InvalidDataset(f"{location}: the line is {type(record).__name__}; it must be a JSON object")
+        yield location, record
 
 
 def _plain_text(text: TextIO, source: Source) -> Iterator[Located]:
     """One record a line, with the only field `text`."""
-    for where, line in _numbered_lines(text, source):
-        yield where, {"text": line.strip()}
+    for location, line in _numbered_lines(text, source):
+        yield location, {"text": line.strip()}
 
 
 def _json_array(text: TextIO, source: Source) -> Iterator[Located]:
     """The objects of one array, of which at most one is held."""
     objects, decoder, number = _Buffer(text), json.JSONDecoder(), 0
-    wrong = InvalidDataset(f"{source.path}: the file must be a JSON array of objects; JSON Lines need --format jsonl")
+    not_an_array = InvalidDataset(
+        f"{source.path}: the file must be a JSON array of objects; JSON Lines need --format jsonl"
+    )
     if objects.take() != "[":
-        raise wrong
+        raise not_an_array
     following = objects.peek()
     while following != "]":
         number += 1
-        where = f"{source.path}: record {number}"
+        location = f"{source.path}: record {number}"
         if following != "{":
-            raise wrong
-        yield where, objects.decode(decoder, where)
+            raise not_an_array
+        yield location, objects.decode(decoder, location)
         following = objects.take()
         if following == ",":
             following = "{" if objects.peek() == "{" else ""
         elif following != "]":
-            raise InvalidDataset(f"{where}: no comma or closing bracket follows; the file may be cut off")
+            raise InvalidDataset(f"{location}: no comma or closing bracket follows; the file may be cut off")
 
 
 class _Buffer:
     """The part of a JSON text that is not decoded yet."""
 
     def __init__(self, text: TextIO) -> None:
-        self._text, self._held, self._at = text, "", 0
+        self._text, self._pending, self._at = text, "", 0
 
     def peek(self) -> str:
         """Returns the next character that is not white space, or the empty text at the end."""
         while True:
-            while self._at < len(self._held) and self._held[self._at] in " \t\r\n":
+            while self._at < len(self._pending) and self._pending[self._at] in " \t\r\n":
                 self._at += 1
-            if self._at < len(self._held):
-                return self._held[self._at]
-            self._held, self._at = self._text.read(_CHUNK), 0
-            if not self._held:
+            if self._at < len(self._pending):
+                return self._pending[self._at]
+            self._pending, self._at = self._text.read(_CHUNK), 0
+            if not self._pending:
                 return ""
 
     def take(self) -> str:
@@ -217,16 +219,16 @@ class _Buffer:
         self._at += len(character)
         return character
 
-    def decode(self, decoder: json.JSONDecoder, where: str) -> dict[str, Any]:
+    def decode(self, decoder: json.JSONDecoder, location: str) -> dict[str, Any]:
         """Returns the object that begins here. Reads pieces of doubling size until the object is complete."""
         while True:
             try:
-                record, end = decoder.raw_decode(self._held, self._at)
+                record, end = decoder.raw_decode(self._pending, self._at)
             except (ValueError, RecursionError) as error:
-                more = self._text.read(max(_CHUNK, len(self._held) - self._at))
-                if not more or len(self._held) - self._at > MOST_LINE:
-                    raise InvalidDataset(f"{where}: the record is not JSON ({error})") from error
-                self._held, self._at = self._held[self._at :] + more, 0
+                piece = self._text.read(max(_CHUNK, len(self._pending) - self._at))
+                if not piece or len(self._pending) - self._at > MOST_LINE:
+                    raise InvalidDataset(f"{location}: the record is not JSON ({error})") from error
+                self._pending, self._at = self._pending[self._at :] + piece, 0
             else:
                 self._at = end
                 result: dict[str, Any] = record
@@ -295,24 +297,24 @@ def _parquet(path: Path) -> Iterator[Located]:
             for batch in file.iter_batches(batch_size=_PARQUET_ROWS):
                 for record in batch.to_pylist():
                     number += 1
-                    where = f"{path}: row {number}"
-                    yield where, {name: _as_json(value, name, where) for name, value in record.items()}
+                    location = f"{path}: row {number}"
+                    yield location, {name: _as_json(value, name, location) for name, value in record.items()}
     except (OSError, ValueError) as error:  # pyarrow's ArrowInvalid is a ValueError
         raise InvalidDataset(f"{path}: the file is not Parquet, or damaged ({error})") from error
 
 
-def _as_json(value: Any, column: str, where: str) -> Any:
+def _as_json(value: Any, column: str, location: str) -> Any:
     if isinstance(value, (datetime, date, time, Decimal)):
         return str(value)
     if isinstance(value, bytes):
-        raise InvalidDataset(f"{where}: column {column!r} has bytes; choose other columns with --map FIELD=COLUMN")
+        raise InvalidDataset(f"{location}: column {column!r} has bytes; choose other columns with --map FIELD=COLUMN")
     return value
 
 
 def _undecodable(path: Path, encoding: str, error: UnicodeError) -> InvalidDataset:
     """Returns the error that names the first byte that is not of the encoding; reads the file again to find it."""
     name = "UTF-8" if encoding == DEFAULT_ENCODING else encoding
-    other = "cp1252" if name == "UTF-8" else "utf-8"
+    alternative = "cp1252" if name == "UTF-8" else "utf-8"
     decoder, line, read = codecs.getincrementaldecoder(encoding)(), 1, 0
     with path.open("rb") as file:
         while piece := file.read(_CHUNK):
@@ -324,7 +326,7 @@ def _undecodable(path: Path, encoding: str, error: UnicodeError) -> InvalidDatas
                 at = read - pending + cause.start
                 return InvalidDataset(
                     f"{path}:{line}: byte {at} of the file (0x{cause.object[cause.start]:02x}) is not {name}; name the "
-                    f"file's encoding, for example --encoding {other}"
+                    f"file's encoding, for example --encoding {alternative}"
                 )
             read += len(piece)
     return InvalidDataset(f"{path}: the end of the file is not {name} ({error}); name it with --encoding")

@@ -151,15 +151,15 @@ class DatasetStore:
 class AvailableDatasets(Mapping[str, Path]):
     """Data sets of the home, looked up each time, and those named with --data, which take precedence."""
 
-    def __init__(self, store: DatasetStore, named: Mapping[str, Path]) -> None:
+    def __init__(self, store: DatasetStore, directories: Mapping[str, Path]) -> None:
         """Raises BadRequest if a named directory lies in the store: it would have a second name and privacy budget."""
-        for name, directory in named.items():
+        for name, directory in directories.items():
             if store.owns(directory):
                 raise BadRequest(f"--data {name}={directory} lies in the agent's home, whose data sets need no --data")
-        self._store, self._named = store, dict(named)
+        self._store, self._named_directories = store, dict(directories)
 
     def _directories(self) -> dict[str, Path]:
-        return self._store.directories() | self._named
+        return self._store.directories() | self._named_directories
 
     def __getitem__(self, name: str) -> Path:
         return self._directories()[name]

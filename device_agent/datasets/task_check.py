@@ -40,31 +40,31 @@ class TaskCheck:
     _bits: Counter[int] = field(default_factory=Counter)
     _answer_bits: Counter[int] = field(default_factory=Counter)  # of kind completion
 
-    def add(self, where: str, record: Mapping[str, Any]) -> None:
+    def add(self, location: str, record: Mapping[str, Any]) -> None:
         """Counts one record."""
         try:
-            length = self._read(record, where)
+            length = self._read(record, location)
         except InvalidDataset:
             reason = self._reason(record)
             self.reasons[reason] = self.reasons.get(reason, 0) + 1
-            self.first.setdefault(reason, where)
+            self.first.setdefault(reason, location)
             return
         self.fitting += 1
         self._bits[max((length - 1).bit_length(), _LEAST_BITS)] += 1
 
-    def _read(self, record: Mapping[str, Any], where: str) -> int:
+    def _read(self, record: Mapping[str, Any], location: str) -> int:
         """Returns the characters of prompt and answer; counts the label of a task that chooses answers.
 
         Raises InvalidDataset.
         """
         if self.task.kind == "messages":
-            return sum(len(message["content"]) for message in read_messages(self.task, record, where))
+            return sum(len(message["content"]) for message in read_messages(self.task, record, location))
         if self.task.generates:
-            text = read_completion(self.task, record, where)
+            text = read_completion(self.task, record, location)
             if self.task.kind == "completion":
                 self._answer_bits[(len(text.answer) - 1).bit_length()] += 1
             return len(text.prompt) + len(text.answer)
-        question = read_question(self.task, record, where)
+        question = read_question(self.task, record, location)
         self.labels[_label_name(self.task.answers[question.correct])] += 1
         return max(len(choice.prompt) + len(choice.answer) for choice in question.choices)
 
@@ -120,8 +120,8 @@ class TaskCheck:
         """The smallest power of two of tokens that holds the answers of most records, of kind completion."""
         if not self._answer_bits:
             return None
-        within, bits = 0, min(self._answer_bits)
-        while (within := within + self._answer_bits[bits]) < ENOUGH * self.fitting:
+        covered_answers, bits = 0, min(self._answer_bits)
+        while (covered_answers := covered_answers + self._answer_bits[bits]) < ENOUGH * self.fitting:
             bits += 1
         return max((1 << bits) // CHARACTERS_PER_TOKEN, 8)
 
@@ -155,8 +155,10 @@ class TaskCheck:
             lines.append("labels: " + ", ".join(f"{label}: {self.labels[label]}" for label in self._label_names()))
         lines.append("characters of prompt and answer:")
         classes = self.lengths()
-        most = max(classes.values())
-        lines += [f"  up to {end:>8} {'#' * round(30 * count / most):30} {count}" for end, count in classes.items()]
+        largest_class = max(classes.values())
+        lines += [
+            f"  up to {end:>8} {'#' * round(30 * count / largest_class):30} {count}" for end, count in classes.items()
+        ]
         lines.append(
             f"sequence_length {self.suggested} holds about {self.share(self.suggested):.0%} of the records uncut, at "
             f"{CHARACTERS_PER_TOKEN} characters a token (English; other languages need more tokens)"

@@ -92,20 +92,20 @@ def _lines(process: subprocess.Popen[bytes], stop: Callable[[], bool]) -> Iterat
     partial, patience = b"", GRACE_SECONDS
     with selectors.DefaultSelector() as selector:
         selector.register(output, selectors.EVENT_READ)
-        asked = False
+        stop_requested = False
         while patience > 0:
-            if not asked and stop():
+            if not stop_requested and stop():
                 process.terminate()
-                asked = True
+                stop_requested = True
             ready = selector.select(POLL_SECONDS)
             if not ready:
-                patience -= POLL_SECONDS if asked else 0
+                patience -= POLL_SECONDS if stop_requested else 0
                 continue
             piece = output.read1(1 << 16)  # type: ignore[attr-defined]  # a buffered pipe has it
             if not piece:
                 return
-            *whole, partial = (partial + piece).split(b"\n")
-            yield from whole
+            *lines, partial = (partial + piece).split(b"\n")
+            yield from lines
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -147,7 +147,7 @@ class NativeEngine:
             return prepare(run) or self._train(run, report, stop)
 
     def _train(self, run: RunDirectory, report: Callable[[Progress], None], stop: Callable[[], bool]) -> TrainerMessage:
-        before = run.figures()
+        earlier_usage = run.figures()
         plan = run.plan()
         command = (
             str(self._runner / "mobizo-runner"),
@@ -163,7 +163,7 @@ class NativeEngine:
             now = time.monotonic()
             if message.spent is not None and (message.progress is None or now - recorded_at > RECORD_SECONDS):
                 recorded_at = now
-                run.record_usage(before.plus(message.spent))
+                run.record_usage(earlier_usage.plus(message.spent))
 
         return finish(run, supervise(command, run, report, stop, on_message=record_usage))
 
@@ -177,21 +177,21 @@ def prepare(run: RunDirectory) -> TrainerMessage | None:
     if prepared is not None and run.native_plan.exists() and file_sha256(run.native_plan) == prepared.plan_sha256:
         return None
     path = os.pathsep.join(filter(None, (str(PACKAGES), os.environ.get("PYTHONPATH"))))
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", "device_agent.training.plan", str(run.path)],
         capture_output=True,
         text=True,
         env=os.environ | {"PYTHONPATH": path},
         check=False,
     )
-    if done.stdout:
-        message = TrainerMessage.model_validate_json(done.stdout)
+    if result.stdout:
+        message = TrainerMessage.model_validate_json(result.stdout)
         if message.error is not None and message.error.code == DoesNotFit.code:
             raise DoesNotFit(message.error.detail)
         return message
-    if done.returncode != 0:
-        ended = f"the process that prepares the data ended with status {done.returncode}"
-        raise RuntimeFailed(f"{ended}: {done.stderr.strip()[-LOG_TAIL:]}", public=ended)
+    if result.returncode != 0:
+        ended = f"the process that prepares the data ended with status {result.returncode}"
+        raise RuntimeFailed(f"{ended}: {result.stderr.strip()[-LOG_TAIL:]}", public=ended)
     return None
 
 
@@ -208,8 +208,8 @@ def finish(run: RunDirectory, message: TrainerMessage) -> TrainerMessage:
         raise RuntimeFailed(f"the runner said that it was done, but {run.ledger} is not whole; remove the run")
     best = uploaded_validation(plan, trajectory)
     run.write_adapter(run.last, _read_b(run.path / "last.f32", plan.manifest.size), plan, trajectory.steps)
-    chosen = _read_b(run.path / "best.f32", plan.manifest.size)
-    run.write_adapter(run.best, chosen, plan, best.step if best else trajectory.steps)
+    adapter = _read_b(run.path / "best.f32", plan.manifest.size)
+    run.write_adapter(run.best, adapter, plan, best.step if best else trajectory.steps)
     result = build_result(plan, trajectory, run.figures(), prepared.examples)
     run.finish(result)
     return TrainerMessage(result=result)

@@ -47,10 +47,10 @@ class EngineName(StrEnum):
 
 @dataclass(frozen=True)
 class EngineSelector:
-    """Selects an engine for each program. wanted: the user's choice; None selects the best. phone: behind adb."""
+    """Selects an engine for each program. requested_name: the user's choice; None: the best. phone: behind adb."""
 
     home: AgentHome
-    wanted: EngineName | None = None
+    requested_name: EngineName | None = None
     phone: Adb | None = None
 
     def __call__(self, manifest: ProgramManifest) -> Engine:
@@ -58,28 +58,28 @@ class EngineSelector:
         program.
         """
         backend = manifest.recipe.backend
-        if self.phone is not None or self.wanted is EngineName.ADB:
+        if self.phone is not None or self.requested_name is EngineName.ADB:
             _check_backend(backend)
             adb = self.phone or Adb()
             return AdbEngine(adb, _require_runner(self._supply(phone_platform(adb))))
-        if self.wanted is EngineName.PYTHON or (self.wanted is None and backend not in RUNNER_BACKENDS):
+        if self.requested_name is EngineName.PYTHON or (self.requested_name is None and backend not in RUNNER_BACKENDS):
             return PythonEngine()
         _check_backend(backend)
         supply = self._supply(None)
         only_native = manifest.recipe.noise == "operator"
-        if supply.directory is None and self.wanted is None and not only_native and _has_python_runtime():
+        if supply.directory is None and self.requested_name is None and not only_native and _has_python_runtime():
             _log.warning("no native runner; ExecuTorch's Python runtime trains instead", why=supply.reason)
             return PythonEngine()
         return NativeEngine(_require_runner(supply))
 
     def capabilities(self) -> Capabilities:
         """Returns what this device can train, without downloading or building anything."""
-        if self.phone is not None or self.wanted is EngineName.ADB:
+        if self.phone is not None or self.requested_name is EngineName.ADB:
             return _with_runner("adb", Capabilities.model_validate({}))  # the phone's memory is not known
         capabilities = Capabilities(total_bytes=total_bytes(), engines=(), backends=(), operators=(), executorch=None)
-        if self.wanted is EngineName.NATIVE or (self.wanted is None and self._may_have_runner()):
+        if self.requested_name is EngineName.NATIVE or (self.requested_name is None and self._may_have_runner()):
             capabilities = _with_runner("native", capabilities)
-        if self.wanted is not EngineName.NATIVE and _has_python_runtime():
+        if self.requested_name is not EngineName.NATIVE and _has_python_runtime():
             capabilities = _with_python(capabilities)
         return capabilities
 
@@ -91,11 +91,13 @@ class EngineSelector:
         return location.find() is not None or location.remembered(location.path.name) is None
 
     def _supply(self, platform: str | None) -> RunnerResult:
-        given = os.environ.get(RUNNER_VARIABLE)
-        if given:
-            directory = Path(given)
+        runner_directory = os.environ.get(RUNNER_VARIABLE)
+        if runner_directory:
+            directory = Path(runner_directory)
             if not (directory / PROGRAM).is_file():
-                raise NoRunner(f"${RUNNER_VARIABLE} is {given}, which holds no {PROGRAM}; correct or unset it")
+                raise NoRunner(
+                    f"${RUNNER_VARIABLE} is {runner_directory}, which holds no {PROGRAM}; correct or unset it"
+                )
             check_machine(directory, platform or host_platform())
             return RunnerResult(directory)
         config = self.home.config()

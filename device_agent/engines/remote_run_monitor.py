@@ -54,18 +54,18 @@ class RemoteRunMonitor:
         self.progress = Progress(phase="loading", steps=self._plan.training.steps)
         self._limits: bytes | None = None  # as the phone has them
         self._started_size: int | None = None  # of the ledger when a runner was last started from here
-        self._collected = 0.0
+        self._collected_at = 0.0
         self._output_size, self._part = 0, b""  # bytes of the runner's output, and the line that they end in
         self._last: TrainerMessage | None = None  # its last message other than progress
-        self._spent: ResourceUsage | None = None
+        self._usage: ResourceUsage | None = None
 
     @property
     def begun(self) -> bool:
         """Whether the run was ever started on a phone."""
         return self._attachment is not None
 
-    def follow(self, reached: Callable[[], None]) -> TrainerMessage:
-        """Follows the run to its final message, trained or error. reached: called after each successful poll.
+    def follow(self, on_poll: Callable[[], None]) -> TrainerMessage:
+        """Follows the run to its final message, trained or error. on_poll: called after each successful poll.
 
         Starts or restarts the runner if none is alive. Raises Interrupted, PhoneFull, NothingRuns, WrongProcessor,
         DoesNotFit if the runner was killed before its first step, RuntimeFailed if it exited without a message.
@@ -81,7 +81,7 @@ class RemoteRunMonitor:
         self._agree()
         while True:
             look = self._look()
-            reached()
+            on_poll()
             if not look.alive:
                 message = self._ended(look)
                 if message is not None:
@@ -89,7 +89,7 @@ class RemoteRunMonitor:
                 self._start(look)
                 continue
             self._push_limits()
-            if time.monotonic() - self._collected > COLLECT_SECONDS:
+            if time.monotonic() - self._collected_at > COLLECT_SECONDS:
                 self._collect(look)
             if len(look.out) < MOST_BYTES:
                 adb.pause(self._poll_seconds)
@@ -127,7 +127,7 @@ class RemoteRunMonitor:
             newest = message if message.progress is not None else newest
             self._last = message if message.progress is None else self._last
             if message.spent is not None and self._attachment is not None:
-                self._spent = self._attachment.before.plus(message.spent)
+                self._usage = self._attachment.before.plus(message.spent)
         if newest is not None and newest.progress is not None:
             self.progress = newest.progress
             self._report(newest.progress)
@@ -175,27 +175,27 @@ class RemoteRunMonitor:
 
     def _forget(self) -> None:
         """Discards output read so far, which belongs to another runner or is read again."""
-        self._output_size, self._part, self._last, self._spent = 0, b"", None, None
+        self._output_size, self._part, self._last, self._usage = 0, b"", None, None
 
     def _agree(self) -> None:
         """Synchronizes both trajectories: the one with more steps replaces the other."""
-        ours = self._ledger()
+        local_ledger = self._ledger()
         look = self._phone_run.look(0)
-        if not ours and not look.ledger_size:
+        if not local_ledger and not look.ledger_size:
             return
-        if ours and look.ledger_size >= len(ours) and self._phone_run.begins_with(ours):
+        if local_ledger and look.ledger_size >= len(local_ledger) and self._phone_run.begins_with(local_ledger):
             return
-        theirs = self._phone.adb.read(self._phone_run.ledger)
-        remote = self._parse(theirs)
-        local = self._parse(ours)
+        remote_ledger = self._phone.adb.read(self._phone_run.ledger)
+        remote = self._parse(remote_ledger)
+        local = self._parse(local_ledger)
         if remote is not None and (local is None or remote.steps > local.steps):
-            write_durably(self._run.ledger, theirs[: _whole(theirs)])
+            write_durably(self._run.ledger, remote_ledger[: _complete_length(remote_ledger)])
             return
         if look.alive:
             self._phone_run.stop()
         self._phone_run.clear_output()
         self._phone_run.clear_checkpoints()
-        if ours:
+        if local_ledger:
             self._phone.put(self._run.ledger, file_sha256(self._run.ledger), self._phone_run.ledger)
         else:
             self._phone.adb.run(f"rm -f {self._phone_run.ledger}")
@@ -203,10 +203,10 @@ class RemoteRunMonitor:
     def _ledger(self) -> bytes:
         """Returns the complete frames of the local trajectory."""
         data = self._run.ledger.read_bytes() if self._run.ledger.exists() else b""
-        whole = _whole(data)
-        if whole < len(data):
-            os.truncate(self._run.ledger, whole)
-        return data[:whole]
+        complete_length = _complete_length(data)
+        if complete_length < len(data):
+            os.truncate(self._run.ledger, complete_length)
+        return data[:complete_length]
 
     def _parse(self, ledger: bytes) -> Trajectory | None:
         """Parses a trajectory; None if it belongs to another run or is empty."""
@@ -218,17 +218,17 @@ class RemoteRunMonitor:
 
     def _collect(self, look: RemoteRunState) -> None:
         """Copies new frames of the phone's trajectory."""
-        ours = self._ledger()
-        if look.ledger_size > len(ours):
-            fresh = self._phone.adb.read(self._phone_run.ledger, len(ours))
-            whole = _whole(ours + fresh)
+        local_ledger = self._ledger()
+        if look.ledger_size > len(local_ledger):
+            fresh = self._phone.adb.read(self._phone_run.ledger, len(local_ledger))
+            complete_length = _complete_length(local_ledger + fresh)
             with self._run.ledger.open("ab") as file:
-                file.write(fresh[: whole - len(ours)])
+                file.write(fresh[: complete_length - len(local_ledger)])
                 file.flush()
                 os.fsync(file.fileno())
-        if self._spent is not None:
-            self._run.record_usage(self._spent)
-        self._collected = time.monotonic()
+        if self._usage is not None:
+            self._run.record_usage(self._usage)
+        self._collected_at = time.monotonic()
 
     def _push_limits(self) -> None:
         """Pushes the run's limits if they have changed."""
@@ -250,5 +250,5 @@ class RemoteRunMonitor:
             return None
 
 
-def _whole(ledger: bytes) -> int:
+def _complete_length(ledger: bytes) -> int:
     return parse_trajectory(ledger)[1]

@@ -47,26 +47,26 @@ def _has_chatml(tokenizer: Tokenizer) -> bool:
 
 @dataclass
 class Chat:
-    """One conversation. template: None continues each text by itself. most: maximum tokens per answer.
+    """One conversation. template: None continues each text by itself. max_tokens: maximum tokens per answer.
 
     temperature, seed: as in `InferenceSession.generate`.
     """
 
     model: PersonalModel
     template: ChatTemplate | None
-    most: int = 128
+    max_tokens: int = 128
     temperature: float = 0.0
     seed: int = 0
     ended: str = field(default="", init=False)  # why the last answer ended
     forgotten: int = field(default=0, init=False)  # turns that no longer fit
-    _past: list[tuple[str, str]] = field(default_factory=list, init=False)  # texts and their answers
+    _turns: list[tuple[str, str]] = field(default_factory=list, init=False)  # texts and their answers
     _answers: int = field(default=0, init=False)
 
     def use(self, model: PersonalModel) -> None:
         """Switches to another model; drops the history if its tokenizer differs."""
         if model.manifest.file("tokenizer") != self.model.manifest.file("tokenizer"):
-            self.forgotten += len(self._past)
-            self._past.clear()
+            self.forgotten += len(self._turns)
+            self._turns.clear()
         self.model = model
 
     def answer(self, text: str) -> Generator[str, None, None]:
@@ -75,20 +75,20 @@ class Chat:
         Raises BadRequest if the text alone exceeds the context, InvalidConversation.
         """
         tokens = self._tokens(text)
-        while self._past and len(tokens) + self.most - 1 > self.model.context:
-            self._past.pop(0)
+        while self._turns and len(tokens) + self.max_tokens - 1 > self.model.context:
+            self._turns.pop(0)
             self.forgotten += 1
             tokens = self._tokens(text)
-        most = min(self.most, self.model.context - len(tokens) + 1)
-        if most < 1:
+        max_tokens = min(self.max_tokens, self.model.context - len(tokens) + 1)
+        if max_tokens < 1:
             raise BadRequest(
                 f"the text has {len(tokens)} tokens; text and answer share {self.model.context}: shorten the text"
             )
         generated = self.model.inference.generate(
-            tokens, most, temperature=self.temperature, seed=self.seed + self._answers
+            tokens, max_tokens, temperature=self.temperature, seed=self.seed + self._answers
         )
         self._answers += 1
-        limit = "the context is full" if most < self.most else f"{most} tokens"
+        limit = "the context is full" if max_tokens < self.max_tokens else f"{max_tokens} tokens"
         return self._stream(text, tokens, generated, limit)
 
     def _stream(self, text: str, tokens: list[int], generated: Iterator[int], limit: str) -> Generator[str, None, None]:
@@ -110,19 +110,21 @@ class Chat:
                 yield piece
         finally:
             if self.template is not None:
-                self._past.append((text, answer))
+                self._turns.append((text, answer))
 
     def _tokens(self, text: str) -> list[int]:
         """Returns the tokens of the conversation, up to where the answer to `text` begins."""
         if self.template is None:
             return token_ids(self.model.tokenizer, text)
         messages = []
-        for asked, answer in self._past:
-            messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": answer}]
+        for question, answer in self._turns:
+            messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
         rendered = self.template.render_in_subprocess([*messages, {"role": "user", "content": text}])
         return token_ids(self.model.tokenizer, rendered, special=False)
 
 
 def ends(tokenizer: Tokenizer) -> frozenset[int]:
     """Returns the tokens that end an answer: every special one, whichever the base was trained on."""
-    return frozenset(token for token, added in tokenizer.get_added_tokens_decoder().items() if added.special)
+    return frozenset(
+        token for token, added_token in tokenizer.get_added_tokens_decoder().items() if added_token.special
+    )

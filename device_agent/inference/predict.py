@@ -40,8 +40,8 @@ class Prediction:
         return max(self.candidates, key=lambda candidate: candidate.log_probability)
 
 
-def predict(model: PersonalModel, record: Mapping[str, Any], where: str) -> Prediction:
-    """Scores the candidates for one record, ignoring its label. Raises InvalidDataset naming `where`."""
+def predict(model: PersonalModel, record: Mapping[str, Any], location: str) -> Prediction:
+    """Scores the candidates for one record, ignoring its label. Raises InvalidDataset naming `location`."""
     task = model.task
     if task.generates:
         raise BadRequest(
@@ -49,8 +49,8 @@ def predict(model: PersonalModel, record: Mapping[str, Any], where: str) -> Pred
             "`mobizo-agent samples` write with the adapter"
         )
     unlabelled = dict(record) | {task.label_field: task.answers[0].labels[0]}
-    question = read_question(task, unlabelled, where)
-    example = encode_question(model.tokenizer, question, model.manifest.recipe, where)
+    question = read_question(task, unlabelled, location)
+    example = encode_question(model.tokenizer, question, model.manifest.recipe, location)
     scores = _scores(model, example.rows)
     shares = np.exp(np.array(scores) - max(scores))
     shares /= shares.sum()
@@ -80,20 +80,20 @@ def record_of(task: Task, text: str | None, fields: list[str]) -> dict[str, str]
         if not equals or name not in names or name in record:
             raise BadRequest(f"--field {option!r} must be NAME=VALUE, once for each of {', '.join(names)}")
         record[name] = value
-    left = [name for name in names if name not in record]
+    missing = [name for name in names if name not in record]
     if text is not None:
-        if len(left) != 1:
+        if len(missing) != 1:
             raise BadRequest(f"task {task.name!r} has the fields {', '.join(names)}: set each with --field NAME=VALUE")
-        record[left.pop()] = text
-    if left:
+        record[missing.pop()] = text
+    if missing:
         raise BadRequest(
-            f"task {task.name!r} has the fields {', '.join(names)}: --field is missing for {', '.join(left)}"
+            f"task {task.name!r} has the fields {', '.join(names)}: --field is missing for {', '.join(missing)}"
         )
     return record
 
 
 def records_of(task: Task, lines: Iterable[str], source: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields (where, record) for each non-empty line: a JSON object, or the text of a task with one field.
+    """Yields (location, record) for each non-empty line: a JSON object, or the text of a task with one field.
 
     Raises InvalidDataset naming the line.
     """
@@ -101,14 +101,14 @@ def records_of(task: Task, lines: Iterable[str], source: str) -> Iterator[tuple[
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
-        where = f"{source}:{number}"
+        location = f"{source}:{number}"
         if line.lstrip().startswith("{") or len(names) != 1:
             try:
                 record = json.loads(line)
             except ValueError as error:
-                raise InvalidDataset(f"{where}: the line is not JSON ({error})") from error
+                raise InvalidDataset(f"{location}: the line is not JSON ({error})") from error
             if not isinstance(record, dict):
-                raise InvalidDataset(f"{where}: a line must be a JSON object with {', '.join(names)}")
-            yield where, record
+                raise InvalidDataset(f"{location}: a line must be a JSON object with {', '.join(names)}")
+            yield location, record
         else:
-            yield where, {names[0]: line.rstrip("\r\n")}
+            yield location, {names[0]: line.rstrip("\r\n")}

@@ -73,10 +73,10 @@ def held_out(directory: Path, count: int) -> tuple[str, list[tuple[str, dict[str
     return "train", list(sample(records, count))
 
 
-def write_samples(home: AgentHome, name: str, directory: Path, count: int, most: int) -> Samples:
+def write_samples(home: AgentHome, name: str, directory: Path, count: int, max_tokens: int) -> Samples:
     """Lets the base model and then an adapter continue the prompts of held-out records, each at temperature 0.
 
-    most: tokens of each text. Raises BadRequest if the adapter's task does not write text, InvalidDataset if no record
+    max_tokens: of each text. Raises BadRequest if the adapter's task does not write text, InvalidDataset if no record
     fits, and as `load_program`.
     """
     opened = AdapterStore(home).open(name, *home.config().trusted_keys())
@@ -88,16 +88,16 @@ def write_samples(home: AgentHome, name: str, directory: Path, count: int, most:
             )
         split, prompts = _prompts(model, directory, count)
         model.inference.load(np.zeros_like(opened.flat))
-        base = [_continue(model, prompt.tokens, most) for prompt in prompts]
+        base = [_continue(model, prompt.tokens, max_tokens) for prompt in prompts]
         model.inference.load(opened.flat)
-        adapted = [_continue(model, prompt.tokens, most) for prompt in prompts]
+        adapted = [_continue(model, prompt.tokens, max_tokens) for prompt in prompts]
     finally:
         model.close()
     text = model.tokenizer.decode
     return Samples(
         split,
         tuple(
-            Sample(text(prompt.tokens), text(prompt.own[:most]), first, second)
+            Sample(text(prompt.tokens), text(prompt.own[:max_tokens]), first, second)
             for prompt, first, second in zip(prompts, base, adapted, strict=True)
         ),
     )
@@ -145,10 +145,10 @@ def _prompts(model: PersonalModel, directory: Path, count: int) -> tuple[str, li
     split, records = held_out(directory, count)
     encoder = Encoder(model.task, model.tokenizer, model.manifest.recipe, text_format_of(model.manifest))
     prompts = []
-    for where, record in records:
+    for location, record in records:
         with suppress(InvalidDataset):
-            prompt = _parts(encoder.encode(record, where)[0], model.task.kind == "text")
-            right = accepted_answers(model.task, record, where) if model.task.kind == "completion" else None
+            prompt = _parts(encoder.encode(record, location)[0], model.task.kind == "text")
+            right = accepted_answers(model.task, record, location) if model.task.kind == "completion" else None
             prompts.append(replace(prompt, right=right))
     if not prompts:
         raise InvalidDataset(f"none of {len(records)} held-out records fits task {model.task.name!r}")
@@ -158,25 +158,25 @@ def _prompts(model: PersonalModel, directory: Path, count: int) -> tuple[str, li
 def _parts(example: Example, document: bool) -> Prompt:
     row = example.correct_row
     if document:
-        whole = [*row.prompt, *row.answer]
-        cut = min(BEGINNING, max(len(whole) // 2, 1))
-        return Prompt(whole[:cut], whole[cut:])
+        tokens = [*row.prompt, *row.answer]
+        cut = min(BEGINNING, max(len(tokens) // 2, 1))
+        return Prompt(tokens[:cut], tokens[cut:])
     # The first turn of a conversation that counts, up to where another's turn begins.
-    counted = range(len(row.answer)) if row.counted is None else row.counted
-    own = [row.answer[position] for index, position in enumerate(counted) if position == index]
+    positions = range(len(row.answer)) if row.counted is None else row.counted
+    own = [row.answer[position] for index, position in enumerate(positions) if position == index]
     return Prompt(list(row.prompt), own)
 
 
-def _continue(model: PersonalModel, prompt: list[int], most: int) -> str:
-    """Returns up to `most` tokens after a prompt, as text, without the end-of-text token."""
-    room = min(most, model.context - len(prompt) + 1)
+def _continue(model: PersonalModel, prompt: list[int], max_tokens: int) -> str:
+    """Returns up to `max_tokens` tokens after a prompt, as text, without the end-of-text token."""
+    limit = min(max_tokens, model.context - len(prompt) + 1)
     tokens = []
-    for token in model.inference.generate(prompt, room):
+    for token in model.inference.generate(prompt, limit):
         if token == model.manifest.end_of_text:
             break
         tokens.append(token)
-    written: str = model.tokenizer.decode(tokens)
-    return written
+    text: str = model.tokenizer.decode(tokens)
+    return text
 
 
 def as_json(samples: Samples) -> str:

@@ -85,39 +85,43 @@ class InferenceSession:
         first = log_softmax(self._read(prompt))
         return [float(first[candidate[0]]) + self._follow(len(prompt), candidate) for candidate in candidates]
 
-    def generate(self, tokens: Sequence[int], most: int, *, temperature: float = 0.0, seed: int = 0) -> Iterator[int]:
-        """Yields up to `most` tokens that follow `tokens`.
+    def generate(
+        self, tokens: Sequence[int], max_tokens: int, *, temperature: float = 0.0, seed: int = 0
+    ) -> Iterator[int]:
+        """Yields up to `max_tokens` tokens that follow `tokens`.
 
         temperature: divides the logits before sampling with `seed`; 0 selects the most likely token. Raises BadRequest
         if the text exceeds the context, or during generation if another call has started another text.
         """
-        if most < 1 or not 0 <= temperature < np.inf:
-            raise BadRequest(f"cannot generate {most} tokens at temperature {temperature}; the minimums are 1 and 0")
-        return (each.token for each in self.sample(tokens, most, Sampler(temperature, 1.0, seed)))
+        if max_tokens < 1 or not 0 <= temperature < np.inf:
+            raise BadRequest(
+                f"cannot generate {max_tokens} tokens at temperature {temperature}; the minimums are 1 and 0"
+            )
+        return (each.token for each in self.sample(tokens, max_tokens, Sampler(temperature, 1.0, seed)))
 
     def sample(
-        self, tokens: Sequence[int], most: int, sampler: Sampler, likeliest: int | None = None
+        self, tokens: Sequence[int], max_tokens: int, sampler: Sampler, likeliest: int | None = None
     ) -> Iterator[GeneratedToken]:
         """Like `generate`, with any sampler; likeliest: as in `shared.sampling.generated_token`."""
-        self._check(tokens, most)
-        return self._generate(list(tokens), most, sampler, likeliest)
+        self._check(tokens, max_tokens)
+        return self._generate(list(tokens), max_tokens, sampler, likeliest)
 
     def close(self) -> None:
         """Frees the program's memory."""
         self._runtime.close()
 
     def _generate(
-        self, tokens: list[int], most: int, sampler: Sampler, likeliest: int | None
+        self, tokens: list[int], max_tokens: int, sampler: Sampler, likeliest: int | None
     ) -> Iterator[GeneratedToken]:
         self._text += 1
         text = self._text
         logits = self._read(tokens)
-        for position in range(len(tokens), len(tokens) + most):
+        for position in range(len(tokens), len(tokens) + max_tokens):
             token = sampler(logits)
             yield generated_token(token, logits, likeliest)
             if text != self._text:
                 raise BadRequest("another text replaced this one's cache; generate one text at a time")
-            if position < len(tokens) + most - 1:
+            if position < len(tokens) + max_tokens - 1:
                 (logits,) = self._runtime.extend([token], position, [0])
 
     def _read(self, tokens: Sequence[int]) -> F32:
@@ -137,15 +141,15 @@ class InferenceSession:
             total += sum(float(row[token]) for row, token in zip(rows, candidate[at + 1 :], strict=False))
         return total
 
-    def _check(self, tokens: Sequence[int], more: int) -> None:
-        """Raises BadRequest unless `tokens` are known and leave room for `more` tokens, the last of which is never
+    def _check(self, tokens: Sequence[int], max_tokens: int) -> None:
+        """Raises BadRequest unless `tokens` are known and leave room for `max_tokens` more, the last of which is never
         processed.
         """
         if not tokens or not all(0 <= token < self._vocabulary for token in tokens):
             raise BadRequest(f"a text must have at least one token, each from 0 to {self._vocabulary - 1}")
-        if len(tokens) + more - 1 > self._context:
+        if len(tokens) + max_tokens - 1 > self._context:
             raise BadRequest(
-                f"{len(tokens)} tokens and {more} more exceed the program's context of {self._context} tokens"
+                f"{len(tokens)} tokens and {max_tokens} more exceed the program's context of {self._context} tokens"
             )
 
 

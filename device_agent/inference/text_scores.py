@@ -33,30 +33,30 @@ def text_scores(texts: Sequence[tuple[str, Sequence[str]]]) -> TextScores:
         exact_match=_mean_best(exact_match, texts),
         token_f1=_mean_best(token_f1, texts),
         rouge_l=_mean_best(rouge_l, texts),
-        words=statistics.fmean(len(_words(written)) for written, _ in texts),
+        words=statistics.fmean(len(_words(output)) for output, _ in texts),
         own_words=statistics.fmean(len(_words(right[0])) for _, right in texts),
     )
 
 
 def _mean_best(score: Callable[[str, str], float], texts: Sequence[tuple[str, Sequence[str]]]) -> float:
-    return statistics.fmean(max(score(written, own) for own in right) for written, right in texts)
+    return statistics.fmean(max(score(output, own) for own in right) for output, right in texts)
 
 
-def exact_match(written: str, own: str) -> float:
+def exact_match(output: str, own: str) -> float:
     """Returns 1 if two texts have the same words in the same order, otherwise 0."""
-    return float(_plain_words(written) == _plain_words(own))
+    return float(_plain_words(output) == _plain_words(own))
 
 
-def token_f1(written: str, own: str) -> float:
+def token_f1(output: str, own: str) -> float:
     """Returns the F1 of two texts' words as multisets, 0 to 1; two texts without words are equal."""
-    first, second = _plain_words(written), _plain_words(own)
+    first, second = _plain_words(output), _plain_words(own)
     common = sum((Counter(first) & Counter(second)).values())
     return _f1(common, len(first), len(second))
 
 
-def rouge_l(written: str, own: str) -> float:
+def rouge_l(output: str, own: str) -> float:
     """Returns the F1 of two texts' longest common subsequence of words, 0 to 1; two texts without words are equal."""
-    first, second = _words(written), _words(own)
+    first, second = _words(output), _words(own)
     return _f1(LCSseq.similarity(first, second), len(first), len(second))
 
 

@@ -115,9 +115,9 @@ class LeaseHeartbeat:
             self.cancelled.set()
 
 
-def interval(left: float) -> float:
-    """Returns the seconds between heartbeats for a lease that expires in `left` seconds: a quarter, within bounds."""
-    return min(max(left / 4, SHORTEST_SECONDS), LONGEST_SECONDS)
+def interval(remaining_seconds: float) -> float:
+    """Returns the seconds between heartbeats of a lease with `remaining_seconds`: a quarter of them, within bounds."""
+    return min(max(remaining_seconds / 4, SHORTEST_SECONDS), LONGEST_SECONDS)
 
 
 class Halted(Exception):
@@ -222,8 +222,8 @@ class PolicyGatedRun:
             self._enter("waiting")
             why = decision.why or "the rules do not allow it now"
             self._send_progress(self._progress.model_copy(update={"phase": "waiting", "why": why[:WHY_LENGTH]}))
-            left = PATIENCE_SECONDS - (time.monotonic() - began)
-            if left <= 0 or self._evaluator.seconds_until(decision) > left:
+            remaining_seconds = PATIENCE_SECONDS - (time.monotonic() - began)
+            if remaining_seconds <= 0 or self._evaluator.seconds_until(decision) > remaining_seconds:
                 raise PolicyForbids(f"{why}; the job is released, the run is kept")
             self._wait(WAIT_SECONDS)
             if self._stopped():

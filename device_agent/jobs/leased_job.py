@@ -73,13 +73,13 @@ class Outcome(StrEnum):
 class JobEnd:
     """A job's outcome and reason, for this device only. cooldown: seconds to wait before the next job.
 
-    sent: what was uploaded.
+    upload: what was uploaded.
     """
 
     outcome: Outcome
     detail: str | None = None
     cooldown: float = 0.0
-    sent: UploadSummary | None = None
+    upload: UploadSummary | None = None
 
 
 class _Failed(Exception):
@@ -178,10 +178,10 @@ class LeasedJob:
         if not self._private:
             result = result.model_copy(update={"phase_seconds": policy_run.phase_seconds()})
         try:
-            sent = self._upload().send(policy_run, result)
+            summary = self._upload().send(policy_run, result)
         except Gone as error:
             return JobEnd(Outcome.LOST, error.detail)
-        return JobEnd(Outcome.COMPLETED, sent=sent)
+        return JobEnd(Outcome.COMPLETED, upload=summary)
 
     @property
     def _compares_texts(self) -> bool:
@@ -218,19 +218,20 @@ class LeasedJob:
         The owner's consent may have changed since the lease was requested.
         """
         self.context.tasks.check(self.lease.job.task, self.lease.job.request.dataset)
-        task, named = self.lease.round, self.lease.job.round
-        if task is None and named is None:
+        task, job_round = self.lease.round, self.lease.job.round
+        if task is None and job_round is None:
             return
         # In asynchronous rounds, a job may count in a later round than the one that it was created for.
-        if task is None or named is None or task.cohort != named.cohort or task.number < named.number:
+        if task is None or job_round is None or task.cohort != job_round.cohort or task.number < job_round.number:
             raise Untrusted("the job and its lease name different rounds")
         if not may_take_part(self.context.consents.cohorts, task.cohort):
             raise PolicyForbids(f"this device's rules.toml does not allow it to take part in cohort {task.cohort!r}")
-        least, summed = self.context.consents.masked_among, 0 if task.masking is None else task.masking.minimum
-        if summed < least or (least and task.upload != "masked"):
+        minimum = self.context.consents.masked_among
+        devices = 0 if task.masking is None else task.masking.minimum
+        if devices < minimum or (minimum and task.upload != "masked"):
             raise PolicyForbids(
-                f"this device's rules.toml requires masked sums over at least {least} devices, but round "
-                f"{task.number} of cohort {task.cohort!r} {f'sums over {summed}' if summed else 'is not masked'}"
+                f"this device's rules.toml requires masked sums over at least {minimum} devices, but round "
+                f"{task.number} of cohort {task.cohort!r} {f'sums over {devices}' if devices else 'is not masked'}"
             )
 
     def _trajectory_upload(self) -> TrajectoryUpload:
@@ -248,8 +249,8 @@ class LeasedJob:
         except (FileNotFoundError, ValidationError):
             return
         job = self.lease.job
-        asked = (manifest.recipe_id, job.request.training, job.request.privacy, job.task)
-        if (plan.manifest.recipe_id, plan.training, plan.privacy, plan.task) != asked:
+        requested_run = (manifest.recipe_id, job.request.training, job.request.privacy, job.task)
+        if (plan.manifest.recipe_id, plan.training, plan.privacy, plan.task) != requested_run:
             _log.warning("the job differs from its run on this device; the run starts again", job=plan.job_id)
             self.run.remove()
 
@@ -316,8 +317,8 @@ class LeasedJob:
             progress = progress.without_accuracies()
         # Losses and accuracies would reveal the masked or noised update; reports of a private run must not depend on
         # the data.
-        reported = redacted_progress(progress) if self._masked or self._private_member else progress
-        self.heartbeat.report(reported.private() if self._private else reported)
+        public_progress = redacted_progress(progress) if self._masked or self._private_member else progress
+        self.heartbeat.report(public_progress.private() if self._private else public_progress)
         self.show(progress)
 
     @property

@@ -57,8 +57,8 @@ def round_record(job_id: str, of: RoundRef, ended: JobEnd, result: Result | None
         job_id=job_id,
         outcome=ended.outcome,
         detail=ended.detail or (NOT_COUNTED if ended.outcome is Outcome.CANCELLED else None),
-        form=ended.sent and ended.sent.form,
-        bytes=0 if ended.sent is None else ended.sent.bytes,
+        form=ended.upload and ended.upload.form,
+        bytes=0 if ended.upload is None else ended.upload.bytes,
         steps=0 if result is None else result.steps,
         before_accuracy=result and result.before_accuracy,
         after_accuracy=result and result.tuned_accuracy,
@@ -81,12 +81,13 @@ class RoundLog:
                 continue
         return records[-KEPT_ROUNDS:]
 
-    def add(self, past: RoundRecord) -> None:
+    def add(self, record: RoundRecord) -> None:
         """Appends a round durably; occasionally removes the oldest records."""
         lines = self._lines()
-        line = past.model_dump_json(exclude_none=True).encode() + b"\n"
+        line = record.model_dump_json(exclude_none=True).encode() + b"\n"
         if len(lines) >= 2 * KEPT_ROUNDS or (lines and not lines[-1].endswith(b"\n")):
-            write_durably(self._path, b"".join(kept.rstrip(b"\n") + b"\n" for kept in lines[1 - KEPT_ROUNDS :]) + line)
+            earlier = b"".join(entry.rstrip(b"\n") + b"\n" for entry in lines[1 - KEPT_ROUNDS :])
+            write_durably(self._path, earlier + line)
             return
         descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         with os.fdopen(descriptor, "ab") as file:

@@ -49,9 +49,9 @@ class LeaseSecureAggregationTransport:
     lease_id: str
     sent_bytes: int = 0
 
-    def fetch_view(self, known: Phase | None) -> SecureAggregationView:
+    def fetch_view(self, known_phase: Phase | None) -> SecureAggregationView:
         """Returns the round's current state."""
-        return self.client.secure_aggregation(self.lease_id, known)
+        return self.client.secure_aggregation(self.lease_id, known_phase)
 
     def advertise(self, advertisement: Advertisement) -> SecureAggregationView:
         """Phase 0: sends this device's keys."""
@@ -118,9 +118,9 @@ class SecureAggregationUpload:
 
     def _encoded(self, parameters: SecureAggregationParameters, result: Result) -> IntegerVector:
         plan = self.run.plan()
-        after = load_adapter(self.run.best.read_bytes(), plan.manifest.size)
+        adapter = load_adapter(self.run.best.read_bytes(), plan.manifest.size)
         weight = min(max(result.train_examples or 1, 1), parameters.most_weight)
-        return encode(plan.half.update(after, plan.begin_b()), weight, parameters)
+        return encode(plan.half.update(adapter, plan.begin_b()), weight, parameters)
 
     def _complete(self, transport: LeaseSecureAggregationTransport, result: Result) -> bool:
         receipt = self.client.complete_round(self.lease.id, NO_FILE, redacted_result(result))
@@ -152,7 +152,13 @@ def secure_aggregation_parameters(lease: Lease) -> SecureAggregationParameters:
         raise Untrusted("the masked round has no masking parameters")
     parameters, program = task.masking, lease.manifest.manifest
     start = None if lease.start is None else lease.start.manifest.sha256
-    stated = (parameters.cohort, parameters.round, parameters.recipe_id, parameters.size, parameters.start_sha256)
-    if stated != (task.cohort, task.number, program.recipe_id, program.size, start):
+    masking_values = (
+        parameters.cohort,
+        parameters.round,
+        parameters.recipe_id,
+        parameters.size,
+        parameters.start_sha256,
+    )
+    if masking_values != (task.cohort, task.number, program.recipe_id, program.size, start):
         raise Untrusted("the masking parameters differ from the job's round, program or start")
     return parameters

@@ -101,9 +101,9 @@ class Upload:
         self.client.upload(self.lease.id, data)
         # Stored before the job is completed: after a kill in between, the job would not be leased again.
         self._store(data)
-        sent = UploadSummary("weights", len(data))
-        self._end(sent, data, result)
-        return sent
+        summary = UploadSummary("weights", len(data))
+        self._end(summary, data, result)
+        return summary
 
     def _send_both(self, trajectory: bytes, data: bytes, result: Result) -> UploadSummary:
         """Uploads the trajectory, and B unless the server can replay it."""
@@ -113,24 +113,24 @@ class Upload:
             self.client.upload(self.lease.id, data)
         self._store(data)
         if instead:
-            sent = UploadSummary("trajectory", len(trajectory))
+            summary = UploadSummary("trajectory", len(trajectory))
             try:
-                self._end(sent, data, result, trajectory)
+                self._end(summary, data, result, trajectory)
             except NotReplayable:
                 self.client.upload(self.lease.id, data)
             else:
-                return sent
-        sent = UploadSummary("both", len(trajectory) + len(data))
-        self._end(sent, data, result, trajectory)
-        return sent
+                return summary
+        summary = UploadSummary("both", len(trajectory) + len(data))
+        self._end(summary, data, result, trajectory)
+        return summary
 
-    def _end(self, sent: UploadSummary, data: bytes, result: Result, trajectory: bytes | None = None) -> None:
+    def _end(self, summary: UploadSummary, data: bytes, result: Result, trajectory: bytes | None = None) -> None:
         """Completes the job with the uploaded hashes."""
         hashes = sha256_hex(data), None if trajectory is None else sha256_hex(trajectory)
         if self.lease.round is not None:
             receipt = self.client.complete_round(self.lease.id, hashes[0], result, hashes[1])
             facts = {"cohort": receipt.cohort, "round": receipt.round, "updates": receipt.updates}
-            _log.info("update accepted", **facts, form=sent.form, bytes=sent.bytes)
+            _log.info("update accepted", **facts, form=summary.form, bytes=summary.bytes)
             return
         version = self.client.complete(self.lease.id, hashes[0], result, hashes[1])
         _log.info(

@@ -46,7 +46,7 @@ def epsilon_in_child(spendings: Sequence[Spending], delta: float) -> float:
         return 0.0
     path = os.pathsep.join(filter(None, (str(PACKAGES), os.environ.get("PYTHONPATH"))))
     try:
-        done = subprocess.run(
+        result = subprocess.run(
             [sys.executable, "-m", "device_agent.policy.privacy_accounting"],
             input=_Order(spendings=list(spendings), delta=delta).model_dump_json(),
             capture_output=True,
@@ -54,7 +54,7 @@ def epsilon_in_child(spendings: Sequence[Spending], delta: float) -> float:
             env=os.environ | {"PYTHONPATH": path},
             check=True,
         )
-        epsilon = float(done.stdout)
+        epsilon = float(result.stdout)
     except (OSError, subprocess.SubprocessError, ValueError) as error:
         raise AccountingFailed from error
     if math.isnan(epsilon):

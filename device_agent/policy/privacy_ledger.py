@@ -70,9 +70,9 @@ class DatasetSpending(BaseModel):
 
     def line(self) -> str:
         """Formats the spending as one line for people."""
-        spent = "unknown (pip install 'mobizo[privacy]')" if self.epsilon is None else f"{self.epsilon:.3g}"
+        epsilon_text = "unknown (pip install 'mobizo[privacy]')" if self.epsilon is None else f"{self.epsilon:.3g}"
         limit = "no limit" if self.limit is None else f"limit {self.limit:g}"
-        line = f"privacy of data set {self.dataset}: epsilon {spent} ({limit}) at delta {self.delta:g}"
+        line = f"privacy of data set {self.dataset}: epsilon {epsilon_text} ({limit}) at delta {self.delta:g}"
         line += f", {self.runs} private runs"
         return f"{line}, {self.unprotected} runs without privacy" if self.unprotected else line
 
@@ -109,14 +109,14 @@ class PrivacyLedger:
         allowed = f"the owner of this device limits the privacy of data set {terms.dataset!r} to epsilon {limit:g}"
         if terms.spending is None:
             raise PrivacyLimitReached(f"{allowed}; a job without `privacy` has no bound: submit it with `privacy`")
-        spent = [charge.spending for charge in _on(charges, terms.dataset, terms.directory)]
+        spendings = [charge.spending for charge in _on(charges, terms.dataset, terms.directory)]
         try:
-            after = epsilon_in_child([*filter(None, spent), terms.spending], self._limits.delta)
+            total_epsilon = epsilon_in_child([*filter(None, spendings), terms.spending], self._limits.delta)
         except AccountingFailed as error:
             raise PrivacyLimitReached(
                 f"{allowed}, and the cost of this run cannot be computed; use fewer steps"
             ) from error
-        if after > limit:
+        if total_epsilon > limit:
             raise PrivacyLimitReached(
                 f"{allowed} at delta {self._limits.delta:g}, which this run would exceed: request a smaller epsilon or "
                 "fewer steps, or ask the owner to raise `privacy_limit`"

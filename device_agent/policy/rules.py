@@ -113,11 +113,11 @@ def decide(
         last_stage = last.stage if last is not None else 0
         stage = stage_at(rules.temperature_ceiling, readings.temperature, readings.throttled, last_stage)
     if stops:
-        untils = [stop.until for stop in stops]
+        end_times = [stop.until for stop in stops]
         return Decision(
             action="wait",
             why=_joined([stop.why for stop in stops]),
-            until=max(until for until in untils if until is not None) if None not in untils else None,
+            until=max(until for until in end_times if until is not None) if None not in end_times else None,
             held=tuple(stop.rule for stop in stops),
             stage=stage,
             unknown=unknown,
@@ -160,7 +160,7 @@ def _charging(rules: Rules, readings: Readings) -> _Stop | None:
     return _Stop("charging", "on battery; waits for external power")
 
 
-def _battery(rules: Rules, readings: Readings, held: bool) -> _Stop | None:
+def _battery(rules: Rules, readings: Readings, was_waiting: bool) -> _Stop | None:
     floor, percent = rules.battery_floor, readings.battery_percent
     if floor is None or percent is None or readings.charging:
         return None
@@ -169,31 +169,33 @@ def _battery(rules: Rules, readings: Readings, held: bool) -> _Stop | None:
             "battery_floor",
             f"battery at {_short(percent)} %, below the floor of {_short(floor)} %; waits for external power",
         )
-    again = min(floor + BATTERY_EASE, 100.0)
-    if held and percent < again:
-        why = f"battery at {_short(percent)} %; continues from {_short(again)} % or with external power"
+    resume_percent = min(floor + BATTERY_EASE, 100.0)
+    if was_waiting and percent < resume_percent:
+        why = f"battery at {_short(percent)} %; continues from {_short(resume_percent)} % or with external power"
         return _Stop("battery_floor", why)
     return None
 
 
-def _temperature(rules: Rules, readings: Readings, held: bool) -> _Stop | None:
+def _temperature(rules: Rules, readings: Readings, was_waiting: bool) -> _Stop | None:
     ceiling, temperature = rules.temperature_ceiling, readings.temperature
     if ceiling is None or temperature is None:
         return None
     if temperature >= ceiling:
         why = f"{_where(readings)}, at or above the ceiling of {_short(ceiling)} °C; waits until it cools down"
         return _Stop("temperature_ceiling", why)
-    again = ceiling - TEMPERATURE_EASE
-    if held and temperature > again:
-        return _Stop("temperature_ceiling", f"{_where(readings)}; cools down and continues at {_short(again)} °C")
+    resume_temperature = ceiling - TEMPERATURE_EASE
+    if was_waiting and temperature > resume_temperature:
+        return _Stop(
+            "temperature_ceiling", f"{_where(readings)}; cools down and continues at {_short(resume_temperature)} °C"
+        )
     return None
 
 
-def _memory(rules: Rules, readings: Readings, held: bool, needed: int) -> _Stop | None:
+def _memory(rules: Rules, readings: Readings, was_waiting: bool, needed: int) -> _Stop | None:
     floor, available = rules.memory_floor_bytes, readings.available_bytes
     if floor is None or available is None:
         return None
-    required = (floor * (1 + MEMORY_EASE) if held else floor) + needed
+    required = (floor * (1 + MEMORY_EASE) if was_waiting else floor) + needed
     if available >= required:
         return None
     why = f"{_mebibytes(available)} of memory free, {_mebibytes(required)} required"
@@ -202,13 +204,13 @@ def _memory(rules: Rules, readings: Readings, held: bool, needed: int) -> _Stop 
     return _Stop("memory_floor_bytes", f"{why}; waits until other programs need less")
 
 
-def _idle(rules: Rules, readings: Readings, held: bool) -> _Stop | None:
+def _idle(rules: Rules, readings: Readings, was_waiting: bool) -> _Stop | None:
     if not rules.idle:
         return None
     if readings.idle_seconds is not None and readings.idle_seconds < IDLE_SECONDS:
         # The reason is sent to the server, so it does not contain the idle time.
         return _Stop("idle", f"the device is in use; waits until it has been idle for {IDLE_SECONDS:.0f} s")
-    if readings.load is not None and (readings.load >= BUSY_LOAD or (held and readings.load > CALM_LOAD)):
+    if readings.load is not None and (readings.load >= BUSY_LOAD or (was_waiting and readings.load > CALM_LOAD)):
         why = f"other programs use {readings.load:.0%} of the processors"
         return _Stop("idle", f"{why}; waits until they use {CALM_LOAD:.0%} or less")
     return None
@@ -293,9 +295,9 @@ def stage_at(ceiling: float, temperature: float | None, throttled: bool | None, 
     stage = 0
     if temperature is not None:
         # The stage rises at its threshold and falls only STAGE_EASE below it; in between it stays the same.
-        least = _thresholds_passed(ceiling - temperature)
-        most = _thresholds_passed(ceiling - temperature - STAGE_EASE)
-        stage = max(least, min(last, most))
+        lowest_stage = _thresholds_passed(ceiling - temperature)
+        highest_stage = _thresholds_passed(ceiling - temperature - STAGE_EASE)
+        stage = max(lowest_stage, min(last, highest_stage))
     return max(stage, THROTTLED_STAGE) if throttled else stage
 
 
@@ -310,8 +312,8 @@ def pace(stage: int, sequence_length: int | None) -> tuple[float, int | None]:
     """
     if stage == 0:
         return 0.0, None
-    chosen = STAGES[stage - 1]
+    settings = STAGES[stage - 1]
     if sequence_length is None or sequence_length <= SHORTEST:
-        return chosen.fixed_rest, None
-    length = max(SHORTEST, int(sequence_length * chosen.share))
-    return chosen.rest, None if length == sequence_length else length
+        return settings.fixed_rest, None
+    length = max(SHORTEST, int(sequence_length * settings.share))
+    return settings.rest, None if length == sequence_length else length

@@ -107,10 +107,10 @@ def local_now() -> datetime:
 def ask(command: Sequence[str]) -> str | None:
     """Returns a program's output; None if it is missing, fails or exceeds ASK_SECONDS."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=ASK_SECONDS, check=True)
+        result = subprocess.run(command, capture_output=True, text=True, timeout=ASK_SECONDS, check=True)
     except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
         return None
-    return done.stdout
+    return result.stdout
 
 
 class LinuxSensors:
@@ -143,19 +143,19 @@ class LinuxSensors:
 
     def _throttled(self) -> bool | None:
         count = throttle_count(self._root)
-        grown = None if count is None or self._throttles is None else count > self._throttles
+        count_grew = None if count is None or self._throttles is None else count > self._throttles
         self._throttles = count
         capped = processors_capped(self._root)
-        return True if capped or grown else capped if capped is not None else grown
+        return True if capped or count_grew else capped if capped is not None else count_grew
 
     def _idle(self) -> float | None:
-        listed = self._ask(("loginctl", "list-sessions", "--no-legend", "--no-pager"))
-        if listed is not None:
-            sessions = session_ids(listed)
-            wanted = ("--property=" + ",".join(SESSION_PROPERTIES), *sessions)
-            shown = self._ask(("loginctl", "show-session", "--no-pager", *wanted)) if sessions else ""
-            if shown is not None:
-                return idle_seconds(shown, time.time(), psutil.boot_time())
+        listing = self._ask(("loginctl", "list-sessions", "--no-legend", "--no-pager"))
+        if listing is not None:
+            sessions = session_ids(listing)
+            arguments = ("--property=" + ",".join(SESSION_PROPERTIES), *sessions)
+            properties = self._ask(("loginctl", "show-session", "--no-pager", *arguments)) if sessions else ""
+            if properties is not None:
+                return idle_seconds(properties, time.time(), psutil.boot_time())
         reads = [_read_at(self._root / "dev" / user.terminal) for user in psutil.users() if user.terminal]
         ago = [time.time() - at for at in reads if at is not None]
         return max(min(ago), 0.0) if ago else None
@@ -170,16 +170,16 @@ class OtherProgramsLoad:
 
     def share(self) -> float | None:
         """Returns 0 to 1; None at the first call. Calls in short succession return the same value."""
-        spent = psutil.cpu_times()._asdict()
+        cpu_times = psutil.cpu_times()._asdict()
         # The kernel counts a guest's time as its host's user time too.
-        total = sum(spent.values()) - spent.get("guest", 0) - spent.get("guest_nice", 0)
-        busy = total - spent["idle"] - spent.get("iowait", 0)
+        total = sum(cpu_times.values()) - cpu_times.get("guest", 0) - cpu_times.get("guest_nice", 0)
+        busy = total - cpu_times["idle"] - cpu_times.get("iowait", 0)
         now = (total, busy, own_seconds())
         if self._last is None:
             self._last = now
         elif total - self._last[0] >= LOAD_SECONDS * psutil.cpu_count():
-            all_spent, all_busy, ours = (new - old for new, old in zip(now, self._last, strict=True))
-            self._share = min(max((all_busy - ours) / all_spent, 0.0), 1.0)
+            all_spent, all_busy, own_busy = (new - old for new, old in zip(now, self._last, strict=True))
+            self._share = min(max((all_busy - own_busy) / all_spent, 0.0), 1.0)
             self._last = now
         return self._share
 
@@ -254,8 +254,8 @@ def processors_capped(root: Path) -> bool | None:
 def throttle_count(root: Path) -> int | None:
     """Returns how often the processors have been throttled since boot; None if not counted."""
     counts = [_number(file) for file in root.glob("sys/devices/system/cpu/cpu[0-9]*/thermal_throttle/*_throttle_count")]
-    known = [count for count in counts if count is not None]
-    return sum(known) if known else None
+    readable_counts = [count for count in counts if count is not None]
+    return sum(readable_counts) if readable_counts else None
 
 
 def metered(answer: str | None) -> bool | None:
@@ -285,23 +285,23 @@ def _read_at(path: Path) -> float | None:
         return None
 
 
-def session_ids(listed: str) -> list[str]:
+def session_ids(listing: str) -> list[str]:
     """Returns the session ids in the output of `loginctl list-sessions --no-legend`."""
-    return [line.split()[0] for line in listed.splitlines() if line.split()]
+    return [line.split()[0] for line in listing.splitlines() if line.split()]
 
 
-def idle_seconds(shown: str, now: float, boot: float) -> float:
+def idle_seconds(properties: str, now: float, boot: float) -> float:
     """Returns the seconds since a person last used any session in the output of `loginctl show-session`.
 
     now, boot: seconds since 1970. A terminal reports when it was last read. A desktop reports its idle time only once
     it is idle; until then it is in use. Without sessions, counts from boot.
     """
-    last = [used for used in (_last_used(session, now) for session in _sessions(shown)) if used is not None]
+    last = [used for used in (_last_used(session, now) for session in _sessions(properties)) if used is not None]
     return max(now - max(last, default=boot), 0.0)
 
 
-def _sessions(shown: str) -> Iterator[dict[str, str]]:
-    for block in shown.split("\n\n"):
+def _sessions(properties: str) -> Iterator[dict[str, str]]:
+    for block in properties.split("\n\n"):
         yield dict(line.split("=", 1) for line in block.splitlines() if "=" in line)
 
 
@@ -312,7 +312,7 @@ def _last_used(session: dict[str, str], now: float) -> float | None:
     graphical = session.get("Type") in GRAPHICAL
     if not graphical and session.get("Type") != "tty":
         return None
-    since = session.get("IdleSinceHint", "0")
-    if (graphical and session.get("IdleHint") != "yes") or not since.isdecimal() or since == "0":
+    idle_since = session.get("IdleSinceHint", "0")
+    if (graphical and session.get("IdleHint") != "yes") or not idle_since.isdecimal() or idle_since == "0":
         return now
-    return int(since) / 1e6
+    return int(idle_since) / 1e6

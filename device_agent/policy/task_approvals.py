@@ -156,13 +156,15 @@ class TaskApprovals:
         """
         if name in TASKS:
             return TASKS[name]
-        known = {decision.sha256: decision.task for decision in self.decisions()}
-        known |= {task_sha256(task): task for task in TASKS.values()}
-        matching = [task for digest, task in known.items() if len(name) >= LEAST_DIGITS and digest.startswith(name)]
+        tasks_by_digest = {decision.sha256: decision.task for decision in self.decisions()}
+        tasks_by_digest |= {task_sha256(task): task for task in TASKS.values()}
+        matching = [
+            task for digest, task in tasks_by_digest.items() if len(name) >= LEAST_DIGITS and digest.startswith(name)
+        ]
         if len(matching) != 1:
-            why = "several tasks begin with these digits" if matching else "no task has this name or digest"
+            reason = "several tasks begin with these digits" if matching else "no task has this name or digest"
             raise BadRequest(
-                f"{name!r}: {why}; `mobizo-agent task list` shows the digests, of which at least {LEAST_DIGITS} "
+                f"{name!r}: {reason}; `mobizo-agent task list` shows the digests, of which at least {LEAST_DIGITS} "
                 "digits are needed"
             )
         return matching[0]
@@ -174,10 +176,10 @@ class TaskApprovals:
     def decide(self, task: Task, datasets: Sequence[str], state: TaskState) -> None:
         """Stores a decision durably. A decision that equals the default of a shipped task is removed."""
         with self._lock():
-            kept = [entry for entry in self.decisions() if entry.task != task or entry.dataset not in datasets]
+            entries = [entry for entry in self.decisions() if entry.task != task or entry.dataset not in datasets]
             if not (state is TaskState.APPROVED and is_shipped(task)):
-                kept += [TaskDecision(task=task, dataset=dataset, state=state) for dataset in datasets]
-            self._write(kept)
+                entries += [TaskDecision(task=task, dataset=dataset, state=state) for dataset in datasets]
+            self._write(entries)
 
     def _record_waiting(self, task: Task, dataset: str) -> None:
         with self._lock():

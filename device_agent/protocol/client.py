@@ -152,9 +152,9 @@ class DeviceClient:
         timeout = None if body.trajectory_sha256 is None else REPLAY_TIMEOUT
         return self._request("POST", f"/v1/leases/{lease_id}/complete", json=_json(body), timeout=timeout)
 
-    def secure_aggregation(self, lease_id: str, known: Phase | None) -> SecureAggregationView:
-        """Returns the state of a job's masked round; leaves out the data of phase `known`."""
-        query = "" if known is None else f"?known={known}"
+    def secure_aggregation(self, lease_id: str, known_phase: Phase | None) -> SecureAggregationView:
+        """Returns the state of a job's masked round; leaves out the data of `known_phase`."""
+        query = "" if known_phase is None else f"?known={known_phase}"
         return _read(SecureAggregationView, self._request("GET", f"/v1/leases/{lease_id}/masking{query}"))
 
     def post_secure_aggregation(self, lease_id: str, phase: str, body: BaseModel) -> SecureAggregationView:

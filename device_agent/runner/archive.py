@@ -28,9 +28,9 @@ MOST_MEMBERS = 64
 def pack_runner(directory: Path, target: Path) -> None:
     """Writes the runner in `directory` as an archive to `target`."""
     names = sorted(path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file())
-    aside = target.with_name(target.name + ".new")
+    temporary = target.with_name(target.name + ".new")
     with (
-        aside.open("wb") as raw,
+        temporary.open("wb") as raw,
         gzip.GzipFile(filename="", mode="wb", fileobj=raw, mtime=0) as packed,
         tarfile.open(fileobj=packed, mode="w", format=tarfile.USTAR_FORMAT) as archive,
     ):
@@ -43,7 +43,7 @@ def pack_runner(directory: Path, target: Path) -> None:
             member.mode = 0o755 if executable else 0o644
             with (directory / name).open("rb") as file:
                 archive.addfile(member, file)
-    aside.replace(target)
+    temporary.replace(target)
 
 
 def unpack_runner(archive: Path, directory: Path) -> None:

@@ -82,8 +82,8 @@ def build_locked(location: RunnerLocation, report: Report, options: Options, sto
     """Like `build_runner`; the caller holds the location's lock."""
     check_options(location, options)
     try:
-        with location.log.open("wb", buffering=0) as log, location.aside() as aside:
-            runner = _Build(location, aside, log, report, stop).make(options)
+        with location.log.open("wb", buffering=0) as log, location.staging_directory() as staging:
+            runner = _Build(location, staging, log, report, stop).make(options)
             return location.put(runner)
     except OSError as error:
         raise Unavailable(f"the runner could not be built in {location.directory}: {error}") from error
@@ -107,9 +107,9 @@ class _Build:
     """One build in a temporary directory."""
 
     def __init__(
-        self, location: RunnerLocation, aside: Path, log: BinaryIO, report: Report, stop: Callable[[], bool]
+        self, location: RunnerLocation, staging: Path, log: BinaryIO, report: Report, stop: Callable[[], bool]
     ) -> None:
-        self._location, self._aside, self._log, self._report, self._stop = location, aside, log, report, stop
+        self._location, self._staging, self._log, self._report, self._stop = location, staging, log, report, stop
 
     def make(self, options: Options) -> Path:
         """Returns a directory with the finished runner, tested if it is for this machine."""
@@ -121,7 +121,7 @@ class _Build:
         toolchain = BUNDLE_TOOLCHAIN if bundle else options.toolchain
         cmake = find_cmake() or self._fetched_cmake()
         generator, program = find_generator() or self._fetched_ninja()
-        build, installed = self._aside / "build", self._aside / "made"
+        build, installed = self._staging / "build", self._staging / "made"
         self._report(f"building the runner for {self._location.system} against {root}")
         configure: list[str | Path] = [
             *(cmake, "-S", self._location.sources, "-B", build, "-G", generator),
@@ -142,21 +142,21 @@ class _Build:
             raise NoRunner(f"the build made no {PROGRAM}; see {self._location.log}")
         if self._location.native:
             # What was built against must not be needed: the wheel goes away.
-            shutil.rmtree(self._aside / "executorch", ignore_errors=True)
+            shutil.rmtree(self._staging / "executorch", ignore_errors=True)
             check_starts(installed)
         return installed
 
     def _fetched_executorch(self, machine: str | None = None) -> Path:
-        fetch_wheel(EXECUTORCH_WHEEL, self._aside, self._run, self._report, machine)
-        return self._aside / "executorch"
+        fetch_wheel(EXECUTORCH_WHEEL, self._staging, self._run, self._report, machine)
+        return self._staging / "executorch"
 
     def _fetched_cmake(self) -> Path:
-        fetch_wheel(CMAKE_WHEEL, self._aside, self._run, self._report)
-        return self._aside / "cmake" / "data" / "bin" / "cmake"
+        fetch_wheel(CMAKE_WHEEL, self._staging, self._run, self._report)
+        return self._staging / "cmake" / "data" / "bin" / "cmake"
 
     def _fetched_ninja(self) -> tuple[str, Path]:
-        fetch_wheel(NINJA_WHEEL, self._aside, self._run, self._report)
-        return "Ninja", self._aside / NINJA_WHEEL.wanted[0]
+        fetch_wheel(NINJA_WHEEL, self._staging, self._run, self._report)
+        return "Ninja", self._staging / NINJA_WHEEL.prefixes[0]
 
     def _need(self, command: Sequence[str | Path], failure: str) -> None:
         start = self._location.log.stat().st_size
@@ -173,7 +173,7 @@ class _Build:
             stderr=subprocess.STDOUT,
             start_new_session=True,  # so that compilers can be ended with it
         )
-        reported = b""
+        last_report = b""
         try:
             while True:
                 try:
@@ -181,20 +181,20 @@ class _Build:
                 except subprocess.TimeoutExpired:
                     if self._stop():
                         raise Stopped from None
-                    last = self._counted()
-                    if last and last != reported:
+                    last = self._last_count()
+                    if last and last != last_report:
                         self._report(f"compiling {last.decode()}")
-                        reported = last
+                        last_report = last
         finally:
             if process.poll() is None:
                 _end(process)
 
-    def _counted(self) -> bytes:
+    def _last_count(self) -> bytes:
         """Returns the build tool's progress such as 3/9, or an empty string."""
         with self._location.log.open("rb") as log:
             log.seek(max(0, log.seek(0, os.SEEK_END) - 4096))
-            counted = [match[1] for line in log.read().splitlines() if (match := COUNTED.match(line))]
-        return counted[-1] if counted else b""
+            counts = [match[1] for line in log.read().splitlines() if (match := COUNTED.match(line))]
+        return counts[-1] if counts else b""
 
     def _reason(self, start: int) -> str:
         """Returns the first error lines of the log since byte `start`, or else its last lines."""

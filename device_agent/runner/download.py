@@ -40,11 +40,11 @@ def download_locked(client: DeviceClient, key: Ed25519PublicKey, location: Runne
     if reason := location.remembered(build.sha256):
         raise NoRunner(f"the server's runner was tried before: {reason}")
     report(f"downloading the runner for {build.platform} ({build.size / 1e6:.0f} MB)")
-    archive = location.directory / f"{build.sha256}.tar.gz"  # not aside: an interrupted download resumes
+    archive = location.directory / f"{build.sha256}.tar.gz"  # not in staging: an interrupted download resumes
     client.download_runner(build, archive)
     try:
-        with location.aside() as aside:
-            unpacked = aside / "made"
+        with location.staging_directory() as staging:
+            unpacked = staging / "made"
             unpack_runner(archive, unpacked)
             check_machine(unpacked, location.system)
             if location.native:
@@ -67,10 +67,10 @@ def _offered(client: DeviceClient, key: Ed25519PublicKey, location: RunnerLocati
         ) from error
     if build.platform != location.system:
         raise Untrusted(f"the server sent a runner for {build.platform} where {location.system} was asked for")
-    wanted = (version("mobizo"), EXECUTORCH)
-    if (build.version, build.executorch) != wanted:
+    own_version = version("mobizo")
+    if (build.version, build.executorch) != (own_version, EXECUTORCH):
         raise NoRunner(
             f"the server's runner for {build.platform} is of mobizo {build.version} and ExecuTorch {build.executorch}; "
-            f"this agent wants mobizo {wanted[0]} and ExecuTorch {wanted[1]}: its operator can add that one"
+            f"this agent wants mobizo {own_version} and ExecuTorch {EXECUTORCH}: its operator can add that one"
         )
     return build

@@ -65,18 +65,18 @@ def sources_sha256(sources: Path) -> str:
 def check_starts(directory: Path) -> None:
     """Raises NoRunner unless the runner in `directory` starts here and has this agent's version."""
     try:
-        done = subprocess.run(
+        result = subprocess.run(
             [directory / PROGRAM, "version"], capture_output=True, text=True, timeout=START_SECONDS, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise NoRunner(f"the runner does not start on this device: {error}") from error
-    if done.returncode != 0:
-        raise NoRunner(f"the runner does not start on this device: {done.stderr.strip()[-300:]}")
+    if result.returncode != 0:
+        raise NoRunner(f"the runner does not start on this device: {result.stderr.strip()[-300:]}")
     try:
-        facts = json.loads(done.stdout)
+        facts = json.loads(result.stdout)
         versions = (facts["version"], facts["executorch"])
     except (ValueError, KeyError, TypeError) as error:
-        raise NoRunner(f"the runner does not say its version but {done.stdout.strip()[:100]!r}") from error
+        raise NoRunner(f"the runner does not say its version but {result.stdout.strip()[:100]!r}") from error
     if versions != (version("mobizo"), EXECUTORCH):
         raise NoRunner(
             f"the runner is of mobizo {versions[0]} and ExecuTorch {versions[1]}; "
@@ -139,13 +139,13 @@ class RunnerLocation:
             status = (self.path / PROGRAM).stat()
         except OSError:
             return None
-        known = (status.st_ino, status.st_mtime_ns)
-        if self.native and known != self._checked:
+        fingerprint = (status.st_ino, status.st_mtime_ns)
+        if self.native and fingerprint != self._checked:
             try:
                 check_starts(self.path)
             except NoRunner:
                 return None
-            self._checked = known
+            self._checked = fingerprint
         return self.path
 
     @contextmanager
@@ -163,11 +163,11 @@ class RunnerLocation:
             os.close(descriptor)
 
     @contextmanager
-    def aside(self) -> Iterator[Path]:
+    def staging_directory(self) -> Iterator[Path]:
         """Yields a temporary directory to build in; removes those of killed builds."""
-        for left in self.directory.glob("aside-*"):
+        for leftover in self.directory.glob("aside-*"):
             # A killed agent's compiler may still write there: what it adds now is removed by the next build.
-            shutil.rmtree(left, ignore_errors=True)
+            shutil.rmtree(leftover, ignore_errors=True)
         with tempfile.TemporaryDirectory(prefix="aside-", dir=self.directory, ignore_cleanup_errors=True) as directory:
             yield Path(directory)
 
@@ -179,21 +179,21 @@ class RunnerLocation:
             self.path.rename(directory.with_name("replaced"))
         directory.rename(self.path)
         sync_directory(self.directory)
-        for other in self.directory.iterdir():
-            if other.is_dir() and other != self.path and not other.name.startswith("aside-"):
-                shutil.rmtree(other)
+        for entry in self.directory.iterdir():
+            if entry.is_dir() and entry != self.path and not entry.name.startswith("aside-"):
+                shutil.rmtree(entry)
         self._failures_path.unlink(missing_ok=True)
         return self.path
 
-    def remember(self, what: str, reason: str, seconds: float | None) -> None:
-        """Remembers that `what` failed, for `seconds` or until a runner is installed."""
-        failures = self._failures() | {what: Failure(reason=reason, at=time.time(), seconds=seconds)}
+    def remember(self, key: str, reason: str, seconds: float | None) -> None:
+        """Remembers that what is named `key` failed, for `seconds` or until a runner is installed."""
+        failures = self._failures() | {key: Failure(reason=reason, at=time.time(), seconds=seconds)}
         self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         write_durably(self._failures_path, FAILURES.dump_json(failures, indent=1))
 
-    def remembered(self, what: str) -> str | None:
-        """Returns why `what` failed, if that is still valid."""
-        failure = self._failures().get(what)
+    def remembered(self, key: str) -> str | None:
+        """Returns why what is named `key` failed, if that is still valid."""
+        failure = self._failures().get(key)
         if failure is None:
             return None
         # A clock that was set back must not make a failure last longer.
@@ -221,5 +221,5 @@ def _locked(descriptor: int) -> bool:
 
 def local_runner(home: Path) -> Path | None:
     """Returns the directory of this machine's runner if it is ready; downloads and builds nothing."""
-    given = os.environ.get(RUNNER_VARIABLE)
-    return Path(given) if given else RunnerLocation.within(home).find()
+    directory = os.environ.get(RUNNER_VARIABLE)
+    return Path(directory) if directory else RunnerLocation.within(home).find()

@@ -143,6 +143,6 @@ def build_runner_command(
     typer.echo(f"built for {location.system} in {seconds:.0f} s: {directory} ({size / 1e6:.1f} MB)")
     if archive is not None:
         systems = BUNDLED if options.bundles(location) else (location.system,)
-        stated = " ".join(f"--platform {system}" for system in systems)
-        stated += f" --version {version('mobizo')} --executorch {EXECUTORCH}"
-        typer.echo(f"offer it to devices with: mobizo-server runner-build add {archive} {stated}")
+        flags = " ".join(f"--platform {system}" for system in systems)
+        flags += f" --version {version('mobizo')} --executorch {EXECUTORCH}"
+        typer.echo(f"offer it to devices with: mobizo-server runner-build add {archive} {flags}")

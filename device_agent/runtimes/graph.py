@@ -27,7 +27,11 @@ KEYWORD = 2  # the kind of a keyword argument
 
 _OPERATOR = re.compile(r"torch\.ops\.aten\.(_?[a-z]\w*)\.([A-Za-z]\w*)")
 _SYMBOL = re.compile(r"Symbol\('(\w+)'")
-_HELD = {"buffer": "buffer_name", "parameter": "parameter_name", "tensor_constant": "tensor_constant_name"}
+_TENSOR_NAME_FIELDS = {
+    "buffer": "buffer_name",
+    "parameter": "parameter_name",
+    "tensor_constant": "tensor_constant_name",
+}
 
 
 @dataclass(frozen=True)
@@ -64,27 +68,27 @@ class Node:
     args: list[Any]
     kwargs: dict[str, Any]
     output: str
-    spent: tuple[str, ...]
+    last_uses: tuple[str, ...]
 
 
 class Graph:
     """One method."""
 
-    def __init__(self, model: JSON, held: Callable[[str], Tensor], device: torch.device) -> None:
-        """model: the JSON of torch.export. held: returns the stored tensor of a name on `device`.
+    def __init__(self, model: JSON, find_tensor: Callable[[str], Tensor], device: torch.device) -> None:
+        """model: the JSON of torch.export. find_tensor: returns the stored tensor of a name on `device`.
 
         Raises ValueError for a graph that is not allowed or not supported, KeyError for a missing entry.
         """
         graph, signature = model["graph_module"]["graph"], model["graph_module"]["signature"]
         self._device = device
         self._inputs: list[Input] = []
-        self._held: dict[str, Tensor] = {}
+        self._stored_tensors: dict[str, Tensor] = {}
         for spec in signature["input_specs"]:
             kind, body = _only(spec)
             if kind == "user_input":
                 self._inputs.append(_input(body["arg"]["as_tensor"]["name"], graph, model["range_constraints"]))
-            elif kind in _HELD:
-                self._held[body["arg"]["name"]] = held(body[_HELD[kind]])
+            elif kind in _TENSOR_NAME_FIELDS:
+                self._stored_tensors[body["arg"]["name"]] = find_tensor(body[_TENSOR_NAME_FIELDS[kind]])
             else:
                 raise ValueError(f"an input is a {kind}")
         self._outputs = [_output(spec) for spec in signature["output_specs"]]
@@ -92,30 +96,30 @@ class Graph:
 
     def __call__(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Returns the outputs on the device. Raises ValueError for inputs of another type or shape."""
-        values: dict[str, Any] = dict(self._held)
-        for known, tensor in zip(self._inputs, tensors, strict=True):
-            known.check(tensor)
-            values[known.name] = tensor.to(self._device)
+        values: dict[str, Any] = dict(self._stored_tensors)
+        for graph_input, tensor in zip(self._inputs, tensors, strict=True):
+            graph_input.check(tensor)
+            values[graph_input.name] = tensor.to(self._device)
         for node in self._nodes:
             kwargs = {name: _resolve(argument, values) for name, argument in node.kwargs.items()}
             values[node.output] = node.function(*_resolve(node.args, values), **kwargs)
-            for name in node.spent:
+            for name in node.last_uses:
                 del values[name]
         return [values[name] for name in self._outputs]
 
     def _plan(self, nodes: Sequence[JSON]) -> list[Node]:
         """Returns the nodes in order; each lists the values of which it is the last reader."""
         planned: list[Node] = []
-        needed = {*self._held, *self._outputs}
+        needed = {*self._stored_tensors, *self._outputs}
         for node in reversed(nodes):
             arguments = [(item, self._argument(item["arg"])) for item in node["inputs"]]
             args = [argument for item, argument in arguments if item["kind"] != KEYWORD]
             kwargs = {item["name"]: argument for item, argument in arguments if item["kind"] == KEYWORD}
             output = _output_name(node)
             read = {name for _, argument in arguments for name in _names(argument)}
-            spent = read | {output}
-            planned.append(Node(_operator(node["target"]), args, kwargs, output, tuple(spent - needed)))
-            needed |= spent
+            used_names = read | {output}
+            planned.append(Node(_operator(node["target"]), args, kwargs, output, tuple(used_names - needed)))
+            needed |= used_names
         return planned[::-1]
 
     def _argument(self, argument: JSON) -> Any:

@@ -95,10 +95,10 @@ class InProcessRuntime(CallingRuntime):
         heavy = tuple(name for names in HEAVY if method in names for name in names)
         if self._resident:
             heavy += tuple(name for name in self._methods if name not in LIGHT)
-        kept = [buffer.clone() for buffer in self._state()]
+        state_values = [buffer.clone() for buffer in self._state()]
         self.close()
         self._open((*LIGHT, *heavy))
-        for buffer, value in zip(self._state(), kept, strict=True):
+        for buffer, value in zip(self._state(), state_values, strict=True):
             buffer.copy_(value)
 
     def _call(self, method: str, inputs: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:

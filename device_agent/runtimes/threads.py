@@ -33,11 +33,11 @@ def use_threads(count: int) -> None:
 @contextmanager
 def _silenced() -> Iterator[None]:
     """Discards this process's standard error, because the native code has no option to be quiet."""
-    kept, nowhere = os.dup(STDERR), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, STDERR)
+    stderr_copy, null_device = os.dup(STDERR), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null_device, STDERR)
     try:
         yield
     finally:
-        os.dup2(kept, STDERR)
-        os.close(kept)
-        os.close(nowhere)
+        os.dup2(stderr_copy, STDERR)
+        os.close(stderr_copy)
+        os.close(null_device)

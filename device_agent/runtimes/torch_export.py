@@ -48,8 +48,8 @@ class TorchRuntime(CallingRuntime):
             with _Archive(program) as archive, safe_open(weights, framework="pt") as base:
                 tensors = _Tensors(archive, base, self.device)
                 for method in manifest.methods:
-                    held = partial(tensors.named, archive.entries(method))
-                    self._graphs[method] = Graph(archive.json(f"models/{method}.json"), held, self.device)
+                    find_tensor = partial(tensors.find, archive.entries(method))
+                    self._graphs[method] = Graph(archive.json(f"models/{method}.json"), find_tensor, self.device)
         except (OSError, zipfile.BadZipFile, SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
             raise RuntimeFailed(
                 f"the program of recipe {manifest.recipe_id[:12]} does not load ({type(error).__name__}: {error})"
@@ -104,7 +104,7 @@ class _Tensors:
         self._state = set(archive.json("extra/state.json"))
         self._loaded: dict[str, Tensor] = {}
 
-    def named(self, entries: dict[str, tuple[str, JSON]], name: str) -> Tensor:
+    def find(self, entries: dict[str, tuple[str, JSON]], name: str) -> Tensor:
         """Returns a tensor on the device; `entries` describe it. Raises KeyError or ValueError."""
         record, meta = entries[name]
         if record not in self._loaded:

@@ -27,16 +27,16 @@ class KnownKeys:
 
     def trust(self, members: Mapping[str, bytes]) -> None:
         """Records devices' keys, all or none. Raises Untrusted if a different key was recorded before."""
-        known = self._read()
+        recorded_keys = self._read()
         presented = {member: identity.hex() for member, identity in members.items()}
         for member, key in presented.items():
-            if known.get(member, key) != key:
+            if recorded_keys.get(member, key) != key:
                 raise Untrusted(
                     f"the server presents another key for device {member} than before, and could read messages to that "
                     "device; this device does not take part"
                 )
-        if presented.keys() - known.keys():
-            write_durably(self._path, _Keys(known | presented).model_dump_json(indent=1).encode())
+        if presented.keys() - recorded_keys.keys():
+            write_durably(self._path, _Keys(recorded_keys | presented).model_dump_json(indent=1).encode())
 
     def _read(self) -> dict[str, str]:
         try:

@@ -34,8 +34,8 @@ from shared.federation.secure_aggregation.settings import SecureAggregationParam
 class SecureAggregationTransport(Protocol):
     """The connection to the server's half; each method returns the round's new state."""
 
-    def fetch_view(self, known: Phase | None) -> SecureAggregationView:
-        """Returns the round's state, without the data of phase `known`."""
+    def fetch_view(self, known_phase: Phase | None) -> SecureAggregationView:
+        """Returns the round's state, without the data of `known_phase`."""
 
     def advertise(self, advertisement: Advertisement) -> SecureAggregationView:
         """Phase 0."""
@@ -119,18 +119,19 @@ class SecureAggregationParticipant:
         parameters: SecureAggregationParameters,
         member: str,
         identity: Ed25519PrivateKey,
-        trust: IdentityCheck,
+        check_identity: IdentityCheck,
         encode: Callable[[], IntegerVector],
     ) -> None:
-        """member: this device's id. identity: its own key. trust: raises Untrusted for another device's changed key.
+        """member: this device's id. identity: its own key. check_identity: raises Untrusted for a changed key of
+        another device.
 
         encode: returns this device's update as `shared.federation.secure_aggregation.fixed_point.encode` does, equal
         at every call.
         """
         self._transport, self._store, self._parameters = transport, store, parameters
-        self._member, self._identity, self._trust, self._encode = member, identity, trust, encode
+        self._member, self._identity, self._check_identity, self._encode = member, identity, check_identity, encode
         self._state = store.read()
-        self._answered: Phase | None = None
+        self._answered_phase: Phase | None = None
         self._advertised = False
 
     def advance(self) -> bool:
@@ -150,20 +151,20 @@ class SecureAggregationParticipant:
             self._update(device.begin_round(self._parameters, self._member))
         if self._current.parameters != self._parameters:
             raise Untrusted("the server changed the masked round's parameters during the round")
-        view = self._transport.fetch_view(self._answered)
+        view = self._transport.fetch_view(self._answered_phase)
         if view.phase is Phase.KEYS and not self._advertised:
             # The server may have this device's keys already, but an agent that lost its state may have sent them.
             view = self._transport.advertise(device.advertise(self._current, self._identity))
             self._advertised = True
-        while not view.waits and view.phase is not self._answered and not view.phase.over:
+        while not view.waits and view.phase is not self._answered_phase and not view.phase.over:
             answering = view.phase
             view = self._answer(view)
-            self._answered = answering
+            self._answered_phase = answering
         return self._is_done(view)
 
     def _answer(self, view: SecureAggregationView) -> SecureAggregationView:
         if view.phase is Phase.SHARES and view.roster is not None:
-            state = self._update(device.share(self._current, view.roster, self._trust))
+            state = self._update(device.share(self._current, view.roster, self._check_identity))
             if state.sealed_shares is not None:
                 return self._transport.share(state.sealed_shares)
         if view.phase is Phase.VECTORS and view.delivery is not None:

@@ -110,12 +110,12 @@ class HttpServer:
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None  # noqa: S101  # start_server calls this in a task
-        open_now, most = len(self._connections), self._limits.connections
+        open_now, limit = len(self._connections), self._limits.connections
         self._connections[task] = connection = _Connection(reader, writer, self._handler, self._limits)
         try:
-            if open_now >= 2 * most:
+            if open_now >= 2 * limit:
                 pass  # refusals take connections too
-            elif open_now >= most:
+            elif open_now >= limit:
                 await connection.refuse(Unavailable("too many connections are open; close some, or try again later"))
             else:
                 while self._server.is_serving() and await connection.answer_one():
@@ -197,16 +197,16 @@ class _Connection:
 
     async def _body(self, head: h11.Request) -> bytes:
         """Returns the body. Raises TooLarge, before it is read if its size is announced, or TooSlow."""
-        most = self._limits.body_bytes
-        too_large = TooLarge(f"the body has more than {most} bytes")
-        if any(name == b"content-length" and int(value) > most for name, value in head.headers):
+        limit = self._limits.body_bytes
+        too_large = TooLarge(f"the body has more than {limit} bytes")
+        if any(name == b"content-length" and int(value) > limit for name, value in head.headers):
             raise too_large
         body = bytearray()
         try:
             async with asyncio.timeout(self._limits.body_seconds):
                 while isinstance(event := await self._next(), h11.Data):
                     body += event.data
-                    if len(body) > most:
+                    if len(body) > limit:
                         raise too_large
         except TimeoutError as error:
             raise TooSlow from error

@@ -36,7 +36,7 @@ class DeviceModels:
         self._model: PersonalModel | None = None
         self._loaded: str | None = None  # sha256 of the loaded adapter file; None: B = 0
 
-    def listed(self) -> list[Model]:
+    def list_models(self) -> list[Model]:
         """Returns the adapters that can be used, then their bases."""
         usable = [about for about in self._store.stored() if about.files and not missing(self._home, about)]
         bases = {about.signed.manifest.recipe.base.name: about for about in usable}
@@ -57,10 +57,10 @@ class DeviceModels:
         if model is None or _program(model.manifest) != _program(opened.manifest):
             self.close()
             model, self._loaded = load_program(self._home, opened), None
-        wanted = None if is_base else opened.about.sha256
-        if wanted != self._loaded:
+        adapter_sha256 = None if is_base else opened.about.sha256
+        if adapter_sha256 != self._loaded:
             model.inference.load(np.zeros_like(opened.flat) if is_base else opened.flat)
-            self._loaded = wanted
+            self._loaded = adapter_sha256
         # The manifests of one program may differ in what does not change its files, such as its chat template.
         self._model = replace(model, name=name, task=opened.about.task, manifest=opened.manifest)
         origin = None if is_base else opened.about.origin
@@ -140,27 +140,27 @@ class DeviceAnswers:
 
     def _text(self, model: PersonalModel, index: int, prompt: list[int]) -> Iterator[ResponsePiece]:
         options = TextOptions.of(self.request, index)
-        most = min(options.max_tokens, model.context - len(prompt) + 1)
+        max_tokens = min(options.max_tokens, model.context - len(prompt) + 1)
         sampler = Sampler(options.temperature, options.top_p, options.seed)
         text = TextPieces(model.tokenizer, prompt, options.stop, keep_textless=options.likeliest is not None)
         special, finish, start = ends(model.tokenizer), "length", 0
-        shown: list[GeneratedToken] = []
-        for token in model.inference.sample(prompt, most, sampler, options.likeliest):
+        tokens: list[GeneratedToken] = []
+        for token in model.inference.sample(prompt, max_tokens, sampler, options.likeliest):
             if token.token in special:
                 finish = "stop"
                 break
             self._count(0, 1)
             if piece := text.push(token):
-                shown += piece.tokens
+                tokens += piece.tokens
                 yield ResponsePiece(index, piece.text, piece.tokens, model.tokenizer, start)
                 start += len(piece.text)
             if text.stopped:
                 break
         if piece := text.finish():
-            shown += piece.tokens
+            tokens += piece.tokens
             yield ResponsePiece(index, piece.text, piece.tokens, model.tokenizer, start)
         ended: Finish = "stop" if text.stopped or finish == "stop" else "length"
-        yield FinishedText(index, text.text, tuple(shown), model.tokenizer, finish=ended)
+        yield FinishedText(index, text.text, tuple(tokens), model.tokenizer, finish=ended)
 
     def _count(self, read: int, generated: int) -> None:
         prompt, completion = self.usage.prompt_tokens + read, self.usage.completion_tokens + generated

@@ -45,8 +45,8 @@ class DeviceRoutes:
 
     def __call__(self, request: Request) -> Take:
         """Returns what takes the request's body. Raises Unauthorized, NotFound or WrongMethod, before it is read."""
-        given = [token.encode("utf-8", "surrogateescape") for token in bearer(request.headers)]
-        if not given or not hmac.compare_digest(given[0], self._token):
+        tokens = [token.encode("utf-8", "surrogateescape") for token in bearer(request.headers)]
+        if not tokens or not hmac.compare_digest(tokens[0], self._token):
             raise Unauthorized("the bearer token is missing or wrong; `mobizo-agent serve` names the file that has it")
         method, path = request.method, request.path.rstrip("/")
         posts: dict[str, Take] = {
@@ -67,20 +67,20 @@ class DeviceRoutes:
 
     async def _list(self, path: str) -> Response:
         if path == "/v1/models":
-            listed = ModelList(data=tuple(await self._run(self._models.listed)))
-            return Response.json(listed.model_dump(mode="json"))
+            model_list = ModelList(data=tuple(await self._run(self._models.list_models)))
+            return Response.json(model_list.model_dump(mode="json"))
         name = unquote(path.removeprefix(PREFIX))
         return Response.json((await self._run(lambda: self._models.find(name))).model_dump(mode="json"))
 
     async def _chat(self, request: Request, body: bytes) -> Response:
-        asked = _parse(ChatRequest, body)
-        answers = DeviceAnswers(self._models, asked)
-        return await self._answer(request, answers, ChatWriter(asked, answers))
+        chat_request = _parse(ChatRequest, body)
+        answers = DeviceAnswers(self._models, chat_request)
+        return await self._answer(request, answers, ChatWriter(chat_request, answers))
 
     async def _complete(self, request: Request, body: bytes) -> Response:
-        asked = _parse(CompletionRequest, body)
-        answers = DeviceAnswers(self._models, asked)
-        return await self._answer(request, answers, CompletionWriter(asked, answers))
+        completion_request = _parse(CompletionRequest, body)
+        answers = DeviceAnswers(self._models, completion_request)
+        return await self._answer(request, answers, CompletionWriter(completion_request, answers))
 
     async def _answer(self, request: Request, answers: DeviceAnswers, writer: Writer) -> Response:
         steps = self._steps(request, answers)

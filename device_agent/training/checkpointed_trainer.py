@@ -57,8 +57,8 @@ class CheckpointedTrainer(Trainer):
         """Pulls B towards the start, as `Trainer` does; the optimizer's state does not change."""
         if self._half.pulls:
             state, size = self._runtime.state(), self._plan.manifest.size
-            pulled = pull(state[:size], self._start, self._ledger.trajectory.pulls[step])
-            self._runtime.restore(np.concatenate((pulled, state[size:])))
+            b_after_pull = pull(state[:size], self._start, self._ledger.trajectory.pulls[step])
+            self._runtime.restore(np.concatenate((b_after_pull, state[size:])))
 
     def _step(self) -> None:
         super()._step()

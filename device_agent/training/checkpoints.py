@@ -28,24 +28,24 @@ class Checkpoints:
     """Checkpoints in memory, keyed by the number of completed steps."""
 
     def __init__(self) -> None:
-        self._held: dict[int, bytes] = {}
+        self._data_by_step: dict[int, bytes] = {}
 
     def steps(self) -> list[int]:
         """Returns the numbers of steps that have a checkpoint, ascending."""
-        return sorted(self._held)
+        return sorted(self._data_by_step)
 
     def read(self, step: int) -> F32 | None:
         """Returns the state, float32 (M,), after `step` steps; None if the checkpoint is absent or damaged."""
-        return parse_checkpoint(self._held.get(step, b""), step)
+        return parse_checkpoint(self._data_by_step.get(step, b""), step)
 
     def write(self, step: int, state: F32) -> None:
         """Stores the state, float32 (M,), after `step` steps; it is durable when this method returns."""
-        self._held[step] = checkpoint(step, state)
+        self._data_by_step[step] = checkpoint(step, state)
 
     def keep(self, steps: Iterable[int]) -> None:
         """Removes all checkpoints except those of `steps`."""
-        wanted = set(steps)
-        self._held = {step: data for step, data in self._held.items() if step in wanted}
+        kept_steps = set(steps)
+        self._data_by_step = {step: data for step, data in self._data_by_step.items() if step in kept_steps}
 
 
 class CheckpointDirectory(Checkpoints):
@@ -74,9 +74,9 @@ class CheckpointDirectory(Checkpoints):
 
     def keep(self, steps: Iterable[int]) -> None:
         """See `Checkpoints.keep`."""
-        wanted = set(steps)
+        kept_steps = set(steps)
         for step in self.steps():
-            if step not in wanted:
+            if step not in kept_steps:
                 self._file(step).unlink(missing_ok=True)
 
     def _file(self, step: int) -> Path:

@@ -30,13 +30,13 @@ class CountNoise:
     key: str
     task: Any
 
-    def on(self, count: int, what: str, *of: Any) -> int:
+    def on(self, count: int, purpose: str, *of: Any) -> int:
         """Returns the count of records plus its noise, rounded; it may be negative.
 
         of: everything in addition to the task that the count depends on (JSON types), such as the file's sha256. Two
         different counts must not share their noise: their difference would then be exact.
         """
-        message = canonical_json([what, self.task, *of])
+        message = canonical_json([purpose, self.task, *of])
         digest = hmac.new(bytes.fromhex(self.key), message, hashlib.sha256).digest()
         centred = (int.from_bytes(digest[:8]) + 0.5) / 2**64 - 0.5  # uniform, in (-0.5, 0.5)
         return count + round(-math.copysign(SCALE, centred) * math.log1p(-2 * min(abs(centred), 0.5 - 2**-53)))

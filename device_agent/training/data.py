@@ -95,24 +95,24 @@ def read_splits(
     *,
     noise_key: str,
     with_test: bool = True,
-    style: TextFormat = PLAIN_FORMAT,
+    text_format: TextFormat = PLAIN_FORMAT,
 ) -> Splits:
     """Returns the splits of a data set: train.jsonl, and validation.jsonl and test.jsonl if present.
 
     Without validation.jsonl a fifth of train.jsonl is held out. with_test: also read the test split; without an example
     it is not read. Records are held out and sampled before those that do not fit the task are left out, so that a
-    record's content decides about that record only. noise_key: of `AgentHome.noise_key`. style: how the base writes
-    texts, for tasks that write them. Raises InvalidTask for a
-    task that no record could fit, and InvalidDataset for files that cannot be read or have no records, and for a file
-    of which less than LEAST_SHARE fits the task: its noised count of fitting records must miss that share by more than
-    SLACK. The recipe's lengths do not matter there: a submitter who varies them gets no further answers.
+    record's content decides about that record only. noise_key: of `AgentHome.noise_key`. text_format: how the base
+    writes texts, for tasks that write them. Raises InvalidTask for a task that no record could fit, and InvalidDataset
+    for files that cannot be read or have no records, and for a file of which less than LEAST_SHARE fits the task: its
+    noised count of fitting records must miss that share by more than SLACK. The recipe's lengths do not matter there: a
+    submitter who varies them gets no further answers.
 
     A recipe with clipping trains on all of train.jsonl and measures nothing, because neither the split nor the accuracy
     may depend on private examples. It never fails for the number of records that fit.
     """
     check_directory(directory)
     check_task(task, tokenizer, recipe)
-    encoder = Encoder(task, tokenizer, recipe, style)
+    encoder = Encoder(task, tokenizer, recipe, text_format)
     reader = _Reader(encoder, CountNoise(noise_key, task.model_dump(mode="json")))
     train = reader.read(directory / "train.jsonl")
     if recipe.privacy == "clipped":
@@ -191,14 +191,14 @@ class _Reader:
     def scored(self, records: Sequence[Record]) -> list[Record]:
         """Leaves out records whose candidates do not fit the rows of one `score` call."""
         rows = self.encoder.recipe.score_rows
-        kept: list[Record] = []
+        scored_records: list[Record] = []
         for record in records:
             if any(len(score_rows(example)) > rows for example in record):
                 self._leave_out(f"a record's candidates do not fit the program's {rows} score rows")
-                kept.append(())
+                scored_records.append(())
             else:
-                kept.append(record)
-        return kept
+                scored_records.append(record)
+        return scored_records
 
     def splits(
         self,
@@ -222,28 +222,28 @@ class _Reader:
             reasons=(summary, *self.reasons) if self.unusable else (),
         )
 
-    def _noised(self, what: str, count: int, records: int) -> int:
+    def _noised(self, purpose: str, count: int, records: int) -> int:
         """Returns a count of training records with noise, between 0 and their number."""
         recipe, (_, _, sha256) = self.encoder.recipe, self.files["train.jsonl"]
         # What the count depends on and nothing else: the same count must not get new noise with another rank.
         shape = [recipe.base.sha256, recipe.sequence_length, recipe.answer_length, recipe.choices]
-        return min(max(self.noise.on(count, what, sha256, records, shape), 0), records)
+        return min(max(self.noise.on(count, purpose, sha256, records, shape), 0), records)
 
-    def _record(self, line: bytes, where: str) -> Record:
+    def _record(self, line: bytes, location: str) -> Record:
         try:
             record = json.loads(line.decode("utf-8"))
             if not isinstance(record, dict):
-                raise InvalidDataset(f"{where}: the line is {type(record).__name__}; it must be a JSON object")
-            self.encoder.read(record, where)
+                raise InvalidDataset(f"{location}: the line is {type(record).__name__}; it must be a JSON object")
+            self.encoder.read(record, location)
             self._fit += 1
-            return self.encoder.encode(record, where)
+            return self.encoder.encode(record, location)
         except UnicodeDecodeError:
-            self._leave_out(f"{where}: the line is not UTF-8")
+            self._leave_out(f"{location}: the line is not UTF-8")
         except json.JSONDecodeError as error:
-            self._leave_out(f"{where}: the line is not JSON ({error.msg})")
+            self._leave_out(f"{location}: the line is not JSON ({error.msg})")
         except Exception as error:  # whatever one record provokes must not end the job
             self._leave_out(
-                error.detail if isinstance(error, MobizoError) else f"{where}: {type(error).__name__}: {error}"
+                error.detail if isinstance(error, MobizoError) else f"{location}: {type(error).__name__}: {error}"
             )
         return ()
 
@@ -263,13 +263,13 @@ def hold_out(examples: Sequence[T], directory: Path) -> tuple[list[T], list[T]]:
     fewer than 2.
     """
     if len(examples) < 2:
-        why = "one record cannot both train and validate; add records or a validation.jsonl"
-        raise InvalidDataset(f"{directory / 'train.jsonl'}: {why}")
+        reason = "one record cannot both train and validate; add records or a validation.jsonl"
+        raise InvalidDataset(f"{directory / 'train.jsonl'}: {reason}")
     order = permutation(SPLIT_SEED, HELD_OUT_EPOCH, len(examples))
     count = max(len(examples) // HELD_OUT_SHARE, 1)
-    held = set(order[:count].tolist())
-    train = [example for index, example in enumerate(examples) if index not in held]
-    return train, [examples[index] for index in sorted(held)]
+    validation_indices = set(order[:count].tolist())
+    train = [example for index, example in enumerate(examples) if index not in validation_indices]
+    return train, [examples[index] for index in sorted(validation_indices)]
 
 
 def sample(examples: Sequence[T], limit: int | None) -> Sequence[T]:

@@ -48,10 +48,10 @@ class DPSamples:
         sample: list[int] = self.order[end - int(self.counts[step]) : end].tolist()
         return sample
 
-    def pieces(self, step: int, most: int) -> list[list[int]]:
-        """Returns the example indices of a step for each of its calls, `most` at a time; at least one call."""
+    def pieces(self, step: int, max_size: int) -> list[list[int]]:
+        """Returns the example indices of a step for each of its calls, `max_size` at a time; at least one call."""
         sample = self.sample(step)
-        return [sample[at : at + most] for at in range(0, len(sample), most)] or [[]]
+        return [sample[at : at + max_size] for at in range(0, len(sample), max_size)] or [[]]
 
 
 def check_sample_size(privacy: ExamplePrivacy, records: int) -> None:
@@ -71,8 +71,8 @@ def draw(
 
     Raises InvalidDataset if a sample exceeds MOST_SAMPLE examples.
     """
-    none = np.zeros(0, np.int64)
-    samples = list(poisson_samples(steps, examples, privacy.sampling_rate, entropy)) if examples else [none] * steps
+    empty = np.zeros(0, np.int64)
+    samples = list(poisson_samples(steps, examples, privacy.sampling_rate, entropy)) if examples else [empty] * steps
     if max(map(len, samples)) > MOST_SAMPLE:
         raise InvalidDataset(f"a step of this run would see over {MOST_SAMPLE} examples: ask for a lower sampling_rate")
     return DPSamples(
@@ -95,8 +95,8 @@ def load_or_draw(path: Path, privacy: ExamplePrivacy, examples: int, steps: int,
         keys = steps if queries is None else 0
         if stored.examples == examples and (stored.noise.shape, len(stored.keys)) == ((steps, queries or 0), keys):
             return stored
-    drawn = draw(privacy, examples, steps, queries)
+    samples = draw(privacy, examples, steps, queries)
     buffer = io.BytesIO()
-    np.savez(buffer, examples=np.array(examples), **{name: getattr(drawn, name) for name in ARRAYS})
+    np.savez(buffer, examples=np.array(examples), **{name: getattr(samples, name) for name in ARRAYS})
     write_durably(path, buffer.getvalue())
-    return drawn
+    return samples

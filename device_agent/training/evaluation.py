@@ -41,7 +41,7 @@ def measure(
     runtime: Runtime,
     examples: Sequence[Example],
     recipe: Recipe,
-    pulse: Callable[[], None] = lambda: None,
+    before_batch: Callable[[], None] = lambda: None,
     *,
     dynamic: bool = False,
     frozen: FrozenStates | None = None,
@@ -49,14 +49,14 @@ def measure(
     """Scores every candidate of every example; the prediction is the candidate with the highest log-probability,
     the first on ties.
 
-    pulse: called before each batch; its exception ends the measurement. dynamic: the manifest's `dynamic_length`.
+    before_batch: its exception ends the measurement. dynamic: the manifest's `dynamic_length`.
     frozen: for a program with `score_suffix`, which then scores. Raises Diverged if a log-probability is not finite.
     """
     log_probabilities: dict[int, list[float]] = {}
     batches = list(score_batches(examples, recipe, dynamic=dynamic))
     upcoming = Upcoming(text for _, batch in batches for text in batch.texts)
     for indices, batch in batches:
-        pulse()
+        before_batch()
         log_probabilities |= zip(indices, batch.read(_log_probabilities(runtime, batch, frozen, upcoming)), strict=True)
     correct, loss = 0, 0.0
     for index, example in enumerate(examples):
@@ -84,8 +84,8 @@ def _log_probabilities(runtime: Runtime, batch: ScoreBatch, frozen: FrozenStates
     """Returns the log-probabilities (R, T, C) of one batch."""
     if frozen is None:
         return runtime.score(batch.inputs)
-    tokens, *others = batch.inputs
+    tokens, *other_inputs = batch.inputs
     rows, length = tokens.shape
     return runtime.score_suffix(
-        frozen.cache.hidden(batch.texts, (rows, length), upcoming, frozen.reserved), tuple(others)
+        frozen.cache.hidden(batch.texts, (rows, length), upcoming, frozen.reserved), tuple(other_inputs)
     )

@@ -239,9 +239,9 @@ class RunDirectory:
     def limit(self, limits: Limits) -> None:
         """Sets the run's limits, effective from its next step: two lines of a name and a number, 0 for no limit."""
         text = f"rest {limits.rest:g}\nlength {limits.max_length or 0}\n"
-        aside = self.path / "limits.new"
-        aside.write_text(text)
-        aside.replace(self.path / "limits")
+        temporary = self.path / "limits.new"
+        temporary.write_text(text)
+        temporary.replace(self.path / "limits")
 
     def limits(self) -> Limits:
         """Returns the limits set last; none in a new run."""

@@ -172,7 +172,7 @@ def prepare(run: RunDirectory) -> None:
         plan.training,
         noise_key=plan.noise_key,
         with_test=not plan.uploads_last,
-        style=text_format_of(plan.manifest),
+        text_format=text_format_of(plan.manifest),
     )
     run.record_unusable(splits.reasons)
     if plan.privacy is not None:

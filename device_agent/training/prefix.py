@@ -56,7 +56,7 @@ class PrefixCache:
         """
         self._runtime, self._width, self._rows, self._bound, self._dynamic = runtime, width, rows, bound, dynamic
         self._budget = budget
-        self._kept: dict[Tokens, F32] = {}
+        self._cache: dict[Tokens, F32] = {}
         self._bytes = 0
 
     def hidden(
@@ -66,17 +66,17 @@ class PrefixCache:
 
         texts: of the first rows. shape: (rows, S). reserved: bytes of the cache that stay free for other texts.
         """
-        states = {text: self._kept[text] for text in texts if text in self._kept}
+        states = {text: self._cache[text] for text in texts if text in self._cache}
         missing: dict[int, list[Tokens]] = {}
         for text in dict.fromkeys(texts):
             if text not in states:
                 missing.setdefault(self.computed_length(text), []).append(text)
         for length, group in missing.items():
             for at in range(0, len(group), self._rows):
-                wanted = group[at : at + self._rows]
-                room = self._room(reserved)
-                companions = self._companions(wanted, length, upcoming or Upcoming(), room)
-                states |= self._compute([*wanted, *companions], length, room)
+                batch_texts = group[at : at + self._rows]
+                free_bytes = self._free_bytes(reserved)
+                companions = self._companions(batch_texts, length, upcoming or Upcoming(), free_bytes)
+                states |= self._compute([*batch_texts, *companions], length, free_bytes)
         hidden = np.zeros((*shape, self._width), np.float32)
         for row, text in enumerate(texts):
             hidden[row, : len(text)] = states[text]
@@ -91,40 +91,42 @@ class PrefixCache:
         """Returns the size of the states of so many tokens, in bytes."""
         return tokens * self._width * np.dtype(np.float32).itemsize
 
-    def _room(self, reserved: int) -> int:
+    def _free_bytes(self, reserved: int) -> int:
         """Returns the bytes that may still be cached."""
         if self._budget is None:
             # Not before the program has taken its own memory.
             self._budget = min(MOST_BYTES, spare_bytes() // 4)
         return self._budget - reserved - self._bytes
 
-    def _companions(self, wanted: Sequence[Tokens], length: int, upcoming: Upcoming, room: int) -> list[Tokens]:
-        """Returns upcoming texts for the rows that `wanted` leaves free, as many as can be cached."""
+    def _companions(
+        self, batch_texts: Sequence[Tokens], length: int, upcoming: Upcoming, free_bytes: int
+    ) -> list[Tokens]:
+        """Returns upcoming texts for the rows that `batch_texts` leaves free, as many as can be cached."""
         companions: list[Tokens] = []
-        free, room = self._rows - len(wanted), room - self.state_bytes(sum(map(len, wanted)))
-        if free == 0 or room <= 0:
+        free, free_bytes = self._rows - len(batch_texts), free_bytes - self.state_bytes(sum(map(len, batch_texts)))
+        if free == 0 or free_bytes <= 0:
             return companions
         for text in upcoming.of_length(length, self):
-            if text in self._kept or text in wanted or text in companions:
+            if text in self._cache or text in batch_texts or text in companions:
                 continue
-            room -= self.state_bytes(len(text))
-            if room < 0:
+            free_bytes -= self.state_bytes(len(text))
+            if free_bytes < 0:
                 break
             companions.append(text)
             if len(companions) == free:
                 break
         return companions
 
-    def _compute(self, texts: Sequence[Tokens], length: int, room: int) -> dict[Tokens, F32]:
-        """Returns the states of at most E texts, and caches those that fit `room` bytes."""
+    def _compute(self, texts: Sequence[Tokens], length: int, free_bytes: int) -> dict[Tokens, F32]:
+        """Returns the states of at most E texts, and caches those that fit `free_bytes`."""
         packed = np.zeros((self._rows, length), TOKEN_DTYPE)
         for row, text in enumerate(texts):
             packed[row, : len(text)] = text
         fresh = self._runtime.prefix(packed)
         states = {text: fresh[row, : len(text)].copy() for row, text in enumerate(texts)}
         for text, state in states.items():
-            if state.nbytes <= room:
-                room -= state.nbytes
+            if state.nbytes <= free_bytes:
+                free_bytes -= state.nbytes
                 self._bytes += state.nbytes
-                self._kept[text] = state
+                self._cache[text] = state
         return states

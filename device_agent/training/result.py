@@ -66,18 +66,18 @@ def rounded_down(count: int, records: int) -> int:
     return max((edge for edge in (-(-records * percent // 100) for percent in PERCENTAGES) if edge <= count), default=0)
 
 
-def build_result(plan: RunPlan, trajectory: Trajectory, spent: ResourceUsage, examples: ExampleCounts) -> Result:
+def build_result(plan: RunPlan, trajectory: Trajectory, usage: ResourceUsage, examples: ExampleCounts) -> Result:
     """Returns the result of a run with a complete trajectory.
 
-    spent: usage of all its processes. examples: of the training split. Raises Diverged if there is no validation, which
+    usage: of all its processes. examples: of the training split. Raises Diverged if there is no validation, which
     only a damaged run lacks. A private run's result contains nothing that depends on its data.
     """
     if plan.privacy is not None:
         return Result(
             steps=trajectory.steps,
             best_step=trajectory.steps,
-            train_seconds=spent.train_seconds,
-            seconds=spent.seconds,
+            train_seconds=usage.train_seconds,
+            seconds=usage.seconds,
             peak_rss_bytes=0,  # it grows with the data
             train_examples=None,
             truncated_examples=None,
@@ -94,9 +94,9 @@ def build_result(plan: RunPlan, trajectory: Trajectory, spent: ResourceUsage, ex
     return Result(
         steps=trajectory.steps,
         best_step=best.step,
-        train_seconds=spent.train_seconds,
-        seconds=spent.seconds,
-        peak_rss_bytes=spent.peak_rss_bytes,
+        train_seconds=usage.train_seconds,
+        seconds=usage.seconds,
+        peak_rss_bytes=usage.peak_rss_bytes,
         train_examples=examples.records,
         truncated_examples=rounded_down(examples.truncated, examples.records),
         unusable_examples=rounded_down(examples.unusable, examples.records) or None,

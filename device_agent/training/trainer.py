@@ -77,7 +77,7 @@ class Trainer:
         self._dp_samples: DPSamples | None = None if plan.privacy is None else run.dp_samples(plan, len(splits.train))
         self._start, self._half = run.begin_b(plan), plan.half
         self._ledger: Ledger = run.open_trajectory(plan)
-        self._before = run.figures()
+        self._earlier_usage = run.figures()
         self._began = time.monotonic()
         self._train_seconds = self._program_seconds = 0.0
         self._step_seconds: deque[float] = deque(maxlen=RATE_STEPS)
@@ -159,18 +159,18 @@ class Trainer:
 
     def _obey_limits(self) -> None:
         """Records the limits of the next step in the ledger if they have changed."""
-        asked = self._run.limits()
+        limits = self._run.limits()
         # A shorter example costs less only where the program takes any length and nothing of it is kept from before.
         if not self._dynamic or self._prefix is not None:
-            asked = asked.model_copy(update={"max_length": None})
-        if not asked.same(self._limits):
-            self._ledger.append_limits(asked.model_copy(update={"step": self._steps}))
+            limits = limits.model_copy(update={"max_length": None})
+        if not limits.same(self._limits):
+            self._ledger.append_limits(limits.model_copy(update={"step": self._steps}))
 
     def _pause(self, seconds: float) -> None:
         """Pauses, unless the run is asked to stop."""
-        until = time.monotonic() + seconds
-        while (left := until - time.monotonic()) > 0 and not self._stop():
-            time.sleep(min(left, SLICE_SECONDS))
+        deadline = time.monotonic() + seconds
+        while (remaining_seconds := deadline - time.monotonic()) > 0 and not self._stop():
+            time.sleep(min(remaining_seconds, SLICE_SECONDS))
 
     def _move(self, step: int, lr: float) -> tuple[F32, F32]:
         """Losses (2q,), or noised totals (q,) of a private step, and coefficients (q,) of one step; B has moved."""
@@ -245,17 +245,17 @@ class Trainer:
         if examples is None or recorded(self._ledger.trajectory, split, at, adapter) is not None:
             return
         self._report_progress("evaluating")
-        reported = time.monotonic()
+        last_report = time.monotonic()
 
-        def pulse() -> None:
-            nonlocal reported
+        def before_batch() -> None:
+            nonlocal last_report
             self._pulse()
-            if time.monotonic() - reported > REPORT_SECONDS:  # a long split must not look like a process that hangs
+            if time.monotonic() - last_report > REPORT_SECONDS:  # a long split must not look like a process that hangs
                 self._report_progress("evaluating")
-                reported = time.monotonic()
+                last_report = time.monotonic()
 
         frozen = self._frozen_states(split)
-        measured = measure(self._runtime, examples, self._recipe, pulse, dynamic=self._dynamic, frozen=frozen)
+        measured = measure(self._runtime, examples, self._recipe, before_batch, dynamic=self._dynamic, frozen=frozen)
         self._ledger.append_evaluation(
             Evaluation.model_validate(
                 {
@@ -278,10 +278,10 @@ class Trainer:
         last = self._runtime.adapter()
         if best_step != last_step:
             self._load(best_step)
-        chosen = self._runtime.adapter()
-        self._check(chosen)
+        best_adapter = self._runtime.adapter()
+        self._check(best_adapter)
         self._run.write_adapter(self._run.last, last, self._plan, last_step)
-        self._run.write_adapter(self._run.best, chosen, self._plan, best_step)
+        self._run.write_adapter(self._run.best, best_adapter, self._plan, best_step)
         self._evaluate("test", self._splits.test, best=best_step)
         return build_result(self._plan, self._ledger.trajectory, self._record_usage(), self._splits.counts)
 
@@ -297,7 +297,7 @@ class Trainer:
             seconds=time.monotonic() - self._began,
             peak_rss_bytes=peak_rss_bytes(),
         )
-        figures = self._before.plus(figures)
+        figures = self._earlier_usage.plus(figures)
         self._run.record_usage(figures)
         return figures
 

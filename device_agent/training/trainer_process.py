@@ -36,7 +36,7 @@ def train(directory: Path, channel: BinaryIO) -> None:
     stop = StopSignal()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
 
-    def tell(message: TrainerMessage) -> None:
+    def send(message: TrainerMessage) -> None:
         channel.write(message.model_dump_json(exclude_none=True).encode() + b"\n")
         channel.flush()
 
@@ -44,7 +44,7 @@ def train(directory: Path, channel: BinaryIO) -> None:
     with run.lock():
         try:
             with disk_full_as_does_not_fit():
-                tell(TrainerMessage(progress=Progress(phase="loading")))
+                send(TrainerMessage(progress=Progress(phase="loading")))
                 plan = run.plan()
                 # The tokenizer is let go before the program comes: the two need not fit memory at once.
                 splits = read_splits(
@@ -55,7 +55,7 @@ def train(directory: Path, channel: BinaryIO) -> None:
                     plan.training,
                     noise_key=plan.noise_key,
                     with_test=not plan.uploads_last,
-                    style=text_format_of(plan.manifest),
+                    text_format=text_format_of(plan.manifest),
                 )
                 run.record_unusable(splits.reasons)
                 if plan.privacy is not None:
@@ -63,13 +63,13 @@ def train(directory: Path, channel: BinaryIO) -> None:
                 plan = splits.plan(plan)
                 runtime = open_runtime(plan.manifest, plan.program, plan.weights)
                 trainer = trainer_of(plan.manifest)(
-                    run, plan, splits, runtime, lambda progress: tell(TrainerMessage(progress=progress)), stop.is_set
+                    run, plan, splits, runtime, lambda progress: send(TrainerMessage(progress=progress)), stop.is_set
                 )
-                tell(TrainerMessage(result=trainer.train()))
+                send(TrainerMessage(result=trainer.train()))
         except Stopped:
-            tell(TrainerMessage(stopped=True))
+            send(TrainerMessage(stopped=True))
         except MobizoError as error:
-            tell(describe(error))
+            send(describe(error))
 
 
 def _die_with_the_daemon() -> None:

@@ -79,12 +79,12 @@ def combine(source: UpdateSource, settings: AggregatorSettings, weighting: Weigh
         flat = robust.columnwise(source, scales, lambda block: robust.trimmed_mean(block, share))
         return AggregationResult(flat, count, count, clipped)
     scores = robust.krum_scores(source, scales, norms, settings.krum_f)
-    chosen = robust.krum_choice(scores, settings.krum_f, several=settings.name == "multi_krum")
+    selected_numbers = robust.krum_choice(scores, settings.krum_f, several=settings.name == "multi_krum")
     mean = WeightedMean(source.size)
     for number, update in enumerate(source.updates()):
-        if number in chosen:
+        if number in selected_numbers:
             mean.add(update.flat, scale=scales[number])
-    members = tuple(source.contributions[number].member for number in chosen)
+    members = tuple(source.contributions[number].member for number in selected_numbers)
     return AggregationResult(mean.result(), count, mean.weight, clipped, members)
 
 

@@ -124,7 +124,7 @@ class Encoder:
         render = self.text_format.render
         assert render is not None  # noqa: S101  # __post_init__
         tokens: list[int] = []
-        counted: list[int] = []
+        counted_positions: list[int] = []
         text = ""
         for number, message in enumerate(messages):
             if message["role"] != "assistant":
@@ -139,10 +139,10 @@ class Encoder:
             tokens += token_ids(self.tokenizer, prompt_text[len(text) :], special=not text)
             turn_tokens = token_ids(self.tokenizer, text_with_turn[len(prompt_text) :], special=False)
             counted_length = self._counted_length(turn_tokens)
-            counted += range(len(tokens), len(tokens) + counted_length)
+            counted_positions += range(len(tokens), len(tokens) + counted_length)
             tokens += turn_tokens
             text = text_with_turn
-        return self._cut(tokens, counted, location)
+        return self._cut(tokens, counted_positions, location)
 
     def _counted_length(self, turn_tokens: list[int]) -> int:
         """Returns how many tokens of a turn count: up to its end-of-text token, without the line break after it."""
@@ -153,14 +153,14 @@ class Encoder:
             else len(turn_tokens)
         )
 
-    def _cut(self, tokens: list[int], counted: list[int], location: str) -> Example:
+    def _cut(self, tokens: list[int], counted_positions: list[int], location: str) -> Example:
         """Returns the example of a conversation's last tokens, as many as fit."""
-        end = counted[-1] + 1  # the last token that counts ends the row
+        end = counted_positions[-1] + 1  # the last token that counts ends the row
         start = max(end - self.recipe.sequence_length - 1, 0)
         bos_tokens = self._bos_tokens if start else ()
         start += len(bos_tokens)
         # The first token kept predicts the next one and is predicted by none.
-        kept_positions = [position for position in counted if position > start][-self.recipe.answer_length :]
+        kept_positions = [position for position in counted_positions if position > start][-self.recipe.answer_length :]
         if not kept_positions:
             raise InvalidDataset(f"{location}: none of the assistant's tokens is left in {self.recipe.sequence_length}")
         row = Row(
@@ -169,4 +169,4 @@ class Encoder:
             counted=tuple(position - kept_positions[0] for position in kept_positions),
         )
         example = self._example(row, location)
-        return replace(example, truncated=example.truncated or len(kept_positions) < len(counted))
+        return replace(example, truncated=example.truncated or len(kept_positions) < len(counted_positions))

@@ -122,11 +122,15 @@ def _secrets(inputs: UnmaskingInputs) -> tuple[dict[int, bytes], dict[int, bytes
 
     # Tries t consecutive devices in a ring, so that any single dishonest device is left out of some choice.
     for first in range(len(senders) if len(senders) > required else 1):
-        chosen = [*senders[first:], *senders[:first]][:required]
-        weights = weights_at_zero(chosen)
+        ring_senders = [*senders[first:], *senders[:first]][:required]
+        weights = weights_at_zero(ring_senders)
         try:
-            seeds = _combine_secrets(inputs, chosen, weights, inputs.survivors, lambda unmasking: unmasking.seeds, seed)
-            keys = _combine_secrets(inputs, chosen, weights, inputs.dropped, lambda unmasking: unmasking.keys, key)
+            seeds = _combine_secrets(
+                inputs, ring_senders, weights, inputs.survivors, lambda unmasking: unmasking.seeds, seed
+            )
+            keys = _combine_secrets(
+                inputs, ring_senders, weights, inputs.dropped, lambda unmasking: unmasking.keys, key
+            )
         except Untrusted:
             continue
         return seeds, keys
@@ -135,7 +139,7 @@ def _secrets(inputs: UnmaskingInputs) -> tuple[dict[int, bytes], dict[int, bytes
 
 def _combine_secrets(
     inputs: UnmaskingInputs,
-    chosen: list[int],
+    senders: list[int],
     weights: list[int],
     owners: tuple[int, ...],
     shares_of: Callable[[Unmasking], bytes],
@@ -144,7 +148,7 @@ def _combine_secrets(
     secrets = {}
     for index, owner in enumerate(owners):
         span = slice(index * SHARE_BYTES, (index + 1) * SHARE_BYTES)
-        secret = combine({sender: shares_of(inputs.unmaskings[sender])[span] for sender in chosen}, weights)
+        secret = combine({sender: shares_of(inputs.unmaskings[sender])[span] for sender in senders}, weights)
         if not is_valid(owner, secret):
             raise Untrusted(f"the shares of device {owner}'s secret do not reconstruct it")
         secrets[owner] = secret

@@ -117,7 +117,7 @@ class SecureAggregationSession:
         The phase's inputs are included unless `known_phase` is this phase.
         """
         phase, row = self._session.phase, self._store.row(member)
-        answered = row is not None and _phase_index(row.last_phase) >= _phase_index(phase)
+        has_answered = row is not None and _phase_index(row.last_phase) >= _phase_index(phase)
         # A device that sent a vector is in the sum, even if it dropped out later.
         required_phase = Phase.VECTORS if phase.over else phase
         behind = (
@@ -131,7 +131,7 @@ class SecureAggregationSession:
             phase=phase,
             closes_at=self._session.closes_at,
             number=None if row is None else row.roster_number,
-            waits=answered or excluded or phase.over,
+            waits=has_answered or excluded or phase.over,
             why=why,
         )
         if row is None or row.roster_number is None or view.waits or phase is known_phase:
@@ -244,10 +244,10 @@ class SecureAggregationSession:
             if _phase_index(row.last_phase) == _phase_index(phase) - 1 and row.member not in unreachable
         ]
         if deadline_passed or not pending:
-            answered = len([row for row in rows if _phase_index(row.last_phase) >= _phase_index(phase)])
+            answer_count = len([row for row in rows if _phase_index(row.last_phase) >= _phase_index(phase)])
             required = self._parameters.required_devices(len(rows))
-            if answered < required:
-                self._fail(f"{answered} of {len(rows)} devices remained in phase {phase}; {required} are required")
+            if answer_count < required:
+                self._fail(f"{answer_count} of {len(rows)} devices remained in phase {phase}; {required} are required")
             else:
                 self._enter(PHASE_ORDER[_phase_index(phase) + 1])
         return self._session.phase

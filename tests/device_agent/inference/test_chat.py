@@ -101,7 +101,7 @@ def with_marks(model):
 
 def test_a_plain_text_is_gone_on_with_as_it_stands(model):
     tokens = list(model.inference.generate(model.tokenizer.encode("the plot was").ids, 12))
-    chat = Chat(model, None, most=12)
+    chat = Chat(model, None, max_tokens=12)
     assert "".join(chat.answer("the plot was")) == model.tokenizer.decode(tokens)
     assert chat.ended == "12 tokens"
 
@@ -113,14 +113,14 @@ def test_a_special_token_ends_the_answer_and_is_not_shown(model):
     tokenizer = Tokenizer.from_str(model.tokenizer.to_str())
     tokenizer.add_special_tokens([tokenizer.id_to_token(tokens[end])])
     ending = PersonalModel(model.name, model.task, model.manifest, tokenizer, model.inference)
-    chat = Chat(ending, None, most=12)
+    chat = Chat(ending, None, max_tokens=12)
     assert "".join(chat.answer("it")) == model.tokenizer.decode(tokens[:end])
     assert chat.ended == "the answer is complete"
 
 
 def test_a_conversation_is_written_by_the_template(model):
     marked, asked = with_marks(model)
-    chat = Chat(marked, CHATML, most=3)
+    chat = Chat(marked, CHATML, max_tokens=3)
     first = "".join(chat.answer("a"))
     list(chat.answer("b"))
     opening = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
@@ -132,7 +132,7 @@ def test_a_conversation_is_written_by_the_template(model):
 
 def test_an_answer_that_is_stopped_stays_in_the_conversation(model):
     marked, asked = with_marks(model)
-    chat = Chat(marked, CHATML, most=8)
+    chat = Chat(marked, CHATML, max_tokens=8)
     pieces = chat.answer("a")
     next(pieces)
     pieces.close()
@@ -143,7 +143,7 @@ def test_an_answer_that_is_stopped_stays_in_the_conversation(model):
 
 def test_the_oldest_turns_go_when_the_context_is_full(model):
     marked, asked = with_marks(model)
-    chat = Chat(marked, CHATML, most=4)
+    chat = Chat(marked, CHATML, max_tokens=4)
     for _ in range(6):
         list(chat.answer("ab"))
     assert chat.forgotten > 0
@@ -152,7 +152,7 @@ def test_the_oldest_turns_go_when_the_context_is_full(model):
 
 
 def test_a_text_that_leaves_less_room_gets_a_shorter_answer_and_one_without_room_is_refused(model):
-    chat = Chat(model, None, most=50)
+    chat = Chat(model, None, max_tokens=50)
     text = "xyz" * 20  # 60 tokens of a context of 64
     assert len(model.tokenizer.encode(text).ids) == 60
     list(chat.answer(text))

@@ -278,7 +278,7 @@ def write_wheel(directory, wheel):
         )
         archive.writestr(f"{described}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         archive.writestr(f"{described}/RECORD", "")
-        archive.writestr(wheel.wanted[0].rstrip("/") + "/evil", "")
+        archive.writestr(wheel.prefixes[0].rstrip("/") + "/evil", "")
 
 
 @pytest.fixture
