@@ -96,10 +96,10 @@ def test_a_second_run_needs_no_torch(real):
     arguments, _, figures = real
     # Nor does it wait for what only a server's home needs.
     program = "import sys; sys.modules.update(torch=None, sqlalchemy=None); from server.cli.main import main; main()"
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", program, *map(str, arguments)], capture_output=True, text=True, check=True
     )
-    again = json.loads(done.stdout)
+    again = json.loads(process.stdout)
     assert again.pop("cached") is True
     assert {name: again[name] for name in again if name != "seconds"} == {
         name: figures[name] for name in figures if name not in ("seconds", "cached")
@@ -258,7 +258,7 @@ def test_bases_that_are_none(source, tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def seen(monkeypatch):
+def submitted_recipes(monkeypatch):
     """The recipes that would be compiled; compiling them fails."""
     recipes = []
 
@@ -279,18 +279,18 @@ def seen(monkeypatch):
         (("--estimator", "directional", "--queries", "64", "--micro-batch", "2"), {"queries": 64, "micro_batch": 2}),
     ],
 )
-def test_estimators_bring_their_own_queries(llama, tmp_path, seen, options, settings):
+def test_estimators_bring_their_own_queries(llama, tmp_path, submitted_recipes, options, settings):
     with pytest.raises(CompileFailed):
         call("compile", "--base", llama, "--sequence-length", "16", *options, "--to", tmp_path / "out")
-    assert {name: getattr(seen[0], name) for name in settings} == settings
+    assert {name: getattr(submitted_recipes[0], name) for name in settings} == settings
 
 
-def test_layers_by_index(source, tmp_path, llama, seen):
+def test_layers_by_index(source, tmp_path, llama, submitted_recipes):
     """Every way to say the same layers is one recipe; the base's own layers are counted."""
     for layers in ("last:1", "1", "last:50%", "0,1", "all"):
         with pytest.raises(CompileFailed):
             call("compile", "--base", llama, *SMALL, "--layers", layers, "--to", tmp_path / "out")
-    assert [recipe.layers for recipe in seen] == ["last:1"] * 3 + ["all"] * 2
-    assert all(isinstance(recipe, Recipe) for recipe in seen)
+    assert [recipe.layers for recipe in submitted_recipes] == ["last:1"] * 3 + ["all"] * 2
+    assert all(isinstance(recipe, Recipe) for recipe in submitted_recipes)
     with pytest.raises(InvalidRecipe, match="2 layers"):
         call("compile", "--base", llama, *SMALL, "--layers", "last:3", "--to", tmp_path / "out")

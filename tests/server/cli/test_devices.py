@@ -94,8 +94,8 @@ def test_devices_that_cannot_be_revoked(command, fleet):
 
 
 def test_labelling_a_device(command, device):
-    shown = command("device", "label", device.device_id, "site=lab", "row=2")
-    assert shown.strip().endswith("row=2, site=lab")
+    output = command("device", "label", device.device_id, "site=lab", "row=2")
+    assert output.strip().endswith("row=2, site=lab")
     labels = json.loads(command("device", "label", "phone", "row=", "shelf=a", "--json"))
     assert labels == {"labels": {"shelf": "a", "site": "lab"}}
     (row,) = json.loads(command("device", "list", "--json"))

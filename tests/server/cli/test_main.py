@@ -129,19 +129,19 @@ def test_a_relative_source_is_kept_absolute(home, tmp_path, monkeypatch):
     """A worker runs elsewhere and must find the same files."""
     import server.compiler
 
-    seen = []
+    sources = []
 
-    class Seen(Exception):
+    class InspectionReached(Exception):
         pass
 
     def inspect_base(source):
-        seen.append(source)
-        raise Seen
+        sources.append(source)
+        raise InspectionReached
 
     monkeypatch.setitem(vars(server.compiler), "inspect_base", inspect_base)
     (tmp_path / "model").mkdir()
     monkeypatch.chdir(tmp_path)
     for source in ("model", "org/model"):
-        with pytest.raises(Seen):
+        with pytest.raises(InspectionReached):
             bases.inspect("x", source, None)
-    assert seen == [str(tmp_path / "model"), "org/model"]
+    assert sources == [str(tmp_path / "model"), "org/model"]

@@ -44,8 +44,8 @@ def random_batch(rng: np.random.Generator, recipe: Recipe, vocabulary: int) -> B
 
 def chosen(batch: Batch, rows: list[int | None]) -> Batch:
     """A batch of other rows of the batch; None: an absent example, as `pack_step` leaves one."""
-    taken = [0 if row is None else row for row in rows]
-    sampled = Batch(*(getattr(batch, name)[taken].copy() for name in Batch.__dataclass_fields__))
+    indices = [0 if row is None else row for row in rows]
+    sampled = Batch(*(getattr(batch, name)[indices].copy() for name in Batch.__dataclass_fields__))
     for at, row in enumerate(rows):
         if row is None:
             sampled.tokens[at], sampled.positions[at], sampled.choices[at], sampled.mask[at] = 0, 0, 0, 0

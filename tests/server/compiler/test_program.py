@@ -60,13 +60,13 @@ def test_what_cannot_be_compiled_is_refused(
 def run_compiler(recipe: str, source: str, out: Path) -> tuple[int, list[dict]]:
     path = out / "recipe.json"
     path.write_text(recipe)
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "server.compiler", str(path), source, str(out / "program")],
         capture_output=True,
         text=True,
         check=False,
     )
-    return done.returncode, [json.loads(line) for line in done.stdout.splitlines()]
+    return process.returncode, [json.loads(line) for line in process.stdout.splitlines()]
 
 
 @pytest.mark.slow

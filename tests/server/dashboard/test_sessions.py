@@ -130,7 +130,7 @@ def test_guessing_tokens_meets_the_limit_of_refusals(standing, fleet, home):
 
 
 @pytest.mark.parametrize(
-    ("asked", "shown"),
+    ("address", "expected"),
     [
         ("/ui/jobs?user=a", "/ui/jobs?user=a"),
         ("/", "/"),
@@ -147,8 +147,8 @@ def test_guessing_tokens_meets_the_limit_of_refusals(standing, fleet, home):
         ("", "/"),
     ],
 )
-def test_signing_in_leads_to_pages_of_this_server_only(asked, shown):
-    assert return_path(asked) == shown
+def test_signing_in_leads_to_pages_of_this_server_only(address, expected):
+    assert return_path(address) == expected
 
 
 def test_a_cookie_over_tls_is_secure(fleet, standing):

@@ -71,14 +71,14 @@ def test_requests_are_refused_while_it_is_away_and_go_on_as_it_is_back(away, fle
 
 def test_who_waits_and_who_watches_go_on(away, standing, home, fleet, app, device):
     """A device that waits for work gets it, and a stream of events ends with its job."""
-    seen, enough = [], threading.Event()
+    event_ids, enough = [], threading.Event()
     long_poll = standing[0].state.mobizo.get(make_long_poll)
 
     def watch(job_id):
         with app.stream("GET", f"/v1/jobs/{job_id}/events", timeout=60) as response:
             for line in response.iter_lines():
                 if line.startswith("id: "):
-                    seen.append(int(line.removeprefix("id: ")))
+                    event_ids.append(int(line.removeprefix("id: ")))
                 if enough.is_set():
                     return
 
@@ -90,7 +90,9 @@ def test_who_waits_and_who_watches_go_on(away, standing, home, fleet, app, devic
             # Each newcomer asks for a look, which must not meet the outage; then time for several that come to nothing.
             eventually(
                 lambda: (
-                    seen and len(long_poll) == 1 and all(waiter.polled.done() for waiter in list(long_poll._waiters))
+                    event_ids
+                    and len(long_poll) == 1
+                    and all(waiter.polled.done() for waiter in list(long_poll._waiters))
                 )
             )
             time.sleep(0.5)
@@ -104,7 +106,7 @@ def test_who_waits_and_who_watches_go_on(away, standing, home, fleet, app, devic
             watching.result()
         finally:
             enough.set()
-    assert seen == list(range(1, len(seen) + 1))
+    assert event_ids == list(range(1, len(event_ids) + 1))
     assert wanted.get(f"/v1/jobs/{job['id']}").json()["state"] == "cancelled"
 
 
@@ -165,11 +167,11 @@ def test_a_server_without_its_database_says_so_at_once(away, home):
     away.stop()
     environment = os.environ | home.settings.environment()
     command = [sys.executable, "-m", "server.cli.main", "device", "list"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 1
-    assert "database cannot be reached" in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1
-    assert "Traceback" not in done.stderr
+    process = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert process.returncode == 1
+    assert "database cannot be reached" in process.stderr
+    assert len(process.stderr.strip().splitlines()) == 1
+    assert "Traceback" not in process.stderr
 
 
 class TestOnSqlite:

@@ -14,7 +14,7 @@ from tests.server.federation.conftest import COHORT, URL
 MEMBERS = {"clip": 4.0, "noise_multiplier": 2.0}
 EXAMPLES = {"clip": 0.2, "noise_multiplier": 1.0, "sampling_rate": 0.1}
 CLIPPED = COHORT["recipe"] | {"privacy": "clipped"}
-QUIET = {"train_examples": None, "truncated_examples": None, "zero_shot_accuracy": None, "tuned_accuracy": None}
+NO_FIGURES = {"train_examples": None, "truncated_examples": None, "zero_shot_accuracy": None, "tuned_accuracy": None}
 
 
 @cache
@@ -69,7 +69,7 @@ def test_examples_are_paid_for_by_each_run(band):
     band.create(recipe=CLIPPED, privacy={"examples": EXAMPLES})
     band.join("alice", "bob")
     band.open()
-    band.train_all(alice=1.0, bob=2.0, result_changes=QUIET)
+    band.train_all(alice=1.0, bob=2.0, result_changes=NO_FIGURES)
     np.testing.assert_array_equal(band.b(), np.float32(1.5))
     privacy = spent(band)
     assert (privacy["examples_epsilon"], privacy["members_epsilon"]) == (of_runs(1), None)

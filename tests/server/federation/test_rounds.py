@@ -47,13 +47,13 @@ def test_the_collector_leaves_a_rounds_files_until_it_has_ended(band):
     before = collected()
     band.train("alice", 2.0)
     update = collected() - before
-    assert update == {sha256_hex(band.sent)}
+    assert update == {sha256_hex(band.update)}
     band.train("bob", 4.0)
     assert len(collected() - before) == 2
     band.work()
-    kept = collected() - before
-    assert len(kept) == 2  # the version's, and the optimizer's momentum
-    assert not kept & update
+    new_files = collected() - before
+    assert len(new_files) == 2  # the version's, and the optimizer's momentum
+    assert not new_files & update
 
 
 def test_a_device_is_told_of_its_round(band):
@@ -63,15 +63,15 @@ def test_a_device_is_told_of_its_round(band):
     assert (task["cohort"], task["number"], task["upload"]) == ("readers", 1, "weights")
     assert task["algorithm"] == {"name": "fedprox", "mu": 0.5, "staleness_exponent": 0.5, "buffer_size": 10}
     assert alice["job"]["round"] == {"cohort": "readers", "number": 1}
-    asked = alice["job"]["request"]
-    assert (asked["user"], asked["device"], asked["start"]) == ("alice", band.devices["alice"].device_id, None)
+    request = alice["job"]["request"]
+    assert (request["user"], request["device"], request["start"]) == ("alice", band.devices["alice"].device_id, None)
     assert alice["start"] is None
-    assert asked["training"]["seed"] != bob["job"]["request"]["training"]["seed"]
+    assert request["training"]["seed"] != bob["job"]["request"]["training"]["seed"]
     band.train_all(alice=1.0, bob=1.0)
     band.open()
     again = band.lease("alice")
     assert again["start"]["manifest"]["cohort"]["round"] == 1
-    assert again["job"]["request"]["training"]["seed"] != asked["training"]["seed"]
+    assert again["job"]["request"]["training"]["seed"] != request["training"]["seed"]
     start = band.devices["alice"].get(f"/v1/leases/{again['id']}/start")
     assert start.content == band.home.artifacts.read(again["start"]["manifest"]["sha256"])
 

@@ -30,9 +30,9 @@ def run_of(lease, directory, start=None, **changes):
 def hand_in(band, user, lease, run):
     device = band.devices[user]
     send(device, lease, run.ledger).raise_for_status()
-    done = complete(device, lease, run.adapter(), run.ledger, run.result())
-    assert done.status_code == 200, done.text
-    return done.json()
+    response = complete(device, lease, run.adapter(), run.ledger, run.result())
+    assert response.status_code == 200, response.text
+    return response.json()
 
 
 def test_two_rounds_of_which_the_server_was_sent_no_b(opened, tmp_path):
@@ -80,7 +80,7 @@ def test_what_was_sent_is_not_kept(opened, tmp_path):
         lease = opened.lease(user)
         runs.append(run_of(lease, tmp_path))
         hand_in(opened, user, lease, runs[-1])
-    updates, ledgers = ({sha256_hex(data) for data in sent} for sent in zip(*map(files_of, runs), strict=True))
+    updates, ledgers = ({sha256_hex(data) for data in files} for files in zip(*map(files_of, runs), strict=True))
     with opened.home.database.reading() as session:
         assert referenced(session, updates | ledgers) == updates
     opened.work()

@@ -89,14 +89,14 @@ def test_what_is_not_as_it_was_signed_is_refused(app, device, lease, problem):
     path = beat_path(lease)
     other = path.replace("/heartbeat", "/release")
     changed = BEAT.replace(b"training", b"evaluating")
-    for asked, headers in (
+    for address, headers in (
         (other, sign(device, "POST", path, BEAT)),
         (path, sign(device, "PUT", path, BEAT)),
         (path + "?a=1", sign(device, "POST", path, BEAT)),
         (path, sign(device, "POST", path, BEAT, query="a=1")),
         (path, sign(device, "POST", path, BEAT, key=new_private_key())),
     ):
-        problem(device.post(asked, content=BEAT, headers=headers), 401, "bad-signature")
+        problem(device.post(address, content=BEAT, headers=headers), 401, "bad-signature")
     half = sign(device, "POST", path, BEAT)
     del half["Content-Digest"]
     assert "content-digest" in problem(device.post(path, content=BEAT, headers=half), 401, "bad-signature")["detail"]

@@ -75,8 +75,8 @@ def test_who_am_i(fleet, home, operator, device, maker, alice):
         ["jobs:read"],
     )
     assert operator.get("/v1/whoami").json()["scopes"] == sorted(str(scope) for scope in Scope)
-    seen = device.get("/v1/whoami").json()
-    assert (seen["role"], seen["device_id"], seen["scopes"]) == ("device", device.device_id, [])
+    identity = device.get("/v1/whoami").json()
+    assert (identity["role"], identity["device_id"], identity["scopes"]) == ("device", device.device_id, [])
     assert "server:read" not in fleet.operator("other").get("/v1/whoami").json()["scopes"]
 
 
@@ -92,8 +92,8 @@ def test_never_more_than_the_maker(maker, problem):
 def test_no_token_outlives_its_maker(maker, operator, problem):
     short = maker(Scope.TOKENS_WRITE, Scope.JOBS_READ, lifetime=timedelta(days=1))
     ends = short.get("/v1/whoami").json()["expires_at"]
-    for asked in ("never", 2, 3650):
-        problem(short.post("/v1/tokens", json={"expires_in_days": asked}), 403, "forbidden")
+    for lifetime in ("never", 2, 3650):
+        problem(short.post("/v1/tokens", json={"expires_in_days": lifetime}), 403, "forbidden")
     views = [make(short, scopes=["jobs:read"])["view"]]
     long = make(operator, scopes=["jobs:read"], expires_in_days="never")["view"]
     assert long["expires_at"] is None
@@ -147,9 +147,9 @@ def test_a_user_s_tokens_are_the_user_s_and_end_with_the_user(fleet, home, maker
     hers = maker(Scope.TOKENS_WRITE, Scope.JOBS_READ, user=alice)
     child = make(hers)
     assert child["view"]["user"] == "alice"
-    given = make(operator, user="alice")
-    assert given["view"]["user"] == "alice"
-    actors = [hers, fleet.actor(child["token"]), fleet.actor(given["token"])]
+    user_token = make(operator, user="alice")
+    assert user_token["view"]["user"] == "alice"
+    actors = [hers, fleet.actor(child["token"]), fleet.actor(user_token["token"])]
     assert [actor.get("/v1/jobs").status_code for actor in actors] == [200] * 3
     with home.database.writing() as session:
         UserService(session).disable("default", alice)
@@ -184,8 +184,8 @@ def test_a_request_is_noted_and_written_later(home, fleet, standing, app, operat
     moments = [moment for moment in last_used(home).values() if moment]
     assert len(moments) == 1
     assert began < moments[0] < datetime.now(UTC)
-    shown = {item["id"]: item["last_used_at"] for item in operator.get("/v1/tokens").json()["items"]}
-    assert datetime.fromisoformat(shown[app.get("/v1/whoami").json()["token_id"]]) == moments[0]
+    usage_times = {item["id"]: item["last_used_at"] for item in operator.get("/v1/tokens").json()["items"]}
+    assert datetime.fromisoformat(usage_times[app.get("/v1/whoami").json()["token_id"]]) == moments[0]
 
 
 @pytest.mark.both_databases

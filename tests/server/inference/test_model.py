@@ -35,12 +35,12 @@ class Served:
         self.tiny = make_architecture(directory / "base", name)
         self.base = ServingBase(load_checkpoint(str(self.tiny.directory)))
         self.adapters, self.stock = [], [self.tiny.model]
-        known, random = {}, np.random.default_rng(3)
+        by_family, random = {}, np.random.default_rng(3)
         for number, settings in enumerate(RECIPES):
             recipe = self.tiny.recipe(**(ADAPTED[name] | settings))
             shape = self.base.facts
             flat = random.normal(0, 0.3, flat_size(recipe, shape)).astype(np.float32)
-            projections = known.setdefault(family_of(recipe, shape), Projections(recipe, shape))
+            projections = by_family.setdefault(family_of(recipe, shape), Projections(recipe, shape))
             self.adapters.append(ServedAdapter(projections, flat))
             write_peft(recipe, shape, flat, a_fingerprint(recipe, shape), directory / str(number))
             model = AutoModelForCausalLM.from_pretrained(self.tiny.directory)
@@ -144,7 +144,7 @@ def test_memory_is_what_it_is_told_to_be(served):
     assert served.base.nbytes >= 4 * facts.parameters
     continuous_batch = ContinuousBatch(served.base)
     continuous_batch.admit([BatchedText(name, [1, 2, 3], 9 + name, None) for name in range(3)])
-    held = sum(cache.keys.nbytes + cache.values.nbytes for cache in continuous_batch._caches)
-    assert held == cache_bytes(facts, [9, 10, 11])
+    cached_bytes = sum(cache.keys.nbytes + cache.values.nbytes for cache in continuous_batch._caches)
+    assert cached_bytes == cache_bytes(facts, [9, 10, 11])
     continuous_batch.drop({0, 1, 2})
     assert not continuous_batch._caches

@@ -91,9 +91,9 @@ def test_a_chat_uses_the_bases_own_template(site, client):
 
 @torch.no_grad()
 def test_log_probabilities_are_those_of_stock_peft(site, client):
-    asked = {"model": "one", "max_tokens": 5, "temperature": 0}
-    chat = client.chat.completions.create(messages=TURNS, logprobs=True, top_logprobs=3, **asked).choices[0]
-    plain = client.completions.create(prompt=RENDERED, logprobs=3, **asked).choices[0]
+    options = {"model": "one", "max_tokens": 5, "temperature": 0}
+    chat = client.chat.completions.create(messages=TURNS, logprobs=True, top_logprobs=3, **options).choices[0]
+    plain = client.completions.create(prompt=RENDERED, logprobs=3, **options).choices[0]
     tokens = site.continued("default", "one", RENDERED, 5)
     before = site.tokenizer.encode(RENDERED).ids
     logits = site.stock["default", "one"](torch.tensor([before + tokens])).logits[0].double()
@@ -109,16 +109,16 @@ def test_log_probabilities_are_those_of_stock_peft(site, client):
 
 
 def test_stops_seeds_and_several_texts(site, client):
-    asked = {"model": "two", "prompt": "a film", "max_tokens": 12}
-    whole = client.completions.create(temperature=0, **asked).choices[0].text
+    options = {"model": "two", "prompt": "a film", "max_tokens": 12}
+    whole = client.completions.create(temperature=0, **options).choices[0].text
     stop = whole.split()[-1]
-    ended = client.completions.create(temperature=0, stop=stop, **asked).choices[0]
+    ended = client.completions.create(temperature=0, stop=stop, **options).choices[0]
     assert (ended.text, ended.finish_reason) == (whole[: whole.index(stop)], "stop")
-    drawn = [[choice.text for choice in client.completions.create(n=4, seed=5, **asked).choices] for _ in range(2)]
+    drawn = [[choice.text for choice in client.completions.create(n=4, seed=5, **options).choices] for _ in range(2)]
     assert drawn[0] == drawn[1]
     assert len(set(drawn[0])) > 1
     streamed = ["", "", "", ""]
-    for chunk in client.completions.create(n=4, seed=5, stream=True, **asked):
+    for chunk in client.completions.create(n=4, seed=5, stream=True, **options):
         streamed[chunk.choices[0].index] += chunk.choices[0].text
     assert streamed == drawn[0]
 

@@ -37,9 +37,9 @@ def test_a_cache_keeps_what_was_used_last():
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 6))))
-def test_a_cache_never_holds_more(asked):
+def test_a_cache_never_holds_more(lookups):
     cache = LruCache(12)
-    for key, _ in asked:
+    for key, _ in lookups:
         cache.get(key, 1 + key % 6, lambda key=key: key, ())
         assert cache.nbytes == sum(1 + each % 6 for each in cache.ordered_keys()) <= 12
         assert cache.ordered_keys()[-1] == key

@@ -54,11 +54,11 @@ class Bench:
 
     def ask(self, number, texts, adapters=()):
         """texts: (tokens, adapter's index or None)."""
-        asked = tuple(
+        task_texts = tuple(
             TextToScore(tokens=tuple(tokens), start=len(tokens) - 1, answers=((3,), (4,)), adapter=adapter)
             for tokens, adapter in texts
         )
-        task = ScoreTask(id=number, base=self.base, adapters=tuple(adapters), texts=asked)
+        task = ScoreTask(id=number, base=self.base, adapters=tuple(adapters), texts=task_texts)
         self.scheduler.receive(task.model_dump(mode="json"))
 
     def generate(self, number, tokens, most, adapters=()):

@@ -36,14 +36,14 @@ def generate(actor, prompt, **changes):
 
 
 def test_rows_of_many_adapters_are_scored_as_in_peft(site):
-    asked = [(name, text) for text in TEXTS for name in (*FIVE, None)]
-    rows = [{"adapter": name, "prompt": text, "answers": ANSWERS} for name, text in asked]
+    cases = [(name, text) for text in TEXTS for name in (*FIVE, None)]
+    rows = [{"adapter": name, "prompt": text, "answers": ANSWERS} for name, text in cases]
     scored = score(site.fleet.app(), *rows, base="tiny")
-    assert len(scored) == len(asked)
-    for (name, text), row in zip(asked, scored, strict=True):
+    assert len(scored) == len(cases)
+    for (name, text), row in zip(cases, scored, strict=True):
         expected = [site.expected("default", name, text, answer) for answer in ANSWERS]
-        got = [answer["log_probability"] for answer in row["answers"]]
-        np.testing.assert_allclose(got, expected, atol=TOLERANCE, rtol=0)
+        log_probabilities = [answer["log_probability"] for answer in row["answers"]]
+        np.testing.assert_allclose(log_probabilities, expected, atol=TOLERANCE, rtol=0)
         assert row["best"] == int(np.argmax(expected))
         shares = np.exp(expected) / np.exp(expected).sum()
         np.testing.assert_allclose([answer["probability"] for answer in row["answers"]], shares, atol=TOLERANCE)
@@ -75,8 +75,8 @@ def test_tenants_are_apart(site):
         answered = list(pool.map(ask, ["default", "other"] * 6))
     for tenant, rows in zip(["default", "other"] * 6, answered, strict=True):
         expected = site.expected(tenant, "red", "It was a film", " great")
-        got = [row["answers"][0]["log_probability"] for row in rows]
-        np.testing.assert_allclose(got, [expected] * 8, atol=TOLERANCE)
+        log_probabilities = [row["answers"][0]["log_probability"] for row in rows]
+        np.testing.assert_allclose(log_probabilities, [expected] * 8, atol=TOLERANCE)
     assert abs(answered[0][0]["answers"][0]["log_probability"] - answered[1][0]["answers"][0]["log_probability"]) > 0.1
 
 
@@ -120,8 +120,8 @@ def test_revisions_are_versions(site, problem):
     main, one, two, digits = scored = scored + score(app, {"adapter": f"new@{scored[1]['revision'][:12]}", **row})
     assert [each["version"] for each in scored] == [2, 1, 2, 1]
     assert (main["revision"], digits["revision"]) == (two["revision"], one["revision"])
-    got = [each["answers"][0]["log_probability"] for each in scored]
-    np.testing.assert_allclose(got, [after, before, after, before], atol=TOLERANCE)
+    log_probabilities = [each["answers"][0]["log_probability"] for each in scored]
+    np.testing.assert_allclose(log_probabilities, [after, before, after, before], atol=TOLERANCE)
     problem(app.post("/v1/score", json={"rows": [{"adapter": "new@v9", **row}]}), 404, "revision-not-found")
 
 
@@ -147,17 +147,17 @@ def test_what_cannot_be_scored_is_refused(site, problem, body, status, code):
 
 
 def test_texts_that_grow_together_stay_apart(site):
-    asked = [(name, prompt) for name in (*FIVE[:4], None) for prompt in TEXTS]
+    cases = [(name, prompt) for name in (*FIVE[:4], None) for prompt in TEXTS]
 
     def ask(number):
-        name, prompt = asked[number]
+        name, prompt = cases[number]
         return generate(site.fleet.app(), prompt, adapter=name, base="tiny", max_tokens=4 + number % 5)["text"]
 
     with ThreadPoolExecutor(8) as pool:
-        texts = list(pool.map(ask, range(len(asked))))
+        texts = list(pool.map(ask, range(len(cases))))
     expected = [
         site.tokenizer.decode(site.continued("default", name, prompt, 4 + number % 5))
-        for number, (name, prompt) in enumerate(asked)
+        for number, (name, prompt) in enumerate(cases)
     ]
     assert [text.split() for text in texts] == [text.split() for text in expected]
 

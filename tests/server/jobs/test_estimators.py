@@ -108,17 +108,17 @@ def decline(device, lease, available):
 def test_a_device_without_the_memory_gets_a_lighter_estimator_but_the_same_batch(fleet, app, device):
     """Without `shrink`: first a smaller micro-batch, then no reverse pass, then it waits for another device."""
     job = fleet.ready_job(app, recipe=AUTO)
-    seen = []
+    recipes = []
     while (lease := device.lease()) is not None:
-        seen.append(lease["job"]["recipe"])
+        recipes.append(lease["job"]["recipe"])
         assert decline(device, lease, 1).status_code == 200
         fleet.home.compile()
-    assert [(recipe["estimator"], recipe.get("micro_batch")) for recipe in seen] == [
+    assert [(recipe["estimator"], recipe.get("micro_batch")) for recipe in recipes] == [
         ("gradient", None),
         ("gradient", 1),
         ("replay", None),
     ]
-    assert {(recipe["effective_batch"], recipe["precision"]) for recipe in seen} == {(2, "fp32")}
+    assert {(recipe["effective_batch"], recipe["precision"]) for recipe in recipes} == {(2, "fp32")}
     job = app.get(f"/v1/jobs/{job['id']}").json()
     assert job["state"] == "ready"
     assert job["estimator_reason"].startswith("estimator replay: device phone can spare ")
@@ -127,12 +127,12 @@ def test_a_device_without_the_memory_gets_a_lighter_estimator_but_the_same_batch
 
 def test_a_job_that_only_exact_gradients_serve_keeps_them(fleet, app, device):
     job = fleet.ready_job(app, recipe=AUTO, training={"weight_decay": 0.1})
-    seen = []
+    estimators = []
     while (lease := device.lease()) is not None:
-        seen.append(lease["job"]["recipe"]["estimator"])
+        estimators.append(lease["job"]["recipe"]["estimator"])
         decline(device, lease, 1)
         fleet.home.compile()
-    assert seen == ["gradient", "gradient"]
+    assert estimators == ["gradient", "gradient"]
     assert app.get(f"/v1/jobs/{job['id']}").json()["state"] == "ready"
 
 

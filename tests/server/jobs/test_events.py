@@ -56,13 +56,13 @@ def test_as_it_happens(fleet, app, device, lease):
         assert response.headers["content-type"].startswith("text/event-stream")
         assert "no-cache" in response.headers["cache-control"]
         lines = response.iter_lines()
-        seen = []
+        event_lines = []
         for line in lines:
-            seen.append(line)
+            event_lines.append(line)
             if '"state":"training"' in line:
                 app_view = app.post(f"/v1/jobs/{job_id}/cancel").json()
                 assert app_view["state"] == "cancelled"
-        assert any('"state":"cancelled"' in line for line in seen)
+        assert any('"state":"cancelled"' in line for line in event_lines)
 
 
 @pytest.mark.parametrize("value", ["x", "-1", "1.5", "9" * 19, "9" * 21])

@@ -124,16 +124,16 @@ def shrunk(program):
 def test_exact_gradients_go_by_micro_batches_then_to_replay_before_bits_go(estimator):
     program = manifest(estimator=estimator, effective_batch=8, layers="last:8", rank=1, planned=120_000_000)
     recipes = shrunk(program)
-    kept = [recipe for recipe in recipes if recipe.estimator == estimator]
-    assert [recipe.micro_batch for recipe in kept] == [4, 2, 1]
-    assert recipes[:3] == kept
-    assert all(recipe.effective_batch == 8 and recipe.precision == "fp32" for recipe in kept)
+    matching_recipes = [recipe for recipe in recipes if recipe.estimator == estimator]
+    assert [recipe.micro_batch for recipe in matching_recipes] == [4, 2, 1]
+    assert recipes[:3] == matching_recipes
+    assert all(recipe.effective_batch == 8 and recipe.precision == "fp32" for recipe in matching_recipes)
     without = recipes[3]
     assert (without.estimator, without.precision, without.micro_batch) == ("replay", "fp32", None)
     assert {recipe.estimator for recipe in recipes[3:]} == {"replay"}
     assert recipes[-1].precision == "int8-weight"
     assert all(Recipe.model_validate(recipe.model_dump()) == recipe for recipe in recipes)
-    assert describe_changes(program.recipe, kept[0]) == "micro-batch None -> 4"
+    assert describe_changes(program.recipe, matching_recipes[0]) == "micro-batch None -> 4"
     assert describe_changes(program.recipe, without).startswith(f"estimator {estimator} -> replay, ")
 
 

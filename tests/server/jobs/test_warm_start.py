@@ -146,8 +146,8 @@ def test_what_is_not_there_is_told_exactly(fleet, app, first, problem):
 
 def test_a_version_that_is_held_or_deleted_is_refused(fleet, app, device, first, problem):
     fleet.ready_job(app)
-    held = device.finish(device.lease(), 0.25, tuned_accuracy=0.1)
-    assert held["state"] == "held"
+    held_version = device.finish(device.lease(), 0.25, tuned_accuracy=0.1)
+    assert held_version["state"] == "held"
     refusal(app, problem, 409, "version-held", start={"adapter": NAME, "revision": "v2"})
     delete(fleet, 1)
     refusal(app, problem, 404, "revision-not-found", start={"adapter": NAME, "revision": "v1"})

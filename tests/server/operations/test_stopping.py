@@ -16,7 +16,7 @@ from server.programs.service import Program, ProgramState
 from shared.job import JobState
 from tests.server.conftest import Fleet, job_request
 from tests.server.homes import eventually
-from tests.server.operations.test_serving import PATIENCE, family, gone, running
+from tests.server.operations.test_serving import PATIENCE, family, running, wait_for_exit
 
 
 @contextlib.contextmanager
@@ -87,7 +87,7 @@ def test_everyone_is_answered(home):
             assert process.poll() is None
             assert rest() == b"HTTP/1.1 202 Accepted"
         assert process.wait(PATIENCE) == 0
-        gone(children)
+        wait_for_exit(children)
         assert sorted(response.status_code for response in responses) == [200, 204]
         assert events
         fleet.close()
@@ -123,4 +123,4 @@ def test_a_second_signal_exits_at_once(home):
             assert process.poll() is None
             process.send_signal(signal.SIGINT)
             assert process.wait(PATIENCE) == 128 + signal.SIGINT
-        gone(children)
+        wait_for_exit(children)

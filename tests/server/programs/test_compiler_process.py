@@ -60,11 +60,11 @@ def test_a_crash(compile_):
         compile_(crash=True)
 
 
-@pytest.mark.parametrize(("given", "expected"), [(None, "1"), ("3", "3")])
-def test_one_thread_unless_the_operator_sets_another_number(compile_, monkeypatch, given, expected):
+@pytest.mark.parametrize(("setting", "expected"), [(None, "1"), ("3", "3")])
+def test_one_thread_unless_the_operator_sets_another_number(compile_, monkeypatch, setting, expected):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    if given is not None:
-        monkeypatch.setenv("OMP_NUM_THREADS", given)
+    if setting is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", setting)
     error = '{"error": {"code": "compile-failed", "detail": "threads: " + os.environ["OMP_NUM_THREADS"]}}'
     with pytest.raises(CompileFailed, match=f"threads: {expected}"):
         compile_(command=[sys.executable, "-c", f"import json, os; print(json.dumps({error}))"])
@@ -105,10 +105,10 @@ def test_another_recipe_s_program(compile_, source, recipe, tmp_path):
 
 
 def test_what_is_not_wanted_is_stopped(compile_, source):
-    asked = []
+    calls = []
 
     def keep():
-        asked.append(1)
+        calls.append(1)
         return not (source / "starts.log").exists()
 
     assert isinstance(compile_(keep, hang=True), Stopped)

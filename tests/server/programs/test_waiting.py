@@ -121,8 +121,8 @@ def test_claims_at_once_do_not_overfill_a_machine(machines, many):
     for job in jobs:
         machines.takes(job, 10 * GIB)
     workers = [machines.worker(f"worker-{number}") for number in range(6)]
-    given = at_once(*(lambda number=number: machines.claim(workers[number]) for number in range(6)))
-    started = [recipe_id for recipe_id in given if recipe_id is not None]
+    recipe_ids = at_once(*(lambda number=number: machines.claim(workers[number]) for number in range(6)))
+    started = [recipe_id for recipe_id in recipe_ids if recipe_id is not None]
     assert len(started) == len(set(started)) == 3
 
 

@@ -20,10 +20,10 @@ def publish(fleet, app, device):
 def decide(app):
     """Asks for something about an adapter version; what is answered, which must be 200."""
 
-    def asked(method, path, body=None, url=URL, **headers):
+    def request(method, path, body=None, url=URL, **headers):
         options = {} if body is None else {"json": body}
         answer = app.request(method, f"{url}{path}", headers=headers, **options)
         assert answer.status_code == 200, answer.text
         return answer.json()
 
-    return asked
+    return request

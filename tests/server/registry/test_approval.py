@@ -63,10 +63,10 @@ def test_the_rule_for_scores_of_texts(rule, before, after, says):
 
 
 def test_a_version_that_fell_waits_for_a_person(app, publish, decide, problem):
-    held = publish(zero_shot_accuracy=0.75, tuned_accuracy=0.5)
-    assert (held["state"], held["message"]) == ("held", "the score fell from 75.0% to 50.0%")
-    shown = decide("GET", "")
-    assert (shown["main"], shown["latest"]["version"], shown["versions"]) == (None, 1, 1)
+    held_version = publish(zero_shot_accuracy=0.75, tuned_accuracy=0.5)
+    assert (held_version["state"], held_version["message"]) == ("held", "the score fell from 75.0% to 50.0%")
+    adapter = decide("GET", "")
+    assert (adapter["main"], adapter["latest"]["version"], adapter["versions"]) == (None, 1, 1)
     problem(app.get(f"{URL}/revisions/main"), 404, "revision-not-found")
     assert decide("GET", "/revisions/v1")["version"] == 1  # somebody must try it
     problem(app.post(f"{URL}/promote", json={"revision": "v1"}), 409, "conflict")
@@ -138,9 +138,9 @@ def test_a_claimed_score_of_another_device_does_not_become_main(fleet, app):
     assert first.finish(first.lease())["state"] == "approved"
     fleet.ready_job(app, start={"adapter": "alice-movies"})
     claim = {"zero_shot_accuracy": None, "start_accuracy": 0.75, "tuned_accuracy": 1.0}
-    held = second.finish(second.lease(), value=9.0, **claim)
-    assert (held["state"], app.get("/v1/adapters/alice-movies").json()["main"]) == ("held", 1)
-    assert "another device trained version 1" in held["message"]
+    held_version = second.finish(second.lease(), value=9.0, **claim)
+    assert (held_version["state"], app.get("/v1/adapters/alice-movies").json()["main"]) == ("held", 1)
+    assert "another device trained version 1" in held_version["message"]
     # Neither does one after `main` was deleted, as long as another device's version is left.
     assert app.delete("/v1/adapters/alice-movies/versions/1").status_code in (200, 204)
     fleet.ready_job(app)

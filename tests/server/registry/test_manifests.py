@@ -93,9 +93,9 @@ def test_after_a_rotation_the_new_key_has_signed(home, app, publish):
 def test_a_host_without_the_key_publishes_nothing(home, app, device, lease, problem):
     size = lease["manifest"]["manifest"]["size"]
     prepare_keys(home.database, home.settings)
-    kept = home.settings.key_path.read_bytes()
+    key = home.settings.key_path.read_bytes()
     rotate_key(home.database, home.settings, compromised=False)
-    home.settings.key_path.write_bytes(kept)
+    home.settings.key_path.write_bytes(key)
     data = adapter_bytes(size)
     assert device.upload(lease, data).status_code == 200
     body = {"adapter_sha256": sha256_hex(data), "result": result()}

@@ -68,10 +68,10 @@ def test_a_version_goes_after_its_grace_and_its_bytes_with_it(app, device, publi
     decide("DELETE", "/versions/2")
     assert purge(31) == 1
     books = "/v1/adapters/alice-books/versions/1/lora_B.safetensors"
-    gone = collected()
-    assert first["sha256"] in gone
-    assert shared["sha256"] not in gone
-    assert mine - gone == mine & others
+    removed_files = collected()
+    assert first["sha256"] in removed_files
+    assert shared["sha256"] not in removed_files
+    assert mine - removed_files == mine & others
     assert app.get(books).status_code == 200
     assert publish(0.75)["version"] == 3  # numbers are never given again
     assert [event["action"] for event in decide("GET", "/events")["items"]][:2] == ["published", "removed"]
@@ -93,10 +93,10 @@ def test_an_adapter_goes_whole_and_its_trail_stays(home, app, publish, decide, p
 
 
 def test_a_completion_that_is_said_again_after_the_removal(home, device, lease, decide, purge, problem):
-    done = device.finish(lease)
+    version = device.finish(lease)
     decide("DELETE", "/versions/1")
     purge(31)
-    body = {"adapter_sha256": done["sha256"], "result": done["result"]}
+    body = {"adapter_sha256": version["sha256"], "result": version["result"]}
     problem(device.post(f"/v1/leases/{lease['id']}/complete", json=body), 410, "lease-ended")
 
 

@@ -69,10 +69,10 @@ def name_as_base(session, name, sha256):
 
 
 def test_every_column_that_may_name_a_file_is_known():
-    known = {f"{table.name}.{column.name}" for table in METADATA.tables.values() for column in table.columns}
+    all_columns = {f"{table.name}.{column.name}" for table in METADATA.tables.values() for column in table.columns}
     columns = [each.column.property.columns[0] for feature in REFERENCES.get() for each in feature.columns]
     names = [f"{column.table.name}.{column.name}" for column in columns]
-    assert sorted(names) == sorted({name for name in known if "sha256" in name} - NOT_OURS)
+    assert sorted(names) == sorted({name for name in all_columns if "sha256" in name} - NOT_OURS)
 
 
 def test_nothing_is_collected_while_references_are_unknown(home, grow_old, monkeypatch):
@@ -234,11 +234,11 @@ def test_no_name_is_ever_committed_without_its_file(home, anywhere):
 
 
 def test_what_killed_writers_left_goes(home):
-    left = home.settings.artifacts_path / "staging" / "tmpabc"
-    left.write_bytes(b"half")
+    staging_file = home.settings.artifacts_path / "staging" / "tmpabc"
+    staging_file.write_bytes(b"half")
     collector = Collector(home.database, home.artifacts)
     assert collector.collect(NONE).leftovers == 0  # somebody may be writing it
-    os.utime(left, (0, 0))
+    os.utime(staging_file, (0, 0))
     assert collector.collect(NONE, dry_run=True).leftovers == 1
     assert collector.collect(NONE).leftovers == 1
     assert collector.collect(NONE).leftovers == 0

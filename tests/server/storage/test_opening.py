@@ -71,5 +71,5 @@ def test_secrets_stay_out_of_what_is_shown_and_reach_the_workers(tmp_path):
 
 
 def test_in_clear_only_where_it_is_allowed(opened):
-    given = {"storage_url": "s3://files", "storage_endpoint": "http://s3.example.org"}
-    assert isinstance(opened(**given, storage_allow_http=True), BucketArtifacts)
+    options = {"storage_url": "s3://files", "storage_endpoint": "http://s3.example.org"}
+    assert isinstance(opened(**options, storage_allow_http=True), BucketArtifacts)

@@ -95,7 +95,7 @@ def test_every_operation_refuses_a_body_one_byte_over_its_limit(home, problem):
     }
     operator = httpx.Client(headers={"Authorization": f"Bearer {home.token('operator')}"})
     device = httpx.Client(headers={"Authorization": f"Bearer {home.token('device')}"})
-    seen = set()
+    operation_keys = set()
     with serving(app) as url, operator, device:
         for method, path in operations():
             limit = limits[method, path]
@@ -108,8 +108,8 @@ def test_every_operation_refuses_a_body_one_byte_over_its_limit(home, problem):
                     assert (answer.status_code, answer.json()["error"]["code"]) == (413, "too-large")
                 else:
                     problem(answer, 413, "too-large")
-                seen.add((method, path))
-    assert seen == set(operations())
+                operation_keys.add((method, path))
+    assert operation_keys == set(operations())
 
 
 @pytest.mark.parametrize("operation", [("PUT", "/v1/approval-rule"), ("POST", "/v1/jobs")])

@@ -183,22 +183,22 @@ def test_the_locations_agree():
 @pytest.fixture
 def bucket(home, settle, s3):
     """The server's files lie in a bucket, which sends all but the smallest."""
-    given = s3.settings() | {"delivery": Delivery.REDIRECT, "redirect_bytes": 100_000}
+    changes = s3.settings() | {"delivery": Delivery.REDIRECT, "redirect_bytes": 100_000}
     tokenizer = (home.source / "tokenizer.json").read_bytes()
-    changed = type(home.settings)(**(home.settings.model_dump() | given))
+    changed = type(home.settings)(**(home.settings.model_dump() | changes))
     home.artifacts = open_artifacts(changed)
     home.artifacts.put(tokenizer)
     settle(**{name: getattr(changed, name) for name in changed.model_fields_set})
 
 
 @pytest.fixture
-def held(bucket, lease):
+def bucket_lease(bucket, lease):
     return lease
 
 
 @pytest.fixture
-def place(held):
-    weights = weights_of(held)
+def place(bucket_lease):
+    weights = weights_of(bucket_lease)
     return f"/v1/files/{weights['sha256']}", weights
 
 
@@ -218,19 +218,23 @@ def test_a_bucket_sends_to_whom_the_server_sends_there(device, place, s3):
 def test_our_client_follows_and_goes_on(device, place, fleet, tmp_path):
     path, weights = place
     (tmp_path / "w.part").write_bytes(CONTENT[:100_000])
-    seen = []
+    progress_calls = []
     with Transport(fleet.url, device.token) as transport:
         for _ in range(2):
             transport.download(
-                path, tmp_path / "w", size=len(CONTENT), sha256=weights["sha256"], progress=lambda *at: seen.append(at)
+                path,
+                tmp_path / "w",
+                size=len(CONTENT),
+                sha256=weights["sha256"],
+                progress=lambda *at: progress_calls.append(at),
             )
             assert (tmp_path / "w").read_bytes() == CONTENT
-    assert min(seen)[0] > 0
-    assert seen[0][0] > 100_000  # it went on
+    assert min(progress_calls)[0] > 0
+    assert progress_calls[0][0] > 100_000  # it went on
 
 
-def test_small_files_and_forbidden_ranges_are_sent_by_the_server(device, held, place):
-    tokenizer = next(file for file in held["manifest"]["manifest"]["files"] if file["role"] == "tokenizer")
+def test_small_files_and_forbidden_ranges_are_sent_by_the_server(device, bucket_lease, place):
+    tokenizer = next(file for file in bucket_lease["manifest"]["manifest"]["files"] if file["role"] == "tokenizer")
     assert device.get(f"/v1/files/{tokenizer['sha256']}").status_code == 200
     path, weights = place
     changed = device.get(path, headers={"Range": "bytes=10-", "If-Range": '"other"'})

@@ -85,8 +85,8 @@ def test_it_is_listed_for_every_tenant(app, fleet, calibration, register):
     }
     assert register(file_for()) == calibration.sha256  # the same again changes nothing
     newer = register(file_for(seed=1))
-    shown = fleet.app("other").get(LIST).json()["items"]
-    assert [each["sha256"] for each in shown] == [newer, calibration.sha256]
+    items = fleet.app("other").get(LIST).json()["items"]
+    assert [each["sha256"] for each in items] == [newer, calibration.sha256]
 
 
 def test_from_a_job_to_its_exports(home, fleet, app, device, calibration, tmp_path):

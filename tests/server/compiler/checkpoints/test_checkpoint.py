@@ -100,8 +100,8 @@ def test_gguf_gives_the_same_weights(tiny: TinyBase, tmp_path: Path) -> None:
     write_gguf(tiny, path)
     ours, expected = load_checkpoint(str(path)), load_checkpoint(str(tiny.directory))
     assert_same_weights(ours, expected)
-    kept = {"sha256", "form", "norm_eps"}
-    assert ours.facts.model_dump(exclude=kept) == expected.facts.model_dump(exclude=kept)
+    excluded_fields = {"sha256", "form", "norm_eps"}
+    assert ours.facts.model_dump(exclude=excluded_fields) == expected.facts.model_dump(exclude=excluded_fields)
 
 
 def stock_frequencies(base: TinyBase) -> np.ndarray:
@@ -144,8 +144,8 @@ def test_gguf_refusals(tiny: TinyBase, tmp_path: Path) -> None:
     write_gguf(tiny, tmp_path / "phi.gguf", architecture="phi3")
     with pytest.raises(UnsupportedModel, match="phi3"):
         inspect_base(str(tmp_path / "phi.gguf"))
-    for kept in (1000, -1000):  # within the metadata, within the tensors
-        (tmp_path / "torn.gguf").write_bytes((tmp_path / "scaled.gguf").read_bytes()[:kept])
+    for length in (1000, -1000):  # within the metadata, within the tensors
+        (tmp_path / "torn.gguf").write_bytes((tmp_path / "scaled.gguf").read_bytes()[:length])
         with pytest.raises(UnreadableCheckpoint, match=r"torn\.gguf .*; copy or download it again"):
             inspect_base(str(tmp_path / "torn.gguf"))
 

@@ -16,8 +16,8 @@ from shared.errors import UnreadableCheckpoint
 def assert_same(path: Path) -> None:
     """Both readers find the same metadata and the same tensors."""
     ours, theirs = GgufFile.read(path), gguf.GGUFReader(path)
-    known = {name: field.contents() for name, field in theirs.fields.items() if not name.startswith("GGUF.")}
-    assert ours.metadata == known
+    fields = {name: field.contents() for name, field in theirs.fields.items() if not name.startswith("GGUF.")}
+    assert ours.metadata == fields
     assert [tensor.name for tensor in ours.tensors] == [tensor.name for tensor in theirs.tensors]
     for own, other in zip(ours.tensors, theirs.tensors, strict=True):
         assert (own.type, own.offset, own.elements) == (other.tensor_type, other.data_offset, other.n_elements)

@@ -163,15 +163,15 @@ def test_the_runtimes_own_noise_moves_b_along_normal_directions(stored_programs:
     """B moves by -c z, so that z is seen: its moments are a normal variable's, and steps have nothing in common."""
     program, _ = stored_programs("randn")
     recipe, rng, steps = program.manifest.recipe, np.random.default_rng(6), 12
-    seen = []
-    while len(seen) < steps:
+    samples = []
+    while len(samples) < steps:
         program("load", np.zeros(program.manifest.size, np.float32))
         batch = reference.random_batch(rng, recipe, VOCABULARY)
         (coefficient,) = program.step(batch, query_seeds(1, 0, 1), 0.05, 0.02)[1]
         if coefficient == 0:  # both losses are the same float: such a step moves nothing
             continue
-        seen.append(-program("adapter")[0] / coefficient)
-    z = np.stack(seen).astype(np.float64)
+        samples.append(-program("adapter")[0] / coefficient)
+    z = np.stack(samples).astype(np.float64)
     count = z.size
     assert abs(z.mean()) < 5 / np.sqrt(count)  # five standard errors each
     assert (z**2).mean() == pytest.approx(1, abs=5 * np.sqrt(2 / count))

@@ -158,9 +158,9 @@ def test_directional_coefficients_are_projections_of_the_optimizers_direction(
         recorded.append(coefficients.numpy())
         expected_loss, gradient = reference.gradient(tiny.model, recipe, facts, before, batch)
         np.testing.assert_allclose(loss, [expected_loss], rtol=1e-5)
-        weights.grad, held = torch.as_tensor(gradient), weights.detach().clone()
+        weights.grad, old_weights = torch.as_tensor(gradient), weights.detach().clone()
         rule.step()
-        direction = (held - weights.detach()).numpy()
+        direction = (old_weights - weights.detach()).numpy()
         z = np.stack([direction_of("rademacher", (int(k0), int(k1)), flat.size) for k0, k1 in seeds])
         # Adam divides by the root of the second moment, which magnifies the rounding of small gradients.
         tolerance = 1e-5 if optimizer != "adam" else 1e-3

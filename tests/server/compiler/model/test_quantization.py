@@ -222,10 +222,10 @@ def test_weights_are_rounded_by_the_formula(precision: Precision) -> None:
     weight = np.random.default_rng(0).standard_normal((5, 64)).astype(np.float32)
     weight[3] = 0
     buffers = quantized("w", torch.from_numpy(weight), SCHEMES[precision])
-    found = dequantize(*buffers.values()).numpy()
+    values = dequantize(*buffers.values()).numpy()
     rows = [0, 1, 2, 4]
-    np.testing.assert_allclose(found[rows], sum(rounded_weight(weight[rows], precision)), rtol=0, atol=1e-6)
-    assert not found[3].any()
+    np.testing.assert_allclose(values[rows], sum(rounded_weight(weight[rows], precision)), rtol=0, atol=1e-6)
+    assert not values[3].any()
     assert all(bool((scales > 0).all()) for name, scales in buffers.items() if name.endswith("_scale"))
 
 
@@ -235,8 +235,8 @@ def test_groups_of_four_bits_are_closer_than_rows_and_than_nearest_rounding(weig
     weight = rng.standard_normal((64, 576)) if weights == "normal" else rng.standard_t(5, (64, 576))
     weight = weight.astype(np.float32)
 
-    def error(found: np.ndarray) -> float:
-        return float(np.square(found - weight).mean())
+    def error(approximation: np.ndarray) -> float:
+        return float(np.square(approximation - weight).mean())
 
     groups = weight.reshape(64, -1, 32)
     steps = np.abs(groups).max(2, keepdims=True) / 7
@@ -252,8 +252,8 @@ def test_groups_of_four_bits_are_closer_than_rows_and_than_nearest_rounding(weig
 def test_a_weight_of_a_four_bit_gguf_file_loses_little(kind: GGMLQuantizationType) -> None:
     weight = np.random.default_rng(2).standard_normal((64, 576)).astype(np.float32)
     stored = gguf_dequantize(gguf_quantize(weight, kind), kind)
-    found = dequantize(*quantized("w", torch.from_numpy(stored), SCHEMES["int4"]).values()).numpy()
-    assert np.square(found - stored).mean() < 1e-4 * np.square(stored).mean()
+    values = dequantize(*quantized("w", torch.from_numpy(stored), SCHEMES["int4"]).values()).numpy()
+    assert np.square(values - stored).mean() < 1e-4 * np.square(stored).mean()
     assert np.square(stored - weight).mean() > 5e-3 * np.square(weight).mean()
 
 

@@ -55,8 +55,8 @@ def test_a_private_job_has_a_recipe_that_clips_and_is_accounted_for(app, fleet):
 
 
 def test_an_epsilon_is_turned_into_the_least_noise(app):
-    asked = {"noise_multiplier": None, "epsilon": 2.0}
-    noise = app.submit(**private(privacy=asked))["request"]["privacy"]["noise_multiplier"]
+    privacy = {"noise_multiplier": None, "epsilon": 2.0}
+    noise = app.submit(**private(privacy=privacy))["request"]["privacy"]["noise_multiplier"]
     assert epsilon(1, noise) <= 2.0 < epsilon(1, noise - 0.002)
 
 
@@ -67,8 +67,8 @@ def test_noise_that_is_not_enough_for_the_epsilon_it_names_is_refused(app):
 
 
 def test_an_epsilon_out_of_reach_says_so(app):
-    asked = {"noise_multiplier": None, "epsilon": 1e-4, "sampling_rate": 1.0}
-    body = job_request(**private(privacy=asked))
+    privacy = {"noise_multiplier": None, "epsilon": 1e-4, "sampling_rate": 1.0}
+    body = job_request(**private(privacy=privacy))
     assert "larger epsilon" in assert_problem(app.post("/v1/jobs", json=body), 422, "invalid-request")["detail"]
 
 
@@ -163,13 +163,13 @@ def test_accounting_holds_no_writing_transaction(home, app, operator, monkeypatc
     assert len(computed) > before
 
 
-QUIET = {"train_examples": None, "truncated_examples": None, "zero_shot_accuracy": None, "tuned_accuracy": None}
+NO_FIGURES = {"train_examples": None, "truncated_examples": None, "zero_shot_accuracy": None, "tuned_accuracy": None}
 
 
 def trained(fleet, app, device, **changes):
     """One private run on a device, which has no other job."""
     fleet.ready_job(app, **private(**changes))
-    device.finish(device.lease(), steps=STEPS, best_step=STEPS, **QUIET)
+    device.finish(device.lease(), steps=STEPS, best_step=STEPS, **NO_FIGURES)
 
 
 def failed(app, job):

@@ -57,8 +57,8 @@ class Member:
         return self.flat.astype(float) * min(1, self.parameters.clip / norm)
 
     def complete(self):
-        quiet = redacted_result(Result.model_validate(result())).model_dump(mode="json")
-        body = {"adapter_sha256": NO_FILE, "result": quiet}
+        bare_result = redacted_result(Result.model_validate(result())).model_dump(mode="json")
+        body = {"adapter_sha256": NO_FILE, "result": bare_result}
         return self.actor.post(f"/v1/leases/{self.lease['id']}/complete", json=body)
 
 
@@ -156,14 +156,14 @@ def test_with_too_few_left_the_round_is_abandoned_and_nothing_is_unmasked(masked
     assert "2 of 4 devices remained in phase vectors" in ended["why"]
     with masked.home.database.reading() as session:
         assert not any(row.vector_sha256 for row in session.scalars(select(SecureAggregationMember)))
-    heard = masked.members["alice"].actor.post(f"/v1/leases/{masked.members['alice'].lease['id']}/release")
-    assert heard.json()["stop"], "its job was cancelled with the round"
+    response = masked.members["alice"].actor.post(f"/v1/leases/{masked.members['alice'].lease['id']}/release")
+    assert response.json()["stop"], "its job was cancelled with the round"
 
 
-@pytest.mark.parametrize("left", [True, False])
-def test_who_left_the_cohort_or_was_late_is_waited_for_no_more(masked, left):
+@pytest.mark.parametrize("leaves", [True, False])
+def test_who_left_the_cohort_or_was_late_is_waited_for_no_more(masked, leaves):
     turn(masked, *USERS[:3])
-    if left:
+    if leaves:
         assert masked.app.delete(f"{URL}/members/dave").status_code == 204
     else:
         pass_phase(masked)
@@ -171,7 +171,7 @@ def test_who_left_the_cohort_or_was_late_is_waited_for_no_more(masked, left):
     assert phase(masked) == "shares"
     for _ in range(4):
         turn(masked, *USERS[:3])
-    if not left:
+    if not leaves:
         with pytest.raises(LeftOutOfRound, match="without this device"):
             turn(masked, "dave")
     masked.work()

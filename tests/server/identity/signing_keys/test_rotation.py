@@ -61,17 +61,17 @@ def test_programs_and_runners_are_signed_anew_and_stay_what_they_are(fleet, home
     with home.database.writing() as session:
         RunnerBuildService(session).offer(build, KeyService(session, home.settings).private())
     before = served(fleet)
-    done = rotate(home)
-    assert (done.before, done.signed, done.devices) == (before.key_id, 2, 0)
+    rotation = rotate(home)
+    assert (rotation.before, rotation.signed, rotation.devices) == (before.key_id, 2, 0)
     after = served(fleet)
-    assert after.key_id == done.after != before.key_id
+    assert after.key_id == rotation.after != before.key_id
     key = parse_public(after.public_key)
     manifest = SignedManifest.model_validate(app.get(f"/v1/programs/{lease['job']['recipe_id']}").json())
     assert verify_manifest(manifest, key) == SignedManifest.model_validate(lease["manifest"]).manifest
-    assert manifest.key_id == done.after
+    assert manifest.key_id == rotation.after
     fleet.ready_job(app, adapter="other", recipe={"rank": 1})
     with home.database.reading() as session:
-        assert {program.signed.key_id for program in session.scalars(select(Program))} == {done.after}
+        assert {program.signed.key_id for program in session.scalars(select(Program))} == {rotation.after}
     runner = SignedRunnerBuild.model_validate(device.get("/v1/runner-builds/linux-aarch64").json())
     assert verify_runner_build(runner, key) == build
     with pytest.raises(Untrusted):
@@ -83,7 +83,7 @@ def test_a_device_follows_over_several_rotations_at_once(fleet, home, agent, dev
     place, client = agent
     first = place.config()
     RollbackProtection(place.program_versions).check(SignedManifest.model_validate(lease["manifest"]).manifest)
-    seen = place.program_versions.read_bytes()
+    program_versions = place.program_versions.read_bytes()
     for _ in range(3):
         rotate(home)
     retire_keys(home.database, home.settings)
@@ -99,7 +99,7 @@ def test_a_device_follows_over_several_rotations_at_once(fleet, home, agent, dev
         config.key_id,
         *(key_id(parse_public(text)) for text in reversed(config.former_keys)),
     ]
-    assert place.program_versions.read_bytes() == seen
+    assert place.program_versions.read_bytes() == program_versions
     assert stat.S_IMODE((place.path / "config.json").stat().st_mode) == 0o600
 
 
@@ -113,9 +113,9 @@ def test_after_a_compromise_no_chain_leads_on_and_devices_are_shut_out(fleet, ho
     before = served(fleet)
     rotate(home)
     middle = served(fleet)
-    done = rotate(home, compromised=True)
+    rotation = rotate(home, compromised=True)
     after = served(fleet)
-    assert (done.before, done.devices, after.rotations) == (middle.key_id, 1, [])
+    assert (rotation.before, rotation.devices, after.rotations) == (middle.key_id, 1, [])
     for pinned in (before, middle):
         with pytest.raises(Untrusted, match="enroll this device again"):
             follow(pinned.public_key, after)
@@ -123,7 +123,7 @@ def test_after_a_compromise_no_chain_leads_on_and_devices_are_shut_out(fleet, ho
     problem(device.post("/v1/leases", json={"datasets": []}), 401, "unauthorized")
     job = app.get(f"/v1/jobs/{lease['job']['id']}").json()
     assert job["state"] == "ready"
-    assert done.before not in KeyFiles(home.settings.key_path).kept()
+    assert rotation.before not in KeyFiles(home.settings.key_path).kept()
     again = fleet.device()
     signed = SignedManifest.model_validate(again.lease()["manifest"])
     verify_manifest(signed, parse_public(after.public_key))
@@ -133,11 +133,11 @@ def test_after_a_compromise_no_chain_leads_on_and_devices_are_shut_out(fleet, ho
 
 def test_private_halves_are_kept_aside_until_they_are_retired(home, files):
     first = key_id(files.load().public_key())
-    done = rotate(home)
+    rotation = rotate(home)
     assert files.kept() == [first]
     for path in (files.path, files.former / f"{first}.ed25519"):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert key_id(files.load().public_key()) == done.after
+    assert key_id(files.load().public_key()) == rotation.after
     assert not files.following.exists()
     assert retire_keys(home.database, home.settings) == [first]
     assert files.kept() == []
@@ -211,12 +211,12 @@ def test_a_rotation_after_one_that_was_killed_loses_no_key(fleet, home, files, m
 
 def test_a_host_without_the_new_key_signs_nothing_and_says_what_to_copy(home, files, tmp_path):
     shutil.copy(files.path, tmp_path / "old")
-    done = rotate(home)
+    rotation = rotate(home)
     new = files.path.read_bytes()
     files.path.write_bytes((tmp_path / "old").read_bytes())
-    with home.database.writing() as session, pytest.raises(Unavailable, match=f"{done.after} signs now: copy"):
+    with home.database.writing() as session, pytest.raises(Unavailable, match=f"{rotation.after} signs now: copy"):
         KeyService(session, home.settings).private()
     with pytest.raises(Unavailable, match="copy"):
         rotate(home)
     files.path.write_bytes(new)
-    assert rotate(home).before == done.after
+    assert rotate(home).before == rotation.after

@@ -46,10 +46,10 @@ def test_every_metric_of_the_dashboard_exists(metric_labels):
             assert names, panel["title"]
             assert names <= set(metric_labels), panel["title"]
             grouped = re.findall(r"\bby \((\w+)\)", target["expr"])
-            shown = re.findall(r"\{\{(\w+)\}\}", target["legendFormat"])
-            assert {*grouped, *shown} - {"le"} <= {label for name in names for label in metric_labels[name]}, panel[
-                "title"
-            ]
+            legend_labels = re.findall(r"\{\{(\w+)\}\}", target["legendFormat"])
+            assert {*grouped, *legend_labels} - {"le"} <= {label for name in names for label in metric_labels[name]}, (
+                panel["title"]
+            )
     alerts = {word for panel in PANELS for word in re.findall(r"Mobizo\w+", panel["description"])}
     assert alerts <= {rule["alert"] for rule in RULES}
 

@@ -116,8 +116,8 @@ def test_the_template_writes_what_transformers_writes(family):
 
 def parse_parameters(parsed):
     """The parameters, of which every one is a stop text."""
-    given = [argument for name, argument in parsed if name == "parameter"]
-    return [re.fullmatch(r'(stop) "([^"]+)"', argument).groups() for argument in given]
+    arguments = [argument for name, argument in parsed if name == "parameter"]
+    return [re.fullmatch(r'(stop) "([^"]+)"', argument).groups() for argument in arguments]
 
 
 @pytest.mark.parametrize(

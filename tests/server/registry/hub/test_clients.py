@@ -57,9 +57,9 @@ def test_a_snapshot_is_the_directory(client, at, relay, hub, second, tmp_path):
         assert (len(data), sha256_hex(data)) == (file["size"], file["sha256"])
         assert (path / file["path"]).resolve().name == file["sha256"]  # blobs are named by their ETag
     assert (path.parent.parent / "refs" / "main").read_text() == second["revision"]
-    assert {seen.headers["authorization"] for seen in relay.seen} == {f"Bearer {hub.token}"}
-    assert all("content-encoding" not in seen.answered for seen in relay.seen)
-    assert not any(name.startswith("x-xet") for seen in relay.seen for name in seen.answered)
+    assert {exchange.headers["authorization"] for exchange in relay.exchanges} == {f"Bearer {hub.token}"}
+    assert all("content-encoding" not in exchange.answer_headers for exchange in relay.exchanges)
+    assert not any(name.startswith("x-xet") for exchange in relay.exchanges for name in exchange.answer_headers)
 
 
 def test_what_is_cached_is_not_fetched_again(client, at, relay, second, tmp_path):
@@ -73,8 +73,8 @@ def test_what_is_cached_is_not_fetched_again(client, at, relay, second, tmp_path
     assert relay.take() == []
     assert client("snapshot_download", MOVIES, cache_dir=str(tmp_path), local_files_only=True) == first
     assert client("hf_hub_download", MOVIES, "README.md", cache_dir=str(tmp_path), **at) == f"{first}/README.md"
-    (asked,) = relay.take()
-    assert (asked.method, asked.status) == ("HEAD", 200)
+    (exchange,) = relay.take()
+    assert (exchange.method, exchange.status) == ("HEAD", 200)
     assert relay.bodies() == []
 
 
@@ -200,7 +200,7 @@ def test_without_a_token_there_is_nothing(client, relay):
     for repository in (MOVIES, "default/nothing"):
         for call in (("snapshot_download", repository), ("hf_hub_download", repository, "README.md")):
             raised("RepositoryNotFoundError", client, *call, endpoint=relay.url, token=False)
-    assert {seen.status for seen in relay.take()} == {401}
+    assert {exchange.status for exchange in relay.take()} == {401}
     assert not client("api.repo_exists", MOVIES, endpoint=relay.url, token=False)
 
 
@@ -240,9 +240,9 @@ def test_a_download_that_breaks_off_goes_on(version, client, at, relay, big, tmp
     path = fetch()
     assert Path(path).read_bytes() == big
     whole, rest = relay.bodies()
-    assert (whole.status, whole.sent) == (200, 15 << 20)
+    assert (whole.status, whole.body_bytes) == (200, 15 << 20)
     assert (rest.status, rest.headers["range"]) == (206, f"bytes={10 << 20}-")
-    assert rest.sent == len(big) - (10 << 20)
+    assert rest.body_bytes == len(big) - (10 << 20)
     assert [path.name for path in tmp_path.rglob("*.incomplete")] == []
 
 
@@ -270,7 +270,7 @@ def test_peft_loads_an_adapter_by_its_name(hub, second, tmp_path):
         "vocab_size": SHAPE.vocabulary,
     }
     environment = os.environ | {"HF_ENDPOINT": hub.url, "HF_TOKEN": hub.token, "HF_HOME": str(tmp_path)}
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", PEFT, json.dumps(shape)],
         env=environment,
         cwd=tmp_path,
@@ -278,8 +278,8 @@ def test_peft_loads_an_adapter_by_its_name(hub, second, tmp_path):
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stderr[-2000:]
-    loaded = json.loads(done.stdout)
+    assert process.returncode == 0, process.stderr[-2000:]
+    loaded = json.loads(process.stdout)
     recipe = Recipe.model_validate(second["recipe"])
     modules = lora_modules(recipe, SHAPE)
     assert len(loaded) == 2 * len(modules)

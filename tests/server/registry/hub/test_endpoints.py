@@ -97,20 +97,20 @@ def test_strangers_see_what_those_see_who_ask_for_nothing(fleet, published):
 
 def look_alike(stranger, anyone, path):
     """Whatever is asked for: what is there is answered as what is not."""
-    for asked, instead in (("alice-movies", "nothing"), ("default/alice-movies", "nobody/x")):
-        seen, nothing = stranger.get(path), stranger.get(path.replace(asked, instead))
-        assert (seen.status_code, seen.headers["x-error-code"]) == (404, "RepoNotFound")
-        kept = {
+    for adapter_name, instead in (("alice-movies", "nothing"), ("default/alice-movies", "nobody/x")):
+        response, nothing = stranger.get(path), stranger.get(path.replace(adapter_name, instead))
+        assert (response.status_code, response.headers["x-error-code"]) == (404, "RepoNotFound")
+        expected_headers = {
             name: value
-            for name, value in seen.headers.items()
+            for name, value in response.headers.items()
             if name not in ("x-request-id", "date", "content-length")
         }
-        headers = {name: nothing.headers.get(name) for name in kept}
-        assert {name: value.replace("default/alice-movies", "?") for name, value in kept.items()} == {
+        headers = {name: nothing.headers.get(name) for name in expected_headers}
+        assert {name: value.replace("default/alice-movies", "?") for name, value in expected_headers.items()} == {
             name: value.replace("default/nothing", "?").replace("nobody/x", "?") for name, value in headers.items()
         }
-    seen, nothing = anyone.get(path), anyone.get(path.replace("alice-movies", "nothing"))
-    for answer in (seen, nothing):
+    response, nothing = anyone.get(path), anyone.get(path.replace("alice-movies", "nothing"))
+    for answer in (response, nothing):
         assert (answer.status_code, answer.headers["x-error-code"]) == (401, "RepoNotFound")
         assert answer.headers["www-authenticate"] == "Bearer"
 
@@ -150,12 +150,12 @@ def test_an_adapter_without_an_approved_version(fleet, app, device, problem):
         answer = app.get(path)
         problem(answer, 403, "not-released")
         assert answer.headers["x-error-code"] == "GatedRepo"
-    held = app.get(f"{MOVIES}/revision/v1").json()
-    assert held["sha"] == version["revision"]
+    info = app.get(f"{MOVIES}/revision/v1").json()
+    assert info["sha"] == version["revision"]
     refs = app.get(f"{MOVIES}/refs").json()
     assert refs == {
         "branches": [],
-        "tags": [{"name": "v1", "ref": "refs/tags/v1", "targetCommit": held["sha"]}],
+        "tags": [{"name": "v1", "ref": "refs/tags/v1", "targetCommit": info["sha"]}],
         "converts": [],
     }
     (listed,) = app.get("/api/models").json()
