@@ -62,8 +62,8 @@ def test_users(command, fleet, problem):
     assert (token["role"], token["scopes"]) == ("operator", ["devices:read", "jobs:read"])
     bob = fleet.actor(token["token"])
     assert bob.get("/v1/whoami").json()["user"] == "bob"
-    listed = json.loads(command("user", "list", "--json"))
-    assert [(row["name"], row["role"], row["disabled_at"]) for row in listed] == [("bob", "operator", None)]
+    users = json.loads(command("user", "list", "--json"))
+    assert [(row["name"], row["role"], row["disabled_at"]) for row in users] == [("bob", "operator", None)]
     assert json.loads(command("token", "list", "--json"))[0]["user"] == "bob"
     command("user", "disable", "bob")
     problem(bob.get("/v1/whoami"), 401, "unauthorized")

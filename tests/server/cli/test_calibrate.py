@@ -96,7 +96,7 @@ def test_a_task_of_ones_own(arguments, tmp_path):
 
 
 def test_what_cannot_be_made(arguments, llama, data, tmp_path):
-    def refused(error, says, **changes):
+    def assert_refused(error, says, **changes):
         # The last of an option that is given twice counts.
         with pytest.raises(error, match=says):
             call(*arguments, *(word for option, value in changes.items() for word in (f"--{option}", value)))
@@ -104,15 +104,15 @@ def test_what_cannot_be_made(arguments, llama, data, tmp_path):
 
     bad = tmp_path / "bad.jsonl"
     bad.write_text(data.read_text() + '{"text": "x"}\n')
-    refused(InvalidDataset, r"bad\.jsonl:9: field 'label'", data=bad)
-    refused(InvalidDataset, r"nothing\.jsonl: cannot be read", data=tmp_path / "nothing.jsonl")
-    refused(InvalidTask, "there is no built-in task 'sst3'", task="sst3")
+    assert_refused(InvalidDataset, r"bad\.jsonl:9: field 'label'", data=bad)
+    assert_refused(InvalidDataset, r"nothing\.jsonl: cannot be read", data=tmp_path / "nothing.jsonl")
+    assert_refused(InvalidTask, "there is no built-in task 'sst3'", task="sst3")
     bad.write_text("{}")
-    refused(InvalidTask, "not a valid task", task=bad.rename(tmp_path / "bad.json"))
-    refused(UnknownBase, "neither a local directory", base="no such model")
-    refused(InvalidRecipe, "2 layers", layers="last:3")
-    refused(InvalidDataset, "fewer than 16 directions", width=16, examples=1)
-    refused(BadRequest, "cannot be written", to=tmp_path / "no" / "place")
+    assert_refused(InvalidTask, "not a valid task", task=bad.rename(tmp_path / "bad.json"))
+    assert_refused(UnknownBase, "neither a local directory", base="no such model")
+    assert_refused(InvalidRecipe, "2 layers", layers="last:3")
+    assert_refused(InvalidDataset, "fewer than 16 directions", width=16, examples=1)
+    assert_refused(BadRequest, "cannot be written", to=tmp_path / "no" / "place")
     assert "--kind" in call(*arguments, "--kind", "weights", code=2)
     assert "--targets" in call(*arguments, "--targets", "lm_head", code=2)
 

@@ -153,11 +153,11 @@ def test_files_that_are_no_program(real, tmp_path):
         with pytest.raises(BadRequest, match=str(path)):
             call("inspect", path)
     data = (real[1] / "program.pte").read_bytes()
-    torn = tmp_path / "torn.pte"
+    torn_file = tmp_path / "torn.pte"
     for length in (0, 6, 40, len(data) // 2):
-        torn.write_bytes(data[:length])
+        torn_file.write_bytes(data[:length])
         with pytest.raises(BadRequest, match=r"torn\.pte is no"):
-            call("inspect", torn)
+            call("inspect", torn_file)
 
 
 def test_what_is_whole_is_not_compiled_again(compile_, source, tmp_path):

@@ -68,8 +68,8 @@ def test_adding_and_listing_runners(command, home, archive):
 def test_listing_and_revoking_devices(command, fleet):
     phone, tablet = fleet.device(name="phone"), fleet.device(name="tablet")
     fleet.device("other", name="theirs")
-    listed = json.loads(command("device", "list", "--json"))
-    assert [(row["id"], row["name"]) for row in listed] == [(phone.device_id, "phone"), (tablet.device_id, "tablet")]
+    devices = json.loads(command("device", "list", "--json"))
+    assert [(row["id"], row["name"]) for row in devices] == [(phone.device_id, "phone"), (tablet.device_id, "tablet")]
     assert "phone" in command("device", "revoke", "phone")
     command("device", "revoke", tablet.device_id)
     assert all(row["revoked_at"] for row in json.loads(command("device", "list", "--json")))

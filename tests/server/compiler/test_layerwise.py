@@ -69,13 +69,13 @@ def test_each_layer_is_read_once_in_each_direction(architectures: Architectures,
     for index in reversed(range(1, count)):
         module = model.get_submodule(f"{'model.decoder' if name == 'opt' else 'model'}.layers.{index}.self_attn.v_proj")
         for number, batch in enumerate(batches):
-            read: list[Tensor] = []
-            handle = module.register_forward_hook(lambda _, inputs, output: read.extend((inputs[0], output)))  # noqa: B023
+            tensors: list[Tensor] = []
+            handle = module.register_forward_hook(lambda _, inputs, output: tensors.extend((inputs[0], output)))  # noqa: B023
             hidden = model.base_model(batch, use_cache=False).last_hidden_state
             handle.remove()
-            (delta,) = torch.autograd.grad((hidden @ weight).sum(), read[1])
+            (delta,) = torch.autograd.grad((hidden @ weight).sum(), tensors[1])
             own_number, _, x, own_delta = next(iterator)
             assert own_number == number
-            torch.testing.assert_close(x, read[0], atol=1e-5, rtol=1e-4)
+            torch.testing.assert_close(x, tensors[0], atol=1e-5, rtol=1e-4)
             torch.testing.assert_close(own_delta, delta, atol=1e-5, rtol=1e-4)
     assert next(iterator, None) is None

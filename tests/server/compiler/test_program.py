@@ -40,7 +40,7 @@ def test_the_manifest_describes_the_files(plain: Program) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "named"),
+    ("changes", "message"),
     [
         ({"base": BaseRef(name="tiny", sha256="0" * 64)}, r"base\.sha256"),
         ({"sequence_length": 65}, "sequence_length 65 exceeds the model's context of 64"),
@@ -51,9 +51,9 @@ def test_the_manifest_describes_the_files(plain: Program) -> None:
     ],
 )
 def test_what_cannot_be_compiled_is_refused(
-    tiny: TinyBase, tmp_path: Path, changes: dict[str, Any], named: str
+    tiny: TinyBase, tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(InvalidRecipe, match=named):
+    with pytest.raises(InvalidRecipe, match=message):
         compile_program(tiny.recipe().model_copy(update=changes), str(tiny.directory), tmp_path, None)
 
 

@@ -144,11 +144,11 @@ def test_forms_of_other_sites_get_no_code_and_a_browser_gets_one_at_once(strange
     for _ in range(WAITING_PER_ADDRESS - 1):
         with Person(fleet.url) as another:
             ask(another)
-    with Person(fleet.url) as refused:
-        answer = refused.act(PAGE, "/ui/login", next="/")
+    with Person(fleet.url) as second_person:
+        answer = second_person.act(PAGE, "/ui/login", next="/")
         assert answer.status_code == 429
         assert "Too many logins of this address wait" in answer.text
-        assert refused.sign_in(home.token(Role.OPERATOR)).status_code == 303
+        assert second_person.sign_in(home.token(Role.OPERATOR)).status_code == 303
 
 
 def test_who_may_not_create_tokens_confirms_no_code(stranger, app, home, fleet):

@@ -157,8 +157,8 @@ def test_a_cookie_over_tls_is_secure(fleet, standing):
     async def as_tls(scope, receive, send):
         await app(scope | {"scheme": "https"} if scope["type"] == "http" else scope, receive, send)
 
-    async def cookie(called):
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(called), base_url="http://x") as client:
+    async def cookie(application):
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(application), base_url="http://x") as client:
             return (await client.get("/ui/login")).headers["set-cookie"]
 
     assert "Secure" in asyncio.run(cookie(as_tls))

@@ -125,9 +125,11 @@ def test_overdue_leases_are_taken_back_once(home, fleet, app, devices):
     take_back()
     with home.database.reading() as session:
         for job in session.scalars(select(Job)):
-            lost = select(func.count()).where(JobLease.job_number == job.number, JobLease.ending == Ending.EXPIRED)
+            expired_leases = select(func.count()).where(
+                JobLease.job_number == job.number, JobLease.ending == Ending.EXPIRED
+            )
             assert job.attempts <= 1
-            assert session.scalar(lost) <= job.attempts
+            assert session.scalar(expired_leases) <= job.attempts
     assert_whole(home)
 
 

@@ -99,15 +99,15 @@ def test_who_waits_and_who_watches_go_on(away, standing, home, fleet, app, devic
             away.stop()
             time.sleep(1)
             away.start()
-            wanted = fleet.actor(app.token)
-            ready = fleet.ready_job(wanted)
+            other_app = fleet.actor(app.token)
+            ready = fleet.ready_job(other_app)
             assert waiting.result().json()["job"]["id"] == ready["id"]
-            assert wanted.post(f"/v1/jobs/{job['id']}/cancel").status_code == 200
+            assert other_app.post(f"/v1/jobs/{job['id']}/cancel").status_code == 200
             watching.result()
         finally:
             enough.set()
     assert event_ids == list(range(1, len(event_ids) + 1))
-    assert wanted.get(f"/v1/jobs/{job['id']}").json()["state"] == "cancelled"
+    assert other_app.get(f"/v1/jobs/{job['id']}").json()["state"] == "cancelled"
 
 
 def test_a_worker_lives_through_it(away, home, fleet, app):
@@ -131,7 +131,7 @@ def test_a_worker_lives_through_it(away, home, fleet, app):
 def test_crashes_of_the_database_under_load_lose_nothing_that_was_answered(away, home, fleet, app):
     fleet.ready_job(app)
     stopping = threading.Event()
-    answered, codes = [], set()
+    job_ids, codes = [], set()
 
     def submit(number):
         actor = fleet.actor(app.token)
@@ -141,13 +141,13 @@ def test_crashes_of_the_database_under_load_lose_nothing_that_was_answered(away,
             response = actor.post("/v1/jobs", json=body | {"recipe": {"sequence_length": 16}})
             codes.add(response.status_code)
             if response.status_code == 202:
-                answered.append(response.json()["id"])
+                job_ids.append(response.json()["id"])
 
     with ThreadPoolExecutor(4) as pool:
         threads = [pool.submit(submit, number) for number in range(4)]
         for _ in range(3):
-            count = len(answered)
-            eventually(lambda count=count: len(answered) > count + 5)
+            count = len(job_ids)
+            eventually(lambda count=count: len(job_ids) > count + 5)
             away.stop(signal.SIGQUIT)
             away.start()
         eventually(lambda: app.get("/v1/jobs").status_code == 200)
@@ -157,7 +157,7 @@ def test_crashes_of_the_database_under_load_lose_nothing_that_was_answered(away,
     assert codes <= {202, 503}
     with home.database.reading() as session:
         jobs = session.scalars(select(Job)).all()
-        assert {job.id for job in jobs} >= set(answered)
+        assert {job.id for job in jobs} >= set(job_ids)
         for job in jobs:
             positions = session.scalars(select(JobEvent.position).where(JobEvent.job_number == job.number)).all()
             assert sorted(positions) == list(range(1, job.events + 1))

@@ -137,10 +137,10 @@ class Caller:
         if self.refused is not None:
             return self.refused[0], self.refused[1].replace("one-time", "unauthorized")
         if self.device:
-            allowed = who == DEVICE or who.startswith(EITHER)
+            is_allowed = who == DEVICE or who.startswith(EITHER)
         else:
-            allowed = who in (PERSON, PERSON_OR_DEVICE) or who.removeprefix(EITHER) in self.scopes
-        return None if allowed else (403, "forbidden")
+            is_allowed = who in (PERSON, PERSON_OR_DEVICE) or who.removeprefix(EITHER) in self.scopes
+        return None if is_allowed else (403, "forbidden")
 
 
 ALL = frozenset(str(scope) for scope in Scope)
@@ -169,26 +169,26 @@ def callers(fleet, home):
             token, text = TokenService(session).issue(role, tenant, "", **options)
         return token, text
 
-    _, expired = issued(Role.OPERATOR, lifetime=timedelta(seconds=-1))
-    revoked, revoked_text = issued(Role.OPERATOR)
-    _, unknown = issued(Role.OPERATOR)
-    lost = fleet.device(name="lost")
+    _, expired_token = issued(Role.OPERATOR, lifetime=timedelta(seconds=-1))
+    revoked_token, revoked_secret = issued(Role.OPERATOR)
+    _, unknown_token = issued(Role.OPERATOR)
+    revoked_device = fleet.device(name="lost")
     shut = [fleet.operator("shut"), fleet.app("shut"), fleet.device("shut")]
     with home.database.writing() as session:
-        TokenService(session).revoke(revoked.id)
+        TokenService(session).revoke(revoked_token.id)
         bob = UserService(session).create("default", "bob", Role.OPERATOR)
         _, bobs = TokenService(session).issue(Role.OPERATOR, "default", "", user=bob)
         UserService(session).disable("default", "bob")
-        DeviceService(session).revoke("default", lost.device_id)
+        DeviceService(session).revoke("default", revoked_device.device_id)
         TenantService(session).suspend("shut")
     by_name = {
         "nobody": Caller(fleet.actor(), unauthorized),
         "nonsense": Caller(fleet.actor("nonsense"), unauthorized),
-        "a token never issued": Caller(fleet.actor(unknown[:-4] + "AAAA"), unauthorized),
-        "an expired token": Caller(fleet.actor(expired), unauthorized),
-        "a revoked token": Caller(fleet.actor(revoked_text), unauthorized),
+        "a token never issued": Caller(fleet.actor(unknown_token[:-4] + "AAAA"), unauthorized),
+        "an expired token": Caller(fleet.actor(expired_token), unauthorized),
+        "a revoked token": Caller(fleet.actor(revoked_secret), unauthorized),
         "a disabled user": Caller(fleet.actor(bobs), unauthorized),
-        "a revoked device": Caller(lost, unauthorized),
+        "a revoked device": Caller(revoked_device, unauthorized),
         "a suspended operator": Caller(shut[0], suspended),
         "a suspended app": Caller(shut[1], suspended),
         "a suspended device": Caller(shut[2], suspended),
@@ -254,10 +254,10 @@ def theirs(fleet, home, app, device, lease, tmp_path):
     assert app.post("/v1/adapters/alice-movies/versions/1/merged").status_code == 202
     with home.database.writing() as session:
         # No worker is here to make it.
-        merged = session.scalars(select(Conversion)).one()
-        merged.state, merged.ready_at = ConversionState.READY, utc_now()
+        conversion = session.scalars(select(Conversion)).one()
+        conversion.state, conversion.ready_at = ConversionState.READY, utc_now()
         sha256 = home.artifacts.put(b"merged")
-        session.add(ConversionFile(conversion_number=merged.number, path="README.md", size=6, sha256=sha256))
+        session.add(ConversionFile(conversion_number=conversion.number, path="README.md", size=6, sha256=sha256))
     fleet.ready_job(app, start={"adapter": lease["job"]["request"]["adapter"]})
     assert app.post("/v1/cohorts", json=cohort_request(quorum=1)).status_code == 201
     assert app.put("/v1/cohorts/readers/members/alice", json={"device": device.device_id}).status_code == 200

@@ -88,7 +88,7 @@ def test_a_clock_that_is_off_is_told_the_time(device, lease, home, problem, off)
 def test_what_is_not_as_it_was_signed_is_refused(app, device, lease, problem):
     path = beat_path(lease)
     other = path.replace("/heartbeat", "/release")
-    changed = BEAT.replace(b"training", b"evaluating")
+    other_body = BEAT.replace(b"training", b"evaluating")
     for address, headers in (
         (other, sign(device, "POST", path, BEAT)),
         (path, sign(device, "PUT", path, BEAT)),
@@ -100,7 +100,7 @@ def test_what_is_not_as_it_was_signed_is_refused(app, device, lease, problem):
     half = sign(device, "POST", path, BEAT)
     del half["Content-Digest"]
     assert "content-digest" in problem(device.post(path, content=BEAT, headers=half), 401, "bad-signature")["detail"]
-    problem(device.post(path, content=changed, headers=sign(device, "POST", path, BEAT)), 400, "digest-mismatch")
+    problem(device.post(path, content=other_body, headers=sign(device, "POST", path, BEAT)), 400, "digest-mismatch")
     job = app.get(f"/v1/jobs/{lease['job']['id']}").json()
     assert (job["state"], job["progress"]) == ("training", None)
 

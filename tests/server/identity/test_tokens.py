@@ -56,8 +56,8 @@ def test_a_token_is_made_listed_and_revoked(fleet, operator, problem):
     assert days(created["view"]) == 90
     shop = fleet.actor(created["token"])
     assert shop.get("/v1/jobs").status_code == 200
-    listed = operator.get("/v1/tokens").json()["items"]
-    assert [item["name"] for item in listed] == ["shop", ""]
+    items = operator.get("/v1/tokens").json()["items"]
+    assert [item["name"] for item in items] == ["shop", ""]
     assert created["token"] not in operator.get("/v1/tokens").text
     address = f"/v1/tokens/{created['view']['id']}"
     assert operator.delete(address).status_code == 204
@@ -82,8 +82,8 @@ def test_who_am_i(fleet, home, operator, device, maker, alice):
 
 def test_never_more_than_the_maker(maker, problem):
     small = maker(Scope.TOKENS_WRITE, Scope.JOBS_READ)
-    refused = problem(small.post("/v1/tokens", json={"scopes": ["jobs:read", "jobs:write"]}), 403, "forbidden")
-    assert refused["missing"] == ["jobs:write"]
+    refusal = problem(small.post("/v1/tokens", json={"scopes": ["jobs:read", "jobs:write"]}), 403, "forbidden")
+    assert refusal["missing"] == ["jobs:write"]
     assert make(small)["view"]["scopes"] == ["jobs:read"]
     assert make(small, role="operator")["view"]["scopes"] == ["jobs:read", "tokens:write"]
     assert make(small, scopes=[])["view"]["scopes"] == []
@@ -122,8 +122,8 @@ def test_it_ends_when_it_said(fleet, home, operator, problem):
     created = make(operator)
     actor = fleet.actor(created["token"])
     with home.database.writing() as session:
-        ended = datetime.now(UTC) - timedelta(seconds=1)
-        session.execute(update(Token).where(Token.id == created["view"]["id"]).values(expires_at=ended))
+        end = datetime.now(UTC) - timedelta(seconds=1)
+        session.execute(update(Token).where(Token.id == created["view"]["id"]).values(expires_at=end))
     assert "expired" in problem(actor.get("/v1/jobs"), 401, "unauthorized")["detail"]
     problem(operator.post(f"/v1/tokens/{created['view']['id']}/rotate"), 409, "conflict")
 

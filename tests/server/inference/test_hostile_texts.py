@@ -17,11 +17,11 @@ def scoring(home, monkeypatch):
     tokenized = []
     encode = service.encode_choice
 
-    def counted(tokenizer, choice):
+    def count_call(tokenizer, choice):
         tokenized.append(choice)
         return encode(tokenizer, choice)
 
-    monkeypatch.setattr(service, "encode_choice", counted)
+    monkeypatch.setattr(service, "encode_choice", count_call)
     with home.database.reading() as session:
         yield ScoringService(session, home.artifacts, "default"), tokenized
 

@@ -38,9 +38,9 @@ def generate(actor, prompt, **changes):
 def test_rows_of_many_adapters_are_scored_as_in_peft(site):
     cases = [(name, text) for text in TEXTS for name in (*FIVE, None)]
     rows = [{"adapter": name, "prompt": text, "answers": ANSWERS} for name, text in cases]
-    scored = score(site.fleet.app(), *rows, base="tiny")
-    assert len(scored) == len(cases)
-    for (name, text), row in zip(cases, scored, strict=True):
+    results = score(site.fleet.app(), *rows, base="tiny")
+    assert len(results) == len(cases)
+    for (name, text), row in zip(cases, results, strict=True):
         expected = [site.expected("default", name, text, answer) for answer in ANSWERS]
         log_probabilities = [answer["log_probability"] for answer in row["answers"]]
         np.testing.assert_allclose(log_probabilities, expected, atol=TOLERANCE, rtol=0)
@@ -72,12 +72,12 @@ def test_tenants_are_apart(site):
         return score(site.fleet.app(tenant), *[row] * 8)
 
     with ThreadPoolExecutor(4) as pool:
-        answered = list(pool.map(ask, ["default", "other"] * 6))
-    for tenant, rows in zip(["default", "other"] * 6, answered, strict=True):
+        results = list(pool.map(ask, ["default", "other"] * 6))
+    for tenant, rows in zip(["default", "other"] * 6, results, strict=True):
         expected = site.expected(tenant, "red", "It was a film", " great")
         log_probabilities = [row["answers"][0]["log_probability"] for row in rows]
         np.testing.assert_allclose(log_probabilities, [expected] * 8, atol=TOLERANCE)
-    assert abs(answered[0][0]["answers"][0]["log_probability"] - answered[1][0]["answers"][0]["log_probability"]) > 0.1
+    assert abs(results[0][0]["answers"][0]["log_probability"] - results[1][0]["answers"][0]["log_probability"]) > 0.1
 
 
 def test_a_foreign_adapter_is_as_absent_as_none(site, problem):
@@ -116,11 +116,11 @@ def test_revisions_are_versions(site, problem):
     before = site.expected("default", "new", "a good film", " x")
     site.publish("default", "new", 30)
     after = site.expected("default", "new", "a good film", " x")
-    scored = score(app, *({"adapter": name, **row} for name in ("new", "new@v1", "new@2")))
-    main, one, two, digits = scored = scored + score(app, {"adapter": f"new@{scored[1]['revision'][:12]}", **row})
-    assert [each["version"] for each in scored] == [2, 1, 2, 1]
+    results = score(app, *({"adapter": name, **row} for name in ("new", "new@v1", "new@2")))
+    main, one, two, digits = results = results + score(app, {"adapter": f"new@{results[1]['revision'][:12]}", **row})
+    assert [each["version"] for each in results] == [2, 1, 2, 1]
     assert (main["revision"], digits["revision"]) == (two["revision"], one["revision"])
-    log_probabilities = [each["answers"][0]["log_probability"] for each in scored]
+    log_probabilities = [each["answers"][0]["log_probability"] for each in results]
     np.testing.assert_allclose(log_probabilities, [after, before, after, before], atol=TOLERANCE)
     problem(app.post("/v1/score", json={"rows": [{"adapter": "new@v9", **row}]}), 404, "revision-not-found")
 
@@ -208,8 +208,8 @@ def test_a_stream_brings_the_text_in_pieces(site, problem):
     assert {kind for kind, _ in pieces} == {"text"}
     assert len(pieces) > 2
     assert "".join(piece["text"] for _, piece in pieces) == whole["text"]
-    refused = app.post("/v1/generate", json=body | {"stream": True, "adapter": "nobody"})
-    problem(refused, 404, "adapter-not-found")
+    refusal = app.post("/v1/generate", json=body | {"stream": True, "adapter": "nobody"})
+    problem(refusal, 404, "adapter-not-found")
 
 
 def metric(site, name, **labels):

@@ -38,7 +38,7 @@ def test_a_named_estimator_has_no_reason(app):
 
 
 @pytest.mark.parametrize(
-    ("changes", "chosen", "cause"),
+    ("changes", "expected", "cause"),
     [
         ({"recipe": {"backend": "qnn"}}, "replay", "backend qnn has no reverse pass"),
         ({"recipe": {"backend": "vulkan"}}, "replay", "backend vulkan has no reverse pass"),
@@ -51,9 +51,9 @@ def test_a_named_estimator_has_no_reason(app):
         ({"training": {"weight_decay": 0.1}}, "gradient", "exact gradients"),
     ],
 )
-def test_the_request_decides_first(app, changes, chosen, cause):
+def test_the_request_decides_first(app, changes, expected, cause):
     job = submit(app, **changes)
-    assert estimator(job) == chosen
+    assert estimator(job) == expected
     assert cause in job["estimator_reason"]
 
 
@@ -100,8 +100,8 @@ def test_only_devices_that_may_train_it_count(fleet, app):
 
 
 def decline(device, lease, available):
-    needed = lease["manifest"]["manifest"]["planned_bytes"] + 10**9
-    body = {"needed_bytes": needed, "available_bytes": needed - available}
+    needed_bytes = lease["manifest"]["manifest"]["planned_bytes"] + 10**9
+    body = {"needed_bytes": needed_bytes, "available_bytes": needed_bytes - available}
     return device.post(f"/v1/leases/{lease['id']}/decline", json=body)
 
 
@@ -160,8 +160,8 @@ def choose(tokenizer):  # noqa: F811
     return choose
 
 
-def peak(chosen):
-    return predicted_peak(chosen.recipe, SMOLLM2, 134_515_008)
+def peak(choice):
+    return predicted_peak(choice.recipe, SMOLLM2, 134_515_008)
 
 
 def test_memory_decides_next(choose):
@@ -181,8 +181,8 @@ def test_memory_decides_next(choose):
 
 
 def test_a_trajectory_is_kept_when_memory_is_short(choose):
-    chosen = choose(10**9, queries=64)
-    assert chosen.recipe.estimator == "directional"
-    less = choose(peak(chosen) - 1, queries=64)
+    choice = choose(10**9, queries=64)
+    assert choice.recipe.estimator == "directional"
+    less = choose(peak(choice) - 1, queries=64)
     assert less.recipe.micro_batch == 4
     assert less.reason.startswith("estimator directional with micro-batch 4: recipe.queries is 64")

@@ -49,7 +49,7 @@ def manifest(weights=WEIGHTS, planned=PLANNED, **settings):
     )
 
 
-def given_up(recipe):
+def quality_key(recipe):
     """How much of each kind, the most harmful first."""
     return -recipe.sequence_length, -recipe.queries, -recipe.effective_batch, recipe.precision != "fp32"
 
@@ -197,4 +197,4 @@ def test_more_memory_never_costs_more(settings, weights, planned, first, second)
     with_more = smaller(program, weights + planned, more)
     if with_less is not None:
         assert with_more is not None
-        assert given_up(with_more) <= given_up(with_less)
+        assert quality_key(with_more) <= quality_key(with_less)

@@ -124,8 +124,8 @@ def test_secrets_are_required_and_never_in_the_environment():
         texts = [json.dumps([service.get("environment"), service.get("command")])]
         mounted = [volume.split(":")[0] for volume in service.get("volumes", [])]
         texts += [(ROOT / path).read_text() for path in mounted if path.startswith("./deploy/")]
-        used = re.findall(r"/run/secrets/([\w-]+)", "\n".join(texts))
-        assert set(used) == set(service.get("secrets", []))
+        secret_names = re.findall(r"/run/secrets/([\w-]+)", "\n".join(texts))
+        assert set(secret_names) == set(service.get("secrets", []))
 
 
 def test_the_settings_exist():

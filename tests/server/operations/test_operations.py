@@ -19,6 +19,6 @@ def test_every_metric_exists(fleet, standing):
     state = standing[0].state.mobizo
     text = Exposition(state.meters, state.database).text().decode()
     names = set(re.findall(r"^# TYPE (\S+)", text, re.MULTILINE))
-    spoken = set(re.findall(r"`((?:mobizo|process)_[a-z_]+)", TEXT)) - {"process_"}
-    assert len(spoken) > 10
-    assert spoken <= names | {f"{name}_total" for name in names}
+    mentioned_names = set(re.findall(r"`((?:mobizo|process)_[a-z_]+)", TEXT)) - {"process_"}
+    assert len(mentioned_names) > 10
+    assert mentioned_names <= names | {f"{name}_total" for name in names}

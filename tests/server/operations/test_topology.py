@@ -217,11 +217,13 @@ def test_a_whole_job_with_a_server_and_a_worker_killed(topology, tmp_path):
 
     # The worker that compiles is killed: the other one compiles it.
     engine = create_engine(Settings(**database_of(topology)).url)
-    claimed = text("SELECT workers.pid FROM tasks JOIN workers ON workers.id = worker_id WHERE state = 'running'")
+    running_worker = text(
+        "SELECT workers.pid FROM tasks JOIN workers ON workers.id = worker_id WHERE state = 'running'"
+    )
 
     def compiling():
         with engine.connect() as connection:
-            return connection.scalar(claimed)
+            return connection.scalar(running_worker)
 
     (victim,) = [worker for worker in workers if worker.pid == until(compiling)]
     os.killpg(victim.pid, signal.SIGKILL)
@@ -256,8 +258,8 @@ def test_a_whole_job_with_a_server_and_a_worker_killed(topology, tmp_path):
     # What the store and the database hold is backed up, and the doctor finds nothing wrong.
     backup = json.loads(topology.call("server", ["mobizo-server", "backup", str(tmp_path / "kept.tar"), "--json"]))
     assert backup["files"] >= 4
-    examined = topology.call("worker", SERVICES["worker"]["healthcheck"]["test"][1:])
-    assert "fail" not in [line.split()[0] for line in examined.splitlines()]
+    doctor_output = topology.call("worker", SERVICES["worker"]["healthcheck"]["test"][1:])
+    assert "fail" not in [line.split()[0] for line in doctor_output.splitlines()]
     # All that still run are stopped as containers are.
     running_processes = [process for process in topology._processes if process.poll() is None]
     assert len(running_processes) == 4
@@ -283,10 +285,10 @@ def check_logs(topology, tokens, job, tmp_path):
     names = ("migrate", "server-0", "server-1", "worker-0", "worker-1", "agent-0", "agent-1")
     logs = {name: topology.log(name) for name in names}
 
-    def events(*names, **wanted):
+    def events(*names, **fields):
         """The structured lines of some logs that have these values."""
         lines = [json.loads(line) for name in names for line in logs[name].splitlines() if line.startswith("{")]
-        return [line for line in lines if wanted.items() <= line.items()]
+        return [line for line in lines if fields.items() <= line.items()]
 
     (submitted,) = events("server-0", event="job-submitted")
     assert (submitted["job"], submitted["recipe"]) == (job["id"], job["recipe_id"])

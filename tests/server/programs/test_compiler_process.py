@@ -81,16 +81,16 @@ def test_an_end_without_a_word_is_a_crash(compile_, command):
 
 @pytest.mark.parametrize("script", ["print('{\"manifest\": {}}')", "print('{\"manifest\": 1}')"])
 def test_a_manifest_that_is_none(compile_, script):
-    with pytest.raises(CompileFailed, match="invalid manifest") as caught:
+    with pytest.raises(CompileFailed, match="invalid manifest") as error_info:
         compile_(command=[sys.executable, "-c", script])
-    assert not isinstance(caught.value, CompilerCrashed)
+    assert not isinstance(error_info.value, CompilerCrashed)
 
 
 @pytest.mark.parametrize("script", ["print('{\"error\": 1}')", 'print(\'{"error": {"code": "new-one"}}\')'])
 def test_an_error_of_another_form_is_no_crash(compile_, script):
-    with pytest.raises(Exception, match=r".") as caught:
+    with pytest.raises(Exception, match=r".") as error_info:
         compile_(command=[sys.executable, "-c", script])
-    assert not isinstance(caught.value, CompilerCrashed | Unavailable)
+    assert not isinstance(error_info.value, CompilerCrashed | Unavailable)
 
 
 def test_another_recipe_s_program(compile_, source, recipe, tmp_path):
@@ -116,9 +116,9 @@ def test_what_is_not_wanted_is_stopped(compile_, source):
 
 
 def test_memory_has_a_limit(compile_, source):
-    with pytest.raises(CompileFailed, match="memory") as caught:
+    with pytest.raises(CompileFailed, match="memory") as error_info:
         compile_(memory=400, memory_limit=300 << 20)
-    assert not isinstance(caught.value, CompilerCrashed)
+    assert not isinstance(error_info.value, CompilerCrashed)
     assert not any(psutil.pid_exists(pid) for pid in started(source))
 
 

@@ -9,11 +9,11 @@ URL = "/v1/adapters/alice-movies"
 def publish(fleet, app, device):
     """Trains one more version of an adapter; what the device is told of it."""
 
-    def published(value=0.5, *, job=None, **changes):
+    def publish_version(value=0.5, *, job=None, **changes):
         fleet.ready_job(app, **(job or {}))
         return device.finish(device.lease(), value, **changes)
 
-    return published
+    return publish_version
 
 
 @pytest.fixture

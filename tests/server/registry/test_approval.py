@@ -53,8 +53,8 @@ def test_the_rule_for_texts(before, after, approved):
 )
 def test_the_rule_for_scores_of_texts(rule, before, after, says):
     others = {"examples": 4, "exact_match": 0, "rouge_l": 0.3, "words": 9, "own_words": 9}
-    written = {"written_before": before, "written_after": after}
-    scores = {name: None if value is None else others | {"token_f1": value} for name, value in written.items()}
+    text_scores = {"written_before": before, "written_after": after}
+    scores = {name: None if value is None else others | {"token_f1": value} for name, value in text_scores.items()}
     # The loss rose, which only the default rule minds.
     scores |= {"token_loss_before": 3.0, "token_loss_after": 3.5, "zero_shot_accuracy": None, "tuned_accuracy": None}
     reason = objection(None, rule, **scores)
@@ -71,10 +71,10 @@ def test_a_version_that_fell_waits_for_a_person(app, publish, decide, problem):
     assert decide("GET", "/revisions/v1")["version"] == 1  # somebody must try it
     problem(app.post(f"{URL}/promote", json={"revision": "v1"}), 409, "conflict")
     problem(app.post(f"{URL}/versions/1/deprecate", json={"message": "x"}), 409, "conflict")
-    approved = decide("POST", "/versions/1/approve", {"reason": "tried it"})
-    assert (approved["state"], approved["message"]) == ("approved", "")
+    approved_version = decide("POST", "/versions/1/approve", {"reason": "tried it"})
+    assert (approved_version["state"], approved_version["message"]) == ("approved", "")
     assert decide("GET", "/revisions/main")["version"] == 1
-    assert decide("POST", "/versions/1/approve") == approved
+    assert decide("POST", "/versions/1/approve") == approved_version
     assert [event["action"] for event in decide("GET", "/events")["items"]] == ["approved", "held"]
 
 
@@ -89,10 +89,10 @@ def test_what_was_held_is_no_main_over_a_later_one(publish, decide):
 def test_a_rejected_version_is_deleted(app, publish, decide, problem):
     publish(tuned_accuracy=0.1)
     publish()
-    rejected = decide("POST", "/versions/1/reject", {"reason": "worse"})
-    assert rejected["state"] == "deleted"
-    assert rejected["removed_after"]
-    assert decide("POST", "/versions/1/reject") == rejected
+    rejected_version = decide("POST", "/versions/1/reject", {"reason": "worse"})
+    assert rejected_version["state"] == "deleted"
+    assert rejected_version["removed_after"]
+    assert decide("POST", "/versions/1/reject") == rejected_version
     problem(app.post(f"{URL}/versions/2/reject"), 409, "conflict")
     problem(app.get(f"{URL}/versions/1"), 404, "revision-not-found")
     assert decide("POST", "/versions/1/undelete")["state"] == "held"
@@ -105,8 +105,8 @@ def test_rules_of_tenant_and_adapter(fleet, app, publish, decide):
     tenant = app.get("/v1/approval-rule")
     assert tenant.json() == {"rule": {"automatic": True, "margin": 0, "unmeasured": "hold"}, "source": "server"}
     loose = {"automatic": True, "margin": 0.3, "unmeasured": "hold"}
-    put = app.put("/v1/approval-rule", json={"rule": loose}, headers={"If-Match": tenant.headers["etag"]})
-    assert put.json() == {"rule": loose, "source": "tenant"}
+    response = app.put("/v1/approval-rule", json={"rule": loose}, headers={"If-Match": tenant.headers["etag"]})
+    assert response.json() == {"rule": loose, "source": "tenant"}
     assert fleet.app("other").get("/v1/approval-rule").json()["source"] == "server"
     publish(tuned_accuracy=0.25)
     publish(tuned_accuracy=0.15)

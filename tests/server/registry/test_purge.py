@@ -33,7 +33,7 @@ def purge(home):
 
 
 @pytest.fixture
-def collected(home, grow_old):
+def collect(home, grow_old):
     """What a collector's pass removes; every file is old."""
 
     def run():
@@ -51,7 +51,7 @@ def files_of(app, version, url=URL):
 
 
 @pytest.mark.both_databases
-def test_a_version_goes_after_its_grace_and_its_bytes_with_it(app, device, publish, decide, purge, collected, problem):
+def test_a_version_goes_after_its_grace_and_its_bytes_with_it(app, device, publish, decide, purge, collect, problem):
     first, second = publish(0.25), publish(0.5)
     shared = publish(0.5, job={"adapter": "alice-books"})  # the same bytes, in another adapter
     assert shared["sha256"] == second["sha256"]
@@ -61,14 +61,14 @@ def test_a_version_goes_after_its_grace_and_its_bytes_with_it(app, device, publi
     decide("DELETE", "/versions/1")
     decide("DELETE", "/versions/2")
     assert purge(29) == 0
-    assert collected() == set()
+    assert collect() == set()
     assert decide("POST", "/versions/2/undelete")["version"] == 2
     assert purge(31) == 1
     problem(app.post(f"{URL}/versions/1/undelete"), 404, "revision-not-found")
     decide("DELETE", "/versions/2")
     assert purge(31) == 1
     books = "/v1/adapters/alice-books/versions/1/lora_B.safetensors"
-    removed_files = collected()
+    removed_files = collect()
     assert first["sha256"] in removed_files
     assert shared["sha256"] not in removed_files
     assert mine - removed_files == mine & others
@@ -77,7 +77,7 @@ def test_a_version_goes_after_its_grace_and_its_bytes_with_it(app, device, publi
     assert [event["action"] for event in decide("GET", "/events")["items"]][:2] == ["published", "removed"]
 
 
-def test_an_adapter_goes_whole_and_its_trail_stays(home, app, publish, decide, purge, collected, problem):
+def test_an_adapter_goes_whole_and_its_trail_stays(home, app, publish, decide, purge, collect, problem):
     versions = [publish(value) for value in (0.25, 0.5)]
     decide("PUT", "/tags/old", {"revision": "v1"})
     files_of(app, 2)
@@ -85,7 +85,7 @@ def test_an_adapter_goes_whole_and_its_trail_stays(home, app, publish, decide, p
     decide("DELETE", "?reason=gone")
     assert purge(31) == 2
     problem(app.post(f"{URL}/undelete"), 404, "adapter-not-found")
-    assert {version["sha256"] for version in versions} < collected()
+    assert {version["sha256"] for version in versions} < collect()
     assert decide("GET", "/events")["items"][0]["action"] == "removed"
     again = publish(0.25)
     assert (again["version"], again["sha256"]) == (1, versions[0]["sha256"])

@@ -99,10 +99,10 @@ def test_no_service(tmp_path):
         lambda: list(store.listing()),
         lambda: store.leftovers(datetime(2100, 1, 1, tzinfo=UTC)),
     ):
-        with pytest.raises(Unavailable, match="object store") as caught:
+        with pytest.raises(Unavailable, match="object store") as error_info:
             ask()
-        assert SECRET not in str(caught.value)
-        assert "\n" not in caught.value.detail
+        assert SECRET not in str(error_info.value)
+        assert "\n" not in error_info.value.detail
 
 
 def test_no_bucket(s3, tmp_path):

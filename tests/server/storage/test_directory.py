@@ -53,17 +53,17 @@ def test_a_disk_that_is_full_only_when_synced(store, monkeypatch):
 
 def test_many_writers_and_one_who_deletes(store):
     """Whoever ends a put finds the file, until the next deletion: none ends with a link that was lost."""
-    ended = []
+    endings = []
 
     def write():
         try:
             for _ in range(200):
                 store.put(DATA)
         finally:
-            ended.append(True)
+            endings.append(True)
 
     def delete():
-        while len(ended) < 3:
+        while len(endings) < 3:
             store.delete([SHA])
 
     at_once(write, write, write, delete)

@@ -119,9 +119,9 @@ def test_what_is_told(home, grow_old):
     assert home.artifacts.read(orphan)
     assert collector.collect(HOUR) == report
     with home.database.reading() as session:
-        noted = session.scalars(select(GarbageCollection)).one()
-        assert (noted.deleted, noted.freed_bytes) == (1, 5)
-        assert noted.started_at <= noted.ended_at
+        collection = session.scalars(select(GarbageCollection)).one()
+        assert (collection.deleted, collection.freed_bytes) == (1, 5)
+        assert collection.started_at <= collection.ended_at
 
 
 def test_an_upload_that_was_replaced_goes(fleet, app, device, lease, collect):
@@ -165,10 +165,10 @@ def test_what_is_stored_again_while_a_pass_looks_stays(home, grow_old):
 
 def test_an_upload_that_is_collected_at_once_can_be_sent_again(home, device, lease, problem, monkeypatch):
     data = adapter_bytes(lease["manifest"]["manifest"]["size"], 0.25)
-    put = home.artifacts.put
+    original_put = home.artifacts.put
 
     def put_and_lose(data):
-        home.artifacts.delete([sha256 := put(data)])
+        home.artifacts.delete([sha256 := original_put(data)])
         return sha256
 
     monkeypatch.setattr(home.artifacts, "put", put_and_lose)
@@ -190,7 +190,7 @@ def test_no_name_is_ever_committed_without_its_file(home, anywhere):
     """Publishers store, name, read and forget the same few files, while two collectors give no grace at all."""
     contents = [f"content {number}".encode() * 50 for number in range(4)]
     rounds = 24
-    ended, removed, published = [], [], []
+    finished_publishers, removal_counts, read_contents = [], [], []
 
     def publish(who):
         rng = random.Random(who)
@@ -203,7 +203,7 @@ def test_no_name_is_ever_committed_without_its_file(home, anywhere):
                     hold(session, anywhere, [sha256])
                     name_as_base(session, name, sha256)
                     break
-            published.append(anywhere.read(sha256))
+            read_contents.append(anywhere.read(sha256))
             if turn % 4 == 0 or rng.random() < 0.9:
                 with home.database.writing() as session:
                     session.execute(delete(BaseModelEntry).where(BaseModelEntry.name == name))
@@ -211,8 +211,8 @@ def test_no_name_is_ever_committed_without_its_file(home, anywhere):
     def gather():
         collector = Collector(home.database, anywhere)
         while True:
-            last = len(ended) == 3
-            removed.append(collector.collect(NONE).deleted)
+            last = len(finished_publishers) == 3
+            removal_counts.append(collector.collect(NONE).deleted)
             if last:
                 return
 
@@ -220,12 +220,12 @@ def test_no_name_is_ever_committed_without_its_file(home, anywhere):
         try:
             publish(who)
         finally:
-            ended.append(who)
+            finished_publishers.append(who)
 
     anywhere.put((home.source / "tokenizer.json").read_bytes())
     at_once(gather, gather, *(partial(publish_all, who) for who in range(3)))
-    assert len(published) == 3 * rounds
-    assert sum(removed) >= 3 * rounds / 4
+    assert len(read_contents) == 3 * rounds
+    assert sum(removal_counts) >= 3 * rounds / 4
     with home.database.reading() as session:
         names = set(session.scalars(select(BaseModelEntry.tokenizer_sha256)))
     assert names

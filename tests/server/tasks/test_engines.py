@@ -137,8 +137,8 @@ def test_a_compile_tells_how_it_goes(home, app, start, state):
     start()
     eventually(lambda: state(job) == "ready")
     with home.database.reading() as session:
-        reports = session.scalars(select(JobEvent).where(JobEvent.kind == "progress")).all()
-        assert len(reports) in (1, 2)
+        progress_events = session.scalars(select(JobEvent).where(JobEvent.kind == "progress")).all()
+        assert len(progress_events) in (1, 2)
 
 
 def test_what_is_over_the_budget_is_not_begun(home, app, start, state):
@@ -237,8 +237,10 @@ def test_a_merged_model_asked_for_many_times_at_once_is_made_once(fleet, home, v
     actors = [fleet.app() for _ in range(6)]
     answers = at_once(*(partial(actor.post, MERGED) for actor in actors))
     assert [answer.status_code for answer in answers] == [202] * 6
-    merged = eventually(lambda: (conversion := actors[0].get(MERGED).json())["state"] == "ready" and conversion)
-    assert [file["path"] for file in merged["files"]] == ["config.json", "model.safetensors"]
+    conversion_view = eventually(
+        lambda: (conversion := actors[0].get(MERGED).json())["state"] == "ready" and conversion
+    )
+    assert [file["path"] for file in conversion_view["files"]] == ["config.json", "model.safetensors"]
     assert len(home.conversions()) == 1
     eventually(lambda: not workspaces(home))
 
@@ -255,9 +257,9 @@ def test_a_worker_that_is_asked_to_stop_while_it_merges(home, app, version, star
     assert not alive(converter)
     assert app.get(MERGED).json()["state"] == "pending"
     # A worker on the same machine sees at once that the next one is dead.
-    killed = start(**patient)
+    killed_worker = start(**patient)
     eventually(lambda: len(home.conversions()) == 2)
-    killed.send_signal(signal.SIGKILL)
+    killed_worker.send_signal(signal.SIGKILL)
     eventually(lambda: not alive(home.conversions()[1]))
     home.convert_so()
     start(**patient)

@@ -185,10 +185,10 @@ def bucket(home, settle, s3):
     """The server's files lie in a bucket, which sends all but the smallest."""
     changes = s3.settings() | {"delivery": Delivery.REDIRECT, "redirect_bytes": 100_000}
     tokenizer = (home.source / "tokenizer.json").read_bytes()
-    changed = type(home.settings)(**(home.settings.model_dump() | changes))
-    home.artifacts = open_artifacts(changed)
+    settings = type(home.settings)(**(home.settings.model_dump() | changes))
+    home.artifacts = open_artifacts(settings)
     home.artifacts.put(tokenizer)
-    settle(**{name: getattr(changed, name) for name in changed.model_fields_set})
+    settle(**{name: getattr(settings, name) for name in settings.model_fields_set})
 
 
 @pytest.fixture
@@ -237,8 +237,8 @@ def test_small_files_and_forbidden_ranges_are_sent_by_the_server(device, bucket_
     tokenizer = next(file for file in bucket_lease["manifest"]["manifest"]["files"] if file["role"] == "tokenizer")
     assert device.get(f"/v1/files/{tokenizer['sha256']}").status_code == 200
     path, weights = place
-    changed = device.get(path, headers={"Range": "bytes=10-", "If-Range": '"other"'})
-    assert (changed.status_code, changed.content) == (200, CONTENT)
+    response = device.get(path, headers={"Range": "bytes=10-", "If-Range": '"other"'})
+    assert (response.status_code, response.content) == (200, CONTENT)
     part = device.get(path, headers={"Range": "bytes=10-", "If-Range": f'"{weights["sha256"]}"'})
     assert part.status_code == 307
 

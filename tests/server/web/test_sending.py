@@ -33,12 +33,12 @@ class Ways:
     async def __call__(self, scope, receive, send):
         kinds = set()
 
-        async def noted(message):
+        async def send_and_note(message):
             kinds.add(message["type"])
             await send(message)
 
         try:
-            await self.app(scope, receive, noted)
+            await self.app(scope, receive, send_and_note)
         except Exception as error:
             self.failures.append(type(error))
             raise

@@ -113,11 +113,11 @@ def test_from_a_job_to_its_exports(home, fleet, app, device, calibration, tmp_pa
         name = {"q_proj": "attn_q", "v_proj": "attn_v"}[module.target]
         np.testing.assert_array_equal(reader[f"blk.{module.layer}.{name}.weight.lora_a"], a.T)
     ref = ServedAdapterRef(sha256=version["sha256"], recipe=recipe, shape=SHAPE)
-    served = ModelCache(home.artifacts, 0, 1 << 20).adapter(ref, ())
+    adapter = ModelCache(home.artifacts, 0, 1 << 20).adapter(ref, ())
     for module in modules:
         place = (module.layer, module.target)
         scaled = a_of(calibration, module).T * np.float32(recipe.scale)
-        np.testing.assert_array_equal(served.projections.a[place].numpy(), scaled)
+        np.testing.assert_array_equal(adapter.projections.a[place].numpy(), scaled)
 
 
 def gguf_tensors(path, data):

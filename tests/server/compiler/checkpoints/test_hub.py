@@ -31,9 +31,9 @@ class SmallHub(BaseHTTPRequestHandler):
 
     def do_GET(self):
         self.server.requests.append((self.path, self.headers.get("Authorization")))
-        refused = {"acme/gated": GATED, "acme/gone": NOT_FOUND}.get("/".join(self.path.split("/")[-4:-2]))
-        if refused is not None:
-            return self.answer(refused[0], b"", {"X-Error-Code": refused[1], "X-Error-Message": "no"})
+        refusal = {"acme/gated": GATED, "acme/gone": NOT_FOUND}.get("/".join(self.path.split("/")[-4:-2]))
+        if refusal is not None:
+            return self.answer(refusal[0], b"", {"X-Error-Code": refusal[1], "X-Error-Message": "no"})
         if self.path.startswith("/api/models/acme/tiny/revision/"):
             siblings = [{"rfilename": name} for name in self.server.files]
             info = json.dumps({"id": "acme/tiny", "sha": COMMIT, "siblings": siblings}).encode()
@@ -49,9 +49,9 @@ class SmallHub(BaseHTTPRequestHandler):
 
     def file(self, name, content):
         headers = {"ETag": f'"{name}"', "X-Repo-Commit": COMMIT}
-        if wanted := self.headers.get("Range"):
-            self.server.resumed.append((name, wanted))
-            first = int(wanted.removeprefix("bytes=").partition("-")[0])
+        if requested_range := self.headers.get("Range"):
+            self.server.resumed.append((name, requested_range))
+            first = int(requested_range.removeprefix("bytes=").partition("-")[0])
             headers["Content-Range"] = f"bytes {first}-{len(content) - 1}/{len(content)}"
             return self.answer(206, content[first:], headers)
         breaks = self.server.breaks.get(name) if self.command == "GET" else None

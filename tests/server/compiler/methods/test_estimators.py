@@ -105,8 +105,8 @@ def test_replay_repeats_the_stored_copies_bit_for_bit(stored_programs: StoredPro
     batch, seeds = reference.random_batch(rng, recipe, VOCABULARY), query_seeds(1, 0, recipe.queries)
     following = program.step(batch, seeds, 0.05, 0.02)[0]
     program("load", np.zeros_like(trained))
-    for recorded, coefficients, eps in ledger:
-        program("replay", recorded, coefficients, np.array([eps], np.float32))
+    for recorded_seeds, coefficients, eps in ledger:
+        program("replay", recorded_seeds, coefficients, np.array([eps], np.float32))
     np.testing.assert_array_equal(program("adapter")[0], trained)
     np.testing.assert_array_equal(program.step(batch, seeds, 0.05, 0.02)[0], following)
 
@@ -130,8 +130,8 @@ def test_load_forgets_the_pending_update(stored_programs: StoredPrograms) -> Non
     program("load", start)
     np.testing.assert_array_equal(program("adapter")[0], start)
     again = train(program)
-    for (_, coefficients, _), (_, repeated, _) in zip(first, again, strict=True):
-        np.testing.assert_array_equal(coefficients, repeated)
+    for (_, coefficients, _), (_, repetition, _) in zip(first, again, strict=True):
+        np.testing.assert_array_equal(coefficients, repetition)
 
 
 @pytest.mark.parametrize("noise", NOISES)

@@ -273,11 +273,11 @@ def test_layers_of_int4_use_xnnpacks_kernels_for_groups(wide: TinyBase, monkeypa
     graphs: list[XNNGraph] = []
     serialize = xnnpack_preprocess.serialize_xnnpack_binary
 
-    def recorded(graph: XNNGraph, *others: object) -> bytes:
+    def record(graph: XNNGraph, *others: object) -> bytes:
         graphs.append(graph)
         return serialize(graph, *others)
 
-    monkeypatch.setattr(xnnpack_preprocess, "serialize_xnnpack_binary", recorded)
+    monkeypatch.setattr(xnnpack_preprocess, "serialize_xnnpack_binary", record)
     base = QuantizedBase.of(load_checkpoint(str(wide.directory)), "int4")
     shape = LayerShape(base.facts, "int4", paths=1, rows=2, rank=4, targets=())
     lower_layers([DecoderLayer(shape, base.layers[0], {})], layer_example(shape, 8), shape.scheme, StoredKeys())

@@ -33,16 +33,16 @@ class Case:
         """By autograd, in float64: the input's gradient, and B's of each example (slab,)."""
         double = [tensor.double() for tensor in self.inputs]
         hidden = double[0].requires_grad_()
-        returned = []
+        gradients = []
         for row in range(self.shape.rows):
             shape = dataclasses.replace(self.shape, rows=1)
             layer = DecoderLayer(shape, self.weights, self.scaled_a).double()
             slab = [double[1].detach().clone().requires_grad_()] if self.shape.targets else []
             output = layer(hidden[row : row + 1], *slab, *double[1 + len(slab) :])
             output.backward(self.gradient[row : row + 1].double())
-            returned += [each.grad[0] for each in slab]
+            gradients += [each.grad[0] for each in slab]
         assert hidden.grad is not None
-        return hidden.grad, returned
+        return hidden.grad, gradients
 
 
 def make_case(architectures: Architectures, name: str, targets: tuple[Target, ...], rank: int, index: int) -> Case:

@@ -113,8 +113,8 @@ def test_a_version_is_made_of_updates_that_nobody_saw(masked, standing):
         answer = member.complete()
         assert answer.status_code == 200, answer.text
         assert member.complete().json() == answer.json() == {"cohort": "readers", "round": 1, "updates": 4}
-    published = masked.round()
-    assert (published["state"], published["version"], published["updates"]) == ("published", 1, 4)
+    round_view = masked.round()
+    assert (round_view["state"], round_view["version"], round_view["updates"]) == ("published", 1, 4)
     assert_mean(masked, *USERS)
     for part in masked.parts().values():
         assert part["state"] == "counted"
@@ -151,9 +151,9 @@ def test_with_too_few_left_the_round_is_abandoned_and_nothing_is_unmasked(masked
     turn(masked, "alice")
     pass_phase(masked)
     masked.work()
-    ended = masked.round()
-    assert ended["state"] == "abandoned"
-    assert "2 of 4 devices remained in phase vectors" in ended["why"]
+    round_view = masked.round()
+    assert round_view["state"] == "abandoned"
+    assert "2 of 4 devices remained in phase vectors" in round_view["why"]
     with masked.home.database.reading() as session:
         assert not any(row.vector_sha256 for row in session.scalars(select(SecureAggregationMember)))
     response = masked.members["alice"].actor.post(f"/v1/leases/{masked.members['alice'].lease['id']}/release")

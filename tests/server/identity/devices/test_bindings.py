@@ -50,9 +50,9 @@ def test_a_device_takes_no_job_and_no_start_weights_of_another_user(fleet, app):
 def test_another_user_s_job_does_not_carry_start_weights_to_a_device(fleet, app, operator, problem):
     published(fleet, app)
     stranger = fleet.device(name="stranger", users=["mallory"])
-    carried = {"user": "mallory", "adapter": "m", "start": {"adapter": "alice-movies"}}
-    problem(app.post("/v1/jobs", json=job_request(**carried, device=stranger.device_id)), 409, "device-not-bound")
-    job = fleet.ready_job(app, **carried)
+    start_request = {"user": "mallory", "adapter": "m", "start": {"adapter": "alice-movies"}}
+    problem(app.post("/v1/jobs", json=job_request(**start_request, device=stranger.device_id)), 409, "device-not-bound")
+    job = fleet.ready_job(app, **start_request)
     assert stranger.lease() is None
     assert "lacks user 'alice', whose adapter the job starts from" in waiting(app, job)["why"]
     bind(operator, stranger, "alice")

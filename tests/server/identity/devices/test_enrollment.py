@@ -46,7 +46,7 @@ class Joining:
                 if request.polled_at is not None:
                     request.polled_at -= timedelta(seconds=seconds)
 
-    def refused(self, answer, error, status=400):
+    def assert_refused(self, answer, error, status=400):
         assert answer.status_code == status, answer.text
         assert answer.headers["content-type"] == "application/json"
         assert answer.headers["cache-control"] == "no-store"
@@ -67,7 +67,7 @@ def test_a_device_that_an_operator_lets_in(fleet, joining, operator):
     assert authorization["verification_uri"] == f"{fleet.url}/device"
     assert authorization["verification_uri_complete"] == f"{fleet.url}/device?user_code={authorization['user_code']}"
     assert (authorization["expires_in"], authorization["interval"]) == (900, 5)
-    joining.refused(joining.poll(authorization["device_code"]), "authorization_pending")
+    joining.assert_refused(joining.poll(authorization["device_code"]), "authorization_pending")
     code = authorization["user_code"].lower().replace("-", "")
     view = operator.get(f"/v1/device-requests/{code}").json()
     assert (view["name"], view["platform"], view["address"]) == ("phone", "linux <b>", "127.0.0.1")
@@ -85,7 +85,7 @@ def test_a_device_that_an_operator_lets_in(fleet, joining, operator):
     assert (device["id"], device["name"]) == (grant["device_id"], "phone")
     assert fleet.actor(grant["access_token"]).post("/v1/leases", json={"datasets": []}).status_code == 204
     joining.later(5)
-    joining.refused(joining.poll(authorization["device_code"]), "invalid_grant")
+    joining.assert_refused(joining.poll(authorization["device_code"]), "invalid_grant")
     assert operator.get(f"/v1/device-requests/{code}").json()["device_id"] == grant["device_id"]
 
 
@@ -116,26 +116,26 @@ def test_a_device_that_is_refused(joining, operator, problem):
     path = f"/v1/device-requests/{authorization['user_code']}"
     assert operator.post(f"{path}/deny").json()["state"] == "denied"
     problem(operator.post(f"{path}/approve"), 409, "conflict")
-    joining.refused(joining.poll(authorization["device_code"]), "access_denied")
+    joining.assert_refused(joining.poll(authorization["device_code"]), "access_denied")
     joining.later(5)
-    joining.refused(joining.poll(authorization["device_code"]), "access_denied")
+    joining.assert_refused(joining.poll(authorization["device_code"]), "access_denied")
     assert operator.get("/v1/devices").json()["items"] == []
 
 
 def test_one_that_asks_too_often_must_ask_ever_slower(joining):
     code = joining.ask()["device_code"]
-    joining.refused(joining.poll(code), "authorization_pending")
-    joining.refused(joining.poll(code), "slow_down")
+    joining.assert_refused(joining.poll(code), "authorization_pending")
+    joining.assert_refused(joining.poll(code), "slow_down")
     joining.later(6)  # the interval is 10 s by now
-    joining.refused(joining.poll(code), "slow_down")
+    joining.assert_refused(joining.poll(code), "slow_down")
     joining.later(16)
-    joining.refused(joining.poll(code), "authorization_pending")
+    joining.assert_refused(joining.poll(code), "authorization_pending")
 
 
 def test_a_code_that_is_over(joining, operator, problem):
     authorization = joining.ask()
     joining.later(901)
-    joining.refused(joining.poll(authorization["device_code"]), "expired_token")
+    joining.assert_refused(joining.poll(authorization["device_code"]), "expired_token")
     for answer in (
         operator.get(f"/v1/device-requests/{authorization['user_code']}"),
         operator.post(f"/v1/device-requests/{authorization['user_code']}/approve"),
@@ -143,7 +143,7 @@ def test_a_code_that_is_over(joining, operator, problem):
         problem(answer, 404, "not-found")
     joining.later(3600)
     joining.ask()
-    joining.refused(joining.poll(authorization["device_code"]), "invalid_grant")
+    joining.assert_refused(joining.poll(authorization["device_code"]), "invalid_grant")
 
 
 @pytest.mark.both_databases
@@ -159,7 +159,7 @@ def test_of_many_who_ask_at_once_one_gets_the_token(fleet, joining, operator):
 def test_an_address_may_have_so_many_devices_wait(fleet, joining, operator):
     codes = [joining.ask()["user_code"] for _ in range(20)]
     answer = joining.form("/v1/oauth/device_authorization", FIELDS)
-    joining.refused(answer, "slow_down", 429)
+    joining.assert_refused(answer, "slow_down", 429)
     assert int(answer.headers["retry-after"]) > 0
     operator.post(f"/v1/device-requests/{codes[0]}/deny")
     joining.ask()
@@ -181,7 +181,7 @@ def test_an_address_may_have_so_many_devices_wait(fleet, joining, operator):
     ids=repr,
 )
 def test_a_bad_request_to_join_leaves_nothing(fleet, joining, changes):
-    joining.refused(joining.form("/v1/oauth/device_authorization", FIELDS | changes), "invalid_request")
+    joining.assert_refused(joining.form("/v1/oauth/device_authorization", FIELDS | changes), "invalid_request")
     with fleet.home.database.reading() as session:
         assert session.scalar(select(func.count()).select_from(DeviceRequest)) == 0
 
@@ -199,7 +199,7 @@ def test_a_bad_request_to_join_leaves_nothing(fleet, joining, changes):
 def test_a_bad_question(joining, operator, changes, error):
     authorization = joining.ask()
     operator.post(f"/v1/device-requests/{authorization['user_code']}/approve")
-    joining.refused(joining.poll(authorization["device_code"], **changes), error)
+    joining.assert_refused(joining.poll(authorization["device_code"], **changes), error)
     assert joining.poll(authorization["device_code"]).status_code == 200
 
 
@@ -215,7 +215,9 @@ def test_a_bad_question(joining, operator, changes, error):
 )
 def test_what_is_no_form(joining, content, kind):
     for path in ("/v1/oauth/device_authorization", "/v1/oauth/token"):
-        joining.refused(joining.actor.post(path, content=content, headers={"Content-Type": kind}), "invalid_request")
+        joining.assert_refused(
+            joining.actor.post(path, content=content, headers={"Content-Type": kind}), "invalid_request"
+        )
 
 
 def test_the_page_tells_what_to_run_and_runs_nothing(fleet):

@@ -46,7 +46,7 @@ def program(fleet):
     return Program(fleet)
 
 
-def refused(answer, error, status=400):
+def assert_refused(answer, error, status=400):
     assert answer.status_code == status, answer.text
     assert answer.headers["cache-control"] == "no-store"
     assert answer.json()["error"] == error, answer.text
@@ -63,8 +63,8 @@ def test_a_person_confirms_and_the_program_gets_one_token(fleet, home, program, 
     assert (
         authorization["verification_uri_complete"] == f"{fleet.url}/ui/activate?user_code={authorization['user_code']}"
     )
-    refused(program.poll(authorization), "authorization_pending")
-    refused(program.poll(authorization), "slow_down")
+    assert_refused(program.poll(authorization), "authorization_pending")
+    assert_refused(program.poll(authorization), "slow_down")
     view = operator.get(path_of(authorization)).json()
     me = operator.get("/v1/whoami").json()
     assert (view["name"], view["address"], view["state"]) == ("mobizo of alice@laptop", "127.0.0.1", "pending")
@@ -83,7 +83,7 @@ def test_a_person_confirms_and_the_program_gets_one_token(fleet, home, program, 
     whoami = fleet.actor(grant["access_token"]).get("/v1/whoami").json()
     assert (whoami["tenant"], whoami["role"], whoami["name"]) == ("default", "operator", "mobizo of alice@laptop")
     program.later(20)
-    refused(program.poll(authorization), "invalid_grant")
+    assert_refused(program.poll(authorization), "invalid_grant")
     with home.database.reading() as session:
         (row,) = session.scalars(select(LoginRequest))
         text = " ".join(str(getattr(row, column.key)) for column in LoginRequest.__table__.columns)
@@ -106,9 +106,9 @@ def test_the_person_s_scopes_and_the_program_s_bound_the_token(fleet, program, o
     problem(lesser.post(path_of(authorization, "/approve"), json={"scopes": ["devices:read"]}), 403, "forbidden")
     assert lesser.post(path_of(authorization, "/approve")).json()["scopes"] == ["jobs:read"]
     assert program.poll(authorization).json()["scope"] == "jobs:read"
-    chosen = program.ask()
-    operator.post(path_of(chosen, "/approve"), json={"scopes": ["jobs:read"]})
-    assert program.poll(chosen).json()["scope"] == "jobs:read"
+    second_authorization = program.ask()
+    operator.post(path_of(second_authorization, "/approve"), json={"scopes": ["jobs:read"]})
+    assert program.poll(second_authorization).json()["scope"] == "jobs:read"
 
 
 def test_a_token_that_ends_before_the_program_asks_grants_nothing(fleet, home, program, operator):
@@ -116,9 +116,9 @@ def test_a_token_that_ends_before_the_program_asks_grants_nothing(fleet, home, p
     operator.post(path_of(authorization, "/approve"))
     with home.database.writing() as session:
         TokenService(session).revoke(TokenService(session).principal(operator.token).token_id)
-    refused(program.poll(authorization), "access_denied")
+    assert_refused(program.poll(authorization), "access_denied")
     program.later(5)
-    refused(program.poll(authorization), "access_denied")
+    assert_refused(program.poll(authorization), "access_denied")
 
 
 def test_a_refused_and_a_late_login(fleet, program, operator, problem):
@@ -126,20 +126,20 @@ def test_a_refused_and_a_late_login(fleet, program, operator, problem):
     assert operator.post(path_of(authorization, "/deny")).json()["state"] == "denied"
     problem(operator.post(path_of(authorization, "/approve")), 409, "conflict")
     problem(fleet.operator("other").get(path_of(authorization)), 404, "not-found")
-    refused(program.poll(authorization), "access_denied")
+    assert_refused(program.poll(authorization), "access_denied")
     late = program.ask()
     program.later(901)
-    refused(program.poll(late), "expired_token")
+    assert_refused(program.poll(late), "expired_token")
     problem(operator.post(path_of(late, "/approve")), 404, "not-found")
     program.later(3600)
     program.ask()
-    refused(program.poll(late), "invalid_grant")
+    assert_refused(program.poll(late), "invalid_grant")
 
 
 def test_so_many_logins_wait_and_no_more(fleet, program, operator, monkeypatch):
     codes = [program.ask() for _ in range(10)]
     answer = program.actor.post("/v1/oauth/login_authorization", data=FIELDS)
-    refused(answer, "slow_down", 429)
+    assert_refused(answer, "slow_down", 429)
     assert int(answer.headers["retry-after"]) > 0
     operator.post(path_of(codes[0], "/deny"))
     program.ask()
@@ -147,7 +147,7 @@ def test_so_many_logins_wait_and_no_more(fleet, program, operator, monkeypatch):
         session.execute(update(LoginRequest).values(address="192.0.2.1"))
     monkeypatch.setattr(service, "WAITING_IN_ALL", 11)
     program.ask()
-    refused(program.actor.post("/v1/oauth/login_authorization", data=FIELDS), "slow_down", 429)
+    assert_refused(program.actor.post("/v1/oauth/login_authorization", data=FIELDS), "slow_down", 429)
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_so_many_logins_wait_and_no_more(fleet, program, operator, monkeypatch):
     ],
 )
 def test_a_bad_request_leaves_nothing(fleet, program, changes, error):
-    refused(program.actor.post("/v1/oauth/login_authorization", data=FIELDS | changes), error)
+    assert_refused(program.actor.post("/v1/oauth/login_authorization", data=FIELDS | changes), error)
     with fleet.home.database.reading() as session:
         assert session.scalars(select(LoginRequest)).all() == []
 
@@ -168,7 +168,7 @@ def test_a_bad_request_leaves_nothing(fleet, program, changes, error):
 def test_a_bad_question(program, operator):
     authorization = program.ask()
     operator.post(path_of(authorization, "/approve"))
-    refused(program.poll(authorization, grant_type="authorization_code"), "unsupported_grant_type")
-    refused(program.poll(authorization, client_id="another"), "invalid_grant")
-    refused(program.poll(authorization, device_code="mobizo-login-x"), "invalid_grant")
+    assert_refused(program.poll(authorization, grant_type="authorization_code"), "unsupported_grant_type")
+    assert_refused(program.poll(authorization, client_id="another"), "invalid_grant")
+    assert_refused(program.poll(authorization, device_code="mobizo-login-x"), "invalid_grant")
     assert program.poll(authorization).status_code == 200

@@ -40,9 +40,9 @@ def test_labels_are_changed_and_removed(fleet, operator, device, problem):
     assert label(operator, device, site="lab", row="2") == {"site": "lab", "row": "2"}
     assert label(operator, device, row=None, shelf="a") == {"site": "lab", "shelf": "a"}
     url = f"/v1/devices/{device.device_id}"
-    read = operator.get(url)
-    assert read.json()["labels"] == {"site": "lab", "shelf": "a"}
-    tag = {"If-Match": read.headers["ETag"]}
+    response = operator.get(url)
+    assert response.json()["labels"] == {"site": "lab", "shelf": "a"}
+    tag = {"If-Match": response.headers["ETag"]}
     assert operator.patch(url, json={"labels": {"shelf": "b"}}, headers=tag).status_code == 200
     problem(operator.patch(url, json={"labels": {"shelf": "c"}}, headers=tag), 412, "precondition-failed")
     assert operator.get(url).json()["labels"]["shelf"] == "b"

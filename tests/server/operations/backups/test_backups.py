@@ -85,7 +85,7 @@ def busy(fleet, app):
     return busy
 
 
-def moved(actor, fleet):
+def other_server_actor(actor, fleet):
     """The same holder of the same token, asking the other server."""
     return fleet.actor(actor.token, actor.signer)
 
@@ -108,7 +108,7 @@ def test_a_job_is_finished_where_the_backup_was_restored(fleet, home, app, devic
     assert not [
         path for path in (settings.home, settings.key_path.parent, settings.key_path) if path.stat().st_mode & 0o077
     ]
-    same_app, same_device = moved(app, elsewhere), moved(device, elsewhere)
+    same_app, same_device = other_server_actor(app, elsewhere), other_server_actor(device, elsewhere)
     assert same_app.get(f"/v1/jobs/{job['id']}").json()["state"] == "training"
     version = same_device.finish(lease, value=0.25)
     assert same_app.get(f"/v1/jobs/{job['id']}").json()["state"] == "succeeded"
@@ -132,10 +132,12 @@ def test_a_snapshot_is_of_one_moment(fleet, home, busy, elsewhere, tmp_path):
     database = Database(elsewhere.url)
     with database.reading() as session:
         events = METADATA.tables["job_events"]
-        counted = select(func.count()).select_from(events).where(events.c.job_number == Job.number).scalar_subquery()
-        torn = session.scalars(select(Job.id).where(Job.events != counted)).all()
+        event_count = (
+            select(func.count()).select_from(events).where(events.c.job_number == Job.number).scalar_subquery()
+        )
+        torn_jobs = session.scalars(select(Job.id).where(Job.events != event_count)).all()
     database.close()
-    assert torn == []
+    assert torn_jobs == []
 
 
 def test_without_keys(home, app, elsewhere, restored, tmp_path):
@@ -156,15 +158,15 @@ def test_without_keys(home, app, elsewhere, restored, tmp_path):
 def test_what_was_changed_is_not_restored(fleet, home, app, elsewhere, tmp_path, part):
     fleet.ready_job(app)
     back_up(home.settings, tmp_path / "backup", with_keys=True)
-    changed = next((tmp_path / "backup").glob("mobizo.*" if part == "database" else "objects/*"))
-    data = bytearray(changed.read_bytes())
+    changed_file = next((tmp_path / "backup").glob("mobizo.*" if part == "database" else "objects/*"))
+    data = bytearray(changed_file.read_bytes())
     data[len(data) // 2] ^= 1
-    changed.write_bytes(data)
+    changed_file.write_bytes(data)
     with pytest.raises(Untrusted):
         restore(elsewhere, tmp_path / "backup")
     assert list(elsewhere.home.iterdir()) == []
     data[len(data) // 2] ^= 1
-    changed.write_bytes(data)
+    changed_file.write_bytes(data)
     restore(elsewhere, tmp_path / "backup")
 
 

@@ -140,8 +140,8 @@ def test_how_long_compiles_took(fleet, home, app, scrape):
         session.execute(program.values(started_at=began, ready_at=began + timedelta(seconds=42)))
         failed = update(Program).where(Program.recipe_id == bad["recipe_id"])
         session.execute(failed.values(started_at=began, state=ProgramState.FAILED))
-        ended = {"state": "failed", "updated_at": began + timedelta(seconds=7)}
-        session.execute(update(Job).where(Job.id == bad["id"]).values(ended))
+        changes = {"state": "failed", "updated_at": began + timedelta(seconds=7)}
+        session.execute(update(Job).where(Job.id == bad["id"]).values(changes))
     metrics = scrape()
     name = "mobizo_compile_seconds"
     assert [metrics[f"{name}_bucket", limit, "ready"] for limit in ("30.0", "60.0", "+Inf")] == [0, 1, 1]

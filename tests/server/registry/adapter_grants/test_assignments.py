@@ -46,8 +46,8 @@ def test_a_device_has_what_it_trained(device, version):
 @pytest.mark.both_databases
 def test_another_device_has_it_once_it_is_assigned(app, tablet, version, problem):
     absent = problem(own(tablet), 404, "adapter-not-found")
-    unknown = problem(own(tablet, name="nobody"), 404, "adapter-not-found")
-    assert absent["detail"].replace(NAME, "nobody") == unknown["detail"]
+    missing = problem(own(tablet, name="nobody"), 404, "adapter-not-found")
+    assert absent["detail"].replace(NAME, "nobody") == missing["detail"]
     problem(own(tablet, file="/lora_B.safetensors"), 404, "adapter-not-found")
     first = app.put(place(tablet))
     assert first.status_code == 200

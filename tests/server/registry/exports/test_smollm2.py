@@ -63,8 +63,8 @@ def test_the_same_answers_from_every_format(smollm2_gguf, tmp_path):
     np.testing.assert_allclose([value for _, value in tops], expected.max(1), atol=1e-3)
     merge(*arguments, str(smollm2_gguf), tmp_path / "merged")
     ours = AutoModelForCausalLM.from_pretrained(tmp_path / "merged").eval()
-    merged = theirs.merge_and_unload().state_dict()
-    assert max(float((tensor - merged[name]).abs().max()) for name, tensor in ours.state_dict().items()) < 1e-5
+    merged_state = theirs.merge_and_unload().state_dict()
+    assert max(float((tensor - merged_state[name]).abs().max()) for name, tensor in ours.state_dict().items()) < 1e-5
     np.testing.assert_allclose(next_token(ours, tokens), expected, atol=1e-3)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "merged")
     (file,) = merge_gguf(*arguments, str(smollm2_gguf), tmp_path / "gguf", MergedForm.GGUF_F16)

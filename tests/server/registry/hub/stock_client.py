@@ -27,7 +27,7 @@ def read(path, begin, length, **options):
         return file.read(length).hex()
 
 
-def called(name, arguments, options):
+def call(name, arguments, options):
     if name == "version":
         return huggingface_hub.__version__
     if name == "read":
@@ -44,7 +44,7 @@ def called(name, arguments, options):
 for line in sys.stdin:
     request = json.loads(line)
     try:
-        reply = {"value": called(request["call"], request["arguments"], request["options"])}
+        reply = {"value": call(request["call"], request["arguments"], request["options"])}
         answer = json.dumps(reply, default=json_value)
     except Exception as error:
         classes = [kind.__name__ for kind in type(error).__mro__]

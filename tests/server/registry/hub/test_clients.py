@@ -32,19 +32,19 @@ def files_of(directory):
 
 def raised(kind, call, *arguments, **options):
     """The refusal that a call ends with, which is of that kind."""
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(Refused) as error_info:
         call(*arguments, **options)
-    assert refused.value.name == kind, refused.value
-    return refused.value
+    assert error_info.value.name == kind, error_info.value
+    return error_info.value
 
 
 def raised_entry(client, *arguments, **options):
     """The words of an error that says that the repository has no such entry."""
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(Refused) as error_info:
         client(*arguments, **options)
-    assert "EntryNotFoundError" in refused.value.classes
-    assert "LocalEntryNotFoundError" not in refused.value.classes
-    return refused.value.text
+    assert "EntryNotFoundError" in error_info.value.classes
+    assert "LocalEntryNotFoundError" not in error_info.value.classes
+    return error_info.value.text
 
 
 def test_a_snapshot_is_the_directory(client, at, relay, hub, second, tmp_path):
@@ -101,9 +101,9 @@ def test_the_model_is_described(client, at, hub, second):
     assert info["private"] is True
     assert info["library_name"] == "peft"
     assert [file["rfilename"] for file in info["siblings"]] == LISTED
-    listed = {file["path"]: file for file in client("api.list_repo_tree", MOVIES, **at)}
+    files = {file["path"]: file for file in client("api.list_repo_tree", MOVIES, **at)}
     for sibling in info["siblings"]:
-        file = listed[sibling["rfilename"]]
+        file = files[sibling["rfilename"]]
         assert sibling["size"] == file["size"] == sibling["lfs"]["size"]
         assert sibling["lfs"]["sha256"] == file["lfs"]["sha256"]
         assert sibling["blob_id"] == file["blob_id"]
@@ -221,8 +221,8 @@ def test_revisions_and_files_that_are_not_there(client, at, second, tmp_path):
 
 
 def test_what_awaits_approval_is_there_by_its_number_only(client, at, tmp_path):
-    refused = raised("GatedRepoError", client, "snapshot_download", "default/worse", **at)
-    assert "No version of this adapter is approved" in refused.text
+    refusal = raised("GatedRepoError", client, "snapshot_download", "default/worse", **at)
+    assert "No version of this adapter is approved" in refusal.text
     path = client("snapshot_download", "default/worse", revision="v1", cache_dir=str(tmp_path), **at)
     assert files_of(path) == LISTED
 
@@ -279,12 +279,12 @@ def test_peft_loads_an_adapter_by_its_name(hub, second, tmp_path):
         check=False,
     )
     assert process.returncode == 0, process.stderr[-2000:]
-    loaded = json.loads(process.stdout)
+    weights = json.loads(process.stdout)
     recipe = Recipe.model_validate(second["recipe"])
     modules = lora_modules(recipe, SHAPE)
-    assert len(loaded) == 2 * len(modules)
+    assert len(weights) == 2 * len(modules)
     for module in modules:
         name = f"base_model.model.{module.name}"
-        np.testing.assert_array_equal(loaded[f"{name}.lora_A.default.weight"], init_a(recipe, module).T)
-        b = np.array(loaded[f"{name}.lora_B.default.weight"])
+        np.testing.assert_array_equal(weights[f"{name}.lora_A.default.weight"], init_a(recipe, module).T)
+        b = np.array(weights[f"{name}.lora_B.default.weight"])
         np.testing.assert_array_equal(b, np.full(b.shape, 0.25))
