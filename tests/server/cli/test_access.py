@@ -28,7 +28,7 @@ def test_tenants(command, fleet, problem):
 
 
 @pytest.mark.parametrize(
-    ("error", "says", "arguments"),
+    ("error", "message", "arguments"),
     [
         (Conflict, "default", "tenant create default"),
         (BadRequest, "Not-Good", "tenant create Not-Good"),
@@ -50,9 +50,9 @@ def test_tenants(command, fleet, problem):
         (BadRequest, "never", "token create --role app --expires-in-days soon"),
     ],
 )
-def test_what_cannot_be(command, error, says, arguments):
+def test_what_cannot_be(command, error, message, arguments):
     command("user", "create", "bob", "--role", "app")
-    with pytest.raises(error, match=says):
+    with pytest.raises(error, match=message):
         command(*arguments.split())
 
 

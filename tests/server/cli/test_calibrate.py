@@ -75,10 +75,10 @@ def test_a_file_and_its_figures(arguments, llama, tmp_path):
 
 def test_kinds_and_numbers_of_examples(arguments, tmp_path):
     directions = set()
-    for more in ([], ["--examples", 4], ["--kind", "activations"], ["--loss", "candidates"]):
-        assert "sha256: " in call(*arguments, *more)
+    for options in ([], ["--examples", 4], ["--kind", "activations"], ["--loss", "candidates"]):
+        assert "sha256: " in call(*arguments, *options)
         calibration = read_calibration(tmp_path / "made")
-        assert calibration.metadata.examples == (4 if "--examples" in more else len(RECORDS))
+        assert calibration.metadata.examples == (4 if "--examples" in options else len(RECORDS))
         directions.add(calibration.directions["model.layers.0.self_attn.q_proj"].tobytes())
     assert len(directions) == 4
 
@@ -96,9 +96,9 @@ def test_a_task_of_ones_own(arguments, tmp_path):
 
 
 def test_what_cannot_be_made(arguments, llama, data, tmp_path):
-    def assert_refused(error, says, **changes):
+    def assert_refused(error, message, **changes):
         # The last of an option that is given twice counts.
-        with pytest.raises(error, match=says):
+        with pytest.raises(error, match=message):
             call(*arguments, *(word for option, value in changes.items() for word in (f"--{option}", value)))
         assert not (tmp_path / "made").exists()
 
@@ -145,17 +145,17 @@ def test_a_program_takes_a_from_it(tmp_path, monkeypatch, arguments):
     monkeypatch.setattr(local_compilation, "COMPILER", FAKE)
     call(*arguments)
     calibration = load_calibration((tmp_path / "made").read_bytes())
-    compiled = []
+    compiler_calls = []
 
     def stop(self, recipe, source, workspace, calibration):
-        compiled.append((recipe.calibration, calibration))
+        compiler_calls.append((recipe.calibration, calibration))
         raise BadRequest
 
     monkeypatch.setattr(local_compilation.CompilerProcess, "run", stop)
     compile_ = ["compile", "--base", source, *SMALL, "--layers", "all", "--to", tmp_path / "out"]
-    for more in ([], ["--calibration", tmp_path / "made"]):
+    for options in ([], ["--calibration", tmp_path / "made"]):
         with pytest.raises(BadRequest):
-            call(*compile_, *more)
-    assert compiled == [(None, None), (calibration.sha256, (tmp_path / "made").read_bytes())]
+            call(*compile_, *options)
+    assert compiler_calls == [(None, None), (calibration.sha256, (tmp_path / "made").read_bytes())]
     with pytest.raises(InvalidUpload, match="cannot be read"):
         call(*compile_, "--calibration", tmp_path / "nothing")

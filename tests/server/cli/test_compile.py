@@ -52,9 +52,9 @@ def source(tmp_path, monkeypatch):
 
 @pytest.fixture
 def compile_(source, tmp_path):
-    def compile_(*more, **behaviour):
+    def compile_(*options, **behaviour):
         (source / "behaviour.json").write_text(json.dumps(behaviour))
-        return json.loads(call("compile", "--base", source, *SMALL, "--to", tmp_path / "out", "--json", *more))
+        return json.loads(call("compile", "--base", source, *SMALL, "--to", tmp_path / "out", "--json", *options))
 
     return compile_
 
@@ -195,14 +195,14 @@ def test_another_base_or_another_executorch_is_compiled_again(compile_, source, 
 
 
 @pytest.mark.parametrize(
-    ("behaviour", "error", "says"),
+    ("behaviour", "error", "message"),
     [
         ({"error": {"code": "invalid-recipe", "detail": "rank is odd"}}, InvalidRecipe, "rank is odd"),
         ({"crash": True}, CompileFailed, "compile.log"),
     ],
 )
-def test_a_failure_leaves_what_was_there(compile_, source, tmp_path, behaviour, error, says):
-    with pytest.raises(error, match=says):
+def test_a_failure_leaves_what_was_there(compile_, source, tmp_path, behaviour, error, message):
+    with pytest.raises(error, match=message):
         compile_(**behaviour)
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["compile.log"]
     compile_()
@@ -229,7 +229,7 @@ def test_ctrl_c_ends_the_compiler_too(source, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("option", "value", "says"),
+    ("option", "value", "message"),
     [
         ("--precision", "int9", "--precision: .*fp32"),
         ("--rank", "0", "--rank: "),
@@ -238,11 +238,11 @@ def test_ctrl_c_ends_the_compiler_too(source, tmp_path):
         ("--optimizer", "lion", "--optimizer: .*'momentum' or 'adam'"),
     ],
 )
-def test_values_that_no_recipe_has(source, tmp_path, option, value, says):
+def test_values_that_no_recipe_has(source, tmp_path, option, value, message):
     output = call("compile", "--base", source, "--to", tmp_path / "out", option, value, code=2)
     assert output.count("\n") == 1
     assert output.startswith("error: ")
-    assert re.search(says, output)
+    assert re.search(message, output)
     assert not (tmp_path / "out").exists()
 
 

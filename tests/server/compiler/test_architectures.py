@@ -80,7 +80,7 @@ def test_steps_of_the_compiled_program_follow_the_algorithm(architectures: Archi
 
 
 @torch.no_grad()
-def rounded(model: torch.nn.Module) -> torch.nn.Module:
+def round_weights(model: torch.nn.Module) -> torch.nn.Module:
     """A copy whose tables and linear weights are rounded to 8 bits, one scale a row."""
     model = copy.deepcopy(model)
     for name, parameter in model.named_parameters():
@@ -96,7 +96,7 @@ def test_quantized_layers_keep_their_biases(
     architectures: Architectures, programs: Programs, precision: str, tolerance: float
 ) -> None:
     base = architectures.base("opt")
-    check_scores(programs(base, queries=1, precision=precision), rounded(base.model), (12,), atol=tolerance)
+    check_scores(programs(base, queries=1, precision=precision), round_weights(base.model), (12,), atol=tolerance)
 
 
 def test_a_checkpoint_of_the_model_without_its_head_is_read(architectures: Architectures, tmp_path: Path) -> None:

@@ -86,8 +86,8 @@ def test_stock_peft_gives_the_answers_of_a_calibrated_program(tiny: TinyBase, tm
     random, directions = np.random.default_rng(2), {}
     for module in lora_modules(recipe, inspect_base(str(tiny.directory))):
         directions[module.name] = np.linalg.qr(random.normal(size=(module.in_features, 6)))[0].astype(np.float32)
-    about = CalibrationMetadata(base=recipe.base, kind="gradients", task="sst2", examples=4)
-    calibration = load_calibration(dump_calibration(about, directions))
+    metadata = CalibrationMetadata(base=recipe.base, kind="gradients", task="sst2", examples=4)
+    calibration = load_calibration(dump_calibration(metadata, directions))
     calibrated_recipe = recipe.model_copy(update={"calibration": calibration.sha256})
     with pytest.raises(InvalidRecipe, match="is not available"):
         compile_program(calibrated_recipe, str(tiny.directory), tmp_path / "program")

@@ -165,8 +165,8 @@ def test_rounds_are_opened_and_closed(stocked, person):
 
 def test_revoking_a_token_ends_its_sessions(fleet, person):
     someone, other = person(), person()
-    mine = fleet.actor(other.token).get("/v1/whoami").json()["token_id"]
-    assert someone.act(f"/ui/operations/tokens/{mine}/revoke", "/ui/operations/tokens").status_code == 303
+    token_id = fleet.actor(other.token).get("/v1/whoami").json()["token_id"]
+    assert someone.act(f"/ui/operations/tokens/{token_id}/revoke", "/ui/operations/tokens").status_code == 303
     assert other.get("/").status_code == 303
     assert someone.get("/").status_code == 200
 

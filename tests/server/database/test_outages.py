@@ -31,25 +31,25 @@ def own():
 
 
 @pytest.fixture
-def away(own):
+def database_server(own):
     """The same, running; a test may stop it."""
     yield own.start()
     own.stop()
 
 
 @pytest.fixture
-def home(home_template, away, tmp_path):
+def home(home_template, database_server, tmp_path):
     root = tmp_path / "server"
-    settings = copy_home(home_template, root, away.empty("home"))
+    settings = copy_home(home_template, root, database_server.empty("home"))
     fill(settings, (root / "source" / "tokenizer.json").read_bytes())
     with home_of(settings, root / "source") as new_home:
         yield new_home
 
 
-def test_requests_are_refused_while_it_is_away_and_go_on_as_it_is_back(away, fleet, app, device, lease):
+def test_requests_are_refused_while_it_is_away_and_go_on_as_it_is_back(database_server, fleet, app, device, lease):
     beat = {"phase": "training", "step": 1, "steps": 3}
     app.timeout = device.timeout = HANGING
-    away.stop()
+    database_server.stop()
     for response in (
         app.get("/v1/jobs"),
         app.get(f"/v1/jobs/{lease['job']['id']}"),
@@ -62,16 +62,16 @@ def test_requests_are_refused_while_it_is_away_and_go_on_as_it_is_back(away, fle
         assert int(response.headers["retry-after"]) > 0
     assert fleet.actor().get("/healthz").status_code == 200
     assert fleet.actor().get("/readyz").status_code == 503
-    away.start()
+    database_server.start()
     assert fleet.actor().get("/readyz").status_code == 200
     assert device.post(f"/v1/leases/{lease['id']}/heartbeat", json=beat).status_code == 200
     assert device.finish(lease)["version"] == 1
     assert app.get(f"/v1/jobs/{lease['job']['id']}").json()["state"] == "succeeded"
 
 
-def test_who_waits_and_who_watches_go_on(away, standing, home, fleet, app, device):
+def test_who_waits_and_who_watches_go_on(database_server, standing, home, fleet, app, device):
     """A device that waits for work gets it, and a stream of events ends with its job."""
-    event_ids, enough = [], threading.Event()
+    event_ids, stop_event = [], threading.Event()
     long_poll = standing[0].state.mobizo.get(make_long_poll)
 
     def watch(job_id):
@@ -79,7 +79,7 @@ def test_who_waits_and_who_watches_go_on(away, standing, home, fleet, app, devic
             for line in response.iter_lines():
                 if line.startswith("id: "):
                     event_ids.append(int(line.removeprefix("id: ")))
-                if enough.is_set():
+                if stop_event.is_set():
                     return
 
     job = app.submit(dataset="other")
@@ -96,30 +96,30 @@ def test_who_waits_and_who_watches_go_on(away, standing, home, fleet, app, devic
                 )
             )
             time.sleep(0.5)
-            away.stop()
+            database_server.stop()
             time.sleep(1)
-            away.start()
+            database_server.start()
             other_app = fleet.actor(app.token)
             ready = fleet.ready_job(other_app)
             assert waiting.result().json()["job"]["id"] == ready["id"]
             assert other_app.post(f"/v1/jobs/{job['id']}/cancel").status_code == 200
             watching.result()
         finally:
-            enough.set()
+            stop_event.set()
     assert event_ids == list(range(1, len(event_ids) + 1))
     assert other_app.get(f"/v1/jobs/{job['id']}").json()["state"] == "cancelled"
 
 
-def test_a_worker_lives_through_it(away, home, fleet, app):
+def test_a_worker_lives_through_it(database_server, home, fleet, app):
     home.behave(seconds=3)
     environment = os.environ | home.settings.model_copy(update={"compile_lease_seconds": 2}).environment()
     worker = subprocess.Popen([sys.executable, "-m", "server.worker"], env=environment, stdout=subprocess.DEVNULL)
     try:
         job = app.submit()
         eventually(home.starts)
-        away.stop()
+        database_server.stop()
         time.sleep(1)
-        away.start()
+        database_server.start()
         eventually(lambda: app.get(f"/v1/jobs/{job['id']}").json()["state"] == "ready")
         assert worker.poll() is None
         assert len(home.starts()) == 1
@@ -128,7 +128,7 @@ def test_a_worker_lives_through_it(away, home, fleet, app):
         assert worker.wait() == 0
 
 
-def test_crashes_of_the_database_under_load_lose_nothing_that_was_answered(away, home, fleet, app):
+def test_crashes_of_the_database_under_load_lose_nothing_that_was_answered(database_server, home, fleet, app):
     fleet.ready_job(app)
     stopping = threading.Event()
     job_ids, codes = [], set()
@@ -148,8 +148,8 @@ def test_crashes_of_the_database_under_load_lose_nothing_that_was_answered(away,
         for _ in range(3):
             count = len(job_ids)
             eventually(lambda count=count: len(job_ids) > count + 5)
-            away.stop(signal.SIGQUIT)
-            away.start()
+            database_server.stop(signal.SIGQUIT)
+            database_server.start()
         eventually(lambda: app.get("/v1/jobs").status_code == 200)
         stopping.set()
         for thread in threads:
@@ -163,8 +163,8 @@ def test_crashes_of_the_database_under_load_lose_nothing_that_was_answered(away,
             assert sorted(positions) == list(range(1, job.events + 1))
 
 
-def test_a_server_without_its_database_says_so_at_once(away, home):
-    away.stop()
+def test_a_server_without_its_database_says_so_at_once(database_server, home):
+    database_server.stop()
     environment = os.environ | home.settings.environment()
     command = [sys.executable, "-m", "server.cli.main", "device", "list"]
     process = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)

@@ -139,8 +139,16 @@ def test_the_trail_tells_who_did_what(band, operator):
     assert [event["action"] for event in events] == [
         *("left", "round-abandoned", "round-closed", "round-opened", "joined", "joined", "cohort-created")
     ]
-    mine = band.app.get("/v1/whoami").json()["token_id"]
-    assert [event["actor"] for event in events] == [mine, "server", mine, mine, mine, mine, mine]
+    token_id = band.app.get("/v1/whoami").json()["token_id"]
+    assert [event["actor"] for event in events] == [
+        token_id,
+        "server",
+        token_id,
+        token_id,
+        token_id,
+        token_id,
+        token_id,
+    ]
     assert events[0]["reason"] == "user bob"
 
 

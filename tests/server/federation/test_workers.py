@@ -97,8 +97,10 @@ class Aggregators(Workers):
     def publish(self, name, claim):
         artifacts = self.home.artifacts
         version = make_version(artifacts, claim.order)
-        stored = StoredFiles(artifacts.put(version.adapter), len(version.adapter), artifacts.put(version.optimizer))
-        return self.queue(name, "complete", claim, stored)
+        stored_files = StoredFiles(
+            artifacts.put(version.adapter), len(version.adapter), artifacts.put(version.optimizer)
+        )
+        return self.queue(name, "complete", claim, stored_files)
 
 
 @pytest.fixture

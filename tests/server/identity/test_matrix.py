@@ -164,14 +164,14 @@ def callers(fleet, home):
     unauthorized = (401, "unauthorized")
     suspended = (403, "tenant-suspended")
 
-    def issued(role, tenant="default", **options):
+    def issue_token(role, tenant="default", **options):
         with home.database.writing() as session:
             token, text = TokenService(session).issue(role, tenant, "", **options)
         return token, text
 
-    _, expired_token = issued(Role.OPERATOR, lifetime=timedelta(seconds=-1))
-    revoked_token, revoked_secret = issued(Role.OPERATOR)
-    _, unknown_token = issued(Role.OPERATOR)
+    _, expired_token = issue_token(Role.OPERATOR, lifetime=timedelta(seconds=-1))
+    revoked_token, revoked_secret = issue_token(Role.OPERATOR)
+    _, unknown_token = issue_token(Role.OPERATOR)
     revoked_device = fleet.device(name="lost")
     shut = [fleet.operator("shut"), fleet.app("shut"), fleet.device("shut")]
     with home.database.writing() as session:
@@ -204,7 +204,7 @@ def callers(fleet, home):
     }
     # A route that takes one scope and no other, by itself, asks for that scope and for nothing else.
     for scope in ALL:
-        _, text = issued(Role.OPERATOR, scopes=[Scope(scope)])
+        _, text = issue_token(Role.OPERATOR, scopes=[Scope(scope)])
         by_name[f"only {scope}"] = Caller(fleet.actor(text), scopes=frozenset({scope}))
     return by_name
 
@@ -304,8 +304,8 @@ def test_another_tenant_s_things_are_as_if_they_were_not_there(fleet, routes, th
                 assert answer.status_code == 404, (route.name, answer.text)
                 assert revealed(answer, theirs) == revealed(ask(stranger, route, row, ABSENT), ABSENT), route.name
             else:
-                for thing in ("job_id", "lease_id", "device_id", "token_id"):
-                    assert theirs[thing] not in answer.text, route.name
+                for id_name in ("job_id", "lease_id", "device_id", "token_id"):
+                    assert theirs[id_name] not in answer.text, route.name
         if route.method in ("GET", "HEAD") and "{" in route.path and not row.shared:
             owner = device if row.who == DEVICE else app
             if row.who.removeprefix(EITHER) in OF_APP or row.who == DEVICE:

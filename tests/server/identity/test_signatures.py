@@ -73,8 +73,8 @@ def test_of_many_at_once_with_one_nonce_one_counts(fleet, device, lease):
 @pytest.mark.parametrize("off", [-360, 360])
 def test_a_clock_that_is_off_is_told_the_time(device, lease, home, problem, off):
     path = beat_path(lease)
-    a_little = sign(device, "POST", path, BEAT, off=off * 7 / 9)
-    assert device.post(path, content=BEAT, headers=a_little).status_code == 200
+    headers = sign(device, "POST", path, BEAT, off=off * 7 / 9)
+    assert device.post(path, content=BEAT, headers=headers).status_code == 200
     before = nonces(home)
     answer = device.post(path, content=BEAT, headers=sign(device, "POST", path, BEAT, off=off))
     document = problem(answer, 401, "clock-skew")

@@ -67,8 +67,8 @@ def test_a_token_is_made_listed_and_revoked(fleet, operator, problem):
 
 
 def test_who_am_i(fleet, home, operator, device, maker, alice):
-    mine = maker(Scope.JOBS_READ, user=alice).get("/v1/whoami").json()
-    assert (mine["tenant"], mine["role"], mine["user"], mine["scopes"]) == (
+    user_identity = maker(Scope.JOBS_READ, user=alice).get("/v1/whoami").json()
+    assert (user_identity["tenant"], user_identity["role"], user_identity["user"], user_identity["scopes"]) == (
         "default",
         "operator",
         "alice",
@@ -144,12 +144,12 @@ def test_rotating(fleet, operator, maker, problem):
 
 
 def test_a_user_s_tokens_are_the_user_s_and_end_with_the_user(fleet, home, maker, operator, alice, problem):
-    hers = maker(Scope.TOKENS_WRITE, Scope.JOBS_READ, user=alice)
-    child = make(hers)
+    user_actor = maker(Scope.TOKENS_WRITE, Scope.JOBS_READ, user=alice)
+    child = make(user_actor)
     assert child["view"]["user"] == "alice"
     user_token = make(operator, user="alice")
     assert user_token["view"]["user"] == "alice"
-    actors = [hers, fleet.actor(child["token"]), fleet.actor(user_token["token"])]
+    actors = [user_actor, fleet.actor(child["token"]), fleet.actor(user_token["token"])]
     assert [actor.get("/v1/jobs").status_code for actor in actors] == [200] * 3
     with home.database.writing() as session:
         UserService(session).disable("default", alice)
@@ -205,8 +205,8 @@ def test_a_database_that_is_away_loses_nothing(home, tmp_path):
     (number,) = last_used(home)
     uses = LastUsed()
     uses.note(number, NOON)
-    away = Database(f"sqlite:///{tmp_path / 'nothing'}")
-    uses.write(away)
-    away.close()
+    missing_database = Database(f"sqlite:///{tmp_path / 'nothing'}")
+    uses.write(missing_database)
+    missing_database.close()
     uses.write(home.database)
     assert last_used(home) == {number: NOON}

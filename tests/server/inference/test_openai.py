@@ -25,7 +25,7 @@ def client(site):
         yield client
 
 
-def generated(site, adapter, prompt, count, tenant="default"):
+def expected_text(site, adapter, prompt, count, tenant="default"):
     return site.tokenizer.decode(site.continued(tenant, adapter, prompt, count))
 
 
@@ -51,7 +51,7 @@ def test_a_completion_is_that_of_stock_peft(site, client, model):
     completion = client.completions.create(model=model, prompt=["a film", "It was"], max_tokens=6, temperature=0)
     assert [choice.index for choice in completion.choices] == [0, 1]
     for choice, prompt in zip(completion.choices, ("a film", "It was"), strict=True):
-        same(choice.text, generated(site, adapter, prompt, 6))
+        same(choice.text, expected_text(site, adapter, prompt, 6))
         assert choice.finish_reason == "length"
     prompt_tokens = sum(len(site.tokenizer.encode(prompt).ids) for prompt in ("a film", "It was"))
     assert (completion.usage.prompt_tokens, completion.usage.completion_tokens) == (prompt_tokens, 12)
@@ -64,7 +64,7 @@ def test_a_completion_is_that_of_stock_peft(site, client, model):
 def test_a_chat_uses_the_bases_own_template(site, client):
     whole = client.chat.completions.create(model="red", messages=TURNS, max_completion_tokens=8, temperature=0)
     (choice,) = whole.choices
-    same(choice.message.content, generated(site, "red", RENDERED, 8))
+    same(choice.message.content, expected_text(site, "red", RENDERED, 8))
     assert choice.message.content
     assert whole.usage.prompt_tokens == len(site.tokenizer.encode(RENDERED, add_special_tokens=False).ids)
     assert (

@@ -70,8 +70,8 @@ def test_tokens_are_drawn_by_their_chances():
     chances = np.array([0.5, 0.3, 0.15, 0.05])
     logits = np.log(chances).astype(np.float32)
 
-    def shares(**how):
-        sampler = Sampler(**{"temperature": 1.0, "top_p": 1.0, "seed": 4} | how)
+    def shares(**options):
+        sampler = Sampler(**{"temperature": 1.0, "top_p": 1.0, "seed": 4} | options)
         tokens = [sampler(logits) for _ in range(4000)]
         return np.bincount(tokens, minlength=4) / len(tokens)
 

@@ -43,9 +43,9 @@ def test_a_version_chooses_among_its_task_s_answers_beside_its_base(site, person
 
 
 def test_a_record_without_its_field_is_refused_and_a_long_one_kept(person):
-    nothing = person.act(f"{AT}/choose", AT, other="x")
-    assert nothing.status_code == 422
-    assert "field &#39;text&#39; is missing" in nothing.text
+    response = person.act(f"{AT}/choose", AT, other="x")
+    assert response.status_code == 422
+    assert "field &#39;text&#39; is missing" in response.text
     long = person.act(f"{AT}/choose", AT, **{"field-text": "word " * 3000})
     assert long.status_code == 422
     assert "word word" in long.text

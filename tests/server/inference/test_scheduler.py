@@ -144,9 +144,9 @@ def test_a_longer_text_than_a_batch_is_a_batch_of_its_own(bench):
 
 
 def test_what_one_request_lacks_fails_no_other(bench):
-    absent = bench.adapter(1).model_copy(update={"sha256": "0" * 64})
+    missing_adapter = bench.adapter(1).model_copy(update={"sha256": "0" * 64})
     broken_adapter = bench.adapter(2).model_copy(update={"sha256": bench.artifacts.put(b"no adapter")})
-    bench.ask(1, [([1, 2], 0), ([1, 3], 0)], [absent])
+    bench.ask(1, [([1, 2], 0), ([1, 3], 0)], [missing_adapter])
     bench.ask(2, [([1, 2], None)])
     bench.ask(3, [([1, 2], 0)], [broken_adapter])
     bench.ask(4, [([1, 2], 0)], [bench.adapter(4)])

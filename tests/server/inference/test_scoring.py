@@ -163,8 +163,8 @@ def test_texts_that_grow_together_stay_apart(site):
 
 
 def test_the_context_ends_a_text(site, problem):
-    generated = generate(site.fleet.app(), "a " * 60, base="tiny", max_tokens=50)
-    assert (generated["tokens"], generated["finish"]) == (5, "length")  # the last of the 65 is never read
+    generation = generate(site.fleet.app(), "a " * 60, base="tiny", max_tokens=50)
+    assert (generation["tokens"], generation["finish"]) == (5, "length")  # the last of the 65 is never read
     body = {"prompt": "a " * 65, "base": "tiny"}
     problem(site.fleet.app().post("/v1/generate", json=body), 422, "text-too-long")
 
@@ -185,9 +185,9 @@ def test_a_stop_text_ends_an_answer(site):
     app = site.fleet.app()
     whole = generate(app, "a film", adapter="two", max_tokens=12)["text"]
     stop = whole.split()[-1]
-    generated = generate(app, "a film", adapter="two", max_tokens=12, stop=[stop])
-    assert generated["text"] == whole[: whole.index(stop)]
-    assert generated["finish"] == "stop"
+    generation = generate(app, "a film", adapter="two", max_tokens=12, stop=[stop])
+    assert generation["text"] == whole[: whole.index(stop)]
+    assert generation["finish"] == "stop"
 
 
 def events(response):

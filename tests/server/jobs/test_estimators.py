@@ -138,11 +138,11 @@ def test_a_job_that_only_exact_gradients_serve_keeps_them(fleet, app, device):
 
 def test_a_device_with_memory_for_less_is_offered_the_job(fleet, app, device):
     """It declines, and the job goes on with a lighter estimator; a named estimator waits for a larger device."""
-    little = {"memory_bytes": 1, "capabilities": {}}
+    small_memory = {"memory_bytes": 1, "capabilities": {}}
     fleet.ready_job(app)
-    assert device.lease(**little) is None
+    assert device.lease(**small_memory) is None
     fleet.ready_job(app, recipe=AUTO, adapter="other")
-    assert device.lease(**little)["job"]["recipe"]["estimator"] == "gradient"
+    assert device.lease(**small_memory)["job"]["recipe"]["estimator"] == "gradient"
 
 
 @pytest.fixture
@@ -183,6 +183,6 @@ def test_memory_decides_next(choose):
 def test_a_trajectory_is_kept_when_memory_is_short(choose):
     choice = choose(10**9, queries=64)
     assert choice.recipe.estimator == "directional"
-    less = choose(peak(choice) - 1, queries=64)
-    assert less.recipe.micro_batch == 4
-    assert less.reason.startswith("estimator directional with micro-batch 4: recipe.queries is 64")
+    smaller_choice = choose(peak(choice) - 1, queries=64)
+    assert smaller_choice.recipe.micro_batch == 4
+    assert smaller_choice.reason.startswith("estimator directional with micro-batch 4: recipe.queries is 64")

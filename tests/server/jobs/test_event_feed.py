@@ -10,9 +10,9 @@ STREAMS = 12
 PATIENCE = 60
 
 
-def wait_for(events, more):
+def wait_for(events, count):
     """Waits until a list has so many more entries."""
-    target, deadline = len(events) + more, time.monotonic() + PATIENCE
+    target, deadline = len(events) + count, time.monotonic() + PATIENCE
     while len(events) < target:
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -36,9 +36,9 @@ def test_streams_without_news_make_no_queries_of_their_own(fleet, app, standing,
         assert len(streams) == STREAMS
         wait_for(looks, 3)
         assert max(looks) == STREAMS
-        settled = len(reads)
+        read_count = len(reads)
         wait_for(looks, 3)
-        assert len(reads) == settled
+        assert len(reads) == read_count
         app.post(f"/v1/jobs/{job}/cancel")
         assert read(app, job)[-1][0] == "job"
 

@@ -16,16 +16,16 @@ USERS = {"alice": ("alice-films", "alice-books"), "bob": ("bob-films",)}
 @pytest.fixture
 def jobs(home, app):
     """Jobs in every one of these states for each adapter, by id; newest last."""
-    submitted = {}
+    facts_by_job = {}
     for state in STATES:
         for user, adapters in USERS.items():
             for adapter in adapters:
                 job = app.submit(user=user, adapter=adapter)
-                submitted[job["id"]] = (state, user, adapter)
+                facts_by_job[job["id"]] = (state, user, adapter)
     with home.database.writing() as session:
-        for job_id, (state, _, _) in submitted.items():
+        for job_id, (state, _, _) in facts_by_job.items():
             session.execute(update(Job).where(Job.id == job_id).values(state=JobState(state)))
-    return submitted
+    return facts_by_job
 
 
 def list_jobs(app, **params):

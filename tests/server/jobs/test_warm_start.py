@@ -136,8 +136,8 @@ def test_what_is_not_there_is_told_exactly(fleet, app, first, problem):
     assert "nobody" in refusal(app, problem, 404, "adapter-not-found", start=start)["detail"]
     refusal(app, problem, 404, "revision-not-found", start={"adapter": NAME, "revision": "v9"})
     stranger = fleet.app("other")
-    absent = refusal(stranger, problem, 404, "adapter-not-found", start={"adapter": NAME})
-    assert absent["detail"] == refusal(app, problem, 404, "adapter-not-found", start=start)["detail"].replace(
+    problem_document = refusal(stranger, problem, 404, "adapter-not-found", start={"adapter": NAME})
+    assert problem_document["detail"] == refusal(app, problem, 404, "adapter-not-found", start=start)["detail"].replace(
         "nobody", NAME
     )
     for revision in ("..", "", "a/b", "x" * 97):

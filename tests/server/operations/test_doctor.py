@@ -90,8 +90,8 @@ def test_a_database_that_is_empty_or_away(settings, tmp_path):
     schema = list(check_database(empty))[-1]
     assert (schema.name, schema.state) == ("schema", "fail")
     assert "mobizo-server migrate" in schema.remedy
-    away = settings.model_copy(update={"database_url": "postgresql+psycopg://who:secret@127.0.0.1:1/x"})
-    (check,) = check_database(away)
+    unreachable_settings = settings.model_copy(update={"database_url": "postgresql+psycopg://who:secret@127.0.0.1:1/x"})
+    (check,) = check_database(unreachable_settings)
     assert (check.name, check.state) == ("database", "fail")
     assert "secret" not in check.line()
 

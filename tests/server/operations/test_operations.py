@@ -11,8 +11,8 @@ TEXT = (Path(__file__).resolve().parents[3] / "docs" / "operations.md").read_tex
 
 def test_every_setting_exists():
     fields = {f"MOBIZO_{name}".upper() for name in Settings.model_fields}
-    elsewhere = {"MOBIZO_NAME", "MOBIZO_SECRETS", "MOBIZO_MODELS"}
-    assert {name.removesuffix("_FILE") for name in re.findall(r"MOBIZO_[A-Z_]+", TEXT)} <= fields | elsewhere
+    other_variables = {"MOBIZO_NAME", "MOBIZO_SECRETS", "MOBIZO_MODELS"}
+    assert {name.removesuffix("_FILE") for name in re.findall(r"MOBIZO_[A-Z_]+", TEXT)} <= fields | other_variables
 
 
 def test_every_metric_exists(fleet, standing):

@@ -63,8 +63,8 @@ def test_nginx_s_answers_are_for_nginx(tmp_path):
     tls = Tls(tmp_path, tmp_path)
     with pytest.raises(Unsafe, match="accel"):
         check_safe(Settings(host="0.0.0.0", delivery="accel"), tls, insecure=False)
-    behind = Settings(host="0.0.0.0", delivery="accel", forwarded_allow_ips="10.0.0.7")
-    assert check_safe(behind, tls, insecure=False) == []
+    nginx_settings = Settings(host="0.0.0.0", delivery="accel", forwarded_allow_ips="10.0.0.7")
+    assert check_safe(nginx_settings, tls, insecure=False) == []
 
 
 @pytest.mark.parametrize("value", ["nginx", "10.0.0.1 10.0.0.2", "10.0.0.300", "10.0.0.0/33"])

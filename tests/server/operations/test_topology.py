@@ -54,10 +54,10 @@ class Balancer(socketserver.ThreadingTCPServer):
 
     def finish_request(self, link, address):
         for port in self._ports:
-            with contextlib.suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port)) as behind:
-                back = threading.Thread(target=self._copy, args=(behind, link), daemon=True)
+            with contextlib.suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port)) as upstream:
+                back = threading.Thread(target=self._copy, args=(upstream, link), daemon=True)
                 back.start()
-                self._copy(link, behind)
+                self._copy(link, upstream)
                 back.join()
                 return
 
@@ -245,8 +245,8 @@ def test_a_whole_job_with_a_server_and_a_worker_killed(topology, tmp_path):
     until(lambda: state()["state"] not in ("queued", "compiling", "ready", "training"))
     assert state()["state"] == "succeeded", state()
     version = ask("GET", "/v1/adapters/alice-movies/versions/1").json()
-    stored = ask("GET", "/v1/adapters/alice-movies/versions/1/lora_B.safetensors").content
-    load_adapter(stored, version["size_d"])
+    adapter = ask("GET", "/v1/adapters/alice-movies/versions/1/lora_B.safetensors").content
+    load_adapter(adapter, version["size_d"])
     assert ask("GET", "/v1/adapters/alice-movies").json()["versions"] == 1
     with engine.connect() as connection:
         rows = connection.execute(text("SELECT state, signed FROM programs")).all()
@@ -290,12 +290,12 @@ def check_logs(topology, tokens, job, tmp_path):
         lines = [json.loads(line) for name in names for line in logs[name].splitlines() if line.startswith("{")]
         return [line for line in lines if fields.items() <= line.items()]
 
-    (submitted,) = events("server-0", event="job-submitted")
-    assert (submitted["job"], submitted["recipe"]) == (job["id"], job["recipe_id"])
-    (request,) = events("server-0", event="request", request_id=submitted["request_id"])
+    (submission,) = events("server-0", event="job-submitted")
+    assert (submission["job"], submission["recipe"]) == (job["id"], job["recipe_id"])
+    (request,) = events("server-0", event="request", request_id=submission["request_id"])
     assert (request["method"], request["path"], request["status"]) == ("POST", "/v1/jobs", 202)
-    compiled = events("worker-0", "worker-1", recipe=job["recipe_id"])
-    assert {"compile-started", "compiling", "compile-finished"} <= {line["event"] for line in compiled}
+    compile_events = events("worker-0", "worker-1", recipe=job["recipe_id"])
+    assert {"compile-started", "compiling", "compile-finished"} <= {line["event"] for line in compile_events}
     key = (Path(topology.environment("server")["MOBIZO_HOME"]) / "keys" / "manifest.ed25519").read_bytes()
     devices = [(tmp_path / f"agent-{number}" / "device.key").read_bytes() for number in range(2)]
     hidden = [

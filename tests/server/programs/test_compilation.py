@@ -94,7 +94,7 @@ def test_a_claim_is_one_worker_s_and_its_program_all_tenants(fleet, app, workers
     assert workers.claim("one") is None
     job = app.submit()
     stranger = fleet.app("other")
-    theirs = stranger.submit()
+    foreign_job = stranger.submit()
     assignment = workers.claim("one")
     assert assignment.recipe.id == job["recipe_id"]
     assert assignment.source == str(workers.home.source)
@@ -105,7 +105,7 @@ def test_a_claim_is_one_worker_s_and_its_program_all_tenants(fleet, app, workers
     assert workers.heartbeat("one", job["recipe_id"]) is True
     assert workers.claim("two") is None
     assert workers.complete("one", job) is True
-    assert state(job) == stranger.get(f"/v1/jobs/{theirs['id']}").json()["state"] == "ready"
+    assert state(job) == stranger.get(f"/v1/jobs/{foreign_job['id']}").json()["state"] == "ready"
     assert workers.claim("two") is None
     with workers.home.database.writing() as session, pytest.raises(Conflict, match="cannot become"):
         ProgramLifecycle(session).move(session.scalars(select(Program)).one(), ProgramState.COMPILING)

@@ -18,8 +18,8 @@ def clock(monkeypatch):
 def test_news_once_and_not_too_often(clock):
     progress = CompileProgress()
     assert progress.news() is None
-    for nothing in ({}, {"stage": 3}, {"stage": None, "fraction": "x"}):
-        progress.update(nothing)
+    for update in ({}, {"stage": 3}, {"stage": None, "fraction": "x"}):
+        progress.update(update)
     assert progress.news() is None
     progress.update({"stage": "read", "fraction": 0.0})
     assert progress.news().line() == "compiling  reading the base model"

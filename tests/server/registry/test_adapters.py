@@ -49,9 +49,9 @@ def test_a_peft_directory(home, app, device, lease):
     flat = np.arange(size, dtype=np.float32)
     device.finish(lease, flat)
     listing = app.get(f"{URL}/versions/1/peft").json()
-    stored = home.stored_files()
+    stored_files = home.stored_files()
     assert app.get(f"{URL}/versions/1/peft").json() == listing
-    assert home.stored_files() == stored
+    assert home.stored_files() == stored_files
     assert [file["path"] for file in listing["files"]] == [
         "README.md",
         "adapter_config.json",

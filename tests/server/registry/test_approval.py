@@ -42,7 +42,7 @@ def test_the_rule_for_texts(before, after, approved):
 
 
 @pytest.mark.parametrize(
-    ("rule", "before", "after", "says"),
+    ("rule", "before", "after", "message"),
     [
         ({"metric": "token_f1"}, 0.5, 0.5, None),
         ({"metric": "token_f1", "margin": 0.05}, 0.5, 0.44, "token_f1 fell from 50.0% to 44.0%"),
@@ -51,14 +51,14 @@ def test_the_rule_for_texts(before, after, approved):
         ({"metric": "token_f1", "unmeasured": "approve"}, None, None, None),
     ],
 )
-def test_the_rule_for_scores_of_texts(rule, before, after, says):
+def test_the_rule_for_scores_of_texts(rule, before, after, message):
     others = {"examples": 4, "exact_match": 0, "rouge_l": 0.3, "words": 9, "own_words": 9}
     text_scores = {"written_before": before, "written_after": after}
     scores = {name: None if value is None else others | {"token_f1": value} for name, value in text_scores.items()}
     # The loss rose, which only the default rule minds.
     scores |= {"token_loss_before": 3.0, "token_loss_after": 3.5, "zero_shot_accuracy": None, "tuned_accuracy": None}
     reason = objection(None, rule, **scores)
-    assert reason is None if says is None else says in reason
+    assert reason is None if message is None else message in reason
     assert "loss per token" in objection(None, {}, **scores)
 
 

@@ -178,7 +178,7 @@ def test_an_upload_that_is_collected_at_once_can_be_sent_again(home, device, lea
 
 
 @pytest.fixture(params=["disk", pytest.param("s3", marks=pytest.mark.slow)])
-def anywhere(request, home, tmp_path):
+def any_store(request, home, tmp_path):
     """The home's directory, or a bucket."""
     if request.param == "disk":
         return home.artifacts
@@ -186,7 +186,7 @@ def anywhere(request, home, tmp_path):
 
 
 @pytest.mark.both_databases(slow=True)
-def test_no_name_is_ever_committed_without_its_file(home, anywhere):
+def test_no_name_is_ever_committed_without_its_file(home, any_store):
     """Publishers store, name, read and forget the same few files, while two collectors give no grace at all."""
     contents = [f"content {number}".encode() * 50 for number in range(4)]
     rounds = 24
@@ -198,18 +198,18 @@ def test_no_name_is_ever_committed_without_its_file(home, anywhere):
             name = f"{who}-{turn}"
             data = rng.choice(contents) if turn % 4 else name.encode()
             while True:
-                sha256 = anywhere.put(data)
+                sha256 = any_store.put(data)
                 with contextlib.suppress(Collected), home.database.writing() as session:
-                    hold(session, anywhere, [sha256])
+                    hold(session, any_store, [sha256])
                     name_as_base(session, name, sha256)
                     break
-            read_contents.append(anywhere.read(sha256))
+            read_contents.append(any_store.read(sha256))
             if turn % 4 == 0 or rng.random() < 0.9:
                 with home.database.writing() as session:
                     session.execute(delete(BaseModelEntry).where(BaseModelEntry.name == name))
 
     def gather():
-        collector = Collector(home.database, anywhere)
+        collector = Collector(home.database, any_store)
         while True:
             last = len(finished_publishers) == 3
             removal_counts.append(collector.collect(NONE).deleted)
@@ -222,7 +222,7 @@ def test_no_name_is_ever_committed_without_its_file(home, anywhere):
         finally:
             finished_publishers.append(who)
 
-    anywhere.put((home.source / "tokenizer.json").read_bytes())
+    any_store.put((home.source / "tokenizer.json").read_bytes())
     at_once(gather, gather, *(partial(publish_all, who) for who in range(3)))
     assert len(read_contents) == 3 * rounds
     assert sum(removal_counts) >= 3 * rounds / 4
@@ -230,7 +230,7 @@ def test_no_name_is_ever_committed_without_its_file(home, anywhere):
         names = set(session.scalars(select(BaseModelEntry.tokenizer_sha256)))
     assert names
     for sha256 in names:
-        anywhere.read(sha256)
+        any_store.read(sha256)
 
 
 def test_what_killed_writers_left_goes(home):

@@ -147,9 +147,9 @@ def test_a_body_that_goes_on_after_the_response(server):
 
 
 @pytest.mark.parametrize("path", ["/endless", "/large", "/file"])
-@pytest.mark.parametrize("more", ["", "Connection: close\r\n"])
-def test_a_client_that_does_not_read(server, path, more):
-    links = open_links(server, 5, f"GET {path} HTTP/1.1\r\nHost: x\r\n{more}\r\n".encode())
+@pytest.mark.parametrize("headers", ["", "Connection: close\r\n"])
+def test_a_client_that_does_not_read(server, path, headers):
+    links = open_links(server, 5, f"GET {path} HTTP/1.1\r\nHost: x\r\n{headers}\r\n".encode())
     assert says_hello(server)
     time.sleep(4 * SECONDS)
     for link in links:

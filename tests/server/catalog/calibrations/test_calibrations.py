@@ -33,8 +33,8 @@ def file_for(base="b" * 64, width=3, seed=0):
     for module in lora_modules(recipe, SHAPE):
         columns = np.linalg.qr(random.normal(size=(module.in_features, width)))[0]
         directions[module.name] = columns.astype(np.float32)
-    about = CalibrationMetadata(base=recipe.base, kind="gradients", task="sst2", examples=200)
-    return dump_calibration(about, directions)
+    metadata = CalibrationMetadata(base=recipe.base, kind="gradients", task="sst2", examples=200)
+    return dump_calibration(metadata, directions)
 
 
 @pytest.fixture
@@ -205,12 +205,12 @@ def test_removed(home, app, problem, calibration, register, remove):
 
 
 def test_what_cannot_be_registered(register, home):
-    stored = home.stored_files()
+    stored_files = home.stored_files()
     with pytest.raises(UnknownBase, match="base add"):
         register(file_for("d" * 64))
     with pytest.raises(InvalidUpload):
         register(b"no calibration")
-    assert home.stored_files() == stored
+    assert home.stored_files() == stored_files
 
 
 def test_a_file_that_is_gone_is_told(home, app, problem, calibration, fleet, device):

@@ -101,13 +101,13 @@ def test_replay_repeats_the_stored_copies_bit_for_bit(stored_programs: StoredPro
     program, _ = stored_programs(noise)
     rng, recipe = np.random.default_rng(11), program.manifest.recipe
     ledger = train(program)
-    trained = program("adapter")[0]
+    trained_b = program("adapter")[0]
     batch, seeds = reference.random_batch(rng, recipe, VOCABULARY), query_seeds(1, 0, recipe.queries)
     following = program.step(batch, seeds, 0.05, 0.02)[0]
-    program("load", np.zeros_like(trained))
+    program("load", np.zeros_like(trained_b))
     for recorded_seeds, coefficients, eps in ledger:
         program("replay", recorded_seeds, coefficients, np.array([eps], np.float32))
-    np.testing.assert_array_equal(program("adapter")[0], trained)
+    np.testing.assert_array_equal(program("adapter")[0], trained_b)
     np.testing.assert_array_equal(program.step(batch, seeds, 0.05, 0.02)[0], following)
 
 

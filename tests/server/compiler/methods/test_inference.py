@@ -141,10 +141,10 @@ def test_greedy_text_is_that_of_transformers(
 ) -> None:
     ours, model = inference_program("gemma3_text"), architectures.base("gemma3_text").model
     prompt = token_batch(np.random.default_rng(4), 9)
-    assert generated(ours, prompt, 20) == stock_text(ours, model, prompt, 20)
+    assert generate_tokens(ours, prompt, 20) == stock_text(ours, model, prompt, 20)
 
 
-def generated(ours: Served, prompt: np.ndarray, count: int) -> list[int]:
+def generate_tokens(ours: Served, prompt: np.ndarray, count: int) -> list[int]:
     """The likeliest token after each of the text's, beginning with the prompt's last."""
     tokens = [int(ours.extend(prompt, 0, [len(prompt) - 1]).argmax())]
     while len(tokens) < count:

@@ -105,10 +105,10 @@ def test_the_gradient_is_the_clipped_one_of_autograd_and_the_reference_noise(
     norms = np.linalg.norm(gradients, axis=1)
     clip = float(np.median(norms))  # one example is clipped, one is not
     assert norms.min() < clip < norms.max()
-    clipped = gradients * np.minimum(1, clip / norms)[:, None]
+    clipped_gradients = gradients * np.minimum(1, clip / norms)[:, None]
     _, norm = private(private.batch, clip)
     noise = gradient_noise(KEYS, private.size) * (SIGMA * clip / NOISE_UNITS)
-    expected = (clipped.sum(axis=0) + noise) / EXAMPLES
+    expected = (clipped_gradients.sum(axis=0) + noise) / EXAMPLES
     assert np.linalg.norm(private.velocity() - expected) / np.linalg.norm(expected) < 1e-5 + MARGIN
     np.testing.assert_allclose(norm, [np.linalg.norm(expected)], rtol=3e-3)
     # The margin of the norm is the only difference from the textbook form.

@@ -104,8 +104,8 @@ class RoundedLinear(nn.Module):
         self.dynamic = precision in DYNAMIC and not (precision == "int8" and name.endswith("down_proj"))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        rounded = torch.from_numpy(rounded_tokens(x.numpy())) if self.dynamic else x
-        return rounded @ self.weight.T + x @ self.offset.T
+        rounded_x = torch.from_numpy(rounded_tokens(x.numpy())) if self.dynamic else x
+        return rounded_x @ self.weight.T + x @ self.offset.T
 
 
 def rounded_model(base: TinyBase, precision: str) -> nn.Module:
@@ -127,11 +127,11 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> TinyBase:
     return make_tiny(tmp_path_factory.mktemp("wide"), seed=4, intermediate_size=64, tie_word_embeddings=True)
 
 
-Compiled = Callable[[str], Program]
+ProgramFunction = Callable[[str], Program]
 
 
 @pytest.fixture
-def compiled(wide: TinyBase, programs: Programs) -> Compiled:
+def program_for(wide: TinyBase, programs: Programs) -> ProgramFunction:
     """Programs by precision; the two that round activations leave the first layer frozen."""
 
     def program(precision: str) -> Program:
@@ -145,8 +145,10 @@ def compiled(wide: TinyBase, programs: Programs) -> Compiled:
 
 @pytest.mark.slow  # programs
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_steps_are_the_stock_models_on_rounded_weights(compiled: Compiled, wide: TinyBase, precision: str) -> None:
-    program, model, rng = compiled(precision), rounded_model(wide, precision), np.random.default_rng(7)
+def test_steps_are_the_stock_models_on_rounded_weights(
+    program_for: ProgramFunction, wide: TinyBase, precision: str
+) -> None:
+    program, model, rng = program_for(precision), rounded_model(wide, precision), np.random.default_rng(7)
     manifest, tolerance = program.manifest, LOSS_TOLERANCE[precision]
     flat = program.load_some_b()
     for number in range(STEPS):
@@ -165,23 +167,27 @@ def test_steps_are_the_stock_models_on_rounded_weights(compiled: Compiled, wide:
 
 @pytest.mark.slow  # programs
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_scores_are_the_stock_models_on_rounded_weights(compiled: Compiled, wide: TinyBase, precision: str) -> None:
-    check_scores(compiled(precision), rounded_model(wide, precision), (12, 5), atol=10 * LOSS_TOLERANCE[precision])
+def test_scores_are_the_stock_models_on_rounded_weights(
+    program_for: ProgramFunction, wide: TinyBase, precision: str
+) -> None:
+    check_scores(program_for(precision), rounded_model(wide, precision), (12, 5), atol=10 * LOSS_TOLERANCE[precision])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", DYNAMIC)
-def test_a_cached_prefix_gives_the_same_bits_with_rounded_activations(compiled: Compiled, precision: str) -> None:
-    program, rng = compiled(precision), np.random.default_rng(3)
+def test_a_cached_prefix_gives_the_same_bits_with_rounded_activations(
+    program_for: ProgramFunction, precision: str
+) -> None:
+    program, rng = program_for(precision), np.random.default_rng(3)
     batches = [reference.random_batch(rng, program.manifest.recipe, VOCABULARY) for _ in range(2)]
     check_split(program, batches, [(query_seeds(1, number, 2), LR, EPS) for number in range(2)])
 
 
 @pytest.mark.slow
 def test_weights_are_one_file_for_equal_bits_whatever_the_recipe(
-    compiled: Compiled, wide: TinyBase, tmp_path: Path
+    program_for: ProgramFunction, wide: TinyBase, tmp_path: Path
 ) -> None:
-    files = {name: compiled(name).manifest.file("weights").sha256 for name in ("int4", "int8-weight", "int4-weight")}
+    files = {name: program_for(name).manifest.file("weights").sha256 for name in ("int4", "int8-weight", "int4-weight")}
     # Of int8, whose weights are rounded as int8-weight's are, the file that the base makes without a recipe.
     write_weights(QuantizedBase.of(load_checkpoint(str(wide.directory)), "int8").stored, tmp_path / "weights.ptd")
     assert files["int8-weight"] == file_sha256(tmp_path / "weights.ptd")

@@ -105,12 +105,12 @@ def test_quantized_gradients_are_those_of_the_rounded_layers(
     """Against autograd on the rounded weights in float: what is left is the rounding of activations and gradients."""
     case = make_case(architectures, name, applicable(name), 4, 0)
     buffers = quantized_layer(case.weights, precision)
-    restored = {
+    dequantized_weights = {
         weight: dequantize(tensor, buffers[weight + SCALE]) if weight + SCALE in buffers else tensor
         for weight, tensor in buffers.items()
         if not weight.endswith(SCALE)
     }
-    expected_hidden, expected_b = dataclasses.replace(case, weights=restored).expected()
+    expected_hidden, expected_b = dataclasses.replace(case, weights=dequantized_weights).expected()
     layer = ReverseLayer(dataclasses.replace(case.shape, precision=precision), buffers, case.scaled_a)
     scales = torch.cat([buffers[target + SCALE] for target in case.shape.facts.linears])
     hidden, b = layer.reverse(case.inputs[0], case.gradient, *case.inputs[1:], scales)

@@ -50,8 +50,8 @@ def test_a_private_job_has_a_recipe_that_clips_and_is_accounted_for(app, fleet):
     assert privacy["epsilon"] >= epsilon(1) - 1e-9  # what is told is never too little
     assert (privacy["runs"], privacy["budget"], privacy["unprotected"]) == (1, None, 0)
     assert privacy_view(fleet.app("other"))["runs"] == 0
-    nothing = {"epsilon": 0.0, "delta": 1e-5, "budget": None, "runs": 0, "unprotected": 0}
-    assert privacy_view(app, "bob") == {"user": "bob"} | nothing
+    empty_view = {"epsilon": 0.0, "delta": 1e-5, "budget": None, "runs": 0, "unprotected": 0}
+    assert privacy_view(app, "bob") == {"user": "bob"} | empty_view
 
 
 def test_an_epsilon_is_turned_into_the_least_noise(app):
@@ -73,13 +73,13 @@ def test_an_epsilon_out_of_reach_says_so(app):
 
 
 @pytest.mark.parametrize(
-    ("recipe", "why"),
+    ("recipe", "message"),
     [({"privacy": "clipped"}, "give it `privacy`"), ({"estimator": "stored"}, "or 'replay'")],
 )
-def test_recipe_and_privacy_go_together(app, recipe, why):
+def test_recipe_and_privacy_go_together(app, recipe, message):
     changes = {"recipe": recipe} | ({} if recipe.get("privacy") else private())
     problem = assert_problem(app.post("/v1/jobs", json=job_request(**changes)), 422, "invalid-recipe")
-    assert why in problem["detail"]
+    assert message in problem["detail"]
 
 
 def test_a_job_over_the_budget_is_refused_with_the_figures(app, operator):
@@ -166,7 +166,7 @@ def test_accounting_holds_no_writing_transaction(home, app, operator, monkeypatc
 NO_FIGURES = {"train_examples": None, "truncated_examples": None, "zero_shot_accuracy": None, "tuned_accuracy": None}
 
 
-def trained(fleet, app, device, **changes):
+def train_private(fleet, app, device, **changes):
     """One private run on a device, which has no other job."""
     fleet.ready_job(app, **private(**changes))
     device.finish(device.lease(), steps=STEPS, best_step=STEPS, **NO_FIGURES)
@@ -179,7 +179,7 @@ def failed(app, job):
 
 def test_another_name_for_the_user_does_not_reach_the_data(fleet, app, operator, device):
     limit(operator, (epsilon(1) + epsilon(2)) / 2)
-    trained(fleet, app, device)
+    train_private(fleet, app, device)
     assert_refused(app, **private(adapter="alice-second"))
     fleet.ready_job(app, user="alice-2", adapter="second", **private())
     fleet.ready_job(app, user="alice-3", adapter="third")
@@ -190,11 +190,11 @@ def test_another_name_for_the_user_does_not_reach_the_data(fleet, app, operator,
 def test_the_strictest_budget_of_a_device_s_users_bounds_each_of_its_data_sets(fleet, app, operator):
     shared = fleet.device(name="shared", users=["alice", "bob"])
     limit(operator, 1.5 * epsilon(2))
-    trained(fleet, app, shared)
-    trained(fleet, app, shared, user="bob", adapter="bobs")
-    over = fleet.ready_job(app, user="bob", adapter="bobs", **private(privacy={"noise_multiplier": 0.5}))
+    train_private(fleet, app, shared)
+    train_private(fleet, app, shared, user="bob", adapter="bobs")
+    job_over_budget = fleet.ready_job(app, user="bob", adapter="bobs", **private(privacy={"noise_multiplier": 0.5}))
     assert shared.lease() is None
-    assert failed(app, over)
+    assert failed(app, job_over_budget)
     (row,) = app.get(f"/v1/devices/{shared.device_id}/privacy").json()
     assert (row["dataset"], row["users"], row["runs"]) == ("movies", ["alice", "bob"], 2)
     assert row["epsilon"] == pytest.approx(epsilon(2), rel=2e-3)
@@ -219,7 +219,7 @@ def test_a_job_that_was_submitted_before_the_budget_does_not_begin_without_priva
 
 
 def test_a_data_set_remembers_the_budget_of_a_user_who_was_unbound(fleet, app, operator, device):
-    trained(fleet, app, device)
+    train_private(fleet, app, device)
     limit(operator, 1.05 * epsilon(1))
     path = f"/v1/devices/{device.device_id}/users"
     assert operator.put(f"{path}/alice-2").status_code == 200
@@ -232,7 +232,7 @@ def test_a_data_set_remembers_the_budget_of_a_user_who_was_unbound(fleet, app, o
 def test_other_data_sets_and_devices_have_accounts_of_their_own(fleet, app, operator):
     shared, other = fleet.device(name="shared", users=["alice", "bob"]), fleet.device(name="other", users=["bob"])
     limit(operator, 1.5 * epsilon(1))
-    trained(fleet, app, shared, user="bob", adapter="bobs")
+    train_private(fleet, app, shared, user="bob", adapter="bobs")
     again = private(user="bob", adapter="bobs")
     assert fleet.ready_job(app, **again)["state"] == "ready"
     assert other.lease() is not None

@@ -203,9 +203,9 @@ def test_what_a_device_may_not_say(masked, problem):
     turn(masked, "alice", "bob")
     with masked.home.database.reading() as session:
         rows = {row.member: row.advertisement for row in session.scalars(select(SecureAggregationMember))}
-    theirs = rows[bob.actor.device_id].model_dump(mode="json")
+    foreign_keys = rows[bob.actor.device_id].model_dump(mode="json")
     url = f"/v1/leases/{alice.lease['id']}/masking"
-    problem(alice.actor.post(f"{url}/keys", json=theirs), 422, "untrusted")
+    problem(alice.actor.post(f"{url}/keys", json=foreign_keys), 422, "untrusted")
     problem(alice.actor.post(f"{url}/shares", json={"sealed": "", "commitment": "A" * 43 + "="}), 409, "masking-out")
     problem(alice.actor.post(f"{url}/keys", json={}), 422, "invalid-request")
     turn(masked, "carol", "dave")

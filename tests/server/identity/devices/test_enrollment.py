@@ -228,9 +228,9 @@ def test_the_page_tells_what_to_run_and_runs_nothing(fleet):
     assert "default-src 'none'" in policy
     assert "frame-ancestors 'none'" in policy
     assert "script" not in answer.text
-    for evil in ("<script>alert(1)</script>", '"><img src=x>', "A" * 100):
-        text = fleet.actor().get("/device", params={"user_code": evil}).text
-        assert evil == "A" * 100 or evil not in text
+    for hostile_code in ("<script>alert(1)</script>", '"><img src=x>', "A" * 100):
+        text = fleet.actor().get("/device", params={"user_code": hostile_code}).text
+        assert hostile_code == "A" * 100 or hostile_code not in text
         assert "approve CODE" in text
     assert fleet.actor().get("/device").status_code == 200
 

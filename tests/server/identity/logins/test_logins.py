@@ -66,9 +66,9 @@ def test_a_person_confirms_and_the_program_gets_one_token(fleet, home, program, 
     assert_refused(program.poll(authorization), "authorization_pending")
     assert_refused(program.poll(authorization), "slow_down")
     view = operator.get(path_of(authorization)).json()
-    me = operator.get("/v1/whoami").json()
+    identity = operator.get("/v1/whoami").json()
     assert (view["name"], view["address"], view["state"]) == ("mobizo of alice@laptop", "127.0.0.1", "pending")
-    assert view["scopes"] == me["scopes"]
+    assert view["scopes"] == identity["scopes"]
     for _ in range(2):
         assert operator.post(path_of(authorization, "/approve")).json()["state"] == "approved"
     program.later(20)
@@ -78,7 +78,7 @@ def test_a_person_confirms_and_the_program_gets_one_token(fleet, home, program, 
         if answer.status_code == 400:
             assert answer.json()["error"] in ("invalid_grant", "slow_down")
     grant = next(answer.json() for answer in answers if answer.status_code == 200)
-    assert (grant["token_type"], set(grant["scope"].split())) == ("Bearer", set(me["scopes"]))
+    assert (grant["token_type"], set(grant["scope"].split())) == ("Bearer", set(identity["scopes"]))
     assert 0 < grant["expires_in"] <= home.settings.token_days * 86_400
     whoami = fleet.actor(grant["access_token"]).get("/v1/whoami").json()
     assert (whoami["tenant"], whoami["role"], whoami["name"]) == ("default", "operator", "mobizo of alice@laptop")
@@ -90,7 +90,11 @@ def test_a_person_confirms_and_the_program_gets_one_token(fleet, home, program, 
         (entry,) = session.scalars(select(AccessEvent))
     for code in (authorization["device_code"], authorization["user_code"], authorization["user_code"].replace("-", "")):
         assert code not in text
-    assert (entry.action, entry.actor, entry.subject) == ("login-approved", me["token_id"], "mobizo of alice@laptop")
+    assert (entry.action, entry.actor, entry.subject) == (
+        "login-approved",
+        identity["token_id"],
+        "mobizo of alice@laptop",
+    )
 
 
 def test_the_person_s_scopes_and_the_program_s_bound_the_token(fleet, program, operator, app, problem):

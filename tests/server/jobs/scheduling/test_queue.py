@@ -29,10 +29,10 @@ def test_a_job_goes_only_where_its_labels_are(fleet, app, operator):
     label(operator, lab, site="lab")
     job = fleet.ready_job(app, requires={"labels": {"site": "lab"}})
     assert field.lease() is None
-    why = waiting(app, job)["why"]
-    assert why.startswith("none of 2 devices of the user can take it: ")
-    assert "lacks label site=lab (1)" in why
-    assert "has not requested a job yet (1)" in why
+    reason = waiting(app, job)["why"]
+    assert reason.startswith("none of 2 devices of the user can take it: ")
+    assert "lacks label site=lab (1)" in reason
+    assert "has not requested a job yet (1)" in reason
     assert lab.lease()["job"]["id"] == job["id"]
 
 
@@ -103,13 +103,13 @@ def test_memory(fleet, app):
 def test_a_program_is_offered_where_it_fits(fleet, app, device):
     """The fake compiler's programs take 256,000 bytes of weights and plan 16,384."""
     job = fleet.ready_job(app)
-    can = {"backends": ["xnnpack"]}
-    assert device.lease(memory_bytes=272_383, capabilities=can) is None
+    capabilities = {"backends": ["xnnpack"]}
+    assert device.lease(memory_bytes=272_383, capabilities=capabilities) is None
     explanation = waiting(app, job)
     lack = "lacks 272,384 bytes of memory to spare, which its program takes"
     assert explanation["why"] == f"none of 1 devices of the user can take it: {lack} (1)"
     assert (explanation["devices"], explanation["eligible"]) == (1, 0)
-    assert device.lease(memory_bytes=272_384, capabilities=can)["job"]["id"] == job["id"]
+    assert device.lease(memory_bytes=272_384, capabilities=capabilities)["job"]["id"] == job["id"]
 
 
 def test_why_it_waits(fleet, app, device):

@@ -62,11 +62,11 @@ def test_every_metric_and_label_exists(metric_labels):
         assert names <= set(metric_labels) | BY_PROMETHEUS, rule["alert"]
         mentioned_names |= names
         for name, selector in re.findall(r"\b([a-z_]+)\{([^}]*)\}", rule["expr"]):
-            for label, how, value in re.findall(r'(\w+)(=~|!~|!=|=)"([^"]*)"', selector):
+            for label, operator, value in re.findall(r'(\w+)(=~|!~|!=|=)"([^"]*)"', selector):
                 if label == "job":
                     continue  # Prometheus's own, which the operator chooses
                 assert label in metric_labels[name], f"{rule['alert']}: {name} has no label {label}"
-                if how == "=" and label != "status":
+                if operator == "=" and label != "status":
                     assert value in metric_labels[name][label], f"{rule['alert']}: {name} is never {label}={value}"
     assert len(mentioned_names) > len(RULES) / 2
 

@@ -213,9 +213,9 @@ def test_a_scrape_is_kept_for_a_moment(home, fleet, app, monkeypatch):
 
 
 def test_a_database_that_is_away(tmp_path):
-    away = Database(f"sqlite:///{tmp_path}/no/such/directory/db")
-    metrics = samples(Exposition(Meters(), away).text().decode())
-    away.close()
+    missing_database = Database(f"sqlite:///{tmp_path}/no/such/directory/db")
+    metrics = samples(Exposition(Meters(), missing_database).text().decode())
+    missing_database.close()
     assert metrics["mobizo_database_up",] == 0
     assert ("mobizo_jobs", "queued") not in metrics
     assert metrics["mobizo_polls_open",] == 0

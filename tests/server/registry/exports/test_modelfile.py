@@ -46,7 +46,7 @@ def parse(text):
     return parsed
 
 
-def unquoted(argument):
+def unquote(argument):
     """An argument without its quotes, three or one on each side."""
     mark = next((mark for mark in ('"""', '"') if argument.startswith(mark)), "")
     assert not mark or argument.endswith(mark)
@@ -54,7 +54,7 @@ def unquoted(argument):
 
 
 def instructions(text):
-    return [(name, unquoted(argument)) for name, argument in parse(text)]
+    return [(name, unquote(argument)) for name, argument in parse(text)]
 
 
 def go(template, messages):

@@ -71,6 +71,6 @@ def test_the_same_answers_from_every_format(smollm2_gguf, tmp_path):
     llama = LlamaCpp(tmp_path / "gguf" / file.path, threads=2)
     for prompt in ("The capital of France is", "def add(a, b):", "Once upon a time"):
         start = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)
-        generated = ours.generate(**start, max_new_tokens=12, do_sample=False)[0, start["input_ids"].shape[1] :]
+        generated_tokens = ours.generate(**start, max_new_tokens=12, do_sample=False)[0, start["input_ids"].shape[1] :]
         answer = llama.server.handle_completions({"prompt": prompt, "n_predict": 12, "temperature": 0})
-        assert answer["choices"][0]["text"] == tokenizer.decode(generated, skip_special_tokens=True)
+        assert answer["choices"][0]["text"] == tokenizer.decode(generated_tokens, skip_special_tokens=True)

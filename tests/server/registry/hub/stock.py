@@ -23,8 +23,8 @@ class Missing(Exception):
 class Refused(Exception):
     """What a call raised: its class, the classes that this is one of, and its words."""
 
-    def __init__(self, raised):
-        self.name, self.classes, self.text = raised["name"], raised["classes"], raised["text"]
+    def __init__(self, error):
+        self.name, self.classes, self.text = error["name"], error["classes"], error["text"]
         super().__init__(f"{self.name}: {self.text}")
 
 

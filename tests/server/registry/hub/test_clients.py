@@ -30,7 +30,7 @@ def files_of(directory):
     return sorted(path.relative_to(directory).as_posix() for path in Path(directory).rglob("*") if path.is_file())
 
 
-def raised(kind, call, *arguments, **options):
+def assert_raises(kind, call, *arguments, **options):
     """The refusal that a call ends with, which is of that kind."""
     with pytest.raises(Refused) as error_info:
         call(*arguments, **options)
@@ -38,7 +38,7 @@ def raised(kind, call, *arguments, **options):
     return error_info.value
 
 
-def raised_entry(client, *arguments, **options):
+def assert_entry_missing(client, *arguments, **options):
     """The words of an error that says that the repository has no such entry."""
     with pytest.raises(Refused) as error_info:
         client(*arguments, **options)
@@ -119,7 +119,7 @@ def test_files_are_listed(client, at, second):
     tree = client("api.list_repo_tree", MOVIES, recursive=True, expand=True, **at)
     assert [file["path"] for file in tree] == LISTED
     assert {file["last_commit"]["oid"] for file in tree} == {second["revision"]}
-    assert "folder" in raised_entry(client, "api.list_repo_tree", MOVIES, "folder", **at)
+    assert "folder" in assert_entry_missing(client, "api.list_repo_tree", MOVIES, "folder", **at)
 
 
 def test_pages_are_followed(client, relay, hub, at):
@@ -177,7 +177,7 @@ def test_what_exists(client, at):
     assert not client("api.file_exists", MOVIES, "adapter_model.bin", **at)
     assert client("api.whoami", **at)["name"] == "default"
     client("api.auth_check", MOVIES, **at)
-    raised("RepositoryNotFoundError", client, "api.auth_check", "other/secret", **at)
+    assert_raises("RepositoryNotFoundError", client, "api.auth_check", "other/secret", **at)
 
 
 def test_a_part_as_libraries_of_data_read_it(client, at, tmp_path):
@@ -190,16 +190,16 @@ def test_a_part_as_libraries_of_data_read_it(client, at, tmp_path):
 def test_what_is_absent_and_what_is_not_ones_own(client, at, repository):
     for call in ("snapshot_download", "api.model_info", "api.list_repo_files"):
         for options in ({}, {"revision": "v1"}):
-            refusal = raised("RepositoryNotFoundError", client, call, repository, **options, **at)
+            refusal = assert_raises("RepositoryNotFoundError", client, call, repository, **options, **at)
             assert f"there is no adapter {repository} here, or it is not yours" in refusal.text
-    raised("RepositoryNotFoundError", client, "hf_hub_download", repository, "README.md", **at)
-    raised("RepositoryNotFoundError", client, "api.list_repo_refs", repository, **at)
+    assert_raises("RepositoryNotFoundError", client, "hf_hub_download", repository, "README.md", **at)
+    assert_raises("RepositoryNotFoundError", client, "api.list_repo_refs", repository, **at)
 
 
 def test_without_a_token_there_is_nothing(client, relay):
     for repository in (MOVIES, "default/nothing"):
         for call in (("snapshot_download", repository), ("hf_hub_download", repository, "README.md")):
-            raised("RepositoryNotFoundError", client, *call, endpoint=relay.url, token=False)
+            assert_raises("RepositoryNotFoundError", client, *call, endpoint=relay.url, token=False)
     assert {exchange.status for exchange in relay.take()} == {401}
     assert not client("api.repo_exists", MOVIES, endpoint=relay.url, token=False)
 
@@ -207,21 +207,21 @@ def test_without_a_token_there_is_nothing(client, relay):
 def test_a_bad_token_is_not_taken_for_an_absent_repository(client, relay):
     wrong = {"endpoint": relay.url, "token": "mobizo-app-" + "A" * 43}
     for call in (("snapshot_download", MOVIES), ("hf_hub_download", MOVIES, "README.md"), ("api.repo_exists", MOVIES)):
-        assert "Invalid credentials" in raised("HfHubHTTPError", client, *call, **wrong).text
+        assert "Invalid credentials" in assert_raises("HfHubHTTPError", client, *call, **wrong).text
 
 
 def test_revisions_and_files_that_are_not_there(client, at, second, tmp_path):
     for revision in ("v3", "0", "no-such-tag", "f" * 40, "0000000", "refs/pr/1"):
-        raised("RevisionNotFoundError", client, "snapshot_download", MOVIES, revision=revision, **at)
-        raised("RevisionNotFoundError", client, "hf_hub_download", MOVIES, "README.md", revision=revision, **at)
+        assert_raises("RevisionNotFoundError", client, "snapshot_download", MOVIES, revision=revision, **at)
+        assert_raises("RevisionNotFoundError", client, "hf_hub_download", MOVIES, "README.md", revision=revision, **at)
     for name in ("config.json", "folder/README.md"):
-        raised_entry(client, "hf_hub_download", MOVIES, name, cache_dir=str(tmp_path), **at)
-    absent = next(tmp_path.rglob(".no_exist")) / second["revision"]
-    assert files_of(absent) == ["config.json", "folder/README.md"]
+        assert_entry_missing(client, "hf_hub_download", MOVIES, name, cache_dir=str(tmp_path), **at)
+    no_exist_directory = next(tmp_path.rglob(".no_exist")) / second["revision"]
+    assert files_of(no_exist_directory) == ["config.json", "folder/README.md"]
 
 
 def test_what_awaits_approval_is_there_by_its_number_only(client, at, tmp_path):
-    refusal = raised("GatedRepoError", client, "snapshot_download", "default/worse", **at)
+    refusal = assert_raises("GatedRepoError", client, "snapshot_download", "default/worse", **at)
     assert "No version of this adapter is approved" in refusal.text
     path = client("snapshot_download", "default/worse", revision="v1", cache_dir=str(tmp_path), **at)
     assert files_of(path) == LISTED

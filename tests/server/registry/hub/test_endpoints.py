@@ -31,7 +31,7 @@ def published_version(device, lease):
     return device.finish(lease)
 
 
-def stored(version):
+def select_version(version):
     return select(StoredVersion).where(StoredVersion.revision == version["revision"])
 
 
@@ -66,7 +66,7 @@ def test_files_that_are_not_there(app, published_version, problem):
 def test_a_form_that_the_base_cannot_have(home, app, published_version):
     assert app.head(f"{FILES}/main/adapter.gguf").status_code == 200
     with home.database.writing() as session:
-        version = session.scalars(stored(published_version)).one()
+        version = session.scalars(select_version(published_version)).one()
         version.shape = version.shape.model_copy(update={"architecture": "opt"})
         session.execute(delete(StoredPeftFile).where(StoredPeftFile.path == "adapter.gguf"))
     answer = app.head(f"{FILES}/main/adapter.gguf")
@@ -129,9 +129,9 @@ def test_who_is_refused_is_told_why(fleet, home, published_version, problem):
     shut = fleet.app("shut")
     with home.database.writing() as session:
         TenantService(session).suspend("shut")
-    suspended = shut.get("/api/models/shut/x")
-    problem(suspended, 403, "tenant-suspended")
-    assert suspended.headers["x-error-message"] == "Access to this resource is disabled."
+    refusal = shut.get("/api/models/shut/x")
+    problem(refusal, 403, "tenant-suspended")
+    assert refusal.headers["x-error-message"] == "Access to this resource is disabled."
 
 
 def test_any_name_may_be_asked_for(app, published_version):
@@ -167,7 +167,7 @@ def test_an_adapter_without_an_approved_version(fleet, app, device, problem):
 def test_what_is_deprecated_says_so(home, app, published_version):
     assert "x-hf-warning" not in app.get(MOVIES).headers
     with home.database.writing() as session:
-        version = session.scalars(stored(published_version)).one()
+        version = session.scalars(select_version(published_version)).one()
         version.kept_state, version.message = VersionState.DEPRECATED, "too old:\nuse v2 \u2013 really"
     warning = app.get(MOVIES).headers["x-hf-warning"]
     assert warning.startswith(
@@ -212,8 +212,8 @@ def test_paths_are_asked_in_a_form(app, published_version, problem):
 
 def test_it_comes_after_all_other_routes(standing, fleet, app, device):
     routes = [route for route in found_routes(standing[0]) if route.path != "ANY"]
-    ours = [at for at, route in enumerate(routes) if route.path.startswith("/{")]
-    assert ours == list(range(len(routes) - len(ours), len(routes)))
+    positions = [at for at, route in enumerate(routes) if route.path.startswith("/{")]
+    assert positions == list(range(len(routes) - len(positions), len(routes)))
     fleet.ready_job(app, adapter="resolve")
     version = device.finish(device.lease())
     assert app.get("/v1/adapters/resolve/versions/1").json() == version

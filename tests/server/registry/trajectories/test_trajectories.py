@@ -78,22 +78,22 @@ def test_without_one_nothing_is_verified(device, app, lease, problem):
     problem(app.get(f"{url}/steps/1/lora_B.safetensors"), 409, "not-replayable")
 
 
-def flipped(run, step=10):
+def flip_coefficient(run, step=10):
     """The ledger with one bit of one coefficient changed, its checksums right."""
     trajectory, _ = parse_trajectory(run.ledger)
     coefficients = trajectory.coefficients[step].view(np.uint32)
     coefficients[0] ^= 1 << 20  # of the mantissa: what is less may be lost in rounding
-    return rewritten(trajectory)
+    return rewrite(trajectory)
 
 
-def rewritten(trajectory):
+def rewrite(trajectory):
     body = b"".join(frame(b"S", step, c.astype("<f4").tobytes()) for step, c in enumerate(trajectory.coefficients))
     return MAGIC + frame(b"H", 0, trajectory.header.model_dump_json().encode()) + body
 
 
 @pytest.mark.parametrize("with_b", [True, False])
 def test_a_flipped_coefficient_is_refused_and_nothing_lost(home, device, app, lease, run, problem, with_b):
-    ledger = flipped(run)
+    ledger = flip_coefficient(run)
     if with_b:
         device.upload(lease, run.adapter()).raise_for_status()
     send(device, lease, ledger).raise_for_status()
@@ -109,7 +109,7 @@ def test_a_flipped_coefficient_is_refused_and_nothing_lost(home, device, app, le
 
 
 def test_a_flip_after_the_best_step_changes_nothing_that_is_published(device, lease, run):
-    ledger = flipped(run, step=BEST)
+    ledger = flip_coefficient(run, step=BEST)
     device.upload(lease, run.adapter()).raise_for_status()
     send(device, lease, ledger).raise_for_status()
     assert complete(device, lease, run.adapter(), ledger, run.result()).json()["verified"] is True
