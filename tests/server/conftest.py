@@ -58,10 +58,10 @@ def pytest_generate_tests(metafunc):
     if "database_kind" in metafunc.fixturenames:
         module, folder = metafunc.module, Path(metafunc.definition.path).parent.relative_to(TESTS).as_posix()
         first = vars(module).setdefault("_first_with_a_database", metafunc.function) is metafunc.function
-        marked = metafunc.definition.get_closest_marker("both_databases")
-        both = marked is not None or folder in ALWAYS_BOTH or (first and folder in FIRST_ON_BOTH)
-        kinds = BOTH if marked else getattr(module, "DATABASES", BOTH if both else BOTH[:1])
-        if not (both or first) or (marked and marked.kwargs.get("slow")):
+        mark = metafunc.definition.get_closest_marker("both_databases")
+        both = mark is not None or folder in ALWAYS_BOTH or (first and folder in FIRST_ON_BOTH)
+        kinds = BOTH if mark else getattr(module, "DATABASES", BOTH if both else BOTH[:1])
+        if not (both or first) or (mark and mark.kwargs.get("slow")):
             kinds = [*kinds[:1], *(pytest.param(kind, marks=pytest.mark.slow) for kind in kinds[1:])]
         metafunc.parametrize("database_kind", kinds, indirect=True, scope="session")
 

@@ -248,9 +248,9 @@ def at_once(*calls):
     """What each call returns, or raises first; all begin together, each in a thread."""
     gate = threading.Barrier(len(calls))
 
-    def call(what):
+    def call(function):
         gate.wait()
-        return what()
+        return function()
 
     with ThreadPoolExecutor(len(calls)) as pool:
         return list(pool.map(call, calls))

@@ -41,13 +41,13 @@ def nginx_program():
     program = root / "usr" / "sbin" / "nginx"
     environment = {"LD_LIBRARY_PATH": str(root / "usr" / "lib" / f"{platform.machine()}-linux-gnu")}
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             [program, "-v"], env=os.environ | environment, capture_output=True, text=True, check=False
         )
     except OSError as error:
         raise Missing(f"the unpacked nginx does not start here: {error}") from error
-    if done.returncode != 0:
-        raise Missing(f"the unpacked nginx does not start here: {done.stderr.strip()[-300:]}")
+    if process.returncode != 0:
+        raise Missing(f"the unpacked nginx does not start here: {process.stderr.strip()[-300:]}")
     return program, environment
 
 
@@ -60,11 +60,11 @@ def _unpack(aside, directory):
     options = {"Dir::State::lists": aside / "lists", "Dir::Cache": aside / "cache", "APT::Sandbox::User": "root"}
     settings = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
     for command in (("update",), ("download", *PACKAGES)):
-        done = subprocess.run(
+        process = subprocess.run(
             ["apt-get", "-q", *settings, *command], cwd=aside, capture_output=True, text=True, check=False
         )
-        if done.returncode != 0:
-            raise Missing(f"apt cannot fetch nginx: {(done.stdout + done.stderr).strip()[-300:]}")
+        if process.returncode != 0:
+            raise Missing(f"apt cannot fetch nginx: {(process.stdout + process.stderr).strip()[-300:]}")
     directory.mkdir()
     for package in sorted(aside.glob("*.deb")):
         subprocess.run(["dpkg-deb", "-x", package, directory], check=True)

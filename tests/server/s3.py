@@ -29,8 +29,8 @@ class Service:
 
     def place(self, **changes):
         """Where a fresh bucket's files lie."""
-        given = {"endpoint": self.url, "access_key_id": KEY_ID, "secret_access_key": SECRET, "allow_http": True}
-        return BucketPlace(**{"bucket": self.bucket(), "prefix": "mobizo/one", **given, **changes})
+        options = {"endpoint": self.url, "access_key_id": KEY_ID, "secret_access_key": SECRET, "allow_http": True}
+        return BucketPlace(**{"bucket": self.bucket(), "prefix": "mobizo/one", **options, **changes})
 
     def settings(self):
         """What an operator sets for a fresh bucket."""

@@ -15,14 +15,14 @@ HEAVY = ("torch", "executorch", "transformers", "gguf")
 @pytest.mark.parametrize("module", ["server.app", "server.worker", "server.serving", "server.cli.main"])
 def test_nothing_of_the_model_world_is_imported(module):
     script = f"import sys, {module}; print(','.join(m for m in {HEAVY!r} if m in sys.modules))"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == ""
+    process = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert process.stdout.strip() == ""
 
 
 def test_a_worker_loads_no_web_framework():
     script = "import sys, server.worker; print('uvicorn' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"
+    process = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert process.stdout.strip() == "False"
 
 
 def test_a_home_that_was_not_set_up(tmp_path):

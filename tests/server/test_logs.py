@@ -18,12 +18,12 @@ structlog.get_logger().info("after")
 
 
 def test_json_lines_without_local_variables():
-    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True)
-    lines = [json.loads(line) for line in done.stderr.splitlines()]
+    process = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True)
+    lines = [json.loads(line) for line in process.stderr.splitlines()]
     assert [line["event"] for line in lines] == ["crashed", "after"]
     assert "boom" in lines[0]["exception"]
-    assert "token-in-a-local" not in done.stderr
-    assert done.stdout == ""
+    assert "token-in-a-local" not in process.stderr
+    assert process.stdout == ""
 
 
 def test_a_reader_that_went_away():

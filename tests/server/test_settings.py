@@ -76,5 +76,5 @@ def test_the_table_of_settings_is_up_to_date():
 
 def test_the_settings_table_needs_a_file():
     command = [sys.executable, "-m", "server.cli.settings_table"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (1, "usage: python -m server.cli.settings_table FILE\n")
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (process.returncode, process.stderr) == (1, "usage: python -m server.cli.settings_table FILE\n")

@@ -18,8 +18,8 @@ def test_the_worker_takes_back_leases_as_often_as_the_settings_say(fleet, home, 
 def test_a_workspace_of_a_dead_worker_is_removed(home):
     worker = create_worker(home.settings, home.database)
     worker.register()
-    left = home.settings.artifacts_path / "staging" / "worker_dead"
-    left.mkdir(parents=True)
-    (left / "half").write_bytes(b"x")
+    workspace = home.settings.artifacts_path / "staging" / "worker_dead"
+    workspace.mkdir(parents=True)
+    (workspace / "half").write_bytes(b"x")
     worker.look_around()
-    assert not left.exists()
+    assert not workspace.exists()

@@ -108,7 +108,7 @@ def test_a_template_apart_is_held_to_time_and_memory():
     assert template.render_in_subprocess(CONVERSATIONS[0]) == template.render(CONVERSATIONS[0])
 
 
-def written(directory, template, **files):
+def write_files(directory, template, **files):
     config = {"bos_token": {"content": "<s>"}, "eos_token": "</s>"} | (
         {} if template is None else {"chat_template": template}
     )
@@ -119,13 +119,13 @@ def written(directory, template, **files):
 
 
 def test_a_template_comes_from_the_models_files(tmp_path):
-    assert read_chat_template(written(tmp_path, None)) is None
-    assert read_chat_template(written(tmp_path, FAMILIES["chatml"])) == ChatTemplate(
+    assert read_chat_template(write_files(tmp_path, None)) is None
+    assert read_chat_template(write_files(tmp_path, FAMILIES["chatml"])) == ChatTemplate(
         template=FAMILIES["chatml"], tokens=TOKENS
     )
     several = [{"name": "tool_use", "template": "x"}, {"name": "default", "template": FAMILIES["lines"]}]
-    assert read_chat_template(written(tmp_path, several)).template == FAMILIES["lines"]
-    chat_template = read_chat_template(written(tmp_path, several, chat_template_jinja=FAMILIES["turns"]))
+    assert read_chat_template(write_files(tmp_path, several)).template == FAMILIES["lines"]
+    chat_template = read_chat_template(write_files(tmp_path, several, chat_template_jinja=FAMILIES["turns"]))
     assert chat_template.template == FAMILIES["turns"]
 
 
@@ -134,14 +134,14 @@ def test_a_template_comes_from_the_models_files(tmp_path):
 )
 def test_a_template_that_cannot_be_used_is_refused_when_the_base_is_registered(tmp_path, template, reason):
     with pytest.raises(UnreadableCheckpoint, match=reason):
-        read_chat_template(written(tmp_path, template))
+        read_chat_template(write_files(tmp_path, template))
 
 
 def test_a_template_without_end_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("server.catalog.chat_templates.CHECK_SECONDS", 3.0)
     endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% set x = a %}{% endfor %}{% endfor %}"
     with pytest.raises(UnreadableCheckpoint, match="does not render a short conversation within 3 seconds"):
-        read_chat_template(written(tmp_path, endless))
+        read_chat_template(write_files(tmp_path, endless))
 
 
 @pytest.mark.parametrize("number", [0, 1, 4_294_967_295])

@@ -28,7 +28,7 @@ def test_tenants(command, fleet, problem):
 
 
 @pytest.mark.parametrize(
-    ("error", "says", "arguments"),
+    ("error", "message", "arguments"),
     [
         (Conflict, "default", "tenant create default"),
         (BadRequest, "Not-Good", "tenant create Not-Good"),
@@ -50,9 +50,9 @@ def test_tenants(command, fleet, problem):
         (BadRequest, "never", "token create --role app --expires-in-days soon"),
     ],
 )
-def test_what_cannot_be(command, error, says, arguments):
+def test_what_cannot_be(command, error, message, arguments):
     command("user", "create", "bob", "--role", "app")
-    with pytest.raises(error, match=says):
+    with pytest.raises(error, match=message):
         command(*arguments.split())
 
 
@@ -62,8 +62,8 @@ def test_users(command, fleet, problem):
     assert (token["role"], token["scopes"]) == ("operator", ["devices:read", "jobs:read"])
     bob = fleet.actor(token["token"])
     assert bob.get("/v1/whoami").json()["user"] == "bob"
-    listed = json.loads(command("user", "list", "--json"))
-    assert [(row["name"], row["role"], row["disabled_at"]) for row in listed] == [("bob", "operator", None)]
+    users = json.loads(command("user", "list", "--json"))
+    assert [(row["name"], row["role"], row["disabled_at"]) for row in users] == [("bob", "operator", None)]
     assert json.loads(command("token", "list", "--json"))[0]["user"] == "bob"
     command("user", "disable", "bob")
     problem(bob.get("/v1/whoami"), 401, "unauthorized")

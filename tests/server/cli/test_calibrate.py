@@ -75,10 +75,10 @@ def test_a_file_and_its_figures(arguments, llama, tmp_path):
 
 def test_kinds_and_numbers_of_examples(arguments, tmp_path):
     directions = set()
-    for more in ([], ["--examples", 4], ["--kind", "activations"], ["--loss", "candidates"]):
-        assert "sha256: " in call(*arguments, *more)
+    for options in ([], ["--examples", 4], ["--kind", "activations"], ["--loss", "candidates"]):
+        assert "sha256: " in call(*arguments, *options)
         calibration = read_calibration(tmp_path / "made")
-        assert calibration.metadata.examples == (4 if "--examples" in more else len(RECORDS))
+        assert calibration.metadata.examples == (4 if "--examples" in options else len(RECORDS))
         directions.add(calibration.directions["model.layers.0.self_attn.q_proj"].tobytes())
     assert len(directions) == 4
 
@@ -96,23 +96,23 @@ def test_a_task_of_ones_own(arguments, tmp_path):
 
 
 def test_what_cannot_be_made(arguments, llama, data, tmp_path):
-    def refused(error, says, **changes):
+    def assert_refused(error, message, **changes):
         # The last of an option that is given twice counts.
-        with pytest.raises(error, match=says):
+        with pytest.raises(error, match=message):
             call(*arguments, *(word for option, value in changes.items() for word in (f"--{option}", value)))
         assert not (tmp_path / "made").exists()
 
     bad = tmp_path / "bad.jsonl"
     bad.write_text(data.read_text() + '{"text": "x"}\n')
-    refused(InvalidDataset, r"bad\.jsonl:9: field 'label'", data=bad)
-    refused(InvalidDataset, r"nothing\.jsonl: cannot be read", data=tmp_path / "nothing.jsonl")
-    refused(InvalidTask, "there is no built-in task 'sst3'", task="sst3")
+    assert_refused(InvalidDataset, r"bad\.jsonl:9: field 'label'", data=bad)
+    assert_refused(InvalidDataset, r"nothing\.jsonl: cannot be read", data=tmp_path / "nothing.jsonl")
+    assert_refused(InvalidTask, "there is no built-in task 'sst3'", task="sst3")
     bad.write_text("{}")
-    refused(InvalidTask, "not a valid task", task=bad.rename(tmp_path / "bad.json"))
-    refused(UnknownBase, "neither a local directory", base="no such model")
-    refused(InvalidRecipe, "2 layers", layers="last:3")
-    refused(InvalidDataset, "fewer than 16 directions", width=16, examples=1)
-    refused(BadRequest, "cannot be written", to=tmp_path / "no" / "place")
+    assert_refused(InvalidTask, "not a valid task", task=bad.rename(tmp_path / "bad.json"))
+    assert_refused(UnknownBase, "neither a local directory", base="no such model")
+    assert_refused(InvalidRecipe, "2 layers", layers="last:3")
+    assert_refused(InvalidDataset, "fewer than 16 directions", width=16, examples=1)
+    assert_refused(BadRequest, "cannot be written", to=tmp_path / "no" / "place")
     assert "--kind" in call(*arguments, "--kind", "weights", code=2)
     assert "--targets" in call(*arguments, "--targets", "lm_head", code=2)
 
@@ -145,17 +145,17 @@ def test_a_program_takes_a_from_it(tmp_path, monkeypatch, arguments):
     monkeypatch.setattr(local_compilation, "COMPILER", FAKE)
     call(*arguments)
     calibration = load_calibration((tmp_path / "made").read_bytes())
-    compiled = []
+    compiler_calls = []
 
     def stop(self, recipe, source, workspace, calibration):
-        compiled.append((recipe.calibration, calibration))
+        compiler_calls.append((recipe.calibration, calibration))
         raise BadRequest
 
     monkeypatch.setattr(local_compilation.CompilerProcess, "run", stop)
     compile_ = ["compile", "--base", source, *SMALL, "--layers", "all", "--to", tmp_path / "out"]
-    for more in ([], ["--calibration", tmp_path / "made"]):
+    for options in ([], ["--calibration", tmp_path / "made"]):
         with pytest.raises(BadRequest):
-            call(*compile_, *more)
-    assert compiled == [(None, None), (calibration.sha256, (tmp_path / "made").read_bytes())]
+            call(*compile_, *options)
+    assert compiler_calls == [(None, None), (calibration.sha256, (tmp_path / "made").read_bytes())]
     with pytest.raises(InvalidUpload, match="cannot be read"):
         call(*compile_, "--calibration", tmp_path / "nothing")

@@ -52,9 +52,9 @@ def source(tmp_path, monkeypatch):
 
 @pytest.fixture
 def compile_(source, tmp_path):
-    def compile_(*more, **behaviour):
+    def compile_(*options, **behaviour):
         (source / "behaviour.json").write_text(json.dumps(behaviour))
-        return json.loads(call("compile", "--base", source, *SMALL, "--to", tmp_path / "out", "--json", *more))
+        return json.loads(call("compile", "--base", source, *SMALL, "--to", tmp_path / "out", "--json", *options))
 
     return compile_
 
@@ -96,10 +96,10 @@ def test_a_second_run_needs_no_torch(real):
     arguments, _, figures = real
     # Nor does it wait for what only a server's home needs.
     program = "import sys; sys.modules.update(torch=None, sqlalchemy=None); from server.cli.main import main; main()"
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", program, *map(str, arguments)], capture_output=True, text=True, check=True
     )
-    again = json.loads(done.stdout)
+    again = json.loads(process.stdout)
     assert again.pop("cached") is True
     assert {name: again[name] for name in again if name != "seconds"} == {
         name: figures[name] for name in figures if name not in ("seconds", "cached")
@@ -153,11 +153,11 @@ def test_files_that_are_no_program(real, tmp_path):
         with pytest.raises(BadRequest, match=str(path)):
             call("inspect", path)
     data = (real[1] / "program.pte").read_bytes()
-    torn = tmp_path / "torn.pte"
+    torn_file = tmp_path / "torn.pte"
     for length in (0, 6, 40, len(data) // 2):
-        torn.write_bytes(data[:length])
+        torn_file.write_bytes(data[:length])
         with pytest.raises(BadRequest, match=r"torn\.pte is no"):
-            call("inspect", torn)
+            call("inspect", torn_file)
 
 
 def test_what_is_whole_is_not_compiled_again(compile_, source, tmp_path):
@@ -195,14 +195,14 @@ def test_another_base_or_another_executorch_is_compiled_again(compile_, source, 
 
 
 @pytest.mark.parametrize(
-    ("behaviour", "error", "says"),
+    ("behaviour", "error", "message"),
     [
         ({"error": {"code": "invalid-recipe", "detail": "rank is odd"}}, InvalidRecipe, "rank is odd"),
         ({"crash": True}, CompileFailed, "compile.log"),
     ],
 )
-def test_a_failure_leaves_what_was_there(compile_, source, tmp_path, behaviour, error, says):
-    with pytest.raises(error, match=says):
+def test_a_failure_leaves_what_was_there(compile_, source, tmp_path, behaviour, error, message):
+    with pytest.raises(error, match=message):
         compile_(**behaviour)
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["compile.log"]
     compile_()
@@ -229,7 +229,7 @@ def test_ctrl_c_ends_the_compiler_too(source, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("option", "value", "says"),
+    ("option", "value", "message"),
     [
         ("--precision", "int9", "--precision: .*fp32"),
         ("--rank", "0", "--rank: "),
@@ -238,11 +238,11 @@ def test_ctrl_c_ends_the_compiler_too(source, tmp_path):
         ("--optimizer", "lion", "--optimizer: .*'momentum' or 'adam'"),
     ],
 )
-def test_values_that_no_recipe_has(source, tmp_path, option, value, says):
+def test_values_that_no_recipe_has(source, tmp_path, option, value, message):
     output = call("compile", "--base", source, "--to", tmp_path / "out", option, value, code=2)
     assert output.count("\n") == 1
     assert output.startswith("error: ")
-    assert re.search(says, output)
+    assert re.search(message, output)
     assert not (tmp_path / "out").exists()
 
 
@@ -258,7 +258,7 @@ def test_bases_that_are_none(source, tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def seen(monkeypatch):
+def submitted_recipes(monkeypatch):
     """The recipes that would be compiled; compiling them fails."""
     recipes = []
 
@@ -279,18 +279,18 @@ def seen(monkeypatch):
         (("--estimator", "directional", "--queries", "64", "--micro-batch", "2"), {"queries": 64, "micro_batch": 2}),
     ],
 )
-def test_estimators_bring_their_own_queries(llama, tmp_path, seen, options, settings):
+def test_estimators_bring_their_own_queries(llama, tmp_path, submitted_recipes, options, settings):
     with pytest.raises(CompileFailed):
         call("compile", "--base", llama, "--sequence-length", "16", *options, "--to", tmp_path / "out")
-    assert {name: getattr(seen[0], name) for name in settings} == settings
+    assert {name: getattr(submitted_recipes[0], name) for name in settings} == settings
 
 
-def test_layers_by_index(source, tmp_path, llama, seen):
+def test_layers_by_index(source, tmp_path, llama, submitted_recipes):
     """Every way to say the same layers is one recipe; the base's own layers are counted."""
     for layers in ("last:1", "1", "last:50%", "0,1", "all"):
         with pytest.raises(CompileFailed):
             call("compile", "--base", llama, *SMALL, "--layers", layers, "--to", tmp_path / "out")
-    assert [recipe.layers for recipe in seen] == ["last:1"] * 3 + ["all"] * 2
-    assert all(isinstance(recipe, Recipe) for recipe in seen)
+    assert [recipe.layers for recipe in submitted_recipes] == ["last:1"] * 3 + ["all"] * 2
+    assert all(isinstance(recipe, Recipe) for recipe in submitted_recipes)
     with pytest.raises(InvalidRecipe, match="2 layers"):
         call("compile", "--base", llama, *SMALL, "--layers", "last:3", "--to", tmp_path / "out")

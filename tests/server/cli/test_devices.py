@@ -41,13 +41,13 @@ def test_adding_and_listing_runners(command, home, archive):
         signed = RunnerBuildService(session).signed("linux-aarch64")
     verify_runner_build(signed, load_key(home.settings.key_path).public_key())
     files = home.stored_files()
-    for path, more, says in (
+    for path, more, message in (
         (home.source / "tokenizer.json", {}, r"\.tar\.gz"),
         (archive, {"platform": "Linux"}, "--platform"),
         (archive, {"version": "x" * 51}, "--version"),
         (archive, {"platform": "linux-x86_64"}, "is for aarch64, and linux-x86_64 cannot run it"),
     ):
-        with pytest.raises(BadRequest, match=says):
+        with pytest.raises(BadRequest, match=message):
             command("runner-build", "add", path, *options(**more))
     assert home.stored_files() == files
     command("runner-build", "add", archive, *options(version="0.2.0"))
@@ -68,8 +68,8 @@ def test_adding_and_listing_runners(command, home, archive):
 def test_listing_and_revoking_devices(command, fleet):
     phone, tablet = fleet.device(name="phone"), fleet.device(name="tablet")
     fleet.device("other", name="theirs")
-    listed = json.loads(command("device", "list", "--json"))
-    assert [(row["id"], row["name"]) for row in listed] == [(phone.device_id, "phone"), (tablet.device_id, "tablet")]
+    devices = json.loads(command("device", "list", "--json"))
+    assert [(row["id"], row["name"]) for row in devices] == [(phone.device_id, "phone"), (tablet.device_id, "tablet")]
     assert "phone" in command("device", "revoke", "phone")
     command("device", "revoke", tablet.device_id)
     assert all(row["revoked_at"] for row in json.loads(command("device", "list", "--json")))
@@ -80,22 +80,22 @@ def test_listing_and_revoking_devices(command, fleet):
 
 def test_devices_that_cannot_be_revoked(command, fleet):
     first, second = fleet.device(name="twin"), fleet.device(name="twin")
-    theirs = fleet.device("other", name="theirs")
+    foreign_device = fleet.device("other", name="theirs")
     with pytest.raises(NotFound, match="device list"):
         command("device", "revoke", "nobody")
     with pytest.raises(NotFound):
-        command("device", "revoke", theirs.device_id)
+        command("device", "revoke", foreign_device.device_id)
     with pytest.raises(Conflict, match=first.device_id):
         command("device", "revoke", "twin")
     command("device", "revoke", first.device_id)
     command("device", "revoke", first.device_id)
     assert second.device_id in command("device", "revoke", "twin")
-    assert theirs.post("/v1/leases", json={"datasets": []}).status_code == 204
+    assert foreign_device.post("/v1/leases", json={"datasets": []}).status_code == 204
 
 
 def test_labelling_a_device(command, device):
-    shown = command("device", "label", device.device_id, "site=lab", "row=2")
-    assert shown.strip().endswith("row=2, site=lab")
+    output = command("device", "label", device.device_id, "site=lab", "row=2")
+    assert output.strip().endswith("row=2, site=lab")
     labels = json.loads(command("device", "label", "phone", "row=", "shelf=a", "--json"))
     assert labels == {"labels": {"shelf": "a", "site": "lab"}}
     (row,) = json.loads(command("device", "list", "--json"))

@@ -19,8 +19,8 @@ def test_it_tells_and_removes(home, command):
 
 
 def test_a_store_that_does_not_answer(command, monkeypatch):
-    given = {"URL": "s3://files", "ENDPOINT": "http://127.0.0.1:9", "ACCESS_KEY_ID": KEY_ID}
-    for name, value in (given | {"SECRET_ACCESS_KEY": SECRET}).items():
+    settings = {"URL": "s3://files", "ENDPOINT": "http://127.0.0.1:9", "ACCESS_KEY_ID": KEY_ID}
+    for name, value in (settings | {"SECRET_ACCESS_KEY": SECRET}).items():
         monkeypatch.setenv(f"MOBIZO_STORAGE_{name}", value)
     with pytest.raises(Unavailable, match="object store"):
         command("gc")

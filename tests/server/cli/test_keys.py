@@ -14,9 +14,9 @@ def test_from_one_key_to_the_next_and_the_last(command, home, fleet, device):
     first = key_id(load_key(path).public_key())
     (row,) = json.loads(command("key", "list", "--json"))
     assert (row["id"], row["state"], row["private_key"]) == (first, "current", "present")
-    done = json.loads(command("key", "rotate", "--json"))
+    rotation = json.loads(command("key", "rotate", "--json"))
     second = key_id(load_key(path).public_key())
-    assert done == {"before": first, "after": second, "signed": 0, "adapter_versions": 0, "devices_shut_out": 0}
+    assert rotation == {"before": first, "after": second, "signed": 0, "adapter_versions": 0, "devices_shut_out": 0}
     keys = [(row["id"], row["state"], row["private_key"]) for row in json.loads(command("key", "list", "--json"))]
     assert keys == [(first, "former", "present"), (second, "current", "present")]
     assert json.loads(command("key", "retire", "--json")) == {"retired": [first]}

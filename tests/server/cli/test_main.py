@@ -63,8 +63,8 @@ def test_tokens(command, home):
     command("tenant", "create", "acme")
     created = json.loads(command("token", "create", "--role", "app", "--tenant", "acme", "--name", "shop", "--json"))
     assert created["token"].startswith("mobizo-app-")
-    listed = json.loads(command("token", "list", "--json"))
-    assert [(token["role"], token["tenant"], token["name"]) for token in listed] == [
+    tokens = json.loads(command("token", "list", "--json"))
+    assert [(token["role"], token["tenant"], token["name"]) for token in tokens] == [
         ("operator", "default", "init"),
         ("app", "acme", "shop"),
     ]
@@ -101,13 +101,13 @@ def test_bases(command, home, inspected):
     added = json.loads(command("base", "add", "tiny", "a-model", "--json"))
     assert (added["name"], added["sha256"]) == ("tiny", "a" * 64)
     assert json.loads(command("base", "list", "--json")) == [added]
-    moved = json.loads(command("base", "add", "tiny", "another-place", "--json"))
-    assert moved["source"] == "another-place"
+    moved_base = json.loads(command("base", "add", "tiny", "another-place", "--json"))
+    assert moved_base["source"] == "another-place"
     with pytest.raises(MobizoError, match="another model"):
         command("base", "add", "tiny", "b-model")
     with pytest.raises(UnknownBase):
         command("base", "add", "other", "nothing")
-    assert json.loads(command("base", "list", "--json")) == [moved]
+    assert json.loads(command("base", "list", "--json")) == [moved_base]
 
 
 def test_names_that_are_none(command, home):
@@ -129,19 +129,19 @@ def test_a_relative_source_is_kept_absolute(home, tmp_path, monkeypatch):
     """A worker runs elsewhere and must find the same files."""
     import server.compiler
 
-    seen = []
+    sources = []
 
-    class Seen(Exception):
+    class InspectionReached(Exception):
         pass
 
     def inspect_base(source):
-        seen.append(source)
-        raise Seen
+        sources.append(source)
+        raise InspectionReached
 
     monkeypatch.setitem(vars(server.compiler), "inspect_base", inspect_base)
     (tmp_path / "model").mkdir()
     monkeypatch.chdir(tmp_path)
     for source in ("model", "org/model"):
-        with pytest.raises(Seen):
+        with pytest.raises(InspectionReached):
             bases.inspect("x", source, None)
-    assert seen == [str(tmp_path / "model"), "org/model"]
+    assert sources == [str(tmp_path / "model"), "org/model"]

@@ -33,9 +33,9 @@ def check_steps(
         losses, _ = program.step(batch, seeds, lr, eps)
         expected, _, after = reference.step(model, manifest.recipe, manifest.shape, flat, batch, seeds, lr, eps)
         np.testing.assert_allclose(losses, expected, rtol=1e-5)
-        moved = np.abs(after - flat).max()
+        largest_change = np.abs(after - flat).max()
         (flat,) = program("adapter")
-        np.testing.assert_allclose(flat, after, rtol=0, atol=tolerance * moved)
+        np.testing.assert_allclose(flat, after, rtol=0, atol=tolerance * largest_change)
 
 
 def check_scores(program: Program, model: nn.Module, lengths: Sequence[int], atol: float = 1e-4) -> None:

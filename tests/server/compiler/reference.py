@@ -42,10 +42,10 @@ def random_batch(rng: np.random.Generator, recipe: Recipe, vocabulary: int) -> B
     return Batch(*integers, choice_mask, mask)
 
 
-def chosen(batch: Batch, rows: list[int | None]) -> Batch:
+def select_rows(batch: Batch, rows: list[int | None]) -> Batch:
     """A batch of other rows of the batch; None: an absent example, as `pack_step` leaves one."""
-    taken = [0 if row is None else row for row in rows]
-    sampled = Batch(*(getattr(batch, name)[taken].copy() for name in Batch.__dataclass_fields__))
+    indices = [0 if row is None else row for row in rows]
+    sampled = Batch(*(getattr(batch, name)[indices].copy() for name in Batch.__dataclass_fields__))
     for at, row in enumerate(rows):
         if row is None:
             sampled.tokens[at], sampled.positions[at], sampled.choices[at], sampled.mask[at] = 0, 0, 0, 0
@@ -123,8 +123,8 @@ def mean_loss(logits: torch.Tensor, recipe: Recipe, batch: Batch) -> torch.Tenso
     """The recipe's loss of logits (E, T, V), a mean over answer tokens."""
     choices = torch.from_numpy(batch.choices.astype(np.int64))
     if recipe.loss == "candidates":
-        chosen = logits.gather(2, choices).masked_fill(torch.from_numpy(batch.choice_mask) == 0, -torch.inf)
-        nll = torch.logsumexp(chosen, dim=-1) - chosen[..., 0]
+        choice_logits = logits.gather(2, choices).masked_fill(torch.from_numpy(batch.choice_mask) == 0, -torch.inf)
+        nll = torch.logsumexp(choice_logits, dim=-1) - choice_logits[..., 0]
     else:
         nll = torch.nn.functional.cross_entropy(logits.transpose(1, 2), choices[..., 0], reduction="none")
     mask = torch.from_numpy(batch.mask)

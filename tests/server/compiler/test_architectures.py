@@ -80,7 +80,7 @@ def test_steps_of_the_compiled_program_follow_the_algorithm(architectures: Archi
 
 
 @torch.no_grad()
-def rounded(model: torch.nn.Module) -> torch.nn.Module:
+def round_weights(model: torch.nn.Module) -> torch.nn.Module:
     """A copy whose tables and linear weights are rounded to 8 bits, one scale a row."""
     model = copy.deepcopy(model)
     for name, parameter in model.named_parameters():
@@ -96,7 +96,7 @@ def test_quantized_layers_keep_their_biases(
     architectures: Architectures, programs: Programs, precision: str, tolerance: float
 ) -> None:
     base = architectures.base("opt")
-    check_scores(programs(base, queries=1, precision=precision), rounded(base.model), (12,), atol=tolerance)
+    check_scores(programs(base, queries=1, precision=precision), round_weights(base.model), (12,), atol=tolerance)
 
 
 def test_a_checkpoint_of_the_model_without_its_head_is_read(architectures: Architectures, tmp_path: Path) -> None:
@@ -169,7 +169,7 @@ def test_what_config_json_leaves_out_is_what_transformers_takes(
 
 
 @pytest.mark.parametrize(
-    ("name", "changes", "named"),
+    ("name", "changes", "message"),
     [
         ("llama", {"model_type": "gemma3"}, "'gemma3' is not supported; supported: llama, qwen2, qwen3, opt, gemma3"),
         ("qwen3", {"model_type": "qwen3_moe"}, "'qwen3_moe' is not supported"),
@@ -195,15 +195,15 @@ def test_what_config_json_leaves_out_is_what_transformers_takes(
     ],
 )
 def test_what_the_decoder_does_not_compute_is_refused_by_name(
-    architectures: Architectures, tmp_path: Path, name: str, changes: dict[str, Any], named: str
+    architectures: Architectures, tmp_path: Path, name: str, changes: dict[str, Any], message: str
 ) -> None:
     source = copy_with(architectures.base(name).directory, tmp_path / "base", changes)
-    with pytest.raises(UnsupportedModel, match=named):
+    with pytest.raises(UnsupportedModel, match=message):
         inspect_base(source)
 
 
 @pytest.mark.parametrize(
-    ("name", "changes", "named"),
+    ("name", "changes", "message"),
     [
         ("llama", {"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_parameters do not match a llama model"),
         ("llama", {"rope_parameters": {"full_attention": LINEAR_ROPE}}, "rope_parameters do not match a llama model"),
@@ -214,15 +214,15 @@ def test_what_the_decoder_does_not_compute_is_refused_by_name(
     ],
 )
 def test_a_configuration_that_contradicts_itself_is_refused(
-    architectures: Architectures, tmp_path: Path, name: str, changes: dict[str, Any], named: str
+    architectures: Architectures, tmp_path: Path, name: str, changes: dict[str, Any], message: str
 ) -> None:
     source = copy_with(architectures.base(name).directory, tmp_path / "base", changes)
-    with pytest.raises(UnreadableCheckpoint, match=named):
+    with pytest.raises(UnreadableCheckpoint, match=message):
         inspect_base(source)
 
 
 @pytest.mark.parametrize(
-    ("name", "changes", "named"),
+    ("name", "changes", "message"),
     [
         (
             "llama",
@@ -233,10 +233,10 @@ def test_a_configuration_that_contradicts_itself_is_refused(
     ],
 )
 def test_tensors_that_the_configuration_does_not_speak_of_are_refused(
-    architectures: Architectures, tmp_path: Path, name: str, changes: dict[str, Any], named: str
+    architectures: Architectures, tmp_path: Path, name: str, changes: dict[str, Any], message: str
 ) -> None:
     source = copy_with(architectures.base(name).directory, tmp_path / "base", changes)
-    with pytest.raises(UnsupportedModel, match=named):
+    with pytest.raises(UnsupportedModel, match=message):
         load_checkpoint(source)
 
 

@@ -62,8 +62,8 @@ def loss_of(model: torch.nn.Module, batch: Sequence[Example], loss: str) -> torc
         for at, token in enumerate(right.answer):
             position_logits = logits[len(right.prompt) - 1 + at]
             if loss == "candidates":
-                known = [token, wrong.answer[at]] if at == 0 else [token]  # they part at the first token
-                position_logits, token = position_logits[known], 0
+                token_ids = [token, wrong.answer[at]] if at == 0 else [token]  # they part at the first token
+                position_logits, token = position_logits[token_ids], 0
             terms.append(-torch.log_softmax(position_logits, -1)[token])
     return torch.stack(terms).mean()
 
@@ -79,13 +79,15 @@ def expected_gradients(model: torch.nn.Module, name: str, examples: Sequence[Exa
 @torch.no_grad()
 def expected_inputs(model: torch.nn.Module, name: str, examples: Sequence[Example]) -> np.ndarray:
     """What one layer reads, token by token (tokens, in)."""
-    seen: list[np.ndarray] = []
+    layer_inputs: list[np.ndarray] = []
     layer = model.get_submodule(name)
-    handle = layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].reshape(-1, inputs[0].shape[-1])))
+    handle = layer.register_forward_pre_hook(
+        lambda _, inputs: layer_inputs.append(inputs[0].reshape(-1, inputs[0].shape[-1]))
+    )
     for example in examples:
         model(torch.tensor([example.correct_row.tokens]))
     handle.remove()
-    return np.concatenate(seen)
+    return np.concatenate(layer_inputs)
 
 
 def stock_model(base: TinyBase, name: str) -> torch.nn.Module:

@@ -65,50 +65,50 @@ def test_the_compiled_gradient_is_autograds(architectures: Architectures, progra
 
 
 @pytest.fixture
-def suffixed(deep: TinyBase, programs: Programs) -> Program:
+def suffix_program(deep: TinyBase, programs: Programs) -> Program:
     return programs(deep, **MOMENTUM, layers="last:2", targets=TARGETS, loss="candidates")
 
 
-def test_prefix_and_suffix_are_step_to_the_bit(suffixed: Program) -> None:
+def test_prefix_and_suffix_are_step_to_the_bit(suffix_program: Program) -> None:
     rng = np.random.default_rng(8)
-    batches = [reference.random_batch(rng, suffixed.manifest.recipe, VOCABULARY) for _ in range(3)]
-    check_split(suffixed, batches, [(LR, 1.0, 0.1)] * 3)
+    batches = [reference.random_batch(rng, suffix_program.manifest.recipe, VOCABULARY) for _ in range(3)]
+    check_split(suffix_program, batches, [(LR, 1.0, 0.1)] * 3)
 
 
-def test_prefix_and_score_suffix_are_score_to_the_bit(suffixed: Program) -> None:
-    recipe = suffixed.manifest.recipe
+def test_prefix_and_score_suffix_are_score_to_the_bit(suffix_program: Program) -> None:
+    recipe = suffix_program.manifest.recipe
     batch = reference.random_batch(np.random.default_rng(8), recipe, VOCABULARY)
-    suffixed.load_some_b()
+    suffix_program.load_some_b()
     choices = np.arange(recipe.rows * recipe.answer_length * recipe.choices, dtype=np.int64) % VOCABULARY
     cells = (batch.positions, choices.reshape(recipe.rows, recipe.answer_length, recipe.choices))
-    (hidden,) = suffixed("prefix", batch.tokens)
+    (hidden,) = suffix_program("prefix", batch.tokens)
     np.testing.assert_array_equal(
-        suffixed("score_suffix", hidden, *cells)[0], suffixed("score", batch.tokens, *cells)[0]
+        suffix_program("score_suffix", hidden, *cells)[0], suffix_program("score", batch.tokens, *cells)[0]
     )
 
 
-def test_shorter_sequences_have_the_same_gradient(suffixed: Program, deep: TinyBase) -> None:
+def test_shorter_sequences_have_the_same_gradient(suffix_program: Program, deep: TinyBase) -> None:
     rng = np.random.default_rng(4)
     for length in (3, 7):
-        shorter = suffixed.manifest.recipe.model_copy(update={"sequence_length": length})
-        check_gradient(suffixed, deep, reference.random_batch(rng, shorter, VOCABULARY))
+        shorter = suffix_program.manifest.recipe.model_copy(update={"sequence_length": length})
+        check_gradient(suffix_program, deep, reference.random_batch(rng, shorter, VOCABULARY))
 
 
-def test_b_begins_at_zero_with_zero_moments(suffixed: Program) -> None:
-    fresh = Program(suffixed.directory, suffixed.manifest)
+def test_b_begins_at_zero_with_zero_moments(suffix_program: Program) -> None:
+    fresh = Program(suffix_program.directory, suffix_program.manifest)
     assert not fresh("state")[0].any()
-    assert fresh("state")[0].shape == (2 * suffixed.manifest.size,)
+    assert fresh("state")[0].shape == (2 * suffix_program.manifest.size,)
 
 
 def test_micro_batches_share_packed_weights_and_bound_the_memory(
-    suffixed: Program, deep: TinyBase, programs: Programs
+    suffix_program: Program, deep: TinyBase, programs: Programs
 ) -> None:
     """Two micro-batches of two examples against a program of two examples."""
     settings = {"layers": "last:2", "targets": TARGETS, "loss": "candidates", "effective_batch": 4, "micro_batch": 2}
     parts = programs(deep, **MOMENTUM, **settings)
     check_gradient(parts, deep, reference.random_batch(np.random.default_rng(7), parts.manifest.recipe, VOCABULARY))
-    assert parts.manifest.delegates == suffixed.manifest.delegates
-    assert parts.manifest.planned_bytes < 1.5 * suffixed.manifest.planned_bytes
+    assert parts.manifest.delegates == suffix_program.manifest.delegates
+    assert parts.manifest.planned_bytes < 1.5 * suffix_program.manifest.planned_bytes
 
 
 def weights_sha256(base: TinyBase, precision: Precision, path: Path) -> str:

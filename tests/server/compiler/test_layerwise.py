@@ -16,7 +16,7 @@ from server.compiler.model.backbone import Backbone
 from shared.recipe import Target
 from tests.server.compiler.conftest import VOCABULARY, Architectures
 
-Seen = list[tuple[int, Target, Tensor, Tensor]]
+Observations = list[tuple[int, Target, Tensor, Tensor]]
 
 
 class Counted(Mapping[str, Tensor]):
@@ -44,11 +44,11 @@ def test_each_layer_is_read_once_in_each_direction(architectures: Architectures,
     count = len(layers)
     batches = [torch.randint(3, VOCABULARY, (2, length)) for length in (9, 5)]
     passes = LayerwisePasses(replace(checkpoint, layers=tuple(layers)), batches, tmp_path)
-    seen: Seen = []
+    observations: Observations = []
 
     def observe(number: int, target: Target, x: Tensor, y: Tensor) -> None:
         if target == "v_proj":
-            y.register_hook(lambda delta: seen.append((number, target, x.detach(), delta)))
+            y.register_hook(lambda delta: observations.append((number, target, x.detach(), delta)))
 
     for index in range(count):
         passes.forward(index, keep=index >= 1)
@@ -65,17 +65,17 @@ def test_each_layer_is_read_once_in_each_direction(architectures: Architectures,
     assert {path.name.split(".")[0] for path in tmp_path.iterdir()} == {"gradient"}  # of layer 1's inputs, unread
 
     model = base.model.eval()
-    found = iter(seen)
+    iterator = iter(observations)
     for index in reversed(range(1, count)):
         module = model.get_submodule(f"{'model.decoder' if name == 'opt' else 'model'}.layers.{index}.self_attn.v_proj")
         for number, batch in enumerate(batches):
-            read: list[Tensor] = []
-            handle = module.register_forward_hook(lambda _, inputs, output: read.extend((inputs[0], output)))  # noqa: B023
+            tensors: list[Tensor] = []
+            handle = module.register_forward_hook(lambda _, inputs, output: tensors.extend((inputs[0], output)))  # noqa: B023
             hidden = model.base_model(batch, use_cache=False).last_hidden_state
             handle.remove()
-            (delta,) = torch.autograd.grad((hidden @ weight).sum(), read[1])
-            own_number, _, x, own_delta = next(found)
+            (delta,) = torch.autograd.grad((hidden @ weight).sum(), tensors[1])
+            own_number, _, x, own_delta = next(iterator)
             assert own_number == number
-            torch.testing.assert_close(x, read[0], atol=1e-5, rtol=1e-4)
+            torch.testing.assert_close(x, tensors[0], atol=1e-5, rtol=1e-4)
             torch.testing.assert_close(own_delta, delta, atol=1e-5, rtol=1e-4)
-    assert next(found, None) is None
+    assert next(iterator, None) is None

@@ -46,8 +46,8 @@ def check_answers(
 @torch.no_grad()
 def log_probabilities(model: nn.Module, tokens: np.ndarray, positions: np.ndarray, choices: np.ndarray) -> np.ndarray:
     logits = model(torch.from_numpy(tokens.astype(np.int64))).logits
-    picked = logits[torch.arange(len(tokens))[:, None], torch.from_numpy(positions.astype(np.int64))]
-    return torch.log_softmax(picked, -1).gather(2, torch.from_numpy(choices.astype(np.int64))).numpy()
+    position_logits = logits[torch.arange(len(tokens))[:, None], torch.from_numpy(positions.astype(np.int64))]
+    return torch.log_softmax(position_logits, -1).gather(2, torch.from_numpy(choices.astype(np.int64))).numpy()
 
 
 def test_stock_peft_gives_the_programs_answers(plain: Program, tiny: TinyBase, tmp_path: Path) -> None:
@@ -86,12 +86,14 @@ def test_stock_peft_gives_the_answers_of_a_calibrated_program(tiny: TinyBase, tm
     random, directions = np.random.default_rng(2), {}
     for module in lora_modules(recipe, inspect_base(str(tiny.directory))):
         directions[module.name] = np.linalg.qr(random.normal(size=(module.in_features, 6)))[0].astype(np.float32)
-    about = CalibrationMetadata(base=recipe.base, kind="gradients", task="sst2", examples=4)
-    calibration = load_calibration(dump_calibration(about, directions))
-    named = recipe.model_copy(update={"calibration": calibration.sha256})
+    metadata = CalibrationMetadata(base=recipe.base, kind="gradients", task="sst2", examples=4)
+    calibration = load_calibration(dump_calibration(metadata, directions))
+    calibrated_recipe = recipe.model_copy(update={"calibration": calibration.sha256})
     with pytest.raises(InvalidRecipe, match="is not available"):
-        compile_program(named, str(tiny.directory), tmp_path / "program")
-    program = compile_to(tmp_path / "program", named, str(tiny.directory), inference=True, calibration=calibration)
+        compile_program(calibrated_recipe, str(tiny.directory), tmp_path / "program")
+    program = compile_to(
+        tmp_path / "program", calibrated_recipe, str(tiny.directory), inference=True, calibration=calibration
+    )
     stock = LlamaForCausalLM.from_pretrained(tiny.directory)
     check_answers(program, stock, tmp_path / "adapter", calibration=calibration)
     name = "base_model.model.model.layers.0.self_attn.v_proj.lora_A.weight"

@@ -41,11 +41,11 @@ def test_the_totals_are_sums_of_what_each_example_adds_by_itself(program: Progra
     before = program.load_some_b(size)
     bound = NOISE_UNITS / SIGMA if recipe.estimator == "gradient" else UNITS
     batch = reference.random_batch(np.random.default_rng(4), recipe, 96)
-    alone = [totals(program, reference.chosen(batch, [row, None, None])) for row in range(EXAMPLES)]
+    alone = [totals(program, reference.select_rows(batch, [row, None, None])) for row in range(EXAMPLES)]
     assert all(0 < int(units @ units) <= bound**2 for units in alone)
     # Exactly: whoever else is in the step, and in which row, changes nothing of what an example adds.
     for rows in ([0, 1, 2], [2, 0, 1], [None, 1, 2], [1, None, 0], [2, 2, None]):
         expected = sum(alone[row] for row in rows if row is not None)
-        np.testing.assert_array_equal(totals(program, reference.chosen(batch, list(rows))), expected)
-    assert not totals(program, reference.chosen(batch, [None] * EXAMPLES)).any()
+        np.testing.assert_array_equal(totals(program, reference.select_rows(batch, list(rows))), expected)
+    assert not totals(program, reference.select_rows(batch, [None] * EXAMPLES)).any()
     np.testing.assert_array_equal(program("adapter")[0], before)

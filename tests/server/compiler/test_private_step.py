@@ -54,7 +54,7 @@ def test_the_totals_are_sums_of_what_each_example_adds_by_itself(
 ) -> None:
     program.load_some_b(size, seed)
     batch = reference.random_batch(np.random.default_rng(seed), program.manifest.recipe, 96)
-    alone = [totals(program, reference.chosen(batch, [row, None, None]), clip=clip) for row in range(EXAMPLES)]
+    alone = [totals(program, reference.select_rows(batch, [row, None, None]), clip=clip) for row in range(EXAMPLES)]
     for units in alone:
         assert int(units @ units) <= UNITS**2
     # Exactly: whoever else is in the step, and in which row, changes nothing of what an example adds. So whether it
@@ -62,9 +62,9 @@ def test_the_totals_are_sums_of_what_each_example_adds_by_itself(
     assert np.array_equal(totals(program, batch, clip=clip), sum(alone))
     for rows in ([2, 0, 1], [None, 1, 2], [1, None, 0], [2, 2, None]):
         expected = sum(alone[row] for row in rows if row is not None)
-        assert np.array_equal(totals(program, reference.chosen(batch, rows), clip=clip), expected)
+        assert np.array_equal(totals(program, reference.select_rows(batch, rows), clip=clip), expected)
     assert np.array_equal(
-        totals(program, reference.chosen(batch, [None] * EXAMPLES), clip=clip), np.zeros(QUERIES, np.int64)
+        totals(program, reference.select_rows(batch, [None] * EXAMPLES), clip=clip), np.zeros(QUERIES, np.int64)
     )
 
 
@@ -76,9 +76,9 @@ def test_what_is_no_number_adds_no_more_than_any_other_example(program: Program,
     flat[::3] = bad
     program("load", flat)
     batch = reference.random_batch(rng, program.manifest.recipe, 96)
-    alone = [totals(program, reference.chosen(batch, [None, row, None])) for row in range(EXAMPLES)]
+    alone = [totals(program, reference.select_rows(batch, [None, row, None])) for row in range(EXAMPLES)]
     assert all(int(units @ units) <= UNITS**2 for units in alone)
-    assert np.array_equal(totals(program, reference.chosen(batch, [None] * EXAMPLES)), np.zeros(QUERIES, np.int64))
+    assert np.array_equal(totals(program, reference.select_rows(batch, [None] * EXAMPLES)), np.zeros(QUERIES, np.int64))
 
 
 @pytest.mark.slow
@@ -90,7 +90,7 @@ def test_the_totals_are_those_of_the_reference(program: Program, tiny: TinyBase)
     seeds = query_seeds(1, 0, QUERIES)
     differences = np.zeros((EXAMPLES, QUERIES), np.float32)
     for row in range(EXAMPLES):
-        one = reference.chosen(batch, [row])
+        one = reference.select_rows(batch, [row])
         losses, _, _ = reference.step(tiny.model, recipe, manifest.shape, flat, one, seeds, LR, EPS)
         differences[row] = losses[:QUERIES] - losses[QUERIES:]
     norms = np.linalg.norm(differences, axis=1)

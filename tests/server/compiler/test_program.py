@@ -40,7 +40,7 @@ def test_the_manifest_describes_the_files(plain: Program) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "named"),
+    ("changes", "message"),
     [
         ({"base": BaseRef(name="tiny", sha256="0" * 64)}, r"base\.sha256"),
         ({"sequence_length": 65}, "sequence_length 65 exceeds the model's context of 64"),
@@ -51,22 +51,22 @@ def test_the_manifest_describes_the_files(plain: Program) -> None:
     ],
 )
 def test_what_cannot_be_compiled_is_refused(
-    tiny: TinyBase, tmp_path: Path, changes: dict[str, Any], named: str
+    tiny: TinyBase, tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(InvalidRecipe, match=named):
+    with pytest.raises(InvalidRecipe, match=message):
         compile_program(tiny.recipe().model_copy(update=changes), str(tiny.directory), tmp_path, None)
 
 
 def run_compiler(recipe: str, source: str, out: Path) -> tuple[int, list[dict]]:
     path = out / "recipe.json"
     path.write_text(recipe)
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "server.compiler", str(path), source, str(out / "program")],
         capture_output=True,
         text=True,
         check=False,
     )
-    return done.returncode, [json.loads(line) for line in done.stdout.splitlines()]
+    return process.returncode, [json.loads(line) for line in process.stdout.splitlines()]
 
 
 @pytest.mark.slow

@@ -61,19 +61,19 @@ def test_replay_restores_b_bit_for_bit(case: tuple[Program, TinyBase]) -> None:
     for number in range(STEPS):
         seeds = query_seeds(5, number, recipe.queries)
         ledger.append((seeds, program.step(reference.random_batch(rng, recipe, VOCABULARY), seeds, LR, EPS)[1]))
-    (trained,) = program("adapter")
-    assert np.abs(trained).max() > 0
+    (trained_b,) = program("adapter")
+    assert np.abs(trained_b).max() > 0
     program("load", np.zeros(size, np.float32))
     by_numpy = np.zeros(size, np.float32)
     for seeds, coefficients in ledger:
         program("replay", seeds, coefficients)
         for coefficient, (first, second) in zip(coefficients, seeds.tolist(), strict=True):
             by_numpy = by_numpy - coefficient * direction(recipe.noise, (first, second), size)
-    assert np.array_equal(program("adapter")[0], trained)
+    assert np.array_equal(program("adapter")[0], trained_b)
     if recipe.noise == "rademacher":
-        assert np.array_equal(trained, by_numpy)
+        assert np.array_equal(trained_b, by_numpy)
     else:
-        np.testing.assert_allclose(trained, by_numpy, atol=1e-5 * np.abs(by_numpy).max())
+        np.testing.assert_allclose(trained_b, by_numpy, atol=1e-5 * np.abs(by_numpy).max())
 
 
 def test_score_is_the_stock_models_log_softmax(case: tuple[Program, TinyBase]) -> None:
@@ -121,10 +121,10 @@ def test_padding_changes_nothing(plain: Program) -> None:
         for batch in (short, padded(rng, short, 12), padded(rng, short, length + 1)):
             plain.load_some_b()
             results.append([*plain.step(batch, seeds, LR, EPS), *plain("adapter")])
-        for losses, coefficients, trained in results[1:]:
+        for losses, coefficients, trained_b in results[1:]:
             np.testing.assert_allclose(losses, results[0][0], rtol=1e-6)
             np.testing.assert_allclose(coefficients, results[0][1], rtol=0, atol=LR / 4 * 1e-5 / EPS)
-            np.testing.assert_allclose(trained, results[0][2], rtol=0, atol=LR * 1e-5 / EPS)
+            np.testing.assert_allclose(trained_b, results[0][2], rtol=0, atol=LR * 1e-5 / EPS)
 
 
 def test_more_than_s_tokens_are_an_error_and_change_nothing(plain: Program) -> None:

@@ -47,7 +47,7 @@ def test_parts_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, s
     batch = reference.random_batch(np.random.default_rng(7), recipe, VOCABULARY)
     draw, r, t = np.random.default_rng(8), recipe.score_rows, recipe.answer_length
     shapes = ((VOCABULARY, (r, recipe.sequence_length)), (recipe.sequence_length, (r, t)), (VOCABULARY, (r, t, 3)))
-    scored = [draw.integers(0, bound, shape).astype(TOKEN_DTYPE) for bound, shape in shapes]
+    inputs = [draw.integers(0, bound, shape).astype(TOKEN_DTYPE) for bound, shape in shapes]
     outputs = []
     for name, most in (("whole", interface.MOST_LOGITS), ("parts", 2 * 2 * VOCABULARY)):
         monkeypatch.setattr(interface, "MOST_LOGITS", most)
@@ -58,7 +58,7 @@ def test_parts_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, s
         if recipe.estimator == "replay":
             rest = (np.arange(4, dtype=np.int32).reshape(2, 2), 0.01, 0.05)
         losses, _ = program.step(batch, *rest)
-        scores = program("score", *scored)
+        scores = program("score", *inputs)
         outputs.append((losses, program("adapter")[0], scores[0]))
     for whole, parts in zip(*outputs, strict=True):
         np.testing.assert_allclose(parts, whole, rtol=2e-5, atol=2e-6)

@@ -69,15 +69,15 @@ class Tab:
 def addresses(fleet, device):
     """The pages of a server that `populate` filled, by name."""
     items = fleet.app().get("/v1/jobs").json()["items"]
-    done = [job for job in items if job["state"] == "succeeded" and job["adapter"] != "readers"]
+    succeeded_jobs = [job for job in items if job["state"] == "succeeded" and job["adapter"] != "readers"]
     training = next(job for job in items if job["state"] == "training")
     return {
         "overview": "/",
         "jobs": "/ui/jobs",
         "submit": "/ui/jobs/new",
         "job": f"/ui/jobs/{training['id']}",
-        "finished": f"/ui/jobs/{done[-1]['id']}",
-        "compare": f"/ui/compare?job={done[-1]['id']}&job={done[-2]['id']}",
+        "finished": f"/ui/jobs/{succeeded_jobs[-1]['id']}",
+        "compare": f"/ui/compare?job={succeeded_jobs[-1]['id']}&job={succeeded_jobs[-2]['id']}",
         "devices": "/ui/devices",
         "device": f"/ui/devices/{device.device_id}",
         "adapters": "/ui/adapters",
@@ -89,7 +89,7 @@ def addresses(fleet, device):
         "cohort": "/ui/cohorts/readers",
         "round": "/ui/cohorts/readers/rounds/1",
         "programs": "/ui/programs",
-        "program": f"/ui/programs/{done[0]['recipe_id']}",
+        "program": f"/ui/programs/{succeeded_jobs[0]['recipe_id']}",
         "operations": "/ui/operations",
         "tokens": "/ui/operations/tokens",
         "audit": "/ui/operations/audit",

@@ -69,8 +69,8 @@ def test_forms_larger_than_a_form_are_refused(person):
 
 def test_a_device_is_let_in_by_its_code_and_revoked(fleet, person):
     someone = person()
-    asked = ask_to_join(fleet)
-    code = asked["user_code"]
+    authorization = ask_to_join(fleet)
+    code = authorization["user_code"]
     page = someone.get("/ui/devices/join", params={"user_code": code.lower().replace("-", " ")})
     view = fleet.operator().get(f"/v1/device-requests/{code}").json()
     assert view["fingerprint"] in page.text
@@ -83,7 +83,7 @@ def test_a_device_is_let_in_by_its_code_and_revoked(fleet, person):
     grant = {
         "grant_type": "urn:ietf:params:oauth:grant-type:device_code",
         "client_id": "mobizo-agent",
-        "device_code": asked["device_code"],
+        "device_code": authorization["device_code"],
     }
     device = fleet.actor().post("/v1/oauth/token", data=grant).json()["device_id"]
     assert fleet.operator().get(f"/v1/devices/{device}").json()["users"] == ["alice", "bob"]
@@ -165,8 +165,8 @@ def test_rounds_are_opened_and_closed(stocked, person):
 
 def test_revoking_a_token_ends_its_sessions(fleet, person):
     someone, other = person(), person()
-    mine = fleet.actor(other.token).get("/v1/whoami").json()["token_id"]
-    assert someone.act(f"/ui/operations/tokens/{mine}/revoke", "/ui/operations/tokens").status_code == 303
+    token_id = fleet.actor(other.token).get("/v1/whoami").json()["token_id"]
+    assert someone.act(f"/ui/operations/tokens/{token_id}/revoke", "/ui/operations/tokens").status_code == 303
     assert other.get("/").status_code == 303
     assert someone.get("/").status_code == 200
 

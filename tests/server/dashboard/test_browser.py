@@ -50,8 +50,8 @@ def test_a_person_s_day(tab, fleet):
     """Lets a device in, submits a job, watches it, compares runs, approves and rolls back versions."""
     browser_tab = tab()
     page = browser_tab.page
-    asked = ask_to_join(fleet, "bobs-phone")
-    page.get_by_label("Code").fill(asked["user_code"])
+    authorization = ask_to_join(fleet, "bobs-phone")
+    page.get_by_label("Code").fill(authorization["user_code"])
     page.get_by_role("button", name="Look it up").click()
     page.get_by_label("Users whose data is on it").fill("bob")
     page.get_by_role("button", name="Approve").click()
@@ -108,10 +108,10 @@ def test_a_person_s_day(tab, fleet):
 
 @pytest.mark.slow
 def test_a_person_confirms_a_login_of_a_terminal(browser, fleet):
-    asked = ask_to_log_in(fleet)
+    authorization = ask_to_log_in(fleet)
     visitor = Tab(browser, fleet.url)
     page = visitor.page
-    address = asked["verification_uri_complete"].removeprefix(fleet.url)
+    address = authorization["verification_uri_complete"].removeprefix(fleet.url)
     visitor.go(address)
     page.fill("#token", fleet.home.token(Role.OPERATOR, name="alice"))
     page.get_by_role("button", name="Sign in", exact=True).click()
@@ -121,7 +121,7 @@ def test_a_person_confirms_a_login_of_a_terminal(browser, fleet):
     page.get_by_role("button", name="Confirm").click()
     page.get_by_text("The login is confirmed.").wait_for()
     grant = {"grant_type": "urn:ietf:params:oauth:grant-type:device_code", "client_id": "mobizo"}
-    grant["device_code"] = asked["device_code"]
+    grant["device_code"] = authorization["device_code"]
     scopes = fleet.actor().post("/v1/oauth/login_token", data=grant).json()["scope"].split()
     assert "jobs:write" in scopes
     assert "tokens:write" not in scopes
@@ -158,10 +158,10 @@ def test_a_restart_of_the_server_loses_no_figure(tab, fleet, app, device, lease)
     application = create_app(fleet.home.settings)
     plain = socket.create_server(("127.0.0.1", 0))
     port = plain.getsockname()[1]
-    asked = []
+    requests = []
     with serving(application, plain=plain) as url:
         browser_tab = tab(url)
-        browser_tab.page.on("request", lambda request: "/events" in request.url and asked.append(request))
+        browser_tab.page.on("request", lambda request: "/events" in request.url and requests.append(request))
         report(device, lease, 4, every=1)
         browser_tab.go(f"/ui/jobs/{lease['job']['id']}")
         browser_tab.page.locator('[data-live="step"]').get_by_text("4 / 150").wait_for()
@@ -178,7 +178,7 @@ def test_a_restart_of_the_server_loses_no_figure(tab, fleet, app, device, lease)
     browser_tab.errors[:] = [
         error for error in browser_tab.errors if "net::ERR_" not in error
     ]  # of the time without a server
-    last = asked[-1]
+    last = requests[-1]
     after = int(last.all_headers().get("last-event-id") or re.search(r"after=(\d+)", last.url)[1])
     assert after >= 6
 

@@ -39,10 +39,10 @@ def cookies(answer):
 
 @pytest.mark.both_databases
 def test_a_confirmed_code_begins_a_session_as_a_token_does(stranger, operator, fleet, home, person):
-    asked = stranger.act(PAGE, "/ui/login", next="/ui/jobs?state=ready")
-    cookie = {part.strip() for part in cookies(asked)["mobizo_login_code"].split(";")}
+    response = stranger.act(PAGE, "/ui/login", next="/ui/jobs?state=ready")
+    cookie = {part.strip() for part in cookies(response)["mobizo_login_code"].split(";")}
     assert {"HttpOnly", "SameSite=strict", "Max-Age=900"} <= cookie
-    address = asked.headers["location"]
+    address = response.headers["location"]
     code = CODE.search(stranger.get(address).text)[1]
     for _ in range(3):  # a page that asks often is not told to slow down
         assert CODE.search(stranger.get(address).text)[1] == code
@@ -52,12 +52,12 @@ def test_a_confirmed_code_begins_a_session_as_a_token_does(stranger, operator, f
     assert (part.status_code, part.headers["hx-refresh"]) == (204, "true")
     answer = stranger.get(address)
     assert (answer.status_code, answer.headers["location"]) == (303, "/ui/jobs?state=ready")
-    given = cookies(answer)
+    session_cookies = cookies(answer)
     token_form = person(sign_in=False)
     by_token = cookies(token_form.sign_in(token_form.token))["mobizo_session"]
     strip = re.compile(r"=[\w-]{43}|Max-Age=\d+")
-    assert strip.sub("", given["mobizo_session"]) == strip.sub("", by_token)
-    assert all("Max-Age=0" in given[name] for name in ("mobizo_login", "mobizo_login_code"))
+    assert strip.sub("", session_cookies["mobizo_session"]) == strip.sub("", by_token)
+    assert all("Max-Age=0" in session_cookies[name] for name in ("mobizo_login", "mobizo_login_code"))
     assert "mobizo-" not in str(answer.headers)  # no token, no device code
     assert stranger.get("/ui/jobs").status_code == 200
     with home.database.reading() as session:
@@ -144,11 +144,11 @@ def test_forms_of_other_sites_get_no_code_and_a_browser_gets_one_at_once(strange
     for _ in range(WAITING_PER_ADDRESS - 1):
         with Person(fleet.url) as another:
             ask(another)
-    with Person(fleet.url) as refused:
-        answer = refused.act(PAGE, "/ui/login", next="/")
+    with Person(fleet.url) as second_person:
+        answer = second_person.act(PAGE, "/ui/login", next="/")
         assert answer.status_code == 429
         assert "Too many logins of this address wait" in answer.text
-        assert refused.sign_in(home.token(Role.OPERATOR)).status_code == 303
+        assert second_person.sign_in(home.token(Role.OPERATOR)).status_code == 303
 
 
 def test_who_may_not_create_tokens_confirms_no_code(stranger, app, home, fleet):

@@ -60,9 +60,9 @@ class Outline(HTMLParser):
 
 def paths(fleet, device):
     items = fleet.app().get("/v1/jobs").json()["items"]
-    done = [job for job in items if job["state"] == "succeeded"]
-    names = {"job": done[0]["id"], "other_job": done[1]["id"], "device": device.device_id}
-    names["recipe"] = done[0]["recipe_id"]
+    succeeded_jobs = [job for job in items if job["state"] == "succeeded"]
+    names = {"job": succeeded_jobs[0]["id"], "other_job": succeeded_jobs[1]["id"], "device": device.device_id}
+    names["recipe"] = succeeded_jobs[0]["recipe_id"]
     return {path.format_map(names): scope for path, scope in PAGES.items()}
 
 
@@ -152,9 +152,9 @@ def test_lists_are_paged(fleet, person, app):
 
 def test_what_is_gone_or_wrong_gets_a_page_that_says_what_to_do(person):
     someone = person()
-    gone = someone.get("/ui/jobs/job_gone")
-    assert gone.status_code == 404
-    assert 'href="/ui/jobs">All jobs' in gone.text
+    page = someone.get("/ui/jobs/job_gone")
+    assert page.status_code == 404
+    assert 'href="/ui/jobs">All jobs' in page.text
     assert someone.get("/ui/nothing").status_code == 404
     assert someone.get("/ui/adapters/a/versions/none").status_code == 422
     assert someone.get("/ui/jobs?state=odd").status_code == 422

@@ -130,7 +130,7 @@ def test_guessing_tokens_meets_the_limit_of_refusals(standing, fleet, home):
 
 
 @pytest.mark.parametrize(
-    ("asked", "shown"),
+    ("address", "expected"),
     [
         ("/ui/jobs?user=a", "/ui/jobs?user=a"),
         ("/", "/"),
@@ -147,8 +147,8 @@ def test_guessing_tokens_meets_the_limit_of_refusals(standing, fleet, home):
         ("", "/"),
     ],
 )
-def test_signing_in_leads_to_pages_of_this_server_only(asked, shown):
-    assert return_path(asked) == shown
+def test_signing_in_leads_to_pages_of_this_server_only(address, expected):
+    assert return_path(address) == expected
 
 
 def test_a_cookie_over_tls_is_secure(fleet, standing):
@@ -157,8 +157,8 @@ def test_a_cookie_over_tls_is_secure(fleet, standing):
     async def as_tls(scope, receive, send):
         await app(scope | {"scheme": "https"} if scope["type"] == "http" else scope, receive, send)
 
-    async def cookie(called):
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(called), base_url="http://x") as client:
+    async def cookie(application):
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(application), base_url="http://x") as client:
             return (await client.get("/ui/login")).headers["set-cookie"]
 
     assert "Secure" in asyncio.run(cookie(as_tls))

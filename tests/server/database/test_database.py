@@ -41,9 +41,9 @@ def test_a_new_file_that_another_process_sets_up_just_now(tmp_path, patience):
     other = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
     other.execute("BEGIN IMMEDIATE")
     other.execute("CREATE TABLE theirs (x)")
-    soon = threading.Timer(0.3, other.execute, ("COMMIT",))
+    timer = threading.Timer(0.3, other.execute, ("COMMIT",))
     if patience:
-        soon.start()
+        timer.start()
     database = Database(f"sqlite:///{path}", Tuning(lock_seconds=patience))
     try:
         with (
@@ -53,7 +53,7 @@ def test_a_new_file_that_another_process_sets_up_just_now(tmp_path, patience):
             assert session.scalar(text("SELECT count(*) FROM theirs")) == 0
             assert session.scalar(text("PRAGMA journal_mode")) == "wal"
     finally:
-        soon.cancel()
+        timer.cancel()
         database.close()
         other.close()
 
@@ -98,7 +98,7 @@ def test_times_come_back_aware_and_equal(database):
     with database.writing() as session:
         session.add(token(1, created_at=moment))
     with database.reading() as session:
-        stored = session.query(Token).one()
-        assert stored.created_at == moment
-        assert stored.created_at.tzinfo is UTC
-        assert stored.revoked_at is None
+        row = session.query(Token).one()
+        assert row.created_at == moment
+        assert row.created_at.tzinfo is UTC
+        assert row.revoked_at is None

@@ -44,8 +44,8 @@ def test_no_job_is_given_to_two_devices(home, fleet, app, devices):
     # Who looks while another takes the same job may go away empty; a second look finds what is left.
     leases = [device.lease() for device in devices]
     assert all(one is None or one["id"] == other["id"] for one, other in zip(first, leases, strict=True))
-    given = [lease["job"]["id"] for lease in leases if lease is not None]
-    assert len(given) == len(set(given)) == len(jobs) + 1
+    job_ids = [lease["job"]["id"] for lease in leases if lease is not None]
+    assert len(job_ids) == len(set(job_ids)) == len(jobs) + 1
     assert_whole(home)
 
 
@@ -125,9 +125,11 @@ def test_overdue_leases_are_taken_back_once(home, fleet, app, devices):
     take_back()
     with home.database.reading() as session:
         for job in session.scalars(select(Job)):
-            lost = select(func.count()).where(JobLease.job_number == job.number, JobLease.ending == Ending.EXPIRED)
+            expired_leases = select(func.count()).where(
+                JobLease.job_number == job.number, JobLease.ending == Ending.EXPIRED
+            )
             assert job.attempts <= 1
-            assert session.scalar(lost) <= job.attempts
+            assert session.scalar(expired_leases) <= job.attempts
     assert_whole(home)
 
 

@@ -31,25 +31,25 @@ def own():
 
 
 @pytest.fixture
-def away(own):
+def database_server(own):
     """The same, running; a test may stop it."""
     yield own.start()
     own.stop()
 
 
 @pytest.fixture
-def home(home_template, away, tmp_path):
+def home(home_template, database_server, tmp_path):
     root = tmp_path / "server"
-    settings = copy_home(home_template, root, away.empty("home"))
+    settings = copy_home(home_template, root, database_server.empty("home"))
     fill(settings, (root / "source" / "tokenizer.json").read_bytes())
     with home_of(settings, root / "source") as new_home:
         yield new_home
 
 
-def test_requests_are_refused_while_it_is_away_and_go_on_as_it_is_back(away, fleet, app, device, lease):
+def test_requests_are_refused_while_it_is_away_and_go_on_as_it_is_back(database_server, fleet, app, device, lease):
     beat = {"phase": "training", "step": 1, "steps": 3}
     app.timeout = device.timeout = HANGING
-    away.stop()
+    database_server.stop()
     for response in (
         app.get("/v1/jobs"),
         app.get(f"/v1/jobs/{lease['job']['id']}"),
@@ -62,24 +62,24 @@ def test_requests_are_refused_while_it_is_away_and_go_on_as_it_is_back(away, fle
         assert int(response.headers["retry-after"]) > 0
     assert fleet.actor().get("/healthz").status_code == 200
     assert fleet.actor().get("/readyz").status_code == 503
-    away.start()
+    database_server.start()
     assert fleet.actor().get("/readyz").status_code == 200
     assert device.post(f"/v1/leases/{lease['id']}/heartbeat", json=beat).status_code == 200
     assert device.finish(lease)["version"] == 1
     assert app.get(f"/v1/jobs/{lease['job']['id']}").json()["state"] == "succeeded"
 
 
-def test_who_waits_and_who_watches_go_on(away, standing, home, fleet, app, device):
+def test_who_waits_and_who_watches_go_on(database_server, standing, home, fleet, app, device):
     """A device that waits for work gets it, and a stream of events ends with its job."""
-    seen, enough = [], threading.Event()
+    event_ids, stop_event = [], threading.Event()
     long_poll = standing[0].state.mobizo.get(make_long_poll)
 
     def watch(job_id):
         with app.stream("GET", f"/v1/jobs/{job_id}/events", timeout=60) as response:
             for line in response.iter_lines():
                 if line.startswith("id: "):
-                    seen.append(int(line.removeprefix("id: ")))
-                if enough.is_set():
+                    event_ids.append(int(line.removeprefix("id: ")))
+                if stop_event.is_set():
                     return
 
     job = app.submit(dataset="other")
@@ -90,34 +90,36 @@ def test_who_waits_and_who_watches_go_on(away, standing, home, fleet, app, devic
             # Each newcomer asks for a look, which must not meet the outage; then time for several that come to nothing.
             eventually(
                 lambda: (
-                    seen and len(long_poll) == 1 and all(waiter.polled.done() for waiter in list(long_poll._waiters))
+                    event_ids
+                    and len(long_poll) == 1
+                    and all(waiter.polled.done() for waiter in list(long_poll._waiters))
                 )
             )
             time.sleep(0.5)
-            away.stop()
+            database_server.stop()
             time.sleep(1)
-            away.start()
-            wanted = fleet.actor(app.token)
-            ready = fleet.ready_job(wanted)
+            database_server.start()
+            other_app = fleet.actor(app.token)
+            ready = fleet.ready_job(other_app)
             assert waiting.result().json()["job"]["id"] == ready["id"]
-            assert wanted.post(f"/v1/jobs/{job['id']}/cancel").status_code == 200
+            assert other_app.post(f"/v1/jobs/{job['id']}/cancel").status_code == 200
             watching.result()
         finally:
-            enough.set()
-    assert seen == list(range(1, len(seen) + 1))
-    assert wanted.get(f"/v1/jobs/{job['id']}").json()["state"] == "cancelled"
+            stop_event.set()
+    assert event_ids == list(range(1, len(event_ids) + 1))
+    assert other_app.get(f"/v1/jobs/{job['id']}").json()["state"] == "cancelled"
 
 
-def test_a_worker_lives_through_it(away, home, fleet, app):
+def test_a_worker_lives_through_it(database_server, home, fleet, app):
     home.behave(seconds=3)
     environment = os.environ | home.settings.model_copy(update={"compile_lease_seconds": 2}).environment()
     worker = subprocess.Popen([sys.executable, "-m", "server.worker"], env=environment, stdout=subprocess.DEVNULL)
     try:
         job = app.submit()
         eventually(home.starts)
-        away.stop()
+        database_server.stop()
         time.sleep(1)
-        away.start()
+        database_server.start()
         eventually(lambda: app.get(f"/v1/jobs/{job['id']}").json()["state"] == "ready")
         assert worker.poll() is None
         assert len(home.starts()) == 1
@@ -126,10 +128,10 @@ def test_a_worker_lives_through_it(away, home, fleet, app):
         assert worker.wait() == 0
 
 
-def test_crashes_of_the_database_under_load_lose_nothing_that_was_answered(away, home, fleet, app):
+def test_crashes_of_the_database_under_load_lose_nothing_that_was_answered(database_server, home, fleet, app):
     fleet.ready_job(app)
     stopping = threading.Event()
-    answered, codes = [], set()
+    job_ids, codes = [], set()
 
     def submit(number):
         actor = fleet.actor(app.token)
@@ -139,15 +141,15 @@ def test_crashes_of_the_database_under_load_lose_nothing_that_was_answered(away,
             response = actor.post("/v1/jobs", json=body | {"recipe": {"sequence_length": 16}})
             codes.add(response.status_code)
             if response.status_code == 202:
-                answered.append(response.json()["id"])
+                job_ids.append(response.json()["id"])
 
     with ThreadPoolExecutor(4) as pool:
         threads = [pool.submit(submit, number) for number in range(4)]
         for _ in range(3):
-            count = len(answered)
-            eventually(lambda count=count: len(answered) > count + 5)
-            away.stop(signal.SIGQUIT)
-            away.start()
+            count = len(job_ids)
+            eventually(lambda count=count: len(job_ids) > count + 5)
+            database_server.stop(signal.SIGQUIT)
+            database_server.start()
         eventually(lambda: app.get("/v1/jobs").status_code == 200)
         stopping.set()
         for thread in threads:
@@ -155,21 +157,21 @@ def test_crashes_of_the_database_under_load_lose_nothing_that_was_answered(away,
     assert codes <= {202, 503}
     with home.database.reading() as session:
         jobs = session.scalars(select(Job)).all()
-        assert {job.id for job in jobs} >= set(answered)
+        assert {job.id for job in jobs} >= set(job_ids)
         for job in jobs:
             positions = session.scalars(select(JobEvent.position).where(JobEvent.job_number == job.number)).all()
             assert sorted(positions) == list(range(1, job.events + 1))
 
 
-def test_a_server_without_its_database_says_so_at_once(away, home):
-    away.stop()
+def test_a_server_without_its_database_says_so_at_once(database_server, home):
+    database_server.stop()
     environment = os.environ | home.settings.environment()
     command = [sys.executable, "-m", "server.cli.main", "device", "list"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 1
-    assert "database cannot be reached" in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1
-    assert "Traceback" not in done.stderr
+    process = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert process.returncode == 1
+    assert "database cannot be reached" in process.stderr
+    assert len(process.stderr.strip().splitlines()) == 1
+    assert "Traceback" not in process.stderr
 
 
 class TestOnSqlite:

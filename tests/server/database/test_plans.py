@@ -48,18 +48,18 @@ def database(request, database_kind, tmp_path_factory):
 @contextmanager
 def plans(database):
     """Gets the plan of every statement that is sent meanwhile, by its text."""
-    sent, query_plans = [], {}
+    statements, query_plans = [], {}
 
     def note(connection, cursor, statement, parameters, context, many):
         if re.match(r"\s*(SELECT|UPDATE|DELETE|WITH)\b", statement):
-            sent.append((statement, parameters))
+            statements.append((statement, parameters))
 
     event.listen(database.engine, "before_cursor_execute", note)
     yield query_plans
     event.remove(database.engine, "before_cursor_execute", note)
     explain = "EXPLAIN QUERY PLAN " if database.engine.dialect.name == "sqlite" else "EXPLAIN (FORMAT JSON) "
     with database.engine.connect() as connection:
-        for statement, parameters in sent:
+        for statement, parameters in statements:
             rows = connection.exec_driver_sql(explain + statement, parameters).all()
             query_plans[statement] = (
                 [row[-1] for row in rows] if len(rows[0]) > 1 else list(nodes(rows[0][0][0]["Plan"]))

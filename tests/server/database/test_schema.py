@@ -75,9 +75,9 @@ def shape(database):
 
 def test_many_processes_may_start_at_once(database):
     def start(number):
-        mine = Database(str(database.engine.url))
-        upgrade(mine.engine)
-        mine.close()
+        own_database = Database(str(database.engine.url))
+        upgrade(own_database.engine)
+        own_database.close()
 
     with ThreadPoolExecutor(PROCESSES) as pool:
         list(pool.map(start, range(PROCESSES)))

@@ -80,11 +80,11 @@ class Band:
         """Sends B with every element `value`; the answer."""
         size = lease["manifest"]["manifest"]["size"]
         flat = np.full(size, value, np.float32) if np.isscalar(value) else value
-        self.sent = update_file(flat, a_sha256 or self.view["a_sha256"])
-        return self.devices[user].upload(lease, self.sent)
+        self.update = update_file(flat, a_sha256 or self.view["a_sha256"])
+        return self.devices[user].upload(lease, self.update)
 
     def complete(self, user, lease, **changes):
-        body = {"adapter_sha256": sha256_hex(self.sent), "result": result(**changes)}
+        body = {"adapter_sha256": sha256_hex(self.update), "result": result(**changes)}
         return self.devices[user].post(f"/v1/leases/{lease['id']}/complete", json=body)
 
     def train(self, user, value, **changes):

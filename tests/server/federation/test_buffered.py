@@ -9,7 +9,7 @@ FEDBUFF = {"name": "fedbuff", "buffer_size": 2, "staleness_exponent": 1.0}
 
 
 @pytest.fixture
-def buffered(band):
+def buffered_band(band):
     band.create(algorithm=FEDBUFF, automatic=True)
     band.join("alice", "bob", "carol")
     band.work()
@@ -25,64 +25,64 @@ def finish(band, user, lease, value):
 
 
 @pytest.mark.both_databases
-def test_a_slow_device_counts_in_a_later_round_and_weighs_less(buffered):
-    slow = buffered.lease("carol")
-    buffered.train("alice", 1.0)
-    assert buffered.train("bob", 3.0)["round"] == 1
-    assert buffered.round(1)["state"] == "aggregating"
-    assert (buffered.round(2)["state"], buffered.round(2)["members"]) == ("open", 3)
-    buffered.work()
-    np.testing.assert_array_equal(buffered.b("v1"), np.float32(2.0))
-    assert finish(buffered, "carol", slow, 8.0)["round"] == 2
-    carol = buffered.parts(2)["carol"]
+def test_a_slow_device_counts_in_a_later_round_and_weighs_less(buffered_band):
+    slow = buffered_band.lease("carol")
+    buffered_band.train("alice", 1.0)
+    assert buffered_band.train("bob", 3.0)["round"] == 1
+    assert buffered_band.round(1)["state"] == "aggregating"
+    assert (buffered_band.round(2)["state"], buffered_band.round(2)["members"]) == ("open", 3)
+    buffered_band.work()
+    np.testing.assert_array_equal(buffered_band.b("v1"), np.float32(2.0))
+    assert finish(buffered_band, "carol", slow, 8.0)["round"] == 2
+    carol = buffered_band.parts(2)["carol"]
     assert (carol["staleness"], carol["state"]) == (1, "counted")
-    fresh = buffered.lease("alice")
+    fresh = buffered_band.lease("alice")
     assert fresh["start"]["manifest"]["version"] == 1
-    finish(buffered, "alice", fresh, 6.0)
-    buffered.work()
+    finish(buffered_band, "alice", fresh, 6.0)
+    buffered_band.work()
     # From 2: (8 / 2 + 4) / 2 more, as carol's update began one version before.
-    np.testing.assert_array_equal(buffered.b("v2"), np.float32(2 + (8 * 0.5 + (6 - 2)) / 2))
-    assert buffered.round(2)["version"] == 2
+    np.testing.assert_array_equal(buffered_band.b("v2"), np.float32(2 + (8 * 0.5 + (6 - 2)) / 2))
+    assert buffered_band.round(2)["version"] == 2
 
 
-def test_two_rounds_that_are_full_make_their_versions_in_order(buffered):
-    buffered.join("dave")
-    buffered.worker.look_around()
-    slow = {user: buffered.lease(user) for user in ("carol", "dave")}
-    buffered.train("alice", 1.0)
-    buffered.train("bob", 3.0)
-    finish(buffered, "carol", slow["carol"], 8.0)
-    assert finish(buffered, "dave", slow["dave"], 4.0)["round"] == 2
-    assert buffered.parts(2)["carol"]["staleness"] == 0
-    assert [buffered.round(number)["state"] for number in (1, 2, 3)] == ["aggregating", "aggregating", "open"]
-    buffered.work()
-    np.testing.assert_array_equal(buffered.b("v1"), np.float32(2.0))
-    np.testing.assert_array_equal(buffered.b("v2"), np.float32(2 + (8 + 4) / 2))
-    assert buffered.app.get("/v1/adapters/readers/revisions/v2").json()["parent"]["version"] == 1
+def test_two_rounds_that_are_full_make_their_versions_in_order(buffered_band):
+    buffered_band.join("dave")
+    buffered_band.worker.look_around()
+    slow = {user: buffered_band.lease(user) for user in ("carol", "dave")}
+    buffered_band.train("alice", 1.0)
+    buffered_band.train("bob", 3.0)
+    finish(buffered_band, "carol", slow["carol"], 8.0)
+    assert finish(buffered_band, "dave", slow["dave"], 4.0)["round"] == 2
+    assert buffered_band.parts(2)["carol"]["staleness"] == 0
+    assert [buffered_band.round(number)["state"] for number in (1, 2, 3)] == ["aggregating", "aggregating", "open"]
+    buffered_band.work()
+    np.testing.assert_array_equal(buffered_band.b("v1"), np.float32(2.0))
+    np.testing.assert_array_equal(buffered_band.b("v2"), np.float32(2 + (8 + 4) / 2))
+    assert buffered_band.app.get("/v1/adapters/readers/revisions/v2").json()["parent"]["version"] == 1
 
 
-def test_who_joins_takes_part_at_once(buffered):
-    assert buffered.round(1)["members"] == 3
-    buffered.join("dave")
-    assert buffered.round(1)["members"] == 4
-    buffered.worker.look_around()
-    assert buffered.lease("dave") is not None
+def test_who_joins_takes_part_at_once(buffered_band):
+    assert buffered_band.round(1)["members"] == 3
+    buffered_band.join("dave")
+    assert buffered_band.round(1)["members"] == 4
+    buffered_band.worker.look_around()
+    assert buffered_band.lease("dave") is not None
 
 
-def test_a_version_that_waits_for_a_person_holds_the_next_jobs_back(buffered, operator):
+def test_a_version_that_waits_for_a_person_holds_the_next_jobs_back(buffered_band, operator):
     assert operator.put("/v1/adapters/readers/rule", json={"rule": {"automatic": False}}).status_code == 200
-    buffered.train_all(alice=1.0, bob=3.0)
-    assert buffered.lease("alice") is None
+    buffered_band.train_all(alice=1.0, bob=3.0)
+    assert buffered_band.lease("alice") is None
     assert operator.post("/v1/adapters/readers/versions/1/approve").status_code == 200
-    buffered.work()
-    assert buffered.lease("alice")["start"]["manifest"]["version"] == 1
+    buffered_band.work()
+    assert buffered_band.lease("alice")["start"]["manifest"]["version"] == 1
 
 
-def test_closed_by_a_person_nobody_goes_on(buffered):
-    slow = buffered.lease("carol")
-    buffered.train("alice", 1.0)
-    assert buffered.app.post(f"{URL}/rounds/1/close").json()["state"] == "abandoned"
-    answer = buffered.devices["carol"].post(f"/v1/leases/{slow['id']}/heartbeat", json={"phase": "training"})
+def test_closed_by_a_person_nobody_goes_on(buffered_band):
+    slow = buffered_band.lease("carol")
+    buffered_band.train("alice", 1.0)
+    assert buffered_band.app.post(f"{URL}/rounds/1/close").json()["state"] == "abandoned"
+    answer = buffered_band.devices["carol"].post(f"/v1/leases/{slow['id']}/heartbeat", json={"phase": "training"})
     assert answer.json()["stop"]
-    buffered.work()
-    assert buffered.app.get(URL).json()["rounds"] == 1
+    buffered_band.work()
+    assert buffered_band.app.get(URL).json()["rounds"] == 1

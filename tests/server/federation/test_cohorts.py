@@ -22,12 +22,12 @@ def test_recipe_and_a_are_pinned(band):
 
 
 @pytest.mark.parametrize(
-    ("backend", "upload", "chosen"),
+    ("backend", "upload", "estimator"),
     [("xnnpack", "weights", "gradient"), ("xnnpack", "trajectory", "directional"), ("qnn", "trajectory", "replay")],
 )
-def test_the_estimator_is_settled_with_the_cohort(band, backend, upload, chosen):
+def test_the_estimator_is_settled_with_the_cohort(band, backend, upload, estimator):
     cohort = band.create(recipe={"estimator": "auto", "queries": None, "backend": backend}, upload=upload)
-    assert (cohort["recipe"]["estimator"], cohort["settings"]["recipe"]["estimator"]) == (chosen, "auto")
+    assert (cohort["recipe"]["estimator"], cohort["settings"]["recipe"]["estimator"]) == (estimator, "auto")
 
 
 def test_a_name_is_one_thing(band, app, problem):
@@ -70,10 +70,10 @@ def test_one_device_is_of_one_user(band, fleet, problem):
 
 def test_a_device_of_another_tenant_or_a_revoked_one_cannot_join(band, fleet, home, problem):
     band.create()
-    foreign, lost = fleet.device("other"), fleet.device(name="lost")
+    foreign, revoked_device = fleet.device("other"), fleet.device(name="lost")
     with home.database.writing() as session:
-        DeviceService(session).revoke("default", lost.device_id)
-    for device in (foreign, lost):
+        DeviceService(session).revoke("default", revoked_device.device_id)
+    for device in (foreign, revoked_device):
         problem(band.app.put(f"{URL}/members/alice", json={"device": device.device_id}), 404, "not-found")
 
 
@@ -139,8 +139,16 @@ def test_the_trail_tells_who_did_what(band, operator):
     assert [event["action"] for event in events] == [
         *("left", "round-abandoned", "round-closed", "round-opened", "joined", "joined", "cohort-created")
     ]
-    mine = band.app.get("/v1/whoami").json()["token_id"]
-    assert [event["actor"] for event in events] == [mine, "server", mine, mine, mine, mine, mine]
+    token_id = band.app.get("/v1/whoami").json()["token_id"]
+    assert [event["actor"] for event in events] == [
+        token_id,
+        "server",
+        token_id,
+        token_id,
+        token_id,
+        token_id,
+        token_id,
+    ]
     assert events[0]["reason"] == "user bob"
 
 

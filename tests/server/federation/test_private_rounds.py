@@ -14,7 +14,7 @@ from tests.server.federation.conftest import COHORT, URL
 MEMBERS = {"clip": 4.0, "noise_multiplier": 2.0}
 EXAMPLES = {"clip": 0.2, "noise_multiplier": 1.0, "sampling_rate": 0.1}
 CLIPPED = COHORT["recipe"] | {"privacy": "clipped"}
-QUIET = {"train_examples": None, "truncated_examples": None, "zero_shot_accuracy": None, "tuned_accuracy": None}
+NO_FIGURES = {"train_examples": None, "truncated_examples": None, "zero_shot_accuracy": None, "tuned_accuracy": None}
 
 
 @cache
@@ -33,14 +33,14 @@ def of_runs(count):
     return epsilon(SelfComposedDpEvent(PoissonSampledDpEvent(0.1, GaussianDpEvent(1.0)), 3 * count))
 
 
-def spent(band):
+def privacy_view(band):
     return band.app.get(f"{URL}/privacy").json()
 
 
 def test_a_private_mean_is_clipped_noised_and_paid_for(band):
     band.create(privacy={"members": MEMBERS})
     band.join("alice", "bob")
-    assert (spent(band)["members_epsilon"], spent(band)["rounds"]) == (0.0, 0)
+    assert (privacy_view(band)["members_epsilon"], privacy_view(band)["rounds"]) == (0.0, 0)
     band.open()
     band.train_all(alice=100.0, bob=-100.0)
     b = band.b()
@@ -49,7 +49,7 @@ def test_a_private_mean_is_clipped_noised_and_paid_for(band):
     assert np.abs(b).max() < 40
     version = band.app.get("/v1/adapters/readers/revisions/main").json()
     assert version["cohort"]["epsilon"] == of_rounds(1)
-    privacy = spent(band)
+    privacy = privacy_view(band)
     assert (privacy["rounds"], privacy["members_epsilon"], privacy["examples_epsilon"]) == (1, of_rounds(1), None)
 
 
@@ -62,16 +62,16 @@ def test_no_round_opens_that_would_exceed_the_cohorts_budget(band):
     band.train_all(alice=1.0, bob=1.0)
     problem = assert_problem(band.app.post(f"{URL}/rounds"), 409, "privacy-budget-exceeded")
     assert (problem["spent"], problem["epsilon"]) == (of_rounds(1), of_rounds(2))
-    assert spent(band)["rounds"] == 1
+    assert privacy_view(band)["rounds"] == 1
 
 
 def test_examples_are_paid_for_by_each_run(band):
     band.create(recipe=CLIPPED, privacy={"examples": EXAMPLES})
     band.join("alice", "bob")
     band.open()
-    band.train_all(alice=1.0, bob=2.0, result_changes=QUIET)
+    band.train_all(alice=1.0, bob=2.0, result_changes=NO_FIGURES)
     np.testing.assert_array_equal(band.b(), np.float32(1.5))
-    privacy = spent(band)
+    privacy = privacy_view(band)
     assert (privacy["examples_epsilon"], privacy["members_epsilon"]) == (of_runs(1), None)
     assert band.app.get("/v1/users/alice/privacy").json()["epsilon"] == of_runs(1)
 

@@ -15,16 +15,21 @@ from tests.server.federation.conftest import URL
 def test_two_rounds_of_federated_averaging(band):
     band.create()
     band.join("alice", "bob", "carol")
-    opened = band.open()
-    assert (opened["number"], opened["state"], opened["members"], opened["start_version"]) == (1, "open", 3, None)
+    open_round = band.open()
+    assert (open_round["number"], open_round["state"], open_round["members"], open_round["start_version"]) == (
+        1,
+        "open",
+        3,
+        None,
+    )
     assert band.train("alice", 1.0) == {"cohort": "readers", "round": 1, "updates": 1}
     band.train_all(bob=2.0)
     assert band.round()["state"] == "open"
     band.train("carol", 4.5)
     assert band.round()["state"] == "aggregating"
     band.work()
-    published = band.round()
-    assert (published["state"], published["version"], published["updates"]) == ("published", 1, 3)
+    round_view = band.round()
+    assert (round_view["state"], round_view["version"], round_view["updates"]) == ("published", 1, 3)
     np.testing.assert_array_equal(band.b(), np.float32(2.5))
     card = band.app.get("/v1/adapters/readers/versions/1/peft/README.md").text
     assert "round 1 of cohort readers: 3 devices' updates" in card
@@ -39,21 +44,21 @@ def test_two_rounds_of_federated_averaging(band):
 
 
 def test_the_collector_leaves_a_rounds_files_until_it_has_ended(band):
-    def collected():
+    def collect():
         Collector(band.home.database, band.home.artifacts).collect(timedelta(0))
         return {file.sha256 for file in band.home.artifacts.listing()}
 
     band.begin("alice", "bob", optimizer={"name": "momentum"})
-    before = collected()
+    before = collect()
     band.train("alice", 2.0)
-    update = collected() - before
-    assert update == {sha256_hex(band.sent)}
+    update = collect() - before
+    assert update == {sha256_hex(band.update)}
     band.train("bob", 4.0)
-    assert len(collected() - before) == 2
+    assert len(collect() - before) == 2
     band.work()
-    kept = collected() - before
-    assert len(kept) == 2  # the version's, and the optimizer's momentum
-    assert not kept & update
+    new_files = collect() - before
+    assert len(new_files) == 2  # the version's, and the optimizer's momentum
+    assert not new_files & update
 
 
 def test_a_device_is_told_of_its_round(band):
@@ -63,15 +68,15 @@ def test_a_device_is_told_of_its_round(band):
     assert (task["cohort"], task["number"], task["upload"]) == ("readers", 1, "weights")
     assert task["algorithm"] == {"name": "fedprox", "mu": 0.5, "staleness_exponent": 0.5, "buffer_size": 10}
     assert alice["job"]["round"] == {"cohort": "readers", "number": 1}
-    asked = alice["job"]["request"]
-    assert (asked["user"], asked["device"], asked["start"]) == ("alice", band.devices["alice"].device_id, None)
+    request = alice["job"]["request"]
+    assert (request["user"], request["device"], request["start"]) == ("alice", band.devices["alice"].device_id, None)
     assert alice["start"] is None
-    assert asked["training"]["seed"] != bob["job"]["request"]["training"]["seed"]
+    assert request["training"]["seed"] != bob["job"]["request"]["training"]["seed"]
     band.train_all(alice=1.0, bob=1.0)
     band.open()
     again = band.lease("alice")
     assert again["start"]["manifest"]["cohort"]["round"] == 1
-    assert again["job"]["request"]["training"]["seed"] != asked["training"]["seed"]
+    assert again["job"]["request"]["training"]["seed"] != request["training"]["seed"]
     start = band.devices["alice"].get(f"/v1/leases/{again['id']}/start")
     assert start.content == band.home.artifacts.read(again["start"]["manifest"]["sha256"])
 
@@ -88,9 +93,9 @@ def test_below_quorum_at_the_deadline_a_round_is_abandoned(band, problem):
     band.past_deadline()
     problem(band.upload("bob", late, 2.0), 410, "round-closed")
     band.work()
-    ended = band.round()
-    assert (ended["state"], ended["version"]) == ("abandoned", None)
-    assert ended["why"] == "1 updates had arrived at the deadline; the quorum is 2"
+    round_view = band.round()
+    assert (round_view["state"], round_view["version"]) == ("abandoned", None)
+    assert round_view["why"] == "1 updates had arrived at the deadline; the quorum is 2"
     events = band.app.get("/v1/adapters/readers/events").json()["items"]
     assert (events[0]["action"], events[0]["actor"]) == ("round-abandoned", "server")
     states = {user: part["state"] for user, part in band.parts().items()}
@@ -135,10 +140,10 @@ def test_a_server_optimizer_remembers_from_round_to_round(band):
     band.create(optimizer={"name": "momentum", "lr": 0.5, "beta1": 0.9})
     band.join("alice", "bob")
     b, momentum = 0.0, 0.0
-    for number, moved in ((1, 2.0), (2, -1.0), (3, 0.5)):
+    for number, change in ((1, 2.0), (2, -1.0), (3, 0.5)):
         band.open()
-        band.train_all(alice=b + moved, bob=b + moved)
-        momentum = 0.9 * momentum + moved
+        band.train_all(alice=b + change, bob=b + change)
+        momentum = 0.9 * momentum + change
         b = float(np.float32(b + 0.5 * momentum))
         assert band.round(number)["state"] == "published"
         np.testing.assert_allclose(band.b(), b, rtol=1e-6)
@@ -181,8 +186,8 @@ def test_a_person_ends_a_round(band):
     band.home.compile()
     band.train("alice", 1.0)
     band.train("bob", 2.0)
-    closed = band.app.post(f"{URL}/rounds/1/close").json()
-    assert closed["state"] == "aggregating"
+    round_view = band.app.post(f"{URL}/rounds/1/close").json()
+    assert round_view["state"] == "aggregating"
     assert band.app.post(f"{URL}/rounds/1/close").json()["state"] == "aggregating"
     band.work()
     band.work()
@@ -236,8 +241,8 @@ def test_members_have_the_estimator_of_their_device_and_one_a(band):
     job = band.app.get(f"/v1/jobs/{band.parts()['alice']['job_id']}").json()
     assert "device alice-phone can spare 1,000 MB" in job["estimator_reason"]
     while (lease := band.lease("bob"))["job"]["recipe"]["estimator"] != "replay":
-        needed = lease["manifest"]["manifest"]["planned_bytes"] + 10**9
-        body = {"needed_bytes": needed, "available_bytes": needed - 1}
+        needed_bytes = lease["manifest"]["manifest"]["planned_bytes"] + 10**9
+        body = {"needed_bytes": needed_bytes, "available_bytes": needed_bytes - 1}
         assert band.devices["bob"].post(f"/v1/leases/{lease['id']}/decline", json=body).status_code == 200
         band.home.compile()
     exact, perturbed = recipe_of(band, "alice"), recipe_of(band, "bob")

@@ -13,7 +13,7 @@ FACTOR = np.float32(1 - LR * MU)
 
 
 @pytest.fixture
-def opened(band):
+def trajectory_band(band):
     """A round of two that asks for trajectories of pulled runs."""
     algorithm = {"name": "fedprox", "mu": MU}
     band.begin("alice", "bob", upload="trajectory", training={"steps": STEPS, "lr": LR}, algorithm=algorithm)
@@ -30,73 +30,75 @@ def run_of(lease, directory, start=None, **changes):
 def hand_in(band, user, lease, run):
     device = band.devices[user]
     send(device, lease, run.ledger).raise_for_status()
-    done = complete(device, lease, run.adapter(), run.ledger, run.result())
-    assert done.status_code == 200, done.text
-    return done.json()
+    response = complete(device, lease, run.adapter(), run.ledger, run.result())
+    assert response.status_code == 200, response.text
+    return response.json()
 
 
-def test_two_rounds_of_which_the_server_was_sent_no_b(opened, tmp_path):
+def test_two_rounds_of_which_the_server_was_sent_no_b(trajectory_band, tmp_path):
     mean, start = None, None
     for number in (1, 2):
         runs = []
         for user in ("alice", "bob"):
-            lease = opened.lease(user)
+            lease = trajectory_band.lease(user)
             runs.append(run_of(lease, tmp_path, start))
-            assert hand_in(opened, user, lease, runs[-1])["round"] == number
-        assert {part["bytes"] for part in opened.parts(number).values()} == {len(run.ledger) for run in runs}
-        opened.work()
+            assert hand_in(trajectory_band, user, lease, runs[-1])["round"] == number
+        assert {part["bytes"] for part in trajectory_band.parts(number).values()} == {len(run.ledger) for run in runs}
+        trajectory_band.work()
         begin = np.zeros_like(runs[0].b()) if mean is None else mean
         expected = begin + np.mean([run.b().astype(np.float64) - begin for run in runs], axis=0)
-        mean = opened.b()
+        mean = trajectory_band.b()
         np.testing.assert_allclose(mean, expected, rtol=1e-6, atol=1e-7)
-        start = opened.home.artifacts.read(opened.app.get("/v1/adapters/readers/revisions/main").json()["sha256"])
+        start = trajectory_band.home.artifacts.read(
+            trajectory_band.app.get("/v1/adapters/readers/revisions/main").json()["sha256"]
+        )
         assert load_adapter(start, mean.size).tobytes() == mean.tobytes()
         if number == 1:
-            opened.open()
+            trajectory_band.open()
 
 
-def test_a_trajectory_that_yields_another_b_is_refused_and_b_counts_alone(opened, tmp_path, problem):
-    lease, device = opened.lease("alice"), opened.devices["alice"]
+def test_a_trajectory_that_yields_another_b_is_refused_and_b_counts_alone(trajectory_band, tmp_path, problem):
+    lease, device = trajectory_band.lease("alice"), trajectory_band.devices["alice"]
     run = run_of(lease, tmp_path)
     send(device, lease, run.ledger).raise_for_status()
     other = run.adapter(STEPS - 1)
     problem(complete(device, lease, other, run.ledger, run.result()), 422, "trajectory-mismatch")
-    assert opened.round()["updates"] == 0
+    assert trajectory_band.round()["updates"] == 0
     device.upload(lease, other).raise_for_status()
     assert complete(device, lease, other, None, run.result()).json()["updates"] == 1
-    assert opened.parts()["alice"]["bytes"] == len(other)
+    assert trajectory_band.parts()["alice"]["bytes"] == len(other)
 
 
-def test_a_run_of_another_kind_than_the_rounds_is_refused(opened, tmp_path, problem):
-    lease = opened.lease("alice")
+def test_a_run_of_another_kind_than_the_rounds_is_refused(trajectory_band, tmp_path, problem):
+    lease = trajectory_band.lease("alice")
     run = run_of(lease, tmp_path, proximal=None, factor=None)
-    problem(send(opened.devices["alice"], lease, run.ledger), 422, "invalid-trajectory")
+    problem(send(trajectory_band.devices["alice"], lease, run.ledger), 422, "invalid-trajectory")
 
 
-def test_what_was_sent_is_not_kept(opened, tmp_path):
+def test_what_was_sent_is_not_kept(trajectory_band, tmp_path):
     """Neither a trajectory nor the B that was made of it is named once the round has ended."""
     runs = []
     for user in ("alice", "bob"):
-        lease = opened.lease(user)
+        lease = trajectory_band.lease(user)
         runs.append(run_of(lease, tmp_path))
-        hand_in(opened, user, lease, runs[-1])
-    updates, ledgers = ({sha256_hex(data) for data in sent} for sent in zip(*map(files_of, runs), strict=True))
-    with opened.home.database.reading() as session:
+        hand_in(trajectory_band, user, lease, runs[-1])
+    updates, ledgers = ({sha256_hex(data) for data in files} for files in zip(*map(files_of, runs), strict=True))
+    with trajectory_band.home.database.reading() as session:
         assert referenced(session, updates | ledgers) == updates
-    opened.work()
-    with opened.home.database.reading() as session:
+    trajectory_band.work()
+    with trajectory_band.home.database.reading() as session:
         assert referenced(session, updates | ledgers) == set()
-    assert opened.app.get(f"/v1/jobs/{runs[0].job_id}").json()["adapter_version"] is None
+    assert trajectory_band.app.get(f"/v1/jobs/{runs[0].job_id}").json()["adapter_version"] is None
 
 
 def files_of(run):
     return run.adapter(), run.ledger
 
 
-def test_a_device_whose_owner_did_not_agree_is_not_asked(opened):
-    device = opened.devices["alice"]
+def test_a_device_whose_owner_did_not_agree_is_not_asked(trajectory_band):
+    device = trajectory_band.devices["alice"]
     for capabilities in (None, {}, {"cohorts": False}, {"cohorts": ["others"]}):
         assert device.lease("movies", capabilities=capabilities) is None
-    waiting = opened.app.get(f"/v1/jobs/{opened.parts()['alice']['job_id']}/waiting").json()
+    waiting = trajectory_band.app.get(f"/v1/jobs/{trajectory_band.parts()['alice']['job_id']}/waiting").json()
     assert "its owner's permission to take part in cohort readers" in waiting["why"]
     assert device.lease("movies", capabilities={"cohorts": ["readers"]}) is not None

@@ -9,7 +9,7 @@ from tests.server.federation.conftest import URL
 
 
 @pytest.fixture
-def opened(band):
+def round_lease(band):
     """Alice's lease in an open round of three."""
     band.begin("alice", "bob", "carol", norm_limit=100.0)
     return band.lease("alice")
@@ -19,30 +19,30 @@ def size_of(lease):
     return lease["manifest"]["manifest"]["size"]
 
 
-def test_of_who_is_no_member(band, opened, fleet, problem):
+def test_of_who_is_no_member(band, round_lease, fleet, problem):
     stranger = fleet.device(name="stranger")
     assert stranger.lease("movies", capabilities={"cohorts": True}) is None
     band.devices["stranger"] = stranger
-    problem(band.upload("stranger", opened, 1.0), 404, "not-found")
-    answer = band.app.post("/v1/jobs", json={**opened["job"]["request"], "user": "mallory", "device": None})
+    problem(band.upload("stranger", round_lease, 1.0), 404, "not-found")
+    answer = band.app.post("/v1/jobs", json={**round_lease["job"]["request"], "user": "mallory", "device": None})
     assert "belongs to a cohort" in problem(answer, 409, "conflict")["detail"]
-    body = {**opened["job"]["request"], "adapter": "mine", "round": {"cohort": "readers", "number": 1}}
+    body = {**round_lease["job"]["request"], "adapter": "mine", "round": {"cohort": "readers", "number": 1}}
     problem(band.app.post("/v1/jobs", json=body), 422, "invalid-request")
     assert band.round()["updates"] == 0
 
 
-def test_of_who_has_left(band, opened, problem):
-    assert band.upload("alice", opened, 1.0).status_code == 200
+def test_of_who_has_left(band, round_lease, problem):
+    assert band.upload("alice", round_lease, 1.0).status_code == 200
     assert band.app.delete(f"{URL}/members/alice").status_code == 204
     assert band.app.delete(f"{URL}/members/alice").status_code == 204
-    problem(band.complete("alice", opened), 403, "not-a-member")
-    problem(band.upload("alice", opened, 1.0), 403, "not-a-member")
+    problem(band.complete("alice", round_lease), 403, "not-a-member")
+    problem(band.upload("alice", round_lease, 1.0), 403, "not-a-member")
     band.train_all(bob=2.0, carol=4.0)
     np.testing.assert_array_equal(band.b(), np.float32(3.0))
     assert band.parts()["alice"]["state"] == "left"
 
 
-def test_of_who_leaves_after_his_update_counted(band, opened):
+def test_of_who_leaves_after_his_update_counted(band, round_lease):
     band.train("alice", 1.5)
     band.train("bob", 2.0)
     assert band.app.delete(f"{URL}/members/alice").status_code == 204
@@ -51,29 +51,29 @@ def test_of_who_leaves_after_his_update_counted(band, opened):
     np.testing.assert_array_equal(band.b(), np.float32(3.0))
 
 
-def test_twice(band, opened, problem):
-    assert band.upload("alice", opened, 1.0).status_code == 200
-    first = band.complete("alice", opened)
-    assert band.complete("alice", opened).json() == first.json()
+def test_twice(band, round_lease, problem):
+    assert band.upload("alice", round_lease, 1.0).status_code == 200
+    first = band.complete("alice", round_lease)
+    assert band.complete("alice", round_lease).json() == first.json()
     assert band.round()["updates"] == 1
     body = {"adapter_sha256": sha256_hex(b"another"), "result": result()}
-    problem(band.devices["alice"].post(f"/v1/leases/{opened['id']}/complete", json=body), 409, "conflict")
-    problem(band.upload("alice", opened, 2.0), 410, "lease-ended")
+    problem(band.devices["alice"].post(f"/v1/leases/{round_lease['id']}/complete", json=body), 409, "conflict")
+    problem(band.upload("alice", round_lease, 2.0), 410, "lease-ended")
     assert band.lease("alice") is None
 
 
-def test_with_a_huge_norm(band, opened, problem):
-    size = size_of(opened)
-    refusal = problem(band.upload("alice", opened, 101 / np.sqrt(size)), 422, "invalid-update")
+def test_with_a_huge_norm(band, round_lease, problem):
+    size = size_of(round_lease)
+    refusal = problem(band.upload("alice", round_lease, 101 / np.sqrt(size)), 422, "invalid-update")
     np.testing.assert_allclose((refusal["norm"], refusal["limit"]), (101, 100), rtol=1e-5)
-    problem(band.upload("alice", opened, 1e30), 422, "invalid-upload")
-    assert band.upload("alice", opened, 99 / np.sqrt(size)).status_code == 200
-    assert band.complete("alice", opened).status_code == 200
+    problem(band.upload("alice", round_lease, 1e30), 422, "invalid-upload")
+    assert band.upload("alice", round_lease, 99 / np.sqrt(size)).status_code == 200
+    assert band.complete("alice", round_lease).status_code == 200
     np.testing.assert_allclose(band.parts()["alice"]["norm"], 99, rtol=1e-5)
 
 
-def test_the_norm_is_of_what_changed_since_the_start(band, opened, problem):
-    step = 90 / np.sqrt(size_of(opened))
+def test_the_norm_is_of_what_changed_since_the_start(band, round_lease, problem):
+    step = 90 / np.sqrt(size_of(round_lease))
     band.train_all(alice=step, bob=step, carol=step)
     band.open()
     lease = band.lease("alice")
@@ -81,19 +81,19 @@ def test_the_norm_is_of_what_changed_since_the_start(band, opened, problem):
     assert band.upload("alice", lease, 2 * step).status_code == 200
 
 
-def test_with_another_a(band, opened, problem):
-    refusal = problem(band.upload("alice", opened, 1.0, a_sha256="0" * 64), 422, "cohort-mismatch")
+def test_with_another_a(band, round_lease, problem):
+    refusal = problem(band.upload("alice", round_lease, 1.0, a_sha256="0" * 64), 422, "cohort-mismatch")
     assert refusal["update"] == "0" * 64
-    assert refusal["cohort"] == band.view["a_sha256"] == opened["manifest"]["manifest"]["a_sha256"]
+    assert refusal["cohort"] == band.view["a_sha256"] == round_lease["manifest"]["manifest"]["a_sha256"]
     assert refusal["update"] in refusal["detail"]
-    problem(band.devices["alice"].upload(opened), 422, "cohort-mismatch")  # which says nothing of its A
+    problem(band.devices["alice"].upload(round_lease), 422, "cohort-mismatch")  # which says nothing of its A
 
 
-def test_for_a_round_that_has_ended(band, opened, problem):
-    assert band.upload("alice", opened, 1.0).status_code == 200
+def test_for_a_round_that_has_ended(band, round_lease, problem):
+    assert band.upload("alice", round_lease, 1.0).status_code == 200
     assert band.app.post(f"{URL}/rounds/1/close").json()["state"] == "abandoned"
-    problem(band.complete("alice", opened), 410, "round-closed")
-    problem(band.upload("alice", opened, 1.0), 410, "round-closed")
+    problem(band.complete("alice", round_lease), 410, "round-closed")
+    problem(band.upload("alice", round_lease, 1.0), 410, "round-closed")
 
 
 def test_of_no_examples_where_they_are_the_weight(band, problem):

@@ -97,8 +97,10 @@ class Aggregators(Workers):
     def publish(self, name, claim):
         artifacts = self.home.artifacts
         version = make_version(artifacts, claim.order)
-        stored = StoredFiles(artifacts.put(version.adapter), len(version.adapter), artifacts.put(version.optimizer))
-        return self.queue(name, "complete", claim, stored)
+        stored_files = StoredFiles(
+            artifacts.put(version.adapter), len(version.adapter), artifacts.put(version.optimizer)
+        )
+        return self.queue(name, "complete", claim, stored_files)
 
 
 @pytest.fixture
@@ -127,8 +129,8 @@ def test_who_leaves_while_it_is_made_may_take_the_quorum(full, workers):
 
 def test_killed_every_time_it_is_abandoned(home, full, workers):
     for _ in range(home.settings.compile_attempts):
-        claimed = workers.claim("one")
-        workers.queue("two", "take_back", home.task(claimed.subject), "one")
+        claim = workers.claim("one")
+        workers.queue("two", "take_back", home.task(claim.subject), "one")
     assert full.round()["state"] == "abandoned"
     assert "killed in every attempt" in full.round()["why"]
     assert workers.claim("one") is None

@@ -29,11 +29,11 @@ def test_a_token_is_looked_up_by_indexes_alone(home):
     home.token("app")
     with home.database.reading() as session:
         bind = session.get_bind()
-        how = "EXPLAIN QUERY PLAN " if bind.dialect.name == "sqlite" else "EXPLAIN "
+        explain = "EXPLAIN QUERY PLAN " if bind.dialect.name == "sqlite" else "EXPLAIN "
         if bind.dialect.name == "postgresql":
             session.execute(text("SET LOCAL enable_seqscan = off"))  # a small table is read faster whole
         for statement, values in ((HOLDERS, {"digests": ["x"]}), (ALIVE, {"token": "x", "now": utc_now()})):
-            asked = statement.params(values).compile(bind, compile_kwargs={"literal_binds": True})
-            plan = str(session.execute(text(how + str(asked))).all())
+            query = statement.params(values).compile(bind, compile_kwargs={"literal_binds": True})
+            plan = str(session.execute(text(explain + str(query))).all())
             assert "Seq Scan" not in plan, plan
             assert "SCAN" not in plan, plan

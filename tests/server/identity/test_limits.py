@@ -67,9 +67,9 @@ def test_guessing_stops_and_those_beside_it_go_on(limits, clock):
     for number in range(3):
         limits.before(f"guess{number}", "192.0.2.1")
         limits.refused(f"guess{number}", "192.0.2.1")
-    with pytest.raises(TooManyRequests) as caught:
+    with pytest.raises(TooManyRequests) as error_info:
         limits.before("guess3", "192.0.2.1")
-    assert caught.value.extra["limit"] == "refusals"
+    assert error_info.value.extra["limit"] == "refusals"
     limits.before("good", "192.0.2.1")
     limits.before("guess3", "192.0.2.2")
     clock.now += 1

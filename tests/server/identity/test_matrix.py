@@ -137,10 +137,10 @@ class Caller:
         if self.refused is not None:
             return self.refused[0], self.refused[1].replace("one-time", "unauthorized")
         if self.device:
-            allowed = who == DEVICE or who.startswith(EITHER)
+            is_allowed = who == DEVICE or who.startswith(EITHER)
         else:
-            allowed = who in (PERSON, PERSON_OR_DEVICE) or who.removeprefix(EITHER) in self.scopes
-        return None if allowed else (403, "forbidden")
+            is_allowed = who in (PERSON, PERSON_OR_DEVICE) or who.removeprefix(EITHER) in self.scopes
+        return None if is_allowed else (403, "forbidden")
 
 
 ALL = frozenset(str(scope) for scope in Scope)
@@ -164,31 +164,31 @@ def callers(fleet, home):
     unauthorized = (401, "unauthorized")
     suspended = (403, "tenant-suspended")
 
-    def issued(role, tenant="default", **options):
+    def issue_token(role, tenant="default", **options):
         with home.database.writing() as session:
             token, text = TokenService(session).issue(role, tenant, "", **options)
         return token, text
 
-    _, expired = issued(Role.OPERATOR, lifetime=timedelta(seconds=-1))
-    revoked, revoked_text = issued(Role.OPERATOR)
-    _, unknown = issued(Role.OPERATOR)
-    lost = fleet.device(name="lost")
+    _, expired_token = issue_token(Role.OPERATOR, lifetime=timedelta(seconds=-1))
+    revoked_token, revoked_secret = issue_token(Role.OPERATOR)
+    _, unknown_token = issue_token(Role.OPERATOR)
+    revoked_device = fleet.device(name="lost")
     shut = [fleet.operator("shut"), fleet.app("shut"), fleet.device("shut")]
     with home.database.writing() as session:
-        TokenService(session).revoke(revoked.id)
+        TokenService(session).revoke(revoked_token.id)
         bob = UserService(session).create("default", "bob", Role.OPERATOR)
         _, bobs = TokenService(session).issue(Role.OPERATOR, "default", "", user=bob)
         UserService(session).disable("default", "bob")
-        DeviceService(session).revoke("default", lost.device_id)
+        DeviceService(session).revoke("default", revoked_device.device_id)
         TenantService(session).suspend("shut")
     by_name = {
         "nobody": Caller(fleet.actor(), unauthorized),
         "nonsense": Caller(fleet.actor("nonsense"), unauthorized),
-        "a token never issued": Caller(fleet.actor(unknown[:-4] + "AAAA"), unauthorized),
-        "an expired token": Caller(fleet.actor(expired), unauthorized),
-        "a revoked token": Caller(fleet.actor(revoked_text), unauthorized),
+        "a token never issued": Caller(fleet.actor(unknown_token[:-4] + "AAAA"), unauthorized),
+        "an expired token": Caller(fleet.actor(expired_token), unauthorized),
+        "a revoked token": Caller(fleet.actor(revoked_secret), unauthorized),
         "a disabled user": Caller(fleet.actor(bobs), unauthorized),
-        "a revoked device": Caller(lost, unauthorized),
+        "a revoked device": Caller(revoked_device, unauthorized),
         "a suspended operator": Caller(shut[0], suspended),
         "a suspended app": Caller(shut[1], suspended),
         "a suspended device": Caller(shut[2], suspended),
@@ -204,7 +204,7 @@ def callers(fleet, home):
     }
     # A route that takes one scope and no other, by itself, asks for that scope and for nothing else.
     for scope in ALL:
-        _, text = issued(Role.OPERATOR, scopes=[Scope(scope)])
+        _, text = issue_token(Role.OPERATOR, scopes=[Scope(scope)])
         by_name[f"only {scope}"] = Caller(fleet.actor(text), scopes=frozenset({scope}))
     return by_name
 
@@ -254,10 +254,10 @@ def theirs(fleet, home, app, device, lease, tmp_path):
     assert app.post("/v1/adapters/alice-movies/versions/1/merged").status_code == 202
     with home.database.writing() as session:
         # No worker is here to make it.
-        merged = session.scalars(select(Conversion)).one()
-        merged.state, merged.ready_at = ConversionState.READY, utc_now()
+        conversion = session.scalars(select(Conversion)).one()
+        conversion.state, conversion.ready_at = ConversionState.READY, utc_now()
         sha256 = home.artifacts.put(b"merged")
-        session.add(ConversionFile(conversion_number=merged.number, path="README.md", size=6, sha256=sha256))
+        session.add(ConversionFile(conversion_number=conversion.number, path="README.md", size=6, sha256=sha256))
     fleet.ready_job(app, start={"adapter": lease["job"]["request"]["adapter"]})
     assert app.post("/v1/cohorts", json=cohort_request(quorum=1)).status_code == 201
     assert app.put("/v1/cohorts/readers/members/alice", json={"device": device.device_id}).status_code == 200
@@ -304,8 +304,8 @@ def test_another_tenant_s_things_are_as_if_they_were_not_there(fleet, routes, th
                 assert answer.status_code == 404, (route.name, answer.text)
                 assert revealed(answer, theirs) == revealed(ask(stranger, route, row, ABSENT), ABSENT), route.name
             else:
-                for thing in ("job_id", "lease_id", "device_id", "token_id"):
-                    assert theirs[thing] not in answer.text, route.name
+                for id_name in ("job_id", "lease_id", "device_id", "token_id"):
+                    assert theirs[id_name] not in answer.text, route.name
         if route.method in ("GET", "HEAD") and "{" in route.path and not row.shared:
             owner = device if row.who == DEVICE else app
             if row.who.removeprefix(EITHER) in OF_APP or row.who == DEVICE:

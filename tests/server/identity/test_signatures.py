@@ -73,8 +73,8 @@ def test_of_many_at_once_with_one_nonce_one_counts(fleet, device, lease):
 @pytest.mark.parametrize("off", [-360, 360])
 def test_a_clock_that_is_off_is_told_the_time(device, lease, home, problem, off):
     path = beat_path(lease)
-    a_little = sign(device, "POST", path, BEAT, off=off * 7 / 9)
-    assert device.post(path, content=BEAT, headers=a_little).status_code == 200
+    headers = sign(device, "POST", path, BEAT, off=off * 7 / 9)
+    assert device.post(path, content=BEAT, headers=headers).status_code == 200
     before = nonces(home)
     answer = device.post(path, content=BEAT, headers=sign(device, "POST", path, BEAT, off=off))
     document = problem(answer, 401, "clock-skew")
@@ -88,19 +88,19 @@ def test_a_clock_that_is_off_is_told_the_time(device, lease, home, problem, off)
 def test_what_is_not_as_it_was_signed_is_refused(app, device, lease, problem):
     path = beat_path(lease)
     other = path.replace("/heartbeat", "/release")
-    changed = BEAT.replace(b"training", b"evaluating")
-    for asked, headers in (
+    other_body = BEAT.replace(b"training", b"evaluating")
+    for address, headers in (
         (other, sign(device, "POST", path, BEAT)),
         (path, sign(device, "PUT", path, BEAT)),
         (path + "?a=1", sign(device, "POST", path, BEAT)),
         (path, sign(device, "POST", path, BEAT, query="a=1")),
         (path, sign(device, "POST", path, BEAT, key=new_private_key())),
     ):
-        problem(device.post(asked, content=BEAT, headers=headers), 401, "bad-signature")
+        problem(device.post(address, content=BEAT, headers=headers), 401, "bad-signature")
     half = sign(device, "POST", path, BEAT)
     del half["Content-Digest"]
     assert "content-digest" in problem(device.post(path, content=BEAT, headers=half), 401, "bad-signature")["detail"]
-    problem(device.post(path, content=changed, headers=sign(device, "POST", path, BEAT)), 400, "digest-mismatch")
+    problem(device.post(path, content=other_body, headers=sign(device, "POST", path, BEAT)), 400, "digest-mismatch")
     job = app.get(f"/v1/jobs/{lease['job']['id']}").json()
     assert (job["state"], job["progress"]) == ("training", None)
 

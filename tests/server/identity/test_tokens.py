@@ -56,8 +56,8 @@ def test_a_token_is_made_listed_and_revoked(fleet, operator, problem):
     assert days(created["view"]) == 90
     shop = fleet.actor(created["token"])
     assert shop.get("/v1/jobs").status_code == 200
-    listed = operator.get("/v1/tokens").json()["items"]
-    assert [item["name"] for item in listed] == ["shop", ""]
+    items = operator.get("/v1/tokens").json()["items"]
+    assert [item["name"] for item in items] == ["shop", ""]
     assert created["token"] not in operator.get("/v1/tokens").text
     address = f"/v1/tokens/{created['view']['id']}"
     assert operator.delete(address).status_code == 204
@@ -67,23 +67,23 @@ def test_a_token_is_made_listed_and_revoked(fleet, operator, problem):
 
 
 def test_who_am_i(fleet, home, operator, device, maker, alice):
-    mine = maker(Scope.JOBS_READ, user=alice).get("/v1/whoami").json()
-    assert (mine["tenant"], mine["role"], mine["user"], mine["scopes"]) == (
+    user_identity = maker(Scope.JOBS_READ, user=alice).get("/v1/whoami").json()
+    assert (user_identity["tenant"], user_identity["role"], user_identity["user"], user_identity["scopes"]) == (
         "default",
         "operator",
         "alice",
         ["jobs:read"],
     )
     assert operator.get("/v1/whoami").json()["scopes"] == sorted(str(scope) for scope in Scope)
-    seen = device.get("/v1/whoami").json()
-    assert (seen["role"], seen["device_id"], seen["scopes"]) == ("device", device.device_id, [])
+    identity = device.get("/v1/whoami").json()
+    assert (identity["role"], identity["device_id"], identity["scopes"]) == ("device", device.device_id, [])
     assert "server:read" not in fleet.operator("other").get("/v1/whoami").json()["scopes"]
 
 
 def test_never_more_than_the_maker(maker, problem):
     small = maker(Scope.TOKENS_WRITE, Scope.JOBS_READ)
-    refused = problem(small.post("/v1/tokens", json={"scopes": ["jobs:read", "jobs:write"]}), 403, "forbidden")
-    assert refused["missing"] == ["jobs:write"]
+    refusal = problem(small.post("/v1/tokens", json={"scopes": ["jobs:read", "jobs:write"]}), 403, "forbidden")
+    assert refusal["missing"] == ["jobs:write"]
     assert make(small)["view"]["scopes"] == ["jobs:read"]
     assert make(small, role="operator")["view"]["scopes"] == ["jobs:read", "tokens:write"]
     assert make(small, scopes=[])["view"]["scopes"] == []
@@ -92,8 +92,8 @@ def test_never_more_than_the_maker(maker, problem):
 def test_no_token_outlives_its_maker(maker, operator, problem):
     short = maker(Scope.TOKENS_WRITE, Scope.JOBS_READ, lifetime=timedelta(days=1))
     ends = short.get("/v1/whoami").json()["expires_at"]
-    for asked in ("never", 2, 3650):
-        problem(short.post("/v1/tokens", json={"expires_in_days": asked}), 403, "forbidden")
+    for lifetime in ("never", 2, 3650):
+        problem(short.post("/v1/tokens", json={"expires_in_days": lifetime}), 403, "forbidden")
     views = [make(short, scopes=["jobs:read"])["view"]]
     long = make(operator, scopes=["jobs:read"], expires_in_days="never")["view"]
     assert long["expires_at"] is None
@@ -122,8 +122,8 @@ def test_it_ends_when_it_said(fleet, home, operator, problem):
     created = make(operator)
     actor = fleet.actor(created["token"])
     with home.database.writing() as session:
-        ended = datetime.now(UTC) - timedelta(seconds=1)
-        session.execute(update(Token).where(Token.id == created["view"]["id"]).values(expires_at=ended))
+        end = datetime.now(UTC) - timedelta(seconds=1)
+        session.execute(update(Token).where(Token.id == created["view"]["id"]).values(expires_at=end))
     assert "expired" in problem(actor.get("/v1/jobs"), 401, "unauthorized")["detail"]
     problem(operator.post(f"/v1/tokens/{created['view']['id']}/rotate"), 409, "conflict")
 
@@ -144,12 +144,12 @@ def test_rotating(fleet, operator, maker, problem):
 
 
 def test_a_user_s_tokens_are_the_user_s_and_end_with_the_user(fleet, home, maker, operator, alice, problem):
-    hers = maker(Scope.TOKENS_WRITE, Scope.JOBS_READ, user=alice)
-    child = make(hers)
+    user_actor = maker(Scope.TOKENS_WRITE, Scope.JOBS_READ, user=alice)
+    child = make(user_actor)
     assert child["view"]["user"] == "alice"
-    given = make(operator, user="alice")
-    assert given["view"]["user"] == "alice"
-    actors = [hers, fleet.actor(child["token"]), fleet.actor(given["token"])]
+    user_token = make(operator, user="alice")
+    assert user_token["view"]["user"] == "alice"
+    actors = [user_actor, fleet.actor(child["token"]), fleet.actor(user_token["token"])]
     assert [actor.get("/v1/jobs").status_code for actor in actors] == [200] * 3
     with home.database.writing() as session:
         UserService(session).disable("default", alice)
@@ -184,8 +184,8 @@ def test_a_request_is_noted_and_written_later(home, fleet, standing, app, operat
     moments = [moment for moment in last_used(home).values() if moment]
     assert len(moments) == 1
     assert began < moments[0] < datetime.now(UTC)
-    shown = {item["id"]: item["last_used_at"] for item in operator.get("/v1/tokens").json()["items"]}
-    assert datetime.fromisoformat(shown[app.get("/v1/whoami").json()["token_id"]]) == moments[0]
+    usage_times = {item["id"]: item["last_used_at"] for item in operator.get("/v1/tokens").json()["items"]}
+    assert datetime.fromisoformat(usage_times[app.get("/v1/whoami").json()["token_id"]]) == moments[0]
 
 
 @pytest.mark.both_databases
@@ -205,8 +205,8 @@ def test_a_database_that_is_away_loses_nothing(home, tmp_path):
     (number,) = last_used(home)
     uses = LastUsed()
     uses.note(number, NOON)
-    away = Database(f"sqlite:///{tmp_path / 'nothing'}")
-    uses.write(away)
-    away.close()
+    missing_database = Database(f"sqlite:///{tmp_path / 'nothing'}")
+    uses.write(missing_database)
+    missing_database.close()
     uses.write(home.database)
     assert last_used(home) == {number: NOON}

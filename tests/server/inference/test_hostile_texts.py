@@ -17,11 +17,11 @@ def scoring(home, monkeypatch):
     tokenized = []
     encode = service.encode_choice
 
-    def counted(tokenizer, choice):
+    def count_call(tokenizer, choice):
         tokenized.append(choice)
         return encode(tokenizer, choice)
 
-    monkeypatch.setattr(service, "encode_choice", counted)
+    monkeypatch.setattr(service, "encode_choice", count_call)
     with home.database.reading() as session:
         yield ScoringService(session, home.artifacts, "default"), tokenized
 
@@ -91,7 +91,7 @@ def test_the_length_of_filled_templates_is_known_before():
     ],
 )
 def test_a_task_has_a_largest_size(changes):
-    given = {"name": "t", "prompt": "{a}", "answers": [{"text": "x", "labels": ["1"]}, {"text": "y", "labels": ["2"]}]}
+    task = {"name": "t", "prompt": "{a}", "answers": [{"text": "x", "labels": ["1"]}, {"text": "y", "labels": ["2"]}]}
     with pytest.raises(ValueError, match=r"at most|limit is|more than"):
-        Task.model_validate(given | changes)
+        Task.model_validate(task | changes)
     assert MOST_TASK == 65_536

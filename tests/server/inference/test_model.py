@@ -35,12 +35,12 @@ class Served:
         self.tiny = make_architecture(directory / "base", name)
         self.base = ServingBase(load_checkpoint(str(self.tiny.directory)))
         self.adapters, self.stock = [], [self.tiny.model]
-        known, random = {}, np.random.default_rng(3)
+        by_family, random = {}, np.random.default_rng(3)
         for number, settings in enumerate(RECIPES):
             recipe = self.tiny.recipe(**(ADAPTED[name] | settings))
             shape = self.base.facts
             flat = random.normal(0, 0.3, flat_size(recipe, shape)).astype(np.float32)
-            projections = known.setdefault(family_of(recipe, shape), Projections(recipe, shape))
+            projections = by_family.setdefault(family_of(recipe, shape), Projections(recipe, shape))
             self.adapters.append(ServedAdapter(projections, flat))
             write_peft(recipe, shape, flat, a_fingerprint(recipe, shape), directory / str(number))
             model = AutoModelForCausalLM.from_pretrained(self.tiny.directory)
@@ -54,7 +54,7 @@ class Served:
 
 
 @pytest.fixture(scope="module", params=list(CONFIGS))
-def served(request, tmp_path_factory):
+def served_models(request, tmp_path_factory):
     return Served(request.param, tmp_path_factory.mktemp(request.param))
 
 
@@ -65,27 +65,30 @@ def stock_score(model, prompt, answer):
     return sum(float(chances[len(prompt) - 1 + at, token]) for at, token in enumerate(answer))
 
 
-def test_a_batch_of_all_adapters_scores_as_each_does_in_peft(served):
+def test_a_batch_of_all_adapters_scores_as_each_does_in_peft(served_models):
     random = np.random.default_rng(1)
     texts, expected = [], []
     # Adapters come in turns, some more often than others, each row of another length.
     for row, number in enumerate([0, 1, 2, 3, 4, 5, 1, 2, 1, 0, 5, 3]):
-        adapter, model = served.adapter_and_model(number)
+        adapter, model = served_models.adapter_and_model(number)
         prompt = random.integers(0, VOCABULARY, 1 + row).tolist()
         answers = [[int(random.integers(VOCABULARY))], random.integers(0, VOCABULARY, 3).tolist()]
         single = ScoredText(prompt, len(prompt) - 1, [answers[0]], adapter)
         several = ScoredText([*prompt, *answers[1][:-1]], len(prompt) - 1, [answers[1]], adapter)
         texts += [single, several]
         expected += [[stock_score(model, prompt, answer)] for answer in answers]
-    scores = served.base.score(texts)
+    scores = served_models.base.score(texts)
     np.testing.assert_allclose(scores, expected, atol=TOLERANCE, rtol=0)
     # The adapters matter: what is compared is no base model five times.
-    assert np.ptp([served.base.score([ScoredText([1, 2, 3], 2, [[4]], each)]) for each in served.adapters]) > 0.05
+    assert (
+        np.ptp([served_models.base.score([ScoredText([1, 2, 3], 2, [[4]], each)]) for each in served_models.adapters])
+        > 0.05
+    )
 
 
-def test_several_answers_share_a_text(served):
-    adapter, model = served.adapter_and_model(2)
-    (scores,) = served.base.score([ScoredText([5, 6, 7], 2, [[token] for token in range(10)], adapter)])
+def test_several_answers_share_a_text(served_models):
+    adapter, model = served_models.adapter_and_model(2)
+    (scores,) = served_models.base.score([ScoredText([5, 6, 7], 2, [[token] for token in range(10)], adapter)])
     np.testing.assert_allclose(scores, [stock_score(model, [5, 6, 7], [token]) for token in range(10)], atol=TOLERANCE)
 
 
@@ -97,16 +100,19 @@ def stock_text(model, prompt, count):
     return tokens[len(prompt) :]
 
 
-def test_texts_that_come_and_go_grow_as_in_peft(served):
-    continuous_batch, tokens_of = ContinuousBatch(served.base), {}
+def test_texts_that_come_and_go_grow_as_in_peft(served_models):
+    continuous_batch, tokens_of = ContinuousBatch(served_models.base), {}
     random = np.random.default_rng(2)
     prompts = {number: random.integers(0, VOCABULARY, 3 + 2 * number).tolist() for number in range(6)}
-    wanted = {number: 6 + number % 3 for number in prompts}
+    lengths = {number: 6 + number % 3 for number in prompts}
 
     def admit(*numbers):
         texts = [
             BatchedText(
-                number, prompts[number], len(prompts[number]) + wanted[number], served.adapter_and_model(number)[0]
+                number,
+                prompts[number],
+                len(prompts[number]) + lengths[number],
+                served_models.adapter_and_model(number)[0],
             )
             for number in numbers
         ]
@@ -115,7 +121,7 @@ def test_texts_that_come_and_go_grow_as_in_peft(served):
     def collect(logits):
         for number, row in logits.items():
             tokens_of.setdefault(number, []).append(int(row.argmax()))
-        continuous_batch.drop({number for number, tokens in tokens_of.items() if len(tokens) == wanted[number]})
+        continuous_batch.drop({number for number, tokens in tokens_of.items() if len(tokens) == lengths[number]})
 
     admit(3, 0, 5)
     waiting = [(1, 4), (2,)]
@@ -124,7 +130,8 @@ def test_texts_that_come_and_go_grow_as_in_peft(served):
         if waiting:
             admit(*waiting.pop(0))
     expected = {
-        number: stock_text(served.adapter_and_model(number)[1], prompts[number], wanted[number]) for number in prompts
+        number: stock_text(served_models.adapter_and_model(number)[1], prompts[number], lengths[number])
+        for number in prompts
     }
     assert tokens_of == expected
 
@@ -139,12 +146,12 @@ def test_only_the_registered_files_are_a_base(tmp_path):
         ServingBase.open(str(tiny.directory), sha256)
 
 
-def test_memory_is_what_it_is_told_to_be(served):
-    facts = served.base.facts
-    assert served.base.nbytes >= 4 * facts.parameters
-    continuous_batch = ContinuousBatch(served.base)
+def test_memory_is_what_it_is_told_to_be(served_models):
+    facts = served_models.base.facts
+    assert served_models.base.nbytes >= 4 * facts.parameters
+    continuous_batch = ContinuousBatch(served_models.base)
     continuous_batch.admit([BatchedText(name, [1, 2, 3], 9 + name, None) for name in range(3)])
-    held = sum(cache.keys.nbytes + cache.values.nbytes for cache in continuous_batch._caches)
-    assert held == cache_bytes(facts, [9, 10, 11])
+    cached_bytes = sum(cache.keys.nbytes + cache.values.nbytes for cache in continuous_batch._caches)
+    assert cached_bytes == cache_bytes(facts, [9, 10, 11])
     continuous_batch.drop({0, 1, 2})
     assert not continuous_batch._caches

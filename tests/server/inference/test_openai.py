@@ -25,7 +25,7 @@ def client(site):
         yield client
 
 
-def generated(site, adapter, prompt, count, tenant="default"):
+def expected_text(site, adapter, prompt, count, tenant="default"):
     return site.tokenizer.decode(site.continued(tenant, adapter, prompt, count))
 
 
@@ -34,15 +34,15 @@ def same(text, expected):
 
 
 def test_models_are_the_tenants_adapters_and_the_bases(site, client):
-    listed = {model.id: model for model in client.models.list()}
-    assert {"red", "one", "two", "tiny"} <= set(listed)
-    assert "secret" not in listed  # another tenant's
-    assert (listed["red"].owned_by, listed["red"].parent) == ("default", "tiny")
-    assert listed["tiny"].owned_by == "base"
+    models = {model.id: model for model in client.models.list()}
+    assert {"red", "one", "two", "tiny"} <= set(models)
+    assert "secret" not in models  # another tenant's
+    assert (models["red"].owned_by, models["red"].parent) == ("default", "tiny")
+    assert models["tiny"].owned_by == "base"
     assert client.models.retrieve("red@v1").parent == "tiny"
-    with pytest.raises(openai.NotFoundError) as refused:
+    with pytest.raises(openai.NotFoundError) as error_info:
         client.models.retrieve("secret")
-    assert refused.value.code == "model_not_found"
+    assert error_info.value.code == "model_not_found"
 
 
 @pytest.mark.parametrize("model", ["red", "two@v1", "tiny"])
@@ -51,10 +51,10 @@ def test_a_completion_is_that_of_stock_peft(site, client, model):
     completion = client.completions.create(model=model, prompt=["a film", "It was"], max_tokens=6, temperature=0)
     assert [choice.index for choice in completion.choices] == [0, 1]
     for choice, prompt in zip(completion.choices, ("a film", "It was"), strict=True):
-        same(choice.text, generated(site, adapter, prompt, 6))
+        same(choice.text, expected_text(site, adapter, prompt, 6))
         assert choice.finish_reason == "length"
-    read = sum(len(site.tokenizer.encode(prompt).ids) for prompt in ("a film", "It was"))
-    assert (completion.usage.prompt_tokens, completion.usage.completion_tokens) == (read, 12)
+    prompt_tokens = sum(len(site.tokenizer.encode(prompt).ids) for prompt in ("a film", "It was"))
+    assert (completion.usage.prompt_tokens, completion.usage.completion_tokens) == (prompt_tokens, 12)
     plain = site.fleet.app().post(
         "/v1/generate", json={"adapter": adapter, "base": "tiny", "prompt": "a film", "max_tokens": 6}
     )
@@ -64,7 +64,7 @@ def test_a_completion_is_that_of_stock_peft(site, client, model):
 def test_a_chat_uses_the_bases_own_template(site, client):
     whole = client.chat.completions.create(model="red", messages=TURNS, max_completion_tokens=8, temperature=0)
     (choice,) = whole.choices
-    same(choice.message.content, generated(site, "red", RENDERED, 8))
+    same(choice.message.content, expected_text(site, "red", RENDERED, 8))
     assert choice.message.content
     assert whole.usage.prompt_tokens == len(site.tokenizer.encode(RENDERED, add_special_tokens=False).ids)
     assert (
@@ -91,9 +91,9 @@ def test_a_chat_uses_the_bases_own_template(site, client):
 
 @torch.no_grad()
 def test_log_probabilities_are_those_of_stock_peft(site, client):
-    asked = {"model": "one", "max_tokens": 5, "temperature": 0}
-    chat = client.chat.completions.create(messages=TURNS, logprobs=True, top_logprobs=3, **asked).choices[0]
-    plain = client.completions.create(prompt=RENDERED, logprobs=3, **asked).choices[0]
+    options = {"model": "one", "max_tokens": 5, "temperature": 0}
+    chat = client.chat.completions.create(messages=TURNS, logprobs=True, top_logprobs=3, **options).choices[0]
+    plain = client.completions.create(prompt=RENDERED, logprobs=3, **options).choices[0]
     tokens = site.continued("default", "one", RENDERED, 5)
     before = site.tokenizer.encode(RENDERED).ids
     logits = site.stock["default", "one"](torch.tensor([before + tokens])).logits[0].double()
@@ -109,18 +109,18 @@ def test_log_probabilities_are_those_of_stock_peft(site, client):
 
 
 def test_stops_seeds_and_several_texts(site, client):
-    asked = {"model": "two", "prompt": "a film", "max_tokens": 12}
-    whole = client.completions.create(temperature=0, **asked).choices[0].text
+    options = {"model": "two", "prompt": "a film", "max_tokens": 12}
+    whole = client.completions.create(temperature=0, **options).choices[0].text
     stop = whole.split()[-1]
-    ended = client.completions.create(temperature=0, stop=stop, **asked).choices[0]
-    assert (ended.text, ended.finish_reason) == (whole[: whole.index(stop)], "stop")
-    drawn = [[choice.text for choice in client.completions.create(n=4, seed=5, **asked).choices] for _ in range(2)]
-    assert drawn[0] == drawn[1]
-    assert len(set(drawn[0])) > 1
-    streamed = ["", "", "", ""]
-    for chunk in client.completions.create(n=4, seed=5, stream=True, **asked):
-        streamed[chunk.choices[0].index] += chunk.choices[0].text
-    assert streamed == drawn[0]
+    stopped_choice = client.completions.create(temperature=0, stop=stop, **options).choices[0]
+    assert (stopped_choice.text, stopped_choice.finish_reason) == (whole[: whole.index(stop)], "stop")
+    texts = [[choice.text for choice in client.completions.create(n=4, seed=5, **options).choices] for _ in range(2)]
+    assert texts[0] == texts[1]
+    assert len(set(texts[0])) > 1
+    pieces = ["", "", "", ""]
+    for chunk in client.completions.create(n=4, seed=5, stream=True, **options):
+        pieces[chunk.choices[0].index] += chunk.choices[0].text
+    assert pieces == texts[0]
 
 
 @pytest.mark.parametrize(
@@ -138,18 +138,18 @@ def test_stops_seeds_and_several_texts(site, client):
     ],
 )
 def test_what_is_wrong_is_said_as_openai_says_it(client, changes, error, code, param):
-    with pytest.raises(error) as refused:
+    with pytest.raises(error) as error_info:
         client.chat.completions.create(**{"model": "red", "messages": TURNS} | changes)
-    assert refused.value.code == code
-    assert param is None or refused.value.param == param
-    assert refused.value.body["message"]
-    assert refused.value.body["type"] == "invalid_request_error"
+    assert error_info.value.code == code
+    assert param is None or error_info.value.param == param
+    assert error_info.value.body["message"]
+    assert error_info.value.body["type"] == "invalid_request_error"
 
 
 def test_a_token_without_the_scope_and_none_at_all(site, client):
-    with pytest.raises(openai.AuthenticationError) as refused:
+    with pytest.raises(openai.AuthenticationError) as error_info:
         client.with_options(api_key="wrong").models.list()
-    assert refused.value.code == "invalid_api_key"
+    assert error_info.value.code == "invalid_api_key"
     device = site.fleet.device("default", "listener", users=("nobody",))
     with pytest.raises(openai.PermissionDeniedError):
         client.with_options(api_key=device.headers["authorization"].removeprefix("Bearer ")).models.list()
@@ -159,9 +159,9 @@ def test_a_base_without_a_template_continues_prompts_only(site, client):
     with site.fleet.home.database.writing() as session:
         BaseRepository(session).by_name("tiny").chat_template = None
     try:
-        with pytest.raises(openai.UnprocessableEntityError) as refused:
+        with pytest.raises(openai.UnprocessableEntityError) as error_info:
             client.chat.completions.create(model="red", messages=TURNS)
-        assert refused.value.code == "no-chat-template"
+        assert error_info.value.code == "no-chat-template"
     finally:
         with site.fleet.home.database.writing() as session:
             BaseRepository(session).by_name("tiny").chat_template = ChatTemplate(template=TEMPLATE)

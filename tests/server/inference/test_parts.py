@@ -16,17 +16,17 @@ from shared.sampling import Sampler
 
 
 def test_a_cache_keeps_what_was_used_last():
-    cache, loaded = LruCache(10), []
+    cache, loaded_keys = LruCache(10), []
 
     def get(key, size, in_use=()):
-        return cache.get(key, size, lambda: loaded.append(key) or key.upper(), in_use)
+        return cache.get(key, size, lambda: loaded_keys.append(key) or key.upper(), in_use)
 
     for key in "abc":
         assert get(key, 3) == key.upper()
     get("a", 3)
     get("d", 3)  # "b" was used longest ago
     assert cache.ordered_keys() == ["c", "a", "d"]
-    assert (cache.nbytes, cache.evicted, loaded) == (9, 1, ["a", "b", "c", "d"])
+    assert (cache.nbytes, cache.evicted, loaded_keys) == (9, 1, ["a", "b", "c", "d"])
     get("e", 4, in_use=("c",))
     assert cache.ordered_keys() == ["c", "d", "e"]
     with pytest.raises(MemoryError):
@@ -37,9 +37,9 @@ def test_a_cache_keeps_what_was_used_last():
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 6))))
-def test_a_cache_never_holds_more(asked):
+def test_a_cache_never_holds_more(lookups):
     cache = LruCache(12)
-    for key, _ in asked:
+    for key, _ in lookups:
         cache.get(key, 1 + key % 6, lambda key=key: key, ())
         assert cache.nbytes == sum(1 + each % 6 for each in cache.ordered_keys()) <= 12
         assert cache.ordered_keys()[-1] == key
@@ -70,10 +70,10 @@ def test_tokens_are_drawn_by_their_chances():
     chances = np.array([0.5, 0.3, 0.15, 0.05])
     logits = np.log(chances).astype(np.float32)
 
-    def shares(**how):
-        sampler = Sampler(**{"temperature": 1.0, "top_p": 1.0, "seed": 4} | how)
-        drawn = [sampler(logits) for _ in range(4000)]
-        return np.bincount(drawn, minlength=4) / len(drawn)
+    def shares(**options):
+        sampler = Sampler(**{"temperature": 1.0, "top_p": 1.0, "seed": 4} | options)
+        tokens = [sampler(logits) for _ in range(4000)]
+        return np.bincount(tokens, minlength=4) / len(tokens)
 
     np.testing.assert_allclose(shares(), chances, atol=0.03)
     hotter = chances**0.5 / (chances**0.5).sum()
@@ -102,14 +102,14 @@ TOKENIZER = byte_tokenizer()
 )
 def test_a_text_ends_before_its_first_stop(text, stops):
     stopping = StopTextFilter(TOKENIZER, TOKENIZER.encode("x").ids, stops)
-    given_out = ""
+    output = ""
     for token in TOKENIZER.encode(text).ids:
-        given_out += stopping.push(token)
+        output += stopping.push(token)
         # What was given out is never taken back.
-        assert text.startswith(given_out)
+        assert text.startswith(output)
         if stopping.stopped:
             break
-    given_out += stopping.finish()
+    output += stopping.finish()
     # The text as it grows, character by character, until it holds a stop.
     expected = next(
         (
@@ -119,7 +119,7 @@ def test_a_text_ends_before_its_first_stop(text, stops):
         ),
         text,
     )
-    assert given_out == stopping.text == expected
+    assert output == stopping.text == expected
     assert stopping.stopped == any(stop in text for stop in stops)
 
 

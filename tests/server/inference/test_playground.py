@@ -34,18 +34,18 @@ def test_a_version_chooses_among_its_task_s_answers_beside_its_base(site, person
     assert page.status_code == 200, page.text
     rows = ROW.findall(page.text)
     assert [(label, text) for label, text, *_ in rows] == [(a["labels"][0], a["text"]) for a in task["answers"]]
-    shown = np.array([[float(base), float(version)] for *_, base, version in rows]) / 100
-    assert np.allclose(shown[:, 0], shares(site, None, task), atol=1e-3)
-    assert np.allclose(shown[:, 1], shares(site, "red", task), atol=1e-3)
+    page_shares = np.array([[float(base), float(version)] for *_, base, version in rows]) / 100
+    assert np.allclose(page_shares[:, 0], shares(site, None, task), atol=1e-3)
+    assert np.allclose(page_shares[:, 1], shares(site, "red", task), atol=1e-3)
     assert "a &lt;b&gt;fine&lt;/b&gt; film</textarea>" in page.text
-    best = rows[int(shown[:, 1].argmax())][0]
+    best = rows[int(page_shares[:, 1].argmax())][0]
     assert f"This version answers <strong>{best}</strong>" in page.text
 
 
 def test_a_record_without_its_field_is_refused_and_a_long_one_kept(person):
-    nothing = person.act(f"{AT}/choose", AT, other="x")
-    assert nothing.status_code == 422
-    assert "field &#39;text&#39; is missing" in nothing.text
+    response = person.act(f"{AT}/choose", AT, other="x")
+    assert response.status_code == 422
+    assert "field &#39;text&#39; is missing" in response.text
     long = person.act(f"{AT}/choose", AT, **{"field-text": "word " * 3000})
     assert long.status_code == 422
     assert "word word" in long.text

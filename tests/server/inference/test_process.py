@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.server.operations.test_serving import PATIENCE, family, gone, running
+from tests.server.operations.test_serving import PATIENCE, family, running, wait_for_exit
 
 EAGER = {"scorer": "eager"}
 
@@ -34,4 +34,4 @@ def test_it_ends_with_its_server(home, number):
         assert not holds_torch(process.pid)
         process.send_signal(number)
         assert process.wait(PATIENCE) == (0 if number == signal.SIGTERM else -number)
-        gone([scorer])
+        wait_for_exit([scorer])

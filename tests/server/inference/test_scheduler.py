@@ -54,11 +54,11 @@ class Bench:
 
     def ask(self, number, texts, adapters=()):
         """texts: (tokens, adapter's index or None)."""
-        asked = tuple(
+        task_texts = tuple(
             TextToScore(tokens=tuple(tokens), start=len(tokens) - 1, answers=((3,), (4,)), adapter=adapter)
             for tokens, adapter in texts
         )
-        task = ScoreTask(id=number, base=self.base, adapters=tuple(adapters), texts=asked)
+        task = ScoreTask(id=number, base=self.base, adapters=tuple(adapters), texts=task_texts)
         self.scheduler.receive(task.model_dump(mode="json"))
 
     def generate(self, number, tokens, most, adapters=()):
@@ -144,11 +144,11 @@ def test_a_longer_text_than_a_batch_is_a_batch_of_its_own(bench):
 
 
 def test_what_one_request_lacks_fails_no_other(bench):
-    absent = bench.adapter(1).model_copy(update={"sha256": "0" * 64})
-    broken = bench.adapter(2).model_copy(update={"sha256": bench.artifacts.put(b"no adapter")})
-    bench.ask(1, [([1, 2], 0), ([1, 3], 0)], [absent])
+    missing_adapter = bench.adapter(1).model_copy(update={"sha256": "0" * 64})
+    broken_adapter = bench.adapter(2).model_copy(update={"sha256": bench.artifacts.put(b"no adapter")})
+    bench.ask(1, [([1, 2], 0), ([1, 3], 0)], [missing_adapter])
     bench.ask(2, [([1, 2], None)])
-    bench.ask(3, [([1, 2], 0)], [broken])
+    bench.ask(3, [([1, 2], 0)], [broken_adapter])
     bench.ask(4, [([1, 2], 0)], [bench.adapter(4)])
     bench.run()
     answers = bench.answers()

@@ -36,14 +36,14 @@ def generate(actor, prompt, **changes):
 
 
 def test_rows_of_many_adapters_are_scored_as_in_peft(site):
-    asked = [(name, text) for text in TEXTS for name in (*FIVE, None)]
-    rows = [{"adapter": name, "prompt": text, "answers": ANSWERS} for name, text in asked]
-    scored = score(site.fleet.app(), *rows, base="tiny")
-    assert len(scored) == len(asked)
-    for (name, text), row in zip(asked, scored, strict=True):
+    cases = [(name, text) for text in TEXTS for name in (*FIVE, None)]
+    rows = [{"adapter": name, "prompt": text, "answers": ANSWERS} for name, text in cases]
+    results = score(site.fleet.app(), *rows, base="tiny")
+    assert len(results) == len(cases)
+    for (name, text), row in zip(cases, results, strict=True):
         expected = [site.expected("default", name, text, answer) for answer in ANSWERS]
-        got = [answer["log_probability"] for answer in row["answers"]]
-        np.testing.assert_allclose(got, expected, atol=TOLERANCE, rtol=0)
+        log_probabilities = [answer["log_probability"] for answer in row["answers"]]
+        np.testing.assert_allclose(log_probabilities, expected, atol=TOLERANCE, rtol=0)
         assert row["best"] == int(np.argmax(expected))
         shares = np.exp(expected) / np.exp(expected).sum()
         np.testing.assert_allclose([answer["probability"] for answer in row["answers"]], shares, atol=TOLERANCE)
@@ -72,12 +72,12 @@ def test_tenants_are_apart(site):
         return score(site.fleet.app(tenant), *[row] * 8)
 
     with ThreadPoolExecutor(4) as pool:
-        answered = list(pool.map(ask, ["default", "other"] * 6))
-    for tenant, rows in zip(["default", "other"] * 6, answered, strict=True):
+        results = list(pool.map(ask, ["default", "other"] * 6))
+    for tenant, rows in zip(["default", "other"] * 6, results, strict=True):
         expected = site.expected(tenant, "red", "It was a film", " great")
-        got = [row["answers"][0]["log_probability"] for row in rows]
-        np.testing.assert_allclose(got, [expected] * 8, atol=TOLERANCE)
-    assert abs(answered[0][0]["answers"][0]["log_probability"] - answered[1][0]["answers"][0]["log_probability"]) > 0.1
+        log_probabilities = [row["answers"][0]["log_probability"] for row in rows]
+        np.testing.assert_allclose(log_probabilities, [expected] * 8, atol=TOLERANCE)
+    assert abs(results[0][0]["answers"][0]["log_probability"] - results[1][0]["answers"][0]["log_probability"]) > 0.1
 
 
 def test_a_foreign_adapter_is_as_absent_as_none(site, problem):
@@ -116,12 +116,12 @@ def test_revisions_are_versions(site, problem):
     before = site.expected("default", "new", "a good film", " x")
     site.publish("default", "new", 30)
     after = site.expected("default", "new", "a good film", " x")
-    scored = score(app, *({"adapter": name, **row} for name in ("new", "new@v1", "new@2")))
-    main, one, two, digits = scored = scored + score(app, {"adapter": f"new@{scored[1]['revision'][:12]}", **row})
-    assert [each["version"] for each in scored] == [2, 1, 2, 1]
+    results = score(app, *({"adapter": name, **row} for name in ("new", "new@v1", "new@2")))
+    main, one, two, digits = results = results + score(app, {"adapter": f"new@{results[1]['revision'][:12]}", **row})
+    assert [each["version"] for each in results] == [2, 1, 2, 1]
     assert (main["revision"], digits["revision"]) == (two["revision"], one["revision"])
-    got = [each["answers"][0]["log_probability"] for each in scored]
-    np.testing.assert_allclose(got, [after, before, after, before], atol=TOLERANCE)
+    log_probabilities = [each["answers"][0]["log_probability"] for each in results]
+    np.testing.assert_allclose(log_probabilities, [after, before, after, before], atol=TOLERANCE)
     problem(app.post("/v1/score", json={"rows": [{"adapter": "new@v9", **row}]}), 404, "revision-not-found")
 
 
@@ -147,24 +147,24 @@ def test_what_cannot_be_scored_is_refused(site, problem, body, status, code):
 
 
 def test_texts_that_grow_together_stay_apart(site):
-    asked = [(name, prompt) for name in (*FIVE[:4], None) for prompt in TEXTS]
+    cases = [(name, prompt) for name in (*FIVE[:4], None) for prompt in TEXTS]
 
     def ask(number):
-        name, prompt = asked[number]
+        name, prompt = cases[number]
         return generate(site.fleet.app(), prompt, adapter=name, base="tiny", max_tokens=4 + number % 5)["text"]
 
     with ThreadPoolExecutor(8) as pool:
-        texts = list(pool.map(ask, range(len(asked))))
+        texts = list(pool.map(ask, range(len(cases))))
     expected = [
         site.tokenizer.decode(site.continued("default", name, prompt, 4 + number % 5))
-        for number, (name, prompt) in enumerate(asked)
+        for number, (name, prompt) in enumerate(cases)
     ]
     assert [text.split() for text in texts] == [text.split() for text in expected]
 
 
 def test_the_context_ends_a_text(site, problem):
-    generated = generate(site.fleet.app(), "a " * 60, base="tiny", max_tokens=50)
-    assert (generated["tokens"], generated["finish"]) == (5, "length")  # the last of the 65 is never read
+    generation = generate(site.fleet.app(), "a " * 60, base="tiny", max_tokens=50)
+    assert (generation["tokens"], generation["finish"]) == (5, "length")  # the last of the 65 is never read
     body = {"prompt": "a " * 65, "base": "tiny"}
     problem(site.fleet.app().post("/v1/generate", json=body), 422, "text-too-long")
 
@@ -185,9 +185,9 @@ def test_a_stop_text_ends_an_answer(site):
     app = site.fleet.app()
     whole = generate(app, "a film", adapter="two", max_tokens=12)["text"]
     stop = whole.split()[-1]
-    generated = generate(app, "a film", adapter="two", max_tokens=12, stop=[stop])
-    assert generated["text"] == whole[: whole.index(stop)]
-    assert generated["finish"] == "stop"
+    generation = generate(app, "a film", adapter="two", max_tokens=12, stop=[stop])
+    assert generation["text"] == whole[: whole.index(stop)]
+    assert generation["finish"] == "stop"
 
 
 def events(response):
@@ -208,8 +208,8 @@ def test_a_stream_brings_the_text_in_pieces(site, problem):
     assert {kind for kind, _ in pieces} == {"text"}
     assert len(pieces) > 2
     assert "".join(piece["text"] for _, piece in pieces) == whole["text"]
-    refused = app.post("/v1/generate", json=body | {"stream": True, "adapter": "nobody"})
-    problem(refused, 404, "adapter-not-found")
+    refusal = app.post("/v1/generate", json=body | {"stream": True, "adapter": "nobody"})
+    problem(refusal, 404, "adapter-not-found")
 
 
 def metric(site, name, **labels):

@@ -38,7 +38,7 @@ def test_a_named_estimator_has_no_reason(app):
 
 
 @pytest.mark.parametrize(
-    ("changes", "chosen", "cause"),
+    ("changes", "expected", "cause"),
     [
         ({"recipe": {"backend": "qnn"}}, "replay", "backend qnn has no reverse pass"),
         ({"recipe": {"backend": "vulkan"}}, "replay", "backend vulkan has no reverse pass"),
@@ -51,9 +51,9 @@ def test_a_named_estimator_has_no_reason(app):
         ({"training": {"weight_decay": 0.1}}, "gradient", "exact gradients"),
     ],
 )
-def test_the_request_decides_first(app, changes, chosen, cause):
+def test_the_request_decides_first(app, changes, expected, cause):
     job = submit(app, **changes)
-    assert estimator(job) == chosen
+    assert estimator(job) == expected
     assert cause in job["estimator_reason"]
 
 
@@ -100,25 +100,25 @@ def test_only_devices_that_may_train_it_count(fleet, app):
 
 
 def decline(device, lease, available):
-    needed = lease["manifest"]["manifest"]["planned_bytes"] + 10**9
-    body = {"needed_bytes": needed, "available_bytes": needed - available}
+    needed_bytes = lease["manifest"]["manifest"]["planned_bytes"] + 10**9
+    body = {"needed_bytes": needed_bytes, "available_bytes": needed_bytes - available}
     return device.post(f"/v1/leases/{lease['id']}/decline", json=body)
 
 
 def test_a_device_without_the_memory_gets_a_lighter_estimator_but_the_same_batch(fleet, app, device):
     """Without `shrink`: first a smaller micro-batch, then no reverse pass, then it waits for another device."""
     job = fleet.ready_job(app, recipe=AUTO)
-    seen = []
+    recipes = []
     while (lease := device.lease()) is not None:
-        seen.append(lease["job"]["recipe"])
+        recipes.append(lease["job"]["recipe"])
         assert decline(device, lease, 1).status_code == 200
         fleet.home.compile()
-    assert [(recipe["estimator"], recipe.get("micro_batch")) for recipe in seen] == [
+    assert [(recipe["estimator"], recipe.get("micro_batch")) for recipe in recipes] == [
         ("gradient", None),
         ("gradient", 1),
         ("replay", None),
     ]
-    assert {(recipe["effective_batch"], recipe["precision"]) for recipe in seen} == {(2, "fp32")}
+    assert {(recipe["effective_batch"], recipe["precision"]) for recipe in recipes} == {(2, "fp32")}
     job = app.get(f"/v1/jobs/{job['id']}").json()
     assert job["state"] == "ready"
     assert job["estimator_reason"].startswith("estimator replay: device phone can spare ")
@@ -127,22 +127,22 @@ def test_a_device_without_the_memory_gets_a_lighter_estimator_but_the_same_batch
 
 def test_a_job_that_only_exact_gradients_serve_keeps_them(fleet, app, device):
     job = fleet.ready_job(app, recipe=AUTO, training={"weight_decay": 0.1})
-    seen = []
+    estimators = []
     while (lease := device.lease()) is not None:
-        seen.append(lease["job"]["recipe"]["estimator"])
+        estimators.append(lease["job"]["recipe"]["estimator"])
         decline(device, lease, 1)
         fleet.home.compile()
-    assert seen == ["gradient", "gradient"]
+    assert estimators == ["gradient", "gradient"]
     assert app.get(f"/v1/jobs/{job['id']}").json()["state"] == "ready"
 
 
 def test_a_device_with_memory_for_less_is_offered_the_job(fleet, app, device):
     """It declines, and the job goes on with a lighter estimator; a named estimator waits for a larger device."""
-    little = {"memory_bytes": 1, "capabilities": {}}
+    small_memory = {"memory_bytes": 1, "capabilities": {}}
     fleet.ready_job(app)
-    assert device.lease(**little) is None
+    assert device.lease(**small_memory) is None
     fleet.ready_job(app, recipe=AUTO, adapter="other")
-    assert device.lease(**little)["job"]["recipe"]["estimator"] == "gradient"
+    assert device.lease(**small_memory)["job"]["recipe"]["estimator"] == "gradient"
 
 
 @pytest.fixture
@@ -160,8 +160,8 @@ def choose(tokenizer):  # noqa: F811
     return choose
 
 
-def peak(chosen):
-    return predicted_peak(chosen.recipe, SMOLLM2, 134_515_008)
+def peak(choice):
+    return predicted_peak(choice.recipe, SMOLLM2, 134_515_008)
 
 
 def test_memory_decides_next(choose):
@@ -181,8 +181,8 @@ def test_memory_decides_next(choose):
 
 
 def test_a_trajectory_is_kept_when_memory_is_short(choose):
-    chosen = choose(10**9, queries=64)
-    assert chosen.recipe.estimator == "directional"
-    less = choose(peak(chosen) - 1, queries=64)
-    assert less.recipe.micro_batch == 4
-    assert less.reason.startswith("estimator directional with micro-batch 4: recipe.queries is 64")
+    choice = choose(10**9, queries=64)
+    assert choice.recipe.estimator == "directional"
+    smaller_choice = choose(peak(choice) - 1, queries=64)
+    assert smaller_choice.recipe.micro_batch == 4
+    assert smaller_choice.reason.startswith("estimator directional with micro-batch 4: recipe.queries is 64")

@@ -10,15 +10,15 @@ STREAMS = 12
 PATIENCE = 60
 
 
-def wait_for(events, more):
+def wait_for(events, count):
     """Waits until a list has so many more entries."""
-    wanted, deadline = len(events) + more, time.monotonic() + PATIENCE
-    while len(events) < wanted:
+    target, deadline = len(events) + count, time.monotonic() + PATIENCE
+    while len(events) < target:
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
 
-def watched(stack, actor, job):
+def open_stream(stack, actor, job):
     """The lines of a job's stream after its first event; the stream is closed when they are no longer referenced."""
     lines = stack.enter_context(actor.stream("GET", f"/v1/jobs/{job}/events")).iter_lines()
     assert any(line.startswith("data:") for line in lines)
@@ -32,13 +32,13 @@ def test_streams_without_news_make_no_queries_of_their_own(fleet, app, standing,
     monkeypatch.setattr(events, "_look", lambda state, watched: looks.append(len(watched)) or look(state, watched))
     job = app.submit()["id"]
     with ExitStack() as stack:
-        streams = [watched(stack, app, job) for _ in range(STREAMS)]
+        streams = [open_stream(stack, app, job) for _ in range(STREAMS)]
         assert len(streams) == STREAMS
         wait_for(looks, 3)
         assert max(looks) == STREAMS
-        settled = len(reads)
+        read_count = len(reads)
         wait_for(looks, 3)
-        assert len(reads) == settled
+        assert len(reads) == read_count
         app.post(f"/v1/jobs/{job}/cancel")
         assert read(app, job)[-1][0] == "job"
 
@@ -47,7 +47,7 @@ def test_a_token_has_a_largest_number_of_streams(fleet, app, problem, monkeypatc
     monkeypatch.setattr(events, "MOST_STREAMS", 2)
     job = app.submit()["id"]
     with ExitStack() as stack:
-        streams = [watched(stack, app, job) for _ in range(2)]
-        refused = problem(app.get(f"/v1/jobs/{job}/events"), 429, "too-many-requests")
-        assert refused["limit"] == "streams"
-        streams.append(watched(stack, fleet.app(), job))
+        streams = [open_stream(stack, app, job) for _ in range(2)]
+        refusal = problem(app.get(f"/v1/jobs/{job}/events"), 429, "too-many-requests")
+        assert refusal["limit"] == "streams"
+        streams.append(open_stream(stack, fleet.app(), job))

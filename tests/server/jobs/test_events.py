@@ -19,7 +19,7 @@ def read(actor, job_id, last=None):
 
 
 @pytest.fixture
-def finished(fleet, app, device):
+def finished_job_id(fleet, app, device):
     job = fleet.ready_job(app)
     lease = device.lease()
     for step in (1, 2):
@@ -28,8 +28,8 @@ def finished(fleet, app, device):
     return job["id"]
 
 
-def test_everything_from_the_beginning(app, finished):
-    events = read(app, finished)
+def test_everything_from_the_beginning(app, finished_job_id):
+    events = read(app, finished_job_id)
     states = [json.loads(data)["state"] for event, _, data in events if event == "job"]
     assert states == ["queued", "compiling", "ready", "training", "succeeded"]
     assert [json.loads(data)["step"] for event, _, data in events if event == "progress"] == [1, 2]
@@ -38,15 +38,15 @@ def test_everything_from_the_beginning(app, finished):
         (JobView if event == "job" else Progress).model_validate_json(data)
 
 
-def test_on_from_where_it_broke_off(app, finished):
-    everything = read(app, finished)
+def test_on_from_where_it_broke_off(app, finished_job_id):
+    everything = read(app, finished_job_id)
     for after in range(len(everything) + 1):
-        assert read(app, finished, str(after)) == everything[after:]
+        assert read(app, finished_job_id, str(after)) == everything[after:]
 
 
-def test_a_position_beyond_the_end_is_refused(app, finished, problem):
+def test_a_position_beyond_the_end_is_refused(app, finished_job_id, problem):
     """It is another job's, or of another server: waiting for it would lose what comes before."""
-    events = f"/v1/jobs/{finished}/events"
+    events = f"/v1/jobs/{finished_job_id}/events"
     problem(app.get(events, headers={"Last-Event-ID": "8"}), 400, "bad-request")
 
 
@@ -56,18 +56,18 @@ def test_as_it_happens(fleet, app, device, lease):
         assert response.headers["content-type"].startswith("text/event-stream")
         assert "no-cache" in response.headers["cache-control"]
         lines = response.iter_lines()
-        seen = []
+        event_lines = []
         for line in lines:
-            seen.append(line)
+            event_lines.append(line)
             if '"state":"training"' in line:
                 app_view = app.post(f"/v1/jobs/{job_id}/cancel").json()
                 assert app_view["state"] == "cancelled"
-        assert any('"state":"cancelled"' in line for line in seen)
+        assert any('"state":"cancelled"' in line for line in event_lines)
 
 
 @pytest.mark.parametrize("value", ["x", "-1", "1.5", "9" * 19, "9" * 21])
-def test_a_last_event_id_that_is_none(app, finished, value):
-    response = app.get(f"/v1/jobs/{finished}/events", headers={"Last-Event-ID": value})
+def test_a_last_event_id_that_is_none(app, finished_job_id, value):
+    response = app.get(f"/v1/jobs/{finished_job_id}/events", headers={"Last-Event-ID": value})
     assert response.status_code in (400, 422)
     assert response.headers["content-type"] == "application/problem+json"
 
@@ -109,9 +109,9 @@ def test_a_reader_who_stops_reading_holds_nobody_up(fleet, app):
 def test_an_idle_stream_holds_no_thread(fleet, app):
     jobs = [app.submit(adapter=f"a{number}")["id"] for number in range(45)]
     streams = [app.stream("GET", f"/v1/jobs/{job}/events") for job in jobs]
-    opened = [stream.__enter__() for stream in streams]
+    responses = [stream.__enter__() for stream in streams]
     try:
-        assert all(response.status_code == 200 for response in opened)
+        assert all(response.status_code == 200 for response in responses)
         # More streams than the 40 threads of the pool, and the server still answers.
         assert app.get(f"/v1/jobs/{jobs[0]}").status_code == 200
     finally:

@@ -16,19 +16,19 @@ USERS = {"alice": ("alice-films", "alice-books"), "bob": ("bob-films",)}
 @pytest.fixture
 def jobs(home, app):
     """Jobs in every one of these states for each adapter, by id; newest last."""
-    submitted = {}
+    facts_by_job = {}
     for state in STATES:
         for user, adapters in USERS.items():
             for adapter in adapters:
                 job = app.submit(user=user, adapter=adapter)
-                submitted[job["id"]] = (state, user, adapter)
+                facts_by_job[job["id"]] = (state, user, adapter)
     with home.database.writing() as session:
-        for job_id, (state, _, _) in submitted.items():
+        for job_id, (state, _, _) in facts_by_job.items():
             session.execute(update(Job).where(Job.id == job_id).values(state=JobState(state)))
-    return submitted
+    return facts_by_job
 
 
-def listed(app, **params):
+def list_jobs(app, **params):
     """Ids of the whole list, by pages of two."""
     ids, cursor = [], None
     while True:
@@ -43,18 +43,18 @@ def listed(app, **params):
 def test_every_choice_lists_exactly_what_was_chosen_newest_first(app, jobs):
     adapters = [adapter for owned in USERS.values() for adapter in owned]
     for state, user, adapter in itertools.product((None, "queued", "failed"), (None, *USERS), (None, *adapters)):
-        chosen = (state, user, adapter)
+        filters = (state, user, adapter)
         expected = [
             job_id
             for job_id, facts in reversed(jobs.items())
-            if all(wanted in (None, fact) for wanted, fact in zip(chosen, facts, strict=True))
+            if all(choice in (None, fact) for choice, fact in zip(filters, facts, strict=True))
         ]
-        params = {name: value for name, value in zip(("state", "user", "adapter"), chosen, strict=True) if value}
-        assert listed(app, **params) == expected, params
+        params = {name: value for name, value in zip(("state", "user", "adapter"), filters, strict=True) if value}
+        assert list_jobs(app, **params) == expected, params
 
 
 def test_another_tenants_jobs_are_not_listed(fleet, jobs):
-    assert listed(fleet.app("elsewhere"), state="queued") == []
+    assert list_jobs(fleet.app("elsewhere"), state="queued") == []
 
 
 @pytest.mark.parametrize("params", [{"state": "lost"}, {"user": ""}, {"user": "a b"}, {"adapter": "x" * 97}])

@@ -96,13 +96,13 @@ def test_recipes_that_cannot_work(resolve, changes, word):
 
 
 @pytest.mark.parametrize(
-    ("layers", "resolved"),
+    ("layers", "expected"),
     [("all", "all"), ("last:2", "all"), ([0, 1], "all"), ("last:1", "last:1"), ("last:50%", "last:1"), ([1], "last:1")],
 )
-def test_one_set_of_layers_is_one_recipe(resolve, layers, resolved):
+def test_one_set_of_layers_is_one_recipe(resolve, layers, expected):
     recipe = resolve(recipe={"layers": layers})
-    assert recipe.layers == resolved
-    assert recipe.id == resolve(recipe={"layers": resolved}).id
+    assert recipe.layers == expected
+    assert recipe.id == resolve(recipe={"layers": expected}).id
 
 
 def test_layers_that_are_not_the_last(resolve):

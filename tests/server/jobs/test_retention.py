@@ -31,7 +31,7 @@ def event_purge(home):
 
 
 @pytest.fixture
-def trained(fleet, app, device):
+def trained_job_id(fleet, app, device):
     """A job with progress that has succeeded."""
     job = fleet.ready_job(app)
     lease = device.lease()
@@ -42,41 +42,41 @@ def trained(fleet, app, device):
     return job["id"]
 
 
-def test_progress_goes_and_what_became_of_the_job_stays(home, app, event_purge, trained):
-    before = app.get(f"/v1/jobs/{trained}").json()
-    assert kinds(home, trained).count("progress") == 2
-    age(home, trained)
+def test_progress_goes_and_what_became_of_the_job_stays(home, app, event_purge, trained_job_id):
+    before = app.get(f"/v1/jobs/{trained_job_id}").json()
+    assert kinds(home, trained_job_id).count("progress") == 2
+    age(home, trained_job_id)
     assert event_purge.purge() == 1
-    assert kinds(home, trained) == ["job"] * 5
-    after = app.get(f"/v1/jobs/{trained}").json()
+    assert kinds(home, trained_job_id) == ["job"] * 5
+    after = app.get(f"/v1/jobs/{trained_job_id}").json()
     assert {name for name in before if before[name] != after[name]} == {"updated_at"}  # which the test has set
     assert event_purge.purge() == 0
 
 
-def test_the_stream_of_a_thinned_job_ends(home, app, event_purge, trained):
-    age(home, trained)
+def test_the_stream_of_a_thinned_job_ends(home, app, event_purge, trained_job_id):
+    age(home, trained_job_id)
     event_purge.purge()
-    with app.stream("GET", f"/v1/jobs/{trained}/events") as response:
+    with app.stream("GET", f"/v1/jobs/{trained_job_id}/events") as response:
         ids = [line.removeprefix("id: ") for line in response.iter_lines() if line.startswith("id: ")]
     assert ids == ["1", "2", "3", "4", "7"]
 
 
-def test_young_jobs_and_open_ones_keep_everything(home, fleet, app, device, event_purge, trained):
-    age(home, trained, days=DAYS - 1)
+def test_young_jobs_and_open_ones_keep_everything(home, fleet, app, device, event_purge, trained_job_id):
+    age(home, trained_job_id, days=DAYS - 1)
     app.submit()
     lease = device.lease()
     progress = {"phase": "training", "step": 1, "steps": 3}
     assert device.post(f"/v1/leases/{lease['id']}/heartbeat", json=progress).status_code == 200
     age(home, lease["job"]["id"])
     assert event_purge.purge() == 0
-    assert "progress" in kinds(home, trained)
+    assert "progress" in kinds(home, trained_job_id)
     assert "progress" in kinds(home, lease["job"]["id"])
 
 
 @pytest.mark.both_databases
-def test_more_than_one_transaction_takes(home, app, event_purge, trained):
+def test_more_than_one_transaction_takes(home, app, event_purge, trained_job_id):
     with home.database.writing() as session:
-        job = session.scalars(select(Job).where(Job.id == trained)).one()
+        job = session.scalars(select(Job).where(Job.id == trained_job_id)).one()
         values = {column.name: getattr(job, column.name) for column in Job.__table__.columns if column.name != "number"}
         for number in range(BATCH + 1):
             session.add(Job(**(values | {"id": f"job_{number}", "state": JobState.FAILED})))
@@ -85,16 +85,16 @@ def test_more_than_one_transaction_takes(home, app, event_purge, trained):
     assert event_purge.purge() == BATCH + 2
 
 
-def test_it_looks_seldom_and_never_if_it_is_told_so(home, trained):
-    age(home, trained)
+def test_it_looks_seldom_and_never_if_it_is_told_so(home, trained_job_id):
+    age(home, trained_job_id)
     EventPurge(home.database, 0, lambda: False).look()
-    assert "progress" in kinds(home, trained)
+    assert "progress" in kinds(home, trained_job_id)
     purge = EventPurge(home.database, DAYS, lambda: False)
     purge.look()
-    assert "progress" not in kinds(home, trained)
+    assert "progress" not in kinds(home, trained_job_id)
     with home.database.writing() as session:
         session.execute(update(Job).values(purged=False))
-        number = session.scalars(select(Job.number).where(Job.id == trained)).one()
+        number = session.scalars(select(Job.number).where(Job.id == trained_job_id)).one()
         session.add(JobEvent(job_number=number, position=5, kind="progress", data="{}"))
     purge.look()
-    assert "progress" in kinds(home, trained)
+    assert "progress" in kinds(home, trained_job_id)

@@ -49,7 +49,7 @@ def manifest(weights=WEIGHTS, planned=PLANNED, **settings):
     )
 
 
-def given_up(recipe):
+def quality_key(recipe):
     """How much of each kind, the most harmful first."""
     return -recipe.sequence_length, -recipe.queries, -recipe.effective_batch, recipe.precision != "fp32"
 
@@ -76,10 +76,13 @@ def test_activations_go_by_examples_before_directions():
 
 
 def test_what_the_device_counts_beside_the_program_stays():
-    beside = 50_000_000
-    recipe = smaller(manifest(), NEEDED + beside, 250_000_000)
-    assert estimated_need(manifest(), recipe, NEEDED + beside) == estimated_need(manifest(), recipe, NEEDED) + beside
-    assert estimated_need(manifest(), manifest().recipe, NEEDED + beside) == NEEDED + beside
+    other_bytes = 50_000_000
+    recipe = smaller(manifest(), NEEDED + other_bytes, 250_000_000)
+    assert (
+        estimated_need(manifest(), recipe, NEEDED + other_bytes)
+        == estimated_need(manifest(), recipe, NEEDED) + other_bytes
+    )
+    assert estimated_need(manifest(), manifest().recipe, NEEDED + other_bytes) == NEEDED + other_bytes
 
 
 @pytest.mark.parametrize("backend", ["portable", "torch", "vulkan", "qnn"])
@@ -109,7 +112,7 @@ def test_a_runtime_that_plans_nothing_shrinks_by_its_weights():
     assert smaller(manifest(planned=0, backend="torch"), WEIGHTS, WEIGHTS - 1) is None
 
 
-def shrunk(program):
+def shrink_steps(program):
     """What the recipe becomes as the memory falls, each recipe once."""
     recipes = {}
     for available in range(program.training_bytes - 1, 0, -1_000_000):
@@ -123,17 +126,17 @@ def shrunk(program):
 @pytest.mark.parametrize("estimator", ["gradient", "directional"])
 def test_exact_gradients_go_by_micro_batches_then_to_replay_before_bits_go(estimator):
     program = manifest(estimator=estimator, effective_batch=8, layers="last:8", rank=1, planned=120_000_000)
-    recipes = shrunk(program)
-    kept = [recipe for recipe in recipes if recipe.estimator == estimator]
-    assert [recipe.micro_batch for recipe in kept] == [4, 2, 1]
-    assert recipes[:3] == kept
-    assert all(recipe.effective_batch == 8 and recipe.precision == "fp32" for recipe in kept)
+    recipes = shrink_steps(program)
+    matching_recipes = [recipe for recipe in recipes if recipe.estimator == estimator]
+    assert [recipe.micro_batch for recipe in matching_recipes] == [4, 2, 1]
+    assert recipes[:3] == matching_recipes
+    assert all(recipe.effective_batch == 8 and recipe.precision == "fp32" for recipe in matching_recipes)
     without = recipes[3]
     assert (without.estimator, without.precision, without.micro_batch) == ("replay", "fp32", None)
     assert {recipe.estimator for recipe in recipes[3:]} == {"replay"}
     assert recipes[-1].precision == "int8-weight"
     assert all(Recipe.model_validate(recipe.model_dump()) == recipe for recipe in recipes)
-    assert describe_changes(program.recipe, kept[0]) == "micro-batch None -> 4"
+    assert describe_changes(program.recipe, matching_recipes[0]) == "micro-batch None -> 4"
     assert describe_changes(program.recipe, without).startswith(f"estimator {estimator} -> replay, ")
 
 
@@ -171,17 +174,19 @@ sizes = st.integers(0, 2_000_000_000)
 
 
 @given(recipes, sizes, sizes, sizes, sizes)
-def test_whatever_is_found_fits_compiles_and_differs_only_where_it_may(settings, weights, planned, beside, available):
+def test_whatever_is_found_fits_compiles_and_differs_only_where_it_may(
+    settings, weights, planned, other_bytes, available
+):
     program = manifest(weights=weights, planned=planned, **settings)
     before = program.recipe
-    recipe = smaller(program, weights + planned + beside, available)
+    recipe = smaller(program, weights + planned + other_bytes, available)
     if recipe is None:
         return
     assert recipe != before
-    assert estimated_need(program, recipe, weights + planned + beside) <= available
+    assert estimated_need(program, recipe, weights + planned + other_bytes) <= available
     assert Recipe.model_validate(recipe.model_dump()) == recipe
-    may = {"precision", "effective_batch", "queries", "sequence_length"}
-    assert recipe.model_dump(exclude=may) == before.model_dump(exclude=may)
+    changeable_fields = {"precision", "effective_batch", "queries", "sequence_length"}
+    assert recipe.model_dump(exclude=changeable_fields) == before.model_dump(exclude=changeable_fields)
     assert 1 <= recipe.effective_batch <= before.effective_batch
     assert 1 <= recipe.queries <= before.queries
     assert min(before.sequence_length, max(LEAST_LENGTH, 2 * before.answer_length)) <= recipe.sequence_length
@@ -197,4 +202,4 @@ def test_more_memory_never_costs_more(settings, weights, planned, first, second)
     with_more = smaller(program, weights + planned, more)
     if with_less is not None:
         assert with_more is not None
-        assert given_up(with_more) <= given_up(with_less)
+        assert quality_key(with_more) <= quality_key(with_less)

@@ -24,7 +24,7 @@ def first(device, lease):
 
 
 @pytest.fixture
-def started(fleet, app, device, first):
+def start_lease(fleet, app, device, first):
     """A lease of `device` on a job that goes on from version 1."""
     fleet.ready_job(app, **FROM)
     return device.lease()
@@ -37,8 +37,8 @@ def refusal(app, problem, status, code, **body):
 def delete(fleet, version):
     """As the registry does, before its grace period is over."""
     with fleet.home.database.writing() as session:
-        chosen = StoredVersion.version == version
-        session.execute(update(StoredVersion).where(chosen).values(deleted_at=utc_now()))
+        condition = StoredVersion.version == version
+        session.execute(update(StoredVersion).where(condition).values(deleted_at=utc_now()))
 
 
 def test_main_is_pinned_when_the_job_is_submitted(fleet, app, device, first):
@@ -62,12 +62,12 @@ def test_a_version_may_be_named_in_every_way(app, first, revision):
     assert again == pinned
 
 
-def test_the_lease_tells_the_file_and_the_device_gets_it(fleet, device, first, started):
-    signed = SignedAdapter.model_validate(started["start"])
+def test_the_lease_tells_the_file_and_the_device_gets_it(fleet, device, first, start_lease):
+    signed = SignedAdapter.model_validate(start_lease["start"])
     key = device.get("/v1/server").json()["public_key"]
     manifest = verify_adapter(signed, parse_public(key))
     assert (manifest.sha256, manifest.size, manifest.version) == (first["sha256"], first["size"], 1)
-    url = f"/v1/leases/{started['id']}/start"
+    url = f"/v1/leases/{start_lease['id']}/start"
     response = device.get(url)
     assert response.content == adapter_bytes(manifest.size_d)
     assert sha256_hex(response.content) == manifest.sha256
@@ -136,8 +136,8 @@ def test_what_is_not_there_is_told_exactly(fleet, app, first, problem):
     assert "nobody" in refusal(app, problem, 404, "adapter-not-found", start=start)["detail"]
     refusal(app, problem, 404, "revision-not-found", start={"adapter": NAME, "revision": "v9"})
     stranger = fleet.app("other")
-    absent = refusal(stranger, problem, 404, "adapter-not-found", start={"adapter": NAME})
-    assert absent["detail"] == refusal(app, problem, 404, "adapter-not-found", start=start)["detail"].replace(
+    problem_document = refusal(stranger, problem, 404, "adapter-not-found", start={"adapter": NAME})
+    assert problem_document["detail"] == refusal(app, problem, 404, "adapter-not-found", start=start)["detail"].replace(
         "nobody", NAME
     )
     for revision in ("..", "", "a/b", "x" * 97):
@@ -146,8 +146,8 @@ def test_what_is_not_there_is_told_exactly(fleet, app, first, problem):
 
 def test_a_version_that_is_held_or_deleted_is_refused(fleet, app, device, first, problem):
     fleet.ready_job(app)
-    held = device.finish(device.lease(), 0.25, tuned_accuracy=0.1)
-    assert held["state"] == "held"
+    held_version = device.finish(device.lease(), 0.25, tuned_accuracy=0.1)
+    assert held_version["state"] == "held"
     refusal(app, problem, 409, "version-held", start={"adapter": NAME, "revision": "v2"})
     delete(fleet, 1)
     refusal(app, problem, 404, "revision-not-found", start={"adapter": NAME, "revision": "v1"})
@@ -161,13 +161,13 @@ def test_a_token_that_may_not_read_adapters_may_not_start_from_one(fleet, first,
     assert document["missing"] == ["adapters:read"]
 
 
-def test_only_the_device_that_holds_the_lease_gets_the_file(fleet, app, device, started, problem):
-    url = f"/v1/leases/{started['id']}/start"
+def test_only_the_device_that_holds_the_lease_gets_the_file(fleet, app, device, start_lease, problem):
+    url = f"/v1/leases/{start_lease['id']}/start"
     for other in (fleet.device(name="tablet"), fleet.device("other")):
         problem(other.get(url), 404, "not-found")
     problem(app.get(url), 403, "forbidden")
     problem(fleet.actor().get(url), 401, "unauthorized")
-    assert device.post(f"/v1/leases/{started['id']}/release").status_code == 200
+    assert device.post(f"/v1/leases/{start_lease['id']}/release").status_code == 200
     problem(device.get(url), 410, "lease-ended")
 
 
@@ -185,9 +185,9 @@ def test_a_start_deleted_before_a_device_came_ends_the_job(fleet, app, device, f
     assert "version 1 of 'alice-movies'" in error["detail"]
 
 
-def test_a_start_deleted_after_that_is_handed_out_no_more(fleet, device, started, problem):
+def test_a_start_deleted_after_that_is_handed_out_no_more(fleet, device, start_lease, problem):
     delete(fleet, 1)
-    problem(device.get(f"/v1/leases/{started['id']}/start"), 409, "start-deleted")
+    problem(device.get(f"/v1/leases/{start_lease['id']}/start"), 409, "start-deleted")
     assert device.lease()["start"] is None
     # What was trained already is taken: it is the adapter's next version, and names where it came from.
-    assert device.finish(started, 0.25, tuned_accuracy=0.8)["parent"]["version"] == 1
+    assert device.finish(start_lease, 0.25, tuned_accuracy=0.8)["parent"]["version"] == 1

@@ -104,14 +104,14 @@ def test_nginx_reads_its_configuration(tmp_path):
         program, environment = nginx_program()
     except Missing as error:
         pytest.skip(str(error))
-    done = subprocess.run(
+    process = subprocess.run(
         [program, "-t", "-c", tmp_path / "nginx.conf", "-p", tmp_path],
         env=os.environ | environment,
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
+    assert process.returncode == 0, process.stderr
 
 
 def test_secrets_are_required_and_never_in_the_environment():
@@ -124,15 +124,15 @@ def test_secrets_are_required_and_never_in_the_environment():
         texts = [json.dumps([service.get("environment"), service.get("command")])]
         mounted = [volume.split(":")[0] for volume in service.get("volumes", [])]
         texts += [(ROOT / path).read_text() for path in mounted if path.startswith("./deploy/")]
-        used = re.findall(r"/run/secrets/([\w-]+)", "\n".join(texts))
-        assert set(used) == set(service.get("secrets", []))
+        secret_names = re.findall(r"/run/secrets/([\w-]+)", "\n".join(texts))
+        assert set(secret_names) == set(service.get("secrets", []))
 
 
 def test_the_settings_exist():
     fields = {f"MOBIZO_{name}".upper() for name in Settings.model_fields}
     for name in OURS[:3]:
-        given = set(SERVICES[name]["environment"])
-        assert {variable.removesuffix("_FILE") for variable in given} <= fields
+        variables = set(SERVICES[name]["environment"])
+        assert {variable.removesuffix("_FILE") for variable in variables} <= fields
     assert SERVICES["server"]["environment"] == SERVICES["worker"]["environment"] == SERVICES["migrate"]["environment"]
 
 

@@ -90,8 +90,8 @@ def test_a_database_that_is_empty_or_away(settings, tmp_path):
     schema = list(check_database(empty))[-1]
     assert (schema.name, schema.state) == ("schema", "fail")
     assert "mobizo-server migrate" in schema.remedy
-    away = settings.model_copy(update={"database_url": "postgresql+psycopg://who:secret@127.0.0.1:1/x"})
-    (check,) = check_database(away)
+    unreachable_settings = settings.model_copy(update={"database_url": "postgresql+psycopg://who:secret@127.0.0.1:1/x"})
+    (check,) = check_database(unreachable_settings)
     assert (check.name, check.state) == ("database", "fail")
     assert "secret" not in check.line()
 
@@ -135,23 +135,23 @@ def test_the_command(settings, loads, monkeypatch):
     lines = [json.loads(line) for line in call("doctor", "--json").splitlines()]
     assert {"name", "state", "detail", "remedy"} == set(lines[0])
     settings.key_path.unlink()
-    done = CliRunner().invoke(cli.app, ["doctor"])
-    assert isinstance(done.exception, MobizoError)
-    assert done.exception.detail == "failed: key"
-    assert "mobizo-server init" in done.output
+    result = CliRunner().invoke(cli.app, ["doctor"])
+    assert isinstance(result.exception, MobizoError)
+    assert result.exception.detail == "failed: key"
+    assert "mobizo-server init" in result.output
 
 
 def test_settings_that_cannot_be_are_one_red_line(tmp_path):
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "server.cli.main", "doctor"],
         env={"MOBIZO_PORT": "many", "PYTHONPATH": ":".join(sys.path), "MOBIZO_HOME": str(tmp_path)},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == 1
-    assert done.stderr.startswith("error: MOBIZO_PORT: ")
-    assert done.stderr.count("\n") == 1
+    assert process.returncode == 1
+    assert process.stderr.startswith("error: MOBIZO_PORT: ")
+    assert process.stderr.count("\n") == 1
 
 
 def test_migrations_are_a_step_of_their_own(settings, tmp_path, monkeypatch):

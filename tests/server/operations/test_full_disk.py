@@ -44,11 +44,11 @@ def test_an_upload_that_fills_the_disk(wide, room, codes):
         before, server = home.stored_files(), psutil.Process(process.pid)
         limits = server.rlimit(resource.RLIMIT_FSIZE)
         server.rlimit(resource.RLIMIT_FSIZE, (room, limits[1]))
-        refused = device.upload(lease, data)
+        response = device.upload(lease, data)
         server.rlimit(resource.RLIMIT_FSIZE, limits)
-        assert refused.status_code == 503
-        assert refused.json()["code"] in codes
-        assert refused.headers["retry-after"]
+        assert response.status_code == 503
+        assert response.json()["code"] in codes
+        assert response.headers["retry-after"]
         assert home.stored_files() == before
         assert list(staging.iterdir()) == []
         with home.database.reading() as session:

@@ -11,14 +11,14 @@ TEXT = (Path(__file__).resolve().parents[3] / "docs" / "operations.md").read_tex
 
 def test_every_setting_exists():
     fields = {f"MOBIZO_{name}".upper() for name in Settings.model_fields}
-    elsewhere = {"MOBIZO_NAME", "MOBIZO_SECRETS", "MOBIZO_MODELS"}
-    assert {name.removesuffix("_FILE") for name in re.findall(r"MOBIZO_[A-Z_]+", TEXT)} <= fields | elsewhere
+    other_variables = {"MOBIZO_NAME", "MOBIZO_SECRETS", "MOBIZO_MODELS"}
+    assert {name.removesuffix("_FILE") for name in re.findall(r"MOBIZO_[A-Z_]+", TEXT)} <= fields | other_variables
 
 
 def test_every_metric_exists(fleet, standing):
     state = standing[0].state.mobizo
     text = Exposition(state.meters, state.database).text().decode()
     names = set(re.findall(r"^# TYPE (\S+)", text, re.MULTILINE))
-    spoken = set(re.findall(r"`((?:mobizo|process)_[a-z_]+)", TEXT)) - {"process_"}
-    assert len(spoken) > 10
-    assert spoken <= names | {f"{name}_total" for name in names}
+    mentioned_names = set(re.findall(r"`((?:mobizo|process)_[a-z_]+)", TEXT)) - {"process_"}
+    assert len(mentioned_names) > 10
+    assert mentioned_names <= names | {f"{name}_total" for name in names}

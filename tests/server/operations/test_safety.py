@@ -63,8 +63,8 @@ def test_nginx_s_answers_are_for_nginx(tmp_path):
     tls = Tls(tmp_path, tmp_path)
     with pytest.raises(Unsafe, match="accel"):
         check_safe(Settings(host="0.0.0.0", delivery="accel"), tls, insecure=False)
-    behind = Settings(host="0.0.0.0", delivery="accel", forwarded_allow_ips="10.0.0.7")
-    assert check_safe(behind, tls, insecure=False) == []
+    nginx_settings = Settings(host="0.0.0.0", delivery="accel", forwarded_allow_ips="10.0.0.7")
+    assert check_safe(nginx_settings, tls, insecure=False) == []
 
 
 @pytest.mark.parametrize("value", ["nginx", "10.0.0.1 10.0.0.2", "10.0.0.300", "10.0.0.0/33"])
@@ -78,9 +78,9 @@ def test_the_way_round_is_loud(home, monkeypatch):
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("MOBIZO_FORWARDED_ALLOW_IPS", "*")
     command = [sys.executable, "-m", "server.cli.main", "run", "--port", "0", "--workers", "0"]
-    refused = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (refused.returncode, refused.stdout) == (2, "")
-    assert refused.stderr.startswith("error: MOBIZO_FORWARDED_ALLOW_IPS")
+    failed_start = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (failed_start.returncode, failed_start.stdout) == (2, "")
+    assert failed_start.stderr.startswith("error: MOBIZO_FORWARDED_ALLOW_IPS")
     process = subprocess.Popen([*command, "--insecure-dev"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         warnings = [process.stderr.readline(), process.stderr.readline()]
@@ -91,8 +91,8 @@ def test_the_way_round_is_loud(home, monkeypatch):
     assert "MOBIZO_FORWARDED_ALLOW_IPS" in warnings[1]
 
 
-@pytest.mark.parametrize(("proxies", "believed"), [("", False), ("127.0.0.1", True)])
-def test_whose_request_it_is_only_named_proxies_say(home, monkeypatch, proxies, believed):
+@pytest.mark.parametrize(("proxies", "trusted"), [("", False), ("127.0.0.1", True)])
+def test_whose_request_it_is_only_named_proxies_say(home, monkeypatch, proxies, trusted):
     settings = home.settings.model_copy(
         update={"address_rate": 0.001, "address_burst": 1, "forwarded_allow_ips": proxies}
     )
@@ -103,4 +103,4 @@ def test_whose_request_it_is_only_named_proxies_say(home, monkeypatch, proxies, 
             httpx.get(f"{url}/v1/server", headers={"X-Forwarded-For": address}).status_code
             for address in ("192.0.2.1", "192.0.2.1", "192.0.2.2")
         ]
-    assert answers == [200, 429, 200 if believed else 429]
+    assert answers == [200, 429, 200 if trusted else 429]

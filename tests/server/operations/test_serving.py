@@ -25,8 +25,8 @@ LIMITS = ConnectionLimits(total=10, of_address=10)
 
 
 def test_an_address_that_is_taken():
-    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(Unavailable, match="cannot listen"):
-        listen("127.0.0.1", taken.getsockname()[1], LIMITS)
+    with socket.create_server(("127.0.0.1", 0)) as listener, pytest.raises(Unavailable, match="cannot listen"):
+        listen("127.0.0.1", listener.getsockname()[1], LIMITS)
 
 
 @contextmanager
@@ -53,7 +53,7 @@ def family(process):
     return psutil.Process(process.pid).children(recursive=True)
 
 
-def gone(processes):
+def wait_for_exit(processes):
     eventually(lambda: not any(alive(child.pid) for child in processes), PATIENCE)
 
 
@@ -67,7 +67,7 @@ def test_one_command_serves_compiles_and_stops(home):
         assert len(children) == 1
         process.send_signal(signal.SIGINT)
         assert process.wait(PATIENCE) == 0
-        gone(children)
+        wait_for_exit(children)
 
 
 def test_a_killed_server_leaves_nothing_behind(home):
@@ -79,7 +79,7 @@ def test_a_killed_server_leaves_nothing_behind(home):
         children = family(process)
         assert len(children) == 2
         process.kill()
-        gone(children)
+        wait_for_exit(children)
 
 
 def test_a_worker_that_dies_is_replaced(home):

@@ -16,7 +16,7 @@ from server.programs.service import Program, ProgramState
 from shared.job import JobState
 from tests.server.conftest import Fleet, job_request
 from tests.server.homes import eventually
-from tests.server.operations.test_serving import PATIENCE, family, gone, running
+from tests.server.operations.test_serving import PATIENCE, family, running, wait_for_exit
 
 
 @contextlib.contextmanager
@@ -42,7 +42,7 @@ def running_requests(home, url):
     return int(float(re.search(r"^mobizo_http_requests_running (.*)$", text, re.MULTILINE).group(1)))
 
 
-def refused(url):
+def connection_refused(url):
     try:
         httpx.get(f"{url}/healthz", timeout=PATIENCE)
     except httpx.TransportError as error:  # others than this one meet the listener while it closes
@@ -74,28 +74,28 @@ def test_everyone_is_answered(home):
         for thread in threads:
             thread.start()
         operator = fleet.operator()
-        wanted = ("mobizo_polls_open 1.0", "mobizo_event_streams_open 1.0")
-        eventually(lambda: all(line in operator.get("/metrics").text for line in wanted))
+        metric_lines = ("mobizo_polls_open 1.0", "mobizo_event_streams_open 1.0")
+        eventually(lambda: all(line in operator.get("/metrics").text for line in metric_lines))
         body = json.dumps(job_request(adapter="late", recipe={"rank": 3})).encode()
         with half_a_request(url, app.token, body) as rest:
             eventually(lambda: running_requests(home, url) == 4)
             process.send_signal(signal.SIGTERM)
             for thread in threads:
                 thread.join(PATIENCE)
-            eventually(lambda: refused(url))
+            eventually(lambda: connection_refused(url))
             # All others were answered; this one is what the server still stays for.
             assert process.poll() is None
             assert rest() == b"HTTP/1.1 202 Accepted"
         assert process.wait(PATIENCE) == 0
-        gone(children)
+        wait_for_exit(children)
         assert sorted(response.status_code for response in responses) == [200, 204]
         assert events
         fleet.close()
     with home.database.reading() as session:
         assert session.scalars(select(Job.state)).all() == [JobState.QUEUED, JobState.QUEUED]
-        claimed = session.scalars(select(Program).order_by(Program.number)).first()
+        program = session.scalars(select(Program).order_by(Program.number)).first()
         # Given back, and a try that the server broke off is no failed one.
-        assert claimed.state is ProgramState.PENDING
+        assert program.state is ProgramState.PENDING
 
 
 def test_who_does_not_end_is_cut_off_after_the_grace(home):
@@ -119,8 +119,8 @@ def test_a_second_signal_exits_at_once(home):
         with half_a_request(url, token, b"{}"):
             eventually(lambda: running_requests(home, url) == 2)
             process.send_signal(signal.SIGTERM)
-            eventually(lambda: refused(url))
+            eventually(lambda: connection_refused(url))
             assert process.poll() is None
             process.send_signal(signal.SIGINT)
             assert process.wait(PATIENCE) == 128 + signal.SIGINT
-        gone(children)
+        wait_for_exit(children)

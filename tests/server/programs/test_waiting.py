@@ -121,9 +121,9 @@ def test_claims_at_once_do_not_overfill_a_machine(machines, many):
     for job in jobs:
         machines.takes(job, 10 * GIB)
     workers = [machines.worker(f"worker-{number}") for number in range(6)]
-    given = at_once(*(lambda number=number: machines.claim(workers[number]) for number in range(6)))
-    started = [recipe_id for recipe_id in given if recipe_id is not None]
-    assert len(started) == len(set(started)) == 3
+    recipe_ids = at_once(*(lambda number=number: machines.claim(workers[number]) for number in range(6)))
+    claimed_ids = [recipe_id for recipe_id in recipe_ids if recipe_id is not None]
+    assert len(claimed_ids) == len(set(claimed_ids)) == 3
 
 
 def test_what_waited_long_is_not_passed_by_for_ever(machines, many):

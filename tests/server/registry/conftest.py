@@ -9,21 +9,21 @@ URL = "/v1/adapters/alice-movies"
 def publish(fleet, app, device):
     """Trains one more version of an adapter; what the device is told of it."""
 
-    def published(value=0.5, *, job=None, **changes):
+    def publish_version(value=0.5, *, job=None, **changes):
         fleet.ready_job(app, **(job or {}))
         return device.finish(device.lease(), value, **changes)
 
-    return published
+    return publish_version
 
 
 @pytest.fixture
 def decide(app):
     """Asks for something about an adapter version; what is answered, which must be 200."""
 
-    def asked(method, path, body=None, url=URL, **headers):
+    def request(method, path, body=None, url=URL, **headers):
         options = {} if body is None else {"json": body}
         answer = app.request(method, f"{url}{path}", headers=headers, **options)
         assert answer.status_code == 200, answer.text
         return answer.json()
 
-    return asked
+    return request

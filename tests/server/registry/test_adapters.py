@@ -28,11 +28,11 @@ def test_versions_count_up_and_stay(fleet, app, device, version):
     second = device.finish(device.lease(), tuned_accuracy=0.8)
     assert (second["version"], second["sha256"]) == (2, version["sha256"])  # the same bytes may be two versions
     assert app.get(f"{URL}/versions/1").json() == first
-    shown = app.get(URL).json()
-    assert shown["versions"] == 2
-    assert shown["latest"] == second
-    assert shown["user"] == "alice"
-    assert app.get("/v1/adapters").json()["items"] == [shown]
+    adapter = app.get(URL).json()
+    assert adapter["versions"] == 2
+    assert adapter["latest"] == second
+    assert adapter["user"] == "alice"
+    assert app.get("/v1/adapters").json()["items"] == [adapter]
 
 
 def test_download_of_lora_b(app, version):
@@ -49,9 +49,9 @@ def test_a_peft_directory(home, app, device, lease):
     flat = np.arange(size, dtype=np.float32)
     device.finish(lease, flat)
     listing = app.get(f"{URL}/versions/1/peft").json()
-    stored = home.stored_files()
+    stored_files = home.stored_files()
     assert app.get(f"{URL}/versions/1/peft").json() == listing
-    assert home.stored_files() == stored
+    assert home.stored_files() == stored_files
     assert [file["path"] for file in listing["files"]] == [
         "README.md",
         "adapter_config.json",

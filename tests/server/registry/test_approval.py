@@ -42,7 +42,7 @@ def test_the_rule_for_texts(before, after, approved):
 
 
 @pytest.mark.parametrize(
-    ("rule", "before", "after", "says"),
+    ("rule", "before", "after", "message"),
     [
         ({"metric": "token_f1"}, 0.5, 0.5, None),
         ({"metric": "token_f1", "margin": 0.05}, 0.5, 0.44, "token_f1 fell from 50.0% to 44.0%"),
@@ -51,30 +51,30 @@ def test_the_rule_for_texts(before, after, approved):
         ({"metric": "token_f1", "unmeasured": "approve"}, None, None, None),
     ],
 )
-def test_the_rule_for_scores_of_texts(rule, before, after, says):
+def test_the_rule_for_scores_of_texts(rule, before, after, message):
     others = {"examples": 4, "exact_match": 0, "rouge_l": 0.3, "words": 9, "own_words": 9}
-    written = {"written_before": before, "written_after": after}
-    scores = {name: None if value is None else others | {"token_f1": value} for name, value in written.items()}
+    text_scores = {"written_before": before, "written_after": after}
+    scores = {name: None if value is None else others | {"token_f1": value} for name, value in text_scores.items()}
     # The loss rose, which only the default rule minds.
     scores |= {"token_loss_before": 3.0, "token_loss_after": 3.5, "zero_shot_accuracy": None, "tuned_accuracy": None}
     reason = objection(None, rule, **scores)
-    assert reason is None if says is None else says in reason
+    assert reason is None if message is None else message in reason
     assert "loss per token" in objection(None, {}, **scores)
 
 
 def test_a_version_that_fell_waits_for_a_person(app, publish, decide, problem):
-    held = publish(zero_shot_accuracy=0.75, tuned_accuracy=0.5)
-    assert (held["state"], held["message"]) == ("held", "the score fell from 75.0% to 50.0%")
-    shown = decide("GET", "")
-    assert (shown["main"], shown["latest"]["version"], shown["versions"]) == (None, 1, 1)
+    held_version = publish(zero_shot_accuracy=0.75, tuned_accuracy=0.5)
+    assert (held_version["state"], held_version["message"]) == ("held", "the score fell from 75.0% to 50.0%")
+    adapter = decide("GET", "")
+    assert (adapter["main"], adapter["latest"]["version"], adapter["versions"]) == (None, 1, 1)
     problem(app.get(f"{URL}/revisions/main"), 404, "revision-not-found")
     assert decide("GET", "/revisions/v1")["version"] == 1  # somebody must try it
     problem(app.post(f"{URL}/promote", json={"revision": "v1"}), 409, "conflict")
     problem(app.post(f"{URL}/versions/1/deprecate", json={"message": "x"}), 409, "conflict")
-    approved = decide("POST", "/versions/1/approve", {"reason": "tried it"})
-    assert (approved["state"], approved["message"]) == ("approved", "")
+    approved_version = decide("POST", "/versions/1/approve", {"reason": "tried it"})
+    assert (approved_version["state"], approved_version["message"]) == ("approved", "")
     assert decide("GET", "/revisions/main")["version"] == 1
-    assert decide("POST", "/versions/1/approve") == approved
+    assert decide("POST", "/versions/1/approve") == approved_version
     assert [event["action"] for event in decide("GET", "/events")["items"]] == ["approved", "held"]
 
 
@@ -89,10 +89,10 @@ def test_what_was_held_is_no_main_over_a_later_one(publish, decide):
 def test_a_rejected_version_is_deleted(app, publish, decide, problem):
     publish(tuned_accuracy=0.1)
     publish()
-    rejected = decide("POST", "/versions/1/reject", {"reason": "worse"})
-    assert rejected["state"] == "deleted"
-    assert rejected["removed_after"]
-    assert decide("POST", "/versions/1/reject") == rejected
+    rejected_version = decide("POST", "/versions/1/reject", {"reason": "worse"})
+    assert rejected_version["state"] == "deleted"
+    assert rejected_version["removed_after"]
+    assert decide("POST", "/versions/1/reject") == rejected_version
     problem(app.post(f"{URL}/versions/2/reject"), 409, "conflict")
     problem(app.get(f"{URL}/versions/1"), 404, "revision-not-found")
     assert decide("POST", "/versions/1/undelete")["state"] == "held"
@@ -105,8 +105,8 @@ def test_rules_of_tenant_and_adapter(fleet, app, publish, decide):
     tenant = app.get("/v1/approval-rule")
     assert tenant.json() == {"rule": {"automatic": True, "margin": 0, "unmeasured": "hold"}, "source": "server"}
     loose = {"automatic": True, "margin": 0.3, "unmeasured": "hold"}
-    put = app.put("/v1/approval-rule", json={"rule": loose}, headers={"If-Match": tenant.headers["etag"]})
-    assert put.json() == {"rule": loose, "source": "tenant"}
+    response = app.put("/v1/approval-rule", json={"rule": loose}, headers={"If-Match": tenant.headers["etag"]})
+    assert response.json() == {"rule": loose, "source": "tenant"}
     assert fleet.app("other").get("/v1/approval-rule").json()["source"] == "server"
     publish(tuned_accuracy=0.25)
     publish(tuned_accuracy=0.15)
@@ -138,9 +138,9 @@ def test_a_claimed_score_of_another_device_does_not_become_main(fleet, app):
     assert first.finish(first.lease())["state"] == "approved"
     fleet.ready_job(app, start={"adapter": "alice-movies"})
     claim = {"zero_shot_accuracy": None, "start_accuracy": 0.75, "tuned_accuracy": 1.0}
-    held = second.finish(second.lease(), value=9.0, **claim)
-    assert (held["state"], app.get("/v1/adapters/alice-movies").json()["main"]) == ("held", 1)
-    assert "another device trained version 1" in held["message"]
+    held_version = second.finish(second.lease(), value=9.0, **claim)
+    assert (held_version["state"], app.get("/v1/adapters/alice-movies").json()["main"]) == ("held", 1)
+    assert "another device trained version 1" in held_version["message"]
     # Neither does one after `main` was deleted, as long as another device's version is left.
     assert app.delete("/v1/adapters/alice-movies/versions/1").status_code in (200, 204)
     fleet.ready_job(app)

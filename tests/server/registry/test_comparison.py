@@ -10,7 +10,7 @@ SIZE = 2 * 2 * (8 + 4)  # D: two layers, rank 2, q_proj 8 out and v_proj 4 out
 
 
 @pytest.fixture
-def trained(publish):
+def train_version(publish):
     """Trains a version of a random flat B, which it returns."""
 
     def train(seed, job=None, **changes):
@@ -21,10 +21,10 @@ def trained(publish):
     return train
 
 
-def test_two_versions_over_the_same_a(decide, trained):
+def test_two_versions_over_the_same_a(decide, train_version):
     left, right = (
-        trained(1, tuned_accuracy=0.6),
-        trained(2, {"training": {"lr": 0.5, "steps": 7}, "recipe": {"loss": "candidates"}}, tuned_accuracy=0.7),
+        train_version(1, tuned_accuracy=0.6),
+        train_version(2, {"training": {"lr": 0.5, "steps": 7}, "recipe": {"loss": "candidates"}}, tuned_accuracy=0.7),
     )
     comparison = decide("GET", "/compare?left=v1&right=main")
     assert (comparison["left"]["version"], comparison["right"]["version"]) == (1, 2)
@@ -46,9 +46,9 @@ def test_two_versions_over_the_same_a(decide, trained):
     assert weights["difference_norm"] == pytest.approx(np.linalg.norm(right - left), rel=1e-12)
 
 
-def test_versions_over_another_a_are_not_compared_by_their_numbers(app, decide, trained, problem):
-    trained(1)
-    trained(1, {"adapter": "alice-books", "recipe": {"a_seed": 1}})
+def test_versions_over_another_a_are_not_compared_by_their_numbers(app, decide, train_version, problem):
+    train_version(1)
+    train_version(1, {"adapter": "alice-books", "recipe": {"a_seed": 1}})
     comparison = decide("GET", "/compare?left=v1&right=v1&other=alice-books")
     assert (comparison["same_base"], comparison["same_a"], comparison["weights"]) == (True, False, None)
     assert comparison["right"]["adapter"] == "alice-books"

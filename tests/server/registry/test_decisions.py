@@ -116,8 +116,8 @@ def test_tags_are_not_without_number(app, home, three, problem):
 def test_a_deprecated_version_is_still_to_be_had(app, decide, three):
     assert decide("POST", "/versions/3/deprecate", {"message": "rude"})["message"] == "rude"
     assert main(decide) == 2
-    shown = decide("GET", "/revisions/v3")
-    assert (shown["state"], shown["message"]) == ("deprecated", "rude")
+    revision = decide("GET", "/revisions/v3")
+    assert (revision["state"], revision["message"]) == ("deprecated", "rude")
     for version in (2, 1):
         decide("POST", f"/versions/{version}/deprecate", {"message": "old"})
     assert main(decide) == 1  # nothing better is left, and who pulls `main` is not cut off
@@ -140,8 +140,8 @@ def test_a_deleted_version_and_its_way_back(app, decide, three, problem):
     assert (back["state"], back["removed_after"], main(decide)) == ("approved", None, 2)
     for version in (3, 2, 1):
         decide("DELETE", f"/versions/{version}")
-    shown = decide("GET", "")
-    assert (shown["latest"], shown["main"], shown["versions"]) == (None, None, 3)
+    adapter = decide("GET", "")
+    assert (adapter["latest"], adapter["main"], adapter["versions"]) == (None, None, 3)
     decide("POST", "/versions/1/undelete")
     assert main(decide) == 1
 

@@ -56,8 +56,8 @@ def test_a_card_is_one_table_whatever_names_say(app, publish):
     publish()
     manifest = SignedAdapter.model_validate_json(fetched(app)).manifest
     base = manifest.base.model_copy(update={"name": "a|b\n\n# c"})
-    named = manifest.model_copy(update={"recipe": manifest.recipe.model_copy(update={"base": base})})
-    card = model_card(named).decode()
+    changed_manifest = manifest.model_copy(update={"recipe": manifest.recipe.model_copy(update={"base": base})})
+    card = model_card(changed_manifest).decode()
     assert "| base model | a\\|b # c (sha256 " in card
     assert "\n# c" not in card
 
@@ -86,16 +86,16 @@ def test_after_a_rotation_the_new_key_has_signed(home, app, publish):
     verify_adapter(SignedAdapter.model_validate_json(after), public_key(home))
     with pytest.raises(Untrusted):
         verify_adapter(SignedAdapter.model_validate_json(after), old)
-    listed = {file["path"]: file for file in app.get(f"{URL}/versions/1/peft").json()["files"]}
-    assert listed["mobizo.json"]["sha256"] == hashlib.sha256(after).hexdigest()
+    files = {file["path"]: file for file in app.get(f"{URL}/versions/1/peft").json()["files"]}
+    assert files["mobizo.json"]["sha256"] == hashlib.sha256(after).hexdigest()
 
 
 def test_a_host_without_the_key_publishes_nothing(home, app, device, lease, problem):
     size = lease["manifest"]["manifest"]["size"]
     prepare_keys(home.database, home.settings)
-    kept = home.settings.key_path.read_bytes()
+    key = home.settings.key_path.read_bytes()
     rotate_key(home.database, home.settings, compromised=False)
-    home.settings.key_path.write_bytes(kept)
+    home.settings.key_path.write_bytes(key)
     data = adapter_bytes(size)
     assert device.upload(lease, data).status_code == 200
     body = {"adapter_sha256": sha256_hex(data), "result": result()}

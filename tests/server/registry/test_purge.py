@@ -33,7 +33,7 @@ def purge(home):
 
 
 @pytest.fixture
-def collected(home, grow_old):
+def collect(home, grow_old):
     """What a collector's pass removes; every file is old."""
 
     def run():
@@ -51,7 +51,7 @@ def files_of(app, version, url=URL):
 
 
 @pytest.mark.both_databases
-def test_a_version_goes_after_its_grace_and_its_bytes_with_it(app, device, publish, decide, purge, collected, problem):
+def test_a_version_goes_after_its_grace_and_its_bytes_with_it(app, device, publish, decide, purge, collect, problem):
     first, second = publish(0.25), publish(0.5)
     shared = publish(0.5, job={"adapter": "alice-books"})  # the same bytes, in another adapter
     assert shared["sha256"] == second["sha256"]
@@ -61,23 +61,23 @@ def test_a_version_goes_after_its_grace_and_its_bytes_with_it(app, device, publi
     decide("DELETE", "/versions/1")
     decide("DELETE", "/versions/2")
     assert purge(29) == 0
-    assert collected() == set()
+    assert collect() == set()
     assert decide("POST", "/versions/2/undelete")["version"] == 2
     assert purge(31) == 1
     problem(app.post(f"{URL}/versions/1/undelete"), 404, "revision-not-found")
     decide("DELETE", "/versions/2")
     assert purge(31) == 1
     books = "/v1/adapters/alice-books/versions/1/lora_B.safetensors"
-    gone = collected()
-    assert first["sha256"] in gone
-    assert shared["sha256"] not in gone
-    assert mine - gone == mine & others
+    removed_files = collect()
+    assert first["sha256"] in removed_files
+    assert shared["sha256"] not in removed_files
+    assert mine - removed_files == mine & others
     assert app.get(books).status_code == 200
     assert publish(0.75)["version"] == 3  # numbers are never given again
     assert [event["action"] for event in decide("GET", "/events")["items"]][:2] == ["published", "removed"]
 
 
-def test_an_adapter_goes_whole_and_its_trail_stays(home, app, publish, decide, purge, collected, problem):
+def test_an_adapter_goes_whole_and_its_trail_stays(home, app, publish, decide, purge, collect, problem):
     versions = [publish(value) for value in (0.25, 0.5)]
     decide("PUT", "/tags/old", {"revision": "v1"})
     files_of(app, 2)
@@ -85,7 +85,7 @@ def test_an_adapter_goes_whole_and_its_trail_stays(home, app, publish, decide, p
     decide("DELETE", "?reason=gone")
     assert purge(31) == 2
     problem(app.post(f"{URL}/undelete"), 404, "adapter-not-found")
-    assert {version["sha256"] for version in versions} < collected()
+    assert {version["sha256"] for version in versions} < collect()
     assert decide("GET", "/events")["items"][0]["action"] == "removed"
     again = publish(0.25)
     assert (again["version"], again["sha256"]) == (1, versions[0]["sha256"])
@@ -93,10 +93,10 @@ def test_an_adapter_goes_whole_and_its_trail_stays(home, app, publish, decide, p
 
 
 def test_a_completion_that_is_said_again_after_the_removal(home, device, lease, decide, purge, problem):
-    done = device.finish(lease)
+    version = device.finish(lease)
     decide("DELETE", "/versions/1")
     purge(31)
-    body = {"adapter_sha256": done["sha256"], "result": done["result"]}
+    body = {"adapter_sha256": version["sha256"], "result": version["result"]}
     problem(device.post(f"/v1/leases/{lease['id']}/complete", json=body), 410, "lease-ended")
 
 

@@ -10,7 +10,7 @@ NAME = "alice-movies"
 
 
 @pytest.fixture
-def resolved(home):
+def resolve_revision(home):
     """The number of the version that a revision stands for."""
 
     def number(revision, tenant="default", name=NAME):
@@ -29,40 +29,40 @@ NOTHING = ("", "v0", "0", "v3", "v01", "V1", "9" * 40, "f" * 40, "Main", "../1",
 
 
 @pytest.mark.both_databases
-def test_what_stands_for_nothing(two, resolved):
+def test_what_stands_for_nothing(two, resolve_revision):
     for revision in NOTHING:
         with pytest.raises(RevisionNotFound):
-            resolved(revision)
+            resolve_revision(revision)
     for name in ("", "..", "Alice-movies", "a\0b", "x" * 200):
         with pytest.raises(AdapterNotFound):
-            resolved("main", name=name)
+            resolve_revision("main", name=name)
 
 
 @pytest.mark.both_databases
-def test_prefixes_that_are_too_short_or_of_two(home, two, resolved):
+def test_prefixes_that_are_too_short_or_of_two(home, two, resolve_revision):
     first, second = (version["revision"] for version in two)
     with pytest.raises(RevisionNotFound):
-        resolved(first[:6])
+        resolve_revision(first[:6])
     with pytest.raises(RevisionNotFound):
-        resolved(first.upper())
+        resolve_revision(first.upper())
     twin = first[:10] + second[10:]
     with home.database.writing() as session:
         session.query(StoredVersion).filter(StoredVersion.version == 2).update({"revision": twin})
     with pytest.raises(RevisionNotFound, match="several"):
-        resolved(first[:10])
-    assert resolved(first[:11] if first[10] != twin[10] else first) == 1
+        resolve_revision(first[:10])
+    assert resolve_revision(first[:11] if first[10] != twin[10] else first) == 1
 
 
-def test_a_number_of_seven_digits_may_be_a_revision(home, two, resolved):
+def test_a_number_of_seven_digits_may_be_a_revision(home, two, resolve_revision):
     with home.database.writing() as session:
         session.query(StoredVersion).filter(StoredVersion.version == 1).update({"revision": "1234567" + "a" * 33})
-    assert resolved("1234567") == 1
+    assert resolve_revision("1234567") == 1
 
 
-def test_another_tenant_s_is_not_there(two, resolved):
+def test_another_tenant_s_is_not_there(two, resolve_revision):
     messages = []
     for name in (NAME, "nothing"):
         with pytest.raises(AdapterNotFound) as error:
-            resolved("v1", tenant="other", name=name)
+            resolve_revision("v1", tenant="other", name=name)
         messages.append(str(error.value).replace(name, "?"))
     assert messages[0] == messages[1]

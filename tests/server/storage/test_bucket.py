@@ -38,10 +38,10 @@ def test_names_lie_under_the_prefix(s3, store):
 def test_a_file_is_sent_once(s3, store):
     store.put(DATA)
     key = keys(s3, store)[0]
-    sent = s3.client.head_object(Bucket=store.place.bucket, Key=key)["ResponseMetadata"]["HTTPHeaders"]
+    headers = s3.client.head_object(Bucket=store.place.bucket, Key=key)["ResponseMetadata"]["HTTPHeaders"]
     store.put(DATA)
     again = s3.client.head_object(Bucket=store.place.bucket, Key=key)["ResponseMetadata"]["HTTPHeaders"]
-    assert sent["last-modified"] == again["last-modified"]
+    assert headers["last-modified"] == again["last-modified"]
     assert keys(s3, store) == [key, f"mobizo/one/stored/{SHA}"]
 
 
@@ -56,8 +56,8 @@ def test_uploads_that_nobody_ended_are_found_and_given_up(s3, store):
     (leftover,) = store.leftovers(datetime(2011, 1, 1, tzinfo=UTC))
     store.discard(leftover)
     store.discard(leftover)
-    left = s3.client.list_multipart_uploads(Bucket=bucket)["Uploads"]
-    assert [upload["Key"] for upload in left] == ["mobizo/two/objects/ab/theirs"]
+    uploads = s3.client.list_multipart_uploads(Bucket=bucket)["Uploads"]
+    assert [upload["Key"] for upload in uploads] == ["mobizo/two/objects/ab/theirs"]
 
 
 def test_without_a_key_of_its_own_a_store_finds_no_uploads(s3, tmp_path):
@@ -99,10 +99,10 @@ def test_no_service(tmp_path):
         lambda: list(store.listing()),
         lambda: store.leftovers(datetime(2100, 1, 1, tzinfo=UTC)),
     ):
-        with pytest.raises(Unavailable, match="object store") as caught:
+        with pytest.raises(Unavailable, match="object store") as error_info:
             ask()
-        assert SECRET not in str(caught.value)
-        assert "\n" not in caught.value.detail
+        assert SECRET not in str(error_info.value)
+        assert "\n" not in error_info.value.detail
 
 
 def test_no_bucket(s3, tmp_path):

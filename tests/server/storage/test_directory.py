@@ -21,7 +21,7 @@ def store(tmp_path):
     return DiskArtifacts(tmp_path / "artifacts")
 
 
-def staged(store):
+def staging_files(store):
     return list(store._staging.iterdir())
 
 
@@ -32,7 +32,7 @@ def test_a_file_is_taken_over_without_a_copy(store):
         inode = path.stat().st_ino
         store.adopt(path, SHA)
     assert store._path(SHA).stat().st_ino == inode
-    assert staged(store) == []
+    assert staging_files(store) == []
 
 
 def test_stored_files_are_read_only(store):
@@ -48,28 +48,28 @@ def test_a_disk_that_is_full_only_when_synced(store, monkeypatch):
     with pytest.raises(StorageFull):
         store.put(DATA)
     assert list(store.listing()) == []
-    assert staged(store) == []
+    assert staging_files(store) == []
 
 
 def test_many_writers_and_one_who_deletes(store):
     """Whoever ends a put finds the file, until the next deletion: none ends with a link that was lost."""
-    ended = []
+    endings = []
 
     def write():
         try:
             for _ in range(200):
                 store.put(DATA)
         finally:
-            ended.append(True)
+            endings.append(True)
 
     def delete():
-        while len(ended) < 3:
+        while len(endings) < 3:
             store.delete([SHA])
 
     at_once(write, write, write, delete)
     store.put(DATA)
     assert store.read(SHA) == DATA
-    assert staged(store) == []
+    assert staging_files(store) == []
 
 
 def test_what_a_killed_writer_left(store):
@@ -79,7 +79,7 @@ def test_what_a_killed_writer_left(store):
     assert store.leftovers(now - timedelta(hours=1)) == []
     assert store.leftovers(now + timedelta(hours=1)) == ["tmpabc"]
     store.discard("tmpabc")
-    assert [path.name for path in staged(store)] == ["worker_a"]
+    assert [path.name for path in staging_files(store)] == ["worker_a"]
 
 
 def test_a_directory_that_is_gone(store):

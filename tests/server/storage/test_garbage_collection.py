@@ -69,10 +69,10 @@ def name_as_base(session, name, sha256):
 
 
 def test_every_column_that_may_name_a_file_is_known():
-    known = {f"{table.name}.{column.name}" for table in METADATA.tables.values() for column in table.columns}
+    all_columns = {f"{table.name}.{column.name}" for table in METADATA.tables.values() for column in table.columns}
     columns = [each.column.property.columns[0] for feature in REFERENCES.get() for each in feature.columns]
     names = [f"{column.table.name}.{column.name}" for column in columns]
-    assert sorted(names) == sorted({name for name in known if "sha256" in name} - NOT_OURS)
+    assert sorted(names) == sorted({name for name in all_columns if "sha256" in name} - NOT_OURS)
 
 
 def test_nothing_is_collected_while_references_are_unknown(home, grow_old, monkeypatch):
@@ -119,9 +119,9 @@ def test_what_is_told(home, grow_old):
     assert home.artifacts.read(orphan)
     assert collector.collect(HOUR) == report
     with home.database.reading() as session:
-        noted = session.scalars(select(GarbageCollection)).one()
-        assert (noted.deleted, noted.freed_bytes) == (1, 5)
-        assert noted.started_at <= noted.ended_at
+        collection = session.scalars(select(GarbageCollection)).one()
+        assert (collection.deleted, collection.freed_bytes) == (1, 5)
+        assert collection.started_at <= collection.ended_at
 
 
 def test_an_upload_that_was_replaced_goes(fleet, app, device, lease, collect):
@@ -165,10 +165,10 @@ def test_what_is_stored_again_while_a_pass_looks_stays(home, grow_old):
 
 def test_an_upload_that_is_collected_at_once_can_be_sent_again(home, device, lease, problem, monkeypatch):
     data = adapter_bytes(lease["manifest"]["manifest"]["size"], 0.25)
-    put = home.artifacts.put
+    original_put = home.artifacts.put
 
     def put_and_lose(data):
-        home.artifacts.delete([sha256 := put(data)])
+        home.artifacts.delete([sha256 := original_put(data)])
         return sha256
 
     monkeypatch.setattr(home.artifacts, "put", put_and_lose)
@@ -178,7 +178,7 @@ def test_an_upload_that_is_collected_at_once_can_be_sent_again(home, device, lea
 
 
 @pytest.fixture(params=["disk", pytest.param("s3", marks=pytest.mark.slow)])
-def anywhere(request, home, tmp_path):
+def any_store(request, home, tmp_path):
     """The home's directory, or a bucket."""
     if request.param == "disk":
         return home.artifacts
@@ -186,11 +186,11 @@ def anywhere(request, home, tmp_path):
 
 
 @pytest.mark.both_databases(slow=True)
-def test_no_name_is_ever_committed_without_its_file(home, anywhere):
+def test_no_name_is_ever_committed_without_its_file(home, any_store):
     """Publishers store, name, read and forget the same few files, while two collectors give no grace at all."""
     contents = [f"content {number}".encode() * 50 for number in range(4)]
     rounds = 24
-    ended, removed, published = [], [], []
+    finished_publishers, removal_counts, read_contents = [], [], []
 
     def publish(who):
         rng = random.Random(who)
@@ -198,21 +198,21 @@ def test_no_name_is_ever_committed_without_its_file(home, anywhere):
             name = f"{who}-{turn}"
             data = rng.choice(contents) if turn % 4 else name.encode()
             while True:
-                sha256 = anywhere.put(data)
+                sha256 = any_store.put(data)
                 with contextlib.suppress(Collected), home.database.writing() as session:
-                    hold(session, anywhere, [sha256])
+                    hold(session, any_store, [sha256])
                     name_as_base(session, name, sha256)
                     break
-            published.append(anywhere.read(sha256))
+            read_contents.append(any_store.read(sha256))
             if turn % 4 == 0 or rng.random() < 0.9:
                 with home.database.writing() as session:
                     session.execute(delete(BaseModelEntry).where(BaseModelEntry.name == name))
 
     def gather():
-        collector = Collector(home.database, anywhere)
+        collector = Collector(home.database, any_store)
         while True:
-            last = len(ended) == 3
-            removed.append(collector.collect(NONE).deleted)
+            last = len(finished_publishers) == 3
+            removal_counts.append(collector.collect(NONE).deleted)
             if last:
                 return
 
@@ -220,25 +220,25 @@ def test_no_name_is_ever_committed_without_its_file(home, anywhere):
         try:
             publish(who)
         finally:
-            ended.append(who)
+            finished_publishers.append(who)
 
-    anywhere.put((home.source / "tokenizer.json").read_bytes())
+    any_store.put((home.source / "tokenizer.json").read_bytes())
     at_once(gather, gather, *(partial(publish_all, who) for who in range(3)))
-    assert len(published) == 3 * rounds
-    assert sum(removed) >= 3 * rounds / 4
+    assert len(read_contents) == 3 * rounds
+    assert sum(removal_counts) >= 3 * rounds / 4
     with home.database.reading() as session:
         names = set(session.scalars(select(BaseModelEntry.tokenizer_sha256)))
     assert names
     for sha256 in names:
-        anywhere.read(sha256)
+        any_store.read(sha256)
 
 
 def test_what_killed_writers_left_goes(home):
-    left = home.settings.artifacts_path / "staging" / "tmpabc"
-    left.write_bytes(b"half")
+    staging_file = home.settings.artifacts_path / "staging" / "tmpabc"
+    staging_file.write_bytes(b"half")
     collector = Collector(home.database, home.artifacts)
     assert collector.collect(NONE).leftovers == 0  # somebody may be writing it
-    os.utime(left, (0, 0))
+    os.utime(staging_file, (0, 0))
     assert collector.collect(NONE, dry_run=True).leftovers == 1
     assert collector.collect(NONE).leftovers == 1
     assert collector.collect(NONE).leftovers == 0

@@ -10,20 +10,20 @@ from tests.server.s3 import KEY_ID, SECRET
 
 
 @pytest.fixture
-def opened(tmp_path):
+def open_store(tmp_path):
     return lambda **changes: open_artifacts(Settings(home=tmp_path / "home", **changes))
 
 
-def test_by_default_a_directory_in_the_home(opened, tmp_path):
-    store = opened()
+def test_by_default_a_directory_in_the_home(open_store, tmp_path):
+    store = open_store()
     assert isinstance(store, DiskArtifacts)
     store.put(b"x")
     assert [path.is_file() for path in (tmp_path / "home" / "artifacts" / "objects").glob("*/*")] == [True]
 
 
-def test_a_bucket(opened, s3):
+def test_a_bucket(open_store, s3):
     place = s3.place()
-    store = opened(
+    store = open_store(
         storage_url=f"s3://{place.bucket}/some/prefix/",
         storage_endpoint=s3.url,
         storage_access_key_id=KEY_ID,
@@ -34,11 +34,11 @@ def test_a_bucket(opened, s3):
     assert s3.client.get_object(Bucket=place.bucket, Key=f"some/prefix/objects/{sha256[:2]}/{sha256}")
 
 
-def test_a_bucket_by_the_usual_variables(opened, s3, monkeypatch):
+def test_a_bucket_by_the_usual_variables(open_store, s3, monkeypatch):
     place = s3.place()
     for name, value in (("ACCESS_KEY_ID", KEY_ID), ("SECRET_ACCESS_KEY", SECRET), ("ENDPOINT_URL", s3.url)):
         monkeypatch.setenv(f"AWS_{name}", value)
-    store = opened(storage_url=f"s3://{place.bucket}")
+    store = open_store(storage_url=f"s3://{place.bucket}")
     assert store.read(store.put(b"x")) == b"x"
 
 
@@ -58,9 +58,9 @@ def test_a_bucket_by_the_usual_variables(opened, s3, monkeypatch):
         ({"storage_url": "memory://", "delivery": "accel"}, "directory"),
     ],
 )
-def test_what_cannot_be(opened, changes, word):
+def test_what_cannot_be(open_store, changes, word):
     with pytest.raises(BadStorage, match=word):
-        opened(**changes)
+        open_store(**changes)
 
 
 def test_secrets_stay_out_of_what_is_shown_and_reach_the_workers(tmp_path):
@@ -70,6 +70,6 @@ def test_secrets_stay_out_of_what_is_shown_and_reach_the_workers(tmp_path):
     assert settings.environment()["MOBIZO_STORAGE_SECRET_ACCESS_KEY"] == SECRET
 
 
-def test_in_clear_only_where_it_is_allowed(opened):
-    given = {"storage_url": "s3://files", "storage_endpoint": "http://s3.example.org"}
-    assert isinstance(opened(**given, storage_allow_http=True), BucketArtifacts)
+def test_in_clear_only_where_it_is_allowed(open_store):
+    options = {"storage_url": "s3://files", "storage_endpoint": "http://s3.example.org"}
+    assert isinstance(open_store(**options, storage_allow_http=True), BucketArtifacts)

@@ -24,12 +24,12 @@ def names(directory):
 def test_what_a_killed_process_left_goes_and_what_is_used_stays(tmp_path):
     process = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     try:
-        held = process.stdout.readline().strip()
+        name = process.stdout.readline().strip()
         with scratch(tmp_path, ".x-") as mine:
-            assert names(tmp_path) == sorted([held, mine.name])
+            assert names(tmp_path) == sorted([name, mine.name])
         process.send_signal(signal.SIGKILL)
         process.wait()
-        assert names(tmp_path) == [held]
+        assert names(tmp_path) == [name]
         with scratch(tmp_path, ".x-") as mine:
             assert names(tmp_path) == [mine.name]
     finally:

@@ -25,10 +25,10 @@ def names(store):
 
 
 def streamed(store, sha256, start, end):
-    async def read():
+    async def collect():
         return b"".join([piece async for piece in store.stream(sha256, start, end)])
 
-    return asyncio.run(read())
+    return asyncio.run(collect())
 
 
 def adopt(store, data, sha256, name="w"):
@@ -123,15 +123,15 @@ def test_a_damaged_file_is_not_read_and_never_streamed_whole(store, damage):
     damage(SHA, DATA)
     with pytest.raises(Damaged, match=SHA):
         store.read(SHA)
-    got = bytearray()
+    content = bytearray()
 
-    async def read():
+    async def collect():
         async for piece in store.stream(SHA, 0, len(DATA)):
-            got.extend(piece)
+            content.extend(piece)
 
     with pytest.raises(Damaged):
-        asyncio.run(read())
-    assert len(got) < len(DATA)
+        asyncio.run(collect())
+    assert len(content) < len(DATA)
 
 
 def test_a_file_of_another_size_is_stored_anew(store, damage):

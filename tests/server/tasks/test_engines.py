@@ -127,7 +127,7 @@ def test_a_compile_tells_how_it_goes(home, app, start, state):
     home.behave(hang=True)
     worker = start()
     job = app.submit()
-    view = eventually(lambda: (seen := app.get(f"/v1/jobs/{job['id']}").json())["progress"] and seen)
+    view = eventually(lambda: (job_view := app.get(f"/v1/jobs/{job['id']}").json())["progress"] and job_view)
     assert view["state"] == "compiling"
     assert (view["progress"]["phase"], view["progress"]["why"]) == ("compiling", "reading the base model")
     home.behave()
@@ -137,8 +137,8 @@ def test_a_compile_tells_how_it_goes(home, app, start, state):
     start()
     eventually(lambda: state(job) == "ready")
     with home.database.reading() as session:
-        reports = session.scalars(select(JobEvent).where(JobEvent.kind == "progress")).all()
-        assert len(reports) in (1, 2)
+        progress_events = session.scalars(select(JobEvent).where(JobEvent.kind == "progress")).all()
+        assert len(progress_events) in (1, 2)
 
 
 def test_what_is_over_the_budget_is_not_begun(home, app, start, state):
@@ -210,7 +210,10 @@ def test_memory_is_reported(home, app, operator, start, state):
     home.behave(memory=200, error={"code": "x", "detail": "y"})
     job = app.submit()
     usage = eventually(
-        lambda: (seen := operator.get("/v1/server/usage").json())["compiler_peak_rss_bytes"] > 200 << 20 and seen
+        lambda: (
+            (server_usage := operator.get("/v1/server/usage").json())["compiler_peak_rss_bytes"] > 200 << 20
+            and server_usage
+        )
     )
     assert usage["peak_rss_bytes"] >= usage["compiler_peak_rss_bytes"]
     assert usage["worker_peak_rss_bytes"] > 1 << 20
@@ -234,8 +237,10 @@ def test_a_merged_model_asked_for_many_times_at_once_is_made_once(fleet, home, v
     actors = [fleet.app() for _ in range(6)]
     answers = at_once(*(partial(actor.post, MERGED) for actor in actors))
     assert [answer.status_code for answer in answers] == [202] * 6
-    merged = eventually(lambda: (seen := actors[0].get(MERGED).json())["state"] == "ready" and seen)
-    assert [file["path"] for file in merged["files"]] == ["config.json", "model.safetensors"]
+    conversion_view = eventually(
+        lambda: (conversion := actors[0].get(MERGED).json())["state"] == "ready" and conversion
+    )
+    assert [file["path"] for file in conversion_view["files"]] == ["config.json", "model.safetensors"]
     assert len(home.conversions()) == 1
     eventually(lambda: not workspaces(home))
 
@@ -252,9 +257,9 @@ def test_a_worker_that_is_asked_to_stop_while_it_merges(home, app, version, star
     assert not alive(converter)
     assert app.get(MERGED).json()["state"] == "pending"
     # A worker on the same machine sees at once that the next one is dead.
-    killed = start(**patient)
+    killed_worker = start(**patient)
     eventually(lambda: len(home.conversions()) == 2)
-    killed.send_signal(signal.SIGKILL)
+    killed_worker.send_signal(signal.SIGKILL)
     eventually(lambda: not alive(home.conversions()[1]))
     home.convert_so()
     start(**patient)

@@ -69,9 +69,9 @@ def _ask_and_err(session):
 
 
 def test_a_task_is_dropped_with_its_transaction(home, tasks):
-    for what, error in ((_ask_and_leave, ChangedMind), (_ask_and_err, ProgrammingError)):
+    for function, error in ((_ask_and_leave, ChangedMind), (_ask_and_err, ProgrammingError)):
         with pytest.raises(error), home.database.writing() as session:
-            what(session)
+            function(session)
         assert tasks() == []
     with home.database.writing() as session:
         _ask(session)

@@ -8,7 +8,7 @@ from schemathesis.checks import CHECKS, load_all_checks
 from schemathesis.generation import GenerationMode
 
 load_all_checks()
-HELD = (
+CHECK_NAMES = (
     "not_a_server_error",
     "status_code_conformance",
     "content_type_conformance",
@@ -27,15 +27,15 @@ def mixed(good, made_up, own):
 class Fuzzer:
     """Callers who send anything that the description allows, and much that it does not."""
 
-    def __init__(self, document, url, tokens, known, bodies):
+    def __init__(self, document, url, tokens, path_parameters, bodies):
         """tokens: of the callers; None: who has none.
 
-        known: path parameters that name something, and bodies: JSON that is taken, both by operation id. Half the time
+        path_parameters: those that name something, and bodies: JSON that is taken, both by operation id. Half the time
         they take the place of what was made up, all or in part.
         """
         self._schema = schemathesis.openapi.from_dict(document)
-        self._url, self._known, self._bodies = url, known, bodies
-        self._checks = CHECKS.get_by_names(HELD)
+        self._url, self._path_parameters, self._bodies = url, path_parameters, bodies
+        self._checks = CHECKS.get_by_names(CHECK_NAMES)
         self._session = requests.Session()
         self._callers = [{"Authorization": f"Bearer {token}"} if token else {} for token in tokens]
         self.answers = {}  # how many of each (operation id, status)
@@ -70,8 +70,8 @@ class Fuzzer:
             caller=st.sampled_from(self._callers),
         )
         def send(case, real, own, caller):
-            if real and name in self._known:
-                case.path_parameters = dict(self._known[name])
+            if real and name in self._path_parameters:
+                case.path_parameters = dict(self._path_parameters[name])
             if real and name in self._bodies:
                 case.body = mixed(self._bodies[name], case.body, own)
             if isinstance(case.body, dict) and "wait_seconds" in case.body:

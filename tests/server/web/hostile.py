@@ -13,7 +13,7 @@ class Bodies:
 
     def __init__(self, document, limit):
         self._schemas, self._limit = document["components"]["schemas"], limit
-        self._sent = set()
+        self._kinds = set()
 
     def any(self):
         """(name, bytes) of each body that costs the same whatever a route's schema."""
@@ -26,19 +26,19 @@ class Bodies:
 
     def of(self, schema):
         """(name, bytes) of each body for a schema. A part that an earlier schema has too is only in "all large"."""
-        known = self._resolved(schema).get("properties", {})
-        for name, part in known.items():
+        properties = self._resolved(schema).get("properties", {})
+        for name, part in properties.items():
             kind = json.dumps({key: value for key, value in self._resolved(part).items() if key not in WORDS})
-            if kind in self._sent:
+            if kind in self._kinds:
                 continue
-            self._sent.add(kind)
+            self._kinds.add(kind)
             yield f"{name}: empty lists", _dump({name: [[]] * self._most(3)})
             yield f"{name}: empty objects", _dump({name: [{}] * self._most(3)})
             yield f"{name}: a mapping", _dump({name: self._mapping([])})
             yield f"{name}: a text", _dump({name: "x" * (self._limit - SPARE)})
             yield f"{name}: large", self._fitting({name: part}, wrong=False)
-        yield "all large", self._fitting(known, wrong=False)
-        yield "all large and wrong", self._fitting(known, wrong=True)
+        yield "all large", self._fitting(properties, wrong=False)
+        yield "all large and wrong", self._fitting(properties, wrong=True)
 
     def _mapping(self, value):
         return {f"n{number}": value for number in range(min(MAX_NAMES - SPARE, (self._limit - SPARE) // 12))}
@@ -50,8 +50,8 @@ class Bodies:
         """The largest values of these properties that a body may have."""
         budget = self._limit
         while True:
-            left = [budget]
-            body = _dump({name: self._large(part, left, wrong, 0) for name, part in properties.items()})
+            remaining = [budget]
+            body = _dump({name: self._large(part, remaining, wrong, 0) for name, part in properties.items()})
             if len(body) <= self._limit:
                 return body
             budget = budget * 4 // 5
@@ -68,30 +68,31 @@ class Bodies:
             # The choice with the most inside.
             schema = max(choices, key=lambda part: ("$ref" in part) + 2 * (part.get("type") in ("array", "object")))
 
-    def _large(self, schema, left, wrong, depth):
+    def _large(self, schema, remaining, wrong, depth):
         """A value as large as the schema and the rest of the budget (bytes) allow; wrong: its leaves have no type."""
         schema = self._resolved(schema)
-        left[0] -= 4
+        remaining[0] -= 4
         if "enum" in schema or "const" in schema:
             return [] if wrong else schema.get("const", schema.get("enum", [None])[0])
         kind = schema.get("type")
         if kind == "array" and depth < 8:
             body = []
             for _ in range(min(schema.get("maxItems", 10_000), 20_000)):
-                if left[0] <= 0:
+                if remaining[0] <= 0:
                     break
-                body.append(self._large(schema.get("items", {}), left, wrong, depth + 1))
+                body.append(self._large(schema.get("items", {}), remaining, wrong, depth + 1))
             return body
         if kind == "object" and depth < 8:
             body = {
-                name: self._large(part, left, wrong, depth + 1) for name, part in schema.get("properties", {}).items()
+                name: self._large(part, remaining, wrong, depth + 1)
+                for name, part in schema.get("properties", {}).items()
             }
             more = schema.get("additionalProperties")
             for number in range(min(schema.get("maxProperties", 0), 10_000) if isinstance(more, dict) else 0):
-                if left[0] <= 0:
+                if remaining[0] <= 0:
                     break
-                body[f"n{number}"] = self._large(more, left, wrong, depth + 1)
-            left[0] -= 8 * len(body)
+                body[f"n{number}"] = self._large(more, remaining, wrong, depth + 1)
+            remaining[0] -= 8 * len(body)
             return body
         if wrong:
             return []
@@ -99,8 +100,8 @@ class Bodies:
             return schema.get("maximum", 1)
         if kind == "boolean":
             return True
-        text = "x" * max(0, min(schema.get("maxLength", 100), left[0]))
-        left[0] -= len(text)
+        text = "x" * max(0, min(schema.get("maxLength", 100), remaining[0]))
+        remaining[0] -= len(text)
         return text
 
 

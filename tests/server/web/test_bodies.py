@@ -49,8 +49,8 @@ class Link:
 
     def assert_problem(self, status, code):
         """The answer is this problem."""
-        answered, headers, body = self.answer()
-        assert (answered, headers["content-type"]) == (status, "application/problem+json")
+        answer_status, headers, body = self.answer()
+        assert (answer_status, headers["content-type"]) == (status, "application/problem+json")
         assert json.loads(body)["code"] == code
         assert headers["x-request-id"]
         return headers
@@ -124,9 +124,9 @@ def test_json_without_a_type_and_compressed(app, problem):
     ],
 )
 def test_json_that_readers_could_understand_differently(text):
-    with pytest.raises(BadRequest) as caught:
+    with pytest.raises(BadRequest) as error_info:
         parse_json(text)
-    assert caught.value.detail.startswith("the body ")
+    assert error_info.value.detail.startswith("the body ")
 
 
 @pytest.mark.parametrize("value", [None, 1, -(2**63), 0.1, "é\U0001f600\\u0000 \n", [[[]]], {"": {"a": [True]}}])
@@ -272,9 +272,9 @@ def test_a_file_tells_its_headers_alone(fleet, app, problem):
     file = app.get(f"/v1/programs/{job['recipe_id']}").json()["manifest"]["files"][0]
     response = app.head(f"/v1/files/{file['sha256']}")
     assert (response.status_code, response.headers["content-length"], response.content) == (200, str(file["size"]), b"")
-    refused = app.delete(f"/v1/files/{file['sha256']}")
-    problem(refused, 405, "method-not-allowed")
-    assert refused.headers["allow"] == "GET, HEAD"
+    refusal = app.delete(f"/v1/files/{file['sha256']}")
+    problem(refusal, 405, "method-not-allowed")
+    assert refusal.headers["allow"] == "GET, HEAD"
 
 
 def test_what_every_answer_carries(app):

@@ -61,12 +61,12 @@ def test_a_depth_within_the_bound_is_read():
 
 @pytest.mark.parametrize("token", BAD_TOKENS)
 def test_no_body_is_read_before_the_token_is_checked(fleet, problem, monkeypatch, token):
-    read = []
-    monkeypatch.setattr(server.web.routes, "parse_json", read.append)
+    bodies = []
+    monkeypatch.setattr(server.web.routes, "parse_json", bodies.append)
     for method, path in (("POST", "/v1/jobs"), ("PUT", "/v1/approval-rule"), ("POST", "/v1/score")):
         answer = fleet.actor(token).request(method, path, json={"a": 1})
         problem(answer, 401, "unauthorized")
-    assert read == []
+    assert bodies == []
 
 
 def test_a_refused_token_counts_before_its_body_is_read(home, problem):
@@ -95,21 +95,21 @@ def test_every_operation_refuses_a_body_one_byte_over_its_limit(home, problem):
     }
     operator = httpx.Client(headers={"Authorization": f"Bearer {home.token('operator')}"})
     device = httpx.Client(headers={"Authorization": f"Bearer {home.token('device')}"})
-    seen = set()
+    operation_keys = set()
     with serving(app) as url, operator, device:
         for method, path in operations():
             limit = limits[method, path]
             assert 0 < limit <= max(LIMIT, UNCHECKED_BODY_BYTES), path
             address = url + path.replace("{", "").replace("}", "")
             answers = [client.request(method, address, content=b" " * (limit + 1)) for client in (operator, device)]
-            admitted = [answer for answer in answers if answer.status_code not in (401, 403)]
-            for answer in admitted:
+            admitted_answers = [answer for answer in answers if answer.status_code not in (401, 403)]
+            for answer in admitted_answers:
                 if "error" in answer.json():  # in OpenAI's form
                     assert (answer.status_code, answer.json()["error"]["code"]) == (413, "too-large")
                 else:
                     problem(answer, 413, "too-large")
-                seen.add((method, path))
-    assert seen == set(operations())
+                operation_keys.add((method, path))
+    assert operation_keys == set(operations())
 
 
 @pytest.mark.parametrize("operation", [("PUT", "/v1/approval-rule"), ("POST", "/v1/jobs")])
@@ -130,12 +130,12 @@ def test_at_most_twenty_validation_errors_are_reported(app, problem):
 
 
 def test_errors_beyond_counting_are_not_collected(app, problem, monkeypatch):
-    collected = []
-    monkeypatch.setattr(server.web.middleware, "from_validation", collected.append)
+    errors = []
+    monkeypatch.setattr(server.web.middleware, "from_validation", errors.append)
     many = {f"n{number}": number for number in range(MAX_NAMES - 10)}
     document = problem(app.post("/v1/jobs", json=many), 422, "invalid-request")
     assert "the body has 499" in document["detail"]
-    assert document["errors"] == collected == []
+    assert document["errors"] == errors == []
 
 
 @pytest.mark.parametrize("layers", ["last:" + "9" * 5_000, "last:" + "9" * 400 + "%", "last:9999999", [10**30]])

@@ -74,7 +74,7 @@ def server(short, tmp_path):
         yield host, int(port)
 
 
-def opened(address, count, data=b""):
+def open_links(address, count, data=b""):
     """So many connections, each of which sent `data`."""
     links = [socket.create_connection(address, timeout=PATIENCE) for _ in range(count)]
     for link in links:
@@ -82,7 +82,7 @@ def opened(address, count, data=b""):
     return links
 
 
-def ended(link):
+def read_to_end(link):
     """The connection was closed by the server; returns what it sent before."""
     received = b""
     with contextlib.suppress(ConnectionResetError):
@@ -111,9 +111,9 @@ def says_hello(address):
 
 @pytest.mark.parametrize("data", [b"", b"G", b"GET /hello HTTP/1.1\r\nHost: x\r\n"])
 def test_a_head_that_never_ends(server, data):
-    links = opened(server, 50, data)
+    links = open_links(server, 50, data)
     assert says_hello(server)
-    assert [ended(link) for link in links] == [b""] * 50
+    assert [read_to_end(link) for link in links] == [b""] * 50
 
 
 def trickle(link, data):
@@ -129,31 +129,31 @@ def trickle(link, data):
 
 
 def test_a_head_that_comes_byte_by_byte(server):
-    (link,) = opened(server, 1)
+    (link,) = open_links(server, 1)
     trickle(link, b"GET /hello HTTP/1.1\r\nX: x")
 
 
 def test_a_second_head_that_never_ends(server):
-    (link,) = opened(server, 1, b"GET /hello HTTP/1.1\r\nHost: x\r\n\r\n")
+    (link,) = open_links(server, 1, b"GET /hello HTTP/1.1\r\nHost: x\r\n\r\n")
     read_hello(link)
     link.sendall(b"GET")
-    assert ended(link) == b""
+    assert read_to_end(link) == b""
 
 
 def test_a_body_that_goes_on_after_the_response(server):
-    (link,) = opened(server, 1, b"POST /hello HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n")
+    (link,) = open_links(server, 1, b"POST /hello HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n")
     read_hello(link)
     trickle(link, b"x")
 
 
 @pytest.mark.parametrize("path", ["/endless", "/large", "/file"])
-@pytest.mark.parametrize("more", ["", "Connection: close\r\n"])
-def test_a_client_that_does_not_read(server, path, more):
-    links = opened(server, 5, f"GET {path} HTTP/1.1\r\nHost: x\r\n{more}\r\n".encode())
+@pytest.mark.parametrize("headers", ["", "Connection: close\r\n"])
+def test_a_client_that_does_not_read(server, path, headers):
+    links = open_links(server, 5, f"GET {path} HTTP/1.1\r\nHost: x\r\n{headers}\r\n".encode())
     assert says_hello(server)
     time.sleep(4 * SECONDS)
     for link in links:
-        assert len(ended(link)) < SIZE
+        assert len(read_to_end(link)) < SIZE
 
 
 def test_a_request_in_progress_has_no_deadline_of_its_head(short):
@@ -189,7 +189,7 @@ def test_idle_and_half_sent_connections_at_the_limit_do_not_stop_others(data):
 def test_a_request_in_progress_does_not_give_way():
     with serving(APP, ConnectionLimits(total=3, of_address=1000)) as url:
         host, port = url.removeprefix("http://").split(":")
-        (link,) = opened((host, int(port)), 1, b"GET /endless HTTP/1.1\r\nHost: x\r\n\r\n")
+        (link,) = open_links((host, int(port)), 1, b"GET /endless HTTP/1.1\r\nHost: x\r\n\r\n")
         assert link.recv(100)
         others = [socket.create_connection((host, int(port)), PATIENCE, ("127.0.0.2", 0)) for _ in range(100)]
         assert says_hello((host, int(port)))
@@ -203,7 +203,7 @@ def test_a_body_that_goes_on_after_the_response_is_read_slowly(monkeypatch):
     with serving(APP, MANY) as url:
         host, port = url.removeprefix("http://").split(":")
         head = f"POST /hello HTTP/1.1\r\nHost: x\r\nContent-Length: {SIZE}\r\n\r\n"
-        (link,) = opened((host, int(port)), 1, head.encode())
+        (link,) = open_links((host, int(port)), 1, head.encode())
         read_hello(link)
         link.settimeout(4 * SECONDS)
         with pytest.raises(TimeoutError):
@@ -215,7 +215,9 @@ def test_a_body_that_goes_on_after_the_response_is_read_slowly(monkeypatch):
 def test_a_request_after_a_body_that_went_on_is_answered():
     with serving(APP, MANY) as url:
         host, port = url.removeprefix("http://").split(":")
-        (link,) = opened((host, int(port)), 1, b"POST /hello HTTP/1.1\r\nHost: x\r\nContent-Length: 3000000\r\n\r\n")
+        (link,) = open_links(
+            (host, int(port)), 1, b"POST /hello HTTP/1.1\r\nHost: x\r\nContent-Length: 3000000\r\n\r\n"
+        )
         for _ in range(2):
             read_hello(link)
             link.sendall(b"x" * 3_000_000)

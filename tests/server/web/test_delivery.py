@@ -46,7 +46,7 @@ def url(weights):
     return f"/v1/files/{weights['sha256']}"
 
 
-def replaced(text, changes):
+def replace_all(text, changes):
     for old, new in changes.items():
         assert text.count(old) == 1, old
         text = text.replace(old, new)
@@ -59,7 +59,7 @@ def front(home, fleet, settle, tmp_path, monkeypatch):
     settle(delivery=Delivery.ACCEL)
     certificate, key = loopback_certificate(tmp_path)
     port, plain = free_ports(2)
-    shipped = replaced(
+    shipped = replace_all(
         SHIPPED.read_text(),
         {
             "server 127.0.0.1:8000;": f"server {httpx.URL(fleet.url).netloc.decode()};",
@@ -79,7 +79,7 @@ def front(home, fleet, settle, tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def behind(front, device, monkeypatch):
+def nginx_client(front, device, monkeypatch):
     """The device's client, speaking to nginx."""
     trusted = ssl.create_default_context(cafile=os.environ["SSL_CERT_FILE"])
     client = httpx.Client(
@@ -89,8 +89,8 @@ def behind(front, device, monkeypatch):
     client.close()
 
 
-def test_nginx_sends_what_the_server_allowed(behind, url, weights):
-    response = behind.get(url)
+def test_nginx_sends_what_the_server_allowed(nginx_client, url, weights):
+    response = nginx_client.get(url)
     assert response.status_code == 200
     assert response.content == CONTENT
     assert response.headers["etag"] == f'"{weights["sha256"]}"'
@@ -102,22 +102,22 @@ def test_nginx_sends_what_the_server_allowed(behind, url, weights):
     assert "x-accel-redirect" not in response.headers
 
 
-def test_nginx_sends_parts_by_our_tag(behind, url, weights):
+def test_nginx_sends_parts_by_our_tag(nginx_client, url, weights):
     ours = {"Range": "bytes=1000-1999", "If-Range": f'"{weights["sha256"]}"'}
-    part = behind.get(url, headers=ours)
+    part = nginx_client.get(url, headers=ours)
     assert (part.status_code, part.content) == (206, CONTENT[1000:2000])
     assert part.headers["content-range"] == f"bytes 1000-1999/{len(CONTENT)}"
-    other = behind.get(url, headers={**ours, "If-Range": '"other"'})
+    other = nginx_client.get(url, headers={**ours, "If-Range": '"other"'})
     assert (other.status_code, other.content) == (200, CONTENT)
-    several = behind.get(url, headers={"Range": "bytes=0-1,5-6"})
+    several = nginx_client.get(url, headers={"Range": "bytes=0-1,5-6"})
     assert (several.status_code, several.content) == (200, CONTENT)
 
 
-def test_nginx_sends_a_repositorys_files_uncompressed(front, behind, fleet, app, device, lease):
+def test_nginx_sends_a_repositorys_files_uncompressed(front, nginx_client, fleet, app, device, lease):
     version = device.finish(lease)
     path = "/default/alice-movies/resolve/main/lora_B.safetensors"
     headers = {"Authorization": f"Bearer {app.token}", "Accept-Encoding": "gzip"}
-    for answer in (behind.head(path, headers=headers), behind.get(path, headers=headers)):
+    for answer in (nginx_client.head(path, headers=headers), nginx_client.get(path, headers=headers)):
         assert answer.status_code == 200
         assert answer.headers["server"].startswith("nginx")
         assert answer.headers["x-repo-commit"] == version["revision"]
@@ -125,35 +125,35 @@ def test_nginx_sends_a_repositorys_files_uncompressed(front, behind, fleet, app,
         assert answer.headers["content-length"] == str(version["size"])
         assert "no-transform" in answer.headers["cache-control"]
         assert "content-encoding" not in answer.headers
-    part = behind.get(path, headers=headers | {"Range": "bytes=0-0"})
+    part = nginx_client.get(path, headers=headers | {"Range": "bytes=0-0"})
     assert (part.status_code, part.headers["content-range"]) == (206, f"bytes 0-0/{version['size']}")
     assert part.headers["x-repo-commit"] == version["revision"]
-    absent = behind.get("/default/nothing/resolve/main/README.md", headers=headers)
-    assert (absent.status_code, absent.headers["x-error-code"]) == (404, "RepoNotFound")
+    missing = nginx_client.get("/default/nothing/resolve/main/README.md", headers=headers)
+    assert (missing.status_code, missing.headers["x-error-code"]) == (404, "RepoNotFound")
     # The address of the next page is the one by which nginx is reached.
-    listing = behind.get("/api/models/default/alice-movies/tree/main?limit=1", headers=headers)
+    listing = nginx_client.get("/api/models/default/alice-movies/tree/main?limit=1", headers=headers)
     assert listing.links["next"]["url"].startswith(front + "/api/")
 
 
-def test_the_rest_is_the_servers_own_answer(behind, url, weights, problem):
+def test_the_rest_is_the_servers_own_answer(nginx_client, url, weights, problem):
     tag = f'"{weights["sha256"]}"'
-    assert behind.get(url, headers={"If-None-Match": tag}).status_code == 304
-    problem(behind.get(url, headers={"Range": "bytes=999999999-"}), 416, "range-not-satisfiable")
-    head = behind.head(url)
+    assert nginx_client.get(url, headers={"If-None-Match": tag}).status_code == 304
+    problem(nginx_client.get(url, headers={"Range": "bytes=999999999-"}), 416, "range-not-satisfiable")
+    head = nginx_client.head(url)
     assert (head.status_code, head.headers["content-length"]) == (200, str(len(CONTENT)))
     assert head.headers["etag"] == tag
-    assert behind.get("/healthz").json() == {"status": "ok"}
+    assert nginx_client.get("/healthz").json() == {"status": "ok"}
 
 
-def test_nobody_gets_past_the_server(behind, front, fleet, url, weights, problem):
+def test_nobody_gets_past_the_server(nginx_client, front, fleet, url, weights, problem):
     inside = f"/mobizo-files/{weights['sha256'][:2]}/{weights['sha256']}"
     for path in (inside, "/mobizo-files/../../keys/manifest.ed25519", "/mobizo-files/%2e%2e/%2e%2e/mobizo.sqlite3"):
-        response = behind.get(path)
+        response = nginx_client.get(path)
         assert response.status_code in (400, 404)
         assert CONTENT[:100] not in response.content
-    problem(behind.get(url, headers={"Authorization": "Bearer nobody"}), 401, "unauthorized")
+    problem(nginx_client.get(url, headers={"Authorization": "Bearer nobody"}), 401, "unauthorized")
     stranger = fleet.device(name="other")
-    problem(behind.get(url, headers={"Authorization": f"Bearer {stranger.token}"}), 404, "not-found")
+    problem(nginx_client.get(url, headers={"Authorization": f"Bearer {stranger.token}"}), 404, "not-found")
 
 
 def test_without_nginx_the_server_sends_the_file_itself(front, device, url):
@@ -168,9 +168,9 @@ def test_a_download_goes_on_through_nginx(front, device, url, weights, tmp_path)
 
 
 def test_a_damaged_file_never_looks_whole(home, device, url, weights):
-    stored = home.artifacts._path(weights["sha256"])
-    stored.chmod(0o600)
-    stored.write_bytes(CONTENT[:-1] + b"!")
+    path = home.artifacts._path(weights["sha256"])
+    path.chmod(0o600)
+    path.write_bytes(CONTENT[:-1] + b"!")
     with pytest.raises(httpx.RemoteProtocolError):
         device.get(url)
     assert device.get("/healthz").status_code == 200
@@ -183,22 +183,22 @@ def test_the_locations_agree():
 @pytest.fixture
 def bucket(home, settle, s3):
     """The server's files lie in a bucket, which sends all but the smallest."""
-    given = s3.settings() | {"delivery": Delivery.REDIRECT, "redirect_bytes": 100_000}
+    changes = s3.settings() | {"delivery": Delivery.REDIRECT, "redirect_bytes": 100_000}
     tokenizer = (home.source / "tokenizer.json").read_bytes()
-    changed = type(home.settings)(**(home.settings.model_dump() | given))
-    home.artifacts = open_artifacts(changed)
+    settings = type(home.settings)(**(home.settings.model_dump() | changes))
+    home.artifacts = open_artifacts(settings)
     home.artifacts.put(tokenizer)
-    settle(**{name: getattr(changed, name) for name in changed.model_fields_set})
+    settle(**{name: getattr(settings, name) for name in settings.model_fields_set})
 
 
 @pytest.fixture
-def held(bucket, lease):
+def bucket_lease(bucket, lease):
     return lease
 
 
 @pytest.fixture
-def place(held):
-    weights = weights_of(held)
+def place(bucket_lease):
+    weights = weights_of(bucket_lease)
     return f"/v1/files/{weights['sha256']}", weights
 
 
@@ -218,23 +218,27 @@ def test_a_bucket_sends_to_whom_the_server_sends_there(device, place, s3):
 def test_our_client_follows_and_goes_on(device, place, fleet, tmp_path):
     path, weights = place
     (tmp_path / "w.part").write_bytes(CONTENT[:100_000])
-    seen = []
+    progress_calls = []
     with Transport(fleet.url, device.token) as transport:
         for _ in range(2):
             transport.download(
-                path, tmp_path / "w", size=len(CONTENT), sha256=weights["sha256"], progress=lambda *at: seen.append(at)
+                path,
+                tmp_path / "w",
+                size=len(CONTENT),
+                sha256=weights["sha256"],
+                progress=lambda *at: progress_calls.append(at),
             )
             assert (tmp_path / "w").read_bytes() == CONTENT
-    assert min(seen)[0] > 0
-    assert seen[0][0] > 100_000  # it went on
+    assert min(progress_calls)[0] > 0
+    assert progress_calls[0][0] > 100_000  # it went on
 
 
-def test_small_files_and_forbidden_ranges_are_sent_by_the_server(device, held, place):
-    tokenizer = next(file for file in held["manifest"]["manifest"]["files"] if file["role"] == "tokenizer")
+def test_small_files_and_forbidden_ranges_are_sent_by_the_server(device, bucket_lease, place):
+    tokenizer = next(file for file in bucket_lease["manifest"]["manifest"]["files"] if file["role"] == "tokenizer")
     assert device.get(f"/v1/files/{tokenizer['sha256']}").status_code == 200
     path, weights = place
-    changed = device.get(path, headers={"Range": "bytes=10-", "If-Range": '"other"'})
-    assert (changed.status_code, changed.content) == (200, CONTENT)
+    response = device.get(path, headers={"Range": "bytes=10-", "If-Range": '"other"'})
+    assert (response.status_code, response.content) == (200, CONTENT)
     part = device.get(path, headers={"Range": "bytes=10-", "If-Range": f'"{weights["sha256"]}"'})
     assert part.status_code == 307
 

@@ -18,8 +18,8 @@ def test_a_tag_changes_with_the_thing_and_only_then(app, job):
 
 def test_what_the_client_has_is_not_sent_again(app, job):
     tag = app.get(job).headers["etag"]
-    for known in (tag, f"W/{tag}", f'"other", {tag}', "*"):
-        answer = app.get(job, headers={"If-None-Match": known})
+    for condition in (tag, f"W/{tag}", f'"other", {tag}', "*"):
+        answer = app.get(job, headers={"If-None-Match": condition})
         assert (answer.status_code, answer.content) == (304, b"")
         assert answer.headers["etag"] == tag
         assert "content-type" not in answer.headers
@@ -36,9 +36,9 @@ def test_several_header_lines_are_one_list(app, job):
 
 
 def test_a_change_of_what_has_changed_is_refused(fleet, app, job, problem):
-    seen = app.get(job).headers["etag"]
+    etag = app.get(job).headers["etag"]
     fleet.home.compile()
-    problem(app.post(f"{job}/cancel", headers={"If-Match": seen}), 412, "precondition-failed")
+    problem(app.post(f"{job}/cancel", headers={"If-Match": etag}), 412, "precondition-failed")
     assert app.get(job).json()["state"] == "ready"
     now = app.get(job).headers["etag"]
     for weak in (f"W/{now}", now.strip('"'), "", '"'):

@@ -83,8 +83,8 @@ def test_more_writers_than_threads_do_not_wait_for_each_other_in_a_ring(database
 
 def test_a_grouped_read_begins_after_its_request_arrived(database):
     def read(session, numbers):
-        found = set(session.scalars(text("SELECT number FROM notes")))
-        return [number if number in found else Gone(str(number)) for number in numbers]
+        present_numbers = set(session.scalars(text("SELECT number FROM notes")))
+        return [number if number in present_numbers else Gone(str(number)) for number in numbers]
 
     async def run():
         group = GroupRead(database, read)

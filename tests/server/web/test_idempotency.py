@@ -126,8 +126,8 @@ def test_no_token_is_kept_in_clear(home, operator):
     token = operator.post("/v1/enrollments", json={}, headers=KEY).json()["token"]
     assert count(home, IdempotencyRecord) == 1
     with home.database.reading() as session:
-        kept = session.scalars(select(IdempotencyRecord)).one()
-        stored = b" ".join(repr(getattr(kept, column.key)).encode() for column in IdempotencyRecord.__table__.columns)
+        record = session.scalars(select(IdempotencyRecord)).one()
+        stored = b" ".join(repr(getattr(record, column.key)).encode() for column in IdempotencyRecord.__table__.columns)
     for secret in (token, operator.token, KEY["Idempotency-Key"]):
         assert secret.encode() not in stored
 

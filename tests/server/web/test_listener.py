@@ -10,7 +10,7 @@ import structlog
 from server.settings import Settings
 from server.web import connections
 from server.web.connections import ConnectionLimits, Listener, raise_descriptor_limit
-from tests.server.web.test_connections import MANY, PATIENCE, close_all, ended, opened
+from tests.server.web.test_connections import MANY, PATIENCE, close_all, open_links, read_to_end
 
 
 @pytest.fixture
@@ -60,14 +60,14 @@ def begin_requests(listener, inside):
 
 def test_connections_beyond_the_total_are_closed(log):
     with listening(ConnectionLimits(total=3, of_address=100)) as listener:
-        links = opened(listener.getsockname(), 3)
+        links = open_links(listener.getsockname(), 3)
         inside = accepted(listener)
         begin_requests(listener, inside)
-        links += opened(listener.getsockname(), 37)
+        links += open_links(listener.getsockname(), 37)
         assert accepted(listener) == []
-        assert [ended(link) for link in links[3:]] == [b""] * 37
+        assert [read_to_end(link) for link in links[3:]] == [b""] * 37
         inside.pop().close()
-        links += opened(listener.getsockname(), 1)
+        links += open_links(listener.getsockname(), 1)
         inside += accepted(listener)
         assert len(inside) == 3
         close_all(*links, *inside)
@@ -76,20 +76,20 @@ def test_connections_beyond_the_total_are_closed(log):
 
 def test_the_oldest_connection_without_a_request_gives_way(log):
     with listening(ConnectionLimits(total=4, of_address=100)) as listener:
-        links = opened(listener.getsockname(), 4)
+        links = open_links(listener.getsockname(), 4)
         inside = accepted(listener)
         begin_requests(listener, inside[:1])
         others = from_address("127.0.0.2", 1, listener)
         inside += accepted(listener)
         assert len(inside) == 5
-        assert ended(links[1]) == b""
+        assert read_to_end(links[1]) == b""
         # A finished request makes its connection the newest of those that wait.
         begin_requests(listener, inside[2:3])
         listener.request_ended(inside[2].fileno())
         others += from_address("127.0.0.2", 1, listener)
         inside += accepted(listener)
         assert len(inside) == 6
-        assert ended(links[3]) == b""
+        assert read_to_end(links[3]) == b""
         close_all(*links, *others, *inside)
     assert len(refusals(log)) == 1
 
@@ -102,7 +102,7 @@ def test_an_address_makes_room_of_its_own_for_connections_beyond_its_share(limit
         links += from_address("127.0.0.2", 1, listener)
         inside += accepted(listener)
         assert len(inside) == 5
-        assert ended(links[0]) == b""
+        assert read_to_end(links[0]) == b""
         close_all(*links, *inside)
 
 
@@ -113,14 +113,14 @@ def test_connections_with_a_valid_token_do_not_give_way_to_their_own_address():
         begin_requests(listener, inside)
         for link in inside:
             listener.request_ended(link.fileno(), authenticated=True)
-        refused = from_address("127.0.0.2", 1, listener)
+        other_links = from_address("127.0.0.2", 1, listener)
         assert accepted(listener) == []
-        assert ended(refused[0]) == b""
+        assert read_to_end(other_links[0]) == b""
         # A later request without a valid token ends the preference.
         listener.request_ended(inside[1].fileno())
         links += from_address("127.0.0.2", 1, listener)
         inside += accepted(listener)
-        assert ended(links[1]) == b""
+        assert read_to_end(links[1]) == b""
         close_all(*links, *inside)
 
 
@@ -136,7 +136,7 @@ def test_at_the_bound_in_all_connections_without_a_valid_token_give_way_first(of
         others += from_address("127.0.0.3", 1, listener)
         inside += accepted(listener)
         assert len(inside) == 5
-        assert ended((others if of_others else many)[0]) == b""
+        assert read_to_end((others if of_others else many)[0]) == b""
         close_all(*many, *others, *inside)
 
 
@@ -149,14 +149,14 @@ def test_the_address_with_the_most_connections_makes_room():
         first += from_address("127.0.0.4", 1, listener)
         inside += accepted(listener)
         assert len(inside) == 5
-        assert ended(many[0]) == b""
+        assert read_to_end(many[0]) == b""
         close_all(*first, *many, *inside)
 
 
 def test_connections_of_a_trusted_proxy_have_no_share_and_do_not_give_way():
     for trusted in (("127.0.0.0/8",), ("*",)):
         with listening(ConnectionLimits(total=5, of_address=2, trusted=trusted)) as listener:
-            links = opened(listener.getsockname(), 10)
+            links = open_links(listener.getsockname(), 10)
             inside = accepted(listener)
             assert len(inside) == 5
             close_all(*links, *inside)
@@ -177,7 +177,7 @@ def test_addresses_have_their_own_shares():
 
 def test_other_work_has_its_turn_among_many_new_connections():
     with listening(MANY) as listener:
-        links = opened(listener.getsockname(), 2 * connections.ACCEPTED_AT_ONCE)
+        links = open_links(listener.getsockname(), 2 * connections.ACCEPTED_AT_ONCE)
         for _ in range(2):
             inside = accepted(listener)
             assert len(inside) == connections.ACCEPTED_AT_ONCE
@@ -188,7 +188,7 @@ def test_other_work_has_its_turn_among_many_new_connections():
 
 def test_without_descriptors_connections_are_refused_and_logged_once(log, monkeypatch):
     with listening(MANY) as listener:
-        links = opened(listener.getsockname(), 30)
+        links = open_links(listener.getsockname(), 30)
         before = resource.getrlimit(resource.RLIMIT_NOFILE)
         lowest = max(link.fileno() for link in links) + 1
         resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, before[1]))
@@ -196,12 +196,12 @@ def test_without_descriptors_connections_are_refused_and_logged_once(log, monkey
             inside = accepted(listener)
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, before)
-        outside = [link for link in links[len(inside) :] if ended(link) == b""]
+        outside = [link for link in links[len(inside) :] if read_to_end(link) == b""]
         assert len(outside) + len(inside) == 30
         assert outside
         for link in (*links, *inside):
             link.close()
-        links = opened(listener.getsockname(), 1)
+        links = open_links(listener.getsockname(), 1)
         (again,) = accepted(listener)
         again.close()
         links[0].close()

@@ -45,14 +45,14 @@ def test_names_of_operations_are_readable_and_each_is_one(operations):
     assert {"jobs_submit", "jobs_list", "jobs_get", "jobs_cancel", "leases_acquire", "adapters_lora_b"} <= set(names)
 
 
-def known(error):
+def error_codes(error):
     yield error.code
     for child in error.__subclasses__():
-        yield from known(child)
+        yield from error_codes(child)
 
 
 def test_every_operation_says_which_problems_it_may_answer(operations):
-    codes = set(known(MobizoError))
+    codes = set(error_codes(MobizoError))
     for name, operation in operations.items():
         problems = {status: r for status, r in operation["responses"].items() if status >= "400"}
         assert {"400", "500", "503"} <= set(problems), name
@@ -61,9 +61,9 @@ def test_every_operation_says_which_problems_it_may_answer(operations):
             oauth = "/oauth/" in name[1] and status in ("400", "429")
             own = {"application/json"} if oauth or operation["tags"] == ["openai"] else set()
             assert set(response["content"]) == {PROBLEM_JSON} | own, (name, status)
-            listed = response["content"][PROBLEM_JSON]["schema"]["properties"]["code"]["enum"]
-            assert listed, (name, status)
-            assert set(listed) <= codes, (name, status)
+            listed_codes = response["content"][PROBLEM_JSON]["schema"]["properties"]["code"]["enum"]
+            assert listed_codes, (name, status)
+            assert set(listed_codes) <= codes, (name, status)
             assert response["description"], (name, status)
 
 

@@ -64,6 +64,6 @@ def test_every_text_of_an_address_is_bounded(document):
         for operation in operations.values():
             for parameter in operation.get("parameters", []):
                 if parameter["in"] == "query":
-                    where = f"{operation['operationId']}?{parameter['name']}"
-                    unbounded_names |= set(unbounded(parameter["schema"], document, where, frozenset()))
+                    location = f"{operation['operationId']}?{parameter['name']}"
+                    unbounded_names |= set(unbounded(parameter["schema"], document, location, frozenset()))
     assert unbounded_names == set()

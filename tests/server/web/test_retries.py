@@ -20,7 +20,7 @@ class Meeting:
     """Transactions, of which the first few meet another one: while they work, or as they are committed."""
 
     def __init__(self, failures, at_commit):
-        self.left, self.at_commit = failures, at_commit
+        self.remaining_failures, self.at_commit = failures, at_commit
         self.begun = self.committed = 0
 
     def transaction(self):
@@ -30,8 +30,8 @@ class Meeting:
         self.committed += 1
 
     def fail(self, at_commit):
-        if self.at_commit == at_commit and self.left > 0:
-            self.left -= 1
+        if self.at_commit == at_commit and self.remaining_failures > 0:
+            self.remaining_failures -= 1
             raise Collision
 
 

@@ -21,19 +21,19 @@ EXAMPLES = 6  # to each operation
 
 
 @pytest.fixture
-def known(fleet, app, operator, device):
+def path_parameters(fleet, app, operator, device):
     """Path parameters of operations that find something."""
     job = fleet.ready_job(app)
     lease = device.lease()
     device.finish(lease)
-    done = fleet.ready_job(app, adapter="second")
-    held = device.lease()
+    second_job = fleet.ready_job(app, adapter="second")
+    held_lease = device.lease()
     version = {"name": "alice-movies", "version": 1}
     spare = operator.post("/v1/tokens", json={"name": "spare", "role": "app"}).json()
     ids = {
         "job_id": job["id"],
-        "lease_id": held["id"],
-        "recipe_id": done["recipe_id"],
+        "lease_id": held_lease["id"],
+        "recipe_id": second_job["recipe_id"],
         "sha256": lease["manifest"]["manifest"]["files"][0]["sha256"],
         "device_id": device.device_id,
         "token_id": spare["view"]["id"],
@@ -51,8 +51,8 @@ def known(fleet, app, operator, device):
 
 
 @contextlib.contextmanager
-def fuzzer(document, url, tokens, known, bodies):
-    new_fuzzer = Fuzzer(document, url, tokens, known, bodies)
+def fuzzer(document, url, tokens, path_parameters, bodies):
+    new_fuzzer = Fuzzer(document, url, tokens, path_parameters, bodies)
     yield new_fuzzer
     new_fuzzer.close()
 
@@ -65,8 +65,10 @@ def test_an_answer_that_is_not_described_is_found(fleet, app):
 
 
 @pytest.mark.slow
-def test_every_answer_is_described(fleet, operator, app, device, known):
-    with fuzzer(DOCUMENT, fleet.url, [operator.token, app.token, device.token, None], known, BODIES) as new_fuzzer:
+def test_every_answer_is_described(fleet, operator, app, device, path_parameters):
+    with fuzzer(
+        DOCUMENT, fleet.url, [operator.token, app.token, device.token, None], path_parameters, BODIES
+    ) as new_fuzzer:
         new_fuzzer.run(EXAMPLES)
     names = {name for name, _ in new_fuzzer.answers}
     assert len(names) == sum(len(operations) for operations in DOCUMENT["paths"].values())

@@ -27,31 +27,31 @@ class Ways:
 
     def __init__(self, app):
         self.app = app
-        self.seen = []
+        self.extension_uses = []
         self.failures = []
 
     async def __call__(self, scope, receive, send):
         kinds = set()
 
-        async def noted(message):
+        async def send_and_note(message):
             kinds.add(message["type"])
             await send(message)
 
         try:
-            await self.app(scope, receive, noted)
+            await self.app(scope, receive, send_and_note)
         except Exception as error:
             self.failures.append(type(error))
             raise
         finally:
             if scope["type"] == "http":
-                self.seen.append(EXTENSION in kinds)
+                self.extension_uses.append(EXTENSION in kinds)
 
     def of(self, answers):
         """What is noted once so many answers have ended, which is after their clients have them."""
         deadline = time.monotonic() + 20
-        while len(self.seen) < answers and time.monotonic() < deadline:
+        while len(self.extension_uses) < answers and time.monotonic() < deadline:
             time.sleep(0.01)
-        return self.seen
+        return self.extension_uses
 
 
 @pytest.fixture
@@ -117,12 +117,12 @@ def test_small_and_empty_files(server, store):
 def test_a_client_that_goes_away_is_no_failure_and_harms_nobody(server, stored):
     ways, client = server
     host, port = client.base_url.host, client.base_url.port
-    for taken in (1, 1000, 300_000, 1_500_000):
+    for length in (1, 1000, 300_000, 1_500_000):
         with socket.create_connection((host, port)) as link:
             link.sendall(f"GET /1-{len(CONTENT)}/{stored} HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
-            left = taken
-            while left > 0:
-                left -= len(link.recv(left))
+            remaining = length
+            while remaining > 0:
+                remaining -= len(link.recv(remaining))
     ways.of(4)
     assert client.get(f"/1-{len(CONTENT)}/{stored}").content == CONTENT[1:]
     assert ways.of(5) == [True] * 5
@@ -168,16 +168,16 @@ def test_a_file_that_shrinks_on_the_way_never_looks_whole(server, store, stored)
 
 
 def test_without_the_extension_it_goes_in_pieces(store, stored):
-    sent = []
+    messages = []
 
     async def send(message):
-        sent.append(message)
+        messages.append(message)
 
     async def receive():
         return {"type": "http.request", "body": b"", "more_body": False}
 
     scope = {"type": "http", "method": "GET", "asgi": {"version": "3.0", "spec_version": "2.4"}}
     asyncio.run(FileSpan(store, stored, (1, 100), 206, {"Content-Length": "99"})(scope, receive, send))
-    assert b"".join(message.get("body", b"") for message in sent) == CONTENT[1:100]
-    assert dict(sent[0]["headers"])[b"content-length"] == b"99"
+    assert b"".join(message.get("body", b"") for message in messages) == CONTENT[1:100]
+    assert dict(messages[0]["headers"])[b"content-length"] == b"99"
     assert sha256_hex(CONTENT) == stored

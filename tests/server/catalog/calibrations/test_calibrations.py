@@ -33,8 +33,8 @@ def file_for(base="b" * 64, width=3, seed=0):
     for module in lora_modules(recipe, SHAPE):
         columns = np.linalg.qr(random.normal(size=(module.in_features, width)))[0]
         directions[module.name] = columns.astype(np.float32)
-    about = CalibrationMetadata(base=recipe.base, kind="gradients", task="sst2", examples=200)
-    return dump_calibration(about, directions)
+    metadata = CalibrationMetadata(base=recipe.base, kind="gradients", task="sst2", examples=200)
+    return dump_calibration(metadata, directions)
 
 
 @pytest.fixture
@@ -85,8 +85,8 @@ def test_it_is_listed_for_every_tenant(app, fleet, calibration, register):
     }
     assert register(file_for()) == calibration.sha256  # the same again changes nothing
     newer = register(file_for(seed=1))
-    shown = fleet.app("other").get(LIST).json()["items"]
-    assert [each["sha256"] for each in shown] == [newer, calibration.sha256]
+    items = fleet.app("other").get(LIST).json()["items"]
+    assert [each["sha256"] for each in items] == [newer, calibration.sha256]
 
 
 def test_from_a_job_to_its_exports(home, fleet, app, device, calibration, tmp_path):
@@ -113,11 +113,11 @@ def test_from_a_job_to_its_exports(home, fleet, app, device, calibration, tmp_pa
         name = {"q_proj": "attn_q", "v_proj": "attn_v"}[module.target]
         np.testing.assert_array_equal(reader[f"blk.{module.layer}.{name}.weight.lora_a"], a.T)
     ref = ServedAdapterRef(sha256=version["sha256"], recipe=recipe, shape=SHAPE)
-    served = ModelCache(home.artifacts, 0, 1 << 20).adapter(ref, ())
+    adapter = ModelCache(home.artifacts, 0, 1 << 20).adapter(ref, ())
     for module in modules:
         place = (module.layer, module.target)
         scaled = a_of(calibration, module).T * np.float32(recipe.scale)
-        np.testing.assert_array_equal(served.projections.a[place].numpy(), scaled)
+        np.testing.assert_array_equal(adapter.projections.a[place].numpy(), scaled)
 
 
 def gguf_tensors(path, data):
@@ -205,12 +205,12 @@ def test_removed(home, app, problem, calibration, register, remove):
 
 
 def test_what_cannot_be_registered(register, home):
-    stored = home.stored_files()
+    stored_files = home.stored_files()
     with pytest.raises(UnknownBase, match="base add"):
         register(file_for("d" * 64))
     with pytest.raises(InvalidUpload):
         register(b"no calibration")
-    assert home.stored_files() == stored
+    assert home.stored_files() == stored_files
 
 
 def test_a_file_that_is_gone_is_told(home, app, problem, calibration, fleet, device):

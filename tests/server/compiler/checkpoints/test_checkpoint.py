@@ -100,8 +100,8 @@ def test_gguf_gives_the_same_weights(tiny: TinyBase, tmp_path: Path) -> None:
     write_gguf(tiny, path)
     ours, expected = load_checkpoint(str(path)), load_checkpoint(str(tiny.directory))
     assert_same_weights(ours, expected)
-    kept = {"sha256", "form", "norm_eps"}
-    assert ours.facts.model_dump(exclude=kept) == expected.facts.model_dump(exclude=kept)
+    excluded_fields = {"sha256", "form", "norm_eps"}
+    assert ours.facts.model_dump(exclude=excluded_fields) == expected.facts.model_dump(exclude=excluded_fields)
 
 
 def stock_frequencies(base: TinyBase) -> np.ndarray:
@@ -144,8 +144,8 @@ def test_gguf_refusals(tiny: TinyBase, tmp_path: Path) -> None:
     write_gguf(tiny, tmp_path / "phi.gguf", architecture="phi3")
     with pytest.raises(UnsupportedModel, match="phi3"):
         inspect_base(str(tmp_path / "phi.gguf"))
-    for kept in (1000, -1000):  # within the metadata, within the tensors
-        (tmp_path / "torn.gguf").write_bytes((tmp_path / "scaled.gguf").read_bytes()[:kept])
+    for length in (1000, -1000):  # within the metadata, within the tensors
+        (tmp_path / "torn.gguf").write_bytes((tmp_path / "scaled.gguf").read_bytes()[:length])
         with pytest.raises(UnreadableCheckpoint, match=r"torn\.gguf .*; copy or download it again"):
             inspect_base(str(tmp_path / "torn.gguf"))
 
@@ -177,20 +177,22 @@ def test_bad_shards_are_refused_before_anything_is_stored(tiny: TinyBase, tmp_pa
     assert_same_weights(load_checkpoint(str(source)), load_checkpoint(str(tiny.directory)))
     name = next(iter(tensors))
 
-    def refused(named: str) -> None:
+    def assert_refused(message: str) -> None:
         recipe = tiny.recipe()  # its base is checked after the files
-        with pytest.raises(UnreadableCheckpoint, match=named):
+        with pytest.raises(UnreadableCheckpoint, match=message):
             compile_program(recipe, str(source), out)
         assert not out.exists()
 
     first.unlink()
-    refused(rf"{first.name}, which .*index\.json names, is missing \(1 of {len(shards)} files\); copy or download")
+    assert_refused(
+        rf"{first.name}, which .*index\.json names, is missing \(1 of {len(shards)} files\); copy or download"
+    )
     first.write_bytes(whole[:-10])
-    refused(rf"{first.name} is not a complete safetensors file .*; copy or download it again")
+    assert_refused(rf"{first.name} is not a complete safetensors file .*; copy or download it again")
     save_file({**tensors, name: tensors[name].to(torch.int8)}, first)
-    refused(rf"{name} in {first.name} is stored as I8; convert the weights to BF16, F16 or F32")
+    assert_refused(rf"{name} in {first.name} is stored as I8; convert the weights to BF16, F16 or F32")
     save_file({**tensors, name: tensors[name][:-1].contiguous()}, first)
-    refused("has shape .* the configuration requires .* use the weights and the configuration of one model")
+    assert_refused("has shape .* the configuration requires .* use the weights and the configuration of one model")
 
 
 def test_an_unknown_source_is_named() -> None:

@@ -23,8 +23,8 @@ def test_logits_are_those_of_transformers_and_llama_cpp(tmp_path, name):
     base = make_base(tmp_path / "base", name)
     path = write_gguf(base, tmp_path / "base.gguf")
     ours, theirs = inspect_base(str(path)), inspect_base(str(base.directory))
-    kept = {"sha256", "form", "norm_eps", "context_length"}
-    assert ours.model_dump(exclude=kept) == theirs.model_dump(exclude=kept)
+    excluded_fields = {"sha256", "form", "norm_eps", "context_length"}
+    assert ours.model_dump(exclude=excluded_fields) == theirs.model_dump(exclude=excluded_fields)
     tokens = torch.from_numpy(prompts(4, LENGTH))
     with torch.no_grad():
         expected = base.model()(tokens).logits

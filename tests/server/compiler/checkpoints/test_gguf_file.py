@@ -16,15 +16,15 @@ from shared.errors import UnreadableCheckpoint
 def assert_same(path: Path) -> None:
     """Both readers find the same metadata and the same tensors."""
     ours, theirs = GgufFile.read(path), gguf.GGUFReader(path)
-    known = {name: field.contents() for name, field in theirs.fields.items() if not name.startswith("GGUF.")}
-    assert ours.metadata == known
+    fields = {name: field.contents() for name, field in theirs.fields.items() if not name.startswith("GGUF.")}
+    assert ours.metadata == fields
     assert [tensor.name for tensor in ours.tensors] == [tensor.name for tensor in theirs.tensors]
     for own, other in zip(ours.tensors, theirs.tensors, strict=True):
         assert (own.type, own.offset, own.elements) == (other.tensor_type, other.data_offset, other.n_elements)
         assert own.shape == tuple(reversed(other.shape.tolist()))
 
 
-def written(path: Path) -> Path:
+def write_file(path: Path) -> Path:
     writer = gguf.GGUFWriter(str(path), "llama")
     writer.add_custom_alignment(64)
     for kind in (8, 16, 32, 64):
@@ -55,7 +55,7 @@ def written(path: Path) -> Path:
 
 
 def test_every_kind_of_value(tmp_path: Path) -> None:
-    path = written(tmp_path / "all.gguf")
+    path = write_file(tmp_path / "all.gguf")
     assert_same(path)
     theirs = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
     for tensor in GgufFile.read(path).tensors:
@@ -66,7 +66,7 @@ def test_every_kind_of_value(tmp_path: Path) -> None:
 
 
 def test_a_cut_or_changed_file_is_refused(tmp_path: Path) -> None:
-    path = written(tmp_path / "all.gguf")
+    path = write_file(tmp_path / "all.gguf")
     whole = path.read_bytes()
     end = max(tensor.offset + tensor.values().nbytes for tensor in GgufFile.read(path).tensors[-1:])
     for size in range(0, end, 7):

@@ -17,7 +17,7 @@ from tests.server.llama import write_llama
 
 COMMIT = "c" * 40
 FILES = {"config.json": b"{}", "model.safetensors": b"weights", "pytorch_model.bin": b"not wanted"}
-GATED, GONE = (403, "GatedRepo"), (401, "RepoNotFound")
+GATED, NOT_FOUND = (403, "GatedRepo"), (401, "RepoNotFound")
 
 
 class SmallHub(BaseHTTPRequestHandler):
@@ -30,10 +30,10 @@ class SmallHub(BaseHTTPRequestHandler):
         self.do_GET()
 
     def do_GET(self):
-        self.server.seen.append((self.path, self.headers.get("Authorization")))
-        refused = {"acme/gated": GATED, "acme/gone": GONE}.get("/".join(self.path.split("/")[-4:-2]))
-        if refused is not None:
-            return self.answer(refused[0], b"", {"X-Error-Code": refused[1], "X-Error-Message": "no"})
+        self.server.requests.append((self.path, self.headers.get("Authorization")))
+        refusal = {"acme/gated": GATED, "acme/gone": NOT_FOUND}.get("/".join(self.path.split("/")[-4:-2]))
+        if refusal is not None:
+            return self.answer(refusal[0], b"", {"X-Error-Code": refusal[1], "X-Error-Message": "no"})
         if self.path.startswith("/api/models/acme/tiny/revision/"):
             siblings = [{"rfilename": name} for name in self.server.files]
             info = json.dumps({"id": "acme/tiny", "sha": COMMIT, "siblings": siblings}).encode()
@@ -49,9 +49,9 @@ class SmallHub(BaseHTTPRequestHandler):
 
     def file(self, name, content):
         headers = {"ETag": f'"{name}"', "X-Repo-Commit": COMMIT}
-        if wanted := self.headers.get("Range"):
-            self.server.resumed.append((name, wanted))
-            first = int(wanted.removeprefix("bytes=").partition("-")[0])
+        if requested_range := self.headers.get("Range"):
+            self.server.resumed.append((name, requested_range))
+            first = int(requested_range.removeprefix("bytes=").partition("-")[0])
             headers["Content-Range"] = f"bytes {first}-{len(content) - 1}/{len(content)}"
             return self.answer(206, content[first:], headers)
         breaks = self.server.breaks.get(name) if self.command == "GET" else None
@@ -78,7 +78,7 @@ class SmallHub(BaseHTTPRequestHandler):
 def small_hub():
     server = ThreadingHTTPServer(("127.0.0.1", 0), SmallHub)
     server.files, server.breaks, server.resumed = FILES, {}, []
-    server.seen, server.url = [], f"http://127.0.0.1:{server.server_port}"
+    server.requests, server.url = [], f"http://127.0.0.1:{server.server_port}"
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     yield server
@@ -108,8 +108,8 @@ def test_a_base_is_downloaded_from_the_hub_or_a_mirror(small_hub, at):
     at(small_hub.url, "hf_mine")
     files = locate_base("acme/tiny")
     assert sorted(path.name for path in files.pinned) == ["config.json", "model.safetensors"]
-    assert {token for path, token in small_hub.seen if "acme/tiny" in path} == {"Bearer hf_mine"}
-    assert not any("pytorch" in path for path, _ in small_hub.seen)
+    assert {token for path, token in small_hub.requests if "acme/tiny" in path} == {"Bearer hf_mine"}
+    assert not any("pytorch" in path for path, _ in small_hub.requests)
 
 
 def test_a_model_of_the_hub_becomes_a_base_with_its_id_over_a_link_that_breaks(
@@ -136,7 +136,7 @@ def test_an_endpoint_that_is_a_registry_does_not_get_the_request(small_hub, at, 
     monkeypatch.setattr(hub, "HUB", small_hub.url)
     at(fleet.url, app.token)
     assert locate_base("acme/tiny").root.name == COMMIT
-    assert {token for _, token in small_hub.seen} == {None}  # the token is the registry's
+    assert {token for _, token in small_hub.requests} == {None}  # the token is the registry's
     with pytest.raises(UnknownBase, match=r"acme/gated is gated: .* unset HF_ENDPOINT"):
         locate_base("acme/gated")
 

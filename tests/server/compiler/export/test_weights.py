@@ -91,7 +91,7 @@ def test_a_streamed_base_is_the_same_file(
         base.model.to(torch.bfloat16).save_pretrained(source, max_shard_size="8KB")
         assert len(list(source.glob("*.safetensors"))) > 2
     tensors.mkdir()
-    streamed = QuantizedBase.of(load_checkpoint(str(source)), precision, tensors)
-    keys = write_weights(streamed.stored, tmp_path / "weights.ptd")
+    quantized_base = QuantizedBase.of(load_checkpoint(str(source)), precision, tensors)
+    keys = write_weights(quantized_base.stored, tmp_path / "weights.ptd")
     assert (tmp_path / "weights.ptd").read_bytes() == whole_file(base.model, precision)
-    assert {stored.key for stored in streamed.stored} <= set(keys)
+    assert {stored.key for stored in quantized_base.stored} <= set(keys)

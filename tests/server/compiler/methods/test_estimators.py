@@ -101,13 +101,13 @@ def test_replay_repeats_the_stored_copies_bit_for_bit(stored_programs: StoredPro
     program, _ = stored_programs(noise)
     rng, recipe = np.random.default_rng(11), program.manifest.recipe
     ledger = train(program)
-    trained = program("adapter")[0]
+    trained_b = program("adapter")[0]
     batch, seeds = reference.random_batch(rng, recipe, VOCABULARY), query_seeds(1, 0, recipe.queries)
     following = program.step(batch, seeds, 0.05, 0.02)[0]
-    program("load", np.zeros_like(trained))
-    for recorded, coefficients, eps in ledger:
-        program("replay", recorded, coefficients, np.array([eps], np.float32))
-    np.testing.assert_array_equal(program("adapter")[0], trained)
+    program("load", np.zeros_like(trained_b))
+    for recorded_seeds, coefficients, eps in ledger:
+        program("replay", recorded_seeds, coefficients, np.array([eps], np.float32))
+    np.testing.assert_array_equal(program("adapter")[0], trained_b)
     np.testing.assert_array_equal(program.step(batch, seeds, 0.05, 0.02)[0], following)
 
 
@@ -130,8 +130,8 @@ def test_load_forgets_the_pending_update(stored_programs: StoredPrograms) -> Non
     program("load", start)
     np.testing.assert_array_equal(program("adapter")[0], start)
     again = train(program)
-    for (_, coefficients, _), (_, repeated, _) in zip(first, again, strict=True):
-        np.testing.assert_array_equal(coefficients, repeated)
+    for (_, coefficients, _), (_, repetition, _) in zip(first, again, strict=True):
+        np.testing.assert_array_equal(coefficients, repetition)
 
 
 @pytest.mark.parametrize("noise", NOISES)
@@ -163,15 +163,15 @@ def test_the_runtimes_own_noise_moves_b_along_normal_directions(stored_programs:
     """B moves by -c z, so that z is seen: its moments are a normal variable's, and steps have nothing in common."""
     program, _ = stored_programs("randn")
     recipe, rng, steps = program.manifest.recipe, np.random.default_rng(6), 12
-    seen = []
-    while len(seen) < steps:
+    samples = []
+    while len(samples) < steps:
         program("load", np.zeros(program.manifest.size, np.float32))
         batch = reference.random_batch(rng, recipe, VOCABULARY)
         (coefficient,) = program.step(batch, query_seeds(1, 0, 1), 0.05, 0.02)[1]
         if coefficient == 0:  # both losses are the same float: such a step moves nothing
             continue
-        seen.append(-program("adapter")[0] / coefficient)
-    z = np.stack(seen).astype(np.float64)
+        samples.append(-program("adapter")[0] / coefficient)
+    z = np.stack(samples).astype(np.float64)
     count = z.size
     assert abs(z.mean()) < 5 / np.sqrt(count)  # five standard errors each
     assert (z**2).mean() == pytest.approx(1, abs=5 * np.sqrt(2 / count))

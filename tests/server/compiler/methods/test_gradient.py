@@ -147,7 +147,7 @@ def test_directional_coefficients_are_projections_of_the_optimizers_direction(
     step, replayed = eager_step(tiny, recipe, flat), Replay(recipe, flat.size)
     replayed.state.assign(torch.from_numpy(flat))
     weights = torch.zeros(flat.size, requires_grad=True)
-    rule, recorded = DESCENTS[optimizer](weights), []
+    rule, steps = DESCENTS[optimizer](weights), []
     for number in range(3):
         batch, seeds = reference.random_batch(rng, recipe, VOCABULARY), query_seeds(3, number, recipe.queries)
         before = step.state.current().numpy()
@@ -155,12 +155,12 @@ def test_directional_coefficients_are_projections_of_the_optimizers_direction(
         with torch.no_grad():
             loss, coefficients = step(*inputs, torch.from_numpy(seeds), one(lr), one(0.01))
             replayed(torch.from_numpy(seeds), coefficients)
-        recorded.append(coefficients.numpy())
+        steps.append(coefficients.numpy())
         expected_loss, gradient = reference.gradient(tiny.model, recipe, facts, before, batch)
         np.testing.assert_allclose(loss, [expected_loss], rtol=1e-5)
-        weights.grad, held = torch.as_tensor(gradient), weights.detach().clone()
+        weights.grad, old_weights = torch.as_tensor(gradient), weights.detach().clone()
         rule.step()
-        direction = (held - weights.detach()).numpy()
+        direction = (old_weights - weights.detach()).numpy()
         z = np.stack([direction_of("rademacher", (int(k0), int(k1)), flat.size) for k0, k1 in seeds])
         # Adam divides by the root of the second moment, which magnifies the rounding of small gradients.
         tolerance = 1e-5 if optimizer != "adam" else 1e-3
@@ -169,7 +169,7 @@ def test_directional_coefficients_are_projections_of_the_optimizers_direction(
     header = TrajectoryHeader(
         job_id="j", job_seed=3, recipe_id=recipe.id, noise="rademacher", queries=recipe.queries, size=flat.size
     )
-    trajectory = Trajectory(header, recorded)
+    trajectory = Trajectory(header, steps)
     np.testing.assert_array_equal(step.state.current(), trajectory.replay(flat))
     np.testing.assert_array_equal(step.state.current(), replay(trajectory, flat))
     np.testing.assert_array_equal(step.state.current(), replayed.state.current())

@@ -74,7 +74,7 @@ class Served:
 
 
 @pytest.fixture(scope="module")
-def served(architectures: Architectures) -> Callable[[str], Served]:
+def inference_program(architectures: Architectures) -> Callable[[str], Served]:
     """The inference file of an architecture's program, loaded once."""
     programs: dict[str, Served] = {}
 
@@ -89,9 +89,9 @@ def served(architectures: Architectures) -> Callable[[str], Served]:
 
 @pytest.mark.parametrize("name", COMPILED)
 def test_logits_are_those_of_transformers_however_the_text_is_cut(
-    served: Callable[[str], Served], architectures: Architectures, name: str
+    inference_program: Callable[[str], Served], architectures: Architectures, name: str
 ) -> None:
-    ours, rng = served(name), np.random.default_rng(1)
+    ours, rng = inference_program(name), np.random.default_rng(1)
     tokens = token_batch(rng, TEXT)
     expected = ours.expected(architectures.base(name).model, tokens)
     for lengths in (UNEVEN, (1,) * TEXT, (12, 12, 6)):
@@ -99,8 +99,10 @@ def test_logits_are_those_of_transformers_however_the_text_is_cut(
         np.testing.assert_allclose(logits, expected[places], atol=1e-4)
 
 
-def test_a_new_text_sees_nothing_of_the_last_one(served: Callable[[str], Served], architectures: Architectures) -> None:
-    ours, rng = served("gemma3_text"), np.random.default_rng(2)
+def test_a_new_text_sees_nothing_of_the_last_one(
+    inference_program: Callable[[str], Served], architectures: Architectures
+) -> None:
+    ours, rng = inference_program("gemma3_text"), np.random.default_rng(2)
     other, tokens = token_batch(rng, TEXT), token_batch(rng, 10)
     ours.chunks(other, UNEVEN)
     logits, places = ours.chunks(tokens, (7, 3))
@@ -110,9 +112,9 @@ def test_a_new_text_sees_nothing_of_the_last_one(served: Callable[[str], Served]
 
 
 def test_the_adapter_is_the_one_that_was_loaded_last(
-    served: Callable[[str], Served], architectures: Architectures
+    inference_program: Callable[[str], Served], architectures: Architectures
 ) -> None:
-    ours, rng = served("gemma3_text"), np.random.default_rng(3)
+    ours, rng = inference_program("gemma3_text"), np.random.default_rng(3)
     tokens, first = token_batch(rng, 6), ours.b
     before = ours.extend(tokens, 0, [5])
     ours.b = rng.normal(0, 0.1, first.size).astype(np.float32)
@@ -125,8 +127,8 @@ def test_the_adapter_is_the_one_that_was_loaded_last(
     ours("load", first)
 
 
-def test_a_text_over_the_context_is_refused(served: Callable[[str], Served]) -> None:
-    ours = served("gemma3_text")
+def test_a_text_over_the_context_is_refused(inference_program: Callable[[str], Served]) -> None:
+    ours = inference_program("gemma3_text")
     context = ours.manifest.inference_context
     assert context == 64  # all that the tiny base knows
     assert ours.extend([1], context - 1, [0]).shape == (1, VOCABULARY)
@@ -134,13 +136,15 @@ def test_a_text_over_the_context_is_refused(served: Callable[[str], Served]) -> 
         ours.extend([1], context, [0])
 
 
-def test_greedy_text_is_that_of_transformers(served: Callable[[str], Served], architectures: Architectures) -> None:
-    ours, model = served("gemma3_text"), architectures.base("gemma3_text").model
+def test_greedy_text_is_that_of_transformers(
+    inference_program: Callable[[str], Served], architectures: Architectures
+) -> None:
+    ours, model = inference_program("gemma3_text"), architectures.base("gemma3_text").model
     prompt = token_batch(np.random.default_rng(4), 9)
-    assert generated(ours, prompt, 20) == stock_text(ours, model, prompt, 20)
+    assert generate_tokens(ours, prompt, 20) == stock_text(ours, model, prompt, 20)
 
 
-def generated(ours: Served, prompt: np.ndarray, count: int) -> list[int]:
+def generate_tokens(ours: Served, prompt: np.ndarray, count: int) -> list[int]:
     """The likeliest token after each of the text's, beginning with the prompt's last."""
     tokens = [int(ours.extend(prompt, 0, [len(prompt) - 1]).argmax())]
     while len(tokens) < count:
@@ -173,12 +177,15 @@ def int8(tiny: TinyBase, programs: Programs) -> tuple[Served, Program]:
 
 @pytest.mark.parametrize("precision", ["fp32", pytest.param("int8", marks=pytest.mark.slow)])
 def test_scores_are_those_of_the_training_program(
-    precision: str, served: Callable[[str], Served], architectures: Architectures, request: pytest.FixtureRequest
+    precision: str,
+    inference_program: Callable[[str], Served],
+    architectures: Architectures,
+    request: pytest.FixtureRequest,
 ) -> None:
     if precision == "int8":
         ours, program = request.getfixturevalue("int8")
     else:
-        ours, program = served("gemma3_text"), architectures.program("gemma3_text")
+        ours, program = inference_program("gemma3_text"), architectures.program("gemma3_text")
     recipe, rng = program.manifest.recipe, np.random.default_rng(5)
     rows, t = recipe.score_rows, recipe.answer_length
     tokens, choices = token_batch(rng, rows, recipe.sequence_length), token_batch(rng, rows, t, recipe.choices)

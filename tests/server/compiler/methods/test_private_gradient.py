@@ -45,7 +45,7 @@ def batch_inputs(recipe: Recipe, batch: reference.Batch) -> list[torch.Tensor]:
 
 def without(batch: reference.Batch, index: int) -> reference.Batch:
     """The batch with one example absent."""
-    return reference.chosen(batch, [None if at == index else at for at in range(len(batch.tokens))])
+    return reference.select_rows(batch, [None if at == index else at for at in range(len(batch.tokens))])
 
 
 def example_gradients(base: TinyBase, recipe: Recipe, flat: np.ndarray, batch: reference.Batch) -> np.ndarray:
@@ -53,7 +53,7 @@ def example_gradients(base: TinyBase, recipe: Recipe, flat: np.ndarray, batch: r
     shape = load_checkpoint(str(base.directory)).facts
     return np.stack(
         [
-            reference.gradient(base.model, recipe, shape, flat, reference.chosen(batch, [at]))[1]
+            reference.gradient(base.model, recipe, shape, flat, reference.select_rows(batch, [at]))[1]
             for at in range(len(batch.tokens))
         ]
     )
@@ -105,10 +105,10 @@ def test_the_gradient_is_the_clipped_one_of_autograd_and_the_reference_noise(
     norms = np.linalg.norm(gradients, axis=1)
     clip = float(np.median(norms))  # one example is clipped, one is not
     assert norms.min() < clip < norms.max()
-    clipped = gradients * np.minimum(1, clip / norms)[:, None]
+    clipped_gradients = gradients * np.minimum(1, clip / norms)[:, None]
     _, norm = private(private.batch, clip)
     noise = gradient_noise(KEYS, private.size) * (SIGMA * clip / NOISE_UNITS)
-    expected = (clipped.sum(axis=0) + noise) / EXAMPLES
+    expected = (clipped_gradients.sum(axis=0) + noise) / EXAMPLES
     assert np.linalg.norm(private.velocity() - expected) / np.linalg.norm(expected) < 1e-5 + MARGIN
     np.testing.assert_allclose(norm, [np.linalg.norm(expected)], rtol=3e-3)
     # The margin of the norm is the only difference from the textbook form.
@@ -197,9 +197,9 @@ def test_the_noise_is_gaussian_of_the_stated_size() -> None:
     assert abs((z**4).mean() - 3) < np.sqrt(96) * error
     assert abs(np.corrcoef(z[:-1], z[1:])[0, 1]) < error
     assert np.abs(z).max() < 7
-    changed = KEYS.copy()
-    changed[3, 1] ^= 1  # any key decides
-    other = gradient_noise(changed, size) / NOISE_UNITS
+    changed_keys = KEYS.copy()
+    changed_keys[3, 1] ^= 1  # any key decides
+    other = gradient_noise(changed_keys, size) / NOISE_UNITS
     assert np.corrcoef(z, other)[0, 1] == pytest.approx(0.75, abs=0.01)
 
 

@@ -104,8 +104,8 @@ class RoundedLinear(nn.Module):
         self.dynamic = precision in DYNAMIC and not (precision == "int8" and name.endswith("down_proj"))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        rounded = torch.from_numpy(rounded_tokens(x.numpy())) if self.dynamic else x
-        return rounded @ self.weight.T + x @ self.offset.T
+        rounded_x = torch.from_numpy(rounded_tokens(x.numpy())) if self.dynamic else x
+        return rounded_x @ self.weight.T + x @ self.offset.T
 
 
 def rounded_model(base: TinyBase, precision: str) -> nn.Module:
@@ -127,11 +127,11 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> TinyBase:
     return make_tiny(tmp_path_factory.mktemp("wide"), seed=4, intermediate_size=64, tie_word_embeddings=True)
 
 
-Compiled = Callable[[str], Program]
+ProgramFunction = Callable[[str], Program]
 
 
 @pytest.fixture
-def compiled(wide: TinyBase, programs: Programs) -> Compiled:
+def program_for(wide: TinyBase, programs: Programs) -> ProgramFunction:
     """Programs by precision; the two that round activations leave the first layer frozen."""
 
     def program(precision: str) -> Program:
@@ -145,8 +145,10 @@ def compiled(wide: TinyBase, programs: Programs) -> Compiled:
 
 @pytest.mark.slow  # programs
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_steps_are_the_stock_models_on_rounded_weights(compiled: Compiled, wide: TinyBase, precision: str) -> None:
-    program, model, rng = compiled(precision), rounded_model(wide, precision), np.random.default_rng(7)
+def test_steps_are_the_stock_models_on_rounded_weights(
+    program_for: ProgramFunction, wide: TinyBase, precision: str
+) -> None:
+    program, model, rng = program_for(precision), rounded_model(wide, precision), np.random.default_rng(7)
     manifest, tolerance = program.manifest, LOSS_TOLERANCE[precision]
     flat = program.load_some_b()
     for number in range(STEPS):
@@ -165,23 +167,27 @@ def test_steps_are_the_stock_models_on_rounded_weights(compiled: Compiled, wide:
 
 @pytest.mark.slow  # programs
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_scores_are_the_stock_models_on_rounded_weights(compiled: Compiled, wide: TinyBase, precision: str) -> None:
-    check_scores(compiled(precision), rounded_model(wide, precision), (12, 5), atol=10 * LOSS_TOLERANCE[precision])
+def test_scores_are_the_stock_models_on_rounded_weights(
+    program_for: ProgramFunction, wide: TinyBase, precision: str
+) -> None:
+    check_scores(program_for(precision), rounded_model(wide, precision), (12, 5), atol=10 * LOSS_TOLERANCE[precision])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", DYNAMIC)
-def test_a_cached_prefix_gives_the_same_bits_with_rounded_activations(compiled: Compiled, precision: str) -> None:
-    program, rng = compiled(precision), np.random.default_rng(3)
+def test_a_cached_prefix_gives_the_same_bits_with_rounded_activations(
+    program_for: ProgramFunction, precision: str
+) -> None:
+    program, rng = program_for(precision), np.random.default_rng(3)
     batches = [reference.random_batch(rng, program.manifest.recipe, VOCABULARY) for _ in range(2)]
     check_split(program, batches, [(query_seeds(1, number, 2), LR, EPS) for number in range(2)])
 
 
 @pytest.mark.slow
 def test_weights_are_one_file_for_equal_bits_whatever_the_recipe(
-    compiled: Compiled, wide: TinyBase, tmp_path: Path
+    program_for: ProgramFunction, wide: TinyBase, tmp_path: Path
 ) -> None:
-    files = {name: compiled(name).manifest.file("weights").sha256 for name in ("int4", "int8-weight", "int4-weight")}
+    files = {name: program_for(name).manifest.file("weights").sha256 for name in ("int4", "int8-weight", "int4-weight")}
     # Of int8, whose weights are rounded as int8-weight's are, the file that the base makes without a recipe.
     write_weights(QuantizedBase.of(load_checkpoint(str(wide.directory)), "int8").stored, tmp_path / "weights.ptd")
     assert files["int8-weight"] == file_sha256(tmp_path / "weights.ptd")
@@ -222,10 +228,10 @@ def test_weights_are_rounded_by_the_formula(precision: Precision) -> None:
     weight = np.random.default_rng(0).standard_normal((5, 64)).astype(np.float32)
     weight[3] = 0
     buffers = quantized("w", torch.from_numpy(weight), SCHEMES[precision])
-    found = dequantize(*buffers.values()).numpy()
+    values = dequantize(*buffers.values()).numpy()
     rows = [0, 1, 2, 4]
-    np.testing.assert_allclose(found[rows], sum(rounded_weight(weight[rows], precision)), rtol=0, atol=1e-6)
-    assert not found[3].any()
+    np.testing.assert_allclose(values[rows], sum(rounded_weight(weight[rows], precision)), rtol=0, atol=1e-6)
+    assert not values[3].any()
     assert all(bool((scales > 0).all()) for name, scales in buffers.items() if name.endswith("_scale"))
 
 
@@ -235,8 +241,8 @@ def test_groups_of_four_bits_are_closer_than_rows_and_than_nearest_rounding(weig
     weight = rng.standard_normal((64, 576)) if weights == "normal" else rng.standard_t(5, (64, 576))
     weight = weight.astype(np.float32)
 
-    def error(found: np.ndarray) -> float:
-        return float(np.square(found - weight).mean())
+    def error(approximation: np.ndarray) -> float:
+        return float(np.square(approximation - weight).mean())
 
     groups = weight.reshape(64, -1, 32)
     steps = np.abs(groups).max(2, keepdims=True) / 7
@@ -252,8 +258,8 @@ def test_groups_of_four_bits_are_closer_than_rows_and_than_nearest_rounding(weig
 def test_a_weight_of_a_four_bit_gguf_file_loses_little(kind: GGMLQuantizationType) -> None:
     weight = np.random.default_rng(2).standard_normal((64, 576)).astype(np.float32)
     stored = gguf_dequantize(gguf_quantize(weight, kind), kind)
-    found = dequantize(*quantized("w", torch.from_numpy(stored), SCHEMES["int4"]).values()).numpy()
-    assert np.square(found - stored).mean() < 1e-4 * np.square(stored).mean()
+    values = dequantize(*quantized("w", torch.from_numpy(stored), SCHEMES["int4"]).values()).numpy()
+    assert np.square(values - stored).mean() < 1e-4 * np.square(stored).mean()
     assert np.square(stored - weight).mean() > 5e-3 * np.square(weight).mean()
 
 
@@ -273,11 +279,11 @@ def test_layers_of_int4_use_xnnpacks_kernels_for_groups(wide: TinyBase, monkeypa
     graphs: list[XNNGraph] = []
     serialize = xnnpack_preprocess.serialize_xnnpack_binary
 
-    def recorded(graph: XNNGraph, *others: object) -> bytes:
+    def record(graph: XNNGraph, *others: object) -> bytes:
         graphs.append(graph)
         return serialize(graph, *others)
 
-    monkeypatch.setattr(xnnpack_preprocess, "serialize_xnnpack_binary", recorded)
+    monkeypatch.setattr(xnnpack_preprocess, "serialize_xnnpack_binary", record)
     base = QuantizedBase.of(load_checkpoint(str(wide.directory)), "int4")
     shape = LayerShape(base.facts, "int4", paths=1, rows=2, rank=4, targets=())
     lower_layers([DecoderLayer(shape, base.layers[0], {})], layer_example(shape, 8), shape.scheme, StoredKeys())

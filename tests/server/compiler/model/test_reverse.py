@@ -33,16 +33,16 @@ class Case:
         """By autograd, in float64: the input's gradient, and B's of each example (slab,)."""
         double = [tensor.double() for tensor in self.inputs]
         hidden = double[0].requires_grad_()
-        returned = []
+        gradients = []
         for row in range(self.shape.rows):
             shape = dataclasses.replace(self.shape, rows=1)
             layer = DecoderLayer(shape, self.weights, self.scaled_a).double()
             slab = [double[1].detach().clone().requires_grad_()] if self.shape.targets else []
             output = layer(hidden[row : row + 1], *slab, *double[1 + len(slab) :])
             output.backward(self.gradient[row : row + 1].double())
-            returned += [each.grad[0] for each in slab]
+            gradients += [each.grad[0] for each in slab]
         assert hidden.grad is not None
-        return hidden.grad, returned
+        return hidden.grad, gradients
 
 
 def make_case(architectures: Architectures, name: str, targets: tuple[Target, ...], rank: int, index: int) -> Case:
@@ -105,12 +105,12 @@ def test_quantized_gradients_are_those_of_the_rounded_layers(
     """Against autograd on the rounded weights in float: what is left is the rounding of activations and gradients."""
     case = make_case(architectures, name, applicable(name), 4, 0)
     buffers = quantized_layer(case.weights, precision)
-    restored = {
+    dequantized_weights = {
         weight: dequantize(tensor, buffers[weight + SCALE]) if weight + SCALE in buffers else tensor
         for weight, tensor in buffers.items()
         if not weight.endswith(SCALE)
     }
-    expected_hidden, expected_b = dataclasses.replace(case, weights=restored).expected()
+    expected_hidden, expected_b = dataclasses.replace(case, weights=dequantized_weights).expected()
     layer = ReverseLayer(dataclasses.replace(case.shape, precision=precision), buffers, case.scaled_a)
     scales = torch.cat([buffers[target + SCALE] for target in case.shape.facts.linears])
     hidden, b = layer.reverse(case.inputs[0], case.gradient, *case.inputs[1:], scales)

@@ -26,7 +26,7 @@ def epsilon(runs, noise=1.0, rate=0.02, delta=1e-5):
     return accountant.get_epsilon(delta)
 
 
-def spent(app, user="alice"):
+def privacy_view(app, user="alice"):
     response = app.get(f"/v1/users/{user}/privacy")
     assert response.status_code == 200, response.text
     return response.json()
@@ -38,48 +38,48 @@ def limit(operator, epsilon, user="alice", **changes):
     return response.json()
 
 
-def refused(app, **changes):
+def assert_refused(app, **changes):
     return assert_problem(app.post("/v1/jobs", json=job_request(**changes)), 409, "privacy-budget-exceeded")
 
 
 def test_a_private_job_has_a_recipe_that_clips_and_is_accounted_for(app, fleet):
     job = app.submit(**private())
     assert job["recipe"]["privacy"] == "clipped"
-    privacy = spent(app)
+    privacy = privacy_view(app)
     assert privacy["epsilon"] == pytest.approx(epsilon(1), rel=2e-3)
     assert privacy["epsilon"] >= epsilon(1) - 1e-9  # what is told is never too little
     assert (privacy["runs"], privacy["budget"], privacy["unprotected"]) == (1, None, 0)
-    assert spent(fleet.app("other"))["runs"] == 0
-    nothing = {"epsilon": 0.0, "delta": 1e-5, "budget": None, "runs": 0, "unprotected": 0}
-    assert spent(app, "bob") == {"user": "bob"} | nothing
+    assert privacy_view(fleet.app("other"))["runs"] == 0
+    empty_view = {"epsilon": 0.0, "delta": 1e-5, "budget": None, "runs": 0, "unprotected": 0}
+    assert privacy_view(app, "bob") == {"user": "bob"} | empty_view
 
 
 def test_an_epsilon_is_turned_into_the_least_noise(app):
-    asked = {"noise_multiplier": None, "epsilon": 2.0}
-    noise = app.submit(**private(privacy=asked))["request"]["privacy"]["noise_multiplier"]
+    privacy = {"noise_multiplier": None, "epsilon": 2.0}
+    noise = app.submit(**private(privacy=privacy))["request"]["privacy"]["noise_multiplier"]
     assert epsilon(1, noise) <= 2.0 < epsilon(1, noise - 0.002)
 
 
 def test_noise_that_is_not_enough_for_the_epsilon_it_names_is_refused(app):
-    problem = refused(app, **private(privacy={"epsilon": 0.5}))
+    problem = assert_refused(app, **private(privacy={"epsilon": 0.5}))
     assert problem["budget"] == 0.5
     assert problem["epsilon"] == pytest.approx(epsilon(1), rel=2e-3)
 
 
 def test_an_epsilon_out_of_reach_says_so(app):
-    asked = {"noise_multiplier": None, "epsilon": 1e-4, "sampling_rate": 1.0}
-    body = job_request(**private(privacy=asked))
+    privacy = {"noise_multiplier": None, "epsilon": 1e-4, "sampling_rate": 1.0}
+    body = job_request(**private(privacy=privacy))
     assert "larger epsilon" in assert_problem(app.post("/v1/jobs", json=body), 422, "invalid-request")["detail"]
 
 
 @pytest.mark.parametrize(
-    ("recipe", "why"),
+    ("recipe", "message"),
     [({"privacy": "clipped"}, "give it `privacy`"), ({"estimator": "stored"}, "or 'replay'")],
 )
-def test_recipe_and_privacy_go_together(app, recipe, why):
+def test_recipe_and_privacy_go_together(app, recipe, message):
     changes = {"recipe": recipe} | ({} if recipe.get("privacy") else private())
     problem = assert_problem(app.post("/v1/jobs", json=job_request(**changes)), 422, "invalid-recipe")
-    assert why in problem["detail"]
+    assert message in problem["detail"]
 
 
 def test_a_job_over_the_budget_is_refused_with_the_figures(app, operator):
@@ -87,7 +87,7 @@ def test_a_job_over_the_budget_is_refused_with_the_figures(app, operator):
     assert_problem(operator.put("/v1/users/alice/privacy", json={"epsilon": 0}), 422, "invalid-request")
     assert limit(operator, both)["budget"] == pytest.approx(both)
     app.submit(**private())
-    problem = refused(app, **private(adapter="alice-second"))
+    problem = assert_refused(app, **private(adapter="alice-second"))
     assert problem["spent"] == pytest.approx(epsilon(1), rel=2e-3)
     assert problem["epsilon"] == pytest.approx(epsilon(2), rel=2e-3)
     assert (problem["budget"], problem["delta"]) == (pytest.approx(both), 1e-5)
@@ -99,26 +99,26 @@ def test_a_job_over_the_budget_is_refused_with_the_figures(app, operator):
 def test_where_there_is_a_budget_no_job_goes_without_privacy(app, operator):
     app.submit()
     limit(operator, 5)
-    assert "no bound at all" in refused(app)["detail"]
+    assert "no bound at all" in assert_refused(app)["detail"]
 
 
 def test_what_no_device_began_is_given_back(app):
     job = app.submit(**private())
     assert app.post(f"/v1/jobs/{job['id']}/cancel").status_code == 200
-    assert (spent(app)["epsilon"], spent(app)["runs"]) == (0.0, 0)
+    assert (privacy_view(app)["epsilon"], privacy_view(app)["runs"]) == (0.0, 0)
 
 
 def test_what_a_device_began_is_spent_and_another_device_is_another_run(fleet, app, device, home):
     job = fleet.ready_job(app, **private())
     lease = device.lease()
     assert device.lease()["id"] == lease["id"]  # the same run goes on
-    assert spent(app)["runs"] == 1
+    assert privacy_view(app)["runs"] == 1
     assert device.post(f"/v1/leases/{lease['id']}/release").status_code == 200
     other = fleet.device(name="tablet")
     assert other.lease()["job"]["id"] == job["id"]
-    assert spent(app)["runs"] == 2
+    assert privacy_view(app)["runs"] == 2
     assert app.post(f"/v1/jobs/{job['id']}/cancel").status_code == 200
-    assert spent(app)["epsilon"] == pytest.approx(epsilon(2), rel=2e-3)
+    assert privacy_view(app)["epsilon"] == pytest.approx(epsilon(2), rel=2e-3)
 
 
 def test_a_second_run_over_the_budget_fails_the_job(fleet, app, operator, device):
@@ -129,14 +129,14 @@ def test_a_second_run_over_the_budget_fails_the_job(fleet, app, operator, device
     assert fleet.device(name="tablet").lease() is None
     view = app.get(f"/v1/jobs/{job['id']}").json()
     assert (view["state"], view["error"]["code"]) == ("failed", "privacy-budget-exceeded")
-    assert spent(app)["runs"] == 1
+    assert privacy_view(app)["runs"] == 1
 
 
 def test_jobs_without_privacy_are_told(fleet, app, device):
     fleet.ready_job(app)
-    assert spent(app)["unprotected"] == 0  # nobody has seen anything yet
+    assert privacy_view(app)["unprotected"] == 0  # nobody has seen anything yet
     device.finish(device.lease())
-    assert (spent(app)["unprotected"], spent(app)["epsilon"]) == (1, 0.0)
+    assert (privacy_view(app)["unprotected"], privacy_view(app)["epsilon"]) == (1, 0.0)
 
 
 def test_accounting_holds_no_writing_transaction(home, app, operator, monkeypatch):
@@ -163,13 +163,13 @@ def test_accounting_holds_no_writing_transaction(home, app, operator, monkeypatc
     assert len(computed) > before
 
 
-QUIET = {"train_examples": None, "truncated_examples": None, "zero_shot_accuracy": None, "tuned_accuracy": None}
+NO_FIGURES = {"train_examples": None, "truncated_examples": None, "zero_shot_accuracy": None, "tuned_accuracy": None}
 
 
-def trained(fleet, app, device, **changes):
+def train_private(fleet, app, device, **changes):
     """One private run on a device, which has no other job."""
     fleet.ready_job(app, **private(**changes))
-    device.finish(device.lease(), steps=STEPS, best_step=STEPS, **QUIET)
+    device.finish(device.lease(), steps=STEPS, best_step=STEPS, **NO_FIGURES)
 
 
 def failed(app, job):
@@ -179,8 +179,8 @@ def failed(app, job):
 
 def test_another_name_for_the_user_does_not_reach_the_data(fleet, app, operator, device):
     limit(operator, (epsilon(1) + epsilon(2)) / 2)
-    trained(fleet, app, device)
-    refused(app, **private(adapter="alice-second"))
+    train_private(fleet, app, device)
+    assert_refused(app, **private(adapter="alice-second"))
     fleet.ready_job(app, user="alice-2", adapter="second", **private())
     fleet.ready_job(app, user="alice-3", adapter="third")
     assert device.lease() is None
@@ -190,16 +190,16 @@ def test_another_name_for_the_user_does_not_reach_the_data(fleet, app, operator,
 def test_the_strictest_budget_of_a_device_s_users_bounds_each_of_its_data_sets(fleet, app, operator):
     shared = fleet.device(name="shared", users=["alice", "bob"])
     limit(operator, 1.5 * epsilon(2))
-    trained(fleet, app, shared)
-    trained(fleet, app, shared, user="bob", adapter="bobs")
-    over = fleet.ready_job(app, user="bob", adapter="bobs", **private(privacy={"noise_multiplier": 0.5}))
+    train_private(fleet, app, shared)
+    train_private(fleet, app, shared, user="bob", adapter="bobs")
+    job_over_budget = fleet.ready_job(app, user="bob", adapter="bobs", **private(privacy={"noise_multiplier": 0.5}))
     assert shared.lease() is None
-    assert failed(app, over)
+    assert failed(app, job_over_budget)
     (row,) = app.get(f"/v1/devices/{shared.device_id}/privacy").json()
     assert (row["dataset"], row["users"], row["runs"]) == ("movies", ["alice", "bob"], 2)
     assert row["epsilon"] == pytest.approx(epsilon(2), rel=2e-3)
     assert row["budget"] == pytest.approx(1.5 * epsilon(2))
-    assert spent(app, "bob")["runs"] == 1  # what was reserved for the refused run is given back
+    assert privacy_view(app, "bob")["runs"] == 1  # what was reserved for the refused run is given back
 
 
 def test_no_job_without_privacy_reads_a_data_set_that_a_budget_bounds(fleet, app, operator):
@@ -208,7 +208,7 @@ def test_no_job_without_privacy_reads_a_data_set_that_a_budget_bounds(fleet, app
     job = fleet.ready_job(app, user="bob", adapter="bobs")
     assert shared.lease() is None
     assert failed(app, job)
-    assert "no bound at all" in refused(app, user="bob", adapter="bobs", device=shared.device_id)["detail"]
+    assert "no bound at all" in assert_refused(app, user="bob", adapter="bobs", device=shared.device_id)["detail"]
 
 
 def test_a_job_that_was_submitted_before_the_budget_does_not_begin_without_privacy(fleet, app, operator, device):
@@ -219,7 +219,7 @@ def test_a_job_that_was_submitted_before_the_budget_does_not_begin_without_priva
 
 
 def test_a_data_set_remembers_the_budget_of_a_user_who_was_unbound(fleet, app, operator, device):
-    trained(fleet, app, device)
+    train_private(fleet, app, device)
     limit(operator, 1.05 * epsilon(1))
     path = f"/v1/devices/{device.device_id}/users"
     assert operator.put(f"{path}/alice-2").status_code == 200
@@ -232,7 +232,7 @@ def test_a_data_set_remembers_the_budget_of_a_user_who_was_unbound(fleet, app, o
 def test_other_data_sets_and_devices_have_accounts_of_their_own(fleet, app, operator):
     shared, other = fleet.device(name="shared", users=["alice", "bob"]), fleet.device(name="other", users=["bob"])
     limit(operator, 1.5 * epsilon(1))
-    trained(fleet, app, shared, user="bob", adapter="bobs")
+    train_private(fleet, app, shared, user="bob", adapter="bobs")
     again = private(user="bob", adapter="bobs")
     assert fleet.ready_job(app, **again)["state"] == "ready"
     assert other.lease() is not None

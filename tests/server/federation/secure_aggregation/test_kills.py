@@ -46,8 +46,8 @@ def test_killed_between_phases_and_in_one_the_round_ends_right(masked, home):
         eventually(lambda: masked.round()["state"] == "published", seconds=60)
         answers = [member.complete() for member in masked.members.values()]
     assert [answer.status_code for answer in answers] == [200] * 4, answers[0].text
-    published = masked.round()
-    assert (published["version"], published["updates"]) == (1, 4)
+    round_view = masked.round()
+    assert (round_view["version"], round_view["updates"]) == (1, 4)
     assert_mean(masked, *USERS)
     assert {part["state"] for part in masked.parts().values()} == {"counted"}
     assert masked.app.get("/v1/adapters/readers").json()["versions"] == 1

@@ -57,8 +57,8 @@ class Member:
         return self.flat.astype(float) * min(1, self.parameters.clip / norm)
 
     def complete(self):
-        quiet = redacted_result(Result.model_validate(result())).model_dump(mode="json")
-        body = {"adapter_sha256": NO_FILE, "result": quiet}
+        bare_result = redacted_result(Result.model_validate(result())).model_dump(mode="json")
+        body = {"adapter_sha256": NO_FILE, "result": bare_result}
         return self.actor.post(f"/v1/leases/{self.lease['id']}/complete", json=body)
 
 
@@ -113,8 +113,8 @@ def test_a_version_is_made_of_updates_that_nobody_saw(masked, standing):
         answer = member.complete()
         assert answer.status_code == 200, answer.text
         assert member.complete().json() == answer.json() == {"cohort": "readers", "round": 1, "updates": 4}
-    published = masked.round()
-    assert (published["state"], published["version"], published["updates"]) == ("published", 1, 4)
+    round_view = masked.round()
+    assert (round_view["state"], round_view["version"], round_view["updates"]) == ("published", 1, 4)
     assert_mean(masked, *USERS)
     for part in masked.parts().values():
         assert part["state"] == "counted"
@@ -151,19 +151,19 @@ def test_with_too_few_left_the_round_is_abandoned_and_nothing_is_unmasked(masked
     turn(masked, "alice")
     pass_phase(masked)
     masked.work()
-    ended = masked.round()
-    assert ended["state"] == "abandoned"
-    assert "2 of 4 devices remained in phase vectors" in ended["why"]
+    round_view = masked.round()
+    assert round_view["state"] == "abandoned"
+    assert "2 of 4 devices remained in phase vectors" in round_view["why"]
     with masked.home.database.reading() as session:
         assert not any(row.vector_sha256 for row in session.scalars(select(SecureAggregationMember)))
-    heard = masked.members["alice"].actor.post(f"/v1/leases/{masked.members['alice'].lease['id']}/release")
-    assert heard.json()["stop"], "its job was cancelled with the round"
+    response = masked.members["alice"].actor.post(f"/v1/leases/{masked.members['alice'].lease['id']}/release")
+    assert response.json()["stop"], "its job was cancelled with the round"
 
 
-@pytest.mark.parametrize("left", [True, False])
-def test_who_left_the_cohort_or_was_late_is_waited_for_no_more(masked, left):
+@pytest.mark.parametrize("leaves", [True, False])
+def test_who_left_the_cohort_or_was_late_is_waited_for_no_more(masked, leaves):
     turn(masked, *USERS[:3])
-    if left:
+    if leaves:
         assert masked.app.delete(f"{URL}/members/dave").status_code == 204
     else:
         pass_phase(masked)
@@ -171,7 +171,7 @@ def test_who_left_the_cohort_or_was_late_is_waited_for_no_more(masked, left):
     assert phase(masked) == "shares"
     for _ in range(4):
         turn(masked, *USERS[:3])
-    if not left:
+    if not leaves:
         with pytest.raises(LeftOutOfRound, match="without this device"):
             turn(masked, "dave")
     masked.work()
@@ -203,9 +203,9 @@ def test_what_a_device_may_not_say(masked, problem):
     turn(masked, "alice", "bob")
     with masked.home.database.reading() as session:
         rows = {row.member: row.advertisement for row in session.scalars(select(SecureAggregationMember))}
-    theirs = rows[bob.actor.device_id].model_dump(mode="json")
+    foreign_keys = rows[bob.actor.device_id].model_dump(mode="json")
     url = f"/v1/leases/{alice.lease['id']}/masking"
-    problem(alice.actor.post(f"{url}/keys", json=theirs), 422, "untrusted")
+    problem(alice.actor.post(f"{url}/keys", json=foreign_keys), 422, "untrusted")
     problem(alice.actor.post(f"{url}/shares", json={"sealed": "", "commitment": "A" * 43 + "="}), 409, "masking-out")
     problem(alice.actor.post(f"{url}/keys", json={}), 422, "invalid-request")
     turn(masked, "carol", "dave")

@@ -50,9 +50,9 @@ def test_a_device_takes_no_job_and_no_start_weights_of_another_user(fleet, app):
 def test_another_user_s_job_does_not_carry_start_weights_to_a_device(fleet, app, operator, problem):
     published(fleet, app)
     stranger = fleet.device(name="stranger", users=["mallory"])
-    carried = {"user": "mallory", "adapter": "m", "start": {"adapter": "alice-movies"}}
-    problem(app.post("/v1/jobs", json=job_request(**carried, device=stranger.device_id)), 409, "device-not-bound")
-    job = fleet.ready_job(app, **carried)
+    start_request = {"user": "mallory", "adapter": "m", "start": {"adapter": "alice-movies"}}
+    problem(app.post("/v1/jobs", json=job_request(**start_request, device=stranger.device_id)), 409, "device-not-bound")
+    job = fleet.ready_job(app, **start_request)
     assert stranger.lease() is None
     assert "lacks user 'alice', whose adapter the job starts from" in waiting(app, job)["why"]
     bind(operator, stranger, "alice")
@@ -74,8 +74,8 @@ def test_only_operators_bind(app, device, problem):
 
 def test_binding_is_idempotent_and_bounded(fleet, operator, device, problem):
     assert bind(operator, device, "bob") == bind(operator, device, "bob") == ["alice", "bob"]
-    shown = operator.get("/v1/devices").json()["items"]
-    assert [view["users"] for view in shown] == [["alice", "bob"]]
+    devices = operator.get("/v1/devices").json()["items"]
+    assert [view["users"] for view in devices] == [["alice", "bob"]]
     unbind(operator, device, "bob")
     unbind(operator, device, "bob")
     assert operator.get(f"/v1/devices/{device.device_id}").json()["users"] == ["alice"]
@@ -139,15 +139,15 @@ def test_bindings_end_at_the_tenant(fleet, problem):
 @pytest.mark.parametrize("kind", ["approval", "none"])
 def test_an_approved_device_trains_for_the_users_that_the_operator_named(fleet, operator, kind):
     form = {"client_id": "x", "device_name": "phone", "public_key": "A" * 43 + "=", "platform": "linux"}
-    asked = fleet.actor().post("/v1/oauth/device_authorization", data=form).json()
-    path = f"/v1/device-requests/{asked['user_code']}/approve"
+    authorization = fleet.actor().post("/v1/oauth/device_authorization", data=form).json()
+    path = f"/v1/device-requests/{authorization['user_code']}/approve"
     body = {"users": ["alice"]} if kind == "approval" else None
     for again in (body, {"users": ["mallory"]}):
         assert operator.post(path, json=again).json()["users"] == (["alice"] if body else [])
     grant = {
         "grant_type": "urn:ietf:params:oauth:grant-type:device_code",
         "client_id": "x",
-        "device_code": asked["device_code"],
+        "device_code": authorization["device_code"],
     }
     granted = fleet.actor().post("/v1/oauth/token", data=grant).json()
     users = operator.get(f"/v1/devices/{granted['device_id']}").json()["users"]

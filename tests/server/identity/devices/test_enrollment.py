@@ -46,7 +46,7 @@ class Joining:
                 if request.polled_at is not None:
                     request.polled_at -= timedelta(seconds=seconds)
 
-    def refused(self, answer, error, status=400):
+    def assert_refused(self, answer, error, status=400):
         assert answer.status_code == status, answer.text
         assert answer.headers["content-type"] == "application/json"
         assert answer.headers["cache-control"] == "no-store"
@@ -60,22 +60,22 @@ def joining(fleet):
 
 
 def test_a_device_that_an_operator_lets_in(fleet, joining, operator):
-    asked = joining.ask()
-    assert set(asked) == {
+    authorization = joining.ask()
+    assert set(authorization) == {
         *("device_code", "user_code", "verification_uri", "verification_uri_complete", "expires_in", "interval")
     }
-    assert asked["verification_uri"] == f"{fleet.url}/device"
-    assert asked["verification_uri_complete"] == f"{fleet.url}/device?user_code={asked['user_code']}"
-    assert (asked["expires_in"], asked["interval"]) == (900, 5)
-    joining.refused(joining.poll(asked["device_code"]), "authorization_pending")
-    code = asked["user_code"].lower().replace("-", "")
-    seen = operator.get(f"/v1/device-requests/{code}").json()
-    assert (seen["name"], seen["platform"], seen["address"]) == ("phone", "linux <b>", "127.0.0.1")
-    assert (seen["state"], seen["fingerprint"]) == ("pending", fingerprint(KEY))
+    assert authorization["verification_uri"] == f"{fleet.url}/device"
+    assert authorization["verification_uri_complete"] == f"{fleet.url}/device?user_code={authorization['user_code']}"
+    assert (authorization["expires_in"], authorization["interval"]) == (900, 5)
+    joining.assert_refused(joining.poll(authorization["device_code"]), "authorization_pending")
+    code = authorization["user_code"].lower().replace("-", "")
+    view = operator.get(f"/v1/device-requests/{code}").json()
+    assert (view["name"], view["platform"], view["address"]) == ("phone", "linux <b>", "127.0.0.1")
+    assert (view["state"], view["fingerprint"]) == ("pending", fingerprint(KEY))
     for _ in range(2):
         assert operator.post(f"/v1/device-requests/{code}/approve").json()["state"] == "approved"
     joining.later(5)
-    granted = joining.poll(asked["device_code"])
+    granted = joining.poll(authorization["device_code"])
     assert granted.status_code == 200
     assert granted.headers["cache-control"] == "no-store"
     grant = granted.json()
@@ -85,72 +85,72 @@ def test_a_device_that_an_operator_lets_in(fleet, joining, operator):
     assert (device["id"], device["name"]) == (grant["device_id"], "phone")
     assert fleet.actor(grant["access_token"]).post("/v1/leases", json={"datasets": []}).status_code == 204
     joining.later(5)
-    joining.refused(joining.poll(asked["device_code"]), "invalid_grant")
+    joining.assert_refused(joining.poll(authorization["device_code"]), "invalid_grant")
     assert operator.get(f"/v1/device-requests/{code}").json()["device_id"] == grant["device_id"]
 
 
 def test_neither_code_is_kept_in_clear_that_opens_anything(fleet, joining):
-    asked = joining.ask()
+    authorization = joining.ask()
     with fleet.home.database.reading() as session:
-        (kept,) = session.scalars(select(DeviceRequest))
-        text = " ".join(str(getattr(kept, column.key)) for column in DeviceRequest.__table__.columns)
-    assert asked["device_code"] not in text
-    assert asked["device_code"].split("-")[-1] not in text
+        (row,) = session.scalars(select(DeviceRequest))
+        text = " ".join(str(getattr(row, column.key)) for column in DeviceRequest.__table__.columns)
+    assert authorization["device_code"] not in text
+    assert authorization["device_code"].split("-")[-1] not in text
 
 
 def test_it_joins_the_operators_tenant_and_no_other_sees_it_any_more(fleet, joining, operator, problem):
-    asked = joining.ask()
+    authorization = joining.ask()
     other = fleet.operator("other")
-    path = f"/v1/device-requests/{asked['user_code']}"
+    path = f"/v1/device-requests/{authorization['user_code']}"
     assert other.get(path).status_code == 200
     assert other.post(f"{path}/approve").status_code == 200
     problem(operator.get(path), 404, "not-found")
     problem(operator.post(f"{path}/deny"), 404, "not-found")
-    grant = joining.poll(asked["device_code"]).json()
+    grant = joining.poll(authorization["device_code"]).json()
     assert [device["id"] for device in other.get("/v1/devices").json()["items"]] == [grant["device_id"]]
     assert operator.get("/v1/devices").json()["items"] == []
 
 
 def test_a_device_that_is_refused(joining, operator, problem):
-    asked = joining.ask()
-    path = f"/v1/device-requests/{asked['user_code']}"
+    authorization = joining.ask()
+    path = f"/v1/device-requests/{authorization['user_code']}"
     assert operator.post(f"{path}/deny").json()["state"] == "denied"
     problem(operator.post(f"{path}/approve"), 409, "conflict")
-    joining.refused(joining.poll(asked["device_code"]), "access_denied")
+    joining.assert_refused(joining.poll(authorization["device_code"]), "access_denied")
     joining.later(5)
-    joining.refused(joining.poll(asked["device_code"]), "access_denied")
+    joining.assert_refused(joining.poll(authorization["device_code"]), "access_denied")
     assert operator.get("/v1/devices").json()["items"] == []
 
 
 def test_one_that_asks_too_often_must_ask_ever_slower(joining):
     code = joining.ask()["device_code"]
-    joining.refused(joining.poll(code), "authorization_pending")
-    joining.refused(joining.poll(code), "slow_down")
+    joining.assert_refused(joining.poll(code), "authorization_pending")
+    joining.assert_refused(joining.poll(code), "slow_down")
     joining.later(6)  # the interval is 10 s by now
-    joining.refused(joining.poll(code), "slow_down")
+    joining.assert_refused(joining.poll(code), "slow_down")
     joining.later(16)
-    joining.refused(joining.poll(code), "authorization_pending")
+    joining.assert_refused(joining.poll(code), "authorization_pending")
 
 
 def test_a_code_that_is_over(joining, operator, problem):
-    asked = joining.ask()
+    authorization = joining.ask()
     joining.later(901)
-    joining.refused(joining.poll(asked["device_code"]), "expired_token")
+    joining.assert_refused(joining.poll(authorization["device_code"]), "expired_token")
     for answer in (
-        operator.get(f"/v1/device-requests/{asked['user_code']}"),
-        operator.post(f"/v1/device-requests/{asked['user_code']}/approve"),
+        operator.get(f"/v1/device-requests/{authorization['user_code']}"),
+        operator.post(f"/v1/device-requests/{authorization['user_code']}/approve"),
     ):
         problem(answer, 404, "not-found")
     joining.later(3600)
     joining.ask()
-    joining.refused(joining.poll(asked["device_code"]), "invalid_grant")
+    joining.assert_refused(joining.poll(authorization["device_code"]), "invalid_grant")
 
 
 @pytest.mark.both_databases
 def test_of_many_who_ask_at_once_one_gets_the_token(fleet, joining, operator):
-    asked = joining.ask()
-    operator.post(f"/v1/device-requests/{asked['user_code']}/approve")
-    answers = at_once(*(lambda number=number: Joining(fleet).poll(asked["device_code"]) for number in range(6)))
+    authorization = joining.ask()
+    operator.post(f"/v1/device-requests/{authorization['user_code']}/approve")
+    answers = at_once(*(lambda number=number: Joining(fleet).poll(authorization["device_code"]) for number in range(6)))
     assert sorted(answer.status_code for answer in answers) == [200] + [400] * 5
     assert {answer.json()["error"] for answer in answers if answer.status_code == 400} == {"invalid_grant"}
     assert len(operator.get("/v1/devices").json()["items"]) == 1
@@ -159,7 +159,7 @@ def test_of_many_who_ask_at_once_one_gets_the_token(fleet, joining, operator):
 def test_an_address_may_have_so_many_devices_wait(fleet, joining, operator):
     codes = [joining.ask()["user_code"] for _ in range(20)]
     answer = joining.form("/v1/oauth/device_authorization", FIELDS)
-    joining.refused(answer, "slow_down", 429)
+    joining.assert_refused(answer, "slow_down", 429)
     assert int(answer.headers["retry-after"]) > 0
     operator.post(f"/v1/device-requests/{codes[0]}/deny")
     joining.ask()
@@ -181,7 +181,7 @@ def test_an_address_may_have_so_many_devices_wait(fleet, joining, operator):
     ids=repr,
 )
 def test_a_bad_request_to_join_leaves_nothing(fleet, joining, changes):
-    joining.refused(joining.form("/v1/oauth/device_authorization", FIELDS | changes), "invalid_request")
+    joining.assert_refused(joining.form("/v1/oauth/device_authorization", FIELDS | changes), "invalid_request")
     with fleet.home.database.reading() as session:
         assert session.scalar(select(func.count()).select_from(DeviceRequest)) == 0
 
@@ -197,10 +197,10 @@ def test_a_bad_request_to_join_leaves_nothing(fleet, joining, changes):
     ],
 )
 def test_a_bad_question(joining, operator, changes, error):
-    asked = joining.ask()
-    operator.post(f"/v1/device-requests/{asked['user_code']}/approve")
-    joining.refused(joining.poll(asked["device_code"], **changes), error)
-    assert joining.poll(asked["device_code"]).status_code == 200
+    authorization = joining.ask()
+    operator.post(f"/v1/device-requests/{authorization['user_code']}/approve")
+    joining.assert_refused(joining.poll(authorization["device_code"], **changes), error)
+    assert joining.poll(authorization["device_code"]).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,9 @@ def test_a_bad_question(joining, operator, changes, error):
 )
 def test_what_is_no_form(joining, content, kind):
     for path in ("/v1/oauth/device_authorization", "/v1/oauth/token"):
-        joining.refused(joining.actor.post(path, content=content, headers={"Content-Type": kind}), "invalid_request")
+        joining.assert_refused(
+            joining.actor.post(path, content=content, headers={"Content-Type": kind}), "invalid_request"
+        )
 
 
 def test_the_page_tells_what_to_run_and_runs_nothing(fleet):
@@ -226,9 +228,9 @@ def test_the_page_tells_what_to_run_and_runs_nothing(fleet):
     assert "default-src 'none'" in policy
     assert "frame-ancestors 'none'" in policy
     assert "script" not in answer.text
-    for evil in ("<script>alert(1)</script>", '"><img src=x>', "A" * 100):
-        text = fleet.actor().get("/device", params={"user_code": evil}).text
-        assert evil == "A" * 100 or evil not in text
+    for hostile_code in ("<script>alert(1)</script>", '"><img src=x>', "A" * 100):
+        text = fleet.actor().get("/device", params={"user_code": hostile_code}).text
+        assert hostile_code == "A" * 100 or hostile_code not in text
         assert "approve CODE" in text
     assert fleet.actor().get("/device").status_code == 200
 

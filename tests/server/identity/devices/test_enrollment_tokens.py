@@ -24,8 +24,8 @@ def test_a_device_enrolls_once(fleet, operator, problem):
     grant = granted.json()
     assert grant["server"]["public_key"] == fleet.actor().get("/v1/server").json()["public_key"]
     problem(actor.post("/v1/devices", json=enrollment()), 401, "unauthorized")
-    listed = operator.get("/v1/devices").json()["items"]
-    assert [device["id"] for device in listed] == [grant["device_id"]]
+    devices = operator.get("/v1/devices").json()["items"]
+    assert [device["id"] for device in devices] == [grant["device_id"]]
     assert fleet.actor(grant["token"]).post("/v1/leases", json={"datasets": []}).status_code == 204
 
 

@@ -26,9 +26,9 @@ def test_its_job_is_another_s(fleet, app, device, lease, revoke, problem):
     job = app.get(f"/v1/jobs/{lease['job']['id']}").json()
     assert (job["state"], job["attempts"]) == ("ready", 1)
     other = fleet.device(name="other")
-    taken = other.lease()
-    assert taken["job"]["id"] == job["id"]
-    assert other.finish(taken)["version"] == 1
+    next_lease = other.lease()
+    assert next_lease["job"]["id"] == job["id"]
+    assert other.finish(next_lease)["version"] == 1
 
 
 def test_jobs_for_it_alone_fail_and_no_more_are_taken(fleet, app, device, revoke, problem):

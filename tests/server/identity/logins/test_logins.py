@@ -28,8 +28,8 @@ class Program:
         assert answer.headers["cache-control"] == "no-store"
         return answer.json()
 
-    def poll(self, asked, **changes):
-        fields = {"grant_type": GRANT, "device_code": asked["device_code"], "client_id": "mobizo"}
+    def poll(self, authorization, **changes):
+        fields = {"grant_type": GRANT, "device_code": authorization["device_code"], "client_id": "mobizo"}
         return self.actor.post("/v1/oauth/login_token", data=fields | changes)
 
     def later(self, seconds):
@@ -46,98 +46,104 @@ def program(fleet):
     return Program(fleet)
 
 
-def refused(answer, error, status=400):
+def assert_refused(answer, error, status=400):
     assert answer.status_code == status, answer.text
     assert answer.headers["cache-control"] == "no-store"
     assert answer.json()["error"] == error, answer.text
     assert answer.json()["error_description"]
 
 
-def path_of(asked, action=""):
-    return f"/v1/login-requests/{asked['user_code']}{action}"
+def path_of(authorization, action=""):
+    return f"/v1/login-requests/{authorization['user_code']}{action}"
 
 
 @pytest.mark.both_databases
 def test_a_person_confirms_and_the_program_gets_one_token(fleet, home, program, operator):
-    asked = program.ask()
-    assert asked["verification_uri_complete"] == f"{fleet.url}/ui/activate?user_code={asked['user_code']}"
-    refused(program.poll(asked), "authorization_pending")
-    refused(program.poll(asked), "slow_down")
-    seen = operator.get(path_of(asked)).json()
-    me = operator.get("/v1/whoami").json()
-    assert (seen["name"], seen["address"], seen["state"]) == ("mobizo of alice@laptop", "127.0.0.1", "pending")
-    assert seen["scopes"] == me["scopes"]
+    authorization = program.ask()
+    assert (
+        authorization["verification_uri_complete"] == f"{fleet.url}/ui/activate?user_code={authorization['user_code']}"
+    )
+    assert_refused(program.poll(authorization), "authorization_pending")
+    assert_refused(program.poll(authorization), "slow_down")
+    view = operator.get(path_of(authorization)).json()
+    identity = operator.get("/v1/whoami").json()
+    assert (view["name"], view["address"], view["state"]) == ("mobizo of alice@laptop", "127.0.0.1", "pending")
+    assert view["scopes"] == identity["scopes"]
     for _ in range(2):
-        assert operator.post(path_of(asked, "/approve")).json()["state"] == "approved"
+        assert operator.post(path_of(authorization, "/approve")).json()["state"] == "approved"
     program.later(20)
-    answers = at_once(*(lambda: Program(fleet).poll(asked) for _ in range(4)))
+    answers = at_once(*(lambda: Program(fleet).poll(authorization) for _ in range(4)))
     assert sorted(answer.status_code for answer in answers) == [200, 400, 400, 400]
     for answer in answers:
         if answer.status_code == 400:
             assert answer.json()["error"] in ("invalid_grant", "slow_down")
     grant = next(answer.json() for answer in answers if answer.status_code == 200)
-    assert (grant["token_type"], set(grant["scope"].split())) == ("Bearer", set(me["scopes"]))
+    assert (grant["token_type"], set(grant["scope"].split())) == ("Bearer", set(identity["scopes"]))
     assert 0 < grant["expires_in"] <= home.settings.token_days * 86_400
     whoami = fleet.actor(grant["access_token"]).get("/v1/whoami").json()
     assert (whoami["tenant"], whoami["role"], whoami["name"]) == ("default", "operator", "mobizo of alice@laptop")
     program.later(20)
-    refused(program.poll(asked), "invalid_grant")
+    assert_refused(program.poll(authorization), "invalid_grant")
     with home.database.reading() as session:
-        (kept,) = session.scalars(select(LoginRequest))
-        text = " ".join(str(getattr(kept, column.key)) for column in LoginRequest.__table__.columns)
+        (row,) = session.scalars(select(LoginRequest))
+        text = " ".join(str(getattr(row, column.key)) for column in LoginRequest.__table__.columns)
         (entry,) = session.scalars(select(AccessEvent))
-    for code in (asked["device_code"], asked["user_code"], asked["user_code"].replace("-", "")):
+    for code in (authorization["device_code"], authorization["user_code"], authorization["user_code"].replace("-", "")):
         assert code not in text
-    assert (entry.action, entry.actor, entry.subject) == ("login-approved", me["token_id"], "mobizo of alice@laptop")
+    assert (entry.action, entry.actor, entry.subject) == (
+        "login-approved",
+        identity["token_id"],
+        "mobizo of alice@laptop",
+    )
 
 
 def test_the_person_s_scopes_and_the_program_s_bound_the_token(fleet, program, operator, app, problem):
-    asked = program.ask(scope="jobs:read devices:read")
-    assert operator.get(path_of(asked)).json()["scopes"] == ["devices:read", "jobs:read"]
-    problem(app.post(path_of(asked, "/approve")), 403, "forbidden")
+    authorization = program.ask(scope="jobs:read devices:read")
+    assert operator.get(path_of(authorization)).json()["scopes"] == ["devices:read", "jobs:read"]
+    problem(app.post(path_of(authorization, "/approve")), 403, "forbidden")
     with fleet.home.database.writing() as session:
         _, text = TokenService(session).issue(
             Role.OPERATOR, "default", "", scopes=[Scope.TOKENS_WRITE, Scope.JOBS_READ]
         )
     lesser = fleet.actor(text)
-    assert lesser.get(path_of(asked)).json()["scopes"] == ["jobs:read"]
-    problem(lesser.post(path_of(asked, "/approve"), json={"scopes": ["devices:read"]}), 403, "forbidden")
-    assert lesser.post(path_of(asked, "/approve")).json()["scopes"] == ["jobs:read"]
-    assert program.poll(asked).json()["scope"] == "jobs:read"
-    chosen = program.ask()
-    operator.post(path_of(chosen, "/approve"), json={"scopes": ["jobs:read"]})
-    assert program.poll(chosen).json()["scope"] == "jobs:read"
+    assert lesser.get(path_of(authorization)).json()["scopes"] == ["jobs:read"]
+    problem(lesser.post(path_of(authorization, "/approve"), json={"scopes": ["devices:read"]}), 403, "forbidden")
+    assert lesser.post(path_of(authorization, "/approve")).json()["scopes"] == ["jobs:read"]
+    assert program.poll(authorization).json()["scope"] == "jobs:read"
+    second_authorization = program.ask()
+    operator.post(path_of(second_authorization, "/approve"), json={"scopes": ["jobs:read"]})
+    assert program.poll(second_authorization).json()["scope"] == "jobs:read"
 
 
 def test_a_token_that_ends_before_the_program_asks_grants_nothing(fleet, home, program, operator):
-    asked = program.ask()
-    operator.post(path_of(asked, "/approve"))
+    authorization = program.ask()
+    operator.post(path_of(authorization, "/approve"))
     with home.database.writing() as session:
         TokenService(session).revoke(TokenService(session).principal(operator.token).token_id)
-    refused(program.poll(asked), "access_denied")
+    assert_refused(program.poll(authorization), "access_denied")
     program.later(5)
-    refused(program.poll(asked), "access_denied")
+    assert_refused(program.poll(authorization), "access_denied")
 
 
 def test_a_refused_and_a_late_login(fleet, program, operator, problem):
-    asked = program.ask()
-    assert operator.post(path_of(asked, "/deny")).json()["state"] == "denied"
-    problem(operator.post(path_of(asked, "/approve")), 409, "conflict")
-    problem(fleet.operator("other").get(path_of(asked)), 404, "not-found")
-    refused(program.poll(asked), "access_denied")
+    authorization = program.ask()
+    assert operator.post(path_of(authorization, "/deny")).json()["state"] == "denied"
+    problem(operator.post(path_of(authorization, "/approve")), 409, "conflict")
+    problem(fleet.operator("other").get(path_of(authorization)), 404, "not-found")
+    assert_refused(program.poll(authorization), "access_denied")
     late = program.ask()
     program.later(901)
-    refused(program.poll(late), "expired_token")
+    assert_refused(program.poll(late), "expired_token")
     problem(operator.post(path_of(late, "/approve")), 404, "not-found")
     program.later(3600)
     program.ask()
-    refused(program.poll(late), "invalid_grant")
+    assert_refused(program.poll(late), "invalid_grant")
 
 
 def test_so_many_logins_wait_and_no_more(fleet, program, operator, monkeypatch):
     codes = [program.ask() for _ in range(10)]
     answer = program.actor.post("/v1/oauth/login_authorization", data=FIELDS)
-    refused(answer, "slow_down", 429)
+    assert_refused(answer, "slow_down", 429)
     assert int(answer.headers["retry-after"]) > 0
     operator.post(path_of(codes[0], "/deny"))
     program.ask()
@@ -145,7 +151,7 @@ def test_so_many_logins_wait_and_no_more(fleet, program, operator, monkeypatch):
         session.execute(update(LoginRequest).values(address="192.0.2.1"))
     monkeypatch.setattr(service, "WAITING_IN_ALL", 11)
     program.ask()
-    refused(program.actor.post("/v1/oauth/login_authorization", data=FIELDS), "slow_down", 429)
+    assert_refused(program.actor.post("/v1/oauth/login_authorization", data=FIELDS), "slow_down", 429)
 
 
 @pytest.mark.parametrize(
@@ -158,15 +164,15 @@ def test_so_many_logins_wait_and_no_more(fleet, program, operator, monkeypatch):
     ],
 )
 def test_a_bad_request_leaves_nothing(fleet, program, changes, error):
-    refused(program.actor.post("/v1/oauth/login_authorization", data=FIELDS | changes), error)
+    assert_refused(program.actor.post("/v1/oauth/login_authorization", data=FIELDS | changes), error)
     with fleet.home.database.reading() as session:
         assert session.scalars(select(LoginRequest)).all() == []
 
 
 def test_a_bad_question(program, operator):
-    asked = program.ask()
-    operator.post(path_of(asked, "/approve"))
-    refused(program.poll(asked, grant_type="authorization_code"), "unsupported_grant_type")
-    refused(program.poll(asked, client_id="another"), "invalid_grant")
-    refused(program.poll(asked, device_code="mobizo-login-x"), "invalid_grant")
-    assert program.poll(asked).status_code == 200
+    authorization = program.ask()
+    operator.post(path_of(authorization, "/approve"))
+    assert_refused(program.poll(authorization, grant_type="authorization_code"), "unsupported_grant_type")
+    assert_refused(program.poll(authorization, client_id="another"), "invalid_grant")
+    assert_refused(program.poll(authorization, device_code="mobizo-login-x"), "invalid_grant")
+    assert program.poll(authorization).status_code == 200

@@ -30,7 +30,7 @@ def rotate(home, compromised=False):
     return rotate_key(home.database, home.settings, compromised=compromised)
 
 
-def served(fleet):
+def server_keys(fleet):
     """Who signs now, and the chain."""
     keys = ServerKeys.model_validate(fleet.actor().get("/v1/server/keys").json())
     info = fleet.actor().get("/v1/server").json()
@@ -60,18 +60,18 @@ def test_programs_and_runners_are_signed_anew_and_stay_what_they_are(fleet, home
     build = RunnerBuild(platform="linux-aarch64", version="1", executorch="1", size=3, sha256="3" * 64)
     with home.database.writing() as session:
         RunnerBuildService(session).offer(build, KeyService(session, home.settings).private())
-    before = served(fleet)
-    done = rotate(home)
-    assert (done.before, done.signed, done.devices) == (before.key_id, 2, 0)
-    after = served(fleet)
-    assert after.key_id == done.after != before.key_id
+    before = server_keys(fleet)
+    rotation = rotate(home)
+    assert (rotation.before, rotation.signed, rotation.devices) == (before.key_id, 2, 0)
+    after = server_keys(fleet)
+    assert after.key_id == rotation.after != before.key_id
     key = parse_public(after.public_key)
     manifest = SignedManifest.model_validate(app.get(f"/v1/programs/{lease['job']['recipe_id']}").json())
     assert verify_manifest(manifest, key) == SignedManifest.model_validate(lease["manifest"]).manifest
-    assert manifest.key_id == done.after
+    assert manifest.key_id == rotation.after
     fleet.ready_job(app, adapter="other", recipe={"rank": 1})
     with home.database.reading() as session:
-        assert {program.signed.key_id for program in session.scalars(select(Program))} == {done.after}
+        assert {program.signed.key_id for program in session.scalars(select(Program))} == {rotation.after}
     runner = SignedRunnerBuild.model_validate(device.get("/v1/runner-builds/linux-aarch64").json())
     assert verify_runner_build(runner, key) == build
     with pytest.raises(Untrusted):
@@ -83,7 +83,7 @@ def test_a_device_follows_over_several_rotations_at_once(fleet, home, agent, dev
     place, client = agent
     first = place.config()
     RollbackProtection(place.program_versions).check(SignedManifest.model_validate(lease["manifest"]).manifest)
-    seen = place.program_versions.read_bytes()
+    program_versions = place.program_versions.read_bytes()
     for _ in range(3):
         rotate(home)
     retire_keys(home.database, home.settings)
@@ -93,13 +93,13 @@ def test_a_device_follows_over_several_rotations_at_once(fleet, home, agent, dev
     config = follow_key_rotation(place, first, client, signed.key_id)
     assert verify_manifest(signed, parse_public(config.public_key))
     assert place.config() == config
-    assert config.key_id == served(fleet).key_id
+    assert config.key_id == server_keys(fleet).key_id
     assert config.former_keys[0] == first.public_key
     assert [key_id(key) for key in config.trusted_keys()] == [
         config.key_id,
         *(key_id(parse_public(text)) for text in reversed(config.former_keys)),
     ]
-    assert place.program_versions.read_bytes() == seen
+    assert place.program_versions.read_bytes() == program_versions
     assert stat.S_IMODE((place.path / "config.json").stat().st_mode) == 0o600
 
 
@@ -110,12 +110,12 @@ def test_a_device_that_nothing_changed_for_asks_nobody(agent):
 
 def test_after_a_compromise_no_chain_leads_on_and_devices_are_shut_out(fleet, home, app, agent, device, lease, problem):
     place, client = agent
-    before = served(fleet)
+    before = server_keys(fleet)
     rotate(home)
-    middle = served(fleet)
-    done = rotate(home, compromised=True)
-    after = served(fleet)
-    assert (done.before, done.devices, after.rotations) == (middle.key_id, 1, [])
+    middle = server_keys(fleet)
+    rotation = rotate(home, compromised=True)
+    after = server_keys(fleet)
+    assert (rotation.before, rotation.devices, after.rotations) == (middle.key_id, 1, [])
     for pinned in (before, middle):
         with pytest.raises(Untrusted, match="enroll this device again"):
             follow(pinned.public_key, after)
@@ -123,21 +123,21 @@ def test_after_a_compromise_no_chain_leads_on_and_devices_are_shut_out(fleet, ho
     problem(device.post("/v1/leases", json={"datasets": []}), 401, "unauthorized")
     job = app.get(f"/v1/jobs/{lease['job']['id']}").json()
     assert job["state"] == "ready"
-    assert done.before not in KeyFiles(home.settings.key_path).former_ids()
+    assert rotation.before not in KeyFiles(home.settings.key_path).former_ids()
     again = fleet.device()
     signed = SignedManifest.model_validate(again.lease()["manifest"])
     verify_manifest(signed, parse_public(after.public_key))
     rotate(home)
-    assert [link.rotation.previous_key for link in served(fleet).rotations] == [after.public_key]
+    assert [link.rotation.previous_key for link in server_keys(fleet).rotations] == [after.public_key]
 
 
 def test_private_halves_are_kept_aside_until_they_are_retired(home, files):
     first = key_id(files.load().public_key())
-    done = rotate(home)
+    rotation = rotate(home)
     assert files.former_ids() == [first]
     for path in (files.path, files.former / f"{first}.ed25519"):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert key_id(files.load().public_key()) == done.after
+    assert key_id(files.load().public_key()) == rotation.after
     assert not files.following.exists()
     assert retire_keys(home.database, home.settings) == [first]
     assert files.former_ids() == []
@@ -161,17 +161,17 @@ class Killed(BaseException):
 
 
 def test_a_rotation_killed_before_its_commit_did_not_happen(fleet, home, files, monkeypatch):
-    before = served(fleet)
+    before = server_keys(fleet)
     monkeypatch.setattr(KeyService, "rotate", lambda *_, **__: (_ for _ in ()).throw(Killed))
     with pytest.raises(Killed):
         rotate(home)
     monkeypatch.undo()
     assert files.following.exists()
-    assert served(fleet) == before
+    assert server_keys(fleet) == before
     prepare_keys(home.database, home.settings)
     assert key_id(files.load().public_key()) == before.key_id
     assert rotate(home).before == before.key_id
-    assert len(served(fleet).rotations) == 1
+    assert len(server_keys(fleet).rotations) == 1
 
 
 def kill_before_settling(home, monkeypatch):
@@ -190,9 +190,9 @@ def kill_before_settling(home, monkeypatch):
 
 
 def test_a_rotation_killed_after_its_commit_is_finished_by_who_signs_next(fleet, home, app, files, monkeypatch):
-    before = served(fleet)
+    before = server_keys(fleet)
     kill_before_settling(home, monkeypatch)
-    after = served(fleet)
+    after = server_keys(fleet)
     assert key_id(files.load().public_key()) == before.key_id != after.key_id
     with home.database.writing() as session:
         assert key_id(KeyService(session, home.settings).private().public_key()) == after.key_id
@@ -201,22 +201,22 @@ def test_a_rotation_killed_after_its_commit_is_finished_by_who_signs_next(fleet,
 
 
 def test_a_rotation_after_one_that_was_killed_loses_no_key(fleet, home, files, monkeypatch):
-    before = served(fleet)
+    before = server_keys(fleet)
     kill_before_settling(home, monkeypatch)
-    middle = served(fleet)
+    middle = server_keys(fleet)
     assert rotate(home).before == middle.key_id
     assert files.former_ids() == sorted([before.key_id, middle.key_id])
-    assert len(follow(before.public_key, served(fleet))) == 2
+    assert len(follow(before.public_key, server_keys(fleet))) == 2
 
 
 def test_a_host_without_the_new_key_signs_nothing_and_says_what_to_copy(home, files, tmp_path):
     shutil.copy(files.path, tmp_path / "old")
-    done = rotate(home)
+    rotation = rotate(home)
     new = files.path.read_bytes()
     files.path.write_bytes((tmp_path / "old").read_bytes())
-    with home.database.writing() as session, pytest.raises(Unavailable, match=f"{done.after} signs now: copy"):
+    with home.database.writing() as session, pytest.raises(Unavailable, match=f"{rotation.after} signs now: copy"):
         KeyService(session, home.settings).private()
     with pytest.raises(Unavailable, match="copy"):
         rotate(home)
     files.path.write_bytes(new)
-    assert rotate(home).before == done.after
+    assert rotate(home).before == rotation.after

@@ -41,10 +41,10 @@ def test_a_job_that_may_shrink_gets_a_smaller_recipe(fleet, app, device, shrinki
     assert JobRequest.model_validate(job["request"]).recipe == JobRequest.model_validate(job_request()).recipe
     assert job["request"] == shrinking["job"]["request"]
     assert job["progress"]["phase"] == "waiting"
-    why = job["progress"]["why"]
-    assert "device phone can spare 90,000 bytes" in why
-    assert "needs 275,000" in why
-    assert "precision fp32 -> int8-weight" in why
+    reason = job["progress"]["why"]
+    assert "device phone can spare 90,000 bytes" in reason
+    assert "needs 275,000" in reason
+    assert "precision fp32 -> int8-weight" in reason
     assert device.lease() is None
     fleet.home.compile()
     again = device.lease()

@@ -83,16 +83,16 @@ def test_an_expired_lease_frees_the_job(fleet, app, device, lease, expire, probl
     job = app.get(f"/v1/jobs/{lease['job']['id']}").json()
     assert (job["state"], job["attempts"]) == ("ready", 1)
     other = fleet.device(name="other")
-    taken = other.lease()
-    assert taken["job"]["id"] == lease["job"]["id"]
-    assert taken["id"] != lease["id"]
+    next_lease = other.lease()
+    assert next_lease["job"]["id"] == lease["job"]["id"]
+    assert next_lease["id"] != lease["id"]
     problem(beat(device, lease), 410, "lease-ended")
     problem(device.upload(lease), 410, "lease-ended")
     problem(device.post(f"/v1/leases/{lease['id']}/release"), 410, "lease-ended")
     problem(device.post(f"/v1/leases/{lease['id']}/fail", json={"code": "x", "detail": "y"}), 410, "lease-ended")
     body = {"adapter_sha256": "0" * 64, "result": result()}
     problem(device.post(f"/v1/leases/{lease['id']}/complete", json=body), 410, "lease-ended")
-    assert beat(other, taken).status_code == 200
+    assert beat(other, next_lease).status_code == 200
 
 
 def test_it_is_freed_also_when_no_worker_looks(fleet, app, device, lease, expire):
@@ -116,12 +116,12 @@ def test_a_device_that_was_away_gets_its_own_job_first(fleet, app, device, lease
 def test_but_not_once_another_has_had_it(fleet, app, device, lease, expire, problem):
     expire(lease)
     other = fleet.device(name="other")
-    taken = other.lease()
-    other.post(f"/v1/leases/{taken['id']}/release")
+    next_lease = other.lease()
+    other.post(f"/v1/leases/{next_lease['id']}/release")
     problem(beat(device, lease), 410, "lease-ended")
     anew = device.lease()
     assert anew["job"]["id"] == lease["job"]["id"]
-    assert anew["id"] not in (lease["id"], taken["id"])
+    assert anew["id"] not in (lease["id"], next_lease["id"])
 
 
 def test_work_done_while_away_counts(app, device, lease, expire):

@@ -88,8 +88,8 @@ def test_sent_many_times_at_once_it_is_stored_once(home, fleet, device, lease):
 def test_two_files_at_once_and_the_one_that_is_named_counts(fleet, app, device, lease):
     files = [adapter_bytes(SIZE, value) for value in (1, 2, 3)]
     pairs = [(fleet.actor(device.token, device.signer), data) for data in files]
-    sent = at_once(*(lambda actor=actor, data=data: actor.upload(lease, data) for actor, data in pairs))
-    assert [answer.status_code for answer in sent] == [200] * 3
+    responses = at_once(*(lambda actor=actor, data=data: actor.upload(lease, data) for actor, data in pairs))
+    assert [answer.status_code for answer in responses] == [200] * 3
 
     def complete(actor, data):
         body = {"adapter_sha256": sha256_hex(data), "result": result()}

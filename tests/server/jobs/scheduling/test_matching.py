@@ -9,15 +9,15 @@ from shared.capabilities import Capabilities, Requirements
 GIB = 1 << 30
 
 
-def offer(memory=None, labels=None, **can):
-    capabilities = Capabilities(**can) if can else None
+def offer(memory=None, labels=None, **capability_values):
+    capabilities = Capabilities(**capability_values) if capability_values else None
     return DeviceOffer(
         "default", "device_1", frozenset({"alice"}), frozenset({"movies"}), memory, capabilities, labels or {}
     )
 
 
 @pytest.mark.parametrize(
-    ("needs", "has", "has_not"),
+    ("needs", "sufficient", "insufficient"),
     [
         ({"labels": {"site": "lab"}}, offer(labels={"site": "lab", "row": "2"}), offer(labels={"site": "field"})),
         ({"total_bytes": 2 * GIB}, offer(total_bytes=2 * GIB), offer(total_bytes=2 * GIB - 1)),
@@ -40,10 +40,10 @@ def offer(memory=None, labels=None, **can):
         ({"cohort": "reviews"}, offer(cohorts=("notes", "reviews")), offer(cohorts=("notes",))),
     ],
 )
-def test_each_need(needs, has, has_not):
+def test_each_need(needs, sufficient, insufficient):
     needs = Needs(**needs)
-    assert can_run(needs, has)
-    assert len(list(lacks(needs, has_not))) == 1
+    assert can_run(needs, sufficient)
+    assert len(list(lacks(needs, insufficient))) == 1
 
 
 def test_a_device_that_says_nothing_has_what_every_agent_has_and_nothing_asked_for():
@@ -66,7 +66,7 @@ def test_low_battery_does_not_matter_on_external_power():
 
 
 @pytest.mark.parametrize(
-    ("version", "condition", "holds"),
+    ("version", "condition", "expected"),
     [
         ("1.5.1", ">=1.5", True),
         ("1.5", "==1.5.0", True),
@@ -77,8 +77,8 @@ def test_low_battery_does_not_matter_on_external_power():
         ("2.0.0", "<=2", True),
     ],
 )
-def test_versions(version, condition, holds):
-    assert can_run(Needs(executorch_asked=condition), offer(executorch=version)) is holds
+def test_versions(version, condition, expected):
+    assert can_run(Needs(executorch_asked=condition), offer(executorch=version)) is expected
 
 
 @pytest.mark.parametrize("text", ["", "1.5", ">=x", ">=1.5 <2", "=>1"])

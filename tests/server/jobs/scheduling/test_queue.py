@@ -29,10 +29,10 @@ def test_a_job_goes_only_where_its_labels_are(fleet, app, operator):
     label(operator, lab, site="lab")
     job = fleet.ready_job(app, requires={"labels": {"site": "lab"}})
     assert field.lease() is None
-    why = waiting(app, job)["why"]
-    assert why.startswith("none of 2 devices of the user can take it: ")
-    assert "lacks label site=lab (1)" in why
-    assert "has not requested a job yet (1)" in why
+    reason = waiting(app, job)["why"]
+    assert reason.startswith("none of 2 devices of the user can take it: ")
+    assert "lacks label site=lab (1)" in reason
+    assert "has not requested a job yet (1)" in reason
     assert lab.lease()["job"]["id"] == job["id"]
 
 
@@ -40,9 +40,9 @@ def test_labels_are_changed_and_removed(fleet, operator, device, problem):
     assert label(operator, device, site="lab", row="2") == {"site": "lab", "row": "2"}
     assert label(operator, device, row=None, shelf="a") == {"site": "lab", "shelf": "a"}
     url = f"/v1/devices/{device.device_id}"
-    read = operator.get(url)
-    assert read.json()["labels"] == {"site": "lab", "shelf": "a"}
-    tag = {"If-Match": read.headers["ETag"]}
+    response = operator.get(url)
+    assert response.json()["labels"] == {"site": "lab", "shelf": "a"}
+    tag = {"If-Match": response.headers["ETag"]}
     assert operator.patch(url, json={"labels": {"shelf": "b"}}, headers=tag).status_code == 200
     problem(operator.patch(url, json={"labels": {"shelf": "c"}}, headers=tag), 412, "precondition-failed")
     assert operator.get(url).json()["labels"]["shelf"] == "b"
@@ -62,10 +62,10 @@ def test_a_device_has_at_most_so_many_labels(operator, device, problem):
 
 def test_what_a_device_tells_is_shown(fleet, operator, device):
     device.lease("movies", "books", memory_bytes=5000, capabilities={"total_bytes": 8000, **NATIVE})
-    shown = operator.get(f"/v1/devices/{device.device_id}").json()
-    assert (shown["datasets"], shown["memory_bytes"]) == (["movies", "books"], 5000)
-    assert shown["capabilities"]["total_bytes"] == 8000
-    assert shown["capabilities"]["operators"] == ["mobizo::noise"]
+    view = operator.get(f"/v1/devices/{device.device_id}").json()
+    assert (view["datasets"], view["memory_bytes"]) == (["movies", "books"], 5000)
+    assert view["capabilities"]["total_bytes"] == 8000
+    assert view["capabilities"]["operators"] == ["mobizo::noise"]
 
 
 @pytest.mark.parametrize(
@@ -92,24 +92,24 @@ def test_the_noise_operator_needs_the_native_runner(fleet, app):
 
 
 def test_memory(fleet, app):
-    asked = fleet.ready_job(app, adapter="a", requires={"memory_bytes": 8000})
+    job = fleet.ready_job(app, adapter="a", requires={"memory_bytes": 8000})
     small, large = fleet.device(name="small"), fleet.device(name="large")
     capabilities = {"total_bytes": 7999, "backends": ["xnnpack"]}
     assert small.lease(capabilities=capabilities) is None
-    assert "no enrolled device" not in waiting(app, asked)["why"]
-    assert large.lease(capabilities={**capabilities, "total_bytes": 8000})["job"]["id"] == asked["id"]
+    assert "no enrolled device" not in waiting(app, job)["why"]
+    assert large.lease(capabilities={**capabilities, "total_bytes": 8000})["job"]["id"] == job["id"]
 
 
 def test_a_program_is_offered_where_it_fits(fleet, app, device):
     """The fake compiler's programs take 256,000 bytes of weights and plan 16,384."""
     job = fleet.ready_job(app)
-    can = {"backends": ["xnnpack"]}
-    assert device.lease(memory_bytes=272_383, capabilities=can) is None
+    capabilities = {"backends": ["xnnpack"]}
+    assert device.lease(memory_bytes=272_383, capabilities=capabilities) is None
     explanation = waiting(app, job)
     lack = "lacks 272,384 bytes of memory to spare, which its program takes"
     assert explanation["why"] == f"none of 1 devices of the user can take it: {lack} (1)"
     assert (explanation["devices"], explanation["eligible"]) == (1, 0)
-    assert device.lease(memory_bytes=272_384, capabilities=can)["job"]["id"] == job["id"]
+    assert device.lease(memory_bytes=272_384, capabilities=capabilities)["job"]["id"] == job["id"]
 
 
 def test_why_it_waits(fleet, app, device):
@@ -138,13 +138,13 @@ def test_nobody_is_enrolled(fleet, app):
 def order(fleet, app, count):
     """Adapters in the order in which jobs are given out."""
     device = fleet.device(name="worker", users=["alice", "bob", "many", "few", "late"])
-    taken = []
+    adapters = []
     for _ in range(count):
         lease = device.lease()
-        taken.append(lease["job"]["request"]["adapter"])
+        adapters.append(lease["job"]["request"]["adapter"])
         device.finish(lease)
     assert device.lease() is None
-    return taken
+    return adapters
 
 
 def test_users_take_turns(fleet, app):
@@ -189,19 +189,20 @@ def test_jobs_that_ask_for_the_same_wait_in_one_lane(home, fleet, app):
 
 def test_as_many_devices_are_called_as_there_are_jobs(fleet, app):
     devices = [fleet.device(name=f"d{number}") for number in range(6)]
-    got = []
+    leases = []
     threads = [
-        threading.Thread(target=lambda device=device: got.append(device.lease(wait_seconds=30))) for device in devices
+        threading.Thread(target=lambda device=device: leases.append(device.lease(wait_seconds=30)))
+        for device in devices
     ]
     for thread in threads:
         thread.start()
     jobs = []
-    for known in (0, 3):  # whoever is not called goes on waiting
-        jobs += [fleet.ready_job(app, adapter=f"a{known + number}")["id"] for number in range(3)]
+    for previous_count in (0, 3):  # whoever is not called goes on waiting
+        jobs += [fleet.ready_job(app, adapter=f"a{previous_count + number}")["id"] for number in range(3)]
         deadline = time.monotonic() + 25
-        while len(got) < known + 3 and time.monotonic() < deadline:
+        while len(leases) < previous_count + 3 and time.monotonic() < deadline:
             time.sleep(0.01)
-        assert sorted(lease and lease["job"]["id"] for lease in got) == sorted(jobs)
+        assert sorted(lease and lease["job"]["id"] for lease in leases) == sorted(jobs)
     for thread in threads:
         thread.join()
 
@@ -211,9 +212,9 @@ def test_a_device_that_fails_one_job_after_another_rests(home, fleet, app, opera
         fleet.ready_job(app, adapter=f"a{number}")
         lease = device.lease()
         device.post(f"/v1/leases/{lease['id']}/fail", json={"code": "x", "detail": "y"})
-    shown = operator.get(f"/v1/devices/{device.device_id}").json()
-    assert shown["failures"] == 3
-    assert shown["cooldown_until"] is not None
+    view = operator.get(f"/v1/devices/{device.device_id}").json()
+    assert view["failures"] == 3
+    assert view["cooldown_until"] is not None
     job = fleet.ready_job(app, adapter="next")
     assert device.lease() is None
     assert waiting(app, job)["why"].endswith("is cooling down after failures (1)")
@@ -224,8 +225,8 @@ def test_an_owner_s_refusal_is_no_failure_of_the_device(fleet, app, operator, de
     for number, code in enumerate(sorted(OWNER_REFUSALS) * 2):
         fleet.ready_job(app, adapter=f"a{number}")
         device.post(f"/v1/leases/{device.lease()['id']}/fail", json={"code": code, "detail": "y"})
-    shown = operator.get(f"/v1/devices/{device.device_id}").json()
-    assert (shown["failures"], shown["cooldown_until"]) == (0, None)
+    view = operator.get(f"/v1/devices/{device.device_id}").json()
+    assert (view["failures"], view["cooldown_until"]) == (0, None)
 
 
 def test_success_forgets_failures(fleet, app, operator, device):
@@ -258,9 +259,9 @@ def test_a_device_that_leaves_may_come_back_at_once(home, fleet, app, device, le
 
 def test_a_lease_lasts_as_long_as_the_device_asked_but_no_longer_than_allowed(home, fleet, app, device):
     fleet.ready_job(app)
-    asked = device.lease(lease_seconds=1000)
+    lease = device.lease(lease_seconds=1000)
     standard = device.lease(lease_seconds=None)
     longest = device.lease(lease_seconds=1e9)
-    assert standard["expires_at"] < asked["expires_at"] < longest["expires_at"]
-    beat = device.post(f"/v1/leases/{asked['id']}/heartbeat", json={"phase": "training"}).json()
+    assert standard["expires_at"] < lease["expires_at"] < longest["expires_at"]
+    beat = device.post(f"/v1/leases/{lease['id']}/heartbeat", json={"phase": "training"}).json()
     assert beat["expires_at"] >= longest["expires_at"]

@@ -32,7 +32,7 @@ def tools(monkeypatch):
 
 
 @pytest.fixture
-def elsewhere(home, request, tmp_path):
+def other_settings(home, request, tmp_path):
     """Settings of an empty home, with an empty database of the same kind."""
     changes = {"home": tmp_path / "elsewhere" / "home"}
     if home.settings.database_url is not None:
@@ -44,19 +44,19 @@ def elsewhere(home, request, tmp_path):
 
 
 @pytest.fixture
-def restored(home, elsewhere):
+def restore_server(home, other_settings):
     """Restores a backup there, and serves it."""
     stack = contextlib.ExitStack()
 
-    def restored(source):
-        restore(elsewhere, source)
-        restored_home = stack.enter_context(contextlib.closing(Home(elsewhere, home.source)))
-        application = create_app(elsewhere)
+    def restore_server(source):
+        restore(other_settings, source)
+        restored_home = stack.enter_context(contextlib.closing(Home(other_settings, home.source)))
+        application = create_app(other_settings)
         url = stack.enter_context(serving(application))
         return stack.enter_context(contextlib.closing(Fleet(restored_home, url)))
 
     with stack:
-        yield restored
+        yield restore_server
 
 
 @pytest.fixture
@@ -85,14 +85,16 @@ def busy(fleet, app):
     return busy
 
 
-def moved(actor, fleet):
+def other_server_actor(actor, fleet):
     """The same holder of the same token, asking the other server."""
     return fleet.actor(actor.token, actor.signer)
 
 
 @pytest.mark.both_databases(slow=True)
 @pytest.mark.parametrize("name", ["backup", "backup.tar"])
-def test_a_job_is_finished_where_the_backup_was_restored(fleet, home, app, device, restored, busy, tmp_path, name):
+def test_a_job_is_finished_where_the_backup_was_restored(
+    fleet, home, app, device, restore_server, busy, tmp_path, name
+):
     job = fleet.ready_job(app)
     lease = device.lease()
     assert device.upload(lease).status_code == 200
@@ -102,13 +104,13 @@ def test_a_job_is_finished_where_the_backup_was_restored(fleet, home, app, devic
     assert {file.sha256 for file in manifest.files} >= set(home.stored_files())
     assert (target.stat().st_mode & 0o077, target.parent.stat().st_mode & 0o077) == (0, 0)
     assert [path.name for path in target.parent.iterdir()] == [name]
-    elsewhere = restored(target)
-    settings = elsewhere.home.settings
+    restored_fleet = restore_server(target)
+    settings = restored_fleet.home.settings
     assert settings.key_path.read_bytes() == home.settings.key_path.read_bytes()
     assert not [
         path for path in (settings.home, settings.key_path.parent, settings.key_path) if path.stat().st_mode & 0o077
     ]
-    same_app, same_device = moved(app, elsewhere), moved(device, elsewhere)
+    same_app, same_device = other_server_actor(app, restored_fleet), other_server_actor(device, restored_fleet)
     assert same_app.get(f"/v1/jobs/{job['id']}").json()["state"] == "training"
     version = same_device.finish(lease, value=0.25)
     assert same_app.get(f"/v1/jobs/{job['id']}").json()["state"] == "succeeded"
@@ -124,66 +126,68 @@ def test_a_job_is_finished_where_the_backup_was_restored(fleet, home, app, devic
 
 
 @pytest.mark.both_databases(slow=True)
-def test_a_snapshot_is_of_one_moment(fleet, home, busy, elsewhere, tmp_path):
+def test_a_snapshot_is_of_one_moment(fleet, home, busy, other_settings, tmp_path):
     """A job and its first event come in one transaction: a copy has both or neither."""
     with busy():
         back_up(home.settings, tmp_path / "backup", with_keys=True)
-    restore(elsewhere, tmp_path / "backup")
-    database = Database(elsewhere.url)
+    restore(other_settings, tmp_path / "backup")
+    database = Database(other_settings.url)
     with database.reading() as session:
         events = METADATA.tables["job_events"]
-        counted = select(func.count()).select_from(events).where(events.c.job_number == Job.number).scalar_subquery()
-        torn = session.scalars(select(Job.id).where(Job.events != counted)).all()
+        event_count = (
+            select(func.count()).select_from(events).where(events.c.job_number == Job.number).scalar_subquery()
+        )
+        torn_jobs = session.scalars(select(Job.id).where(Job.events != event_count)).all()
     database.close()
-    assert torn == []
+    assert torn_jobs == []
 
 
-def test_without_keys(home, app, elsewhere, restored, tmp_path):
+def test_without_keys(home, app, other_settings, restore_server, tmp_path):
     manifest = back_up(home.settings, tmp_path / "backup", with_keys=False)
     key = home.settings.key_path.read_bytes()
     assert manifest.keys == ()
     assert not [path for path in (tmp_path / "backup").rglob("*") if path.is_file() and path.read_bytes() == key]
     with pytest.raises(Unavailable, match="signing key"):
-        restored(tmp_path / "backup")
-    elsewhere.key_path.parent.mkdir(mode=0o700)
-    elsewhere.key_path.write_bytes(key)
-    elsewhere.key_path.chmod(0o600)
-    application = create_app(elsewhere)
+        restore_server(tmp_path / "backup")
+    other_settings.key_path.parent.mkdir(mode=0o700)
+    other_settings.key_path.write_bytes(key)
+    other_settings.key_path.chmod(0o600)
+    application = create_app(other_settings)
     application.state.mobizo.database.close()
 
 
 @pytest.mark.parametrize("part", ["database", "object"])
-def test_what_was_changed_is_not_restored(fleet, home, app, elsewhere, tmp_path, part):
+def test_what_was_changed_is_not_restored(fleet, home, app, other_settings, tmp_path, part):
     fleet.ready_job(app)
     back_up(home.settings, tmp_path / "backup", with_keys=True)
-    changed = next((tmp_path / "backup").glob("mobizo.*" if part == "database" else "objects/*"))
-    data = bytearray(changed.read_bytes())
+    changed_file = next((tmp_path / "backup").glob("mobizo.*" if part == "database" else "objects/*"))
+    data = bytearray(changed_file.read_bytes())
     data[len(data) // 2] ^= 1
-    changed.write_bytes(data)
+    changed_file.write_bytes(data)
     with pytest.raises(Untrusted):
-        restore(elsewhere, tmp_path / "backup")
-    assert list(elsewhere.home.iterdir()) == []
+        restore(other_settings, tmp_path / "backup")
+    assert list(other_settings.home.iterdir()) == []
     data[len(data) // 2] ^= 1
-    changed.write_bytes(data)
-    restore(elsewhere, tmp_path / "backup")
+    changed_file.write_bytes(data)
+    restore(other_settings, tmp_path / "backup")
 
 
-def test_a_backup_that_lacks_a_part(fleet, home, app, elsewhere, tmp_path):
+def test_a_backup_that_lacks_a_part(fleet, home, app, other_settings, tmp_path):
     fleet.ready_job(app)
     back_up(home.settings, tmp_path / "backup", with_keys=True)
     next((tmp_path / "backup" / "objects").iterdir()).unlink()
     with pytest.raises(BadRequest, match="lacks objects/"):
-        restore(elsewhere, tmp_path / "backup")
+        restore(other_settings, tmp_path / "backup")
     (tmp_path / "backup" / "backup.json").unlink()
     with pytest.raises(BadRequest, match=r"backup\.json"):
-        restore(elsewhere, tmp_path / "backup")
+        restore(other_settings, tmp_path / "backup")
     (tmp_path / "text.tar").write_text("no archive")
     with pytest.raises(BadRequest, match="neither"):
-        restore(elsewhere, tmp_path / "text.tar")
+        restore(other_settings, tmp_path / "text.tar")
 
 
 @pytest.mark.parametrize(
-    ("changes", "why"),
+    ("changes", "message"),
     [
         ({"keys": ["../../escaped"]}, "invalid path"),
         ({"keys": ["/etc/escaped"]}, "invalid path"),
@@ -192,22 +196,22 @@ def test_a_backup_that_lacks_a_part(fleet, home, app, elsewhere, tmp_path):
         ({"files": [{"sha256": "../escaped", "size": 1}]}, "form"),
     ],
 )
-def test_a_backup_that_lies(home, elsewhere, tmp_path, changes, why):
+def test_a_backup_that_lies(home, other_settings, tmp_path, changes, message):
     back_up(home.settings, tmp_path / "backup", with_keys=True)
     manifest = tmp_path / "backup" / "backup.json"
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | changes))
-    with pytest.raises(BadRequest, match=why):
-        restore(elsewhere, tmp_path / "backup")
-    assert list(elsewhere.home.iterdir()) == []
+    with pytest.raises(BadRequest, match=message):
+        restore(other_settings, tmp_path / "backup")
+    assert list(other_settings.home.iterdir()) == []
 
 
-def test_a_link_in_an_archive_is_no_part(home, elsewhere, tmp_path):
+def test_a_link_in_an_archive_is_no_part(home, other_settings, tmp_path):
     with tarfile.open(tmp_path / "bad.tar", "w") as archive:
         link = tarfile.TarInfo("backup.json")
         link.type, link.linkname = tarfile.SYMTYPE, "/etc/hostname"
         archive.addfile(link, io.BytesIO())
     with pytest.raises(BadRequest):
-        restore(elsewhere, tmp_path / "bad.tar")
+        restore(other_settings, tmp_path / "bad.tar")
 
 
 def test_what_lies_beside_a_backup_is_left_alone(home, tmp_path):
@@ -218,20 +222,20 @@ def test_what_lies_beside_a_backup_is_left_alone(home, tmp_path):
 
 
 @pytest.mark.both_databases(slow=True)
-def test_only_into_what_is_empty(home, elsewhere, tmp_path):
+def test_only_into_what_is_empty(home, other_settings, tmp_path):
     back_up(home.settings, tmp_path / "backup", with_keys=True)
     with pytest.raises(Conflict, match="exists"):
         back_up(home.settings, tmp_path / "backup", with_keys=True)
     with pytest.raises(Conflict, match="not empty"):
         restore(home.settings, tmp_path / "backup")
-    if elsewhere.database_url is not None:
-        restore(elsewhere, tmp_path / "backup")
-        again = elsewhere.model_copy(update={"home": tmp_path / "third"})
+    if other_settings.database_url is not None:
+        restore(other_settings, tmp_path / "backup")
+        again = other_settings.model_copy(update={"home": tmp_path / "third"})
         with pytest.raises(Conflict, match="database"):
             restore(again, tmp_path / "backup")
-    other_kind = {"database_url": None} if elsewhere.database_url else {"database_url": "sqlite:////x/y"}
+    other_kind = {"database_url": None} if other_settings.database_url else {"database_url": "sqlite:////x/y"}
     with pytest.raises(BadRequest, match="MOBIZO_DATABASE_URL"):
-        restore(elsewhere.model_copy(update={"home": tmp_path / "fourth", **other_kind}), tmp_path / "backup")
+        restore(other_settings.model_copy(update={"home": tmp_path / "fourth", **other_kind}), tmp_path / "backup")
 
 
 def test_a_file_that_is_missing_or_damaged_is_no_backup(fleet, home, app, tmp_path):
@@ -251,7 +255,7 @@ def test_a_file_that_is_missing_or_damaged_is_no_backup(fleet, home, app, tmp_pa
 
 
 @pytest.mark.both_databases(slow=True)
-def test_the_commands(home, elsewhere, tmp_path, monkeypatch):
+def test_the_commands(home, other_settings, tmp_path, monkeypatch):
     def command(settings, *arguments):
         for name in ("MOBIZO_HOME", "MOBIZO_DATABASE_URL"):
             monkeypatch.delenv(name, raising=False)
@@ -263,9 +267,9 @@ def test_the_commands(home, elsewhere, tmp_path, monkeypatch):
     assert (report["files"], report["keys"]) == (1, 0)
     assert report["bytes"] == open_artifacts(home.settings).size(home.stored_files()[0])
     assert "separately" in command(home.settings, "backup", tmp_path / "again")
-    assert "signing key" in command(elsewhere, "restore", tmp_path / "again")
+    assert "signing key" in command(other_settings, "restore", tmp_path / "again")
     with pytest.raises(Conflict):
-        command(elsewhere, "restore", tmp_path / "backup.tar", "--json")
+        command(other_settings, "restore", tmp_path / "backup.tar", "--json")
 
 
 @pytest.mark.both_databases(slow=True)

@@ -12,14 +12,14 @@ from server.database.database import Database
 def ready(fleet, standing):
     """Asks with parts of the place exchanged; the names of what fails."""
     app, _ = standing
-    asker = fleet.actor()
+    actor = fleet.actor()
 
     def ready(settings=None, **parts):
         state = app.state.mobizo
         if settings is not None:
             parts["settings"] = state.settings.model_copy(update=settings)
         app.state.mobizo = replace(state, **parts)
-        response = asker.get("/readyz")
+        response = actor.get("/readyz")
         app.state.mobizo = state
         if response.status_code == 200:
             assert response.json() == {"status": "ok"}
@@ -27,7 +27,7 @@ def ready(fleet, standing):
         document = response.json()
         assert (response.status_code, document["code"]) == (503, "not-ready")
         assert response.headers["retry-after"]
-        assert asker.get("/healthz").json() == {"status": "ok"}
+        assert actor.get("/healthz").json() == {"status": "ok"}
         assert str(state.settings.home) not in response.text
         return document["failing"]
 
@@ -43,9 +43,9 @@ def test_each_thing_that_can_be_wrong(ready, home, tmp_path):
     home.settings.key_path.chmod(0o644)
     assert ready() == ["key"]
     home.settings.key_path.chmod(0o600)
-    away = Database(f"sqlite:///{tmp_path}/no/where/x.sqlite3")
-    assert ready(database=away) == ["database"]
-    away.close()
+    missing_database = Database(f"sqlite:///{tmp_path}/no/where/x.sqlite3")
+    assert ready(database=missing_database) == ["database"]
+    missing_database.close()
     with home.database.writing() as session:
         session.execute(text("DELETE FROM alembic_version"))
     assert ready() == ["database"]

@@ -46,29 +46,29 @@ def test_every_metric_of_the_dashboard_exists(metric_labels):
             assert names, panel["title"]
             assert names <= set(metric_labels), panel["title"]
             grouped = re.findall(r"\bby \((\w+)\)", target["expr"])
-            shown = re.findall(r"\{\{(\w+)\}\}", target["legendFormat"])
-            assert {*grouped, *shown} - {"le"} <= {label for name in names for label in metric_labels[name]}, panel[
-                "title"
-            ]
+            legend_labels = re.findall(r"\{\{(\w+)\}\}", target["legendFormat"])
+            assert {*grouped, *legend_labels} - {"le"} <= {label for name in names for label in metric_labels[name]}, (
+                panel["title"]
+            )
     alerts = {word for panel in PANELS for word in re.findall(r"Mobizo\w+", panel["description"])}
     assert alerts <= {rule["alert"] for rule in RULES}
 
 
 def test_every_metric_and_label_exists(metric_labels):
-    spoken = set()
+    mentioned_names = set()
     for rule in RULES:
         names = metrics(rule["expr"])
         assert names, rule["alert"]
         assert names <= set(metric_labels) | BY_PROMETHEUS, rule["alert"]
-        spoken |= names
+        mentioned_names |= names
         for name, selector in re.findall(r"\b([a-z_]+)\{([^}]*)\}", rule["expr"]):
-            for label, how, value in re.findall(r'(\w+)(=~|!~|!=|=)"([^"]*)"', selector):
+            for label, operator, value in re.findall(r'(\w+)(=~|!~|!=|=)"([^"]*)"', selector):
                 if label == "job":
                     continue  # Prometheus's own, which the operator chooses
                 assert label in metric_labels[name], f"{rule['alert']}: {name} has no label {label}"
-                if how == "=" and label != "status":
+                if operator == "=" and label != "status":
                     assert value in metric_labels[name][label], f"{rule['alert']}: {name} is never {label}={value}"
-    assert len(spoken) > len(RULES) / 2
+    assert len(mentioned_names) > len(RULES) / 2
 
 
 def test_every_rule_says_what_it_means():

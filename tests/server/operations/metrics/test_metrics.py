@@ -102,9 +102,9 @@ def test_devices_by_when_they_were_seen(fleet, home, scrape):
     for name, ago in (("a", 1), ("b", 30), ("c", 60 * 5), ("d", 60 * 50)):
         device = fleet.device(name=name)
         with home.database.writing() as session:
-            seen = utc_now() - timedelta(minutes=ago)
+            seen_at = utc_now() - timedelta(minutes=ago)
             table = devices.Device
-            session.execute(update(table).where(table.id == device.device_id).values(last_seen_at=seen))
+            session.execute(update(table).where(table.id == device.device_id).values(last_seen_at=seen_at))
     metrics = scrape()
     assert metrics["mobizo_devices_enrolled",] == 4
     assert [metrics["mobizo_devices_seen", within] for within in ("5m", "1h", "1d")] == [1, 2, 3]
@@ -113,13 +113,13 @@ def test_devices_by_when_they_were_seen(fleet, home, scrape):
 def test_workers_that_live(home, scrape):
     now = utc_now()
     with home.database.writing() as session:
-        for seen, own, compiler in ((now, 100, 7000), (now, 200, 10), (now - timedelta(hours=1), 9000, 90000)):
+        for seen_at, own, compiler in ((now, 100, 7000), (now, 200, 10), (now - timedelta(hours=1), 9000, 90000)):
             session.add(
                 WorkerProcess(
                     id=new_id("worker"),
                     pid=1,
-                    started_at=seen,
-                    seen_at=seen,
+                    started_at=seen_at,
+                    seen_at=seen_at,
                     peak_rss_bytes=own,
                     compiler_peak_rss_bytes=compiler,
                 )
@@ -140,8 +140,8 @@ def test_how_long_compiles_took(fleet, home, app, scrape):
         session.execute(program.values(started_at=began, ready_at=began + timedelta(seconds=42)))
         failed = update(Program).where(Program.recipe_id == bad["recipe_id"])
         session.execute(failed.values(started_at=began, state=ProgramState.FAILED))
-        ended = {"state": "failed", "updated_at": began + timedelta(seconds=7)}
-        session.execute(update(Job).where(Job.id == bad["id"]).values(ended))
+        changes = {"state": "failed", "updated_at": began + timedelta(seconds=7)}
+        session.execute(update(Job).where(Job.id == bad["id"]).values(changes))
     metrics = scrape()
     name = "mobizo_compile_seconds"
     assert [metrics[f"{name}_bucket", limit, "ready"] for limit in ("30.0", "60.0", "+Inf")] == [0, 1, 1]
@@ -213,9 +213,9 @@ def test_a_scrape_is_kept_for_a_moment(home, fleet, app, monkeypatch):
 
 
 def test_a_database_that_is_away(tmp_path):
-    away = Database(f"sqlite:///{tmp_path}/no/such/directory/db")
-    metrics = samples(Exposition(Meters(), away).text().decode())
-    away.close()
+    missing_database = Database(f"sqlite:///{tmp_path}/no/such/directory/db")
+    metrics = samples(Exposition(Meters(), missing_database).text().decode())
+    missing_database.close()
     assert metrics["mobizo_database_up",] == 0
     assert ("mobizo_jobs", "queued") not in metrics
     assert metrics["mobizo_polls_open",] == 0

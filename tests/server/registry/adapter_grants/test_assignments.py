@@ -35,19 +35,19 @@ def test_a_device_has_what_it_trained(device, version):
     manifest, program = verify_adapter(granted.adapter, key), verify_manifest(granted.program, key)
     assert (manifest.version, manifest.revision) == (1, version["revision"])
     assert (manifest.a_sha256, manifest.recipe_id) == (program.a_sha256, program.recipe_id)
-    raw = own(device, manifest.revision, file="/lora_B.safetensors")
-    assert raw.content == adapter_bytes(manifest.size_d)
-    assert raw.headers["etag"] == f'"{manifest.sha256}"'
-    url = str(raw.url.path)
-    assert device.get(url, headers={"Range": "bytes=8-15"}).content == raw.content[8:16]
+    response = own(device, manifest.revision, file="/lora_B.safetensors")
+    assert response.content == adapter_bytes(manifest.size_d)
+    assert response.headers["etag"] == f'"{manifest.sha256}"'
+    url = str(response.url.path)
+    assert device.get(url, headers={"Range": "bytes=8-15"}).content == response.content[8:16]
     assert device.head(url).headers["content-length"] == str(manifest.size)
 
 
 @pytest.mark.both_databases
 def test_another_device_has_it_once_it_is_assigned(app, tablet, version, problem):
-    absent = problem(own(tablet), 404, "adapter-not-found")
-    unknown = problem(own(tablet, name="nobody"), 404, "adapter-not-found")
-    assert absent["detail"].replace(NAME, "nobody") == unknown["detail"]
+    refusal = problem(own(tablet), 404, "adapter-not-found")
+    missing = problem(own(tablet, name="nobody"), 404, "adapter-not-found")
+    assert refusal["detail"].replace(NAME, "nobody") == missing["detail"]
     problem(own(tablet, file="/lora_B.safetensors"), 404, "adapter-not-found")
     first = app.put(place(tablet))
     assert first.status_code == 200

@@ -206,7 +206,7 @@ class LlamaCpp:
 
     def top(self, tokens, *scales):
         """The likeliest next token and its log-probability. scales: of the adapters, in order; none: as it starts."""
-        asked = {
+        request = {
             "prompt": [int(token) for token in tokens],
             "n_predict": 1,
             "n_probs": 1,
@@ -214,7 +214,7 @@ class LlamaCpp:
             "cache_prompt": False,
         }
         if scales:
-            asked["lora"] = [{"id": number, "scale": scale} for number, scale in enumerate(scales)]
-        answer = self.server.handle_completions(asked)
+            request["lora"] = [{"id": number, "scale": scale} for number, scale in enumerate(scales)]
+        answer = self.server.handle_completions(request)
         likeliest = answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"][0]
         return likeliest["id"], likeliest["logprob"]

@@ -37,9 +37,14 @@ def test_asked_for_made_and_downloaded(home, app, version, work, problem):
     problem(app.get(URL), 404, "not-found")
     response = app.post(URL)
     assert (response.status_code, response.headers["location"]) == (202, URL)
-    asked = response.json()
-    assert (asked["adapter"], asked["version"], asked["state"], asked["files"]) == ("alice-movies", 1, "pending", [])
-    assert app.get(URL).json() == app.post(URL).json() == asked
+    conversion = response.json()
+    assert (conversion["adapter"], conversion["version"], conversion["state"], conversion["files"]) == (
+        "alice-movies",
+        1,
+        "pending",
+        [],
+    )
+    assert app.get(URL).json() == app.post(URL).json() == conversion
     problem(app.get(f"{URL}/config.json"), 404, "file-not-in-adapter")
     work()
     ready = app.get(URL).json()
@@ -57,8 +62,8 @@ def test_asked_for_made_and_downloaded(home, app, version, work, problem):
 
 def test_each_form_is_made_for_itself(home, app, version, work, problem):
     app.post(URL)
-    asked = app.post(f"{URL}?form=gguf-q8_0")
-    assert (asked.headers["location"], asked.json()["form"]) == (f"{URL}?form=gguf-q8_0", "gguf-q8_0")
+    response = app.post(f"{URL}?form=gguf-q8_0")
+    assert (response.headers["location"], response.json()["form"]) == (f"{URL}?form=gguf-q8_0", "gguf-q8_0")
     problem(app.get(f"{URL}?form=gguf-f16"), 404, "not-found")
     problem(app.post(f"{URL}?form=gguf-q2"), 422, "invalid-request")
     work()

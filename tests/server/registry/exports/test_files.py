@@ -24,16 +24,16 @@ def test_a_gguf_adapter_is_made_once(home, app, version):
     assert answer.headers["etag"] == f'"{hashlib.sha256(answer.content).hexdigest()}"'
     flat = np.full(version["size_d"], 0.5, np.float32)
     assert answer.content == gguf_lora(Recipe.model_validate(version["recipe"]), SHAPE, flat, version["a_sha256"])
-    stored = home.stored_files()
+    stored_files = home.stored_files()
     assert app.get(f"{URL}/adapter.gguf").content == answer.content
-    assert home.stored_files() == stored
+    assert home.stored_files() == stored_files
 
 
 def test_another_a_is_refused_and_nothing_is_made(home, app, version, problem):
     with home.database.writing() as session:
         session.execute(update(StoredVersion).values(a_sha256="0" * 64))
-    stored = home.stored_files()
+    stored_files = home.stored_files()
     problem(app.get(f"{URL}/adapter.gguf"), 422, "a-mismatch")
     problem(app.get(URL), 422, "a-mismatch")
     problem(app.get(f"{URL}/adapter_model.safetensors"), 422, "a-mismatch")
-    assert home.stored_files() == stored
+    assert home.stored_files() == stored_files

@@ -90,9 +90,9 @@ def test_what_the_file_says_of_itself(tmp_path):
 
 def test_an_architecture_that_llama_cpp_lacks_is_refused_by_name(tmp_path):
     base = make_base(tmp_path / "base", "opt")
-    with pytest.raises(UnsupportedFormat, match="'opt'") as refused:
+    with pytest.raises(UnsupportedFormat, match="'opt'") as error_info:
         gguf_lora(base.recipe, base.shape, base.flat, base.a_sha256)
-    assert all(name in refused.value.detail for name in FORMS)
+    assert all(name in error_info.value.detail for name in FORMS)
 
 
 def test_another_a_or_b_is_refused(tmp_path):

@@ -57,7 +57,7 @@ def with_tokenizer(tmp_path, name):
     ), tokenizer
 
 
-def merged(base, directory, form, source=None):
+def write_merged(base, directory, form, source=None):
     """The path of the merged model."""
     (file,) = merge_gguf(*arguments(base), str(source or base.directory), directory, form)
     assert (directory / file.path).stat().st_size == file.size
@@ -68,7 +68,7 @@ def arguments(base):
     return base.recipe, base.shape, base.flat, base.a_sha256
 
 
-def rounded(directory, kind):
+def round_weights(directory, kind):
     """The merged directory's model, its matrices rounded as the file's are."""
     model = AutoModelForCausalLM.from_pretrained(directory).eval()
     with torch.no_grad():
@@ -97,8 +97,8 @@ def test_llama_cpp_answers_as_transformers_with_the_merged_model(tmp_path, name)
     expected = next_token(AutoModelForCausalLM.from_pretrained(tmp_path / "directory").eval(), tokens)
     assert np.abs(expected - next_token(base.model(), tokens)).max() > 0.1  # the adapter does something
     for form, kind in ((MergedForm.GGUF_F16, "F16"), (MergedForm.GGUF_Q8_0, "Q8_0")):
-        path = merged(base, tmp_path / form, form)
-        exact = next_token(rounded(tmp_path / "directory", gguf.GGMLQuantizationType[kind]), tokens)
+        path = write_merged(base, tmp_path / form, form)
+        exact = next_token(round_weights(tmp_path / "directory", gguf.GGMLQuantizationType[kind]), tokens)
         decoded = eager_logits(load_checkpoint(str(path)), torch.from_numpy(tokens))[:, -1]
         np.testing.assert_allclose(torch.log_softmax(decoded, -1), exact, atol=1e-3)
         llama = LlamaCpp(path)  # it rounds the other factor of each product, too
@@ -113,7 +113,7 @@ def test_a_gguf_base_keeps_its_vocabulary_and_settings(tmp_path):
     stock = make_base(tmp_path / "stock", "llama-tied")
     source = write_gguf(stock, tmp_path / "base.gguf")
     base = adapted(source, str(source), ADAPTED["llama-tied"])
-    path = merged(base, tmp_path / "merged", MergedForm.GGUF_F16, source)
+    path = write_merged(base, tmp_path / "merged", MergedForm.GGUF_F16, source)
     merge(*arguments(base), str(source), tmp_path / "directory")
     tokens = prompts(20, 12)
     expected = next_token(AutoModelForCausalLM.from_pretrained(tmp_path / "directory").eval(), tokens)
@@ -122,20 +122,20 @@ def test_a_gguf_base_keeps_its_vocabulary_and_settings(tmp_path):
     before, after = GgufFile.read(source).metadata, GgufFile.read(path).metadata
     assert after.items() >= before.items()
     assert after["mobizo.base_sha256"] == base.recipe.base.sha256
-    assert merged(base, tmp_path / "again", MergedForm.GGUF_F16, source).read_bytes() == path.read_bytes()
+    assert write_merged(base, tmp_path / "again", MergedForm.GGUF_F16, source).read_bytes() == path.read_bytes()
 
 
 def test_what_llama_cpp_lacks_is_refused(tmp_path):
     plain = make_base(tmp_path / "plain", "llama")
     with pytest.raises(UnsupportedFormat, match=r"kind WordLevel, not BPE; register the base as a GGUF file"):
-        merged(plain, tmp_path / "a", MergedForm.GGUF_F16)
+        write_merged(plain, tmp_path / "a", MergedForm.GGUF_F16)
     opt = make_base(tmp_path / "opt", "opt")
     with pytest.raises(UnsupportedFormat, match="'opt'"):
-        merged(opt, tmp_path / "b", MergedForm.GGUF_F16)
+        write_merged(opt, tmp_path / "b", MergedForm.GGUF_F16)
     other = plain.recipe.base.model_copy(update={"sha256": "0" * 64})
     spoiled = dataclasses.replace(plain, recipe=plain.recipe.model_copy(update={"base": other}))
     with pytest.raises(BaseMismatch):
-        merged(spoiled, tmp_path / "c", MergedForm.GGUF_F16)
+        write_merged(spoiled, tmp_path / "c", MergedForm.GGUF_F16)
     (tmp_path / "gemma").mkdir()
     gemma, _ = with_tokenizer(tmp_path / "gemma", "gemma3_text-deep")
     config = json.loads((gemma.directory / "config.json").read_text())
@@ -143,7 +143,7 @@ def test_what_llama_cpp_lacks_is_refused(tmp_path):
     (gemma.directory / "config.json").write_text(json.dumps(config))
     gemma = adapted(gemma.directory, str(gemma.directory), {"targets": ("q_proj",)})
     with pytest.raises(UnsupportedFormat, match="other values of sliding_layers"):
-        merged(gemma, tmp_path / "d", MergedForm.GGUF_F16)
+        write_merged(gemma, tmp_path / "d", MergedForm.GGUF_F16)
 
 
 def test_a_pre_tokenizer_without_a_name_is_refused(tmp_path):
@@ -152,4 +152,4 @@ def test_a_pre_tokenizer_without_a_name_is_refused(tmp_path):
     tokenizer.save(str(base.directory / "tokenizer.json"))
     base = adapted(base.directory, str(base.directory), {"targets": ("q_proj",)})
     with pytest.raises(UnsupportedFormat, match="pre-tokenizer is not known here"):
-        merged(base, tmp_path / "merged", MergedForm.GGUF_F16)
+        write_merged(base, tmp_path / "merged", MergedForm.GGUF_F16)

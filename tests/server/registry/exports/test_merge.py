@@ -26,7 +26,7 @@ from tests.server.registry.exports.stock import ADAPTED, VOCABULARY, adapted, ma
 from tests.server.registry.exports.stock import write_gguf as write_gguf_base
 
 
-def merged(base, directory, **options):
+def write_merged(base, directory, **options):
     return merge(base.recipe, base.shape, base.flat, base.a_sha256, str(base.directory), directory, **options)
 
 
@@ -36,7 +36,7 @@ def reference(base, directory):
     return with_peft(base.model(), directory).merge_and_unload()
 
 
-def loaded(directory):
+def load_model(directory):
     return AutoModelForCausalLM.from_pretrained(directory).eval()
 
 
@@ -51,8 +51,8 @@ def largest_difference(ours, theirs):
 @pytest.mark.parametrize("name", list(ADAPTED))
 def test_the_merged_model_is_pefts(tmp_path, name):
     base = make_base(tmp_path / "base", name)
-    files = merged(base, tmp_path / "merged")
-    ours, theirs = loaded(tmp_path / "merged"), reference(base, tmp_path / "peft")
+    files = write_merged(base, tmp_path / "merged")
+    ours, theirs = load_model(tmp_path / "merged"), reference(base, tmp_path / "peft")
     assert largest_difference(ours, theirs) < 1e-5
     tokens = prompts(20, 8)
     expected = next_token(with_peft(base.model(), tmp_path / "peft"), tokens)
@@ -68,14 +68,14 @@ def test_the_merged_model_is_pefts(tmp_path, name):
 
 def test_a_base_in_half_precision_is_merged_in_float32(tmp_path):
     base = make_base(tmp_path / "base", "llama", torch.bfloat16)
-    merged(base, tmp_path / "merged")
-    assert largest_difference(loaded(tmp_path / "merged"), reference(base, tmp_path / "peft")) < 1e-5
+    write_merged(base, tmp_path / "merged")
+    assert largest_difference(load_model(tmp_path / "merged"), reference(base, tmp_path / "peft")) < 1e-5
 
 
 def test_large_models_are_several_files(tmp_path):
     base = make_base(tmp_path / "base", "llama")
-    whole, parts = merged(base, tmp_path / "whole"), merged(base, tmp_path / "parts", shard_bytes=20_000)
-    assert merged(base, tmp_path / "again") == whole
+    whole, parts = write_merged(base, tmp_path / "whole"), write_merged(base, tmp_path / "parts", shard_bytes=20_000)
+    assert write_merged(base, tmp_path / "again") == whole
     names = [file.path for file in parts if file.path.endswith(".safetensors")]
     assert len(names) > 2
     assert all(name.endswith(f"-of-{len(names):05d}.safetensors") for name in names)
@@ -83,7 +83,7 @@ def test_large_models_are_several_files(tmp_path):
     tensors = safetensors.numpy.load_file(tmp_path / "whole" / ONE_FILE)
     assert index["metadata"]["total_size"] == sum(tensor.nbytes for tensor in tensors.values())
     assert index["weight_map"].keys() == tensors.keys()
-    assert largest_difference(loaded(tmp_path / "parts"), loaded(tmp_path / "whole")) == 0
+    assert largest_difference(load_model(tmp_path / "parts"), load_model(tmp_path / "whole")) == 0
     assert not any("part-" in file.path for file in (*whole, *parts))
 
 
@@ -91,9 +91,9 @@ def test_a_gguf_base_becomes_a_hugging_face_directory(tmp_path):
     stock = make_base(tmp_path / "stock", "llama-tied")
     source = write_gguf_base(stock, tmp_path / "base.gguf")
     base = adapted(source, str(source), ADAPTED["llama-tied"])
-    merged(base, tmp_path / "merged")
+    write_merged(base, tmp_path / "merged")
     same_b = adapted(stock.directory, str(stock.directory), ADAPTED["llama-tied"])
-    assert largest_difference(loaded(tmp_path / "merged"), reference(same_b, tmp_path / "peft")) < 1e-5
+    assert largest_difference(load_model(tmp_path / "merged"), reference(same_b, tmp_path / "peft")) < 1e-5
     config = json.loads((tmp_path / "merged" / "config.json").read_text())
     assert (config["vocab_size"], config["dtype"]) == (VOCABULARY, "float32")
     assert (tmp_path / "merged" / "tokenizer.json").is_file()
@@ -118,8 +118,8 @@ def test_a_calibrated_a_is_merged_by_the_converter(tmp_path):
     random, directions = np.random.default_rng(0), {}
     for module in lora_modules(base.recipe, base.shape):
         directions[module.name] = np.linalg.qr(random.normal(size=(module.in_features, 4)))[0].astype(np.float32)
-    about = CalibrationMetadata(base=base.recipe.base, kind="activations", task="sst2", examples=1)
-    file = dump_calibration(about, directions)
+    metadata = CalibrationMetadata(base=base.recipe.base, kind="activations", task="sst2", examples=1)
+    file = dump_calibration(metadata, directions)
     calibration = load_calibration(file)
     recipe = base.recipe.model_copy(update={"calibration": calibration.sha256})
     a_sha256 = a_fingerprint(recipe, base.shape, calibration)
@@ -133,8 +133,8 @@ def test_a_calibrated_a_is_merged_by_the_converter(tmp_path):
     converter.run(*arguments, file)
     write_peft(recipe, base.shape, base.flat, a_sha256, tmp_path / "peft", calibration)
     theirs = with_peft(base.model(), tmp_path / "peft").merge_and_unload()
-    assert largest_difference(loaded(tmp_path / "merged"), theirs) < 1e-5
-    assert largest_difference(loaded(tmp_path / "merged"), reference(base, tmp_path / "random")) > 0.01
+    assert largest_difference(load_model(tmp_path / "merged"), theirs) < 1e-5
+    assert largest_difference(load_model(tmp_path / "merged"), reference(base, tmp_path / "random")) > 0.01
 
 
 def test_what_does_not_belong_together_is_refused(tmp_path):
@@ -147,12 +147,12 @@ def test_what_does_not_belong_together_is_refused(tmp_path):
         merge(recipe.model_copy(update={"base": other}), *arguments)
     shutil.copy(base.directory / ONE_FILE, tmp_path / "kept")
     (base.directory / ONE_FILE).write_bytes((tmp_path / "kept").read_bytes()[:-100])
-    damaged = pinned_anew(base)
+    damaged_base = repin(base)
     with pytest.raises(UnreadableCheckpoint):
-        merge(damaged, *arguments)
+        merge(damaged_base, *arguments)
 
 
-def pinned_anew(base):
+def repin(base):
     """The recipe, pinned to the base's files as they are now."""
     pinned = base.recipe.base.model_copy(update={"sha256": locate_base(str(base.directory)).sha256})
     return base.recipe.model_copy(update={"base": pinned})

@@ -46,7 +46,7 @@ def parse(text):
     return parsed
 
 
-def unquoted(argument):
+def unquote(argument):
     """An argument without its quotes, three or one on each side."""
     mark = next((mark for mark in ('"""', '"') if argument.startswith(mark)), "")
     assert not mark or argument.endswith(mark)
@@ -54,7 +54,7 @@ def unquoted(argument):
 
 
 def instructions(text):
-    return [(name, unquoted(argument)) for name, argument in parse(text)]
+    return [(name, unquote(argument)) for name, argument in parse(text)]
 
 
 def go(template, messages):
@@ -64,32 +64,32 @@ def go(template, messages):
 
     def block(at, value, live):
         """Writes up to the `end` or `else` of a block; returns its text and the place behind it."""
-        written = ""
+        output = ""
         while at < len(actions):
-            written += actions[at] if live else ""
+            output += actions[at] if live else ""
             action = actions[at + 1] if at + 1 < len(actions) else None
             if action is None or action == "end" or action.startswith("else"):
-                return written, at + 1
+                return output, at + 1
             if action == ".Content":
-                written += value["content"] if live else ""
+                output += value["content"] if live else ""
                 at += 2
             elif action == "range .Messages":
                 inner = [block(at + 2, each, live) for each in messages]
-                written += "".join(text for text, _ in inner)
+                output += "".join(text for text, _ in inner)
                 at = inner[0][1] + 1
             else:
                 text, at = branch(at + 1, value, live)
-                written += text
-        return written, at
+                output += text
+        return output, at
 
     def branch(at, value, live):
         """Writes the first part of an `if` whose condition holds; returns its text and the place behind its `end`."""
-        written, open_ = "", live
+        output, open_ = "", live
         while actions[at] != "end":
             holds = open_ and condition(actions[at].removeprefix("else ").removeprefix("if "), value)
             text, at = block(at + 1, value, holds)
-            written, open_ = written + text, open_ and not holds
-        return written, at + 1
+            output, open_ = output + text, open_ and not holds
+        return output, at + 1
 
     def condition(text, value):
         if text == "not .System":
@@ -104,20 +104,20 @@ def test_the_template_writes_what_transformers_writes(family):
     template = ChatTemplate(template=EXPRESSED[family], tokens=TOKENS)
     parsed = instructions(modelfile("alice-movies, version 1", BASE, "acme/tiny", template).decode())
     assert parsed[:2] == [("from", "./base.gguf"), ("adapter", "./adapter.gguf")]
-    named = dict(parsed)
+    by_name = dict(parsed)
     for messages in CONVERSATIONS:
         (expected,), _ = render_jinja_template(
             conversations=[messages], chat_template=EXPRESSED[family], add_generation_prompt=True, **TOKENS
         )
-        assert go(named["template"], messages) == expected.removeprefix(TOKENS["bos_token"])  # which Ollama adds
+        assert go(by_name["template"], messages) == expected.removeprefix(TOKENS["bos_token"])  # which Ollama adds
     end = {"chatml": "<|im_end|>"}.get(family, "<|eot|>")
     assert [argument for name, argument in parse_parameters(parsed)] == [end, "</s>"]
 
 
 def parse_parameters(parsed):
     """The parameters, of which every one is a stop text."""
-    given = [argument for name, argument in parsed if name == "parameter"]
-    return [re.fullmatch(r'(stop) "([^"]+)"', argument).groups() for argument in given]
+    arguments = [argument for name, argument in parsed if name == "parameter"]
+    return [re.fullmatch(r'(stop) "([^"]+)"', argument).groups() for argument in arguments]
 
 
 @pytest.mark.parametrize(
@@ -144,9 +144,9 @@ def test_a_template_that_go_cannot_express_is_left_to_the_files_metadata(templat
 def test_the_real_models_template():
     template = read_chat_template(BaseFiles("gguf", model_file(), ()))
     parsed = instructions(modelfile("a", BASE, None, template).decode())
-    named = dict(parsed)
+    by_name = dict(parsed)
     for messages in CONVERSATIONS:
-        assert go(named["template"], messages) == template.render(messages)
+        assert go(by_name["template"], messages) == template.render(messages)
     assert parse_parameters(parsed) == [("stop", "<|im_end|>")]
 
 

@@ -63,14 +63,14 @@ def test_the_same_answers_from_every_format(smollm2_gguf, tmp_path):
     np.testing.assert_allclose([value for _, value in tops], expected.max(1), atol=1e-3)
     merge(*arguments, str(smollm2_gguf), tmp_path / "merged")
     ours = AutoModelForCausalLM.from_pretrained(tmp_path / "merged").eval()
-    merged = theirs.merge_and_unload().state_dict()
-    assert max(float((tensor - merged[name]).abs().max()) for name, tensor in ours.state_dict().items()) < 1e-5
+    merged_state = theirs.merge_and_unload().state_dict()
+    assert max(float((tensor - merged_state[name]).abs().max()) for name, tensor in ours.state_dict().items()) < 1e-5
     np.testing.assert_allclose(next_token(ours, tokens), expected, atol=1e-3)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "merged")
     (file,) = merge_gguf(*arguments, str(smollm2_gguf), tmp_path / "gguf", MergedForm.GGUF_F16)
     llama = LlamaCpp(tmp_path / "gguf" / file.path, threads=2)
     for prompt in ("The capital of France is", "def add(a, b):", "Once upon a time"):
         start = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)
-        generated = ours.generate(**start, max_new_tokens=12, do_sample=False)[0, start["input_ids"].shape[1] :]
+        generated_tokens = ours.generate(**start, max_new_tokens=12, do_sample=False)[0, start["input_ids"].shape[1] :]
         answer = llama.server.handle_completions({"prompt": prompt, "n_predict": 12, "temperature": 0})
-        assert answer["choices"][0]["text"] == tokenizer.decode(generated, skip_special_tokens=True)
+        assert answer["choices"][0]["text"] == tokenizer.decode(generated_tokens, skip_special_tokens=True)

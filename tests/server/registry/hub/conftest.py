@@ -61,8 +61,8 @@ def fill(fleet):
         "worse": [publish(fleet, app, device, "worse", tuned_accuracy=0.25)],
         "big": [publish(fleet, app, device, "big")],
     }
-    stranger, theirs = fleet.app("other"), fleet.device("other")
-    versions["secret"] = [publish(fleet, stranger, theirs, "secret")]
+    stranger, foreign_device = fleet.app("other"), fleet.device("other")
+    versions["secret"] = [publish(fleet, stranger, foreign_device, "secret")]
     return versions
 
 

@@ -11,15 +11,15 @@ HOP = ("connection", "keep-alive", "transfer-encoding", "date", "server")
 
 
 @dataclass(frozen=True)
-class Seen:
+class Exchange:
     """A request and what became of it."""
 
     method: str
     path: str
     headers: dict  # names in lower case
     status: int
-    answered: dict
-    sent: int  # bytes of body
+    answer_headers: dict
+    body_bytes: int  # bytes of body
 
 
 class Relay:
@@ -27,7 +27,7 @@ class Relay:
 
     def __init__(self, server):
         self.url = f"http://127.0.0.1:{server.server_address[1]}"
-        self.seen = []
+        self.exchanges = []
         self.break_after = None  # bytes of the next longer answer that are passed on
         self._lock = threading.Lock()
 
@@ -36,22 +36,26 @@ class Relay:
         with self._lock:
             if self.break_after is None or length <= self.break_after:
                 return length
-            kept, self.break_after = self.break_after, None
-            return kept
+            limit, self.break_after = self.break_after, None
+            return limit
 
-    def note(self, seen):
+    def note(self, exchange):
         with self._lock:
-            self.seen.append(seen)
+            self.exchanges.append(exchange)
 
     def bodies(self):
         """The requests that were answered with a file's bytes."""
-        return [seen for seen in self.seen if seen.method == "GET" and "/resolve/" in seen.path and seen.sent]
+        return [
+            exchange
+            for exchange in self.exchanges
+            if exchange.method == "GET" and "/resolve/" in exchange.path and exchange.body_bytes
+        ]
 
     def take(self):
-        """What was seen since the last time."""
+        """The exchanges since the last time."""
         with self._lock:
-            taken, self.seen = self.seen, []
-        return taken
+            exchanges, self.exchanges = self.exchanges, []
+        return exchanges
 
 
 def _handler(target, relay):
@@ -78,15 +82,15 @@ def _handler(target, relay):
                     self.send_header(name, value)
             if self.command != "HEAD":
                 self.send_header("Content-Length", str(len(data)))
-            kept = relay.cut(len(data))
-            answered = {name.lower(): value for name, value in answer.getheaders()}
-            asked = {name.lower(): value for name, value in self.headers.items()}
+            length = relay.cut(len(data))
+            answer_headers = {name.lower(): value for name, value in answer.getheaders()}
+            request_headers = {name.lower(): value for name, value in self.headers.items()}
             # Before the answer: whoever has that may look at once.
-            relay.note(Seen(self.command, self.path, asked, answer.status, answered, kept))
+            relay.note(Exchange(self.command, self.path, request_headers, answer.status, answer_headers, length))
             self.end_headers()
-            self.wfile.write(data[:kept])
+            self.wfile.write(data[:length])
             link.close()
-            self.close_connection = kept < len(data) or self.close_connection
+            self.close_connection = length < len(data) or self.close_connection
 
         do_GET = do_HEAD = do_POST = _relay  # noqa: N815
 

@@ -23,8 +23,8 @@ class Missing(Exception):
 class Refused(Exception):
     """What a call raised: its class, the classes that this is one of, and its words."""
 
-    def __init__(self, raised):
-        self.name, self.classes, self.text = raised["name"], raised["classes"], raised["text"]
+    def __init__(self, error):
+        self.name, self.classes, self.text = error["name"], error["classes"], error["text"]
         super().__init__(f"{self.name}: {self.text}")
 
 
@@ -37,11 +37,11 @@ def old_client():
         with tempfile.TemporaryDirectory(prefix="aside-", dir=cache) as aside:
             packages = Path(aside) / "packages"
             command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
-            done = subprocess.run(
+            process = subprocess.run(
                 [*command, "--target", packages, f"huggingface_hub=={OLD}"], capture_output=True, text=True, check=False
             )
-            if done.returncode != 0:
-                raise Missing(f"pip cannot fetch huggingface_hub {OLD}: {done.stderr.strip()[-300:]}")
+            if process.returncode != 0:
+                raise Missing(f"pip cannot fetch huggingface_hub {OLD}: {process.stderr.strip()[-300:]}")
             try:
                 packages.rename(place)
             except OSError:
@@ -70,15 +70,19 @@ class Client:
 def stock_client(version, cache, endpoint=None, token=None, **environment):
     """A client of major version 0 or 2 whose cache is `cache`; endpoint, token: as its environment says them."""
     cache.mkdir(parents=True, exist_ok=True)
-    given = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
-    given |= {"HF_HOME": str(cache), "HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_TELEMETRY": "1"} | environment
-    given |= {"HF_ENDPOINT": endpoint} if endpoint else {}
-    given |= {"HF_TOKEN": token} if token else {}
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    variables |= {
+        "HF_HOME": str(cache),
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+    } | environment
+    variables |= {"HF_ENDPOINT": endpoint} if endpoint else {}
+    variables |= {"HF_TOKEN": token} if token else {}
     if version == 0:
-        given["PYTHONPATH"] = str(old_client())
+        variables["PYTHONPATH"] = str(old_client())
     process = subprocess.Popen(
         [sys.executable, "-W", "error", PROGRAM],
-        env=given,
+        env=variables,
         cwd=cache,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

@@ -9,7 +9,7 @@ from huggingface_hub import HfApi, HfFileSystem
 from huggingface_hub.utils import paginate
 
 
-def shown(value):
+def json_value(value):
     """What JSON has no word for."""
     if dataclasses.is_dataclass(value):
         return {
@@ -27,7 +27,7 @@ def read(path, begin, length, **options):
         return file.read(length).hex()
 
 
-def called(name, arguments, options):
+def call(name, arguments, options):
     if name == "version":
         return huggingface_hub.__version__
     if name == "read":
@@ -42,10 +42,10 @@ def called(name, arguments, options):
 
 
 for line in sys.stdin:
-    asked = json.loads(line)
+    request = json.loads(line)
     try:
-        reply = {"value": called(asked["call"], asked["arguments"], asked["options"])}
-        answer = json.dumps(reply, default=shown)
+        reply = {"value": call(request["call"], request["arguments"], request["options"])}
+        answer = json.dumps(reply, default=json_value)
     except Exception as error:
         classes = [kind.__name__ for kind in type(error).__mro__]
         answer = json.dumps({"raised": {"name": classes[0], "classes": classes, "text": str(error)}})

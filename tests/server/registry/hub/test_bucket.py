@@ -25,12 +25,12 @@ def outside(s3):
 @pytest.fixture(scope="module")
 def hub(home_template, tmp_path_factory, s3, outside):
     root = tmp_path_factory.mktemp("hub") / "server"
-    given = s3.settings() | {
+    changes = s3.settings() | {
         "delivery": Delivery.REDIRECT,
         "redirect_bytes": 1000,
         "storage_public_endpoint": outside.url,
     }
-    settings = Settings(**(copy_home(home_template, root, None).model_dump() | given))
+    settings = Settings(**(copy_home(home_template, root, None).model_dump() | changes))
     open_artifacts(settings).put((root / "source" / "tokenizer.json").read_bytes())
     with home_of(settings, root / "source") as home, running(home, "--workers", "0") as run:
         fleet = Fleet(home, run[1])
@@ -57,20 +57,26 @@ def test_a_download_breaks_off_at_the_bucket_and_goes_on_there(version, client, 
     path = Path(fetch())
     assert (path / WEIGHTS).read_bytes() == big
     assert path.name == hub.versions["big"][0]["revision"]
-    whole, rest = (seen for seen in outside.take() if seen.method == "GET" and seen.sent > 10 << 20)
-    assert (whole.status, whole.sent) == (200, 15 << 20)
-    assert (rest.status, rest.headers["range"], rest.sent) == (206, f"bytes={10 << 20}-", BIG - (10 << 20))
+    whole, rest = (
+        exchange for exchange in outside.take() if exchange.method == "GET" and exchange.body_bytes > 10 << 20
+    )
+    assert (whole.status, whole.body_bytes) == (200, 15 << 20)
+    assert (rest.status, rest.headers["range"], rest.body_bytes) == (206, f"bytes={10 << 20}-", BIG - (10 << 20))
     # The address is the right to the file: the token stays with the server.
     assert "authorization" not in whole.headers
     assert "authorization" not in rest.headers
-    sent = [seen for seen in relay.seen if seen.path.endswith(WEIGHTS)]
-    assert {(seen.method, seen.status) for seen in sent} == {("HEAD", 200), ("GET", 307)}
-    for seen in sent:
-        assert seen.answered["x-repo-commit"] == path.name
-        assert seen.answered["x-linked-size"] == str(BIG)
-        assert seen.answered["x-linked-etag"] == f'"{(path / WEIGHTS).resolve().name}"'
+    exchanges = [exchange for exchange in relay.exchanges if exchange.path.endswith(WEIGHTS)]
+    assert {(exchange.method, exchange.status) for exchange in exchanges} == {("HEAD", 200), ("GET", 307)}
+    for exchange in exchanges:
+        assert exchange.answer_headers["x-repo-commit"] == path.name
+        assert exchange.answer_headers["x-linked-size"] == str(BIG)
+        assert exchange.answer_headers["x-linked-etag"] == f'"{(path / WEIGHTS).resolve().name}"'
     # Small ones come from the server itself.
-    assert {seen.status for seen in relay.seen if seen.method == "GET" and seen.path.endswith("config.json")} == {200}
+    assert {
+        exchange.status
+        for exchange in relay.exchanges
+        if exchange.method == "GET" and exchange.path.endswith("config.json")
+    } == {200}
     relay.take()
     assert client("snapshot_download", "default/big", cache_dir=str(tmp_path), **at) == str(path)
     assert outside.take() == []

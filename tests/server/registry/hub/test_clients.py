@@ -30,21 +30,21 @@ def files_of(directory):
     return sorted(path.relative_to(directory).as_posix() for path in Path(directory).rglob("*") if path.is_file())
 
 
-def raised(kind, call, *arguments, **options):
+def assert_raises(kind, call, *arguments, **options):
     """The refusal that a call ends with, which is of that kind."""
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(Refused) as error_info:
         call(*arguments, **options)
-    assert refused.value.name == kind, refused.value
-    return refused.value
+    assert error_info.value.name == kind, error_info.value
+    return error_info.value
 
 
-def raised_entry(client, *arguments, **options):
+def assert_entry_missing(client, *arguments, **options):
     """The words of an error that says that the repository has no such entry."""
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(Refused) as error_info:
         client(*arguments, **options)
-    assert "EntryNotFoundError" in refused.value.classes
-    assert "LocalEntryNotFoundError" not in refused.value.classes
-    return refused.value.text
+    assert "EntryNotFoundError" in error_info.value.classes
+    assert "LocalEntryNotFoundError" not in error_info.value.classes
+    return error_info.value.text
 
 
 def test_a_snapshot_is_the_directory(client, at, relay, hub, second, tmp_path):
@@ -57,9 +57,9 @@ def test_a_snapshot_is_the_directory(client, at, relay, hub, second, tmp_path):
         assert (len(data), sha256_hex(data)) == (file["size"], file["sha256"])
         assert (path / file["path"]).resolve().name == file["sha256"]  # blobs are named by their ETag
     assert (path.parent.parent / "refs" / "main").read_text() == second["revision"]
-    assert {seen.headers["authorization"] for seen in relay.seen} == {f"Bearer {hub.token}"}
-    assert all("content-encoding" not in seen.answered for seen in relay.seen)
-    assert not any(name.startswith("x-xet") for seen in relay.seen for name in seen.answered)
+    assert {exchange.headers["authorization"] for exchange in relay.exchanges} == {f"Bearer {hub.token}"}
+    assert all("content-encoding" not in exchange.answer_headers for exchange in relay.exchanges)
+    assert not any(name.startswith("x-xet") for exchange in relay.exchanges for name in exchange.answer_headers)
 
 
 def test_what_is_cached_is_not_fetched_again(client, at, relay, second, tmp_path):
@@ -73,8 +73,8 @@ def test_what_is_cached_is_not_fetched_again(client, at, relay, second, tmp_path
     assert relay.take() == []
     assert client("snapshot_download", MOVIES, cache_dir=str(tmp_path), local_files_only=True) == first
     assert client("hf_hub_download", MOVIES, "README.md", cache_dir=str(tmp_path), **at) == f"{first}/README.md"
-    (asked,) = relay.take()
-    assert (asked.method, asked.status) == ("HEAD", 200)
+    (exchange,) = relay.take()
+    assert (exchange.method, exchange.status) == ("HEAD", 200)
     assert relay.bodies() == []
 
 
@@ -101,9 +101,9 @@ def test_the_model_is_described(client, at, hub, second):
     assert info["private"] is True
     assert info["library_name"] == "peft"
     assert [file["rfilename"] for file in info["siblings"]] == LISTED
-    listed = {file["path"]: file for file in client("api.list_repo_tree", MOVIES, **at)}
+    files = {file["path"]: file for file in client("api.list_repo_tree", MOVIES, **at)}
     for sibling in info["siblings"]:
-        file = listed[sibling["rfilename"]]
+        file = files[sibling["rfilename"]]
         assert sibling["size"] == file["size"] == sibling["lfs"]["size"]
         assert sibling["lfs"]["sha256"] == file["lfs"]["sha256"]
         assert sibling["blob_id"] == file["blob_id"]
@@ -119,7 +119,7 @@ def test_files_are_listed(client, at, second):
     tree = client("api.list_repo_tree", MOVIES, recursive=True, expand=True, **at)
     assert [file["path"] for file in tree] == LISTED
     assert {file["last_commit"]["oid"] for file in tree} == {second["revision"]}
-    assert "folder" in raised_entry(client, "api.list_repo_tree", MOVIES, "folder", **at)
+    assert "folder" in assert_entry_missing(client, "api.list_repo_tree", MOVIES, "folder", **at)
 
 
 def test_pages_are_followed(client, relay, hub, at):
@@ -177,7 +177,7 @@ def test_what_exists(client, at):
     assert not client("api.file_exists", MOVIES, "adapter_model.bin", **at)
     assert client("api.whoami", **at)["name"] == "default"
     client("api.auth_check", MOVIES, **at)
-    raised("RepositoryNotFoundError", client, "api.auth_check", "other/secret", **at)
+    assert_raises("RepositoryNotFoundError", client, "api.auth_check", "other/secret", **at)
 
 
 def test_a_part_as_libraries_of_data_read_it(client, at, tmp_path):
@@ -190,39 +190,39 @@ def test_a_part_as_libraries_of_data_read_it(client, at, tmp_path):
 def test_what_is_absent_and_what_is_not_ones_own(client, at, repository):
     for call in ("snapshot_download", "api.model_info", "api.list_repo_files"):
         for options in ({}, {"revision": "v1"}):
-            refusal = raised("RepositoryNotFoundError", client, call, repository, **options, **at)
+            refusal = assert_raises("RepositoryNotFoundError", client, call, repository, **options, **at)
             assert f"there is no adapter {repository} here, or it is not yours" in refusal.text
-    raised("RepositoryNotFoundError", client, "hf_hub_download", repository, "README.md", **at)
-    raised("RepositoryNotFoundError", client, "api.list_repo_refs", repository, **at)
+    assert_raises("RepositoryNotFoundError", client, "hf_hub_download", repository, "README.md", **at)
+    assert_raises("RepositoryNotFoundError", client, "api.list_repo_refs", repository, **at)
 
 
 def test_without_a_token_there_is_nothing(client, relay):
     for repository in (MOVIES, "default/nothing"):
         for call in (("snapshot_download", repository), ("hf_hub_download", repository, "README.md")):
-            raised("RepositoryNotFoundError", client, *call, endpoint=relay.url, token=False)
-    assert {seen.status for seen in relay.take()} == {401}
+            assert_raises("RepositoryNotFoundError", client, *call, endpoint=relay.url, token=False)
+    assert {exchange.status for exchange in relay.take()} == {401}
     assert not client("api.repo_exists", MOVIES, endpoint=relay.url, token=False)
 
 
 def test_a_bad_token_is_not_taken_for_an_absent_repository(client, relay):
     wrong = {"endpoint": relay.url, "token": "mobizo-app-" + "A" * 43}
     for call in (("snapshot_download", MOVIES), ("hf_hub_download", MOVIES, "README.md"), ("api.repo_exists", MOVIES)):
-        assert "Invalid credentials" in raised("HfHubHTTPError", client, *call, **wrong).text
+        assert "Invalid credentials" in assert_raises("HfHubHTTPError", client, *call, **wrong).text
 
 
 def test_revisions_and_files_that_are_not_there(client, at, second, tmp_path):
     for revision in ("v3", "0", "no-such-tag", "f" * 40, "0000000", "refs/pr/1"):
-        raised("RevisionNotFoundError", client, "snapshot_download", MOVIES, revision=revision, **at)
-        raised("RevisionNotFoundError", client, "hf_hub_download", MOVIES, "README.md", revision=revision, **at)
+        assert_raises("RevisionNotFoundError", client, "snapshot_download", MOVIES, revision=revision, **at)
+        assert_raises("RevisionNotFoundError", client, "hf_hub_download", MOVIES, "README.md", revision=revision, **at)
     for name in ("config.json", "folder/README.md"):
-        raised_entry(client, "hf_hub_download", MOVIES, name, cache_dir=str(tmp_path), **at)
-    absent = next(tmp_path.rglob(".no_exist")) / second["revision"]
-    assert files_of(absent) == ["config.json", "folder/README.md"]
+        assert_entry_missing(client, "hf_hub_download", MOVIES, name, cache_dir=str(tmp_path), **at)
+    no_exist_directory = next(tmp_path.rglob(".no_exist")) / second["revision"]
+    assert files_of(no_exist_directory) == ["config.json", "folder/README.md"]
 
 
 def test_what_awaits_approval_is_there_by_its_number_only(client, at, tmp_path):
-    refused = raised("GatedRepoError", client, "snapshot_download", "default/worse", **at)
-    assert "No version of this adapter is approved" in refused.text
+    refusal = assert_raises("GatedRepoError", client, "snapshot_download", "default/worse", **at)
+    assert "No version of this adapter is approved" in refusal.text
     path = client("snapshot_download", "default/worse", revision="v1", cache_dir=str(tmp_path), **at)
     assert files_of(path) == LISTED
 
@@ -240,9 +240,9 @@ def test_a_download_that_breaks_off_goes_on(version, client, at, relay, big, tmp
     path = fetch()
     assert Path(path).read_bytes() == big
     whole, rest = relay.bodies()
-    assert (whole.status, whole.sent) == (200, 15 << 20)
+    assert (whole.status, whole.body_bytes) == (200, 15 << 20)
     assert (rest.status, rest.headers["range"]) == (206, f"bytes={10 << 20}-")
-    assert rest.sent == len(big) - (10 << 20)
+    assert rest.body_bytes == len(big) - (10 << 20)
     assert [path.name for path in tmp_path.rglob("*.incomplete")] == []
 
 
@@ -270,7 +270,7 @@ def test_peft_loads_an_adapter_by_its_name(hub, second, tmp_path):
         "vocab_size": SHAPE.vocabulary,
     }
     environment = os.environ | {"HF_ENDPOINT": hub.url, "HF_TOKEN": hub.token, "HF_HOME": str(tmp_path)}
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", PEFT, json.dumps(shape)],
         env=environment,
         cwd=tmp_path,
@@ -278,13 +278,13 @@ def test_peft_loads_an_adapter_by_its_name(hub, second, tmp_path):
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stderr[-2000:]
-    loaded = json.loads(done.stdout)
+    assert process.returncode == 0, process.stderr[-2000:]
+    weights = json.loads(process.stdout)
     recipe = Recipe.model_validate(second["recipe"])
     modules = lora_modules(recipe, SHAPE)
-    assert len(loaded) == 2 * len(modules)
+    assert len(weights) == 2 * len(modules)
     for module in modules:
         name = f"base_model.model.{module.name}"
-        np.testing.assert_array_equal(loaded[f"{name}.lora_A.default.weight"], init_a(recipe, module).T)
-        b = np.array(loaded[f"{name}.lora_B.default.weight"])
+        np.testing.assert_array_equal(weights[f"{name}.lora_A.default.weight"], init_a(recipe, module).T)
+        b = np.array(weights[f"{name}.lora_B.default.weight"])
         np.testing.assert_array_equal(b, np.full(b.shape, 0.25))

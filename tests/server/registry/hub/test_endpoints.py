@@ -26,25 +26,25 @@ DEVIOUS = (
 
 
 @pytest.fixture
-def published(device, lease):
+def published_version(device, lease):
     """A version of the movies' adapter."""
     return device.finish(lease)
 
 
-def stored(version):
+def select_version(version):
     return select(StoredVersion).where(StoredVersion.revision == version["revision"])
 
 
-def test_a_file_and_what_is_told_of_it(app, published):
-    for revision, cached in (("main", "no-cache"), ("v1", "no-cache"), (published["revision"], "immutable")):
+def test_a_file_and_what_is_told_of_it(app, published_version):
+    for revision, cached in (("main", "no-cache"), ("v1", "no-cache"), (published_version["revision"], "immutable")):
         path = f"{FILES}/{revision}/lora_B.safetensors"
         head, whole = app.head(path), app.get(path, headers={"Accept-Encoding": "gzip, br"})
         assert whole.status_code == head.status_code == 200
         for answer in (head, whole):
-            assert answer.headers["x-repo-commit"] == published["revision"]
+            assert answer.headers["x-repo-commit"] == published_version["revision"]
             assert re.fullmatch("[0-9a-f]{40}", answer.headers["x-repo-commit"])
-            assert answer.headers["etag"] == answer.headers["x-linked-etag"] == f'"{published["sha256"]}"'
-            assert answer.headers["content-length"] == answer.headers["x-linked-size"] == str(published["size"])
+            assert answer.headers["etag"] == answer.headers["x-linked-etag"] == f'"{published_version["sha256"]}"'
+            assert answer.headers["content-length"] == answer.headers["x-linked-size"] == str(published_version["size"])
             assert "content-encoding" not in answer.headers
             assert not [name for name in answer.headers if name.startswith("x-xet")]
             assert {cached, "private", "no-transform"} <= set(answer.headers["cache-control"].split(", "))
@@ -53,20 +53,20 @@ def test_a_file_and_what_is_told_of_it(app, published):
         assert app.get(path, headers={"If-None-Match": head.headers["etag"]}).status_code == 304
 
 
-def test_files_that_are_not_there(app, published, problem):
+def test_files_that_are_not_there(app, published_version, problem):
     for path in ("main/config.json", "main/", "main/a/b", "main/README.md/"):
         answer = app.get(f"{FILES}/{path}")
         problem(answer, 404, "file-not-in-adapter")
         assert answer.headers["x-error-code"] == "EntryNotFound"
-        assert answer.headers["x-repo-commit"] == published["revision"]
+        assert answer.headers["x-repo-commit"] == published_version["revision"]
         assert app.head(f"{FILES}/{path}").headers["x-error-code"] == "EntryNotFound"
     problem(app.get(f"{FILES}/main/README.md%00"), 400, "bad-request")
 
 
-def test_a_form_that_the_base_cannot_have(home, app, published):
+def test_a_form_that_the_base_cannot_have(home, app, published_version):
     assert app.head(f"{FILES}/main/adapter.gguf").status_code == 200
     with home.database.writing() as session:
-        version = session.scalars(stored(published)).one()
+        version = session.scalars(select_version(published_version)).one()
         version.shape = version.shape.model_copy(update={"architecture": "opt"})
         session.execute(delete(StoredPeftFile).where(StoredPeftFile.path == "adapter.gguf"))
     answer = app.head(f"{FILES}/main/adapter.gguf")
@@ -75,7 +75,7 @@ def test_a_form_that_the_base_cannot_have(home, app, published):
     assert app.post(f"{MOVIES}/paths-info/main", data={"paths": ["adapter.gguf"]}).json() == []
 
 
-def test_no_path_leads_out(app, fleet, published, problem):
+def test_no_path_leads_out(app, fleet, published_version, problem):
     # As it stands: other clients make it shorter before they send it.
     place = urlsplit(fleet.url)
     link = http.client.HTTPConnection(place.hostname, place.port, timeout=30)
@@ -89,7 +89,7 @@ def test_no_path_leads_out(app, fleet, published, problem):
     assert app.get(f"{FILES}/refs%2Fheads%2Fmain/README.md").headers["x-error-code"] == "RevisionNotFound"
 
 
-def test_strangers_see_what_those_see_who_ask_for_nothing(fleet, published):
+def test_strangers_see_what_those_see_who_ask_for_nothing(fleet, published_version):
     stranger, anyone = fleet.app("other"), fleet.actor()
     for path in (MOVIES, f"{MOVIES}/revision/v1", f"{MOVIES}/tree/main", f"{FILES}/main/README.md"):
         look_alike(stranger, anyone, path)
@@ -97,25 +97,25 @@ def test_strangers_see_what_those_see_who_ask_for_nothing(fleet, published):
 
 def look_alike(stranger, anyone, path):
     """Whatever is asked for: what is there is answered as what is not."""
-    for asked, instead in (("alice-movies", "nothing"), ("default/alice-movies", "nobody/x")):
-        seen, nothing = stranger.get(path), stranger.get(path.replace(asked, instead))
-        assert (seen.status_code, seen.headers["x-error-code"]) == (404, "RepoNotFound")
-        kept = {
+    for adapter_name, instead in (("alice-movies", "nothing"), ("default/alice-movies", "nobody/x")):
+        response, nothing = stranger.get(path), stranger.get(path.replace(adapter_name, instead))
+        assert (response.status_code, response.headers["x-error-code"]) == (404, "RepoNotFound")
+        expected_headers = {
             name: value
-            for name, value in seen.headers.items()
+            for name, value in response.headers.items()
             if name not in ("x-request-id", "date", "content-length")
         }
-        headers = {name: nothing.headers.get(name) for name in kept}
-        assert {name: value.replace("default/alice-movies", "?") for name, value in kept.items()} == {
+        headers = {name: nothing.headers.get(name) for name in expected_headers}
+        assert {name: value.replace("default/alice-movies", "?") for name, value in expected_headers.items()} == {
             name: value.replace("default/nothing", "?").replace("nobody/x", "?") for name, value in headers.items()
         }
-    seen, nothing = anyone.get(path), anyone.get(path.replace("alice-movies", "nothing"))
-    for answer in (seen, nothing):
+    response, nothing = anyone.get(path), anyone.get(path.replace("alice-movies", "nothing"))
+    for answer in (response, nothing):
         assert (answer.status_code, answer.headers["x-error-code"]) == (401, "RepoNotFound")
         assert answer.headers["www-authenticate"] == "Bearer"
 
 
-def test_who_is_refused_is_told_why(fleet, home, published, problem):
+def test_who_is_refused_is_told_why(fleet, home, published_version, problem):
     bad = fleet.actor("mobizo-app-" + "A" * 43).get(MOVIES)
     problem(bad, 401, "unauthorized")
     assert bad.headers["x-error-message"] == "Invalid credentials in Authorization header"
@@ -129,12 +129,12 @@ def test_who_is_refused_is_told_why(fleet, home, published, problem):
     shut = fleet.app("shut")
     with home.database.writing() as session:
         TenantService(session).suspend("shut")
-    suspended = shut.get("/api/models/shut/x")
-    problem(suspended, 403, "tenant-suspended")
-    assert suspended.headers["x-error-message"] == "Access to this resource is disabled."
+    refusal = shut.get("/api/models/shut/x")
+    problem(refusal, 403, "tenant-suspended")
+    assert refusal.headers["x-error-message"] == "Access to this resource is disabled."
 
 
-def test_any_name_may_be_asked_for(app, published):
+def test_any_name_may_be_asked_for(app, published_version):
     for name in ("\u00fc" * 1000, "a\u2028b", "%", "x" * 20_000):
         answer = app.get(f"/api/models/default/{quote(name)}")
         assert (answer.status_code, answer.headers["x-error-code"]) == (404, "RepoNotFound")
@@ -150,28 +150,28 @@ def test_an_adapter_without_an_approved_version(fleet, app, device, problem):
         answer = app.get(path)
         problem(answer, 403, "not-released")
         assert answer.headers["x-error-code"] == "GatedRepo"
-    held = app.get(f"{MOVIES}/revision/v1").json()
-    assert held["sha"] == version["revision"]
+    info = app.get(f"{MOVIES}/revision/v1").json()
+    assert info["sha"] == version["revision"]
     refs = app.get(f"{MOVIES}/refs").json()
     assert refs == {
         "branches": [],
-        "tags": [{"name": "v1", "ref": "refs/tags/v1", "targetCommit": held["sha"]}],
+        "tags": [{"name": "v1", "ref": "refs/tags/v1", "targetCommit": info["sha"]}],
         "converts": [],
     }
-    (listed,) = app.get("/api/models").json()
-    assert "sha" not in listed
+    (model_entry,) = app.get("/api/models").json()
+    assert "sha" not in model_entry
     (commit,) = app.get(f"{MOVIES}/commits/v1").json()
     assert commit["title"] == "Version 1 (held)"
 
 
-def test_what_is_deprecated_says_so(home, app, published):
+def test_what_is_deprecated_says_so(home, app, published_version):
     assert "x-hf-warning" not in app.get(MOVIES).headers
     with home.database.writing() as session:
-        version = session.scalars(stored(published)).one()
+        version = session.scalars(select_version(published_version)).one()
         version.kept_state, version.message = VersionState.DEPRECATED, "too old:\nuse v2 \u2013 really"
     warning = app.get(MOVIES).headers["x-hf-warning"]
     assert warning.startswith(
-        f"deprecated-{published['revision']}; version 1 of default/alice-movies is deprecated: too old: use v2"
+        f"deprecated-{published_version['revision']}; version 1 of default/alice-movies is deprecated: too old: use v2"
     )
     for path in (f"{MOVIES}/tree/main", f"{FILES}/v1/README.md"):
         assert app.get(path).headers["x-hf-warning"] == warning
@@ -191,7 +191,7 @@ def test_names_that_git_itself_gives():
 
 
 @pytest.mark.both_databases
-def test_a_listing_in_pages(app, published, problem):
+def test_a_listing_in_pages(app, published_version, problem):
     first = app.get(f"{MOVIES}/tree/main", params={"limit": 3}).links["next"]["url"]
     assert first.startswith(str(app.base_url))
     cursor = re.search("cursor=([^&]+)", first)[1]
@@ -200,7 +200,7 @@ def test_a_listing_in_pages(app, published, problem):
     problem(app.get(f"{MOVIES}/tree/main", params={"limit": 0}), 422, "invalid-request")
 
 
-def test_paths_are_asked_in_a_form(app, published, problem):
+def test_paths_are_asked_in_a_form(app, published_version, problem):
     url = f"{MOVIES}/paths-info/main"
     (file,) = app.post(url, data={"paths": ["README.md", "README.md"]}).json()
     assert file["path"] == "README.md"
@@ -212,8 +212,8 @@ def test_paths_are_asked_in_a_form(app, published, problem):
 
 def test_it_comes_after_all_other_routes(standing, fleet, app, device):
     routes = [route for route in found_routes(standing[0]) if route.path != "ANY"]
-    ours = [at for at, route in enumerate(routes) if route.path.startswith("/{")]
-    assert ours == list(range(len(routes) - len(ours), len(routes)))
+    positions = [at for at, route in enumerate(routes) if route.path.startswith("/{")]
+    assert positions == list(range(len(routes) - len(positions), len(routes)))
     fleet.ready_job(app, adapter="resolve")
     version = device.finish(device.lease())
     assert app.get("/v1/adapters/resolve/versions/1").json() == version

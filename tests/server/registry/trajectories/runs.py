@@ -66,6 +66,6 @@ def complete(device, lease, adapter, ledger, result):
 
 def finish(device, lease, run):
     send(device, lease, run.ledger).raise_for_status()
-    done = complete(device, lease, run.adapter(), run.ledger, run.result())
-    assert done.status_code == 200, done.text
-    return done.json()
+    response = complete(device, lease, run.adapter(), run.ledger, run.result())
+    assert response.status_code == 200, response.text
+    return response.json()

@@ -78,22 +78,22 @@ def test_without_one_nothing_is_verified(device, app, lease, problem):
     problem(app.get(f"{url}/steps/1/lora_B.safetensors"), 409, "not-replayable")
 
 
-def flipped(run, step=10):
+def flip_coefficient(run, step=10):
     """The ledger with one bit of one coefficient changed, its checksums right."""
     trajectory, _ = parse_trajectory(run.ledger)
     coefficients = trajectory.coefficients[step].view(np.uint32)
     coefficients[0] ^= 1 << 20  # of the mantissa: what is less may be lost in rounding
-    return rewritten(trajectory)
+    return rewrite(trajectory)
 
 
-def rewritten(trajectory):
+def rewrite(trajectory):
     body = b"".join(frame(b"S", step, c.astype("<f4").tobytes()) for step, c in enumerate(trajectory.coefficients))
     return MAGIC + frame(b"H", 0, trajectory.header.model_dump_json().encode()) + body
 
 
 @pytest.mark.parametrize("with_b", [True, False])
 def test_a_flipped_coefficient_is_refused_and_nothing_lost(home, device, app, lease, run, problem, with_b):
-    ledger = flipped(run)
+    ledger = flip_coefficient(run)
     if with_b:
         device.upload(lease, run.adapter()).raise_for_status()
     send(device, lease, ledger).raise_for_status()
@@ -103,13 +103,13 @@ def test_a_flipped_coefficient_is_refused_and_nothing_lost(home, device, app, le
     assert home.stored_files() == before
     # The right one, or B alone, is still as good as before.
     device.upload(lease, run.adapter()).raise_for_status()
-    done = complete(device, lease, run.adapter(), None, run.result())
-    assert done.json()["verified"] is False
+    response = complete(device, lease, run.adapter(), None, run.result())
+    assert response.json()["verified"] is False
     problem(app.get(f"{version_url(lease)}/trajectory"), 404, "not-found")
 
 
 def test_a_flip_after_the_best_step_changes_nothing_that_is_published(device, lease, run):
-    ledger = flipped(run, step=BEST)
+    ledger = flip_coefficient(run, step=BEST)
     device.upload(lease, run.adapter()).raise_for_status()
     send(device, lease, ledger).raise_for_status()
     assert complete(device, lease, run.adapter(), ledger, run.result()).json()["verified"] is True
@@ -210,7 +210,7 @@ def test_a_run_that_goes_on_from_an_adapter(fleet, app, device, lease, run, tmp_
 
 
 @pytest.fixture
-def kept(fleet, app, device, tmp_path):
+def ledger_version(fleet, app, device, tmp_path):
     """A version that is kept as its ledger, its lease and its run."""
     fleet.ready_job(app, training=TRAINING, recipe={"rank": 64})
     lease = device.lease()
@@ -226,8 +226,8 @@ def collect(home):
     Collector(home.database, home.artifacts).collect(timedelta(hours=1))
 
 
-def test_a_ledger_smaller_than_b_is_kept_in_its_place(home, app, kept):
-    lease, run = kept
+def test_a_ledger_smaller_than_b_is_kept_in_its_place(home, app, ledger_version):
+    lease, run = ledger_version
     url = version_url(lease)
     assert app.get(f"{url}/trajectory").json()["replaces_weights"] is True
     assert len(run.ledger) < len(run.adapter())
@@ -242,8 +242,8 @@ def test_a_ledger_smaller_than_b_is_kept_in_its_place(home, app, kept):
     assert sha256_hex(run.adapter()) in home.stored_files()
 
 
-def test_many_who_ask_at_once_get_the_same_which_is_young_again(home, fleet, app, kept):
-    lease, run = kept
+def test_many_who_ask_at_once_get_the_same_which_is_young_again(home, fleet, app, ledger_version):
+    lease, run = ledger_version
     collect(home)
     actors = [fleet.actor(app.token) for _ in range(4)]
     answers = at_once(*(lambda n=n: actors[n].get(f"{version_url(lease)}/lora_B.safetensors") for n in range(4)))
@@ -255,9 +255,9 @@ def test_many_who_ask_at_once_get_the_same_which_is_young_again(home, fleet, app
     assert sha256_hex(run.adapter()) in home.stored_files()
 
 
-def test_a_file_that_would_be_another_is_not_given(home, app, kept, problem):
+def test_a_file_that_would_be_another_is_not_given(home, app, ledger_version, problem):
     """As if a later release replayed otherwise: the hash of the first time holds."""
-    lease, run = kept
+    lease, run = ledger_version
     collect(home)
     with home.database.writing() as session:
         session.execute(update(StoredTrajectory).values(head=b"x"))

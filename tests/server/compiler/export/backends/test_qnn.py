@@ -21,9 +21,9 @@ from tests.server.compiler.conftest import TinyBase
 def test_what_to_install_and_set_is_said(tiny: TinyBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(ROOT, raising=False)
     out = tmp_path / "out"
-    with pytest.raises(ToolchainMissing, match=r"AI Engine Direct SDK.*QNN_SDK_ROOT.*LD_LIBRARY_PATH") as caught:
+    with pytest.raises(ToolchainMissing, match=r"AI Engine Direct SDK.*QNN_SDK_ROOT.*LD_LIBRARY_PATH") as error_info:
         compile_program(tiny.recipe(backend="qnn"), str(tiny.directory), out)
-    assert (caught.value.status, caught.value.code) == (422, "toolchain-missing")
+    assert (error_info.value.status, error_info.value.code) == (422, "toolchain-missing")
     assert not out.exists()
 
 

@@ -63,19 +63,19 @@ def test_the_archive_holds_what_the_recipe_adds_and_nothing_twice(
     program: tuple[Path, ProgramManifest], tiny: TinyBase
 ) -> None:
     directory, manifest = program
-    held = dict(records(directory))
+    entries = dict(records(directory))
     own = {
         "data/weights/tensor_state.flat_b",
         *(f"data/weights/tensor_{name}" for name in load_file(directory / "weights.safetensors")),
     }
-    assert {name for name in held if name.startswith("data/weights/tensor_") and not held[name]} == own
+    assert {name for name in entries if name.startswith("data/weights/tensor_") and not entries[name]} == own
     (module, *_) = lora_modules(manifest.recipe, manifest.shape)
     a = np.ascontiguousarray(init_a(manifest.recipe, module).T) * np.float32(manifest.recipe.scale)
-    assert [data for name, data in held.items() if name.startswith("data/weights/")].count(a.tobytes()) == 1
-    assert json.loads(held["extra/state.json"]) == ["state.flat_b"]
-    assert {name.removeprefix("models/").removesuffix(".json") for name in held if name.startswith("models/")} == set(
-        manifest.methods
-    )
+    assert [data for name, data in entries.items() if name.startswith("data/weights/")].count(a.tobytes()) == 1
+    assert json.loads(entries["extra/state.json"]) == ["state.flat_b"]
+    assert {
+        name.removeprefix("models/").removesuffix(".json") for name in entries if name.startswith("models/")
+    } == set(manifest.methods)
 
 
 def test_nothing_is_pickled_and_nothing_tells_of_this_machine(program: tuple[Path, ProgramManifest]) -> None:
