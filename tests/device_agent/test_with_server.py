@@ -83,13 +83,13 @@ def test_a_trajectory_instead_of_b(ask, agent, service):
     """Trained by the real runtime here, replayed by the server there, to the bit."""
     job = submit(ask, "by-ledger", trajectory="instead", seed=2**53 - 1, steps=2)
     process, home = agent("by-ledger-1", "trajectory = true")
-    returned, said = process.wait(), process.stdout.read()
-    assert returned == 0, said
+    returned, output = process.wait(), process.stdout.read()
+    assert returned == 0, output
     run = home.run(job["id"])
     assert len(run.ledger.read_bytes()) < len(run.best.read_bytes())
     version = ask("GET", "/v1/adapters/by-ledger/versions/1").json()
     assert version["verified"] is True
-    assert '"verified": true' in said
+    assert '"verified": true' in output
     path = "/v1/adapters/by-ledger/versions/1"
     assert ask("GET", f"{path}/lora_B.safetensors").content == run.best.read_bytes()
     assert ask("GET", f"{path}/trajectory.bin").content == run.ledger.read_bytes()
@@ -100,8 +100,8 @@ def test_a_trajectory_instead_of_b(ask, agent, service):
 def test_a_device_gets_the_runner_that_the_operator_added(ask, call, service, runner_directory, tmp_path):
     place, archive = RunnerLocation.within(tmp_path / "agent"), tmp_path / "runner.tar.gz"
     pack_runner(runner_directory, archive)
-    said = json.loads(subprocess.check_output([runner_directory / "mobizo-runner", "version"]))
-    stated = ("--platform", place.system, "--version", said["version"], "--executorch", said["executorch"])
+    facts = json.loads(subprocess.check_output([runner_directory / "mobizo-runner", "version"]))
+    stated = ("--platform", place.system, "--version", facts["version"], "--executorch", facts["executorch"])
     call("server", "runner-build", "add", str(archive), *stated)
     wait_until(lambda: ask("GET", "/v1/server"))
     once = ask("POST", "/v1/enrollments", json={"users": ["alice"]}).json()["token"]
@@ -140,9 +140,9 @@ def test_a_job_that_another_device_trained_meanwhile_is_lost_and_stored_once(ask
     while second.wait() == 0 and state(ask, job) != "succeeded":
         second, _ = agent(f"contested-{os.urandom(4).hex()}")  # it came while the lease still lived
     os.killpg(sleeper.pid, signal.SIGCONT)
-    said, _ = sleeper.communicate(timeout=120)
+    output, _ = sleeper.communicate(timeout=120)
     assert sleeper.returncode == 1
-    assert "lease has ended" in said.splitlines()[-1]
+    assert "lease has ended" in output.splitlines()[-1]
     assert home.status().last_outcome == "lost"
     assert home.run(job["id"]).ledger.exists()
     assert ask("GET", "/v1/adapters/contested").json()["versions"] == 1

@@ -38,8 +38,8 @@ def distrustful(phone):
 
 @pytest.mark.parametrize("status", [0, 255])
 def test_a_script_tells_its_status_and_both_outputs(adb, status):
-    done = adb.shell(f"echo out; echo err >&2; exit {status}")
-    assert (done.status, done.out, done.err) == (status, b"out\n", "err\n")
+    result = adb.shell(f"echo out; echo err >&2; exit {status}")
+    assert (result.status, result.out, result.err) == (status, b"out\n", "err\n")
 
 
 def test_output_is_bytes(adb, phone):

@@ -65,26 +65,26 @@ class Output:
     """What the runner of a run said, kept when the engine empties or removes the file."""
 
     def __init__(self, phone, job="job-1"):
-        self._there, self._kept = phone.path(f"{THERE}/runs/{job}/out"), phone.path("/data/kept")
+        self._there, self._copy = phone.path(f"{THERE}/runs/{job}/out"), phone.path("/data/kept")
 
     def keep(self):
         """Looks at the file from now on."""
-        os.link(self._there, self._kept)
+        os.link(self._there, self._copy)
 
     def steps(self):
         """Each step that was computed, in order."""
-        whole = self._kept.read_text().rpartition("\n")[0].splitlines()
-        said = [json.loads(line).get("progress", {}) for line in whole]
-        return [progress["step"] for progress in said if progress.get("phase") == "training"]
+        whole = self._copy.read_text().rpartition("\n")[0].splitlines()
+        reports = [json.loads(line).get("progress", {}) for line in whole]
+        return [progress["step"] for progress in reports if progress.get("phase") == "training"]
 
 
 def test_a_run_on_a_phone_is_the_native_engines(run, expected, engine, phone):
-    heard = []
-    message = engine.train(run, heard.append, never)
+    reports = []
+    message = engine.train(run, reports.append, never)
     assert message.result.evaluations == expected.result().evaluations
     assert same(run, expected)
     assert run.result() == message.result
-    assert heard[-1].step == STEPS
+    assert reports[-1].step == STEPS
     assert message.result.peak_rss_bytes > 1 << 20
     assert not phone.run(f"ls -A {THERE}/runs; ls -A {THERE}/aside")  # the data was in the plan
 
@@ -97,15 +97,15 @@ def test_only_what_lacks_is_pushed(engine, adb, runner_directory, rademacher, mo
     files = [rademacher.manifest.file(role) for role in ("program", "weights")]
     runner = sum(path.stat().st_size for path in runner_directory.rglob("*") if path.is_file())
     assert engine.phone.pushed_bytes == sum(file.size for file in files) + runner + first.native_plan.stat().st_size
-    kept = phone.path(f"{THERE}/files")
-    assert {path.name for path in kept.iterdir()} == {file.sha256 for file in files}
+    directory = phone.path(f"{THERE}/files")
+    assert {path.name for path in directory.iterdir()} == {file.sha256 for file in files}
     assert all(phone.run(f"sha256sum {THERE}/files/{file.sha256}").split()[0] == file.sha256 for file in files)
-    inodes = {path.name: path.stat().st_ino for path in kept.iterdir()}
+    inodes = {path.name: path.stat().st_ino for path in directory.iterdir()}
     second = begin(tmp_path / "b", rademacher, movies, None, steps=3)
     later = engine_of(adb, runner_directory)
     assert later.train(second, silent, never).result is not None
     assert later.phone.pushed_bytes == second.native_plan.stat().st_size
-    assert {path.name: path.stat().st_ino for path in kept.iterdir()} == inodes
+    assert {path.name: path.stat().st_ino for path in directory.iterdir()} == inodes
 
 
 def kill_adbd(phone):
@@ -224,7 +224,9 @@ def test_a_phone_that_is_away_when_asked_to_stop_goes_on(run, expected, engine, 
         phone.kill()
 
     once, waited = Once(3, cut), []
-    message = engine.train(run, lambda told: (once(told), waited.append(told.phase == "waiting")), lambda: any(waited))
+    message = engine.train(
+        run, lambda progress: (once(progress), waited.append(progress.phase == "waiting")), lambda: any(waited)
+    )
     assert message.stopped
     assert phone.run("pidof mobizo-runner") != ""
     phone.run("kill -CONT $(pidof mobizo-runner)")

@@ -83,7 +83,7 @@ def test_too_little_memory_declines_the_job_with_numbers(daemon, server, rademac
     manifest = rademacher.manifest
     assert decline.needed_bytes == manifest.planned_bytes + rademacher.path("weights").stat().st_size
     assert decline.available_bytes == 1000
-    assert server.asked[0].memory_bytes == 1000
+    assert server.lease_requests[0].memory_bytes == 1000
     assert server.served["downloads"] == 0
     assert not server.failures
 
@@ -127,15 +127,15 @@ def test_stopping_the_daemon_keeps_lease_and_journal(daemon, server, rademacher,
     assert (home.run("job-1").path / "trajectory.bin").exists()
 
 
-@pytest.mark.parametrize(("said", "told"), [("false", False), ("true", True), ('["reviews"]', ("reviews",))])
+@pytest.mark.parametrize(("rule", "cohorts"), [("false", False), ("true", True), ('["reviews"]', ("reviews",))])
 def test_the_server_is_told_what_the_device_can_do_and_whose_rounds_its_owner_allows(
-    enrolled, make, server, said, told
+    enrolled, make, server, rule, cohorts
 ):
-    enrolled.rules.write_text(f"cohorts = {said}\n")
+    enrolled.rules.write_text(f"cohorts = {rule}\n")
     can = Capabilities(engines=("python",), backends=("xnnpack",), operators=())
     make(enrolled, sensors=SettableSensors(BATTERY), capabilities=lambda: can).run(once=True)
     power = {"battery": True, "charging": False, "battery_percent": 80}
-    assert server.asked[0].capabilities == can.model_copy(update=power | {"cohorts": told})
+    assert server.lease_requests[0].capabilities == can.model_copy(update=power | {"cohorts": cohorts})
 
 
 def test_a_refused_upload_keeps_the_result_for_when_the_job_comes_back(daemon, server, rademacher, home):
@@ -177,18 +177,18 @@ def test_an_error_nobody_foresaw_is_reported_by_its_kind_alone(daemon, server, r
     server.add_job(rademacher, steps=1)
     assert daemon.run(once=True).outcome is Outcome.FAILED
     assert "ZeroDivisionError" in server.failures[0].detail
-    assert b"SECRET" not in server.sent
+    assert b"SECRET" not in server.received_bytes
 
 
 def test_results_are_numbers(daemon, server, rademacher):
     server.add_job(rademacher, steps=2)
     daemon.run(once=True)
-    sent = server.completions[0].result.model_dump()
-    evaluations, seconds = sent.pop("evaluations"), sent.pop("phase_seconds")
+    fields = server.completions[0].result.model_dump()
+    evaluations, seconds = fields.pop("evaluations"), fields.pop("phase_seconds")
     assert seconds.keys() == {"downloading", "loading", "evaluating", "training"}
     assert all(isinstance(value, float) for value in seconds.values())
-    assert sent.pop("accuracy_split") == "test"
-    assert all(isinstance(value, int | float | None) for value in sent.values())
+    assert fields.pop("accuracy_split") == "test"
+    assert all(isinstance(value, int | float | None) for value in fields.values())
     assert {key for item in evaluations for key, value in item.items() if isinstance(value, str)} == {
         "split",
         "adapter",
@@ -196,7 +196,7 @@ def test_results_are_numbers(daemon, server, rademacher):
     # Left out unless there are any, and the scores of tasks that write.
     others = {"evaluations", "phase_seconds", "unusable_examples", "accuracy_split"}
     others |= {"token_loss_before", "token_loss_after", "written_before", "written_after"}
-    assert set(sent) | others == set(Result.model_fields)
+    assert set(fields) | others == set(Result.model_fields)
 
 
 def hand_over(server):

@@ -55,9 +55,9 @@ def disk(tmp_path):
     path = tmp_path / "disk"
     path.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", "size=100m", "tmpfs", str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        pytest.skip(f"a disk that can be full takes the right to mount one: {done.stderr.strip()}")
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    if process.returncode:
+        pytest.skip(f"a disk that can be full takes the right to mount one: {process.stderr.strip()}")
     yield Disk(path)
     subprocess.run(["umount", "--lazy", str(path)], check=True)
 
@@ -160,7 +160,7 @@ def test_a_revoked_device_says_so_keeps_its_run_and_goes_on_once_enrolled_again(
     enroll(home, server.url, server_key, token="another")
     server.wait_for(lambda: server.completions)
     assert server.calls.count(("POST", "leases")) == 3
-    assert b"Bearer another" in server.sent
+    assert b"Bearer another" in server.received_bytes
     assert server.completions[0].result.steps == LONG["steps"]
 
 
@@ -199,7 +199,7 @@ def test_a_server_away_for_days_gets_the_result_when_it_is_back(
     while not home.run("job-1").ledger.exists():
         time.sleep(0.01)
     port = int(server.url.rpartition(":")[2])
-    jobs, known = list(server.jobs), dict(server.files)
+    jobs, files = list(server.jobs), dict(server.files)
     server.close()
     while home.run("job-1").result() is None:
         time.sleep(0.05)
@@ -209,7 +209,7 @@ def test_a_server_away_for_days_gets_the_result_when_it_is_back(
         tries += capsys.readouterr().out.count("upload failed; retried")
     assert thread.is_alive()
     with FakeServer(server_key, port=port) as again:
-        again.jobs, again.files = jobs, known
+        again.jobs, again.files = jobs, files
         thread.join(60)
         assert ended[0].outcome is Outcome.COMPLETED
         assert again.uploads == [home.run("job-1").best.read_bytes()]

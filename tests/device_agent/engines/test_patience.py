@@ -22,7 +22,7 @@ def engine(request):
 def test_a_run_ends_when_its_patience_does(engine, name, request, run, dataset):
     run.begin(request.getfixturevalue(name).plan(dataset, **IDLE))
     result = engine.train(run, lambda _: None, lambda: False).result
-    validated = [found.step for found in result.evaluations if found.split == "validation"]
+    validated = [evaluation.step for evaluation in result.evaluations if evaluation.split == "validation"]
     assert (result.steps, result.best_step, validated) == (12, 0, [0, 4, 8, 12])
     assert result.evaluations[-1].adapter == "best"  # on the test split
     ledger = file_sha256(run.ledger)

@@ -141,9 +141,9 @@ def test_an_adapter_that_is_not_kept_names_those_that_are(store, signed, server_
 
 def test_files_are_for_this_user_alone(store, signed, home):
     keep(store, signed, 1, "job-1")
-    found = list((home.path / "adapters").rglob("*"))
-    assert len(found) == 5
-    assert {path.stat().st_mode & 0o077 for path in found} == {0}
+    paths = list((home.path / "adapters").rglob("*"))
+    assert len(paths) == 5
+    assert {path.stat().st_mode & 0o077 for path in paths} == {0}
 
 
 def test_the_version_before_keeps_its_files_pinned_too(store, signed, server_key):

@@ -89,14 +89,14 @@ def with_marks(model):
     tokenizer = Tokenizer.from_str(model.tokenizer.to_str())
     tokenizer.add_special_tokens([AddedToken(OPEN, special=True), AddedToken(CLOSE, special=True)])
     assert tokenizer.get_vocab_size() <= model.manifest.shape.vocabulary
-    asked = []
+    prompts = []
 
     class Listening:
         def generate(self, tokens, most, **how):
-            asked.append(list(tokens))
+            prompts.append(list(tokens))
             return model.inference.generate(tokens, most, **how)
 
-    return PersonalModel(model.name, model.task, model.manifest, tokenizer, Listening()), asked
+    return PersonalModel(model.name, model.task, model.manifest, tokenizer, Listening()), prompts
 
 
 def test_a_plain_text_is_gone_on_with_as_it_stands(model):
@@ -119,36 +119,36 @@ def test_a_special_token_ends_the_answer_and_is_not_shown(model):
 
 
 def test_a_conversation_is_written_by_the_template(model):
-    marked, asked = with_marks(model)
+    marked, prompts = with_marks(model)
     chat = Chat(marked, CHATML, most=3)
     first = "".join(chat.answer("a"))
     list(chat.answer("b"))
     opening = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
-    assert asked[0] == marked.tokenizer.encode(opening.format("a")).ids
-    assert asked[1] == marked.tokenizer.encode(f"{opening.format('a')}{first}<|im_end|>\n{opening.format('b')}").ids
-    said = list(itertools.islice(model.inference.generate(asked[0], 3), 3))
-    assert first == model.tokenizer.decode(said)
+    assert prompts[0] == marked.tokenizer.encode(opening.format("a")).ids
+    assert prompts[1] == marked.tokenizer.encode(f"{opening.format('a')}{first}<|im_end|>\n{opening.format('b')}").ids
+    tokens = list(itertools.islice(model.inference.generate(prompts[0], 3), 3))
+    assert first == model.tokenizer.decode(tokens)
 
 
 def test_an_answer_that_is_stopped_stays_in_the_conversation(model):
-    marked, asked = with_marks(model)
+    marked, prompts = with_marks(model)
     chat = Chat(marked, CHATML, most=8)
     pieces = chat.answer("a")
     next(pieces)
     pieces.close()
     assert chat.ended == "stopped"
     list(chat.answer("b"))
-    assert asked[1][: len(asked[0])] == asked[0]
+    assert prompts[1][: len(prompts[0])] == prompts[0]
 
 
 def test_the_oldest_turns_go_when_the_context_is_full(model):
-    marked, asked = with_marks(model)
+    marked, prompts = with_marks(model)
     chat = Chat(marked, CHATML, most=4)
     for _ in range(6):
         list(chat.answer("ab"))
     assert chat.forgotten > 0
-    assert all(len(tokens) + 3 <= marked.context for tokens in asked)
-    assert len(asked[-1]) > len(asked[0])
+    assert all(len(tokens) + 3 <= marked.context for tokens in prompts)
+    assert len(prompts[-1]) > len(prompts[0])
 
 
 def test_a_text_that_leaves_less_room_gets_a_shorter_answer_and_one_without_room_is_refused(model):

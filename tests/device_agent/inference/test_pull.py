@@ -38,13 +38,13 @@ def publish(server, server_key, rademacher):
     """Has the server know a version under these revisions."""
 
     def publish(*revisions, signed=None, data=None, program=None, **facts):
-        made = vouched(rademacher, server_key, **facts)
-        found = DeviceAdapter(
-            adapter=signed or made[0], program=program or sign_manifest(rademacher.manifest, server_key)
+        vouched_version = vouched(rademacher, server_key, **facts)
+        device_adapter = DeviceAdapter(
+            adapter=signed or vouched_version[0], program=program or sign_manifest(rademacher.manifest, server_key)
         )
-        for revision in (*revisions, found.adapter.manifest.revision):
-            server.versions[NAME, revision] = (found, made[1] if data is None else data)
-        return found.adapter.manifest
+        for revision in (*revisions, device_adapter.adapter.manifest.revision):
+            server.versions[NAME, revision] = (device_adapter, vouched_version[1] if data is None else data)
+        return device_adapter.adapter.manifest
 
     return publish
 
@@ -109,9 +109,9 @@ def test_what_was_not_asked_for_or_does_not_fit_is_refused(publish, fetch, home,
 
 
 def test_another_servers_word_is_refused(publish, fetch, server, server_key, rademacher, home):
-    made, _ = vouched(rademacher, server_key)
-    false = sign_adapter(made.manifest, new_private_key())
-    publish("main", signed=SignedAdapter(**dict(false) | {"key_id": made.key_id}))
+    signed, _ = vouched(rademacher, server_key)
+    false = sign_adapter(signed.manifest, new_private_key())
+    publish("main", signed=SignedAdapter(**dict(false) | {"key_id": signed.key_id}))
     with pytest.raises(Untrusted, match="signature"):
         fetch("main")
     publish("main", program=sign_manifest(rademacher.manifest, new_private_key()))
@@ -161,7 +161,7 @@ def test_killed_at_any_moment_the_store_has_one_complete_version(publish, server
     began = time.monotonic()
     assert subprocess.run(command, cwd=ROOT, check=False).returncode == 0
     takes = time.monotonic() - began
-    known = [random_b(rademacher.manifest, seed) for seed in (1, 2)]
+    expected = [random_b(rademacher.manifest, seed) for seed in (1, 2)]
     for share in (0.3, 0.7, 0.85, 0.95):
         AdapterStore(home).remove(NAME)
         fetch("v1")
@@ -169,9 +169,9 @@ def test_killed_at_any_moment_the_store_has_one_complete_version(publish, server
         time.sleep(takes * share)
         process.send_signal(signal.SIGKILL)
         process.wait()
-        assert any(np.array_equal(opened().flat, flat) for flat in known)
+        assert any(np.array_equal(opened().flat, flat) for flat in expected)
     assert subprocess.run(command, cwd=ROOT, check=False).returncode == 0
-    np.testing.assert_array_equal(opened().flat, known[1])
+    np.testing.assert_array_equal(opened().flat, expected[1])
 
 
 def test_what_a_broken_download_left_is_gone_on_with(publish, server, home, fetch, opened, rademacher):

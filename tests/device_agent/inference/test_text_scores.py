@@ -44,7 +44,7 @@ def test_rouge_l_is_the_f1_of_the_longest_common_subsequence():
 
 
 @pytest.mark.parametrize(
-    ("written", "own", "f1"),
+    ("answer", "own", "f1"),
     [
         ("The Eiffel Tower.", "eiffel tower", 1.0),
         ("in the year 1889", "1889", 0.5),  # precision 1/3, recall 1
@@ -55,8 +55,8 @@ def test_rouge_l_is_the_f1_of_the_longest_common_subsequence():
         ("the", "", 1.0),
     ],
 )
-def test_token_f1_follows_squads_rules(written, own, f1):
-    assert token_f1(written, own) == pytest.approx(f1)
+def test_token_f1_follows_squads_rules(answer, own, f1):
+    assert token_f1(answer, own) == pytest.approx(f1)
 
 
 def test_scores_are_means():
@@ -96,12 +96,12 @@ def train(daemon, server, rademacher, home, dataset):
 
 def test_a_jobs_result_has_the_scores_of_what_its_adapter_writes(train, home, dataset, rademacher):
     result = train()
-    found = write_samples(home, "alice-movies", dataset, 40, rademacher.manifest.recipe.answer_length).texts
+    texts = write_samples(home, "alice-movies", dataset, 40, rademacher.manifest.recipe.answer_length).texts
     right = [f" {ending}" for ending in ENDINGS]
-    assert result.written_before == text_scores([(each.base, right) for each in found])
-    assert result.written_after == text_scores([(each.adapter, right) for each in found])
-    assert {each.own for each in found} == {right[0]}
-    assert result.written_after.examples == len(found) > 4
+    assert result.written_before == text_scores([(each.base, right) for each in texts])
+    assert result.written_after == text_scores([(each.adapter, right) for each in texts])
+    assert {each.own for each in texts} == {right[0]}
+    assert result.written_after.examples == len(texts) > 4
 
 
 def test_a_job_that_cannot_write_keeps_its_adapter_and_says_nothing(train, monkeypatch):

@@ -180,7 +180,7 @@ def test_the_owners_memory_floor_counts(start, server, sensors, rademacher):
     assert ended.outcome is Outcome.DECLINED
     assert "besides the 1 MB that the rules reserve" in ended.detail
     assert server.declines[0].available_bytes == needed - 1
-    assert server.asked[0].memory_bytes == needed - 1
+    assert server.lease_requests[0].memory_bytes == needed - 1
     sensors.now = FINE.model_copy(update={"available_bytes": needed + 1_000_000})
     server.add_job(rademacher, steps=1)
     assert start("memory_floor_bytes = 1_000_000").run(once=True).outcome is Outcome.COMPLETED
@@ -199,13 +199,13 @@ def test_downloads_wait_for_a_network_that_is_not_metered(start, server, sensors
 def test_a_link_that_becomes_metered_stops_a_transfer_which_goes_on_later(home, sensors, monkeypatch):
     monkeypatch.setattr("device_agent.jobs.lease_and_policy.CHECK_SECONDS", 0.0)
     evaluator = PolicyEvaluator(Rules(metered=False), sensors, DailyMinutes(home.budget))
-    told, arrived, closed = [], [], []
+    reports, arrived, closed = [], [], []
 
     def wait(_seconds):
         sensors.now = FINE
         return False
 
-    policy_run = PolicyGatedRun(evaluator, Rules(), told.append, lambda: False, wait)
+    policy_run = PolicyGatedRun(evaluator, Rules(), reports.append, lambda: False, wait)
 
     def move(progress):
         for piece in range(len(arrived), 4):
@@ -218,7 +218,7 @@ def test_a_link_that_becomes_metered_stops_a_transfer_which_goes_on_later(home, 
 
     assert policy_run.transfer(move) == "whole"
     assert arrived == [0, 1, 2, 3]
-    assert [progress.phase for progress in told].count("waiting") == 1
+    assert [progress.phase for progress in reports].count("waiting") == 1
 
 
 def test_a_wait_ends_when_the_daemon_is_stopped(home, sensors):
@@ -279,15 +279,15 @@ def test_a_lease_goes_by_the_servers_clock(server_key, rademacher, hours):
     with FakeServer(server_key, lease_seconds=12, ahead=timedelta(hours=hours)) as server:
         server.add_job(rademacher)
         with DeviceClient(server.url, "token") as client:
-            left = client.clock.seconds_until(client.lease(["movies"]).expires_at)
+            remaining = client.clock.seconds_until(client.lease(["movies"]).expires_at)
             assert client.clock.skew == pytest.approx(-3600 * hours, abs=2)
     # A Date has whole seconds. By its own clock the device would find hours, or none at all.
-    assert left == pytest.approx(12, abs=2)
-    assert SHORTEST_SECONDS < interval(left) < LONGEST_SECONDS
+    assert remaining == pytest.approx(12, abs=2)
+    assert SHORTEST_SECONDS < interval(remaining) < LONGEST_SECONDS
 
 
 @pytest.mark.parametrize(
-    ("left", "seconds"), [(-1e6, SHORTEST_SECONDS), (0, SHORTEST_SECONDS), (8, 2), (120, LONGEST_SECONDS)]
+    ("remaining", "seconds"), [(-1e6, SHORTEST_SECONDS), (0, SHORTEST_SECONDS), (8, 2), (120, LONGEST_SECONDS)]
 )
-def test_heartbeats_come_four_times_in_a_lease_within_bounds(left, seconds):
-    assert interval(left) == seconds
+def test_heartbeats_come_four_times_in_a_lease_within_bounds(remaining, seconds):
+    assert interval(remaining) == seconds

@@ -44,12 +44,12 @@ def site(tmp_path_factory, rademacher, runner_directory):
         keep_adapter(home, program, key, name, seed=seed)
     with pytest.MonkeyPatch.context() as monkeypatch, ExitStack() as stack:
         monkeypatch.setenv(RUNNER_VARIABLE, str(runner_directory))
-        said = stack.enter_context(serving(home, "--queue", "3"))
+        details = stack.enter_context(serving(home, "--queue", "3"))
         models = {name: open_personal(home, name) for name in ("red", "blue")}
         models["tiny"] = open_personal(home, "red", base=True)
         for model in models.values():
             stack.callback(model.close)
-        yield SimpleNamespace(home=home, url=said["url"], token=said["token"], models=models)
+        yield SimpleNamespace(home=home, url=details["url"], token=details["token"], models=models)
 
 
 @contextmanager
@@ -93,8 +93,8 @@ def test_the_token_is_made_once_for_its_owner_alone(site):
     path = site.home.path / "serve.token"
     assert path.read_text().strip() == site.token
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    with serving(site.home) as said:
-        assert "token" not in said
+    with serving(site.home) as details:
+        assert "token" not in details
 
 
 def test_models_are_the_adapters_and_their_base(client):
@@ -107,11 +107,11 @@ def test_models_are_the_adapters_and_their_base(client):
 def test_each_request_gets_its_own_adapter(site, client):
     texts = {}
     for name in ("red", "blue", "tiny", "red"):
-        found = client.completions.create(model=name, prompt=["It was", "a film"], max_tokens=6, temperature=0)
+        completion = client.completions.create(model=name, prompt=["It was", "a film"], max_tokens=6, temperature=0)
         expected = [generated(site, name, prompt, 6) for prompt in ("It was", "a film")]
-        assert [choice.text for choice in found.choices] == expected
-        assert [choice.finish_reason for choice in found.choices] == ["length", "length"]
-        assert found.usage.completion_tokens == 12
+        assert [choice.text for choice in completion.choices] == expected
+        assert [choice.finish_reason for choice in completion.choices] == ["length", "length"]
+        assert completion.usage.completion_tokens == 12
         texts[name] = expected[0]
     assert len(set(texts.values())) == 3
 
@@ -123,18 +123,18 @@ def test_a_chat_is_written_as_transformers_writes_it(site, client):
     stock.chat_template = TEMPLATE
     before = stock.apply_chat_template(TURNS, add_generation_prompt=True, tokenize=True, return_dict=False)
     expected = stock.decode(list(model.inference.generate(before, 8)))
-    asked = {"model": "red", "messages": TURNS, "max_tokens": 8, "temperature": 0}
-    whole = client.chat.completions.create(**asked)
+    request = {"model": "red", "messages": TURNS, "max_tokens": 8, "temperature": 0}
+    whole = client.chat.completions.create(**request)
     assert whole.choices[0].message.content == expected
     assert whole.usage.prompt_tokens == len(before)
-    *pieces, end, usage = client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True})
+    *pieces, end, usage = client.chat.completions.create(**request, stream=True, stream_options={"include_usage": True})
     assert "".join(piece.choices[0].delta.content for piece in pieces) == expected
     assert (end.choices[0].finish_reason, usage.usage) == ("length", whole.usage)
 
 
 def test_log_probabilities_stops_and_seeds(site, client):
-    asked = {"model": "blue", "prompt": "a film", "max_tokens": 8}
-    plain = client.completions.create(**asked, temperature=0, logprobs=2).choices[0]
+    request = {"model": "blue", "prompt": "a film", "max_tokens": 8}
+    plain = client.completions.create(**request, temperature=0, logprobs=2).choices[0]
     model = site.models["blue"]
     before = model.tokenizer.encode("a film").ids
     tokens = list(model.inference.generate(before, 8))
@@ -142,12 +142,12 @@ def test_log_probabilities_stops_and_seeds(site, client):
     np.testing.assert_allclose(plain.logprobs.token_logprobs, scores, atol=1e-3)
     assert max(plain.logprobs.top_logprobs[0].values()) == plain.logprobs.token_logprobs[0]
     stop = plain.text[3:5]
-    ended = client.completions.create(**asked, temperature=0, stop=stop).choices[0]
+    ended = client.completions.create(**request, temperature=0, stop=stop).choices[0]
     assert (ended.text, ended.finish_reason) == (plain.text[: plain.text.index(stop)], "stop")
-    drawn = [[choice.text for choice in client.completions.create(**asked, n=3, seed=5).choices] for _ in range(2)]
+    drawn = [[choice.text for choice in client.completions.create(**request, n=3, seed=5).choices] for _ in range(2)]
     assert drawn[0] == drawn[1]
     assert len(set(drawn[0])) > 1
-    nearly = client.completions.create(**asked, temperature=1, top_p=1e-6).choices[0]
+    nearly = client.completions.create(**request, temperature=1, top_p=1e-6).choices[0]
     assert nearly.text == plain.text
 
 
@@ -193,8 +193,8 @@ def test_sizes_methods_and_addresses_are_held(site, client):
 
 
 def test_a_full_queue_refuses_and_clients_that_leave_make_room(site, client):
-    asked = {"model": "red", "prompt": ["It"] * 16, "max_tokens": 60}
-    body = json.dumps(asked).encode()
+    request = {"model": "red", "prompt": ["It"] * 16, "max_tokens": 60}
+    body = json.dumps(request).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {site.token}\r\n"
     waiting = [socket.create_connection(address(site)) for _ in range(3)]
     for connection in waiting:
@@ -223,6 +223,6 @@ def test_the_page_runs_as_it_stands(site):
     assert start.startswith("mobizo-agent serve &")
     script = "\n".join([*commands, f"{sys.executable} - <<'END'", python, "END"]).replace("alice-movies", "red")
     environment = os.environ | {HOME_VARIABLE: str(site.home.path)}
-    done = subprocess.run(["bash", "-ec", script], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert '"id": "red"' in done.stdout
+    process = subprocess.run(["bash", "-ec", script], env=environment, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr
+    assert '"id": "red"' in process.stdout

@@ -156,8 +156,8 @@ def test_a_task_that_no_recipe_of_this_form_can_take(read, dataset, rademacher):
 
 
 @pytest.mark.parametrize(
-    ("count", "records", "told"),
+    ("count", "records", "expected"),
     [(0, 9000, 0), (9, 10, 0), (99, 99, 0), (100, 9000, 90), (900, 9000, 900), (4499, 9000, 900), (9000, 9000, 4500)],
 )
-def test_counts_of_records_are_told_by_shares(count, records, told):
-    assert rounded_down(count, records) == told
+def test_counts_of_records_are_told_by_shares(count, records, expected):
+    assert rounded_down(count, records) == expected
