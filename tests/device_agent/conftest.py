@@ -326,11 +326,11 @@ def in_background():
     threads = []
 
     def begin(daemon, once=False):
-        ended = []
-        thread = threading.Thread(target=lambda: ended.append(daemon.run(once)))
+        ends = []
+        thread = threading.Thread(target=lambda: ends.append(daemon.run(once)))
         threads.append((daemon, thread))
         thread.start()
-        return thread, ended
+        return thread, ends
 
     yield begin
     for daemon, thread in threads:

@@ -299,8 +299,8 @@ class FakeServer:
 
     def _leases(self, body, parts):
         self.lease_requests.append(LeaseRequest.model_validate_json(body))
-        wanted = self.lease_requests[-1].datasets
-        entry = next(((job, signed) for job, signed in self.jobs if job.request.dataset in wanted), None)
+        datasets = self.lease_requests[-1].datasets
+        entry = next(((job, signed) for job, signed in self.jobs if job.request.dataset in datasets), None)
         if entry is None:
             return None
         job, signed = entry
@@ -379,12 +379,12 @@ class FakeServer:
             raise NotFound
         return self.files[parts[1]]
 
-    def part_of(self, content, wanted):
+    def part_of(self, content, byte_range):
         """(status, what is sent, length that is announced) of a download."""
-        self.ranges.append(wanted)
-        start = int(re.fullmatch(r"bytes=(\d+)-", wanted)[1]) if wanted else 0
+        self.ranges.append(byte_range)
+        start = int(re.fullmatch(r"bytes=(\d+)-", byte_range)[1]) if byte_range else 0
         rest = content[start:]
-        return (206 if wanted else 200), rest[: self.drop_after], len(rest)
+        return (206 if byte_range else 200), rest[: self.drop_after], len(rest)
 
     def _state(self):
         stop = self.stop.is_set()

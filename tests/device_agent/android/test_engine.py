@@ -223,9 +223,9 @@ def test_a_phone_that_is_away_when_asked_to_stop_goes_on(run, expected, engine, 
         phone.run("kill -STOP $(pidof mobizo-runner)")  # so that it has not ended when it is looked for
         phone.kill()
 
-    once, waited = Once(3, cut), []
+    once, waits = Once(3, cut), []
     message = engine.train(
-        run, lambda progress: (once(progress), waited.append(progress.phase == "waiting")), lambda: any(waited)
+        run, lambda progress: (once(progress), waits.append(progress.phase == "waiting")), lambda: any(waits)
     )
     assert message.stopped
     assert phone.run("pidof mobizo-runner") != ""
@@ -310,14 +310,14 @@ def test_two_phones_and_a_run_that_knows_its_own(run, expected, phone, runner_di
 
 
 @pytest.fixture
-def bundled(runner_directory, tmp_path):
+def bundle(runner_directory, tmp_path):
     """The runner as a bundle (bundle.cmake), made of this machine's own libraries for a phone of its processor."""
     bundle = tmp_path / "bundle"
     shutil.copytree(runner_directory / "lib", bundle / "lib")
     (bundle / "bin").mkdir()
     shutil.copy(runner_directory / "mobizo-runner", bundle / "bin")
-    listed = subprocess.run(["ldd", runner_directory / "mobizo-runner"], capture_output=True, text=True, check=True)
-    paths = [Path(path) for path in re.findall(r"(/\S+) \(", listed.stdout)]
+    process = subprocess.run(["ldd", runner_directory / "mobizo-runner"], capture_output=True, text=True, check=True)
+    paths = [Path(path) for path in re.findall(r"(/\S+) \(", process.stdout)]
     for path in paths:
         if not (bundle / "lib" / path.name).exists():
             shutil.copy(path, bundle / "lib")
@@ -329,8 +329,8 @@ def bundled(runner_directory, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_bundle_trains_is_found_by_its_name_and_stopped(run, expected, adb, bundled, phone):
-    engine, names = engine_of(adb, bundled), []
+def test_a_bundle_trains_is_found_by_its_name_and_stopped(run, expected, adb, bundle, phone):
+    engine, names = engine_of(adb, bundle), []
     once = Once(3, lambda: names.append(phone.run("pidof mobizo-runner")))
     assert engine.train(run, once, lambda: once.done).stopped
     assert names[0].strip().isdigit()

@@ -105,13 +105,13 @@ def test_a_progress_bar_for_large_files_on_terminals_only(tmp_path, capsys):
 @pytest.mark.parametrize("engines", ["python"], indirect=True)
 def test_a_daemon_offers_what_is_added_and_forgets_what_is_removed(agent, make, enrolled, server, tickets, dataset):
     daemon = make(enrolled, AvailableDatasets(DatasetStore(enrolled.data), {"movies": dataset}))
-    offered = []
+    offers = []
     for command in ((), ("add", "tickets", tickets), ("remove", "tickets")):
         if command:
             agent("data", *command)
         assert daemon.run(once=True) is None
-        offered.append(server.lease_requests[-1].datasets)
-    assert offered == [["movies"], ["movies", "tickets"], ["movies"]]
+        offers.append(server.lease_requests[-1].datasets)
+    assert offers == [["movies"], ["movies", "tickets"], ["movies"]]
     assert str(enrolled.data).encode() not in server.received_bytes
 
 

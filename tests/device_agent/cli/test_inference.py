@@ -111,8 +111,8 @@ def test_a_chat_reads_lines_until_there_are_none(agent, home, adapter):
 
 
 def test_adapters_are_listed_rolled_back_and_removed(agent, home, adapter, rademacher):
-    (listed,) = [json.loads(line) for line in agent("adapter", "list", "--json").stdout.splitlines()]
-    assert (listed["name"], listed["job_id"], listed["usable"]) == ("alice-movies", "job-1", True)
+    (facts,) = [json.loads(line) for line in agent("adapter", "list", "--json").stdout.splitlines()]
+    assert (facts["name"], facts["job_id"], facts["usable"]) == ("alice-movies", "job-1", True)
     assert agent("adapter", "list").stdout.startswith("alice-movies: sst2, of job job-1")
     store = AdapterStore(home)
     about = store.stored()[0]

@@ -148,10 +148,10 @@ def test_the_daemon_and_the_process_that_reads_the_data_import_nothing_of_a_serv
 
 def test_the_agents_extra_installs_nothing_of_a_server():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wanted = project["dependencies"] + project["optional-dependencies"]["agent"]
+    dependencies = project["dependencies"] + project["optional-dependencies"]["agent"]
     # What is installed says the same, so that the check is of what pip would do.
-    shipped = [line for line in requires("mobizo") if "extra ==" not in line or 'extra == "agent"' in line]
-    names = {re.split(r"[^A-Za-z0-9_.-]", line)[0].lower() for line in wanted + shipped}
+    requirements = [line for line in requires("mobizo") if "extra ==" not in line or 'extra == "agent"' in line]
+    names = {re.split(r"[^A-Za-z0-9_.-]", line)[0].lower() for line in dependencies + requirements}
     assert {"httpx", "psutil", "platformdirs"} <= names
     assert not names & {"fastapi", "starlette", "uvicorn", "sqlalchemy", "alembic", "transformers"}
 

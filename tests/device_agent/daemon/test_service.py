@@ -106,9 +106,9 @@ def test_the_command_prints_or_writes_the_unit(agent, home, dataset, server_key,
     assert preview.returncode == 0, preview.stderr
     words = parse(preview.stdout)["Service"]["ExecStart"].split()
     assert words == [sys.executable, *COMMAND[1:5], f"movies={dataset}", "--engine", "native", "--adb="]
-    refused = agent("install-service", *options)
-    assert refused.returncode == 2
-    assert "mobizo-agent enroll" in refused.stderr
+    refusal = agent("install-service", *options)
+    assert refusal.returncode == 2
+    assert "mobizo-agent enroll" in refusal.stderr
     enroll(home, "http://127.0.0.1:9", server_key)
     process = agent("install-service", *options)
     assert process.returncode == 0, process.stderr

@@ -70,16 +70,16 @@ def test_a_record_has_one_split_whatever_is_added_with_it(tmp_path_factory, rows
     directory = tmp_path_factory.mktemp("split")
     store, rule = DatasetStore(directory / "data"), SplitRule((50, 30, 20), seed)
     order = data.draw(st.permutations(rows + rows))
-    for name, listed in (("a", rows), ("b", order)):
+    for name, dataset_rows in (("a", rows), ("b", order)):
         path = directory / f"{name}.jsonl"
         extra = [{"text": f"always {name} {number}"} for number in range(100)]  # so that no split is empty
-        path.write_text("".join(json.dumps(record) + "\n" for record in [*listed, *extra]))
+        path.write_text("".join(json.dumps(record) + "\n" for record in [*dataset_rows, *extra]))
         add(store, Addition(name=name, sources=[open_source(path, None, None, None)], rule=rule))
-    placed = {}
+    splits = {}
     for name in ("a", "b"):
         for split, members in records(store, name).items():
             for record in members:
-                assert placed.setdefault(record_bytes(record), split) == split
+                assert splits.setdefault(record_bytes(record), split) == split
         contents = [record_bytes(record) for part in records(store, name).values() for record in part]
         assert len(contents) == len(set(contents))
     expected = {
@@ -87,7 +87,7 @@ def test_a_record_has_one_split_whatever_is_added_with_it(tmp_path_factory, rows
         for record in rows
         if any(str(value).strip() for value in record.values() if value is not None)
     }
-    assert expected <= set(placed)
+    assert expected <= set(splits)
 
 
 def test_shares_and_seeds(store, source):

@@ -101,9 +101,9 @@ def test_limits_that_change_hold_from_the_next_step(long, native):
             long.limit(Limits(max_length=14))
 
     native.train(long, report, lambda: False)
-    (noted,) = ledger(long).limits
-    assert noted.step >= 4
-    assert noted.max_length == 14
+    (limit,) = ledger(long).limits
+    assert limit.step >= 4
+    assert limit.max_length == 14
     assert ledger(long).steps == LONG["steps"]
 
 

@@ -42,7 +42,7 @@ def byte_fallback():
     return tokenizer
 
 
-def streamed(tokenizer, before, tokens):
+def stream_text(tokenizer, before, tokens):
     stream = TextStream(tokenizer, before)
     return [stream.push(token) for token in tokens], stream.flush()
 
@@ -54,7 +54,7 @@ def test_pieces_make_the_text_and_none_shows_half_a_character(make, text):
     tokenizer = make()
     before = tokenizer.encode("so ").ids
     tokens = tokenizer.encode("so " + text).ids[len(before) :]
-    pieces, rest = streamed(tokenizer, before, tokens)
+    pieces, rest = stream_text(tokenizer, before, tokens)
     # Llama 2's kind spells a text by its own decoder; spaces that stand in the text itself come back as such.
     assert "".join(pieces) + rest == text.replace("\u2581", " " if make is byte_fallback else "\u2581")
     assert rest == ""
@@ -63,7 +63,7 @@ def test_pieces_make_the_text_and_none_shows_half_a_character(make, text):
 
 def test_each_character_comes_with_its_last_byte():
     tokenizer = byte_level()
-    pieces, rest = streamed(tokenizer, [], tokenizer.encode("aé€😀").ids)
+    pieces, rest = stream_text(tokenizer, [], tokenizer.encode("aé€😀").ids)
     assert pieces == ["a", "", "é", "", "", "€", "", "", "", "😀"]
     assert rest == ""
 
@@ -71,7 +71,7 @@ def test_each_character_comes_with_its_last_byte():
 def test_bytes_that_are_no_character_are_shown_when_more_text_follows_or_none_does():
     tokenizer = byte_level()
     euro = tokenizer.encode("€").ids
-    pieces, rest = streamed(tokenizer, [], [*euro[:2], *tokenizer.encode("ab").ids, euro[0]])
+    pieces, rest = stream_text(tokenizer, [], [*euro[:2], *tokenizer.encode("ab").ids, euro[0]])
     assert pieces == ["", "", REPLACEMENT_CHARACTER + "a", "b", ""]
     assert rest == REPLACEMENT_CHARACTER
 
@@ -164,17 +164,17 @@ def test_a_text_that_leaves_less_room_gets_a_shorter_answer_and_one_without_room
 def test_the_template_is_the_programs_own_or_chatml_by_the_tokenizers_marks_and_the_bases_name(model):
     marked, _ = with_marks(model)
 
-    def named(model, name, template=None):
+    def with_name(model, name, template=None):
         recipe = model.manifest.recipe
         recipe = recipe.model_copy(update={"base": recipe.base.model_copy(update={"name": name})})
         manifest = model.manifest.model_copy(update={"recipe": recipe, "chat_template": template})
         return dataclasses.replace(model, manifest=manifest)
 
     own = ChatTemplate(template="{{ messages[-1].content }}")
-    assert default_template(named(model, "smollm2-135m-instruct"))[0] is None
-    assert default_template(named(marked, "smollm2-135m-instruct"))[0] == CHATML
-    assert default_template(named(marked, "smollm2-135m-instruct", own))[0] == own
-    template, why = default_template(named(marked, "smollm2-135m"))
+    assert default_template(with_name(model, "smollm2-135m-instruct"))[0] is None
+    assert default_template(with_name(marked, "smollm2-135m-instruct"))[0] == CHATML
+    assert default_template(with_name(marked, "smollm2-135m-instruct", own))[0] == own
+    template, why = default_template(with_name(marked, "smollm2-135m"))
     assert template is None
     assert "--form chatml" in why
     with pytest.raises(BadRequest, match="--form plain"):

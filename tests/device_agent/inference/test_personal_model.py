@@ -43,9 +43,9 @@ def keep(home, rademacher, server_key):
 
 @pytest.fixture
 def live(home, keep):
-    opened = LiveModel(home, NAME)
-    yield opened
-    opened.close()
+    model = LiveModel(home, NAME)
+    yield model
+    model.close()
 
 
 @pytest.fixture

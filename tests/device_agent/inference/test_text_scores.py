@@ -116,19 +116,22 @@ def test_a_job_that_cannot_write_keeps_its_adapter_and_says_nothing(train, monke
 def test_a_job_killed_between_training_and_scoring_scores_when_it_returns(train, monkeypatch, home, server):
     score, calls = samples.score_writing, []
 
-    def interrupted(*arguments):
+    def interrupt_once(*arguments):
         calls.append(len(server.completions))
         if len(calls) == 1:
             raise Halted
         return score(*arguments)
 
-    monkeypatch.setattr(samples, "score_writing", interrupted)
+    monkeypatch.setattr(samples, "score_writing", interrupt_once)
     with pytest.raises(AssertionError):
         train()
-    trained = home.run("job-1").result()
-    assert trained is not None
-    assert trained.written_after is None
+    interrupted_result = home.run("job-1").result()
+    assert interrupted_result is not None
+    assert interrupted_result.written_after is None
     result = train()
     assert calls == [0, 0]
     assert result.written_after is not None
-    assert result.model_copy(update={"phase_seconds": None, "written_before": None, "written_after": None}) == trained
+    assert (
+        result.model_copy(update={"phase_seconds": None, "written_before": None, "written_after": None})
+        == interrupted_result
+    )

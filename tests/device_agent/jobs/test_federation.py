@@ -49,8 +49,8 @@ class Agent:
         self.data.mkdir(parents=True)
         for split, count in (("train", 9 + 2 * USERS.index(user)), ("validation", 6)):
             write_records(self.data / f"{split}.jsonl", count, seed=USERS.index(user) + 10 * count)
-        once = ask("POST", "/v1/enrollments", json={"users": [user]}).json()["token"]
-        enroll = ("enroll", "--server", url, "--token", once, "--name", user, "--home", str(self.home.path))
+        enrollment_token = ask("POST", "/v1/enrollments", json={"users": [user]}).json()["token"]
+        enroll = ("enroll", "--server", url, "--token", enrollment_token, "--name", user, "--home", str(self.home.path))
         call("device_agent", *enroll)
         self.id = self.home.config().device_id
 
@@ -86,9 +86,9 @@ def finish_round(ask, number):
     """The round once its version is published."""
     path = f"/v1/cohorts/reviews/rounds/{number}"
     wait_until(lambda: ask("GET", path).json()["state"] in ("published", "abandoned"))
-    ended = ask("GET", path).json()
-    assert ended["state"] == "published", ended
-    return ended
+    document = ask("GET", path).json()
+    assert document["state"] == "published", document
+    return document
 
 
 def version(ask, number):
@@ -115,13 +115,13 @@ def federate(call, url, directory, runner, rounds, rules, **settings):
         ask("POST", "/v1/cohorts", json=COHORT | settings)
         for agent in agents:
             ask("PUT", f"/v1/cohorts/reviews/members/{agent.user}", json={"device": agent.id})
-        ended = []
+        documents = []
         for _ in range(rounds):
             number = open_round(ask)
             with ThreadPoolExecutor() as pool:
                 assert [end.outcome for end in pool.map(lambda agent: agent.work(rules), agents)] == [DONE] * 3
-            ended.append(finish_round(ask, number))
-        return agents, ended, [version(ask, one["version"]) for one in ended]
+            documents.append(finish_round(ask, number))
+        return agents, documents, [version(ask, document["version"]) for document in documents]
 
 
 @pytest.fixture(scope="module")
@@ -191,11 +191,11 @@ def test_a_masked_round_yields_the_mean_and_tells_of_nobody(call, service, runne
     monkeypatch.setattr("device_agent.jobs.secure_aggregation_upload.CHECK_SECONDS", 0.1)
     masked = {"upload": "masked", "masking": {"minimum": 3}, "aggregator": {"name": "mean", "clip_norm": 50.0}}
     place = call, service.url, tmp_path, runner_directory, 1
-    agents, (ended,), (actual,) = federate(*place, "cohorts = true\nmasked_among = 3", **masked)
+    agents, (document,), (actual,) = federate(*place, "cohorts = true\nmasked_among = 3", **masked)
     runs = [run_of(agent, 0) for agent in agents]
     parameters = agents[0].home.run(runs[0][0].job_id).plan().round.masking
     mean = np.mean([last for _, _, last in runs], axis=0)
     assert mean.any()
     np.testing.assert_allclose(actual, mean, rtol=1e-6, atol=mean_error(3, 3, parameters))
     assert all(past.form == "masked" and past.bytes > 4 * actual.size for past, _, _ in runs)
-    assert (ended["updates"], ended["start_accuracy"], ended["tuned_accuracy"]) == (3, None, None)
+    assert (document["updates"], document["start_accuracy"], document["tuned_accuracy"]) == (3, None, None)

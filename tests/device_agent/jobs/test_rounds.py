@@ -101,10 +101,10 @@ def test_a_trajectory_that_the_server_cannot_replay_is_followed_by_b(work, serve
 def test_without_the_owners_leave_the_job_is_given_back_untouched(work, server, rademacher, home, rules):
     """However the server came to offer it."""
     server.add_job(rademacher, task_of_round=task(), **TRAINING)
-    ended = work(rules)
-    assert ended.outcome is Outcome.RELEASED
-    assert "this device's rules.toml" in ended.detail
-    assert "cohort 'reviews'" in ended.detail
+    job_end = work(rules)
+    assert job_end.outcome is Outcome.RELEASED
+    assert "this device's rules.toml" in job_end.detail
+    assert "cohort 'reviews'" in job_end.detail
     assert ("POST", "release") in server.calls
     assert not server.uploads
     assert not home.run("job-1").path.exists()
@@ -132,12 +132,12 @@ def test_a_part_may_count_in_a_later_round_than_it_was_made_for(work, server, ra
 def test_a_round_that_ended_before_is_remembered_as_lost(work, server, rademacher, home):
     server.broken["complete"] = [RoundClosed("round 3 of cohort reviews has ended")]
     server.add_job(rademacher, task_of_round=task(), **TRAINING)
-    ended = work()
-    assert ended.outcome is Outcome.LOST
-    assert "most likely its round has ended" in ended.detail
+    job_end = work()
+    assert job_end.outcome is Outcome.LOST
+    assert "most likely its round has ended" in job_end.detail
     (past,) = RoundLog(home.rounds).past()
     assert (past.outcome, past.form, past.bytes) == ("lost", None, 0)
-    assert past.detail == ended.detail
+    assert past.detail == job_end.detail
 
 
 def test_a_round_that_goes_on_without_this_device_is_remembered(work, server, rademacher, home):

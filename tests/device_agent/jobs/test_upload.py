@@ -22,15 +22,15 @@ TRAINING = {"steps": 6, "lr": 0.5, "seed": 2**53 - 1, "evaluation_interval": 2}
 
 
 @pytest.fixture
-def trained(run, rademacher, dataset):
+def plan_and_result(run, rademacher, dataset):
     """A run that the real trainer made on the real runtime, and its result."""
     plan = rademacher.plan(dataset, **TRAINING)
     result, _ = train(run, plan, rademacher)
     return plan, result
 
 
-def test_what_a_real_run_leaves_is_replayed_to_the_bit(run, trained):
-    plan, result = trained
+def test_what_a_real_run_leaves_is_replayed_to_the_bit(run, plan_and_result):
+    plan, result = plan_and_result
     trajectory = read_ledger(run.ledger.read_bytes())
     check_run(trajectory, plan.header, plan.training)
     check_result(trajectory, result)
@@ -44,7 +44,7 @@ def test_what_a_real_run_leaves_is_replayed_to_the_bit(run, trained):
 
 
 @pytest.fixture
-def hand_over(enrolled, server, rademacher, run, trained):
+def hand_over(enrolled, server, rademacher, run, plan_and_result):
     """Hands the run in with what may be sent of its trajectory; what the server was asked, in order."""
     policy_run = SimpleNamespace(report=lambda _progress: None, transfer=lambda move: move(None))
 
@@ -54,7 +54,7 @@ def hand_over(enrolled, server, rademacher, run, trained):
             lease = client.lease(["movies"])
             store = AdapterStore(enrolled)
             Upload(client, lease, run, store, lambda: None, lambda _seconds: False, trajectory).send(
-                policy_run, trained[1]
+                policy_run, plan_and_result[1]
             )
         assert server.completions[-1].adapter_sha256 == sha256_hex(run.best.read_bytes())
         return [action for _, action in server.calls if action in ("adapter", "trajectory", "complete")]

@@ -237,15 +237,15 @@ def test_hours_open_at_the_first_minute_that_lies_in_all_of_them(hours, minute):
     at = datetime.combine(NOON.date(), time(minute // 60, minute % 60), ZONE)
     decision = decide(Rules(hours=hours), Readings(at=at), 0)
 
-    def allowed(moment):
+    def is_open(moment):
         now = moment.time()
         return all(s.start <= now < s.end if s.start < s.end else not s.end <= now < s.start for s in hours)
 
-    waited = [at + timedelta(minutes=ahead) for ahead in range(1440) if allowed(at + timedelta(minutes=ahead))]
-    if waited[:1] == [at]:
+    open_minutes = [at + timedelta(minutes=ahead) for ahead in range(1440) if is_open(at + timedelta(minutes=ahead))]
+    if open_minutes[:1] == [at]:
         assert decision.action == "train"
     else:
-        assert (decision.action, decision.until) == ("wait", waited[0] if waited else None)
+        assert (decision.action, decision.until) == ("wait", open_minutes[0] if open_minutes else None)
 
 
 def test_transfers_keep_off_a_metered_network():

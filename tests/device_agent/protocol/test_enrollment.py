@@ -97,7 +97,7 @@ class Time:
         self.now += seconds
 
 
-def joined(server, *answers, **changes):
+def join(server, *answers, **changes):
     """What `request_enrollment` returned, and how long it waited each time."""
     server.answers, clock, authorizations = list(answers), Time(), []
     server.authorization |= changes
@@ -109,7 +109,7 @@ def joined(server, *answers, **changes):
 
 def test_it_asks_at_the_servers_pace_until_it_is_let_in(server):
     pending = "authorization_pending"
-    grant, waits = joined(server, pending, "slow_down", pending, "slow_down", pending, GRANTED)
+    grant, waits = join(server, pending, "slow_down", pending, "slow_down", pending, GRANTED)
     assert (grant.token, grant.device_id, grant.server.public_key) == ("the-token", "device_1", SERVER_KEY)
     assert waits == [5, 5, 10, 10, 15, 15]
     (path, first), (token_path, question), *_ = server.forms
@@ -124,7 +124,7 @@ def test_it_asks_at_the_servers_pace_until_it_is_let_in(server):
 
 
 def test_a_server_that_is_away_for_a_while_is_asked_ever_slower(server):
-    assert joined(server, None, None, "authorization_pending", GRANTED)[1] == [5, 10, 20, 5]
+    assert join(server, None, None, "authorization_pending", GRANTED)[1] == [5, 10, 20, 5]
 
 
 @pytest.mark.parametrize(
@@ -138,12 +138,12 @@ def test_a_server_that_is_away_for_a_while_is_asked_ever_slower(server):
 )
 def test_an_end_without_a_token(server, answer, error):
     with pytest.raises(error):
-        joined(server, "authorization_pending", answer)
+        join(server, "authorization_pending", answer)
 
 
 def test_nobody_decides_in_time(server):
     with pytest.raises(EnrollmentExpired, match="enroll"):
-        joined(server, "authorization_pending", expires_in=21)
+        join(server, "authorization_pending", expires_in=21)
     assert len(server.forms) == 1 + 4
 
 
@@ -162,8 +162,8 @@ def enroll(server, home, *more):
 def test_enroll_without_a_token_shows_a_code_and_joins(server, tmp_path):
     server.authorization["interval"], server.answers = 1, ["authorization_pending", GRANTED]
     process = enroll(server, tmp_path / "home")
-    output, complaint = process.communicate(timeout=60)
-    assert process.returncode == 0, complaint
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
     home = AgentHome(tmp_path / "home")
     own = public_text(home.stored_device_key().public_key())
     assert server.forms[0][1]["public_key"] == own
@@ -177,9 +177,9 @@ def test_interrupted_it_leaves_nothing(server, tmp_path):
     process = enroll(server, tmp_path / "home")
     assert server.waiting.wait(60)
     process.send_signal(signal.SIGINT)
-    _, complaint = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=60)
     assert process.returncode not in (0, None)
-    assert "Traceback" not in complaint
+    assert "Traceback" not in errors
     assert list(tmp_path.iterdir()) == []
 
 
@@ -189,9 +189,9 @@ def test_refused_it_leaves_what_was_there(server, tmp_path):
     home.create()
     key = home.device_key()
     process = enroll(server, home.path, "--json")
-    output, complaint = process.communicate(timeout=60)
+    output, errors = process.communicate(timeout=60)
     assert process.returncode == 1
-    assert "refused" in complaint
+    assert "refused" in errors
     assert json.loads(output)["user_code"] == "WDJB-MJHT"
     assert public_text(home.stored_device_key().public_key()) == public_text(key.public_key())
     assert not (home.path / "config.json").exists()
@@ -199,4 +199,4 @@ def test_refused_it_leaves_what_was_there(server, tmp_path):
 
 def test_without_an_interval_it_is_five_seconds(server):
     del server.authorization["interval"]
-    assert joined(server, "authorization_pending", GRANTED)[1] == [5, 5]
+    assert join(server, "authorization_pending", GRANTED)[1] == [5, 5]

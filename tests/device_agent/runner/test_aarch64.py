@@ -124,8 +124,8 @@ def test_the_bundle_is_complete_small_and_starts_without_the_devices_libraries(b
     for path in programs:
         with path.open("rb") as file:
             assert elf_machine(file.read(HEADER_BYTES)) == "aarch64", path
-        needed = re.findall(r"\(NEEDED\).*\[(.+)\]", read_elf(path, "--dynamic"))
-        assert all((bundle / "lib" / name).exists() for name in needed), path
+        libraries = re.findall(r"\(NEEDED\).*\[(.+)\]", read_elf(path, "--dynamic"))
+        assert all((bundle / "lib" / name).exists() for name in libraries), path
         segments = re.findall(r"^ +LOAD .* (0x[0-9a-f]+)$", read_elf(path, "--segments"), re.MULTILINE)
         assert segments
         assert all(int(alignment, 16) >= 1 << 14 for alignment in segments), path  # phones with pages of 16 KiB
@@ -156,7 +156,7 @@ def test_it_trains_as_x86_does_and_numpy_replays_it(
     program = rademacher if precision == "fp32" else compile_tiny("int8", precision=precision)
     losses = {}
     for name, engine in (("here", NativeEngine(runner_directory)), ("emulated", native)):
-        run, losses[name] = trained(engine, program.plan(dataset, **SHORT), tmp_path / name)
+        run, losses[name] = train(engine, program.plan(dataset, **SHORT), tmp_path / name)
     assert losses["emulated"][0] == pytest.approx(losses["here"][0], rel=1e-5)
     b = ledger(run).replay(np.zeros(program.manifest.size, np.float32))
     assert b.tobytes() == (run.path / "last.f32").read_bytes()
@@ -164,14 +164,14 @@ def test_it_trains_as_x86_does_and_numpy_replays_it(
 
 def test_exact_gradients_are_those_of_x86(gradient, dataset, tmp_path, native, runner_directory):
     plan = gradient.plan(dataset, **SHORT | {"lr": 0.02})
-    run, here = trained(NativeEngine(runner_directory), plan, tmp_path / "here")
-    emulated_run, emulated = trained(native, plan, tmp_path / "emulated")
+    run, here = train(NativeEngine(runner_directory), plan, tmp_path / "here")
+    emulated_run, emulated = train(native, plan, tmp_path / "emulated")
     np.testing.assert_allclose(emulated[:3], here[:3], rtol=1e-5)
     one, other = (np.fromfile(directory.path / "last.f32", np.float32) for directory in (run, emulated_run))
     np.testing.assert_allclose(one, other, atol=1e-3)
 
 
-def trained(engine, plan, directory):
+def train(engine, plan, directory):
     """A finished run and the loss of each step."""
     run, losses = RunDirectory(directory), {}
     run.begin(plan)

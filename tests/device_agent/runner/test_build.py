@@ -133,10 +133,10 @@ def test_the_runner_links_neither_torch_nor_python_and_its_own_libraries_only(ru
     process = subprocess.run(
         ["ldd", runner_directory / "mobizo-runner"], capture_output=True, text=True, check=True, env={}
     )
-    linked = dict(line.split("=>") for line in process.stdout.splitlines() if "=>" in line)
-    linked = {name.strip(): path.split()[0] for name, path in linked.items()}
-    assert not [name for name in linked if "torch" in name.removeprefix("libexecutorch") or "python" in name]
-    ours = {name: path for name, path in linked.items() if name.startswith("libexecutorch")}
+    libraries = dict(line.split("=>") for line in process.stdout.splitlines() if "=>" in line)
+    libraries = {name.strip(): path.split()[0] for name, path in libraries.items()}
+    assert not [name for name in libraries if "torch" in name.removeprefix("libexecutorch") or "python" in name]
+    ours = {name: path for name, path in libraries.items() if name.startswith("libexecutorch")}
     assert ours == {name: str(runner_directory / "lib" / name) for name in LIBRARIES}
 
 

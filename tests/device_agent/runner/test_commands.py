@@ -90,13 +90,13 @@ def test_options_that_make_no_sense_are_told(runner, words):
 def test_a_plan_that_is_not_whole_is_refused(rademacher, begun, runner, harm):
     assert prepare(begun) is None
     data = begun.native_plan.read_bytes()
-    harmed = {
+    plans = {
         "cut": data[:-30],
         "flipped": data[:200] + bytes([data[200] ^ 1]) + data[201:],
         "other": b"MOBIZO-PLAN 9\n" + data[14:],
         "absent": b"",
     }
-    begun.native_plan.write_bytes(harmed[harm])
+    begun.native_plan.write_bytes(plans[harm])
     process = runner("train", *files(rademacher), "--run", begun.path)
     assert process.returncode == 1
     error = json.loads(process.stdout.splitlines()[-1])["error"]

@@ -29,18 +29,18 @@ class RunnerServer(FakeServer):
 
     def __init__(self, key):
         super().__init__(key)
-        self.signed, self.archive, self.fetched = None, b"", 0
+        self.signed, self.archive, self.downloads = None, b"", 0
 
     def offer(self, archive, key=None, **facts):
         self.archive = archive
-        stated = {
+        defaults = {
             "platform": host_platform(),
             "version": version("mobizo"),
             "executorch": EXECUTORCH,
             "size": len(archive),
             "sha256": sha256_hex(archive),
         }
-        self.signed = sign_runner_build(RunnerBuild(**(stated | facts)), key or self.key)
+        self.signed = sign_runner_build(RunnerBuild(**(defaults | facts)), key or self.key)
 
     def answer(self, method, path, body, headers):
         if not path.startswith("/v1/runner-builds/"):
@@ -52,7 +52,7 @@ class RunnerServer(FakeServer):
         if len(parts) == 1:
             return 200, self.signed.model_dump_json().encode()
         assert parts[1] == self.signed.build.sha256
-        self.fetched += 1
+        self.downloads += 1
         return 200, self.archive
 
 
@@ -99,15 +99,15 @@ def archive_of(*members):
     return buffer.getvalue()
 
 
-def script(stated=None, executorch=EXECUTORCH):
-    return SCRIPT.format(version=stated or version("mobizo"), executorch=executorch).encode()
+def script(runner_version=None, executorch=EXECUTORCH):
+    return SCRIPT.format(version=runner_version or version("mobizo"), executorch=executorch).encode()
 
 
 def small_archive():
     return archive_of(("mobizo-runner", script(), {}), ("lib/libx.so", b"library", {}))
 
 
-def placed(place):
+def placed_names(place):
     """What lies in the place, besides its notes."""
     return {path.name for path in place.directory.iterdir()} - {"lock", "failed.json"}
 
@@ -120,7 +120,7 @@ def test_the_servers_runner_is_the_one_that_was_built(runner_directory, server, 
     files = {path.relative_to(runner_directory) for path in runner_directory.rglob("*") if path.is_file()}
     assert {path.relative_to(directory) for path in directory.rglob("*") if path.is_file()} == files
     assert all((directory / file).read_bytes() == (runner_directory / file).read_bytes() for file in files)
-    assert placed(place) == {directory.name}
+    assert placed_names(place) == {directory.name}
 
 
 def test_packing_depends_on_the_files_alone(runner_directory, tmp_path):
@@ -157,7 +157,7 @@ def test_a_runner_for_another_processor_is_not_installed(server, client, place):
     for message in ("is for riscv64 and the device is", "was tried before.*riscv64"):
         with pytest.raises(NoRunner, match=message):
             download_runner(client, server.key.public_key(), place, discard_line)
-    assert server.fetched == 1
+    assert server.downloads == 1
     assert place.find() is None
 
 
@@ -167,7 +167,7 @@ def test_a_statement_that_was_changed_after_it_was_signed_is_refused(server, cli
     server.signed = server.signed.model_copy(update={"build": build})
     with pytest.raises(Untrusted, match="signature"):
         download_runner(client, server.key.public_key(), place, discard_line)
-    assert server.fetched == 0
+    assert server.downloads == 0
 
 
 RUNNER = ("mobizo-runner", b"#!/bin/sh\n", {})
@@ -240,8 +240,8 @@ def test_a_runner_that_does_not_start_here_is_not_placed_and_not_fetched_twice(s
     for _ in range(2):
         with pytest.raises(NoRunner, match=message):
             download_runner(client, server.key.public_key(), place, discard_line)
-    assert server.fetched == 1
-    assert not placed(place)
+    assert server.downloads == 1
+    assert not placed_names(place)
 
 
 def test_the_server_is_asked_first_and_then_no_more(server, client, place):
@@ -249,7 +249,7 @@ def test_the_server_is_asked_first_and_then_no_more(server, client, place):
     for _ in range(2):
         supply = ensure_runner(place, client, server.key.public_key(), discard_line)
         assert supply.directory == place.path
-    assert server.fetched == 1
+    assert server.downloads == 1
 
 
 def test_without_either_way_both_reasons_are_told_and_a_later_runner_of_the_server_is_taken(
@@ -262,7 +262,7 @@ def test_without_either_way_both_reasons_are_told_and_a_later_runner_of_the_serv
     assert "an error of these sources" in supply.reason
     server.offer(small_archive())
     assert ensure_runner(place, client, server.key.public_key(), discard_line).directory == place.path
-    assert placed(place) == {place.path.name, "build.log"}
+    assert placed_names(place) == {place.path.name, "build.log"}
 
 
 def test_a_server_that_is_away_does_not_keep_a_built_runner_from_being_used(place, server_key, runner_directory):

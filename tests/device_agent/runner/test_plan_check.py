@@ -39,7 +39,7 @@ def without(kind):
     return lambda entries: [record for record in entries if record[0] != kind]
 
 
-def changed(kind, change, place=0):
+def change_record(kind, change, place=0):
     """Changes the payload of the record at `place` among those of a kind."""
 
     def apply(entries):
@@ -55,7 +55,7 @@ def setting(place, value):
         numbers[place] = value
         return CONFIGURATION.pack(*numbers)
 
-    return changed(b"C", change)
+    return change_record(b"C", change)
 
 
 def number(kind, place, value, dtype="<i4"):
@@ -66,7 +66,7 @@ def number(kind, place, value, dtype="<i4"):
         numbers[place] = value
         return numbers.tobytes()
 
-    return changed(kind, change)
+    return change_record(kind, change)
 
 
 def example(place, value):
@@ -89,7 +89,7 @@ def score_parts(entries):
     return {"positions": positions, "choices": first, "count": first + rows * answer * choices}, payload
 
 
-def scored(part, place, value):
+def set_score_number(part, place, value):
     """Sets the int32 at `place` of a part of the first batch to score."""
     return lambda entries: number(b"V", score_parts(entries)[0][part] + place, value)(entries)
 
@@ -98,7 +98,7 @@ def twice(entries):
     """The second example to score says that it is the first."""
     places, payload = score_parts(entries)
     first = np.frombuffer(payload, "<i4")[places["count"] + 1]
-    return scored("count", 1, first + 1 if first == 0 else 0)(entries)
+    return set_score_number("count", 1, first + 1 if first == 0 else 0)(entries)
 
 
 def longer(payload):
@@ -124,10 +124,10 @@ HARMS = {
     "a width beyond memory": (setting(WIDTH, (1 << 31) - 1), "bytes a step, more than this machine has"),
     "no header": (without(b"H"), "no header"),
     "no lr": (without(b"L"), "0 numbers of `lr` where 12 belong"),
-    "a short lr": (changed(b"L", lambda payload: payload[:-4]), "too short"),
+    "a short lr": (change_record(b"L", lambda payload: payload[:-4]), "too short"),
     "no seeds": (without(b"Q"), "0 numbers of `seeds` where 48 belong"),
     "no order": (without(b"O"), "0 numbers of `order` where 48 belong"),
-    "a short order": (changed(b"O", lambda payload: payload[:-4]), "too short"),
+    "a short order": (change_record(b"O", lambda payload: payload[:-4]), "too short"),
     "an example that is not there": (number(b"O", 5, 13), "training example 13, but has only 13"),
     "a negative example": (number(b"O", 5, -1), "training example -1, but has only 13"),
     "no examples": (without(b"X"), "training example .*, but has only 0"),
@@ -135,21 +135,24 @@ HARMS = {
     "an opening beyond the example": (number(b"X", 1, 1000), "1000 for the opening of an example"),
     "a sequence length below the examples": (setting(LENGTH, 3), "for the length of an example"),
     "nothing to choose B by": (without(b"V"), "no validation split"),
-    "more scored examples than the record": (scored("count", 0, -1), "too short"),
-    "a scored example that is not there": (scored("count", 1, 1000), "scored example 1000, but has only 9"),
+    "more scored examples than the record": (set_score_number("count", 0, -1), "too short"),
+    "a scored example that is not there": (set_score_number("count", 1, 1000), "scored example 1000, but has only 9"),
     "an example that is scored twice": (twice, "scores example . twice"),
-    "a candidate that is not there": (scored("count", 2, 7), "right candidate 7, but has only 2"),
-    "more candidates than the record": (scored("count", 3, 1 << 30), "too short"),
-    "more cells than the record": (scored("count", 4, 1 << 30), "too short"),
-    "a row that is not there": (scored("count", 5, 4096), "score row 4096, but has only"),
-    "a negative position": (scored("count", 6, -1), "score position -1, but has only 6"),
-    "a choice that is not there": (scored("count", 7, 2), "score candidate 2, but has only 2"),
+    "a candidate that is not there": (set_score_number("count", 2, 7), "right candidate 7, but has only 2"),
+    "more candidates than the record": (set_score_number("count", 3, 1 << 30), "too short"),
+    "more cells than the record": (set_score_number("count", 4, 1 << 30), "too short"),
+    "a row that is not there": (set_score_number("count", 5, 4096), "score row 4096, but has only"),
+    "a negative position": (set_score_number("count", 6, -1), "score position -1, but has only 6"),
+    "a choice that is not there": (set_score_number("count", 7, 2), "score candidate 2, but has only 2"),
     "a token outside the vocabulary": (number(b"X", 2, 288), "token 288, but has only 288"),
     "a negative token": (number(b"X", 2, -1), "token -1, but has only 288"),
     "an answer outside the vocabulary": (example(6, 1 << 30), "token 1073741824, but has only 288"),
     "a token to score outside the vocabulary": (number(b"V", 1, 288), "token 288, but has only 288"),
-    "a candidate's token outside the vocabulary": (scored("choices", 0, -1), "token -1, but has only 288"),
-    "a position to score outside the sequence": (scored("positions", 0, 4096), "score position 4096, but has only"),
+    "a candidate's token outside the vocabulary": (set_score_number("choices", 0, -1), "token -1, but has only 288"),
+    "a position to score outside the sequence": (
+        set_score_number("positions", 0, 4096),
+        "score position 4096, but has only",
+    ),
     "an empty vocabulary": (setting(VOCABULARY, 0), "0 for the size of the vocabulary"),
     "an answer before the first one": (
         lambda entries: number(b"X", -5, 1, "<f4")(example(1, 0)(entries)),
@@ -158,10 +161,10 @@ HARMS = {
     "a position without an answer": (example(5, 1), "answer positions out of order"),
     "an eps that is not finite": (setting(EPS, float("nan")), "a value of eps that is not finite"),
     "an lr that is not finite": (number(b"L", 3, np.inf, "<f4"), "a value of `lr` that is not finite"),
-    "settings that are too long": (changed(b"C", longer), "too long"),
-    "a long lr": (changed(b"L", longer), "too long"),
-    "a long example": (changed(b"X", longer), "too long"),
-    "a long batch to score": (changed(b"V", longer), "too long"),
+    "settings that are too long": (change_record(b"C", longer), "too long"),
+    "a long lr": (change_record(b"L", longer), "too long"),
+    "a long example": (change_record(b"X", longer), "too long"),
+    "a long batch to score": (change_record(b"V", longer), "too long"),
     "a bound of the norm that is no number": (
         lambda entries: [*entries, (b"M", struct.pack("<i", 1)), (b"G", struct.pack("<ff", np.nan, 0.0))],
         "nan for the bound of the gradient's norm",

@@ -65,8 +65,8 @@ def test_a_runner_is_built_from_wheels_and_only_its_libraries_stay(bare, tmp_pat
     process = subprocess.run(command, env=bare, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert process.returncode == 0, process.stdout + process.stderr
     messages = [json.loads(line) for line in process.stdout.splitlines()]
-    fetched = [line["progress"].split()[1] for line in messages[:-1] if line["progress"].startswith("fetching")]
-    assert fetched == ["executorch", "cmake", "ninja"]
+    packages = [line["progress"].split()[1] for line in messages[:-1] if line["progress"].startswith("fetching")]
+    assert packages == ["executorch", "cmake", "ninja"]
     place = RunnerLocation.within(home)
     assert messages[-1]["runner"] == str(place.path)
     sizes = {path.relative_to(home).as_posix(): path.stat().st_size for path in home.rglob("*") if path.is_file()}

@@ -68,7 +68,7 @@ def test_connections_beyond_the_limit_get_503_and_one_serves_several_requests():
         other, _ = await connect()
         return sizes, await other.read()
 
-    sizes, refused = run_with_server(talk, connections=1)
+    sizes, refusal = run_with_server(talk, connections=1)
     assert sizes == [1, 3]
-    assert refused.startswith(b"HTTP/1.1 503 ")
-    assert json.loads(refused.partition(b"\r\n\r\n")[2])["error"]["code"] == "unavailable"
+    assert refusal.startswith(b"HTTP/1.1 503 ")
+    assert json.loads(refusal.partition(b"\r\n\r\n")[2])["error"]["code"] == "unavailable"

@@ -98,9 +98,9 @@ def test_the_token_is_made_once_for_its_owner_alone(site):
 
 
 def test_models_are_the_adapters_and_their_base(client):
-    listed = {model.id: model for model in client.models.list()}
-    assert set(listed) == {"red", "blue", "tiny"}
-    assert (listed["red"].owned_by, listed["red"].parent) == ("device", "tiny")
+    models = {model.id: model for model in client.models.list()}
+    assert set(models) == {"red", "blue", "tiny"}
+    assert (models["red"].owned_by, models["red"].parent) == ("device", "tiny")
     assert client.models.retrieve("tiny").owned_by == "base"
 
 
@@ -142,11 +142,11 @@ def test_log_probabilities_stops_and_seeds(site, client):
     np.testing.assert_allclose(plain.logprobs.token_logprobs, scores, atol=1e-3)
     assert max(plain.logprobs.top_logprobs[0].values()) == plain.logprobs.token_logprobs[0]
     stop = plain.text[3:5]
-    ended = client.completions.create(**request, temperature=0, stop=stop).choices[0]
-    assert (ended.text, ended.finish_reason) == (plain.text[: plain.text.index(stop)], "stop")
-    drawn = [[choice.text for choice in client.completions.create(**request, n=3, seed=5).choices] for _ in range(2)]
-    assert drawn[0] == drawn[1]
-    assert len(set(drawn[0])) > 1
+    stopped_choice = client.completions.create(**request, temperature=0, stop=stop).choices[0]
+    assert (stopped_choice.text, stopped_choice.finish_reason) == (plain.text[: plain.text.index(stop)], "stop")
+    texts = [[choice.text for choice in client.completions.create(**request, n=3, seed=5).choices] for _ in range(2)]
+    assert texts[0] == texts[1]
+    assert len(set(texts[0])) > 1
     nearly = client.completions.create(**request, temperature=1, top_p=1e-6).choices[0]
     assert nearly.text == plain.text
 
@@ -162,16 +162,16 @@ def test_log_probabilities_stops_and_seeds(site, client):
     ],
 )
 def test_what_is_wrong_is_said_as_openai_says_it(client, changes, error, code, param):
-    with pytest.raises(error) as refused:
+    with pytest.raises(error) as refusal:
         client.chat.completions.create(**{"model": "red", "messages": TURNS} | changes)
-    assert (refused.value.code, refused.value.param) == (code, param)
-    assert refused.value.body["message"]
+    assert (refusal.value.code, refusal.value.param) == (code, param)
+    assert refusal.value.body["message"]
 
 
 def test_a_stranger_is_refused_before_the_body(site, client):
-    with pytest.raises(openai.AuthenticationError) as refused:
+    with pytest.raises(openai.AuthenticationError) as refusal:
         client.with_options(api_key="wrong").models.list()
-    assert refused.value.code == "invalid_api_key"
+    assert refusal.value.code == "invalid_api_key"
     announced = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n"
     for more in (b"\r\n", b"authorization: Bearer \xff\r\n\r\n", b"expect: 100-continue\r\n\r\n"):
         answer = raw(site, announced + more)  # no body comes, and the answer does not wait for it
@@ -180,9 +180,9 @@ def test_a_stranger_is_refused_before_the_body(site, client):
 
 
 def test_sizes_methods_and_addresses_are_held(site, client):
-    with pytest.raises(openai.APIStatusError) as refused:
+    with pytest.raises(openai.APIStatusError) as refusal:
         client.completions.create(model="red", prompt="x" * 5_000_000)
-    assert (refused.value.status_code, refused.value.code) == (413, "too-large")
+    assert (refusal.value.status_code, refusal.value.code) == (413, "too-large")
     key = b"authorization: Bearer " + site.token.encode() + b"\r\n"
     chunked = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n" + key + b"\r\n"
     assert raw(site, chunked + (b"10000\r\n" + b"x" * 65536 + b"\r\n") * 64).startswith(b"HTTP/1.1 413 ")
@@ -204,9 +204,9 @@ def test_a_full_queue_refuses_and_clients_that_leave_make_room(site, client):
         for _ in range(200):  # until all three have arrived
             client.completions.create(model="red", prompt="It", max_tokens=1)
 
-    with pytest.raises(openai.RateLimitError) as refused:
+    with pytest.raises(openai.RateLimitError) as refusal:
         ask_until_refused()
-    assert refused.value.response.headers["retry-after"] == "1"
+    assert refusal.value.response.headers["retry-after"] == "1"
     for connection in waiting:
         connection.close()
     patient = client.with_options(max_retries=20)

@@ -115,10 +115,10 @@ def test_the_best_validation_is_kept_and_is_what_was_measured(run, rademacher, d
     runtime = open_runtime(plan.manifest, plan.program, plan.weights)
     runtime.load(read(run.best, program))
     splits = program.splits(dataset, plan.training)
-    again = measure(runtime, splits.validation, plan.manifest.recipe, dynamic=True)
-    assert (again.correct, again.loss) == (best.correct, best.loss)
-    tested = measure(runtime, splits.test, plan.manifest.recipe, dynamic=True)
-    assert tested.correct == result.evaluations[-1].correct
+    validation = measure(runtime, splits.validation, plan.manifest.recipe, dynamic=True)
+    assert (validation.correct, validation.loss) == (best.correct, best.loss)
+    test_score = measure(runtime, splits.test, plan.manifest.recipe, dynamic=True)
+    assert test_score.correct == result.evaluations[-1].correct
     runtime.close()
 
 
