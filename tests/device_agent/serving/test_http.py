@@ -37,7 +37,7 @@ def run_with_server(talk, **limits):
 
 
 @pytest.mark.parametrize(
-    ("request", "answer"),
+    ("data", "answer"),
     [
         (b"", b""),
         (b"POST / HTTP/1.1\r\nhost:", b""),
@@ -45,10 +45,10 @@ def run_with_server(talk, **limits):
         (HEAD + b"content-length: 2\r\nconnection: close\r\n\r\nab", b"HTTP/1.1 200 "),
     ],
 )
-def test_a_connection_that_does_not_go_on_is_closed(request, answer):
+def test_a_connection_that_does_not_go_on_is_closed(data, answer):
     async def talk(connect):
         reader, writer = await connect()
-        writer.write(request)
+        writer.write(data)
         return await reader.read()
 
     response = run_with_server(talk, header_seconds=0.2, body_seconds=0.2)
