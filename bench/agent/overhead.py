@@ -25,7 +25,7 @@ def idle(directory: Path, dataset: Path, quick: bool) -> Measurement:
     with fake_server(directory) as (server, home):
         process = start_agent(home, dataset)
         try:
-            server.wait_for(lambda: server.asked)
+            server.wait_for(lambda: server.lease_requests)
             time.sleep(SETTLE_SECONDS)
             requests_before, cpu_before, start = len(server.calls), cpu_seconds(process), time.monotonic()
             time.sleep(QUICK_IDLE_SECONDS if quick else IDLE_SECONDS)

@@ -301,17 +301,17 @@ def enrolled(home, server, server_key):
 @pytest.fixture
 def make(dataset, engines):
     """Makes a daemon of any home."""
-    made = []
+    daemons = []
 
     def make(home, data=None, **options):
         display = Display(home, live=False)
         display.__enter__()
         options = {"pause_seconds": 0.1, "engines": engines} | options
-        made.append(Daemon(home, data or {"movies": dataset}, display, **options))
-        return made[-1]
+        daemons.append(Daemon(home, data or {"movies": dataset}, display, **options))
+        return daemons[-1]
 
     yield make
-    for daemon in made:
+    for daemon in daemons:
         daemon.stop()
 
 
@@ -326,11 +326,11 @@ def in_background():
     threads = []
 
     def begin(daemon, once=False):
-        ended = []
-        thread = threading.Thread(target=lambda: ended.append(daemon.run(once)))
+        ends = []
+        thread = threading.Thread(target=lambda: ends.append(daemon.run(once)))
         threads.append((daemon, thread))
         thread.start()
-        return thread, ended
+        return thread, ends
 
     yield begin
     for daemon, thread in threads:

@@ -56,15 +56,15 @@ DEVICE_KEYS = {}  # by the URL that a device was enrolled at, and the key's id
 class _Tee(io.RawIOBase):
     """Keeps a copy of what is read."""
 
-    def __init__(self, source, kept):
-        self._source, self._kept = source, kept
+    def __init__(self, source, copies):
+        self._source, self._copies = source, copies
 
     def readable(self):
         return True
 
     def readinto(self, buffer):
         piece = self._source.recv(len(buffer))
-        self._kept.append(bytes(piece))
+        self._copies.append(bytes(piece))
         buffer[: len(piece)] = piece
         return len(piece)
 
@@ -113,7 +113,7 @@ class FakeServer:
         self.trajectories: list[bytes] = []
         self.completions: list[Completion] = []
         self.declines: list[Decline] = []
-        self.asked: list[LeaseRequest] = []
+        self.lease_requests: list[LeaseRequest] = []
         self.ranges: list[str | None] = []  # of each download
         self.drop_after: int | None = None  # bytes of a download, after which the connection is cut
         self.broken: dict[str, list[Exception]] = {}  # action -> errors to answer with, one a call
@@ -177,7 +177,7 @@ class FakeServer:
         return f"http://127.0.0.1:{self._http.server_address[1]}"
 
     @property
-    def sent(self):
+    def received_bytes(self):
         """Every byte that devices sent."""
         return b"".join(self.received)
 
@@ -298,12 +298,12 @@ class FakeServer:
         return ServerKeys(public_key=public_text(public), key_id=key_id(public), rotations=self.rotations)
 
     def _leases(self, body, parts):
-        self.asked.append(LeaseRequest.model_validate_json(body))
-        wanted = self.asked[-1].datasets
-        found = next(((job, signed) for job, signed in self.jobs if job.request.dataset in wanted), None)
-        if found is None:
+        self.lease_requests.append(LeaseRequest.model_validate_json(body))
+        datasets = self.lease_requests[-1].datasets
+        entry = next(((job, signed) for job, signed in self.jobs if job.request.dataset in datasets), None)
+        if entry is None:
             return None
-        job, signed = found
+        job, signed = entry
         start, _ = self.starts.get(job.id, (None, b""))
         of = self.rounds.get(job.id)
         return Lease(id=f"lease-{job.id}", job=job, manifest=signed, start=start, round=of, expires_at=self._expiry())
@@ -313,10 +313,10 @@ class FakeServer:
         return self.starts[parts[1].removeprefix("lease-")][1]
 
     def _adapters(self, body, parts):
-        found = self.versions.get((parts[3], parts[4]))
-        if found is None:
+        version = self.versions.get((parts[3], parts[4]))
+        if version is None:
             raise AdapterNotFound
-        return found[1] if parts[-1].endswith(".safetensors") else found[0]
+        return version[1] if parts[-1].endswith(".safetensors") else version[0]
 
     def _heartbeat(self, body, parts):
         self.beats.append(Progress.model_validate_json(body))
@@ -379,12 +379,12 @@ class FakeServer:
             raise NotFound
         return self.files[parts[1]]
 
-    def part_of(self, content, wanted):
+    def part_of(self, content, byte_range):
         """(status, what is sent, length that is announced) of a download."""
-        self.ranges.append(wanted)
-        start = int(re.fullmatch(r"bytes=(\d+)-", wanted)[1]) if wanted else 0
+        self.ranges.append(byte_range)
+        start = int(re.fullmatch(r"bytes=(\d+)-", byte_range)[1]) if byte_range else 0
         rest = content[start:]
-        return (206 if wanted else 200), rest[: self.drop_after], len(rest)
+        return (206 if byte_range else 200), rest[: self.drop_after], len(rest)
 
     def _state(self):
         stop = self.stop.is_set()

@@ -53,8 +53,8 @@ def built_runner(target, system=None, check=check_compiler):
         tools_on_path(monkeypatch)
         # Whoever comes meanwhile waits, and builds nothing. A copy: another session's sources may differ.
         with place.lock():
-            found = place.find() or build_locked(place, print, Options(), never)
-            shutil.copytree(found, target)
+            source = place.find() or build_locked(place, print, Options(), never)
+            shutil.copytree(source, target)
     return target
 
 

@@ -53,9 +53,9 @@ def environment(service_home, runner_directory):
 def call(environment):
     def call(module, *arguments):
         command = [sys.executable, "-c", f"from {module}.cli.main import main; main()", *arguments]
-        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
+        process = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+        assert process.returncode == 0, process.stdout + process.stderr
+        return process.stdout
 
     return call
 
@@ -96,10 +96,10 @@ def service(call, environment, base, service_home):
     """A running server that has the tiny base."""
     token = json.loads(call("server", "init", "--json"))["token"]
     call("server", "base", "add", "tiny", str(base), "--json")
-    made = Server(environment, token, service_home / "server.log")
-    made.start()
-    yield made
-    made.stop()
+    server = Server(environment, token, service_home / "server.log")
+    server.start()
+    yield server
+    server.stop()
 
 
 def wait_until(condition, seconds=240):

@@ -18,9 +18,9 @@ print(peak_rss_bytes())
 
 def test_the_peak_is_the_process_own():
     ballast = b"x" * (256 << 20)
-    done = subprocess.run([sys.executable, "-c", CODE], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout) < len(ballast), "a child's peak must not be its parent's"
+    process = subprocess.run([sys.executable, "-c", CODE], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr
+    assert int(process.stdout) < len(ballast), "a child's peak must not be its parent's"
 
 
 IDLE = """
@@ -37,5 +37,5 @@ assert numpy.linalg.eigvalsh(matrix).sum() == 64
 
 
 def test_idle_code_leaves_memory_and_still_runs():
-    done = subprocess.run([sys.executable, "-c", IDLE], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    process = subprocess.run([sys.executable, "-c", IDLE], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr

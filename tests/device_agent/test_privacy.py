@@ -58,16 +58,16 @@ def test_a_whole_job_and_a_failed_one_send_no_text_and_no_tokens(home, server_ke
             file.write((json.dumps({"note": MARKER, "label": MARKER}) + "\n") * 1000)
         server.add_job(rademacher, job_id="job-bad", task=task, steps=2)
         assert daemon.run(once=True).outcome is Outcome.FAILED
-        sent = server.sent
+        traffic = server.received_bytes
     assert server.beats
     result = server.completions[0].result
     assert (result.token_loss_after is None) == (task is TASK)
     assert (result.written_after is not None) == task.compares_texts
-    assert server.uploads[0] in sent, "the recording must hold what was sent"
+    assert server.uploads[0] in traffic, "the recording must hold what was sent"
     assert len(server.uploads[0]) <= 4 * rademacher.manifest.size + 4096
     for piece in (MARKER, "rich-s", "Z\\u00fcrich"):
-        assert piece.encode() not in sent
+        assert piece.encode() not in traffic
     for record in records:
         for form in forms(record, rademacher.tokenizer):
-            assert form not in sent, form
-    assert str(tmp_path).encode() not in sent
+            assert form not in traffic, form
+    assert str(tmp_path).encode() not in traffic

@@ -85,9 +85,9 @@ def file_of(letter, size):
 @pytest.fixture
 def files(server):
     """Files of 40 kB that the server has, by letter."""
-    made = {letter: file_of(letter, 40_000) for letter in "abcd"}
-    server.files |= {file.sha256: content for file, content in made.values()}
-    return {letter: file for letter, (file, _) in made.items()}
+    pairs = {letter: file_of(letter, 40_000) for letter in "abcd"}
+    server.files |= {file.sha256: content for file, content in pairs.values()}
+    return {letter: file for letter, (file, _) in pairs.items()}
 
 
 def here(cache, files):
@@ -167,26 +167,26 @@ def version(program, number, recipe_id=None):
 
 
 def test_an_older_version_is_refused_for_good(home, rademacher):
-    seen = RollbackProtection(home.program_versions)
+    protection = RollbackProtection(home.program_versions)
     for number in (1, 3, 3):
-        seen.check(version(rademacher, number))
-    for again in (seen, RollbackProtection(home.program_versions)):
+        protection.check(version(rademacher, number))
+    for again in (protection, RollbackProtection(home.program_versions)):
         with pytest.raises(Untrusted, match=r"version 2 of recipe .* seen version 3.*enroll this device again"):
             again.check(version(rademacher, 2))
-    seen.check(version(rademacher, 4))
+    protection.check(version(rademacher, 4))
 
 
 def test_recipes_have_versions_of_their_own(home, rademacher):
-    seen = RollbackProtection(home.program_versions)
-    seen.check(version(rademacher, 5))
-    seen.check(version(rademacher, 1, recipe_id="a" * 64))
+    protection = RollbackProtection(home.program_versions)
+    protection.check(version(rademacher, 5))
+    protection.check(version(rademacher, 1, recipe_id="a" * 64))
 
 
 def test_enrolling_again_trusts_anew(home, rademacher, server_key):
-    seen = RollbackProtection(home.program_versions)
-    seen.check(version(rademacher, 5))
+    protection = RollbackProtection(home.program_versions)
+    protection.check(version(rademacher, 5))
     enroll(home, "http://server", server_key)
-    seen.check(version(rademacher, 1))
+    protection.check(version(rademacher, 1))
 
 
 def test_a_damaged_file_lets_nothing_old_in(home, rademacher):
@@ -196,15 +196,15 @@ def test_a_damaged_file_lets_nothing_old_in(home, rademacher):
 
 
 def test_packed_weights_make_room_before_any_program_and_not_for_the_run(client, server, tmp_path):
-    kept, other = (tmp_path / f"{letter * 64}.packed" for letter in "ab")
-    for path in (kept, other):
+    current, other = (tmp_path / f"{letter * 64}.packed" for letter in "ab")
+    for path in (current, other):
         path.write_bytes(bytes(50_000))
         path.with_name(f"{path.name}.index").write_bytes(b"index")
     cache = ProgramCache(tmp_path, limit=250_000)
     cache.fetch(client, FILE)
-    held = FILE.model_copy(update={"sha256": "a" * 64})
-    with cache.hold([held]):
+    current_file = FILE.model_copy(update={"sha256": "a" * 64})
+    with cache.hold([current_file]):
         cache.reserve([FILE.model_copy(update={"sha256": "c" * 64})])
     assert cache.holds(FILE)
-    assert kept.exists()
+    assert current.exists()
     assert sorted(path.name[:1] for path in tmp_path.glob("*.index")) == ["a"]

@@ -39,8 +39,8 @@ def agent(call, service, ask, environment, dataset, tmp_path):
 
     def agent(name, rules=""):
         home = str(tmp_path / name)
-        once = ask("POST", "/v1/enrollments", json={"users": ["alice"]}).json()["token"]
-        call("device_agent", "enroll", "--server", service.url, "--token", once, "--name", name, "--home", home)
+        token = ask("POST", "/v1/enrollments", json={"users": ["alice"]}).json()["token"]
+        call("device_agent", "enroll", "--server", service.url, "--token", token, "--name", name, "--home", home)
         (Path(home) / "rules.toml").write_text(rules)
         command = [sys.executable, "-m", "device_agent", "train", "--once", "--data", f"movies={dataset}"]
         process = subprocess.Popen(
@@ -83,13 +83,13 @@ def test_a_trajectory_instead_of_b(ask, agent, service):
     """Trained by the real runtime here, replayed by the server there, to the bit."""
     job = submit(ask, "by-ledger", trajectory="instead", seed=2**53 - 1, steps=2)
     process, home = agent("by-ledger-1", "trajectory = true")
-    returned, said = process.wait(), process.stdout.read()
-    assert returned == 0, said
+    status, output = process.wait(), process.stdout.read()
+    assert status == 0, output
     run = home.run(job["id"])
     assert len(run.ledger.read_bytes()) < len(run.best.read_bytes())
     version = ask("GET", "/v1/adapters/by-ledger/versions/1").json()
     assert version["verified"] is True
-    assert '"verified": true' in said
+    assert '"verified": true' in output
     path = "/v1/adapters/by-ledger/versions/1"
     assert ask("GET", f"{path}/lora_B.safetensors").content == run.best.read_bytes()
     assert ask("GET", f"{path}/trajectory.bin").content == run.ledger.read_bytes()
@@ -100,12 +100,12 @@ def test_a_trajectory_instead_of_b(ask, agent, service):
 def test_a_device_gets_the_runner_that_the_operator_added(ask, call, service, runner_directory, tmp_path):
     place, archive = RunnerLocation.within(tmp_path / "agent"), tmp_path / "runner.tar.gz"
     pack_runner(runner_directory, archive)
-    said = json.loads(subprocess.check_output([runner_directory / "mobizo-runner", "version"]))
-    stated = ("--platform", place.system, "--version", said["version"], "--executorch", said["executorch"])
-    call("server", "runner-build", "add", str(archive), *stated)
+    facts = json.loads(subprocess.check_output([runner_directory / "mobizo-runner", "version"]))
+    options = ("--platform", place.system, "--version", facts["version"], "--executorch", facts["executorch"])
+    call("server", "runner-build", "add", str(archive), *options)
     wait_until(lambda: ask("GET", "/v1/server"))
-    once = ask("POST", "/v1/enrollments", json={"users": ["alice"]}).json()["token"]
-    with DeviceClient(service.url, once) as client:
+    token = ask("POST", "/v1/enrollments", json={"users": ["alice"]}).json()["token"]
+    with DeviceClient(service.url, token) as client:
         grant = client.enroll("runner-1", public_text(new_private_key().public_key()))
     with DeviceClient(service.url, grant.token) as client:
         supply = ensure_runner(place, client, parse_public(grant.server.public_key), lambda _line: None)
@@ -140,9 +140,9 @@ def test_a_job_that_another_device_trained_meanwhile_is_lost_and_stored_once(ask
     while second.wait() == 0 and state(ask, job) != "succeeded":
         second, _ = agent(f"contested-{os.urandom(4).hex()}")  # it came while the lease still lived
     os.killpg(sleeper.pid, signal.SIGCONT)
-    said, _ = sleeper.communicate(timeout=120)
+    output, _ = sleeper.communicate(timeout=120)
     assert sleeper.returncode == 1
-    assert "lease has ended" in said.splitlines()[-1]
+    assert "lease has ended" in output.splitlines()[-1]
     assert home.status().last_outcome == "lost"
     assert home.run(job["id"]).ledger.exists()
     assert ask("GET", "/v1/adapters/contested").json()["versions"] == 1
@@ -181,9 +181,9 @@ def test_a_job_goes_on_from_a_version_and_another_device_takes_that_while_it_is_
     last = load_adapter(run.last.read_bytes(), first["size_d"])
     np.testing.assert_array_equal(trajectory.replay(start), last)
 
-    once = ask("POST", "/v1/enrollments", json={"users": ["alice"]}).json()["token"]
+    token = ask("POST", "/v1/enrollments", json={"users": ["alice"]}).json()["token"]
     tablet = AgentHome(tmp_path / "tablet")
-    call("device_agent", "enroll", "--server", service.url, "--token", once, "--name", "tablet", "--home", tablet.path)
+    call("device_agent", "enroll", "--server", service.url, "--token", token, "--name", "tablet", "--home", tablet.path)
     pull = ("device_agent", "adapter", "pull", "--home", tablet.path)
     with pytest.raises(AssertionError, match="there is no adapter"):
         call(*pull, "lineage@v1")

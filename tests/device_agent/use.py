@@ -54,6 +54,6 @@ class Session:
 
     def end(self):
         """What it said beside its answers."""
-        _, said = self.process.communicate()
-        assert self.process.returncode == 0, said
-        return said
+        _, output = self.process.communicate()
+        assert self.process.returncode == 0, output
+        return output

@@ -32,11 +32,11 @@ def phone_root():
     if not root.exists():
         cache.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix="aside-", dir=cache) as aside:
-            made = Path(aside) / "root"
-            _unpack(Path(aside), made)
-            _arrange(made, root)
+            staging = Path(aside) / "root"
+            _unpack(Path(aside), staging)
+            _arrange(staging, root)
             try:
-                made.rename(root)
+                staging.rename(root)
             except OSError:
                 if not root.exists():  # else another session was faster
                     raise
@@ -50,7 +50,7 @@ def client(root):
     return root / TOOLS / "adb", {"LD_LIBRARY_PATH": libraries}
 
 
-def _unpack(aside, made):
+def _unpack(aside, target):
     for tool in ("apt-get", "dpkg-deb"):
         if shutil.which(tool) is None:
             raise Missing(f"{tool} is not on this machine, so Debian's adbd cannot be unpacked")
@@ -70,22 +70,22 @@ def _unpack(aside, made):
     settings = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
     install = ("install", "--yes", "--no-install-recommends", "--download-only", *PACKAGES)
     for command in (("update",), install):
-        done = subprocess.run(["apt-get", "-q", *settings, *command], capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            raise Missing(f"apt cannot fetch Debian {SUITE}'s adbd: {(done.stdout + done.stderr).strip()[-300:]}")
-    made.mkdir()
+        process = subprocess.run(["apt-get", "-q", *settings, *command], capture_output=True, text=True, check=False)
+        if process.returncode != 0:
+            raise Missing(f"apt cannot fetch Debian {SUITE}'s adbd: {(process.stdout + process.stderr).strip()[-300:]}")
+    target.mkdir()
     for package in sorted((aside / "cache" / "archives").glob("*.deb")):
-        subprocess.run(["dpkg-deb", "-x", package, made], check=True)
+        subprocess.run(["dpkg-deb", "-x", package, target], check=True)
 
 
 def _mirror():
     """The Debian mirror that this machine's own sources name."""
-    asked = ["apt-get", "indextargets", "--format", "$(REPO_URI)", "Created-By: Packages"]
-    lines = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.splitlines()
-    found = next((line for line in lines if line.rstrip("/").endswith("/debian")), None)
-    if found is None:
+    command = ["apt-get", "indextargets", "--format", "$(REPO_URI)", "Created-By: Packages"]
+    lines = subprocess.run(command, capture_output=True, text=True, check=False).stdout.splitlines()
+    mirror = next((line for line in lines if line.rstrip("/").endswith("/debian")), None)
+    if mirror is None:
         raise Missing("this machine's apt sources name no Debian mirror, and only Debian packages an adbd for Linux")
-    return found
+    return mirror
 
 
 def _arrange(root, final):

@@ -93,15 +93,15 @@ class Phone:
         """Has the client's server reach an adbd, as soon as it listens."""
         deadline = time.monotonic() + SECONDS
         while True:
-            said = self.client("connect", f"127.0.0.1:{port or self.port}")
-            if "connected to" in said or time.monotonic() > deadline:
+            output = self.client("connect", f"127.0.0.1:{port or self.port}")
+            if "connected to" in output or time.monotonic() > deadline:
                 break
             time.sleep(0.05)
 
     def client(self, *arguments):
         """What adb says to a command."""
-        done = subprocess.run([self.adb, *arguments], capture_output=True, text=True, timeout=SECONDS, check=False)
-        return done.stdout + done.stderr
+        process = subprocess.run([self.adb, *arguments], capture_output=True, text=True, timeout=SECONDS, check=False)
+        return process.stdout + process.stderr
 
     def run(self, script):
         """What a script says in the phone's own shell, without adb."""

@@ -38,8 +38,8 @@ def distrustful(phone):
 
 @pytest.mark.parametrize("status", [0, 255])
 def test_a_script_tells_its_status_and_both_outputs(adb, status):
-    done = adb.shell(f"echo out; echo err >&2; exit {status}")
-    assert (done.status, done.out, done.err) == (status, b"out\n", "err\n")
+    result = adb.shell(f"echo out; echo err >&2; exit {status}")
+    assert (result.status, result.out, result.err) == (status, b"out\n", "err\n")
 
 
 def test_output_is_bytes(adb, phone):
@@ -104,19 +104,19 @@ def test_two_phones_and_no_serial(phone):
 def test_a_phone_that_does_not_trust_this_machine(phone):
     phone.client("disconnect")
     with distrustful(phone) as serial:
-        for named in (serial, None):
-            with pytest.raises(PhoneUnauthorized, match="accept the USB debugging prompt") as caught:
-                Adb(named, phone.adb).device()
-            assert "\n" not in caught.value.detail
+        for requested_serial in (serial, None):
+            with pytest.raises(PhoneUnauthorized, match="accept the USB debugging prompt") as error:
+                Adb(requested_serial, phone.adb).device()
+            assert "\n" not in error.value.detail
 
 
 def test_a_phone_that_is_offline(phone):
     phone.kill()
     while "offline" not in phone.client("devices"):
         pass
-    with pytest.raises(PhoneOffline, match="reconnect its cable") as caught:
+    with pytest.raises(PhoneOffline, match="reconnect its cable") as error:
         Adb(None, phone.adb).device()
-    assert "\n" not in caught.value.detail
+    assert "\n" not in error.value.detail
 
 
 def test_a_network_phone_that_the_server_forgot_is_connected_again(adb, phone):

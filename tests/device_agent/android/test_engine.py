@@ -65,26 +65,26 @@ class Output:
     """What the runner of a run said, kept when the engine empties or removes the file."""
 
     def __init__(self, phone, job="job-1"):
-        self._there, self._kept = phone.path(f"{THERE}/runs/{job}/out"), phone.path("/data/kept")
+        self._there, self._copy = phone.path(f"{THERE}/runs/{job}/out"), phone.path("/data/kept")
 
     def keep(self):
         """Looks at the file from now on."""
-        os.link(self._there, self._kept)
+        os.link(self._there, self._copy)
 
     def steps(self):
         """Each step that was computed, in order."""
-        whole = self._kept.read_text().rpartition("\n")[0].splitlines()
-        said = [json.loads(line).get("progress", {}) for line in whole]
-        return [progress["step"] for progress in said if progress.get("phase") == "training"]
+        whole = self._copy.read_text().rpartition("\n")[0].splitlines()
+        reports = [json.loads(line).get("progress", {}) for line in whole]
+        return [progress["step"] for progress in reports if progress.get("phase") == "training"]
 
 
 def test_a_run_on_a_phone_is_the_native_engines(run, expected, engine, phone):
-    heard = []
-    message = engine.train(run, heard.append, never)
+    reports = []
+    message = engine.train(run, reports.append, never)
     assert message.result.evaluations == expected.result().evaluations
     assert same(run, expected)
     assert run.result() == message.result
-    assert heard[-1].step == STEPS
+    assert reports[-1].step == STEPS
     assert message.result.peak_rss_bytes > 1 << 20
     assert not phone.run(f"ls -A {THERE}/runs; ls -A {THERE}/aside")  # the data was in the plan
 
@@ -97,15 +97,15 @@ def test_only_what_lacks_is_pushed(engine, adb, runner_directory, rademacher, mo
     files = [rademacher.manifest.file(role) for role in ("program", "weights")]
     runner = sum(path.stat().st_size for path in runner_directory.rglob("*") if path.is_file())
     assert engine.phone.pushed_bytes == sum(file.size for file in files) + runner + first.native_plan.stat().st_size
-    kept = phone.path(f"{THERE}/files")
-    assert {path.name for path in kept.iterdir()} == {file.sha256 for file in files}
+    directory = phone.path(f"{THERE}/files")
+    assert {path.name for path in directory.iterdir()} == {file.sha256 for file in files}
     assert all(phone.run(f"sha256sum {THERE}/files/{file.sha256}").split()[0] == file.sha256 for file in files)
-    inodes = {path.name: path.stat().st_ino for path in kept.iterdir()}
+    inodes = {path.name: path.stat().st_ino for path in directory.iterdir()}
     second = begin(tmp_path / "b", rademacher, movies, None, steps=3)
     later = engine_of(adb, runner_directory)
     assert later.train(second, silent, never).result is not None
     assert later.phone.pushed_bytes == second.native_plan.stat().st_size
-    assert {path.name: path.stat().st_ino for path in kept.iterdir()} == inodes
+    assert {path.name: path.stat().st_ino for path in directory.iterdir()} == inodes
 
 
 def kill_adbd(phone):
@@ -223,8 +223,10 @@ def test_a_phone_that_is_away_when_asked_to_stop_goes_on(run, expected, engine, 
         phone.run("kill -STOP $(pidof mobizo-runner)")  # so that it has not ended when it is looked for
         phone.kill()
 
-    once, waited = Once(3, cut), []
-    message = engine.train(run, lambda told: (once(told), waited.append(told.phase == "waiting")), lambda: any(waited))
+    once, waits = Once(3, cut), []
+    message = engine.train(
+        run, lambda progress: (once(progress), waits.append(progress.phase == "waiting")), lambda: any(waits)
+    )
     assert message.stopped
     assert phone.run("pidof mobizo-runner") != ""
     phone.run("kill -CONT $(pidof mobizo-runner)")
@@ -308,14 +310,14 @@ def test_two_phones_and_a_run_that_knows_its_own(run, expected, phone, runner_di
 
 
 @pytest.fixture
-def bundled(runner_directory, tmp_path):
+def bundle(runner_directory, tmp_path):
     """The runner as a bundle (bundle.cmake), made of this machine's own libraries for a phone of its processor."""
     bundle = tmp_path / "bundle"
     shutil.copytree(runner_directory / "lib", bundle / "lib")
     (bundle / "bin").mkdir()
     shutil.copy(runner_directory / "mobizo-runner", bundle / "bin")
-    listed = subprocess.run(["ldd", runner_directory / "mobizo-runner"], capture_output=True, text=True, check=True)
-    paths = [Path(path) for path in re.findall(r"(/\S+) \(", listed.stdout)]
+    process = subprocess.run(["ldd", runner_directory / "mobizo-runner"], capture_output=True, text=True, check=True)
+    paths = [Path(path) for path in re.findall(r"(/\S+) \(", process.stdout)]
     for path in paths:
         if not (bundle / "lib" / path.name).exists():
             shutil.copy(path, bundle / "lib")
@@ -327,8 +329,8 @@ def bundled(runner_directory, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_bundle_trains_is_found_by_its_name_and_stopped(run, expected, adb, bundled, phone):
-    engine, names = engine_of(adb, bundled), []
+def test_a_bundle_trains_is_found_by_its_name_and_stopped(run, expected, adb, bundle, phone):
+    engine, names = engine_of(adb, bundle), []
     once = Once(3, lambda: names.append(phone.run("pidof mobizo-runner")))
     assert engine.train(run, once, lambda: once.done).stopped
     assert names[0].strip().isdigit()

@@ -15,15 +15,15 @@ DAY = 24 * 3600
 
 
 @pytest.fixture
-def kept(adb, phone):
+def device(adb, phone):
     phone.empty()
-    kept = Phone(adb)
-    kept.open()
-    yield kept
+    device = Phone(adb)
+    device.open()
+    yield device
     phone.empty()
 
 
-def written(path, data):
+def write_file(path, data):
     path.write_bytes(data)
     return path, hashlib.sha256(data).hexdigest()
 
@@ -40,51 +40,51 @@ def test_a_place_that_a_shell_would_take_otherwise_is_refused(adb, root):
 
 
 @pytest.mark.parametrize("job", ["../x", "a b", "$(x)", "", ".hidden", "a/b", "-rf"])
-def test_a_job_of_any_name_has_a_plain_directory(kept, job):
-    name = kept.run(job).removeprefix(f"{THERE}/runs/")
+def test_a_job_of_any_name_has_a_plain_directory(device, job):
+    name = device.run(job).removeprefix(f"{THERE}/runs/")
     assert name == hashlib.sha256(job.encode()).hexdigest()
-    assert kept.run("job-1") == f"{THERE}/runs/job-1"
+    assert device.run("job-1") == f"{THERE}/runs/job-1"
 
 
-def test_a_file_is_pushed_once(kept, phone, tmp_path):
-    local, sha256 = written(tmp_path / "weights", os.urandom(100_000))
-    assert kept.keep(local, sha256) == kept.keep(local, sha256) == f"{THERE}/files/{sha256}"
-    assert kept.pushed_bytes == 100_000
-    assert phone.path(kept.file(sha256)).read_bytes() == local.read_bytes()
+def test_a_file_is_pushed_once(device, phone, tmp_path):
+    local, sha256 = write_file(tmp_path / "weights", os.urandom(100_000))
+    assert device.keep(local, sha256) == device.keep(local, sha256) == f"{THERE}/files/{sha256}"
+    assert device.pushed_bytes == 100_000
+    assert phone.path(device.file(sha256)).read_bytes() == local.read_bytes()
     # A file that a full or crashed phone cut short is pushed again.
-    with phone.path(kept.file(sha256)).open("r+b") as file:
+    with phone.path(device.file(sha256)).open("r+b") as file:
         file.truncate(5)
-    kept.keep(local, sha256)
-    assert phone.path(kept.file(sha256)).read_bytes() == local.read_bytes()
+    device.keep(local, sha256)
+    assert phone.path(device.file(sha256)).read_bytes() == local.read_bytes()
 
 
-def test_a_file_of_other_content_is_not_taken(kept, phone, tmp_path):
-    local, _ = written(tmp_path / "weights", b"changed since")
+def test_a_file_of_other_content_is_not_taken(device, phone, tmp_path):
+    local, _ = write_file(tmp_path / "weights", b"changed since")
     with pytest.raises(Untrusted, match="has changed"):
-        kept.keep(local, "0" * 64)
+        device.keep(local, "0" * 64)
     assert phone.run(f"ls {THERE}/files") == ""
 
 
-def test_no_room_is_said_with_numbers_before_anything_is_pushed(kept, phone, tmp_path):
+def test_no_room_is_said_with_numbers_before_anything_is_pushed(device, phone, tmp_path):
     with (tmp_path / "large").open("wb") as file:
         file.truncate(200 << 20)
     with pytest.raises(PhoneFull, match=r"has 12\d MB free and 216 MB are needed"):
-        kept.keep(tmp_path / "large", "0" * 64)
-    assert kept.pushed_bytes == 0
+        device.keep(tmp_path / "large", "0" * 64)
+    assert device.pushed_bytes == 0
 
 
-def test_clean_removes_the_longest_unused_over_the_cap_and_old_runs(kept, phone, tmp_path):
+def test_clean_removes_the_longest_unused_over_the_cap_and_old_runs(device, phone, tmp_path):
     hashes = []
     for index, days in enumerate((5, 4, 3, 2)):
-        local, sha256 = written(tmp_path / str(index), os.urandom(1 << 20))
-        age(phone.path(kept.keep(local, sha256)), days)
+        local, sha256 = write_file(tmp_path / str(index), os.urandom(1 << 20))
+        age(phone.path(device.keep(local, sha256)), days)
         hashes.append(sha256)
     for name, days in (("old", 40), ("young", 1)):
         phone.run(f"mkdir -p {THERE}/runs/{name}/x")
         age(phone.path(f"{THERE}/runs/{name}"), days)
-    kept.clean(keep={hashes[0]}, most_bytes=2 << 20, days=30)
+    device.clean(keep={hashes[0]}, most_bytes=2 << 20, days=30)
     assert phone.run(f"ls {THERE}/runs") == "young\n"
     # The oldest is kept as asked, then the newest ones as far as there is room.
     assert set(phone.run(f"ls {THERE}/files").split()) == {hashes[0], hashes[2], hashes[3]}
-    kept.clean(most_bytes=0)
+    device.clean(most_bytes=0)
     assert phone.run(f"ls {THERE}/files") == ""

@@ -16,9 +16,9 @@ from tests.device_agent.conftest import run_agent
 @pytest.fixture
 def agent(home):
     def agent(*arguments):
-        done = CliRunner().invoke(app, [*map(str, arguments), "--home", str(home.path)], catch_exceptions=False)
-        assert done.exit_code == 0, done.output
-        return done.stdout
+        result = CliRunner().invoke(app, [*map(str, arguments), "--home", str(home.path)], catch_exceptions=False)
+        assert result.exit_code == 0, result.output
+        return result.stdout
 
     return agent
 
@@ -40,13 +40,13 @@ def test_add_list_show_check_and_remove(agent, tickets, home, tmp_path):
     dry = agent("data", "add", "tickets", tickets, *MAPPED, "--task", task, "--dry-run")
     assert "nothing was written" in dry
     assert not home.data.exists()
-    shown = agent("data", "add", "tickets", tickets, *MAPPED, "--task", task)
-    assert "csv, delimiter semicolon" in shown
-    assert shown.count("text: server") == 3
-    assert "102 records read, 100 added; dropped: 1 duplicates, 1 empty, 0 too long" in shown
-    assert "labels: 0: 50, 1: 50" in shown
-    assert "task approve --file TASK --data tickets" in shown
-    assert "\x1b" not in shown
+    output = agent("data", "add", "tickets", tickets, *MAPPED, "--task", task)
+    assert "csv, delimiter semicolon" in output
+    assert output.count("text: server") == 3
+    assert "102 records read, 100 added; dropped: 1 duplicates, 1 empty, 0 too long" in output
+    assert "labels: 0: 50, 1: 50" in output
+    assert "task approve --file TASK --data tickets" in output
+    assert "\x1b" not in output
     counts = json.loads(agent("data", "list", "--json"))["records"]
     assert sum(counts.values()) == 100
     assert f"tickets: train {counts['train']}," in agent("data", "list")
@@ -105,14 +105,14 @@ def test_a_progress_bar_for_large_files_on_terminals_only(tmp_path, capsys):
 @pytest.mark.parametrize("engines", ["python"], indirect=True)
 def test_a_daemon_offers_what_is_added_and_forgets_what_is_removed(agent, make, enrolled, server, tickets, dataset):
     daemon = make(enrolled, AvailableDatasets(DatasetStore(enrolled.data), {"movies": dataset}))
-    offered = []
+    offers = []
     for command in ((), ("add", "tickets", tickets), ("remove", "tickets")):
         if command:
             agent("data", *command)
         assert daemon.run(once=True) is None
-        offered.append(server.asked[-1].datasets)
-    assert offered == [["movies"], ["movies", "tickets"], ["movies"]]
-    assert str(enrolled.data).encode() not in server.sent
+        offers.append(server.lease_requests[-1].datasets)
+    assert offers == [["movies"], ["movies", "tickets"], ["movies"]]
+    assert str(enrolled.data).encode() not in server.received_bytes
 
 
 @pytest.mark.parametrize("engines", ["python"], indirect=True)
@@ -133,10 +133,10 @@ def test_run_finds_the_homes_data_sets(agent, enrolled, server, tickets):
     with pytest.raises(BadRequest, match="mobizo-agent data add"):
         agent("run", "--once")
     agent("data", "add", "tickets", tickets)
-    done = run_agent(enrolled, "run", "--once", "--engine", "python")
-    assert (done.returncode, server.asked[-1].datasets) == (0, ["tickets"]), done.stderr
+    process = run_agent(enrolled, "run", "--once", "--engine", "python")
+    assert (process.returncode, server.lease_requests[-1].datasets) == (0, ["tickets"]), process.stderr
 
 
 def test_an_error_is_one_line_and_status_2(home, tickets):
-    done = run_agent(home, "data", "add", "tickets", str(tickets), "--map", "text=nothing")
-    assert (done.returncode, len(done.stderr.strip().splitlines())) == (2, 1)
+    process = run_agent(home, "data", "add", "tickets", str(tickets), "--map", "text=nothing")
+    assert (process.returncode, len(process.stderr.strip().splitlines())) == (2, 1)

@@ -27,12 +27,12 @@ offline = pytest.mark.skipif(not can_be_alone(), reason="this machine lets nobod
 
 
 @pytest.fixture
-def kept(home, rademacher, server_key):
+def adapter(home, rademacher, server_key):
     return keep_adapter(home, rademacher, server_key)
 
 
 @pytest.fixture
-def expected(home, kept):
+def expected(home, adapter):
     """What the adapter says of a text, by the library."""
     model = open_personal(home, "alice-movies")
 
@@ -45,26 +45,26 @@ def expected(home, kept):
 
 @offline
 def test_predictions_need_no_network(agent, expected):
-    done = agent("predict", "alice-movies", "--text", "a warm plot", "--json", before=ALONE)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert [candidate["probability"] for candidate in found["candidates"]] == expected("a warm plot")
-    assert [candidate["label"] for candidate in found["candidates"]] == ["negative", "positive"]
-    assert found["label"] == ("negative", "positive")[expected("a warm plot").index(max(expected("a warm plot")))]
+    process = agent("predict", "alice-movies", "--text", "a warm plot", "--json", before=ALONE)
+    assert process.returncode == 0, process.stderr
+    prediction = json.loads(process.stdout)
+    assert [candidate["probability"] for candidate in prediction["candidates"]] == expected("a warm plot")
+    assert [candidate["label"] for candidate in prediction["candidates"]] == ["negative", "positive"]
+    assert prediction["label"] == ("negative", "positive")[expected("a warm plot").index(max(expected("a warm plot")))]
 
 
 def test_records_come_from_fields_files_and_standard_input(agent, expected, dataset):
-    def shares(done):
-        assert done.returncode == 0, done.stderr
-        lines = [json.loads(line) for line in done.stdout.splitlines()]
+    def shares(process):
+        assert process.returncode == 0, process.stderr
+        lines = [json.loads(line) for line in process.stdout.splitlines()]
         return [[candidate["probability"] for candidate in line["candidates"]] for line in lines]
 
     assert shares(agent("predict", "alice-movies", "--field", "text=dull", "--json")) == [expected("dull")]
     lines = 'dull\n\n{"text": "a joy", "label": "unknown"}\n'
     assert shares(agent("predict", "alice-movies", "--json", input=lines)) == [expected("dull"), expected("a joy")]
     texts = [json.loads(line)["text"] for line in (dataset / "test.jsonl").read_text().splitlines()]
-    done = agent("predict", "alice-movies", "--file", str(dataset / "test.jsonl"), "--json")
-    assert shares(done) == [expected(text) for text in texts]
+    process = agent("predict", "alice-movies", "--file", str(dataset / "test.jsonl"), "--json")
+    assert shares(process) == [expected(text) for text in texts]
 
 
 @pytest.mark.parametrize(
@@ -81,38 +81,38 @@ def test_records_come_from_fields_files_and_standard_input(agent, expected, data
         (["adapter", "pull", "bob"], 1, "when its job completes here"),
     ],
 )
-def test_what_cannot_be_done_is_one_clear_line(agent, kept, arguments, status, words):
-    done = agent(*arguments)
-    assert done.returncode == status, done.stderr
-    assert words in done.stderr
-    assert "Traceback" not in done.stderr
-    assert done.stdout == ""
+def test_what_cannot_be_done_is_one_clear_line(agent, adapter, arguments, status, words):
+    process = agent(*arguments)
+    assert process.returncode == status, process.stderr
+    assert words in process.stderr
+    assert "Traceback" not in process.stderr
+    assert process.stdout == ""
 
 
 @offline
-def test_a_chat_needs_no_network_and_says_its_form(agent, home, kept):
+def test_a_chat_needs_no_network_and_says_its_form(agent, home, adapter):
     options = ("--max-tokens", "9", "--temperature", "1.5", "--seed", "3")
-    done = agent("chat", "alice-movies", "--text", "it was", *options, before=ALONE)
-    assert done.returncode == 0, done.stderr
+    process = agent("chat", "alice-movies", "--text", "it was", *options, before=ALONE)
+    assert process.returncode == 0, process.stderr
     model = open_personal(home, "alice-movies")
-    assert done.stdout == "".join(Chat(model, None, 9, 1.5, 3).answer("it was")) + "\n"
+    assert process.stdout == "".join(Chat(model, None, 9, 1.5, 3).answer("it was")) + "\n"
     model.close()
-    assert "the model continues your text" in done.stderr
+    assert "the model continues your text" in process.stderr
 
 
-def test_a_chat_reads_lines_until_there_are_none(agent, home, kept):
-    done = agent("chat", "alice-movies", "--max-tokens", "5", "--json", input="it was\n\n" + "x" * 100 + "\nso\n")
-    assert done.returncode == 0, done.stderr
-    assert "share 64" in done.stderr  # one text too long does not end the conversation
+def test_a_chat_reads_lines_until_there_are_none(agent, home, adapter):
+    process = agent("chat", "alice-movies", "--max-tokens", "5", "--json", input="it was\n\n" + "x" * 100 + "\nso\n")
+    assert process.returncode == 0, process.stderr
+    assert "share 64" in process.stderr  # one text too long does not end the conversation
     model = open_personal(home, "alice-movies")
     texts = ["".join(Chat(model, None, 5).answer(text)) for text in ("it was", "so")]
     model.close()
-    assert [json.loads(line)["text"] for line in done.stdout.splitlines()] == texts
+    assert [json.loads(line)["text"] for line in process.stdout.splitlines()] == texts
 
 
-def test_adapters_are_listed_rolled_back_and_removed(agent, home, kept, rademacher):
-    (listed,) = [json.loads(line) for line in agent("adapter", "list", "--json").stdout.splitlines()]
-    assert (listed["name"], listed["job_id"], listed["usable"]) == ("alice-movies", "job-1", True)
+def test_adapters_are_listed_rolled_back_and_removed(agent, home, adapter, rademacher):
+    (facts,) = [json.loads(line) for line in agent("adapter", "list", "--json").stdout.splitlines()]
+    assert (facts["name"], facts["job_id"], facts["usable"]) == ("alice-movies", "job-1", True)
     assert agent("adapter", "list").stdout.startswith("alice-movies: sst2, of job job-1")
     store = AdapterStore(home)
     about = store.stored()[0]
@@ -134,7 +134,7 @@ def test_pulling_fetches_what_use_lacks(agent, home, rademacher, server_key, exp
     with FakeServer(server_key) as server:
         enroll(home, server.url, server_key)
         server.files[inference.sha256] = rademacher.path("inference").read_bytes()
-        done = agent("adapter", "pull", "--json")
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == {"adapter": "alice-movies", "files": 1, "bytes": inference.size}
+        process = agent("adapter", "pull", "--json")
+    assert process.returncode == 0, process.stderr
+    assert json.loads(process.stdout) == {"adapter": "alice-movies", "files": 1, "bytes": inference.size}
     assert agent("predict", "alice-movies", "--text", "dull").returncode == 0

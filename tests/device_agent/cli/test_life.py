@@ -44,19 +44,19 @@ def daemon(enrolled, server, dataset, systemd):
 
 
 def test_an_idle_daemon_says_so_listens_to_nobody_outside_and_stops_when_told(daemon, agent, home):
-    shown = agent("status")
-    assert "the server has no job for this device" in shown.stdout
+    status = agent("status")
+    assert "the server has no job for this device" in status.stdout
     listening = [c for c in psutil.Process(daemon.pid).net_connections("inet") if c.status == psutil.CONN_LISTEN]
     assert listening == []
     assert home.control.is_socket()
     assert home.control.stat().st_mode & 0o777 == 0o600
-    done = agent("stop")
-    assert (done.returncode, done.stdout) == (0, "stopped\n"), done.stderr
+    process = agent("stop")
+    assert (process.returncode, process.stdout) == (0, "stopped\n"), process.stderr
     assert daemon.wait(30) == 0
     assert not home.control.exists()
-    done = agent("stop")
-    assert done.returncode == 1
-    assert "mobizo-agent run" in done.stderr
+    process = agent("stop")
+    assert process.returncode == 1
+    assert "mobizo-agent run" in process.stderr
     assert "mobizo-agent run" in agent("status").stdout
 
 
@@ -69,9 +69,9 @@ def test_a_paused_daemon_waits_in_the_middle_of_a_run_and_goes_on(daemon, agent,
     server.wait_for(lambda: any(beat.phase == "waiting" for beat in server.beats))
     waiting = next(beat for beat in server.beats if beat.phase == "waiting")
     assert "paused by the user" in waiting.why
-    shown = json.loads(agent("status", "--json").stdout)
-    assert (shown["paused"], shown["running"]) == (True, True)
-    assert "paused by the user" in shown["progress"]["why"]
+    status = json.loads(agent("status", "--json").stdout)
+    assert (status["paused"], status["running"]) == (True, True)
+    assert "paused by the user" in status["progress"]["why"]
     assert json.loads(agent("resume", "--json").stdout) == {"paused": False, "running": True}
     server.wait_for(lambda: server.beats[-1].phase == "training" and server.beats[-1].step > waiting.step)
     assert agent("stop").returncode == 0
@@ -81,9 +81,9 @@ def test_a_paused_daemon_waits_in_the_middle_of_a_run_and_goes_on(daemon, agent,
 def test_a_pause_outlives_the_daemon(agent, enrolled, server, dataset, rademacher):
     server.add_job(rademacher, steps=1)
     assert "no agent is running" in agent("pause").stdout
-    done = agent("run", "--once", "--data", f"movies={dataset}")
-    assert done.returncode == 1
-    assert "paused by the user" in done.stderr
+    process = agent("run", "--once", "--data", f"movies={dataset}")
+    assert process.returncode == 1
+    assert "paused by the user" in process.stderr
     assert ("POST", "leases") not in server.calls
     assert "no agent is running" in agent("resume").stdout
     assert agent("run", "--once", "--data", f"movies={dataset}").returncode == 0
@@ -93,13 +93,13 @@ def test_systemd_hears_that_it_is_up_that_it_trains_and_that_it_ends(daemon, sys
     listener, _ = systemd
     assert listener.recv(4096) == b"READY=1"
     server.add_job(rademacher, steps=20_000, evaluation_interval=1000)
-    heard = []
-    while not any("training" in text for text in heard):
-        heard.append(listener.recv(4096).decode())
-    assert "WATCHDOG=1\nSTATUS=training" in heard[-1]
+    messages = []
+    while not any("training" in text for text in messages):
+        messages.append(listener.recv(4096).decode())
+    assert "WATCHDOG=1\nSTATUS=training" in messages[-1]
     daemon.send_signal(signal.SIGTERM)
-    while heard[-1] != "STOPPING=1":
-        heard.append(listener.recv(4096).decode())
+    while messages[-1] != "STOPPING=1":
+        messages.append(listener.recv(4096).decode())
     assert daemon.wait(30) == 0
 
 
@@ -131,8 +131,8 @@ def test_following_the_log_shows_what_comes_and_ends_by_ctrl_c(home):
 
 def test_keys_are_for_this_user_alone_whatever_the_umask(home, server, server_key):
     new = AgentHome(home.path / "new")
-    done = run_agent(new, "enroll", "--server", server.url, "--token", "t", "--name", "x", umask=0)
-    assert done.returncode == 0
+    process = run_agent(new, "enroll", "--server", server.url, "--token", "t", "--name", "x", umask=0)
+    assert process.returncode == 0
     for name, mode in ((".", 0o700), ("config.json", 0o600), ("device.key", 0o600)):
         assert (home.path / "new" / name).stat().st_mode & 0o777 == mode
 
@@ -142,16 +142,16 @@ def test_the_daemon_and_the_process_that_reads_the_data_import_nothing_of_a_serv
         "import sys, device_agent.cli.main, device_agent.daemon.daemon, device_agent.training.plan; "
         f"print([n for n in {FORBIDDEN} if n in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
+    process = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert process.stdout == "[]\n"
 
 
 def test_the_agents_extra_installs_nothing_of_a_server():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wanted = project["dependencies"] + project["optional-dependencies"]["agent"]
+    dependencies = project["dependencies"] + project["optional-dependencies"]["agent"]
     # What is installed says the same, so that the check is of what pip would do.
-    shipped = [line for line in requires("mobizo") if "extra ==" not in line or 'extra == "agent"' in line]
-    names = {re.split(r"[^A-Za-z0-9_.-]", line)[0].lower() for line in wanted + shipped}
+    requirements = [line for line in requires("mobizo") if "extra ==" not in line or 'extra == "agent"' in line]
+    names = {re.split(r"[^A-Za-z0-9_.-]", line)[0].lower() for line in dependencies + requirements}
     assert {"httpx", "psutil", "platformdirs"} <= names
     assert not names & {"fastapi", "starlette", "uvicorn", "sqlalchemy", "alembic", "transformers"}
 

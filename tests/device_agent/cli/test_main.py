@@ -15,12 +15,12 @@ pytestmark = pytest.mark.usefixtures("with_runner")
 
 
 def test_enroll_pins_the_servers_key(agent, server, home):
-    done = agent("enroll", "--server", server.url, "--token", "once", "--name", "jetson-1", "--json")
-    assert done.returncode == 0, done.stderr
+    process = agent("enroll", "--server", server.url, "--token", "once", "--name", "jetson-1", "--json")
+    assert process.returncode == 0, process.stderr
     config = AgentHome(home.path).config()
-    assert json.loads(done.stdout) == {"device_id": "device-1", "server": server.url, "key_id": config.key_id}
+    assert json.loads(process.stdout) == {"device_id": "device-1", "server": server.url, "key_id": config.key_id}
     assert config.token == "device-token"
-    assert b"Authorization: Bearer once" in server.sent
+    assert b"Authorization: Bearer once" in server.received_bytes
 
 
 @pytest.mark.parametrize(
@@ -34,19 +34,19 @@ def test_enroll_pins_the_servers_key(agent, server, home):
 )
 def test_an_enrollment_that_fails_says_why_in_one_line(agent, server, arguments, status, words):
     server.broken["devices"] = [Unauthorized("a valid token is needed")]
-    done = agent(*(server.url if word == "URL" else word for word in arguments))
-    assert done.returncode == status
-    assert words in done.stderr
-    assert "Traceback" not in done.stderr
+    process = agent(*(server.url if word == "URL" else word for word in arguments))
+    assert process.returncode == status
+    assert words in process.stderr
+    assert "Traceback" not in process.stderr
     if status == 1:
-        assert len(done.stderr.strip().splitlines()) == 1
+        assert len(process.stderr.strip().splitlines()) == 1
 
 
 def test_commands_need_an_enrollment(agent, dataset):
     for arguments in (["run", "--data", f"movies={dataset}"], ["train", "--once", "--data", f"movies={dataset}"]):
-        done = agent(*arguments)
-        assert done.returncode == 2
-        assert "mobizo-agent enroll" in done.stderr
+        process = agent(*arguments)
+        assert process.returncode == 2
+        assert "mobizo-agent enroll" in process.stderr
     assert agent("status").returncode == 2
 
 
@@ -60,33 +60,33 @@ def test_commands_need_an_enrollment(agent, dataset):
     ],
 )
 def test_a_bad_data_option_is_a_usage_error(agent, enrolled, option, words):
-    done = agent("run", "--data", option)
-    assert done.returncode == 2
-    assert words in done.stderr
+    process = agent("run", "--data", option)
+    assert process.returncode == 2
+    assert words in process.stderr
 
 
 def test_train_once_trains_one_job_and_says_when_there_is_none(agent, enrolled, server, rademacher, dataset):
     server.add_job(rademacher, steps=2)
-    done = agent("train", "--once", "--data", f"movies={dataset}", "--json")
-    assert done.returncode == 0, done.stderr
-    events = [json.loads(line) for line in done.stdout.splitlines()]
+    process = agent("train", "--once", "--data", f"movies={dataset}", "--json")
+    assert process.returncode == 0, process.stderr
+    events = [json.loads(line) for line in process.stdout.splitlines()]
     assert events[-1]["event"] == "job ended"
     assert events[-1]["outcome"] == "completed"
     assert {event.get("phase") for event in events} >= {"downloading", "training", "uploading"}
-    done = agent("train", "--once", "--data", f"movies={dataset}")
-    assert done.returncode == 0
-    assert "no job is waiting" in done.stderr
-    shown = json.loads(agent("status", "--json").stdout)
-    assert (shown["state"], shown["running"], shown["last_outcome"]) == ("stopped", False, "completed")
+    process = agent("train", "--once", "--data", f"movies={dataset}")
+    assert process.returncode == 0
+    assert "no job is waiting" in process.stderr
+    status = json.loads(agent("status", "--json").stdout)
+    assert (status["state"], status["running"], status["last_outcome"]) == ("stopped", False, "completed")
     assert "last job job-1 completed" in agent("status").stdout
 
 
 def test_a_failed_job_is_status_1(agent, enrolled, server, rademacher, dataset):
     (dataset / "train.jsonl").write_text("{\n" * 1000)
     server.add_job(rademacher)
-    done = agent("train", "--once", "--data", f"movies={dataset}")
-    assert done.returncode == 1
-    assert "train.jsonl:1: the line is not JSON" in " ".join(done.stderr.split())
+    process = agent("train", "--once", "--data", f"movies={dataset}")
+    assert process.returncode == 1
+    assert "train.jsonl:1: the line is not JSON" in " ".join(process.stderr.split())
 
 
 @pytest.fixture
@@ -101,9 +101,9 @@ def daemon(dataset, enrolled):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_an_idle_daemon(daemon, server, number, agent):
     server.wait_for(lambda: ("POST", "leases") in server.calls)
-    done = agent("run", "--data", f"movies={ROOT / 'examples' / 'data' / 'movie_reviews'}")
-    assert done.returncode == 2
-    assert "uses this home" in done.stderr
+    process = agent("run", "--data", f"movies={ROOT / 'examples' / 'data' / 'movie_reviews'}")
+    assert process.returncode == 2
+    assert "uses this home" in process.stderr
     daemon.send_signal(number)
     assert daemon.wait(30) == 0
 
@@ -115,8 +115,8 @@ LONG = 10_000  # steps: seconds more than a command line takes to start, whateve
 def test_ctrl_c_while_training_leaves_a_run_that_goes_on(daemon, server, rademacher, agent, dataset, home):
     server.add_job(rademacher, steps=LONG, evaluation_interval=LONG)
     server.wait_for(lambda: any(beat.phase == "training" for beat in server.beats))
-    shown = json.loads(agent("status", "--json").stdout)
-    assert (shown["state"], shown["running"], shown["job_id"]) == ("busy", True, "job-1")
+    status = json.loads(agent("status", "--json").stdout)
+    assert (status["state"], status["running"], status["job_id"]) == ("busy", True, "job-1")
     os.killpg(daemon.pid, signal.SIGINT)  # as a terminal does: the training process hears it too
     assert daemon.wait(30) == 0
     assert ("POST", "release") not in server.calls

@@ -26,26 +26,26 @@ DIGITS = task_sha256(URGENCY)[:LEAST_DIGITS]
 @pytest.fixture
 def agent(home):
     def agent(*arguments):
-        done = CliRunner().invoke(app, [*arguments, "--home", str(home.path)], catch_exceptions=False)
-        assert done.exit_code == 0, done.output
-        return done.stdout
+        result = CliRunner().invoke(app, [*arguments, "--home", str(home.path)], catch_exceptions=False)
+        assert result.exit_code == 0, result.output
+        return result.stdout
 
     return agent
 
 
 @pytest.fixture
 def approvals(home):
-    found = TaskApprovals(home.tasks)
+    task_approvals = TaskApprovals(home.tasks)
     with pytest.raises(TaskNotApproved):
-        found.check(URGENCY, "tickets")
-    return found
+        task_approvals.check(URGENCY, "tickets")
+    return task_approvals
 
 
 def test_a_waiting_task_is_shown_whole_and_approved_by_its_digits(agent, approvals):
-    shown = agent("task", "list")
-    assert f"waiting  {DIGITS}  urgency for data set tickets" in shown
-    assert 'prompt    "{text} Urgent?"' in shown
-    assert 'answer    " yes" for "label" "1"' in shown
+    output = agent("task", "list")
+    assert f"waiting  {DIGITS}  urgency for data set tickets" in output
+    assert 'prompt    "{text} Urgent?"' in output
+    assert 'answer    " yes" for "label" "1"' in output
     assert '"{text} Urgent?"' in agent("task", "approve", DIGITS)
     approvals.check(URGENCY, "tickets")
     agent("task", "revoke", DIGITS)
@@ -77,9 +77,9 @@ def test_status_shows_what_waits_and_what_was_spent(agent, approvals, home, serv
     PrivacyLedger(home.privacy, PrivacyLimits()).charge(terms, run)
     home.rules.write_text("privacy_limit = { movies = 8 }\n")
     epsilon = epsilon_of([spending], 1e-5)
-    shown = agent("status")
-    assert "tasks that wait for your decision: 1" in shown
-    assert f"privacy of data set movies: epsilon {epsilon:.3g} (limit 8) at delta 1e-05, 1 private runs" in shown
+    output = agent("status")
+    assert "tasks that wait for your decision: 1" in output
+    assert f"privacy of data set movies: epsilon {epsilon:.3g} (limit 8) at delta 1e-05, 1 private runs" in output
     facts = json.loads(agent("status", "--json"))
     assert facts["tasks_waiting"] == 1
     assert facts["privacy"] == [

@@ -46,9 +46,9 @@ def test_one_line_in_one_line_out(server, path):
 
 
 def test_the_socket_is_for_this_user_alone(server, path):
-    found = path.stat()
-    assert stat.S_ISSOCK(found.st_mode)
-    assert stat.S_IMODE(found.st_mode) == 0o600
+    status = path.stat()
+    assert stat.S_ISSOCK(status.st_mode)
+    assert stat.S_IMODE(status.st_mode) == 0o600
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user for a moment")
@@ -59,16 +59,16 @@ def test_another_user_who_reaches_the_socket_is_refused(tmp_path):
         "s = socket.socket(socket.AF_UNIX); s.connect('control.sock'); s.sendall(b'{\"ask\": \"stop\"}\\n')\n"
         "print(s.makefile().read())"
     )
-    asked = []
-    with ControlServer(tmp_path / "control.sock", lambda question: asked.append(question) or ControlResponse()):
+    requests = []
+    with ControlServer(tmp_path / "control.sock", lambda question: requests.append(question) or ControlResponse()):
         # As if somebody had opened every permission in the way.
         tmp_path.chmod(0o755)
         (tmp_path / "control.sock").chmod(0o666)
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False
         )
-    assert "only its own user" in done.stdout, done.stderr
-    assert not asked
+    assert "only its own user" in process.stdout, process.stderr
+    assert not requests
 
 
 @pytest.mark.parametrize(

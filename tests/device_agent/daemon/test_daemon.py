@@ -26,8 +26,8 @@ def until_training(server):
 @pytest.mark.parametrize("engines", ["native", "python"], indirect=True)
 def test_a_job_from_lease_to_adapter(daemon, server, rademacher, home):
     server.add_job(rademacher, steps=5, evaluation_interval=2)
-    ended = daemon.run(once=True)
-    assert ended.outcome is Outcome.COMPLETED
+    job_end = daemon.run(once=True)
+    assert job_end.outcome is Outcome.COMPLETED
     (completion,) = server.completions
     assert completion.result.steps == 5
     assert completion.result.zero_shot_accuracy is not None
@@ -42,22 +42,22 @@ def test_a_job_from_lease_to_adapter(daemon, server, rademacher, home):
 
 
 def test_a_server_that_holds_no_request_is_not_asked_without_end(daemon, server, in_background, monkeypatch):
-    rested = []
+    pauses = []
     wait = daemon._wait
     assert daemon._early_seconds == 0.1
     monkeypatch.setattr(daemon, "_early_seconds", 60)  # a slow machine's answer is early, too
-    monkeypatch.setattr(daemon, "_wait", lambda seconds: rested.append(seconds) or wait(seconds / 600))
+    monkeypatch.setattr(daemon, "_wait", lambda seconds: pauses.append(seconds) or wait(seconds / 600))
     in_background(daemon)
     server.wait_for(lambda: len(server.calls) >= 4)
-    assert len(rested) >= 3
-    assert all(30 <= seconds <= 60 for seconds in rested)
+    assert len(pauses) >= 3
+    assert all(30 <= seconds <= 60 for seconds in pauses)
 
 
 def test_another_servers_signature_is_refused(daemon, server, rademacher):
     server.add_job(rademacher, key=new_private_key(), steps=1)
-    ended = daemon.run(once=True)
-    assert ended.outcome is Outcome.FAILED
-    assert "signature" in ended.detail
+    job_end = daemon.run(once=True)
+    assert job_end.outcome is Outcome.FAILED
+    assert "signature" in job_end.detail
     assert server.failures[0].code == "untrusted"
     assert server.served["downloads"] == 0
 
@@ -75,15 +75,15 @@ def test_too_little_memory_declines_the_job_with_numbers(daemon, server, rademac
     memory = psutil.virtual_memory()
     monkeypatch.setattr(psutil, "virtual_memory", lambda: memory._replace(available=1000))
     server.add_job(rademacher, steps=1)
-    ended = daemon.run(once=True)
-    assert ended.outcome is Outcome.DECLINED
-    assert "but 0 MB are available" in ended.detail
-    assert home.status().last_detail == ended.detail
+    job_end = daemon.run(once=True)
+    assert job_end.outcome is Outcome.DECLINED
+    assert "but 0 MB are available" in job_end.detail
+    assert home.status().last_detail == job_end.detail
     (decline,) = server.declines
     manifest = rademacher.manifest
     assert decline.needed_bytes == manifest.planned_bytes + rademacher.path("weights").stat().st_size
     assert decline.available_bytes == 1000
-    assert server.asked[0].memory_bytes == 1000
+    assert server.lease_requests[0].memory_bytes == 1000
     assert server.served["downloads"] == 0
     assert not server.failures
 
@@ -127,15 +127,15 @@ def test_stopping_the_daemon_keeps_lease_and_journal(daemon, server, rademacher,
     assert (home.run("job-1").path / "trajectory.bin").exists()
 
 
-@pytest.mark.parametrize(("said", "told"), [("false", False), ("true", True), ('["reviews"]', ("reviews",))])
+@pytest.mark.parametrize(("rule", "cohorts"), [("false", False), ("true", True), ('["reviews"]', ("reviews",))])
 def test_the_server_is_told_what_the_device_can_do_and_whose_rounds_its_owner_allows(
-    enrolled, make, server, said, told
+    enrolled, make, server, rule, cohorts
 ):
-    enrolled.rules.write_text(f"cohorts = {said}\n")
+    enrolled.rules.write_text(f"cohorts = {rule}\n")
     can = Capabilities(engines=("python",), backends=("xnnpack",), operators=())
     make(enrolled, sensors=SettableSensors(BATTERY), capabilities=lambda: can).run(once=True)
     power = {"battery": True, "charging": False, "battery_percent": 80}
-    assert server.asked[0].capabilities == can.model_copy(update=power | {"cohorts": told})
+    assert server.lease_requests[0].capabilities == can.model_copy(update=power | {"cohorts": cohorts})
 
 
 def test_a_refused_upload_keeps_the_result_for_when_the_job_comes_back(daemon, server, rademacher, home):
@@ -161,9 +161,9 @@ def test_a_training_process_that_dies_fails_the_job_and_not_the_daemon(daemon, s
 
     monkeypatch.setattr(RunDirectory, "begin", spoil)
     server.add_job(rademacher, steps=1)
-    ended = daemon.run(once=True)
-    assert ended.outcome is Outcome.FAILED
-    assert "trainer.log" in ended.detail
+    job_end = daemon.run(once=True)
+    assert job_end.outcome is Outcome.FAILED
+    assert "trainer.log" in job_end.detail
     (failure,) = server.failures
     # What the process wrote before it died may quote records.
     assert (failure.code, failure.detail) == ("runtime-failed", "the training process ended with status 1")
@@ -177,18 +177,18 @@ def test_an_error_nobody_foresaw_is_reported_by_its_kind_alone(daemon, server, r
     server.add_job(rademacher, steps=1)
     assert daemon.run(once=True).outcome is Outcome.FAILED
     assert "ZeroDivisionError" in server.failures[0].detail
-    assert b"SECRET" not in server.sent
+    assert b"SECRET" not in server.received_bytes
 
 
 def test_results_are_numbers(daemon, server, rademacher):
     server.add_job(rademacher, steps=2)
     daemon.run(once=True)
-    sent = server.completions[0].result.model_dump()
-    evaluations, seconds = sent.pop("evaluations"), sent.pop("phase_seconds")
+    fields = server.completions[0].result.model_dump()
+    evaluations, seconds = fields.pop("evaluations"), fields.pop("phase_seconds")
     assert seconds.keys() == {"downloading", "loading", "evaluating", "training"}
     assert all(isinstance(value, float) for value in seconds.values())
-    assert sent.pop("accuracy_split") == "test"
-    assert all(isinstance(value, int | float | None) for value in sent.values())
+    assert fields.pop("accuracy_split") == "test"
+    assert all(isinstance(value, int | float | None) for value in fields.values())
     assert {key for item in evaluations for key, value in item.items() if isinstance(value, str)} == {
         "split",
         "adapter",
@@ -196,7 +196,7 @@ def test_results_are_numbers(daemon, server, rademacher):
     # Left out unless there are any, and the scores of tasks that write.
     others = {"evaluations", "phase_seconds", "unusable_examples", "accuracy_split"}
     others |= {"token_loss_before", "token_loss_after", "written_before", "written_after"}
-    assert set(sent) | others == set(Result.model_fields)
+    assert set(fields) | others == set(Result.model_fields)
 
 
 def hand_over(server):
@@ -230,7 +230,7 @@ def test_a_server_whose_chain_of_keys_does_not_hold_is_refused_as_any_other(daem
     server.rotations[0] = sign_key_rotation(new_private_key(), server.key.public_key(), NOW)
     server.add_job(rademacher, steps=1)
     before = home.config()
-    ended = daemon.run(once=True)
-    assert ended.outcome is Outcome.FAILED
-    assert "not by the server this device was enrolled with" in ended.detail
+    job_end = daemon.run(once=True)
+    assert job_end.outcome is Outcome.FAILED
+    assert "not by the server this device was enrolled with" in job_end.detail
     assert home.config() == before

@@ -39,15 +39,15 @@ def start(enrolled, dataset):
 
 def steps(home):
     path = home.run("job-1").ledger
-    found = parse_trajectory(path.read_bytes())[0] if path.exists() else None
-    return found.steps if found else 0
+    trajectory = parse_trajectory(path.read_bytes())[0] if path.exists() else None
+    return trajectory.steps if trajectory else 0
 
 
 def more(server, action):
     """Whether the server has heard that again since now."""
 
     def count():
-        return sum(heard == action for _, heard in server.calls)
+        return sum(name == action for _, name in server.calls)
 
     before = count()
     return lambda: count() > before
@@ -93,5 +93,5 @@ def test_killed_at_many_points_it_hands_the_same_b_in_once(start, server, radema
     assert not server.jobs
     assert home.run("job-1").best.read_bytes() == expected
     # The job may be done with the next word, but the device has its adapter by then.
-    (kept,) = AdapterStore(home).stored()
-    assert kept.sha256 == sha256_hex(expected)
+    (adapter,) = AdapterStore(home).stored()
+    assert adapter.sha256 == sha256_hex(expected)

@@ -48,47 +48,47 @@ def config(enrolled):
     return enrolled.config()
 
 
-def found_of(config):
+def checks_of(config):
     return {check.name: check for check in check_server(config)}
 
 
 def test_a_server_that_is_right_and_one_whose_key_handed_over(config, server):
     for _ in range(2):
-        found = found_of(config)
-        assert {name: check.state for name, check in found.items()} == {"server": "ok", "token": "ok", "clock": "ok"}
-        assert key_id(server.key.public_key()) in found["server"].detail
+        checks = checks_of(config)
+        assert {name: check.state for name, check in checks.items()} == {"server": "ok", "token": "ok", "clock": "ok"}
+        assert key_id(server.key.public_key()) in checks["server"].detail
         former, server.key = server.key, new_private_key()
         server.rotations.append(sign_key_rotation(former, server.key.public_key(), NOW))
 
 
 def test_a_server_with_another_key_is_not_trusted(config, server):
     server.key = new_private_key()
-    found = found_of(config)["server"]
-    assert found.state == "fail"
-    assert config.key_id in found.detail
+    check = checks_of(config)["server"]
+    assert check.state == "fail"
+    assert config.key_id in check.detail
 
 
 def test_a_device_that_was_revoked_is_told_to_enroll_again(config, server):
     server.broken["runner_builds"] = [Unauthorized("a valid token is needed")]
-    found = found_of(config)["token"]
-    assert found.state == "fail"
-    assert "enroll again" in found.remedy
+    check = checks_of(config)["token"]
+    assert check.state == "fail"
+    assert "enroll again" in check.remedy
 
 
 def test_a_server_that_is_away_fails_once(config):
-    gone = config.model_copy(update={"server": "http://127.0.0.1:9"})
-    (found,) = check_server(gone)
-    assert (found.name, found.state) == ("server", "fail")
-    assert "cannot be reached" in found.detail
+    unreachable = config.model_copy(update={"server": "http://127.0.0.1:9"})
+    (check,) = check_server(unreachable)
+    assert (check.name, check.state) == ("server", "fail")
+    assert "cannot be reached" in check.detail
 
 
 @pytest.mark.parametrize(("hours", "words"), [(-2, "ahead of"), (1, "behind")])
 def test_a_clock_that_is_off(config, server, hours, words):
     server.ahead = timedelta(hours=hours)
-    found = found_of(config)["clock"]
-    assert found.state == "warn"
-    assert words in found.detail
-    assert abs(int(found.detail.split()[0]) - abs(hours) * 3600) <= 2
+    check = checks_of(config)["clock"]
+    assert check.state == "warn"
+    assert words in check.detail
+    assert abs(int(check.detail.split()[0]) - abs(hours) * 3600) <= 2
 
 
 def test_a_home_that_others_may_look_into(home, config):
@@ -100,10 +100,10 @@ def test_a_home_that_others_may_look_into(home, config):
     ):
         before = path.stat().st_mode
         path.chmod(mode)
-        found = check_home(home)
-        assert found.state == "fail"
-        assert remedy in found.remedy
-        assert str(path) in found.remedy
+        check = check_home(home)
+        assert check.state == "fail"
+        assert remedy in check.remedy
+        assert str(path) in check.remedy
         path.chmod(before)
     assert check_home(home).state == "ok"
 
@@ -131,18 +131,18 @@ def sensing(**readings):
 
 def test_rules_without_a_sensor_are_named():
     assert check_sensors(Rules(charging=True), sensing(charging=True)).state == "ok"
-    found = check_sensors(Rules(charging=True, temperature_ceiling=60), sensing(charging=True))
-    assert found.state == "warn"
-    assert "temperature_ceiling" in found.detail
-    held = check_sensors(Rules(charging=True), sensing(charging=False))
-    assert held.state == "warn"
-    assert "on battery" in held.detail
+    check = check_sensors(Rules(charging=True, temperature_ceiling=60), sensing(charging=True))
+    assert check.state == "warn"
+    assert "temperature_ceiling" in check.detail
+    check = check_sensors(Rules(charging=True), sensing(charging=False))
+    assert check.state == "warn"
+    assert "on battery" in check.detail
 
 
 def test_an_engine_is_found_without_importing_it(home, monkeypatch):
-    found = check_engine(home)  # the tests' environment has ExecuTorch's Python runtime
-    assert found.state == "warn"
-    assert found.remedy
+    check = check_engine(home)  # the tests' environment has ExecuTorch's Python runtime
+    assert check.state == "warn"
+    assert check.remedy
     real = PathFinder.find_spec
 
     def without(name, path=None, target=None):
@@ -158,17 +158,17 @@ def test_a_runner_made_elsewhere_is_started(home, runner_directory, monkeypatch,
     monkeypatch.setenv(RUNNER_VARIABLE, str(runner_directory))
     assert check_engine(home).state == "ok"
     monkeypatch.setenv(RUNNER_VARIABLE, str(tmp_path))
-    found = check_engine(home)
-    assert (found.state, found.remedy) == ("fail", "correct or unset it")
-    assert "does not start" in found.detail
+    check = check_engine(home)
+    assert (check.state, check.remedy) == ("fail", "correct or unset it")
+    assert "does not start" in check.detail
 
 
 def test_a_daemon_that_runs_is_paused_or_is_silent(home):
     assert check_daemon(home).state == "warn"
     with home.lock():
-        found = check_daemon(home)
-        assert found.state == "fail"
-        assert "mobizo-agent logs" in found.remedy
+        check = check_daemon(home)
+        assert check.state == "fail"
+        assert "mobizo-agent logs" in check.remedy
         with ControlServer(home.control, control_handler(home)):
             assert check_daemon(home).state == "ok"
             PauseFlag(home.path).begin()
@@ -176,9 +176,9 @@ def test_a_daemon_that_runs_is_paused_or_is_silent(home):
 
 
 def test_the_command_says_all_of_it_and_its_status_says_whether_anything_fails(agent, home, config):
-    done = agent("doctor", "--json")
-    assert done.returncode == 0, done.stdout + done.stderr
-    checks = [json.loads(line) for line in done.stdout.splitlines()]
+    process = agent("doctor", "--json")
+    assert process.returncode == 0, process.stdout + process.stderr
+    checks = [json.loads(line) for line in process.stdout.splitlines()]
     names = [check["name"] for check in checks]
     assert names == [
         *("home", "enrolled", "server", "token", "clock", "disk", "memory", "engine"),
@@ -186,15 +186,15 @@ def test_the_command_says_all_of_it_and_its_status_says_whether_anything_fails(a
     ]
     assert all(check["remedy"] for check in checks if check["state"] != "ok" and check["name"] != "sensors")
     home.path.chmod(0o755)
-    done = agent("doctor")
-    assert done.returncode == 1
-    assert len(done.stdout.splitlines()) == len(names)
-    assert "failed: home" in done.stderr
-    assert f"chmod 700 {home.path}" in done.stdout
+    process = agent("doctor")
+    assert process.returncode == 1
+    assert len(process.stdout.splitlines()) == len(names)
+    assert "failed: home" in process.stderr
+    assert f"chmod 700 {home.path}" in process.stdout
 
 
 def test_a_device_that_knows_nothing_yet_is_told_what_to_do(tmp_path):
-    done = run_agent(AgentHome(tmp_path / "absent"), "doctor")
-    assert done.returncode == 1
-    assert done.stdout.count("mobizo-agent enroll") == 2
-    assert "Traceback" not in done.stderr
+    process = run_agent(AgentHome(tmp_path / "absent"), "doctor")
+    assert process.returncode == 1
+    assert process.stdout.count("mobizo-agent enroll") == 2
+    assert "Traceback" not in process.stderr

@@ -55,9 +55,9 @@ def disk(tmp_path):
     path = tmp_path / "disk"
     path.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", "size=100m", "tmpfs", str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        pytest.skip(f"a disk that can be full takes the right to mount one: {done.stderr.strip()}")
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    if process.returncode:
+        pytest.skip(f"a disk that can be full takes the right to mount one: {process.stderr.strip()}")
     yield Disk(path)
     subprocess.run(["umount", "--lazy", str(path)], check=True)
 
@@ -80,20 +80,20 @@ def test_a_disk_that_fills_while_training_gives_the_job_back_and_loses_no_step(
     assert make(home).run(once=True).outcome is Outcome.COMPLETED
     server.beats.clear()
     server.add_job(rademacher, **LONG)
-    thread, ended = in_background(make(small_home), once=True)
+    thread, ends = in_background(make(small_home), once=True)
     until_training(server)
     disk.fill()
     thread.join(60)
-    assert ended[0].outcome is Outcome.RELEASED
-    assert "the disk is full" in ended[0].detail
+    assert ends[0].outcome is Outcome.RELEASED
+    assert "the disk is full" in ends[0].detail
     assert ("POST", "release") in server.calls
     assert not server.failures
     done = ledger(small_home).steps
     assert 0 < done < LONG["steps"]
     # Nor does anything break while there is still no room.
-    again = make(small_home).run(once=True)
-    assert again.outcome is Outcome.RELEASED
-    assert "the disk is full" in again.detail
+    job_end = make(small_home).run(once=True)
+    assert job_end.outcome is Outcome.RELEASED
+    assert "the disk is full" in job_end.detail
     assert ledger(small_home).steps == done
     disk.clear()
     assert make(small_home).run(once=True).outcome is Outcome.COMPLETED
@@ -108,16 +108,16 @@ def test_a_disk_that_fills_while_downloading_keeps_what_came(disk, small_home, m
     weights = rademacher.manifest.file("weights")
     send = server.part_of
 
-    def fill_first(content, wanted):
+    def fill_first(content, byte_range):
         if len(content) == weights.size and not (disk.path / "filler").exists():
             disk.fill()
-        return send(content, wanted)
+        return send(content, byte_range)
 
     monkeypatch.setattr(server, "part_of", fill_first)
     daemon = make(small_home)
-    ended = daemon.run(once=True)
-    assert ended.outcome is Outcome.RELEASED
-    assert "the disk is full" in ended.detail
+    job_end = daemon.run(once=True)
+    assert job_end.outcome is Outcome.RELEASED
+    assert "the disk is full" in job_end.detail
     monkeypatch.undo()
     disk.clear()
     assert daemon.run(once=True).outcome is Outcome.COMPLETED
@@ -160,7 +160,7 @@ def test_a_revoked_device_says_so_keeps_its_run_and_goes_on_once_enrolled_again(
     enroll(home, server.url, server_key, token="another")
     server.wait_for(lambda: server.completions)
     assert server.calls.count(("POST", "leases")) == 3
-    assert b"Bearer another" in server.sent
+    assert b"Bearer another" in server.received_bytes
     assert server.completions[0].result.steps == LONG["steps"]
 
 
@@ -194,12 +194,12 @@ def test_a_server_away_for_days_gets_the_result_when_it_is_back(
 ):
     server.add_job(rademacher, steps=3)
     server.broken["adapter"] = [Unavailable()] * 10_000  # however soon the run ends, this server does not get it
-    thread, ended = in_background(daemon, once=True)
+    thread, ends = in_background(daemon, once=True)
     server.wait_for(lambda: server.served["downloads"])
     while not home.run("job-1").ledger.exists():
         time.sleep(0.01)
     port = int(server.url.rpartition(":")[2])
-    jobs, known = list(server.jobs), dict(server.files)
+    jobs, files = list(server.jobs), dict(server.files)
     server.close()
     while home.run("job-1").result() is None:
         time.sleep(0.05)
@@ -208,12 +208,12 @@ def test_a_server_away_for_days_gets_the_result_when_it_is_back(
         time.sleep(0.05)
         tries += capsys.readouterr().out.count("upload failed; retried")
     assert thread.is_alive()
-    with FakeServer(server_key, port=port) as again:
-        again.jobs, again.files = jobs, known
+    with FakeServer(server_key, port=port) as new_server:
+        new_server.jobs, new_server.files = jobs, files
         thread.join(60)
-        assert ended[0].outcome is Outcome.COMPLETED
-        assert again.uploads == [home.run("job-1").best.read_bytes()]
-        assert len(again.completions) == 1
+        assert ends[0].outcome is Outcome.COMPLETED
+        assert new_server.uploads == [home.run("job-1").best.read_bytes()]
+        assert len(new_server.completions) == 1
 
 
 # --- clocks that disagree
@@ -222,11 +222,11 @@ def test_a_server_away_for_days_gets_the_result_when_it_is_back(
 def test_clocks_hours_apart_cost_nothing_and_are_said_once(make, home, server_key, rademacher, capsys):
     with FakeServer(server_key, lease_seconds=1.0, ahead=timedelta(hours=-7)) as server:
         enroll(home, server.url, server_key)
-        daemon, began = make(home), time.monotonic()
+        daemon, start = make(home), time.monotonic()
         for number in range(2):
             server.add_job(rademacher, job_id=f"job-{number}", steps=300)
             assert daemon.run(once=True).outcome is Outcome.COMPLETED
-        seconds = time.monotonic() - began
+        seconds = time.monotonic() - start
         assert len(server.beats) < 50 + seconds / 0.2  # a fourth of the lease, and one at each end
     assert home.status().clock_skew_seconds == pytest.approx(3600 * 7, abs=2 + seconds)
     assert capsys.readouterr().out.count("clock differs from the server's") == 1

@@ -47,8 +47,8 @@ def systemd(request, tmp_path):
 
 
 @pytest.fixture
-def heard(systemd):
-    def heard():
+def notifications(systemd):
+    def notifications():
         lines = []
         while True:
             try:
@@ -56,7 +56,7 @@ def heard(systemd):
             except BlockingIOError:
                 return lines
 
-    return heard
+    return notifications
 
 
 @pytest.fixture
@@ -68,23 +68,23 @@ def step(number):
     return Progress(phase="training", step=number, steps=9)
 
 
-def test_progress_feeds_and_the_same_progress_over_again_does_not(watchdog, heard, clock):
+def test_progress_feeds_and_the_same_progress_over_again_does_not(watchdog, notifications, clock):
     watchdog.show(step(1))
-    assert heard() == ["WATCHDOG=1", "STATUS=training  step 1/9"]
+    assert notifications() == ["WATCHDOG=1", "STATUS=training  step 1/9"]
     for _ in range(5):
         clock.now += FEED_SECONDS
         watchdog.show(step(1))
-    assert heard() == []
+    assert notifications() == []
     watchdog.show(step(2))
-    assert "WATCHDOG=1" in heard()
+    assert "WATCHDOG=1" in notifications()
 
 
-def test_a_new_phase_is_reported_at_once_and_its_steps_are_not(watchdog, heard):
+def test_a_new_phase_is_reported_at_once_and_its_steps_are_not(watchdog, notifications):
     watchdog.feed()
     watchdog.show(Progress(phase="downloading"))
     watchdog.show(step(1))
     watchdog.show(step(2))
-    assert heard() == [
+    assert notifications() == [
         "WATCHDOG=1",
         "STATUS=idle",
         "WATCHDOG=1",
@@ -95,53 +95,55 @@ def test_a_new_phase_is_reported_at_once_and_its_steps_are_not(watchdog, heard):
 
 
 @pytest.mark.parametrize("phase", ["waiting", "downloading"])
-def test_each_look_at_the_sensors_and_arrival_of_bytes_feeds_though_it_says_the_same(watchdog, heard, clock, phase):
+def test_each_look_at_the_sensors_and_arrival_of_bytes_feeds_though_it_says_the_same(
+    watchdog, notifications, clock, phase
+):
     for _ in range(2):
         watchdog.show(Progress(phase=phase, why="on battery"))
-        assert heard() == ["WATCHDOG=1", f"STATUS={phase}  on battery"]
+        assert notifications() == ["WATCHDOG=1", f"STATUS={phase}  on battery"]
         clock.now += FEED_SECONDS
 
 
-def test_fast_steps_are_told_now_and_then_only(watchdog, heard, clock):
+def test_fast_steps_are_told_now_and_then_only(watchdog, notifications, clock):
     for number in range(1, 101):
         watchdog.show(step(number))
         clock.now += FEED_SECONDS / 10
-    assert heard().count("WATCHDOG=1") == 10
+    assert notifications().count("WATCHDOG=1") == 10
 
 
-def test_a_step_that_took_long_makes_systemd_wait_longer_and_never_shorter(watchdog, heard, clock):
+def test_a_step_that_took_long_makes_systemd_wait_longer_and_never_shorter(watchdog, notifications, clock):
     watchdog.show(step(1))
-    heard()
+    notifications()
     clock.now += 500
     watchdog.show(step(2))
-    assert heard()[:2] == [f"WATCHDOG_USEC={500 * MARGIN * 10**6}", "WATCHDOG=1"]
+    assert notifications()[:2] == [f"WATCHDOG_USEC={500 * MARGIN * 10**6}", "WATCHDOG=1"]
     clock.now += 400
     watchdog.show(step(3))
-    assert not [line for line in heard() if line.startswith("WATCHDOG_USEC")]
+    assert not [line for line in notifications() if line.startswith("WATCHDOG_USEC")]
     assert watchdog.patience == 500 * MARGIN
 
 
-def test_work_known_to_be_long_is_announced_before_it_begins(watchdog, heard):
+def test_work_known_to_be_long_is_announced_before_it_begins(watchdog, notifications):
     watchdog.expect(600 * SLOWEST_FLOPS)
-    assert heard() == []  # it fits
+    assert notifications() == []  # it fits
     watchdog.expect(1000 * SLOWEST_FLOPS)
-    assert heard() == [f"WATCHDOG_USEC={1000 * 10**6}", "WATCHDOG=1"]
+    assert notifications() == [f"WATCHDOG_USEC={1000 * 10**6}", "WATCHDOG=1"]
 
 
-def test_without_a_watchdog_only_the_status_is_told(systemd, heard, clock):
+def test_without_a_watchdog_only_the_status_is_told(systemd, notifications, clock):
     watchdog = Watchdog({"NOTIFY_SOCKET": systemd[1]}, clock)
     watchdog.expect(1e30)
-    assert heard() == []
+    assert notifications() == []
     assert watchdog.patience is None
     watchdog.show(step(1))
-    assert "STATUS=training  step 1/9" in heard()
+    assert "STATUS=training  step 1/9" in notifications()
 
 
-def test_a_systemd_that_does_not_read_holds_nobody_up(watchdog, heard, clock):
+def test_a_systemd_that_does_not_read_holds_nobody_up(watchdog, notifications, clock):
     for number in range(10_000):  # more than any socket's queue
         clock.now += FEED_SECONDS
         watchdog.show(step(number))
-    assert 0 < heard().count("WATCHDOG=1") < 10_000
+    assert 0 < notifications().count("WATCHDOG=1") < 10_000
 
 
 def test_without_systemd_nothing_is_said_and_nothing_breaks(tmp_path, clock):
@@ -153,12 +155,12 @@ def test_without_systemd_nothing_is_said_and_nothing_breaks(tmp_path, clock):
         watchdog.stopping()
 
 
-def test_a_turn_of_the_idle_loop_feeds(watchdog, heard, clock):
+def test_a_turn_of_the_idle_loop_feeds(watchdog, notifications, clock):
     watchdog.feed()
-    assert heard() == ["WATCHDOG=1", "STATUS=idle"]
+    assert notifications() == ["WATCHDOG=1", "STATUS=idle"]
     clock.now += FEED_SECONDS / 2
     watchdog.feed()
-    assert heard() == []  # not so soon again
+    assert notifications() == []  # not so soon again
 
 
 @pytest.fixture
@@ -188,9 +190,9 @@ def test_the_two_files_stay_within_their_limit_and_hold_the_newest(path):
     assert path.stat().st_size <= 1000
     assert older(path).stat().st_size <= 1000
     assert [file.name for file in sorted(path.parent.iterdir())] == ["agent.jsonl", "agent.jsonl.1"]
-    kept = numbers(tail(path, 1000))
-    assert kept == list(range(kept[0], 500))
-    assert len(kept) > 20
+    newest = numbers(tail(path, 1000))
+    assert newest == list(range(newest[0], 500))
+    assert len(newest) > 20
     assert numbers(tail(path, 3)) == [497, 498, 499]
 
 

@@ -32,14 +32,14 @@ def verify(tmp_path):
         path = tmp_path / UNIT
         path.write_text(service.text())
         own = ["--user"] if service.own else []
-        done = subprocess.run(
+        process = subprocess.run(
             ["systemd-analyze", "verify", "--man=no", *own, str(path)],
             env=os.environ | {"XDG_RUNTIME_DIR": str(tmp_path)},
             capture_output=True,
             text=True,
             check=False,
         )
-        return done.returncode, done.stdout + done.stderr
+        return process.returncode, process.stdout + process.stderr
 
     return verify
 
@@ -54,13 +54,13 @@ def test_systemd_takes_the_unit_and_says_nothing(verify, own, home, tmp_path):
 @needs_systemd
 def test_the_unit_is_hardened_by_systemds_own_count(tmp_path):
     (tmp_path / UNIT).write_text(Service(COMMAND, tmp_path, "mobizo").text())
-    done = subprocess.run(
+    process = subprocess.run(
         ["systemd-analyze", "security", "--offline=true", "--threshold=40", str(tmp_path / UNIT)],
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stdout[-500:]
+    assert process.returncode == 0, process.stdout[-500:]
 
 
 def test_a_systems_unit_writes_nowhere_but_home(tmp_path):
@@ -102,17 +102,17 @@ def test_a_dollar_in_the_command_is_no_variable(tmp_path):
 def test_the_command_prints_or_writes_the_unit(agent, home, dataset, server_key, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     options = ("--data", f"movies={dataset}", "--engine", "native", "--adb", "--user")
-    shown = agent("install-service", *options, "--print")
-    assert shown.returncode == 0, shown.stderr
-    words = parse(shown.stdout)["Service"]["ExecStart"].split()
+    preview = agent("install-service", *options, "--print")
+    assert preview.returncode == 0, preview.stderr
+    words = parse(preview.stdout)["Service"]["ExecStart"].split()
     assert words == [sys.executable, *COMMAND[1:5], f"movies={dataset}", "--engine", "native", "--adb="]
-    refused = agent("install-service", *options)
-    assert refused.returncode == 2
-    assert "mobizo-agent enroll" in refused.stderr
+    refusal = agent("install-service", *options)
+    assert refusal.returncode == 2
+    assert "mobizo-agent enroll" in refusal.stderr
     enroll(home, "http://127.0.0.1:9", server_key)
-    done = agent("install-service", *options)
-    assert done.returncode == 0, done.stderr
-    assert "systemctl --user" in done.stdout
-    written = tmp_path / "config" / "systemd" / "user" / UNIT
-    assert written.read_text() == shown.stdout
-    assert written in installed_units()
+    process = agent("install-service", *options)
+    assert process.returncode == 0, process.stderr
+    assert "systemctl --user" in process.stdout
+    unit = tmp_path / "config" / "systemd" / "user" / UNIT
+    assert unit.read_text() == preview.stdout
+    assert unit in installed_units()

@@ -14,7 +14,7 @@ from shared.signing import new_private_key
 from tests.device_agent.conftest import enroll
 
 
-def resigned(program, **changes):
+def resign(program, **changes):
     return program.manifest.model_copy(update=changes)
 
 
@@ -23,16 +23,16 @@ def with_file(program, role, **changes):
         ProgramFile.model_construct(**(file.model_dump() | changes)) if file.role == role else file
         for file in program.manifest.files
     ]
-    return resigned(program, files=tuple(files))
+    return resign(program, files=tuple(files))
 
 
 def test_an_older_program_than_one_seen_is_refused(daemon, server, rademacher):
-    server.add_job(rademacher, job_id="job-new", manifest=resigned(rademacher, version=2), steps=1)
+    server.add_job(rademacher, job_id="job-new", manifest=resign(rademacher, version=2), steps=1)
     assert daemon.run(once=True).outcome is Outcome.COMPLETED
     calls = len(server.calls)
     server.add_job(rademacher, job_id="job-old", steps=1)
-    ended = daemon.run(once=True)
-    assert ended.outcome is Outcome.FAILED
+    job_end = daemon.run(once=True)
+    assert job_end.outcome is Outcome.FAILED
     (failure,) = server.failures
     assert failure.code == "untrusted"
     assert "version 1" in failure.detail
@@ -49,10 +49,10 @@ def test_an_unverified_manifest_does_not_lengthen_the_watchdogs_patience(
         systemd.bind(str(tmp_path / "notify"))
         watchdog = Watchdog({"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "600000000"})
         daemon = Daemon(home, {"movies": dataset}, display, engines=engines, watchdog=watchdog)
-        huge = resigned(rademacher, flops_per_step=10**15)
+        huge = resign(rademacher, flops_per_step=10**15)
         server.add_job(rademacher, manifest=huge, key=new_private_key(), steps=1)
-        ended = daemon.run(once=True)
-    assert ended.outcome is Outcome.FAILED
+        job_end = daemon.run(once=True)
+    assert job_end.outcome is Outcome.FAILED
     assert server.failures[0].code == "untrusted"
     assert watchdog.patience == 600
 
@@ -60,8 +60,8 @@ def test_an_unverified_manifest_does_not_lengthen_the_watchdogs_patience(
 @pytest.mark.parametrize("name", ["../../evil", "/etc/evil", "a/b", "..", ""])
 def test_a_manifest_that_names_a_path_is_refused(daemon, server, rademacher, name, tmp_path):
     server.add_job(rademacher, manifest=with_file(rademacher, "program", name=name), steps=1)
-    ended = daemon.run(once=True)
-    assert ended.outcome is Outcome.FAILED
+    job_end = daemon.run(once=True)
+    assert job_end.outcome is Outcome.FAILED
     (failure,) = server.failures
     assert failure.code == "unsafe-manifest"
     assert repr(name) in failure.detail
@@ -79,8 +79,8 @@ def test_a_file_with_the_right_hash_that_is_no_such_file_fails_the_job(daemon, s
         steps=1,
     )
     server.files[sha256_hex(content)] = content
-    ended = daemon.run(once=True)
-    assert ended.outcome is Outcome.FAILED
+    job_end = daemon.run(once=True)
+    assert job_end.outcome is Outcome.FAILED
     (failure,) = server.failures
     assert failure.code == "runtime-failed"
     assert "\n" not in failure.detail
@@ -94,8 +94,8 @@ def test_a_program_of_another_shape_fails_the_job(daemon, server, rademacher, ga
     manifest = with_file(rademacher, "program", sha256=other.sha256, size=other.size)
     server.add_job(rademacher, manifest=manifest, steps=2)
     server.files[other.sha256] = gaussian.path("program").read_bytes()
-    ended = daemon.run(once=True)
-    assert ended.outcome is Outcome.FAILED
+    job_end = daemon.run(once=True)
+    assert job_end.outcome is Outcome.FAILED
     assert len(server.failures) == 1
     assert not server.uploads
 

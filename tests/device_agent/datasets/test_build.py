@@ -70,24 +70,24 @@ def test_a_record_has_one_split_whatever_is_added_with_it(tmp_path_factory, rows
     directory = tmp_path_factory.mktemp("split")
     store, rule = DatasetStore(directory / "data"), SplitRule((50, 30, 20), seed)
     order = data.draw(st.permutations(rows + rows))
-    for name, listed in (("a", rows), ("b", order)):
+    for name, dataset_rows in (("a", rows), ("b", order)):
         path = directory / f"{name}.jsonl"
         extra = [{"text": f"always {name} {number}"} for number in range(100)]  # so that no split is empty
-        path.write_text("".join(json.dumps(record) + "\n" for record in [*listed, *extra]))
+        path.write_text("".join(json.dumps(record) + "\n" for record in [*dataset_rows, *extra]))
         add(store, Addition(name=name, sources=[open_source(path, None, None, None)], rule=rule))
-    placed = {}
+    splits = {}
     for name in ("a", "b"):
-        for split, kept in records(store, name).items():
-            for record in kept:
-                assert placed.setdefault(record_bytes(record), split) == split
-        kept = [record_bytes(record) for part in records(store, name).values() for record in part]
-        assert len(kept) == len(set(kept))
+        for split, members in records(store, name).items():
+            for record in members:
+                assert splits.setdefault(record_bytes(record), split) == split
+        contents = [record_bytes(record) for part in records(store, name).values() for record in part]
+        assert len(contents) == len(set(contents))
     expected = {
         record_bytes(record)
         for record in rows
         if any(str(value).strip() for value in record.values() if value is not None)
     }
-    assert expected <= set(placed)
+    assert expected <= set(splits)
 
 
 def test_shares_and_seeds(store, source):
@@ -192,8 +192,10 @@ def test_a_task_that_most_records_do_not_fit_is_refused_without_their_text(store
 
 def test_lists_of_answers_are_counted_by_what_is_wrong_with_them_and_mapped(store, tmp_path):
     path, squad = tmp_path / "squad.jsonl", {"title": "t", "context": "c", "question": "Who?"}
-    given = [{"text": ["Ann", "Ann B."], "answer_start": [0, 0]}] * 40 + [{"text": []}] * 2 + [{"text": ["Ann", 7]}]
-    rows = [squad | {"id": number, "answers": answers} for number, answers in enumerate(given)]
+    answer_lists = (
+        [{"text": ["Ann", "Ann B."], "answer_start": [0, 0]}] * 40 + [{"text": []}] * 2 + [{"text": ["Ann", 7]}]
+    )
+    rows = [squad | {"id": number, "answers": answers} for number, answers in enumerate(answer_lists)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     sources = [open_source(path, None, None, None)]
     added = add(store, Addition(name="a", sources=sources, task=named_task("squad")))
@@ -215,9 +217,9 @@ def test_files_are_the_owners_alone(store, source):
         add(store, Addition(name="a", sources=[source()]))
     finally:
         os.umask(before)
-    found = [store.path, *(path for path in store.path.rglob("*") if not path.is_symlink())]
-    modes = {stat.S_IMODE(path.stat().st_mode) for path in found if path.is_file()}
-    assert (modes, {stat.S_IMODE(path.stat().st_mode) for path in found if path.is_dir()}) == ({0o600}, {0o700})
+    paths = [store.path, *(path for path in store.path.rglob("*") if not path.is_symlink())]
+    modes = {stat.S_IMODE(path.stat().st_mode) for path in paths if path.is_file()}
+    assert (modes, {stat.S_IMODE(path.stat().st_mode) for path in paths if path.is_dir()}) == ({0o600}, {0o700})
 
 
 def test_a_full_disk_and_another_process_leave_everything_as_it_was(store, source, monkeypatch):
@@ -242,12 +244,12 @@ def killed_at(call, number):
     """Runs `call` in a child that dies by SIGKILL at its n-th access to the file system; returns whether it died."""
     child = os.fork()
     if child == 0:
-        left = [number]
+        remaining = [number]
 
         def count(event, _):
             if event.startswith(("open", "os.", "shutil.", "sqlite3.")):
-                left[0] -= 1
-                if left[0] == 0:
+                remaining[0] -= 1
+                if remaining[0] == 0:
                     os.kill(os.getpid(), signal.SIGKILL)
 
         try:
@@ -263,22 +265,22 @@ def test_a_kill_at_any_access_to_the_disk_leaves_the_old_or_the_new_data_set(sto
     change = Addition(name="a", sources=new, mode=Mode.APPEND)
     add(store, old)
     before = content(store.directory("a"))
-    number, seen = 0, set()
+    number, outcomes = 0, set()
     died = True
     while died:
         number += 1
         died = killed_at(lambda: add(store, change), number)
-        found = content(DatasetStore(store.path).directory("a"))
+        current = content(DatasetStore(store.path).directory("a"))
         about = store.about("a").records
         assert {f"{split}.jsonl": count for split, count in about.items()} == {
-            name: lines.count(b"\n") for name, lines in found.items()
+            name: lines.count(b"\n") for name, lines in current.items()
         }
-        seen.add(found == before)
-        if found != before:
+        outcomes.add(current == before)
+        if current != before:
             add(store, Addition(name="a", sources=old.sources, mode=Mode.REPLACE))
             assert content(store.directory("a")) == before
     assert number > 20
-    assert seen == {True, False}
+    assert outcomes == {True, False}
     with store.changing():
         assert len(list((store.path / ".versions").iterdir())) == 1
 

@@ -31,7 +31,7 @@ def choose(home, server_key, monkeypatch):
         enroll(home, server.url, server_key)
         monkeypatch.delenv(RUNNER_VARIABLE, raising=False)
         monkeypatch.setenv("PATH", "")
-        yield lambda wanted=None: EngineSelector(home, wanted)
+        yield lambda engine=None: EngineSelector(home, engine)
 
 
 def test_a_runner_that_is_there_is_used(choose, home, rademacher, runner_directory):
@@ -71,9 +71,9 @@ def test_torchs_programs_are_pythons(choose, rademacher):
     recipe = rademacher.manifest.recipe.model_copy(update={"backend": "torch"})
     manifest = rademacher.manifest.model_copy(update={"recipe": recipe})
     assert isinstance(choose()(manifest), PythonEngine)
-    for wanted in (EngineName.NATIVE, EngineName.ADB):
+    for engine in (EngineName.NATIVE, EngineName.ADB):
         with pytest.raises(BadRequest, match=r"no backend 'torch'.*--engine python"):
-            choose(wanted)(manifest)
+            choose(engine)(manifest)
 
 
 def test_a_phones_engine_takes_a_runner_for_the_phone(home, server_key, adb, rademacher, runner_directory, monkeypatch):

@@ -22,9 +22,9 @@ LONG = SETTINGS | {"steps": 300, "evaluation_interval": 70}
 
 
 def train(engine, run, stop=lambda: False):
-    heard = []
-    message = engine.train(run, heard.append, stop)
-    return message, heard
+    reports = []
+    message = engine.train(run, reports.append, stop)
+    return message, reports
 
 
 @pytest.fixture
@@ -47,8 +47,10 @@ def test_both_engines_make_one_ledger_and_one_result(program, native, dataset, t
     for engine in (native, PythonEngine()):
         run = RunDirectory(tmp_path / engine.name)
         run.begin(program.plan(dataset, **SETTINGS))
-        message, heard = train(engine, run)
-        assert [found.step for found in heard if found.phase == "training"] == list(range(1, SETTINGS["steps"] + 1))
+        message, reports = train(engine, run)
+        assert [progress.step for progress in reports if progress.phase == "training"] == list(
+            range(1, SETTINGS["steps"] + 1)
+        )
         assert run.result() == message.result
         measured = {"train_seconds": 0, "seconds": 0, "peak_rss_bytes": 0}
         results.append((hashes(run), message.result.model_copy(update=measured)))
@@ -60,15 +62,15 @@ def test_a_run_goes_on_by_the_other_engine(long, native, tmp_path):
     whole = copy_run(long, tmp_path / "whole")
     train(native, whole)
     for engine, until in ((PythonEngine(), 5), (native, 11), (PythonEngine(), LONG["steps"] + 1)):
-        heard = []
-        stop = lambda heard=heard, until=until: bool(heard) and heard[-1].step >= until  # noqa: E731
-        engine.train(long, heard.append, stop)
+        reports = []
+        stop = lambda reports=reports, until=until: bool(reports) and reports[-1].step >= until  # noqa: E731
+        engine.train(long, reports.append, stop)
     assert hashes(long) == hashes(whole)
 
 
 def test_it_stops_after_the_call_in_progress(long, native):
-    heard = []
-    message = native.train(long, heard.append, lambda: any(found.step >= 3 for found in heard))
+    reports = []
+    message = native.train(long, reports.append, lambda: any(progress.step >= 3 for progress in reports))
     assert message.stopped
     assert 3 <= ledger(long).steps < LONG["steps"]
     assert long.figures().peak_rss_bytes > 0
@@ -82,7 +84,7 @@ def test_limits_are_obeyed_and_noted(begun, native, tmp_path, rest):
     twin, free = copy_run(begun, tmp_path / "twin"), copy_run(begun, tmp_path / "free")
     (free.path / "limits").unlink()
     train(native, begun)
-    assert [found.model_dump() for found in ledger(begun).limits] == [{"step": 0, "rest": rest, "max_length": 14}]
+    assert [limit.model_dump() for limit in ledger(begun).limits] == [{"step": 0, "rest": rest, "max_length": 14}]
     train(native, free)
     assert ledger(free).limits == []
     assert ledger(free).coefficients[0].tobytes() != ledger(begun).coefficients[0].tobytes()
@@ -91,17 +93,17 @@ def test_limits_are_obeyed_and_noted(begun, native, tmp_path, rest):
 
 
 def test_limits_that_change_hold_from_the_next_step(long, native):
-    heard = []
+    reports = []
 
     def report(progress):
-        heard.append(progress)
+        reports.append(progress)
         if progress.phase == "training" and progress.step == 4:
             long.limit(Limits(max_length=14))
 
     native.train(long, report, lambda: False)
-    (noted,) = ledger(long).limits
-    assert noted.step >= 4
-    assert noted.max_length == 14
+    (limit,) = ledger(long).limits
+    assert limit.step >= 4
+    assert limit.max_length == 14
     assert ledger(long).steps == LONG["steps"]
 
 
@@ -163,6 +165,6 @@ def test_a_damaged_plan_is_written_again(begun):
         begun.native_plan.write_bytes(harmed)
         assert prepare(begun) is None
         assert begun.native_plan.read_bytes() == whole
-    written = begun.native_plan.stat().st_mtime_ns
+    mtime = begun.native_plan.stat().st_mtime_ns
     assert prepare(begun) is None
-    assert begun.native_plan.stat().st_mtime_ns == written
+    assert begun.native_plan.stat().st_mtime_ns == mtime

@@ -40,25 +40,27 @@ def train(engine, run, report=lambda _progress: None, stop=lambda: False):
 
 def until(engine, run, step):
     """Trains until the engine tells of `step`."""
-    heard = []
-    message = train(engine, run, heard.append, lambda: any(told(progress, step) for progress in heard))
+    reports = []
+    message = train(engine, run, reports.append, lambda: any(has_reached(progress, step) for progress in reports))
     assert message.stopped
 
 
-def told(progress, step):
+def has_reached(progress, step):
     return progress.phase == "training" and progress.step >= step
 
 
-def kept(run):
+def checkpoints(run):
     return CheckpointDirectory(run.path / "checkpoints")
 
 
 def test_both_engines_make_the_same_steps(begun, gradient, tmp_path, native):
     results, losses, adapters = [], [], []
     for engine in (native, PythonEngine()):
-        run, heard = copy_run(begun, tmp_path / engine.name), []
-        message = train(engine, run, heard.append)
-        assert [found.step for found in heard if found.phase == "training"] == list(range(1, SETTINGS["steps"] + 1))
+        run, reports = copy_run(begun, tmp_path / engine.name), []
+        message = train(engine, run, reports.append)
+        assert [progress.step for progress in reports if progress.phase == "training"] == list(
+            range(1, SETTINGS["steps"] + 1)
+        )
         assert run.result() == message.result
         assert ledger(run).header.exact
         results.append(message.result)
@@ -66,7 +68,7 @@ def test_both_engines_make_the_same_steps(begun, gradient, tmp_path, native):
         adapters.append(load_adapter(run.last.read_bytes(), gradient.manifest.size))
     np.testing.assert_allclose(losses[0][:5], losses[1][:5], rtol=1e-5)
     np.testing.assert_allclose(*adapters, atol=1e-3)
-    steps = ([(found.step, found.split) for found in result.evaluations] for result in results)
+    steps = ([(evaluation.step, evaluation.split) for evaluation in result.evaluations] for result in results)
     assert next(steps) == next(steps)
     assert results[0].evaluations[0].loss == pytest.approx(results[1].evaluations[0].loss, rel=1e-5)
 
@@ -99,9 +101,9 @@ def test_killed_after_the_last_step_it_ends_with_the_same_bytes(begun, native, w
 def test_a_run_goes_on_by_the_other_engine(begun, gradient, native):
     """Each reads the other's checkpoints."""
     until(native, begun, 8)
-    assert max(kept(begun).steps()) >= 7  # the runner may take further steps before it hears that it is to stop
+    assert max(checkpoints(begun).steps()) >= 7  # the runner may take further steps before it hears that it is to stop
     until(PythonEngine(), begun, 15)
-    state = kept(begun).read(kept(begun).steps()[-1])
+    state = checkpoints(begun).read(checkpoints(begun).steps()[-1])
     assert state is not None
     assert state.size > gradient.manifest.size
     assert train(native, begun).result.steps == SETTINGS["steps"]
@@ -109,8 +111,8 @@ def test_a_run_goes_on_by_the_other_engine(begun, gradient, native):
 
 def test_a_damaged_checkpoint_is_not_used(begun, native, whole):
     until(native, begun, 12)
-    for step in kept(begun).steps():
-        path = kept(begun).path / f"step-{step}.bin"
+    for step in checkpoints(begun).steps():
+        path = checkpoints(begun).path / f"step-{step}.bin"
         path.write_bytes(path.read_bytes()[:-1] + b"?")
     train(native, begun)
     assert hashes(begun) == hashes(whole)
@@ -118,11 +120,11 @@ def test_a_damaged_checkpoint_is_not_used(begun, native, whole):
 
 def test_checkpoints_of_another_run_are_not_used(begun, native, whole):
     """Whose ledger was moved away, or cut off before them."""
-    other = np.ones(kept(whole).read(SETTINGS["steps"]).shape, np.float32)
+    other = np.ones(checkpoints(whole).read(SETTINGS["steps"]).shape, np.float32)
     for step in (0, 3, 10):
-        kept(begun).write(step, other)
+        checkpoints(begun).write(step, other)
     until(native, begun, 5)
-    kept(begun).write(20, other)
+    checkpoints(begun).write(20, other)
     train(native, begun)
     assert hashes(begun) == hashes(whole)
 
@@ -136,8 +138,8 @@ def test_a_torn_ledger_loses_its_last_frame_only(begun, native, whole):
 
 def test_a_disk_that_is_full_at_a_checkpoint_loses_nothing(begun, native, whole):
     """/dev/full refuses every byte with ENOSPC, as a full disk does."""
-    kept(begun).path.mkdir()
-    aside = kept(begun).path / "step-10.bin.new"
+    checkpoints(begun).path.mkdir()
+    aside = checkpoints(begun).path / "step-10.bin.new"
     aside.symlink_to("/dev/full")
     with pytest.raises(DoesNotFit, match="the disk is full; free some space"):
         train(native, begun)
@@ -176,7 +178,7 @@ def test_b_is_that_of_the_ledger_even_if_a_step_comes_out_otherwise(directional,
     assert train(engine, run).result.steps == SETTINGS["steps"]
     last = load_adapter(run.last.read_bytes(), directional.manifest.size)
     np.testing.assert_array_equal(ledger(run).replay(plan.begin_b()), last)
-    assert kept(run).read(SETTINGS["steps"]).size == 3 * last.size + 2
+    assert checkpoints(run).read(SETTINGS["steps"]).size == 3 * last.size + 2
 
 
 @pytest.mark.slow
@@ -196,4 +198,4 @@ def test_steps_are_computed_again_under_the_limits_that_held(compile_tiny, datas
         run.limit(Limits())
         train(native, run)
     assert hashes(runs[0]) == hashes(runs[1])
-    assert [(found.step, found.max_length) for found in ledger(runs[1]).limits] == [(0, 14), (steps, None)]
+    assert [(limit.step, limit.max_length) for limit in ledger(runs[1]).limits] == [(0, 14), (steps, None)]

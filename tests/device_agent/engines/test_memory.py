@@ -42,8 +42,8 @@ def test_the_predicted_peak_is_near_the_measured_one(
     run.begin(plan if privacy == "none" else plan.model_copy(update={"privacy": PRIVACY}))
     assert NativeEngine(runner_directory).train(run, lambda _progress: None, lambda: False).result is not None
     manifest = program.manifest
-    predicted = predicted_peak(recipe, manifest.shape, parameters_of(sized_base))
-    assert predicted == pytest.approx(run.figures().peak_rss_bytes, rel=0.25)
+    prediction = predicted_peak(recipe, manifest.shape, parameters_of(sized_base))
+    assert prediction == pytest.approx(run.figures().peak_rss_bytes, rel=0.25)
     assert planned_bytes(recipe, manifest.shape) == pytest.approx(manifest.planned_bytes, rel=0.5)
 
 

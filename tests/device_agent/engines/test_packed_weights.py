@@ -52,7 +52,7 @@ def files(weights):
     return packed, packed.with_name(f"{packed.name}.index")
 
 
-def kept(weights):
+def file_states(weights):
     return [(path.stat().st_ino, path.stat().st_mtime_ns, path.read_bytes()) for path in files(weights)]
 
 
@@ -62,10 +62,10 @@ def train(run, native):
 
 
 def test_a_second_run_finds_what_the_first_one_packed(begun, native, weights, first):
-    before = kept(weights)
+    before = file_states(weights)
     assert train(begun, native) == first
     assert begun.figures().load_seconds > 0
-    assert kept(weights) == before  # nothing was packed again
+    assert file_states(weights) == before  # nothing was packed again
 
 
 def test_a_run_without_a_file_trains_the_same(begun, native, weights, first):
@@ -84,32 +84,32 @@ def test_a_disk_that_is_nearly_full_is_left_as_it_is(begun, native, weights, fir
 
 def test_what_is_damaged_is_replaced(begun, native, weights, first, tmp_path):
     packed, index = files(weights)
-    good = kept(weights)
+    good = file_states(weights)
     for number, (path, damage) in enumerate(
         [(packed, flip), (packed, cut), (index, flip), (index, cut), (index, foreign), (index, os.unlink)]
     ):
         damage(path)
         run = copy_run(begun, tmp_path / f"damaged-{number}")
         assert train(run, native) == first
-        assert [content for _, _, content in kept(weights)] == [content for _, _, content in good]
+        assert [content for _, _, content in file_states(weights)] == [content for _, _, content in good]
 
 
 def test_what_was_packed_of_another_weights_file_is_replaced(begun, native, weights, first):
     """The time of its change says so: packed weights are found by their places in the file."""
-    before = kept(weights)
+    before = file_states(weights)
     os.utime(weights, ns=(0, 0))
     assert train(begun, native) == first
-    assert kept(weights)[0][0] != before[0][0]
+    assert file_states(weights)[0][0] != before[0][0]
 
 
 def test_another_process_that_writes_is_left_alone(begun, native, weights, first, tmp_path):
-    with files(weights)[0].open("rb+") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        before = kept(weights)
+    with files(weights)[0].open("rb+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        before = file_states(weights)
         assert train(copy_run(begun, tmp_path / "reader"), native) == first
         files(weights)[1].write_bytes(b"")
         assert train(begun, native) == first
-        assert [found[0] for found in kept(weights)] == [found[0] for found in before]
+        assert [state[0] for state in file_states(weights)] == [state[0] for state in before]
         assert files(weights)[1].read_bytes() == b""
 
 

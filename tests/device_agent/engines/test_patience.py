@@ -22,13 +22,13 @@ def engine(request):
 def test_a_run_ends_when_its_patience_does(engine, name, request, run, dataset):
     run.begin(request.getfixturevalue(name).plan(dataset, **IDLE))
     result = engine.train(run, lambda _: None, lambda: False).result
-    validated = [found.step for found in result.evaluations if found.split == "validation"]
-    assert (result.steps, result.best_step, validated) == (12, 0, [0, 4, 8, 12])
+    validation_steps = [evaluation.step for evaluation in result.evaluations if evaluation.split == "validation"]
+    assert (result.steps, result.best_step, validation_steps) == (12, 0, [0, 4, 8, 12])
     assert result.evaluations[-1].adapter == "best"  # on the test split
     ledger = file_sha256(run.ledger)
     (run.path / "result.json").unlink()  # killed before the result was written
-    again = engine.train(run, lambda _: None, lambda: False).result
-    assert (again.steps, again.evaluations, file_sha256(run.ledger)) == (12, result.evaluations, ledger)
+    second_result = engine.train(run, lambda _: None, lambda: False).result
+    assert (second_result.steps, second_result.evaluations, file_sha256(run.ledger)) == (12, result.evaluations, ledger)
 
 
 @pytest.mark.parametrize(

@@ -98,10 +98,10 @@ def test_the_last_b_is_handed_in_and_its_validation_reported(which, native, rade
     """Also where an earlier one was better; the test split is left alone."""
     run = begin(tmp_path / "run", rademacher, dataset, mu=0, lr=3.0, schedule="constant")
     result = train(native, run).result if which == "native" else in_process(run, rademacher)
-    validations = {found.step: found for found in result.evaluations}
-    assert {found.split for found in result.evaluations} == {"validation"}
+    validations = {evaluation.step: evaluation for evaluation in result.evaluations}
+    assert {evaluation.split for evaluation in result.evaluations} == {"validation"}
     assert sorted(validations) == [0, 5, 10, 12]
-    assert max(found.accuracy for found in validations.values()) > validations[12].accuracy
+    assert max(evaluation.accuracy for evaluation in validations.values()) > validations[12].accuracy
     assert result.best_step == 12
     assert (result.start_accuracy, result.zero_shot_accuracy) == (validations[0].accuracy, None)
     assert result.tuned_accuracy == validations[12].accuracy

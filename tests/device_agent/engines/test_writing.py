@@ -32,8 +32,8 @@ def stock_loss(base, examples):
         row = example.correct_row
         with torch.no_grad():
             logits = model(torch.tensor([row.tokens])).logits[0]
-        found = torch.log_softmax(logits, -1)
-        losses += [-float(found[position, token]) for position, token in row.targets]
+        log_probabilities = torch.log_softmax(logits, -1)
+        losses += [-float(log_probabilities[position, token]) for position, token in row.targets]
     return np.mean(losses)
 
 
@@ -41,27 +41,27 @@ def stock_loss(base, examples):
 def test_a_run_reports_losses_per_token_and_no_accuracy(engine, writing, base, run, dataset, task):
     plan = writing.plan(dataset, steps=12, lr=3e-2, evaluation_interval=4).model_copy(update={"task": task})
     run.begin(plan)
-    heard = []
-    result = engine.train(run, heard.append, lambda: False).result
+    reports = []
+    result = engine.train(run, reports.append, lambda: False).result
     splits = read_splits(dataset, task, writing.tokenizer, writing.manifest.recipe, plan.training, noise_key=NOISE_KEY)
     assert result.token_loss_before == pytest.approx(stock_loss(base, splits.test), rel=1e-4)
     assert result.token_loss_after < result.token_loss_before
     assert (result.accuracy_split, result.tuned_accuracy, result.zero_shot_accuracy) == ("test", None, None)
-    losses = [found.loss for found in result.evaluations if found.split == "validation"]
+    losses = [evaluation.loss for evaluation in result.evaluations if evaluation.split == "validation"]
     assert result.best_step == 4 * int(np.argmin(losses))
-    told = [progress.validation_loss for progress in heard if progress.validation_loss is not None]
-    assert told[0] == pytest.approx(losses[0], rel=1e-5)
+    validation_losses = [progress.validation_loss for progress in reports if progress.validation_loss is not None]
+    assert validation_losses[0] == pytest.approx(losses[0], rel=1e-5)
 
 
 def test_a_document_stays_in_one_split(writing, tmp_path):
     path = tmp_path / "train.jsonl"
     path.write_text("".join(json.dumps({"text": f"{index:03d} " * 30}) + "\n" for index in range(10)))
     settings = TrainingSettings(validation_limit=5)
-    found = read_splits(tmp_path, TEXT, writing.tokenizer, writing.manifest.recipe, settings, noise_key=NOISE_KEY)
+    splits = read_splits(tmp_path, TEXT, writing.tokenizer, writing.manifest.recipe, settings, noise_key=NOISE_KEY)
     names = [
         {writing.tokenizer.decode(example.correct_row.answer)[-4:] for example in split}
-        for split in (found.train, found.validation)
+        for split in (splits.train, splits.validation)
     ]
-    assert len(found.train) > 40
-    assert len(found.validation) == 5
+    assert len(splits.train) > 40
+    assert len(splits.validation) == 5
     assert not names[0] & names[1]

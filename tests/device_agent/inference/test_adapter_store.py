@@ -20,7 +20,7 @@ def manifest(rademacher):
     return rademacher.manifest
 
 
-def needed(manifest):
+def needed_hashes(manifest):
     """What use of an adapter needs of the cache: not the training program."""
     return {manifest.file(role).sha256 for role in ("weights", "tokenizer", "inference")}
 
@@ -46,9 +46,9 @@ def keep(store, signed, value, job_id, name="alice-movies"):
 def test_the_newest_is_opened_and_the_one_before_it_stays(store, signed, manifest, server_key):
     for number in (1, 2, 3):
         keep(store, signed, number, f"job-{number}")
-    opened = store.open("alice-movies", server_key.public_key())
-    np.testing.assert_array_equal(opened.flat, flat(manifest, 3))
-    assert (opened.about.job_id, opened.about.task, opened.manifest) == ("job-3", TASK, manifest)
+    adapter = store.open("alice-movies", server_key.public_key())
+    np.testing.assert_array_equal(adapter.flat, flat(manifest, 3))
+    assert (adapter.about.job_id, adapter.about.task, adapter.manifest) == ("job-3", TASK, manifest)
     assert store.rollback("alice-movies").job_id == "job-2"
     np.testing.assert_array_equal(store.open("alice-movies", server_key.public_key()).flat, flat(manifest, 2))
     assert store.rollback("alice-movies").job_id == "job-3"
@@ -88,7 +88,7 @@ def test_names_are_listed_with_what_they_need_of_the_cache(store, signed):
     keep(store, signed, 1, "job-1", "bob")
     keep(store, signed, 1, "job-2", "alice")
     assert [about.name for about in store.stored()] == ["alice", "bob"]
-    assert store.pins() == needed(signed.manifest)
+    assert store.pins() == needed_hashes(signed.manifest)
 
 
 def test_an_adapter_that_does_not_fit_is_refused_and_the_old_one_stays(store, signed, manifest, server_key):
@@ -141,9 +141,9 @@ def test_an_adapter_that_is_not_kept_names_those_that_are(store, signed, server_
 
 def test_files_are_for_this_user_alone(store, signed, home):
     keep(store, signed, 1, "job-1")
-    found = list((home.path / "adapters").rglob("*"))
-    assert len(found) == 5
-    assert {path.stat().st_mode & 0o077 for path in found} == {0}
+    paths = list((home.path / "adapters").rglob("*"))
+    assert len(paths) == 5
+    assert {path.stat().st_mode & 0o077 for path in paths} == {0}
 
 
 def test_the_version_before_keeps_its_files_pinned_too(store, signed, server_key):
@@ -151,4 +151,4 @@ def test_the_version_before_keeps_its_files_pinned_too(store, signed, server_key
     moved = tuple(file.model_copy(update={"sha256": "e" * 64}) for file in manifest.files)
     keep(store, signed, 1, "job-1")
     keep(store, sign_manifest(manifest.model_copy(update={"files": moved}), server_key), 1, "job-2")
-    assert store.pins() == {*needed(manifest), "e" * 64}
+    assert store.pins() == {*needed_hashes(manifest), "e" * 64}

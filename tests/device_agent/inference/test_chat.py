@@ -42,7 +42,7 @@ def byte_fallback():
     return tokenizer
 
 
-def streamed(tokenizer, before, tokens):
+def stream_text(tokenizer, before, tokens):
     stream = TextStream(tokenizer, before)
     return [stream.push(token) for token in tokens], stream.flush()
 
@@ -54,7 +54,7 @@ def test_pieces_make_the_text_and_none_shows_half_a_character(make, text):
     tokenizer = make()
     before = tokenizer.encode("so ").ids
     tokens = tokenizer.encode("so " + text).ids[len(before) :]
-    pieces, rest = streamed(tokenizer, before, tokens)
+    pieces, rest = stream_text(tokenizer, before, tokens)
     # Llama 2's kind spells a text by its own decoder; spaces that stand in the text itself come back as such.
     assert "".join(pieces) + rest == text.replace("\u2581", " " if make is byte_fallback else "\u2581")
     assert rest == ""
@@ -63,7 +63,7 @@ def test_pieces_make_the_text_and_none_shows_half_a_character(make, text):
 
 def test_each_character_comes_with_its_last_byte():
     tokenizer = byte_level()
-    pieces, rest = streamed(tokenizer, [], tokenizer.encode("aé€😀").ids)
+    pieces, rest = stream_text(tokenizer, [], tokenizer.encode("aé€😀").ids)
     assert pieces == ["a", "", "é", "", "", "€", "", "", "", "😀"]
     assert rest == ""
 
@@ -71,7 +71,7 @@ def test_each_character_comes_with_its_last_byte():
 def test_bytes_that_are_no_character_are_shown_when_more_text_follows_or_none_does():
     tokenizer = byte_level()
     euro = tokenizer.encode("€").ids
-    pieces, rest = streamed(tokenizer, [], [*euro[:2], *tokenizer.encode("ab").ids, euro[0]])
+    pieces, rest = stream_text(tokenizer, [], [*euro[:2], *tokenizer.encode("ab").ids, euro[0]])
     assert pieces == ["", "", REPLACEMENT_CHARACTER + "a", "b", ""]
     assert rest == REPLACEMENT_CHARACTER
 
@@ -89,14 +89,14 @@ def with_marks(model):
     tokenizer = Tokenizer.from_str(model.tokenizer.to_str())
     tokenizer.add_special_tokens([AddedToken(OPEN, special=True), AddedToken(CLOSE, special=True)])
     assert tokenizer.get_vocab_size() <= model.manifest.shape.vocabulary
-    asked = []
+    prompts = []
 
     class Listening:
         def generate(self, tokens, most, **how):
-            asked.append(list(tokens))
+            prompts.append(list(tokens))
             return model.inference.generate(tokens, most, **how)
 
-    return PersonalModel(model.name, model.task, model.manifest, tokenizer, Listening()), asked
+    return PersonalModel(model.name, model.task, model.manifest, tokenizer, Listening()), prompts
 
 
 def test_a_plain_text_is_gone_on_with_as_it_stands(model):
@@ -119,36 +119,36 @@ def test_a_special_token_ends_the_answer_and_is_not_shown(model):
 
 
 def test_a_conversation_is_written_by_the_template(model):
-    marked, asked = with_marks(model)
+    marked, prompts = with_marks(model)
     chat = Chat(marked, CHATML, max_tokens=3)
     first = "".join(chat.answer("a"))
     list(chat.answer("b"))
     opening = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
-    assert asked[0] == marked.tokenizer.encode(opening.format("a")).ids
-    assert asked[1] == marked.tokenizer.encode(f"{opening.format('a')}{first}<|im_end|>\n{opening.format('b')}").ids
-    said = list(itertools.islice(model.inference.generate(asked[0], 3), 3))
-    assert first == model.tokenizer.decode(said)
+    assert prompts[0] == marked.tokenizer.encode(opening.format("a")).ids
+    assert prompts[1] == marked.tokenizer.encode(f"{opening.format('a')}{first}<|im_end|>\n{opening.format('b')}").ids
+    tokens = list(itertools.islice(model.inference.generate(prompts[0], 3), 3))
+    assert first == model.tokenizer.decode(tokens)
 
 
 def test_an_answer_that_is_stopped_stays_in_the_conversation(model):
-    marked, asked = with_marks(model)
+    marked, prompts = with_marks(model)
     chat = Chat(marked, CHATML, max_tokens=8)
     pieces = chat.answer("a")
     next(pieces)
     pieces.close()
     assert chat.ended == "stopped"
     list(chat.answer("b"))
-    assert asked[1][: len(asked[0])] == asked[0]
+    assert prompts[1][: len(prompts[0])] == prompts[0]
 
 
 def test_the_oldest_turns_go_when_the_context_is_full(model):
-    marked, asked = with_marks(model)
+    marked, prompts = with_marks(model)
     chat = Chat(marked, CHATML, max_tokens=4)
     for _ in range(6):
         list(chat.answer("ab"))
     assert chat.forgotten > 0
-    assert all(len(tokens) + 3 <= marked.context for tokens in asked)
-    assert len(asked[-1]) > len(asked[0])
+    assert all(len(tokens) + 3 <= marked.context for tokens in prompts)
+    assert len(prompts[-1]) > len(prompts[0])
 
 
 def test_a_text_that_leaves_less_room_gets_a_shorter_answer_and_one_without_room_is_refused(model):
@@ -164,17 +164,17 @@ def test_a_text_that_leaves_less_room_gets_a_shorter_answer_and_one_without_room
 def test_the_template_is_the_programs_own_or_chatml_by_the_tokenizers_marks_and_the_bases_name(model):
     marked, _ = with_marks(model)
 
-    def named(model, name, template=None):
+    def with_name(model, name, template=None):
         recipe = model.manifest.recipe
         recipe = recipe.model_copy(update={"base": recipe.base.model_copy(update={"name": name})})
         manifest = model.manifest.model_copy(update={"recipe": recipe, "chat_template": template})
         return dataclasses.replace(model, manifest=manifest)
 
     own = ChatTemplate(template="{{ messages[-1].content }}")
-    assert default_template(named(model, "smollm2-135m-instruct"))[0] is None
-    assert default_template(named(marked, "smollm2-135m-instruct"))[0] == CHATML
-    assert default_template(named(marked, "smollm2-135m-instruct", own))[0] == own
-    template, why = default_template(named(marked, "smollm2-135m"))
+    assert default_template(with_name(model, "smollm2-135m-instruct"))[0] is None
+    assert default_template(with_name(marked, "smollm2-135m-instruct"))[0] == CHATML
+    assert default_template(with_name(marked, "smollm2-135m-instruct", own))[0] == own
+    template, why = default_template(with_name(marked, "smollm2-135m"))
     assert template is None
     assert "--form chatml" in why
     with pytest.raises(BadRequest, match="--form plain"):

@@ -43,9 +43,9 @@ def keep(home, rademacher, server_key):
 
 @pytest.fixture
 def live(home, keep):
-    opened = LiveModel(home, NAME)
-    yield opened
-    opened.close()
+    model = LiveModel(home, NAME)
+    yield model
+    model.close()
 
 
 @pytest.fixture
@@ -99,9 +99,9 @@ def test_an_adapter_of_another_program_is_opened_anew(home, keep, live, last):
 def test_a_new_version_that_cannot_be_used_leaves_the_one_before_in_use(home, keep, live, last):
     before = answers(live.model)
     keep(3, last)  # whose inference file is not here
-    said = live.refresh()
-    assert "adapter pull" in said
-    assert "stays in use" in said
+    message = live.refresh()
+    assert "adapter pull" in message
+    assert "stays in use" in message
     assert answers(live.model) == before
     assert live.refresh() is None  # said once
     keep(2)
@@ -129,9 +129,9 @@ def test_a_conversation_goes_on_under_another_adapter(home, keep, live):
     keep(2)
     live.refresh()
     talk.use(live.model)
-    found = "".join(talk.answer("so"))
+    answer = "".join(talk.answer("so"))
     model = open_personal(home, NAME)
-    assert found == "".join(Chat(model, None, 6).answer("so"))
+    assert answer == "".join(Chat(model, None, 6).answer("so"))
     model.close()
     assert talk.forgotten == 0
 

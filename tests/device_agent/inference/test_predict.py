@@ -42,14 +42,14 @@ def test_predictions_are_what_the_training_program_scores(home, rademacher, flat
     expected = trained_scores(rademacher, flat, TASK, RECORDS)
     model = open_personal(home, "alice-movies")
     for record, scores in zip(RECORDS, expected, strict=True):
-        found = predict(model, {"text": record["text"]}, "here")
-        np.testing.assert_allclose([c.log_probability for c in found.candidates], scores, rtol=1e-4)
+        prediction = predict(model, {"text": record["text"]}, "here")
+        np.testing.assert_allclose([c.log_probability for c in prediction.candidates], scores, rtol=1e-4)
         weights = [np.e**score for score in scores]
         shares = [weight / sum(weights) for weight in weights]
-        np.testing.assert_allclose([c.probability for c in found.candidates], shares, rtol=1e-3)
-        assert [(c.text, c.label) for c in found.candidates] == [(" terrible", "negative"), (" great", "positive")]
-        assert found.best.text == (" terrible", " great")[int(np.argmax(scores))]
-        assert found.truncated == (record is RECORDS[2])
+        np.testing.assert_allclose([c.probability for c in prediction.candidates], shares, rtol=1e-3)
+        assert [(c.text, c.label) for c in prediction.candidates] == [(" terrible", "negative"), (" great", "positive")]
+        assert prediction.best.text == (" terrible", " great")[int(np.argmax(scores))]
+        assert prediction.truncated == (record is RECORDS[2])
     model.close()
 
 
@@ -59,9 +59,9 @@ def test_candidates_with_prompts_of_their_own_follow_them(home, rademacher, serv
     record = {"context": "so", "option1": "a joy", "option2": "the cast", "object": "sat", "answer": "2"}
     (expected,) = trained_scores(rademacher, flat, task, [record])
     model = open_personal(home, "alice-movies")
-    found = predict(model, record, "here")
-    np.testing.assert_allclose([c.log_probability for c in found.candidates], expected, rtol=1e-4)
-    assert [c.label for c in found.candidates] == ["1", "2"]
+    prediction = predict(model, record, "here")
+    np.testing.assert_allclose([c.log_probability for c in prediction.candidates], expected, rtol=1e-4)
+    assert [c.label for c in prediction.candidates] == ["1", "2"]
     model.close()
 
 
@@ -116,8 +116,8 @@ def test_options_that_make_no_record_say_what_does(text, fields, words):
 
 def test_lines_are_records_or_for_a_task_of_one_field_texts():
     lines = ["plain text\n", "\n", '{"text": "json"}\n', "  indented"]
-    found = list(records_of(TASK, lines, "stdin"))
-    assert found == [
+    records = list(records_of(TASK, lines, "stdin"))
+    assert records == [
         ("stdin:1", {"text": "plain text"}),
         ("stdin:3", {"text": "json"}),
         ("stdin:4", {"text": "  indented"}),

@@ -38,13 +38,13 @@ def publish(server, server_key, rademacher):
     """Has the server know a version under these revisions."""
 
     def publish(*revisions, signed=None, data=None, program=None, **facts):
-        made = vouched(rademacher, server_key, **facts)
-        found = DeviceAdapter(
-            adapter=signed or made[0], program=program or sign_manifest(rademacher.manifest, server_key)
+        vouched_version = vouched(rademacher, server_key, **facts)
+        device_adapter = DeviceAdapter(
+            adapter=signed or vouched_version[0], program=program or sign_manifest(rademacher.manifest, server_key)
         )
-        for revision in (*revisions, found.adapter.manifest.revision):
-            server.versions[NAME, revision] = (found, made[1] if data is None else data)
-        return found.adapter.manifest
+        for revision in (*revisions, device_adapter.adapter.manifest.revision):
+            server.versions[NAME, revision] = (device_adapter, vouched_version[1] if data is None else data)
+        return device_adapter.adapter.manifest
 
     return publish
 
@@ -59,7 +59,7 @@ def fetch(home, server):
 
 
 @pytest.fixture
-def opened(home):
+def open_adapter(home):
     return lambda: AdapterStore(home).open(NAME, *home.config().trusted_keys())
 
 
@@ -67,19 +67,19 @@ def files_of(home):
     return sorted(path.relative_to(home.path) for path in (home.path / "adapters").rglob("*") if path.is_file())
 
 
-def test_a_pulled_version_is_the_newest_and_the_one_before_it_stays(home, publish, fetch, opened, rademacher):
+def test_a_pulled_version_is_the_newest_and_the_one_before_it_stays(home, publish, fetch, open_adapter, rademacher):
     publish("v1", seed=1, version=1)
     second = publish("main", "v2", seed=2, version=2)
     about, files = fetch("v1")
     assert [file.role for file in files] == ["inference", "weights", "tokenizer"]
-    np.testing.assert_array_equal(opened().flat, random_b(rademacher.manifest, 1))
+    np.testing.assert_array_equal(open_adapter().flat, random_b(rademacher.manifest, 1))
     about, files = fetch("main")
     assert not files
     assert about.origin.manifest == second
     assert about.description == "version 2, of job job-of-2"
-    np.testing.assert_array_equal(opened().flat, random_b(rademacher.manifest, 2))
+    np.testing.assert_array_equal(open_adapter().flat, random_b(rademacher.manifest, 2))
     AdapterStore(home).rollback(NAME)
-    np.testing.assert_array_equal(opened().flat, random_b(rademacher.manifest, 1))
+    np.testing.assert_array_equal(open_adapter().flat, random_b(rademacher.manifest, 1))
     assert fetch(second.revision)[0].origin.manifest == second
     assert not [path for path in files_of(home) if path.name.startswith(".")]
 
@@ -109,9 +109,9 @@ def test_what_was_not_asked_for_or_does_not_fit_is_refused(publish, fetch, home,
 
 
 def test_another_servers_word_is_refused(publish, fetch, server, server_key, rademacher, home):
-    made, _ = vouched(rademacher, server_key)
-    false = sign_adapter(made.manifest, new_private_key())
-    publish("main", signed=SignedAdapter(**dict(false) | {"key_id": made.key_id}))
+    signed, _ = vouched(rademacher, server_key)
+    false = sign_adapter(signed.manifest, new_private_key())
+    publish("main", signed=SignedAdapter(**dict(false) | {"key_id": signed.key_id}))
     with pytest.raises(Untrusted, match="signature"):
         fetch("main")
     publish("main", program=sign_manifest(rademacher.manifest, new_private_key()))
@@ -135,7 +135,7 @@ def test_an_old_program_in_place_of_a_newer_one_is_refused(publish, fetch, home,
         fetch("main")
 
 
-def test_a_changed_file_in_the_store_is_detected(publish, fetch, home, opened):
+def test_a_changed_file_in_the_store_is_detected(publish, fetch, home, open_adapter):
     publish("main")
     fetch("main")
     (about,) = (home.path / "adapters" / NAME).glob("*/about.json")
@@ -143,7 +143,7 @@ def test_a_changed_file_in_the_store_is_detected(publish, fetch, home, opened):
     document["origin"]["manifest"]["version"] = 9
     about.write_text(json.dumps(document))
     with pytest.raises(Untrusted, match="signature"):
-        opened()
+        open_adapter()
 
 
 @pytest.mark.parametrize("text", ["", "../x", "a@", "a@b/c", "a@..", "A@main", "a@b@c"])
@@ -152,32 +152,34 @@ def test_what_is_no_reference_is_refused(text):
         parse_reference(text)
 
 
-def test_killed_at_any_moment_the_store_has_one_complete_version(publish, server, home, opened, rademacher, fetch):
+def test_killed_at_any_moment_the_store_has_one_complete_version(
+    publish, server, home, open_adapter, rademacher, fetch
+):
     """`adapter pull` dies -9 as its download arrives and as it is put away; each time the next one ends it."""
     publish("v1", seed=1, version=1)
     fetch("v1")
     publish("v2", seed=2, version=2)
     command = [sys.executable, "-m", "device_agent", "adapter", "pull", f"{NAME}@v2", "--home", str(home.path)]
-    began = time.monotonic()
+    start = time.monotonic()
     assert subprocess.run(command, cwd=ROOT, check=False).returncode == 0
-    takes = time.monotonic() - began
-    known = [random_b(rademacher.manifest, seed) for seed in (1, 2)]
+    duration = time.monotonic() - start
+    expected = [random_b(rademacher.manifest, seed) for seed in (1, 2)]
     for share in (0.3, 0.7, 0.85, 0.95):
         AdapterStore(home).remove(NAME)
         fetch("v1")
         process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        time.sleep(takes * share)
+        time.sleep(duration * share)
         process.send_signal(signal.SIGKILL)
         process.wait()
-        assert any(np.array_equal(opened().flat, flat) for flat in known)
+        assert any(np.array_equal(open_adapter().flat, flat) for flat in expected)
     assert subprocess.run(command, cwd=ROOT, check=False).returncode == 0
-    np.testing.assert_array_equal(opened().flat, known[1])
+    np.testing.assert_array_equal(open_adapter().flat, expected[1])
 
 
-def test_what_a_broken_download_left_is_gone_on_with(publish, server, home, fetch, opened, rademacher):
+def test_what_a_broken_download_left_is_gone_on_with(publish, server, home, fetch, open_adapter, rademacher):
     manifest = publish("main")
     part = AdapterStore(home).arriving(manifest.sha256)
     part.with_name(part.name + ".part").write_bytes(server.versions[NAME, "main"][1][:100])
     fetch("main")
     assert server.ranges[-1] == "bytes=100-"
-    np.testing.assert_array_equal(opened().flat, random_b(rademacher.manifest))
+    np.testing.assert_array_equal(open_adapter().flat, random_b(rademacher.manifest))

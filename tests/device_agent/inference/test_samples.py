@@ -17,12 +17,12 @@ WHOLE = Task(name="whole", kind="text")
 @pytest.mark.parametrize("task", [SEQUEL, WHOLE], ids=["completion", "text"])
 def test_samples_are_held_out_and_what_the_models_write(home, rademacher, server_key, dataset, task):
     keep_adapter(home, rademacher, server_key, task=task)
-    found = write_samples(home, "alice-movies", dataset, 4, 5)
+    samples = write_samples(home, "alice-movies", dataset, 4, 5)
     records = [json.loads(line) for line in (dataset / "test.jsonl").read_text().splitlines()]
-    assert (found.split, len(found.texts)) == ("test", 4)
-    assert write_samples(home, "alice-movies", dataset, 4, 5) == found
+    assert (samples.split, len(samples.texts)) == ("test", 4)
+    assert write_samples(home, "alice-movies", dataset, 4, 5) == samples
     models = {name: open_personal(home, "alice-movies", base=name == "base") for name in ("base", "adapter")}
-    for each in found.texts:
+    for each in samples.texts:
         if task is SEQUEL:
             assert each.prompt in [record["text"] for record in records]
             assert each.own == " It was"
@@ -30,17 +30,17 @@ def test_samples_are_held_out_and_what_the_models_write(home, rademacher, server
             assert any(record["text"].startswith(each.prompt + each.own) for record in records)
         for name, model in models.items():
             prompt = model.tokenizer.encode(each.prompt).ids
-            written = model.tokenizer.decode(list(model.inference.generate(prompt, 5)))
-            assert getattr(each, name) == written
-    assert any(each.base != each.adapter for each in found.texts)
+            text = model.tokenizer.decode(list(model.inference.generate(prompt, 5)))
+            assert getattr(each, name) == text
+    assert any(each.base != each.adapter for each in samples.texts)
 
 
 def test_without_a_split_of_their_own_samples_are_what_training_holds_out(home, rademacher, server_key, dataset):
     keep_adapter(home, rademacher, server_key, task=SEQUEL)
     for split in ("test", "validation"):
         (dataset / f"{split}.jsonl").unlink()
-    found = write_samples(home, "alice-movies", dataset, 50, 1)
-    assert (found.split, len(found.texts)) == ("train", 13 // 5)
+    samples = write_samples(home, "alice-movies", dataset, 50, 1)
+    assert (samples.split, len(samples.texts)) == ("train", 13 // 5)
 
 
 def test_a_task_that_chooses_has_no_samples(home, rademacher, server_key, dataset):

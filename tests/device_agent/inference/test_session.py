@@ -53,18 +53,18 @@ def test_scores_are_those_of_the_training_program(rademacher, inference, runtime
 def test_a_long_candidate_is_the_sum_of_its_tokens(inference, text):
     prompt, candidate = text[:20], text[20:]  # 25 tokens, several times the program's T of 6
     steps = [inference.score(text[:end], [[text[end]]])[0] for end in range(20, 45)]
-    (found,) = inference.score(prompt, [candidate])
-    assert found == pytest.approx(sum(steps), rel=1e-5)
+    (score,) = inference.score(prompt, [candidate])
+    assert score == pytest.approx(sum(steps), rel=1e-5)
 
 
 def test_a_greedy_text_is_the_likeliest_token_after_all_before_it(inference, runtime, text):
-    found = list(inference.generate(text, 20))
+    continuation = list(inference.generate(text, 20))
     tokens = list(text)
     while len(tokens) < 65:
         for place, token in enumerate(tokens):
             logits = runtime.extend([token], place, [0])
         tokens.append(int(logits[0].argmax()))
-    assert found == tokens[45:]
+    assert continuation == tokens[45:]
 
 
 def test_a_drawn_text_depends_on_its_seed_alone(inference, text):

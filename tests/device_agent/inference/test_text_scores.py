@@ -44,7 +44,7 @@ def test_rouge_l_is_the_f1_of_the_longest_common_subsequence():
 
 
 @pytest.mark.parametrize(
-    ("written", "own", "f1"),
+    ("answer", "own", "f1"),
     [
         ("The Eiffel Tower.", "eiffel tower", 1.0),
         ("in the year 1889", "1889", 0.5),  # precision 1/3, recall 1
@@ -55,8 +55,8 @@ def test_rouge_l_is_the_f1_of_the_longest_common_subsequence():
         ("the", "", 1.0),
     ],
 )
-def test_token_f1_follows_squads_rules(written, own, f1):
-    assert token_f1(written, own) == pytest.approx(f1)
+def test_token_f1_follows_squads_rules(answer, own, f1):
+    assert token_f1(answer, own) == pytest.approx(f1)
 
 
 def test_scores_are_means():
@@ -96,12 +96,12 @@ def train(daemon, server, rademacher, home, dataset):
 
 def test_a_jobs_result_has_the_scores_of_what_its_adapter_writes(train, home, dataset, rademacher):
     result = train()
-    found = write_samples(home, "alice-movies", dataset, 40, rademacher.manifest.recipe.answer_length).texts
+    texts = write_samples(home, "alice-movies", dataset, 40, rademacher.manifest.recipe.answer_length).texts
     right = [f" {ending}" for ending in ENDINGS]
-    assert result.written_before == text_scores([(each.base, right) for each in found])
-    assert result.written_after == text_scores([(each.adapter, right) for each in found])
-    assert {each.own for each in found} == {right[0]}
-    assert result.written_after.examples == len(found) > 4
+    assert result.written_before == text_scores([(each.base, right) for each in texts])
+    assert result.written_after == text_scores([(each.adapter, right) for each in texts])
+    assert {each.own for each in texts} == {right[0]}
+    assert result.written_after.examples == len(texts) > 4
 
 
 def test_a_job_that_cannot_write_keeps_its_adapter_and_says_nothing(train, monkeypatch):
@@ -116,19 +116,22 @@ def test_a_job_that_cannot_write_keeps_its_adapter_and_says_nothing(train, monke
 def test_a_job_killed_between_training_and_scoring_scores_when_it_returns(train, monkeypatch, home, server):
     score, calls = samples.score_writing, []
 
-    def interrupted(*arguments):
+    def interrupt_once(*arguments):
         calls.append(len(server.completions))
         if len(calls) == 1:
             raise Halted
         return score(*arguments)
 
-    monkeypatch.setattr(samples, "score_writing", interrupted)
+    monkeypatch.setattr(samples, "score_writing", interrupt_once)
     with pytest.raises(AssertionError):
         train()
-    trained = home.run("job-1").result()
-    assert trained is not None
-    assert trained.written_after is None
+    interrupted_result = home.run("job-1").result()
+    assert interrupted_result is not None
+    assert interrupted_result.written_after is None
     result = train()
     assert calls == [0, 0]
     assert result.written_after is not None
-    assert result.model_copy(update={"phase_seconds": None, "written_before": None, "written_after": None}) == trained
+    assert (
+        result.model_copy(update={"phase_seconds": None, "written_before": None, "written_after": None})
+        == interrupted_result
+    )

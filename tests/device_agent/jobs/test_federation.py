@@ -49,8 +49,8 @@ class Agent:
         self.data.mkdir(parents=True)
         for split, count in (("train", 9 + 2 * USERS.index(user)), ("validation", 6)):
             write_records(self.data / f"{split}.jsonl", count, seed=USERS.index(user) + 10 * count)
-        once = ask("POST", "/v1/enrollments", json={"users": [user]}).json()["token"]
-        enroll = ("enroll", "--server", url, "--token", once, "--name", user, "--home", str(self.home.path))
+        enrollment_token = ask("POST", "/v1/enrollments", json={"users": [user]}).json()["token"]
+        enroll = ("enroll", "--server", url, "--token", enrollment_token, "--name", user, "--home", str(self.home.path))
         call("device_agent", *enroll)
         self.id = self.home.config().device_id
 
@@ -66,8 +66,8 @@ class Agent:
 def tenant(call, url, name):
     """A new tenant's operator's way to ask."""
     call("server", "tenant", "create", name)
-    made = call("server", "token", "create", "--tenant", name, "--role", "operator", "--json")
-    return Transport(url, json.loads(made)["token"])
+    output = call("server", "token", "create", "--tenant", name, "--role", "operator", "--json")
+    return Transport(url, json.loads(output)["token"])
 
 
 def open_round(ask):
@@ -86,9 +86,9 @@ def finish_round(ask, number):
     """The round once its version is published."""
     path = f"/v1/cohorts/reviews/rounds/{number}"
     wait_until(lambda: ask("GET", path).json()["state"] in ("published", "abandoned"))
-    ended = ask("GET", path).json()
-    assert ended["state"] == "published", ended
-    return ended
+    document = ask("GET", path).json()
+    assert document["state"] == "published", document
+    return document
 
 
 def version(ask, number):
@@ -115,13 +115,13 @@ def federate(call, url, directory, runner, rounds, rules, **settings):
         ask("POST", "/v1/cohorts", json=COHORT | settings)
         for agent in agents:
             ask("PUT", f"/v1/cohorts/reviews/members/{agent.user}", json={"device": agent.id})
-        ended = []
+        documents = []
         for _ in range(rounds):
             number = open_round(ask)
             with ThreadPoolExecutor() as pool:
                 assert [end.outcome for end in pool.map(lambda agent: agent.work(rules), agents)] == [DONE] * 3
-            ended.append(finish_round(ask, number))
-        return agents, ended, [version(ask, one["version"]) for one in ended]
+            documents.append(finish_round(ask, number))
+        return agents, documents, [version(ask, document["version"]) for document in documents]
 
 
 @pytest.fixture(scope="module")
@@ -149,23 +149,23 @@ def test_a_version_is_the_mean_of_what_the_devices_made(federations, form):
     """Of the B's on the devices' own disks, which the plain replay of their ledgers makes, pulls and all."""
     agents, _, versions = federations[form]
     start = np.zeros_like(versions[0])
-    for position, made in enumerate(versions):
+    for position, actual in enumerate(versions):
         updates = []
         for agent in agents:
             _, trajectory, last = run_of(agent, position)
             assert len(trajectory.pulls) == 4
             assert replay(trajectory, start).tobytes() == last.tobytes()
             updates.append(difference(last, start).astype(np.float64))
-        np.testing.assert_allclose(made, start + np.mean(updates, axis=0), rtol=1e-6, atol=1e-9)
-        start = made
+        np.testing.assert_allclose(actual, start + np.mean(updates, axis=0), rtol=1e-6, atol=1e-9)
+        start = actual
 
 
 def test_a_members_device_may_have_the_cohorts_versions_and_no_others(federations, service):
     agents, _, _ = federations["weights"]
     config = agents[0].home.config()
     with DeviceClient(service.url, config.token, agents[0].home.device_key()) as client:
-        found = client.adapter("reviews", "main").adapter.manifest
-        assert (found.version, found.cohort.round, found.cohort.updates, found.device_id) == (2, 2, 3, None)
+        manifest = client.adapter("reviews", "main").adapter.manifest
+        assert (manifest.version, manifest.cohort.round, manifest.cohort.updates, manifest.device_id) == (2, 2, 3, None)
         with pytest.raises(AdapterNotFound):
             client.adapter("alice-movies", "main")
 
@@ -179,10 +179,10 @@ def test_a_job_of_ones_own_goes_on_from_the_cohort(federations, call, service):
         body["training"] = {"steps": 2, "evaluation_interval": 1}
         job = ask("POST", "/v1/jobs", json={key: value for key, value in body.items() if key != "recipe"}).json()
         assert agents[0].work("").outcome is Outcome.COMPLETED
-        made = ask("GET", "/v1/adapters/alice-reviews/versions/1").json()
-        assert (made["parent"]["adapter"], made["parent"]["version"]) == ("reviews", 2)
+        facts = ask("GET", "/v1/adapters/alice-reviews/versions/1").json()
+        assert (facts["parent"]["adapter"], facts["parent"]["version"]) == ("reviews", 2)
         trajectory, _ = parse_trajectory(agents[0].home.run(job["id"]).ledger.read_bytes())
-        last = load_adapter(agents[0].home.run(job["id"]).last.read_bytes(), made["size_d"])
+        last = load_adapter(agents[0].home.run(job["id"]).last.read_bytes(), facts["size_d"])
         assert replay(trajectory, versions[1]).tobytes() == last.tobytes()
 
 
@@ -191,11 +191,11 @@ def test_a_masked_round_yields_the_mean_and_tells_of_nobody(call, service, runne
     monkeypatch.setattr("device_agent.jobs.secure_aggregation_upload.CHECK_SECONDS", 0.1)
     masked = {"upload": "masked", "masking": {"minimum": 3}, "aggregator": {"name": "mean", "clip_norm": 50.0}}
     place = call, service.url, tmp_path, runner_directory, 1
-    agents, (ended,), (made,) = federate(*place, "cohorts = true\nmasked_among = 3", **masked)
+    agents, (document,), (actual,) = federate(*place, "cohorts = true\nmasked_among = 3", **masked)
     runs = [run_of(agent, 0) for agent in agents]
     parameters = agents[0].home.run(runs[0][0].job_id).plan().round.masking
     mean = np.mean([last for _, _, last in runs], axis=0)
     assert mean.any()
-    np.testing.assert_allclose(made, mean, rtol=1e-6, atol=mean_error(3, 3, parameters))
-    assert all(past.form == "masked" and past.bytes > 4 * made.size for past, _, _ in runs)
-    assert (ended["updates"], ended["start_accuracy"], ended["tuned_accuracy"]) == (3, None, None)
+    np.testing.assert_allclose(actual, mean, rtol=1e-6, atol=mean_error(3, 3, parameters))
+    assert all(past.form == "masked" and past.bytes > 4 * actual.size for past, _, _ in runs)
+    assert (document["updates"], document["start_accuracy"], document["tuned_accuracy"]) == (3, None, None)

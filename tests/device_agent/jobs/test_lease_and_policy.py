@@ -100,13 +100,13 @@ def test_a_rule_of_the_job_holds_and_patience_ends(start, server, sensors, radem
     server.lease_seconds = 0.8  # so that heartbeats come while it waits
     server.add_job(rademacher, rules=Rules(charging=True), steps=3)
     daemon = start()
-    ended = daemon.run(once=True)
-    assert ended.outcome is Outcome.RELEASED
-    assert "on battery; waits for external power" in ended.detail
-    assert ended.cooldown > 0
+    job_end = daemon.run(once=True)
+    assert job_end.outcome is Outcome.RELEASED
+    assert "on battery; waits for external power" in job_end.detail
+    assert job_end.cooldown > 0
     assert ("POST", "release") in server.calls
     assert any(beat.phase == "waiting" and "on battery" in beat.why for beat in server.beats)
-    assert home.status().last_detail == ended.detail
+    assert home.status().last_detail == job_end.detail
     sensors.now = FINE
     assert daemon.run(once=True).outcome is Outcome.COMPLETED
 
@@ -118,12 +118,12 @@ def test_a_run_that_is_stopped_for_long_is_given_back_and_its_journal_stays(
     monkeypatch.setattr("device_agent.jobs.lease_and_policy.WAIT_SECONDS", 1e6)
     day = QuietHours.model_validate({"start": "06:00", "end": "22:00"})
     server.add_job(rademacher, rules=Rules(hours=(day,)), steps=FOREVER)
-    thread, ended = in_background(start(), once=True)
+    thread, ends = in_background(start(), once=True)
     server.wait_for(lambda: any(beat.phase == "training" for beat in server.beats))
     sensors.now = FINE.model_copy(update={"at": NOON.replace(hour=23)})
     thread.join(60)
-    assert ended[0].outcome is Outcome.RELEASED
-    assert "waits until 06:00; the job is released, the run is kept" in ended[0].detail
+    assert ends[0].outcome is Outcome.RELEASED
+    assert "waits until 06:00; the job is released, the run is kept" in ends[0].detail
     assert ("POST", "release") in server.calls
     assert ledger(home).steps > 0
     assert not trainers()
@@ -176,11 +176,11 @@ def test_the_owners_memory_floor_counts(start, server, sensors, rademacher):
     needed = manifest.planned_bytes + manifest.file("weights").size
     sensors.now = FINE.model_copy(update={"available_bytes": needed + 999_999})
     server.add_job(rademacher, steps=1)
-    ended = start("memory_floor_bytes = 1_000_000").run(once=True)
-    assert ended.outcome is Outcome.DECLINED
-    assert "besides the 1 MB that the rules reserve" in ended.detail
+    job_end = start("memory_floor_bytes = 1_000_000").run(once=True)
+    assert job_end.outcome is Outcome.DECLINED
+    assert "besides the 1 MB that the rules reserve" in job_end.detail
     assert server.declines[0].available_bytes == needed - 1
-    assert server.asked[0].memory_bytes == needed - 1
+    assert server.lease_requests[0].memory_bytes == needed - 1
     sensors.now = FINE.model_copy(update={"available_bytes": needed + 1_000_000})
     server.add_job(rademacher, steps=1)
     assert start("memory_floor_bytes = 1_000_000").run(once=True).outcome is Outcome.COMPLETED
@@ -199,26 +199,26 @@ def test_downloads_wait_for_a_network_that_is_not_metered(start, server, sensors
 def test_a_link_that_becomes_metered_stops_a_transfer_which_goes_on_later(home, sensors, monkeypatch):
     monkeypatch.setattr("device_agent.jobs.lease_and_policy.CHECK_SECONDS", 0.0)
     evaluator = PolicyEvaluator(Rules(metered=False), sensors, DailyMinutes(home.budget))
-    told, arrived, closed = [], [], []
+    reports, pieces, cuts = [], [], []
 
     def wait(_seconds):
         sensors.now = FINE
         return False
 
-    policy_run = PolicyGatedRun(evaluator, Rules(), told.append, lambda: False, wait)
+    policy_run = PolicyGatedRun(evaluator, Rules(), reports.append, lambda: False, wait)
 
     def move(progress):
-        for piece in range(len(arrived), 4):
-            if piece == 2 and not closed:
-                closed.append(piece)
+        for piece in range(len(pieces), 4):
+            if piece == 2 and not cuts:
+                cuts.append(piece)
                 sensors.now = METERED
             progress(piece, 4)
-            arrived.append(piece)
+            pieces.append(piece)
         return "whole"
 
     assert policy_run.transfer(move) == "whole"
-    assert arrived == [0, 1, 2, 3]
-    assert [progress.phase for progress in told].count("waiting") == 1
+    assert pieces == [0, 1, 2, 3]
+    assert [progress.phase for progress in reports].count("waiting") == 1
 
 
 def test_a_wait_ends_when_the_daemon_is_stopped(home, sensors):
@@ -247,13 +247,13 @@ def short_leases(server_key, rademacher):
 
 
 @pytest.fixture
-def connected(short_leases):
+def device_client(short_leases):
     with DeviceClient(short_leases.url, "token") as client:
         yield client
 
 
-def test_heartbeats_carry_the_latest_progress(short_leases, connected):
-    with LeaseHeartbeat(connected, connected.lease(["movies"])) as heartbeat:
+def test_heartbeats_carry_the_latest_progress(short_leases, device_client):
+    with LeaseHeartbeat(device_client, device_client.lease(["movies"])) as heartbeat:
         heartbeat.report(Progress(phase="training", step=3, steps=9, loss=0.5))
         short_leases.wait_for(lambda: any(beat.step == 3 for beat in short_leases.beats))
     assert not heartbeat.ended
@@ -263,12 +263,12 @@ def test_heartbeats_carry_the_latest_progress(short_leases, connected):
 @pytest.mark.parametrize(
     ("error", "event"), [(Gone(), "lost"), (NotFound(), "lost"), (Unauthorized(), "refused"), (None, "cancelled")]
 )
-def test_what_the_server_answers_ends_it(short_leases, connected, error, event):
+def test_what_the_server_answers_ends_it(short_leases, device_client, error, event):
     if error is None:
         short_leases.stop.set()
     else:
         short_leases.broken["heartbeat"] = [error]
-    with LeaseHeartbeat(connected, connected.lease(["movies"])) as heartbeat:
+    with LeaseHeartbeat(device_client, device_client.lease(["movies"])) as heartbeat:
         assert getattr(heartbeat, event).wait(10)
     assert heartbeat.ended
     assert [name for name in ("lost", "refused", "cancelled") if getattr(heartbeat, name).is_set()] == [event]
@@ -279,15 +279,15 @@ def test_a_lease_goes_by_the_servers_clock(server_key, rademacher, hours):
     with FakeServer(server_key, lease_seconds=12, ahead=timedelta(hours=hours)) as server:
         server.add_job(rademacher)
         with DeviceClient(server.url, "token") as client:
-            left = client.clock.seconds_until(client.lease(["movies"]).expires_at)
+            remaining = client.clock.seconds_until(client.lease(["movies"]).expires_at)
             assert client.clock.skew == pytest.approx(-3600 * hours, abs=2)
     # A Date has whole seconds. By its own clock the device would find hours, or none at all.
-    assert left == pytest.approx(12, abs=2)
-    assert SHORTEST_SECONDS < interval(left) < LONGEST_SECONDS
+    assert remaining == pytest.approx(12, abs=2)
+    assert SHORTEST_SECONDS < interval(remaining) < LONGEST_SECONDS
 
 
 @pytest.mark.parametrize(
-    ("left", "seconds"), [(-1e6, SHORTEST_SECONDS), (0, SHORTEST_SECONDS), (8, 2), (120, LONGEST_SECONDS)]
+    ("remaining", "seconds"), [(-1e6, SHORTEST_SECONDS), (0, SHORTEST_SECONDS), (8, 2), (120, LONGEST_SECONDS)]
 )
-def test_heartbeats_come_four_times_in_a_lease_within_bounds(left, seconds):
-    assert interval(left) == seconds
+def test_heartbeats_come_four_times_in_a_lease_within_bounds(remaining, seconds):
+    assert interval(remaining) == seconds

@@ -62,29 +62,29 @@ def is_the_code(secret):
     return Task(name="guess", prompt="{text}", answers=answers, label_field="code")
 
 
-def told(server):
+def reports_to(server):
     """What the server was told by the jobs, without times, memory and what was measured."""
-    untold = {"train_seconds", "seconds", "phase_seconds", "peak_rss_bytes"}
-    untold |= {"evaluations", "tuned_accuracy", "zero_shot_accuracy", "best_step"}  # of a run without privacy
-    results = [completion.result.model_dump(exclude=untold) for completion in server.completions]
+    excluded = {"train_seconds", "seconds", "phase_seconds", "peak_rss_bytes"}
+    excluded |= {"evaluations", "tuned_accuracy", "zero_shot_accuracy", "best_step"}  # of a run without privacy
+    results = [completion.result.model_dump(exclude=excluded) for completion in server.completions]
     return [failure.model_dump() for failure in server.failures], results
 
 
 @pytest.mark.parametrize("privacy", [None, PRIVACY])
 def test_tasks_that_the_owner_does_not_know_read_nothing(work, server, rademacher, clipped, tmp_path, privacy):
     program = rademacher if privacy is None else clipped
-    seen = {}
+    reports = {}
     for secret in ("2", "5"):
         for bit in range(3):
             task = half_of_the_codes(bit)
             server.add_job(program, job_id=f"job-{secret}-{bit}", task=task, privacy=privacy, steps=STEPS)
         directory = records_with(tmp_path, secret)
-        ended = work(directory)
-        assert {end.outcome for end in ended} == {Outcome.FAILED}
-        seen[secret] = told(server)
+        ends = work(directory)
+        assert {end.outcome for end in ends} == {Outcome.FAILED}
+        reports[secret] = reports_to(server)
         server.failures.clear()
-    assert seen["2"] == seen["5"]
-    assert {failure["code"] for failure in seen["2"][0]} == {"task-not-approved"}
+    assert reports["2"] == reports["5"]
+    assert {failure["code"] for failure in reports["2"][0]} == {"task-not-approved"}
     assert server.served["downloads"] == 0
 
 
@@ -95,15 +95,15 @@ def test_an_approved_task_tells_nothing_of_a_single_record_that_does_not_fit(
 ):
     program = rademacher if privacy is None else clipped
     TaskApprovals(home.tasks).decide(task, ["movies"], TaskState.APPROVED)
-    seen = {}
+    reports = {}
     for secret in ("2", "5"):
         server.add_job(program, job_id=f"job-{secret}", task=task, privacy=privacy, steps=STEPS)
-        (ended,) = work(records_with(tmp_path, secret))
-        assert ended.outcome is Outcome.COMPLETED
-        seen[secret] = told(server)
+        (job_end,) = work(records_with(tmp_path, secret))
+        assert job_end.outcome is Outcome.COMPLETED
+        reports[secret] = reports_to(server)
         server.completions.clear()
         server.uploads.clear()
-    assert seen["2"] == seen["5"]
+    assert reports["2"] == reports["5"]
 
 
 UNUSUAL = {
@@ -125,12 +125,12 @@ def test_no_single_line_ends_a_job(work, server, rademacher, dataset, home, spli
     for number, line in enumerate(UNUSUAL.values()):
         (dataset / f"{split}.jsonl").write_bytes(whole + line + b"\n")
         server.add_job(rademacher, job_id=f"job-{number}", steps=1)
-        (ended,) = work(dataset)
-        assert ended.outcome is Outcome.COMPLETED, (line[:40], ended.detail)
+        (job_end,) = work(dataset)
+        assert job_end.outcome is Outcome.COMPLETED, (line[:40], job_end.detail)
     assert server.failures == []
     assert {completion.result.train_examples for completion in server.completions} == {13 + (split == "train")}
     assert not any(completion.result.unusable_examples for completion in server.completions)
-    assert b"SECRET" not in server.sent
+    assert b"SECRET" not in server.received_bytes
     assert f"{split}.jsonl:" in (home.run("job-0").path / "unusable.log").read_text()
 
 
@@ -140,8 +140,8 @@ def test_no_single_record_decides_whether_a_job_without_privacy_fails(work, serv
     lines = (dataset / "train.jsonl").read_text().splitlines()
     (dataset / "train.jsonl").write_text("\n".join([*lines[:usable], *['{"SECRET": 1}'] * (13 - usable)]))
     server.add_job(rademacher, steps=2, evaluation_interval=1)
-    (ended,) = work(dataset)
-    assert ended.outcome is Outcome.COMPLETED, ended.detail
+    (job_end,) = work(dataset)
+    assert job_end.outcome is Outcome.COMPLETED, job_end.detail
     (completion,) = server.completions
     assert (completion.result.train_examples, completion.result.unusable_examples) == (13, None)
     last = load_adapter(home.run("job-1").last.read_bytes(), rademacher.manifest.size)
@@ -152,12 +152,12 @@ def test_no_single_record_decides_whether_a_job_without_privacy_fails(work, serv
 def test_a_split_without_a_usable_record_does_not_fail_a_job(work, server, rademacher, dataset, split):
     (dataset / f"{split}.jsonl").write_text("{\n" * 9)
     server.add_job(rademacher, steps=2)
-    (ended,) = work(dataset)
-    assert ended.outcome is Outcome.COMPLETED, ended.detail
+    (job_end,) = work(dataset)
+    assert job_end.outcome is Outcome.COMPLETED, job_end.detail
     result = server.completions[0].result
-    assert {found.split for found in result.evaluations} == {"validation", "test"} - ({split} & {"test"})
+    assert {evaluation.split for evaluation in result.evaluations} == {"validation", "test"} - ({split} & {"test"})
     if split == "validation":
-        assert {found.accuracy for found in result.evaluations if found.split == "validation"} == {0}
+        assert {evaluation.accuracy for evaluation in result.evaluations if evaluation.split == "validation"} == {0}
 
 
 def test_a_private_job_ends_alike_whatever_the_records_are(work, server, clipped, dataset):
@@ -165,9 +165,9 @@ def test_a_private_job_ends_alike_whatever_the_records_are(work, server, clipped
     for number, content in enumerate((b"", b"{SECRET\n", b'{"text": "warm", "label": "positive"}\n' * 3)):
         (dataset / "train.jsonl").write_bytes(content)
         server.add_job(clipped, job_id=f"job-{number}", privacy=PRIVACY, **training)
-        (ended,) = work(dataset)
-        assert ended.outcome is Outcome.COMPLETED, ended.detail
-    failures, results = told(server)
+        (job_end,) = work(dataset)
+        assert job_end.outcome is Outcome.COMPLETED, job_end.detail
+    failures, results = reports_to(server)
     assert failures == []
     assert results[0] == results[1] == results[2]
 
@@ -176,13 +176,13 @@ def test_a_task_that_fits_too_few_records_fails_without_a_word_of_them(work, ser
     lines = (dataset / "train.jsonl").read_text().splitlines()
     (dataset / "train.jsonl").write_text("\n".join([*lines[:6], *['{"SECRET": 1}'] * 594]))
     server.add_job(rademacher, steps=1)
-    (ended,) = work(dataset)
-    assert ended.outcome is Outcome.FAILED
-    assert "6 of 600 records fit" in ended.detail
+    (job_end,) = work(dataset)
+    assert job_end.outcome is Outcome.FAILED
+    assert "6 of 600 records fit" in job_end.detail
     (failure,) = server.failures
     assert failure.code == "invalid-dataset"
     assert not any(character.isdigit() for character in failure.detail)
-    assert b"SECRET" not in server.sent
+    assert b"SECRET" not in server.received_bytes
 
 
 def spent_by(runs):
@@ -194,8 +194,8 @@ def test_another_user_s_name_does_not_escape_the_limit(work, server, clipped, da
     for user in ("alice", "bob", "carol"):
         server.add_job(clipped, job_id=f"job-{user}", user=user, privacy=PRIVACY, steps=STEPS)
     server.add_job(clipped, job_id="job-more", user="dave", privacy=PRIVACY, steps=1)
-    ended = work(dataset)
-    assert [end.outcome for end in ended[:3]] == [Outcome.COMPLETED, Outcome.COMPLETED, Outcome.FAILED]
+    ends = work(dataset)
+    assert [end.outcome for end in ends[:3]] == [Outcome.COMPLETED, Outcome.COMPLETED, Outcome.FAILED]
     assert server.failures[0].code == "privacy-limit-reached"
     assert "limits the privacy of data set 'movies'" in server.failures[0].detail
 
@@ -208,8 +208,8 @@ def test_neither_another_name_of_the_data_nor_a_job_without_privacy_escapes_the_
     server.add_job(clipped, job_id="job-2", dataset="films", privacy=PRIVACY, steps=STEPS)
     server.add_job(rademacher, job_id="job-3", steps=1)
     daemon = make(enrolled, {"movies": dataset, "films": dataset})
-    ended = [daemon.run(once=True).outcome for _ in range(3)]
-    assert ended == [Outcome.COMPLETED, Outcome.FAILED, Outcome.FAILED]
+    outcomes = [daemon.run(once=True).outcome for _ in range(3)]
+    assert outcomes == [Outcome.COMPLETED, Outcome.FAILED, Outcome.FAILED]
     assert [failure.code for failure in server.failures] == ["privacy-limit-reached"] * 2
     assert "without `privacy`" in server.failures[1].detail
 
@@ -236,8 +236,8 @@ with Display(home, live=False) as display:
 def charges_of_a_killed_agent(home, dataset):
     """Runs the agent in a process of its own that is killed with -9 as training begins; returns what the ledger has."""
     command = [sys.executable, "-c", KILLED_AGENT, str(home.path), str(dataset)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == -signal.SIGKILL, done.stderr
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert process.returncode == -signal.SIGKILL, process.stderr
     return json.loads(home.privacy.read_bytes())["charges"]
 
 

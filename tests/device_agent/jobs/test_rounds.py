@@ -47,8 +47,8 @@ def test_the_last_b_goes_and_is_no_adapter_of_this_devices(work, server, server_
     run = home.run("job-1")
     assert upload == run.last.read_bytes()
     assert not server.trajectories
-    found = read_ledger(run.ledger.read_bytes())
-    expected = replay(found, random_b(rademacher.manifest))
+    trajectory = read_ledger(run.ledger.read_bytes())
+    expected = replay(trajectory, random_b(rademacher.manifest))
     np.testing.assert_array_equal(load_adapter(upload, rademacher.manifest.size), expected)
     validations = completion.result.evaluations
     assert completion.result.start_accuracy == validations[0].accuracy
@@ -67,14 +67,14 @@ def test_a_trajectory_goes_alone_and_yields_the_b_that_is_named(work, server, ra
     assert work("cohorts = true\ntrajectory = true").outcome is Outcome.COMPLETED
     assert not server.uploads
     (ledger,), (completion,) = server.trajectories, server.completions
-    found, plan = read_ledger(ledger), home.run("job-1").plan()
-    check_run(found, plan.header, plan.training)
-    check_result(found, completion.result)
-    assert found.header.proximal == 0.3
+    trajectory, plan = read_ledger(ledger), home.run("job-1").plan()
+    check_run(trajectory, plan.header, plan.training)
+    check_result(trajectory, completion.result)
+    assert trajectory.header.proximal == 0.3
     manifest = rademacher.manifest
-    flat = replay(found, np.zeros(manifest.size, np.float32), completion.result.best_step)
-    made = adapter_file(flat, job_id="job-1", recipe_id=manifest.recipe_id, a_sha256=manifest.a_sha256, step=6)
-    assert sha256_hex(made) == completion.adapter_sha256
+    flat = replay(trajectory, np.zeros(manifest.size, np.float32), completion.result.best_step)
+    adapter = adapter_file(flat, job_id="job-1", recipe_id=manifest.recipe_id, a_sha256=manifest.a_sha256, step=6)
+    assert sha256_hex(adapter) == completion.adapter_sha256
     (past,) = RoundLog(home.rounds).past()
     assert (past.form, past.bytes) == ("trajectory", len(ledger))
 
@@ -101,10 +101,10 @@ def test_a_trajectory_that_the_server_cannot_replay_is_followed_by_b(work, serve
 def test_without_the_owners_leave_the_job_is_given_back_untouched(work, server, rademacher, home, rules):
     """However the server came to offer it."""
     server.add_job(rademacher, task_of_round=task(), **TRAINING)
-    ended = work(rules)
-    assert ended.outcome is Outcome.RELEASED
-    assert "this device's rules.toml" in ended.detail
-    assert "cohort 'reviews'" in ended.detail
+    job_end = work(rules)
+    assert job_end.outcome is Outcome.RELEASED
+    assert "this device's rules.toml" in job_end.detail
+    assert "cohort 'reviews'" in job_end.detail
     assert ("POST", "release") in server.calls
     assert not server.uploads
     assert not home.run("job-1").path.exists()
@@ -126,18 +126,18 @@ def test_a_part_may_count_in_a_later_round_than_it_was_made_for(work, server, ra
     server.add_job(rademacher, task_of_round=task(), **TRAINING)
     server.rounds["job-1"] = task(number=4)
     assert work().outcome is Outcome.COMPLETED
-    assert [found.round for found in RoundLog(home.rounds).past()] == [4]
+    assert [past_round.round for past_round in RoundLog(home.rounds).past()] == [4]
 
 
 def test_a_round_that_ended_before_is_remembered_as_lost(work, server, rademacher, home):
     server.broken["complete"] = [RoundClosed("round 3 of cohort reviews has ended")]
     server.add_job(rademacher, task_of_round=task(), **TRAINING)
-    ended = work()
-    assert ended.outcome is Outcome.LOST
-    assert "most likely its round has ended" in ended.detail
+    job_end = work()
+    assert job_end.outcome is Outcome.LOST
+    assert "most likely its round has ended" in job_end.detail
     (past,) = RoundLog(home.rounds).past()
     assert (past.outcome, past.form, past.bytes) == ("lost", None, 0)
-    assert past.detail == ended.detail
+    assert past.detail == job_end.detail
 
 
 def test_a_round_that_goes_on_without_this_device_is_remembered(work, server, rademacher, home):
@@ -161,21 +161,21 @@ def test_the_log_forgets_the_oldest_and_outlives_a_torn_line(tmp_path):
     path = tmp_path / "rounds.jsonl"
     path.write_bytes(path.read_bytes()[:-20])
     log.add(past_of(4))
-    assert [found.round for found in log.past()] == [1, 2, 4]
+    assert [past_round.round for past_round in log.past()] == [1, 2, 4]
     path.write_bytes(b"".join(past_of(n).model_dump_json().encode() + b"\n" for n in range(1, 2 * KEPT_ROUNDS + 1)))
     log.add(past_of(9999))
     assert len(path.read_bytes().splitlines()) == KEPT_ROUNDS
-    assert [found.round for found in log.past()[-2:]] == [2 * KEPT_ROUNDS, 9999]
+    assert [past_round.round for past_round in log.past()[-2:]] == [2 * KEPT_ROUNDS, 9999]
     assert path.stat().st_mode & 0o777 == 0o600
 
 
 def test_past_rounds_are_shown(tmp_path):
-    said = CliRunner().invoke(app, ["round", "list", "--home", str(tmp_path)])
-    assert "none yet" in said.output
+    result = CliRunner().invoke(app, ["round", "list", "--home", str(tmp_path)])
+    assert "none yet" in result.output
     RoundLog(tmp_path / "rounds.jsonl").add(
         past_of(3, form="weights", bytes=1234, before_accuracy=0.5, after_accuracy=0.625)
     )
-    said = CliRunner().invoke(app, ["round", "list", "--home", str(tmp_path)])
-    assert "round 3 of reviews  completed  1,234 bytes (weights)  validation 50.0% -> 62.5%" in said.output
-    said = CliRunner().invoke(app, ["round", "list", "--home", str(tmp_path), "--json"])
-    assert json.loads(said.output)["bytes"] == 1234
+    result = CliRunner().invoke(app, ["round", "list", "--home", str(tmp_path)])
+    assert "round 3 of reviews  completed  1,234 bytes (weights)  validation 50.0% -> 62.5%" in result.output
+    result = CliRunner().invoke(app, ["round", "list", "--home", str(tmp_path), "--json"])
+    assert json.loads(result.output)["bytes"] == 1234

@@ -22,29 +22,29 @@ TRAINING = {"steps": 6, "lr": 0.5, "seed": 2**53 - 1, "evaluation_interval": 2}
 
 
 @pytest.fixture
-def trained(run, rademacher, dataset):
+def plan_and_result(run, rademacher, dataset):
     """A run that the real trainer made on the real runtime, and its result."""
     plan = rademacher.plan(dataset, **TRAINING)
     result, _ = train(run, plan, rademacher)
     return plan, result
 
 
-def test_what_a_real_run_leaves_is_replayed_to_the_bit(run, trained):
-    plan, result = trained
-    found = read_ledger(run.ledger.read_bytes())
-    check_run(found, plan.header, plan.training)
-    check_result(found, result)
+def test_what_a_real_run_leaves_is_replayed_to_the_bit(run, plan_and_result):
+    plan, result = plan_and_result
+    trajectory = read_ledger(run.ledger.read_bytes())
+    check_run(trajectory, plan.header, plan.training)
+    check_result(trajectory, result)
     start, size = np.zeros(plan.manifest.size, np.float32), plan.manifest.size
     best, last = (load_adapter(path.read_bytes(), size) for path in (run.best, run.last))
     assert best.any()
-    assert replay(found, start, result.best_step).tobytes() == best.tobytes()
-    assert replay(found, start).tobytes() == last.tobytes()
-    found.coefficients[0].view(np.uint32)[0] ^= 1 << 20  # of the mantissa: what is less may be lost in rounding
-    assert replay(found, start).tobytes() != last.tobytes()
+    assert replay(trajectory, start, result.best_step).tobytes() == best.tobytes()
+    assert replay(trajectory, start).tobytes() == last.tobytes()
+    trajectory.coefficients[0].view(np.uint32)[0] ^= 1 << 20  # of the mantissa: what is less may be lost in rounding
+    assert replay(trajectory, start).tobytes() != last.tobytes()
 
 
 @pytest.fixture
-def hand_over(enrolled, server, rademacher, run, trained):
+def hand_over(enrolled, server, rademacher, run, plan_and_result):
     """Hands the run in with what may be sent of its trajectory; what the server was asked, in order."""
     policy_run = SimpleNamespace(report=lambda _progress: None, transfer=lambda move: move(None))
 
@@ -54,7 +54,7 @@ def hand_over(enrolled, server, rademacher, run, trained):
             lease = client.lease(["movies"])
             store = AdapterStore(enrolled)
             Upload(client, lease, run, store, lambda: None, lambda _seconds: False, trajectory).send(
-                policy_run, trained[1]
+                policy_run, plan_and_result[1]
             )
         assert server.completions[-1].adapter_sha256 == sha256_hex(run.best.read_bytes())
         return [action for _, action in server.calls if action in ("adapter", "trajectory", "complete")]
@@ -104,7 +104,7 @@ def test_a_server_that_cannot_replay_it_gets_both(server, run, hand_over):
 
 
 @pytest.mark.parametrize(
-    ("said", "wanted", "sent"),
+    ("rules", "trajectory", "expected"),
     [
         ("", "instead", 0),
         ("trajectory = false", "instead", 0),
@@ -113,10 +113,10 @@ def test_a_server_that_cannot_replay_it_gets_both(server, run, hand_over):
     ],
 )
 def test_a_trajectory_goes_if_the_owner_allows_it_and_the_job_asks(
-    enrolled, make, server, rademacher, said, wanted, sent
+    enrolled, make, server, rademacher, rules, trajectory, expected
 ):
-    enrolled.rules.write_text(said)
-    server.add_job(rademacher, trajectory=wanted, steps=1)
+    enrolled.rules.write_text(rules)
+    server.add_job(rademacher, trajectory=trajectory, steps=1)
     assert make(enrolled).run(once=True).outcome is Outcome.COMPLETED
-    assert server.trajectories == [enrolled.run("job-1").ledger.read_bytes()] * sent
+    assert server.trajectories == [enrolled.run("job-1").ledger.read_bytes()] * expected
     assert len(server.uploads) == 1

@@ -58,14 +58,14 @@ def test_days_of_a_clock_far_ahead_do_not_push_out_the_true_ones(tmp_path):
 def test_a_kill_loses_no_minute_that_was_added(tmp_path):
     """The process is killed at some point of the addition after the one it told of last."""
     path = tmp_path / "budget.json"
-    for told_lines in (1, 7, 20):
+    for lines in (1, 7, 20):
         process = subprocess.Popen([sys.executable, "-c", ENDLESS, path], stdout=subprocess.PIPE, text=True)
-        for _ in range(told_lines):
+        for _ in range(lines):
             line = process.stdout.readline()
         process.send_signal(signal.SIGKILL)
         rest, _ = process.communicate()
-        told = float((rest.splitlines() or [line])[-1])
-        assert told <= DailyMinutes(path).spent(TODAY) <= told + 1
+        minutes = float((rest.splitlines() or [line])[-1])
+        assert minutes <= DailyMinutes(path).spent(TODAY) <= minutes + 1
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_every_rule_is_read(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [
         ("", OwnerConsent(trajectory=False, cohorts=False)),
         ("trajectory = false", OwnerConsent(trajectory=False, cohorts=False)),
@@ -138,16 +138,16 @@ def test_every_rule_is_read(tmp_path):
         ),
     ],
 )
-def test_nothing_more_leaves_this_device_unless_the_owner_says_so(tmp_path, text, said):
+def test_nothing_more_leaves_this_device_unless_the_owner_says_so(tmp_path, text, expected):
     path = tmp_path / "rules.toml"
     assert load_consents(path) == OwnerConsent(trajectory=False, cohorts=False)
     path.write_text(f"idle = true\n{text}\n")
-    assert load_consents(path) == said
+    assert load_consents(path) == expected
     assert load_rules(path) == Rules(idle=True)
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ('trajectory = "asked"', "trajectory must be true or false"),
         ("trajectory = 1", "trajectory must be true or false"),
@@ -162,14 +162,14 @@ def test_nothing_more_leaves_this_device_unless_the_owner_says_so(tmp_path, text
         (f"cohorts = {[f'c{index}' for index in range(101)]}", "a list of up to 100 cohorts' names"),
     ],
 )
-def test_a_consent_that_is_none(tmp_path, text, said):
+def test_a_consent_that_is_none(tmp_path, text, message):
     (tmp_path / "rules.toml").write_text(text)
-    with pytest.raises(BadRequest, match=said):
+    with pytest.raises(BadRequest, match=message):
         load_consents(tmp_path / "rules.toml")
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("battery_floor = 130", "battery_floor must be a percentage from 0 to 100"),
         ("battery_floor = nan", "battery_floor must be a percentage"),
@@ -186,9 +186,9 @@ def test_a_consent_that_is_none(tmp_path, text, said):
         ("battery_floor = 30\nbattery_floor = 40", "is not valid TOML"),
     ],
 )
-def test_a_wrong_rule_is_named_with_what_may_be_said(tmp_path, text, said):
+def test_a_wrong_rule_is_named_with_what_may_be_said(tmp_path, text, message):
     (tmp_path / "rules.toml").write_text(text)
-    with pytest.raises(BadRequest, match=said) as error:
+    with pytest.raises(BadRequest, match=message) as error:
         load_rules(tmp_path / "rules.toml")
     assert str(tmp_path / "rules.toml") in error.value.detail
     assert "\n" not in error.value.detail

@@ -95,5 +95,5 @@ def test_the_summary_has_runs_without_privacy_beside_epsilon(make, tmp_path):
 
 def test_the_daemon_s_modules_do_not_load_the_accountant():
     code = "import sys, device_agent.daemon.daemon; print('dp_accounting' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert process.stdout.strip() == "False"

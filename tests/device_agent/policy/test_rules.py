@@ -128,8 +128,8 @@ def test_rules_that_a_bare_phone_cannot_answer_are_named_and_not_held():
     decision = decide(rules, phone("android_bare"), 0)
     assert decision.action == "train"
     assert decision.unknown == ("temperature_ceiling", "memory_floor_bytes", "idle", "metered")
-    asked = rules.model_copy(update={"charging": True})
-    assert decide(asked, at_noon(), 0).unknown[:2] == ("charging", "battery_floor")
+    charging_rules = rules.model_copy(update={"charging": True})
+    assert decide(charging_rules, at_noon(), 0).unknown[:2] == ("charging", "battery_floor")
 
 
 @given(any_rules, minutes)
@@ -176,12 +176,12 @@ def test_a_rule_holds_at_its_threshold_and_lets_go_beyond_it(rule, readings, hel
 
 def test_a_device_that_warms_up_rests_then_shortens_then_waits_and_comes_back_later():
     rules = Rules(temperature_ceiling=80)
-    last, seen = None, []
+    last, history = None, []
     for temperature in (60, 72, 74, 76, 78, 79, 80, 79, 76, 75.1, 75, 74, 70.9, 60):
         readings = at_noon(temperature=temperature, temperature_sensor="tj-thermal")
         last = decide(rules, readings, 0, last, sequence_length=256, dynamic_length=True)
-        seen.append((temperature, last.action, last.rest, last.max_length))
-    assert seen == [
+        history.append((temperature, last.action, last.rest, last.max_length))
+    assert history == [
         (60, "train", 0, None),
         (72, "slow", 0.5, None),
         (74, "slow", 1, None),
@@ -237,15 +237,15 @@ def test_hours_open_at_the_first_minute_that_lies_in_all_of_them(hours, minute):
     at = datetime.combine(NOON.date(), time(minute // 60, minute % 60), ZONE)
     decision = decide(Rules(hours=hours), Readings(at=at), 0)
 
-    def allowed(moment):
+    def is_open(moment):
         now = moment.time()
         return all(s.start <= now < s.end if s.start < s.end else not s.end <= now < s.start for s in hours)
 
-    waited = [at + timedelta(minutes=ahead) for ahead in range(1440) if allowed(at + timedelta(minutes=ahead))]
-    if waited[:1] == [at]:
+    open_minutes = [at + timedelta(minutes=ahead) for ahead in range(1440) if is_open(at + timedelta(minutes=ahead))]
+    if open_minutes[:1] == [at]:
         assert decision.action == "train"
     else:
-        assert (decision.action, decision.until) == ("wait", waited[0] if waited else None)
+        assert (decision.action, decision.until) == ("wait", open_minutes[0] if open_minutes else None)
 
 
 def test_transfers_keep_off_a_metered_network():

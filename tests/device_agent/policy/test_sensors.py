@@ -76,22 +76,22 @@ def phone(tmp_path):
             path = tmp_path / program
             path.write_text(f"#!/bin/sh\n{text}\n")
             path.chmod(0o755)
-        asked = []
+        commands = []
 
         def shell(line):
-            asked.append(line)
+            commands.append(line)
             environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
             return subprocess.run(
                 ["sh", "-c", line], env=environment, check=True, capture_output=True, text=True
             ).stdout
 
-        return shell, asked
+        return shell, commands
 
     return shell_of
 
 
 def test_an_idle_phone(phone):
-    shell, asked = phone("android_idle")
+    shell, commands = phone("android_idle")
     assert AdbSensors(shell).read() == Readings(
         at=datetime(2026, 11, 21, 2, 14, 9, tzinfo=timezone(timedelta(hours=1))),
         charging=True,
@@ -103,7 +103,7 @@ def test_an_idle_phone(phone):
         idle_seconds=2761.2,
         metered=False,
     )
-    assert len(asked) == 1
+    assert len(commands) == 1
 
 
 def test_a_phone_in_a_hand(phone):
@@ -231,21 +231,24 @@ def test_nobody_logged_in_since_boot():
 
 
 def test_logind_is_asked_for_the_rule_only(tmp_path):
-    shown = (RECORDINGS / "loginctl_terminal.txt").read_text()
-    answers = {"loginctl list-sessions": "  3 1000 mia seat0 tty2\n c1 120 gdm seat0\n", "loginctl show-session": shown}
-    asked = []
+    session = (RECORDINGS / "loginctl_terminal.txt").read_text()
+    answers = {
+        "loginctl list-sessions": "  3 1000 mia seat0 tty2\n c1 120 gdm seat0\n",
+        "loginctl show-session": session,
+    }
+    commands = []
 
     def answer(command):
-        asked.append(command)
+        commands.append(command)
         return answers.get(" ".join(command[:2]))
 
     sensors = LinuxSensors(tmp_path, answer)
     assert sensors.read(Rules()).idle_seconds is None
-    assert asked == []
-    told = sensors.read(EVERY_RULE).idle_seconds
-    assert told == pytest.approx(time.time() - 1763719290.5, abs=60)
-    assert asked[1][-2:] == ("3", "c1")
-    assert len(asked) == 3  # and NetworkManager once
+    assert commands == []
+    idle = sensors.read(EVERY_RULE).idle_seconds
+    assert idle == pytest.approx(time.time() - 1763719290.5, abs=60)
+    assert commands[1][-2:] == ("3", "c1")
+    assert len(commands) == 3  # and NetworkManager once
 
 
 def test_without_logind_a_users_terminal_tells(tmp_path, monkeypatch):

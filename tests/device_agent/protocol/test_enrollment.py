@@ -19,7 +19,7 @@ from shared.transport import Transport
 from tests.device_agent.conftest import ROOT
 
 SERVER_KEY = public_text(new_private_key().public_key())
-ASKED = {
+AUTHORIZATION = {
     "device_code": "GmRhmhcxhwAzkoEqiMEg_DnyEysNkuNhszIySk9eS",
     "user_code": "WDJB-MJHT",
     "verification_uri": "https://example.com/device",
@@ -42,7 +42,7 @@ class AuthorizationServer(ThreadingHTTPServer):
 
     def __init__(self):
         super().__init__(("127.0.0.1", 0), _Handler)
-        self.asked, self.answers, self.forms = dict(ASKED), [], []
+        self.authorization, self.answers, self.forms = dict(AUTHORIZATION), [], []
         self.waiting = threading.Event()
 
     @property
@@ -59,7 +59,7 @@ class _Handler(BaseHTTPRequestHandler):
         form = dict(parse_qsl(self.rfile.read(int(self.headers["Content-Length"])).decode()))
         self.server.forms.append((self.path, form))
         if self.path.endswith("/device_authorization"):
-            return self.say(200, self.server.asked)
+            return self.say(200, self.server.authorization)
         self.server.waiting.set()
         answer = self.server.answers.pop(0) if len(self.server.answers) > 1 else self.server.answers[0]
         if answer is None:
@@ -97,19 +97,19 @@ class Time:
         self.now += seconds
 
 
-def joined(server, *answers, **asked):
+def join(server, *answers, **changes):
     """What `request_enrollment` returned, and how long it waited each time."""
-    server.answers, clock, shown = list(answers), Time(), []
-    server.asked |= asked
+    server.answers, clock, authorizations = list(answers), Time(), []
+    server.authorization |= changes
     with Transport(server.url) as transport:
-        grant = request_enrollment(transport, "phone", SERVER_KEY, shown.append, clock.wait, lambda: clock.now)
-    assert [asked.user_code for asked in shown] == ["WDJB-MJHT"]
+        grant = request_enrollment(transport, "phone", SERVER_KEY, authorizations.append, clock.wait, lambda: clock.now)
+    assert [authorization.user_code for authorization in authorizations] == ["WDJB-MJHT"]
     return grant, clock.waits
 
 
 def test_it_asks_at_the_servers_pace_until_it_is_let_in(server):
     pending = "authorization_pending"
-    grant, waits = joined(server, pending, "slow_down", pending, "slow_down", pending, GRANTED)
+    grant, waits = join(server, pending, "slow_down", pending, "slow_down", pending, GRANTED)
     assert (grant.token, grant.device_id, grant.server.public_key) == ("the-token", "device_1", SERVER_KEY)
     assert waits == [5, 5, 10, 10, 15, 15]
     (path, first), (token_path, question), *_ = server.forms
@@ -118,13 +118,13 @@ def test_it_asks_at_the_servers_pace_until_it_is_let_in(server):
     assert token_path == "/v1/oauth/token"
     assert question == {
         "grant_type": "urn:ietf:params:oauth:grant-type:device_code",
-        "device_code": ASKED["device_code"],
+        "device_code": AUTHORIZATION["device_code"],
         "client_id": "mobizo-agent",
     }
 
 
 def test_a_server_that_is_away_for_a_while_is_asked_ever_slower(server):
-    assert joined(server, None, None, "authorization_pending", GRANTED)[1] == [5, 10, 20, 5]
+    assert join(server, None, None, "authorization_pending", GRANTED)[1] == [5, 10, 20, 5]
 
 
 @pytest.mark.parametrize(
@@ -138,12 +138,12 @@ def test_a_server_that_is_away_for_a_while_is_asked_ever_slower(server):
 )
 def test_an_end_without_a_token(server, answer, error):
     with pytest.raises(error):
-        joined(server, "authorization_pending", answer)
+        join(server, "authorization_pending", answer)
 
 
 def test_nobody_decides_in_time(server):
     with pytest.raises(EnrollmentExpired, match="enroll"):
-        joined(server, "authorization_pending", expires_in=21)
+        join(server, "authorization_pending", expires_in=21)
     assert len(server.forms) == 1 + 4
 
 
@@ -160,43 +160,43 @@ def enroll(server, home, *more):
 
 
 def test_enroll_without_a_token_shows_a_code_and_joins(server, tmp_path):
-    server.asked["interval"], server.answers = 1, ["authorization_pending", GRANTED]
+    server.authorization["interval"], server.answers = 1, ["authorization_pending", GRANTED]
     process = enroll(server, tmp_path / "home")
-    told, complaint = process.communicate(timeout=60)
-    assert process.returncode == 0, complaint
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
     home = AgentHome(tmp_path / "home")
     own = public_text(home.stored_device_key().public_key())
     assert server.forms[0][1]["public_key"] == own
     for words in ("WDJB-MJHT", f"mobizo device approve WDJB-MJHT --server {server.url}", fingerprint(own)):
-        assert words in told
+        assert words in output
     assert (home.config().token, home.config().public_key) == ("the-token", SERVER_KEY)
 
 
 def test_interrupted_it_leaves_nothing(server, tmp_path):
-    server.asked["interval"], server.answers = 1, ["authorization_pending"]
+    server.authorization["interval"], server.answers = 1, ["authorization_pending"]
     process = enroll(server, tmp_path / "home")
     assert server.waiting.wait(60)
     process.send_signal(signal.SIGINT)
-    _, complaint = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=60)
     assert process.returncode not in (0, None)
-    assert "Traceback" not in complaint
+    assert "Traceback" not in errors
     assert list(tmp_path.iterdir()) == []
 
 
 def test_refused_it_leaves_what_was_there(server, tmp_path):
-    server.asked["interval"], server.answers = 1, ["access_denied"]
+    server.authorization["interval"], server.answers = 1, ["access_denied"]
     home = AgentHome(tmp_path / "home")
     home.create()
     key = home.device_key()
     process = enroll(server, home.path, "--json")
-    told, complaint = process.communicate(timeout=60)
+    output, errors = process.communicate(timeout=60)
     assert process.returncode == 1
-    assert "refused" in complaint
-    assert json.loads(told)["user_code"] == "WDJB-MJHT"
+    assert "refused" in errors
+    assert json.loads(output)["user_code"] == "WDJB-MJHT"
     assert public_text(home.stored_device_key().public_key()) == public_text(key.public_key())
     assert not (home.path / "config.json").exists()
 
 
 def test_without_an_interval_it_is_five_seconds(server):
-    del server.asked["interval"]
-    assert joined(server, "authorization_pending", GRANTED)[1] == [5, 5]
+    del server.authorization["interval"]
+    assert join(server, "authorization_pending", GRANTED)[1] == [5, 5]

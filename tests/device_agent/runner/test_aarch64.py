@@ -71,10 +71,10 @@ def bundle(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def emulator():
-    found = shutil.which(EMULATOR)
-    if found is None:
+    path = shutil.which(EMULATOR)
+    if path is None:
         pytest.skip(f"{EMULATOR} is not on this machine: `apt install qemu-user`")
-    return found
+    return path
 
 
 @pytest.fixture(scope="module")
@@ -124,8 +124,8 @@ def test_the_bundle_is_complete_small_and_starts_without_the_devices_libraries(b
     for path in programs:
         with path.open("rb") as file:
             assert elf_machine(file.read(HEADER_BYTES)) == "aarch64", path
-        needed = re.findall(r"\(NEEDED\).*\[(.+)\]", read_elf(path, "--dynamic"))
-        assert all((bundle / "lib" / name).exists() for name in needed), path
+        libraries = re.findall(r"\(NEEDED\).*\[(.+)\]", read_elf(path, "--dynamic"))
+        assert all((bundle / "lib" / name).exists() for name in libraries), path
         segments = re.findall(r"^ +LOAD .* (0x[0-9a-f]+)$", read_elf(path, "--segments"), re.MULTILINE)
         assert segments
         assert all(int(alignment, 16) >= 1 << 14 for alignment in segments), path  # phones with pages of 16 KiB
@@ -140,13 +140,13 @@ def test_the_launcher_keeps_its_name_and_starts_the_bundles_loader(bundle, emula
     link = tmp_path / "linked"
     link.symlink_to(bundle / "mobizo-runner")
     command = [emulator, "-cpu", PROCESSOR, "-strace", "-0", "some-name", link, "version", "two words"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    (words,) = re.findall(r"execve\((.*),NULL\}\)", done.stderr)
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    (words,) = re.findall(r"execve\((.*),NULL\}\)", process.stderr)
     expected = [bundle / LOADER, "some-name", "--argv0", "some-name", "--library-path", bundle / "lib"]
     expected += [bundle / "bin/mobizo-runner", "version", "two words"]
     assert re.findall(r'"([^"]*)"', words) == [str(word) for word in expected]
-    assert done.returncode == 126
-    assert "Exec format error" in done.stderr
+    assert process.returncode == 126
+    assert "Exec format error" in process.stderr
 
 
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
@@ -156,7 +156,7 @@ def test_it_trains_as_x86_does_and_numpy_replays_it(
     program = rademacher if precision == "fp32" else compile_tiny("int8", precision=precision)
     losses = {}
     for name, engine in (("here", NativeEngine(runner_directory)), ("emulated", native)):
-        run, losses[name] = trained(engine, program.plan(dataset, **SHORT), tmp_path / name)
+        run, losses[name] = train(engine, program.plan(dataset, **SHORT), tmp_path / name)
     assert losses["emulated"][0] == pytest.approx(losses["here"][0], rel=1e-5)
     b = ledger(run).replay(np.zeros(program.manifest.size, np.float32))
     assert b.tobytes() == (run.path / "last.f32").read_bytes()
@@ -164,18 +164,18 @@ def test_it_trains_as_x86_does_and_numpy_replays_it(
 
 def test_exact_gradients_are_those_of_x86(gradient, dataset, tmp_path, native, runner_directory):
     plan = gradient.plan(dataset, **SHORT | {"lr": 0.02})
-    run, here = trained(NativeEngine(runner_directory), plan, tmp_path / "here")
-    emulated_run, emulated = trained(native, plan, tmp_path / "emulated")
+    run, here = train(NativeEngine(runner_directory), plan, tmp_path / "here")
+    emulated_run, emulated = train(native, plan, tmp_path / "emulated")
     np.testing.assert_allclose(emulated[:3], here[:3], rtol=1e-5)
-    one, other = (np.fromfile(found.path / "last.f32", np.float32) for found in (run, emulated_run))
+    one, other = (np.fromfile(directory.path / "last.f32", np.float32) for directory in (run, emulated_run))
     np.testing.assert_allclose(one, other, atol=1e-3)
 
 
-def trained(engine, plan, directory):
+def train(engine, plan, directory):
     """A finished run and the loss of each step."""
     run, losses = RunDirectory(directory), {}
     run.begin(plan)
-    message = engine.train(run, lambda told: losses.update({told.step: told.loss}), lambda: False)
+    message = engine.train(run, lambda progress: losses.update({progress.step: progress.loss}), lambda: False)
     assert message.result is not None
     return run, [loss for step, loss in sorted(losses.items()) if step > 0]
 
@@ -199,12 +199,12 @@ def test_it_trains_to_the_same_bytes_in_a_root_with_nothing_else(bundle, emulato
     files = ["--program", f"/program/{plan.program.name}", "--weights", f"/program/{plan.weights.name}"]
     words = ["/bundle/mobizo-runner", "train", "--run", "/run", *files]
     command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", IN_ROOT, "sh", emulator, root, *words]
-    done = subprocess.run(
+    process = subprocess.run(
         command, env={"PATH": os.environ["PATH"], "QEMU_CPU": PROCESSOR}, capture_output=True, text=True, check=False
     )
-    if re.search(r"unshare|binfmt_misc", done.stderr):
-        pytest.skip(f"this machine registers no emulator in a namespace (Linux 6.7 or later does): {done.stderr}")
-    assert done.returncode == 0, done.stdout + done.stderr
+    if re.search(r"unshare|binfmt_misc", process.stderr):
+        pytest.skip(f"this machine registers no emulator in a namespace (Linux 6.7 or later does): {process.stderr}")
+    assert process.returncode == 0, process.stdout + process.stderr
     assert native.train(begun, lambda _progress: None, lambda: False).result is not None
     for name in RUNNER_FILES:
         assert (root / "run" / name).read_bytes() == (begun.path / name).read_bytes(), name

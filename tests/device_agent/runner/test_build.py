@@ -77,12 +77,12 @@ def place(tmp_path):
     return RunnerLocation(tmp_path / "runners", None, write_sources(tmp_path / "sources"))
 
 
-def quiet(_line):
+def discard_line(_line):
     pass
 
 
 def ensure(place):
-    return ensure_runner(place, None, None, quiet)
+    return ensure_runner(place, None, None, discard_line)
 
 
 @pytest.fixture
@@ -124,42 +124,42 @@ def left_aside(place):
 def test_the_runner_starts_wherever_it_is_moved(runner_directory, tmp_path):
     moved = tmp_path / "elsewhere" / "runner"
     shutil.copytree(runner_directory, moved)
-    done = subprocess.run([moved / "mobizo-runner", "version"], capture_output=True, text=True, check=True, env={})
-    said = json.loads(done.stdout)
-    assert (said["version"], said["executorch"]) == (version("mobizo"), EXECUTORCH)
+    process = subprocess.run([moved / "mobizo-runner", "version"], capture_output=True, text=True, check=True, env={})
+    facts = json.loads(process.stdout)
+    assert (facts["version"], facts["executorch"]) == (version("mobizo"), EXECUTORCH)
 
 
 def test_the_runner_links_neither_torch_nor_python_and_its_own_libraries_only(runner_directory):
-    done = subprocess.run(
+    process = subprocess.run(
         ["ldd", runner_directory / "mobizo-runner"], capture_output=True, text=True, check=True, env={}
     )
-    linked = dict(line.split("=>") for line in done.stdout.splitlines() if "=>" in line)
-    linked = {name.strip(): path.split()[0] for name, path in linked.items()}
-    assert not [name for name in linked if "torch" in name.removeprefix("libexecutorch") or "python" in name]
-    ours = {name: path for name, path in linked.items() if name.startswith("libexecutorch")}
+    libraries = dict(line.split("=>") for line in process.stdout.splitlines() if "=>" in line)
+    libraries = {name.strip(): path.split()[0] for name, path in libraries.items()}
+    assert not [name for name in libraries if "torch" in name.removeprefix("libexecutorch") or "python" in name]
+    ours = {name: path for name, path in libraries.items() if name.startswith("libexecutorch")}
     assert ours == {name: str(runner_directory / "lib" / name) for name in LIBRARIES}
 
 
 def test_it_is_built_against_the_installed_package_then_found(place):
     supply = ensure(place)
     assert supply.directory == place.path == place.find()
-    seen, _ = (place.path / "lib" / "libseen.so").read_text().split(" ")
-    assert Path(seen) == installed_executorch(EXECUTORCH).resolve()
+    executorch_root, _ = (place.path / "lib" / "libseen.so").read_text().split(" ")
+    assert Path(executorch_root) == installed_executorch(EXECUTORCH).resolve()
     assert not left_aside(place)
 
 
 def test_other_sources_take_the_place_of_what_was_built_before(place, tmp_path):
-    before = build_runner(place, quiet)
+    before = build_runner(place, discard_line)
     with (place.sources / "more.cpp").open("w") as file:
         file.write("// a change")
     changed = RunnerLocation(tmp_path / "runners", None, shutil.copytree(place.sources, tmp_path / "changed"))
     assert changed.find() is None
-    assert build_runner(changed, quiet) != before
+    assert build_runner(changed, discard_line) != before
     assert not before.exists()
 
 
 def test_a_runner_that_no_longer_starts_is_made_anew(place, tmp_path):
-    (build_runner(place, quiet) / "mobizo-runner").write_text("")
+    (build_runner(place, discard_line) / "mobizo-runner").write_text("")
     assert RunnerLocation(tmp_path / "runners", None, place.sources).find() is None
     assert ensure(place).directory == place.path
     assert makings(tmp_path) == 2
@@ -178,7 +178,7 @@ def test_sources_that_do_not_build_are_tried_once_and_their_error_is_told(place,
     assert "no_such_name" in ensure(broken).reason
     assert not broken.log.exists(), "it was built again"
     with pytest.raises(NoRunner, match="no_such_name"):
-        build_runner(broken, quiet)
+        build_runner(broken, discard_line)
 
 
 def test_without_compiler_the_way_out_is_named_and_looked_for_anew(place, tmp_path, monkeypatch):
@@ -205,13 +205,13 @@ def test_a_cross_build_uses_the_toolchain_and_the_given_executorch(tmp_path, mon
     place = RunnerLocation(
         tmp_path / "runners", "android-arm64", write_sources(tmp_path / "sources", "of the phone", package="")
     )
-    built = build_runner(place, quiet, Options(root, toolchain))
+    built = build_runner(place, discard_line, Options(root, toolchain))
     assert (built / "lib" / "libseen.so").read_text() == f"{root} ndk-arm64-v8a"
     assert RunnerLocation(tmp_path / "runners", "android-arm64", place.sources).find() == built
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"toolchain": Path("no-such.cmake"), "system": "android-arm64"}, "no such file"),
         ({"toolchain": ROOT / "pyproject.toml", "system": None}, "--platform"),
@@ -219,16 +219,18 @@ def test_a_cross_build_uses_the_toolchain_and_the_given_executorch(tmp_path, mon
         ({"system": "../../etc"}, "--platform"),
     ],
 )
-def test_the_commands_options_are_checked(tmp_path, options, said):
-    given = {"executorch_root": None, "toolchain": None, "archive": None, "json_lines": False} | options
-    with pytest.raises(BadRequest, match=said):
-        build_runner_command(tmp_path, **given)
+def test_the_commands_options_are_checked(tmp_path, options, message):
+    arguments = {"executorch_root": None, "toolchain": None, "archive": None, "json_lines": False} | options
+    with pytest.raises(BadRequest, match=message):
+        build_runner_command(tmp_path, **arguments)
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(("said", "usable"), [("3.25.1", False), ("3.27.9", False), ("3.28.0", True), ("4.0.1", True)])
-def test_a_cmake_that_is_too_old_is_not_used(tmp_path, monkeypatch, said, usable):
-    program = write_cmake(tmp_path, said)
+@pytest.mark.parametrize(
+    ("cmake_version", "usable"), [("3.25.1", False), ("3.27.9", False), ("3.28.0", True), ("4.0.1", True)]
+)
+def test_a_cmake_that_is_too_old_is_not_used(tmp_path, monkeypatch, cmake_version, usable):
+    program = write_cmake(tmp_path, cmake_version)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert find_cmake() == (program if usable else None)
 
@@ -260,7 +262,7 @@ def test_of_two_processes_one_builds_and_both_have_it(place, tmp_path, start_ens
 def test_a_build_is_stopped_with_all_that_it_started_and_begins_anew(place, tmp_path):
     (tmp_path / "hold").touch()
     with pytest.raises(Stopped):
-        build_runner(place, quiet, stop=(tmp_path / "made").exists)
+        build_runner(place, discard_line, stop=(tmp_path / "made").exists)
     builder = int((tmp_path / "made").read_text())
     wait_for(Path(f"/proc/{builder}/cwd"), there=False)
     (tmp_path / "hold").unlink()
@@ -302,14 +304,14 @@ def test_a_wheel_that_is_not_the_pinned_one_is_refused(wheel, index, tmp_path):
     target = tmp_path / "private"
     target.mkdir()
     with pytest.raises(Untrusted, match=f"{wheel.name} {wheel.version}"):
-        fetch_wheel(wheel, target, run, quiet)
+        fetch_wheel(wheel, target, run, discard_line)
     assert not list(target.rglob("evil"))
 
 
-def write_cmake(directory, said):
+def write_cmake(directory, cmake_version):
     directory.mkdir(exist_ok=True)
     program = directory / "cmake"
-    program.write_text(f"#!/bin/sh\necho 'cmake version {said}'\n")
+    program.write_text(f"#!/bin/sh\necho 'cmake version {cmake_version}'\n")
     program.chmod(0o755)
     return program
 
@@ -319,9 +321,9 @@ def test_a_failure_counts_for_its_time_only_and_never_longer_for_a_clock_set_bac
     monkeypatch.setattr(time, "time", lambda: now)
     place.remember("build", "no network", 3600)
     place.remember("archive", "does not start", None)
-    for passed, known in ((0, True), (3599, True), (3601, False), (-10, False)):
+    for passed, expected in ((0, True), (3599, True), (3601, False), (-10, False)):
         now = 1_000_000.0 + passed
-        assert (place.remembered("build") is not None) is known
+        assert (place.remembered("build") is not None) is expected
         assert place.remembered("archive") == "does not start"
     assert place.remembered("other") is None
     (place.directory / "failed.json").write_text("damaged")

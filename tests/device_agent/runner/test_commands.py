@@ -38,16 +38,20 @@ def test_score_measures_what_the_ledger_says(rademacher, begun, runner, runner_d
     trajectory, _ = parse_trajectory(begun.ledger.read_bytes())
     adapter = begun.path / "best.f32"
     for split in ("validation", "test"):
-        done = runner("score", *files(rademacher), "--run", begun.path, "--adapter", adapter, "--split", split)
-        said = json.loads(done.stdout)
+        process = runner("score", *files(rademacher), "--run", begun.path, "--adapter", adapter, "--split", split)
+        score = json.loads(process.stdout)
         expected = [
-            found for found in trajectory.evaluations if found.split == split and found.step == message.result.best_step
+            evaluation
+            for evaluation in trajectory.evaluations
+            if evaluation.split == split and evaluation.step == message.result.best_step
         ]
-        assert (said["correct"], said["total"]) == (expected[-1].correct, expected[-1].total)
-        assert said["loss"] == expected[-1].loss
-    done = runner("score", *files(rademacher), "--run", begun.path, "--adapter", begun.native_plan, "--split", "test")
-    assert done.returncode == 1
-    assert "does not contain a B of this program" in json.loads(done.stdout)["error"]["detail"]
+        assert (score["correct"], score["total"]) == (expected[-1].correct, expected[-1].total)
+        assert score["loss"] == expected[-1].loss
+    process = runner(
+        "score", *files(rademacher), "--run", begun.path, "--adapter", begun.native_plan, "--split", "test"
+    )
+    assert process.returncode == 1
+    assert "does not contain a B of this program" in json.loads(process.stdout)["error"]["detail"]
 
 
 def test_generate_goes_on_as_python_does(rademacher, runner, tmp_path):
@@ -59,11 +63,11 @@ def test_generate_goes_on_as_python_does(rademacher, runner, tmp_path):
     prompt = list(range(3, 49))  # longer than what is read at once
     options = (*files(rademacher, "inference"), "--adapter", tmp_path / "b.f32", "--length", 40)
     tokens = ",".join(map(str, prompt))
-    done = runner("generate", *options, "--tokens", tokens, "--most", 9, "--context", manifest.inference_context)
-    assert [json.loads(line)["token"] for line in done.stdout.splitlines()] == list(inference.generate(prompt, 9))
+    process = runner("generate", *options, "--tokens", tokens, "--most", 9, "--context", manifest.inference_context)
+    assert [json.loads(line)["token"] for line in process.stdout.splitlines()] == list(inference.generate(prompt, 9))
     inference.close()
-    done = runner("generate", *options, "--tokens", tokens, "--most", 9, "--context", 50)
-    assert "do not fit the program's context" in json.loads(done.stdout)["error"]["detail"]
+    process = runner("generate", *options, "--tokens", tokens, "--most", 9, "--context", 50)
+    assert "do not fit the program's context" in json.loads(process.stdout)["error"]["detail"]
 
 
 @pytest.mark.parametrize(
@@ -77,25 +81,25 @@ def test_generate_goes_on_as_python_does(rademacher, runner, tmp_path):
     ],
 )
 def test_options_that_make_no_sense_are_told(runner, words):
-    done = runner(*words)
-    assert done.returncode == 2
-    assert "mobizo-runner train --program" in done.stderr
+    process = runner(*words)
+    assert process.returncode == 2
+    assert "mobizo-runner train --program" in process.stderr
 
 
 @pytest.mark.parametrize("harm", ["cut", "flipped", "other", "absent"])
 def test_a_plan_that_is_not_whole_is_refused(rademacher, begun, runner, harm):
     assert prepare(begun) is None
     data = begun.native_plan.read_bytes()
-    harmed = {
+    plans = {
         "cut": data[:-30],
         "flipped": data[:200] + bytes([data[200] ^ 1]) + data[201:],
         "other": b"MOBIZO-PLAN 9\n" + data[14:],
         "absent": b"",
     }
-    begun.native_plan.write_bytes(harmed[harm])
-    done = runner("train", *files(rademacher), "--run", begun.path)
-    assert done.returncode == 1
-    error = json.loads(done.stdout.splitlines()[-1])["error"]
+    begun.native_plan.write_bytes(plans[harm])
+    process = runner("train", *files(rademacher), "--run", begun.path)
+    assert process.returncode == 1
+    error = json.loads(process.stdout.splitlines()[-1])["error"]
     assert error["code"] == "runtime-failed"
     assert "have the agent write it again" in error["detail"]
     assert not begun.ledger.exists()

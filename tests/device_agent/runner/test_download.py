@@ -29,18 +29,18 @@ class RunnerServer(FakeServer):
 
     def __init__(self, key):
         super().__init__(key)
-        self.signed, self.archive, self.fetched = None, b"", 0
+        self.signed, self.archive, self.downloads = None, b"", 0
 
     def offer(self, archive, key=None, **facts):
         self.archive = archive
-        stated = {
+        defaults = {
             "platform": host_platform(),
             "version": version("mobizo"),
             "executorch": EXECUTORCH,
             "size": len(archive),
             "sha256": sha256_hex(archive),
         }
-        self.signed = sign_runner_build(RunnerBuild(**(stated | facts)), key or self.key)
+        self.signed = sign_runner_build(RunnerBuild(**(defaults | facts)), key or self.key)
 
     def answer(self, method, path, body, headers):
         if not path.startswith("/v1/runner-builds/"):
@@ -52,7 +52,7 @@ class RunnerServer(FakeServer):
         if len(parts) == 1:
             return 200, self.signed.model_dump_json().encode()
         assert parts[1] == self.signed.build.sha256
-        self.fetched += 1
+        self.downloads += 1
         return 200, self.archive
 
 
@@ -64,8 +64,8 @@ def server(server_key):
 
 @pytest.fixture
 def client(server):
-    with DeviceClient(server.url, "device-token") as made:
-        yield made
+    with DeviceClient(server.url, "device-token") as device_client:
+        yield device_client
 
 
 @pytest.fixture
@@ -82,32 +82,32 @@ def place(tmp_path, sources):
     return RunnerLocation(tmp_path / "runners", None, sources)
 
 
-def quiet(_line):
+def discard_line(_line):
     pass
 
 
 def archive_of(*members):
     """A .tar.gz of (name, content, more facts of the member)."""
-    made = io.BytesIO()
-    with tarfile.open(fileobj=made, mode="w:gz") as archive:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
         for name, content, facts in members:
             member = tarfile.TarInfo(name)
             member.size, member.mode = len(content), 0o600
             for fact, value in facts.items():
                 setattr(member, fact, value)
             archive.addfile(member, io.BytesIO(content))
-    return made.getvalue()
+    return buffer.getvalue()
 
 
-def script(stated=None, executorch=EXECUTORCH):
-    return SCRIPT.format(version=stated or version("mobizo"), executorch=executorch).encode()
+def script(runner_version=None, executorch=EXECUTORCH):
+    return SCRIPT.format(version=runner_version or version("mobizo"), executorch=executorch).encode()
 
 
 def small_archive():
     return archive_of(("mobizo-runner", script(), {}), ("lib/libx.so", b"library", {}))
 
 
-def placed(place):
+def placed_names(place):
     """What lies in the place, besides its notes."""
     return {path.name for path in place.directory.iterdir()} - {"lock", "failed.json"}
 
@@ -115,12 +115,12 @@ def placed(place):
 def test_the_servers_runner_is_the_one_that_was_built(runner_directory, server, client, place, tmp_path):
     pack_runner(runner_directory, tmp_path / "runner.tar.gz")
     server.offer((tmp_path / "runner.tar.gz").read_bytes())
-    found = download_runner(client, server.key.public_key(), place, quiet)
-    assert found == place.find()
+    directory = download_runner(client, server.key.public_key(), place, discard_line)
+    assert directory == place.find()
     files = {path.relative_to(runner_directory) for path in runner_directory.rglob("*") if path.is_file()}
-    assert {path.relative_to(found) for path in found.rglob("*") if path.is_file()} == files
-    assert all((found / file).read_bytes() == (runner_directory / file).read_bytes() for file in files)
-    assert placed(place) == {found.name}
+    assert {path.relative_to(directory) for path in directory.rglob("*") if path.is_file()} == files
+    assert all((directory / file).read_bytes() == (runner_directory / file).read_bytes() for file in files)
+    assert placed_names(place) == {directory.name}
 
 
 def test_packing_depends_on_the_files_alone(runner_directory, tmp_path):
@@ -132,7 +132,7 @@ def test_packing_depends_on_the_files_alone(runner_directory, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("facts", "error", "said"),
+    ("facts", "error", "message"),
     [
         ({"key": new_private_key()}, Untrusted, "signature"),
         ({"version": "0.0.1"}, NoRunner, r"mobizo 0\.0\.1"),
@@ -143,10 +143,10 @@ def test_packing_depends_on_the_files_alone(runner_directory, tmp_path):
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_a_runner_that_is_not_the_stated_one_is_refused(server, client, place, facts, error, said):
+def test_a_runner_that_is_not_the_stated_one_is_refused(server, client, place, facts, error, message):
     server.offer(small_archive(), **facts)
-    with pytest.raises(error, match=said):
-        download_runner(client, server.key.public_key(), place, quiet)
+    with pytest.raises(error, match=message):
+        download_runner(client, server.key.public_key(), place, discard_line)
     assert place.find() is None
     assert not place.path.exists()
 
@@ -154,10 +154,10 @@ def test_a_runner_that_is_not_the_stated_one_is_refused(server, client, place, f
 def test_a_runner_for_another_processor_is_not_installed(server, client, place):
     """Signed for this platform by mistake. It is not downloaded again."""
     server.offer(archive_of(("mobizo-runner", b"\x7fELF\2\1\1".ljust(18, b"\0") + b"\xf3\0", {})))
-    for said in ("is for riscv64 and the device is", "was tried before.*riscv64"):
-        with pytest.raises(NoRunner, match=said):
-            download_runner(client, server.key.public_key(), place, quiet)
-    assert server.fetched == 1
+    for message in ("is for riscv64 and the device is", "was tried before.*riscv64"):
+        with pytest.raises(NoRunner, match=message):
+            download_runner(client, server.key.public_key(), place, discard_line)
+    assert server.downloads == 1
     assert place.find() is None
 
 
@@ -166,8 +166,8 @@ def test_a_statement_that_was_changed_after_it_was_signed_is_refused(server, cli
     build = server.signed.build.model_copy(update={"version": version("mobizo")})
     server.signed = server.signed.model_copy(update={"build": build})
     with pytest.raises(Untrusted, match="signature"):
-        download_runner(client, server.key.public_key(), place, quiet)
-    assert server.fetched == 0
+        download_runner(client, server.key.public_key(), place, discard_line)
+    assert server.downloads == 0
 
 
 RUNNER = ("mobizo-runner", b"#!/bin/sh\n", {})
@@ -227,7 +227,7 @@ def test_a_bundled_loader_stays_executable_and_no_file_becomes_setuid(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("program", "said"),
+    ("program", "message"),
     [
         (b"#!/no/such/interpreter\n", "does not start"),
         (b"#!/bin/sh\necho 'version GLIBC_9.99 not found' >&2; exit 1\n", "GLIBC_9.99"),
@@ -235,47 +235,47 @@ def test_a_bundled_loader_stays_executable_and_no_file_becomes_setuid(tmp_path):
         (script("0.0.1"), r"mobizo 0\.0\.1"),
     ],
 )
-def test_a_runner_that_does_not_start_here_is_not_placed_and_not_fetched_twice(server, client, place, program, said):
+def test_a_runner_that_does_not_start_here_is_not_placed_and_not_fetched_twice(server, client, place, program, message):
     server.offer(archive_of(("mobizo-runner", program, {})))
     for _ in range(2):
-        with pytest.raises(NoRunner, match=said):
-            download_runner(client, server.key.public_key(), place, quiet)
-    assert server.fetched == 1
-    assert not placed(place)
+        with pytest.raises(NoRunner, match=message):
+            download_runner(client, server.key.public_key(), place, discard_line)
+    assert server.downloads == 1
+    assert not placed_names(place)
 
 
 def test_the_server_is_asked_first_and_then_no_more(server, client, place):
     server.offer(small_archive())
     for _ in range(2):
-        supply = ensure_runner(place, client, server.key.public_key(), quiet)
+        supply = ensure_runner(place, client, server.key.public_key(), discard_line)
         assert supply.directory == place.path
-    assert server.fetched == 1
+    assert server.downloads == 1
 
 
 def test_without_either_way_both_reasons_are_told_and_a_later_runner_of_the_server_is_taken(
     server, client, place, monkeypatch
 ):
     tools_on_path(monkeypatch)
-    supply = ensure_runner(place, client, server.key.public_key(), quiet)
+    supply = ensure_runner(place, client, server.key.public_key(), discard_line)
     assert supply.directory is None
     assert "mobizo-server runner-build add" in supply.reason
     assert "an error of these sources" in supply.reason
     server.offer(small_archive())
-    assert ensure_runner(place, client, server.key.public_key(), quiet).directory == place.path
-    assert placed(place) == {place.path.name, "build.log"}
+    assert ensure_runner(place, client, server.key.public_key(), discard_line).directory == place.path
+    assert placed_names(place) == {place.path.name, "build.log"}
 
 
 def test_a_server_that_is_away_does_not_keep_a_built_runner_from_being_used(place, server_key, runner_directory):
     shutil.copytree(runner_directory, place.path)
     with DeviceClient("http://127.0.0.1:9", "device-token") as client:
-        assert ensure_runner(place, client, server_key.public_key(), quiet).directory == place.path
+        assert ensure_runner(place, client, server_key.public_key(), discard_line).directory == place.path
 
 
 def test_a_wrong_runner_is_never_raised_to_who_wants_one(server, client, place, monkeypatch):
     tools_on_path(monkeypatch)
     server.offer(small_archive(), key=new_private_key())
     try:
-        supply = ensure_runner(place, client, server.key.public_key(), quiet)
+        supply = ensure_runner(place, client, server.key.public_key(), discard_line)
     except MobizoError as error:
         pytest.fail(f"raised {error!r}")
     assert "signature" in supply.reason

@@ -69,13 +69,13 @@ def fuzz(fuzzer, tmp_path):
 
 def test_no_file_breaks_the_runner(fuzz):
     budget = ("--seed", time.time_ns(), "--seconds", SECONDS) if SECONDS > 0 else ("--seed", 1, "--cases", CASES)
-    done = fuzz(*budget)
-    sys.stderr.write(f"{budget}: {done.stdout}")
-    assert done.returncode == 0, (budget, done.stderr[-6000:])
-    found = json.loads(done.stdout)
+    process = fuzz(*budget)
+    sys.stderr.write(f"{budget}: {process.stdout}")
+    assert process.returncode == 0, (budget, process.stderr[-6000:])
+    summary = json.loads(process.stdout)
     # Every sixteenth case is valid, and most mutated ones are refused: both kinds were run.
-    assert found["completed"] > found["cases"] / 16
-    assert found["failed"] > found["cases"] / 16
+    assert summary["completed"] > summary["cases"] / 16
+    assert summary["failed"] > summary["cases"] / 16
 
 
 def test_cases_depend_on_the_seed_alone(fuzz):
@@ -85,7 +85,7 @@ def test_cases_depend_on_the_seed_alone(fuzz):
 
 
 @pytest.fixture
-def kept(tmp_path):
+def case(tmp_path):
     """A case that generates one token with a program of 2 numbers."""
     place = tmp_path / "case"
     place.mkdir()
@@ -97,11 +97,11 @@ def kept(tmp_path):
     return place
 
 
-def test_a_read_beyond_the_end_is_found_and_its_case_is_kept(fuzz, kept, tmp_path):
-    behaviour = list(BEHAVIOUR.unpack((kept / "program").read_bytes()))
+def test_a_read_beyond_the_end_is_found_and_its_case_is_kept(fuzz, case, tmp_path):
+    behaviour = list(BEHAVIOUR.unpack((case / "program").read_bytes()))
     behaviour[OVERRUN] = 1
-    (kept / "program").write_bytes(BEHAVIOUR.pack(*behaviour))
-    done = fuzz("--replay", kept)
-    assert done.returncode != 0
-    assert "heap-buffer-overflow" in done.stderr
-    assert (tmp_path / "kept" / "program").read_bytes() == (kept / "program").read_bytes()
+    (case / "program").write_bytes(BEHAVIOUR.pack(*behaviour))
+    process = fuzz("--replay", case)
+    assert process.returncode != 0
+    assert "heap-buffer-overflow" in process.stderr
+    assert (tmp_path / "kept" / "program").read_bytes() == (case / "program").read_bytes()

@@ -39,8 +39,8 @@ def bare(tmp_path):
             if not entry.name.startswith(("executorch", "torch", "cmake", "ninja")):
                 (packages / entry.name).symlink_to(entry.path)
     for name in COMPILER:
-        if found := shutil.which(name):
-            (programs / name).symlink_to(found)
+        if path := shutil.which(name):
+            (programs / name).symlink_to(path)
     (programs / "cmake").write_text("#!/bin/sh\necho 'cmake version 3.22.1'\n")
     (programs / "cmake").chmod(0o755)
     return os.environ | {"PATH": str(programs), "PYTHONPATH": os.pathsep.join((str(packages), str(ROOT)))}
@@ -50,11 +50,11 @@ def bare(tmp_path):
 def index(tmp_path):
     """Skips unless pip can fetch the smallest of the wheels."""
     options = ["--no-deps", "--only-binary", ":all:", "--no-cache-dir", "--quiet", "--dest", tmp_path / "probe"]
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "pip", "download", *options, "ninja"], capture_output=True, check=False
     )
-    if done.returncode != 0:
-        pytest.skip(f"no package index can be reached from here: {done.stderr.decode()[-200:]}")
+    if process.returncode != 0:
+        pytest.skip(f"no package index can be reached from here: {process.stderr.decode()[-200:]}")
 
 
 @pytest.mark.usefixtures("index")
@@ -62,15 +62,15 @@ def test_a_runner_is_built_from_wheels_and_only_its_libraries_stay(bare, tmp_pat
     home, archive = tmp_path / "home", tmp_path / "runner.tar.gz"
     # Without site: then the packages are those above alone.
     command = [sys.executable, "-S", "-W", "error", "-c", BUILD, str(home), str(archive)]
-    done = subprocess.run(command, env=bare, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    told = [json.loads(line) for line in done.stdout.splitlines()]
-    fetched = [line["progress"].split()[1] for line in told[:-1] if line["progress"].startswith("fetching")]
-    assert fetched == ["executorch", "cmake", "ninja"]
+    process = subprocess.run(command, env=bare, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stdout + process.stderr
+    messages = [json.loads(line) for line in process.stdout.splitlines()]
+    packages = [line["progress"].split()[1] for line in messages[:-1] if line["progress"].startswith("fetching")]
+    assert packages == ["executorch", "cmake", "ninja"]
     place = RunnerLocation.within(home)
-    assert told[-1]["runner"] == str(place.path)
-    kept = {path.relative_to(home).as_posix(): path.stat().st_size for path in home.rglob("*") if path.is_file()}
-    assert sum(kept.values()) < 20e6
+    assert messages[-1]["runner"] == str(place.path)
+    sizes = {path.relative_to(home).as_posix(): path.stat().st_size for path in home.rglob("*") if path.is_file()}
+    assert sum(sizes.values()) < 20e6
     assert {path.name for path in place.directory.iterdir()} == {place.path.name, "lock", "build.log"}
     assert {path.suffix for path in place.path.rglob("*") if path.is_file()} == {"", ".so"}
     assert place.find() == place.path, "it does not start once what it was built with is gone"

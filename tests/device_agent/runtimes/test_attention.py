@@ -58,13 +58,13 @@ def served(runner_directory, tmp_path_factory):
 def expected(q, keys, values, start):
     """Attention of q (1, L, heads, size) at positions from `start` on, in float64; queries are scaled already."""
     (_, length, heads, _), groups = q.shape, q.shape[2] // keys.shape[2]
-    found = np.empty(q.shape)
+    output = np.empty(q.shape)
     for token, head in itertools.product(range(length), range(heads)):
-        seen = slice(0, start + token + 1)
-        scores = keys[0, seen, head // groups].astype(np.float64) @ q[0, token, head]
+        visible = slice(0, start + token + 1)
+        scores = keys[0, visible, head // groups].astype(np.float64) @ q[0, token, head]
         weights = np.exp(scores - scores.max())
-        found[0, token, head] = weights @ values[0, seen, head // groups] / weights.sum()
-    return found
+        output[0, token, head] = weights @ values[0, visible, head // groups] / weights.sum()
+    return output
 
 
 @pytest.mark.parametrize(("name", "length", "start"), [*itertools.product(SHAPES, (1, 7, 12), (0, 5, 60))])
@@ -74,9 +74,9 @@ def test_tokens_attend_to_the_filled_part_of_the_cache(served, name, length, sta
     q = rng.normal(0, 3, (1, length, heads, size)).astype(np.float32)  # sharp and flat rows
     keys, values = rng.normal(0, 1, (2, 1, CONTEXT, kv_heads, size)).astype(np.float32)
     keys[:, start + length :] = values[:, start + length :] = np.nan  # not written yet
-    (found,) = served.call(name, [q, keys, values, np.array([start])])
+    (output,) = served.call(name, [q, keys, values, np.array([start])])
     # Scores reach 100, where float32 has steps of 8e-6; a weight is off by as much.
-    np.testing.assert_allclose(found, expected(q, keys, values, start), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(output, expected(q, keys, values, start), rtol=1e-5, atol=1e-5)
 
 
 def test_a_cache_that_is_full_is_refused(served):

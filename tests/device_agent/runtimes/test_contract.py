@@ -107,7 +107,7 @@ def test_a_step_moves_b_by_its_coefficients(runtime, program, examples):
     start = some_b(program)
     runtime.load(start)
     coefficients = train(runtime, program, examples, 3)
-    assert all(found.shape == (program.manifest.recipe.queries,) for found in coefficients)
+    assert all(step_coefficients.shape == (program.manifest.recipe.queries,) for step_coefficients in coefficients)
     expected = trajectory(program, coefficients).replay(start)
     recipe = program.manifest.recipe
     if recipe.noise == "rademacher" and recipe.estimator in LEDGER_ESTIMATORS:
@@ -123,8 +123,8 @@ def test_replay_repeats_steps_bit_for_bit(runtime, program, examples):
     coefficients = train(runtime, program, examples, 4)
     trained = runtime.adapter()
     runtime.load(start)
-    for step, found in enumerate(coefficients):
-        runtime.replay(query_seeds(5, step, program.manifest.recipe.queries), found, EPS)
+    for step, step_coefficients in enumerate(coefficients):
+        runtime.replay(query_seeds(5, step, program.manifest.recipe.queries), step_coefficients, EPS)
     np.testing.assert_array_equal(runtime.adapter(), trained)
     # What is left to do is repeated too: the next steps begin from the same copies of B.
     runtime.load(start)
@@ -141,8 +141,8 @@ def test_b_that_is_pulled_between_steps_is_repeated_bit_for_bit(runtime, program
         runtime.load(pull(runtime.adapter(), start, factor))
     trained = runtime.adapter()
     runtime.load(start)
-    for step, found in enumerate(coefficients):
-        runtime.replay(query_seeds(5, step, recipe.queries), found, EPS)
+    for step, step_coefficients in enumerate(coefficients):
+        runtime.replay(query_seeds(5, step, recipe.queries), step_coefficients, EPS)
         runtime.load(pull(runtime.adapter(), start, factor))
     np.testing.assert_array_equal(runtime.adapter(), trained)
     assert not np.array_equal(trajectory(program, coefficients).replay(start), trained)
@@ -189,11 +189,11 @@ def test_prefix_and_suffix_are_a_step(program, opened, examples):
     whole, halves = opened(program), opened(program)
     for step in range(3):
         seeds = query_seeds(5, step, recipe.queries)
-        found = examples[step : step + recipe.effective_batch]
-        batch = pack_step(found, recipe, dynamic=True)
+        batch_examples = examples[step : step + recipe.effective_batch]
+        batch = pack_step(batch_examples, recipe, dynamic=True)
         hidden = halves.prefix(batch[0])
         assert hidden.shape == (*batch[0].shape, program.manifest.shape.hidden)
-        for row, example in enumerate(found):
+        for row, example in enumerate(batch_examples):
             hidden[row, len(example.correct_row.tokens) :] = 0
         for ours, theirs in zip(
             halves.suffix(hidden, batch[1:], seeds, LR, EPS), whole.step(batch, seeds, LR, EPS), strict=True

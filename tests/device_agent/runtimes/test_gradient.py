@@ -39,10 +39,10 @@ def run(runtime, program, dataset):
     recipe, rng = program.manifest.recipe, np.random.default_rng(1)
     runtime.load(rng.normal(0, 0.1, program.manifest.size).astype(np.float32))
     scored = next(pack_score(examples, recipe)).inputs
-    found = [runtime.score(scored)]
+    outputs = [runtime.score(scored)]
     for _ in range(2):
-        found += [*runtime.gradient_step(batch, RATES), runtime.state(), runtime.score(scored)]
-    return found
+        outputs += [*runtime.gradient_step(batch, RATES), runtime.state(), runtime.score(scored)]
+    return outputs
 
 
 def test_the_native_runner_shares_packed_weights_and_gives_the_same(program, dataset, runner_directory, monkeypatch):
@@ -92,8 +92,8 @@ def test_the_compiled_gradient_is_autograds(gradient, rademacher, base):
     runtime.load(flat)
     inputs = batch.tokens, batch.positions, batch.choices, batch.choice_mask, batch.mask
     loss, norm = runtime.gradient_step(inputs, Rates(lr=0.01))
-    found = 10 * runtime.state()[manifest.size : 2 * manifest.size]
+    actual = 10 * runtime.state()[manifest.size : 2 * manifest.size]
     runtime.close()
-    assert np.linalg.norm(found - expected) / np.linalg.norm(expected) < 1e-5
+    assert np.linalg.norm(actual - expected) / np.linalg.norm(expected) < 1e-5
     np.testing.assert_allclose(np.concatenate((loss, norm)), [expected_loss, np.linalg.norm(expected)], rtol=1e-5)
     assert manifest.file("weights").sha256 == rademacher.manifest.file("weights").sha256

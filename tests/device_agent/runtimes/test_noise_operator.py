@@ -77,16 +77,16 @@ def test_every_querys_direction_is_the_references(operator, opened):
 
 @pytest.mark.slow
 def test_a_run_is_the_one_with_the_noise_in_the_graph(operator, twin, opened, batch):
-    found, ends = [], []
+    step_outputs, ends = [], []
     for program in (operator, twin):
         runtime = opened(program)
         runtime.load(some_b(program))
-        found.append(steps(runtime, program, batch, 4))
+        step_outputs.append(steps(runtime, program, batch, 4))
         ends.append(runtime.adapter())
     # Nothing may differ but how logarithm and cosine round, which is the compiler's to choose.
-    np.testing.assert_allclose(*found, rtol=0, atol=2e-5)
+    np.testing.assert_allclose(*step_outputs, rtol=0, atol=2e-5)
     np.testing.assert_allclose(*ends, rtol=0, atol=1e-4)
-    assert np.abs(found[0]).max() > 1e-2
+    assert np.abs(step_outputs[0]).max() > 1e-2
     assert operator.path("program").stat().st_size < twin.path("program").stat().st_size
 
 

@@ -75,8 +75,8 @@ def test_a_run_is_the_one_that_executorch_makes(twins, dataset):
     assert theirs.manifest.dynamic_length
     lengths = set()
     for step in range(5):
-        found = examples[step : step + recipe.effective_batch]
-        batch = pack_step(found, recipe, dynamic=step > 0)
+        batch_examples = examples[step : step + recipe.effective_batch]
+        batch = pack_step(batch_examples, recipe, dynamic=step > 0)
         lengths.add(batch[0].shape[1])
         (losses, coefficients), (other_losses, other_coefficients) = (
             runtime.step(batch, query_seeds(5, step, recipe.queries), LR, EPS) for runtime in runtimes
@@ -170,14 +170,16 @@ class Devices(TorchDispatchMode):
 
     def __init__(self):
         super().__init__()
-        self.seen, self.operators = set(), 0
+        self.device_types, self.operators = set(), 0
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        made = function(*args, **(kwargs or {}))
+        output = function(*args, **(kwargs or {}))
         if function not in ENTRANCES:
             self.operators += 1
-            self.seen |= {item.device.type for item in tree_flatten((args, kwargs, made))[0] if torch.is_tensor(item)}
-        return made
+            self.device_types |= {
+                item.device.type for item in tree_flatten((args, kwargs, output))[0] if torch.is_tensor(item)
+            }
+        return output
 
 
 def test_everything_is_on_the_device(twins, dataset):
@@ -196,7 +198,7 @@ def test_everything_is_on_the_device(twins, dataset):
     for name, call in calls.items():
         with Devices() as devices, pytest.raises(RuntimeFailed, match=f"'{name}'.*copy out of meta"):
             call()
-        assert devices.seen == {"meta"}
+        assert devices.device_types == {"meta"}
         assert devices.operators > {"step": 100, "score": 100, "replay": 20, "load": 1}[name]
 
 
@@ -221,7 +223,7 @@ def first_node(**values):
 
 
 @pytest.mark.parametrize(
-    ("node", "said"),
+    ("node", "message"),
     [
         ({"target": "torch.os.system"}, "not an ATen operator"),
         ({"target": "torch.ops.aten.__class__.mro"}, "not an ATen operator"),
@@ -232,9 +234,9 @@ def first_node(**values):
         ({"outputs": [{"as_custom_obj": {"name": "x"}}]}, "as_custom_obj"),
     ],
 )
-def test_a_graph_may_name_arithmetic_only(plain, tmp_path, node, said):
+def test_a_graph_may_name_arithmetic_only(plain, tmp_path, node, message):
     bad = rewritten(plain.path("program"), tmp_path / "bad.pt2", {"models/load.json": first_node(**node)})
-    with pytest.raises(RuntimeFailed, match=f"does not load.*{said}"):
+    with pytest.raises(RuntimeFailed, match=f"does not load.*{message}"):
         open_runtime(plain.manifest, bad, plain.path("weights"))
 
 

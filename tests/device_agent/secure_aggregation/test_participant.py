@@ -17,9 +17,9 @@ from tests.shared.federation.secure_aggregation.test_settings import parameters
 def test_what_is_known_of_a_round_is_on_disk_for_its_owner_alone(tmp_path):
     notebook = FileRoundState(tmp_path / "masking.json")
     assert notebook.read() is None
-    known = begin_round(parameters(), "device-1")
-    notebook.write(known)
-    assert notebook.read() == known
+    state = begin_round(parameters(), "device-1")
+    notebook.write(state)
+    assert notebook.read() == state
     assert stat.S_IMODE(notebook.path.stat().st_mode) == 0o600
     notebook.remove()
     notebook.remove()
@@ -69,15 +69,15 @@ def test_the_same_knowledge_masks_the_same_update_as_the_same_bytes():
         masked.run_turn(absent=["device-002"] if masked.server.phase is Phase.VECTORS else [])
         if masked.server.tick() is Phase.VECTORS:
             device.participant.advance()
-            sent = [device.link.sent_messages[Phase.VECTORS]]
+            messages = [device.link.sent_messages[Phase.VECTORS]]
             # As if the answer had been lost: the server forgot, the device says it again.
             row = masked.server.store.row("device-002")
             row.last_phase, row.vector_sha256 = Phase.SHARES, None
             device.restart()
             device.participant.advance()
-            sent.append(device.link.sent_messages[Phase.VECTORS])
-    assert sent[0] == sent[1]
-    assert np.frombuffer(sent[0], "<u4").size == 51
+            messages.append(device.link.sent_messages[Phase.VECTORS])
+    assert messages[0] == messages[1]
+    assert np.frombuffer(messages[0], "<u4").size == 51
 
 
 def test_a_peer_is_known_by_the_key_that_it_first_had(tmp_path):

@@ -14,7 +14,7 @@ async def echo(body):
     return Response.json({"size": len(body)})
 
 
-def asked(talk, **limits):
+def run_with_server(talk, **limits):
     """Returns what `talk` returns, which gets a function that opens a connection."""
 
     async def run():
@@ -37,7 +37,7 @@ def asked(talk, **limits):
 
 
 @pytest.mark.parametrize(
-    ("sent", "answer"),
+    ("data", "answer"),
     [
         (b"", b""),
         (b"POST / HTTP/1.1\r\nhost:", b""),
@@ -45,15 +45,15 @@ def asked(talk, **limits):
         (HEAD + b"content-length: 2\r\nconnection: close\r\n\r\nab", b"HTTP/1.1 200 "),
     ],
 )
-def test_a_connection_that_does_not_go_on_is_closed(sent, answer):
+def test_a_connection_that_does_not_go_on_is_closed(data, answer):
     async def talk(connect):
         reader, writer = await connect()
-        writer.write(sent)
+        writer.write(data)
         return await reader.read()
 
-    found = asked(talk, header_seconds=0.2, body_seconds=0.2)
-    assert found.startswith(answer)
-    assert bool(found) == bool(answer)
+    response = run_with_server(talk, header_seconds=0.2, body_seconds=0.2)
+    assert response.startswith(answer)
+    assert bool(response) == bool(answer)
 
 
 def test_connections_beyond_the_limit_get_503_and_one_serves_several_requests():
@@ -68,7 +68,7 @@ def test_connections_beyond_the_limit_get_503_and_one_serves_several_requests():
         other, _ = await connect()
         return sizes, await other.read()
 
-    sizes, refused = asked(talk, connections=1)
+    sizes, refusal = run_with_server(talk, connections=1)
     assert sizes == [1, 3]
-    assert refused.startswith(b"HTTP/1.1 503 ")
-    assert json.loads(refused.partition(b"\r\n\r\n")[2])["error"]["code"] == "unavailable"
+    assert refusal.startswith(b"HTTP/1.1 503 ")
+    assert json.loads(refusal.partition(b"\r\n\r\n")[2])["error"]["code"] == "unavailable"

@@ -44,12 +44,12 @@ def site(tmp_path_factory, rademacher, runner_directory):
         keep_adapter(home, program, key, name, seed=seed)
     with pytest.MonkeyPatch.context() as monkeypatch, ExitStack() as stack:
         monkeypatch.setenv(RUNNER_VARIABLE, str(runner_directory))
-        said = stack.enter_context(serving(home, "--queue", "3"))
+        details = stack.enter_context(serving(home, "--queue", "3"))
         models = {name: open_personal(home, name) for name in ("red", "blue")}
         models["tiny"] = open_personal(home, "red", base=True)
         for model in models.values():
             stack.callback(model.close)
-        yield SimpleNamespace(home=home, url=said["url"], token=said["token"], models=models)
+        yield SimpleNamespace(home=home, url=details["url"], token=details["token"], models=models)
 
 
 @contextmanager
@@ -93,25 +93,25 @@ def test_the_token_is_made_once_for_its_owner_alone(site):
     path = site.home.path / "serve.token"
     assert path.read_text().strip() == site.token
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    with serving(site.home) as said:
-        assert "token" not in said
+    with serving(site.home) as details:
+        assert "token" not in details
 
 
 def test_models_are_the_adapters_and_their_base(client):
-    listed = {model.id: model for model in client.models.list()}
-    assert set(listed) == {"red", "blue", "tiny"}
-    assert (listed["red"].owned_by, listed["red"].parent) == ("device", "tiny")
+    models = {model.id: model for model in client.models.list()}
+    assert set(models) == {"red", "blue", "tiny"}
+    assert (models["red"].owned_by, models["red"].parent) == ("device", "tiny")
     assert client.models.retrieve("tiny").owned_by == "base"
 
 
 def test_each_request_gets_its_own_adapter(site, client):
     texts = {}
     for name in ("red", "blue", "tiny", "red"):
-        found = client.completions.create(model=name, prompt=["It was", "a film"], max_tokens=6, temperature=0)
+        completion = client.completions.create(model=name, prompt=["It was", "a film"], max_tokens=6, temperature=0)
         expected = [generated(site, name, prompt, 6) for prompt in ("It was", "a film")]
-        assert [choice.text for choice in found.choices] == expected
-        assert [choice.finish_reason for choice in found.choices] == ["length", "length"]
-        assert found.usage.completion_tokens == 12
+        assert [choice.text for choice in completion.choices] == expected
+        assert [choice.finish_reason for choice in completion.choices] == ["length", "length"]
+        assert completion.usage.completion_tokens == 12
         texts[name] = expected[0]
     assert len(set(texts.values())) == 3
 
@@ -123,18 +123,18 @@ def test_a_chat_is_written_as_transformers_writes_it(site, client):
     stock.chat_template = TEMPLATE
     before = stock.apply_chat_template(TURNS, add_generation_prompt=True, tokenize=True, return_dict=False)
     expected = stock.decode(list(model.inference.generate(before, 8)))
-    asked = {"model": "red", "messages": TURNS, "max_tokens": 8, "temperature": 0}
-    whole = client.chat.completions.create(**asked)
+    request = {"model": "red", "messages": TURNS, "max_tokens": 8, "temperature": 0}
+    whole = client.chat.completions.create(**request)
     assert whole.choices[0].message.content == expected
     assert whole.usage.prompt_tokens == len(before)
-    *pieces, end, usage = client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True})
+    *pieces, end, usage = client.chat.completions.create(**request, stream=True, stream_options={"include_usage": True})
     assert "".join(piece.choices[0].delta.content for piece in pieces) == expected
     assert (end.choices[0].finish_reason, usage.usage) == ("length", whole.usage)
 
 
 def test_log_probabilities_stops_and_seeds(site, client):
-    asked = {"model": "blue", "prompt": "a film", "max_tokens": 8}
-    plain = client.completions.create(**asked, temperature=0, logprobs=2).choices[0]
+    request = {"model": "blue", "prompt": "a film", "max_tokens": 8}
+    plain = client.completions.create(**request, temperature=0, logprobs=2).choices[0]
     model = site.models["blue"]
     before = model.tokenizer.encode("a film").ids
     tokens = list(model.inference.generate(before, 8))
@@ -142,12 +142,12 @@ def test_log_probabilities_stops_and_seeds(site, client):
     np.testing.assert_allclose(plain.logprobs.token_logprobs, scores, atol=1e-3)
     assert max(plain.logprobs.top_logprobs[0].values()) == plain.logprobs.token_logprobs[0]
     stop = plain.text[3:5]
-    ended = client.completions.create(**asked, temperature=0, stop=stop).choices[0]
-    assert (ended.text, ended.finish_reason) == (plain.text[: plain.text.index(stop)], "stop")
-    drawn = [[choice.text for choice in client.completions.create(**asked, n=3, seed=5).choices] for _ in range(2)]
-    assert drawn[0] == drawn[1]
-    assert len(set(drawn[0])) > 1
-    nearly = client.completions.create(**asked, temperature=1, top_p=1e-6).choices[0]
+    stopped_choice = client.completions.create(**request, temperature=0, stop=stop).choices[0]
+    assert (stopped_choice.text, stopped_choice.finish_reason) == (plain.text[: plain.text.index(stop)], "stop")
+    texts = [[choice.text for choice in client.completions.create(**request, n=3, seed=5).choices] for _ in range(2)]
+    assert texts[0] == texts[1]
+    assert len(set(texts[0])) > 1
+    nearly = client.completions.create(**request, temperature=1, top_p=1e-6).choices[0]
     assert nearly.text == plain.text
 
 
@@ -162,16 +162,16 @@ def test_log_probabilities_stops_and_seeds(site, client):
     ],
 )
 def test_what_is_wrong_is_said_as_openai_says_it(client, changes, error, code, param):
-    with pytest.raises(error) as refused:
+    with pytest.raises(error) as refusal:
         client.chat.completions.create(**{"model": "red", "messages": TURNS} | changes)
-    assert (refused.value.code, refused.value.param) == (code, param)
-    assert refused.value.body["message"]
+    assert (refusal.value.code, refusal.value.param) == (code, param)
+    assert refusal.value.body["message"]
 
 
 def test_a_stranger_is_refused_before_the_body(site, client):
-    with pytest.raises(openai.AuthenticationError) as refused:
+    with pytest.raises(openai.AuthenticationError) as refusal:
         client.with_options(api_key="wrong").models.list()
-    assert refused.value.code == "invalid_api_key"
+    assert refusal.value.code == "invalid_api_key"
     announced = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n"
     for more in (b"\r\n", b"authorization: Bearer \xff\r\n\r\n", b"expect: 100-continue\r\n\r\n"):
         answer = raw(site, announced + more)  # no body comes, and the answer does not wait for it
@@ -180,9 +180,9 @@ def test_a_stranger_is_refused_before_the_body(site, client):
 
 
 def test_sizes_methods_and_addresses_are_held(site, client):
-    with pytest.raises(openai.APIStatusError) as refused:
+    with pytest.raises(openai.APIStatusError) as refusal:
         client.completions.create(model="red", prompt="x" * 5_000_000)
-    assert (refused.value.status_code, refused.value.code) == (413, "too-large")
+    assert (refusal.value.status_code, refusal.value.code) == (413, "too-large")
     key = b"authorization: Bearer " + site.token.encode() + b"\r\n"
     chunked = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n" + key + b"\r\n"
     assert raw(site, chunked + (b"10000\r\n" + b"x" * 65536 + b"\r\n") * 64).startswith(b"HTTP/1.1 413 ")
@@ -193,8 +193,8 @@ def test_sizes_methods_and_addresses_are_held(site, client):
 
 
 def test_a_full_queue_refuses_and_clients_that_leave_make_room(site, client):
-    asked = {"model": "red", "prompt": ["It"] * 16, "max_tokens": 60}
-    body = json.dumps(asked).encode()
+    request = {"model": "red", "prompt": ["It"] * 16, "max_tokens": 60}
+    body = json.dumps(request).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {site.token}\r\n"
     waiting = [socket.create_connection(address(site)) for _ in range(3)]
     for connection in waiting:
@@ -204,9 +204,9 @@ def test_a_full_queue_refuses_and_clients_that_leave_make_room(site, client):
         for _ in range(200):  # until all three have arrived
             client.completions.create(model="red", prompt="It", max_tokens=1)
 
-    with pytest.raises(openai.RateLimitError) as refused:
+    with pytest.raises(openai.RateLimitError) as refusal:
         ask_until_refused()
-    assert refused.value.response.headers["retry-after"] == "1"
+    assert refusal.value.response.headers["retry-after"] == "1"
     for connection in waiting:
         connection.close()
     patient = client.with_options(max_retries=20)
@@ -223,6 +223,6 @@ def test_the_page_runs_as_it_stands(site):
     assert start.startswith("mobizo-agent serve &")
     script = "\n".join([*commands, f"{sys.executable} - <<'END'", python, "END"]).replace("alice-movies", "red")
     environment = os.environ | {HOME_VARIABLE: str(site.home.path)}
-    done = subprocess.run(["bash", "-ec", script], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert '"id": "red"' in done.stdout
+    process = subprocess.run(["bash", "-ec", script], env=environment, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr
+    assert '"id": "red"' in process.stdout

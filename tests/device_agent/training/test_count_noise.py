@@ -27,11 +27,11 @@ def test_the_noise_has_a_laplace_distribution(scales):
     drawn = [noise_of(b"a").on(0, "fit", number) for number in range(10_000)]
     at = scales * SCALE + 0.5
     expected = math.exp(at / SCALE) / 2 if at < 0 else 1 - math.exp(-at / SCALE) / 2
-    assert abs(sum(found < at for found in drawn) / len(drawn) - expected) < 0.015
+    assert abs(sum(value < at for value in drawn) / len(drawn) - expected) < 0.015
 
 
 def test_one_record_changes_the_odds_of_any_answer_by_epsilon_at_most():
     drawn = [noise_of(b"a").on(0, "fit", number) for number in range(30_000)]
     for edge in (-20, -5, 0, 5, 20):
-        with_it, without = (sum(count + found >= edge for found in drawn) for count in (1, 0))
+        with_it, without = (sum(count + value >= edge for value in drawn) for count in (1, 0))
         assert math.exp(-0.13) < without / with_it <= 1

@@ -43,11 +43,11 @@ def test_one_record_cannot_be_split(read, tmp_path):
 
 def test_limits_sample_over_the_whole_file(read, dataset):
     write_records(dataset / "test.jsonl", 100, 9)
-    whole, limited = read(dataset).test, read(dataset, test_limit=10, validation_limit=3)
-    assert (len(limited.test), len(limited.validation)) == (10, 3)
-    places = [whole.index(example) for example in limited.test]
+    whole, sample = read(dataset).test, read(dataset, test_limit=10, validation_limit=3)
+    assert (len(sample.test), len(sample.validation)) == (10, 3)
+    places = [whole.index(example) for example in sample.test]
     assert max(places) > 50
-    assert limited.test == read(dataset, test_limit=10, seed=5).test
+    assert sample.test == read(dataset, test_limit=10, seed=5).test
 
 
 def test_truncated_examples_are_counted(read, dataset):
@@ -101,9 +101,9 @@ def test_a_record_decides_about_itself_alone(read, dataset):
 @pytest.mark.parametrize("split", ["train", "validation", "test"])
 def test_a_file_without_records(read, dataset, split):
     (dataset / f"{split}.jsonl").write_bytes(b"\n\n")
-    with pytest.raises(InvalidDataset, match="the file contains no records") as caught:
+    with pytest.raises(InvalidDataset, match="the file contains no records") as error:
         read(dataset)
-    assert str(dataset) not in describe(caught.value).error.detail
+    assert str(dataset) not in describe(error.value).error.detail
 
 
 @pytest.mark.parametrize("split", ["train", "validation", "test"])
@@ -156,8 +156,8 @@ def test_a_task_that_no_recipe_of_this_form_can_take(read, dataset, rademacher):
 
 
 @pytest.mark.parametrize(
-    ("count", "records", "told"),
+    ("count", "records", "expected"),
     [(0, 9000, 0), (9, 10, 0), (99, 99, 0), (100, 9000, 90), (900, 9000, 900), (4499, 9000, 900), (9000, 9000, 4500)],
 )
-def test_counts_of_records_are_told_by_shares(count, records, told):
-    assert rounded_down(count, records) == told
+def test_counts_of_records_are_told_by_shares(count, records, expected):
+    assert rounded_down(count, records) == expected

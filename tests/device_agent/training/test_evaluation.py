@@ -71,12 +71,12 @@ def test_like_lengths_share_batches_and_results_keep_their_order(rademacher, dat
     examples = rademacher.splits(dataset, TrainingSettings()).train
     runtime = open_runtime(rademacher.manifest, rademacher.path("program"), rademacher.path("weights"))
     scores = [row for batch in pack_score(examples, recipe) for row in batch.read(runtime.score(batch.inputs))]
-    seen = Recorder(runtime)
-    measured = measure(seen, examples, recipe, dynamic=True)
+    recorder = Recorder(runtime)
+    measured = measure(recorder, examples, recipe, dynamic=True)
     runtime.close()
-    assert seen.lengths == sorted(seen.lengths)
-    assert len(set(seen.lengths)) == 3
-    assert seen.lengths[-1] == max(example.length for example in examples)
+    assert recorder.lengths == sorted(recorder.lengths)
+    assert len(set(recorder.lengths)) == 3
+    assert recorder.lengths[-1] == max(example.length for example in examples)
     right = [example.correct for example in examples]
     assert measured.correct == sum(np.argmax(row) == correct for row, correct in zip(scores, right, strict=True))
     loss = -sum(row[correct] for row, correct in zip(scores, right, strict=True)) / len(examples)
@@ -92,15 +92,15 @@ def test_cached_states_give_the_same_bits_as_computed_ones(request, name, datase
     runtime = open_runtime(program.manifest, program.path("program"), program.path("weights"))
     runtime.load(np.random.default_rng(1).normal(0, 0.1, program.manifest.size).astype(np.float32))
     plain = measure(runtime, examples, recipe, dynamic=True)
-    found = []
+    results = []
     for budget in (None, 0, 3000):
         bound = recipe.sequence_length
         cache = PrefixCache(runtime, shape.hidden, recipe.effective_batch, bound, dynamic=True, budget=budget)
-        found += [measure(runtime, examples, recipe, dynamic=True, frozen=FrozenStates(cache)) for _ in range(2)]
+        results += [measure(runtime, examples, recipe, dynamic=True, frozen=FrozenStates(cache)) for _ in range(2)]
     runtime.close()
-    assert len(set(found)) == 1
-    assert found[0].correct == plain.correct
-    assert found[0].loss == pytest.approx(plain.loss, rel=1e-6)  # sums over rows of another length
+    assert len(set(results)) == 1
+    assert results[0].correct == plain.correct
+    assert results[0].loss == pytest.approx(plain.loss, rel=1e-6)  # sums over rows of another length
 
 
 class Recorder:

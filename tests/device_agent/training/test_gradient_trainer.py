@@ -51,8 +51,8 @@ def read(path, program):
 
 
 def outcome(run, result):
-    kept = result.model_dump(exclude={"train_seconds", "seconds", "peak_rss_bytes"})
-    return kept, run.best.read_bytes(), run.last.read_bytes(), (run.path / "trajectory.bin").read_bytes()
+    facts = result.model_dump(exclude={"train_seconds", "seconds", "peak_rss_bytes"})
+    return facts, run.best.read_bytes(), run.last.read_bytes(), (run.path / "trajectory.bin").read_bytes()
 
 
 def test_a_run_is_the_steps_by_hand(run, gradient, dataset):
@@ -104,18 +104,18 @@ def test_a_rate_that_is_too_high_says_so(run, gradient, dataset):
 
 @pytest.mark.parametrize("kind", ["memory", "directory"])
 def test_checkpoints_are_kept_by_step(tmp_path, kind):
-    held = Checkpoints() if kind == "memory" else CheckpointDirectory(tmp_path / "checkpoints")
-    assert held.steps() == []
-    assert held.read(3) is None
+    checkpoints = Checkpoints() if kind == "memory" else CheckpointDirectory(tmp_path / "checkpoints")
+    assert checkpoints.steps() == []
+    assert checkpoints.read(3) is None
     states = {step: np.random.default_rng(step).standard_normal(5).astype(np.float32) for step in (3, 12, 7)}
     for step, state in states.items():
-        held.write(step, state)
-    assert held.steps() == [3, 7, 12]
+        checkpoints.write(step, state)
+    assert checkpoints.steps() == [3, 7, 12]
     for step, state in states.items():
-        np.testing.assert_array_equal(held.read(step), state)
-    held.keep([12, 3])
-    assert held.steps() == [3, 12]
+        np.testing.assert_array_equal(checkpoints.read(step), state)
+    checkpoints.keep([12, 3])
+    assert checkpoints.steps() == [3, 12]
     if kind == "directory":
         shutil.copy(tmp_path / "checkpoints" / "step-3.bin", tmp_path / "checkpoints" / "step-4.bin")
-        assert held.read(4) is None
-        assert CheckpointDirectory(held.path).steps() == [3, 4, 12]
+        assert checkpoints.read(4) is None
+        assert CheckpointDirectory(checkpoints.path).steps() == [3, 4, 12]

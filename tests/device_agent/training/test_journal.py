@@ -77,4 +77,4 @@ def test_durable_writes_replace_and_keep_secrets_private(tmp_path):
     write_durably(path, b"two")
     assert path.read_bytes() == b"two"
     assert path.stat().st_mode & 0o777 == 0o600
-    assert [found.name for found in tmp_path.iterdir()] == ["secret"]
+    assert [entry.name for entry in tmp_path.iterdir()] == ["secret"]

@@ -38,21 +38,21 @@ def contents(run):
     return [(run.path / name).read_bytes() for name in FILES]
 
 
-def told_steps(said):
+def reported_steps(output):
     """Steps that a runner told of; its last line may be torn."""
-    told = [json.loads(line).get("progress", {}) for line in said.split(b"\n")[:-1]]
-    return [progress["step"] for progress in told if progress.get("phase") == "training"]
+    reports = [json.loads(line).get("progress", {}) for line in output.split(b"\n")[:-1]]
+    return [progress["step"] for progress in reports if progress.get("phase") == "training"]
 
 
 def killed_at(process, step):
     """Kills a runner -9 once it has told of a step; 0: once it lives. Returns the steps that it told of."""
-    told = []
-    while max(told, default=0) < step:
+    steps = []
+    while max(steps, default=0) < step:
         line = process.stdout.readline()
         assert line, f"the run ended before step {step}"
-        told += told_steps(line)
+        steps += reported_steps(line)
     process.kill()
-    return told + told_steps(process.stdout.read())
+    return steps + reported_steps(process.stdout.read())
 
 
 def test_a_runner_killed_at_a_step_leaves_the_same_b(tmp_path, plan, alone, runner_directory):
@@ -61,21 +61,21 @@ def test_a_runner_killed_at_a_step_leaves_the_same_b(tmp_path, plan, alone, runn
     assert prepare(run) is None
     command = [runner_directory / "mobizo-runner", "train", "--attached", "--run", run.path]
     command += ["--program", plan.program, "--weights", plan.weights]
-    told, before = [], b""
+    steps, before = [], b""
     for moment in (0, 1, 2, 39, 40, 41, 90, TRAINING["steps"]):
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
             # The runner before may have made steps that it could not tell of any more.
             if recorded_steps(run) < moment or moment == 0:
-                told += killed_at(process, moment)
+                steps += killed_at(process, moment)
             else:
                 process.kill()
         after = run.ledger.read_bytes() if run.ledger.exists() else b""
         assert after.startswith(before[: parse_trajectory(before)[1]] if before else b"")
         before = after
-        assert max(told, default=0) <= recorded_steps(run)
+        assert max(steps, default=0) <= recorded_steps(run)
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        said = process.stdout.read()
-    assert finish(run, TrainerMessage.model_validate_json(said.split(b"\n")[-2])).result is not None
+        output = process.stdout.read()
+    assert finish(run, TrainerMessage.model_validate_json(output.split(b"\n")[-2])).result is not None
     assert contents(run) == contents(alone)
-    told += told_steps(said)
-    assert told == sorted(set(told))
+    steps += reported_steps(output)
+    assert steps == sorted(set(steps))

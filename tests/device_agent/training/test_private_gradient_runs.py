@@ -109,13 +109,13 @@ def test_an_engine_that_is_stopped_goes_on_with_the_same_draws(plan, private, tm
     begun(whole, plan)
     stopped, by_hand = copy_run(whole, tmp_path / "stopped"), copy_run(whole, tmp_path / "by-hand")
     engine = NativeEngine(runner_directory) if name == "native" else PythonEngine()
-    heard = []
-    assert engine.train(whole, heard.append, lambda: False).result is not None
-    assert all(progress.loss is None and progress.accuracy is None for progress in heard)
-    heard.clear()
-    assert engine.train(stopped, heard.append, lambda: bool(heard) and heard[-1].step >= 17).stopped
+    reports = []
+    assert engine.train(whole, reports.append, lambda: False).result is not None
+    assert all(progress.loss is None and progress.accuracy is None for progress in reports)
+    reports.clear()
+    assert engine.train(stopped, reports.append, lambda: bool(reports) and reports[-1].step >= 17).stopped
     assert 0 < ledger(stopped).steps < 300
-    assert engine.train(stopped, heard.append, lambda: False).result is not None
+    assert engine.train(stopped, reports.append, lambda: False).result is not None
     assert hashes(stopped) == hashes(whole)
     for run in (whole, stopped):
         assert not run.dp_samples_file.exists()

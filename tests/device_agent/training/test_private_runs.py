@@ -31,13 +31,13 @@ def plan(clipped, dataset):
 
 
 def train(run, plan, program, stop=lambda: False):
-    told = []
+    reports = []
     if not run.path.exists():
         run.begin(plan)
     runtime = open_runtime(plan.manifest, plan.program, plan.weights)
     try:
         splits = program.splits(plan.dataset, plan.training)
-        return Trainer(run, plan, splits, runtime, told.append, stop).train(), told
+        return Trainer(run, plan, splits, runtime, reports.append, stop).train(), reports
     finally:
         runtime.close()
 
@@ -56,8 +56,8 @@ def test_each_step_is_the_mechanism_on_its_own_sample(run, plan, clipped):
     """The same by hand: each example alone adds what it adds, then the noise; and the coefficients follow from that."""
     dp_samples, recipe = begun(run, plan), plan.manifest.recipe
     assert dp_samples.counts.max() > recipe.effective_batch  # samples that take several calls are among them
-    result, told = train(run, plan, clipped)
-    assert all(progress.loss is None and progress.accuracy is None for progress in told)
+    result, reports = train(run, plan, clipped)
+    assert all(progress.loss is None and progress.accuracy is None for progress in reports)
     assert not run.dp_samples_file.exists()
     examples = clipped.splits(plan.dataset, plan.training).train
     assert len(examples) == 13  # nothing is held out
@@ -88,14 +88,14 @@ def test_the_runner_makes_the_trainers_ledger_of_one_drawing(plan, clipped, tmp_
     begun(first, plan)
     second = copy_run(first, tmp_path / "second")
     train(first, plan, clipped)
-    engine, heard = NativeEngine(runner_directory), []
+    engine, reports = NativeEngine(runner_directory), []
     # Stopped in the middle, it goes on by the same draws.
-    message = engine.train(second, heard.append, lambda: bool(heard) and heard[-1].step >= 5)
+    message = engine.train(second, reports.append, lambda: bool(reports) and reports[-1].step >= 5)
     assert message.stopped
     assert second.dp_samples_file.exists()
-    message = engine.train(second, heard.append, lambda: False)
+    message = engine.train(second, reports.append, lambda: False)
     assert message.result.train_examples is None
-    assert all(progress.loss is None and progress.accuracy is None for progress in heard)
+    assert all(progress.loss is None and progress.accuracy is None for progress in reports)
     for file in ("trajectory.bin", "best.safetensors", "last.safetensors"):
         assert file_sha256(first.path / file) == file_sha256(second.path / file)
     assert not second.dp_samples_file.exists()
@@ -165,9 +165,9 @@ def test_of_a_whole_job_nothing_is_sent_that_the_data_decides(enrolled, make, se
     (dataset / "train.jsonl").write_text('{"text": "warm"}\n')
     server.add_job(clipped, job_id="job-bad", privacy=PRIVACY, **training)
     assert daemon.run(once=True).outcome is Outcome.COMPLETED  # by noise alone
-    told = {name for beat in server.beats for name, value in beat if value not in (None, 0)}
+    field_names = {name for beat in server.beats for name, value in beat if value not in (None, 0)}
     assert server.beats
-    assert told <= {"phase", "step", "steps", "lr", "why"}
+    assert field_names <= {"phase", "step", "steps", "lr", "why"}
     completion, _ = server.completions
     measured = completion.result.model_dump(exclude_none=True, exclude_defaults=True).keys()
     assert measured == {"steps", "best_step", "train_seconds", "seconds", "peak_rss_bytes"}

@@ -29,11 +29,11 @@ def train(run, plan, program, stop=lambda: False, runtime=None):
     """Trains a run in this process; returns its result and every progress that it told."""
     if not run.path.exists():
         run.begin(plan)
-    told = []
+    reports = []
     opened = runtime or open_runtime(plan.manifest, plan.program, plan.weights)
     try:
         splits = program.splits(plan.dataset, plan.training)
-        return trainer_of(plan.manifest)(run, plan, splits, opened, told.append, stop).train(), told
+        return trainer_of(plan.manifest)(run, plan, splits, opened, reports.append, stop).train(), reports
     finally:
         opened.close()
 
@@ -87,9 +87,9 @@ def test_a_run_is_algorithm_1(run, program, dataset):
 
 
 def test_evaluations_come_at_the_interval_and_at_both_ends(run, rademacher, dataset):
-    result, told = train(run, rademacher.plan(dataset, **SETTINGS), rademacher)
-    found = [(item.split, item.step, item.adapter, item.total) for item in result.evaluations]
-    assert found == [
+    result, reports = train(run, rademacher.plan(dataset, **SETTINGS), rademacher)
+    evaluations = [(item.split, item.step, item.adapter, item.total) for item in result.evaluations]
+    assert evaluations == [
         ("test", 0, "current", 7),
         ("validation", 0, "current", 9),
         ("validation", 4, "current", 9),
@@ -100,8 +100,8 @@ def test_evaluations_come_at_the_interval_and_at_both_ends(run, rademacher, data
     assert result.zero_shot_accuracy == result.evaluations[0].accuracy
     assert result.tuned_accuracy == result.evaluations[-1].accuracy
     assert result.accuracy_split == "test"
-    assert [item.step for item in told if item.phase == "training"] == list(range(1, 10))
-    last = told[-1]
+    assert [item.step for item in reports if item.phase == "training"] == list(range(1, 10))
+    last = reports[-1]
     assert (last.step, last.steps, last.accuracy) == (9, 9, result.evaluations[-2].accuracy)
 
 
@@ -115,10 +115,10 @@ def test_the_best_validation_is_kept_and_is_what_was_measured(run, rademacher, d
     runtime = open_runtime(plan.manifest, plan.program, plan.weights)
     runtime.load(read(run.best, program))
     splits = program.splits(dataset, plan.training)
-    again = measure(runtime, splits.validation, plan.manifest.recipe, dynamic=True)
-    assert (again.correct, again.loss) == (best.correct, best.loss)
-    tested = measure(runtime, splits.test, plan.manifest.recipe, dynamic=True)
-    assert tested.correct == result.evaluations[-1].correct
+    validation = measure(runtime, splits.validation, plan.manifest.recipe, dynamic=True)
+    assert (validation.correct, validation.loss) == (best.correct, best.loss)
+    test_score = measure(runtime, splits.test, plan.manifest.recipe, dynamic=True)
+    assert test_score.correct == result.evaluations[-1].correct
     runtime.close()
 
 
@@ -210,15 +210,15 @@ class Failing:
     """A runtime whose n-th step gives no number."""
 
     def __init__(self, inner, step, value):
-        self._inner, self._left, self._value = inner, step, value
+        self._inner, self._remaining, self._value = inner, step, value
 
     def __getattr__(self, name):
         return getattr(self._inner, name)
 
     def step(self, *arguments):
         losses, coefficients = self._inner.step(*arguments)
-        self._left -= 1
-        if self._left < 0:
+        self._remaining -= 1
+        if self._remaining < 0:
             losses[0] = self._value
         return losses, coefficients
 

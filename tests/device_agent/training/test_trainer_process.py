@@ -31,15 +31,15 @@ def messages(process):
 
 def finish(process):
     """Reads a process to its end; returns its last message and closes its pipes."""
-    heard = list(messages(process))
+    output = list(messages(process))
     process.wait()
     process.stdin.close()
     process.stdout.close()
-    return heard
+    return output
 
 
-def trained(heard):
-    return [item.progress.step for item in heard if item.progress and item.progress.phase == "training"]
+def trained_steps(output):
+    return [item.progress.step for item in output if item.progress and item.progress.phase == "training"]
 
 
 @pytest.mark.parametrize("name", ["rademacher", *(pytest.param(n, marks=pytest.mark.slow) for n in ESTIMATORS)])
@@ -47,26 +47,26 @@ def test_killed_at_several_steps_it_ends_with_the_same_b(request, name, dataset,
     plan = request.getfixturevalue(name).plan(dataset, **SETTINGS)
     whole, killed = RunDirectory(tmp_path / "whole"), RunDirectory(tmp_path / "killed")
     whole.begin(plan)
-    heard = finish(start(whole))
-    expected = heard[-1].result
-    assert trained(heard) == list(range(1, STEPS + 1))
+    output = finish(start(whole))
+    expected = output[-1].result
+    assert trained_steps(output) == list(range(1, STEPS + 1))
 
     steps = []
     killed.begin(plan)
     for kill in KILLS:
         process = start(killed)
         for message in messages(process):
-            steps.extend(trained([message]))
+            steps.extend(trained_steps([message]))
             if message.progress is not None and message.progress.step >= kill:
                 os.kill(process.pid, signal.SIGKILL)
                 break
-        steps.extend(trained(finish(process)))
+        steps.extend(trained_steps(finish(process)))
         assert process.returncode == -signal.SIGKILL
-    heard = finish(start(killed))
-    steps.extend(trained(heard))
+    output = finish(start(killed))
+    steps.extend(trained_steps(output))
     assert len(steps) == len(set(steps)), "a step that is in the journal is never computed again"
     assert len(steps) >= STEPS - len(KILLS), "a kill costs at most the word of one step"
-    result = heard[-1].result
+    result = output[-1].result
     assert result.evaluations == expected.evaluations
     assert result.best_step == expected.best_step
     for name in ("best.safetensors", "last.safetensors", "trajectory.bin"):
@@ -108,6 +108,6 @@ def test_it_stops_after_the_step_when_asked(rademacher, dataset, run):
             process.send_signal(signal.SIGINT)  # Ctrl-C is the daemon's to understand
             process.terminate()
             break
-    heard = finish(process)
-    assert heard[-1].stopped
+    output = finish(process)
+    assert output[-1].stopped
     assert process.returncode == 0

@@ -38,12 +38,12 @@ def test_one_resident_runtime_serves_many_runs_which_do_not_meet(stored, dataset
     plan = program.plan(dataset, **SETTINGS)
     other = program.plan(dataset, job_id="job-2", **SETTINGS | {"seed": 12})
     zeros = np.zeros(program.manifest.size, np.float32)
-    shared, found = opened(plan, resident=True), []
+    shared, adapters = opened(plan, resident=True), []
     for each in (plan, other, plan):
         transient = InMemoryRun(zeros)
         train(transient, each, program, shared)
-        found.append(transient.files[transient.last])
-    assert found[0] == found[2] != found[1]
+        adapters.append(transient.files[transient.last])
+    assert adapters[0] == adapters[2] != adapters[1]
 
 
 def test_a_run_in_memory_goes_on_from_what_it_is_given(rademacher, dataset):
@@ -54,7 +54,7 @@ def test_a_run_in_memory_goes_on_from_what_it_is_given(rademacher, dataset):
     train(transient, plan, program, opened(plan))
     trajectory, _ = parse_trajectory(bytes(transient.ledger_data))
     expected = trajectory.replay(start)
-    found = load_adapter(transient.files[transient.last], program.manifest.size)
-    np.testing.assert_array_equal(found, expected)
-    assert np.abs(found - start).max() > 1e-3
+    actual = load_adapter(transient.files[transient.last], program.manifest.size)
+    np.testing.assert_array_equal(actual, expected)
+    assert np.abs(actual - start).max() > 1e-3
     assert dump_adapter(start, {}) not in transient.files.values()

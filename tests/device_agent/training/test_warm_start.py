@@ -53,7 +53,7 @@ def test_a_start_that_is_here_is_not_fetched_again(daemon, server, rademacher, h
     assert ("GET", "start") not in server.calls
 
 
-def refused(daemon, server):
+def failure_of(daemon, server):
     """The reason that the server was given for a job that failed here."""
     assert daemon.run(once=True).outcome is Outcome.FAILED
     (failure,) = server.failures
@@ -61,7 +61,7 @@ def refused(daemon, server):
     return failure
 
 
-def changed(signed, data):
+def flip_last_bit(signed, data):
     return signed, data[:-1] + bytes([data[-1] ^ 1])
 
 
@@ -73,7 +73,7 @@ def of_another_server(signed, data):
 @pytest.mark.parametrize(
     ("facts", "harm", "words"),
     [
-        ({}, changed, "sha256"),
+        ({}, flip_last_bit, "sha256"),
         ({}, of_another_server, "signature"),
         ({"a_sha256": "0" * 64}, None, "frozen A"),
         ({"size_d": 7}, None, "D 7"),
@@ -84,7 +84,7 @@ def test_a_start_that_is_not_what_its_manifest_says_or_does_not_fit_is_refused(
 ):
     start = vouched(rademacher, server_key, **facts)
     server.add_job(rademacher, start=harm(*start) if harm else start, **TRAINING)
-    failure = refused(daemon, server)
+    failure = failure_of(daemon, server)
     assert failure.code == "untrusted"
     assert words in failure.detail
     assert not home.run("job-1").start.exists()
@@ -93,10 +93,10 @@ def test_a_start_that_is_not_what_its_manifest_says_or_does_not_fit_is_refused(
 def test_another_version_than_the_jobs_is_refused(daemon, server, rademacher, server_key, start):
     server.add_job(rademacher, start=start, **TRAINING)
     server.starts["job-1"] = vouched(rademacher, server_key, version=2)
-    assert "not the one that the job starts from" in refused(daemon, server).detail
+    assert "not the one that the job starts from" in failure_of(daemon, server).detail
 
 
 def test_a_start_that_was_deleted_meanwhile_ends_the_job_with_that_reason(daemon, server, rademacher, start):
     server.add_job(rademacher, start=start, **TRAINING)
     server.starts["job-1"] = (None, b"")
-    assert refused(daemon, server).code == StartDeleted.code
+    assert failure_of(daemon, server).code == StartDeleted.code
