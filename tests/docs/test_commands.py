@@ -75,13 +75,14 @@ def check(words):
         if arguments[0].isupper():  # a placeholder, as in `mobizo NOUN VERB`
             return
         name, *arguments = arguments
-        found = command.get_command(context, name)
-        assert found is not None, f"{' '.join(words)}: there is no command {name}"
-        command, context = found, typer.Context(found, parent=context, info_name=name, **found.context_settings)
+        subcommand = command.get_command(context, name)
+        assert subcommand is not None, f"{' '.join(words)}: there is no command {name}"
+        context = typer.Context(subcommand, parent=context, info_name=name, **subcommand.context_settings)
+        command = subcommand
     if program == "mobizo-agent":
         arguments = complete_adb_option(arguments)
-    _, left, _ = command.make_parser(context).parse_args(list(arguments))
-    assert left == [] or context.allow_extra_args, f"{' '.join(words)}: {left} is too much"
+    _, excess, _ = command.make_parser(context).parse_args(list(arguments))
+    assert excess == [] or context.allow_extra_args, f"{' '.join(words)}: {excess} is too much"
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if FENCE.search(page.read_text())], ids=relative)

@@ -19,11 +19,11 @@ COMMANDS = [line for language, text in BLOCKS if language == "sh" for line in te
 
 
 def write_files(directory):
-    shown = dict(BLOCKS)
+    examples = dict(BLOCKS)
     rows = [f"{number},Ticket {number},{number % 2}\n" for number in range(100)]
-    (directory / "tickets.csv").write_text(shown["csv"] + "".join(rows))
-    (directory / "newer.csv").write_text(shown["csv"].splitlines(keepends=True)[0] + "200,Newer,1\n")
-    (directory / "task.json").write_text(shown["json"])
+    (directory / "tickets.csv").write_text(examples["csv"] + "".join(rows))
+    (directory / "newer.csv").write_text(examples["csv"].splitlines(keepends=True)[0] + "200,Newer,1\n")
+    (directory / "task.json").write_text(examples["json"])
     for name in ("urgent", "other"):
         box = mailbox.mbox(directory / f"{name}.mbox")
         for number in range(50):
@@ -38,8 +38,8 @@ def test_commands_run_as_they_stand(tmp_path, monkeypatch):
     for command in COMMANDS:
         program, *arguments = shlex.split(command)
         assert program == "mobizo-agent"
-        done = CliRunner().invoke(app, arguments, catch_exceptions=False)
-        assert done.exit_code == 0, (command, done.output)
+        result = CliRunner().invoke(app, arguments, catch_exceptions=False)
+        assert result.exit_code == 0, (command, result.output)
     store = DatasetStore(tmp_path / "home" / "data")
     assert list(store.directories()) == ["tickets"]
     assert sum(store.about("tickets").records.values()) == 103

@@ -37,15 +37,15 @@ pytestmark = [
 
 def started_by_demo(directory):
     """Processes whose command line or environment names the demo's directory."""
-    found = []
+    processes = []
     for process in psutil.process_iter():
         try:
             words = [*process.cmdline(), *process.environ().values()]
         except (psutil.Error, OSError):
             continue
         if process.pid != os.getpid() and any(str(directory) in word for word in words):
-            found.append(process)
-    return found
+            processes.append(process)
+    return processes
 
 
 @pytest.fixture

@@ -38,10 +38,10 @@ def agent(call, service, environment, dataset, tmp_path):
 
 def outputs(notebook):
     """The texts and the kinds of pictures that the cells printed or returned."""
-    found = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
-    assert not [output for output in found if output.output_type == "error"]
-    data = [output.get("data", {}) for output in found]
-    texts = [output.get("text", "") for output in found] + [each.get("text/plain", "") for each in data]
+    cell_outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
+    assert not [output for output in cell_outputs if output.output_type == "error"]
+    data = [output.get("data", {}) for output in cell_outputs]
+    texts = [output.get("text", "") for output in cell_outputs] + [each.get("text/plain", "") for each in data]
     return "".join(texts), {kind for each in data for kind in each if kind.startswith("image/")}
 
 

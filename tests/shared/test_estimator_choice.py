@@ -123,9 +123,9 @@ def test_jobs_leave_the_estimator_to_the_server():
 def test_complete_settings_keep_their_estimator_in_a_body_without_defaults():
     """A client omits unset fields, and the server interprets an omitted estimator as `auto`."""
     request = body(recipe=RecipeSettings(rank=4))
-    sent = request.model_dump(mode="json", exclude_unset=True)
-    assert sent["recipe"]["estimator"] == "replay"
-    assert JobRequest.model_validate(sent).recipe == request.recipe
+    fields = request.model_dump(mode="json", exclude_unset=True)
+    assert fields["recipe"]["estimator"] == "replay"
+    assert JobRequest.model_validate(fields).recipe == request.recipe
 
 
 requests = st.fixed_dictionaries(

@@ -104,9 +104,9 @@ def test_dynamic_score_batches_are_as_long_as_their_own(tokenizer, recipe):
 
 
 def test_pack_step_candidates_lists_what_may_follow_the_right_prefix(tokenizer, recipe):
-    held = recipe.model_copy(update={"loss": "candidates"})
-    example = encode_question(tokenizer, question(1), held, "f:1")
-    _, _, choices, choice_mask, mask = pack_step([example], held)
+    candidates_recipe = recipe.model_copy(update={"loss": "candidates"})
+    example = encode_question(tokenizer, question(1), candidates_recipe, "f:1")
+    _, _, choices, choice_mask, mask = pack_step([example], candidates_recipe)
     d, e, f, g = ids("d e f g")
     assert choices[0, 0].tolist() == [d, g, 0]
     assert choice_mask[0, 0].tolist() == [1, 1, 0]
@@ -209,10 +209,10 @@ def test_a_missing_or_binary_file_is_a_clear_error(tmp_path):
 
 
 def test_candidates_loss_needs_one_prompt(tmp_path, tokenizer, recipe):
-    held = recipe.model_copy(update={"loss": "candidates"})
+    candidates_recipe = recipe.model_copy(update={"loss": "candidates"})
     (tmp_path / "d.jsonl").write_text("{}\n")
     with pytest.raises(InvalidTask, match="separate prompt"):
-        load_examples(tmp_path / "d.jsonl", named_task("winogrande"), tokenizer, held)
+        load_examples(tmp_path / "d.jsonl", named_task("winogrande"), tokenizer, candidates_recipe)
 
 
 def test_a_tokenizer_that_appends_special_tokens_is_rejected(tmp_path, tokenizer, recipe):

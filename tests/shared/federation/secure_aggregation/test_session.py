@@ -141,12 +141,12 @@ def test_a_vector_of_another_length_or_sent_twice_differently_is_refused():
 
 def test_a_masked_vector_alone_looks_random():
     # The same devices send the same updates twice: the masked vectors have nothing in common.
-    sent = []
+    vectors = []
     for _ in range(2):
         masked = Round(3, 7, size=4000)
         masked.run_to_end({})
-        sent.append(np.frombuffer(masked.devices["device-000"].link.sent_messages[Phase.VECTORS], "<u4"))
-    assert np.count_nonzero(sent[0] == sent[1]) < 3
+        vectors.append(np.frombuffer(masked.devices["device-000"].link.sent_messages[Phase.VECTORS], "<u4"))
+    assert np.count_nonzero(vectors[0] == vectors[1]) < 3
     # Bits of uniform numbers: 128,032 of them, half ones, within seven standard deviations.
-    ones = int(np.bitwise_count(sent[0]).sum())
+    ones = int(np.bitwise_count(vectors[0]).sum())
     assert abs(ones - 64_016) < 7 * np.sqrt(128_032) / 2
