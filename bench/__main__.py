@@ -17,13 +17,14 @@ from bench.precision import precision
 from bench.registry import registry
 from bench.runner import Parts, command_of
 from bench.scale.command import scale
-from bench.server import downloads, fleet, kills, polls, queries, strangers
+from bench.server import cohorts, downloads, fleet, kills, polls, queries, strangers
 from bench.step.command import step
 from bench.variance import variance
 
 SERVER: Parts = {
     "polls": polls.measure,
     "fleet": fleet.measure,
+    "cohorts": cohorts.measure,
     "strangers": strangers.measure,
     "downloads": downloads.measure,
     "queries": queries.measure,

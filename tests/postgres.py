@@ -81,6 +81,11 @@ class Postgres:
                 return self
             time.sleep(0.02)
 
+    @property
+    def pid(self):
+        """Its process, while it runs."""
+        return self._process.pid
+
     def stop(self, how=signal.SIGINT):
         """Ends it and every connection at once; SIGQUIT: as a crash would."""
         if self._process is not None:

@@ -1,5 +1,6 @@
 """`bench agent`, idle and loop: the cost of the agent without a job, of the training loop, and its memory."""
 
+import os
 import time
 from pathlib import Path
 
@@ -106,11 +107,12 @@ def share_outside_program(engine: Engine, plan: RunPlan, path: Path) -> tuple[fl
 
     The training process measures both times in the same steps, so that noise affects both. Outside the call are the
     batch sampler, packing, the trajectory with its fsync, and progress. A run of WARM steps is subtracted, since its
-    first step loads the program.
+    first step loads the program. What it wrote (the packed weights) is on the disk before the other run begins.
     """
     warm_up = resource_usage(
         engine, plan.model_copy(update={"training": training(WARM)}), path.with_name(f"{path.name}-warm")
     )
+    os.sync()
     full_run = resource_usage(engine, plan, path)
     outside = (full_run.train_seconds - full_run.program_seconds) - (warm_up.train_seconds - warm_up.program_seconds)
     seconds = full_run.train_seconds - warm_up.train_seconds

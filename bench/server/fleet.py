@@ -36,7 +36,7 @@ WAIT_SECONDS, LONG_POLL_SECONDS = 20.0, 30.0  # of a long poll; how long the who
 DURABLE_SETTINGS = {"fsync": "on", "full_page_writes": "on", "synchronous_commit": "on", "autovacuum": "on"}
 # A device's life, in this order: it finds no job, waits for one, gets one, trains, restarts, and gives the job back.
 REQUEST_KINDS = ("poll", "long poll", "acquire", "heartbeat", "leave", "release")
-_TableSizes = dict[str, tuple[int, int]]  # rows and bytes by table
+TableSizes = dict[str, tuple[int, int]]  # rows and bytes by table
 
 
 def measure(quick: bool) -> Measurement:
@@ -53,29 +53,29 @@ def measure(quick: bool) -> Measurement:
 
 def fleet(settings: Settings, count: int, quick: bool = False) -> list[Row]:
     """Leads a fleet through the life of its devices; returns a row of each kind of request and of each table."""
-    token, empty_sizes = home.new_token(settings, Role.APP), _table_sizes(settings)
-    devices = _add_fleet(settings, count)
-    enrolled_sizes = _table_sizes(settings)
-    rows = _growth("a device enrolls", empty_sizes, enrolled_sizes, count)
-    with home.running_server(settings) as (url, server), _start_load(url, devices) as load:
+    token, empty_sizes = home.new_token(settings, Role.APP), table_sizes(settings)
+    devices = add_fleet(settings, count)
+    enrolled_sizes = table_sizes(settings)
+    rows = growth("a device enrolls", empty_sizes, enrolled_sizes, count)
+    with home.running_server(settings) as (url, server), start_load(url, devices) as load:
         load.run(Phase(kind="poll", requests=count, at_once=CONCURRENCY))  # connects, and compiles the statements
         for kind in REQUEST_KINDS:
             if kind == "acquire":
                 rows.append(_submit(url, token, server, count))
-                submitted_sizes = _table_sizes(settings)
-                rows += _growth("a job is submitted", enrolled_sizes, submitted_sizes, count)
+                submitted_sizes = table_sizes(settings)
+                rows += growth("a job is submitted", enrolled_sizes, submitted_sizes, count)
             rows.append({"what": kind, **_measure_phase(load, server, _phase(kind, count, quick))})
-        rows += _growth("a job is trained", submitted_sizes, _table_sizes(settings), count)
+        rows += growth("a job is trained", submitted_sizes, table_sizes(settings), count)
         rows.append({"what": "server", "peak_rss_bytes": peak_memory(server.pid)})
     return rows
 
 
-def _user(number: int) -> str:
+def user_of(number: int) -> str:
     """Returns the only user of a device of a fleet."""
     return f"member-{number}"
 
 
-def _add_fleet(settings: Settings, count: int) -> list[home.Credentials]:
+def add_fleet(settings: Settings, count: int) -> list[home.Credentials]:
     """Enrolls many devices directly in the database, in bulk, each with a user of its own."""
     database, now, credentials = Database(settings.url), utc_now(), []
     devices, users, tokens = [], [], []
@@ -84,7 +84,7 @@ def _add_fleet(settings: Settings, count: int) -> list[home.Credentials]:
         columns = {"tenant": DEFAULT_TENANT, "name": f"device-{number}", "created_at": now}
         public = public_text(key.public_key())
         devices.append({"id": device_id, "public_key": public, "platform": "linux", "labels": LabelSet({})} | columns)
-        users.append({"device_id": device_id, "user": _user(number), "bound_at": now})
+        users.append({"device_id": device_id, "user": user_of(number), "bound_at": now})
         digest, scopes = token_digest(token), frozenset[Scope]()
         role_columns = {
             "id": new_id("token"),
@@ -102,7 +102,7 @@ def _add_fleet(settings: Settings, count: int) -> list[home.Credentials]:
     return credentials
 
 
-class _Load:
+class Load:
     """The load's processes."""
 
     def __init__(self, processes: list["subprocess.Popen[str]"]) -> None:
@@ -132,7 +132,7 @@ def _phase(kind: str, count: int, quick: bool) -> Phase:
     return Phase(kind=kind, requests=2 * count if kind == "heartbeat" else count, at_once=CONCURRENCY)
 
 
-def _measure_phase(load: _Load, server: psutil.Process, phase: Phase) -> Row:
+def _measure_phase(load: Load, server: psutil.Process, phase: Phase) -> Row:
     cpu, start = cpu_seconds(server), time.monotonic()
     result = load.run(phase)
     seconds, cpu = time.monotonic() - start, cpu_seconds(server) - cpu
@@ -148,13 +148,13 @@ def _submit(url: str, token: str, server: psutil.Process, count: int) -> Row:
         app.post(f"/v1/jobs/{first_job['id']}/cancel").raise_for_status()
         cpu, start = cpu_seconds(server), time.monotonic()
         for number in range(count):
-            app.post("/v1/jobs", json=home.job(number, user=_user(number))).raise_for_status()
+            app.post("/v1/jobs", json=home.job(number, user=user_of(number))).raise_for_status()
         seconds, cpu = time.monotonic() - start, cpu_seconds(server) - cpu
     return {"what": "submission", "requests_per_second": count / seconds, "app_cpu_ms": 1000 * cpu / count}
 
 
 @contextmanager
-def _start_load(url: str, devices: list[home.Credentials]) -> Iterator[_Load]:
+def start_load(url: str, devices: list[home.Credentials]) -> Iterator[Load]:
     processes = []
     for first in range(PROCESSES):
         command = [sys.executable, "-m", "bench.server.virtual"]
@@ -168,14 +168,14 @@ def _start_load(url: str, devices: list[home.Credentials]) -> Iterator[_Load]:
         for process in processes:
             assert process.stdout is not None
             assert process.stdout.readline() == "ready\n"
-        yield _Load(processes)
+        yield Load(processes)
     finally:
         for process in processes:
             with process:  # closes its pipes and waits for it
                 process.kill()
 
 
-def _table_sizes(settings: Settings) -> _TableSizes:
+def table_sizes(settings: Settings) -> TableSizes:
     """Returns rows, and bytes with indexes, of each table."""
     database = Database(settings.url)
     query = "SELECT tbl_name, sum(pgsize) FROM dbstat JOIN sqlite_schema USING (name) GROUP BY 1"
@@ -190,7 +190,7 @@ def _table_sizes(settings: Settings) -> _TableSizes:
     return sizes
 
 
-def _growth(event: str, before: _TableSizes, after: _TableSizes, count: int) -> list[Row]:
+def growth(event: str, before: TableSizes, after: TableSizes, count: int) -> list[Row]:
     """Returns a row of each table that grew, with what one of `count` events added to it."""
     growth = {name: (rows - before[name][0], size - before[name][1]) for name, (rows, size) in after.items()}
     return [
