@@ -81,7 +81,7 @@ class PhoneRun:
         """Starts a runner that trains until it exits by itself, whether or not the link stays up. No other may be
         alive.
         """
-        options = f"--run {self.directory} --program {program} --weights {weights}"
+        options = f"--run {self.directory} --program {program} --weights {weights} --packed {weights}.packed"
         keep = (
             f"cd {self.directory}; echo $$ >keeper; LD_LIBRARY_PATH={runner}/lib "
             f"{runner}/{RUNNER} train {options} </dev/null >>out 2>>err & "

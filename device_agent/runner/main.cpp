@@ -36,7 +36,7 @@ constexpr const char *HELP =
     "mobizo-runner score --program P.pte --weights W.ptd --run DIR --adapter B.f32 --split validation|test\n"
     "mobizo-runner generate --program I.pte --weights W.ptd --adapter B.f32 --tokens 1,2,3 --most N --length S "
     "--context C\n"
-    "mobizo-runner serve --program P.pte --weights W.ptd\n";
+    "mobizo-runner serve --program P.pte --weights W.ptd [--packed FILE]\n";
 
 struct Usage : std::runtime_error {
   using std::runtime_error::runtime_error;
@@ -189,7 +189,7 @@ int generate_text(const Options &options) {
     }
     at = *end == ',' ? end + 1 : end;
   }
-  Program program(options["--program"], options["--weights"], options.or_empty("--packed"));
+  Program program(options["--program"], options["--weights"], options.or_empty("--packed"), true);
   generate(program, read_adapter(options["--adapter"], 0), tokens, options.count("--most"), options.count("--length"),
            options.count("--context"));
   return 0;
@@ -212,7 +212,7 @@ int run(int count, char **arguments) {
     return generate_text(options);
   }
   if (command == "serve") {
-    return serve(options["--program"], options["--weights"]);
+    return serve(options["--program"], options["--weights"], options.or_empty("--packed"));
   }
   throw Usage("a command is missing");
 }

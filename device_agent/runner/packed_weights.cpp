@@ -26,8 +26,9 @@ size_t whole_pages(size_t size, size_t page) { return (size + page - 1) / page *
 
 } // namespace
 
-PackedWeights::PackedWeights(const MappedFile &weights, const MappedFile &program, std::string path)
-    : weights_(weights), program_(program), path_(std::move(path)), page_(static_cast<size_t>(sysconf(_SC_PAGESIZE))) {
+PackedWeights::PackedWeights(const MappedFile &weights, const MappedFile &program, std::string path, bool resident)
+    : weights_(weights), program_(program), path_(std::move(path)), page_(static_cast<size_t>(sysconf(_SC_PAGESIZE))),
+      resident_(resident) {
   if (!path_.empty()) {
     identity_ = packing_identity(weights_.identity());
     open_file();
@@ -231,6 +232,9 @@ std::vector<PackedRange> PackedWeights::take_used() {
 std::vector<PackedRange> PackedWeights::transient(const std::vector<PackedRange> &used) {
   const auto most = static_cast<size_t>(KEPT * static_cast<double>(*weights_.size()));
   std::vector<PackedRange> passing;
+  if (resident_) {
+    return passing;
+  }
   for (const PackedRange &range : used) {
     const auto [found, first] = lasting_.emplace(range.start, !range.filed || kept_ + range.size <= most);
     if (first && found->second) {

@@ -30,8 +30,8 @@ struct PackedRange {
 // disk, or beyond MOST_PACKED, weights are packed in memory.
 class PackedWeights {
 public:
-  // path: of the file, or empty.
-  PackedWeights(const MappedFile &weights, const MappedFile &program, std::string path);
+  // path: of the file, or empty. resident: no pages are released after their use.
+  PackedWeights(const MappedFile &weights, const MappedFile &program, std::string path, bool resident);
   ~PackedWeights();
   PackedWeights(const PackedWeights &) = delete;
   PackedWeights &operator=(const PackedWeights &) = delete;
@@ -73,6 +73,7 @@ private:
   int descriptor_ = -1; // of the file, if this process writes it
   uint64_t end_ = 0;    // of what the file has
   size_t page_ = 4096;
+  bool resident_;
   size_t kept_ = 0; // bytes of packed weights that stay in memory
   std::vector<PackedRange> places_;
   std::unordered_map<PackedKey, size_t, Hash> known_;

@@ -84,12 +84,12 @@ struct Program::Runtime {
     packed_weights = nullptr;
   }
 
-  void open(const std::string &program, const std::string &path, const std::string &packed_path) {
+  void open(const std::string &program, const std::string &path, const std::string &packed_path, bool resident) {
     auto instructions = std::make_unique<MappedFile>(program);
     auto data = std::make_unique<MappedFile>(path);
     graph = instructions.get();
     weights = data.get();
-    packed = std::make_unique<PackedWeights>(*weights, *graph, packed_path);
+    packed = std::make_unique<PackedWeights>(*weights, *graph, packed_path, resident);
     packed_weights = packed.get();
     module = std::make_unique<Module>(std::move(instructions), nullptr, nullptr, nullptr, std::move(data));
   }
@@ -117,14 +117,14 @@ struct Program::Runtime {
   }
 };
 
-Program::Program(const std::string &program, const std::string &weights, const std::string &packed)
+Program::Program(const std::string &program, const std::string &weights, const std::string &packed, bool resident)
     : runtime_(std::make_unique<Runtime>()) {
   const Clock::time_point began = Clock::now();
   executorch::runtime::runtime_init();
   if (std::getenv("MOBIZO_RUNNER_OWN_WEIGHTS") == nullptr) {
     share_packed_weights();
   }
-  runtime_->open(program, weights, packed);
+  runtime_->open(program, weights, packed, resident);
   auto names = runtime_->module->method_names();
   if (!names.ok()) {
     throw std::runtime_error("the program does not load (" + describe(names.error()) + ")");

@@ -11,8 +11,10 @@ namespace mobizo {
 
 class Program {
 public:
-  // packed: a file that keeps the packed weights for the next start, or empty. Throws std::runtime_error.
-  Program(const std::string &program, const std::string &weights, const std::string &packed = "");
+  // packed: a file that keeps the packed weights for the next start, or empty. resident: all packed weights stay in
+  // memory, for programs that read them once for each token. Throws std::runtime_error.
+  Program(const std::string &program, const std::string &weights, const std::string &packed = "",
+          bool resident = false);
   ~Program();
 
   bool has(const std::string &method) const;

@@ -110,10 +110,10 @@ void refuse(const std::string &why) {
 
 } // namespace
 
-int serve(const std::string &program_path, const std::string &weights) {
+int serve(const std::string &program_path, const std::string &weights, const std::string &packed) {
   std::unique_ptr<Program> program;
   try {
-    program = std::make_unique<Program>(program_path, weights);
+    program = std::make_unique<Program>(program_path, weights, packed, true);
   } catch (const std::exception &error) {
     refuse(error.what());
     return 1;

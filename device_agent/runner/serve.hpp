@@ -11,6 +11,7 @@
 namespace mobizo {
 
 // Answers until standard input ends. Returns the exit status. Throws std::runtime_error for a request out of form.
-int serve(const std::string &program, const std::string &weights);
+// packed: as in `Program`.
+int serve(const std::string &program, const std::string &weights, const std::string &packed);
 
 } // namespace mobizo

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from device_agent.errors import RuntimeFailed
+from device_agent.programs import packed_path
 from device_agent.runtimes import F32
 from shared.program import ProgramManifest
 from shared.program_inputs import TOKEN_DTYPE
@@ -26,7 +27,8 @@ _NUMBER = struct.Struct("<I")
 
 def serve_command(runner: Path, program: Path, weights: Path) -> list[str]:
     """Returns the command that serves a program. runner: the directory of the runner."""
-    return [str(runner / "mobizo-runner"), "serve", "--program", str(program), "--weights", str(weights)]
+    files = ("--program", str(program), "--weights", str(weights), "--packed", str(packed_path(weights)))
+    return [str(runner / "mobizo-runner"), "serve", *files]
 
 
 class ServedProgram:

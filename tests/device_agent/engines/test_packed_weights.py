@@ -2,12 +2,17 @@
 
 import fcntl
 import os
+import re
 import shutil
 import subprocess
+from pathlib import Path
 
+import numpy as np
+import psutil
 import pytest
 
 from device_agent.programs import packed_path
+from device_agent.runtimes.runner import RunnerInference, serve_command
 from tests.device_agent.conftest import copy_run
 from tests.device_agent.engines.runs import hashes, ledger
 
@@ -125,6 +130,33 @@ def test_weights_that_shrink_while_they_are_mapped_lose_no_step(begun, native, w
     assert ledger(begun).steps >= 4
     weights.write_bytes(content)
     assert train(begun, native) == first
+
+
+def test_served_text_finds_what_was_packed_and_keeps_it_in_memory(rademacher, runner_directory, weights):
+    command = serve_command(runner_directory, rademacher.path("inference"), weights)
+    logits, states = [], []
+    for _ in range(2):
+        inference = RunnerInference(rademacher.manifest, command)
+        (process,) = (each for each in psutil.Process().children() if str(weights) in each.cmdline())
+        logits.append(inference.extend([1, 2, 3], 0, [2]))
+        states.append(file_states(weights))
+        resident, size = mapped_pages(process.pid, packed_path(weights))
+        inference.close()
+    np.testing.assert_array_equal(*logits)
+    assert states[0] == states[1]  # nothing was packed again
+    assert resident == size > 0  # a token reads all of it, so none is released between two
+
+
+def mapped_pages(pid, path):
+    """Resident and mapped bytes of a file in a process."""
+    fields = dict.fromkeys(("Rss", "Size"), 0)
+    inside = False
+    for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
+        if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
+            inside = line.endswith(str(path))
+        elif inside and (name := line.partition(":")[0]) in fields:
+            fields[name] += int(line.split()[1]) << 10
+    return fields["Rss"], fields["Size"]
 
 
 def flip(path):
