@@ -54,11 +54,6 @@ def _log() -> FilteringBoundLogger:
     return log
 
 
-def packed_path(weights: Path) -> Path:
-    """Returns where the native runner keeps the packed form of a weights file."""
-    return weights.with_name(f"{weights.name}.packed")
-
-
 class ProgramCache:
     """A size-limited directory of program files named by their sha256."""
 

@@ -11,8 +11,7 @@ from bench.runner import cpu_seconds
 from bench.tiny import plan_of
 from device_agent.engines import Engine
 from device_agent.engines.child_process import NativeEngine, PythonEngine
-from device_agent.programs import packed_path
-from device_agent.runner.location import RUNNER_VARIABLE
+from device_agent.runner.location import RUNNER_VARIABLE, packed_path
 from device_agent.training.journal import ResourceUsage, RunDirectory, RunPlan
 from shared.training_settings import TrainingSettings
 

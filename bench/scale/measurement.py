@@ -20,7 +20,7 @@ from bench.step.floor import gemm_seconds
 from bench.tiny import plan_of
 from device_agent.engines.child_process import NativeEngine
 from device_agent.memory import spare_bytes
-from device_agent.programs import packed_path
+from device_agent.runner.location import packed_path
 from device_agent.training.journal import ResourceUsage
 from server.compiler.checkpoints.base import locate_base
 from server.jobs.memory import predicted_peak

@@ -21,7 +21,7 @@ import numpy as np
 
 from device_agent.durable import disk_full_as_does_not_fit
 from device_agent.errors import DoesNotFit, RuntimeFailed
-from device_agent.programs import packed_path
+from device_agent.runner.location import packed_path
 from device_agent.training.journal import RunDirectory
 from device_agent.training.messages import TrainerMessage
 from device_agent.training.result import build_result, finished, uploaded_validation

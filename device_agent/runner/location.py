@@ -106,6 +106,11 @@ class Failure(BaseModel):
 FAILURES = TypeAdapter(dict[str, Failure])
 
 
+def packed_path(weights: Path) -> Path:
+    """Returns where the native runner keeps the packed form of a weights file."""
+    return weights.with_name(f"{weights.name}.packed")
+
+
 class RunnerLocation:
     """The directory of the runner for a platform, these sources and these versions."""
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from device_agent.errors import RuntimeFailed
-from device_agent.programs import packed_path
+from device_agent.runner.location import packed_path
 from device_agent.runtimes import F32
 from shared.program import ProgramManifest
 from shared.program_inputs import TOKEN_DTYPE

@@ -127,12 +127,10 @@ class AdaptedRows:
                 continue
             low = functional.linear(x[family_rows.start : family_rows.stop], a)  # (rows, S, r)
             for block in family_rows.blocks:
-                low_rows, rank = (
-                    slice(block.start - family_rows.start, block.stop - family_rows.start),
-                    family_rows.projections.rank,
-                )
+                start, rank = family_rows.start, family_rows.projections.rank
                 count, out = len(block.adapters), y.shape[-1]
-                part, into = low[low_rows].view(count, -1, rank), y[block.start : block.stop].view(count, -1, out)
+                low_rows = low[block.start - start : block.stop - start]
+                part, into = low_rows.view(count, -1, rank), y[block.start : block.stop].view(count, -1, out)
                 if count == 1:
                     into[0].addmm_(part[0], block.adapters[0].b(place))
                 else:

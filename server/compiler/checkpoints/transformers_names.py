@@ -95,9 +95,7 @@ def _stock_name(architecture: str, name: str) -> str:
     parts = name.split(".")
     if len(parts) == 1:
         return f"{_TOP[name]}.weight"
-    weight_name, ending = (
-        (parts[2].removesuffix("_bias"), "bias") if parts[2].endswith("_bias") else (parts[2], "weight")
-    )
+    weight_name, ending = parts[2].removesuffix("_bias"), "bias" if parts[2].endswith("_bias") else "weight"
     norms = {canonical: stock for stock, canonical in NORMS[architecture].items()}
     linears = {target: hf_module_name(architecture, target) for target in TARGETS}
     return f"model.layers.{parts[1]}.{(norms | linears)[weight_name]}.{ending}"

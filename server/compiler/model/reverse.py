@@ -160,9 +160,8 @@ class ReverseLayer(DecoderLayer):
         if sandwich:
             branch_gradient = norm_reverse(self.norm, branch_gradient, norms[3][0], normed(self.norm, mlp.output()))
         branch_gradient = mlp.reverse(branch_gradient)
-        gradient = gradient + norm_reverse(
-            self.norm, branch_gradient, norms[2 if sandwich else 1][0], inner
-        )  # of `middle`
+        scale = norms[2 if sandwich else 1][0]
+        gradient = gradient + norm_reverse(self.norm, branch_gradient, scale, inner)  # of `middle`
         branch_gradient = norm_reverse(self.norm, gradient, norms[1][0], after) if sandwich else gradient
         branch_gradient = attention.reverse(branch_gradient)
         return gradient + norm_reverse(self.norm, branch_gradient, norms[0][0], before)
@@ -349,12 +348,9 @@ def norm_reverse(norm: RmsNorm | LayerNorm, gradient: Tensor, weight: Tensor, no
     """gradient (..., size) of a norm's output -> of its input. With u = x / rms(x): dx = (g - u mean(g u)) / rms(x)."""
     rms = rms_of(norm)
     scaled = gradient * weight
-    input_gradient = (
-        scaled - norm_results.unit * functional.linear(scaled * norm_results.unit, rms.mean)
-    ) * norm_results.inverse
-    return (
-        input_gradient - functional.linear(input_gradient, rms.mean) if isinstance(norm, LayerNorm) else input_gradient
-    )
+    along_unit = functional.linear(scaled * norm_results.unit, rms.mean)
+    of_centred = (scaled - norm_results.unit * along_unit) * norm_results.inverse
+    return of_centred - functional.linear(of_centred, rms.mean) if isinstance(norm, LayerNorm) else of_centred
 
 
 def activation(kind: str, x: Tensor) -> tuple[Tensor, Tensor]:

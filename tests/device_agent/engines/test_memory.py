@@ -5,7 +5,7 @@ import json
 import pytest
 
 from device_agent.engines.child_process import NativeEngine
-from device_agent.programs import packed_path
+from device_agent.runner.location import packed_path
 from server.compiler.checkpoints.base import locate_base
 from server.jobs.memory import planned_bytes, predicted_peak
 from shared.privacy import ExamplePrivacy

@@ -11,7 +11,7 @@ import numpy as np
 import psutil
 import pytest
 
-from device_agent.programs import packed_path
+from device_agent.runner.location import packed_path
 from device_agent.runtimes.runner import RunnerInference, serve_command
 from tests.device_agent.conftest import copy_run
 from tests.device_agent.engines.runs import hashes, ledger
