@@ -59,7 +59,7 @@ class Phone:
         Raises PhoneFull, PhoneRefused, or Untrusted if `local` has another hash.
         """
         remote, size = self.file(sha256), local.stat().st_size
-        if self.adb.shell(f"touch -c {remote}; stat -c %s {remote}").out.strip() != str(size).encode():
+        if self.adb.shell(f"touch -ca {remote}; stat -c %s {remote}").out.strip() != str(size).encode():
             self.put(local, sha256, remote)
         return remote
 
@@ -124,8 +124,11 @@ class Phone:
         """
         old = f"find runs -mindepth 1 -maxdepth 1 -mtime +{days}"
         self.adb.run(f"cd {self.root} && rm -rf aside/* && {old} | while read e; do rm -rf $e; done")
-        each = "[ -e $e ] && echo $(stat -c %Y $e) $(du -ks $e)"
-        listing = self.adb.run(f"cd {self.root} && for e in files/* runner/*; do {each}; done; true")
+        # A file's time of change stays, because the runner tells by it whose packed weights it finds. A directory's
+        # access time is of no use, because `du` changes it.
+        each = "[ -e $e ] && echo $(stat -c $t $e) $(du -ks $e)"
+        loops = f"t=%X; for e in files/*; do {each}; done; t=%Y; for e in runner/*; do {each}; done; true"
+        listing = self.adb.run(f"cd {self.root} && {loops}")
         lines = (line.split() for line in listing.splitlines())
         entries = sorted(((int(used), name, int(kilobytes) << 10) for used, kilobytes, name in lines), reverse=True)
         total, excess = 0, []

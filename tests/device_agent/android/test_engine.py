@@ -98,14 +98,17 @@ def test_only_what_lacks_is_pushed(engine, adb, runner_directory, rademacher, mo
     runner = sum(path.stat().st_size for path in runner_directory.rglob("*") if path.is_file())
     assert engine.phone.pushed_bytes == sum(file.size for file in files) + runner + first.native_plan.stat().st_size
     directory = phone.path(f"{THERE}/files")
-    assert {path.name for path in directory.iterdir()} == {file.sha256 for file in files}
+    packed = {f"{rademacher.manifest.file('weights').sha256}.packed{ending}" for ending in ("", ".index")}
+    assert {path.name for path in directory.iterdir()} == {file.sha256 for file in files} | packed
     assert all(phone.run(f"sha256sum {THERE}/files/{file.sha256}").split()[0] == file.sha256 for file in files)
     inodes = {path.name: path.stat().st_ino for path in directory.iterdir()}
+    packed_at = {name: (directory / name).stat().st_mtime_ns for name in packed}
     second = begin(tmp_path / "b", rademacher, movies, None, steps=3)
     later = engine_of(adb, runner_directory)
     assert later.train(second, silent, never).result is not None
     assert later.phone.pushed_bytes == second.native_plan.stat().st_size
     assert {path.name: path.stat().st_ino for path in directory.iterdir()} == inodes
+    assert {name: (directory / name).stat().st_mtime_ns for name in packed} == packed_at
 
 
 def kill_adbd(phone):

@@ -14,7 +14,7 @@ import pytest
 
 from device_agent.errors import NoRunner
 from device_agent.runner.build import Options, Stopped, build_runner
-from device_agent.runner.location import EXECUTORCH, RunnerLocation
+from device_agent.runner.location import EXECUTORCH, SOURCES, RunnerLocation
 from device_agent.runner.supply import build_runner_command, ensure_runner
 from device_agent.runner.toolchain import (
     CMAKE_WHEEL,
@@ -138,6 +138,16 @@ def test_the_runner_links_neither_torch_nor_python_and_its_own_libraries_only(ru
     assert not [name for name in libraries if "torch" in name.removeprefix("libexecutorch") or "python" in name]
     ours = {name: path for name, path in libraries.items() if name.startswith("libexecutorch")}
     assert ours == {name: str(runner_directory / "lib" / name) for name in LIBRARIES}
+
+
+def test_the_fuzzers_double_of_the_program_fits_the_runners_headers():
+    """The fuzzer itself is built by slow tests only."""
+    compiler = next(filter(shutil.which, ("g++", "clang++")), None)
+    if compiler is None:
+        pytest.skip("there is no C++ compiler")
+    options = ["-std=c++17", "-fsyntax-only", f"-I{SOURCES}", '-DMOBIZO_VERSION="fuzz"', '-DEXECUTORCH_BUILD="none"']
+    fuzz = Path(__file__).parent / "fuzz"
+    subprocess.run([compiler, *options, fuzz / "fake_program.cpp", fuzz / "entry.cpp"], check=True)
 
 
 def test_it_is_built_against_the_installed_package_then_found(place):

@@ -78,7 +78,7 @@ void spoil(std::vector<Tensor> &outputs, fuzz::Random &random) {
 
 } // namespace
 
-Program::Program(const std::string &program, const std::string &, const std::string &)
+Program::Program(const std::string &program, const std::string &, const std::string &, bool)
     : runtime_(std::make_unique<Runtime>()) {
   const std::string bytes = read_file(program);
   if (bytes.size() < sizeof(fuzz::Behaviour)) {
