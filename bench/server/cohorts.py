@@ -189,6 +189,8 @@ def _rounds_row(settings: Settings, devices: int, count: int, errors: list[str])
         published = session.execute(select(*columns).where(CohortRound.state == RoundState.PUBLISHED)).all()
         states = session.execute(select(CohortRound.state, func.count()).group_by(CohortRound.state)).all()
     database.close()
+    if not published:
+        raise SystemExit(f"no round was published within its time limit; the first errors: {errors[:3]}")
     seconds = (max(row.ended_at for row in published) - min(row.opened_at for row in published)).total_seconds()
     updates = sum(row.updates for row in published)
     return {

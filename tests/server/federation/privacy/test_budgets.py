@@ -134,7 +134,7 @@ def test_a_second_run_over_the_budget_fails_the_job(fleet, app, operator, device
 
 def test_jobs_without_privacy_are_told(fleet, app, device):
     fleet.ready_job(app)
-    assert privacy_view(app)["unprotected"] == 0  # nobody has seen anything yet
+    assert privacy_view(app)["unprotected"] == 0  # no example was used yet
     device.finish(device.lease())
     assert (privacy_view(app)["unprotected"], privacy_view(app)["epsilon"]) == (1, 0.0)
 

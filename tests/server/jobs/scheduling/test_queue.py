@@ -197,7 +197,7 @@ def test_as_many_devices_are_called_as_there_are_jobs(fleet, app):
     for thread in threads:
         thread.start()
     jobs = []
-    for previous_count in (0, 3):  # whoever is not called goes on waiting
+    for previous_count in (0, 3):  # devices that are not woken keep waiting
         jobs += [fleet.ready_job(app, adapter=f"a{previous_count + number}")["id"] for number in range(3)]
         deadline = time.monotonic() + 25
         while len(leases) < previous_count + 3 and time.monotonic() < deadline:
