@@ -101,7 +101,7 @@ def decide(visitor: Writer, form: Fields, state: State, session: Writing, once: 
     users = [name for name in re.split(r"[\s,]+", form.get("users", "")) if name]
     if invalid_names := [name for name in users if not re.fullmatch(NAME, name)]:
         raise BadRequest(
-            f"users: {invalid_names[0][:50]!r} is no name of a user; use small letters, digits, dots and hyphens"
+            f"users: {invalid_names[0][:50]!r} is not a valid user name; use small letters, digits, dots and hyphens"
         )
     approved = form.get("decision") == "approve"
     service = AuthorizationService(session, state.settings)
