@@ -162,9 +162,9 @@ class FrozenLinears(nn.Module):
         for name, tensor in weights.items():
             self.register_buffer(name, tensor)
         for target in shape.facts.biases:
-            if (scheme := self.schemes[target]) is not None and not scheme.dynamic:
-                zeros = torch.zeros(len(getattr(self, f"{target}_bias")), 1)
-                self.register_buffer(f"{target}_bias_zeros", zeros, persistent=False)
+            scheme, bias = self.schemes[target], weights.get(f"{target}_bias")  # a part of a layer has not all of them
+            if scheme is not None and not scheme.dynamic and bias is not None:
+                self.register_buffer(f"{target}_bias_zeros", torch.zeros(len(bias), 1), persistent=False)
         if shape.scheme is not None and shape.scheme.group:
             self.register_buffer("ones", torch.ones(1, shape.scheme.group), persistent=False)
 

@@ -5,6 +5,7 @@ Independent of the compiler: no batching of paths, no graph noise, no decoder of
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -56,6 +57,17 @@ def select_rows(batch: Batch, rows: list[int | None]) -> Batch:
 def labels(recipe: Recipe, batch: Batch) -> tuple[np.ndarray, ...]:
     """What a program's step takes of the answers."""
     return (batch.choices[..., 0],) if recipe.loss == "full" else (batch.choices, batch.choice_mask)
+
+
+@torch.no_grad()
+def round_weights(model: nn.Module) -> nn.Module:
+    """A copy whose tables and linear weights are rounded to 8 bits, one scale a row."""
+    model = copy.deepcopy(model)
+    for name, parameter in model.named_parameters():
+        if parameter.dim() == 2 and "positions" not in name:
+            scale = parameter.abs().amax(dim=1, keepdim=True) / 127
+            parameter.copy_(torch.round(parameter / scale) * scale)
+    return model
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import json
 import shutil
@@ -79,24 +78,13 @@ def test_steps_of_the_compiled_program_follow_the_algorithm(architectures: Archi
     check_steps(program, architectures.base(name).model, batches, LR, EPS, tolerance=1e-3)
 
 
-@torch.no_grad()
-def round_weights(model: torch.nn.Module) -> torch.nn.Module:
-    """A copy whose tables and linear weights are rounded to 8 bits, one scale a row."""
-    model = copy.deepcopy(model)
-    for name, parameter in model.named_parameters():
-        if parameter.dim() == 2 and "positions" not in name:
-            scale = parameter.abs().amax(dim=1, keepdim=True) / 127
-            parameter.copy_(torch.round(parameter / scale) * scale)
-    return model
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("precision", "tolerance"), [("int8", 0.1), ("int8-weight", 1e-4)])  # int8 rounds activations
 def test_quantized_layers_keep_their_biases(
     architectures: Architectures, programs: Programs, precision: str, tolerance: float
 ) -> None:
     base = architectures.base("opt")
-    check_scores(programs(base, queries=1, precision=precision), round_weights(base.model), (12,), atol=tolerance)
+    check_scores(programs(base, queries=1, precision=precision), reference.round_weights(base.model), (12,), atol=tolerance)
 
 
 def test_a_checkpoint_of_the_model_without_its_head_is_read(architectures: Architectures, tmp_path: Path) -> None:
