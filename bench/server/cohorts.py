@@ -37,7 +37,7 @@ from tests.server.homes import eventually
 from tests.server.nginx import free_ports
 from tests.server.s3 import Service
 
-DEVICES, COHORTS, ROUNDS, SECONDS = 10_000, 100, 1, 1200.0  # rounds of each cohort; limit of the whole phase
+DEVICES, COHORTS, ROUNDS, SECONDS = 10_000, 100, 1, 2400.0  # rounds of each cohort; limit of the whole phase
 QUICK_DEVICES, QUICK_COHORTS = 60, 3
 WORKERS = 2
 WAIT_SECONDS = 30.0  # of a poll, the longest that the server takes
