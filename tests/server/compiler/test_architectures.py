@@ -84,7 +84,9 @@ def test_quantized_layers_keep_their_biases(
     architectures: Architectures, programs: Programs, precision: str, tolerance: float
 ) -> None:
     base = architectures.base("opt")
-    check_scores(programs(base, queries=1, precision=precision), reference.round_weights(base.model), (12,), atol=tolerance)
+    check_scores(
+        programs(base, queries=1, precision=precision), reference.round_weights(base.model), (12,), atol=tolerance
+    )
 
 
 def test_a_checkpoint_of_the_model_without_its_head_is_read(architectures: Architectures, tmp_path: Path) -> None:
