@@ -144,6 +144,11 @@ class PrivacyRepository:
         statement = select(PrivacyLimit).where(PrivacyLimit.tenant == tenant, PrivacyLimit.user == user)
         return self._session.scalar(statement.with_for_update() if lock else statement)
 
+    def has_limits(self, tenant: str) -> bool:
+        """Returns whether any user of a tenant has a budget."""
+        conditions = PrivacyLimit.tenant == tenant, PrivacyLimit.epsilon.is_not(None)
+        return self._session.scalar(select(PrivacyLimit.user).where(*conditions).limit(1)) is not None
+
     def limits(self, tenant: str, users: Collection[str]) -> Sequence[PrivacyLimit]:
         """Returns the budgets of those `users` that have one, the smallest epsilon first."""
         conditions = PrivacyLimit.tenant == tenant, PrivacyLimit.user.in_(users), PrivacyLimit.epsilon.is_not(None)

@@ -76,6 +76,7 @@ class PrivacyService(JobSubscriber):
     def __init__(self, session: Session) -> None:
         self._privacy = PrivacyRepository(session)
         self._bindings = BindingRepository(session)
+        self._with_budgets: dict[str, bool] = {}  # by tenant: one transaction may begin many jobs
 
     def resolve_request(self, request: JobRequest) -> JobRequest:
         """Returns the request with its noise multiplier computed. Raises the errors of `resolve_privacy`."""
@@ -209,6 +210,8 @@ class PrivacyService(JobSubscriber):
 
         The budgets are those of the users who are bound to the device, or whose jobs have spent on the data set.
         """
+        if not self._has_budgets(tenant):
+            return
         spent = self._privacy.of_dataset(device_id, request.dataset)
         for limit in self._privacy.limits(tenant, self._bindings.users(device_id) | spent.keys()):
             dataset_name = f"data set {request.dataset!r} of device {device_id}"
@@ -232,6 +235,11 @@ class PrivacyService(JobSubscriber):
                     budget=limit.epsilon,
                     delta=limit.delta,
                 )
+
+    def _has_budgets(self, tenant: str) -> bool:
+        if tenant not in self._with_budgets:
+            self._with_budgets[tenant] = self._privacy.has_limits(tenant)
+        return self._with_budgets[tenant]
 
 
 def _spending_of(request: JobRequest) -> Spending | None:

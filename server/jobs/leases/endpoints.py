@@ -39,7 +39,7 @@ from server.jobs.leases.messages import JobPoll, Message, Parting
 from server.jobs.leases.repository import LeaseRepository
 from server.jobs.leases.service import Answer, LeaseService
 from server.jobs.scheduling.matching import DeviceOffer
-from server.jobs.scheduling.repository import Lane, QueueRepository, noted_ready
+from server.jobs.scheduling.repository import CHUNK, Lane, QueueRepository, noted_ready
 from server.web.openapi import raises
 from server.web.routes import Routes
 from server.web.state import AppState, GroupCommit, GroupRead, Shutdown, State
@@ -52,7 +52,6 @@ router = Routes(prefix="/v1/leases", tags=["leases"])
 LEASE_SECONDS_MOST = 3600.0  # that a device may ask for
 LOOK_SECONDS = 0.1  # between two searches for jobs that another process made ready, while devices wait here
 MOST_ACQUIRED = 20  # leases that are given in one transaction, for which heartbeats wait on SQLite
-CHUNK = 500  # users in one query, and at whom one periodic search looks
 _log = structlog.get_logger()
 
 ReadyJobs = Sequence[tuple[Lane, int]]  # lanes, each with its number of ready jobs

@@ -156,9 +156,8 @@ class LeaseRepository:
         self._session = session
 
     def add(self, lease: JobLease) -> None:
-        """Stores a new lease."""
+        """Stores a new lease, with the next statement of the transaction."""
         self._session.add(lease)
-        self._session.flush()
 
     def with_jobs(self, lease_ids: Collection[str], whole: bool) -> list[tuple[JobLease, Job]]:
         """Returns leases and their jobs, locked until the transaction ends.

@@ -27,7 +27,7 @@ from server.jobs.leases.messages import JobPoll, Message, Parting, changes_nothi
 from server.jobs.leases.repository import DeviceStatus, Ending, JobLease, LeaseRepository
 from server.jobs.repository import Job, JobRepository
 from server.jobs.scheduling.matching import DeviceOffer
-from server.jobs.scheduling.repository import QueueRepository
+from server.jobs.scheduling.repository import Head, QueueRepository
 from server.jobs.service import ROUND_TASK, WARM_STARTS, JobLifecycle, subscribers
 from server.programs.service import ProgramRepository
 from server.settings import Settings
@@ -67,6 +67,7 @@ class LeaseService:
         self._nonces = NonceRepository(session)
         self._lifecycle = JobLifecycle(session)
         self._subscribers = subscribers(session)
+        self._signed: dict[str, SignedManifest | None] = {}  # by recipe: many jobs share a program
         self._seconds = lease_seconds
         self._attempts = lease_attempts
 
@@ -131,14 +132,26 @@ class LeaseService:
         )
 
     def acquire_each(self, polls: Sequence[JobPoll]) -> list[Answer | Exception]:
-        """Leases a job to each of several devices; the answer to a revoked device is its exception."""
+        """Leases a job to each of several devices; the answer to a revoked device is its exception.
+
+        Reads and writes for all devices together, because a lease of its own costs a dozen statements.
+        """
+        offers = self.offers(polls, lock=True)
+        firsts: dict[str, tuple[DeviceOffer, float | None]] = {}
+        for poll, offer in zip(polls, offers, strict=True):
+            if isinstance(offer, DeviceOffer):
+                firsts.setdefault(poll.device_id, (offer, poll.seconds))
+        leases = dict(zip(firsts, self._acquire(list(firsts.values())), strict=True))
         answers: list[Answer | Exception] = []
-        answered: set[str] = set()
-        for poll, first in zip(polls, self.offers(polls, lock=True), strict=True):
-            # Of two requests of a device, the later one finds the lease that the earlier one got.
-            offer = self.offers([poll])[0] if poll.device_id in answered else first
-            answered.add(poll.device_id)
-            answers.append(offer if isinstance(offer, Exception) else (self.acquire(offer, poll.seconds), offer))
+        for poll, offer in zip(polls, offers, strict=True):
+            if isinstance(offer, Exception):
+                answers.append(offer)
+            elif firsts[poll.device_id][0] is offer:
+                answers.append((leases[poll.device_id], offer))
+            else:
+                # Of two requests of a device, the later one finds the lease that the earlier one got.
+                again = self.offers([poll])[0]
+                answers.append(again if isinstance(again, Exception) else (self.acquire(again, poll.seconds), again))
         return answers
 
     def acquire(self, offer: DeviceOffer, seconds: float | None = None) -> Lease | None:
@@ -147,20 +160,56 @@ class LeaseService:
         offer: read in this transaction, with the device locked. seconds: duration of the lease without a heartbeat;
         None: the server's setting.
         """
-        lease = self._leases.live(offer.device_id, offer.datasets) if offer.may_hold else None
-        if lease is None:
+        return self._acquire([(offer, seconds)])[0]
+
+    def _acquire(self, asked: Sequence[tuple[DeviceOffer, float | None]]) -> list[Lease | None]:
+        """Does what `acquire` does, for different devices."""
+        # The jobs too, which the session itself would forget.
+        taken: dict[str, tuple[JobLease, Job]] = {}  # by device
+        held = [(offer, seconds) for offer, seconds in asked if offer.may_hold]
+        for offer, _ in held:
+            lease = self._leases.live(offer.device_id, offer.datasets)
+            if lease is not None:
+                taken[offer.device_id] = lease, self._jobs.by_number(lease.job_number)
+        if len(taken) < len(asked):
             self.take_back_overdue()
-            lease = self._leases.lapsed(offer.device_id, offer.datasets) if offer.may_hold else None
+        for offer, _ in held:
+            if offer.device_id in taken:
+                continue
+            lease = self._leases.lapsed(offer.device_id, offer.datasets)
             if lease is not None:
                 self._revive(lease)
-        if lease is None:
-            job = self._first(offer)
-            if job is None:
-                return None
-            lease = self._grant(job, offer.device_id)
-        lease.memory_bytes, lease.seconds = offer.memory_bytes, seconds
-        self._extend(lease)
-        return self._view(lease)
+                taken[offer.device_id] = lease, self._jobs.by_number(lease.job_number)
+        for offer, seconds in held:
+            if offer.device_id in taken:
+                lease, _ = taken[offer.device_id]
+                lease.memory_bytes, lease.seconds = offer.memory_bytes, seconds
+                self._extend(lease)
+        taken |= self._grant_each([pair for pair in asked if pair[0].device_id not in taken])
+        return [self._view(*taken[offer.device_id]) if offer.device_id in taken else None for offer, _ in asked]
+
+    def _grant_each(self, asked: Sequence[tuple[DeviceOffer, float | None]]) -> dict[str, tuple[JobLease, Job]]:
+        """Leases the next job to each device that may train one. Returns leases and jobs by device."""
+        granted: dict[str, tuple[JobLease, Job]] = {}
+        all_heads = self._queue.heads_of_each([offer for offer, _ in asked])
+        choices: dict[int, Head] = {}  # by job; a second device that would take the same one searches anew
+        for heads in all_heads:
+            for head in heads[:1]:
+                choices.setdefault(head.job_number, head)
+        jobs = self._queue.take_each(list(choices.values()))
+        start_tags: dict[str, int] = {}
+        for (offer, seconds), heads in zip(asked, all_heads, strict=True):
+            job = jobs.pop(heads[0].job_number, None) if heads else None
+            if job is not None and self._may_begin(job, offer.device_id):
+                granted[offer.device_id] = self._grant(job, offer, seconds), job
+                start_tags[offer.tenant] = max(job.start_tag, start_tags.get(offer.tenant, 0))
+        for tenant, start_tag in start_tags.items():
+            self._queue.advance(tenant, start_tag)
+        # Only now, because a search finds also jobs that this transaction has locked.
+        for (offer, seconds), heads in zip(asked, all_heads, strict=True):
+            if heads and offer.device_id not in granted and (job := self._first(offer)) is not None:
+                granted[offer.device_id] = self._grant(job, offer, seconds), job
+        return granted
 
     def _first(self, offer: DeviceOffer) -> Job | None:
         """Takes the first job for a device that no other transaction has locked."""
@@ -304,7 +353,9 @@ class LeaseService:
 
     def manifest(self, job: Job) -> SignedManifest:
         """Returns the signed program of a job. Raises NotFound before it is compiled."""
-        signed = self._programs.signed(job.recipe_id)
+        if job.recipe_id not in self._signed:
+            self._signed[job.recipe_id] = self._programs.signed(job.recipe_id)
+        signed = self._signed[job.recipe_id]
         if signed is None:
             raise NotFound(f"the program of job {job.id} is not compiled")
         return signed
@@ -341,11 +392,20 @@ class LeaseService:
             raise _no_lease(lease_id)
         return lease
 
-    def _grant(self, job: Job, device_id: str) -> JobLease:
+    def _grant(self, job: Job, offer: DeviceOffer, seconds: float | None) -> JobLease:
         now = utc_now()
-        lease = JobLease(id=new_id("lease"), job_number=job.number, device_id=device_id, created_at=now, expires_at=now)
+        lease = JobLease(
+            id=new_id("lease"),
+            job_number=job.number,
+            device_id=offer.device_id,
+            created_at=now,
+            expires_at=now,
+            memory_bytes=offer.memory_bytes,
+            seconds=seconds,
+        )
+        self._extend(lease)
         self._leases.add(lease)
-        self._lifecycle.move(job, JobState.TRAINING, device_id=device_id, progress=None)
+        self._lifecycle.move(job, JobState.TRAINING, device_id=offer.device_id, progress=None)
         return lease
 
     def _revive(self, lease: JobLease) -> None:
@@ -359,8 +419,7 @@ class LeaseService:
     def _signed_start(self, job: Job) -> SignedAdapter | None:
         return None if job.start is None else WARM_STARTS.get()(self._session).signed(job)
 
-    def _view(self, lease: JobLease) -> Lease:
-        job = self._jobs.by_number(lease.job_number)
+    def _view(self, lease: JobLease, job: Job) -> Lease:
         manifest = self.manifest(job)
         try:
             start = self._signed_start(job)

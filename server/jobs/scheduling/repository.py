@@ -8,11 +8,11 @@ device took. Priority comes before start tags.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ForeignKey, Index, Select, String, Text, bindparam, case, exists, func, or_, select
+from sqlalchemy import ForeignKey, Index, String, Text, bindparam, case, exists, func, or_, select
 from sqlalchemy.dialects.postgresql import insert as insert_postgresql
 from sqlalchemy.dialects.sqlite import insert as insert_sqlite
 from sqlalchemy.orm import Mapped, Session, mapped_column
@@ -23,6 +23,7 @@ from server.jobs.repository import Job
 from server.jobs.scheduling.matching import DeviceOffer, Needs, can_run, parse_needs
 from shared.canonical import canonical_json, sha256_hex
 
+CHUNK = 500  # users in one query
 VIRTUAL_TIME = ""  # the user, whose name no request can have, of the row with a tenant's virtual time
 
 
@@ -119,6 +120,25 @@ _READY = (
     .order_by(StoredLane.priority.desc(), StoredLane.number)
 )
 
+_FIRST = select(Job.number).where(_WAITS).order_by(Job.start_tag, Job.number).limit(1).correlate(StoredLane)
+_START_TAG = select(Job.start_tag).where(_WAITS).order_by(Job.start_tag, Job.number).limit(1).correlate(StoredLane)
+# Built once, because it is executed for each lease. The index `ix_jobs_lane` alone answers each of its subqueries.
+_HEADS = select(
+    *_COLUMNS, _FIRST.scalar_subquery().label("job_number"), _START_TAG.scalar_subquery().label("start_tag")
+).where(
+    StoredLane.tenant == bindparam("tenant"),
+    StoredLane.user.in_(bindparam("users", expanding=True)),
+    StoredLane.dataset.in_(bindparam("datasets", expanding=True)),
+    or_(
+        StoredLane.only_device_id.is_(None),
+        StoredLane.only_device_id.in_(bindparam("device_ids", expanding=True)),
+    ),
+    exists(select(Job.number).where(_WAITS).correlate(StoredLane)),
+)
+_START_TAG_OF = select(StartTag.start_tag).where(
+    StartTag.tenant == bindparam("tenant"), StartTag.user == bindparam("user")
+)
+
 
 class QueueRepository:
     """Lanes and start tags in one session."""
@@ -165,12 +185,25 @@ class QueueRepository:
         Each lane of the device's users and data sets costs one index lookup, so the cost does not grow with the number
         of jobs.
         """
-        statement = heads_of(offer.tenant, sorted(offer.users), sorted(offer.datasets)).where(
-            or_(StoredLane.only_device_id.is_(None), StoredLane.only_device_id == offer.device_id)
-        )
-        rows = self._session.execute(statement).all()
-        heads = [Head(_lane(row), row.start_tag, row.job_number) for row in rows]
-        return sorted((head for head in heads if head.lane.admits(offer)), key=lambda head: head.order)
+        return self.heads_of_each([offer])[0]
+
+    def heads_of_each(self, offers: Sequence[DeviceOffer]) -> list[list[Head]]:
+        """Returns `heads` of each offer. One statement reads those of a tenant, for up to CHUNK users."""
+        heads: dict[tuple[str, str], list[Head]] = {}  # by tenant and user
+        for tenant in {offer.tenant for offer in offers}:
+            of_tenant = [offer for offer in offers if offer.tenant == tenant]
+            users = sorted(frozenset().union(*(offer.users for offer in of_tenant)))
+            asked = {
+                "tenant": tenant,
+                "datasets": sorted(frozenset().union(*(offer.datasets for offer in of_tenant))),
+                "device_ids": [offer.device_id for offer in of_tenant],
+            }
+            for start in range(0, len(users), CHUNK):
+                rows = self._session.execute(_HEADS, {**asked, "users": users[start : start + CHUNK]})
+                for row in rows:
+                    head = Head(_lane(row), row.start_tag, row.job_number)
+                    heads.setdefault((tenant, row.user), []).append(head)
+        return [_admitted(offer, heads) for offer in offers]
 
     def ready(self, tenant: str, users: Collection[str]) -> list[tuple[Lane, int]]:
         """Returns the lanes of users in which jobs wait, the next lane first, with the numbers of these jobs."""
@@ -187,6 +220,17 @@ class QueueRepository:
         """Returns a lane's first job that no other transaction has locked, and locks it until the transaction ends."""
         statement = select(Job).where(Job.lane_number == head.lane.number).order_by(Job.start_tag, Job.number).limit(1)
         return self._session.scalar(locked(statement, skip=True))
+
+    def take_each(self, heads: Sequence[Head]) -> dict[int, Job]:
+        """Returns those of these jobs that still wait in their lanes, by their numbers, and locks them.
+
+        Without those that another transaction has locked.
+        """
+        if not heads:
+            return {}
+        lanes = {head.job_number: head.lane.number for head in heads}
+        jobs = self._session.scalars(locked(select(Job).where(Job.number.in_(lanes)), skip=True))
+        return {job.number: job for job in jobs if job.lane_number == lanes[job.number]}
 
     def next_start_tag(self, tenant: str, user: str) -> int:
         """Returns the start tag of a user's new job."""
@@ -220,33 +264,17 @@ class QueueRepository:
         )
 
     def _start_tag(self, tenant: str, user: str) -> int:
-        return (
-            self._session.scalar(select(StartTag.start_tag).where(StartTag.tenant == tenant, StartTag.user == user))
-            or 0
-        )
+        return self._session.scalar(_START_TAG_OF, {"tenant": tenant, "user": user}) or 0
 
     def _insert(self, table: type[StoredLane] | type[StartTag]) -> Any:
         insert = insert_sqlite if self._session.get_bind().dialect.name == "sqlite" else insert_postgresql
         return insert(table)
 
 
-def heads_of(tenant: str, users: Sequence[str], datasets: Sequence[str]) -> Select[Any]:
-    """Returns the query for the lanes of users and data sets in which jobs wait.
-
-    With `start_tag` and `job_number` of the first job.
-
-    The index `ix_jobs_lane` alone answers each of its subqueries.
-    """
-    first = select(Job.number).where(_WAITS).order_by(Job.start_tag, Job.number).limit(1).correlate(StoredLane)
-    start_tag = select(Job.start_tag).where(_WAITS).order_by(Job.start_tag, Job.number).limit(1).correlate(StoredLane)
-    return select(
-        *_COLUMNS, first.scalar_subquery().label("job_number"), start_tag.scalar_subquery().label("start_tag")
-    ).where(
-        StoredLane.tenant == tenant,
-        StoredLane.user.in_(users),
-        StoredLane.dataset.in_(datasets),
-        exists(select(Job.number).where(_WAITS).correlate(StoredLane)),
-    )
+def _admitted(offer: DeviceOffer, heads: Mapping[tuple[str, str], Sequence[Head]]) -> list[Head]:
+    """Returns the heads that an offer may take, the next one first. heads: by tenant and user."""
+    of_users = [head for user in offer.users for head in heads.get((offer.tenant, user), ())]
+    return sorted((head for head in of_users if head.lane.admits(offer)), key=lambda head: head.order)
 
 
 def _lane(row: Any) -> Lane:
