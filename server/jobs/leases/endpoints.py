@@ -94,9 +94,12 @@ class LongPoll:
         database: Database,
         shutdown: Shutdown,
         poll_seconds: float,
-        before_poll: Callable[[], None] = lambda: None,
+        before_poll: Callable[[Session], bool] = lambda session: False,
     ) -> None:
-        """poll_seconds: between two polls of the database. before_poll: called in a thread before each poll."""
+        """poll_seconds: between two polls of the database. before_poll: called in a thread before each poll.
+
+        It returns whether it changed something, which the poll's session does not see.
+        """
         self._database, self._shutdown, self._poll_seconds = database, shutdown, poll_seconds
         self._before_poll = before_poll
         self._turns: deque[tuple[str, str]] = deque()  # tenants and users that periodic polls look at next
@@ -229,14 +232,19 @@ class LongPoll:
         return {self._turns.popleft() for _ in range(min(CHUNK, len(self._turns)))}
 
     def _ready(self, users_by_tenant: Mapping[str, Sequence[str]]) -> ReadyJobs:
-        self._before_poll()
-        ready: list[tuple[Lane, int]] = []
         with self._database.autocommit() as session:
-            queue = QueueRepository(session)
-            for tenant, users in users_by_tenant.items():
-                for start in range(0, len(users), CHUNK):
-                    ready += queue.ready(tenant, users[start : start + CHUNK])
-        return ready
+            if not self._before_poll(session):
+                return _search(session, users_by_tenant)
+        with self._database.autocommit() as session:
+            return _search(session, users_by_tenant)
+
+
+def _search(session: Session, users_by_tenant: Mapping[str, Sequence[str]]) -> ReadyJobs:
+    queue, ready = QueueRepository(session), list[tuple[Lane, int]]()
+    for tenant, users in users_by_tenant.items():
+        for start in range(0, len(users), CHUNK):
+            ready += queue.ready(tenant, users[start : start + CHUNK])
+    return ready
 
 
 def _by_tenant(keys: Collection[tuple[str, str]]) -> dict[str, list[str]]:
@@ -253,12 +261,12 @@ def _keys(offer: DeviceOffer) -> list[tuple[str, str]]:
 def make_long_poll(state: AppState) -> LongPoll:
     """Makes the long poll of devices that wait for a job. Overdue leases are taken back before each poll."""
 
-    def take_back_overdue() -> None:
-        with state.database.autocommit() as session:
-            if not LeaseRepository(session).overdue(utc_now()):
-                return
+    def take_back_overdue(reading: Session) -> bool:
+        if not LeaseRepository(reading).overdue(utc_now()):
+            return False
         with state.database.writing() as session:
             LeaseService(session, state.settings.lease_seconds, state.settings.lease_attempts).take_back_overdue()
+        return True
 
     return LongPoll(state.database, state.shutdown, LOOK_SECONDS, take_back_overdue)
 

@@ -166,7 +166,7 @@ class LeaseRepository:
         access, because requests, tasks and recipes are expensive to parse.
         """
         numbers = select(JobLease.job_number).where(JobLease.id.in_(lease_ids))
-        few = load_only(Job.state, Job.events, Job.progress, Job.updated_at, Job.lane_number)
+        few = load_only(Job.state, Job.events, Job.progress, Job.updated_at, Job.lane_number, Job.hides_figures)
         statement = select(Job).where(Job.number.in_(numbers)).order_by(Job.number)
         statement = statement if whole else statement.options(few)
         jobs = {job.number: job for job in self._session.scalars(locked(statement))}

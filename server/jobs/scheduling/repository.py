@@ -135,6 +135,7 @@ _HEADS = select(
     ),
     exists(select(Job.number).where(_WAITS).correlate(StoredLane)),
 )
+_LANE_NUMBER = select(StoredLane.number).where(StoredLane.key == bindparam("key"))
 _START_TAG_OF = select(StartTag.start_tag).where(
     StartTag.tenant == bindparam("tenant"), StartTag.user == bindparam("user")
 )
@@ -157,8 +158,9 @@ class QueueRepository:
         who = [tenant, user, dataset, device_id]
         parts = [*who, recipe_id, priority, needs.model_dump(mode="json", exclude_defaults=True)]
         key = sha256_hex(canonical_json(parts))
-        existing = select(StoredLane.number).where(StoredLane.key == key)
-        number = self._session.scalar(existing)
+        # Of many jobs that become ready in one transaction, all changes are written together.
+        with self._session.no_autoflush:
+            number = self._session.scalar(_LANE_NUMBER, {"key": key})
         if number is None:
             values = {
                 "key": key,
@@ -172,7 +174,7 @@ class QueueRepository:
             }
             self._session.flush()  # the program that the lane references may be new
             self._session.execute(self._insert(StoredLane).values(**values).on_conflict_do_nothing())
-            number = self._session.scalars(existing).one()
+            number = self._session.scalars(_LANE_NUMBER, {"key": key}).one()
         return Lane(number, tenant, user, dataset, device_id, recipe_id, priority, needs)
 
     def lane_by_number(self, number: int) -> Lane:

@@ -15,6 +15,7 @@ from server.database.columns import utc_now
 from server.database.database import Database
 from server.database.paging import PageRequest
 from server.database.schema import upgrade
+from server.jobs.leases.messages import JobPoll, Message, Parting
 from server.jobs.leases.repository import LeaseRepository
 from server.jobs.leases.service import LeaseService
 from server.jobs.repository import JobFilter, JobRepository
@@ -29,6 +30,7 @@ DATABASES = BOTH
 LARGE = {"jobs", "leases", "job_events", "devices", "task_requests"}
 KINDS = ("compile", "conversion", "aggregation")
 BUSY, IDLE = 3, JOBS // len(JobState) + 2
+MANY = 20
 TENANT, USER, ADAPTER = "tenant-1", "user-3", "user-3-1"
 
 
@@ -153,6 +155,60 @@ def test_a_lease_is_kept_and_ended_by_indexes(database):
         session.rollback()
     # Of many devices at once, jobs are locked in their order: those few are sorted.
     assert_by_index(query_plans, sorts=True)
+
+
+@contextmanager
+def counting(database):
+    """Lists the statements that are sent meanwhile."""
+    statements = []
+
+    def note(connection, cursor, statement, parameters, context, many):
+        statements.append(statement)
+
+    event.listen(database.engine, "before_cursor_execute", note)
+    yield statements
+    event.remove(database.engine, "before_cursor_execute", note)
+
+
+def poll(number):
+    return JobPoll(tenant_of(number), device_id(number), LeaseRequest(datasets=list(datasets_of(number))))
+
+
+def test_leases_of_many_devices_share_statements(database):
+    polls = [poll(number) for number in range(IDLE, IDLE + MANY)]
+    with counting(database) as alone, database.writing() as session:
+        for each in polls:
+            LeaseService(session, 120).acquire_each([each])
+        session.rollback()
+    with counting(database) as together, database.writing() as session:
+        answers = LeaseService(session, 120).acquire_each([*polls, polls[0]])
+        session.rollback()
+    jobs = [lease.job.id for lease, _ in answers]
+    assert len(set(jobs)) == MANY
+    assert jobs[-1] == jobs[0]  # a second request of a device gets the job that its first one got
+    assert len(together) < len(alone) / 2, together
+
+
+@pytest.mark.parametrize("releases", [False, True], ids=["heartbeats", "releases"])
+def test_messages_of_many_devices_share_statements(database, releases):
+    polls = [poll(number) for number in range(IDLE, IDLE + MANY)]
+    with database.writing() as session:
+        service = LeaseService(session, 120)
+        # The first time, jobs that are given back need new lanes.
+        for step in range(2):
+            leases = [lease for lease, _ in service.acquire_each(polls)]
+            says = Parting.RELEASE if releases else Progress(phase="training", step=step, steps=150)
+            messages = [Message(each.device_id, lease.id, says) for each, lease in zip(polls, leases, strict=True)]
+            session.flush()
+            session.expire_all()
+            with counting(database) as statements:
+                states = service.messages(messages)
+                session.flush()
+        session.rollback()
+    assert len(states) == MANY
+    assert not any(isinstance(state, Exception) for state in states)
+    # Only the lane of a job that is given back is looked up for each.
+    assert len([each for each in statements if "FROM lanes" not in each]) < MANY, statements
 
 
 def test_claims_are_found_by_indexes(database):
