@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Sequence
+from functools import lru_cache
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import serialization
@@ -33,6 +34,7 @@ def public_text(key: Ed25519PublicKey) -> str:
     return base64.b64encode(raw).decode()
 
 
+@lru_cache(maxsize=4096)  # a server verifies many requests of one device
 def parse_public(text: str) -> Ed25519PublicKey:
     """Parses a public key written by `public_text`. Raises Untrusted if it is not valid."""
     try:

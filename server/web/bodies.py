@@ -12,6 +12,7 @@ import math
 import re
 from collections.abc import Callable
 from email.message import Message
+from functools import lru_cache
 from typing import Any
 
 from fastapi import Request
@@ -64,6 +65,8 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _check_size(data: bytes) -> None:
     """Raises BadRequest for more values, names or levels than are accepted; builds none of them."""
+    if len(data) < MAX_NAMES and data.count(b"[") + data.count(b"{") <= MAX_DEPTH:
+        return
     marks = _STRING.sub(b"", data)
     if marks.count(b":") > MAX_NAMES:
         raise BadRequest(f"the body has more than {MAX_NAMES} names; split the request")
@@ -115,8 +118,11 @@ def media_type(headers: Headers) -> tuple[str, str]:
     if headers.get("content-encoding", "identity").lower() != "identity":
         raise UnsupportedMediaType("compressed bodies are not taken; send it without Content-Encoding")
     content_type = headers.get("content-type")
-    if content_type is None:
-        return "", ""
+    return ("", "") if content_type is None else _parsed_type(content_type)
+
+
+@lru_cache(maxsize=32)
+def _parsed_type(content_type: str) -> tuple[str, str]:
     message = Message()
     message["content-type"] = content_type
     return message.get_content_type(), str(message.get_param("charset", "")).lower()

@@ -288,7 +288,8 @@ class _Body:
             return await self._receive()
         remaining_seconds = self._began + self._seconds + self._received / SLOWEST - time.monotonic()
         try:
-            message = await asyncio.wait_for(self._receive(), max(remaining_seconds, 0))
+            async with asyncio.timeout(max(remaining_seconds, 0)):
+                message = await self._receive()
         except TimeoutError as error:
             raise TooSlow from error
         self._received += len(message.get("body", b""))

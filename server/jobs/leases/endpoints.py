@@ -2,9 +2,10 @@
 
 A job that becomes ready in this process wakes a device at once. Jobs that other processes make ready are found by
 polling the database: several times a second for up to CHUNK users of waiting devices, by turns, and for the users of a
-device when it arrives. The cost of a search thus does not grow with the number of waiting devices. Either way at most
-as many devices are woken as there are jobs, the longest waiting first, and only those that may take them: a burst of
-devices or a slow database never causes more writing transactions than there are jobs.
+device when it arrives, together with what else is read about it. The cost of a search thus does not grow with the
+number of waiting devices. Either way at most as many devices are woken as there are jobs, the longest waiting first,
+and only those that may take them: a burst of devices or a slow database never causes more writing transactions than
+there are jobs.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 
 import structlog
 from fastapi import Request, Response
@@ -57,6 +59,18 @@ _log = structlog.get_logger()
 ReadyJobs = Sequence[tuple[Lane, int]]  # lanes, each with its number of ready jobs
 
 
+@dataclass(frozen=True)
+class Arrival:
+    """A device that asks for a job: its offer, and the jobs of its users that were ready.
+
+    changes: how many changes the long poll had noticed before the jobs were read.
+    """
+
+    offer: DeviceOffer
+    ready: ReadyJobs
+    changes: int
+
+
 class Waiter:
     """A waiting device.
 
@@ -94,19 +108,20 @@ class LongPoll:
         database: Database,
         shutdown: Shutdown,
         poll_seconds: float,
-        before_poll: Callable[[Session], bool] = lambda session: False,
+        before_search: Callable[[Session], None] = lambda session: None,
     ) -> None:
-        """poll_seconds: between two polls of the database. before_poll: called in a thread before each poll.
+        """poll_seconds: between two polls of the database.
 
-        It returns whether it changed something, which the poll's session does not see.
+        before_search: called in a thread before each search, with its session.
         """
         self._database, self._shutdown, self._poll_seconds = database, shutdown, poll_seconds
-        self._before_poll = before_poll
+        self._before_search = before_search
         self._turns: deque[tuple[str, str]] = deque()  # tenants and users that periodic polls look at next
         # In the order of arrival: all devices, and devices by tenant and user.
         self._waiters: dict[Waiter, None] = {}
         self._by_user: dict[tuple[str, str], dict[Waiter, None]] = {}
-        self._new: list[Waiter] = []  # devices that arrived after the latest poll began
+        self._new: list[Waiter] = []  # devices for which no search was made since they arrived
+        self.changes = 0  # commits of this process that made jobs ready, as far as they were noticed
         self._busy: Counter[int] = Counter()  # by lane: devices that were woken and have not ended their requests
         self._arrived = asyncio.Event()  # a device arrived after the latest poll began
         self._task: asyncio.Task[None] | None = None
@@ -117,15 +132,22 @@ class LongPoll:
         return len(self._waiters)
 
     @asynccontextmanager
-    async def waiting(self, offer: DeviceOffer) -> AsyncIterator[Waiter]:
-        """Lets a device wait inside the block. A woken device counts as busy with a job until the block ends."""
-        self._listen()
+    async def waiting(self, offer: DeviceOffer, arrival: Arrival | None = None) -> AsyncIterator[Waiter]:
+        """Lets a device wait inside the block. A woken device counts as busy with a job until the block ends.
+
+        arrival: what was found when it arrived; None: a search follows at once.
+        """
+        self.listen()
         waiter = Waiter(offer)
         self._waiters[waiter] = None
-        self._new.append(waiter)
         for key in _keys(offer):
             self._by_user.setdefault(key, {})[waiter] = None
-        self._arrived.set()
+        if arrival is not None and arrival.changes == self.changes:
+            self._wake_for(arrival.ready)
+            waiter.poll_ended(None)
+        else:
+            self._new.append(waiter)
+            self._arrived.set()
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._keep_polling())
         try:
@@ -173,7 +195,8 @@ class LongPoll:
             if not waiters:
                 self._by_user.pop(key, None)
 
-    def _listen(self) -> None:
+    def listen(self) -> None:
+        """Begins to notice jobs that become ready in this process. Later calls do nothing."""
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
             self._database.after_commit(self._on_commit)
@@ -184,12 +207,19 @@ class LongPoll:
             self._loop.call_soon_threadsafe(self._wake_each, lanes)
 
     def _wake_each(self, lanes: Sequence[Lane]) -> None:
+        self.changes += 1
         for lane in lanes:
             self.wake(lane, 1)
 
+    def _wake_for(self, ready: ReadyJobs) -> None:
+        for lane, jobs in ready:
+            # Busy devices, which were woken before, will take some of these jobs.
+            self.wake(lane, jobs - self._busy[lane.number])
+
     async def _keep_polling(self) -> None:
         """Polls until no device waits, or the server stops."""
-        clock, due = asyncio.get_running_loop().time, 0.0
+        clock = asyncio.get_running_loop().time
+        due = clock() + self._poll_seconds
         while await self._until_next_poll(due - clock()) and self._waiters:
             new, self._new = self._new, []
             keys = {key for waiter in new for key in _keys(waiter.offer)}
@@ -199,9 +229,7 @@ class LongPoll:
             self._poll = asyncio.create_task(run_in_threadpool(self._ready, _by_tenant(keys)))
             failure = None
             try:
-                for lane, jobs in await self._poll:
-                    # Busy devices, which were woken before, will take some of these jobs.
-                    self.wake(lane, jobs - self._busy[lane.number])
+                self._wake_for(await self._poll)
             except Exception as error:
                 # Devices that were already waiting go on waiting until the database is back.
                 failure = error
@@ -233,18 +261,30 @@ class LongPoll:
 
     def _ready(self, users_by_tenant: Mapping[str, Sequence[str]]) -> ReadyJobs:
         with self._database.autocommit() as session:
-            if not self._before_poll(session):
-                return _search(session, users_by_tenant)
-        with self._database.autocommit() as session:
-            return _search(session, users_by_tenant)
+            return self._search(session, users_by_tenant)
 
+    def _search(self, session: Session, users_by_tenant: Mapping[str, Sequence[str]]) -> ReadyJobs:
+        self._before_search(session)
+        queue, ready = QueueRepository(session), list[tuple[Lane, int]]()
+        for tenant, users in users_by_tenant.items():
+            for start in range(0, len(users), CHUNK):
+                ready += queue.ready(tenant, users[start : start + CHUNK])
+        return ready
 
-def _search(session: Session, users_by_tenant: Mapping[str, Sequence[str]]) -> ReadyJobs:
-    queue, ready = QueueRepository(session), list[tuple[Lane, int]]()
-    for tenant, users in users_by_tenant.items():
-        for start in range(0, len(users), CHUNK):
-            ready += queue.ready(tenant, users[start : start + CHUNK])
-    return ready
+    def arrivals(
+        self, session: Session, offers: Sequence[DeviceOffer | Exception], changes: int
+    ) -> list[Arrival | Exception]:
+        """Reads the ready jobs of devices' users. Called in a thread. changes: `changes` before anything was read."""
+        keys = {key for offer in offers if isinstance(offer, DeviceOffer) for key in _keys(offer)}
+        ready: dict[tuple[str, str], list[tuple[Lane, int]]] = {}
+        for lane, jobs in self._search(session, _by_tenant(keys)):
+            ready.setdefault((lane.tenant, lane.user), []).append((lane, jobs))
+        return [
+            offer
+            if isinstance(offer, Exception)
+            else Arrival(offer, [each for key in _keys(offer) for each in ready.get(key, ())], changes)
+            for offer in offers
+        ]
 
 
 def _by_tenant(keys: Collection[tuple[str, str]]) -> dict[str, list[str]]:
@@ -261,12 +301,12 @@ def _keys(offer: DeviceOffer) -> list[tuple[str, str]]:
 def make_long_poll(state: AppState) -> LongPoll:
     """Makes the long poll of devices that wait for a job. Overdue leases are taken back before each poll."""
 
-    def take_back_overdue(reading: Session) -> bool:
+    def take_back_overdue(reading: Session) -> None:
         if not LeaseRepository(reading).overdue(utc_now()):
-            return False
+            return
+        reading.rollback()  # gives its connection back; on SQLite, what is read next is as of now
         with state.database.writing() as session:
             LeaseService(session, state.settings.lease_seconds, state.settings.lease_attempts).take_back_overdue()
-        return True
 
     return LongPoll(state.database, state.shutdown, LOOK_SECONDS, take_back_overdue)
 
@@ -306,11 +346,14 @@ def make_polls_gauge(registry: CollectorRegistry) -> Gauge:
     return Gauge("mobizo_polls_open", "Devices that wait here for a job", registry=registry)
 
 
-def make_offers(state: AppState) -> GroupRead[JobPoll, DeviceOffer]:
-    """Makes the reads of what decides which jobs a device may get."""
+def make_arrivals(state: AppState) -> GroupRead[JobPoll, Arrival]:
+    """Makes the reads of what decides which jobs a device may get, and of the jobs that are ready."""
+    long_poll = state.get(make_long_poll)
 
-    def read(session: Session, polls: Sequence[JobPoll]) -> list[DeviceOffer | Exception]:
-        return LeaseService(session, state.settings.lease_seconds).offers(polls)
+    def read(session: Session, polls: Sequence[JobPoll]) -> list[Arrival | Exception]:
+        changes = long_poll.changes
+        offers = LeaseService(session, state.settings.lease_seconds).offers(polls)
+        return long_poll.arrivals(session, offers, changes)
 
     return GroupRead(state.database, read)
 
@@ -344,13 +387,16 @@ async def acquire(
     requested = lease_request.lease_seconds
     seconds = None if requested is None else min(requested, LEASE_SECONDS_MOST)
     poll = JobPoll(principal.tenant, principal.device_id or "", lease_request, seconds)
-    offer = await state.get(make_offers).add(poll)
+    long_poll = state.get(make_long_poll)
+    long_poll.listen()
+    found = await state.get(make_arrivals).add(poll)
+    offer, arrival = found.offer, None if found.offer.may_hold else found
     if offer.may_hold:
         lease, offer = await state.get(make_acquisitions).add(poll)
-    long_poll = state.get(make_long_poll)
     with state.meters.part(make_polls_gauge).track_inprogress():
         while lease is None:
-            async with long_poll.waiting(offer) as waiter:
+            async with long_poll.waiting(offer, arrival) as waiter:
+                arrival = None
                 woken = await long_poll.woken(waiter, deadline - time.monotonic())
                 # A server that stops grants no job, because its answer may not reach the device.
                 if not woken or await request.is_disconnected():
