@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from bench.federation import aggregate, learning
+from bench.federation import aggregate, learning, private_runs
 from bench.result import Measurement, Row, commit
 from bench.runner import JsonFile, Keep, Only, Quick, load_or_compute, run_parts
 from device_agent.secure_aggregation.participant import InMemoryRoundState, SecureAggregationParticipant
@@ -148,6 +148,7 @@ def federation(json_file: JsonFile = None, quick: Quick = False, only: Only = No
             # The cohort without privacy is the same for both parts and is trained once.
             "warm-start": partial(learning.warm_start, directory=directory),
             "privacy": partial(learning.privacy, directory=directory),
+            "private-runs": partial(private_runs.measure, directory=directory),
         }
         cached_parts = {part: partial(_measure_cached, directory, part, measure) for part, measure in parts.items()}
         run_parts(cached_parts, json_file, quick, only)
