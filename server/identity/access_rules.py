@@ -370,10 +370,10 @@ class PresenceLog:
 
 def write_presences(session: Session, presences: Sequence[Presence]) -> list[None]:
     """Writes several presences in one transaction."""
-    devices = DeviceRepository(session)
-    now = utc_now()
-    for presence in sorted(presences, key=lambda presence: presence.device_id):
-        devices.record_presence(presence.device_id, now, presence.report)
+    reports: dict[str, DeviceReport | None] = {}
+    for presence in presences:
+        reports[presence.device_id] = presence.report or reports.get(presence.device_id)
+    DeviceRepository(session).record_presences(reports, utc_now())
     return [None] * len(presences)
 
 

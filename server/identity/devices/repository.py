@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -135,6 +135,15 @@ _USERS_OF = (
     .order_by(DeviceUser.user)
 )
 
+_PRESENT = (
+    update(Device.__table__)  # type: ignore[arg-type]  # it is a table
+    .where(Device.id == bindparam("device_id"))
+    .values(
+        last_seen_at=bindparam("seen_at"),
+        report=func.coalesce(bindparam("new_report", type_=Document(DeviceReport)), Device.report),
+    )
+)
+
 
 class DeviceRepository:
     """Devices in one session."""
@@ -179,10 +188,17 @@ class DeviceRepository:
         enrolled, active = self._session.execute(counts).one()
         return enrolled, active
 
-    def record_presence(self, device_id: str, now: datetime, report: DeviceReport | None = None) -> None:
-        """Records the time of a device's last request, and the report that came with it, if any."""
-        values: dict[str, Any] = {"last_seen_at": now} | ({} if report is None else {"report": report})
-        self._session.execute(update(Device).where(Device.id == device_id).values(**values))
+    def record_presence(self, device_id: str, now: datetime) -> None:
+        """Records the time of a device's last request."""
+        self.record_presences({device_id: None}, now)
+
+    def record_presences(self, reports: Mapping[str, DeviceReport | None], now: datetime) -> None:
+        """Records the time of each device's last request, and the report that came with it, if any.
+
+        reports: by device. Their rows are locked in the order of ids.
+        """
+        rows = [{"device_id": name, "seen_at": now, "new_report": reports[name]} for name in sorted(reports)]
+        self._session.connection().execute(_PRESENT, rows)
 
     def all_seen(self, device_ids: Collection[str], now: datetime) -> None:
         """Notes that several devices were heard from."""
