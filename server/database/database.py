@@ -40,11 +40,11 @@ import select
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from sqlalchemy import URL, Connection, Engine, Select, create_engine, event
+from sqlalchemy import URL, Connection, CursorResult, Engine, Executable, Select, create_engine, event
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, InterfaceError, InvalidatePoolError, OperationalError
@@ -306,6 +306,15 @@ def locked(statement: SelectStatement, *, of: Any = None, skip: bool = False) ->
     """
     locking: SelectStatement = statement.with_for_update(of=of, skip_locked=skip, key_share=True)
     return locking.execution_options(populate_existing=True)
+
+
+def read_columns(session: Session, statement: Executable, parameters: Mapping[str, Any]) -> CursorResult[Any]:
+    """Executes a statement that returns columns and no objects, after pending changes.
+
+    For statements of every request: what a session adds to a statement costs about as much as the statement.
+    """
+    session.flush()
+    return session.connection().execute(statement, parameters)
 
 
 def add_if_absent(session: Session, table: type[Table], **values: Any) -> None:

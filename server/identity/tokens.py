@@ -18,7 +18,7 @@ from sqlalchemy.orm import Mapped, Session, mapped_column
 from sqlalchemy.types import TypeDecorator
 
 from server.database.columns import Moment, Numbered, Table, new_id, utc_now, word
-from server.database.database import Database
+from server.database.database import Database, read_columns
 from server.database.paging import PageRequest, PageRows, page_of
 from server.identity.devices.repository import Device
 from server.identity.tenants import Tenant, TenantService, User, UserService
@@ -133,7 +133,7 @@ class TokenRepository:
 
     def holders(self, digests: Collection[str]) -> dict[str, Row[*tuple[Any, ...]]]:
         """Returns the tokens of these digests, live or not, with the states of their users and tenants."""
-        return {row.digest: row for row in self._session.execute(HOLDERS, {"digests": list(digests)})}
+        return {row.digest: row for row in read_columns(self._session, HOLDERS, {"digests": list(digests)})}
 
     def alive(self, token_id: str, now: datetime) -> bool:
         """Returns whether a token is still valid."""

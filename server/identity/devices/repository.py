@@ -14,7 +14,7 @@ from sqlalchemy.dialects.sqlite import insert as insert_sqlite
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
 from server.database.columns import Document, Moment, Numbered, Table, utc_now
-from server.database.database import add_if_absent, locked
+from server.database.database import add_if_absent, locked, read_columns
 from server.database.paging import PageRequest, PageRows, page_of
 from shared.capabilities import Capabilities, Labels
 from shared.protocol import DeviceView
@@ -231,8 +231,8 @@ class BindingRepository:
     def users_of(self, device_ids: Collection[str]) -> dict[str, list[str]]:
         """Returns the users of each device, sorted, by device id."""
         users: dict[str, list[str]] = {device_id: [] for device_id in device_ids}
-        for device_id, user in self._session.execute(_USERS_OF, {"device_ids": list(users)}):
-            users[device_id].append(user)
+        for row in read_columns(self._session, _USERS_OF, {"device_ids": list(users)}):
+            users[row.device_id].append(row.user)
         return users
 
     def bound(self, device_id: str, user: str) -> bool:

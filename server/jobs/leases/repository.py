@@ -26,7 +26,7 @@ from sqlalchemy import (
 from sqlalchemy.orm import Mapped, Session, load_only, mapped_column
 
 from server.database.columns import Moment, Numbered, Table, word
-from server.database.database import locked
+from server.database.database import locked, read_columns
 from server.identity.devices.repository import Device
 from server.jobs.repository import Job
 from server.programs.service import ProgramBlob
@@ -203,9 +203,10 @@ class LeaseRepository:
 
     def statuses(self, device_ids: Collection[str]) -> dict[str, DeviceStatus]:
         """Returns the status of each device, by its id."""
+        rows = read_columns(self._session, _STATUSES, {"device_ids": list(device_ids)})
         return {
             row.id: DeviceStatus(row.labels.root, row.revoked_at, row.cooldown_until, row.has_declined, row.had_lease)
-            for row in self._session.execute(_STATUSES, {"device_ids": list(device_ids)})
+            for row in rows
         }
 
     def may_hold(self, device_id: str, datasets: Collection[str]) -> bool:
@@ -276,7 +277,7 @@ class LeaseRepository:
 
     def overdue(self, now: datetime) -> bool:
         """Returns whether any live lease is overdue."""
-        return self._session.scalar(_OVERDUE, {"now": now}) is not None
+        return read_columns(self._session, _OVERDUE, {"now": now}).first() is not None
 
     def take_overdue(self, now: datetime) -> Sequence[JobLease]:
         """Returns overdue live leases with their jobs locked, and skips jobs that another transaction has locked."""

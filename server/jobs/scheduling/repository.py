@@ -33,7 +33,7 @@ from sqlalchemy.dialects.sqlite import insert as insert_sqlite
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
 from server.database.columns import Numbered, Table
-from server.database.database import locked
+from server.database.database import locked, read_columns
 from server.jobs.repository import Job
 from server.jobs.scheduling.matching import DeviceOffer, Needs, can_run, parse_needs
 from shared.canonical import canonical_json, sha256_hex
@@ -226,7 +226,7 @@ class QueueRepository:
                 "device_ids": [offer.device_id for offer in of_tenant],
             }
             for start in range(0, len(users), CHUNK):
-                rows = self._session.execute(_HEADS, {**asked, "users": users[start : start + CHUNK]})
+                rows = read_columns(self._session, _HEADS, {**asked, "users": users[start : start + CHUNK]})
                 for row in rows:
                     head = Head(_lane(row), row.start_tag, row.job_number)
                     heads.setdefault((tenant, row.user), []).append(head)
@@ -235,7 +235,7 @@ class QueueRepository:
     def ready(self, tenant: str, users: Collection[str]) -> list[tuple[Lane, int]]:
         """Returns the lanes of users in which jobs wait, the next lane first, with the numbers of these jobs."""
         statement = _READY[self._session.get_bind().dialect.name]
-        rows = self._session.execute(statement, {"tenant": tenant, "users": list(users)})
+        rows = read_columns(self._session, statement, {"tenant": tenant, "users": list(users)})
         return [(_lane(row), row.waiting) for row in rows]
 
     def ahead(self, job: Job, most: int) -> int:
