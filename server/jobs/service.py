@@ -164,14 +164,18 @@ class JobLifecycle:
         job.progress = progress
         self._jobs.add_event(job, PROGRESS_EVENT, progress.model_dump_json())
 
+    def signed_program(self, job: Job) -> SignedManifest | None:
+        """Returns the signed program of a job, read once for all jobs of a recipe; None before it is compiled."""
+        if job.recipe_id not in self._signed:
+            self._signed[job.recipe_id] = self._programs.signed(job.recipe_id)
+        return self._signed[job.recipe_id]
+
     def _enqueue(self, job: Job) -> None:
         """Puts a ready job into its lane, and removes any other job from its lane."""
         if job.state is not JobState.READY:
             job.lane_number = None
             return
-        if job.recipe_id not in self._signed:
-            self._signed[job.recipe_id] = self._programs.signed(job.recipe_id)
-        signed = self._signed[job.recipe_id]
+        signed = self.signed_program(job)
         cohort = None if job.round is None else job.round.cohort
         needs = needs_of(job.request, job.recipe, None if signed is None else signed.manifest, cohort, job.start_user)
         lane = self._queue.lane(job, needs)

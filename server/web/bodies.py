@@ -65,6 +65,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _check_size(data: bytes) -> None:
     """Raises BadRequest for more values, names or levels than are accepted; builds none of them."""
+    # A small body with few brackets is within all three.
     if len(data) < MAX_NAMES and data.count(b"[") + data.count(b"{") <= MAX_DEPTH:
         return
     marks = _STRING.sub(b"", data)

@@ -29,7 +29,6 @@ from server.jobs.repository import Job, JobRepository
 from server.jobs.scheduling.matching import DeviceOffer
 from server.jobs.scheduling.repository import Head, QueueRepository
 from server.jobs.service import ROUND_TASK, WARM_STARTS, JobLifecycle, subscribers
-from server.programs.service import ProgramRepository
 from server.settings import Settings
 from shared.errors import (
     BudgetExceeded,
@@ -60,14 +59,12 @@ class LeaseService:
         self._session = session
         self._leases = LeaseRepository(session)
         self._jobs = JobRepository(session)
-        self._programs = ProgramRepository(session)
         self._devices = DeviceRepository(session)
         self._bindings = BindingRepository(session)
         self._queue = QueueRepository(session)
         self._nonces = NonceRepository(session)
         self._lifecycle = JobLifecycle(session)
         self._subscribers = subscribers(session)
-        self._signed: dict[str, SignedManifest | None] = {}  # by recipe: many jobs share a program
         self._seconds = lease_seconds
         self._attempts = lease_attempts
 
@@ -353,9 +350,7 @@ class LeaseService:
 
     def manifest(self, job: Job) -> SignedManifest:
         """Returns the signed program of a job. Raises NotFound before it is compiled."""
-        if job.recipe_id not in self._signed:
-            self._signed[job.recipe_id] = self._programs.signed(job.recipe_id)
-        signed = self._signed[job.recipe_id]
+        signed = self._lifecycle.signed_program(job)
         if signed is None:
             raise NotFound(f"the program of job {job.id} is not compiled")
         return signed
