@@ -48,6 +48,7 @@ from server.results import endpoints as results
 from server.settings import Settings
 from server.storage.opening import open_artifacts
 from server.tasks.engine import prepare_engine
+from server.web.direct import Shortcut
 from server.web.middleware import Envelope, Meter, add_problem_handlers
 from server.web.openapi import describe
 from server.web.state import AppState
@@ -131,6 +132,7 @@ def create_app(settings: Settings) -> FastAPI:
 
     app = create_api(lifespan)
     app.state.mobizo = AppState(settings, database, open_artifacts(settings), key.public_key(), utc_now())
+    app.add_middleware(Shortcut, routes=app.router.routes)
     app.add_middleware(Envelope, settings=settings)
     app.add_middleware(Meter)
     return app

@@ -118,6 +118,10 @@ class Holder(Rule):
 
     async def __call__(self, request: Request, credentials: _Credentials) -> Principal:
         """Returns the caller that `admit` looked up."""
+        return self.admitted(request)
+
+    def admitted(self, request: Request) -> Principal:
+        """Returns the caller that `admit` looked up."""
         principal: Principal = request.state.principal
         return principal
 

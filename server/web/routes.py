@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from http import HTTPStatus
 from itertools import count
 from typing import Annotated, Any, ClassVar
@@ -156,6 +157,10 @@ class Rule:
         """Checks the caller before any of the body is read. Raises what the caller is refused with."""
         raise NotImplementedError
 
+    def admitted(self, request: Request) -> Any:
+        """Returns what the endpoint of a direct route gets for an admitted caller."""
+        raise NotImplementedError
+
 
 def _make_parsers(state: AppState) -> CapacityLimiter:
     return CapacityLimiter(PARSERS)
@@ -214,14 +219,15 @@ class Route(APIRoute):
                 await run_in_threadpool(recorder.keep, response)
             return response
 
-        async def answer_once(plain: Request) -> Response:
-            if self.rule is not None:
-                await self.rule.admit(plain)
-            request = await self._read(plain)
-            response = await with_retries(request, answer)
-            return add_tag(request, response) if has_tag(self.path, request.method, response) else response
+        return partial(self.answer_with, answer)
 
-        return answer_once
+    async def answer_with(self, answer: Callable[[Request], Awaitable[Response]], plain: Request) -> Response:
+        """Admits the caller, reads the body, and returns what `answer` does, with its entity tag."""
+        if self.rule is not None:
+            await self.rule.admit(plain)
+        request = await self._read(plain)
+        response = await with_retries(request, answer)
+        return add_tag(request, response) if has_tag(self.path, request.method, response) else response
 
     @property
     def body_kind(self) -> BodyKind:
@@ -296,8 +302,8 @@ class Route(APIRoute):
 class Routes(APIRouter):
     """The routes of one feature."""
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(route_class=Route, generate_unique_id_function=operation_id, **options)
+    def __init__(self, route_class: type[Route] = Route, **options: Any) -> None:
+        super().__init__(route_class=route_class, generate_unique_id_function=operation_id, **options)
 
 
 async def with_retries(request: Request, answer: Callable[[Request], Awaitable[Response]]) -> Response:
@@ -306,7 +312,7 @@ async def with_retries(request: Request, answer: Callable[[Request], Awaitable[R
     A PUT is tried once: its body is a stream, which is gone by then.
     """
     most = 1 if request.method == "PUT" else TRIES
-    outer = request.scope[STACK]
+    outer = request.scope.get(STACK)
     try:
         for tries in count(1):
             try:

@@ -29,9 +29,9 @@ from server.identity.access_rules import (
     Device,
     Presence,
     Signature,
-    SignedWriting,
     make_presences,
     spend_ahead,
+    spending,
     spent_nonce,
 )
 from server.identity.devices.repository import DeviceReport
@@ -42,6 +42,7 @@ from server.jobs.leases.repository import LeaseRepository
 from server.jobs.leases.service import Answer, LeaseService
 from server.jobs.scheduling.matching import DeviceOffer
 from server.jobs.scheduling.repository import CHUNK, Lane, QueueRepository, noted_ready
+from server.web.direct import DirectRoute
 from server.web.openapi import raises
 from server.web.routes import Routes
 from server.web.state import AppState, GroupCommit, GroupRead, Shutdown, State
@@ -50,7 +51,7 @@ from shared.job import JobError, Progress
 from shared.protocol import Decline, Lease, LeaseRequest, LeaseState
 from shared.request_signature import RequestSignature
 
-router = Routes(prefix="/v1/leases", tags=["leases"])
+router = Routes(DirectRoute, prefix="/v1/leases", tags=["leases"])
 LEASE_SECONDS_MOST = 3600.0  # that a device may ask for
 LOOK_SECONDS = 0.1  # between two searches for jobs that another process made ready, while devices wait here
 MOST_ACQUIRED = 20  # leases that are given in one transaction, for which heartbeats wait on SQLite
@@ -432,12 +433,20 @@ async def release(principal: Device, lease_id: str, state: State, signature: Sig
     return await _process(state, principal, lease_id, Parting.RELEASE, signature)
 
 
-@router.post("/{lease_id}/decline", responses=raises(Gone))
-def decline(principal: Device, lease_id: str, declined: Decline, state: State, session: SignedWriting) -> LeaseState:
+@router.post("/{lease_id}/decline", responses=raises(Gone, ReplayedRequest))
+async def decline(
+    principal: Device, lease_id: str, declined: Decline, state: State, signature: Signature
+) -> LeaseState:
     """Declines a job whose program needs more memory than the device has.
 
     A job that allows it (`shrink`) gets a smaller recipe, and one with estimator `auto` a smaller micro-batch or
     estimator `replay`. Otherwise it waits for another device, or fails if no other device may train it. Repeating the
     request changes nothing.
     """
-    return DeclineService(session, state.settings.lease_seconds).decline(principal.device_id or "", lease_id, declined)
+
+    def write() -> LeaseState:
+        with spending(state, principal, signature) as session:
+            service = DeclineService(session, state.settings.lease_seconds)
+            return service.decline(principal.device_id or "", lease_id, declined)
+
+    return await state.write_queue.run(write)
