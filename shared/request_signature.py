@@ -37,6 +37,7 @@ NONCE = re.compile(r"[A-Za-z0-9_.~+/=-]{16,64}")
 _KEY = r"[a-z*][a-z0-9_.*-]*"
 _STRING = r'"(?:[ !#-\[\]-~]|\\["\\])*"'
 _PARAMETER = rf";({_KEY})=([0-9]{{1,15}}|{_STRING})"
+_STRINGS, _PARAMETERS = re.compile(_STRING), re.compile(_PARAMETER)
 _INPUT = re.compile(rf"({_KEY})=(\(({_STRING}(?: {_STRING})*)\)((?:{_PARAMETER})*))")
 _BYTES = re.compile(rf"({_KEY})=:([A-Za-z0-9+/]*={{0,2}}):")
 _DIGEST = re.compile(r"sha-256=:([A-Za-z0-9+/]{43}=):")
@@ -111,10 +112,10 @@ def parse_signature(headers: Mapping[str, str]) -> RequestSignature:
     if match is None:
         raise BadSignature("Signature-Input must be one signature's, as RFC 9421 serializes it")
     label, parameters, names, parameter_text = match.group(1, 2, 3, 4)
-    covered = tuple(_unquoted(name) for name in re.findall(_STRING, names))
+    covered = tuple(_unquoted(name) for name in _STRINGS.findall(names))
     if sorted(covered) != sorted(COMPONENTS):
         raise BadSignature(f"the signature must cover {', '.join(COMPONENTS)}, each once, and nothing else")
-    pairs = re.findall(_PARAMETER, parameter_text)
+    pairs = _PARAMETERS.findall(parameter_text)
     values = dict(pairs)
     if len(values) != len(pairs) or set(values) != {"created", "nonce", "keyid", "alg"}:
         raise BadSignature("the signature must have created, nonce, keyid and alg, each once, and nothing else")
@@ -183,4 +184,6 @@ def _signature_bytes(text: str, label: str) -> bytes:
 
 
 def _unquoted(text: str) -> str:
-    return re.sub(r"\\(.)", r"\1", text[1:-1]) if text.startswith('"') else text
+    if not text.startswith('"'):
+        return text
+    return re.sub(r"\\(.)", r"\1", text[1:-1]) if "\\" in text else text[1:-1]

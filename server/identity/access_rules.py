@@ -359,16 +359,19 @@ class PresenceLog:
     """When this process last wrote each device. Use it only in the thread of the event loop."""
 
     def __init__(self) -> None:
-        self._noted: dict[str, tuple[float, DeviceReport | None]] = {}
+        # By device: when, what lasts of its report, and that report.
+        self._noted: dict[str, tuple[float, DeviceReport | None, DeviceReport | None]] = {}
 
     def due(self, presence: Presence) -> bool:
         """Whether this presence is due to be written; if so, it counts as written."""
         now = time.monotonic()
-        at, report = self._noted.get(presence.device_id, (-NOTE_SECONDS, None))
-        lasting = None if presence.report is None else presence.report.lasting()
-        if now - at < NOTE_SECONDS and lasting in (None, report):
+        at, noted, report = self._noted.get(presence.device_id, (-NOTE_SECONDS, None, None))
+        lasting = noted
+        if presence.report not in (None, report):
+            report, lasting = presence.report, presence.report.lasting()
+        if now - at < NOTE_SECONDS and lasting == noted:
             return False
-        self._noted[presence.device_id] = now, lasting or report
+        self._noted[presence.device_id] = now, lasting, report
         return True
 
 

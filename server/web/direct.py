@@ -55,7 +55,7 @@ class DirectRoute(Route):
             raise TypeError(f"{path}: a direct route takes JSON or nothing, and answers with JSON")
         if any(field.field_info.annotation is not str for field in self.dependant.path_params):
             raise TypeError(f"{path}: a direct route's path has strings only")
-        self._value_type = TypeAdapter[Any](self.body_field.field_info.annotation if self.body_field else Any)
+        self._value_type = TypeAdapter[Any]((self.body_field and self.body_field.field_info.annotation) or Any)
         self._value_name = next((field.name for field in self.dependant.body_params), "")
         self._answer_type = TypeAdapter[Any](self.response_model)
         self._steps: list[_Step | Rule] = []  # in order; each has its place
@@ -65,18 +65,19 @@ class DirectRoute(Route):
         self._endpoint = self._step(self.dependant, places)
 
     def _add(self, dependant: Dependant, places: dict[Any, int]) -> None:
-        if dependant.call in places:
+        call: Any = dependant.call
+        if call in places:
             return
         step: _Step | Rule
-        if isinstance(dependant.call, Rule):
-            step = dependant.call
+        if isinstance(call, Rule):
+            step = call
         else:
             for child in dependant.dependencies:
                 self._add(child, places)
             if dependant.path_params or dependant.body_params:
                 raise TypeError(f"{self.path}: a direct route's dependency takes only the request and other results")
             step = self._step(dependant, places)
-        places[dependant.call] = len(self._steps)
+        places[call] = len(self._steps)
         self._steps.append(step)
 
     def _step(self, dependant: Dependant, places: dict[Any, int]) -> _Step:

@@ -25,7 +25,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.process_collector import ProcessCollector
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -48,6 +48,8 @@ _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"
 NO_ROUTE = "none"
 UNANSWERED = 499  # the client disconnected, or the server was stopped
 REQUEST_ID = "X-Request-Id"
+_ID_NAME = REQUEST_ID.lower().encode()
+_OURS = (_ID_NAME, b"x-content-type-options")
 SLOWEST = 4096  # bytes a second that a body must bring, once its first seconds are over
 _GOOD_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
@@ -260,12 +262,13 @@ class Meter:
 
 def _finish(message: Message, method: str, request_id: str) -> None:
     """Adds the headers that every response has."""
-    headers = MutableHeaders(scope=message)
-    headers[REQUEST_ID] = request_id
+    headers = [(name, value) for name, value in message.get("headers", ()) if name not in _OURS]
+    headers += [(_ID_NAME, request_id.encode()), (b"x-content-type-options", b"nosniff")]
     reads = method in ("GET", "HEAD") and message["status"] < HTTPStatus.BAD_REQUEST
-    headers["X-Content-Type-Options"] = "nosniff"
     # The response to a POST may contain a token. What a GET returns is private, and its ETag says if it is current.
-    headers.setdefault("Cache-Control", "private, no-cache" if reads else "no-store")
+    if all(name != b"cache-control" for name, _ in headers):
+        headers.append((b"cache-control", b"private, no-cache" if reads else b"no-store"))
+    message["headers"] = headers
 
 
 def _check_address(scope: Scope) -> None:
@@ -308,6 +311,7 @@ class Envelope:
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self._app = app
         self._seconds = settings.body_seconds
+        self._log = _log.bind()  # once, and not for each request
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handles one request."""
@@ -341,7 +345,7 @@ class Envelope:
                     raise
                 await problem_response(MobizoError(), Request(scope))(scope, receive, send_finished)
             finally:
-                _log.info(
+                self._log.info(
                     "request",
                     method=scope["method"],
                     path=scope["path"],

@@ -190,9 +190,9 @@ class Group(Generic[Work, Answer]):
     Use it only in the thread of the event loop.
     """
 
-    def __init__(self, most: int = MOST_IN_GROUP) -> None:
-        """most: items in one group."""
-        self._most = most
+    def __init__(self, most: int = MOST_IN_GROUP, pause_seconds: float = 0.0) -> None:
+        """most: items in one group. pause_seconds: between two groups, so that those that come singly share one."""
+        self._most, self._pause_seconds = most, pause_seconds
         self._waiting: list[tuple[Work, asyncio.Future[Answer]]] = []
         self._task: asyncio.Task[None] | None = None
 
@@ -209,6 +209,8 @@ class Group(Generic[Work, Answer]):
             while self._waiting:
                 group, self._waiting = self._waiting[: self._most], self._waiting[self._most :]
                 await self._answer(group)
+                if self._pause_seconds:
+                    await asyncio.sleep(self._pause_seconds)
         finally:
             self._task = None
 
@@ -267,14 +269,21 @@ class GroupRead(Group[Work, Answer]):
     """Groups reads of one kind. Use it only in the thread of the event loop."""
 
     def __init__(
-        self, database: Database, read: Callable[[Session, Sequence[Work]], Sequence[Answer | Exception]]
+        self,
+        database: Database,
+        read: Callable[[Session, Sequence[Work]], Sequence[Answer | Exception]],
+        pause_seconds: float = 0.0,
     ) -> None:
-        """read: reads several items and returns a result, or an exception, for each."""
-        super().__init__()
+        """read: reads several items and returns a result, or an exception, for each.
+
+        pause_seconds: between two groups.
+        """
+        super().__init__(pause_seconds=pause_seconds)
         self._database, self._read = database, read
 
     async def _run(self, work: Sequence[Work]) -> Sequence[Answer | Exception]:
-        return await run_in_threadpool(self._query, work)
+        # Without what `run_in_threadpool` does for requests that are cancelled: groups are not.
+        return await asyncio.get_running_loop().run_in_executor(None, self._query, work)
 
     def _query(self, work: Sequence[Work]) -> Sequence[Answer | Exception]:
         with self._database.autocommit() as session:
