@@ -16,7 +16,7 @@ from typing import Any
 from fastapi import Request, Response
 from fastapi.dependencies.models import Dependant
 from fastapi.exceptions import RequestValidationError
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -51,13 +51,16 @@ class DirectRoute(Route):
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
         """Raises TypeError if the endpoint or a dependency takes anything else."""
         super().__init__(path, endpoint, **options)
-        if self.response_model is None or (self.body_field is not None and not self.takes_json):
-            raise TypeError(f"{path}: a direct route takes JSON or nothing, and answers with JSON")
+        model = self.response_model
+        if not (isinstance(model, type) and issubclass(model, BaseModel)):
+            raise TypeError(f"{path}: a direct route answers with a model")
+        if self.body_field is not None and not self.takes_json:
+            raise TypeError(f"{path}: a direct route takes JSON or nothing")
         if any(field.field_info.annotation is not str for field in self.dependant.path_params):
             raise TypeError(f"{path}: a direct route's path has strings only")
         self._value_type = TypeAdapter[Any]((self.body_field and self.body_field.field_info.annotation) or Any)
         self._value_name = next((field.name for field in self.dependant.body_params), "")
-        self._answer_type = TypeAdapter[Any](self.response_model)
+        self._model: type[BaseModel] = model
         self._steps: list[_Step | Rule] = []  # in order; each has its place
         places: dict[Any, int] = {}  # by call
         for child in self.dependant.dependencies:
@@ -108,7 +111,9 @@ class DirectRoute(Route):
         answer = await self._endpoint.run(request, results, **others)
         if isinstance(answer, Response):
             return answer
-        body = self._answer_type.dump_json(self._answer_type.validate_python(answer), by_alias=True)
+        if not isinstance(answer, self._model):
+            raise TypeError(f"{self.path} answers {type(answer).__name__}, not {self._model.__name__}")
+        body = answer.model_dump_json(by_alias=True).encode()
         return Response(body, self.status_code or 200, media_type="application/json")
 
     def _value(self, request: Request) -> Any:

@@ -150,7 +150,7 @@ class LongPoll:
         else:
             self._new.append(waiter)
             self._arrived.set()
-        if self._task is None or self._task.done():
+        if not waiter.woken.done() and (self._task is None or self._task.done()):
             self._task = asyncio.create_task(self._keep_polling())
         try:
             yield waiter
@@ -169,6 +169,8 @@ class LongPoll:
 
         Waits for at least one poll, however short the time. Raises the error of that poll.
         """
+        if waiter.woken.done():
+            return waiter.woken.result() is not None
         until = asyncio.get_running_loop().time() + seconds
         await waiter.polled
         try:
@@ -405,10 +407,10 @@ async def acquire(
     with state.meters.part(make_polls_gauge).track_inprogress():
         while lease is None:
             async with long_poll.waiting(offer, arrival) as waiter:
-                arrival = None
+                arrival, at_once = None, waiter.woken.done()
                 woken = await long_poll.woken(waiter, deadline - time.monotonic())
                 # A server that stops grants no job, because its answer may not reach the device.
-                if not woken or await request.is_disconnected():
+                if not woken or (not at_once and await request.is_disconnected()):
                     return Response(status_code=204)
                 lease, offer = await state.get(make_acquisitions).add(poll)
     return lease
