@@ -17,7 +17,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Mapped, Session, mapped_column
 from sqlalchemy.types import TypeDecorator
 
-from server.database.columns import Moment, Numbered, Table, new_id, utc_now, word
+from server.database.columns import Moment, Numbered, OneOf, Table, new_id, utc_now, word
 from server.database.database import Database, read_columns
 from server.database.paging import PageRequest, PageRows, page_of
 from server.identity.devices.repository import Device
@@ -116,7 +116,7 @@ HOLDERS = (
     .join(Tenant, Tenant.name == Token.tenant)
     .join(User, User.id == Token.user_id, isouter=True)
     .join(Device, Device.id == Token.device_id, isouter=True)
-    .where(Token.digest.in_(bindparam("digests", expanding=True)))
+    .where(OneOf(Token.digest, "digests"))
 )
 
 

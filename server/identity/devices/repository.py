@@ -13,7 +13,7 @@ from sqlalchemy.dialects.postgresql import insert as insert_postgresql
 from sqlalchemy.dialects.sqlite import insert as insert_sqlite
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
-from server.database.columns import Document, Moment, Numbered, Table, utc_now
+from server.database.columns import Document, Moment, Numbered, OneOf, Table, utc_now
 from server.database.database import add_if_absent, locked, read_columns
 from server.database.paging import PageRequest, PageRows, page_of
 from shared.capabilities import Capabilities, Labels
@@ -129,11 +129,7 @@ def is_cooling_down(until: datetime | None) -> bool:
 
 # Built once, because every request for a job executes it.
 _USERS = select(DeviceUser.user).where(DeviceUser.device_id == bindparam("device_id"))
-_USERS_OF = (
-    select(DeviceUser.device_id, DeviceUser.user)
-    .where(DeviceUser.device_id.in_(bindparam("device_ids", expanding=True)))
-    .order_by(DeviceUser.user)
-)
+_USERS_OF = select(DeviceUser.device_id, DeviceUser.user).where(OneOf(DeviceUser.device_id, "device_ids"))
 
 _PRESENT = (
     update(Device.__table__)  # type: ignore[arg-type]  # it is a table
@@ -233,7 +229,7 @@ class BindingRepository:
         users: dict[str, list[str]] = {device_id: [] for device_id in device_ids}
         for row in read_columns(self._session, _USERS_OF, {"device_ids": list(users)}):
             users[row.device_id].append(row.user)
-        return users
+        return {device_id: sorted(of_device) for device_id, of_device in users.items()}
 
     def bound(self, device_id: str, user: str) -> bool:
         """Returns whether a user is bound to a device."""

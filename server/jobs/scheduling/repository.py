@@ -13,13 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import (
-    ColumnElement,
     ForeignKey,
     Index,
-    Select,
     String,
     Text,
-    any_,
     bindparam,
     case,
     exists,
@@ -27,12 +24,11 @@ from sqlalchemy import (
     or_,
     select,
 )
-from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.dialects.postgresql import insert as insert_postgresql
 from sqlalchemy.dialects.sqlite import insert as insert_sqlite
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
-from server.database.columns import Numbered, Table
+from server.database.columns import Numbered, OneOf, Table
 from server.database.database import locked, read_columns
 from server.jobs.repository import Job
 from server.jobs.scheduling.matching import DeviceOffer, Needs, can_run, parse_needs
@@ -126,25 +122,16 @@ _COLUMNS = (
 _WAITS = Job.lane_number == StoredLane.number
 
 
-def _ready_of(users: ColumnElement[bool]) -> Select[Any]:
-    waiting = select(func.count()).where(_WAITS).correlate(StoredLane).scalar_subquery().label("waiting")
-    return (
-        select(*_COLUMNS, waiting)
-        .where(
-            StoredLane.tenant == bindparam("tenant"),
-            users,
-            exists(select(Job.number).where(_WAITS).correlate(StoredLane)),
-        )
-        .order_by(StoredLane.priority.desc(), StoredLane.number)
+# Built once, because it is executed several times a second.
+_READY = (
+    select(*_COLUMNS, select(func.count()).where(_WAITS).correlate(StoredLane).scalar_subquery().label("waiting"))
+    .where(
+        StoredLane.tenant == bindparam("tenant"),
+        OneOf(StoredLane.user, "users"),
+        exists(select(Job.number).where(_WAITS).correlate(StoredLane)),
     )
-
-
-# Built once, because they are executed several times a second. On PostgreSQL the users are one parameter: the driver
-# takes several milliseconds for a statement with hundreds.
-_READY = {
-    "sqlite": _ready_of(StoredLane.user.in_(bindparam("users", expanding=True))),
-    "postgresql": _ready_of(StoredLane.user == any_(bindparam("users", type_=ARRAY(String)))),
-}
+    .order_by(StoredLane.priority.desc(), StoredLane.number)
+)
 _FIRST = select(Job.number).where(_WAITS).order_by(Job.start_tag, Job.number).limit(1).correlate(StoredLane)
 _START_TAG = select(Job.start_tag).where(_WAITS).order_by(Job.start_tag, Job.number).limit(1).correlate(StoredLane)
 # Built once, because it is executed for each lease. The index `ix_jobs_lane` alone answers each of its subqueries.
@@ -152,11 +139,11 @@ _HEADS = select(
     *_COLUMNS, _FIRST.scalar_subquery().label("job_number"), _START_TAG.scalar_subquery().label("start_tag")
 ).where(
     StoredLane.tenant == bindparam("tenant"),
-    StoredLane.user.in_(bindparam("users", expanding=True)),
-    StoredLane.dataset.in_(bindparam("datasets", expanding=True)),
+    OneOf(StoredLane.user, "users"),
+    OneOf(StoredLane.dataset, "datasets"),
     or_(
         StoredLane.only_device_id.is_(None),
-        StoredLane.only_device_id.in_(bindparam("device_ids", expanding=True)),
+        OneOf(StoredLane.only_device_id, "device_ids"),
     ),
     exists(select(Job.number).where(_WAITS).correlate(StoredLane)),
 )
@@ -234,8 +221,7 @@ class QueueRepository:
 
     def ready(self, tenant: str, users: Collection[str]) -> list[tuple[Lane, int]]:
         """Returns the lanes of users in which jobs wait, the next lane first, with the numbers of these jobs."""
-        statement = _READY[self._session.get_bind().dialect.name]
-        rows = read_columns(self._session, statement, {"tenant": tenant, "users": list(users)})
+        rows = read_columns(self._session, _READY, {"tenant": tenant, "users": list(users)})
         return [(_lane(row), row.waiting) for row in rows]
 
     def ahead(self, job: Job, most: int) -> int:
