@@ -18,6 +18,7 @@ from server.database.columns import utc_now
 from server.database.database import Database
 from server.database.paging import PageRequest
 from server.database.schema import upgrade
+from server.jobs.leases.giving import LeaseGiving
 from server.jobs.leases.repository import JobLease, LeaseRepository
 from server.jobs.leases.service import LeaseService
 from server.jobs.repository import JobFilter, JobRepository
@@ -101,7 +102,7 @@ def _list(filters: JobFilter, number: int) -> Query:
 
 def _offer(session: Session, device: int, lock: bool) -> DeviceOffer:
     request = LeaseRequest(datasets=list(datasets_of(device)))
-    return LeaseService(session, LEASE_SECONDS).offer(tenant_of(device), device_id(device), request, lock)
+    return LeaseGiving(session, LEASE_SECONDS).offer(tenant_of(device), device_id(device), request, lock)
 
 
 def _poll(session: Session, device: int) -> object:
@@ -111,7 +112,7 @@ def _poll(session: Session, device: int) -> object:
 
 
 def _acquire(session: Session, device: int) -> None:
-    if LeaseService(session, LEASE_SECONDS).acquire(_offer(session, device, lock=True)) is None:
+    if LeaseGiving(session, LEASE_SECONDS).acquire(_offer(session, device, lock=True)) is None:
         raise RuntimeError(f"device {device} got no job")
 
 

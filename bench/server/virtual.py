@@ -26,7 +26,7 @@ CAPABILITIES = {"backends": ["xnnpack", "portable"], "engines": ["native"], "exe
 REPORT = {"datasets": [DATASET], "memory_bytes": 2_000_000_000, "capabilities": CAPABILITIES}
 STEPS = 1_000_000
 
-Kind = Literal["poll", "acquire", "heartbeat", "leave", "release", "round"]
+Kind = Literal["connect", "poll", "acquire", "heartbeat", "leave", "release", "round"]
 
 
 class FleetSettings(BaseModel):
@@ -89,7 +89,16 @@ class Device:
         return None
 
     async def send_request(self, kind: Kind, wait_seconds: float) -> str | None:
-        """Sends one request of a kind. Returns an error message, or None if the response is as expected."""
+        """Sends one request of a kind. Returns an error message, or None if the response is as expected.
+
+        connect: over a new connection, the smallest request there is.
+        """
+        if kind == "connect":
+            if self._connection is not None:
+                self._connection[1].close()
+                self._connection = None
+            status, content = await self._request("GET", "/healthz", b"")
+            return None if status == 200 else f"{kind}: {status} {content[:300]!r}"
         path, body, expected = f"/v1/leases/{self._lease}/{kind}", {}, 200
         if kind in ("poll", "acquire"):
             path, body = "/v1/leases", REPORT | {"wait_seconds": wait_seconds}

@@ -107,7 +107,7 @@ class DirectRoute(Route):
             results.append(step.admitted(request) if isinstance(step, Rule) else await step.run(request, results))
         others: dict[str, Any] = dict(request.path_params)
         if self.body_field is not None:
-            others[self._value_name] = self._value(request)
+            others[self._value_name] = await self._value(request)
         answer = await self._endpoint.run(request, results, **others)
         if isinstance(answer, Response):
             return answer
@@ -116,12 +116,12 @@ class DirectRoute(Route):
         body = answer.model_dump_json(by_alias=True).encode()
         return Response(body, self.status_code or 200, media_type="application/json")
 
-    def _value(self, request: Request) -> Any:
+    async def _value(self, request: Request) -> Any:
         value = request.value if isinstance(request, JsonRequest) else None
-        if value is None:
+        if value is None and not await request.body():
             raise RequestValidationError([_MISSING])
         try:
-            return self._value_type.validate_python(value)
+            return self._value_type.validate_python(value, from_attributes=True)
         except ValidationError as error:
             errors = [{**each, "loc": ("body", *each["loc"])} for each in error.errors(include_url=False)]
             raise RequestValidationError(errors) from error

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from sqlalchemy import select
 
-from server.jobs.leases.endpoints import make_long_poll
+from server.jobs.leases.long_poll import make_long_poll
 from server.jobs.repository import Job, JobEvent
 from tests.postgres import Postgres
 from tests.server.conftest import BOTH, assert_problem, copy_home, fill, home_of

@@ -15,6 +15,7 @@ from server.database.columns import utc_now
 from server.database.database import Database
 from server.database.paging import PageRequest
 from server.database.schema import upgrade
+from server.jobs.leases.giving import LeaseGiving
 from server.jobs.leases.messages import JobPoll, Message, Parting
 from server.jobs.leases.repository import LeaseRepository
 from server.jobs.leases.service import LeaseService
@@ -118,7 +119,7 @@ def test_a_list_is_read_from_one_index_alone_and_in_its_order(database, before, 
 
 def ask(session, number, lock=False):
     request = LeaseRequest(datasets=list(datasets_of(number)))
-    return LeaseService(session, 120).offer(tenant_of(number), device_id(number), request, lock)
+    return LeaseGiving(session, 120).offer(tenant_of(number), device_id(number), request, lock)
 
 
 def test_looking_for_work_reads_jobs_and_leases_by_indexes_alone(database):
@@ -149,7 +150,7 @@ def test_looking_for_all_who_wait_counts_jobs_by_an_index_alone(database):
 @pytest.mark.parametrize("number", [BUSY, IDLE], ids=["with a lease", "without"])
 def test_a_lease_is_given_by_indexes(database, number):
     with plans(database) as query_plans, database.writing() as session:
-        assert LeaseService(session, 120).acquire(ask(session, number, lock=True)) is not None
+        assert LeaseGiving(session, 120).acquire(ask(session, number, lock=True)) is not None
         session.rollback()  # the jobs stay as they are for the next test
     assert_by_index(query_plans)
 
@@ -158,7 +159,7 @@ def test_a_lease_is_kept_and_ended_by_indexes(database):
     progress = Progress(phase="training", step=2, steps=150)
     with plans(database) as query_plans, database.writing() as session:
         service = LeaseService(session, 120)
-        lease = service.acquire(ask(session, BUSY, lock=True))
+        lease = LeaseGiving(session, 120).acquire(ask(session, BUSY, lock=True))
         service.heartbeat(device_id(BUSY), lease.id, progress)
         service.release(device_id(BUSY), lease.id)
         session.rollback()
@@ -174,10 +175,10 @@ def test_leases_of_many_devices_share_statements(database):
     polls = [poll(number) for number in range(IDLE, IDLE + MANY)]
     with counting(database) as alone, database.writing() as session:
         for each in polls:
-            LeaseService(session, 120).acquire_each([each])
+            LeaseGiving(session, 120).acquire_each([each])
         session.rollback()
     with counting(database) as together, database.writing() as session:
-        answers = LeaseService(session, 120).acquire_each([*polls, polls[0]])
+        answers = LeaseGiving(session, 120).acquire_each([*polls, polls[0]])
         session.rollback()
     jobs = [lease.job.id for lease, _ in answers]
     assert len(set(jobs)) == MANY
@@ -192,7 +193,7 @@ def test_messages_of_many_devices_share_statements(database, releases):
         service = LeaseService(session, 120)
         # The first time, jobs that are given back need new lanes.
         for step in range(2):
-            leases = [lease for lease, _ in service.acquire_each(polls)]
+            leases = [lease for lease, _ in LeaseGiving(session, 120).acquire_each(polls)]
             says = Parting.RELEASE if releases else Progress(phase="training", step=step, steps=150)
             messages = [Message(each.device_id, lease.id, says) for each, lease in zip(polls, leases, strict=True)]
             session.flush()

@@ -1,0 +1,214 @@
+"""Giving jobs to devices: one service of one writing transaction, for one device or for many together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlalchemy.orm import Session
+
+from server.database.columns import new_id, utc_now
+from server.identity.devices.repository import BindingRepository, is_cooling_down
+from server.identity.tokens import REVOKED
+from server.jobs.leases.messages import JobPoll
+from server.jobs.leases.repository import DeviceStatus, JobLease, LeaseRepository
+from server.jobs.leases.service import LEASE_ATTEMPTS, LeaseService
+from server.jobs.repository import Job, JobRepository
+from server.jobs.scheduling.matching import DeviceOffer
+from server.jobs.scheduling.repository import Head, QueueRepository
+from server.jobs.service import ROUND_TASK, WARM_STARTS, JobLifecycle, subscribers
+from shared.errors import BudgetExceeded, StartDeleted, Unauthorized
+from shared.job import JobError, JobState
+from shared.protocol import Lease, LeaseRequest
+from shared.registry import SignedAdapter
+
+Answer = tuple[Lease | None, DeviceOffer]  # a lease if there is a job for the device, and its current offer
+
+
+class LeaseGiving:
+    """Gives leases in one writing transaction. `LeaseService` keeps and ends them."""
+
+    def __init__(self, session: Session, lease_seconds: float, lease_attempts: int = LEASE_ATTEMPTS) -> None:
+        """lease_seconds: default duration of a lease. lease_attempts: a job fails after this many expired leases."""
+        self._session = session
+        self._keeping = LeaseService(session, lease_seconds, lease_attempts)
+        self._leases = LeaseRepository(session)
+        self._jobs = JobRepository(session)
+        self._bindings = BindingRepository(session)
+        self._queue = QueueRepository(session)
+        self._lifecycle = JobLifecycle(session)
+        self._subscribers = subscribers(session)
+
+    def offer(self, tenant: str, device_id: str, request: LeaseRequest, lock: bool = False) -> DeviceOffer:
+        """Returns the offer of a device, with everything that decides which jobs it may get.
+
+        lock: locks the device until the transaction ends, so that two concurrent requests get the same job. Raises
+        Unauthorized if the device was revoked.
+        """
+        result = self.offers([JobPoll(tenant, device_id, request)], lock)[0]
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    def offers(self, polls: Sequence[JobPoll], lock: bool = False) -> list[DeviceOffer | Exception]:
+        """Returns the offer of each device, or the error that `offer` raises for it. lock: locks all devices."""
+        device_ids = {poll.device_id for poll in polls}
+        if lock:
+            self._leases.lock_devices(device_ids)
+        statuses, users = self._leases.statuses(device_ids), self._bindings.users_of(device_ids)
+        return [self._offer(poll, statuses[poll.device_id], users[poll.device_id]) for poll in polls]
+
+    def _offer(self, poll: JobPoll, status: DeviceStatus, users: Sequence[str]) -> DeviceOffer | Exception:
+        tenant, device_id, request = poll.tenant, poll.device_id, poll.request
+        if status.revoked_at is not None:
+            # The device was revoked while its request waited for a job.
+            return Unauthorized(REVOKED)
+        declined = self._leases.declined(device_id, request.memory_bytes, utc_now()) if status.has_declined else ()
+        datasets = frozenset(request.datasets)
+        return DeviceOffer(
+            tenant,
+            device_id,
+            frozenset(users),
+            datasets,
+            request.memory_bytes,
+            request.capabilities,
+            status.labels,
+            frozenset(declined),
+            cooling_down=is_cooling_down(status.cooldown_until),
+            may_hold=status.had_lease and self._leases.may_hold(device_id, datasets),
+        )
+
+    def acquire_each(self, polls: Sequence[JobPoll]) -> list[Answer | Exception]:
+        """Leases a job to each of several devices; the answer to a revoked device is its exception.
+
+        Reads and writes for all devices together, because a lease of its own costs a dozen statements.
+        """
+        offers = self.offers(polls, lock=True)
+        firsts: dict[str, tuple[DeviceOffer, float | None]] = {}
+        for poll, offer in zip(polls, offers, strict=True):
+            if isinstance(offer, DeviceOffer):
+                firsts.setdefault(poll.device_id, (offer, poll.seconds))
+        leases = dict(zip(firsts, self._acquire(list(firsts.values())), strict=True))
+        answers: list[Answer | Exception] = []
+        for poll, offer in zip(polls, offers, strict=True):
+            if isinstance(offer, Exception):
+                answers.append(offer)
+            elif firsts[poll.device_id][0] is offer:
+                answers.append((leases[poll.device_id], offer))
+            else:
+                # Of two requests of a device, the later one finds the lease that the earlier one got.
+                again = self.offers([poll])[0]
+                answers.append(again if isinstance(again, Exception) else (self.acquire(again, poll.seconds), again))
+        return answers
+
+    def acquire(self, offer: DeviceOffer, seconds: float | None = None) -> Lease | None:
+        """Leases a job to a device: the one it has, else the one it had, else the first in the queue that it may train.
+
+        offer: read in this transaction, with the device locked. seconds: duration of the lease without a heartbeat;
+        None: the server's setting.
+        """
+        return self._acquire([(offer, seconds)])[0]
+
+    def _acquire(self, asked: Sequence[tuple[DeviceOffer, float | None]]) -> list[Lease | None]:
+        """Does what `acquire` does, for different devices."""
+        # The jobs too, which the session itself would forget.
+        taken: dict[str, tuple[JobLease, Job]] = {}  # by device
+        held = [(offer, seconds) for offer, seconds in asked if offer.may_hold]
+        for offer, _ in held:
+            lease = self._leases.live(offer.device_id, offer.datasets)
+            if lease is not None:
+                taken[offer.device_id] = lease, self._jobs.by_number(lease.job_number)
+        if len(taken) < len(asked):
+            self._keeping.take_back_overdue()
+        for offer, _ in held:
+            if offer.device_id in taken:
+                continue
+            lease = self._leases.lapsed(offer.device_id, offer.datasets)
+            if lease is not None:
+                self._keeping.revive(lease)
+                taken[offer.device_id] = lease, self._jobs.by_number(lease.job_number)
+        for offer, seconds in held:
+            if offer.device_id in taken:
+                lease, _ = taken[offer.device_id]
+                lease.memory_bytes, lease.seconds = offer.memory_bytes, seconds
+                self._keeping.extend(lease)
+        taken |= self._grant_each([pair for pair in asked if pair[0].device_id not in taken])
+        return [self._view(*taken[offer.device_id]) if offer.device_id in taken else None for offer, _ in asked]
+
+    def _grant_each(self, asked: Sequence[tuple[DeviceOffer, float | None]]) -> dict[str, tuple[JobLease, Job]]:
+        """Leases the next job to each device that may train one. Returns leases and jobs by device."""
+        granted: dict[str, tuple[JobLease, Job]] = {}
+        all_heads = self._queue.heads_of_each([offer for offer, _ in asked])
+        choices: dict[int, Head] = {}  # by job; a second device that would take the same one searches anew
+        for heads in all_heads:
+            for head in heads[:1]:
+                choices.setdefault(head.job_number, head)
+        jobs = self._queue.take_each(list(choices.values()))
+        start_tags: dict[str, int] = {}
+        for (offer, seconds), heads in zip(asked, all_heads, strict=True):
+            job = jobs.pop(heads[0].job_number, None) if heads else None
+            if job is not None and self._may_begin(job, offer.device_id):
+                granted[offer.device_id] = self._grant(job, offer, seconds), job
+                start_tags[offer.tenant] = max(job.start_tag, start_tags.get(offer.tenant, 0))
+        for tenant, start_tag in start_tags.items():
+            self._queue.advance(tenant, start_tag)
+        # Only now, because a search finds also jobs that this transaction has locked.
+        for (offer, seconds), heads in zip(asked, all_heads, strict=True):
+            if heads and offer.device_id not in granted and (job := self._first(offer)) is not None:
+                granted[offer.device_id] = self._grant(job, offer, seconds), job
+        return granted
+
+    def _first(self, offer: DeviceOffer) -> Job | None:
+        """Takes the first job for a device that no other transaction has locked."""
+        for head in self._queue.heads(offer):
+            job = self._queue.take(head)
+            if job is not None and self._may_begin(job, offer.device_id):
+                self._queue.advance(job.tenant, job.start_tag)
+                return job
+        return None
+
+    def _may_begin(self, job: Job, device_id: str) -> bool:
+        """Returns whether a job may begin; it fails if its start was deleted or its user's privacy budget is spent."""
+        try:
+            self._signed_start(job)
+            for subscriber in self._subscribers:
+                subscriber.begin(job, device_id)
+        except (StartDeleted, BudgetExceeded) as error:
+            reason = JobError(code=error.code, detail=error.detail)
+            self._lifecycle.move(job, JobState.FAILED, error=reason)
+            return False
+        return True
+
+    def _grant(self, job: Job, offer: DeviceOffer, seconds: float | None) -> JobLease:
+        now = utc_now()
+        lease = JobLease(
+            id=new_id("lease"),
+            job_number=job.number,
+            device_id=offer.device_id,
+            created_at=now,
+            expires_at=now,
+            memory_bytes=offer.memory_bytes,
+            seconds=seconds,
+        )
+        self._keeping.extend(lease)
+        self._leases.add(lease)
+        self._lifecycle.move(job, JobState.TRAINING, device_id=offer.device_id, progress=None)
+        return lease
+
+    def _signed_start(self, job: Job) -> SignedAdapter | None:
+        return None if job.start is None else WARM_STARTS.get()(self._session).signed(job)
+
+    def _view(self, lease: JobLease, job: Job) -> Lease:
+        manifest = self._keeping.manifest(job)
+        try:
+            start = self._signed_start(job)
+        except StartDeleted:
+            # Deleted after the job was leased. The device reports this, unless it has finished training.
+            start = None
+        return Lease(
+            id=lease.id,
+            job=job.view(),
+            manifest=manifest,
+            start=start,
+            round=None if job.round is None else ROUND_TASK.get()(self._session, job),
+            expires_at=lease.expires_at,
+        )
