@@ -190,9 +190,9 @@ class Group(Generic[Work, Answer]):
     Use it only in the thread of the event loop.
     """
 
-    def __init__(self, most: int = MOST_IN_GROUP, pause_seconds: float = 0.0) -> None:
-        """most: items in one group. pause_seconds: between two groups, so that those that come singly share one."""
-        self._most, self._pause_seconds = most, pause_seconds
+    def __init__(self, most: int = MOST_IN_GROUP) -> None:
+        """most: items in one group."""
+        self._most = most
         self._waiting: list[tuple[Work, asyncio.Future[Answer]]] = []
         self._task: asyncio.Task[None] | None = None
 
@@ -209,8 +209,6 @@ class Group(Generic[Work, Answer]):
             while self._waiting:
                 group, self._waiting = self._waiting[: self._most], self._waiting[self._most :]
                 await self._answer(group)
-                if self._pause_seconds:
-                    await asyncio.sleep(self._pause_seconds)
         finally:
             self._task = None
 
@@ -269,16 +267,10 @@ class GroupRead(Group[Work, Answer]):
     """Groups reads of one kind. Use it only in the thread of the event loop."""
 
     def __init__(
-        self,
-        database: Database,
-        read: Callable[[Session, Sequence[Work]], Sequence[Answer | Exception]],
-        pause_seconds: float = 0.0,
+        self, database: Database, read: Callable[[Session, Sequence[Work]], Sequence[Answer | Exception]]
     ) -> None:
-        """read: reads several items and returns a result, or an exception, for each.
-
-        pause_seconds: between two groups.
-        """
-        super().__init__(pause_seconds=pause_seconds)
+        """read: reads several items and returns a result, or an exception, for each."""
+        super().__init__()
         self._database, self._read = database, read
 
     async def _run(self, work: Sequence[Work]) -> Sequence[Answer | Exception]:

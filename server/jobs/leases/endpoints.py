@@ -37,8 +37,6 @@ from shared.request_signature import RequestSignature
 
 router = Routes(DirectRoute, prefix="/v1/leases", tags=["leases"])
 LEASE_SECONDS_MOST = 3600.0  # that a device may ask for
-PATIENT_SECONDS = 2.0  # that a device waits for a job at least, so that its arrival may be read a moment later
-ARRIVAL_SECONDS = 0.05  # between two reads of such devices
 MOST_ACQUIRED = 20  # leases that are given in one transaction, for which heartbeats wait on SQLite
 
 
@@ -77,7 +75,7 @@ def make_polls_gauge(registry: CollectorRegistry) -> Gauge:
     return Gauge("mobizo_polls_open", "Devices that wait here for a job", registry=registry)
 
 
-def make_arrivals(state: AppState, pause_seconds: float = 0.0) -> GroupRead[JobPoll, Arrival]:
+def make_arrivals(state: AppState) -> GroupRead[JobPoll, Arrival]:
     """Makes the reads of what decides which jobs a device may get, and of the jobs that are ready."""
     long_poll = state.get(make_long_poll)
 
@@ -86,12 +84,7 @@ def make_arrivals(state: AppState, pause_seconds: float = 0.0) -> GroupRead[JobP
         offers = LeaseGiving(session, state.settings.lease_seconds).offers(polls)
         return long_poll.arrivals(session, offers, changes)
 
-    return GroupRead(state.database, read, pause_seconds)
-
-
-def make_patient_arrivals(state: AppState) -> GroupRead[JobPoll, Arrival]:
-    """Makes the reads for devices that wait for seconds: they come singly, and cost a third less if they share one."""
-    return make_arrivals(state, ARRIVAL_SECONDS)
+    return GroupRead(state.database, read)
 
 
 def make_acquisitions(state: AppState) -> GroupCommit[JobPoll, Answer]:
@@ -125,8 +118,7 @@ async def acquire(
     poll = JobPoll(principal.tenant, principal.device_id or "", lease_request, seconds)
     long_poll = state.get(make_long_poll)
     long_poll.listen()
-    is_patient = lease_request.wait_seconds >= PATIENT_SECONDS
-    found = await state.get(make_patient_arrivals if is_patient else make_arrivals).add(poll)
+    found = await state.get(make_arrivals).add(poll)
     offer, arrival = found.offer, None if found.offer.may_hold else found
     if offer.may_hold:
         lease, offer = await state.get(make_acquisitions).add(poll)
