@@ -21,15 +21,11 @@ A device's request may also be signed, and then counts once:
 
 The body of these is whole in memory by then and is held against its digest. One that is read in pieces is the route's
 to hold against it (`ResultSignature`, `spending`).
-
-`Presences` writes when devices were last seen and what they reported: about once a minute for each device, many in one
-transaction. A crash loses at most the last minute, which devices report again with their next request for a job.
 """
 
 from __future__ import annotations
 
 import hashlib
-import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -42,12 +38,12 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from sqlalchemy.orm import Session
 
 from server.database.columns import utc_now
-from server.identity.devices.repository import DeviceReport, DeviceRepository, NonceRepository, SpentNonce
+from server.identity.devices.repository import NonceRepository, SpentNonce
 from server.identity.tokens import Principal, TokenService, make_last_used, token_digest
 from server.settings import Settings
 from server.web.openapi import may_raise
 from server.web.routes import Rule
-from server.web.state import AppState, GroupCommit, GroupRead, RateLimit, State, address_of
+from server.web.state import AppState, GroupRead, RateLimit, State, address_of
 from shared.access import Role, Scope
 from shared.errors import (
     BadSignature,
@@ -66,7 +62,6 @@ from shared.request_signature import RequestSignature, is_signed, parse_signatur
 from shared.signing import parse_public
 
 Kind = Literal["results", "all"]  # the setting from which on such a request must be signed
-NOTE_SECONDS = 60.0  # between two writes of one device
 SKEW_SECONDS = 300  # that a signature's time may differ from this server's
 SMALL_BYTES = 1 << 16  # hashed without a thread
 MISMATCH = "the body is not what its Content-Digest says; it was changed on the way, and nothing of it was kept"
@@ -345,57 +340,3 @@ async def _writing(principal: Device, state: State, signature: Signature) -> Asy
 
 
 SignedWriting = Annotated[Session, Depends(_writing, scope="function")]
-
-
-@dataclass(frozen=True)
-class Presence:
-    """A sign of life from a device. report: what it reported about itself, if anything."""
-
-    device_id: str
-    report: DeviceReport | None = None
-
-
-class PresenceLog:
-    """When this process last wrote each device. Use it only in the thread of the event loop."""
-
-    def __init__(self) -> None:
-        # By device: when, what lasts of its report, and that report.
-        self._noted: dict[str, tuple[float, DeviceReport | None, DeviceReport | None]] = {}
-
-    def due(self, presence: Presence) -> bool:
-        """Whether this presence is due to be written; if so, it counts as written."""
-        now = time.monotonic()
-        at, noted, report = self._noted.get(presence.device_id, (-NOTE_SECONDS, None, None))
-        lasting = noted
-        if presence.report not in (None, report):
-            report, lasting = presence.report, presence.report.lasting()
-        if now - at < NOTE_SECONDS and lasting == noted:
-            return False
-        self._noted[presence.device_id] = now, lasting, report
-        return True
-
-
-def write_presences(session: Session, presences: Sequence[Presence]) -> list[None]:
-    """Writes several presences in one transaction."""
-    reports: dict[str, DeviceReport | None] = {}
-    for presence in presences:
-        reports[presence.device_id] = presence.report or reports.get(presence.device_id)
-    DeviceRepository(session).record_presences(reports, utc_now())
-    return [None] * len(presences)
-
-
-class Presences:
-    """Records that devices are online: many in one transaction, and each device about once a minute."""
-
-    def __init__(self, writes: GroupCommit[Presence, None]) -> None:
-        self._log, self._writes = PresenceLog(), writes
-
-    async def record(self, presence: Presence) -> None:
-        """Records that a device is online, unless that was recorded a moment ago."""
-        if self._log.due(presence):
-            await self._writes.add(presence)
-
-
-def make_presences(state: AppState) -> Presences:
-    """Makes the record of devices that are online, for `AppState.get`."""
-    return Presences(GroupCommit(state.database, state.write_queue, write_presences))

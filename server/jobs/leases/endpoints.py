@@ -12,13 +12,12 @@ from sqlalchemy.orm import Session
 
 from server.identity.access_rules import (
     Device,
-    Presence,
     Signature,
-    make_presences,
     spend_ahead,
     spending,
     spent_nonce,
 )
+from server.identity.devices.presence import Presence, make_presences
 from server.identity.devices.repository import DeviceReport
 from server.identity.tokens import Principal
 from server.jobs.leases.declines import DeclineService
