@@ -18,6 +18,7 @@ Noise = Literal["rademacher", "gaussian", "randn", "operator"]
 Estimator = Literal["replay", "stored", "gradient", "directional"]
 RequestedEstimator = Literal["auto", "replay", "stored", "gradient", "directional"]
 Optimizer = Literal["sgd", "momentum", "adam"]
+Perturbed = Literal["all", "answers"]
 RunPrivacy = Literal["none", "clipped"]
 Precision = Literal["fp32", "int8", "int4", "int8-weight", "int4-weight"]
 Backend = Literal["xnnpack", "portable", "torch", "qnn", "vulkan"]
@@ -36,6 +37,7 @@ PRIVATE_ESTIMATORS: tuple[Estimator, ...] = ("gradient", "directional", "replay"
 PRIVATE_BACKENDS: tuple[Backend, ...] = ("xnnpack", "portable", "torch")  # backends whose privacy sensitivity is tested
 
 DEFAULT_QUERIES: dict[Estimator, int] = {"replay": 4, "stored": 4, "gradient": 1, "directional": 256}
+ANSWER_QUERIES = 512  # default q where the answer's positions alone are perturbed
 MOST_PATH_QUERIES = 64  # q of estimators that run 2q paths at once
 MOST_QUERIES = 512
 DIRECTION_BLOCK = 1 << 21  # elements of directions that a program of estimator `directional` draws at once
@@ -94,7 +96,8 @@ class RequestedRecipe(BaseModel):
         ge=1,
         le=MOST_QUERIES,
         description=f"q: random directions per step. With estimators replay and stored, 2q paths run at once (default: "
-        f"{DEFAULT_QUERIES['replay']}, at most {MOST_PATH_QUERIES}); directional: default "
+        f"{DEFAULT_QUERIES['replay']}, at most {MOST_PATH_QUERIES}), or q paths with perturbed 'answers' (default: "
+        f"{ANSWER_QUERIES}, at least 2); directional: default "
         f"{DEFAULT_QUERIES['directional']}; gradient: always 1. null: the estimator's default",
     )
     effective_batch: int = Field(4, ge=1, le=256, description="E: examples per path")
@@ -129,6 +132,15 @@ class RequestedRecipe(BaseModel):
         exclude_if=lambda optimizer: optimizer == "adam",
         description="used only with estimators gradient and directional: sgd, momentum (0.9) or adam; adam with weight "
         "decay is AdamW; directional projects the optimizer's direction, and with privacy it is always sgd",
+    )
+    # Omitted when "all", so that the ids and signatures of older recipes stay valid.
+    perturbed: Perturbed = Field(
+        "all",
+        exclude_if=lambda perturbed: perturbed == "all",
+        description="used only with estimator replay. all: at every position, by the two paths B + eps z and B - eps z "
+        "of each direction. answers: at the positions that predict answer tokens alone; all other tokens are computed "
+        "once, with the current B, and their keys and values are shared; a direction has one path, B + eps z, whose "
+        "loss is compared with the mean of all",
     )
     precision: Precision = Field(
         "fp32", description="of frozen linear layers: int8 and int4 quantize activations too, on the fly (8da8w, 8da4w)"
@@ -166,6 +178,8 @@ class RequestedRecipe(BaseModel):
         if not isinstance(values, dict) or values.get("queries") is not None:
             return values
         estimator = values.get("estimator")
+        if values.get("perturbed") == "answers":
+            return values | {"queries": ANSWER_QUERIES}
         if isinstance(estimator, str) and estimator in DEFAULT_QUERIES:
             return values | {"queries": DEFAULT_QUERIES[estimator]}
         return values
@@ -180,11 +194,24 @@ class RequestedRecipe(BaseModel):
                 "omit noise"
             )
         one_pass = ("auto", *REVERSE_ESTIMATORS)
+        if self.perturbed == "answers":
+            return self._perturbing_answers()
         if self.estimator not in one_pass and self.queries is not None and self.queries > MOST_PATH_QUERIES:
             raise ValueError(
                 f"estimator {self.estimator!r} runs 2q paths at once and has at most {MOST_PATH_QUERIES} queries; "
-                f"estimator 'directional' has up to {MOST_QUERIES}"
+                f"estimator 'directional', and 'replay' with perturbed 'answers', have up to {MOST_QUERIES}"
             )
+        return self
+
+    def _perturbing_answers(self) -> Self:
+        if self.estimator != "replay":
+            raise ValueError(f"perturbed 'answers' needs estimator 'replay'; {self.estimator!r} has no such paths")
+        if self.backend != "xnnpack":
+            raise ValueError(f"perturbed 'answers' needs backend xnnpack; with {self.backend}, use perturbed 'all'")
+        if self.privacy == "clipped":
+            raise ValueError("perturbed 'answers' has no privacy 'clipped'; use perturbed 'all', or another estimator")
+        if self.queries is not None and self.queries < 2:
+            raise ValueError("perturbed 'answers' compares directions with their mean and needs at least 2 queries")
         return self
 
     @model_validator(mode="after")
@@ -277,8 +304,13 @@ class Recipe(RecipeSettings):
 
     @property
     def paths(self) -> int:
-        """n: the number of copies of B in one step: 2q perturbed ones, or 1 where the gradient is exact."""
-        return 1 if self.estimator in REVERSE_ESTIMATORS else 2 * self.queries
+        """n: the copies of B with which a step runs whole sequences: 2q perturbed ones, or only the current one."""
+        return 1 if self.estimator in REVERSE_ESTIMATORS or self.perturbed == "answers" else 2 * self.queries
+
+    @property
+    def answer_paths(self) -> int:
+        """The copies of B at the positions of the answer: one for each direction where they alone are perturbed."""
+        return self.queries if self.perturbed == "answers" else self.paths
 
     @property
     def keeps_optimizer(self) -> bool:

@@ -25,12 +25,12 @@ from bench.programs import (
 )
 from bench.result import notes
 from bench.training.learners import Learner, MezoProgram, ProgramLearner, torch_learner
-from bench.training.runs import Contender, Run, Split, load_or_run, new_run, train
+from bench.training.runs import Calibrated, Contender, Run, Split, load_or_run, new_run, train
 from device_agent.runtimes import use_threads
 from server.compiler import inspect_base
 from shared.canonical import sha256_hex
 from shared.recipe import Recipe
-from shared.zo.calibration import Kind, read_calibration
+from shared.zo.calibration import read_calibration
 from shared.zo.encoding import Example
 
 TARGET = 0.75
@@ -115,7 +115,7 @@ class ContenderRunner:
             settings["calibration"] = sha256_hex(self.calibration(contender.calibration).read_bytes())
         return smollm2_recipe(**settings)
 
-    def calibration(self, kind: Kind = "gradients") -> Path:
+    def calibration(self, kind: Calibrated = "gradients") -> Path:
         """Returns the calibration on product reviews; computes it if needed and writes its core-seconds beside it."""
         path = self.keep / f"calibration-{kind}.safetensors"
         if not path.exists():
@@ -123,7 +123,8 @@ class ContenderRunner:
             path.parent.mkdir(parents=True, exist_ok=True)
             command = [sys.executable, "-W", "ignore", "-m", "server.cli.main", "calibrate", *CALIBRATION]
             command += ["--base", str(model_file()), "--examples", str(self.examples)]
-            command += ["--kind", kind, "--to", str(path)]
+            command += ["--balance"] if kind == "balanced" else ["--kind", kind]
+            command += ["--to", str(path)]
             before = resource.getrusage(resource.RUSAGE_CHILDREN)
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
             after = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench.training.learners import Engine
-from bench.training.runs import Contender
+from bench.training.runs import Calibrated, Contender
 from shared.recipe import TARGETS, RecipeSettings
 from shared.training_settings import TrainingSettings
-from shared.zo.calibration import Kind
 
 BATCH = 16  # q E of the paper's experiments
 MOST_STEPS = 20_000  # the paper's
@@ -42,7 +41,7 @@ class Entry:
 
 
 def program_contender(
-    name: str, training: TrainingSettings, calibration: Kind | None = None, **recipe: Any
+    name: str, training: TrainingSettings, calibration: Calibrated | None = None, **recipe: Any
 ) -> Contender:
     """Returns a contender of one of our estimators, as a program in the agent's runtime."""
     settings = RecipeSettings(**recipe)

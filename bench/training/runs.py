@@ -22,10 +22,10 @@ from device_agent.training.data import BatchSampler
 from shared.canonical import canonical_json, sha256_hex
 from shared.recipe import Precision, RecipeSettings
 from shared.training_settings import TrainingSettings
-from shared.zo.calibration import Kind
 from shared.zo.encoding import Example
 
 Split = Literal["validation", "test"]
+Calibrated = Literal["gradients", "activations", "balanced"]  # balanced: gradients, equally large in all modules
 
 
 class Contender(BaseModel):
@@ -37,7 +37,7 @@ class Contender(BaseModel):
     engine: Engine
     recipe: RecipeSettings
     training: TrainingSettings  # steps: the maximum
-    calibration: Kind | None = None  # how A was calibrated on the product reviews; None: A is random
+    calibration: Calibrated | None = None  # how A was calibrated on the product reviews; None: A is random
     variant: Variant | None = None  # an adapter from peft instead of LoRA-FA by hooks
     vera_rank: int = 256
 

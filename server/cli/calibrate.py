@@ -36,6 +36,14 @@ def calibrate(
         ),
     ] = 16,
     examples: Annotated[int, typer.Option(min=1, help="maximum number of records")] = 200,
+    balance: Annotated[
+        bool,
+        typer.Option(
+            "--balance",
+            help="scale each linear layer's A so that gradients are equally large in all; for estimator replay, whose "
+            "steps have one rate for all",
+        ),
+    ] = False,
     loss: Annotated[str, typer.Option(help="loss for kind gradients: full or candidates")] = "full",
     sequence_length: Annotated[int, typer.Option(help="maximum tokens per example")] = 64,
     answer_length: Annotated[
@@ -62,11 +70,14 @@ def calibrate(
     if kind not in get_args(Kind):
         complaints.print(f"error: --kind: must be {' or '.join(get_args(Kind))}", style="red", markup=False)
         raise typer.Exit(2)
+    if balance and kind != "gradients":
+        complaints.print("error: --balance: needs --kind gradients", style="red", markup=False)
+        raise typer.Exit(2)
     with quiet_libraries(), _bar() as progress:
         from server.catalog.calibrations.local import calibrate_from
 
         calibration = calibrate_from(
-            *_source(base), settings, cast(Kind, kind), _task(task), data, examples, out, progress
+            *_source(base), settings, cast(Kind, kind), _task(task), data, examples, out, progress, balance=balance
         )
     figures = {
         "sha256": calibration.sha256,
@@ -77,6 +88,7 @@ def calibrate(
         "examples": calibration.metadata.examples,
         "modules": len(calibration.directions),
         "width": calibration.width,
+        "balanced": calibration.metadata.scales is not None,
         "bytes": out.stat().st_size,
         "seconds": round(time.monotonic() - began, 1),
     }

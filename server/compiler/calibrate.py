@@ -39,6 +39,8 @@ def calibrate(
     examples: Sequence[Example],
     progress: Progress | None = None,
     directory: Path | None = None,
+    *,
+    balance: bool = False,
 ) -> bytes:
     """Returns the calibration file of the base at `source`, computed from `examples` in order, E at a time.
 
@@ -46,7 +48,8 @@ def calibrate(
     gives the loss, E and S of the gradients and the base named in the file. task: name recorded in the file.
     progress: called with the name of a stage and the fraction done, 0 to 1. directory: where temporary files of hidden
     states are made, 4 hidden bytes for each token of the examples, for kind gradients once for each layer from the
-    lowest selected one on; None: the system's own.
+    lowest selected one on; None: the system's own. balance: of kind gradients, scale each module's A so that gradients
+    of B at B = 0 have the same root mean square norm over batches in all modules, that of all before.
     Memory: one layer or one table in float32, and 8 in^2 bytes for each selected module of one layer. Raises
     UnknownBase, UnreadableCheckpoint, UnsupportedModel, InvalidRecipe, or InvalidDataset if the examples span too few
     directions.
@@ -63,11 +66,12 @@ def calibrate(
         for at in range(0, len(examples), recipe.effective_batch)
     ]
     directions: dict[str, F32] = {}
+    energies: dict[str, float] = {}
 
     def take(layer: int, grams: _Grams) -> None:
         for target, gram in grams.sums.items():
             name = names[layer, target]
-            directions[name] = _leading(gram, min(recipe.rank, len(gram)), name)
+            directions[name], energies[name] = _leading(gram, min(recipe.rank, len(gram)), name)
 
     with TemporaryDirectory(prefix=".states-", dir=directory) as states:
         passes = LayerwisePasses(checkpoint, [batch.tokens for batch in batches], Path(states))
@@ -88,8 +92,10 @@ def calibrate(
             passes.backward(layer, grams.add_gradients if layer in selected else _nothing)
             take(layer, grams)
     report("directions", 1.0)
+    mean = sum(energies.values()) / len(energies)
+    scales = {name: (mean / energy) ** 0.5 for name, energy in energies.items()} if balance and backward else None
     return dump_calibration(
-        CalibrationMetadata(base=recipe.base, kind=kind, task=task, examples=len(examples)), directions
+        CalibrationMetadata(base=recipe.base, kind=kind, task=task, examples=len(examples), scales=scales), directions
     )
 
 
@@ -156,8 +162,11 @@ def _loss(recipe: Recipe, batch: _Batch, backbone: Backbone, hidden: Tensor) -> 
     return (nll * batch.mask).sum() / batch.mask.sum()
 
 
-def _leading(gram: Tensor, width: int, name: str) -> F32:
-    """Returns the leading eigenvectors of a Gram matrix (in, in), float32 (in, width), strongest first."""
+def _leading(gram: Tensor, width: int, name: str) -> tuple[F32, float]:
+    """Returns the leading eigenvectors of a Gram matrix (in, in), float32 (in, width), strongest first.
+
+    Also the sum of their eigenvalues.
+    """
     values, vectors = torch.linalg.eigh(gram)
     if not values[-1].isfinite() or values[-width] <= _NOTHING * values[-1]:
         raise InvalidDataset(
@@ -166,4 +175,4 @@ def _leading(gram: Tensor, width: int, name: str) -> F32:
     top = vectors[:, -width:].flip(1).numpy()
     signs = np.sign(top[np.abs(top).argmax(0), np.arange(width)])  # an eigenvector's own sign is arbitrary
     leading: F32 = (top * signs).astype(np.float32)
-    return leading
+    return leading, float(values[-width:].sum())

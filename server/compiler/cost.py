@@ -10,7 +10,8 @@ def step_flops(recipe: Recipe, shape: BaseShape) -> int:
     """Returns the operations of the matrix products of one `step` at full length, with lm_head at answers only.
 
     E sequences pass the frozen layers below the first adapted one. 2 q E sequences pass the other layers, or E with an
-    exact gradient. Norms and a gradient's projections on directions are not counted.
+    exact gradient. Where the answer's positions alone are perturbed, E sequences and the answers of 2 q E pass them.
+    Norms and a gradient's projections on directions are not counted.
     """
     adapted, frozen = set(recipe.adapted_layers(shape.layers)), recipe.frozen_layers(shape.layers)
     once, every = recipe.effective_batch, recipe.paths * recipe.effective_batch  # sequences
@@ -32,18 +33,30 @@ def step_flops(recipe: Recipe, shape: BaseShape) -> int:
                     * recipe.rank
                     * sum(shape.features(target)[1] for target in recipe.targets)
                 )
+    answers = recipe.answer_paths * recipe.effective_batch * recipe.answer_length  # tokens
+    if recipe.perturbed == "answers":
+        length = recipe.sequence_length + recipe.answer_length  # keys of the whole sequence and a path's own
+        products += sum(
+            answers * (_layer_weights(recipe, shape, layer in adapted) + 2 * length * shape.heads * shape.head_dim)
+            for layer in range(frozen, shape.layers)
+        )
     scored = shape.vocabulary if recipe.loss == "full" else recipe.choices
-    head = every * recipe.answer_length * shape.hidden * scored * (2 if exact else 1)
+    head = answers * shape.hidden * scored * (2 if exact else 1)
     return 2 * (products + head)
 
 
 def _layer_products(recipe: Recipe, shape: BaseShape, rows: int, adapted: bool) -> int:
     """Returns the multiply-adds of one decoder layer over `rows` sequences."""
-    sequence = recipe.sequence_length
+    token = _layer_weights(recipe, shape, adapted)
+    return rows * (recipe.sequence_length * token + _attention_products(recipe, shape))
+
+
+def _layer_weights(recipe: Recipe, shape: BaseShape, adapted: bool) -> int:
+    """Returns the weights that one token meets in a decoder layer, those of an adapter included."""
     weights = sum(int.__mul__(*shape.features(target)) for target in shape.linears)
     if adapted:
         weights += recipe.rank * sum(sum(shape.features(target)) for target in recipe.targets)
-    return rows * (sequence * weights + _attention_products(recipe, shape))
+    return weights
 
 
 def _attention_products(recipe: Recipe, shape: BaseShape) -> int:

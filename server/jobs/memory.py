@@ -23,6 +23,8 @@ KEPT_GRADIENTS, KEPT_GRADIENTS_DIRECTIONAL, LAYER_GRADIENTS, NOISE_VECTORS = 1, 
 # matrices of attention scores.
 WIDE_STATES, WIDE_STATES_REVERSE = 3, 10
 SCORES, SCORES_REVERSE = 1, 3
+# Where the answer's positions alone are perturbed: states of a token of every path, and copies of B for each query.
+ANSWER_STATES, ANSWER_COPIES = 2, 4
 # Copies of one part's logits (`logits_part`) that the methods plan together, where the loss is over the vocabulary.
 LOGITS, LOGITS_REVERSE, LOGITS_REVERSE_QUANTIZED = 6, 9, 12
 
@@ -47,15 +49,21 @@ def planned_bytes(recipe: Recipe, shape: BaseShape) -> int:
     tokens = recipe.score_rows * recipe.sequence_length
     size, layers = flat_size(recipe, shape), len(recipe.adapted_layers(shape.layers))
     examples = _example_bytes(recipe, size, layers)
-    elements = states * shape.hidden * tokens + _logits(recipe, shape)
+    elements = shape.hidden * (states * tokens + ANSWER_STATES * answer_tokens(recipe)) + _logits(recipe, shape)
     return vector_bytes(recipe, size) + examples + FLOAT_BYTES * elements
+
+
+def answer_tokens(recipe: Recipe) -> int:
+    """Returns the answer tokens of all paths, in a step that perturbs them alone."""
+    return recipe.answer_paths * recipe.effective_batch * recipe.answer_length if recipe.perturbed == "answers" else 0
 
 
 def _logits(recipe: Recipe, shape: BaseShape) -> int:
     """Predicts the planned elements of logits over the vocabulary."""
     if recipe.loss != "full":
         return 0
-    rows, tokens = logits_part(recipe.score_rows, recipe.answer_length, shape.vocabulary)
+    rows = recipe.rows * recipe.answer_paths
+    rows, tokens = logits_part(rows, recipe.answer_length, shape.vocabulary)
     copies = LOGITS
     if recipe.estimator in REVERSE_ESTIMATORS:
         copies = LOGITS_REVERSE if recipe.precision == "fp32" else LOGITS_REVERSE_QUANTIZED
@@ -79,7 +87,8 @@ def vector_bytes(recipe: Recipe, size: int) -> int:
         case "stored":
             return FLOAT_BYTES * size * (23 + 28 * recipe.queries)  # it keeps two copies per query
         case "replay":
-            return FLOAT_BYTES * size * (23 + 5 * recipe.queries)
+            copies = 5 if recipe.perturbed == "all" else ANSWER_COPIES
+            return FLOAT_BYTES * size * (23 + copies * recipe.queries)
 
 
 def _example_bytes(recipe: Recipe, size: int, layers: int) -> int:
@@ -100,4 +109,5 @@ def _workspace_bytes(recipe: Recipe, shape: BaseShape) -> int:
     reverse = recipe.estimator in REVERSE_ESTIMATORS
     wide, scores = (WIDE_STATES_REVERSE, SCORES_REVERSE) if reverse else (WIDE_STATES, SCORES)
     per_token = wide * shape.intermediate + scores * shape.heads * recipe.sequence_length
-    return FLOAT_BYTES * recipe.score_rows * recipe.sequence_length * per_token
+    tokens = max(recipe.score_rows * recipe.sequence_length, answer_tokens(recipe))
+    return FLOAT_BYTES * tokens * per_token

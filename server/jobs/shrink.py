@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from server.jobs.memory import QUARTER, planned_bytes, vector_bytes
+from server.jobs.memory import QUARTER, answer_tokens, planned_bytes, vector_bytes
 from shared.program import ProgramManifest, transposed_bytes
 from shared.recipe import DEFAULT_QUERIES, REVERSE_ESTIMATORS, Estimator, Precision, Recipe
 
@@ -159,4 +159,4 @@ def _lengths(recipe: Recipe) -> Iterator[int]:
 
 def _tokens(recipe: Recipe) -> int:
     """Returns the number of tokens in a step, over all paths."""
-    return recipe.score_rows * recipe.sequence_length
+    return recipe.score_rows * recipe.sequence_length + answer_tokens(recipe)

@@ -4,7 +4,9 @@ The paper draws A at random. In LoRA-FA the gradient of B is A^T dL/dW, so B can
 A, and every further column adds `out` noisy parameters to a zeroth-order step. A calibration is computed once for a
 base model and a task from public data (`mobizo-server calibrate`). A recipe names it by the sha256 of its file and
 takes the first r directions of every module. The orthonormal columns are divided by sqrt 3, so that A has the same mean
-energy as a random A of that rank (`shared.zo.lora.init_a`: U(-1, 1) / sqrt(in) has r / 3).
+energy as a random A of that rank (`shared.zo.lora.init_a`: U(-1, 1) / sqrt(in) has r / 3). A balanced calibration also
+scales each module's A so that gradients of B are equally large in all modules. Steps of one rate, which zeroth order
+takes, then move all modules alike, as Adam does by its second moments.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import pydantic
 import safetensors
 import safetensors.numpy
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from shared.canonical import canonical_json, sha256_hex
 from shared.errors import InvalidRecipe, InvalidUpload
@@ -30,6 +32,7 @@ F32 = NDArray[np.float32]
 Kind = Literal["gradients", "activations"]
 
 MOST_BYTES = 1 << 30
+LEAST_SCALE = 1e-4
 _METADATA = "mobizo"
 _ORTHONORMAL = 1e-3  # largest difference between an entry of D^T D and the identity
 
@@ -46,6 +49,17 @@ class CalibrationMetadata(BaseModel):
     )
     task: str = Field(min_length=1, max_length=200, description="name of the task that turned records into prompts")
     examples: int = Field(ge=1, description="number of records it was computed from")
+    # Omitted when absent, so that older calibrations keep their bytes.
+    scales: dict[str, float] | None = Field(
+        None, exclude_if=lambda scales: scales is None, description="factor of each module's A; absent: 1 for all"
+    )
+
+    @field_validator("scales")
+    @classmethod
+    def _positive(cls, scales: dict[str, float] | None) -> dict[str, float] | None:
+        if scales is not None and not all(LEAST_SCALE <= scale <= 1 / LEAST_SCALE for scale in scales.values()):
+            raise ValueError(f"scales must be between {LEAST_SCALE} and {1 / LEAST_SCALE:g}")
+        return scales
 
 
 @dataclass(frozen=True)
@@ -75,7 +89,7 @@ class Calibration:
         if directions.shape[1] < rank:
             raise InvalidRecipe(f"the calibration has {directions.shape[1]} directions for {name}; rank is {rank}")
         a: F32 = np.ascontiguousarray(directions[:, :rank]) / np.float32(np.sqrt(3))
-        return a
+        return a if self.metadata.scales is None else a * np.float32(self.metadata.scales[name])
 
 
 def dump_calibration(metadata: CalibrationMetadata, directions: Mapping[str, F32]) -> bytes:
@@ -106,6 +120,8 @@ def load_calibration(data: bytes) -> Calibration:
     directions = {name: _directions(name, entry) for name, entry in tensors}
     if not directions:
         raise InvalidUpload("the calibration contains no directions")
+    if metadata.scales is not None and metadata.scales.keys() != directions.keys():
+        raise InvalidUpload("the calibration's scales name other modules than its directions")
     return Calibration(metadata, directions, sha256_hex(data))
 
 

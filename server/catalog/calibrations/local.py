@@ -30,12 +30,14 @@ def calibrate_from(
     most: int,
     out: Path,
     progress: Callable[[str, float], None] | None = None,
+    *,
+    balance: bool = False,
 ) -> Calibration:
     """Writes a calibration made of at most `most` records of `data` to `out`, and returns it.
 
     source: of the base. name: its registered name; None: the name of its file. settings: targets, layers, rank
     (directions for each module), loss, sequence_length; answer_length and choices where the task's answers depend on
-    the record.
+    the record. balance: scale each module's A so that gradients are equally large in all.
     Records are taken in an order in which answers alternate.
     Raises InvalidTask, InvalidDataset naming the line, BadRequest if `out` cannot be written, and as
     `server.compiler.calibrate.calibrate`.
@@ -57,7 +59,7 @@ def calibrate_from(
     from server.compiler.calibrate import calibrate
 
     try:
-        content = calibrate(source, recipe, kind, task.name, examples, progress, out.absolute().parent)
+        content = calibrate(source, recipe, kind, task.name, examples, progress, out.absolute().parent, balance=balance)
         out.write_bytes(content)
     except OSError as error:
         raise BadRequest(f"{out} cannot be written ({error.strerror})") from error

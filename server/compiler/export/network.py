@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,7 @@ from server.compiler.export.weights import Stored
 from server.compiler.methods.step_inputs import StepInputs, zero_seeds, zero_tokens
 from server.compiler.methods.training import (
     Adapter,
+    AnswerPass,
     Flush,
     Load,
     Prefix,
@@ -33,6 +35,7 @@ from server.compiler.methods.training import (
     Step,
     Suffix,
 )
+from server.compiler.model.answer_paths import AnswerLayer, AnswerTables, KeyedLayer
 from server.compiler.model.backbone import Backbone, BackboneTensors, HeadLayer
 from server.compiler.model.decoder import DecoderLayer, LayerShape, LayerTables, layer_shapes, quantized_layer
 from server.compiler.model.rounding import ROWS, SCALE, SCHEMES, Scheme, quantize
@@ -113,19 +116,63 @@ class BaseNetwork:
             a = np.ascontiguousarray(frozen_a(recipe, module, calibration).T) * np.float32(recipe.scale)  # (r, in)
             self._scaled_a[module.layer][module.target] = torch.from_numpy(a)
 
-    def layers(self, shapes: Sequence[LayerShape], indices: Iterable[int], length: int) -> list[nn.Module]:
-        """The base's layers `indices`, each of its shape, lowered if they are to be. length: S they are planned for."""
+    def layers(
+        self,
+        shapes: Sequence[LayerShape],
+        indices: Iterable[int],
+        kind: type[DecoderLayer],
+        example: Callable[[LayerShape], Example],
+    ) -> list[nn.Module]:
+        """The base's layers `indices`, each of its shape, lowered if they are to be. example: as `lower_by_shape`."""
         plain = [
-            DecoderLayer(shape, self._base.layers[index], self._scaled_a[index])
+            kind(shape, self._base.layers[index], self._scaled_a[index])
             for shape, index in zip(shapes, indices, strict=True)
         ]
-        return lower_by_shape(self._lower, plain, shapes, lambda shape: layer_example(shape, length))
+        return lower_by_shape(self._lower, plain, shapes, example)
 
-    def stack(self, rows: int, paths: int, part: slice, adapted: bool = True) -> Stack:
-        """Returns the base's layers in `part`, for `rows` sequences of `paths` paths."""
+    def stack(
+        self,
+        rows: int,
+        paths: int,
+        part: slice,
+        adapted: bool = True,
+        kind: type[DecoderLayer] = DecoderLayer,
+        example: Callable[[LayerShape], Example] | None = None,
+    ) -> Stack:
+        """Returns the base's layers in `part`, for `rows` sequences of `paths` paths.
+
+        example: the export inputs of a shape; None: those of whole sequences.
+        """
         shapes = layer_shapes(self.recipe, self.facts, rows, paths, adapted)[part]
         indices = range(self.facts.layers)[part]
-        return Stack(shapes, self.layers(shapes, indices, self.recipe.sequence_length), indices.start)
+        whole = partial(layer_example, length=self.recipe.sequence_length)
+        return Stack(shapes, self.layers(shapes, indices, kind, example or whole), indices.start)
+
+    def answer_pass(self, part: slice) -> AnswerPass:
+        """Returns the base's layers in `part`, for the answer's positions of every path."""
+        recipe = self.recipe
+        rows, paths = recipe.effective_batch * recipe.answer_paths, recipe.answer_paths
+        stack = self.stack(rows, paths, part, kind=AnswerLayer, example=self._answer_example)
+        return AnswerPass(stack, recipe.sequence_length)
+
+    def _answer_example(self, shape: LayerShape) -> Example:
+        """Returns the export inputs of one `AnswerLayer`."""
+        facts, recipe = self.facts, self.recipe
+        examples, length, picks = recipe.effective_batch, recipe.sequence_length, recipe.answer_length
+        hidden, *others = layer_example(shape, length)
+        keys = torch.zeros(examples, length, facts.kv_heads * facts.head_dim)
+        positions = zero_tokens(examples, picks)
+        tables = AnswerTables.of(
+            facts,
+            self.backbone.tables,
+            None,
+            positions,
+            torch.ones(examples, picks),
+            torch.arange(length, dtype=torch.int32),
+            shape.paths,
+        )
+        count = bool(shape.targets) + len(facts.layer_norms) + len(facts.head_norms)
+        return (hidden[:, :picks], keys, torch.ones_like(keys), *tables.flat[:2], *others[:count], *tables.others)
 
     def head(self, rows: int, picks: int) -> nn.Module | None:
         """Returns the lowered lm_head over a quantized table; None for a float32 table.
@@ -148,14 +195,25 @@ class BaseNetwork:
         frozen = recipe.frozen_layers(self.facts.layers)
         head = self.head(r, t)
         below, above = slice(0, frozen), slice(frozen, None)
-        adapted = self.stack(r, recipe.paths, above)
+        answers = recipe.perturbed == "answers"
+        adapted = self.stack(r, recipe.paths, above, kind=KeyedLayer if answers else DecoderLayer)
+        answer_pass = self.answer_pass(above) if answers else None
         once = [self.stack(e, 1, below, adapted=False)] if frozen else []  # on E sequences
         every = [self.stack(r, 1, below, adapted=False)] if frozen else []  # on R sequences
+        step = Step(
+            recipe,
+            size,
+            backbone,
+            head if not answers else self.head(e * recipe.answer_paths, t),
+            *once,
+            adapted,
+            answer_pass=answer_pass,
+        )
         inputs = StepInputs.example(recipe, size).flat
         replayed: Example = (zero_seeds(q), torch.zeros(q), *([torch.ones(1)] if recipe.estimator == "stored" else []))
         length = {0: {1: Dim("S", min=MIN_LENGTH, max=s)}} if self.dynamic_length else {}
         methods = {
-            "step": Signature(Step(recipe, size, backbone, head, *once, adapted), (zero_tokens(e, s), *inputs), length),
+            "step": Signature(step, (zero_tokens(e, s), *inputs), length),
             "replay": Signature(Replay(recipe, size), replayed),
             "score": Signature(
                 Score(recipe, size, backbone, head, *every, adapted),
@@ -168,7 +226,8 @@ class BaseNetwork:
         if frozen:
             hidden = torch.zeros(e, s, self.facts.hidden)
             methods["prefix"] = Signature(Prefix(recipe, size, backbone, head, *once), (zero_tokens(e, s),), length)
-            methods["suffix"] = Signature(Suffix(recipe, size, backbone, head, adapted), (hidden, *inputs), length)
+            suffix = Suffix(recipe, size, backbone, step.head, adapted, answer_pass=answer_pass)
+            methods["suffix"] = Signature(suffix, (hidden, *inputs), length)
             methods["score_suffix"] = score_suffix(
                 ScoreSuffix(recipe, size, backbone, head, adapted), self.facts.hidden, length
             )

@@ -13,27 +13,21 @@ from shared.privacy import MOST_DIFFERENCE, UNITS
 
 
 def example_means(per_path: Tensor, mask: Tensor) -> Tensor:
-    """Returns the example mean of the loss (`shared.zo.encoding`) on each path, (2q, E); 0 for a row without tokens.
+    """Returns the example mean of the loss (`shared.zo.encoding`) on each path, (n, E); 0 for a row without tokens.
 
-    per_path: (2q, E*T). mask: (E, T).
+    per_path: (n, E*T). mask: (E, T).
     """
     examples, tokens = mask.shape
     weighed = per_path.reshape(-1, examples, tokens) * mask.unsqueeze(0)
     return weighed.sum(dim=2) / torch.clamp(mask.sum(dim=1), min=1.0).unsqueeze(0)
 
 
-def noised_totals(losses: Tensor, clip: Tensor, carried: Tensor) -> Tensor:
+def noised_sums(scalars: Tensor, clip: Tensor, carried: Tensor) -> Tensor:
     """Returns the sum of the examples' contributions and `carried` (q,), in units of clip / UNITS, (q,).
 
-    losses: (2q, E), `loss_plus` then `loss_minus`. carried: noise, or the sums so far. clip: [1]. The L2 norm of each
-    contribution is at most UNITS.
+    scalars: (q, E), each example's loss differences or projected gradients. carried: noise, or the sums so far. clip:
+    [1]. The L2 norm of each contribution is at most UNITS.
     """
-    queries = losses.shape[0] // 2
-    return noised_sums(losses[:queries] - losses[queries:], clip, carried)
-
-
-def noised_sums(scalars: Tensor, clip: Tensor, carried: Tensor) -> Tensor:
-    """As `noised_totals`, of each example's q numbers: loss differences or projected gradients. scalars: (q, E)."""
     scaled = scalars / clip
     scaled = torch.where(scaled == scaled, scaled, torch.zeros_like(scaled))  # NaN (inf - inf) counts as zero
     scaled = torch.clamp(scaled, min=-MOST_DIFFERENCE, max=MOST_DIFFERENCE)

@@ -20,7 +20,7 @@ from server.compiler.methods.clipping import single_rows
 from server.compiler.methods.noise import directions
 from server.compiler.methods.noise_operator import noise_call
 from server.compiler.methods.optimizers import OptimizedB
-from shared.recipe import DIRECTION_BLOCK, Estimator, Recipe
+from shared.recipe import DIRECTION_BLOCK, MOST_PATH_QUERIES, Estimator, Recipe
 
 SUMMED, FEWEST_SUMMED = 32, 4  # directions of a cumulative sum; with fewer, single differences are no more operations
 STATE = "state"  # attribute name in every method, so that all methods share one state
@@ -39,14 +39,18 @@ class FlatB(nn.Module):
         return self.flat_b + 0.0
 
     def perturb(self, seeds: Tensor, eps: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the B of every path, (2q, D), and the directions (q, D) for `update`. seeds: int32 (q, 2)."""
+        """Returns the B of every path, (2q, D), and the directions (q, D) for `update`. seeds: int32 (q, 2).
+
+        (q, D), B + eps z alone, where the answer's positions alone are perturbed.
+        """
         z = directions(self.recipe.noise, seeds, self.flat_b.shape[0])
         offset, b = z * eps, self.flat_b.unsqueeze(0)
-        return torch.cat((b + offset, b - offset)), z
+        return b + offset if self.recipe.perturbed == "answers" else torch.cat((b + offset, b - offset)), z
 
     def update(self, z: Tensor, coefficients: Tensor, eps: Tensor) -> Tensor:
         """Updates B -= c_i z_i for i in order, as exact replay requires. coefficients: (q,). Returns B."""
-        return self.flat_b.copy_(descended(self.flat_b, z, coefficients))
+        few = z.shape[0] <= MOST_PATH_QUERIES
+        return self.flat_b.copy_((descended if few else descended_by_sums)(self.flat_b, z, coefficients))
 
     def replay(self, seeds: Tensor, coefficients: Tensor, eps: Tensor) -> Tensor:
         """Makes the update of recorded coefficients (q,). seeds: int32 (q, 2). Returns B."""

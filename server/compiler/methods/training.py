@@ -14,11 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from server.compiler.methods.clipping import example_means, noised_totals
+from server.compiler.methods.clipping import example_means, noised_sums
 from server.compiler.methods.estimators import state_of
 from server.compiler.methods.step_inputs import StepInputs, micro_batches
+from server.compiler.model.answer_paths import AnswerTables
 from server.compiler.model.backbone import Backbone
-from server.compiler.model.decoder import LayerShape
+from server.compiler.model.decoder import LayerShape, LayerTables
 from shared.privacy import UNITS
 from shared.program import logits_part
 from shared.recipe import Recipe
@@ -102,9 +103,9 @@ class Network(Method):
         examples, tokens, count = choices.shape
         rows = self.backbone.head_rows(choices)  # (E, T, C, hidden)
         rows = rows.reshape(examples * tokens, count, -1)
-        by_path = answers.reshape(self.recipe.paths, examples * tokens, -1).permute(1, 2, 0)  # (E*T, hidden, n)
+        by_path = answers.reshape(self.recipe.answer_paths, examples * tokens, -1).permute(1, 2, 0)  # (E*T, hidden, n)
         logits = torch.bmm(rows, by_path)  # (E*T, C, n)
-        return self.backbone.cap(logits.permute(2, 0, 1).reshape(self.recipe.score_rows, tokens, count))
+        return self.backbone.cap(logits.permute(2, 0, 1).reshape(-1, tokens, count))
 
 
 class Prefix(Network):
@@ -117,14 +118,73 @@ class Prefix(Network):
         return torch.cat(hidden) if len(hidden) > 1 else hidden[0]
 
 
+class AnswerPass(nn.Module):
+    """The layers of one stack at the answer's positions of every path; see `server.compiler.model.answer_paths`."""
+
+    def __init__(self, stack: Stack, length: int) -> None:
+        """stack: of `AnswerLayer`s. length: S."""
+        super().__init__()
+        self.stack = stack
+        self.layers = nn.ModuleList(stack.layers)
+        # One longer than the bound, because the exporter takes a slice of the whole for no slice.
+        self.register_buffer("at", torch.arange(length + 1, dtype=torch.int32), persistent=False)
+
+    def forward(
+        self, keyed: Stack, backbone: Backbone, hidden: Tensor, inputs: StepInputs, b: Sequence[Tensor]
+    ) -> Tensor:
+        """Normed hidden states (R, T, hidden) at the answer's positions.
+
+        keyed: the same layers with keys and values, for whole sequences (E, S, hidden). b: (1, D), the current B that
+        they run with, and (2q, D), that of every path.
+        """
+        facts, paths, length = backbone.facts, b[1].shape[0], hidden.shape[1]
+        positions, width = inputs.positions, facts.kv_heads * facts.head_dim
+        places = positions.to(torch.int64).unsqueeze(2).expand(-1, -1, facts.hidden)
+        picked = torch.gather(hidden, 1, places).repeat(paths, 1, 1)  # (R, T, hidden)
+        kinds: list[tuple[LayerTables, int | None]] = [(backbone.tables, None)]
+        if facts.sliding_layers:
+            kinds.append((backbone.sliding_tables, facts.window))
+        tables = [
+            AnswerTables.of(facts, of_kind, window, positions, inputs.mask, self.at[:length], paths).flat
+            for of_kind, window in kinds
+        ]
+        others = list(backbone.others(keyed.shapes, keyed.first, length, b[0]))
+        at = 0
+        for place, (layer, keyed_layer, shape) in enumerate(zip(self.layers, keyed.layers, keyed.shapes, strict=True)):
+            index = keyed.first + place
+            following = keyed_layer(hidden, *others[place])
+            keys, values = (following[:, :, start : start + width] for start in (facts.hidden, facts.hidden + width))
+            hidden = following[:, :, : facts.hidden]
+            slab: tuple[Tensor, ...] = ()
+            if shape.targets:
+                slab = (b[1][:, at : at + shape.slab],)
+                at += shape.slab
+            masks_and_tables = tables[index in facts.sliding_layers]
+            picked = layer(
+                picked, keys, values, *masks_and_tables[:2], *slab, *backbone.vectors(index), *masks_and_tables[2:]
+            )
+        return backbone.final_norm(picked, *backbone.final_vectors())
+
+
 class Suffix(Network):
     """One MobiZO step from the prefix's hidden states: perturb, forward all 2q paths, estimate, update."""
 
+    def __init__(
+        self,
+        recipe: Recipe,
+        size: int,
+        backbone: Backbone,
+        head: nn.Module | None,
+        *stacks: Stack,
+        answer_pass: AnswerPass | None = None,
+    ) -> None:
+        """answer_pass: of a recipe that perturbs the answer's positions alone."""
+        super().__init__(recipe, size, backbone, head, *stacks)
+        self.answer_pass = answer_pass
+
     def nll(self, hidden: Tensor, inputs: StepInputs, b: Tensor) -> Tensor:
         """Negative log-likelihoods (R, T) of the answer tokens, at every path's B (2q, D)."""
-        paths = self.recipe.paths
-        hidden = self.run(self.stacks[-1], hidden.repeat(paths, 1, 1), b)  # (R, S, hidden)
-        answers = self.backbone.gather_positions(hidden, inputs.positions.repeat(paths, 1))
+        paths, answers = self.recipe.answer_paths, self.answers(hidden, inputs, b)
         if self.recipe.loss == "full":
             truth = inputs.answers.repeat(paths, 1)
             return -self.log_probabilities(answers, truth.unsqueeze(2)).squeeze(2)
@@ -132,10 +192,20 @@ class Suffix(Network):
         logits = logits + ((1.0 - inputs.choice_mask) * EXCLUDED).repeat(paths, 1, 1)
         return -torch.log_softmax(logits, dim=-1)[:, :, 0]
 
+    def answers(self, hidden: Tensor, inputs: StepInputs, b: Tensor) -> Tensor:
+        """Normed hidden states (R, T, hidden) at the answer's positions, at every path's B (2q, D)."""
+        if self.answer_pass is not None:
+            current = self.state.current().unsqueeze(0)
+            return self.answer_pass(self.stacks[-1], self.backbone, hidden, inputs, (current, b))
+        paths = self.recipe.paths
+        hidden = self.run(self.stacks[-1], hidden.repeat(paths, 1, 1), b)  # (R, S, hidden)
+        return self.backbone.gather_positions(hidden, inputs.positions.repeat(paths, 1))
+
     def forward(self, hidden: Tensor, *inputs: Tensor) -> tuple[Tensor, Tensor]:
         """One step. inputs: those of `StepInputs`.
 
-        Returns the losses (2q,), at B + eps z and then at B - eps z, and coefficients (q,). Where the recipe clips, the
+        Returns the losses (2q,), at B + eps z and then at B - eps z, and coefficients (q,); only at B + eps z, (q,),
+        where the answer's positions alone are perturbed. Where the recipe clips, the
         noised totals (q,) stand in place of the losses, which stay inside the program.
         """
         return self.descend(hidden, StepInputs.of(self.recipe, inputs))
@@ -144,19 +214,31 @@ class Suffix(Network):
         """As `forward`."""
         queries = self.recipe.queries
         paths, z = self.state.perturb(inputs.seeds, inputs.eps)
-        per_path = self.nll(hidden, inputs, paths).reshape(self.recipe.paths, -1)  # (2q, E*T)
+        per_path = self.nll(hidden, inputs, paths).reshape(self.recipe.answer_paths, -1)  # (paths, E*T)
         if self.recipe.privacy == "none":
             weight = inputs.mask.reshape(1, -1)
             reported = (per_path * weight).sum(dim=1) / torch.clamp(weight.sum(dim=1), min=1.0)
-            loss_plus, loss_minus = reported[:queries], reported[queries:]
-            difference = loss_plus - loss_minus
+            difference = self.differences(reported)
         else:
-            reported = noised_totals(example_means(per_path, inputs.mask), inputs.clip, inputs.carried)
+            differences = self.differences(example_means(per_path, inputs.mask))
+            reported = noised_sums(differences, inputs.clip, inputs.carried)
             difference = reported * (inputs.clip / UNITS) / self.recipe.effective_batch
-        projected_gradient = difference / (inputs.eps * 2.0)  # g_i
+        step = inputs.eps if self.recipe.perturbed == "answers" else inputs.eps * 2.0
+        projected_gradient = difference / step  # g_i
         coefficients = projected_gradient * (inputs.lr / queries)
         self.state.update(z, coefficients, inputs.eps)
         return reported, coefficients
+
+    def differences(self, losses: Tensor) -> Tensor:
+        """Differences (q, ...) of the paths' losses (2q, ...), l+ - l-.
+
+        Of (q, ...), from their mean, where the answer's positions alone are perturbed. The mean holds what all
+        directions share: the loss at B, and half of eps^2 times the trace of its second derivative.
+        """
+        if self.recipe.perturbed == "answers":
+            return losses - losses.mean(dim=0, keepdim=True)
+        queries = self.recipe.queries
+        return losses[:queries] - losses[queries:]
 
 
 class Step(Suffix):

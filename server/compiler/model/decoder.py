@@ -228,10 +228,14 @@ class DecoderLayer(nn.Module):
 
     def forward(self, hidden: Tensor, *others: Tensor) -> Tensor:
         """hidden (R, S, hidden) -> (R, S, hidden). others: those of `LayerInputs`."""
-        inputs = LayerInputs.of(self.shape.facts, others, adapted=bool(self.shape.targets))
-        b = self._factors(inputs.slab) if self.shape.targets else {}
+        inputs, b = self.inputs(others)
         mixed = self._attention(self.norm(hidden, *inputs.norms[0]), b, inputs.head_norms, inputs.tables)
         return self.finish(hidden, mixed, b, inputs.norms[1:])
+
+    def inputs(self, others: Sequence[Tensor]) -> tuple[LayerInputs, dict[str, Tensor]]:
+        """The inputs of `forward` by name, and each target's B of every path."""
+        inputs = LayerInputs.of(self.shape.facts, others, adapted=bool(self.shape.targets))
+        return inputs, self._factors(inputs.slab) if self.shape.targets else {}
 
     def finish(
         self, hidden: Tensor, mixed: Tensor, b: Mapping[str, Tensor], norms: Sequence[tuple[Tensor, ...]]

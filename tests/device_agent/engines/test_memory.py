@@ -22,24 +22,25 @@ SETTINGS = {"rank": 8, "alpha": 16, "sequence_length": 40, "answer_length": 6, "
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("size", "estimator", "privacy"),
+    ("size", "settings"),
     [
-        ("tiny", "replay", "none"),
-        ("middle", "gradient", "clipped"),
-        ("middle", "directional", "none"),
+        ("tiny", {"estimator": "replay"}),
+        ("middle", {"estimator": "replay", "perturbed": "answers", "queries": 128}),
+        ("middle", {"estimator": "gradient", "privacy": "clipped"}),
+        ("middle", {"estimator": "directional"}),
     ],
 )
 def test_the_predicted_peak_is_near_the_measured_one(
-    size, estimator, privacy, program_store, runner_directory, dataset, run, tmp_path
+    size, settings, program_store, runner_directory, dataset, run, tmp_path
 ):
     sized_base = tmp_path / size
     write_base(sized_base, **SIZES[size])
     base = BaseRef(name=sized_base.name, sha256=locate_base(str(sized_base)).sha256)
-    recipe = Recipe(base=base, estimator=estimator, privacy=privacy, **SETTINGS)
+    recipe = Recipe(base=base, **SETTINGS, **settings)
     program = Program(tmp_path / "program", program_store.put(recipe, sized_base, tmp_path / "program"))
     plan = program.plan(dataset, steps=3, evaluation_interval=3)
     packed_path(program.path("weights")).mkdir()  # no file of packed weights, as on a phone: the most memory
-    run.begin(plan if privacy == "none" else plan.model_copy(update={"privacy": PRIVACY}))
+    run.begin(plan if recipe.privacy == "none" else plan.model_copy(update={"privacy": PRIVACY}))
     assert NativeEngine(runner_directory).train(run, lambda _progress: None, lambda: False).result is not None
     manifest = program.manifest
     prediction = predicted_peak(recipe, manifest.shape, parameters_of(sized_base))

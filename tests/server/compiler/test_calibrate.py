@@ -145,6 +145,30 @@ def test_gradients_leading_directions(architectures: Architectures, name: str, l
     assert all(0 <= fraction <= 1 for _, fraction in progress)
 
 
+def test_a_balanced_calibration_makes_gradients_equally_large(architectures: Architectures) -> None:
+    base, examples = architectures.base("llama"), made_up(10, 1)
+    recipe = recipe_of(base, loss="candidates", answer_length=1, **CASES["llama"])
+    given = str(base.directory), recipe, "gradients", "own", examples
+    plain = load_calibration(calibrate(*given))
+    balanced = load_calibration(calibrate(*given, balance=True))
+    model = stock_model(base, "llama")
+
+    def energies(calibration: Calibration) -> np.ndarray:
+        """The squares of B's gradients, by module, summed over batches."""
+        return np.array(
+            [
+                np.square(expected_gradients(model, name, examples, "candidates") @ calibration.a(name, 3)).sum()
+                for name in calibration.directions
+            ]
+        )
+
+    before = energies(plain)
+    assert before.max() > 10 * before.min()
+    np.testing.assert_allclose(energies(balanced), before.mean(), rtol=1e-3)
+    for name, directions in plain.directions.items():
+        np.testing.assert_array_equal(balanced.directions[name], directions)
+
+
 @pytest.mark.parametrize("name", ["opt", "gemma3_text"])
 def test_inputs_leading_directions(architectures: Architectures, name: str) -> None:
     base, examples = architectures.base(name), made_up(6, 2)

@@ -8,7 +8,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from server.compiler.methods.clipping import example_means, noised_totals
+from server.compiler.methods.clipping import example_means, noised_sums
 from shared.privacy import UNITS, coefficients_of, contributions
 from shared.zo.noise import direction, query_seeds
 from tests.server.compiler import reference
@@ -129,9 +129,8 @@ def test_noise_is_added_before_b_moves_and_b_is_a_function_of_the_noised_totals(
 )
 def test_the_graph_clips_any_float_as_the_reference_does(differences: list[list[float]], clip: float) -> None:
     values = np.array(differences, np.float32)  # (E, q)
-    per_path = torch.from_numpy(np.concatenate((values.T, np.zeros_like(values.T))))  # (2q, E), T = 1
-    means = example_means(per_path, torch.ones(len(values), 1))
-    sums = noised_totals(means, torch.tensor([clip], dtype=torch.float32), torch.zeros(2)).numpy()
+    by_query = torch.from_numpy(np.ascontiguousarray(values.T))  # (q, E)
+    sums = noised_sums(by_query, torch.tensor([clip], dtype=torch.float32), torch.zeros(2)).numpy()
     units = contributions(values, clip)
     assert (np.square(units).sum(axis=1) <= UNITS**2).all()
     # sqrt and the sum of two squares may differ by a last bit, which moves an example by one unit at most.
@@ -142,9 +141,9 @@ def test_a_wide_vector_of_differences_keeps_the_bound_to_the_unit() -> None:
     rng = np.random.default_rng(0)
     for queries in (1, 2, 7, 64):
         differences = (rng.standard_normal((5000, queries)) * 10.0 ** rng.uniform(-8, 8, (5000, 1))).astype(np.float32)
-        per_path = torch.from_numpy(np.concatenate((differences.T, np.zeros_like(differences.T))))
+        by_query = torch.from_numpy(np.ascontiguousarray(differences.T))
         for row in range(0, 5000, 100):
-            units = noised_totals(per_path[:, row : row + 1], torch.tensor([0.3]), torch.zeros(queries)).numpy()
+            units = noised_sums(by_query[:, row : row + 1], torch.tensor([0.3]), torch.zeros(queries)).numpy()
             assert int(np.square(units.astype(np.int64)).sum()) <= UNITS**2
         assert int(np.square(contributions(differences, 0.3)).sum(axis=1).max()) <= UNITS**2
 

@@ -130,6 +130,20 @@ def test_incomplete_calibrations_are_rejected(file, recipe):
             load_calibration(data)
 
 
+def test_scales_multiply_a_and_name_every_module(recipe):
+    directions = {"first": orthonormal(6, 2), "second": orthonormal(4, 2)}
+    scales = {"first": 0.5, "second": 3.0}
+    plain = load_calibration(dump_calibration(metadata(recipe.base), directions))
+    scaled = load_calibration(dump_calibration(metadata(recipe.base, scales=scales), directions))
+    for name, scale in scales.items():
+        np.testing.assert_allclose(scaled.a(name, 2), scale * plain.a(name, 2), rtol=1e-6)
+    with pytest.raises(InvalidUpload, match="scales name other modules"):
+        load_calibration(dump_calibration(metadata(recipe.base, scales={"first": 1.0}), directions))
+    for wrong in (0.0, -1.0, 1e9, float("inf"), float("nan")):
+        with pytest.raises(ValueError, match="scales"):
+            metadata(recipe.base, scales=scales | {"first": wrong})
+
+
 @given(data=st.data())
 def test_damage_is_rejected_or_changes_the_sha256(data):
     file = dump_calibration(metadata(BaseRef(name="b", sha256="a" * 64)), {"layer": orthonormal(6, 2)})

@@ -1,0 +1,135 @@
+"""Layers of steps that perturb B at the answer's positions alone (`Recipe.perturbed`).
+
+The current B runs each sequence once, and its keys and values are kept. Every path then runs only the positions that
+predict answer tokens, over those keys and values and its own.
+"""
+
+# mypy: disallow-subclassing-any=False
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from server.compiler.checkpoints.base import BaseFacts
+from server.compiler.model.decoder import MASKED, DecoderLayer, LayerTables
+from server.compiler.model.layer_inputs import AttentionTables, norm_size
+
+
+class KeyedLayer(DecoderLayer):
+    """A decoder layer that also returns its keys and values."""
+
+    def forward(self, hidden: Tensor, *others: Tensor) -> Tensor:
+        """hidden (E, S, hidden) -> the next hidden states, keys and values side by side.
+
+        (E, S, hidden + 2 kv_heads head_dim). others: those of `LayerInputs`.
+        """
+        inputs, b = self.inputs(others)
+        q, k, v = self.heads(self.norm(hidden, *inputs.norms[0]), b, inputs.head_norms, inputs.tables)
+        mixed = self._linear("o_proj", self.mix(q, k, v, inputs.tables), b)
+        following = self.finish(hidden, mixed, b, inputs.norms[1:])
+        width = self.shape.facts.kv_heads * self.shape.facts.head_dim
+        return torch.cat((following, k.view(self.shape.rows, -1, width), v.view(self.shape.rows, -1, width)), dim=-1)
+
+
+@dataclass(frozen=True)
+class AnswerTables:
+    """The inputs of all answer layers of one kind of attention. n paths, E examples, T answer positions, G groups."""
+
+    shared_mask: Tensor  # (E, 1, T*G, S), added to the scores of the keys that all paths share
+    own_mask: Tensor  # (E, 1, T*G, T), added to the scores of a path's own keys
+    others: tuple[Tensor, ...]  # as `AttentionTables` takes them, without its mask; angles are (n*E, T, 1, head_dim/2)
+
+    @classmethod
+    def of(
+        cls,
+        facts: BaseFacts,
+        tables: LayerTables,
+        window: int | None,
+        positions: Tensor,
+        mask: Tensor,
+        at: Tensor,
+        paths: int,
+    ) -> AnswerTables:
+        """positions, mask: (E, T), of answer tokens and their weights. at: 0 to S - 1, of the same type as positions.
+
+        window: of the attention; None: it sees everything. A path sees its own keys at the answer's positions and the
+        shared ones at all others. Padding, whose weight is 0, is no answer position and is seen by nobody but itself.
+        """
+        examples, picks = positions.shape
+        row, column, key = positions.unsqueeze(2), positions.unsqueeze(1), at.reshape(1, 1, -1)
+        replaced = torch.logical_and(row == key, mask.unsqueeze(2) != 0).to(torch.float32).sum(1, keepdim=True) != 0
+        hidden = torch.logical_or(key > row, replaced)  # (E, T, S)
+        own_hidden = torch.logical_or(column > row, mask.unsqueeze(1) == 0)  # (E, T, T)
+        if window is not None:
+            hidden = torch.logical_or(hidden, key <= row - window)
+            own_hidden = torch.logical_or(own_hidden, column <= row - window)
+        own_hidden = torch.logical_and(own_hidden, torch.eye(picks).unsqueeze(0) == 0)
+        groups = facts.heads // facts.kv_heads
+        shared_mask, own_mask = (
+            (each.to(torch.float32) * MASKED).unsqueeze(2).repeat(1, 1, groups, 1).view(examples, 1, groups * picks, -1)
+            for each in (hidden, own_hidden)
+        )
+        angles: tuple[Tensor, ...] = ()
+        if tables.rotary:
+            places = positions.reshape(-1).to(torch.int64)
+            angles = tuple(
+                table.index_select(0, places).view(examples, picks, 1, -1).repeat(paths, 1, 1, 1)
+                for table in (tables.cos, tables.sin)
+            )
+        caps = (tables.cap, tables.uncap) if tables.capped else ()
+        return cls(shared_mask, own_mask, (tables.scale, *angles, *caps))
+
+    @property
+    def flat(self) -> tuple[Tensor, ...]:
+        """The tables in the order in which a layer takes them."""
+        return self.shared_mask, self.own_mask, *self.others
+
+
+class AnswerLayer(DecoderLayer):
+    """A decoder layer at the answer's positions of every path."""
+
+    def forward(self, hidden: Tensor, *others: Tensor) -> Tensor:
+        """hidden (R, T, hidden) -> (R, T, hidden), path-major: R = n E.
+
+        others: the shared keys and values (E, S, kv_heads * head_dim), the two masks of `AnswerTables`, the slab if the
+        layer is adapted, the norms' vectors, and the rest of the tables.
+        """
+        facts, shape = self.shape.facts, self.shape
+        keys, values, shared_mask, own_mask, *rest = others
+        b = self._factors(rest.pop(0)) if shape.targets else {}
+        count, norm_count, head_count = norm_size(facts), len(facts.layer_norms), len(facts.head_norms)
+        norms = [tuple(rest[at : at + count]) for at in range(0, norm_count, count)]
+        tables = AttentionTables.of(facts, rest[norm_count + head_count :], masked=False)
+        head_norms = rest[norm_count : norm_count + head_count]
+        q, k, v = self.heads(self.norm(hidden, *norms[0]), b, head_norms, tables)
+        paths, kv, dim = shape.paths, facts.kv_heads, facts.head_dim
+        examples, groups, picks = shape.rows // paths, facts.heads // kv, hidden.shape[1]
+        # (n, E, T, KV, G * dim) -> (E, KV, n, T, G * dim)
+        q = q.view(paths, examples, picks, kv, groups * dim).permute(1, 3, 0, 2, 4).contiguous()
+        own_keys = k.view(paths, examples, picks, kv, dim).permute(1, 3, 0, 4, 2).contiguous()
+        own_values = v.view(paths, examples, picks, kv, dim).permute(1, 3, 0, 2, 4).contiguous()
+        keys = keys.view(examples, -1, kv, dim).permute(0, 2, 3, 1).contiguous().view(examples * kv, dim, -1)
+        values = values.view(examples, -1, kv, dim).permute(0, 2, 1, 3).contiguous().view(examples * kv, -1, dim)
+        # Zeros in place of a path's own: a slice of the weights of all others would write their number down.
+        values = torch.cat((values[:, :picks] * 0.0, values), dim=1)
+        own_scores = torch.bmm(
+            q.view(examples * kv * paths, groups * picks, dim), own_keys.view(examples * kv * paths, dim, picks)
+        )
+        scores = torch.bmm(q.view(examples * kv, paths * groups * picks, dim), keys)
+        if facts.attention_softcap is not None:
+            own_scores = torch.tanh(own_scores * tables.uncap) * tables.cap
+            scores = torch.tanh(scores * tables.uncap) * tables.cap
+        own_scores = own_scores.view(examples, kv * paths, groups * picks, picks) + own_mask
+        scores = scores.view(examples, kv * paths, groups * picks, -1) + shared_mask
+        weights = torch.softmax(torch.cat((own_scores, scores), dim=-1), dim=-1)
+        own_weights = weights[..., :picks].contiguous().view(examples * kv * paths, groups * picks, picks)
+        mixed = torch.bmm(own_weights, own_values.view(examples * kv * paths, picks, dim))
+        mixed = mixed.view(examples * kv, paths * groups * picks, dim) + torch.bmm(
+            weights.view(examples * kv, paths * groups * picks, -1), values
+        )
+        mixed = mixed.view(examples, kv, paths, picks, groups * dim).permute(2, 0, 3, 1, 4).contiguous()
+        mixed = mixed.view(shape.rows, picks, facts.heads * dim)
+        return self.finish(hidden, self._linear("o_proj", mixed, b), b, norms[1:])
