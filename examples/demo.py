@@ -49,11 +49,18 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 VALIDATION_LIMIT = 200
 # The layers below the adapted ones run once for each example. 36 tokens are enough for four of five sentences; longer
 # ones are truncated at the beginning. Settings were chosen on the validation sentences (docs/benchmarks.md).
-CALIBRATED: tuple[Target, ...] = ("v_proj", "o_proj")
+CALIBRATED: tuple[Target, ...] = ("o_proj", "down_proj")
 CALIBRATION_EXAMPLES = 100  # product reviews; they need to be similar to the device's data, and may not be private
 COMMON: dict[str, Any] = {"sequence_length": 36, "loss": "candidates", "precision": "int8"}
 EXACT: dict[str, Any] = {"estimator": "gradient", "layers": "last:12", "targets": TARGETS, "rank": 8, **COMMON}
-FORWARD: dict[str, Any] = {"estimator": "replay", "layers": "last:8", "targets": CALIBRATED, "rank": 1, **COMMON}
+FORWARD: dict[str, Any] = {
+    "estimator": "replay",
+    "perturbed": "answers",
+    "layers": "last:8",
+    "targets": CALIBRATED,
+    "rank": 1,
+    **COMMON,
+}
 
 
 class Adapter(StrEnum):
@@ -84,8 +91,8 @@ METHODS = (
     Method(
         "forward passes only",
         Adapter.FORWARD,
-        RecipeSettings(alpha=8, queries=8, effective_batch=2, **FORWARD),
-        TrainingSettings(steps=200, lr=5e-3, schedule="cosine", eps=2e-2, evaluation_interval=100),
+        RecipeSettings(alpha=8, queries=512, effective_batch=2, **FORWARD),
+        TrainingSettings(steps=200, lr=1e-2, schedule="cosine", eps=2e-2, evaluation_interval=100),
         calibrated=True,
     ),
 )
@@ -108,17 +115,8 @@ class Calibration:
         console.print("[bold]calibration[/bold]: directions from product reviews, which are public")
         self._path, self._site = str(site.directory / "calibration.safetensors"), site
         command = [SERVER, "calibrate", "--base", BASE, "--task", "sst2", "--data", str(PUBLIC_DATA), "--json"]
-        command += [
-            "--to",
-            self._path,
-            "--targets",
-            ",".join(CALIBRATED),
-            "--layers",
-            FORWARD["layers"],
-            "--width",
-            "4",
-        ]
-        command += ["--loss", "candidates", "--sequence-length", "36"]
+        command += ["--to", self._path, "--targets", ",".join(CALIBRATED), "--layers", FORWARD["layers"]]
+        command += ["--balance", "--width", "1", "--loss", "candidates", "--sequence-length", "36"]
         command += ["--examples", str(min(max_examples, CALIBRATION_EXAMPLES))]
         self._process = processes.start("calibrate", command, site.env | ONE_THREAD)
 

@@ -178,7 +178,7 @@ class RequestedRecipe(BaseModel):
         if not isinstance(values, dict) or values.get("queries") is not None:
             return values
         estimator = values.get("estimator")
-        if values.get("perturbed") == "answers":
+        if values.get("perturbed") == "answers" and estimator in (None, "replay"):
             return values | {"queries": ANSWER_QUERIES}
         if isinstance(estimator, str) and estimator in DEFAULT_QUERIES:
             return values | {"queries": DEFAULT_QUERIES[estimator]}
@@ -205,7 +205,7 @@ class RequestedRecipe(BaseModel):
 
     def _perturbing_answers(self) -> Self:
         if self.estimator != "replay":
-            raise ValueError(f"perturbed 'answers' needs estimator 'replay'; {self.estimator!r} has no such paths")
+            raise ValueError(f"perturbed 'answers' needs estimator 'replay', not {self.estimator!r}")
         if self.backend != "xnnpack":
             raise ValueError(f"perturbed 'answers' needs backend xnnpack; with {self.backend}, use perturbed 'all'")
         if self.privacy == "clipped":

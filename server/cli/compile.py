@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from shared.program import ProgramManifest
-from shared.recipe import DEFAULT_QUERIES, RecipeSettings
+from shared.recipe import ANSWER_QUERIES, DEFAULT_QUERIES, RecipeSettings
 from shared.zo.calibration import read_calibration
 
 Json = Annotated[bool, typer.Option("--json", help="print JSON")]
@@ -38,7 +38,8 @@ def compile_program(
         int | None,
         typer.Option(
             help="random directions per step; default: "
-            f"{DEFAULT_QUERIES['replay']}, with estimator directional {DEFAULT_QUERIES['directional']}",
+            f"{DEFAULT_QUERIES['replay']}, with estimator directional {DEFAULT_QUERIES['directional']}, with perturbed "
+            f"answers {ANSWER_QUERIES}",
         ),
     ] = None,
     effective_batch: Annotated[int, typer.Option("--effective-batch", help="examples per path")] = 4,
@@ -64,6 +65,12 @@ def compile_program(
     optimizer: Annotated[
         str, typer.Option(help="of estimators gradient and directional: sgd, momentum or adam")
     ] = "adam",
+    perturbed: Annotated[
+        str,
+        typer.Option(
+            help="with estimator replay: all positions, or answers: only the positions that predict answer tokens"
+        ),
+    ] = "all",
     noise: Annotated[
         str,
         typer.Option(
@@ -97,6 +104,7 @@ def compile_program(
             "loss": loss,
             "estimator": estimator,
             "optimizer": optimizer,
+            "perturbed": perturbed,
             "noise": noise,
             "backend": backend,
             "calibration": None if calibration is None else read_calibration(calibration).sha256,

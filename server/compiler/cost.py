@@ -35,9 +35,10 @@ def step_flops(recipe: Recipe, shape: BaseShape) -> int:
                 )
     answers = recipe.answer_paths * recipe.effective_batch * recipe.answer_length  # tokens
     if recipe.perturbed == "answers":
-        length = recipe.sequence_length + recipe.answer_length  # keys of the whole sequence and a path's own
+        # Scores with the sequence's keys and a path's own, and values of both, with zeros before the sequence's.
+        attention = (2 * recipe.sequence_length + 3 * recipe.answer_length) * shape.heads * shape.head_dim
         products += sum(
-            answers * (_layer_weights(recipe, shape, layer in adapted) + 2 * length * shape.heads * shape.head_dim)
+            answers * (_layer_weights(recipe, shape, layer in adapted) + attention)
             for layer in range(frozen, shape.layers)
         )
     scored = shape.vocabulary if recipe.loss == "full" else recipe.choices

@@ -106,6 +106,13 @@ def test_recipes_of_exact_gradients_say_what_they_add(recipe):
     assert Recipe.model_validate_json(exact.model_dump_json()) == exact
 
 
+def test_recipes_that_perturb_answers_alone_say_so(recipe):
+    answers = Recipe.model_validate(recipe.model_dump(exclude={"queries"}) | {"perturbed": "answers"})
+    assert (answers.queries, answers.answer_paths, answers.paths, answers.score_rows) == (512, 512, 1, answers.rows)
+    assert "perturbed" in answers.model_dump() and "perturbed" not in recipe.model_dump()
+    assert answers.id != recipe.model_copy(update={"queries": 512}).id
+
+
 def test_recipes_of_directional_gradients_say_what_they_add(recipe):
     fields = recipe.model_dump(exclude={"queries"}) | {"estimator": "directional", "effective_batch": 6}
     directional = Recipe.model_validate(fields)
@@ -139,7 +146,11 @@ def test_recipes_of_directional_gradients_say_what_they_add(recipe):
         ({"estimator": "directional", "backend": "qnn"}, "which estimator 'directional' needs"),
         ({"estimator": "directional", "precision": "int4"}, "use int8-weight or int8, or estimator 'replay'"),
         ({"estimator": "directional", "queries": 513}, "less than or equal to 512"),
-        ({"queries": 65}, "at most 64 queries; estimator 'directional' has up to 512"),
+        ({"queries": 65}, "at most 64 queries; estimator 'directional', and 'replay' with perturbed 'answers', have up"),
+        ({"perturbed": "answers", "estimator": "gradient"}, "needs estimator 'replay', not 'gradient'"),
+        ({"perturbed": "answers", "backend": "portable"}, "needs backend xnnpack; with portable, use perturbed 'all'"),
+        ({"perturbed": "answers", "privacy": "clipped"}, "use perturbed 'all', or another estimator"),
+        ({"perturbed": "answers", "queries": 1}, "needs at least 2 queries"),
         ({"estimator": "stored", "queries": 65}, "estimator 'stored' runs 2q paths at once"),
         ({"micro_batch": 2}, "estimator 'replay' has no micro_batch"),
         ({"estimator": "gradient", "micro_batch": 3}, "no.* proper divisor of effective_batch 4"),

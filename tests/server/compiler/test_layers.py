@@ -91,6 +91,7 @@ def test_the_manifest_counts_what_each_method_runs(subset: Program) -> None:
         {"layers": "all"},
         {"layers": (1, 3), "targets": ("q_proj", "gate_proj", "down_proj")},
         {"layers": "last:75%", "loss": "candidates", "queries": 1},
+        {"layers": (1, 3), "perturbed": "answers", "answer_length": 2},
     ],
 )
 def test_flops_are_what_torch_counts_in_the_step(deep: TinyBase, settings: dict[str, Any]) -> None:
