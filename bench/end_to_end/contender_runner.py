@@ -135,7 +135,7 @@ class ContenderRunner:
     @property
     def calibration_core_seconds(self) -> float:
         """Returns the cost of our calibration, made once for a base and a task, process start included."""
-        return float(json.loads(self.calibration().with_suffix(".json").read_text())["core_seconds"])
+        return float(json.loads(self.calibration("balanced").with_suffix(".json").read_text())["core_seconds"])
 
     def program(self, contender: Contender) -> CompiledProgram:
         """Returns the contender's program, compiled once."""

@@ -109,7 +109,8 @@ def test_recipes_of_exact_gradients_say_what_they_add(recipe):
 def test_recipes_that_perturb_answers_alone_say_so(recipe):
     answers = Recipe.model_validate(recipe.model_dump(exclude={"queries"}) | {"perturbed": "answers"})
     assert (answers.queries, answers.answer_paths, answers.paths, answers.score_rows) == (512, 512, 1, answers.rows)
-    assert "perturbed" in answers.model_dump() and "perturbed" not in recipe.model_dump()
+    assert "perturbed" in answers.model_dump()
+    assert "perturbed" not in recipe.model_dump()
     assert answers.id != recipe.model_copy(update={"queries": 512}).id
 
 
@@ -146,7 +147,10 @@ def test_recipes_of_directional_gradients_say_what_they_add(recipe):
         ({"estimator": "directional", "backend": "qnn"}, "which estimator 'directional' needs"),
         ({"estimator": "directional", "precision": "int4"}, "use int8-weight or int8, or estimator 'replay'"),
         ({"estimator": "directional", "queries": 513}, "less than or equal to 512"),
-        ({"queries": 65}, "at most 64 queries; estimator 'directional', and 'replay' with perturbed 'answers', have up"),
+        (
+            {"queries": 65},
+            "at most 64 queries; estimator 'directional', and 'replay' with perturbed 'answers', have up",
+        ),
         ({"perturbed": "answers", "estimator": "gradient"}, "needs estimator 'replay', not 'gradient'"),
         ({"perturbed": "answers", "backend": "portable"}, "needs backend xnnpack; with portable, use perturbed 'all'"),
         ({"perturbed": "answers", "privacy": "clipped"}, "use perturbed 'all', or another estimator"),

@@ -135,10 +135,10 @@ class AnswerPass(nn.Module):
         """Normed hidden states (R, T, hidden) at the answer's positions.
 
         keyed: the same layers with keys and values, for whole sequences (E, S, hidden). b: (1, D), the current B that
-        they run with, and (2q, D), that of every path.
+        they run with, and (q, D), that of every path.
         """
         facts, paths, length = backbone.facts, b[1].shape[0], hidden.shape[1]
-        positions, width = inputs.positions, facts.kv_heads * facts.head_dim
+        positions = inputs.positions
         places = positions.to(torch.int64).unsqueeze(2).expand(-1, -1, facts.hidden)
         picked = torch.gather(hidden, 1, places).repeat(paths, 1, 1)  # (R, T, hidden)
         kinds: list[tuple[LayerTables, int | None]] = [(backbone.tables, None)]
@@ -152,9 +152,7 @@ class AnswerPass(nn.Module):
         at = 0
         for place, (layer, keyed_layer, shape) in enumerate(zip(self.layers, keyed.layers, keyed.shapes, strict=True)):
             index = keyed.first + place
-            following = keyed_layer(hidden, *others[place])
-            keys, values = (following[:, :, start : start + width] for start in (facts.hidden, facts.hidden + width))
-            hidden = following[:, :, : facts.hidden]
+            hidden, keys, values = keyed_layer(hidden, *others[place])
             slab: tuple[Tensor, ...] = ()
             if shape.targets:
                 slab = (b[1][:, at : at + shape.slab],)

@@ -21,17 +21,17 @@ from server.compiler.model.layer_inputs import AttentionTables, norm_size
 class KeyedLayer(DecoderLayer):
     """A decoder layer that also returns its keys and values."""
 
-    def forward(self, hidden: Tensor, *others: Tensor) -> Tensor:
-        """hidden (E, S, hidden) -> the next hidden states, keys and values side by side.
+    def forward(self, hidden: Tensor, *others: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """hidden (E, S, hidden) -> the next hidden states, keys and values, both (E, S, kv_heads * head_dim).
 
-        (E, S, hidden + 2 kv_heads head_dim). others: those of `LayerInputs`.
+        others: those of `LayerInputs`.
         """
         inputs, b = self.inputs(others)
         q, k, v = self.heads(self.norm(hidden, *inputs.norms[0]), b, inputs.head_norms, inputs.tables)
         mixed = self._linear("o_proj", self.mix(q, k, v, inputs.tables), b)
         following = self.finish(hidden, mixed, b, inputs.norms[1:])
         width = self.shape.facts.kv_heads * self.shape.facts.head_dim
-        return torch.cat((following, k.view(self.shape.rows, -1, width), v.view(self.shape.rows, -1, width)), dim=-1)
+        return following, k.view(self.shape.rows, -1, width), v.view(self.shape.rows, -1, width)
 
 
 @dataclass(frozen=True)

@@ -84,9 +84,8 @@ class Backbone(nn.Module):
     ) -> Tensor:
         """hidden (R, S, hidden) through layers `first`, `first` + 1, ... of the base; b: every path's B (n, D)."""
         for layer, others in zip(layers, self.others(shapes, first, hidden.shape[1], b), strict=True):
-            hidden = layer(hidden, *others)
-            if hidden.shape[2] > self.facts.hidden:  # with keys and values, which this pass does not need
-                hidden = hidden[:, :, : self.facts.hidden]
+            output = layer(hidden, *others)
+            hidden = output if isinstance(output, Tensor) else output[0]  # others follow that this pass does not need
         return hidden
 
     def others(

@@ -65,12 +65,25 @@ def test_a_file_and_its_figures(arguments, llama, tmp_path):
         "examples": len(RECORDS),
         "modules": 2,
         "width": 2,
+        "balanced": False,
         "bytes": (tmp_path / "made").stat().st_size,
     }
     assert {name: value.shape for name, value in calibration.directions.items()} == {
         "model.layers.1.self_attn.q_proj": (16, 2),
         "model.layers.1.self_attn.v_proj": (16, 2),
     }
+
+
+def test_a_balanced_file_has_a_factor_for_each_module(arguments, tmp_path):
+    options = "--layers", "last:1", "--loss", "candidates"
+    assert json.loads(call(*arguments, *options, "--balance", "--json"))["balanced"] is True
+    calibration = read_calibration(tmp_path / "made")
+    assert calibration.metadata.scales.keys() == calibration.directions.keys()
+    assert len(set(calibration.metadata.scales.values())) > 1
+
+
+def test_inputs_have_no_gradients_to_balance(arguments):
+    assert "--balance: needs --kind gradients" in call(*arguments, "--kind", "activations", "--balance", code=2)
 
 
 def test_kinds_and_numbers_of_examples(arguments, tmp_path):

@@ -48,26 +48,26 @@ class Xnnpack(Portable):
 
 
 class StandIn(nn.Module):
-    """A stand-in with a layer's input and output shapes but without its arithmetic, to trace through a delegate."""
+    """A stand-in with a layer's input and output shapes but without its arithmetic, to trace through a delegate.
 
-    def __init__(self, width: int) -> None:
-        """width: size of the output's last dimension; the other dimensions are those of the first input."""
+    An output has all dimensions of the first input but the last, or, of two dimensions, the first one alone.
+    """
+
+    def __init__(self, sizes: Sequence[torch.Size]) -> None:
+        """sizes: of the layer's outputs."""
         super().__init__()
-        self.width = width
+        self.forms = [(len(size), int(size[-1])) for size in sizes]
 
-    def forward(self, hidden: Tensor, *others: Tensor) -> Tensor:
-        """Returns a tensor of the layer's output shape."""
-        if hidden.shape[-1] == self.width:
-            return hidden + 0.0
-        return hidden[..., :1].repeat(*(1 for _ in hidden.shape[:-1]), self.width)
-
-
-class PairStandIn(StandIn):
-    """A stand-in for a layer with two outputs: one with the first input's shape, and one of shape (R, width)."""
-
-    def forward(self, hidden: Tensor, *others: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, hidden: Tensor, *others: Tensor) -> Tensor | tuple[Tensor, ...]:
         """Returns tensors of the layer's output shapes."""
-        return hidden + 0.0, hidden[:, 0, :1].repeat(1, self.width)
+        outputs = tuple(self._output(hidden, dimensions, width) for dimensions, width in self.forms)
+        return outputs if len(outputs) > 1 else outputs[0]
+
+    def _output(self, hidden: Tensor, dimensions: int, width: int) -> Tensor:
+        if dimensions == hidden.dim() and hidden.shape[-1] == width:
+            return hidden + 0.0
+        first = hidden[..., :1] if dimensions == hidden.dim() else hidden[:, 0, :1]
+        return first.repeat(*(1 for _ in first.shape[:-1]), width)
 
 
 class Outline(ExportedProgram):
@@ -109,8 +109,7 @@ def lower_layers(
     """
     template = _template(layers[0], scheme)
     program = edge_program(template, example)
-    sizes = [output.shape for output in outputs(program)]
-    stand_in = StandIn(sizes[0][-1]) if len(sizes) == 1 else PairStandIn(sizes[1][-1])
+    stand_in = StandIn([output.shape for output in outputs(program)])
     _mark_quantized_activations(program)
     result = kind.preprocess(program, [])
     keys = _keys(template, scheme)
