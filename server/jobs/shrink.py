@@ -116,7 +116,7 @@ def _choices(recipe: Recipe) -> Iterator[Recipe]:
     # Only XNNPACK has kernels for fewer bits.
     fewer = _FEWER_BITS.get(recipe.precision) if recipe.backend == "xnnpack" else None
     for length in _lengths(recipe):
-        for queries in _halves(recipe.queries):
+        for queries in _halves(recipe.queries, least=2 if recipe.perturbed == "answers" else 1):
             for batch in _halves(recipe.effective_batch):
                 for precision in (recipe.precision, fewer):
                     if precision is not None:
@@ -143,8 +143,8 @@ def _estimators(recipe: Recipe) -> Iterator[Recipe]:
             yield recipe.model_copy(update=_ZEROTH_ORDER)
 
 
-def _halves(number: int) -> Iterator[int]:
-    while number >= 1:
+def _halves(number: int, least: int = 1) -> Iterator[int]:
+    while number >= least:
         yield number
         number //= 2
 

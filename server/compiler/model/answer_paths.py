@@ -56,7 +56,8 @@ class AnswerTables:
         """positions, mask: (E, T), of answer tokens and their weights. at: 0 to S - 1, of the same type as positions.
 
         window: of the attention; None: it sees everything. A path sees its own keys at the answer's positions and the
-        shared ones at all others. Padding, whose weight is 0, is no answer position and is seen by nobody but itself.
+        shared ones at all others. Padding, whose weight is 0, is not an answer position; no other position attends
+        to it.
         """
         examples, picks = positions.shape
         row, column, key = positions.unsqueeze(2), positions.unsqueeze(1), at.reshape(1, 1, -1)

@@ -123,6 +123,13 @@ def shrink_steps(program):
     return list(recipes.values())
 
 
+def test_perturbed_answers_keep_two_directions_to_compare():
+    program = manifest(perturbed="answers", queries=8, layers="last:8", rank=1, planned=120_000_000)
+    recipes = shrink_steps(program)
+    assert min(recipe.queries for recipe in recipes) == 2
+    assert [Recipe.model_validate(recipe.model_dump()) for recipe in recipes] == recipes
+
+
 @pytest.mark.parametrize("estimator", ["gradient", "directional"])
 def test_exact_gradients_go_by_micro_batches_then_to_replay_before_bits_go(estimator):
     program = manifest(estimator=estimator, effective_batch=8, layers="last:8", rank=1, planned=120_000_000)
