@@ -76,6 +76,7 @@ from shared.recipe import REVERSE_ESTIMATORS, Recipe, Sha256
 from shared.zo.lora import BaseShape
 
 METHODS = ("step", "replay", "score", "adapter", "load")  # of every program; `randn` noise has no replay
+FEW_ANSWERS = 4  # an answer is a small part of a sequence if it has at most a quarter of its positions
 MOST_LOGITS = 1 << 21  # elements of logits over the vocabulary that a program holds at once: 8 MiB
 
 Role = Literal["program", "weights", "tokenizer", "inference"]
@@ -168,6 +169,18 @@ def logits_part(rows: int, tokens: int, vocabulary: int) -> tuple[int, int]:
     limit //= part_tokens
     part_rows = max(size for size in range(1, rows + 1) if rows % size == 0 and (size <= limit or size == 1))
     return part_rows, part_tokens
+
+
+def last_layer_picks(recipe: Recipe) -> int:
+    """Returns T where a program computes the base's last layer at the answer's positions alone; 0: at all.
+
+    No other position of that layer has a gradient or is read; its keys and values are still those of all positions.
+    Only with exact gradients, and where the answer is a small part of a sequence. Private steps compute all positions:
+    an example's gradient must not depend on the others, and the rounding of small products depends on a row's place.
+    """
+    if recipe.estimator not in REVERSE_ESTIMATORS or recipe.privacy == "clipped":
+        return 0
+    return recipe.answer_length if FEW_ANSWERS * recipe.answer_length <= recipe.sequence_length else 0
 
 
 def transposed_bytes(recipe: Recipe, shape: BaseShape) -> int:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from shared.recipe import REVERSE_ESTIMATORS, Recipe
+from collections.abc import Sequence
+
+from shared.program import last_layer_picks
+from shared.recipe import REVERSE_ESTIMATORS, Recipe, Target
 from shared.zo.lora import BaseShape
 
 
@@ -27,12 +30,15 @@ def step_flops(recipe: Recipe, shape: BaseShape) -> int:
             products += 2 * _layer_products(recipe, shape, every, layer in adapted)
             products += every * _attention_products(recipe, shape)
             if layer in adapted:
-                products += (
-                    every
-                    * recipe.sequence_length
-                    * recipe.rank
-                    * sum(shape.features(target)[1] for target in recipe.targets)
-                )
+                products += every * recipe.sequence_length * _b_weights(recipe, shape, recipe.targets)
+        if picks := last_layer_picks(recipe):
+            # Its queries, o_proj and MLP meet the answer's tokens alone, and so does attention.
+            fewer, last_adapted = every * (recipe.sequence_length - picks), shape.layers - 1 in adapted
+            by_token = [target for target in shape.linears if target not in ("k_proj", "v_proj")]
+            targets = [target for target in recipe.targets if target in by_token and last_adapted]
+            weights = _weights(recipe, shape, by_token, targets)
+            products -= fewer * (3 * weights + 4 * _attention_products(recipe, shape) // recipe.sequence_length)
+            products -= fewer * _b_weights(recipe, shape, targets)
     answers = recipe.answer_paths * recipe.effective_batch * recipe.answer_length  # tokens
     if recipe.perturbed == "answers":
         # Scores with the sequence's keys and a path's own, and values of both, with zeros before the sequence's.
@@ -54,10 +60,18 @@ def _layer_products(recipe: Recipe, shape: BaseShape, rows: int, adapted: bool) 
 
 def _layer_weights(recipe: Recipe, shape: BaseShape, adapted: bool) -> int:
     """Returns the weights that one token meets in a decoder layer, those of an adapter included."""
-    weights = sum(int.__mul__(*shape.features(target)) for target in shape.linears)
-    if adapted:
-        weights += recipe.rank * sum(sum(shape.features(target)) for target in recipe.targets)
-    return weights
+    return _weights(recipe, shape, shape.linears, recipe.targets if adapted else ())
+
+
+def _weights(recipe: Recipe, shape: BaseShape, linears: Sequence[Target], targets: Sequence[Target]) -> int:
+    """Returns the weights of linear layers, and of the adapters of `targets`."""
+    weights = sum(int.__mul__(*shape.features(target)) for target in linears)
+    return weights + recipe.rank * sum(sum(shape.features(target)) for target in targets)
+
+
+def _b_weights(recipe: Recipe, shape: BaseShape, targets: Sequence[Target]) -> int:
+    """Returns the elements of B of one layer's `targets`."""
+    return recipe.rank * sum(shape.features(target)[1] for target in targets)
 
 
 def _attention_products(recipe: Recipe, shape: BaseShape) -> int:

@@ -80,9 +80,14 @@ class ServingLayer(DecoderLayer):
         return y
 
     def _attention(
-        self, x: Tensor, b: Mapping[str, Tensor], head_norms: tuple[Tensor, ...], tables: AttentionTables
+        self,
+        x: Tensor,
+        query_input: Tensor,
+        b: Mapping[str, Tensor],
+        head_norms: tuple[Tensor, ...],
+        tables: AttentionTables,
     ) -> Tensor:
-        q, k, v = self.heads(x, b, head_norms, tables)
+        q, k, v = self.heads(x, b, head_norms, tables, query_input)
         if self.cache is None or self.places is None:
             self.keys_values = (k, v) if self.keep else None
             return self._linear("o_proj", self.mix(q, k, v, tables), b)

@@ -36,7 +36,7 @@ from server.compiler.methods.training import (
     Suffix,
 )
 from server.compiler.model.answer_paths import AnswerLayer, AnswerTables, KeyedLayer
-from server.compiler.model.backbone import Backbone, BackboneTensors, HeadLayer
+from server.compiler.model.backbone import Backbone, BackboneTensors, HeadLayer, states_for
 from server.compiler.model.decoder import DecoderLayer, LayerShape, LayerTables, layer_shapes, quantized_layer
 from server.compiler.model.rounding import ROWS, SCALE, SCHEMES, Scheme, quantize
 from shared.program import logits_part
@@ -138,12 +138,13 @@ class BaseNetwork:
         adapted: bool = True,
         kind: type[DecoderLayer] = DecoderLayer,
         example: Callable[[LayerShape], Example] | None = None,
+        picks: int = 0,
     ) -> Stack:
         """Returns the base's layers in `part`, for `rows` sequences of `paths` paths.
 
-        example: the export inputs of a shape; None: those of whole sequences.
+        example: the export inputs of a shape; None: those of whole sequences. picks: as `layer_shapes`.
         """
-        shapes = layer_shapes(self.recipe, self.facts, rows, paths, adapted)[part]
+        shapes = layer_shapes(self.recipe, self.facts, rows, paths, adapted, picks)[part]
         indices = range(self.facts.layers)[part]
         whole = partial(layer_example, length=self.recipe.sequence_length)
         return Stack(shapes, self.layers(shapes, indices, kind, example or whole), indices.start)
@@ -264,5 +265,9 @@ def layer_example(shape: LayerShape, length: int) -> Example:
     slab = (torch.zeros(shape.paths, shape.slab),) if shape.targets else ()
     vectors = [torch.ones(facts.hidden) for _ in facts.layer_norms]
     heads = [torch.ones(facts.head_dim) for _ in facts.head_norms]
-    tables = LayerTables(facts, length, sliding=False)(length)
-    return (torch.zeros(shape.rows, length, facts.hidden), *slab, *vectors, *heads, *tables)
+    tables, positions = LayerTables(facts, length, sliding=False), None
+    if shape.picks:
+        positions = zero_tokens(shape.rows, shape.picks)
+    states = states_for(shape, torch.zeros(shape.rows, length, facts.hidden), positions)
+    own = tables(length) if positions is None else tables.picked(length, positions)
+    return (*states, *slab, *vectors, *heads, *own)

@@ -19,7 +19,7 @@ from server.compiler.methods.clipping import noised_sums, single_rows
 from server.compiler.methods.private_gradient import ExampleGradients, mean_gradient, noise_units
 from server.compiler.methods.step_inputs import StepInputs
 from server.compiler.methods.training import EXCLUDED, Method, Network, Stack
-from server.compiler.model.backbone import Backbone
+from server.compiler.model.backbone import Backbone, picked_states, states_for
 from server.compiler.model.reverse import norm_output, norm_reverse, normed
 from server.compiler.model.rounding import SCALE
 from shared.privacy import UNITS
@@ -124,22 +124,25 @@ class GradientSuffix(Network):
         hidden = self.enter(first)
         stack = self.stacks[-1]
         b = self.state.current().unsqueeze(0)  # (1, D)
-        hidden_states: list[Tensor] = []
-        others = list(self.backbone.others(stack.shapes, stack.first, hidden.shape[1], b))
-        for layer, other in zip(stack.layers, others, strict=True):
-            hidden_states.append(hidden)
-            hidden = layer(hidden, *other)
+        length, positions = hidden.shape[1], inputs.positions
+        states: list[tuple[Tensor, ...]] = []
+        others = list(self.backbone.others(stack.shapes, stack.first, length, b, positions))
+        for layer, shape, other in zip(stack.layers, stack.shapes, others, strict=True):
+            states.append(states_for(shape, hidden, positions))
+            hidden = layer(*states[-1], *other)
         if self.recipe.privacy == "clipped":
             nll, gradient = self.answers_gradient_by_row(hidden, inputs)
         else:
             nll, gradient = self.answers_gradient(hidden, inputs)
         parts: list[Tensor] = []
-        for place in reversed(range(len(hidden_states))):
+        for place in reversed(range(len(states))):
             scales = () if self.scales is None else (self.scales[place],)
-            gradient = self.reverses[place](hidden_states[place], gradient, *others[place], *scales)
+            results = self.reverses[place](*states[place], gradient, *others[place], *scales)
+            gradient, *more = (results,) if isinstance(results, Tensor) else results
             if stack.shapes[place].targets:
-                gradient, by_example = gradient
-                parts.append(by_example)  # (rows, slab)
+                parts.append(more.pop())  # (rows, slab)
+            if more:
+                gradient = gradient + self.at_positions(more.pop(), positions, length)
         return nll, parts[::-1]
 
     def answers_gradient_by_row(self, hidden: Tensor, inputs: StepInputs) -> tuple[Tensor, Tensor]:
@@ -154,13 +157,15 @@ class GradientSuffix(Network):
         return nll, gradient
 
     def answers_gradient(self, hidden: Tensor, inputs: StepInputs) -> tuple[Tensor, Tensor]:
-        """Negative log-likelihoods (E, T), and the gradient (E, S, hidden) of their sum over `mask` (E, T).
+        """Negative log-likelihoods (E, T), and the gradient of their sum over `mask` (E, T) by `hidden`.
 
         Not of their mean: the last bits of a small gradient would be lost where activations are quantized.
+        hidden: (E, S, hidden), or (E, T, hidden) at the positions alone if the last layer has picks.
         """
-        facts, backbone = self.backbone.facts, self.backbone
-        places = inputs.positions.unsqueeze(2).expand(-1, -1, hidden.shape[2])
-        normed_answers = normed(backbone.final_norm, torch.gather(hidden, 1, places))  # (E, T, hidden)
+        backbone, length = self.backbone, hidden.shape[1]
+        picked = bool(self.stacks[-1].shapes[-1].picks)
+        states = hidden if picked else picked_states(hidden, inputs.positions)
+        normed_answers = normed(backbone.final_norm, states)  # (E, T, hidden)
         vectors = backbone.final_vectors()
         answers = norm_output(normed_answers, *vectors)
         if self.recipe.loss == "full":
@@ -168,9 +173,15 @@ class GradientSuffix(Network):
         else:
             nll, gradient = self.candidates_gradient(answers, inputs.choices, inputs.choice_mask)
         gradient = norm_reverse(backbone.final_norm, gradient * inputs.mask.unsqueeze(2), vectors[0], normed_answers)
-        # By a product with ones and zeros: positions of padding may coincide with others.
-        at = self.at[: hidden.shape[1]].reshape(1, -1, 1) == inputs.positions.unsqueeze(1)  # (E, S, T)
-        return nll, torch.bmm(at.to(torch.float32), gradient).view(-1, hidden.shape[1], facts.hidden)
+        return nll, gradient if picked else self.at_positions(gradient, inputs.positions, length)
+
+    def at_positions(self, gradient: Tensor, positions: Tensor, length: int) -> Tensor:
+        """gradient (E, T, hidden) at `positions` (E, T) of sequences of `length`, zero elsewhere: (E, S, hidden).
+
+        By a product with ones and zeros: positions of padding may coincide with others.
+        """
+        at = self.at[:length].reshape(1, -1, 1) == positions.unsqueeze(1)  # (E, S, T)
+        return torch.bmm(at.to(torch.float32), gradient).view(-1, length, self.backbone.facts.hidden)
 
     def vocabulary_gradient(self, answers: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:
         """The loss over the whole vocabulary of one part (rows, tokens): nll and its gradient, (rows, tokens, hidden).

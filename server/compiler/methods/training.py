@@ -18,7 +18,7 @@ from server.compiler.methods.clipping import example_means, noised_sums
 from server.compiler.methods.estimators import state_of
 from server.compiler.methods.step_inputs import StepInputs, micro_batches
 from server.compiler.model.answer_paths import AnswerTables
-from server.compiler.model.backbone import Backbone
+from server.compiler.model.backbone import Backbone, picked_states
 from server.compiler.model.decoder import LayerShape, LayerTables
 from shared.privacy import UNITS
 from shared.program import logits_part
@@ -62,6 +62,14 @@ class Network(Method):
     def run(self, stack: Stack, hidden: Tensor, b: Tensor | None) -> Tensor:
         """hidden (R, S, hidden) through one stack's layers."""
         return self.backbone.forward_layers(stack.layers, stack.shapes, stack.first, hidden, b)
+
+    def answers_of(self, hidden: Tensor, b: Tensor, positions: Tensor) -> Tensor:
+        """Normed hidden states (R, T, hidden) at `positions` (R, T) after the last stack; hidden: (R, S, hidden)."""
+        stack, backbone = self.stacks[-1], self.backbone
+        hidden = backbone.forward_layers(stack.layers, stack.shapes, stack.first, hidden, b, positions)
+        if stack.shapes[-1].picks:
+            return backbone.final_norm(hidden, *backbone.final_vectors())
+        return backbone.gather_positions(hidden, positions)
 
     def log_probabilities(self, answers: Tensor, choices: Tensor) -> Tensor:
         """Log-softmax over the whole vocabulary at `answers` (R, T, hidden), of `choices` (R, T, C): (R, T, C)."""
@@ -139,8 +147,7 @@ class AnswerPass(nn.Module):
         """
         facts, paths, length = backbone.facts, b[1].shape[0], hidden.shape[1]
         positions = inputs.positions
-        places = positions.to(torch.int64).unsqueeze(2).expand(-1, -1, facts.hidden)
-        picked = torch.gather(hidden, 1, places).repeat(paths, 1, 1)  # (R, T, hidden)
+        picked = picked_states(hidden, positions).repeat(paths, 1, 1)  # (R, T, hidden)
         kinds: list[tuple[LayerTables, int | None]] = [(backbone.tables, None)]
         if facts.sliding_layers:
             kinds.append((backbone.sliding_tables, facts.window))
@@ -196,8 +203,7 @@ class Suffix(Network):
             current = self.state.current().unsqueeze(0)
             return self.answer_pass(self.stacks[-1], self.backbone, hidden, inputs, (current, b))
         paths = self.recipe.paths
-        hidden = self.run(self.stacks[-1], hidden.repeat(paths, 1, 1), b)  # (R, S, hidden)
-        return self.backbone.gather_positions(hidden, inputs.positions.repeat(paths, 1))
+        return self.answers_of(hidden.repeat(paths, 1, 1), b, inputs.positions.repeat(paths, 1))
 
     def forward(self, hidden: Tensor, *inputs: Tensor) -> tuple[Tensor, Tensor]:
         """One step. inputs: those of `StepInputs`.
@@ -265,8 +271,7 @@ class ScoreSuffix(Network):
     def forward(self, hidden: Tensor, positions: Tensor, choices: Tensor) -> Tensor:
         """hidden (R, S, hidden), positions (R, T), choices (R, T, C). Returns (R, T, C)."""
         b = self.state.current().unsqueeze(0).repeat(self.recipe.paths, 1)
-        hidden = self.run(self.stacks[-1], hidden, b)
-        return self.log_probabilities(self.backbone.gather_positions(hidden, positions), choices)
+        return self.log_probabilities(self.answers_of(hidden, b, positions), choices)
 
 
 class Score(ScoreSuffix):

@@ -80,18 +80,36 @@ class Backbone(nn.Module):
         )
 
     def forward_layers(
-        self, layers: Sequence[nn.Module], shapes: Sequence[LayerShape], first: int, hidden: Tensor, b: Tensor | None
+        self,
+        layers: Sequence[nn.Module],
+        shapes: Sequence[LayerShape],
+        first: int,
+        hidden: Tensor,
+        b: Tensor | None,
+        positions: Tensor | None = None,
     ) -> Tensor:
-        """hidden (R, S, hidden) through layers `first`, `first` + 1, ... of the base; b: every path's B (n, D)."""
-        for layer, others in zip(layers, self.others(shapes, first, hidden.shape[1], b), strict=True):
-            output = layer(hidden, *others)
+        """hidden (R, S, hidden) through layers `first`, `first` + 1, ... of the base; b: every path's B (n, D).
+
+        positions: (R, T), of a last layer with picks, whose states (R, T, hidden) are the result.
+        """
+        all_others = self.others(shapes, first, hidden.shape[1], b, positions)
+        for layer, shape, others in zip(layers, shapes, all_others, strict=True):
+            output = layer(*states_for(shape, hidden, positions), *others)
             hidden = output if isinstance(output, Tensor) else output[0]  # others follow that this pass does not need
         return hidden
 
     def others(
-        self, shapes: Sequence[LayerShape], first: int, length: int, b: Tensor | None
+        self,
+        shapes: Sequence[LayerShape],
+        first: int,
+        length: int,
+        b: Tensor | None,
+        positions: Tensor | None = None,
     ) -> Iterator[tuple[Tensor, ...]]:
-        """Yields the inputs of layers `first`, `first` + 1, ... besides hidden states of `length`; b: (n, D)."""
+        """Yields the inputs of layers `first`, `first` + 1, ... besides hidden states of `length`; b: (n, D).
+
+        positions: as `forward_layers`.
+        """
         tables = self.tables(length)
         sliding = self.sliding_tables(length) if self.facts.sliding_layers else ()
         at = 0
@@ -100,12 +118,15 @@ class Backbone(nn.Module):
             if b is not None and shape.targets:
                 slab = (b[:, at : at + shape.slab],)
                 at += shape.slab
-            yield *slab, *self.vectors(index), *(sliding if index in self.facts.sliding_layers else tables)
+            slides = index in self.facts.sliding_layers
+            own = sliding if slides else tables
+            if shape.picks:
+                own = (self.sliding_tables if slides else self.tables).picked(length, positions)
+            yield *slab, *self.vectors(index), *own
 
     def gather_positions(self, hidden: Tensor, positions: Tensor) -> Tensor:
         """Normed hidden states at `positions` (R, T) alone, before lm_head: (R, T, hidden) of (R, S, hidden)."""
-        places = positions.to(torch.int64).unsqueeze(2).expand(-1, -1, hidden.shape[2])
-        return self.final_norm(torch.gather(hidden, 1, places), *self.final_vectors())
+        return self.final_norm(picked_states(hidden, positions), *self.final_vectors())
 
     def final_vectors(self) -> tuple[Tensor, ...]:
         """The vectors of the norm before lm_head."""
@@ -120,6 +141,18 @@ class Backbone(nn.Module):
     def logits(self, answers: Tensor) -> Tensor:
         """lm_head over the whole vocabulary on the float32 table: answers (..., hidden) -> (..., V)."""
         return functional.linear(answers, self.embedding if self.tied else self.lm_head)
+
+
+def picked_states(hidden: Tensor, positions: Tensor) -> Tensor:
+    """Hidden states at `positions` (R, T): (R, T, hidden) of (R, S, hidden)."""
+    return torch.gather(hidden, 1, positions.to(torch.int64).unsqueeze(2).expand(-1, -1, hidden.shape[2]))
+
+
+def states_for(shape: LayerShape, hidden: Tensor, positions: Tensor | None) -> tuple[Tensor, ...]:
+    """The hidden states that a layer takes: (R, S, hidden), and those at `positions` (R, T) if it has picks."""
+    if not shape.picks or positions is None:
+        return (hidden,)
+    return hidden, picked_states(hidden, positions)
 
 
 class HeadLayer(nn.Module):

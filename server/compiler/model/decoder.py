@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
 import torch
@@ -37,9 +37,10 @@ class LayerShape:
     rows: int  # R: sequences, path-major
     rank: int
     targets: tuple[Target, ...]  # adapted here; none in a frozen layer
+    picks: int = 0  # T: positions of a sequence that the last layer is computed at; 0: all
 
     def __hash__(self) -> int:
-        return hash((self.precision, self.paths, self.rows, self.rank, self.targets))
+        return hash((self.precision, self.paths, self.rows, self.rank, self.targets, self.picks))
 
     @property
     def scheme(self) -> Scheme | None:
@@ -52,13 +53,19 @@ class LayerShape:
         return sum(self.rank * self.facts.features(target)[1] for target in self.targets)
 
 
-def layer_shapes(recipe: Recipe, facts: BaseFacts, rows: int, paths: int, adapted: bool = True) -> list[LayerShape]:
-    """Every layer of the base for `rows` sequences of `paths` paths; with `adapted` False none meets its B."""
+def layer_shapes(
+    recipe: Recipe, facts: BaseFacts, rows: int, paths: int, adapted: bool = True, picks: int = 0
+) -> list[LayerShape]:
+    """Every layer of the base for `rows` sequences of `paths` paths; with `adapted` False none meets its B.
+
+    picks: of the last layer; see `LayerShape`.
+    """
     adapted_layers = set(recipe.adapted_layers(facts.layers)) if adapted else set()
-    return [
+    shapes = [
         LayerShape(facts, recipe.precision, paths, rows, recipe.rank, recipe.targets if index in adapted_layers else ())
         for index in range(facts.layers)
     ]
+    return [*shapes[:-1], replace(shapes[-1], picks=picks)]
 
 
 class RmsNorm(nn.Module):
@@ -116,7 +123,7 @@ class LayerTables(nn.Module):
     def __init__(self, facts: BaseFacts, bound: int, sliding: bool, masked: bool = True) -> None:
         """bound: the longest sequence, tokens. masked: with the mask, whose size is the square of the bound."""
         super().__init__()
-        self.groups = facts.heads // facts.kv_heads
+        self.heads, self.kv_heads, self.groups = facts.heads, facts.kv_heads, facts.heads // facts.kv_heads
         self.rotary = facts.rope is not None
         self.capped = facts.attention_softcap is not None
         size = bound + 1
@@ -140,9 +147,23 @@ class LayerTables(nn.Module):
     def forward(self, length: int) -> tuple[Tensor, ...]:
         """The tables for sequences of `length`, in the order in which a layer takes them."""
         mask = self.mask[:length, :length].repeat(self.groups, 1).unsqueeze(0)  # (1, G*S, S)
+        return mask, *self._others(length)
+
+    def picked(self, length: int, positions: Tensor) -> tuple[Tensor, ...]:
+        """The tables of a layer whose queries are at `positions` (R, T) alone."""
+        rows, picks = positions.shape
+        places = positions.reshape(-1).to(torch.int64)
+        mask = self.mask.index_select(0, places)[:, :length].reshape(rows, 1, picks, -1)
+        mask = mask.repeat(1, self.heads, 1, 1).view(rows * self.kv_heads, self.groups * picks, -1)
+        angles = (self.cos, self.sin) if self.rotary else ()
+        of_queries = (table.index_select(0, places).view(rows, picks, 1, -1) for table in angles)
+        return mask, *self._others(length), *of_queries
+
+    def _others(self, length: int) -> tuple[Tensor, ...]:
+        """The tables besides the mask."""
         rotary = (self.cos[:length], self.sin[:length]) if self.rotary else ()  # (S, 1, head_dim / 2)
         caps = (self.cap, self.uncap) if self.capped else ()
-        return mask, self.scale, *rotary, *caps
+        return self.scale, *rotary, *caps
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -227,15 +248,22 @@ class DecoderLayer(nn.Module):
             self.head_norm = RmsNorm(shape.facts.head_dim, shape.facts.norm_eps)
 
     def forward(self, hidden: Tensor, *others: Tensor) -> Tensor:
-        """hidden (R, S, hidden) -> (R, S, hidden). others: those of `LayerInputs`."""
+        """hidden (R, S, hidden) -> (R, S, hidden). others: those of `LayerInputs`.
+
+        With picks, `others` begins with the states at the picks, and the result has these alone: both (R, T, hidden).
+        """
+        picked, others = (others[0], others[1:]) if self.shape.picks else (hidden, others)
         inputs, b = self.inputs(others)
-        mixed = self._attention(self.norm(hidden, *inputs.norms[0]), b, inputs.head_norms, inputs.tables)
-        return self.finish(hidden, mixed, b, inputs.norms[1:])
+        x = self.norm(hidden, *inputs.norms[0])
+        query_input = self.norm(picked, *inputs.norms[0]) if self.shape.picks else x
+        mixed = self._attention(x, query_input, b, inputs.head_norms, inputs.tables)
+        return self.finish(picked, mixed, b, inputs.norms[1:])
 
     def inputs(self, others: Sequence[Tensor]) -> tuple[LayerInputs, dict[str, Tensor]]:
         """The inputs of `forward` by name, and each target's B of every path."""
-        inputs = LayerInputs.of(self.shape.facts, others, adapted=bool(self.shape.targets))
-        return inputs, self._factors(inputs.slab) if self.shape.targets else {}
+        shape = self.shape
+        inputs = LayerInputs.of(shape.facts, others, adapted=bool(shape.targets), picked=bool(shape.picks))
+        return inputs, self._factors(inputs.slab) if shape.targets else {}
 
     def finish(
         self, hidden: Tensor, mixed: Tensor, b: Mapping[str, Tensor], norms: Sequence[tuple[Tensor, ...]]
@@ -283,23 +311,38 @@ class DecoderLayer(nn.Module):
         return x * torch.sigmoid((x * x * x * 0.044715 + x) * (2 * math.sqrt(2 / math.pi)))
 
     def _attention(
-        self, x: Tensor, b: Mapping[str, Tensor], head_norms: tuple[Tensor, ...], tables: AttentionTables
+        self,
+        x: Tensor,
+        query_input: Tensor,
+        b: Mapping[str, Tensor],
+        head_norms: tuple[Tensor, ...],
+        tables: AttentionTables,
     ) -> Tensor:
-        q, k, v = self.heads(x, b, head_norms, tables)
+        q, k, v = self.heads(x, b, head_norms, tables, query_input)
         return self._linear("o_proj", self.mix(q, k, v, tables), b)
 
     def heads(
-        self, x: Tensor, b: Mapping[str, Tensor], head_norms: Sequence[Tensor], tables: AttentionTables
+        self,
+        x: Tensor,
+        b: Mapping[str, Tensor],
+        head_norms: Sequence[Tensor],
+        tables: AttentionTables,
+        query_input: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Scaled queries (R, S, heads, head_dim), keys and values (R, S, kv_heads, head_dim), rotated; x (R, S, in)."""
+        """Scaled queries (R, S, heads, head_dim), keys and values (R, S, kv_heads, head_dim), rotated; x (R, S, in).
+
+        query_input: (R, T, in), the queries' own input; None: x.
+        """
         facts, rows = self.shape.facts, self.shape.rows
-        q = self._linear("q_proj", x, b).view(rows, -1, facts.heads, facts.head_dim)
+        q = self._linear("q_proj", x if query_input is None else query_input, b).view(
+            rows, -1, facts.heads, facts.head_dim
+        )
         k = self._linear("k_proj", x, b).view(rows, -1, facts.kv_heads, facts.head_dim)
         v = self._linear("v_proj", x, b).view(rows, -1, facts.kv_heads, facts.head_dim)
         if head_norms:
             q, k = self.head_norm(q, head_norms[0]), self.head_norm(k, head_norms[1])
         if facts.rope is not None:
-            q, k = rotate(q, tables.cos, tables.sin), rotate(k, tables.cos, tables.sin)
+            q, k = rotate(q, *tables.query_angles), rotate(k, tables.cos, tables.sin)
         return q * tables.scale, k, v
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, tables: AttentionTables) -> Tensor:

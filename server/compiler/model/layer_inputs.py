@@ -28,14 +28,28 @@ class AttentionTables:
     sin: Tensor = ABSENT
     cap: Tensor = ABSENT  # [1], where scores are capped
     uncap: Tensor = ABSENT  # [1]: its inverse
+    query_cos: Tensor = ABSENT  # (R, T, 1, head_dim / 2), of queries at picked positions; their mask is (R*KV, G*T, K)
+    query_sin: Tensor = ABSENT
 
     @classmethod
-    def of(cls, facts: BaseFacts, tensors: Sequence[Tensor], *, masked: bool = True) -> AttentionTables:
-        """Returns the tables of a base from the list that its layers take. masked: whether it begins with the mask."""
+    def of(
+        cls, facts: BaseFacts, tensors: Sequence[Tensor], *, masked: bool = True, picked: bool = False
+    ) -> AttentionTables:
+        """Returns the tables of a base from the list that its layers take.
+
+        masked: whether it begins with the mask. picked: whether it ends with the angles of queries at picked positions.
+        """
+        rotary = facts.rope is not None
         names = ["mask"] if masked else []
-        names += ["scale", *(["cos", "sin"] if facts.rope is not None else [])]
+        names += ["scale", *(["cos", "sin"] if rotary else [])]
         names += ["cap", "uncap"] if facts.attention_softcap is not None else []
+        names += ["query_cos", "query_sin"] if rotary and picked else []
         return cls(**dict(zip(names, tensors, strict=True)))
+
+    @property
+    def query_angles(self) -> tuple[Tensor, Tensor]:
+        """The angles of the queries, cosines and sines; those of the keys if both have the same positions."""
+        return (self.cos, self.sin) if self.query_cos is ABSENT else (self.query_cos, self.query_sin)
 
     def with_mask(self, mask: Tensor) -> AttentionTables:
         """Returns the tables with another mask."""
@@ -52,11 +66,14 @@ class LayerInputs:
     tables: AttentionTables
 
     @classmethod
-    def of(cls, facts: BaseFacts, tensors: Sequence[Tensor], *, adapted: bool) -> LayerInputs:
-        """Returns the inputs of a layer from the list that it takes: B, norms, head norms, tables."""
+    def of(cls, facts: BaseFacts, tensors: Sequence[Tensor], *, adapted: bool, picked: bool) -> LayerInputs:
+        """Returns the inputs of a layer from the list that it takes: B, norms, head norms, tables.
+
+        picked: whether its queries are at picked positions.
+        """
         slab, rest = (tensors[0], tensors[1:]) if adapted else (ABSENT, tensors)
         norm_count, heads = len(facts.layer_norms), len(facts.head_norms)
         count = norm_size(facts)
         norms = tuple(tuple(rest[at : at + count]) for at in range(0, norm_count, count))
-        tables = AttentionTables.of(facts, rest[norm_count + heads :])
+        tables = AttentionTables.of(facts, rest[norm_count + heads :], picked=picked)
         return cls(slab, norms, tuple(rest[norm_count : norm_count + heads]), tables)

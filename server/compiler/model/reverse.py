@@ -114,20 +114,23 @@ class ReverseLayer(DecoderLayer):
             self.register_buffer(f"{target}_a_bias", no_bias(facts.features(target)[0]), persistent=False)
         self.register_buffer("sum", torch.ones(1, facts.head_dim), persistent=False)
 
-    def reverse(self, hidden: Tensor, gradient: Tensor, *others: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+    def reverse(self, hidden: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Returns the gradient (E, S, hidden) of the layer's input, and B's of each example (E, slab) if it has a B.
 
-        hidden: the layer's input, (E, S, hidden). gradient: of the layer's output, (E, S, hidden). others: as the
-        layer's own, then the scales of its linear weights, side by side, if they are quantized.
+        hidden: the layer's input, (E, S, hidden). tensors: the gradient of the layer's output, (E, S, hidden), the
+        layer's other inputs, and the scales of its linear weights, side by side, if they are quantized. With picks they
+        begin with the states at the picks, whose gradient is the second result; both and the gradient are
+        (E, T, hidden).
         """
-        others, scales = (others, {}) if self.shape.scheme is None else (others[:-1], self._scales(others[-1]))
-        inputs = LayerInputs.of(self.shape.facts, others, adapted=bool(self.shape.targets))
-        reversal = Reversal(self._factors(inputs.slab) if self.shape.targets else {}, scales)
-        input_gradient = self._reverse(hidden, gradient, reversal, inputs)
+        picked, (gradient, *others) = (tensors[0], tensors[1:]) if self.shape.picks else (None, tensors)
+        scales = {} if self.shape.scheme is None else self._scales(others.pop())
+        inputs, b = self.inputs(others)
+        reversal = Reversal(b, scales)
+        gradients = self._reverse(hidden, picked, gradient, reversal, inputs)
         if not self.shape.targets:
-            return input_gradient
+            return gradients
         by_target = [reversal.gradients[target].view(self.shape.rows, -1) for target in self.shape.targets]
-        return input_gradient, torch.cat(by_target, dim=1) if len(by_target) > 1 else by_target[0]
+        return *gradients, torch.cat(by_target, dim=1) if len(by_target) > 1 else by_target[0]
 
     def drop_forward(self) -> None:
         """Drops what the forward pass alone reads: without a norm after it, the MLP's output is not computed again."""
@@ -144,11 +147,27 @@ class ReverseLayer(DecoderLayer):
         parts = [together[start:end] for start, end in pairwise([0, *ends])]
         return {str(target): part for target, part in zip(self.shape.facts.linears, parts, strict=True)}
 
-    def _reverse(self, hidden: Tensor, gradient: Tensor, reversal: Reversal, inputs: LayerInputs) -> Tensor:
-        """The gradient of `hidden`; B's gradients are left in `reversal`."""
+    def _reverse(
+        self, hidden: Tensor, picked: Tensor | None, gradient: Tensor, reversal: Reversal, inputs: LayerInputs
+    ) -> tuple[Tensor, ...]:
+        """The gradients of `hidden` and of `picked`, if it is given; B's gradients are left in `reversal`."""
         norms, before = inputs.norms, normed(self.norm, hidden)
-        attention = Attention(self, norm_output(before, *norms[0]), reversal, inputs)
-        sandwich = self.shape.facts.sandwich
+        x = norm_output(before, *norms[0])
+        if picked is None:
+            attention = Attention(self, x, x, reversal, inputs)
+            gradient, of_queries, of_keys = self._reverse_from(hidden, attention, gradient, reversal, inputs)
+            return (gradient + norm_reverse(self.norm, of_queries + of_keys, norms[0][0], before),)
+        picked_before = normed(self.norm, picked)
+        attention = Attention(self, x, norm_output(picked_before, *norms[0]), reversal, inputs)
+        gradient, of_queries, of_keys = self._reverse_from(picked, attention, gradient, reversal, inputs)
+        picked_gradient = gradient + norm_reverse(self.norm, of_queries, norms[0][0], picked_before)
+        return norm_reverse(self.norm, of_keys, norms[0][0], before), picked_gradient
+
+    def _reverse_from(
+        self, hidden: Tensor, attention: Attention, gradient: Tensor, reversal: Reversal, inputs: LayerInputs
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The gradients of `hidden` besides attention's, and of attention's two inputs. gradient: of the output."""
+        norms, sandwich = inputs.norms, self.shape.facts.sandwich
         mixed = attention.output
         if sandwich:
             after = normed(self.norm, mixed)
@@ -163,8 +182,7 @@ class ReverseLayer(DecoderLayer):
         scale = norms[2 if sandwich else 1][0]
         gradient = gradient + norm_reverse(self.norm, branch_gradient, scale, inner)  # of `middle`
         branch_gradient = norm_reverse(self.norm, gradient, norms[1][0], after) if sandwich else gradient
-        branch_gradient = attention.reverse(branch_gradient)
-        return gradient + norm_reverse(self.norm, branch_gradient, norms[0][0], before)
+        return gradient, *attention.reverse(branch_gradient)
 
     def linear(self, target: Target, x: Tensor, reversal: Reversal) -> Tensor:
         """x (E, S, in) -> (E, S, out), as the forward pass has it; x A is kept."""
@@ -205,29 +223,32 @@ class ReversePass(nn.Module):
         super().__init__()
         self.layer = layer
 
-    def forward(self, hidden: Tensor, gradient: Tensor, *others: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-        """See `ReverseLayer.reverse`."""
-        return self.layer.reverse(hidden, gradient, *others)
+    def forward(self, hidden: Tensor, *tensors: Tensor) -> Tensor | tuple[Tensor, ...]:
+        """See `ReverseLayer.reverse`; one result alone is not in a tuple."""
+        results = self.layer.reverse(hidden, *tensors)
+        return results if len(results) > 1 else results[0]
 
 
 class Attention:
     """Attention of one layer with what its reverse needs."""
 
-    def __init__(self, layer: ReverseLayer, x: Tensor, reversal: Reversal, inputs: LayerInputs) -> None:
-        """x: the normed input, (E, S, hidden)."""
+    def __init__(
+        self, layer: ReverseLayer, x: Tensor, query_input: Tensor, reversal: Reversal, inputs: LayerInputs
+    ) -> None:
+        """x: the normed input, (E, S, hidden). query_input: the queries', (E, T, hidden) with picks, otherwise x."""
         tables, head_norms = inputs.tables, inputs.head_norms
         self.layer, self.reversal, self.head_norms, self.tables = layer, reversal, head_norms, tables
         facts, rows = layer.shape.facts, layer.shape.rows
-        q = layer.linear("q_proj", x, reversal).view(rows, -1, facts.heads, facts.head_dim)
+        q = layer.linear("q_proj", query_input, reversal).view(rows, -1, facts.heads, facts.head_dim)
         k = layer.linear("k_proj", x, reversal).view(rows, -1, facts.kv_heads, facts.head_dim)
         v = layer.linear("v_proj", x, reversal).view(rows, -1, facts.kv_heads, facts.head_dim)
         if head_norms:
             self.q_normed, self.k_normed = normed(layer.head_norm, q), normed(layer.head_norm, k)
             q, k = norm_output(self.q_normed, head_norms[0]), norm_output(self.k_normed, head_norms[1])
         if facts.rope is not None:
-            q, k = rotate(q, tables.cos, tables.sin), rotate(k, tables.cos, tables.sin)
+            q, k = rotate(q, *tables.query_angles), rotate(k, tables.cos, tables.sin)
         self.q, self.k, self.v = self._by_group(q * tables.scale), self._by_head(k), self._by_head(v)
-        scores = torch.bmm(self.q, self.k.permute(0, 2, 1))  # (E*KV, G*S, S)
+        scores = torch.bmm(self.q, self.k.permute(0, 2, 1))  # (E*KV, G*S, S), or (E*KV, G*T, S)
         if facts.attention_softcap is not None:
             self.bent = torch.tanh(scores * tables.uncap)
             scores = self.bent * tables.cap
@@ -236,8 +257,8 @@ class Attention:
         mixed = self._from_group(self.mixed).view(rows, -1, facts.heads * facts.head_dim)
         self.output = layer.linear("o_proj", mixed, reversal)
 
-    def reverse(self, gradient: Tensor) -> Tensor:
-        """gradient of the output, (E, S, hidden) -> of x.
+    def reverse(self, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        """gradient of the output, (E, S, hidden) -> of `query_input`, and of x by keys and values alone.
 
         A softmax's rows P with dP have dS = P (dP - sum(dP P)); the row sum is sum(dO O) over a head's features (Dao
         et al., FlashAttention, 2022, Appendix B).
@@ -253,17 +274,15 @@ class Attention:
         q = self._from_group(torch.bmm(scores, self.k)) * self.tables.scale
         k = self._from_head(torch.bmm(scores.permute(0, 2, 1), self.q))
         if facts.rope is not None:
-            cos, sin = self.tables.cos, self.tables.sin
-            q, k = rotate_back(q, cos, sin), rotate_back(k, cos, sin)
+            q = rotate_back(q, *self.tables.query_angles)
+            k = rotate_back(k, self.tables.cos, self.tables.sin)
         if self.head_norms:
             q = norm_reverse(layer.head_norm, q, self.head_norms[0], self.q_normed)
             k = norm_reverse(layer.head_norm, k, self.head_norms[1], self.k_normed)
         queries, keys = facts.heads * facts.head_dim, facts.kv_heads * facts.head_dim
-        return (
-            layer.linear_reverse("q_proj", q.view(rows, -1, queries), self.reversal)
-            + layer.linear_reverse("k_proj", k.view(rows, -1, keys), self.reversal)
-            + layer.linear_reverse("v_proj", self._from_head(v).view(rows, -1, keys), self.reversal)
-        )
+        of_keys = layer.linear_reverse("k_proj", k.view(rows, -1, keys), self.reversal)
+        of_keys = of_keys + layer.linear_reverse("v_proj", self._from_head(v).view(rows, -1, keys), self.reversal)
+        return layer.linear_reverse("q_proj", q.view(rows, -1, queries), self.reversal), of_keys
 
     def _by_group(self, x: Tensor) -> Tensor:
         """x (E, S, heads, head_dim) by key-value head: (E*KV, G*S, head_dim)."""

@@ -50,23 +50,24 @@ class Xnnpack(Portable):
 class StandIn(nn.Module):
     """A stand-in with a layer's input and output shapes but without its arithmetic, to trace through a delegate.
 
-    An output has all dimensions of the first input but the last, or, of two dimensions, the first one alone.
+    An output has all dimensions but the last of one of the first two inputs, hidden states both in a layer with picks,
+    or, of two dimensions, the first one alone.
     """
 
-    def __init__(self, sizes: Sequence[torch.Size]) -> None:
-        """sizes: of the layer's outputs."""
+    def __init__(self, sizes: Sequence[torch.Size], example: Example) -> None:
+        """sizes: of the layer's outputs. example: its inputs."""
         super().__init__()
-        self.forms = [(len(size), int(size[-1])) for size in sizes]
+        self.forms = [(size, int(example[0].shape[:-1] != size[:-1] == example[1].shape[:-1])) for size in sizes]
 
-    def forward(self, hidden: Tensor, *others: Tensor) -> Tensor | tuple[Tensor, ...]:
+    def forward(self, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
         """Returns tensors of the layer's output shapes."""
-        outputs = tuple(self._output(hidden, dimensions, width) for dimensions, width in self.forms)
+        outputs = tuple(self._output(inputs[source], len(size), int(size[-1])) for size, source in self.forms)
         return outputs if len(outputs) > 1 else outputs[0]
 
-    def _output(self, hidden: Tensor, dimensions: int, width: int) -> Tensor:
-        if dimensions == hidden.dim() and hidden.shape[-1] == width:
-            return hidden + 0.0
-        first = hidden[..., :1] if dimensions == hidden.dim() else hidden[:, 0, :1]
+    def _output(self, states: Tensor, dimensions: int, width: int) -> Tensor:
+        if dimensions == states.dim() and states.shape[-1] == width:
+            return states + 0.0
+        first = states[..., :1] if dimensions == states.dim() else states[:, 0, :1]
         return first.repeat(*(1 for _ in first.shape[:-1]), width)
 
 
@@ -109,7 +110,7 @@ def lower_layers(
     """
     template = _template(layers[0], scheme)
     program = edge_program(template, example)
-    stand_in = StandIn([output.shape for output in outputs(program)])
+    stand_in = StandIn([output.shape for output in outputs(program)], example)
     _mark_quantized_activations(program)
     result = kind.preprocess(program, [])
     keys = _keys(template, scheme)

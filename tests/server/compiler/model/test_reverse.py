@@ -90,12 +90,35 @@ def test_gradients_of_some_targets_or_none_are_autograds(architectures: Architec
     for targets in [(), *((target,) for target in applicable(name))]:
         case = make_case(architectures, name, targets, 3, 1)
         layer = ReverseLayer(case.shape, case.weights, case.scaled_a)
-        gradients = layer.reverse(case.inputs[0], case.gradient, *case.inputs[1:])
-        hidden, *b = gradients if targets else (gradients,)  # without targets only the gradient of the input
+        hidden, *b = layer.reverse(case.inputs[0], case.gradient, *case.inputs[1:])
+        assert len(b) == bool(targets)
         expected_hidden, expected_b = case.expected()
         assert relative(hidden, expected_hidden) < 1e-5
         if targets:
             assert relative(b[0], torch.stack(expected_b)) < 1e-5
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_layer_at_picked_positions_is_the_whole_layer_there(architectures: Architectures, name: str) -> None:
+    """Forwards the whole layer's states there; in reverse autograd's gradients of a loss that reads them alone."""
+    positions = torch.tensor([[4, 10], [0, 7], [9, 9]])[:ROWS]
+    places = positions.unsqueeze(2)
+    for index in range(3):
+        case = make_case(architectures, name, applicable(name), 5, index)
+        facts = case.shape.facts
+        gradient = torch.randn(ROWS, 2, facts.hidden, generator=torch.Generator().manual_seed(index))
+        everywhere = torch.zeros_like(case.gradient).scatter_add_(1, places.expand_as(gradient), gradient)
+        tables = LayerTables(facts, LENGTH, sliding=index in facts.sliding_layers)
+        hidden, *others = case.inputs
+        others = [*others[: len(others) - len(tables(LENGTH))], *tables.picked(LENGTH, positions)]
+        picked = hidden.gather(1, places.expand_as(gradient))
+        layer = ReverseLayer(dataclasses.replace(case.shape, picks=2), case.weights, case.scaled_a)
+        whole = DecoderLayer(case.shape, case.weights, case.scaled_a)(*case.inputs)
+        assert relative(layer(hidden, picked, *others), whole.gather(1, places.expand_as(gradient))) < 1e-5
+        of_hidden, of_picked, b = layer.reverse(hidden, picked, gradient, *others)
+        expected_hidden, expected_b = dataclasses.replace(case, gradient=everywhere).expected()
+        assert relative(of_hidden.scatter_add(1, places.expand_as(gradient), of_picked), expected_hidden) < 1e-5
+        assert relative(b, torch.stack(expected_b)) < 1e-5
 
 
 @pytest.mark.parametrize(("name", "precision"), [("qwen2", "int8"), ("opt", "int8-weight"), ("gemma3_text", "int8")])
