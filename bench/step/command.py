@@ -27,16 +27,15 @@ from bench.baselines.steps import EagerMobizo
 from bench.programs import LR, CompiledProgram, Stepper, compile_cold, model_file, random_batch, smollm2_recipe
 from bench.result import Claims, Measurement, Row, notes
 from bench.runner import Full, JsonFile, Keep, Only, Quick, ratio, run_parts, time_by_turns
-from bench.step.floor import gemm_seconds, noise_update_seconds, reverse_over_forward
+from bench.step.floor import gemm_seconds, noise_update_seconds
 from bench.step.grid import grid
 from bench.step.memory import peak_memory, peak_rss
 from bench.step.process import Device, Extent
-from server.compiler.checkpoints.checkpoint import load_checkpoint
-from shared.recipe import DEFAULT_EPS, TARGETS, Precision
+from bench.step.reverse import reverse
+from shared.recipe import DEFAULT_EPS, TARGETS
 from shared.zo.noise import query_seeds
 
 EPS = DEFAULT_EPS["fp32"]
-PRECISIONS: tuple[Precision, ...] = ("fp32", "int8")
 
 
 def ratios(rounds: int) -> Measurement:
@@ -60,7 +59,7 @@ def ratios(rounds: int) -> Measurement:
             "peak_rss_over_ptd": peak / fp32.size("weights"),
         }
         run = Comparisons(root, fp32, int8, rounds, claims)
-        for part in (against_eager, share_of_step, against_sequential, frozen_layers, all_targets, reverse):
+        for part in (against_eager, share_of_step, against_sequential, frozen_layers, all_targets):
             notes.print(part.__name__.replace("_", " "))
             part(run)
     return run.rows, claims
@@ -173,13 +172,6 @@ def all_targets(run: Comparisons) -> None:
     run.claims["pte_bytes_seven_targets"] = program.size("program")
 
 
-def reverse(run: Comparisons) -> None:
-    """Times a layer's reverse pass of estimator `gradient` against its forward pass."""
-    checkpoint = load_checkpoint(str(model_file()))
-    for precision in PRECISIONS:
-        run.claims[f"reverse_over_forward_{precision}"] = reverse_over_forward(checkpoint, precision, 4 * run.rounds)
-
-
 def cached_seconds(directory: Path) -> float:
     """Returns the seconds of `mobizo-server compile` for a recipe that is in its cache, process start included."""
     command = [str(Path(sys.executable).parent / "mobizo-server"), "compile", "--base", str(model_file())]
@@ -207,6 +199,7 @@ def cached_seconds(directory: Path) -> float:
 
 QUICK_LIMIT = 200.0
 ROUNDS = 7  # timed turns of each ratio
+REVERSE_ROUNDS = 28  # of one layer, which takes milliseconds
 
 
 def step(
@@ -235,5 +228,6 @@ def step(
             "grid": lambda quick: grid(directory, base, extent, device, limit),
             "memory": lambda quick: peak_memory(directory, base),
             "ratios": lambda quick: ratios(ROUNDS),
+            "reverse": lambda quick: reverse(REVERSE_ROUNDS),
         }
         run_parts(parts, json_file, quick, only)

@@ -1,12 +1,7 @@
-"""Parts of a step alone: its matrix products, its directions and update, and a layer's reverse pass.
-
-The reverse pass of estimator `gradient` is timed by turns against the forward pass: the last layer of SmolLM2-135M with
-all seven linear layers adapted, on 16 rows of 64 tokens, lowered as in programs.
-"""
+"""Parts of a step alone: its matrix products, and its directions and update."""
 
 import tempfile
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +12,11 @@ from torch import Tensor, nn
 from torch.export import export
 from torch.nn import functional
 
-from bench.programs import Methods, smollm2_recipe
-from bench.runner import ratio, time_by_turns
-from server.compiler.checkpoints.checkpoint import Checkpoint
-from server.compiler.export.backends.xnnpack import lower_layers
+from bench.programs import Methods
+from bench.runner import time_by_turns
 from server.compiler.export.emission import Signature, emit
-from server.compiler.export.gradient_network import GradientNetwork
-from server.compiler.export.network import QuantizedBase, layer_example
-from server.compiler.export.weights import StoredKeys
 from server.compiler.methods.estimators import state_of
-from shared.recipe import TARGETS, Precision, Recipe
+from shared.recipe import TARGETS, Recipe
 from shared.zo.lora import BaseShape, flat_size
 
 
@@ -109,10 +99,10 @@ def noise_update_seconds(recipe: Recipe, shape: BaseShape, rounds: int) -> list[
     queries = recipe.queries
     example = (torch.zeros((queries, 2), dtype=torch.int32), torch.ones(queries), torch.ones(1))
     module = NoiseAndUpdate(recipe, flat_size(recipe, shape))
-    return _time_methods({"adapter": Signature(module, example)}, rounds)["adapter"]
+    return time_methods({"adapter": Signature(module, example)}, rounds)["adapter"]
 
 
-def _time_methods(methods: Mapping[str, Signature], rounds: int) -> dict[str, list[float]]:
+def time_methods(methods: Mapping[str, Signature], rounds: int) -> dict[str, list[float]]:
     """Returns the seconds of each method of a program, by turns. The emitter asks for a method `adapter`."""
     inputs = {name: [tensor.numpy() for tensor in signature.example] for name, signature in methods.items()}
     with tempfile.TemporaryDirectory() as directory:
@@ -124,48 +114,3 @@ def _time_methods(methods: Mapping[str, Signature], rounds: int) -> dict[str, li
             return lambda _number: program(name, *inputs[name])
 
         return time_by_turns(rounds, {name: call(name) for name in methods})
-
-
-REVERSE_ROWS, REVERSE_LENGTH, REVERSE_RANK = 16, 64, 8
-
-
-class OneLayer(nn.Module):
-    """A lowered layer as a whole method."""
-
-    def __init__(self, layer: nn.Module) -> None:
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, *inputs: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-        """Runs the layer."""
-        outputs: Tensor | tuple[Tensor, Tensor] = self.layer(*inputs)
-        return outputs
-
-
-def reverse_over_forward(
-    checkpoint: Checkpoint, precision: Precision, rounds: int, length: int = REVERSE_LENGTH
-) -> float:
-    """Returns the median ratio of a reverse pass's seconds to a forward pass's. checkpoint: of SmolLM2-135M."""
-    recipe = smollm2_recipe(
-        estimator="gradient",
-        precision=precision,
-        layers="last:1",
-        targets=TARGETS,
-        rank=REVERSE_RANK,
-        effective_batch=REVERSE_ROWS,
-        sequence_length=length,
-    )
-    network = GradientNetwork(
-        recipe, QuantizedBase.of(checkpoint, precision), partial(lower_layers, stored=StoredKeys())
-    )
-    stack = network.stack(REVERSE_ROWS, 1, slice(checkpoint.facts.layers - 1, None))
-    (shape,), (forward,), (_, (reverse,)) = stack.shapes, stack.layers, network.reverses(stack)
-    states = torch.randn(2, REVERSE_ROWS, length, shape.facts.hidden, generator=torch.Generator().manual_seed(0))
-    layer_inputs, scales = layer_example(shape, length)[1:], network.scales(stack)
-    scale_inputs = () if scales is None else (scales[0],)
-    methods = {
-        "adapter": Signature(OneLayer(forward), (states[0], *layer_inputs)),  # the forward pass
-        "reverse": Signature(OneLayer(reverse), (states[0], states[1], *layer_inputs, *scale_inputs)),
-    }
-    seconds = _time_methods(methods, rounds)
-    return ratio(seconds["reverse"], seconds["adapter"])

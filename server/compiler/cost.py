@@ -24,8 +24,9 @@ def step_flops(recipe: Recipe, shape: BaseShape) -> int:
         for layer in range(shape.layers)
     )
     if exact:
-        # Each layer above the frozen ones is recomputed, except the last product of its MLP, and each product has one
-        # for the gradient of its input. The products of attention and of B have one for each factor.
+        # Each layer above the frozen ones is recomputed, and each product has one for the gradient of its input. The
+        # products of attention and of B have one for each factor. The MLP's last product is counted here, though only
+        # bases with a norm after it compute it again.
         for layer in range(frozen, shape.layers):
             products += 2 * _layer_products(recipe, shape, every, layer in adapted)
             products += every * _attention_products(recipe, shape)

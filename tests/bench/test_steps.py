@@ -28,10 +28,10 @@ with warnings.catch_warnings():  # the compiler's libraries warn of their own de
     from bench.padding import padding_shares, sequence_lengths
     from bench.programs import CompiledProgram, random_batch
     from bench.step import grid, memory
-    from bench.step.floor import reverse_over_forward
     from bench.step.grid import Workspace, grid_claims, measure, measure_grid, open_workspace
     from bench.step.process import Cell, Contender, Extent, ProcessTask, cells
     from bench.step.process import measure as measure_here
+    from bench.step.reverse import reverse_over_forward
     from bench.tiny import write_base
     from server.compiler.checkpoints.checkpoint import load_checkpoint
     from server.compiler.export.backends.xnnpack import Xnnpack

@@ -14,12 +14,17 @@ import copy
 from collections.abc import Mapping, Sequence
 
 import torch
+from executorch.backends.xnnpack._passes import XNNPACKPassManager, XNNPACKRemoveCloneOpsTransform
+from executorch.backends.xnnpack._passes.decompose_cat import DecomposeConcatenate
+from executorch.backends.xnnpack._passes.fuse_activation_pass import FuseActivationPass
 from executorch.backends.xnnpack.utils.quant_utils import is_dequant, is_dynamic_qdq, tag_as_implicit_q_dq
 from executorch.backends.xnnpack.xnnpack_preprocess import XnnpackBackend
 from executorch.exir import EdgeCompileConfig, to_edge
 from executorch.exir._serialize._named_data_store import NamedDataStore
-from executorch.exir.backend.backend_details import BackendDetails
+from executorch.exir.backend.backend_details import BackendDetails, PreprocessResult
+from executorch.exir.backend.compile_spec_schema import CompileSpec
 from executorch.exir.lowered_backend_module import LoweredBackendModule
+from executorch.exir.passes.const_prop_pass import ConstPropPass
 from torch import Tensor, nn
 from torch.export import ExportedProgram, export
 
@@ -32,6 +37,7 @@ from shared.program import Role
 from shared.recipe import Precision
 
 Example = tuple[Tensor, ...]
+NEEDED_PASSES = (XNNPACKRemoveCloneOpsTransform, ConstPropPass, FuseActivationPass, DecomposeConcatenate)
 
 
 class Xnnpack(Portable):
@@ -109,10 +115,9 @@ def lower_layers(
     the `.ptd`. kind: the partitioner; it must name constants as XNNPACK does.
     """
     template = _template(layers[0], scheme)
-    program = edge_program(template, example)
+    program = marked_program(template, example)
     stand_in = StandIn([output.shape for output in outputs(program)], example)
-    _mark_quantized_activations(program)
-    result = kind.preprocess(program, [])
+    result = preprocess(program) if kind is XnnpackBackend else kind.preprocess(program, [])
     keys = _keys(template, scheme)
     _check_named(keys, result.processed_bytes, kind)
     constants = {
@@ -123,6 +128,17 @@ def lower_layers(
     outline = Outline(stand_in, example)
     payload = result.processed_bytes
     return [_delegate(kind, outline, payload, keys, constants, layer, scheme, stored) for layer in layers]
+
+
+def preprocess(program: ExportedProgram) -> PreprocessResult:
+    """Returns what `XnnpackBackend.preprocess` does, with those of its passes that change a layer of ours.
+
+    Each pass traces the whole graph again, so that all of them take half of a lowering's time.
+    """
+    needed = XNNPACKPassManager(program, list(NEEDED_PASSES)).transform()
+    # With this option it runs one pass of its own, for linear layers that are not whole yet.
+    result: PreprocessResult = XnnpackBackend.preprocess(needed, [CompileSpec("dqlinear_partitioner", b"")])
+    return result
 
 
 def _keys(layer: nn.Module, scheme: Scheme | None) -> dict[str, str]:
@@ -157,11 +173,16 @@ def edge_program(module: nn.Module, example: Example) -> ExportedProgram:
     return to_edge(exported, compile_config=config).exported_program()
 
 
-def _mark_quantized_activations(program: ExportedProgram) -> None:
-    """Marks linear layers as XNNPACK's partitioner does, so that they are lowered whole, with their bias."""
+def marked_program(module: nn.Module, example: Example) -> ExportedProgram:
+    """As `edge_program`, with linear layers marked as XNNPACK's partitioner does.
+
+    They are then lowered whole, with their bias.
+    """
+    program = edge_program(module, example)
     for node in program.graph.nodes:
         if is_dequant(node) and is_dynamic_qdq(node):
             tag_as_implicit_q_dq(node)
+    return program
 
 
 def _check_named(keys: Mapping[str, str], payload: bytes, kind: type[BackendDetails]) -> None:

@@ -1,0 +1,118 @@
+"""`bench step --only reverse`: what exact gradients cost beside forward passes.
+
+A layer's reverse pass is timed by turns against its forward pass: a layer of SmolLM2-135M with all seven linear layers
+adapted, on 16 rows of 64 tokens, lowered as in programs. Its products are 1.75 times the forward pass's: six of the
+seven linear layers are computed again, and all seven are transposed. Programs with and without exact gradients, equal
+otherwise, are compiled by turns. Both descend without moments, which would be zeros in a program: 8 bytes for each
+weight of B with Adam.
+"""
+
+import statistics
+import tempfile
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bench.programs import CompiledProgram, compile_cold, model_file, smollm2_recipe
+from bench.result import Claims, Measurement, Row, notes
+from bench.runner import ratio
+from bench.step.floor import time_methods
+from server.compiler.checkpoints.checkpoint import Checkpoint, load_checkpoint
+from server.compiler.export.backends.xnnpack import lower_layers
+from server.compiler.export.emission import Signature
+from server.compiler.export.gradient_network import GradientNetwork
+from server.compiler.export.network import QuantizedBase, layer_example
+from server.compiler.export.weights import StoredKeys
+from shared.recipe import TARGETS, Precision
+
+ROWS, LENGTH, RANK = 16, 64, 8  # of the timed layer
+PRECISIONS: tuple[Precision, ...] = ("fp32", "int8")
+COMPILATIONS = 3  # of each program
+PROGRAM: dict[str, Any] = {
+    "layers": "last:12",
+    "targets": TARGETS,
+    "rank": 8,
+    "effective_batch": 8,
+    "sequence_length": 36,
+    "precision": "int8",
+}
+
+
+def reverse(rounds: int) -> Measurement:
+    """Returns rows and claims. rounds: timed turns of each comparison."""
+    checkpoint = load_checkpoint(str(model_file()))
+    claims: Claims = {}
+    for precision in PRECISIONS:
+        notes.print(f"reverse over forward, {precision}")
+        claims[f"reverse_over_forward_{precision}"] = reverse_over_forward(checkpoint, precision, rounds)
+    rows, program_claims = programs()
+    return rows, claims | program_claims
+
+
+def programs() -> tuple[list[Row], Claims]:
+    """Compiles the program `PROGRAM` with and without exact gradients, from cold, by turns."""
+    recipes = {
+        "forward": smollm2_recipe(estimator="replay", queries=1, **PROGRAM),
+        "gradient": smollm2_recipe(estimator="gradient", optimizer="sgd", **PROGRAM),
+    }
+    compiled: dict[str, list[CompiledProgram]] = {name: [] for name in recipes}
+    with tempfile.TemporaryDirectory() as root:
+        for number in range(COMPILATIONS):
+            for name, recipe in recipes.items():
+                notes.print(f"compiling, {name}")
+                compiled[name].append(compile_cold(recipe, Path(root) / f"{name}-{number}"))
+        sizes = {name: {role: each[0].size(role) for role in ("program", "weights")} for name, each in compiled.items()}
+    seconds = {name: [each.seconds for each in of_name] for name, of_name in compiled.items()}
+    hashes = {name: of_name[0].manifest.file("weights").sha256 for name, of_name in compiled.items()}
+    rows = [
+        {"estimator": name, "compile_seconds": statistics.median(seconds[name]), **sizes[name], "weights": hashes[name]}
+        for name in recipes
+    ]
+    return rows, {
+        "reverse_compile_ratio": ratio(seconds["gradient"], seconds["forward"]),
+        "reverse_pte_bytes": sizes["gradient"]["program"] - sizes["forward"]["program"],
+        "reverse_changes_weights_file": float(hashes["gradient"] != hashes["forward"]),
+    }
+
+
+class OneLayer(nn.Module):
+    """A lowered layer as a whole method."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, *inputs: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        """Runs the layer."""
+        outputs: Tensor | tuple[Tensor, Tensor] = self.layer(*inputs)
+        return outputs
+
+
+def reverse_over_forward(checkpoint: Checkpoint, precision: Precision, rounds: int, length: int = LENGTH) -> float:
+    """Returns the median ratio of a reverse pass's seconds to a forward pass's. checkpoint: of SmolLM2-135M."""
+    recipe = smollm2_recipe(
+        estimator="gradient",
+        precision=precision,
+        layers="last:1",
+        targets=TARGETS,
+        rank=RANK,
+        effective_batch=ROWS,
+        sequence_length=length,
+    )
+    network = GradientNetwork(
+        recipe, QuantizedBase.of(checkpoint, precision), partial(lower_layers, stored=StoredKeys())
+    )
+    stack = network.stack(ROWS, 1, slice(checkpoint.facts.layers - 1, None))
+    (shape,), (forward,), (_, (backward,)) = stack.shapes, stack.layers, network.reverses(stack)
+    states = torch.randn(2, ROWS, length, shape.facts.hidden, generator=torch.Generator().manual_seed(0))
+    layer_inputs, scales = layer_example(shape, length)[1:], network.scales(stack)
+    scale_inputs = () if scales is None else (scales[0],)
+    methods = {
+        "adapter": Signature(OneLayer(forward), (states[0], *layer_inputs)),  # the forward pass
+        "reverse": Signature(OneLayer(backward), (states[0], states[1], *layer_inputs, *scale_inputs)),
+    }
+    seconds = time_methods(methods, rounds)
+    return ratio(seconds["reverse"], seconds["adapter"])
