@@ -9,7 +9,7 @@
 - simulate: the duration of `mobizo simulate`, 200 virtual devices, 5 rounds, the built-in base. The whole command in a
   process of its own, with Python's start, workers, plots and report. The program is compiled before, as it is kept
   between simulations; compiling has a row of its own.
-- private-runs: what privacy of examples costs each estimator (`private_runs`); it has not been run whole yet.
+- private-runs: what privacy of examples costs each estimator (`private_runs`).
 """
 
 import json
