@@ -7,8 +7,12 @@ otherwise, are compiled by turns. Both descend without moments, which would be z
 weight of B with Adam.
 """
 
+from __future__ import annotations
+
 import statistics
 import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,6 +30,9 @@ from server.compiler.export.emission import Signature
 from server.compiler.export.gradient_network import GradientNetwork
 from server.compiler.export.network import QuantizedBase, layer_example
 from server.compiler.export.weights import StoredKeys
+from server.compiler.methods.training import Stack
+from server.compiler.model.decoder import FrozenLinears, LayerShape
+from server.compiler.model.reverse import TransposedLinears
 from shared.recipe import TARGETS, Precision
 
 ROWS, LENGTH, RANK = 16, 64, 8  # of the timed layer
@@ -47,7 +54,10 @@ def reverse(rounds: int) -> Measurement:
     claims: Claims = {}
     for precision in PRECISIONS:
         notes.print(f"reverse over forward, {precision}")
-        claims[f"reverse_over_forward_{precision}"] = reverse_over_forward(checkpoint, precision, rounds)
+        last = LastLayer.of(checkpoint, precision)
+        claims[f"reverse_over_forward_{precision}"] = reverse_over_forward(last, rounds)
+        if precision == "fp32":
+            claims["reverse_products_over_forward_fp32"] = products_over_forward(checkpoint, last, rounds)
     rows, program_claims = programs()
     return rows, claims | program_claims
 
@@ -91,28 +101,81 @@ class OneLayer(nn.Module):
         return outputs
 
 
-def reverse_over_forward(checkpoint: Checkpoint, precision: Precision, rounds: int, length: int = LENGTH) -> float:
-    """Returns the median ratio of a reverse pass's seconds to a forward pass's. checkpoint: of SmolLM2-135M."""
-    recipe = smollm2_recipe(
-        estimator="gradient",
-        precision=precision,
-        layers="last:1",
-        targets=TARGETS,
-        rank=RANK,
-        effective_batch=ROWS,
-        sequence_length=length,
-    )
-    network = GradientNetwork(
-        recipe, QuantizedBase.of(checkpoint, precision), partial(lower_layers, stored=StoredKeys())
-    )
-    stack = network.stack(ROWS, 1, slice(checkpoint.facts.layers - 1, None))
-    (shape,), (forward,), (_, (backward,)) = stack.shapes, stack.layers, network.reverses(stack)
-    states = torch.randn(2, ROWS, length, shape.facts.hidden, generator=torch.Generator().manual_seed(0))
-    layer_inputs, scales = layer_example(shape, length)[1:], network.scales(stack)
+class LinearProducts(nn.Module):
+    """The products with a layer's frozen weights that its forward pass needs, or its reverse pass, and nothing else."""
+
+    def __init__(self, shape: LayerShape, weights: Mapping[str, Tensor], backward: bool) -> None:
+        """weights: float32 buffers as `quantized_layer` gives them."""
+        super().__init__()
+        self.shape, self.frozen = shape, FrozenLinears(shape, weights)
+        self.transposed = TransposedLinears(shape, weights) if backward else None
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """inputs: activations (R, S, width), one of each width of the layer. Returns sums of products, by width."""
+        by_width = {tensor.shape[-1]: tensor for tensor in inputs}
+        products: list[Tensor] = []
+        for target in self.shape.facts.linears:
+            features, out = self.shape.facts.features(target)
+            if self.transposed is None or target != "down_proj":  # the reverse pass does not compute the output again
+                products.append(self.frozen(target, by_width[features]))
+            if self.transposed is not None:
+                gradient, weight = by_width[out].view(-1, out), getattr(self.frozen, target)
+                products.append(self.transposed(target, gradient, weight, None).view(self.shape.rows, -1, features))
+        sums: dict[int, Tensor] = {}
+        for product in products:
+            width = product.shape[-1]
+            sums[width] = sums[width] + product if width in sums else product
+        return tuple(sums.values())
+
+
+@dataclass(frozen=True)
+class LastLayer:
+    """The last layer of a base, its network, and the length of its sequences."""
+
+    network: GradientNetwork
+    stack: Stack
+    length: int
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint, precision: Precision, length: int = LENGTH) -> LastLayer:
+        """Returns the layer with all its linear layers adapted, on `ROWS` rows."""
+        recipe = smollm2_recipe(
+            estimator="gradient",
+            precision=precision,
+            layers="last:1",
+            targets=TARGETS,
+            rank=RANK,
+            effective_batch=ROWS,
+            sequence_length=length,
+        )
+        base = QuantizedBase.of(checkpoint, precision)
+        network = GradientNetwork(recipe, base, partial(lower_layers, stored=StoredKeys()))
+        return cls(network, network.stack(ROWS, 1, slice(checkpoint.facts.layers - 1, None)), length)
+
+
+def reverse_over_forward(last: LastLayer, rounds: int) -> float:
+    """Returns the median ratio of a reverse pass's seconds to a forward pass's."""
+    (shape,), (forward,), (_, (backward,)) = last.stack.shapes, last.stack.layers, last.network.reverses(last.stack)
+    states = torch.randn(2, ROWS, last.length, shape.facts.hidden, generator=torch.Generator().manual_seed(0))
+    layer_inputs, scales = layer_example(shape, last.length)[1:], last.network.scales(last.stack)
     scale_inputs = () if scales is None else (scales[0],)
     methods = {
         "adapter": Signature(OneLayer(forward), (states[0], *layer_inputs)),  # the forward pass
         "reverse": Signature(OneLayer(backward), (states[0], states[1], *layer_inputs, *scale_inputs)),
     }
+    seconds = time_methods(methods, rounds)
+    return ratio(seconds["reverse"], seconds["adapter"])
+
+
+def products_over_forward(checkpoint: Checkpoint, last: LastLayer, rounds: int) -> float:
+    """Returns the same ratio of the products with float32 weights alone: the floor if all are computed again."""
+    (shape,), weights = last.stack.shapes, QuantizedBase.of(checkpoint, "fp32").layers[checkpoint.facts.layers - 1]
+    widths = sorted({width for target in shape.facts.linears for width in shape.facts.features(target)})
+    example = tuple(torch.rand(ROWS, last.length, width) for width in widths)
+    methods: dict[str, Signature] = {}
+    for name in ("adapter", "reverse"):  # the first is the forward pass
+        module = LinearProducts(shape, weights, backward=name == "reverse")
+        (lowered,) = lower_layers([module], example, None, StoredKeys())
+        methods[name] = Signature(OneLayer(lowered), example)
     seconds = time_methods(methods, rounds)
     return ratio(seconds["reverse"], seconds["adapter"])

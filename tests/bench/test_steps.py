@@ -31,7 +31,7 @@ with warnings.catch_warnings():  # the compiler's libraries warn of their own de
     from bench.step.grid import Workspace, grid_claims, measure, measure_grid, open_workspace
     from bench.step.process import Cell, Contender, Extent, ProcessTask, cells
     from bench.step.process import measure as measure_here
-    from bench.step.reverse import reverse_over_forward
+    from bench.step.reverse import LastLayer, products_over_forward, reverse_over_forward
     from bench.tiny import write_base
     from server.compiler.checkpoints.checkpoint import load_checkpoint
     from server.compiler.export.backends.xnnpack import Xnnpack
@@ -278,7 +278,10 @@ def test_peak_memory_is_of_ours_over_first_order(tmp_path: Path, monkeypatch: py
 
 
 def test_a_reverse_pass_runs_beside_its_forward_pass(base: TinyBase) -> None:
-    assert reverse_over_forward(load_checkpoint(str(base.directory)), "fp32", rounds=2, length=16) > 0
+    checkpoint = load_checkpoint(str(base.directory))
+    last = LastLayer.of(checkpoint, "fp32", length=16)
+    assert reverse_over_forward(last, rounds=2) > 0
+    assert products_over_forward(checkpoint, last, rounds=2) > 0
 
 
 def _row(seconds: float, gigabytes: float, **settings: Any) -> dict[str, Any]:
