@@ -24,19 +24,24 @@ def step_flops(recipe: Recipe, shape: BaseShape) -> int:
         for layer in range(shape.layers)
     )
     if exact:
-        # Each layer above the frozen ones is recomputed, and each product has one for the gradient of its input. The
-        # products of attention and of B have one for each factor. The MLP's last product is counted here, though only
-        # bases with a norm after it compute it again.
-        for layer in range(frozen, shape.layers):
-            products += 2 * _layer_products(recipe, shape, every, layer in adapted)
+        picks = last_layer_picks(recipe)
+        for layer in range(frozen, shape.layers - bool(picks)):
+            targets = recipe.targets if layer in adapted else ()
+            products += every * recipe.sequence_length * _reverse_weights(recipe, shape, targets)
+            products += 3 * every * _attention_products(recipe, shape)
+        if picks:
+            # Nothing of this layer is kept: it is recomputed, and each product has one for the gradient of its input.
+            # The products of attention and of B have one for each factor. The MLP's last product is counted here,
+            # though only bases with a norm after it compute it again.
+            last_adapted = shape.layers - 1 in adapted
+            products += 2 * _layer_products(recipe, shape, every, last_adapted)
             products += every * _attention_products(recipe, shape)
-            if layer in adapted:
+            if last_adapted:
                 products += every * recipe.sequence_length * _b_weights(recipe, shape, recipe.targets)
-        if picks := last_layer_picks(recipe):
             # Its queries, o_proj and MLP meet the answer's tokens alone, and so does attention.
-            fewer, last_adapted = every * (recipe.sequence_length - picks), shape.layers - 1 in adapted
+            fewer = every * (recipe.sequence_length - picks)
             by_token = [target for target in shape.linears if target not in ("k_proj", "v_proj")]
-            targets = [target for target in recipe.targets if target in by_token and last_adapted]
+            targets = tuple(target for target in recipe.targets if target in by_token and last_adapted)
             weights = _weights(recipe, shape, by_token, targets)
             products -= fewer * (3 * weights + 4 * _attention_products(recipe, shape) // recipe.sequence_length)
             products -= fewer * _b_weights(recipe, shape, targets)
@@ -62,6 +67,19 @@ def _layer_products(recipe: Recipe, shape: BaseShape, rows: int, adapted: bool) 
 def _layer_weights(recipe: Recipe, shape: BaseShape, adapted: bool) -> int:
     """Returns the weights that one token meets in a decoder layer, those of an adapter included."""
     return _weights(recipe, shape, shape.linears, recipe.targets if adapted else ())
+
+
+def _reverse_weights(recipe: Recipe, shape: BaseShape, targets: Sequence[Target]) -> int:
+    """Returns the weights that one token meets in a layer's reverse pass. targets: those with a B.
+
+    Each linear layer's are met for the gradient of its input, and once more where its output was not kept. A norm after
+    the MLP or of heads, which needs further outputs, is not counted.
+    """
+    again = [target for target in shape.linears if target in ("q_proj", "gate_proj", "up_proj")]
+    computed_again = _weights(recipe, shape, again, ()) + _b_weights(
+        recipe, shape, [target for target in targets if target in again]
+    )
+    return _weights(recipe, shape, shape.linears, targets) + _b_weights(recipe, shape, targets) + computed_again
 
 
 def _weights(recipe: Recipe, shape: BaseShape, linears: Sequence[Target], targets: Sequence[Target]) -> int:

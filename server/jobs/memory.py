@@ -15,7 +15,7 @@ PROCESS_BYTES = 12_500_000  # the native runner without a program
 FLOAT_BYTES = 4
 VECTORS: dict[Optimizer, int] = {"sgd": 1, "momentum": 2, "adam": 3}  # of D elements: B and the moments
 QUARTER = 0.26  # size of 8-bit weights and their scales relative to float32 weights
-# Hidden states of a token that the methods plan, beside each adapted layer's input, which a reverse pass keeps.
+# Hidden states of a token that the methods plan, beside those that layers keep for their reverse passes.
 STATES, STATES_OF_PREFIX = 3, 2
 # Of a private step: gradients of each example computed at once, temporaries of one layer's, and vectors for the noise.
 KEPT_GRADIENTS, KEPT_GRADIENTS_DIRECTIONAL, LAYER_GRADIENTS, NOISE_VECTORS = 1, 2, 3, 4
@@ -44,13 +44,24 @@ def planned_bytes(recipe: Recipe, shape: BaseShape) -> int:
     states = STATES
     if recipe.frozen_layers(shape.layers):
         states += STATES_OF_PREFIX
-    if recipe.estimator in REVERSE_ESTIMATORS:
-        states += shape.layers - recipe.frozen_layers(shape.layers)
     tokens = recipe.score_rows * recipe.sequence_length
     size, layers = flat_size(recipe, shape), len(recipe.adapted_layers(shape.layers))
     examples = _example_bytes(recipe, size, layers)
     elements = shape.hidden * (states * tokens + ANSWER_STATES * answer_tokens(recipe)) + _logits(recipe, shape)
-    return vector_bytes(recipe, size) + examples + FLOAT_BYTES * elements
+    return vector_bytes(recipe, size) + examples + FLOAT_BYTES * (elements + tokens * _kept(recipe, shape, layers))
+
+
+def _kept(recipe: Recipe, shape: BaseShape, adapted: int) -> int:
+    """Returns the elements of a token that layers keep for their reverse passes. adapted: number of layers with a B.
+
+    They are a layer's input, attention's output, keys, values, and the products with A. Norms of heads, with which keys
+    are not kept, and the last layer of programs that compute it at the answer alone are not counted.
+    """
+    if recipe.estimator not in REVERSE_ESTIMATORS:
+        return 0
+    keys = shape.kv_heads * shape.head_dim
+    layers = shape.layers - recipe.frozen_layers(shape.layers)
+    return 2 * layers * (shape.hidden + keys) + adapted * recipe.rank * len(recipe.targets)
 
 
 def answer_tokens(recipe: Recipe) -> int:

@@ -18,7 +18,7 @@ from server.compiler.methods.optimizers import state_size
 from server.compiler.methods.step_inputs import StepInputs, zero_seeds, zero_tokens
 from server.compiler.methods.training import Adapter, Load, Prefix, Replay, Score, ScoreSuffix, Stack
 from server.compiler.model.decoder import LayerShape
-from server.compiler.model.reverse import HeadReverse, ReverseLayer, ReversePass
+from server.compiler.model.reverse import HeadReverse, KeepingLayer, Kept, ReverseLayer, ReversePass
 from server.compiler.model.rounding import ROWS, SCALE
 from shared.program import last_layer_picks, logits_part
 from shared.program_inputs import MIN_LENGTH
@@ -81,7 +81,8 @@ class GradientNetwork(BaseNetwork):
         step_head = self.head(1, t) if private else head
         heads = (step_head, self.head_reverse(1 if private else rows, t))
         below = [self.stack(rows, 1, slice(0, frozen), adapted=False)] if frozen else []
-        adapted, reverses = self.reverses(self.stack(rows, 1, slice(frozen, None), picks=last_layer_picks(recipe)))
+        picks = last_layer_picks(recipe)
+        adapted, reverses = self.reverses(self.stack(rows, 1, slice(frozen, None), kind=KeepingLayer, picks=picks))
         backward = (reverses, self.scales(adapted))
         inputs = StepInputs.example(recipe, size).flat
         length = {0: {1: Dim("S", min=MIN_LENGTH, max=s)}} if self.dynamic_length else {}
@@ -120,4 +121,5 @@ class GradientNetwork(BaseNetwork):
         states, others = (inputs[:2], inputs[2:]) if shape.picks else (inputs[:1], inputs[1:])
         outputs = sum(self.facts.features(target)[1] for target in self.facts.linears)
         scales = () if shape.scheme is None else (torch.ones(outputs),)
-        return (*states, torch.zeros_like(states[-1]), *others, *scales)
+        kept = [torch.zeros(*states[0].shape[:2], width) for width in Kept.widths(shape)]
+        return (*states, *kept, torch.zeros_like(states[-1]), *others, *scales)

@@ -1,8 +1,8 @@
 """Steps with the exact gradient (estimators `gradient` and `directional`): forward, the loss's gradient, and the layers
 in reverse.
 
-The forward pass keeps each adapted layer's input; every reverse pass computes its layer again from it. A recipe's
-micro-batches are computed one after the other, and their gradients are added up.
+The forward pass keeps each adapted layer's input and what `KeepingLayer` names; every reverse pass computes the rest
+of its layer again. A recipe's micro-batches are computed one after the other, and their gradients are added up.
 """
 
 # mypy: disallow-subclassing-any=False
@@ -128,8 +128,10 @@ class GradientSuffix(Network):
         states: list[tuple[Tensor, ...]] = []
         others = list(self.backbone.others(stack.shapes, stack.first, length, b, positions))
         for layer, shape, other in zip(stack.layers, stack.shapes, others, strict=True):
-            states.append(states_for(shape, hidden, positions))
-            hidden = layer(*states[-1], *other)
+            entering = states_for(shape, hidden, positions)
+            output = layer(*entering, *other)
+            hidden, *kept = (output,) if isinstance(output, Tensor) else output
+            states.append((*entering, *kept))
         if self.recipe.privacy == "clipped":
             nll, gradient = self.answers_gradient_by_row(hidden, inputs)
         else:

@@ -229,6 +229,14 @@ def quantized_layer(weights: Mapping[str, Tensor], precision: Precision) -> dict
     return buffers
 
 
+class Factors(dict[str, Tensor]):
+    """Each target's B of every path, (n, r, out). `low` collects the (alpha / r) x A that they are multiplied by."""
+
+    def __init__(self, b: Mapping[str, Tensor] | None = None) -> None:
+        super().__init__(b or {})
+        self.low: dict[Target, Tensor] = {}  # (R, S, r)
+
+
 class DecoderLayer(nn.Module):
     """One decoder layer; adapted linear layers compute y = x W^T + (alpha / r) (x A) B_p.
 
@@ -259,11 +267,11 @@ class DecoderLayer(nn.Module):
         mixed = self._attention(x, query_input, b, inputs.head_norms, inputs.tables)
         return self.finish(picked, mixed, b, inputs.norms[1:])
 
-    def inputs(self, others: Sequence[Tensor]) -> tuple[LayerInputs, dict[str, Tensor]]:
+    def inputs(self, others: Sequence[Tensor]) -> tuple[LayerInputs, Factors]:
         """The inputs of `forward` by name, and each target's B of every path."""
         shape = self.shape
         inputs = LayerInputs.of(shape.facts, others, adapted=bool(shape.targets), picked=bool(shape.picks))
-        return inputs, self._factors(inputs.slab) if shape.targets else {}
+        return inputs, self._factors(inputs.slab) if shape.targets else Factors()
 
     def finish(
         self, hidden: Tensor, mixed: Tensor, b: Mapping[str, Tensor], norms: Sequence[tuple[Tensor, ...]]
@@ -275,22 +283,22 @@ class DecoderLayer(nn.Module):
         hidden = hidden + mixed
         return hidden + self._mlp(self.norm(hidden, *norms[0]), b)
 
-    def _factors(self, slab: Tensor) -> dict[str, Tensor]:
-        """Each target's B of every path, (n, r, out)."""
+    def _factors(self, slab: Tensor) -> Factors:
+        """Each target's B of every path."""
         ends = list(accumulate(self.shape.rank * self.shape.facts.features(target)[1] for target in self.shape.targets))
         # A slice of everything would be exported as an alias, which XNNPACK does not take.
         parts = [slab[:, start:end] for start, end in pairwise([0, *ends])] if len(ends) > 1 else [slab]
-        return {
-            target: part.reshape(self.shape.paths, self.shape.rank, -1)
-            for target, part in zip(self.shape.targets, parts, strict=True)
-        }
+        by_target = zip(self.shape.targets, parts, strict=True)
+        return Factors({target: part.reshape(self.shape.paths, self.shape.rank, -1) for target, part in by_target})
 
     def _linear(self, target: Target, x: Tensor, b: Mapping[str, Tensor]) -> Tensor:
         """x (R, S, in) -> (R, S, out); path p's rows meet path p's B."""
         y = self.frozen(target, x)
         if target not in b:
             return y
-        low = functional.linear(x, getattr(self, f"{target}_a"))  # (R, S, r)
+        low = functional.linear(x, getattr(self, f"{target}_a"))
+        if isinstance(b, Factors):
+            b.low[target] = low
         low = low.view(self.shape.paths, -1, self.shape.rank)  # (n, E*S, r)
         return y + torch.bmm(low, b[target]).view(self.shape.rows, -1, y.shape[-1])
 

@@ -1,9 +1,10 @@
-"""A decoder layer's reverse pass as a forward graph: the layer computed again, then its vector-Jacobian product.
+"""A decoder layer's reverse pass as a forward graph: most of the layer again, then its vector-Jacobian product.
 
 An engine without automatic differentiation runs it like any other layer. The products are reverse-mode differentiation
-by hand (Rumelhart, Hinton and Williams, 1986) with the layer's input as the only kept activation (checkpointing, Chen
-et al., 2016, arXiv 1604.06174). `torch.addmm(bias, dy, W)` reads W (out, in) as the forward pass stores it; XNNPACK
-packs the same bytes transposed, so the weights file does not change.
+by hand (Rumelhart, Hinton and Williams, 1986). Of the forward pass a layer's input, the output of its attention and the
+products with A are kept, and the rest is computed again (checkpointing, Chen et al., 2016, arXiv 1604.06174).
+`torch.addmm(bias, dy, W)` reads W (out, in) as the forward pass stores it; XNNPACK packs the same bytes transposed, so
+the weights file does not change.
 """
 
 # mypy: disallow-subclassing-any=False
@@ -11,7 +12,7 @@ packs the same bytes transposed, so the weights file does not change.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from server.compiler.model.decoder import DecoderLayer, LayerNorm, LayerShape, RmsNorm, rotate
+from server.compiler.model.decoder import DecoderLayer, Factors, LayerNorm, LayerShape, RmsNorm, rotate
 from server.compiler.model.layer_inputs import LayerInputs
 from server.compiler.model.quantization import quantized_tokens, transposed_weight
 from server.compiler.model.rounding import SCALE
@@ -42,9 +43,8 @@ def no_bias(size: int) -> Tensor:
 class Reversal:
     """The tensors that one reverse pass reads and collects, by target."""
 
-    b: Mapping[str, Tensor]  # (1, r, out)
+    b: Factors  # (1, r, out), and x A of the forward pass, (E, S, r)
     scales: Mapping[str, Tensor]  # (out,) of quantized weights
-    low: dict[Target, Tensor] = field(default_factory=dict)  # x A of the forward pass, (E, S, r)
     gradients: dict[Target, Tensor] = field(default_factory=dict)  # (E, r, out), one of each example
 
 
@@ -102,7 +102,66 @@ class HeadReverse(nn.Module):
         return product.reshape(weights.shape[0], -1, product.shape[1])
 
 
-class ReverseLayer(DecoderLayer):
+@dataclass(frozen=True)
+class Kept:
+    """What a layer keeps of its forward pass besides its input, so that its reverse pass does not compute it again."""
+
+    mixed: Tensor  # the output of attention, (E, S, hidden)
+    values: Tensor  # (E, S, kv_heads * head_dim)
+    keys: Tensor | None  # rotated, as values; None with head norms, whose reverse needs the keys before them
+    low: Tensor | None  # (alpha / r) x A of all targets side by side, (E, S, targets * r); None in a layer without B
+
+    @staticmethod
+    def widths(shape: LayerShape) -> tuple[int, ...]:
+        """The last dimension of each tensor. A layer with picks keeps nothing: few positions are computed again."""
+        facts = shape.facts
+        heads = facts.kv_heads * facts.head_dim
+        keys = () if facts.head_norms else (heads,)
+        lows = (shape.rank * len(shape.targets),) if shape.targets else ()
+        return () if shape.picks else (facts.hidden, heads, *keys, *lows)
+
+    @classmethod
+    def of(cls, shape: LayerShape, tensors: Sequence[Tensor]) -> Kept:
+        """Names tensors that are in the order of `widths`."""
+        mixed, values, *rest = tensors
+        keys = None if shape.facts.head_norms else rest.pop(0)
+        return cls(mixed, values, keys, rest.pop() if rest else None)
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """In the order of `widths`."""
+        return tuple(each for each in (self.mixed, self.values, self.keys, self.low) if each is not None)
+
+    def lows(self, shape: LayerShape) -> dict[Target, Tensor]:
+        """(alpha / r) x A of each target, (E, S, r)."""
+        if self.low is None:
+            return {}
+        if len(shape.targets) == 1:
+            return {shape.targets[0]: self.low}
+        rank = shape.rank
+        return {target: self.low[..., rank * at : rank * (at + 1)] for at, target in enumerate(shape.targets)}
+
+
+class KeepingLayer(DecoderLayer):
+    """A decoder layer over E sequences of one path that also returns what it keeps for its reverse pass."""
+
+    def forward(self, hidden: Tensor, *others: Tensor) -> Tensor | tuple[Tensor, ...]:
+        """As `DecoderLayer`; the tensors of `Kept` follow, unless the layer has picks."""
+        if self.shape.picks:
+            return super().forward(hidden, *others)
+        inputs, b = self.inputs(others)
+        x, rows = self.norm(hidden, *inputs.norms[0]), self.shape.rows
+        q, k, v = self.heads(x, b, inputs.head_norms, inputs.tables)
+        mixed = self._linear("o_proj", self.mix(q, k, v, inputs.tables), b)
+        output = self.finish(hidden, mixed, b, inputs.norms[1:])
+        width = self.shape.facts.kv_heads * self.shape.facts.head_dim
+        keys = None if inputs.head_norms else k.view(rows, -1, width)
+        lows = [b.low[target] for target in self.shape.targets]
+        low = torch.cat(lows, dim=-1) if len(lows) > 1 else (lows[0] if lows else None)
+        return output, *Kept(mixed, v.view(rows, -1, width), keys, low).tensors
+
+
+class ReverseLayer(KeepingLayer):
     """One decoder layer over E sequences of one path, forward and in reverse."""
 
     def __init__(self, shape: LayerShape, weights: Mapping[str, Tensor], scaled_a: Mapping[Target, Tensor]) -> None:
@@ -117,16 +176,23 @@ class ReverseLayer(DecoderLayer):
     def reverse(self, hidden: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Returns the gradient (E, S, hidden) of the layer's input, and B's of each example (E, slab) if it has a B.
 
-        hidden: the layer's input, (E, S, hidden). tensors: the gradient of the layer's output, (E, S, hidden), the
-        layer's other inputs, and the scales of its linear weights, side by side, if they are quantized. With picks they
-        begin with the states at the picks, whose gradient is the second result; both and the gradient are
-        (E, T, hidden).
+        hidden: the layer's input, (E, S, hidden). tensors: what the forward pass kept, the gradient of the layer's
+        output, (E, S, hidden), the layer's other inputs, and the scales of its linear weights, side by side, if they
+        are quantized. With picks they begin with the states at the picks, whose gradient is the second result; both and
+        the gradient are (E, T, hidden).
         """
-        picked, (gradient, *others) = (tensors[0], tensors[1:]) if self.shape.picks else (None, tensors)
+        count = len(Kept.widths(self.shape)) or 1
+        before, (gradient, *others) = tensors[:count], tensors[count:]
         scales = {} if self.shape.scheme is None else self._scales(others.pop())
         inputs, b = self.inputs(others)
         reversal = Reversal(b, scales)
-        gradients = self._reverse(hidden, picked, gradient, reversal, inputs)
+        gradients: tuple[Tensor, ...]
+        if self.shape.picks:
+            gradients = self._reverse_picked(hidden, before[0], gradient, reversal, inputs)
+        else:
+            kept = Kept.of(self.shape, before)
+            b.low.update(kept.lows(self.shape))
+            gradients = self._reverse(hidden, kept, gradient, reversal, inputs)
         if not self.shape.targets:
             return gradients
         by_target = [reversal.gradients[target].view(self.shape.rows, -1) for target in self.shape.targets]
@@ -134,12 +200,14 @@ class ReverseLayer(DecoderLayer):
 
     def drop_forward(self) -> None:
         """Drops what the forward pass alone reads: without a norm after it, the MLP's output is not computed again."""
-        if self.shape.facts.sandwich:
-            return
-        quantized = () if self.shape.scheme is None else ("down_proj", "down_proj" + SCALE, "down_proj_bias_zeros")
-        for name in ("down_proj_bias", *quantized):
-            if hasattr(self.frozen, name):
-                delattr(self.frozen, name)
+        dropped: list[Target] = [] if self.shape.picks else ["o_proj", "v_proj"]
+        dropped += [] if self.shape.picks or self.shape.facts.head_norms else ["k_proj"]
+        dropped += [] if self.shape.facts.sandwich else ["down_proj"]
+        for target in dropped:
+            quantized = () if self.shape.scheme is None else (target, target + SCALE, f"{target}_bias_zeros")
+            for name in (f"{target}_bias", *quantized):
+                if hasattr(self.frozen, name):
+                    delattr(self.frozen, name)
 
     def _scales(self, together: Tensor) -> dict[str, Tensor]:
         """Each linear layer's scales (out,)."""
@@ -148,17 +216,22 @@ class ReverseLayer(DecoderLayer):
         return {str(target): part for target, part in zip(self.shape.facts.linears, parts, strict=True)}
 
     def _reverse(
-        self, hidden: Tensor, picked: Tensor | None, gradient: Tensor, reversal: Reversal, inputs: LayerInputs
-    ) -> tuple[Tensor, ...]:
-        """The gradients of `hidden` and of `picked`, if it is given; B's gradients are left in `reversal`."""
+        self, hidden: Tensor, kept: Kept, gradient: Tensor, reversal: Reversal, inputs: LayerInputs
+    ) -> tuple[Tensor]:
+        """The gradient of `hidden`; B's gradients are left in `reversal`."""
         norms, before = inputs.norms, normed(self.norm, hidden)
         x = norm_output(before, *norms[0])
-        if picked is None:
-            attention = Attention(self, x, x, reversal, inputs)
-            gradient, of_queries, of_keys = self._reverse_from(hidden, attention, gradient, reversal, inputs)
-            return (gradient + norm_reverse(self.norm, of_queries + of_keys, norms[0][0], before),)
-        picked_before = normed(self.norm, picked)
-        attention = Attention(self, x, norm_output(picked_before, *norms[0]), reversal, inputs)
+        attention = Attention(self, x, x, reversal, inputs, kept)
+        gradient, of_queries, of_keys = self._reverse_from(hidden, attention, gradient, reversal, inputs)
+        return (gradient + norm_reverse(self.norm, of_queries + of_keys, norms[0][0], before),)
+
+    def _reverse_picked(
+        self, hidden: Tensor, picked: Tensor, gradient: Tensor, reversal: Reversal, inputs: LayerInputs
+    ) -> tuple[Tensor, Tensor]:
+        """The gradients of `hidden` and of `picked`; B's gradients are left in `reversal`."""
+        norms, before, picked_before = inputs.norms, normed(self.norm, hidden), normed(self.norm, picked)
+        query_input = norm_output(picked_before, *norms[0])
+        attention = Attention(self, norm_output(before, *norms[0]), query_input, reversal, inputs)
         gradient, of_queries, of_keys = self._reverse_from(picked, attention, gradient, reversal, inputs)
         picked_gradient = gradient + norm_reverse(self.norm, of_queries, norms[0][0], picked_before)
         return norm_reverse(self.norm, of_keys, norms[0][0], before), picked_gradient
@@ -185,7 +258,7 @@ class ReverseLayer(DecoderLayer):
         return gradient, *attention.reverse(branch_gradient)
 
     def linear(self, target: Target, x: Tensor, reversal: Reversal) -> Tensor:
-        """x (E, S, in) -> (E, S, out), as the forward pass has it; x A is kept."""
+        """x (E, S, in) -> (E, S, out), as the forward pass has it."""
         if target not in reversal.b:
             return self.frozen(target, x)
         y = self.frozen(target, x)
@@ -195,9 +268,11 @@ class ReverseLayer(DecoderLayer):
         )
 
     def low(self, target: Target, x: Tensor, reversal: Reversal) -> Tensor:
-        """(alpha / r) x A, (E, S, r), kept for B's gradient."""
-        reversal.low[target] = functional.linear(x, getattr(self, f"{target}_a"))
-        return reversal.low[target]
+        """(alpha / r) x A, (E, S, r), which B's gradient needs too."""
+        lows = reversal.b.low
+        if target not in lows:
+            lows[target] = functional.linear(x, getattr(self, f"{target}_a"))
+        return lows[target]
 
     def linear_reverse(self, target: Target, gradient: Tensor, reversal: Reversal) -> Tensor:
         """gradient (E, S, out) of one linear layer's output -> of its input (E, S, in).
@@ -209,10 +284,10 @@ class ReverseLayer(DecoderLayer):
         flat = gradient.view(-1, out)
         input_gradient = self.transposed(target, flat, weight, reversal.scales.get(target))
         if target in reversal.b:
-            reversal.gradients[target] = torch.bmm(reversal.low[target].permute(0, 2, 1), gradient)
-            low = torch.bmm(gradient.view(1, -1, out), reversal.b[target].permute(0, 2, 1))  # (1, E*S, r)
+            reversal.gradients[target] = torch.bmm(reversal.b.low[target].permute(0, 2, 1), gradient)
+            low = functional.linear(flat, reversal.b[target].view(self.shape.rank, out))  # (E*S, r)
             bias, a = getattr(self, f"{target}_a_bias"), getattr(self, f"{target}_a")
-            input_gradient = input_gradient + torch.addmm(bias, low.view(-1, self.shape.rank), a)
+            input_gradient = input_gradient + torch.addmm(bias, low, a)
         return input_gradient.view(rows, -1, features)
 
 
@@ -233,20 +308,30 @@ class Attention:
     """Attention of one layer with what its reverse needs."""
 
     def __init__(
-        self, layer: ReverseLayer, x: Tensor, query_input: Tensor, reversal: Reversal, inputs: LayerInputs
+        self,
+        layer: ReverseLayer,
+        x: Tensor,
+        query_input: Tensor,
+        reversal: Reversal,
+        inputs: LayerInputs,
+        kept: Kept | None = None,
     ) -> None:
-        """x: the normed input, (E, S, hidden). query_input: the queries', (E, T, hidden) with picks, otherwise x."""
+        """x: the normed input, (E, S, hidden). query_input: the queries', (E, T, hidden) with picks, otherwise x.
+
+        kept: of the forward pass; None: everything is computed again.
+        """
         tables, head_norms = inputs.tables, inputs.head_norms
         self.layer, self.reversal, self.head_norms, self.tables = layer, reversal, head_norms, tables
         facts, rows = layer.shape.facts, layer.shape.rows
         q = layer.linear("q_proj", query_input, reversal).view(rows, -1, facts.heads, facts.head_dim)
-        k = layer.linear("k_proj", x, reversal).view(rows, -1, facts.kv_heads, facts.head_dim)
-        v = layer.linear("v_proj", x, reversal).view(rows, -1, facts.kv_heads, facts.head_dim)
         if head_norms:
-            self.q_normed, self.k_normed = normed(layer.head_norm, q), normed(layer.head_norm, k)
-            q, k = norm_output(self.q_normed, head_norms[0]), norm_output(self.k_normed, head_norms[1])
+            self.q_normed = normed(layer.head_norm, q)
+            q = norm_output(self.q_normed, head_norms[0])
         if facts.rope is not None:
-            q, k = rotate(q, *tables.query_angles), rotate(k, tables.cos, tables.sin)
+            q = rotate(q, *tables.query_angles)
+        k = self._keys(x, inputs) if kept is None or kept.keys is None else kept.keys
+        v = layer.linear("v_proj", x, reversal) if kept is None else kept.values
+        k, v = (each.view(rows, -1, facts.kv_heads, facts.head_dim) for each in (k, v))
         self.q, self.k, self.v = self._by_group(q * tables.scale), self._by_head(k), self._by_head(v)
         scores = torch.bmm(self.q, self.k.permute(0, 2, 1))  # (E*KV, G*S, S), or (E*KV, G*T, S)
         if facts.attention_softcap is not None:
@@ -254,8 +339,20 @@ class Attention:
             scores = self.bent * tables.cap
         self.weights = torch.softmax(scores + tables.mask, dim=-1)
         self.mixed = torch.bmm(self.weights, self.v)  # (E*KV, G*S, head_dim)
-        mixed = self._from_group(self.mixed).view(rows, -1, facts.heads * facts.head_dim)
-        self.output = layer.linear("o_proj", mixed, reversal)
+        if kept is None:
+            mixed = self._from_group(self.mixed).view(rows, -1, facts.heads * facts.head_dim)
+            self.output = layer.linear("o_proj", mixed, reversal)
+        else:
+            self.output = kept.mixed
+
+    def _keys(self, x: Tensor, inputs: LayerInputs) -> Tensor:
+        """Rotated keys of the normed input x, (E, S, hidden): (E, S, kv_heads, head_dim)."""
+        layer, facts = self.layer, self.layer.shape.facts
+        k = layer.linear("k_proj", x, self.reversal).view(layer.shape.rows, -1, facts.kv_heads, facts.head_dim)
+        if inputs.head_norms:
+            self.k_normed = normed(layer.head_norm, k)
+            k = norm_output(self.k_normed, inputs.head_norms[1])
+        return k if facts.rope is None else rotate(k, inputs.tables.cos, inputs.tables.sin)
 
     def reverse(self, gradient: Tensor) -> tuple[Tensor, Tensor]:
         """gradient of the output, (E, S, hidden) -> of `query_input`, and of x by keys and values alone.

@@ -74,7 +74,7 @@ def test_gradients_of_all_targets_are_autograds(architectures: Architectures, na
     for index in range(3):  # sliding and full attention, where a base has both
         case = make_case(architectures, name, applicable(name), rank, index)
         layer = ReverseLayer(case.shape, case.weights, case.scaled_a)
-        hidden, b = layer.reverse(case.inputs[0], case.gradient, *case.inputs[1:])
+        hidden, b = layer.reverse(case.inputs[0], *layer(*case.inputs)[1:], case.gradient, *case.inputs[1:])
         expected_hidden, expected_b = case.expected()
         assert relative(hidden, expected_hidden) < 1e-5
         at = 0
@@ -90,7 +90,7 @@ def test_gradients_of_some_targets_or_none_are_autograds(architectures: Architec
     for targets in [(), *((target,) for target in applicable(name))]:
         case = make_case(architectures, name, targets, 3, 1)
         layer = ReverseLayer(case.shape, case.weights, case.scaled_a)
-        hidden, *b = layer.reverse(case.inputs[0], case.gradient, *case.inputs[1:])
+        hidden, *b = layer.reverse(case.inputs[0], *layer(*case.inputs)[1:], case.gradient, *case.inputs[1:])
         assert len(b) == bool(targets)
         expected_hidden, expected_b = case.expected()
         assert relative(hidden, expected_hidden) < 1e-5
@@ -136,6 +136,6 @@ def test_quantized_gradients_are_those_of_the_rounded_layers(
     expected_hidden, expected_b = dataclasses.replace(case, weights=dequantized_weights).expected()
     layer = ReverseLayer(dataclasses.replace(case.shape, precision=precision), buffers, case.scaled_a)
     scales = torch.cat([buffers[target + SCALE] for target in case.shape.facts.linears])
-    hidden, b = layer.reverse(case.inputs[0], case.gradient, *case.inputs[1:], scales)
+    hidden, b = layer.reverse(case.inputs[0], *layer(*case.inputs)[1:], case.gradient, *case.inputs[1:], scales)
     for actual, expected in ((hidden, expected_hidden), (b, torch.stack(expected_b))):
         assert relative(actual, expected) < ROUNDING[precision]
