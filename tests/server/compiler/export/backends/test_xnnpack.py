@@ -33,7 +33,9 @@ def test_passes_that_are_left_out_change_no_byte(architectures: Architectures, n
     quantized_base = QuantizedBase.of(load_checkpoint(str(base.directory)), "int8")
     settings = {"precision": "int8", "loss": "full", **ADAPTED[name]}
     GradientNetwork(base.recipe(estimator="gradient", **settings), quantized_base, compare).methods()
+    BaseNetwork(base.recipe(queries=2, **settings), quantized_base, compare).methods()
     answers = base.recipe(queries=2, perturbed="answers", **settings)
     BaseNetwork(answers, quantized_base, compare).methods()
     InferenceNetwork(answers, quantized_base, compare).methods()
-    assert {"DecoderLayer", "ReversePass", "HeadLayer", "KeyedLayer", "AnswerLayer", "HeadsLayer"} <= set(kinds)
+    training = {"DecoderLayer", "KeepingLayer", "ReversePass", "KeyedLayer", "AnswerLayer"}
+    assert {*training, "HeadLayer", "HeadsLayer"} <= set(kinds)
