@@ -138,6 +138,6 @@ TABLE = (
         None,
         FIRST_ORDER_GRID,
         trial_steps=max(1, FIRST_ORDER_STEPS // 3),
-        evaluation_steps=(max(1, FIRST_ORDER_STEPS // 10),),
+        evaluation_steps=tuple(max(1, FIRST_ORDER_STEPS * tenths // 10) for tenths in (1, 2, 3, 4, 6)),
     ),
 )

@@ -3,7 +3,8 @@
 Every run trains on the same EXAMPLES sentences with the agent's trainer, once without privacy and once with epsilon
 EPSILON at delta DELTA for the whole run: `gradient` clips the gradient of each example in D dimensions, `directional`
 its q projections, and `replay` its q differences of losses. Rate and C are chosen on validation sentences with one
-seed; the claims are differences of means over SEEDS on test sentences. Accuracy alone counts, so runs go two at a time.
+seed; the claims are differences of means over SEEDS on test sentences. Accuracy alone counts, so runs go two at a time,
+and those that `--keep` has are not repeated.
 """
 
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from multiprocessing import get_context
+from operator import itemgetter
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -21,6 +23,7 @@ import numpy as np
 from bench.end_to_end.contender_runner import ContenderRunner
 from bench.programs import MOVIES, compile_cold, smollm2_recipe
 from bench.result import Claims, Measurement, Row, notes
+from bench.runner import load_or_compute
 from shared.canonical import sha256_hex
 from shared.federation.accounting import noise_for
 from shared.privacy import ExamplePrivacy
@@ -93,16 +96,15 @@ def _measure_form(directory: Path, form: Form, settings: dict[str, Any], quick: 
     recipe = COMMON | settings | form.recipe
     if settings is SMALL:  # a rank of 1 needs an A from data: of product reviews, which are public
         recipe["calibration"] = sha256_hex(ContenderRunner(directory).calibration().read_bytes())
-    rows: list[Row] = []
-    for clips in ((None,), form.clips):
-        private = clips != (None,)
-        program = _program(directory, recipe | ({"privacy": "clipped"} if private else {}))
-        trials = [Trial(rate, clip, 0) for rate in form.rates for clip in clips]
-        found = _run(directory, program, form, "validation", trials, quick)
-        best = trials[max(range(len(trials)), key=lambda index: found[index]["accuracy"])]
-        chosen = [Trial(best.rate, best.clip, seed) for seed in range(1 if quick else SEEDS)]
-        rows += found + _run(directory, program, form, "test", chosen, quick)
-    return rows
+    plain, private = (_program(directory, recipe | privacy) for privacy in ({}, {"privacy": "clipped"}))
+    run = partial(_run, directory, plain, private, form.eps, quick)
+    trials = [Trial(rate, clip, 0) for clip in (None, *form.clips) for rate in form.rates]
+    rows = run("validation", trials)
+    chosen: list[Trial] = []
+    for is_plain in (True, False):
+        row = max((row for row in rows if (row["clip"] is None) is is_plain), key=itemgetter("accuracy"))
+        chosen += [Trial(row["lr"], row["clip"], seed) for seed in range(1 if quick else SEEDS)]
+    return rows + run("test", chosen)
 
 
 def _program(directory: Path, settings: dict[str, Any]) -> Path:
@@ -112,14 +114,15 @@ def _program(directory: Path, settings: dict[str, Any]) -> Path:
 
 
 def _run(
-    directory: Path, program: Path, form: Form, split: str, trials: Sequence[Trial], quick: bool
-) -> list[dict[str, Any]]:
+    directory: Path, plain: Path, private: Path, eps: float | None, quick: bool, split: str, trials: Sequence[Trial]
+) -> list[Row]:
     data = _write_data(directory / "private" / split, split)
     task = named_task("sst2").model_dump_json()
-    config = WorkerConfig(program, (data,), task, TEST_SENTENCES, 1, directory / "log")
-    train_and_test = partial(_train_and_test, config, form.eps, split, 4 if quick else STEPS)
+    programs = [plain if trial.clip is None else private for trial in trials]
+    configs = [WorkerConfig(program, (data,), task, TEST_SENTENCES, 1, directory / "log") for program in programs]
+    kept_row = partial(_kept_row, eps, split, 4 if quick else STEPS)
     with ProcessPoolExecutor(PROCESSES, mp_context=get_context("spawn")) as pool:
-        return list(pool.map(train_and_test, trials))
+        return list(pool.map(kept_row, configs, trials))
 
 
 def _write_data(directory: Path, split: str) -> Path:
@@ -131,7 +134,13 @@ def _write_data(directory: Path, split: str) -> Path:
     return directory
 
 
-def _train_and_test(config: WorkerConfig, eps: float | None, split: str, steps: int, trial: Trial) -> dict[str, Any]:
+def _kept_row(eps: float | None, split: str, steps: int, config: WorkerConfig, trial: Trial) -> Row:
+    name = "-".join(map(str, (split, steps, trial.rate, trial.clip, trial.seed)))
+    compute = partial(_train_and_test, eps, split, steps, config, trial)
+    return dict(load_or_compute(config.program / "runs" / f"{name}.json", compute))
+
+
+def _train_and_test(eps: float | None, split: str, steps: int, config: WorkerConfig, trial: Trial) -> Row:
     one = worker(config)
     rate, privacy = BATCH / EXAMPLES, None
     if trial.clip is not None:

@@ -24,8 +24,18 @@ from executorch.exir._serialize._named_data_store import NamedDataStore
 from executorch.exir.backend.backend_details import BackendDetails, PreprocessResult
 from executorch.exir.backend.compile_spec_schema import CompileSpec
 from executorch.exir.lowered_backend_module import LoweredBackendModule
+from executorch.exir.passes import (
+    DebugHandleGeneratorPass,
+    OpReplacePass,
+    ScalarToTensorPass,
+    dead_code_elimination_pass,
+)
 from executorch.exir.passes.const_prop_pass import ConstPropPass
+from executorch.exir.program._program import _transform, lift_constant_tensor_pass
+from executorch.exir.tracer import _default_decomposition_table
+from executorch.exir.verification.verifier import EXIREdgeDialectVerifier
 from torch import Tensor, nn
+from torch._export.passes import ReplaceViewOpsWithViewCopyOpsPass
 from torch.export import ExportedProgram, export
 
 from server.compiler.export.backends.portable import Portable
@@ -37,6 +47,9 @@ from shared.program import Role
 from shared.recipe import Precision
 
 Example = tuple[Tensor, ...]
+# Linear layers are not decomposed: as matrix products they would be reshaped to a fixed number of tokens.
+EDGE = EdgeCompileConfig(_check_ir_validity=False, preserve_ops=[torch.ops.aten.linear.default])
+EDGE_PASSES = (ReplaceViewOpsWithViewCopyOpsPass, ScalarToTensorPass, OpReplacePass)
 NEEDED_PASSES = (XNNPACKRemoveCloneOpsTransform, ConstPropPass, FuseActivationPass, DecomposeConcatenate)
 
 
@@ -115,9 +128,13 @@ def lower_layers(
     the `.ptd`. kind: the partitioner; it must name constants as XNNPACK does.
     """
     template = _template(layers[0], scheme)
-    program = marked_program(template, example)
+    if kind is XnnpackBackend:
+        program = layer_program(template, example)
+        result = preprocess(program)
+    else:
+        program = edge_program(template, example)
+        result = kind.preprocess(program, [])
     stand_in = StandIn([output.shape for output in outputs(program)], example)
-    result = preprocess(program) if kind is XnnpackBackend else kind.preprocess(program, [])
     keys = _keys(template, scheme)
     _check_named(keys, result.processed_bytes, kind)
     constants = {
@@ -168,21 +185,31 @@ def outputs(program: ExportedProgram) -> list[Tensor]:
 def edge_program(module: nn.Module, example: Example) -> ExportedProgram:
     """Exports a layer's graph for a backend."""
     exported = export(module, example, strict=False)
-    # Linear layers are not decomposed: as matrix products they would be reshaped to a fixed number of tokens.
-    config = EdgeCompileConfig(_check_ir_validity=False, preserve_ops=[torch.ops.aten.linear.default])
-    return to_edge(exported, compile_config=config).exported_program()
+    return to_edge(exported, compile_config=EDGE).exported_program()
 
 
-def marked_program(module: nn.Module, example: Example) -> ExportedProgram:
-    """As `edge_program`, with linear layers marked as XNNPACK's partitioner does.
-
-    They are then lowered whole, with their bias.
-    """
-    program = edge_program(module, example)
+def mark_linear_layers(program: ExportedProgram) -> ExportedProgram:
+    """Marks quantized inputs as XNNPACK's partitioner does: linear layers are then lowered whole, with their bias."""
     for node in program.graph.nodes:
         if is_dequant(node) and is_dynamic_qdq(node):
             tag_as_implicit_q_dq(node)
     return program
+
+
+def layer_program(module: nn.Module, example: Example) -> ExportedProgram:
+    """Returns what `edge_program` does, marked, with those of `to_edge`'s passes that change a layer of ours.
+
+    Each pass traces the whole graph again.
+    """
+    decompositions = _default_decomposition_table()
+    for operator in EDGE.preserve_ops:
+        decompositions.pop(operator, None)
+    exported = export(module, example, strict=False).run_decompositions(decompositions)
+    verifier = EXIREdgeDialectVerifier(edge_compile_config=EDGE, class_only=True)
+    edge = _transform(exported, *(each() for each in EDGE_PASSES), override_verifiers=[verifier])
+    return mark_linear_layers(
+        _transform(lift_constant_tensor_pass(edge), dead_code_elimination_pass, DebugHandleGeneratorPass())
+    )
 
 
 def _check_named(keys: Mapping[str, str], payload: bytes, kind: type[BackendDetails]) -> None:

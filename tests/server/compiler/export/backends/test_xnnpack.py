@@ -1,41 +1,63 @@
-"""XNNPACK delegates: the passes that are left out change no byte of any kind of layer."""
+"""XNNPACK delegates: the passes that are left out change no byte of any kind of layer, in any precision."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from executorch.backends.xnnpack.xnnpack_preprocess import XnnpackBackend
 from torch import nn
 
 from server.compiler.checkpoints.checkpoint import load_checkpoint
-from server.compiler.export.backends.xnnpack import Example, marked_program, preprocess
+from server.compiler.export.backends.xnnpack import (
+    Example,
+    edge_program,
+    layer_program,
+    mark_linear_layers,
+    preprocess,
+)
 from server.compiler.export.gradient_network import GradientNetwork
 from server.compiler.export.network import BaseNetwork, QuantizedBase
 from server.compiler.methods.inference import InferenceNetwork
 from server.compiler.model.rounding import Scheme
-from tests.server.compiler.conftest import ADAPTED, CONFIGS, Architectures
+from shared.recipe import Precision
+from tests.server.compiler.conftest import ADAPTED, CONFIGS, Architectures, make_architecture
+
+CASES: list[tuple[str, Precision]] = [(name, "int8") for name in CONFIGS]
+CASES += [("llama", "fp32"), ("llama", "int8-weight"), ("llama", "int4")]
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name == "opt" else pytest.mark.slow) for name in CONFIGS]
+    ("name", "precision"),
+    [pytest.param(*case, marks=() if case[0] == "opt" else pytest.mark.slow) for case in CASES],
 )
-def test_passes_that_are_left_out_change_no_byte(architectures: Architectures, name: str) -> None:
+def test_passes_that_are_left_out_change_no_byte(
+    architectures: Architectures, tmp_path: Path, name: str, precision: Precision
+) -> None:
     base = architectures.base(name)
+    expected = {"DecoderLayer", "KeyedLayer", "AnswerLayer", "HeadsLayer"}
+    if precision == "int4":  # of widths that are whole groups, and without exact gradients
+        base = make_architecture(tmp_path, name, intermediate_size=64)
+    else:
+        expected |= {"KeepingLayer", "ReversePass"}
+    if precision != "fp32":
+        expected.add("HeadLayer")
     kinds: list[str] = []
 
     def compare(layers: Sequence[nn.Module], example: Example, scheme: Scheme | None) -> list[nn.Module]:
         kinds.append(type(layers[0]).__name__)
-        fewer, every = (marked_program(layers[0], example) for _ in range(2))
-        assert preprocess(fewer).processed_bytes == XnnpackBackend.preprocess(every, []).processed_bytes, kinds[-1]
+        fewer = preprocess(layer_program(layers[0], example))
+        every = XnnpackBackend.preprocess(mark_linear_layers(edge_program(layers[0], example)), [])
+        assert fewer.processed_bytes == every.processed_bytes, kinds[-1]
         return list(layers)
 
-    quantized_base = QuantizedBase.of(load_checkpoint(str(base.directory)), "int8")
-    settings = {"precision": "int8", "loss": "full", **ADAPTED[name]}
-    GradientNetwork(base.recipe(estimator="gradient", **settings), quantized_base, compare).methods()
+    quantized_base = QuantizedBase.of(load_checkpoint(str(base.directory)), precision)
+    settings = {"precision": precision, "loss": "full", **ADAPTED[name]}
+    if precision != "int4":
+        GradientNetwork(base.recipe(estimator="gradient", **settings), quantized_base, compare).methods()
     BaseNetwork(base.recipe(queries=2, **settings), quantized_base, compare).methods()
     answers = base.recipe(queries=2, perturbed="answers", **settings)
     BaseNetwork(answers, quantized_base, compare).methods()
     InferenceNetwork(answers, quantized_base, compare).methods()
-    training = {"DecoderLayer", "KeepingLayer", "ReversePass", "KeyedLayer", "AnswerLayer"}
-    assert {*training, "HeadLayer", "HeadsLayer"} <= set(kinds)
+    assert expected <= set(kinds)
