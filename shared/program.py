@@ -72,11 +72,12 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from shared.canonical import canonical_json
 from shared.chat_template import ChatTemplate
-from shared.recipe import REVERSE_ESTIMATORS, Recipe, Sha256
+from shared.recipe import REVERSE_ESTIMATORS, Recipe, Sha256, Target
 from shared.zo.lora import BaseShape
 
 METHODS = ("step", "replay", "score", "adapter", "load")  # of every program; `randn` noise has no replay
 FEW_ANSWERS = 4  # an answer is a small part of a sequence if it has at most a quarter of its positions
+KEPT_PRODUCTS_BYTES = 64_000_000  # that a step may keep of wide products for its reverse passes
 MOST_LOGITS = 1 << 21  # elements of logits over the vocabulary that a program holds at once: 8 MiB
 
 Role = Literal["program", "weights", "tokenizer", "inference"]
@@ -181,6 +182,20 @@ def last_layer_picks(recipe: Recipe) -> int:
     if recipe.estimator not in REVERSE_ESTIMATORS or recipe.privacy == "clipped":
         return 0
     return recipe.answer_length if FEW_ANSWERS * recipe.answer_length <= recipe.sequence_length else 0
+
+
+def kept_products(recipe: Recipe, shape: BaseShape) -> tuple[Target, ...]:
+    """Returns the linear layers whose outputs a step keeps for its reverse passes, instead of computing them again.
+
+    Those of attention's other outputs are kept anyway. These are wide, so they are kept where they take at most
+    KEPT_PRODUCTS_BYTES together; micro-batches make them fewer.
+    """
+    if recipe.estimator not in REVERSE_ESTIMATORS:
+        return ()
+    targets = tuple(target for target in shape.linears if target in ("q_proj", "gate_proj", "up_proj"))
+    layers = shape.layers - recipe.frozen_layers(shape.layers)
+    width = sum(shape.features(target)[1] for target in targets)
+    return targets if 4 * layers * recipe.rows * recipe.sequence_length * width <= KEPT_PRODUCTS_BYTES else ()
 
 
 def transposed_bytes(recipe: Recipe, shape: BaseShape) -> int:

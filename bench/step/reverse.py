@@ -1,10 +1,10 @@
 """`bench step --only reverse`: what exact gradients cost beside forward passes.
 
 A layer's reverse pass is timed by turns against its forward pass: a layer of SmolLM2-135M with all seven linear layers
-adapted, on 16 rows of 64 tokens, lowered as in programs. Its products are 1.59 times the forward pass's: those of the
-queries, the gate and the up projection are computed again, and all seven are transposed. Programs with and without
-exact gradients, equal otherwise, are compiled by turns. Both descend without moments, which would be zeros in a
-program: 8 bytes for each weight of B with Adam.
+adapted, on 16 rows of 64 tokens, lowered as in programs. Of so few tokens all products are kept, so a reverse pass has
+as many as a forward pass: the same with the weights transposed. Programs with and without exact gradients, equal
+otherwise, are compiled by turns. Both descend without moments, which would be zeros in a program: 8 bytes for each
+weight of B with Adam.
 """
 
 from __future__ import annotations
@@ -116,9 +116,9 @@ class LinearProducts(nn.Module):
         products: list[Tensor] = []
         for target in self.shape.facts.linears:
             features, out = self.shape.facts.features(target)
-            if self.transposed is None or target in ("q_proj", "gate_proj", "up_proj"):
+            if self.transposed is None:
                 products.append(self.frozen(target, by_width[features]))
-            if self.transposed is not None:
+            else:
                 gradient, weight = by_width[out].view(-1, out), getattr(self.frozen, target)
                 products.append(self.transposed(target, gradient, weight, None).view(self.shape.rows, -1, features))
         sums: dict[int, Tensor] = {}
@@ -169,7 +169,7 @@ def reverse_over_forward(last: LastLayer, rounds: int) -> float:
 
 
 def products_over_forward(checkpoint: Checkpoint, last: LastLayer, rounds: int) -> float:
-    """Returns the same ratio of the products with float32 weights alone: the floor if all are computed again."""
+    """Returns the same ratio of the products with float32 weights alone, its floor."""
     (shape,), weights = last.stack.shapes, QuantizedBase.of(checkpoint, "fp32").layers[checkpoint.facts.layers - 1]
     widths = sorted({width for target in shape.facts.linears for width in shape.facts.features(target)})
     example = tuple(torch.rand(ROWS, last.length, width) for width in widths)

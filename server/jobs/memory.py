@@ -7,7 +7,7 @@ packed weights it holds less, but is as fast only if the system has the memory t
 
 from __future__ import annotations
 
-from shared.program import logits_part, transposed_bytes
+from shared.program import kept_products, logits_part, transposed_bytes
 from shared.recipe import DIRECTION_BLOCK, REVERSE_ESTIMATORS, Optimizer, Recipe
 from shared.zo.lora import BaseShape, flat_size
 
@@ -54,14 +54,16 @@ def planned_bytes(recipe: Recipe, shape: BaseShape) -> int:
 def _kept(recipe: Recipe, shape: BaseShape, adapted: int) -> int:
     """Returns the elements of a token that layers keep for their reverse passes. adapted: number of layers with a B.
 
-    They are a layer's input, attention's output, keys, values, and the products with A. Norms of heads, with which keys
-    are not kept, and the last layer of programs that compute it at the answer alone are not counted.
+    They are a layer's input, attention's output, keys, values, `kept_products`, and the products with A. Norms of
+    heads, with which keys are not kept, and the last layer of programs that compute it at the answer alone are not
+    counted.
     """
     if recipe.estimator not in REVERSE_ESTIMATORS:
         return 0
     keys = shape.kv_heads * shape.head_dim
     layers = shape.layers - recipe.frozen_layers(shape.layers)
-    return 2 * layers * (shape.hidden + keys) + adapted * recipe.rank * len(recipe.targets)
+    products = sum(shape.features(target)[1] for target in kept_products(recipe, shape))
+    return layers * (2 * (shape.hidden + keys) + products) + adapted * recipe.rank * len(recipe.targets)
 
 
 def answer_tokens(recipe: Recipe) -> int:

@@ -22,6 +22,7 @@ from server.compiler.checkpoints.base import BaseFacts, Rope
 from server.compiler.model.layer_inputs import AttentionTables, LayerInputs
 from server.compiler.model.quantization import linear
 from server.compiler.model.rounding import OFFSET, ROWS, SCALE, SCHEMES, Scheme, quantized, target_scheme
+from shared.program import kept_products
 from shared.recipe import Precision, Recipe, Target
 
 MASKED = -1e9  # added to a score that causality forbids; its softmax is exactly 0 in float32
@@ -38,6 +39,7 @@ class LayerShape:
     rank: int
     targets: tuple[Target, ...]  # adapted here; none in a frozen layer
     picks: int = 0  # T: positions of a sequence that the last layer is computed at; 0: all
+    kept: tuple[Target, ...] = ()  # whose outputs a step keeps for its reverse pass, of those it may compute again
 
     def __hash__(self) -> int:
         return hash((self.precision, self.paths, self.rows, self.rank, self.targets, self.picks))
@@ -61,9 +63,9 @@ def layer_shapes(
     picks: of the last layer; see `LayerShape`.
     """
     adapted_layers = set(recipe.adapted_layers(facts.layers)) if adapted else set()
+    whole = LayerShape(facts, recipe.precision, paths, rows, recipe.rank, (), kept=kept_products(recipe, facts))
     shapes = [
-        LayerShape(facts, recipe.precision, paths, rows, recipe.rank, recipe.targets if index in adapted_layers else ())
-        for index in range(facts.layers)
+        replace(whole, targets=recipe.targets if index in adapted_layers else ()) for index in range(facts.layers)
     ]
     return [*shapes[:-1], replace(shapes[-1], picks=picks)]
 
@@ -230,11 +232,15 @@ def quantized_layer(weights: Mapping[str, Tensor], precision: Precision) -> dict
 
 
 class Factors(dict[str, Tensor]):
-    """Each target's B of every path, (n, r, out). `low` collects the (alpha / r) x A that they are multiplied by."""
+    """Each target's B of every path, (n, r, out).
+
+    `low` collects the (alpha / r) x A that they are multiplied by, `outputs` what all linear layers return.
+    """
 
     def __init__(self, b: Mapping[str, Tensor] | None = None) -> None:
         super().__init__(b or {})
         self.low: dict[Target, Tensor] = {}  # (R, S, r)
+        self.outputs: dict[Target, Tensor] = {}  # (R, S, out)
 
 
 class DecoderLayer(nn.Module):
@@ -294,13 +300,15 @@ class DecoderLayer(nn.Module):
     def _linear(self, target: Target, x: Tensor, b: Mapping[str, Tensor]) -> Tensor:
         """x (R, S, in) -> (R, S, out); path p's rows meet path p's B."""
         y = self.frozen(target, x)
-        if target not in b:
-            return y
-        low = functional.linear(x, getattr(self, f"{target}_a"))
+        if target in b:
+            low = functional.linear(x, getattr(self, f"{target}_a"))
+            if isinstance(b, Factors):
+                b.low[target] = low
+            low = low.view(self.shape.paths, -1, self.shape.rank)  # (n, E*S, r)
+            y = y + torch.bmm(low, b[target]).view(self.shape.rows, -1, y.shape[-1])
         if isinstance(b, Factors):
-            b.low[target] = low
-        low = low.view(self.shape.paths, -1, self.shape.rank)  # (n, E*S, r)
-        return y + torch.bmm(low, b[target]).view(self.shape.rows, -1, y.shape[-1])
+            b.outputs[target] = y
+        return y
 
     def _mlp(self, x: Tensor, b: Mapping[str, Tensor]) -> Tensor:
         facts = self.shape.facts

@@ -1,8 +1,8 @@
 """A decoder layer's reverse pass as a forward graph: most of the layer again, then its vector-Jacobian product.
 
 An engine without automatic differentiation runs it like any other layer. The products are reverse-mode differentiation
-by hand (Rumelhart, Hinton and Williams, 1986). Of the forward pass a layer's input, the output of its attention and the
-products with A are kept, and the rest is computed again (checkpointing, Chen et al., 2016, arXiv 1604.06174).
+by hand (Rumelhart, Hinton and Williams, 1986). Of the forward pass a layer's input and what `Kept` names are kept, and
+the rest is computed again (checkpointing, Chen et al., 2016, arXiv 1604.06174).
 `torch.addmm(bias, dy, W)` reads W (out, in) as the forward pass stores it; XNNPACK packs the same bytes transposed, so
 the weights file does not change.
 """
@@ -110,6 +110,7 @@ class Kept:
     values: Tensor  # (E, S, kv_heads * head_dim)
     keys: Tensor | None  # rotated, as values; None with head norms, whose reverse needs the keys before them
     low: Tensor | None  # (alpha / r) x A of all targets side by side, (E, S, targets * r); None in a layer without B
+    outputs: Mapping[Target, Tensor]  # of the shape's `kept` linear layers, (E, S, out)
 
     @staticmethod
     def widths(shape: LayerShape) -> tuple[int, ...]:
@@ -118,19 +119,22 @@ class Kept:
         heads = facts.kv_heads * facts.head_dim
         keys = () if facts.head_norms else (heads,)
         lows = (shape.rank * len(shape.targets),) if shape.targets else ()
-        return () if shape.picks else (facts.hidden, heads, *keys, *lows)
+        outputs = (facts.features(target)[1] for target in shape.kept)
+        return () if shape.picks else (facts.hidden, heads, *keys, *lows, *outputs)
 
     @classmethod
     def of(cls, shape: LayerShape, tensors: Sequence[Tensor]) -> Kept:
         """Names tensors that are in the order of `widths`."""
         mixed, values, *rest = tensors
         keys = None if shape.facts.head_norms else rest.pop(0)
-        return cls(mixed, values, keys, rest.pop() if rest else None)
+        low = rest.pop(0) if shape.targets else None
+        return cls(mixed, values, keys, low, dict(zip(shape.kept, rest, strict=True)))
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """In the order of `widths`."""
-        return tuple(each for each in (self.mixed, self.values, self.keys, self.low) if each is not None)
+        others = (each for each in (self.keys, self.low) if each is not None)
+        return self.mixed, self.values, *others, *self.outputs.values()
 
     def lows(self, shape: LayerShape) -> dict[Target, Tensor]:
         """(alpha / r) x A of each target, (E, S, r)."""
@@ -158,7 +162,8 @@ class KeepingLayer(DecoderLayer):
         keys = None if inputs.head_norms else k.view(rows, -1, width)
         lows = [b.low[target] for target in self.shape.targets]
         low = torch.cat(lows, dim=-1) if len(lows) > 1 else (lows[0] if lows else None)
-        return output, *Kept(mixed, v.view(rows, -1, width), keys, low).tensors
+        outputs = {target: b.outputs[target] for target in self.shape.kept}
+        return output, *Kept(mixed, v.view(rows, -1, width), keys, low, outputs).tensors
 
 
 class ReverseLayer(KeepingLayer):
@@ -192,6 +197,7 @@ class ReverseLayer(KeepingLayer):
         else:
             kept = Kept.of(self.shape, before)
             b.low.update(kept.lows(self.shape))
+            b.outputs.update(kept.outputs)
             gradients = self._reverse(hidden, kept, gradient, reversal, inputs)
         if not self.shape.targets:
             return gradients
@@ -200,7 +206,7 @@ class ReverseLayer(KeepingLayer):
 
     def drop_forward(self) -> None:
         """Drops what the forward pass alone reads: without a norm after it, the MLP's output is not computed again."""
-        dropped: list[Target] = [] if self.shape.picks else ["o_proj", "v_proj"]
+        dropped: list[Target] = [] if self.shape.picks else ["o_proj", "v_proj", *self.shape.kept]
         dropped += [] if self.shape.picks or self.shape.facts.head_norms else ["k_proj"]
         dropped += [] if self.shape.facts.sandwich else ["down_proj"]
         for target in dropped:
@@ -258,7 +264,9 @@ class ReverseLayer(KeepingLayer):
         return gradient, *attention.reverse(branch_gradient)
 
     def linear(self, target: Target, x: Tensor, reversal: Reversal) -> Tensor:
-        """x (E, S, in) -> (E, S, out), as the forward pass has it."""
+        """x (E, S, in) -> (E, S, out), as the forward pass has it, and computed again unless that was kept."""
+        if target in reversal.b.outputs:
+            return reversal.b.outputs[target]
         if target not in reversal.b:
             return self.frozen(target, x)
         y = self.frozen(target, x)
