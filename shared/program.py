@@ -77,7 +77,8 @@ from shared.zo.lora import BaseShape
 
 METHODS = ("step", "replay", "score", "adapter", "load")  # of every program; `randn` noise has no replay
 FEW_ANSWERS = 4  # an answer is a small part of a sequence if it has at most a quarter of its positions
-KEPT_PRODUCTS_BYTES = 64_000_000  # that a step may keep of wide products for its reverse passes
+WIDE_PRODUCTS: tuple[Target, ...] = ("q_proj", "gate_proj", "up_proj")  # outputs that a reverse pass may compute again
+KEPT_PRODUCTS_BYTES = 64_000_000  # that a step may keep of them
 MOST_LOGITS = 1 << 21  # elements of logits over the vocabulary that a program holds at once: 8 MiB
 
 Role = Literal["program", "weights", "tokenizer", "inference"]
@@ -185,14 +186,13 @@ def last_layer_picks(recipe: Recipe) -> int:
 
 
 def kept_products(recipe: Recipe, shape: BaseShape) -> tuple[Target, ...]:
-    """Returns the linear layers whose outputs a step keeps for its reverse passes, instead of computing them again.
+    """Returns those of WIDE_PRODUCTS whose outputs a step keeps for its reverse passes, instead of computing them again.
 
-    Those of attention's other outputs are kept anyway. These are wide, so they are kept where they take at most
-    KEPT_PRODUCTS_BYTES together; micro-batches make them fewer.
+    All of them, where they take at most KEPT_PRODUCTS_BYTES together; micro-batches make them smaller.
     """
     if recipe.estimator not in REVERSE_ESTIMATORS:
         return ()
-    targets = tuple(target for target in shape.linears if target in ("q_proj", "gate_proj", "up_proj"))
+    targets = tuple(target for target in shape.linears if target in WIDE_PRODUCTS)
     layers = shape.layers - recipe.frozen_layers(shape.layers)
     width = sum(shape.features(target)[1] for target in targets)
     return targets if 4 * layers * recipe.rows * recipe.sequence_length * width <= KEPT_PRODUCTS_BYTES else ()

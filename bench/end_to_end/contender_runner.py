@@ -69,8 +69,8 @@ class ContenderRunner:
     def _run(self, *arguments: Any) -> Run:
         """Runs in a process of its own.
 
-        The agent's runtime makes the C library return large blocks to the system: a PyTorch contender in a process that
-        has opened a program would wait for pages at each tensor, which costs it half as many core-seconds again.
+        The agent's runtime makes the C library return large blocks to the system. In a process that had opened programs
+        before, first order in PyTorch took half as many core-seconds again.
         """
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
             return pool.submit(self._train, *arguments).result()

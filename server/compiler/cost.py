@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shared.program import kept_products, last_layer_picks
+from shared.program import WIDE_PRODUCTS, kept_products, last_layer_picks
 from shared.recipe import REVERSE_ESTIMATORS, Recipe, Target
 from shared.zo.lora import BaseShape
 
@@ -76,7 +76,7 @@ def _reverse_weights(recipe: Recipe, shape: BaseShape, targets: Sequence[Target]
     the MLP or of heads, which needs further outputs, is not counted.
     """
     kept = kept_products(recipe, shape)
-    again = [target for target in shape.linears if target in ("q_proj", "gate_proj", "up_proj") and target not in kept]
+    again = [target for target in shape.linears if target in WIDE_PRODUCTS and target not in kept]
     computed_again = _weights(recipe, shape, again, ()) + _b_weights(
         recipe, shape, [target for target in targets if target in again]
     )

@@ -267,9 +267,9 @@ class ReverseLayer(KeepingLayer):
         """x (E, S, in) -> (E, S, out), as the forward pass has it, and computed again unless that was kept."""
         if target in reversal.b.outputs:
             return reversal.b.outputs[target]
-        if target not in reversal.b:
-            return self.frozen(target, x)
         y = self.frozen(target, x)
+        if target not in reversal.b:
+            return y
         low = self.low(target, x, reversal)
         return y + torch.bmm(low.view(1, -1, self.shape.rank), reversal.b[target]).view(
             self.shape.rows, -1, y.shape[-1]
