@@ -77,7 +77,7 @@ from shared.zo.lora import BaseShape
 
 METHODS = ("step", "replay", "score", "adapter", "load")  # of every program; `randn` noise has no replay
 FEW_ANSWERS = 4  # an answer is a small part of a sequence if it has at most a quarter of its positions
-WIDE_PRODUCTS: tuple[Target, ...] = ("q_proj", "gate_proj", "up_proj")  # outputs that a reverse pass may compute again
+WIDE_PRODUCTS: tuple[Target, ...] = ("q_proj", "gate_proj", "up_proj")  # that a reverse pass may compute again
 KEPT_PRODUCTS_BYTES = 64_000_000  # that a step may keep of them
 MOST_LOGITS = 1 << 21  # elements of logits over the vocabulary that a program holds at once: 8 MiB
 
@@ -186,7 +186,7 @@ def last_layer_picks(recipe: Recipe) -> int:
 
 
 def kept_products(recipe: Recipe, shape: BaseShape) -> tuple[Target, ...]:
-    """Returns those of WIDE_PRODUCTS whose outputs a step keeps for its reverse passes, instead of computing them again.
+    """Returns those of WIDE_PRODUCTS that a step keeps for its reverse passes, instead of computing them again.
 
     All of them, where they take at most KEPT_PRODUCTS_BYTES together; micro-batches make them smaller.
     """
