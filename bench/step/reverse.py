@@ -28,6 +28,7 @@ from server.compiler.checkpoints.checkpoint import Checkpoint, load_checkpoint
 from server.compiler.export.backends.xnnpack import lower_layers
 from server.compiler.export.emission import Signature
 from server.compiler.export.gradient_network import GradientNetwork
+from server.compiler.export.lowering import LayerGroup
 from server.compiler.export.network import QuantizedBase, layer_example
 from server.compiler.export.weights import StoredKeys
 from server.compiler.methods.training import Stack
@@ -176,7 +177,7 @@ def products_over_forward(checkpoint: Checkpoint, last: LastLayer, rounds: int) 
     methods: dict[str, Signature] = {}
     for name in ("adapter", "reverse"):  # the first is the forward pass
         module = LinearProducts(shape, weights, backward=name == "reverse")
-        (lowered,) = lower_layers([module], example, None, StoredKeys())
+        ((lowered,),) = lower_layers([LayerGroup([module], example, None)], StoredKeys())
         methods[name] = Signature(OneLayer(lowered), example)
     seconds = time_methods(methods, rounds)
     return ratio(seconds["reverse"], seconds["adapter"])

@@ -26,6 +26,8 @@ from server.compiler.methods.estimators import STATE
 from shared.errors import CompileFailed
 
 EXTERNAL = "weights"  # tag of the constants in the .ptd
+# Linear layers are not decomposed: as matrix products they would be reshaped to a fixed number of tokens.
+WHOLE = (torch.ops.aten.linear.default,)
 INITIALIZER = "adapter"  # the method that must be loaded before any other method is called
 
 
@@ -91,11 +93,16 @@ class InPlacePlanning(MemoryPlanningPass):
         return super().run(graph_module, graph_signature)
 
 
+def edge_config() -> EdgeCompileConfig:
+    """Returns a configuration for one call of `to_edge`, which appends the list of preserved operators to itself."""
+    return EdgeCompileConfig(_check_ir_validity=False, preserve_ops=list(WHOLE))
+
+
 def emit(methods: Mapping[str, Signature], stored: Set[str], path: Path) -> Emitted:
     """Exports every method with its example inputs and writes the `.pte`. stored: buffers in the `.ptd`."""
     edge = to_edge(
         {name: signature.export() for name, signature in methods.items()},
-        compile_config=EdgeCompileConfig(_check_ir_validity=False, preserve_ops=[torch.ops.aten.linear.default]),
+        compile_config=edge_config(),
     )
     _start_b_at_zero(edge)
     placeholders = {"b_" + name.replace(".", "_") for name in stored}

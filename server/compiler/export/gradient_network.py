@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from server.compiler.export.emission import Signature
-from server.compiler.export.network import BaseNetwork, Example, layer_example, lower_by_shape, score_suffix
+from server.compiler.export.lowering import Example, LayerGroup
+from server.compiler.export.network import BaseNetwork, layer_example, lower_by_shape, score_suffix
 from server.compiler.methods.gradient import GradientStep, GradientSuffix, Restore, State
 from server.compiler.methods.optimizers import state_size
 from server.compiler.methods.step_inputs import StepInputs, zero_seeds, zero_tokens
@@ -67,7 +68,7 @@ class GradientNetwork(BaseNetwork):
             return None
         example = (torch.zeros(*logits_part(rows, picks, self.facts.vocabulary), self.facts.vocabulary),)
         layer = HeadReverse(getattr(self.backbone, "embedding" if self.backbone.tied else "lm_head"))
-        (lowered,) = self._lower([layer], example, ROWS)
+        ((lowered,),) = self._lower([LayerGroup([layer], example, ROWS)])
         return None if lowered is layer else lowered
 
     def methods(self) -> dict[str, Signature]:

@@ -20,6 +20,7 @@ from torch.export import Dim
 from server.compiler.checkpoints.base import BaseFacts
 from server.compiler.checkpoints.checkpoint import Checkpoint
 from server.compiler.export.emission import Signature
+from server.compiler.export.lowering import Example, LayerGroup, Lower
 from server.compiler.export.weights import Stored
 from server.compiler.methods.step_inputs import StepInputs, zero_seeds, zero_tokens
 from server.compiler.methods.training import (
@@ -44,9 +45,6 @@ from shared.program_inputs import MIN_LENGTH
 from shared.recipe import Precision, Recipe, Target
 from shared.zo.calibration import Calibration
 from shared.zo.lora import flat_size, frozen_a, lora_modules
-
-Example = tuple[Tensor, ...]
-Lower = Callable[[Sequence[nn.Module], Example, Scheme | None], list[nn.Module]]
 
 
 @dataclass(frozen=True)
@@ -186,7 +184,7 @@ class BaseNetwork:
         name = "embedding" if self.backbone.tied else "lm_head"
         layer = HeadLayer(getattr(self.backbone, name), getattr(self.backbone, name + SCALE).squeeze(1))
         example = (torch.zeros(rows, picks, self.facts.hidden),)
-        return self._lower([layer], example, ROWS)[0]
+        return self._lower([LayerGroup([layer], example, ROWS)])[0][0]
 
     def methods(self) -> dict[str, Signature]:
         """Returns every method of the program with its example inputs, as listed in `shared.program`."""
@@ -251,12 +249,12 @@ def lower_by_shape(
     lower: Lower, layers: Sequence[nn.Module], shapes: Sequence[LayerShape], example: Callable[[LayerShape], Example]
 ) -> list[nn.Module]:
     """Lowers every layer; layers of one shape share a graph. example: returns the export inputs of a shape."""
-    lowered: dict[int, nn.Module] = {}
-    for shape in dict.fromkeys(shapes):
-        places = [at for at, other in enumerate(shapes) if other == shape]
-        delegates = lower([layers[at] for at in places], example(shape), shape.scheme)
-        lowered.update(zip(places, delegates, strict=True))
-    return [lowered[at] for at in range(len(layers))]
+    by_shape: dict[LayerShape, list[nn.Module]] = {}
+    for layer, shape in zip(layers, shapes, strict=True):
+        by_shape.setdefault(shape, []).append(layer)
+    lowered = lower([LayerGroup(alike, example(shape), shape.scheme) for shape, alike in by_shape.items()])
+    following = {shape: iter(delegates) for shape, delegates in zip(by_shape, lowered, strict=True)}
+    return [next(following[shape]) for shape in shapes]
 
 
 def layer_example(shape: LayerShape, length: int) -> Example:

@@ -20,7 +20,7 @@ from server.compiler.methods.private_gradient import ExampleGradients, mean_grad
 from server.compiler.methods.step_inputs import StepInputs
 from server.compiler.methods.training import EXCLUDED, Method, Network, Stack
 from server.compiler.model.backbone import Backbone, picked_states, states_for
-from server.compiler.model.reverse import norm_output, norm_reverse, normed
+from server.compiler.model.pointwise_reverse import norm_output, norm_reverse, normed
 from server.compiler.model.rounding import SCALE
 from shared.privacy import UNITS
 from shared.recipe import Recipe

@@ -21,7 +21,8 @@ from torch.export import Dim
 
 from server.compiler.checkpoints.base import BaseFacts
 from server.compiler.export.emission import Signature
-from server.compiler.export.network import BaseNetwork, Example, Lower, QuantizedBase, lower_by_shape
+from server.compiler.export.lowering import Example, Lower
+from server.compiler.export.network import BaseNetwork, QuantizedBase, lower_by_shape
 from server.compiler.methods.attention_operator import attention_call
 from server.compiler.methods.step_inputs import zero_tokens
 from server.compiler.methods.training import Adapter, Load, Method

@@ -10,11 +10,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Protocol
 
-from torch import Tensor, nn
+from torch import nn
 
 from server.compiler.export.emission import Emitted, Signature
+from server.compiler.export.lowering import LayerGroup
 from server.compiler.export.weights import Stored, StoredKeys
-from server.compiler.model.rounding import Scheme
 from shared.program import Role
 from shared.recipe import Backend as Name
 from shared.recipe import Precision
@@ -41,14 +41,8 @@ class Backend(Protocol):
     def write_weights(self, tensors: Iterable[Stored], path: Path) -> StoredKeys:
         """Writes a base's tensors and returns their keys. The bytes depend on base and precision only."""
 
-    def lower(
-        self, layers: Sequence[nn.Module], example: tuple[Tensor, ...], scheme: Scheme | None, stored: StoredKeys
-    ) -> list[nn.Module]:
-        """Lowers layers that share one graph.
-
-        layers: equal except for their persistent buffers, whose integers are stored according to `scheme`. example:
-        inputs for the export. stored: keys in the weights file.
-        """
+    def lower(self, groups: Sequence[LayerGroup], stored: StoredKeys) -> list[list[nn.Module]]:
+        """Lowers the layers of every group. stored: keys in the weights file."""
 
     def emit(self, methods: Mapping[str, Signature], stored: StoredKeys, path: Path) -> Emitted:
         """Exports every method and writes the program file. stored: keys in the weights file."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from torch import Tensor, nn
+from torch import nn
 
 from server.compiler.export.emission import Emitted, Signature, emit
+from server.compiler.export.lowering import LayerGroup
 from server.compiler.export.weights import Stored, StoredKeys, write_weights
-from server.compiler.model.rounding import Scheme
 from shared.program import Role
 from shared.recipe import Precision
 
@@ -28,11 +28,9 @@ class Portable:
         """Writes the `.ptd`; see `Backend.write_weights`."""
         return write_weights(tensors, path)
 
-    def lower(
-        self, layers: Sequence[nn.Module], example: tuple[Tensor, ...], scheme: Scheme | None, stored: StoredKeys
-    ) -> list[nn.Module]:
+    def lower(self, groups: Sequence[LayerGroup], stored: StoredKeys) -> list[list[nn.Module]]:
         """Returns the layers unchanged."""
-        return list(layers)
+        return [list(group.layers) for group in groups]
 
     def emit(self, methods: Mapping[str, Signature], stored: StoredKeys, path: Path) -> Emitted:
         """Writes the `.pte`; see `Backend.emit`."""

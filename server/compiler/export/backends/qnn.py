@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from server.compiler.export.backends.portable import Portable
+from server.compiler.export.lowering import LayerGroup
 from server.compiler.export.weights import StoredKeys
-from server.compiler.model.rounding import Scheme
 from shared.errors import ToolchainMissing
 
 ROOT = "QNN_SDK_ROOT"
@@ -56,9 +56,7 @@ class Qnn(Portable):
         if os.environ.get(CHIP) not in chips:
             raise ToolchainMissing(f"backend qnn compiles for one chip; set {CHIP} to one of {', '.join(chips)}")
 
-    def lower(
-        self, layers: Sequence[nn.Module], example: tuple[Tensor, ...], scheme: Scheme | None, stored: StoredKeys
-    ) -> list[nn.Module]:
+    def lower(self, groups: Sequence[LayerGroup], stored: StoredKeys) -> list[list[nn.Module]]:
         """Lowers each layer to one delegate with its own weights; see `Backend.lower`."""
         from executorch.backends.qualcomm.serialization.qc_schema import QcomChipset
         from executorch.backends.qualcomm.utils.utils import (
@@ -70,10 +68,11 @@ class Qnn(Portable):
         specs = generate_qnn_executorch_compiler_spec(
             soc_model=QcomChipset[os.environ[CHIP]], backend_options=generate_htp_compiler_spec(use_fp16=True)
         )
-        lowered = []
-        for layer in layers:
-            edge = to_edge_transform_and_lower_to_qnn(layer, example, specs)
-            lowered.append(whole_delegate(edge.exported_program()) or layer)
+        lowered: list[list[nn.Module]] = []
+        for group in groups:
+            programs = (to_edge_transform_and_lower_to_qnn(layer, group.example, specs) for layer in group.layers)
+            delegates = (whole_delegate(program.exported_program()) for program in programs)
+            lowered.append([delegate or layer for delegate, layer in zip(delegates, group.layers, strict=True)])
         return lowered
 
 

@@ -21,9 +21,9 @@ from torch.export import ExportedProgram
 from torch.export.pt2_archive import PT2ArchiveWriter, constants
 
 from server.compiler.export.emission import Emitted, Signature
+from server.compiler.export.lowering import LayerGroup
 from server.compiler.export.weights import Stored, StoredKeys
 from server.compiler.methods.estimators import STATE
-from server.compiler.model.rounding import Scheme
 from shared.errors import CompileFailed
 from shared.program import Role
 from shared.recipe import Precision
@@ -49,11 +49,9 @@ class TorchExport:
         save_file({str(stored.name): stored.tensor.numpy() for stored in named_tensors}, path)
         return StoredKeys(named_tensors)
 
-    def lower(
-        self, layers: Sequence[nn.Module], example: tuple[Tensor, ...], scheme: Scheme | None, stored: StoredKeys
-    ) -> list[nn.Module]:
+    def lower(self, groups: Sequence[LayerGroup], stored: StoredKeys) -> list[list[nn.Module]]:
         """Returns the layers unchanged."""
-        return list(layers)
+        return [list(group.layers) for group in groups]
 
     def emit(self, methods: Mapping[str, Signature], stored: StoredKeys, path: Path) -> Emitted:
         """Writes the `.pt2`; see `Backend.emit`. torch does not plan memory ahead of time."""

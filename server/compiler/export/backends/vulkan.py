@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib.util import find_spec
 
-from torch import Tensor, nn
+from torch import nn
 from torch.export import ExportedProgram
 
 from server.compiler.export.backends.portable import Portable
+from server.compiler.export.lowering import LayerGroup
 from server.compiler.export.weights import StoredKeys
-from server.compiler.model.rounding import Scheme
 from shared.errors import ToolchainMissing
 
 
@@ -32,17 +32,19 @@ class Vulkan(Portable):
                 "installation lacks; install the executorch wheel from PyPI, which has it"
             )
 
-    def lower(
-        self, layers: Sequence[nn.Module], example: tuple[Tensor, ...], scheme: Scheme | None, stored: StoredKeys
-    ) -> list[nn.Module]:
-        """Returns one delegate per layer, or the unchanged layers; see `Backend.lower`."""
+    def lower(self, groups: Sequence[LayerGroup], stored: StoredKeys) -> list[list[nn.Module]]:
+        """Returns one delegate per layer, or a group's unchanged layers; see `Backend.lower`."""
         from executorch.backends.vulkan.vulkan_preprocess import VulkanBackend
 
         from server.compiler.export.backends.xnnpack import edge_program, lower_layers
 
-        if not takes_whole(edge_program(layers[0], example)):
-            return list(layers)
-        return lower_layers(layers, example, scheme, stored, VulkanBackend)
+        lowered: list[list[nn.Module]] = []
+        for group in groups:
+            if takes_whole(edge_program(group.layers[0], group.example)):
+                lowered += lower_layers([group], stored, VulkanBackend)
+            else:
+                lowered.append(list(group.layers))
+        return lowered
 
 
 def takes_whole(program: ExportedProgram) -> bool:

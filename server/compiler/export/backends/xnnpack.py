@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 from executorch.backends.xnnpack._passes import XNNPACKPassManager, XNNPACKRemoveCloneOpsTransform
@@ -19,7 +21,7 @@ from executorch.backends.xnnpack._passes.decompose_cat import DecomposeConcatena
 from executorch.backends.xnnpack._passes.fuse_activation_pass import FuseActivationPass
 from executorch.backends.xnnpack.utils.quant_utils import is_dequant, is_dynamic_qdq, tag_as_implicit_q_dq
 from executorch.backends.xnnpack.xnnpack_preprocess import XnnpackBackend
-from executorch.exir import EdgeCompileConfig, to_edge
+from executorch.exir import to_edge
 from executorch.exir._serialize._named_data_store import NamedDataStore
 from executorch.exir.backend.backend_details import BackendDetails, PreprocessResult
 from executorch.exir.backend.compile_spec_schema import CompileSpec
@@ -39,6 +41,8 @@ from torch._export.passes import ReplaceViewOpsWithViewCopyOpsPass
 from torch.export import ExportedProgram, export
 
 from server.compiler.export.backends.portable import Portable
+from server.compiler.export.emission import WHOLE, edge_config
+from server.compiler.export.lowering import Example, LayerGroup, at_once
 from server.compiler.export.weights import StoredKeys
 from server.compiler.model.quantization import stored_bytes, stored_key
 from server.compiler.model.rounding import SCHEMES, Scheme
@@ -46,9 +50,6 @@ from shared.errors import CompileFailed
 from shared.program import Role
 from shared.recipe import Precision
 
-Example = tuple[Tensor, ...]
-# Linear layers are not decomposed: as matrix products they would be reshaped to a fixed number of tokens.
-EDGE = EdgeCompileConfig(_check_ir_validity=False, preserve_ops=[torch.ops.aten.linear.default])
 EDGE_PASSES = (ReplaceViewOpsWithViewCopyOpsPass, ScalarToTensorPass, OpReplacePass)
 NEEDED_PASSES = (XNNPACKRemoveCloneOpsTransform, ConstPropPass, FuseActivationPass, DecomposeConcatenate)
 
@@ -59,11 +60,9 @@ class Xnnpack(Portable):
     precisions: frozenset[Precision] = frozenset({"fp32", *SCHEMES})
     files: Mapping[Role, str] = {**Portable.files, "inference": "inference.pte"}
 
-    def lower(
-        self, layers: Sequence[nn.Module], example: Example, scheme: Scheme | None, stored: StoredKeys
-    ) -> list[nn.Module]:
+    def lower(self, groups: Sequence[LayerGroup], stored: StoredKeys) -> list[list[nn.Module]]:
         """Returns one delegate per layer; see `Backend.lower`."""
-        return lower_layers(layers, example, scheme, stored)
+        return lower_layers(groups, stored)
 
 
 class StandIn(nn.Module):
@@ -115,36 +114,73 @@ class Outline(ExportedProgram):
         return self._cached_module
 
 
-def lower_layers(
-    layers: Sequence[nn.Module],
-    example: Example,
-    scheme: Scheme | None,
-    stored: StoredKeys,
-    kind: type[BackendDetails] = XnnpackBackend,
-) -> list[nn.Module]:
-    """Returns one delegate per layer.
+@dataclass(frozen=True)
+class Lowered:
+    """The delegate of a group's template layer."""
 
-    layers: equal except for their persistent buffers, whose integers are stored according to `scheme`. stored: keys in
-    the `.ptd`. kind: the partitioner; it must name constants as XNNPACK does.
+    kind: type[BackendDetails]
+    payload: bytes
+    keys: Mapping[str, str]  # in the payload, of the layer's tensors by name
+    constants: Mapping[str, bytes]  # all others, by key
+    sizes: Sequence[torch.Size]  # of its outputs
+
+    @classmethod
+    def of(cls, group: LayerGroup, kind: type[BackendDetails]) -> Lowered:
+        """Lowers the group's graph. Raises CompileFailed if the payload does not name the layer's tensors."""
+        template = _template(group.layers[0], group.scheme)
+        if kind is XnnpackBackend:
+            program = layer_program(template, group.example)
+            result = preprocess(program)
+        else:
+            program = edge_program(template, group.example)
+            result = kind.preprocess(program, [])
+        keys = {name: stored_key(name, tensor, group.scheme) for name, tensor in template.state_dict().items()}
+        if absent := [name for name, key in keys.items() if result.processed_bytes.count(key.encode()) != 1]:
+            raise CompileFailed(
+                f"{kind.__name__} did not store {', '.join(absent)} as given; this ExecuTorch is not supported"
+            )
+        constants = {
+            key: result.data_store_output.buffers[entry.buffer_index]
+            for key, entry in result.data_store_output.pte_data.items()
+            if key not in keys.values()
+        }
+        return cls(kind, result.processed_bytes, keys, constants, [output.shape for output in outputs(program)])
+
+    def delegate(
+        self, outline: Outline, layer: nn.Module, scheme: Scheme | None, stored: StoredKeys
+    ) -> LoweredBackendModule:
+        """Returns the template's delegate with the layer's tensors."""
+        data, payload = NamedDataStore(), self.payload
+        for key, constant in self.constants.items():
+            data.add_named_data(key, constant, alignment=16)
+        for name, tensor in layer.state_dict().items():
+            layer_key = stored.key(name, tensor, scheme)
+            payload = payload.replace(self.keys[name].encode(), layer_key.encode())
+            if layer_key not in stored:
+                data.add_named_data(layer_key, stored_bytes(name, tensor, scheme), alignment=16)
+        module = LoweredBackendModule(
+            edge_program=outline,
+            backend_id=self.kind.__name__,
+            processed_bytes=payload,
+            compile_specs=[],
+            named_data_store_output=data.get_named_data_store_output(),
+        )
+        module.meta = {"debug_handle_map": {}}
+        return module
+
+
+def lower_layers(
+    groups: Sequence[LayerGroup], stored: StoredKeys, kind: type[BackendDetails] = XnnpackBackend
+) -> list[list[nn.Module]]:
+    """Returns one delegate per layer of each group.
+
+    stored: keys in the `.ptd`. kind: the partitioner; it must name constants as XNNPACK does.
     """
-    template = _template(layers[0], scheme)
-    if kind is XnnpackBackend:
-        program = layer_program(template, example)
-        result = preprocess(program)
-    else:
-        program = edge_program(template, example)
-        result = kind.preprocess(program, [])
-    stand_in = StandIn([output.shape for output in outputs(program)], example)
-    keys = _keys(template, scheme)
-    _check_named(keys, result.processed_bytes, kind)
-    constants = {
-        key: result.data_store_output.buffers[entry.buffer_index]
-        for key, entry in result.data_store_output.pte_data.items()
-        if key not in keys.values()
-    }
-    outline = Outline(stand_in, example)
-    payload = result.processed_bytes
-    return [_delegate(kind, outline, payload, keys, constants, layer, scheme, stored) for layer in layers]
+    delegates: list[list[nn.Module]] = []
+    for group, lowered in zip(groups, at_once([partial(Lowered.of, group, kind) for group in groups]), strict=True):
+        outline = Outline(StandIn(lowered.sizes, group.example), group.example)
+        delegates.append([lowered.delegate(outline, layer, group.scheme, stored) for layer in group.layers])
+    return delegates
 
 
 def preprocess(program: ExportedProgram) -> PreprocessResult:
@@ -156,10 +192,6 @@ def preprocess(program: ExportedProgram) -> PreprocessResult:
     # With this option it runs one pass of its own, for linear layers that are not whole yet.
     result: PreprocessResult = XnnpackBackend.preprocess(needed, [CompileSpec("dqlinear_partitioner", b"")])
     return result
-
-
-def _keys(layer: nn.Module, scheme: Scheme | None) -> dict[str, str]:
-    return {name: stored_key(name, tensor, scheme) for name, tensor in layer.state_dict().items()}
 
 
 def _template(layer: nn.Module, scheme: Scheme | None) -> nn.Module:
@@ -185,7 +217,7 @@ def outputs(program: ExportedProgram) -> list[Tensor]:
 def edge_program(module: nn.Module, example: Example) -> ExportedProgram:
     """Exports a layer's graph for a backend."""
     exported = export(module, example, strict=False)
-    return to_edge(exported, compile_config=EDGE).exported_program()
+    return to_edge(exported, compile_config=edge_config()).exported_program()
 
 
 def mark_linear_layers(program: ExportedProgram) -> ExportedProgram:
@@ -202,48 +234,11 @@ def layer_program(module: nn.Module, example: Example) -> ExportedProgram:
     Each pass traces the whole graph again.
     """
     decompositions = _default_decomposition_table()
-    for operator in EDGE.preserve_ops:
+    for operator in WHOLE:
         decompositions.pop(operator, None)
     exported = export(module, example, strict=False).run_decompositions(decompositions)
-    verifier = EXIREdgeDialectVerifier(edge_compile_config=EDGE, class_only=True)
+    verifier = EXIREdgeDialectVerifier(edge_compile_config=edge_config(), class_only=True)
     edge = _transform(exported, *(each() for each in EDGE_PASSES), override_verifiers=[verifier])
     return mark_linear_layers(
         _transform(lift_constant_tensor_pass(edge), dead_code_elimination_pass, DebugHandleGeneratorPass())
     )
-
-
-def _check_named(keys: Mapping[str, str], payload: bytes, kind: type[BackendDetails]) -> None:
-    if absent := [name for name, key in keys.items() if payload.count(key.encode()) != 1]:
-        raise CompileFailed(
-            f"{kind.__name__} did not store {', '.join(absent)} as given; this ExecuTorch is not supported"
-        )
-
-
-def _delegate(
-    kind: type[BackendDetails],
-    stand_in: ExportedProgram,
-    payload: bytes,
-    keys: Mapping[str, str],
-    constants: Mapping[str, bytes],
-    layer: nn.Module,
-    scheme: Scheme | None,
-    stored: StoredKeys,
-) -> LoweredBackendModule:
-    """Returns the template's delegate with the layer's tensors. keys: names of the template's tensors."""
-    data = NamedDataStore()
-    for key, constant in constants.items():
-        data.add_named_data(key, constant, alignment=16)
-    for name, tensor in layer.state_dict().items():
-        layer_key = stored.key(name, tensor, scheme)
-        payload = payload.replace(keys[name].encode(), layer_key.encode())
-        if layer_key not in stored:
-            data.add_named_data(layer_key, stored_bytes(name, tensor, scheme), alignment=16)
-    module = LoweredBackendModule(
-        edge_program=stand_in,
-        backend_id=kind.__name__,
-        processed_bytes=payload,
-        compile_specs=[],
-        named_data_store_output=data.get_named_data_store_output(),
-    )
-    module.meta = {"debug_handle_map": {}}
-    return module

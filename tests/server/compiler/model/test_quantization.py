@@ -23,6 +23,7 @@ from torch import nn
 
 from server.compiler.checkpoints.checkpoint import load_checkpoint
 from server.compiler.export.backends.xnnpack import lower_layers
+from server.compiler.export.lowering import LayerGroup
 from server.compiler.export.network import QuantizedBase, layer_example
 from server.compiler.export.weights import StoredKeys, write_weights
 from server.compiler.model.decoder import DecoderLayer, LayerShape
@@ -286,7 +287,8 @@ def test_layers_of_int4_use_xnnpacks_kernels_for_groups(wide: TinyBase, monkeypa
     monkeypatch.setattr(xnnpack_preprocess, "serialize_xnnpack_binary", record)
     base = QuantizedBase.of(load_checkpoint(str(wide.directory)), "int4")
     shape = LayerShape(base.facts, "int4", paths=1, rows=2, rank=4, targets=())
-    lower_layers([DecoderLayer(shape, base.layers[0], {})], layer_example(shape, 8), shape.scheme, StoredKeys())
+    layer = DecoderLayer(shape, base.layers[0], {})
+    lower_layers([LayerGroup([layer], layer_example(shape, 8), shape.scheme)], StoredKeys())
     (graph,) = graphs
     values = [getattr(each.xvalue_union, "tensor_value", each.xvalue_union) for each in graph.xvalues]
     types = {value.id_out: value.datatype for value in values}

@@ -14,6 +14,8 @@ from device_agent.errors import RuntimeFailed
 from device_agent.runtimes import open_runtime
 from server.compiler.export.backends.vulkan import Vulkan, takes_whole
 from server.compiler.export.backends.xnnpack import edge_program
+from server.compiler.export.lowering import LayerGroup
+from server.compiler.export.weights import StoredKeys
 from shared.canonical import file_sha256
 from shared.program import ProgramManifest
 from shared.recipe import TARGETS
@@ -76,7 +78,7 @@ class Sorted(nn.Module):
 def test_a_layer_that_vulkan_does_not_take_whole_stays_portable() -> None:
     layer, example = Sorted(), (torch.zeros(2, 8),)
     assert not takes_whole(edge_program(layer, example))
-    assert Vulkan().lower([layer], example, None, set()) == [layer]
+    assert Vulkan().lower([LayerGroup([layer], example, None)], StoredKeys()) == [[layer]]
 
 
 @pytest.mark.slow
