@@ -31,6 +31,11 @@ class LayerGroup:
 Lower = Callable[[Sequence[LayerGroup]], list[list[nn.Module]]]  # returns one module for each layer
 
 
+def unchanged(groups: Sequence[LayerGroup]) -> list[list[nn.Module]]:
+    """Returns the layers as they are."""
+    return [list(group.layers) for group in groups]
+
+
 def at_once(functions: Sequence[Callable[[], T]]) -> list[T]:
     """Returns the result of every function, in order.
 

@@ -11,6 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from server.compiler.checkpoints.checkpoint import load_checkpoint
 from server.compiler.cost import step_flops
+from server.compiler.export.lowering import unchanged
 from server.compiler.export.network import BaseNetwork, QuantizedBase
 from shared.program import METHODS
 from shared.zo.noise import query_seeds
@@ -97,7 +98,7 @@ def test_the_manifest_counts_what_each_method_runs(subset: Program) -> None:
 def test_flops_are_what_torch_counts_in_the_step(deep: TinyBase, settings: dict[str, Any]) -> None:
     recipe = deep.recipe(**({"queries": 2, "effective_batch": 3} | settings))
     base = QuantizedBase.of(load_checkpoint(str(deep.directory)), "fp32")
-    step = BaseNetwork(recipe, base, lambda layers, example, scheme: list(layers)).methods()["step"]
+    step = BaseNetwork(recipe, base, unchanged).methods()["step"]
     counter = FlopCounterMode(display=False)
     with torch.no_grad(), counter:
         step.module(*step.example)

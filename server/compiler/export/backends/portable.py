@@ -8,7 +8,7 @@ from pathlib import Path
 from torch import nn
 
 from server.compiler.export.emission import Emitted, Signature, emit
-from server.compiler.export.lowering import LayerGroup
+from server.compiler.export.lowering import LayerGroup, unchanged
 from server.compiler.export.weights import Stored, StoredKeys, write_weights
 from shared.program import Role
 from shared.recipe import Precision
@@ -30,7 +30,7 @@ class Portable:
 
     def lower(self, groups: Sequence[LayerGroup], stored: StoredKeys) -> list[list[nn.Module]]:
         """Returns the layers unchanged."""
-        return [list(group.layers) for group in groups]
+        return unchanged(groups)
 
     def emit(self, methods: Mapping[str, Signature], stored: StoredKeys, path: Path) -> Emitted:
         """Writes the `.pte`; see `Backend.emit`."""

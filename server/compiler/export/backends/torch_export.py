@@ -21,7 +21,7 @@ from torch.export import ExportedProgram
 from torch.export.pt2_archive import PT2ArchiveWriter, constants
 
 from server.compiler.export.emission import Emitted, Signature
-from server.compiler.export.lowering import LayerGroup
+from server.compiler.export.lowering import LayerGroup, unchanged
 from server.compiler.export.weights import Stored, StoredKeys
 from server.compiler.methods.estimators import STATE
 from shared.errors import CompileFailed
@@ -51,7 +51,7 @@ class TorchExport:
 
     def lower(self, groups: Sequence[LayerGroup], stored: StoredKeys) -> list[list[nn.Module]]:
         """Returns the layers unchanged."""
-        return [list(group.layers) for group in groups]
+        return unchanged(groups)
 
     def emit(self, methods: Mapping[str, Signature], stored: StoredKeys, path: Path) -> Emitted:
         """Writes the `.pt2`; see `Backend.emit`. torch does not plan memory ahead of time."""

@@ -13,6 +13,7 @@ import torch
 
 from server.compiler.checkpoints.checkpoint import load_checkpoint
 from server.compiler.export.gradient_network import GradientNetwork
+from server.compiler.export.lowering import unchanged
 from server.compiler.export.network import QuantizedBase
 from server.compiler.methods import estimators, gradient
 from server.compiler.methods.gradient import GradientStep
@@ -50,9 +51,8 @@ def step_inputs(recipe: Recipe, batch: reference.Batch, lr: float) -> list[torch
 
 def eager_step(base: TinyBase, recipe: Recipe, flat: np.ndarray) -> GradientStep:
     """The recipe's step at B, its layers as they are."""
-    network = GradientNetwork(
-        recipe, QuantizedBase.of(load_checkpoint(str(base.directory)), "fp32"), lambda layers, *_: list(layers)
-    )
+    quantized_base = QuantizedBase.of(load_checkpoint(str(base.directory)), "fp32")
+    network = GradientNetwork(recipe, quantized_base, unchanged)
     step = network.methods()["step"].module
     assert isinstance(step, GradientStep)
     step.state.assign(torch.from_numpy(flat))

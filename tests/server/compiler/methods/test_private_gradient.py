@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from server.compiler.checkpoints.checkpoint import load_checkpoint
 from server.compiler.export.gradient_network import GradientNetwork
+from server.compiler.export.lowering import unchanged
 from server.compiler.export.network import QuantizedBase
 from server.compiler.methods.gradient import GradientStep
 from server.compiler.methods.private_gradient import BRANCHES, ExampleGradients, GradientSecret, noise_units
@@ -30,9 +31,8 @@ def one(value: float) -> torch.Tensor:
 
 
 def eager_step(base: TinyBase, recipe: Recipe) -> GradientStep:
-    network = GradientNetwork(
-        recipe, QuantizedBase.of(load_checkpoint(str(base.directory)), "fp32"), lambda layers, *_: list(layers)
-    )
+    quantized_base = QuantizedBase.of(load_checkpoint(str(base.directory)), "fp32")
+    network = GradientNetwork(recipe, quantized_base, unchanged)
     step = network.methods()["step"].module
     assert isinstance(step, GradientStep)
     return step

@@ -12,7 +12,7 @@ from torch import nn
 from server.compiler.checkpoints.checkpoint import load_checkpoint
 from server.compiler.export.backends.xnnpack import edge_program, layer_program, mark_linear_layers, preprocess
 from server.compiler.export.gradient_network import GradientNetwork
-from server.compiler.export.lowering import LayerGroup
+from server.compiler.export.lowering import LayerGroup, unchanged
 from server.compiler.export.network import BaseNetwork, QuantizedBase
 from server.compiler.methods.inference import InferenceNetwork
 from shared.recipe import Precision
@@ -47,7 +47,7 @@ def test_passes_that_are_left_out_change_no_byte(
             every = XnnpackBackend.preprocess(mark_linear_layers(edge_program(layer, group.example)), [])
             same = fewer.processed_bytes == every.processed_bytes  # pytest would compare long bytes for minutes
             assert same, type(layer).__name__
-        return [list(group.layers) for group in groups]
+        return unchanged(groups)
 
     quantized_base = QuantizedBase.of(load_checkpoint(str(base.directory)), precision)
     settings = {"precision": precision, "loss": "full", **ADAPTED[name]}
