@@ -24,6 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from shared.errors import BadRequest
 from shared.federation.cohort import CohortSettings
+from shared.invalid_fields import first_invalid
 from shared.recipe import MAX_SEED
 
 Partition = Literal["iid", "dirichlet", "source"]
@@ -132,9 +133,7 @@ def read_settings(file: Path | None, flags: Mapping[str, Any]) -> SimulationSett
     try:
         return SimulationSettings.model_validate(merged({"cohort": defaults}, document))
     except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"])
-        raise BadRequest(f"{field}: {first['msg']}".removeprefix(": ")) from error
+        raise BadRequest(str(first_invalid(error))) from error
 
 
 def merged(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from device_agent.policy.task_approvals import (
     task_sha256,
 )
 from shared.errors import BadRequest
+from shared.invalid_fields import first_invalid
 from shared.task import Task
 
 app = typer.Typer(
@@ -115,4 +116,4 @@ def read_task(file: Path) -> Task:
     except OSError as error:
         raise BadRequest(f"{file} cannot be read ({error})") from error
     except ValidationError as error:
-        raise BadRequest(f"{file} is not a task: {error.errors()[0]['msg']}") from error
+        raise BadRequest(f"{file} is not a task: {first_invalid(error)}") from error

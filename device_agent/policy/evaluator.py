@@ -24,6 +24,7 @@ from device_agent.policy.sensors import Sensors, local_now
 from shared.capabilities import MOST_COHORTS, Cohorts
 from shared.errors import BadRequest
 from shared.federation.secure_aggregation.settings import MOST_MEMBERS
+from shared.invalid_fields import first_invalid
 from shared.privacy import DELTA
 from shared.program import ProgramManifest
 from shared.rules import Rules
@@ -88,7 +89,7 @@ def load_rules(path: Path) -> Rules:
     try:
         return Rules.model_validate({key: value for key, value in document.items() if key in ALLOWED})
     except ValidationError as error:
-        key = str(error.errors()[0]["loc"][0])
+        key = str(first_invalid(error).location[0])
         raise BadRequest(f"{path}: {key} must be {ALLOWED[key]}") from error
 
 
@@ -98,7 +99,7 @@ def load_consents(path: Path) -> OwnerConsent:
     try:
         return OwnerConsent.model_validate(document)
     except ValidationError as error:
-        key = str(error.errors()[0]["loc"][0])
+        key = str(first_invalid(error).location[0])
         raise BadRequest(f"{path}: {key} must be {CONSENTS[key]}") from error
 
 

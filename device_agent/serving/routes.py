@@ -18,6 +18,7 @@ from pydantic import BaseModel, ValidationError
 from device_agent.serving.http import Request, Response, bearer
 from device_agent.serving.models import DeviceAnswers, DeviceModels
 from shared.errors import BadRequest, InvalidRequest, NotFound, TooManyRequests, Unauthorized
+from shared.invalid_fields import first_invalid
 from shared.openai.answers import ChatWriter, CompletionWriter, FinishedText, ResponsePiece, Writer, events
 from shared.openai.models import ChatRequest, CompletionRequest, ModelList
 
@@ -120,7 +121,6 @@ def _parse(model: type[Body], body: bytes) -> Body:
     try:
         return model.model_validate_json(body)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        field = ".".join(str(part) for part in first["loc"])[:100] or "body"
-        message = first["msg"][:MOST_MESSAGE]
+        first = first_invalid(error)
+        field, message = first.path[:100] or "body", first.message[:MOST_MESSAGE]
         raise InvalidRequest(f"{field}: {message}", errors=[{"field": field, "message": message}]) from error

@@ -12,7 +12,6 @@ from pydantic import BaseModel, ValidationError
 from mobizo.cli.connect import Connect, server_command
 from mobizo.cli.console import (
     Json,
-    invalid_field,
     out,
     percent,
     print_json,
@@ -21,6 +20,7 @@ from mobizo.cli.console import (
 from mobizo.cli.tables import MOST_ROWS, Limit, print_table, take_newest
 from shared.errors import BadRequest
 from shared.federation.cohort import CohortSettings, CohortView, RoundView
+from shared.invalid_fields import first_invalid
 
 group = typer.Typer(help="Average the adapters of many users into one, in rounds.", no_args_is_help=True)
 Name = Annotated[str, typer.Argument(metavar="COHORT", help="Name of the cohort.")]
@@ -37,7 +37,7 @@ def read_settings(file: Path) -> CohortSettings:
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise BadRequest(f"{file} is not a JSON file: {error}") from error
     except ValidationError as error:
-        raise BadRequest(f"{file}: {invalid_field(error)}") from error
+        raise BadRequest(f"{file}: {first_invalid(error)}") from error
 
 
 def _version(version: int | None) -> str:

@@ -6,7 +6,7 @@ import json
 from typing import Annotated, Any
 
 import typer
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 from rich.console import Console
 
 from shared.job import Result
@@ -22,13 +22,6 @@ def stop(message: str, status: int) -> typer.Exit:
     """Prints a message in red on standard error, and returns the exception that ends the command with this status."""
     err.print(message, style="red", markup=False, soft_wrap=True)
     return typer.Exit(status)
-
-
-def invalid_field(error: ValidationError) -> str:
-    """Returns the first problem of a validation error as `field.path: message`."""
-    first = error.errors()[0]
-    location = ".".join(str(part) for part in first["loc"])
-    return f"{location}: {first['msg']}" if location else first["msg"]
 
 
 def percent(value: float | None) -> str:

@@ -14,13 +14,13 @@ from mobizo.cli.console import (
     Json,
     Yes,
     err,
-    invalid_field,
     out,
     print_json,
     stop,
 )
 from mobizo.cli.tables import MOST_ROWS, Limit, print_table, take_newest
 from mobizo.resources.devices import Devices
+from shared.invalid_fields import first_invalid
 from shared.protocol import DeviceApproval, DeviceChange, DeviceRequestView, DeviceView, EnrollmentRequest
 
 group = typer.Typer(
@@ -52,7 +52,7 @@ def create_enrollment_token(
     try:
         request = EnrollmentRequest(users=user or [], expires_in_seconds=expires_in_seconds)
     except ValidationError as error:
-        raise stop(invalid_field(error), 2) from error
+        raise stop(str(first_invalid(error)), 2) from error
     with connect() as client:
         enrollment = client.devices.create_enrollment_token(request)
     if not user:
@@ -74,7 +74,7 @@ def approve(
     try:
         users = DeviceApproval(users=user or []).users
     except ValidationError as error:
-        raise stop(invalid_field(error), 2) from error
+        raise stop(str(first_invalid(error)), 2) from error
     with connect() as client:
         request = client.devices.get_request(code)
         if not yes:
@@ -159,7 +159,7 @@ def label(
     try:
         changes = DeviceChange(labels={key: value or None for key, _, value in pairs}).labels
     except ValidationError as error:
-        raise stop(invalid_field(error), 2) from error
+        raise stop(str(first_invalid(error)), 2) from error
     with connect("mobizo device list") as client:
         details = client.devices.label(device, changes)
     print_json(details) if as_json else out.print(f"{details.name}: {_labels(details) or 'no labels'}", markup=False)

@@ -10,8 +10,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from mobizo.adapter_paths import split_reference
-from mobizo.cli.console import invalid_field
 from shared.errors import BadRequest
+from shared.invalid_fields import first_invalid
 from shared.job import JobRequest
 from shared.rules import QuietHours
 
@@ -36,7 +36,7 @@ def read_request(
     try:
         return JobRequest.model_validate_json(json.dumps(job))
     except ValidationError as error:
-        raise BadRequest(f"{file}: {invalid_field(error)}") from error
+        raise BadRequest(f"{file}: {first_invalid(error)}") from error
 
 
 def parse_hours(text: str) -> dict[str, Any]:

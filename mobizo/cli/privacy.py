@@ -8,9 +8,10 @@ import typer
 from pydantic import ValidationError
 
 from mobizo.cli.connect import Connect, server_command
-from mobizo.cli.console import Json, invalid_field, out, print_json, stop
+from mobizo.cli.console import Json, out, print_json, stop
 from shared.errors import MobizoError
 from shared.federation.accounting import epsilon_of, noise_for, run_spending
+from shared.invalid_fields import first_invalid
 from shared.privacy import DELTA, ExamplePrivacy, PrivacyBudget, UserPrivacy
 
 group = typer.Typer(help="Show and limit the differential privacy that users and cohorts spend.", no_args_is_help=True)
@@ -41,7 +42,7 @@ def limit(
     try:
         budget = PrivacyBudget(epsilon=epsilon, delta=delta)
     except ValidationError as error:
-        raise stop(invalid_field(error), 2) from error
+        raise stop(str(first_invalid(error)), 2) from error
     with connect() as client:
         _print_privacy(client.privacy.set_user_budget(user, budget.epsilon, budget.delta), as_json)
 
@@ -112,7 +113,7 @@ def noise(
             settings = settings.model_copy(update={"noise_multiplier": sigma})
         spent_epsilon = epsilon_of([run_spending(settings, steps)], delta)
     except ValidationError as error:
-        raise stop(invalid_field(error), 2) from error
+        raise stop(str(first_invalid(error)), 2) from error
     except MobizoError as error:
         raise stop(error.detail, 1) from error
     if as_json:

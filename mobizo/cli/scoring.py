@@ -10,9 +10,10 @@ import typer
 from pydantic import ValidationError
 
 from mobizo.cli.connect import Connect, server_command
-from mobizo.cli.console import Json, invalid_field, print_json, stop
+from mobizo.cli.console import Json, print_json, stop
 from mobizo.cli.tables import print_table
 from shared.errors import BadRequest
+from shared.invalid_fields import first_invalid
 from shared.scoring import GenerateRequest, GenerateResult, ScoreRequest
 
 commands = typer.Typer()
@@ -53,7 +54,7 @@ def score(
     except BadRequest as error:
         raise stop(error.detail, 2) from error
     except ValidationError as error:
-        raise stop(invalid_field(error), 2) from error
+        raise stop(str(first_invalid(error)), 2) from error
     with connect() as client:
         result = client.scoring.score(request)
     if as_json:
@@ -96,7 +97,7 @@ def generate(
     try:
         request = GenerateRequest.model_validate(fields | _without_none(seed=seed, stop=stop_at, base=base))
     except ValidationError as error:
-        raise stop(invalid_field(error), 2) from error
+        raise stop(str(first_invalid(error)), 2) from error
     with connect() as client:
         if as_json:
             print_json(client.scoring.generate(request))

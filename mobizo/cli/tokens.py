@@ -11,6 +11,7 @@ from mobizo.cli.connect import Connect, server_command
 from mobizo.cli.console import Json, Yes, err, out, print_json, stop
 from mobizo.cli.tables import MOST_ROWS, Limit, print_table, take_newest
 from shared.access import Role, Scope, TokenRequest
+from shared.invalid_fields import first_invalid
 
 group = typer.Typer(
     help="Create, list, rotate and revoke API tokens, and confirm logins (operator).", no_args_is_help=True
@@ -41,8 +42,8 @@ def create_token(
     try:
         request = TokenRequest.model_validate(fields)
     except ValidationError as error:
-        first = error.errors()[0]
-        raise stop(f"--{str(first['loc'][0]).replace('_', '-')}: {first['msg']}", 2) from error
+        first = first_invalid(error)
+        raise stop(f"--{str(first.location[0]).replace('_', '-')}: {first.message}", 2) from error
     with connect() as client:
         grant = client.tokens.create(request)
     print_json(grant) if as_json else out.print(grant.token, soft_wrap=True)

@@ -17,6 +17,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from shared.invalid_fields import first_invalid
 from shared.program import ProgramManifest
 from shared.recipe import ANSWER_QUERIES, DEFAULT_QUERIES, RecipeSettings
 from shared.zo.calibration import read_calibration
@@ -178,11 +179,9 @@ def settings_of(values: dict[str, Any]) -> RecipeSettings:
     try:
         return RecipeSettings.model_validate(values)
     except pydantic.ValidationError as error:
-        first = error.errors()[0]
-        name = str(first["loc"][0]) if first["loc"] else ""
-        option = f"--{name.replace('_', '-')}: " if name else ""
-        message = first["msg"].removeprefix("Value error, ")
-        complaints.print(f"error: {option}{message}", style="red", markup=False)
+        first = first_invalid(error)
+        option = f"--{str(first.location[0]).replace('_', '-')}: " if first.location else ""
+        complaints.print(f"error: {option}{first.message}", style="red", markup=False)
         raise typer.Exit(2) from error
 
 

@@ -18,6 +18,7 @@ from server.identity.signing_keys.service import prepare_keys
 from server.settings import Settings
 from server.tasks.engine import prepare_engine
 from shared.errors import BadRequest
+from shared.invalid_fields import first_invalid
 from shared.protocol import DeviceApproval
 
 Json = Annotated[bool, typer.Option("--json", help="print JSON")]
@@ -42,7 +43,7 @@ def checked_users(names: list[str]) -> list[str]:
     try:
         return DeviceApproval(users=names).users
     except ValidationError as error:
-        raise BadRequest(f"user: {error.errors()[0]['msg']}") from error
+        raise BadRequest(f"user: {first_invalid(error).message}") from error
 
 
 def moment(value: datetime | None) -> str | None:

@@ -21,6 +21,7 @@ from shared.access import DEFAULT_TENANT
 from shared.canonical import sha256_hex
 from shared.catalog import RunnerBuild
 from shared.errors import BadRequest
+from shared.invalid_fields import first_invalid
 from shared.protocol import DeviceChange
 
 app = typer.Typer()
@@ -119,8 +120,8 @@ def label_device(
     try:
         change = DeviceChange(labels=changes)
     except ValidationError as error:
-        first = error.errors()[0]
-        raise BadRequest(f"label {first['loc'][1]}: {first['msg']}") from error
+        first = first_invalid(error)
+        raise BadRequest(f"label {first.location[1]}: {first.message}") from error
     _, database = open_home()
     with database.writing() as session:
         service = DeviceService(session)
@@ -162,8 +163,7 @@ def add_runner(
     try:
         builds = [RunnerBuild.model_validate({"platform": name} | facts) for name in platform]
     except ValidationError as error:
-        first = error.errors()[0]
-        raise BadRequest(f"--{first['loc'][0]}: {first['msg']}") from error
+        raise BadRequest(f"--{first_invalid(error)}") from error
     artifacts = open_artifacts(settings)
     artifacts.put(data)
     with database.writing() as session:

@@ -17,6 +17,7 @@ from server.cli.compile import compile_program, inspect_file
 from server.cli.openapi import openapi
 from shared.command_line import CONTEXT, common_options
 from shared.errors import MobizoError
+from shared.invalid_fields import first_invalid
 
 complaints = Console(stderr=True, highlight=False, soft_wrap=True)
 
@@ -77,12 +78,12 @@ def main() -> None:
         complaints.print(f"error: {error.detail}", style="red", markup=False)
         sys.exit(1)
     except ValidationError as error:
-        first = error.errors()[0]
         if error.title != "Settings":
             raise
         # The value is not printed: it may be a password.
-        name = f"MOBIZO_{first['loc'][0]}".upper() if first["loc"] else "MOBIZO_*"
-        complaints.print(f"error: {name}: {first['msg']}", style="red", markup=False)
+        first = first_invalid(error)
+        name = f"MOBIZO_{first.location[0]}".upper() if first.location else "MOBIZO_*"
+        complaints.print(f"error: {name}: {first.message}", style="red", markup=False)
         sys.exit(1)
 
 

@@ -16,6 +16,7 @@ import pydantic
 from server.compiler.program import compile_program
 from server.compiler.worker_protocol import Lines
 from shared.errors import CompileFailed, InvalidRecipe, MobizoError
+from shared.invalid_fields import first_invalid
 from shared.recipe import Recipe
 from shared.zo.calibration import read_calibration
 
@@ -58,9 +59,7 @@ def _read_recipe(path: Path) -> Recipe:
     try:
         return Recipe.model_validate_json(path.read_bytes())
     except pydantic.ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"])
-        raise InvalidRecipe(f"{field}: {first['msg']}") from error
+        raise InvalidRecipe(str(first_invalid(error))) from error
 
 
 if __name__ == "__main__":

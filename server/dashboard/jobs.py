@@ -27,6 +27,7 @@ from server.web.pages import Paging
 from server.web.state import AppState, Reading, State, Writing
 from shared.access import Scope
 from shared.errors import BadRequest, MobizoError
+from shared.invalid_fields import first_invalid
 from shared.job import NAME, JobRequest, JobState, Progress
 from shared.task_templates import TASKS
 
@@ -107,9 +108,8 @@ def read_request(form: Mapping[str, str]) -> JobRequest:
     try:
         return JobRequest.model_validate(body)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the request"
-        raise BadRequest(f"{where}: {first['msg']}") from error
+        first = first_invalid(error)
+        raise BadRequest(f"{first.path or 'the request'}: {first.message}") from error
 
 
 def _body(form: Mapping[str, str]) -> dict[str, Any]:

@@ -41,6 +41,7 @@ from shared.errors import (
     Unauthorized,
     Unavailable,
 )
+from shared.invalid_fields import invalid_fields
 
 Instruments = TypeVar("Instruments")
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -106,13 +107,14 @@ def problem_response(error: MobizoError, request: Request) -> Response:
 
 def from_validation(error: RequestValidationError) -> InvalidRequest:
     """Returns the problem of a request that is not of the described form. Reports at most MOST_ERRORS errors."""
-    count = len(error.errors())
+    found = invalid_fields(error)
+    count = len(found)
     errors = [
         {
-            "field": ".".join(str(part) for part in item["loc"] if part != "body")[:MOST_FIELD] or "body",
-            "message": item["msg"][:MOST_MESSAGE],
+            "field": ".".join(str(part) for part in item.location if part != "body")[:MOST_FIELD] or "body",
+            "message": item.message[:MOST_MESSAGE],
         }
-        for item in error.errors()[:MOST_ERRORS]
+        for item in found[:MOST_ERRORS]
     ]
     first = f"{errors[0]['field']}: {errors[0]['message']}" if errors else "the request is not of the described form"
     more = f" (and {count - 1} more)" if count > 1 else ""

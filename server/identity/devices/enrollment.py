@@ -32,6 +32,7 @@ from server.web.routes import Routes
 from server.web.state import AppState, Reading, State, Writing, place_of
 from shared.access import Scope
 from shared.errors import BadRequest, Conflict
+from shared.invalid_fields import first_invalid
 from shared.protocol import DeviceApproval, DeviceAuthorization, DeviceEnrollment, DeviceRequestView, DeviceToken
 
 PAGE_HEADERS = {
@@ -75,7 +76,7 @@ def _device(fields: Mapping[str, str]) -> DeviceEnrollment:
             platform=required(fields, "platform", 200),
         )
     except ValidationError as error:
-        raise OAuthError("invalid_request", f"device_name: {error.errors()[0]['msg']}") from error
+        raise OAuthError("invalid_request", f"device_name: {first_invalid(error).message}") from error
 
 
 def _ask(state: AppState, client_id: str, device: DeviceEnrollment, address: str) -> RequestCodes:

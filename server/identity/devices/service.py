@@ -25,6 +25,7 @@ from server.ports import Port
 from server.settings import Settings
 from shared.access import Role
 from shared.errors import BadRequest, Conflict, DeviceNotBound, NotFound, Unauthorized
+from shared.invalid_fields import first_invalid
 from shared.protocol import MOST_USERS, DeviceEnrollment, Enrollment
 
 KEY_BYTES = 32
@@ -165,7 +166,7 @@ class DeviceService:
                 {name: value for name, value in sorted(labels.items()) if name not in removed_names}
             )
         except ValidationError as error:
-            raise BadRequest(f"labels: {error.errors()[0]['msg']}") from error
+            raise BadRequest(f"labels: {first_invalid(error).message}") from error
 
     def by_name_or_id(self, tenant: str, name_or_id: str) -> Device:
         """A device by its id or name. Raises NotFound, or Conflict for a name that several have."""

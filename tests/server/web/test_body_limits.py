@@ -129,6 +129,13 @@ def test_at_most_twenty_validation_errors_are_reported(app, problem):
     assert len(json.dumps(document)) < 10_000
 
 
+def test_a_wrong_recipe_is_one_error_in_our_own_words(app, problem):
+    body = job_request(recipe={"estimator": "gradient", "backend": "qnn"})
+    document = problem(app.post("/v1/jobs", json=body), 422, "invalid-request")
+    assert document["errors"] == [{"field": "recipe", "message": document["detail"].removeprefix("recipe: ")}]
+    assert document["detail"].startswith("recipe: backend qnn has no reverse pass")
+
+
 def test_errors_beyond_counting_are_not_collected(app, problem, monkeypatch):
     errors = []
     monkeypatch.setattr(server.web.middleware, "from_validation", errors.append)
