@@ -1,11 +1,13 @@
 """A worker: one loaded program and the pool of examples, with which any virtual device is trained or evaluated.
 
 Each process opens the program once. Every call loads its own B, so virtual devices share the program without affecting
-each other, and a result does not depend on the process.
+each other, and a result does not depend on the process. They share the states of the frozen layers, which depend on the
+text alone.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -17,9 +19,10 @@ from tokenizers import Tokenizer
 
 from device_agent.runtimes import open_runtime, use_threads
 from device_agent.training.data import Splits
-from device_agent.training.evaluation import SplitMetrics, measure
+from device_agent.training.evaluation import FrozenStates, SplitMetrics, measure
 from device_agent.training.gradient_trainer import trainer_of
 from device_agent.training.journal import RunPlan
+from device_agent.training.prefix import PrefixCache, prefix_cache
 from device_agent.training.transient import InMemoryRun
 from shared.canonical import sha256_hex
 from shared.federation.cohort import RoundTask
@@ -28,6 +31,7 @@ from shared.privacy import ExamplePrivacy
 from shared.program import ProgramManifest
 from shared.task import Task
 from shared.training_settings import TrainingSettings
+from shared.zo.encoding import Example
 from simulation import randomness
 from simulation.attacks import poison_examples
 from simulation.pool import read_pool
@@ -85,6 +89,7 @@ class Worker:
         tokenizer = Tokenizer.from_file(str(self._paths["tokenizer"]))
         self.pool = read_pool(config.data, self.task, tokenizer, self.manifest.recipe, config.most_test)
         self._runtime = open_runtime(self.manifest, self._paths["program"], self._paths["weights"], resident=True)
+        self._caches: dict[bool, PrefixCache | None] = {}  # by whether lengths are the texts' own
 
     def train(self, local_task: LocalTask) -> TrainingOutput:
         """Trains one device with the agent's trainer."""
@@ -111,23 +116,31 @@ class Worker:
         splits = Splits.of(examples, held_out if local_task.privacy is None else (), None)
         run = InMemoryRun(local_task.start, randomness.entropy(local_task.seed, "device", local_task.device))
         result = trainer_of(self.manifest)(
-            run, plan, splits, self._runtime, lambda progress: None, lambda: False
+            run, plan, splits, self._runtime, lambda progress: None, lambda: False, self._cache(plan.dynamic_length)
         ).train()
         return TrainingOutput(run.files[run.best], bytes(run.ledger_data), result, result.train_seconds)
 
     def measure(self, flat: F32, shards: tuple[tuple[int, ...], ...]) -> list[SplitMetrics]:
         """Evaluates B on the held-out examples of some devices."""
         self._runtime.load(flat)
-        recipe, dynamic = self.manifest.recipe, self.manifest.dynamic_length
-        return [
-            measure(self._runtime, [self.pool.train[index] for index in shard], recipe, dynamic=dynamic)
-            for shard in shards
-        ]
+        return [self._measure([self.pool.train[index] for index in shard]) for shard in shards]
 
     def test(self, flat: F32) -> SplitMetrics:
         """Evaluates B on the test examples."""
         self._runtime.load(flat)
-        return measure(self._runtime, self.pool.test, self.manifest.recipe, dynamic=self.manifest.dynamic_length)
+        return self._measure(self.pool.test)
+
+    def _measure(self, examples: Sequence[Example]) -> SplitMetrics:
+        recipe, dynamic = self.manifest.recipe, self.manifest.dynamic_length
+        cache = self._cache(dynamic) if "score_suffix" in self.manifest.methods else None
+        frozen = None if cache is None else FrozenStates(cache)
+        return measure(self._runtime, examples, recipe, dynamic=dynamic, frozen=frozen)
+
+    def _cache(self, dynamic: bool) -> PrefixCache | None:
+        """Returns the states of the frozen layers that all runs share, which are computed when first used."""
+        if dynamic not in self._caches:
+            self._caches[dynamic] = prefix_cache(self._runtime, self.manifest, dynamic=dynamic)
+        return self._caches[dynamic]
 
 
 @lru_cache(maxsize=1)

@@ -9,7 +9,7 @@
 - simulate: the duration of `mobizo simulate`, 200 virtual devices, 5 rounds, the built-in base. The whole command in a
   process of its own, with Python's start, workers, plots and report. The program is compiled before, as it is kept
   between simulations; compiling has a row of its own.
-- private-runs: what privacy of examples costs each estimator (`private_runs`).
+- private-small, private-large: what privacy of examples costs each estimator at a small and a large D (`private_runs`).
 """
 
 import json
@@ -149,7 +149,8 @@ def federation(json_file: JsonFile = None, quick: Quick = False, only: Only = No
             # The cohort without privacy is the same for both parts and is trained once.
             "warm-start": partial(learning.warm_start, directory=directory),
             "privacy": partial(learning.privacy, directory=directory),
-            "private-runs": partial(private_runs.measure, directory=directory),
+            "private-small": partial(private_runs.measure, directory=directory, size="small"),
+            "private-large": partial(private_runs.measure, directory=directory, size="large"),
         }
         cached_parts = {part: partial(_measure_cached, directory, part, measure) for part, measure in parts.items()}
         run_parts(cached_parts, json_file, quick, only)

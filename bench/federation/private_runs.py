@@ -3,20 +3,19 @@
 Every run trains on the same EXAMPLES sentences with the agent's trainer, once without privacy and once with epsilon
 EPSILON at delta DELTA for the whole run: `gradient` clips the gradient of each example in D dimensions, `directional`
 its q projections, and `replay` its q differences of losses. Rate and C are chosen on validation sentences with one
-seed; the claims are differences of means over SEEDS on test sentences. Accuracy alone counts, so runs go two at a time,
-and those that `--keep` has are not repeated.
+seed; the claims are differences of means over SEEDS on test sentences. Accuracy alone counts, so forms are measured
+two at a time, each in a process of its own, and runs that `--keep` has are not repeated.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from multiprocessing import get_context
-from operator import itemgetter
 from pathlib import Path
 from statistics import mean
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -35,11 +34,15 @@ from simulation.shards import Shard
 from simulation.worker import LocalTask, WorkerConfig, worker
 
 EPSILON, DELTA = 2.0, 1e-5
-EXAMPLES, STEPS, BATCH = 900, 80, 8
-HELD_OUT = 100  # of the training sentences; a run without privacy is measured on them before and after
-TEST_SENTENCES, SEEDS, PROCESSES = 400, 3, 2
-SMALL: dict[str, Any] = {"targets": ("v_proj", "o_proj", "down_proj"), "rank": 1, "alpha": 8}
-LARGE: dict[str, Any] = {"targets": TARGETS, "rank": 8}
+EXAMPLES, STEPS, BATCH = 900, 60, 8
+HELD_OUT = 50  # training sentences on which a run without privacy is measured before and after
+SENTENCES = {"validation": 300, "test": 400}
+SEEDS, PROCESSES = 3, 2
+Size = Literal["small", "large"]
+SIZES: dict[Size, dict[str, Any]] = {
+    "small": {"targets": ("v_proj", "o_proj", "down_proj"), "rank": 1, "alpha": 8},
+    "large": {"targets": TARGETS, "rank": 8},
+}
 COMMON: dict[str, Any] = {"layers": "last:8", "loss": "candidates", "sequence_length": 36, "precision": "int8"}
 COMMON |= {"effective_batch": BATCH}
 
@@ -57,7 +60,7 @@ class Form:
 FORMS = {
     "gradient": Form({"estimator": "gradient"}, (1e-3, 3e-3), (0.1, 1.0)),
     "directional": Form({"estimator": "directional", "queries": 256, "optimizer": "sgd"}, (1e-3, 4e-3), (1.0, 10.0)),
-    "replay": Form({"estimator": "replay", "queries": 4}, (1e-3, 4e-3), (0.02, 0.1), 2e-2),
+    "replay": Form({"estimator": "replay", "queries": 2}, (1e-3, 4e-3), (0.02, 0.1), 2e-2),
 }
 
 
@@ -70,77 +73,95 @@ class Trial:
     seed: int
 
 
-def measure(quick: bool, directory: Path) -> Measurement:
-    """Returns a row of each run, and what privacy costs. quick: the first form at the small D, a few steps."""
+def measure(quick: bool, directory: Path, size: Size) -> Measurement:
+    """Returns a row of each run, and what privacy costs each form. quick: the first form, a few steps."""
+    measurements = [FormMeasurement(directory, name, size, quick) for name in list(FORMS)[: 1 if quick else None]]
+    pool = _write_pool(directory / "private")
+    ContenderRunner(directory).calibration()  # before two processes ask for it
+    with ProcessPoolExecutor(PROCESSES, mp_context=get_context("spawn")) as executor:
+        results = list(executor.map(partial(FormMeasurement.run, pool=pool), measurements))
     rows: list[Row] = []
     claims: Claims = {}
-    sizes = {"small": SMALL} if quick else {"small": SMALL, "large": LARGE}
-    forms = dict(list(FORMS.items())[:1]) if quick else FORMS
-    for (size, settings), (name, form) in product(sizes.items(), forms.items()):
-        notes.print(f"  {name}, {size} D")
-        runs = _measure_form(directory, form, settings, quick)
-        rows += [{"what": "private run", "estimator": name, **row} for row in runs]
+    for one, runs in zip(measurements, results, strict=True):
+        rows += [{"what": "private run", "estimator": one.name, **row} for row in runs]
         plain, private = (
             mean(row["accuracy"] for row in runs if row["split"] == "test" and (row["clip"] is None) is is_plain)
             for is_plain in (True, False)
         )
         claims |= {
-            f"{name}_{size}_d_accuracy": plain,
-            f"{name}_{size}_d_private_accuracy": private,
-            f"{name}_{size}_d_private_cost_points": 100 * (plain - private),
+            f"{one.name}_{one.size}_d_accuracy": plain,
+            f"{one.name}_{one.size}_d_private_accuracy": private,
+            f"{one.name}_{one.size}_d_private_cost_points": 100 * (plain - private),
         }
     return rows, claims
 
 
-def _measure_form(directory: Path, form: Form, settings: dict[str, Any], quick: bool) -> list[Row]:
-    recipe = COMMON | settings | form.recipe
-    if settings is SMALL:  # a rank of 1 needs an A from data: of product reviews, which are public
-        recipe["calibration"] = sha256_hex(ContenderRunner(directory).calibration().read_bytes())
-    plain, private = (_program(directory, recipe | privacy) for privacy in ({}, {"privacy": "clipped"}))
-    run = partial(_run, directory, plain, private, form.eps, quick)
-    trials = [Trial(rate, clip, 0) for clip in (None, *form.clips) for rate in form.rates]
-    rows = run("validation", trials)
-    chosen: list[Trial] = []
-    for is_plain in (True, False):
-        row = max((row for row in rows if (row["clip"] is None) is is_plain), key=itemgetter("accuracy"))
-        chosen += [Trial(row["lr"], row["clip"], seed) for seed in range(1 if quick else SEEDS)]
-    return rows + run("test", chosen)
+@dataclass(frozen=True)
+class Pool:
+    """The data of all runs: the sentences of all splits in one file, and the indices in it of each split."""
+
+    directory: Path
+    splits: Mapping[str, tuple[int, ...]]
 
 
-def _program(directory: Path, settings: dict[str, Any]) -> Path:
-    recipe = smollm2_recipe(**settings)
-    calibration = None if recipe.calibration is None else ContenderRunner(directory).calibration()
-    return compile_cold(recipe, directory / "programs" / recipe.id[:24], calibration=calibration).directory
-
-
-def _run(
-    directory: Path, plain: Path, private: Path, eps: float | None, quick: bool, split: str, trials: Sequence[Trial]
-) -> list[Row]:
-    data = _write_data(directory / "private" / split, split)
-    task = named_task("sst2").model_dump_json()
-    programs = [plain if trial.clip is None else private for trial in trials]
-    configs = [WorkerConfig(program, (data,), task, TEST_SENTENCES, 1, directory / "log") for program in programs]
-    kept_row = partial(_kept_row, eps, split, 4 if quick else STEPS)
-    with ProcessPoolExecutor(PROCESSES, mp_context=get_context("spawn")) as pool:
-        return list(pool.map(kept_row, configs, trials))
-
-
-def _write_data(directory: Path, split: str) -> Path:
-    """Writes the training sentences, and those of a split under the name that a pool tests on."""
+def _write_pool(directory: Path) -> Pool:
     directory.mkdir(parents=True, exist_ok=True)
-    for name, source, most in (("train", "train", EXAMPLES + HELD_OUT), ("test", split, TEST_SENTENCES)):
-        lines = (MOVIES / f"{source}.jsonl").read_text().splitlines(keepends=True)[:most]
-        (directory / f"{name}.jsonl").write_text("".join(lines))
-    return directory
+    splits: dict[str, tuple[int, ...]] = {}
+    lines: list[str] = []
+    sizes = {"train": EXAMPLES + HELD_OUT, **SENTENCES}
+    for split, most in sizes.items():
+        sentences = (MOVIES / f"{split}.jsonl").read_text().splitlines(keepends=True)[:most]
+        splits[split] = tuple(range(len(lines), len(lines) + len(sentences)))
+        lines += sentences
+    (directory / "train.jsonl").write_text("".join(lines))
+    (directory / "test.jsonl").write_text(lines[0])  # unused; without this file, the pool would be split
+    return Pool(directory, splits)
 
 
-def _kept_row(eps: float | None, split: str, steps: int, config: WorkerConfig, trial: Trial) -> Row:
+@dataclass(frozen=True)
+class FormMeasurement:
+    """All runs of a form at one D. name: of FORMS."""
+
+    directory: Path
+    name: str
+    size: Size
+    quick: bool
+
+    def run(self, pool: Pool) -> list[Row]:
+        """Returns the rows of the validation runs and of the test runs, without privacy first."""
+        form, rows = FORMS[self.name], list[Row]()
+        for privacy, clips in (({}, (None,)), ({"privacy": "clipped"}, form.clips)):
+            program = self._program(form.recipe | privacy)
+            notes.print(f"  {self.name}, {self.size} D, {'private' if privacy else 'without privacy'}")
+            task = named_task("sst2").model_dump_json()
+            config = WorkerConfig(program, (pool.directory,), task, 1, 1, self.directory / "log")
+            kept_row = partial(_kept_row, config, pool, form.eps, 4 if self.quick else STEPS)
+            trials = [Trial(rate, clip, 0) for clip, rate in product(clips, form.rates)]
+            validated = [kept_row("validation", trial) for trial in trials]
+            best = max(zip(validated, trials, strict=True), key=lambda pair: pair[0]["accuracy"])[1]
+            seeds = range(1 if self.quick else SEEDS)
+            rows += [*validated, *(kept_row("test", replace(best, seed=seed)) for seed in seeds)]
+        return rows
+
+    def _program(self, settings: dict[str, Any]) -> Path:
+        values = COMMON | (SIZES[self.size]) | settings
+        calibration = None
+        if self.size == "small":  # a rank of 1 needs an A from data: of product reviews, which are public
+            calibration = ContenderRunner(self.directory).calibration()
+            values["calibration"] = sha256_hex(calibration.read_bytes())
+        recipe = smollm2_recipe(**values)
+        return compile_cold(recipe, self.directory / "programs" / recipe.id[:24], calibration=calibration).directory
+
+
+def _kept_row(config: WorkerConfig, pool: Pool, eps: float | None, steps: int, split: str, trial: Trial) -> Row:
     name = "-".join(map(str, (split, steps, trial.rate, trial.clip, trial.seed)))
-    compute = partial(_train_and_test, eps, split, steps, config, trial)
+    compute = partial(_train_and_measure, config, pool, eps, steps, split, trial)
     return dict(load_or_compute(config.program / "runs" / f"{name}.json", compute))
 
 
-def _train_and_test(eps: float | None, split: str, steps: int, config: WorkerConfig, trial: Trial) -> Row:
+def _train_and_measure(
+    config: WorkerConfig, pool: Pool, eps: float | None, steps: int, split: str, trial: Trial
+) -> Row:
     one = worker(config)
     rate, privacy = BATCH / EXAMPLES, None
     if trial.clip is not None:
@@ -149,9 +170,10 @@ def _train_and_test(eps: float | None, split: str, steps: int, config: WorkerCon
     training = TrainingSettings(
         steps=steps, lr=trial.rate, schedule="cosine", eps=eps, seed=trial.seed, evaluation_interval=1000
     )
+    train = pool.splits["train"]
     local_task = LocalTask(
         device=trial.seed,
-        shard=Shard(tuple(range(EXAMPLES)), tuple(range(EXAMPLES, EXAMPLES + HELD_OUT))),
+        shard=Shard(train[:EXAMPLES], train[EXAMPLES:]),
         start=np.zeros(one.manifest.size, np.float32),
         start_sha256=None,
         training=training,
@@ -161,14 +183,13 @@ def _train_and_test(eps: float | None, split: str, steps: int, config: WorkerCon
         faults=None,
     )
     output = one.train(local_task)
-    accuracy = one.test(load_adapter(output.adapter, one.manifest.size)).accuracy
-    noise_multiplier = None if privacy is None else privacy.sigma
+    metrics = one.measure(load_adapter(output.adapter, one.manifest.size), (pool.splits[split],))[0]
     return {
         "split": split,
         "size_d": one.manifest.size,
         "lr": trial.rate,
         "clip": trial.clip,
         "seed": trial.seed,
-        "sigma": noise_multiplier,
-        "accuracy": accuracy,
+        "sigma": None if privacy is None else privacy.sigma,
+        "accuracy": metrics.accuracy,
     }

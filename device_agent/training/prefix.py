@@ -13,6 +13,7 @@ import numpy as np
 
 from device_agent.memory import spare_bytes
 from device_agent.runtimes import F32, Runtime
+from shared.program import ProgramManifest
 from shared.program_inputs import TOKEN_DTYPE
 from shared.zo.encoding import Tokens
 
@@ -130,3 +131,14 @@ class PrefixCache:
                 self._bytes += state.nbytes
                 self._cache[text] = state
         return states
+
+
+def prefix_cache(runtime: Runtime, manifest: ProgramManifest, *, dynamic: bool) -> PrefixCache | None:
+    """Returns an empty cache for an open program; None if the program's steps run all layers.
+
+    dynamic: whether a text's state is computed at about its own length; otherwise at the recipe's S.
+    """
+    if "suffix" not in manifest.methods:
+        return None
+    recipe = manifest.recipe
+    return PrefixCache(runtime, manifest.shape.hidden, recipe.effective_batch, recipe.sequence_length, dynamic=dynamic)

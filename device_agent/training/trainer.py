@@ -23,7 +23,7 @@ from device_agent.training.data import BatchSampler, Splits
 from device_agent.training.dp_sampling import DPSamples
 from device_agent.training.evaluation import FrozenStates, measure
 from device_agent.training.journal import ResourceUsage, RunPlan
-from device_agent.training.prefix import PrefixCache, Upcoming
+from device_agent.training.prefix import PrefixCache, Upcoming, prefix_cache
 from device_agent.training.result import (
     best_validation,
     build_result,
@@ -60,17 +60,18 @@ class Trainer:
         runtime: Runtime,
         report: Callable[[Progress], None],
         stop: Callable[[], bool],
+        frozen: PrefixCache | None = None,
     ) -> None:
-        """report: called with the progress after steps and evaluations. stop: asked before each call of the program."""
+        """report: called with the progress after steps and evaluations. stop: asked before each call of the program.
+
+        frozen: a cache that this run shares with others of the program and of its rule for lengths; None: its own.
+        """
         self._run, self._plan, self._splits, self._runtime = run, plan, splits, runtime
         self._report, self._stop = report, stop
         self._settings, self._recipe = plan.training, plan.manifest.recipe
         self._dynamic = plan.dynamic_length
         self._eps = plan.training.eps_for(plan.manifest.recipe)
-        self._prefix: PrefixCache | None = None
-        if "suffix" in plan.manifest.methods:
-            width, rows, bound = plan.manifest.shape.hidden, self._recipe.effective_batch, self._recipe.sequence_length
-            self._prefix = PrefixCache(runtime, width, rows, bound, dynamic=self._dynamic)
+        self._prefix = frozen or prefix_cache(runtime, plan.manifest, dynamic=self._dynamic)
         self._upcoming: Upcoming | None = None
         answers = tuple(example.correct for example in splits.train)
         self._order = BatchSampler(plan.training.seed, answers, self._recipe.effective_batch)
