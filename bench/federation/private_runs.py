@@ -60,7 +60,7 @@ class Form:
 FORMS = {
     "gradient": Form({"estimator": "gradient"}, (1e-3, 3e-3), (0.1, 1.0)),
     "directional": Form({"estimator": "directional", "queries": 256, "optimizer": "sgd"}, (1e-3, 4e-3), (1.0, 10.0)),
-    "replay": Form({"estimator": "replay", "queries": 2}, (1e-3, 4e-3), (0.02, 0.1), 2e-2),
+    "replay": Form({"estimator": "replay", "queries": 4}, (1e-3, 4e-3), (0.02, 0.1), 2e-2),
 }
 
 

@@ -3,6 +3,7 @@
 import numpy as np
 
 from device_agent.runtimes import open_runtime
+from device_agent.training.prefix import prefix_cache
 from device_agent.training.trainer import Trainer
 from device_agent.training.transient import InMemoryRun
 from shared.zo.lora import dump_adapter, load_adapter
@@ -11,9 +12,20 @@ from shared.zo.trajectory import parse_trajectory
 SETTINGS = {"steps": 6, "lr": 0.5, "seed": 11, "evaluation_interval": 2}
 
 
-def train(run, plan, program, runtime):
+class CountingRuntime:
+    """A runtime that counts the calls of `prefix`."""
+
+    def __init__(self, runtime):
+        self.runtime, self.prefixes = runtime, 0
+
+    def __getattr__(self, name):
+        self.prefixes += name == "prefix"
+        return getattr(self.runtime, name)
+
+
+def train(run, plan, program, runtime, frozen=None):
     splits = program.splits(plan.dataset, plan.training)
-    return Trainer(run, plan, splits, runtime, lambda progress: None, lambda: False).train()
+    return Trainer(run, plan, splits, runtime, lambda progress: None, lambda: False, frozen).train()
 
 
 def opened(plan, **options):
@@ -44,6 +56,22 @@ def test_one_resident_runtime_serves_many_runs_which_do_not_meet(stored, dataset
         train(transient, each, program, shared)
         adapters.append(transient.files[transient.last])
     assert adapters[0] == adapters[2] != adapters[1]
+
+
+def test_runs_that_share_frozen_states_make_the_same_bytes_and_compute_them_once(stored, dataset):
+    program = stored
+    plan = program.plan(dataset, **SETTINGS)
+    zeros = np.zeros(program.manifest.size, np.float32)
+    runtime = CountingRuntime(opened(plan, resident=True))
+    cache = prefix_cache(runtime, program.manifest, dynamic=plan.dynamic_length)
+    ledgers, calls = [], []
+    for frozen in (None, cache, cache):
+        transient, before = InMemoryRun(zeros), runtime.prefixes
+        train(transient, plan, program, runtime, frozen)
+        ledgers.append(bytes(transient.ledger_data))
+        calls.append(runtime.prefixes - before)
+    assert ledgers[0] == ledgers[1] == ledgers[2]
+    assert calls[0] == calls[1] > 0 == calls[2]
 
 
 def test_a_run_in_memory_goes_on_from_what_it_is_given(rademacher, dataset):
