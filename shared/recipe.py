@@ -41,6 +41,7 @@ ANSWER_QUERIES = 512  # default q where the answer's positions alone are perturb
 MOST_PATH_QUERIES = 64  # q of estimators that run 2q paths at once
 MOST_QUERIES = 512
 DIRECTION_BLOCK = 1 << 21  # elements of directions that a program of estimator `directional` draws at once
+MOST_DIRECTION_BLOCKS = 16  # in which a step draws them: each is in the program, which takes as long to compile
 
 # The perturbation scale that keeps a precision's finite difference above its rounding noise (ADR 28).
 DEFAULT_EPS: dict[Precision, float] = {
@@ -349,6 +350,11 @@ class Recipe(RecipeSettings):
     def frozen_layers(self, count: int) -> int:
         """Returns the number of decoder layers below the first adapted one. They run once for all paths."""
         return self.adapted_layers(count)[0]
+
+
+def directions_at_once(queries: int, size: int) -> int:
+    """Returns how many of its q directions a program of estimator `directional` draws at once. size: D."""
+    return min(queries, max(1, DIRECTION_BLOCK // size, -(-queries // MOST_DIRECTION_BLOCKS)))
 
 
 def layer_indices(layers: Layers, count: int) -> tuple[int, ...]:

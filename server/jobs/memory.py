@@ -8,7 +8,7 @@ packed weights it holds less, but is as fast only if the system has the memory t
 from __future__ import annotations
 
 from shared.program import kept_products, logits_part, transposed_bytes
-from shared.recipe import DIRECTION_BLOCK, REVERSE_ESTIMATORS, Optimizer, Recipe
+from shared.recipe import REVERSE_ESTIMATORS, Optimizer, Recipe, directions_at_once
 from shared.zo.lora import BaseShape, flat_size
 
 PROCESS_BYTES = 12_500_000  # the native runner without a program
@@ -96,7 +96,8 @@ def vector_bytes(recipe: Recipe, size: int) -> int:
             return FLOAT_BYTES * size * (10 + 15 * VECTORS[recipe.optimizer])
         case "directional":
             moments = VECTORS[recipe.optimizer] - 1 if recipe.keeps_optimizer else 0
-            return FLOAT_BYTES * ((28 + 15 * moments) * size + 9 * min(recipe.queries * size, DIRECTION_BLOCK) // 4)
+            drawn = directions_at_once(recipe.queries, size) * size
+            return FLOAT_BYTES * ((28 + 15 * moments) * size + 9 * drawn // 4)
         case "stored":
             return FLOAT_BYTES * size * (23 + 28 * recipe.queries)  # it keeps two copies per query
         case "replay":

@@ -2,7 +2,7 @@ import pytest
 from pydantic import ValidationError
 
 from shared.errors import InvalidRecipe
-from shared.recipe import Recipe, RecipeSettings, resolve_layers
+from shared.recipe import MOST_DIRECTION_BLOCKS, Recipe, RecipeSettings, directions_at_once, resolve_layers
 
 
 def test_id_does_not_depend_on_the_order_of_targets_but_on_every_field(recipe):
@@ -164,3 +164,12 @@ def test_recipes_of_directional_gradients_say_what_they_add(recipe):
 def test_settings_without_a_reverse_pass_are_rejected_with_the_remedy(settings, refusal):
     with pytest.raises(ValidationError, match=refusal):
         RecipeSettings(**settings)
+
+
+@pytest.mark.parametrize(
+    ("queries", "size", "expected"),
+    [(256, 10_752, 195), (64, 10_752, 64), (256, 331_776, 16), (512, 1 << 24, 32), (1, 1, 1)],
+)
+def test_directions_are_drawn_in_few_blocks_even_if_they_are_large(queries, size, expected):
+    assert directions_at_once(queries, size) == expected
+    assert -(-queries // expected) <= MOST_DIRECTION_BLOCKS

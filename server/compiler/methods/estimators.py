@@ -20,7 +20,7 @@ from server.compiler.methods.clipping import single_rows
 from server.compiler.methods.noise import directions
 from server.compiler.methods.noise_operator import noise_call
 from server.compiler.methods.optimizers import OptimizedB
-from shared.recipe import DIRECTION_BLOCK, MOST_PATH_QUERIES, Estimator, Recipe
+from shared.recipe import MOST_PATH_QUERIES, Estimator, Recipe, directions_at_once
 
 SUMMED, FEWEST_SUMMED = 32, 4  # directions of a cumulative sum; with fewer, single differences are no more operations
 STATE = "state"  # attribute name in every method, so that all methods share one state
@@ -88,8 +88,8 @@ def descended_by_sums(b: Tensor, z: Tensor, coefficients: Tensor) -> Tensor:
 class Directions:
     """The seeded directions of one step: z_i (D,), i < q.
 
-    With q in the hundreds all of them together would be large, so they are drawn in blocks of about DIRECTION_BLOCK
-    elements. seeds: int32 (q, 2). size: D.
+    With q in the hundreds all of them together would be large, so they are drawn in blocks.
+    seeds: int32 (q, 2). size: D.
     """
 
     recipe: Recipe
@@ -98,7 +98,7 @@ class Directions:
 
     def blocks(self) -> Iterator[tuple[Tensor, slice]]:
         """The directions (n, D) of each block of queries, and the block's place among them."""
-        count = max(1, DIRECTION_BLOCK // self.size)
+        count = directions_at_once(self.recipe.queries, self.size)
         for start in range(0, self.recipe.queries, count):
             part = slice(start, min(start + count, self.recipe.queries))
             whole = part == slice(0, self.recipe.queries)
