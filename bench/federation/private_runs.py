@@ -52,7 +52,8 @@ class Form:
     """An estimator with the grids that its settings are chosen from. clips: C, in the estimator's unit.
 
     Under plain descent a small C asks for larger rates, so private runs have rates of their own. sizes: where it is
-    measured; a run of `replay` takes three times as long as the others.
+    measured; a run of `replay` takes three times as long as the others, and the large program of `directional`
+    several minutes to compile.
     """
 
     recipe: dict[str, Any]
@@ -70,6 +71,7 @@ FORMS = {
         (1e-3, 4e-3, 1.6e-2),
         (4e-3, 1.6e-2),
         (16.0, 160.0),
+        sizes=("small",),
     ),
     "replay": Form(
         {"estimator": "replay", "queries": 4}, (4e-3, 1.6e-2), (4e-3,), (0.05, 0.2), eps=2e-2, sizes=("small",)
