@@ -41,7 +41,7 @@ ANSWER_QUERIES = 512  # default q where the answer's positions alone are perturb
 MOST_PATH_QUERIES = 64  # q of estimators that run 2q paths at once
 MOST_QUERIES = 512
 DIRECTION_BLOCK = 1 << 21  # elements of directions that a program of estimator `directional` draws at once
-MOST_DIRECTION_BLOCKS = 16  # in which a step draws them: each is in the program, which takes as long to compile
+MOST_DIRECTION_BLOCKS = 16  # of a step; each is in the program's graph and lengthens its compilation
 
 # The perturbation scale that keeps a precision's finite difference above its rounding noise (ADR 28).
 DEFAULT_EPS: dict[Precision, float] = {
