@@ -40,8 +40,8 @@ DEFAULT_QUERIES: dict[Estimator, int] = {"replay": 4, "stored": 4, "gradient": 1
 ANSWER_QUERIES = 512  # default q where the answer's positions alone are perturbed
 MOST_PATH_QUERIES = 64  # q of estimators that run 2q paths at once
 MOST_QUERIES = 512
-DIRECTION_BLOCK = 1 << 21  # elements of directions that a program of estimator `directional` draws at once
-MOST_DIRECTION_BLOCKS = 16  # of a step; each is in the program's graph and lengthens its compilation
+DIRECTION_BLOCK = 1 << 20  # elements of directions that a program of estimator `directional` draws at once
+MOST_DIRECTION_BLOCKS = 16  # of a step in a graph without loops, where each lengthens the compilation
 
 # The perturbation scale that keeps a precision's finite difference above its rounding noise (ADR 28).
 DEFAULT_EPS: dict[Precision, float] = {
@@ -352,9 +352,15 @@ class Recipe(RecipeSettings):
         return self.adapted_layers(count)[0]
 
 
-def directions_at_once(queries: int, size: int) -> int:
-    """Returns how many of its q directions a program of estimator `directional` draws at once. size: D."""
-    return min(queries, max(1, DIRECTION_BLOCK // size, -(-queries // MOST_DIRECTION_BLOCKS)))
+def directions_at_once(queries: int, size: int, *, looped: bool) -> int:
+    """Returns how many of its q directions a program of estimator `directional` draws at once.
+
+    size: D. looped: the program loops over its blocks, so q is a multiple of one; their number costs nothing.
+    """
+    most = min(queries, max(1, DIRECTION_BLOCK // size))
+    if not looped:
+        return max(most, -(-queries // MOST_DIRECTION_BLOCKS))
+    return max(count for count in range(1, most + 1) if queries % count == 0)
 
 
 def layer_indices(layers: Layers, count: int) -> tuple[int, ...]:

@@ -51,9 +51,7 @@ COMMON |= {"effective_batch": BATCH}
 class Form:
     """An estimator with the grids that its settings are chosen from. clips: C, in the estimator's unit.
 
-    Under plain descent a small C asks for larger rates, so private runs have rates of their own. sizes: where it is
-    measured; a run of `replay` takes three times as long as the others, and the large program of `directional`
-    several minutes to compile.
+    Under plain descent a small C asks for larger rates, so private runs have rates of their own.
     """
 
     recipe: dict[str, Any]
@@ -61,21 +59,20 @@ class Form:
     private_rates: tuple[float, ...]
     clips: tuple[float, ...]
     eps: float | None = None
-    sizes: tuple[Size, ...] = ("small", "large")
 
 
 FORMS = {
-    "gradient": Form({"estimator": "gradient"}, (1e-3, 3e-3, 1e-2), (3e-3, 1e-2), (1.0, 10.0)),
+    "gradient": Form({"estimator": "gradient"}, (1e-3, 3e-3, 1e-2), (1e-3, 3e-3, 1e-2), (1.0, 10.0)),
+    "gradient_sgd": Form(
+        {"estimator": "gradient", "optimizer": "sgd"}, (4e-3, 1.6e-2, 6.4e-2), (4e-3, 1.6e-2, 6.4e-2), (1.0, 10.0)
+    ),
     "directional": Form(
         {"estimator": "directional", "queries": 256, "optimizer": "sgd"},
         (1e-3, 4e-3, 1.6e-2),
-        (4e-3, 1.6e-2),
-        (16.0, 160.0),
-        sizes=("small",),
+        (4e-3, 1.6e-2, 6.4e-2),
+        (160.0, 640.0),
     ),
-    "replay": Form(
-        {"estimator": "replay", "queries": 4}, (4e-3, 1.6e-2), (4e-3,), (0.05, 0.2), eps=2e-2, sizes=("small",)
-    ),
+    "replay": Form({"estimator": "replay", "queries": 4}, (1e-3, 4e-3), (1e-3, 4e-3), (0.2, 0.8), eps=2e-2),
 }
 
 
@@ -90,7 +87,7 @@ class Trial:
 
 def measure(quick: bool, directory: Path, size: Size) -> Measurement:
     """Returns a row of each run, and what privacy costs each form. quick: the first form, a few steps."""
-    names = [name for name, form in FORMS.items() if size in form.sizes][: 1 if quick else None]
+    names = list(FORMS)[: 1 if quick else None]
     measurements = [FormMeasurement(directory, name, size, quick) for name in names]
     pool = _write_pool(directory / "private")
     ContenderRunner(directory).calibration()  # before two processes ask for it

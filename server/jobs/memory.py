@@ -96,8 +96,8 @@ def vector_bytes(recipe: Recipe, size: int) -> int:
             return FLOAT_BYTES * size * (10 + 15 * VECTORS[recipe.optimizer])
         case "directional":
             moments = VECTORS[recipe.optimizer] - 1 if recipe.keeps_optimizer else 0
-            drawn = directions_at_once(recipe.queries, size) * size
-            return FLOAT_BYTES * ((28 + 15 * moments) * size + 9 * drawn // 4)
+            drawn = directions_at_once(recipe.queries, size, looped=recipe.backend != "torch") * size
+            return FLOAT_BYTES * ((28 + 15 * moments) * size + 3 * drawn)
         case "stored":
             return FLOAT_BYTES * size * (23 + 28 * recipe.queries)  # it keeps two copies per query
         case "replay":

@@ -26,7 +26,7 @@ from device_agent.training.journal import RunDirectory, RunPlan
 from server.compiler.checkpoints.base import locate_base
 from shared.canonical import sha256_hex
 from shared.program import ProgramManifest
-from shared.recipe import BaseRef, Recipe
+from shared.recipe import TARGETS, BaseRef, Recipe
 from shared.signing import key_id, new_private_key, public_text
 from shared.task_templates import named_task
 from shared.training_settings import TrainingSettings
@@ -198,10 +198,9 @@ def stored(compile_tiny):
 
 @pytest.fixture(scope="session")
 def directional(compile_tiny):
-    """It has prefix and suffix, and computes its examples in two micro-batches."""
-    return compile_tiny(
-        "directional", estimator="directional", loss="candidates", layers="last:1", queries=16, micro_batch=2
-    )
+    """It has prefix and suffix, computes its examples in two micro-batches, and loops over its directions."""
+    settings = {"targets": TARGETS, "rank": 16, "queries": 512, "micro_batch": 2}
+    return compile_tiny("directional", estimator="directional", loss="candidates", layers="last:1", **settings)
 
 
 SLOW_PROGRAMS = [pytest.param(name, marks=pytest.mark.slow) for name in ("gaussian", "stored", "directional")]

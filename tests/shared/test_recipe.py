@@ -167,9 +167,19 @@ def test_settings_without_a_reverse_pass_are_rejected_with_the_remedy(settings, 
 
 
 @pytest.mark.parametrize(
-    ("queries", "size", "expected"),
-    [(256, 10_752, 195), (64, 10_752, 64), (256, 331_776, 16), (512, 1 << 24, 32), (1, 1, 1)],
+    ("queries", "size", "looped", "unrolled"),
+    [
+        (256, 10_752, 64, 97),
+        (64, 10_752, 64, 64),
+        (256, 331_776, 2, 16),
+        (257, 331_776, 1, 17),
+        (512, 1 << 24, 1, 32),
+        (1, 1, 1, 1),
+    ],
 )
-def test_directions_are_drawn_in_few_blocks_even_if_they_are_large(queries, size, expected):
-    assert directions_at_once(queries, size) == expected
-    assert -(-queries // expected) <= MOST_DIRECTION_BLOCKS
+def test_a_loop_draws_a_divisor_of_its_directions_at_once_and_another_graph_has_few_blocks(
+    queries, size, looped, unrolled
+):
+    assert directions_at_once(queries, size, looped=True) == looped
+    assert directions_at_once(queries, size, looped=False) == unrolled
+    assert -(-queries // unrolled) <= MOST_DIRECTION_BLOCKS

@@ -10,11 +10,12 @@ from the difference of the copies, applies the pending update to both, and pertu
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch._higher_order_ops.scan import scan
 
 from server.compiler.methods.clipping import single_rows
 from server.compiler.methods.noise import directions
@@ -88,7 +89,8 @@ def descended_by_sums(b: Tensor, z: Tensor, coefficients: Tensor) -> Tensor:
 class Directions:
     """The seeded directions of one step: z_i (D,), i < q.
 
-    With q in the hundreds all of them together would be large, so they are drawn in blocks.
+    With q in the hundreds all of them together would be large, so they are drawn in blocks. An ExecuTorch program loops
+    over them, because each copy of the generator is 130 operations.
     seeds: int32 (q, 2). size: D.
     """
 
@@ -96,31 +98,61 @@ class Directions:
     seeds: Tensor
     size: int
 
-    def blocks(self) -> Iterator[tuple[Tensor, slice]]:
-        """The directions (n, D) of each block of queries, and the block's place among them."""
-        count = directions_at_once(self.recipe.queries, self.size)
-        for start in range(0, self.recipe.queries, count):
-            part = slice(start, min(start + count, self.recipe.queries))
-            whole = part == slice(0, self.recipe.queries)
-            yield directions(self.recipe.noise, self.seeds if whole else self.seeds[part], self.size), part
-
     def project(self, b: Tensor, descent: Tensor, lr: Tensor) -> tuple[Tensor, Tensor]:
         """B - c_i z_i with c_i = <u, z_i> lr / q, in order, and the coefficients (q,). b: (D,). descent: u (D,).
 
         With the gradient as u these are the coefficients of `replay` in the limit eps -> 0.
         """
         rate = lr / self.recipe.queries
-        coefficients: list[Tensor] = []
-        for z, _ in self.blocks():
-            coefficients.append(torch.mm(z, descent.unsqueeze(1)).squeeze(1) * rate)
-            b = self._descended(b, z, coefficients[-1])
-        return b, torch.cat(coefficients) if len(coefficients) > 1 else coefficients[0]
+
+        def project_block(b: Tensor, seeds: Tensor) -> tuple[Tensor, Tensor]:
+            z = self._drawn(seeds)
+            coefficients = torch.mm(z, descent.unsqueeze(1)).squeeze(1) * rate
+            return self._descended(b, z, coefficients), coefficients
+
+        return self._fold(project_block, b, self.seeds)
 
     def replay(self, b: Tensor, coefficients: Tensor) -> Tensor:
         """B - c_i z_i for recorded coefficients (q,), in order. b: (D,)."""
-        for z, part in self.blocks():
-            b = self._descended(b, z, coefficients[part])
-        return b
+
+        def replay_block(b: Tensor, seeds: Tensor, coefficients: Tensor) -> tuple[Tensor, Tensor]:
+            return self._descended(b, self._drawn(seeds), coefficients), coefficients + 0.0
+
+        return self._fold(replay_block, b, self.seeds, coefficients)[0]
+
+    def projections(self, gradients: Tensor) -> Tensor:
+        """<g_e, z_i> of each example's gradient, (q, rows). gradients: (rows, D).
+
+        Each example has a product of its own, so that no other example can change its rounding.
+        """
+
+        def project_rows(unused: Tensor, seeds: Tensor) -> tuple[Tensor, Tensor]:
+            z = self._drawn(seeds)
+            return unused + 0.0, torch.cat([torch.mm(z, row.reshape(-1, 1)) for row in single_rows(gradients)], dim=1)
+
+        return self._fold(project_rows, torch.zeros(1), self.seeds)[1]
+
+    def _fold(self, step: Callable[..., tuple[Tensor, Tensor]], start: Tensor, *rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Carries `start` through the blocks of `rows` (q, ...) in order. Returns it, and every block's rows together.
+
+        step: takes what is carried and a block of each of `rows`; returns what is carried on and a block of rows.
+        """
+        queries, looped = self.recipe.queries, self.recipe.backend != "torch"
+        count = directions_at_once(queries, self.size, looped=looped)
+        if count >= queries:
+            return step(start, *rows)
+        if looped and torch.compiler.is_exporting():
+            blocks = [row.reshape(queries // count, count, *row.shape[1:]) for row in rows]
+            carried, results = scan(lambda carry, block: step(carry, *block), start + 0.0, blocks)
+            return carried, (results + 0.0).reshape(queries, *results.shape[2:])  # a sum, as results have no views
+        carried, parts = start, list[Tensor]()
+        for at in range(0, queries, count):
+            carried, part = step(carried, *(row[at : at + count] for row in rows))
+            parts.append(part)
+        return carried, torch.cat(parts)
+
+    def _drawn(self, seeds: Tensor) -> Tensor:
+        return directions(self.recipe.noise, seeds, self.size)
 
     def _descended(self, b: Tensor, z: Tensor, coefficients: Tensor) -> Tensor:
         return (descended if self.recipe.backend == "torch" else descended_by_sums)(b, z, coefficients)
@@ -136,13 +168,8 @@ class DirectionalB(FlatB):
         return coefficients
 
     def projections(self, gradients: Tensor, seeds: Tensor) -> Tensor:
-        """The projections <g_e, z_i> of each example's gradient, (q, rows). gradients: (rows, D). seeds: int32 (q, 2).
-
-        Each example has a product of its own, so that no other example can change its rounding.
-        """
-        rows, blocks = single_rows(gradients), self._directions(seeds).blocks()
-        products = [torch.cat([torch.mm(z, row.reshape(-1, 1)) for row in rows], dim=1) for z, _ in blocks]
-        return torch.cat(products) if len(products) > 1 else products[0]
+        """See `Directions.projections`. seeds: int32 (q, 2)."""
+        return self._directions(seeds).projections(gradients)
 
     def replay(self, seeds: Tensor, coefficients: Tensor, eps: Tensor) -> Tensor:
         """See `FlatB.replay`."""

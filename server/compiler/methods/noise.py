@@ -14,7 +14,6 @@ from shared.recipe import Noise
 from shared.zo.noise import PARITY, ROTATIONS, ROUNDS, SIGNS_PER_CALL
 
 LOW_24 = 0xFFFFFF
-_SIGNS = 1.0 - 2.0 * ((torch.arange(256).reshape(256, 1) >> torch.arange(8)) & 1).to(torch.float32)  # (256, 8)
 
 
 def directions(noise: Noise, seeds: Tensor, size: int) -> Tensor:
@@ -34,9 +33,15 @@ def rademacher(seeds: Tensor, size: int) -> Tensor:
     words = torch.stack(_threefry(seeds, calls), dim=2).reshape(-1, 2 * calls, 1)  # (q, 2 calls, 1)
     shifts = torch.arange(0, 32, 8, dtype=torch.int32).reshape(1, 1, 4)
     bytes_ = torch.bitwise_and(torch.bitwise_right_shift(words, shifts), 0xFF)  # (q, 2 calls, 4)
-    signs = torch.nn.functional.embedding(bytes_.reshape(-1, 8 * calls), _SIGNS)  # (q, 8 calls, 8)
+    signs = torch.nn.functional.embedding(bytes_.reshape(-1, 8 * calls), _signs())  # (q, 8 calls, 8)
     flat = signs.reshape(-1, SIGNS_PER_CALL * calls)
     return flat if flat.shape[1] == size else flat[:, :size]
+
+
+def _signs() -> Tensor:
+    """Returns the signs of the bits of every byte, float32 (256, 8). A loop in a program can have no constant."""
+    bits = torch.bitwise_right_shift(torch.arange(256).reshape(256, 1), torch.arange(8).reshape(1, 8))
+    return 1.0 - 2.0 * torch.bitwise_and(bits, 1).to(torch.float32)
 
 
 def gaussian(seeds: Tensor, size: int) -> Tensor:

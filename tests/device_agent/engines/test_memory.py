@@ -28,6 +28,7 @@ SETTINGS = {"rank": 8, "alpha": 16, "sequence_length": 40, "answer_length": 6, "
         ("middle", {"estimator": "replay", "perturbed": "answers", "queries": 128}),
         ("middle", {"estimator": "gradient", "privacy": "clipped"}),
         ("middle", {"estimator": "directional"}),
+        ("middle", {"estimator": "directional", "queries": 512, "targets": ("v_proj", "o_proj")}),
     ],
 )
 def test_the_predicted_peak_is_near_the_measured_one(

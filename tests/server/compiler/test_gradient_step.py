@@ -11,7 +11,8 @@ from server.compiler.checkpoints.checkpoint import load_checkpoint
 from server.compiler.export.network import QuantizedBase
 from server.compiler.export.weights import write_weights
 from shared.canonical import file_sha256
-from shared.recipe import TARGETS, Precision
+from shared.recipe import TARGETS, Precision, directions_at_once
+from shared.zo.noise import direction, query_seeds
 from tests.server.compiler import reference
 from tests.server.compiler.checks import check_split
 from tests.server.compiler.conftest import ADAPTED, VOCABULARY, Architectures, Program, Programs, TinyBase, make_tiny
@@ -109,6 +110,30 @@ def test_micro_batches_share_packed_weights_and_bound_the_memory(
     check_gradient(parts, deep, reference.random_batch(np.random.default_rng(7), parts.manifest.recipe, VOCABULARY))
     assert parts.manifest.delegates == suffix_program.manifest.delegates
     assert parts.manifest.planned_bytes < 1.5 * suffix_program.manifest.planned_bytes
+
+
+def test_a_loop_over_directions_projects_the_gradient(programs: Programs, deep: TinyBase) -> None:
+    """Too many to draw at once; the update is also the recorded coefficients' replay in NumPy, bit for bit."""
+    settings = {"estimator": "directional", "optimizer": "sgd", "queries": 512, "targets": TARGETS, "rank": 16}
+    program = programs(deep, **settings)
+    recipe, size = program.manifest.recipe, program.manifest.size
+    assert directions_at_once(recipe.queries, size, looped=True) < recipe.queries
+    batch, seeds = reference.random_batch(np.random.default_rng(7), recipe, VOCABULARY), query_seeds(3, 1, 512)
+    flat = program.load_some_b()
+    _, gradient = reference.gradient(deep.model, recipe, program.manifest.shape, flat, batch)
+    _, coefficients = program.step(batch, seeds, LR, 0.0)
+    z = np.stack([direction("rademacher", (int(k0), int(k1)), size) for k0, k1 in seeds])
+    bound = 1e-5 * LR / 512 * np.linalg.norm(gradient) * np.sqrt(size)
+    np.testing.assert_allclose(coefficients, z @ gradient * LR / 512, rtol=0, atol=bound)
+    for factor, row in zip(coefficients, z, strict=True):
+        flat = flat - factor * row
+    np.testing.assert_array_equal(program("adapter")[0], flat)
+    program("load", np.zeros(size, np.float32))
+    program("replay", seeds, coefficients)
+    replayed = np.zeros(size, np.float32)
+    for factor, row in zip(coefficients, z, strict=True):
+        replayed = replayed - factor * row
+    np.testing.assert_array_equal(program("adapter")[0], replayed)
 
 
 def weights_sha256(base: TinyBase, precision: Precision, path: Path) -> str:

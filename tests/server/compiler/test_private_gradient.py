@@ -6,15 +6,17 @@ import numpy as np
 import pytest
 
 from shared.privacy import NOISE_KEYS, NOISE_UNITS, UNITS
+from shared.recipe import TARGETS
 from shared.zo.noise import query_seeds
 from tests.server.compiler import reference
 from tests.server.compiler.conftest import Program, Programs, TinyBase
 
-EXAMPLES, QUERIES, SIGMA, CLIP = 3, 5, 0.8, 0.3
+EXAMPLES, SIGMA, CLIP = 3, 0.8, 0.3
 CASES = {
     "int8": {"loss": "full", "precision": "int8"},
     "torch": {"loss": "candidates", "backend": "torch"},
-    "directional": {"loss": "candidates", "estimator": "directional", "queries": QUERIES},
+    "directional": {"loss": "candidates", "estimator": "directional", "queries": 5},
+    "loop": {"loss": "candidates", "estimator": "directional", "queries": 512, "rank": 32, "targets": TARGETS},
 }
 
 
@@ -26,11 +28,12 @@ def program(request: pytest.FixtureRequest, programs: Programs, tiny: TinyBase) 
 
 def totals(program: Program, batch: reference.Batch) -> np.ndarray:
     """The totals before noise, of B as it is, which stays there."""
-    if program.manifest.recipe.estimator == "gradient":
+    recipe = program.manifest.recipe
+    if recipe.estimator == "gradient":
         keys, carried = np.zeros((NOISE_KEYS, 2), np.int32), np.zeros(program.manifest.size, np.int32)
         rest = [0.1, np.inf, 0.0, CLIP, SIGMA, 0.0, keys, carried]
     else:
-        rest = [query_seeds(1, 0, QUERIES), 0.0, 0.0, CLIP, np.zeros(QUERIES, np.float32)]
+        rest = [query_seeds(1, 0, recipe.queries), 0.0, 0.0, CLIP, np.zeros(recipe.queries, np.float32)]
     return program.step(batch, *rest)[0].astype(np.int64)
 
 

@@ -138,7 +138,7 @@ def test_directional_coefficients_are_projections_of_the_optimizers_direction(
     tiny: TinyBase, monkeypatch: pytest.MonkeyPatch, optimizer: Optimizer, block: int
 ) -> None:
     """Three steps against autograd on the stock model and torch.optim; B is the trajectory's replay, bit for bit."""
-    monkeypatch.setattr(estimators, "directions_at_once", lambda queries, size: block)
+    monkeypatch.setattr(estimators, "directions_at_once", lambda queries, size, looped: block)
     recipe = tiny.recipe(estimator="directional", optimizer=optimizer, queries=7, layers="last:1")
     rng, facts, lr = np.random.default_rng(5), load_checkpoint(str(tiny.directory)).facts, 0.25
     flat = 0.1 * rng.standard_normal(flat_size(recipe, facts)).astype(np.float32)
