@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from shared.entropy import Entropy, gaussian, rounded_gaussian
+from shared.errors import InvalidRecipe
 from shared.zo.noise import direction
 
 F32 = NDArray[np.float32]
@@ -57,7 +58,8 @@ class ExamplePrivacy(BaseModel):
         le=1e3,
         allow_inf_nan=False,
         description="C: the largest L2 norm of an example's q loss differences, nats (estimator replay), of its "
-        "gradient in B (gradient), or of the gradient's q projections (directional)",
+        "gradient in B (gradient), or of the gradient's q projections (directional). Its default is for replay; the "
+        "others need a value",
     )
     noise_multiplier: float | None = Field(
         None,
@@ -94,6 +96,22 @@ class ExamplePrivacy(BaseModel):
         if self.noise_multiplier is None:
             raise ValueError("the noise multiplier for this epsilon has not been computed yet")
         return self.noise_multiplier
+
+
+# What C bounds with estimators that its default does not suit, and a value that suited movie reviews.
+_OTHER_CLIPS = {
+    "gradient": "the gradient of an example, as 10 does for movie reviews",
+    "directional": "the q projections of an example's gradient, as 160 does for movie reviews with 256 queries",
+}
+
+
+def check_clip(privacy: ExamplePrivacy, estimator: str) -> None:
+    """Raises InvalidRecipe if C is left to its default with an estimator that it does not suit."""
+    if estimator in _OTHER_CLIPS and "clip" not in privacy.model_fields_set:
+        raise InvalidRecipe(
+            f"privacy.clip is not given, and its default of {privacy.clip:g} suits estimator 'replay' alone: give a "
+            f"value that, with estimator {estimator!r}, bounds {_OTHER_CLIPS[estimator]}"
+        )
 
 
 class MemberPrivacy(BaseModel):

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from shared.federation.accounting import epsilon_of, noise_for, rounds_spending, run_spending
+from shared.privacy import check_clip
 from simulation.records import RoundRecord
 from simulation.settings import SimulationSettings
 
@@ -13,12 +14,16 @@ from simulation.settings import SimulationSettings
 def with_noise(settings: SimulationSettings) -> SimulationSettings:
     """Returns the settings with a noise multiplier that keeps a run within its epsilon, if they have none.
 
-    Raises InvalidRequest if no noise is sufficient, ToolchainMissing without dp-accounting.
+    Raises InvalidRequest if no noise is sufficient, InvalidRecipe if the estimator needs a C that is not given,
+    ToolchainMissing without dp-accounting.
     """
     privacy = settings.cohort.privacy
-    if privacy is None or privacy.examples is None or privacy.examples.noise_multiplier is not None:
+    requested = None if privacy is None else privacy.examples
+    if privacy is None or requested is None:
         return settings
-    requested = privacy.examples
+    check_clip(requested, settings.cohort.recipe.estimator)
+    if requested.noise_multiplier is not None:
+        return settings
     noise = noise_for(
         requested.epsilon or 0.0, requested.delta, requested.sampling_rate, settings.cohort.training.steps
     )

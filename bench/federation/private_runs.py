@@ -62,13 +62,13 @@ class Form:
 
 
 FORMS = {
-    "gradient": Form({"estimator": "gradient"}, (1e-3, 3e-3, 1e-2), (1e-3, 3e-3, 1e-2), (1.0, 10.0)),
+    "gradient": Form({"estimator": "gradient"}, (3e-3, 1e-2, 3e-2), (3e-3, 1e-2, 3e-2), (1.0, 10.0)),
     "gradient_sgd": Form(
-        {"estimator": "gradient", "optimizer": "sgd"}, (4e-3, 1.6e-2, 6.4e-2), (4e-3, 1.6e-2, 6.4e-2), (1.0, 10.0)
+        {"estimator": "gradient", "optimizer": "sgd"}, (1.6e-2, 6.4e-2, 0.256), (1.6e-2, 6.4e-2, 0.256), (1.0, 10.0)
     ),
     "directional": Form(
         {"estimator": "directional", "queries": 256, "optimizer": "sgd"},
-        (1e-3, 4e-3, 1.6e-2),
+        (4e-3, 1.6e-2, 6.4e-2),
         (4e-3, 1.6e-2, 6.4e-2),
         (160.0, 640.0),
     ),

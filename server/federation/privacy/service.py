@@ -23,19 +23,21 @@ from server.jobs.service import JobSubscriber
 from shared.errors import BudgetExceeded, InvalidRecipe
 from shared.federation.accounting import Spending, epsilon_of, fast_epsilon_of, noise_for, run_spending
 from shared.job import JobRequest
-from shared.privacy import DELTA, DatasetPrivacy, UserPrivacy
+from shared.privacy import DELTA, DatasetPrivacy, UserPrivacy, check_clip
 
 
 def resolve_privacy(request: JobRequest) -> JobRequest:
     """Returns the request with the noise multiplier of its epsilon, and with a recipe that clips.
 
-    Raises InvalidRecipe for a recipe that clips without privacy, or cannot; InvalidRequest if no noise is enough.
+    Raises InvalidRecipe for a recipe that clips without privacy, cannot, or needs a C that is not given;
+    InvalidRequest if no noise is enough.
     """
     recipe, privacy = request.recipe, request.privacy
     if privacy is None:
         if recipe.privacy == "clipped":
             raise InvalidRecipe("recipe.privacy is clipped, so the job must say by how much: give it `privacy`")
         return request
+    check_clip(privacy, recipe.estimator)
     if recipe.privacy != "clipped":
         try:
             recipe = type(recipe).model_validate(recipe.model_dump() | {"privacy": "clipped"})

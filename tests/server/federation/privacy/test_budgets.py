@@ -54,6 +54,17 @@ def test_a_private_job_has_a_recipe_that_clips_and_is_accounted_for(app, fleet):
     assert privacy_view(app, "bob") == {"user": "bob"} | empty_view
 
 
+@pytest.mark.parametrize(("estimator", "value"), [("gradient", 10), ("directional", 160)])
+def test_a_bound_of_gradients_has_no_default(app, estimator, value):
+    request = job_request(privacy={"noise_multiplier": 1.0, "sampling_rate": 0.02})
+    request["recipe"] |= {"estimator": estimator, "queries": None}
+    problem = assert_problem(app.post("/v1/jobs", json=request), 422, "invalid-recipe")
+    assert "privacy.clip is not given" in problem["detail"]
+    assert f"as {value} does" in problem["detail"]
+    request["privacy"]["clip"] = value
+    assert app.post("/v1/jobs", json=request).status_code == 202
+
+
 def test_an_epsilon_is_turned_into_the_least_noise(app):
     privacy = {"noise_multiplier": None, "epsilon": 2.0}
     noise = app.submit(**private(privacy=privacy))["request"]["privacy"]["noise_multiplier"]
