@@ -355,7 +355,7 @@ class Recipe(RecipeSettings):
 def directions_at_once(queries: int, size: int, *, looped: bool) -> int:
     """Returns how many of its q directions a program of estimator `directional` draws at once.
 
-    size: D. looped: the program loops over its blocks, so q is a multiple of one; their number costs nothing.
+    size: D. looped: the program loops over its blocks, so q is a multiple of one, and more blocks compile no longer.
     """
     most = min(queries, max(1, DIRECTION_BLOCK // size))
     if not looped:
