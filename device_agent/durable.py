@@ -1,4 +1,4 @@
-"""Atomic, durable file writes, and errors of a full disk.
+"""Atomic, durable file writes, JSON documents, locks, and errors of a full disk.
 
 After a power cut a file is either complete or absent.
 """
@@ -6,13 +6,24 @@ After a power cut a file is either complete or absent.
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
+import tempfile
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
+
+from pydantic import BaseModel, ValidationError
 
 from device_agent.errors import DoesNotFit
+from shared.errors import MobizoError
 
+Document = TypeVar("Document", bound=BaseModel)
+
+TEMPORARY_SUFFIX = ".new"
+LEFTOVER_SECONDS = 3600.0  # a younger temporary file may still be in use
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -21,17 +32,65 @@ def write_durably(path: Path, data: bytes, mode: int = 0o600) -> None:
     write_pieces(path, (data,), mode)
 
 
-def write_pieces(path: Path, pieces: Iterable[bytes], mode: int = 0o600) -> None:
-    """Replaces the file at `path` by the concatenated pieces; see `write_durably`."""
-    temporary = path.with_name(path.name + ".new")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
-    with os.fdopen(descriptor, "wb") as file:
-        for piece in pieces:
-            file.write(piece)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    sync_directory(path.parent)
+def write_pieces(path: Path, pieces: Iterable[bytes], mode: int = 0o600, *, sync: bool = True) -> None:
+    """Replaces the file at `path` by the concatenated pieces; see `write_durably`.
+
+    sync: False: atomic, but not durable. Several processes may write the same file; the last one to finish wins.
+    """
+    descriptor, name = tempfile.mkstemp(TEMPORARY_SUFFIX, f".{path.name}.", path.parent)
+    temporary = Path(name)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            os.fchmod(descriptor, mode)
+            file.writelines(pieces)
+            if sync:
+                file.flush()
+                os.fsync(descriptor)
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink()
+        raise
+    if sync:
+        sync_directory(path.parent)
+
+
+def write_document(path: Path, document: BaseModel) -> None:
+    """Replaces the file at `path` by a document as JSON; see `write_durably`."""
+    write_durably(path, document.model_dump_json(indent=1).encode())
+
+
+def read_document(path: Path, model: type[Document], damaged: MobizoError) -> Document | None:
+    """Returns the document in a file; None if the file does not exist. Raises `damaged` if it cannot be read."""
+    try:
+        return model.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValidationError) as error:
+        raise damaged from error
+
+
+@contextmanager
+def locked(path: Path, held: MobizoError | None = None) -> Iterator[int]:
+    """Holds an exclusive lock, which the kernel releases when this process ends, and yields the file's descriptor.
+
+    held: raised if another process holds the lock; None: waits for it.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX if held is None else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise held or error from error
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def remove_leftovers(directory: Path) -> None:
+    """Removes the temporary files of killed processes below `directory`: those older than LEFTOVER_SECONDS."""
+    for path in directory.rglob(f".*{TEMPORARY_SUFFIX}"):
+        if path.is_file() and time.time() - path.stat().st_mtime > LEFTOVER_SECONDS:
+            path.unlink(missing_ok=True)
 
 
 def sync_directory(path: Path) -> None:

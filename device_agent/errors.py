@@ -6,15 +6,18 @@ MobizoError
 |  `- PrivacyLimitReached    the job would exceed the owner's privacy limit for the data set
 |- NotEnrolled               this device is not enrolled
 |- AlreadyRunning            another agent uses the same home
+|- NotRunning                no agent runs in the home
 |- Unavailable
 |  |- DoesNotFit             too little disk space or memory; the job is released
 |  |  `- TooLittleMemory     detected before training; the job is declined with the sizes
+|  |- ProgramFileLost        a file of the program cannot be read while it is in use; the job is released
 |  `- PolicyForbids          the job's or the owner's rules forbid training now
 |- Untrusted
 |  `- UnsafeManifest         a manifest contains a file name with a path
-|- NoRunner                  the native runner can be neither built nor downloaded on this device
+|- NoRunner                  the native runner is not installed or not usable; the job is released
 |- Diverged                  a loss or an update is not finite
-`- RuntimeFailed             the program could not be loaded or run, or the training process died
+`- RuntimeFailed             the program could not be loaded or run
+   `- ExecutorEnded          the executor ended or sent a malformed answer; also Unavailable: the job is released
 """
 
 from __future__ import annotations
@@ -51,10 +54,22 @@ class AlreadyRunning(MobizoError):
     code, title = "already-running", "Already running"
 
 
+class NotRunning(MobizoError):
+    """No agent runs in this home; start one with `mobizo-agent run`."""
+
+    code, title = "not-running", "Not running"
+
+
 class DoesNotFit(Unavailable):
     """The device has too little free disk or memory for this program right now."""
 
     code, title = "does-not-fit", "Does not fit"
+
+
+class ProgramFileLost(Unavailable):
+    """A file of the program was cut or cannot be read while it is in use; it is checked and downloaded again."""
+
+    code, title = "program-file-lost", "Program file lost"
 
 
 class TooLittleMemory(DoesNotFit):
@@ -93,7 +108,7 @@ class UnsafeManifest(Untrusted):
 
 
 class NoRunner(MobizoError):
-    """There is no native runner for this device; see `mobizo-agent build-runner`."""
+    """The native runner is not installed; install the package mobizo-runner."""
 
     code, title = "no-runner", "No native runner"
 
@@ -105,7 +120,7 @@ class Diverged(MobizoError):
 
 
 class RuntimeFailed(MobizoError):
-    """The program could not be run on this device; see the run's trainer.log for the runtime's messages."""
+    """The program could not be run on this device; see the agent's log for the runtime's messages."""
 
     code, title = "runtime-failed", "Runtime failed"
 
@@ -113,3 +128,13 @@ class RuntimeFailed(MobizoError):
         """detail: the message, which may quote a library. public: the message for the server; default: `detail`."""
         super().__init__(detail)
         self.public = public or self.detail
+
+
+class ExecutorEnded(RuntimeFailed, Unavailable):
+    """The executor ended by itself or sent a malformed answer; see the agent's log for its last messages."""
+
+    code, title = "executor-ended", "Executor ended"
+
+
+class Stopped(Exception):
+    """A stop function returned true. The run resumes from its directory."""

@@ -16,9 +16,8 @@ peers.json    other devices' keys, trusted on first use in masked rounds (device
 status.json   state of the daemon and outcome of its last job
 logs/         the log (device_agent.daemon.reporting)
 serve.token   bearer token of `mobizo-agent serve` (0600)
-control.sock  the running daemon's socket (device_agent.daemon.control)
 paused        present while training is paused
-lock          held by the running daemon
+lock          locked by the running daemon, whose process id it contains
 """
 
 from __future__ import annotations
@@ -36,14 +35,14 @@ import platformdirs
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from device_agent.durable import write_durably
-from device_agent.errors import AlreadyRunning, NotEnrolled
-from shared.errors import BadRequest
+from device_agent.durable import locked, read_document, write_document, write_durably, write_pieces
+from device_agent.errors import AlreadyRunning, NotEnrolled, NotRunning
+from shared.errors import BadRequest, MobizoError
 from shared.job import Progress, RoundRef
 from shared.signing import key_id, new_private_key, parse_public, private_bytes
 
 if TYPE_CHECKING:
-    from device_agent.training.journal import RunDirectory
+    from device_agent.training.run_directory import RunDirectory
 
 HOME_VARIABLE = "MOBIZO_AGENT_HOME"
 PAUSED = "paused by the user; continue with `mobizo-agent resume`"
@@ -93,7 +92,12 @@ class AgentHome:
     """The agent's home directory."""
 
     def __init__(self, path: Path) -> None:
+        """path: see the module's docstring for its files."""
         self.path = path
+        self.cache, self.runs, self.data = path / "cache", path / "runs", path / "data"
+        self.rules, self.tasks, self.privacy = path / "rules.toml", path / "tasks.json", path / "privacy.json"
+        self.program_versions, self.budget = path / "seen.json", path / "budget.json"
+        self.rounds, self.peers, self.serve_token = path / "rounds.jsonl", path / "peers.json", path / "serve.token"
 
     @classmethod
     def locate(cls, path: Path | None = None) -> AgentHome:
@@ -111,69 +115,11 @@ class AgentHome:
                 f"{self.path} cannot be the agent's home ({error}); choose another directory with --home"
             ) from error
 
-    @property
-    def cache(self) -> Path:
-        """Directory of program files."""
-        return self.path / "cache"
-
-    @property
-    def runs(self) -> Path:
-        """Directory of run directories."""
-        return self.path / "runs"
-
-    @property
-    def data(self) -> Path:
-        """Directory of the data sets that the owner added."""
-        return self.path / "data"
-
-    @property
-    def rules(self) -> Path:
-        """The owner's rules file."""
-        return self.path / "rules.toml"
-
-    @property
-    def program_versions(self) -> Path:
-        """File of the highest program versions, for rollback protection."""
-        return self.path / "seen.json"
-
-    @property
-    def budget(self) -> Path:
-        """File of the minutes trained per day."""
-        return self.path / "budget.json"
-
-    @property
-    def tasks(self) -> Path:
-        """File of the owner's decisions about tasks."""
-        return self.path / "tasks.json"
-
-    @property
-    def privacy(self) -> Path:
-        """File of the privacy ledger."""
-        return self.path / "privacy.json"
-
-    @property
-    def rounds(self) -> Path:
-        """Log of past federated rounds."""
-        return self.path / "rounds.jsonl"
-
-    @property
-    def peers(self) -> Path:
-        """File of other devices' public keys."""
-        return self.path / "peers.json"
-
-    @property
-    def serve_token(self) -> Path:
-        """File of the bearer token of `mobizo-agent serve`."""
-        return self.path / "serve.token"
-
-    @property
-    def control(self) -> Path:
-        """The daemon's control socket."""
-        return self.path / "control.sock"
-
     def run(self, job_id: str) -> RunDirectory:
         """Returns the run directory of a job. Raises BadRequest if the id is not a plain file name."""
-        from device_agent.training.journal import RunDirectory  # slow to import, and `predict` and `chat` do without
+        from device_agent.training.run_directory import (
+            RunDirectory,  # slow to import, and `predict` and `chat` do without
+        )
 
         if not job_id or job_id != Path(job_id).name or job_id.startswith("."):
             raise BadRequest(f"the server sent a job id that is not a plain name: {job_id!r}")
@@ -182,16 +128,14 @@ class AgentHome:
     def config(self) -> DeviceConfig:
         """Returns the enrollment. Raises NotEnrolled, or BadRequest if the file is damaged."""
         path = self.path / "config.json"
-        try:
-            return DeviceConfig.model_validate_json(path.read_bytes())
-        except FileNotFoundError as error:
-            raise NotEnrolled from error
-        except (OSError, ValidationError) as error:
-            raise BadRequest(f"{path} cannot be read; enroll this device again") from error
+        config = read_document(path, DeviceConfig, BadRequest(f"{path} cannot be read; enroll this device again"))
+        if config is None:
+            raise NotEnrolled
+        return config
 
     def enroll(self, config: DeviceConfig) -> None:
         """Writes the enrollment, readable by this user only, and resets rollback protection for the new server."""
-        write_durably(self.path / "config.json", config.model_dump_json(indent=1).encode())
+        write_document(self.path / "config.json", config)
         self.program_versions.unlink(missing_ok=True)
 
     def pin(self, former: str, path: Sequence[str]) -> DeviceConfig:
@@ -210,7 +154,7 @@ class AgentHome:
                 "former_keys": (*config.former_keys, config.public_key, *path[:-1]),
             }
         )
-        write_durably(self.path / "config.json", pinned.model_dump_json(indent=1).encode())
+        write_document(self.path / "config.json", pinned)
         return pinned
 
     def device_key(self) -> Ed25519PrivateKey:
@@ -248,9 +192,7 @@ class AgentHome:
 
     def write_status(self, status: DaemonStatus) -> None:
         """Writes status.json atomically; it is not synced, because it is obsolete after a power cut."""
-        temporary = self.path / "status.json.new"
-        temporary.write_text(status.model_dump_json(indent=1))
-        temporary.replace(self.path / "status.json")
+        write_pieces(self.path / "status.json", (status.model_dump_json(indent=1).encode(),), sync=False)
 
     def status(self) -> DaemonStatus | None:
         """Returns the last written status, or None."""
@@ -262,26 +204,44 @@ class AgentHome:
     def running(self) -> bool:
         """Returns whether a daemon runs in this home."""
         try:
-            with self.lock():
-                return False
-        except AlreadyRunning:
-            return True
+            descriptor = os.open(self.path / "lock", os.O_RDONLY)
         except FileNotFoundError:
             return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        else:
+            return False
+        finally:
+            os.close(descriptor)
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Holds the home's exclusive lock, which the kernel releases when the process ends. Raises AlreadyRunning."""
-        descriptor = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            os.close(descriptor)
-            raise AlreadyRunning from error
-        try:
+        """Holds the home's exclusive lock, which the kernel releases when this process ends. Raises AlreadyRunning."""
+        with locked(self.path / "lock", AlreadyRunning()) as descriptor:
+            os.truncate(descriptor, 0)
+            os.write(descriptor, str(os.getpid()).encode())
             yield
-        finally:
-            os.close(descriptor)
+
+    def stop_daemon(self) -> None:
+        """Sends SIGTERM to the daemon of this home. Raises NotRunning, or MobizoError if its process is unknown."""
+        if not self.running():
+            raise NotRunning
+        import psutil  # here, because `predict` and `chat` do without
+
+        lock = self.path / "lock"
+        try:
+            process = psutil.Process(int(lock.read_text()))
+            # After a crash, the number may belong to another program until the next daemon has written its own.
+            if str(lock.resolve()) not in {file.path for file in process.open_files()}:
+                raise ProcessLookupError
+            process.terminate()
+        except (OSError, ValueError, psutil.Error) as error:
+            raise MobizoError(
+                "the agent runs, but its process cannot be found from here, because it is starting or runs in another "
+                "container; try again, or send SIGTERM to it there"
+            ) from error
 
 
 class PauseFlag:

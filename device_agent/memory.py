@@ -62,3 +62,10 @@ def release_code_pages() -> None:
         if permissions == "r-xp" and fields[-1].endswith(".so"):
             first, last = (int(address, 16) for address in addresses.split("-"))
             madvise(first, last - first, _MADV_DONTNEED)
+
+
+def trim_heap() -> None:
+    """Returns freed memory of the C library's heap to the system, if it is glibc."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)

@@ -23,42 +23,37 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import structlog
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-from pydantic import RootModel, ValidationError
+from pydantic import RootModel
 
-from device_agent.durable import write_durably
+from device_agent.durable import locked, read_document, write_document
 from device_agent.errors import DoesNotFit
 from device_agent.home import AgentHome, DeviceConfig
 from shared.canonical import file_sha256
-from shared.errors import NotFound, StartDeleted, Untrusted
+from shared.errors import NotFound, StartDeleted, Unavailable, Untrusted
 from shared.program import ProgramFile, ProgramManifest
 from shared.registry import AdapterManifest
 from shared.signing import choose_key, verify_adapter, verify_manifest
 
 if TYPE_CHECKING:
-    from structlog.typing import FilteringBoundLogger
-
     from device_agent.protocol.client import DeviceClient
     from shared.protocol import Lease
     from shared.transport import ByteProgress
 
 MARGIN_BYTES = 64 << 20  # left free for the run's own files
-LARGEST_BYTES = 20 * 10**9  # of all files, unless the disk is small
+MAX_BYTES = 20 * 10**9  # of all files, unless the disk is small
 DISK_SHARE = 0.5  # of the whole disk, at most
 
 
-def _log() -> FilteringBoundLogger:
-    import structlog  # here and below: what only downloads need would slow the start of `predict` and `chat`
-
-    log: FilteringBoundLogger = structlog.get_logger()
-    return log
+_log = structlog.get_logger()
 
 
 class ProgramCache:
     """A size-limited directory of program files named by their sha256."""
 
     def __init__(self, directory: Path, limit: int | None = None, pins: Callable[[], Iterable[str]] = tuple) -> None:
-        """limit: maximum size of all files in bytes; default: LARGEST_BYTES or DISK_SHARE of the disk, whichever is
+        """limit: maximum size of all files in bytes; default: MAX_BYTES or DISK_SHARE of the disk, whichever is
         less.
 
         pins: returns the sha256 of files that must not be evicted.
@@ -103,7 +98,7 @@ class ProgramCache:
         if needed == 0:
             return
         disk = shutil.disk_usage(self._directory)
-        limit = min(LARGEST_BYTES, int(disk.total * DISK_SHARE)) if self._limit is None else self._limit
+        limit = min(MAX_BYTES, int(disk.total * DISK_SHARE)) if self._limit is None else self._limit
         entries = self._files()
         used = sum(size for _, _, size in entries)
         pinned = self._hashes_in_use.union(self._pins(), (file.sha256 for file in files))
@@ -129,7 +124,7 @@ class ProgramCache:
             if _packed(path):
                 path.with_name(f"{path.name}.index").unlink(missing_ok=True)
             excess -= size
-            _log().info("evicted the least recently used program file", sha256=path.stem, bytes=size)
+            _log.info("evicted the least recently used program file", sha256=path.stem, bytes=size)
 
     def fetch(self, client: DeviceClient, file: ProgramFile, progress: ByteProgress | None = None) -> Path:
         """Returns the path of a file, downloading it if necessary. Raises Untrusted if two downloads have another
@@ -147,18 +142,24 @@ class ProgramCache:
         return path
 
     def _download(self, client: DeviceClient, file: ProgramFile, progress: ByteProgress | None) -> None:
-        """Resumes the download for as long as each attempt transfers data."""
+        """Resumes the download for as long as each attempt transfers data. Raises Unavailable if another process
+        downloads the file.
+        """
         from shared.transport import Unreachable
 
-        while True:
-            previous_size = self._arrived(file)
-            try:
-                client.download(file, self.path(file), progress)
-            except Unreachable:
-                if self._arrived(file) <= previous_size:
-                    raise
-            else:
-                return
+        held = Unavailable(
+            "another process of the agent downloads the same program file; try again when it has finished"
+        )
+        with locked(self._part(file), held):
+            if self.holds(file):  # another process has just downloaded it
+                self._part(file).unlink()
+            while not self.path(file).exists():
+                previous_size = self._arrived(file)
+                try:
+                    client.download(file, self.path(file), progress)
+                except Unreachable:
+                    if self._arrived(file) <= previous_size:
+                        raise
 
     def _use(self, path: Path) -> None:
         """Marks the file as the most recently used one, even if the clock was set back."""
@@ -203,7 +204,7 @@ def follow_key_rotation(home: AgentHome, config: DeviceConfig, client: DeviceCli
         path = follow(config.public_key, client.server_keys())
     except (Untrusted, NotFound) as error:
         # Verification then rejects everything that is signed with the new key.
-        _log().warning(
+        _log.warning(
             "the server's new signing key is not trusted",
             key_id=key_id,
             detail=error.detail,
@@ -212,7 +213,7 @@ def follow_key_rotation(home: AgentHome, config: DeviceConfig, client: DeviceCli
     if not path:
         return config
     config = home.pin(config.public_key, path)
-    _log().info("the server has rotated its signing key; the new key is now pinned", key_id=config.key_id)
+    _log.info("the server has rotated its signing key; the new key is now pinned", key_id=config.key_id)
     return config
 
 
@@ -237,17 +238,13 @@ class RollbackProtection:
                 f"purpose, enroll this device again"
             )
         if manifest.version > highest:
-            document = _Versions(versions | {manifest.recipe_id: manifest.version})
-            write_durably(self._path, document.model_dump_json(indent=1).encode())
+            write_document(self._path, _Versions(versions | {manifest.recipe_id: manifest.version}))
 
     def _read(self) -> dict[str, int]:
-        try:
-            return _Versions.model_validate_json(self._path.read_bytes()).root
-        except FileNotFoundError:
-            return {}
-        except ValidationError as error:
-            # Treating it as empty would accept every old program.
-            raise Untrusted(f"{self._path} cannot be read; enroll this device again") from error
+        # Treating a damaged file as empty would accept every old program.
+        damaged = Untrusted(f"{self._path} cannot be read; enroll this device again")
+        versions = read_document(self._path, _Versions, damaged)
+        return {} if versions is None else versions.root
 
 
 def verify_program(lease: Lease, key: Ed25519PublicKey, rollback: RollbackProtection) -> ProgramManifest:

@@ -243,7 +243,6 @@ def _demo(
     with ExitStack() as stack:
         processes = stack.enter_context(Processes(directory / "logs"))
         site = Site(directory, processes)
-        site.build_runner()  # until the device gets its first job, a core may be idle
         console.print("[bold]server[/bold]: keys, database, base model")
         site.set_up()
         site.server("base", "add", BASE, str(_gguf()), "--hub-id", HUB_ID)

@@ -7,7 +7,6 @@ signature; they are checked against the hash that the server states.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable
 from enum import StrEnum
 from pathlib import Path
@@ -18,13 +17,12 @@ from mobizo.adapter_paths import version_path
 from mobizo.connection import Connection
 from shared.canonical import file_sha256
 from shared.errors import BadRequest, BaseMismatch, MobizoError, Unavailable, Untrusted
-from shared.protocol import AdapterVersion, ConversionState, MergedForm, MergedModel, PeftFile, PeftListing
+from shared.protocol import AdapterVersion, PeftFile, PeftListing
 from shared.registry import AdapterManifest, SignedAdapter
 from shared.signing import verify_adapter
 
 MANIFEST_NAME, GGUF_NAME, RAW_NAME = "mobizo.json", "adapter.gguf", "lora_B.safetensors"
 MODELFILE_NAME = "Modelfile"
-MERGE_POLL_SECONDS = 1.0
 DownloadProgress = Callable[[str, int, int], None]  # file name, bytes so far, bytes in total
 
 
@@ -35,16 +33,6 @@ class Format(StrEnum):
     GGUF = "gguf"  # one file for llama.cpp
     OLLAMA = "ollama"  # the GGUF file and a Modelfile
     RAW = "raw"  # LoRA-B as the device uploaded it
-    MERGED = "merged"  # the base model with the adapter merged into it, as transformers loads it
-    MERGED_F16 = "merged-f16"  # the same as a GGUF file, for llama.cpp and Ollama
-    MERGED_Q8_0 = "merged-q8_0"
-
-
-MERGED_FORMS = {
-    Format.MERGED: MergedForm.DIRECTORY,
-    Format.MERGED_F16: MergedForm.GGUF_F16,
-    Format.MERGED_Q8_0: MergedForm.GGUF_Q8_0,
-}
 
 
 def fetch_manifest(connection: Connection, version: AdapterVersion) -> tuple[AdapterManifest, bytes]:
@@ -79,11 +67,12 @@ def download_version(
             f"{version.adapter} v{version.version} is for base model {manifest.base.name} with sha256 "
             f"{manifest.base.sha256}"
         )
-    root, query, files = _files(connection, version, manifest, format)
+    root = f"{version_path(version)}/peft"
+    files = _files(connection, root, manifest, format)
     directory.mkdir(parents=True, exist_ok=True)
     (directory / MANIFEST_NAME).unlink(missing_ok=True)
     for file in files:
-        download_file(connection, f"{root}/{file.path}{query}", file, directory / file.path, progress)
+        download_file(connection, f"{root}/{file.path}", file, directory / file.path, progress)
     (directory / MANIFEST_NAME).write_bytes(signed)
 
 
@@ -145,32 +134,14 @@ def name_base(modelfile: Path, base: str) -> None:
     modelfile.write_text("\n".join(lines), encoding="utf-8")
 
 
-def _files(
-    connection: Connection, version: AdapterVersion, manifest: AdapterManifest, format: Format
-) -> tuple[str, str, list[PeftFile]]:
-    """Returns a format's directory path, the query of its requests, and its files except `mobizo.json`."""
-    root = f"{version_path(version)}/peft"
-    if format in MERGED_FORMS:
-        query = f"?form={MERGED_FORMS[format]}"
-        path = f"{version_path(version)}/merged"
-        return path, query, _checked_names(_merged_model(connection, path + query).files)
+def _files(connection: Connection, root: str, manifest: AdapterManifest, format: Format) -> list[PeftFile]:
+    """Returns the files of a format except `mobizo.json`. root: path of the version's files."""
     if format is Format.RAW:
-        return root, "", [PeftFile(path=RAW_NAME, size=manifest.size, sha256=manifest.sha256)]
+        return [PeftFile(path=RAW_NAME, size=manifest.size, sha256=manifest.sha256)]
     if format is Format.PEFT:
-        return root, "", _checked_names(PeftListing.model_validate(connection.get(root)).files)
+        return _checked_names(PeftListing.model_validate(connection.get(root)).files)
     names = [GGUF_NAME] if format is Format.GGUF else [GGUF_NAME, MODELFILE_NAME]
-    return root, "", [describe_file(connection, f"{root}/{name}", name) for name in names]
-
-
-def _merged_model(connection: Connection, path: str) -> MergedModel:
-    """Requests a merged model and waits until it is ready. Raises MobizoError if merging fails."""
-    model = MergedModel.model_validate(connection.create(path))
-    while model.state is not ConversionState.READY:
-        if model.error is not None:
-            raise MobizoError(f"the adapter cannot be merged: {model.error.detail}")
-        time.sleep(MERGE_POLL_SECONDS)
-        model = MergedModel.model_validate(connection.get(path))
-    return model
+    return [describe_file(connection, f"{root}/{name}", name) for name in names]
 
 
 def _checked_names(files: Iterable[PeftFile]) -> list[PeftFile]:

@@ -1,9 +1,8 @@
-"""JSON models of what an operator registers for all tenants: base models, calibrations and builds of the runner."""
+"""JSON models of what an operator registers for all tenants: base models and calibrations."""
 
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -12,25 +11,6 @@ from shared.recipe import Precision, Sha256
 
 class _WireModel(BaseModel):
     model_config = ConfigDict(extra="forbid")
-
-
-class RunnerBuild(_WireModel):
-    """The native runner built for one platform: a .tar.gz archive of `mobizo-runner` and its libraries."""
-
-    format: Literal[1] = 1
-    platform: str = Field(pattern=r"^[a-z0-9]+-[a-z0-9_]+$", description="system and machine, such as linux-aarch64")
-    version: str = Field(max_length=50, description="mobizo release; agents of the same release use it")
-    executorch: str = Field(max_length=50)
-    size: int = Field(ge=1)
-    sha256: Sha256
-
-
-class SignedRunnerBuild(_WireModel):
-    """A runner build and the server's Ed25519 signature over its canonical JSON."""
-
-    build: RunnerBuild
-    key_id: str
-    signature: str = Field(description="Ed25519, base64")
 
 
 class BaseView(_WireModel):

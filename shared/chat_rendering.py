@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import json
 import resource
+import signal
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from typing import Any, NoReturn
 
@@ -23,6 +24,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 MOST_RENDERED = 8_000_000  # characters of a rendered conversation
 MOST_MEMORY = 1 << 30  # bytes of address space of the program
+LIMITED_SECONDS = 5.0
+LIMITED_MEMORY = 256 << 20  # bytes beyond those that the process has
 
 
 class RenderingError(Exception):
@@ -80,6 +83,34 @@ def render(template: str, tokens: Mapping[str, str], messages: Sequence[Mapping[
     except (TemplateError, TypeError, ValueError, KeyError, AttributeError, ArithmeticError) as error:
         raise RenderingError(f"the chat template does not take these messages: {error}") from error
     return "".join(pieces)
+
+
+@contextmanager
+def limited() -> Iterator[None]:
+    """Limits time and memory of the process meanwhile. Only for the main thread of a process that does nothing else.
+
+    Raises RenderingError if a limit is exceeded.
+    """
+    import psutil  # which agents and servers have
+
+    def expire(*_: object) -> NoReturn:
+        raise RenderingError(f"the chat template does not render the messages within {LIMITED_SECONDS:.0f} seconds")
+
+    limits = resource.getrlimit(resource.RLIMIT_DATA)
+    used = psutil.Process().memory_info().data
+    signal.signal(signal.SIGALRM, expire)
+    signal.setitimer(signal.ITIMER_REAL, LIMITED_SECONDS)
+    try:
+        with suppress(ValueError, OSError):  # a system without this limit, or with a lower one
+            resource.setrlimit(resource.RLIMIT_DATA, (used + LIMITED_MEMORY, limits[1]))
+        yield
+    except (MemoryError, RecursionError) as error:
+        raise RenderingError(
+            f"the chat template takes more than {LIMITED_MEMORY >> 20} MiB of memory, or calls itself without end"
+        ) from error
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        resource.setrlimit(resource.RLIMIT_DATA, limits)
 
 
 def main() -> None:

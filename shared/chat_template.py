@@ -48,6 +48,19 @@ class ChatTemplate(BaseModel):
         except RenderingError as error:
             raise InvalidConversation(str(error)) from error
 
+    def render_limited(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        """Like `render`, with limits of time and memory. Only for the main thread of a process without other work.
+
+        Raises InvalidConversation too if a limit is exceeded.
+        """
+        from shared.chat_rendering import RenderingError, limited
+
+        try:
+            with limited():
+                return self.render(messages)
+        except RenderingError as error:
+            raise InvalidConversation(str(error)) from error
+
     def render_in_subprocess(
         self, messages: Sequence[Mapping[str, Any]], *, answer: bool = True, seconds: float = RENDER_SECONDS
     ) -> str:

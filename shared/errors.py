@@ -46,10 +46,8 @@ MobizoError
 |  |- AMismatch          -     another frozen A than the one that B was trained with
 |  `- BaseMismatch       -     other base model files than those that the adapter was trained on
 |- Unavailable          503   the server (or its disk) cannot serve right now
-|- CompileFailed        500   the compiler stopped
-|  `- CompileTooLarge   500   it would need more memory than any worker has
-`- ConversionFailed     500   the conversion of an adapter stopped
-   `- ConversionTooLarge 500  it would need more memory than any worker has
+`- CompileFailed        500   the compiler stopped
+   `- CompileTooLarge   500   it would need more memory than any worker has
 """
 
 from __future__ import annotations
@@ -363,18 +361,6 @@ class CompileFailed(MobizoError):
     """The compiler stopped; the server's log has its output."""
 
     status, code, title = 500, "compile-failed", "Compilation failed"
-
-
-class ConversionFailed(MobizoError):
-    """The conversion stopped; the server's log has its output."""
-
-    status, code, title = 500, "conversion-failed", "Conversion failed"
-
-
-class ConversionTooLarge(ConversionFailed):
-    """The conversion needs more memory than any worker machine may use; raise MOBIZO_COMPILE_BUDGET_BYTES."""
-
-    code, title = "conversion-too-large", "Conversion too large"
 
 
 class CompileTooLarge(CompileFailed):

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from shared.capabilities import Requirements
+from shared.errors import MobizoError
 from shared.privacy import ExamplePrivacy
 from shared.recipe import Recipe, RequestedRecipe
 from shared.rules import Rules
@@ -297,13 +298,21 @@ class Progress(BaseModel):
         return "  ".join(parts)
 
 
+MAX_DETAIL = 4000  # characters of the reason why a job failed
+
+
 class JobError(BaseModel):
     """Why a job failed: an error code and a message."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     code: str = Field(max_length=100)
-    detail: str = Field(max_length=4000)
+    detail: str = Field(max_length=MAX_DETAIL)
+
+    @classmethod
+    def of(cls, error: MobizoError) -> JobError:
+        """Returns the reason of an error; a longer detail is cut."""
+        return cls(code=error.code, detail=error.detail[:MAX_DETAIL])
 
 
 class JobSummary(BaseModel):

@@ -1,7 +1,7 @@
 """JSON models of the REST API for servers, devices, leases, programs and adapters.
 
 The routes themselves are described by the server's OpenAPI document (`docs/openapi.json`). Models of jobs are in
-`shared.job`, of base models, calibrations and runner builds in `shared.catalog`, of federation in
+`shared.job`, of base models and calibrations in `shared.catalog`, of federation in
 `shared.federation.cohort`, of the registry in `shared.registry`, of tokens in `shared.access`, of privacy budgets in
 `shared.privacy`, and of scoring and generation in `shared.scoring`. Devices sign their requests
 (`shared.request_signature`).
@@ -10,14 +10,13 @@ The routes themselves are described by the server's OpenAPI document (`docs/open
 from __future__ import annotations
 
 from datetime import datetime
-from enum import StrEnum
 from typing import Annotated, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from shared.capabilities import Capabilities, LabelName, Labels, LabelValue
 from shared.federation.cohort import CohortOrigin, RoundTask
-from shared.job import NAME, JobError, JobState, JobView, Result
+from shared.job import NAME, JobState, JobView, Result
 from shared.program import SignedManifest
 from shared.recipe import Recipe, Sha256
 from shared.registry import Parent, SignedAdapter, VersionState
@@ -343,33 +342,3 @@ class PeftListing(_WireModel):
     adapter: str
     version: int
     files: list[PeftFile]
-
-
-class ConversionState(StrEnum):
-    """The state of a conversion."""
-
-    PENDING = "pending"  # waits for a worker
-    CONVERTING = "converting"
-    READY = "ready"
-    FAILED = "failed"
-
-
-class MergedForm(StrEnum):
-    """The form of a merged model."""
-
-    DIRECTORY = "directory"  # a Hugging Face directory, float32
-    GGUF_F16 = "gguf-f16"  # one file for llama.cpp, its matrices in half precision
-    GGUF_Q8_0 = "gguf-q8_0"  # one file for llama.cpp, its matrices in blocks of 8 bits
-
-
-class MergedModel(_WireModel):
-    """An adapter version merged into its base model: a Hugging Face directory that needs no PEFT, or a GGUF file."""
-
-    adapter: str
-    version: int
-    form: MergedForm = MergedForm.DIRECTORY
-    state: ConversionState
-    files: list[PeftFile] = Field(description="empty until the conversion is ready")
-    error: JobError | None = Field(None, description="why the conversion failed; a new request retries it")
-    created_at: datetime
-    ready_at: datetime | None = None

@@ -1,4 +1,4 @@
-"""Ed25519 signatures over the manifests of programs and adapters and over runner builds."""
+"""Ed25519 signatures over the manifests of programs and adapters."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from shared.canonical import canonical_json, sha256_hex
-from shared.catalog import RunnerBuild, SignedRunnerBuild
+from shared.canonical import sha256_hex
 from shared.errors import Untrusted
 from shared.program import ProgramManifest, SignedManifest
 from shared.registry import AdapterManifest, SignedAdapter
@@ -74,20 +73,6 @@ def verify_manifest(signed: SignedManifest, key: Ed25519PublicKey) -> ProgramMan
     return signed.manifest
 
 
-def sign_runner_build(build: RunnerBuild, key: Ed25519PrivateKey) -> SignedRunnerBuild:
-    """Returns the runner build with the server's signature."""
-    return SignedRunnerBuild(build=build, key_id=key_id(key.public_key()), signature=_sign(_runner_bytes(build), key))
-
-
-def verify_runner_build(signed: SignedRunnerBuild, key: Ed25519PublicKey) -> RunnerBuild:
-    """Returns the runner build if its signature is valid. Raises Untrusted otherwise.
-
-    The caller compares platform and version with its own, and the archive with `size` and `sha256`.
-    """
-    _verify("runner", signed.signature, _runner_bytes(signed.build), key)
-    return signed.build
-
-
 def sign_adapter(manifest: AdapterManifest, key: Ed25519PrivateKey) -> SignedAdapter:
     """Returns an adapter version's manifest with the server's signature."""
     return SignedAdapter(manifest=manifest, key_id=key_id(key.public_key()), signature=_sign(manifest.canonical(), key))
@@ -103,11 +88,6 @@ def verify_adapter(signed: SignedAdapter, key: Ed25519PublicKey) -> AdapterManif
     if manifest.recipe.id != manifest.recipe_id or manifest.recipe.base != manifest.base:
         raise Untrusted("the adapter's recipe does not have the id or the base that its manifest states")
     return manifest
-
-
-def _runner_bytes(build: RunnerBuild) -> bytes:
-    # Manifests have other fields, so signatures are not interchangeable.
-    return canonical_json(build.model_dump(mode="json"))
 
 
 def _sign(content: bytes, key: Ed25519PrivateKey) -> str:

@@ -43,3 +43,8 @@ class StopSignal:
 def _close(*descriptors: int) -> None:
     for descriptor in descriptors:
         os.close(descriptor)
+
+
+def never() -> bool:
+    """A stop function that never stops."""
+    return False

@@ -5,7 +5,7 @@ from __future__ import annotations
 from shared.errors import InvalidTrajectory
 from shared.job import Result
 from shared.training_settings import TrainingSettings
-from shared.zo.proximal import pull_factor
+from shared.zo.proximal import proximal_factor
 from shared.zo.trajectory import MAGIC, Trajectory, TrajectoryHeader
 from shared.zo.trajectory_reader import FRAME_BYTES
 
@@ -39,12 +39,12 @@ def check_run(trajectory: Trajectory, expected: TrajectoryHeader, training: Trai
             )
     if trajectory.steps > training.steps:
         raise InvalidTrajectory(f"the trajectory has {trajectory.steps} steps; the job has {training.steps}")
-    for step, factor in enumerate(trajectory.pulls):
+    for step, factor in enumerate(trajectory.proximal_factors):
         # With a tolerance, because the last bit of a cosine schedule's rate depends on the device.
-        expected_value = pull_factor(training.lr_at(step), expected.proximal or 0.0)
+        expected_value = proximal_factor(training.lr_at(step), expected.proximal or 0.0)
         if abs(float(factor) - float(expected_value)) > FACTOR_TOLERANCE:
             raise InvalidTrajectory(
-                f"the pull after step {step} has factor {factor:g}; the job's is {expected_value:g}"
+                f"the proximal step after step {step} has factor {factor:g}; the job's is {expected_value:g}"
             )
 
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from shared.canonical import sha256_hex
 from shared.federation.algorithms import algorithm_of
 from shared.federation.cohort import RoundTask
+from shared.zo.lora import dump_adapter
 from simulation.attacks import poisoned_devices
 from simulation.executors import Executor, Handle, results_in_order
 from simulation.randomness import generator, job_seed
@@ -69,7 +70,7 @@ class Population:
             device=device,
             shard=self._shards[device],
             start=start,
-            start_sha256=None if version == 0 else sha256_hex(start.tobytes()),
+            start_sha256=None if version == 0 else sha256_hex(dump_adapter(start, {})),
             training=cohort.training.model_copy(update={"seed": job_seed(settings.seed, "job", job, device)}),
             round=RoundTask(
                 cohort=cohort.name,

@@ -14,7 +14,7 @@ from itertools import takewhile
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from device_agent.secure_aggregation.participant import InMemoryRoundState, SecureAggregationParticipant
+from device_agent.secure_aggregation.participant import DeviceMessage, SecureAggregationParticipant
 from shared.canonical import sha256_hex
 from shared.errors import Conflict, LeftOutOfRound
 from shared.federation.aggregation import AggregationResult
@@ -74,36 +74,35 @@ class RoundLink:
         """Returns the state of the session."""
         return self.server.session.view(self.member, known_phase)
 
-    def advertise(self, advertisement: Advertisement) -> SecureAggregationView:
-        """Sends the keys (phase 0)."""
-        self.bytes_sent += len(advertisement.model_dump_json())
-        public = self.identity.public_key().public_bytes_raw()
-        self.server.session.advertise(self.member, public, advertisement)
-        return self.fetch_view(Phase.KEYS)
-
-    def share(self, shares: SealedShares) -> SecureAggregationView:
-        """Sends the shares (phase 1)."""
-        self.bytes_sent += len(shares.model_dump_json())
-        self.server.session.share(self.member, shares)
-        return self.fetch_view(Phase.SHARES)
+    def send(self, message: DeviceMessage) -> SecureAggregationView:
+        """Sends a message to the session."""
+        self.bytes_sent += len(message.model_dump_json())
+        return self.fetch_view(deliver(self.server.session, self.member, self.identity, message))
 
     def mask(self, vector: bytes) -> SecureAggregationView:
-        """Sends the masked vector (phase 2)."""
+        """Sends the masked vector."""
         self.bytes_sent += len(vector)
         self.server.session.submit_vector(self.member, sha256_hex(vector), vector)
         return self.fetch_view(Phase.VECTORS)
 
-    def consent(self, consent: Consent) -> SecureAggregationView:
-        """Sends the consent (phase 3)."""
-        self.bytes_sent += len(consent.model_dump_json())
-        self.server.session.consent(self.member, consent)
-        return self.fetch_view(Phase.CONSENTS)
 
-    def unmask(self, unmasking: Unmasking) -> SecureAggregationView:
-        """Sends the unmasking (phase 4)."""
-        self.bytes_sent += len(unmasking.model_dump_json())
-        self.server.session.unmask(self.member, unmasking)
-        return self.fetch_view(Phase.UNMASKING)
+def deliver(
+    session: SecureAggregationSession, member: str, identity: Ed25519PrivateKey, message: DeviceMessage
+) -> Phase:
+    """Gives a device's message to the session; returns the message's phase."""
+    match message:
+        case Advertisement():
+            session.advertise(member, identity.public_key().public_bytes_raw(), message)
+            return Phase.KEYS
+        case SealedShares():
+            session.share(member, message)
+            return Phase.SHARES
+        case Consent():
+            session.consent(member, message)
+            return Phase.CONSENTS
+        case Unmasking():
+            session.unmask(member, message)
+            return Phase.UNMASKING
 
 
 @dataclass(frozen=True)
@@ -136,7 +135,7 @@ def combine_masked(
         links.append(link)
         encoded = partial(_encode, update, cohort, parameters)
         participants[update.member] = SecureAggregationParticipant(
-            link, InMemoryRoundState(), parameters, update.member, link.identity, _accept_identities, encoded
+            link, None, parameters, update.member, link.identity, _accept_identities, encoded
         )
     rng = generator(seed, "masked", number)
     phases = list(takewhile(lambda phase: phase is not Phase.SUMMING, PHASE_ORDER))

@@ -65,7 +65,7 @@ def _poison_trajectory(data: bytes, local_task: LocalTask, faults: FaultSettings
     numbers = poison_numbers(faults, np.array(trajectory.coefficients, np.float32), seed, round_, local_task.device)
     ledger = Ledger(trajectory.header)
     for step, coefficients in enumerate(numbers):
-        ledger.append_step(coefficients, trajectory.pulls[step] if trajectory.pulls else None)
+        ledger.append_step(coefficients, trajectory.proximal_factors[step] if trajectory.proximal_factors else None)
     return bytes(ledger.data)
 
 

@@ -7,31 +7,35 @@ text alone.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from device_agent.runtimes import open_runtime, use_threads
+from device_agent.executors.python import open_program, use_threads
 from device_agent.training.data import Splits
-from device_agent.training.evaluation import FrozenStates, SplitMetrics, measure
+from device_agent.training.evaluation import SplitMetrics, measure
 from device_agent.training.gradient_trainer import trainer_of
-from device_agent.training.journal import RunPlan
 from device_agent.training.prefix import PrefixCache, prefix_cache
-from device_agent.training.transient import InMemoryRun
+from device_agent.training.run_directory import RunDirectory
+from device_agent.training.run_plan import RunPlan
 from shared.canonical import sha256_hex
 from shared.federation.cohort import RoundTask
-from shared.job import Result
+from shared.job import Progress, Result
 from shared.privacy import ExamplePrivacy
 from shared.program import ProgramManifest
+from shared.stop_signal import never
 from shared.task import Task
 from shared.training_settings import TrainingSettings
 from shared.zo.encoding import Example
+from shared.zo.lora import dump_adapter
 from simulation import randomness
 from simulation.attacks import poison_examples
 from simulation.pool import read_pool
@@ -88,15 +92,21 @@ class Worker:
         self._paths = {file.role: config.program / file.name for file in self.manifest.training_files}
         tokenizer = Tokenizer.from_file(str(self._paths["tokenizer"]))
         self.pool = read_pool(config.data, self.task, tokenizer, self.manifest.recipe, config.most_test)
-        self._runtime = open_runtime(self.manifest, self._paths["program"], self._paths["weights"], resident=True)
+        self._program = open_program(self.manifest, self._paths["program"], self._paths["weights"], resident=True)
         self._caches: dict[bool, PrefixCache | None] = {}  # by whether lengths are the texts' own
 
     def train(self, local_task: LocalTask) -> TrainingOutput:
         """Trains one device with the agent's trainer."""
+        with TemporaryDirectory(dir=memory_directory()) as directory:
+            return self._train(local_task, RunDirectory(Path(directory)))
+
+    def _train(self, local_task: LocalTask, run: RunDirectory) -> TrainingOutput:
         examples = [self.pool.train[index] for index in local_task.shard.train]
         if local_task.faults is not None:
             examples = list(poison_examples(local_task.faults, examples))
         held_out = [self.pool.train[index] for index in local_task.shard.held_out]
+        if local_task.start_sha256 is not None:
+            run.start.write_bytes(dump_adapter(local_task.start, {}))
         plan = RunPlan(
             job_id=f"device-{local_task.device}",
             task=self.task,
@@ -107,40 +117,50 @@ class Worker:
             weights=self._paths["weights"],
             tokenizer=self._paths["tokenizer"],
             noise_key=sha256_hex(b""),  # a shard's counts leave no device
-            start=None if local_task.start_sha256 is None else Path("start.safetensors"),
+            start=None if local_task.start_sha256 is None else run.start,
             start_sha256=local_task.start_sha256,
             round=local_task.round,
             privacy=local_task.privacy,
         )
         # As on a real device, a private run is not evaluated.
         splits = Splits.of(examples, held_out if local_task.privacy is None else (), None)
-        run = InMemoryRun(local_task.start, randomness.entropy(local_task.seed, "device", local_task.device))
-        result = trainer_of(self.manifest)(
-            run, plan, splits, self._runtime, lambda progress: None, lambda: False, self._cache(plan.dynamic_length)
-        ).train()
-        return TrainingOutput(run.files[run.best], bytes(run.ledger_data), result, result.train_seconds)
+        if local_task.privacy is not None:
+            entropy = randomness.entropy(local_task.seed, "device", local_task.device)
+            run.dp_samples(plan, len(examples), entropy)  # the trainer reads what is drawn here
+        frozen = self._cache(plan.dynamic_length)
+        result = trainer_of(self.manifest)(run, plan, splits, self._program, ignore, never, frozen=frozen).train()
+        return TrainingOutput(run.best.read_bytes(), run.trajectory.read_bytes(), result, result.train_seconds)
 
     def measure(self, flat: F32, shards: tuple[tuple[int, ...], ...]) -> list[SplitMetrics]:
         """Evaluates B on the held-out examples of some devices."""
-        self._runtime.load(flat)
+        self._program.load(flat)
         return [self._measure([self.pool.train[index] for index in shard]) for shard in shards]
 
     def test(self, flat: F32) -> SplitMetrics:
         """Evaluates B on the test examples."""
-        self._runtime.load(flat)
+        self._program.load(flat)
         return self._measure(self.pool.test)
 
     def _measure(self, examples: Sequence[Example]) -> SplitMetrics:
         recipe, dynamic = self.manifest.recipe, self.manifest.dynamic_length
-        cache = self._cache(dynamic) if "score_suffix" in self.manifest.methods else None
-        frozen = None if cache is None else FrozenStates(cache)
-        return measure(self._runtime, examples, recipe, dynamic=dynamic, frozen=frozen)
+        frozen = self._cache(dynamic) if "score_suffix" in self.manifest.methods else None
+        return measure(self._program, examples, recipe, dynamic=dynamic, frozen=frozen)
 
     def _cache(self, dynamic: bool) -> PrefixCache | None:
         """Returns the states of the frozen layers that all runs share, which are computed when first used."""
         if dynamic not in self._caches:
-            self._caches[dynamic] = prefix_cache(self._runtime, self.manifest, dynamic=dynamic)
+            self._caches[dynamic] = prefix_cache(self._program, self.manifest, dynamic=dynamic)
         return self._caches[dynamic]
+
+
+def memory_directory() -> Path | None:
+    """Returns a directory whose files stay in memory, where a sync costs nothing; None where there is none."""
+    path = Path("/dev/shm")  # noqa: S108  # files below it get unpredictable names
+    return path if os.access(path, os.W_OK) else None
+
+
+def ignore(_progress: Progress) -> None:
+    """A report to nobody."""
 
 
 @lru_cache(maxsize=1)

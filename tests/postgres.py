@@ -120,6 +120,7 @@ class Postgres:
         with self.administrator(name) as link:
             link.execute("SET lock_timeout = '5s'")
             link.execute("DROP SCHEMA public CASCADE")
+            link.execute("DROP SCHEMA IF EXISTS dbos CASCADE")
             link.execute("CREATE SCHEMA public")
         return self.url(name)
 
@@ -145,7 +146,9 @@ def restore(link):
     link.execute("SET session_replication_role = replica")
     link.execute("SET lock_timeout = '5s'")
     tables = [name for (name,) in link.execute(_TABLES, ("public",))]
+    queue = [name for (name,) in link.execute(_TABLES, ("dbos",)) if name != "dbos_migrations"]
     kept = [name for (name,) in link.execute(_TABLES, ("kept",))]
     link.execute(";".join(f'DELETE FROM public."{name}"' for name in tables))
+    link.execute(";".join(f'DELETE FROM dbos."{name}"' for name in queue))
     link.execute(";".join(f'INSERT INTO public."{name}" SELECT * FROM kept."{name}"' for name in kept))
     link.execute("SELECT setval(sequence, value, used) FROM kept.alembic_version")

@@ -1,6 +1,7 @@
 """The import arrows of the house: who may know whom."""
 
 import ast
+import subprocess
 import sys
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -41,7 +42,7 @@ def is_under(path, *folders):
     [
         ("shared", {"server", "device_agent", "mobizo", "simulation", "sqlalchemy", *RUNTIME, *WEB}),
         ("server", {"device_agent", "mobizo", "simulation"}),
-        ("device_agent", {"server", "mobizo", "simulation", "sqlalchemy", "transformers", *WEB}),
+        ("device_agent", {"server", "mobizo", "simulation", "sqlalchemy", "transformers", "fastapi"}),
         ("simulation", {"mobizo", "sqlalchemy", "transformers", *RUNTIME, *WEB}),
         ("mobizo", {"server", "sqlalchemy", "transformers", *RUNTIME, *WEB}),
         ("server/compiler", {"sqlalchemy", *WEB}),
@@ -109,7 +110,7 @@ def test_the_compiler_knows_nothing_else_of_the_server():
 
 
 def test_the_task_queue_knows_no_feature():
-    allowed = ("server.tasks", "server.database", "server.settings", "server.database.columns")
+    allowed = ("server.tasks", "server.database", "server.storage.store", "server.settings")
     for path in modules("server/tasks"):
         other = {name for name in imports(path) if name.startswith("server.") and not name.startswith(allowed)}
         assert not other, (path, other)
@@ -139,8 +140,8 @@ def test_a_client_loads_what_is_not_the_clients_only_in_its_command(package, com
     assert not any(name.startswith(package) for name in top)
 
 
-@pytest.mark.parametrize("name", ["frozen_a", "peft", "gguf", "formats"])
-def test_a_converter_needs_numpy_safetensors_and_gguf_only(name):
+@pytest.mark.parametrize("name", ["frozen_a", "peft", "gguf"])
+def test_an_export_needs_numpy_safetensors_and_gguf_only(name):
     others = {
         found
         for found in imports(ROOT / "server" / "registry" / "exports" / f"{name}.py")
@@ -157,9 +158,23 @@ def test_a_converter_needs_numpy_safetensors_and_gguf_only(name):
 
 def test_executorch_is_touched_in_two_places_only():
     for path in (file for package in PACKAGES for file in modules(package)):
-        if not is_under(path, "server/compiler", "device_agent/runtimes"):
+        if not is_under(path, "server/compiler", "device_agent/executors"):
             assert "executorch" not in tops(path), path
             assert "torch" not in tops(path) or is_under(path, "server/inference"), path
+
+
+def test_an_agent_imports_no_torch_to_train_and_to_infer():
+    """Importing it would use hundreds of megabytes in the daemon; Python executors are processes of their own."""
+    modules = "daemon.daemon", "training.run", "executors.choice", "inference.samples", "serving.http", "cli.app"
+    script = "".join(f"import device_agent.{name}\n" for name in modules)
+    script += "import sys; print(sorted({'torch', 'executorch', 'transformers'} & set(sys.modules)))"
+    command = [sys.executable, "-c", script]
+    assert subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_a_device_imports_its_web_server_in_serving_only():
+    users = {path.parent for path in modules("device_agent") if WEB & tops(path)}
+    assert users == {ROOT / "device_agent" / "serving"}
 
 
 def test_the_http_library_is_imported_in_one_module():

@@ -18,9 +18,3 @@ def test_every_command_says_its_version_and_helps(module):
 
     assert run("--version") == f"mobizo {version('mobizo')}\n"
     assert "--version" in run("-h")
-
-
-def test_the_thread_pool_starts_without_a_word():
-    program = "from device_agent.runtimes import use_threads; use_threads(1)"
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, check=True)
-    assert "cpp:" not in done.stderr

@@ -1,1 +1,1 @@
-"""Phones over adb: the adb binary, the files kept on a phone, and its sensors."""
+"""Phones over adb: the adb binary, and the files kept on a phone."""

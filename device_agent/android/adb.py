@@ -1,14 +1,9 @@
-"""Runs the `adb` binary: devices, shell, push and pull, with an exception for each kind of failure.
+"""Runs the `adb` binary: devices, shell and push, with an exception for each kind of failure.
 
 Unavailable
 |- AdbMissing               adb is not installed on this machine
-|- PhoneUnreachable         the link is down; the run on the phone continues
-|  |- NoPhone
-|  |- SeveralPhones
-|  |- PhoneUnauthorized
-|  `- PhoneOffline
-|- WrongProcessor           the runner is for another kind of processor or system
-|- NothingRuns              the phone executes no program from its storage
+|- PhoneUnreachable         the link is down; the run resumes once a phone is reachable
+|- PhoneUnsuitable          the phone's system cannot start the runner
 `- DoesNotFit
    `- PhoneFull             too little storage on the phone
 RuntimeFailed
@@ -27,12 +22,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from device_agent.errors import DoesNotFit, RuntimeFailed
+from device_agent.errors import DoesNotFit, RuntimeFailed, Stopped
 from shared.errors import Unavailable
+from shared.stop_signal import never
 
 SHELL_SECONDS = 30.0  # timeout of a command on the phone
-SLOWEST = 250_000  # bytes per second; a slower link counts as broken
+MIN_BYTES_PER_SECOND = 250_000  # of a push; a slower link counts as broken
 POLL_SECONDS = 0.1
+NO_PHONE = "adb sees no phone: connect one with USB debugging enabled, and check `adb devices`"
+UNAUTHORIZED = "the phone does not trust this machine yet: unlock it and accept the USB debugging prompt"
+OFFLINE = "adb sees the phone but gets no response: reconnect its cable, or run `adb reconnect offline`"
 SDK_VARIABLES = ("ANDROID_HOME", "ANDROID_SDK_ROOT")
 
 # The serial number of a phone on the network; a restarted adb server must connect to it again.
@@ -52,28 +51,10 @@ class PhoneUnreachable(Unavailable):
     code, title = "phone-away", "Phone away"
 
 
-class NoPhone(PhoneUnreachable):
-    """adb sees no phone: connect one with USB debugging enabled, and check `adb devices`."""
+class PhoneUnsuitable(Unavailable):
+    """The phone's system cannot start the runner; use another phone."""
 
-    code, title = "no-phone", "No phone"
-
-
-class SeveralPhones(PhoneUnreachable):
-    """adb sees more than one phone; select one with --adb SERIAL."""
-
-    code, title = "several-phones", "Several phones"
-
-
-class PhoneUnauthorized(PhoneUnreachable):
-    """The phone does not trust this machine yet: unlock it and accept the USB debugging prompt."""
-
-    code, title = "phone-unauthorized", "Phone unauthorized"
-
-
-class PhoneOffline(PhoneUnreachable):
-    """adb sees the phone but gets no response: reconnect its cable, or run `adb reconnect offline`."""
-
-    code, title = "phone-offline", "Phone offline"
+    code, title = "phone-unsuitable", "Phone unsuitable"
 
 
 class PhoneFull(DoesNotFit):
@@ -86,22 +67,6 @@ class PhoneRefused(RuntimeFailed):
     """The phone refused a command."""
 
     code, title = "phone-refused", "Phone refused"
-
-
-class WrongProcessor(Unavailable):
-    """The runner is built for another processor or system than the phone's; docs/android.md shows how to build one."""
-
-    code, title = "wrong-processor", "Wrong processor"
-
-
-class NothingRuns(Unavailable):
-    """The phone mounts /data/local/tmp with noexec, so no runner can start there; use another phone or system image."""
-
-    code, title = "nothing-runs", "Nothing runs"
-
-
-class Interrupted(Exception):
-    """`stop` returned true during an adb call."""
 
 
 @dataclass(frozen=True)
@@ -121,11 +86,6 @@ class ShellResult:
     err: str
 
 
-def never() -> bool:
-    """A stop function that never stops."""
-    return False
-
-
 class Adb:
     """One phone behind adb, located again after each failure. Every call may raise AdbMissing or PhoneUnreachable."""
 
@@ -134,10 +94,10 @@ class Adb:
         Android SDK.
         """
         self.serial = serial
-        self.stop: Callable[[], bool] = never  # polled while adb works; calls raise Interrupted once it returns true
-        self.preferred: str | None = None  # serial number to choose among several phones if none is named
+        self.stop: Callable[[], bool] = never  # polled while adb works; calls raise Stopped once it returns true
         self._command = command
-        self._device: str | None = None
+        self._device: str | None = None  # serial number of the phone that responded
+        self._last: str | None = None  # the same after the link was lost: preferred among several phones
 
     def separate(self) -> Adb:
         """Returns another connection to the same phone, with a stop function of its own."""
@@ -166,11 +126,9 @@ class Adb:
         return [AdbDevice(fields[0], fields[1].split(" ")[0]) for fields in lines]
 
     def device(self) -> str:
-        """Returns the serial number of a responding phone. Raises NoPhone, SeveralPhones, PhoneUnauthorized, or
-        PhoneOffline.
-        """
+        """Returns the serial number of a responding phone."""
         if self._device is None:
-            self._device = self._find()
+            self._device = self._last = self._find()
         return self._device
 
     def shell(self, script: str, seconds: float = SHELL_SECONDS) -> ShellResult:
@@ -184,7 +142,7 @@ class Adb:
         result = self._call_device(("shell", "-T", command), seconds)
         out, _, status = result.stdout.rpartition(f"\n{mark} ".encode())
         if not status.isdigit():
-            raise self._lost(result)
+            raise self.lost(_text(result.stderr))
         return ShellResult(int(status), out, _text(result.stderr))
 
     def run(self, script: str, seconds: float = SHELL_SECONDS) -> str:
@@ -197,31 +155,10 @@ class Adb:
             raise PhoneRefused(f"the phone refused a command with status {result.status}: {output}")
         return _text(result.out)
 
-    def read(self, remote: str, start: int = 0) -> bytes:
-        """Returns a small file's bytes from `start` on; empty if the file does not exist."""
-        return self.shell(f"tail -c +{start + 1} {remote} 2>/dev/null").out
-
     def push(self, local: Path, remote: str) -> None:
         """Copies a file to the phone, not atomically. Raises PhoneFull or PhoneRefused."""
-        self._copy(("push", str(local), remote), local.stat().st_size)
-
-    def pull(self, remote: str, local: Path, size: int) -> None:
-        """Copies a file of `size` bytes from the phone, not atomically. Raises PhoneRefused."""
-        self._copy(("pull", remote, str(local)), size)
-
-    def pause(self, seconds: float) -> None:
-        """Sleeps. Raises Interrupted as soon as `stop` returns true."""
-        deadline = time.monotonic() + seconds
-        while True:
-            if self.stop():
-                raise Interrupted
-            remaining_seconds = deadline - time.monotonic()
-            if remaining_seconds <= 0:
-                return
-            time.sleep(min(remaining_seconds, POLL_SECONDS))
-
-    def _copy(self, arguments: Sequence[str], size: int) -> None:
-        result = self._call_device(arguments, SHELL_SECONDS + size / SLOWEST)
+        seconds = SHELL_SECONDS + local.stat().st_size / MIN_BYTES_PER_SECOND
+        result = self._call_device(("push", str(local), remote), seconds)
         output = _text(result.stderr) + _text(result.stdout)
         # Some releases of adb exit with status 0 after a remote error.
         refusal = re.search(r"^adb: error: (.*remote .*)$", output, re.MULTILINE)
@@ -230,7 +167,18 @@ class Adb:
                 raise PhoneFull
             raise PhoneRefused(f"the phone refused: {refusal[1]}")
         if result.returncode != 0:
-            raise self._lost(result)
+            raise self.lost(_text(result.stderr))
+
+    def shell_command(self, script: str) -> list[str]:
+        """Returns the local command that runs a script in the phone's shell, with binary-safe standard streams and the
+        script's exit status; 0 if the link is lost.
+        """
+        return [str(self.program()), "-s", self.device(), "shell", "-T", script]
+
+    def lost(self, output: str) -> Unavailable:
+        """Returns the exception for adb's error message, and locates the phone again at the next call."""
+        serial, self._device = self._device, None
+        return _failure(output, serial)
 
     def _find(self) -> str:
         devices = self.devices()
@@ -240,18 +188,18 @@ class Adb:
                 device = self._connect(self.serial)
             if device is None:
                 serials = ", ".join(each.serial for each in devices) or "none"
-                raise NoPhone(
+                raise PhoneUnreachable(
                     f"adb does not see phone {self.serial} (connected: {serials}); connect it and check `adb devices`"
                 )
             return _usable(device)
         ready = [each for each in devices if each.state == "device"]
         if len(ready) > 1:
-            if self.preferred in {each.serial for each in ready}:
-                return str(self.preferred)
+            if self._last is not None and self._last in {each.serial for each in ready}:
+                return self._last
             names = ", ".join(each.serial for each in ready)
-            raise SeveralPhones(f"adb sees {len(ready)} phones ({names}); select one with --adb SERIAL")
+            raise PhoneUnreachable(f"adb sees {len(ready)} phones ({names}); select one with --adb SERIAL")
         if not devices:
-            raise NoPhone
+            raise PhoneUnreachable(NO_PHONE)
         return _usable(ready[0] if ready else devices[0])
 
     def _connect(self, serial: str) -> AdbDevice | None:
@@ -263,12 +211,10 @@ class Adb:
     def _call_device(self, arguments: Sequence[str], seconds: float) -> subprocess.CompletedProcess[bytes]:
         return self._call(("-s", self.device(), *arguments), seconds)
 
-    def _lost(self, result: subprocess.CompletedProcess[bytes]) -> Unavailable:
-        serial, self._device = self._device, None
-        return _failure(_text(result.stderr), serial)
-
     def _call(self, arguments: Sequence[str], seconds: float) -> subprocess.CompletedProcess[bytes]:
         """Runs adb until it exits, `stop` returns true, or `seconds` have passed."""
+        if self.stop():
+            raise Stopped
         command = [str(self.program()), *arguments]
         pipe, null_device = subprocess.PIPE, subprocess.DEVNULL
         process = subprocess.Popen(command, stdin=null_device, stdout=pipe, stderr=pipe)
@@ -280,7 +226,7 @@ class Adb:
                     return subprocess.CompletedProcess(command, process.returncode, out, err)
                 except subprocess.TimeoutExpired:
                     if self.stop():
-                        raise Interrupted from None
+                        raise Stopped from None
                     if time.monotonic() > deadline:
                         self._device = None
                         raise PhoneUnreachable(f"adb did not respond within {seconds:.0f} s; check the cable") from None
@@ -294,30 +240,22 @@ def _usable(device: AdbDevice) -> str:
     if device.state == "device":
         return device.serial
     if device.state in ("unauthorized", "authorizing"):
-        raise PhoneUnauthorized(f"phone {device.serial}: {_remedy(PhoneUnauthorized)}")
+        raise PhoneUnreachable(f"phone {device.serial}: {UNAUTHORIZED}")
     if device.state in ("offline", "connecting"):
-        raise PhoneOffline(f"phone {device.serial}: {_remedy(PhoneOffline)}")
+        raise PhoneUnreachable(f"phone {device.serial}: {OFFLINE}")
     raise PhoneUnreachable(f"phone {device.serial} is in state '{device.state}'; start Android on it")
 
 
-def _remedy(error: type[Unavailable]) -> str:
-    return str(error.__doc__)
-
-
-_ERRORS: tuple[tuple[str, type[Unavailable]], ...] = (
-    ("unauthorized", PhoneUnauthorized),
-    ("offline", PhoneOffline),
-    ("more than one", SeveralPhones),
-    ("no devices", NoPhone),
-    ("not found", NoPhone),
-)
+_REMEDIES = {"unauthorized": UNAUTHORIZED, "offline": OFFLINE, "no devices": NO_PHONE, "not found": NO_PHONE}
 
 
 def _failure(output: str, serial: str | None) -> Unavailable:
     """Maps adb's error message to an exception; PhoneUnreachable for transient failures."""
-    for text, error in _ERRORS:
+    if "only supports allocating a pty" in output:
+        return PhoneUnsuitable(f"{serial or 'phone'}: its adb shell has no binary-safe streams; use Android 7 or later")
+    for text, remedy in _REMEDIES.items():
         if text in output:
-            return error(f"{serial or 'phone'}: {_remedy(error)}")
+            return PhoneUnreachable(f"{serial or 'phone'}: {remedy}")
     last = output.strip().splitlines()[-1:] or ["the link broke"]
     return PhoneUnreachable(f"{serial or 'phone'}: {last[0][-300:]}; check its cable and `adb devices`")
 

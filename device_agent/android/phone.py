@@ -1,9 +1,9 @@
 """mobizo's files on a phone, in one directory that other apps cannot read.
 
-files/SHA256     programs and weights, pushed once for all jobs
-runner/SHA256/   a runner and its libraries, by the hash of all their files
-runs/JOB/        a run's directory (docs/runner.md) and the files of `device_agent.android.phone_run`
-aside/           files that are being pushed; files elsewhere are complete
+files/SHA256           programs and weights, pushed once for all jobs
+files/SHA256.packed    weights as the runner packed them, and their index
+runner/SHA256/         a runner and its libraries, by the hash of all their files
+incoming/              files that are being pushed; files elsewhere are complete
 """
 
 from __future__ import annotations
@@ -13,19 +13,20 @@ import re
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
-from device_agent.android.adb import Adb, NothingRuns, PhoneFull, PhoneRefused, PhoneUnreachable, WrongProcessor
+from device_agent.android.adb import Adb, PhoneFull, PhoneRefused, PhoneUnreachable, PhoneUnsuitable
 from shared.canonical import file_sha256
-from shared.errors import Untrusted
+from shared.errors import Unavailable, Untrusted
 
 ROOT = "/data/local/tmp/mobizo"
 RUNNER = "mobizo-runner"
 HASH_SECONDS = 600.0  # timeout for hashing a file on the phone
 SPARE_BYTES = 16 << 20  # left free on the phone
 KEPT_BYTES = 8 << 30  # of files and runners
-KEPT_DAYS = 30  # of runs that no agent has collected
+NO_EXECUTION = (
+    "the phone mounts /data/local/tmp with noexec, so no runner can start there; use another phone or system image"
+)
 EXEC_FAILED = (126, 127)  # a shell's exit statuses for a program that does not start
 
-_PLAIN = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
 _ABSOLUTE_PATH = re.compile(r"^(/[A-Za-z0-9][A-Za-z0-9._-]*)+$")
 
 
@@ -39,18 +40,13 @@ class Phone:
         self.adb, self.root = adb, root
         self.pushed_bytes = 0  # by this object
 
-    def run(self, job_id: str) -> str:
-        """Returns the directory of a job's run."""
-        name = job_id if _PLAIN.match(job_id) else hashlib.sha256(job_id.encode()).hexdigest()
-        return f"{self.root}/runs/{name}"
-
     def file(self, sha256: str) -> str:
         """Returns the path of the file with this content."""
         return f"{self.root}/files/{sha256}"
 
     def open(self) -> None:
         """Creates the directories. Raises PhoneFull or PhoneRefused."""
-        subdirectories = "mkdir -p files runner runs aside"
+        subdirectories = "mkdir -p files runner incoming"
         self.adb.run(f"umask 077; mkdir -p {self.root} && cd {self.root} && chmod 700 . && {subdirectories}")
 
     def keep(self, local: Path, sha256: str) -> str:
@@ -59,21 +55,23 @@ class Phone:
         Raises PhoneFull, PhoneRefused, or Untrusted if `local` has another hash.
         """
         remote, size = self.file(sha256), local.stat().st_size
-        if self.adb.shell(f"touch -ca {remote}; stat -c %s {remote}").out.strip() != str(size).encode():
+        # Keep mtime: the runner matches packed weights by it.
+        used = f"touch -ca {remote} {remote}.packed {remote}.packed.index"
+        if self.adb.shell(f"{used}; stat -c %s {remote}").out.strip() != str(size).encode():
             self.put(local, sha256, remote)
         return remote
 
     def install_runner(self, directory: Path) -> str:
         """Returns the phone's directory of a runner, pushing it if necessary and checking that it starts.
 
-        Raises PhoneFull, PhoneRefused, Untrusted, NothingRuns, or WrongProcessor.
+        Raises PhoneFull, PhoneRefused, Untrusted, or PhoneUnsuitable.
         """
         files = {path.relative_to(directory).as_posix(): file_sha256(path) for path in _files(directory)}
         listing = "".join(f"{sha256}  {name}\n" for name, sha256 in files.items())
         remote = f"{self.root}/runner/{hashlib.sha256(listing.encode()).hexdigest()}"
         if self.adb.shell(f"touch -c {remote}; test -d {remote}").status == 0:
             return remote
-        staging = f"{self.root}/aside/runner"
+        staging = f"{self.root}/incoming/runner"
         folders = {str(Path(name).parent) for name in files}
         self.adb.run(f"rm -rf {staging}; mkdir -p {staging}; cd {staging} && mkdir -p {' '.join(sorted(folders))}")
         self._check_executes(f"{staging}/probe")
@@ -88,7 +86,7 @@ class Phone:
         """Pushes a file: to a temporary name, verified by hash, then renamed. Raises like `keep`."""
         size = local.stat().st_size
         self._check_space(size)
-        staging = f"{self.root}/aside/{sha256}"
+        staging = f"{self.root}/incoming/{sha256}"
         try:
             self.adb.push(local, staging)
             self.pushed_bytes += size
@@ -101,31 +99,13 @@ class Phone:
             self.adb.shell(f"rm -f {staging}")
             raise
 
-    def fetch(self, remote: str, local: Path) -> None:
-        """Pulls a file from the phone and verifies its hash. Raises PhoneRefused."""
-        size, sha256 = self.adb.run(f"stat -c %s {remote} && sha256sum {remote}", HASH_SECONDS).split()[:2]
-        temporary = local.with_name(local.name + ".new")
-        self.adb.pull(remote, temporary, int(size))
-        if file_sha256(temporary) != sha256:
-            temporary.unlink()
-            raise PhoneUnreachable(f"{local.name} was damaged on the way from the phone; check the cable")
-        temporary.replace(local)
-
-    def match(self, local: Path, remote: str) -> None:
-        """Pushes `local` if the phone's file differs. Raises like `keep`."""
-        sha256 = file_sha256(local)
-        if self.adb.shell(f"sha256sum {remote} 2>/dev/null").out.split()[:1] != [sha256.encode()]:
-            self.put(local, sha256, remote)
-
-    def clean(self, keep: Collection[str] = (), most_bytes: int = KEPT_BYTES, days: int = KEPT_DAYS) -> None:
-        """Removes the least recently used files and runners beyond `most_bytes`, and runs untouched for `days`.
+    def clean(self, keep: Collection[str] = (), max_bytes: int = KEPT_BYTES) -> None:
+        """Removes the least recently used files and runners beyond `max_bytes`, and unfinished pushes.
 
         keep: names (hashes) of files and runners to keep.
         """
-        old = f"find runs -mindepth 1 -maxdepth 1 -mtime +{days}"
-        self.adb.run(f"cd {self.root} && rm -rf aside/* && {old} | while read e; do rm -rf $e; done")
-        # A file's time of change stays, because the runner tells by it whose packed weights it finds. A directory's
-        # access time is of no use, because `du` changes it.
+        self.adb.run(f"cd {self.root} && rm -rf incoming/*")
+        # A directory's access time is of no use, because `du` changes it.
         each = "[ -e $e ] && echo $(stat -c $t $e) $(du -ks $e)"
         loops = f"t=%X; for e in files/*; do {each}; done; t=%Y; for e in runner/*; do {each}; done; true"
         listing = self.adb.run(f"cd {self.root} && {loops}")
@@ -134,7 +114,7 @@ class Phone:
         total, excess = 0, []
         for _, name, size in entries:
             total += size
-            if total > most_bytes and Path(name).name not in keep:
+            if total > max_bytes and Path(name).name not in keep:
                 excess.append(name)
                 total -= size
         if excess:
@@ -152,17 +132,24 @@ class Phone:
         # A file without a first line that names a shell: the shell that starts it runs it itself, if it may.
         result = self.adb.shell(f"echo : >{probe} && chmod 700 {probe} && {probe}; s=$?; rm -f {probe}; exit $s")
         if result.status in EXEC_FAILED:
-            raise NothingRuns(f"{NothingRuns.__doc__} ({result.err.strip()[-200:]})")
+            raise PhoneUnsuitable(f"{NO_EXECUTION} ({result.err.strip()[-200:]})")
 
     def _check_starts(self, directory: str) -> None:
         result = self.adb.shell(f"cd {directory} && LD_LIBRARY_PATH=lib ./{RUNNER} version")
         if result.status in EXEC_FAILED:
-            raise WrongProcessor(
-                f"the runner does not start on this phone ({result.err.strip()[-200:]}); "
-                "build it for the phone's processor (docs/android.md)"
-            )
+            raise start_failure(result.err)
         if result.status != 0:
             raise PhoneRefused(f"the runner does not start on this phone: {result.err.strip()[-300:]}")
+
+
+def start_failure(output: str) -> Unavailable:
+    """Returns the exception for a runner that the phone's shell could not start. output: its standard error."""
+    if "ermission denied" in output:
+        return PhoneUnsuitable(f"{NO_EXECUTION} ({output.strip()[-200:]})")
+    return PhoneUnsuitable(
+        f"the runner does not start on this phone ({output.strip()[-200:]}); "
+        "install mobizo-runner-phone for its processor, or correct $MOBIZO_AGENT_RUNNER"
+    )
 
 
 def _files(directory: Path) -> Iterable[Path]:
@@ -171,4 +158,4 @@ def _files(directory: Path) -> Iterable[Path]:
 
 def _check(local: Path, sha256: str) -> None:
     if file_sha256(local) != sha256:
-        raise Untrusted(f"{local} has changed; remove it, and it is downloaded again")
+        raise Untrusted(f"{local} has changed; remove it, so that it is downloaded again")

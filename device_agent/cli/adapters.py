@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any
 
 import typer
 
-from device_agent.cli.options import HomeOption, JsonOption, NameArgument
+from device_agent.cli.options import HomeOption, JsonOption, NameArgument, show
 from device_agent.home import AgentHome
 from device_agent.inference.adapter_store import AdapterStore, StoredAdapter
 from device_agent.inference.pull import fetch_missing, parse_reference
@@ -29,16 +28,9 @@ def list_adapters(home: HomeOption = None, json_lines: JsonOption = False) -> No
     stored = store.stored()
     for about in stored:
         problem, previous = _problem(agent_home, about), store.has_previous(about.name)
-        if json_lines:
-            typer.echo(
-                json.dumps(_facts(about) | {"usable": problem is None, "why_not": problem, "previous": previous})
-            )
-            continue
-        rollback = ", rollback possible" if previous else ""
-        line = (
-            f"{about.name}: {about.task.name}, {about.description}, stored {about.kept_at:%Y-%m-%d %H:%M} UTC{rollback}"
-        )
-        typer.echo(line if problem is None else f"{line}; {problem}")
+        text = f"{about.name}: {about.task.name}, {about.description}, stored {about.kept_at:%Y-%m-%d %H:%M} UTC"
+        text += (", rollback possible" if previous else "") + (f"; {problem}" if problem else "")
+        show(json_lines, _facts(about) | {"usable": problem is None, "why_not": problem, "previous": previous}, text)
     if not stored and not json_lines:
         typer.echo(
             "no adapters stored yet; an adapter is stored when its job completes on this device or when it is pulled"
@@ -64,17 +56,12 @@ def pull(
     with DeviceClient(config.server, config.token) as client:
         if name is not None and revision is not None:
             about, downloaded = pull_version(agent_home, client, name, revision)
-            _show_pulled(about, sum(file.size for file in downloaded), json_lines)
+            size = sum(file.size for file in downloaded)
+            files = f"; {size / 1e6:.1f} MB of program files downloaded" if size else ""
+            text = f"{about.name} is now the adapter {about.description}{files}"
+            show(json_lines, _facts(about) | {"bytes": size}, text)
         else:
             _download_missing(agent_home, client, name, json_lines)
-
-
-def _show_pulled(about: StoredAdapter, size: int, json_lines: bool) -> None:
-    if json_lines:
-        typer.echo(json.dumps(_facts(about) | {"bytes": size}))
-    else:
-        files = f"; {size / 1e6:.1f} MB of program files downloaded" if size else ""
-        typer.echo(f"{about.name} is now the adapter {about.description}{files}")
 
 
 def _download_missing(agent_home: AgentHome, client: DeviceClient, name: str | None, json_lines: bool) -> None:
@@ -89,24 +76,22 @@ def _download_missing(agent_home: AgentHome, client: DeviceClient, name: str | N
     for about in stored:
         downloaded = fetch_missing(cache, client, list(about.files))
         size = sum(file.size for file in downloaded)
-        if json_lines:
-            typer.echo(json.dumps({"adapter": about.name, "files": len(downloaded), "bytes": size}))
-        else:
-            typer.echo(f"{about.name}: " + (f"downloaded {size / 1e6:.1f} MB" if downloaded else "complete"))
+        text = f"{about.name}: " + (f"downloaded {size / 1e6:.1f} MB" if downloaded else "complete")
+        show(json_lines, {"adapter": about.name, "files": len(downloaded), "bytes": size}, text)
 
 
 @app.command()
 def rollback(name: NameArgument, home: HomeOption = None, json_lines: JsonOption = False) -> None:
     """Switch to the previous version of an adapter; a second rollback undoes the first."""
     about = AdapterStore(AgentHome.locate(home)).rollback(name)
-    typer.echo(json.dumps(_facts(about)) if json_lines else f"{name} is now the adapter {about.description}")
+    show(json_lines, _facts(about), f"{name} is now the adapter {about.description}")
 
 
 @app.command()
 def remove(name: NameArgument, home: HomeOption = None, json_lines: JsonOption = False) -> None:
     """Remove an adapter from this device, so that its program's files can be evicted from the cache."""
     AdapterStore(AgentHome.locate(home)).remove(name)
-    typer.echo(json.dumps({"removed": name}) if json_lines else f"{name} was removed from this device")
+    show(json_lines, {"removed": name}, f"{name} was removed from this device")
 
 
 def _facts(about: StoredAdapter) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Annotated
 
@@ -16,7 +15,7 @@ from device_agent.cli import run as run_cli
 from device_agent.cli import serve as serve_cli
 from device_agent.cli import tasks as tasks_cli
 from device_agent.cli.main import new_app
-from device_agent.cli.options import HomeOption, JsonOption
+from device_agent.cli.options import HomeOption, JsonOption, show
 from device_agent.home import AgentHome, DeviceConfig
 from device_agent.protocol.client import DeviceClient
 from device_agent.protocol.enrollment import request_enrollment
@@ -63,10 +62,8 @@ def enroll(
             key_id=pinned,
         )
     )
-    if json_lines:
-        typer.echo(json.dumps({"device_id": grant.device_id, "server": server, "key_id": pinned}))
-    else:
-        typer.echo(f"enrolled as {name} ({grant.device_id}); programs must be signed by key {pinned}")
+    facts = {"device_id": grant.device_id, "server": server, "key_id": pinned}
+    show(json_lines, facts, f"enrolled as {name} ({grant.device_id}); programs must be signed by key {pinned}")
 
 
 def _request_approval(agent_home: AgentHome, server: str, name: str, json_lines: bool) -> DeviceGrant:
@@ -74,20 +71,22 @@ def _request_approval(agent_home: AgentHome, server: str, name: str, json_lines:
     key = agent_home.stored_device_key() or new_private_key()
     public = public_text(key.public_key())
 
-    def show(authorization: DeviceAuthorization) -> None:
-        facts = {"user_code": authorization.user_code, "verification_uri": authorization.verification_uri}
-        if json_lines:
-            typer.echo(json.dumps(facts | {"fingerprint": fingerprint(public), "expires_in": authorization.expires_in}))
-            return
-        typer.echo(f"Code:        {authorization.user_code}")
-        typer.echo(f"Fingerprint: {fingerprint(public)}")
-        typer.echo(f"Ask an operator to run: mobizo device approve {authorization.user_code} --server {server}")
-        typer.echo(f"(or to open {authorization.verification_uri_complete or authorization.verification_uri})")
-        typer.echo(f"Waiting for at most {authorization.expires_in // 60} minutes; press Ctrl-C to cancel.")
+    def show_code(authorization: DeviceAuthorization) -> None:
+        facts: dict[str, object] = {
+            "user_code": authorization.user_code,
+            "verification_uri": authorization.verification_uri,
+        }
+        text = f"""Code:        {authorization.user_code}
+Fingerprint: {fingerprint(public)}
+Ask an operator to run: mobizo device approve {authorization.user_code} --server {server}
+(or to open {authorization.verification_uri_complete or authorization.verification_uri})
+Waiting for at most {authorization.expires_in // 60} minutes; press Ctrl-C to cancel."""
+        facts |= {"fingerprint": fingerprint(public), "expires_in": authorization.expires_in}
+        show(json_lines, facts, text)
 
     try:
         with Transport(server) as transport:
-            grant = request_enrollment(transport, name, public, show)
+            grant = request_enrollment(transport, name, public, show_code)
     except BaseException:
         agent_home.remove_empty()
         raise

@@ -14,10 +14,10 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-from device_agent.cli.options import HomeOption, JsonOption
+from device_agent.cli.options import HomeOption, JsonOption, show
 from device_agent.cli.tasks import read_task
 from device_agent.datasets.build import Addition, AdditionOutcome, FieldMap, Mode, add
-from device_agent.datasets.formats import DELIMITERS, Format, Source, open_source
+from device_agent.datasets.formats import DELIMITERS, Format, open_source
 from device_agent.datasets.splits import DEFAULT_SEED, SplitRule
 from device_agent.datasets.store import DatasetStore
 from device_agent.datasets.task_check import TaskCheck
@@ -89,11 +89,7 @@ def add_files(
         agent_home.create()
     with _progress(files, sys.stderr.isatty() and not json_lines) as progress:
         outcome = add(DatasetStore(agent_home.data), addition, progress)
-    if json_lines:
-        typer.echo(json.dumps(_facts(addition, outcome)))
-        return
-    for line in _lines(addition, outcome):
-        typer.echo(line)
+    show(json_lines, _facts(addition, outcome), "\n".join(_lines(addition, outcome)))
 
 
 @contextmanager
@@ -115,15 +111,14 @@ def _find_task(home: AgentHome, name_or_path: str) -> Task:
     )
 
 
-def _source_facts(source: Source) -> dict[str, Any]:
-    return {"file": str(source.path), "format": source.format, "delimiter": source.delimiter}
-
-
 def _facts(addition: Addition, outcome: AdditionOutcome) -> dict[str, Any]:
     """Returns what `add` prints with --json; it has no record's text."""
     return {
         "name": addition.name,
-        "sources": [_source_facts(source) for source in addition.sources],
+        "sources": [
+            {"file": str(source.path), "format": source.format, "delimiter": source.delimiter}
+            for source in addition.sources
+        ],
         "fields": sorted(outcome.fields),
         "read": outcome.read,
         "added": outcome.added,
@@ -172,11 +167,9 @@ def list_datasets(home: HomeOption = None, json_lines: JsonOption = False) -> No
     names = list(store.directories())
     for name in names:
         about = store.about(name)
-        if json_lines:
-            typer.echo(json.dumps({"name": name, "records": about.records, "changed_at": about.changed_at.isoformat()}))
-            continue
         counts = ", ".join(f"{split} {count}" for split, count in about.records.items())
-        typer.echo(f"{name}: {counts}; changed {about.changed_at:%Y-%m-%d %H:%M} UTC")
+        facts = {"name": name, "records": about.records, "changed_at": about.changed_at.isoformat()}
+        show(json_lines, facts, f"{name}: {counts}; changed {about.changed_at:%Y-%m-%d %H:%M} UTC")
     if not names and not json_lines:
         typer.echo("no data sets yet; add one with `mobizo-agent data add NAME FILE`")
 
@@ -189,18 +182,16 @@ def view(name: DatasetArgument, home: HomeOption = None, json_lines: JsonOption 
     about, directory = store.about(name), store.directory(name)
     size = sum(path.stat().st_size for path in directory.glob("*.jsonl"))
     decisions = [entry for entry in TaskApprovals(agent_home.tasks).decisions() if entry.dataset == name]
-    if json_lines:
-        facts = {"name": name, "directory": str(directory), "bytes": size} | about.model_dump(mode="json")
-        tasks = [{"task": entry.task.name, "sha256": entry.sha256, "state": entry.state} for entry in decisions]
-        typer.echo(json.dumps(facts | {"tasks": tasks}))
-        return
-    typer.echo(f"{name} in {directory}, {size / 1e6:.1f} MB, changed {about.changed_at:%Y-%m-%d %H:%M} UTC")
-    typer.echo(f"fields: {', '.join(map(_display_text, about.fields))}")
-    for split, count in about.records.items():
-        typer.echo(f"{split}: {count} records")
-    typer.echo(f"split {about.rule.text}, seed {about.seed}")
-    for entry in decisions:
-        typer.echo(f"task {entry.task.name} ({entry.sha256[:12]}): {entry.state}")
+    facts = {"name": name, "directory": str(directory), "bytes": size} | about.model_dump(mode="json")
+    facts["tasks"] = [{"task": entry.task.name, "sha256": entry.sha256, "state": entry.state} for entry in decisions]
+    lines = [
+        f"{name} in {directory}, {size / 1e6:.1f} MB, changed {about.changed_at:%Y-%m-%d %H:%M} UTC",
+        f"fields: {', '.join(map(_display_text, about.fields))}",
+        *(f"{split}: {count} records" for split, count in about.records.items()),
+        f"split {about.rule.text}, seed {about.seed}",
+        *(f"task {entry.task.name} ({entry.sha256[:12]}): {entry.state}" for entry in decisions),
+    ]
+    show(json_lines, facts, "\n".join(lines))
 
 
 @app.command()
@@ -218,12 +209,7 @@ def check(
         result = TaskCheck(checked_task)
         for location, record in store.records(name, split):
             result.add(location, record)
-        if json_lines:
-            typer.echo(json.dumps({"split": split} | result.facts()))
-        else:
-            typer.echo(f"{split}:")
-            for line in result.lines():
-                typer.echo(f"  {line}")
+        show(json_lines, {"split": split} | result.facts(), "\n  ".join([f"{split}:", *result.lines()]))
         if not result.enough:
             few.append(split)
     if few:
@@ -242,9 +228,7 @@ def remove(name: DatasetArgument, home: HomeOption = None, json_lines: JsonOptio
         store.remove(name)
     decisions = TaskApprovals(agent_home.tasks).decisions()
     approved = [entry for entry in decisions if entry.dataset == name and entry.state is TaskState.APPROVED]
-    if json_lines:
-        typer.echo(json.dumps({"removed": name, "tasks_approved": len(approved)}))
-        return
-    typer.echo(f"{name} was removed from this device")
+    text = f"{name} was removed from this device"
     if approved:
-        typer.echo(f"{len(approved)} tasks may still read a data set of this name; see `mobizo-agent task revoke`")
+        text += f"\n{len(approved)} tasks may still read a data set of this name; see `mobizo-agent task revoke`"
+    show(json_lines, {"removed": name, "tasks_approved": len(approved)}, text)

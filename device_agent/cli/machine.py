@@ -1,20 +1,18 @@
-"""The commands about the machine that runs the agent: `doctor`, `install-service`, `build-runner`."""
+"""The commands about the machine that runs the agent: `doctor` and `install-service`."""
 
 from __future__ import annotations
 
 import json
 import sys
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from device_agent.cli.options import AdbOption, DataOption, HomeOption, JsonOption, RulesOption
-from device_agent.cli.run import EngineOption, parse_datasets
+from device_agent.cli.run import ExecutorOption, parse_datasets
 from device_agent.daemon.service import Service, owner_of
 from device_agent.home import AgentHome
-from device_agent.runner.supply import build_runner_command
 from shared.errors import MobizoError
 
 app = typer.Typer(pretty_exceptions_enable=False)
@@ -48,7 +46,7 @@ def install_service(
         ),
     ] = None,
     printed: Annotated[bool, typer.Option("--print", help="print the unit without installing it")] = False,
-    engine: EngineOption = None,
+    executor: ExecutorOption = None,
     adb: AdbOption = None,
     rules: RulesOption = None,
     home: HomeOption = None,
@@ -58,8 +56,8 @@ def install_service(
     command = [sys.executable, "-m", "device_agent", "run"]
     for name, directory in parse_datasets(data or []).items():
         command += ["--data", f"{name}={directory}"]
-    if engine is not None:
-        command += ["--engine", engine.value]
+    if executor is not None:
+        command += ["--executor", executor.value]
     if adb is not None:
         command += [f"--adb={adb}"]
     if rules is not None:
@@ -72,23 +70,3 @@ def install_service(
     agent_home.config()
     service.install()
     typer.echo(f"{service.path} was written; start it with: {service.start_hint}")
-
-
-@app.command("build-runner")
-def build_runner(
-    executorch_root: Annotated[
-        Path | None,
-        typer.Option(help="ExecuTorch to build against; default: the installed package, otherwise a downloaded one"),
-    ] = None,
-    toolchain: Annotated[Path | None, typer.Option(help="CMake toolchain file for another platform")] = None,
-    platform: Annotated[str | None, typer.Option(help="target platform, such as android-arm64")] = None,
-    archive: Annotated[
-        Path | None, typer.Option(help="also write the runner to this .tar.gz, for `mobizo-server runner-build add`")
-    ] = None,
-    home: HomeOption = None,
-    json_lines: JsonOption = False,
-) -> None:
-    """Build the native runner, which trains without PyTorch."""
-    agent_home = AgentHome.locate(home)
-    agent_home.create()
-    build_runner_command(agent_home.path, executorch_root, toolchain, platform, archive, json_lines)

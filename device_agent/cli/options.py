@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -36,3 +38,8 @@ AdbOption = Annotated[
 NameArgument = Annotated[
     str, typer.Argument(metavar="ADAPTER", help="name of an adapter; see `mobizo-agent adapter list`")
 ]
+
+
+def show(json_lines: bool, facts: Mapping[str, object], text: str) -> None:
+    """Prints the facts as one JSON line if asked to, otherwise the text for people."""
+    typer.echo(json.dumps(facts) if json_lines else text)

@@ -1,14 +1,12 @@
-"""The commands that control the daemon: `run`, `train`, `status`, `round list`, `pause`, `resume`, `stop`, `logs`."""
+"""The commands that control the daemon: `run`, `status`, `round list`, `pause`, `resume`, `stop`, `logs`."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import sys
 import time
-from itertools import chain
 from pathlib import Path
 from types import FrameType
 from typing import Annotated
@@ -16,19 +14,18 @@ from typing import Annotated
 import typer
 
 from device_agent.android.adb import Adb
-from device_agent.android.sensors import AdbSensors
-from device_agent.cli.options import AdbOption, DataOption, HomeOption, JsonOption, RulesOption
-from device_agent.daemon.control import ControlRequest, ControlResponse, ControlServer, Handler, ask
+from device_agent.cli.options import AdbOption, DataOption, HomeOption, JsonOption, RulesOption, show
 from device_agent.daemon.daemon import Daemon
 from device_agent.daemon.reporting import Display, LogFile, Watchdog, configure_logs, follow, log_path, readable, tail
-from device_agent.datasets.store import AvailableDatasets, DatasetStore, check_directory
-from device_agent.engines.choice import EngineName, EngineSelector
+from device_agent.datasets.store import check_directory
+from device_agent.executors.choice import ExecutorName, LauncherSelector
 from device_agent.home import PAUSED, AgentHome, DaemonStatus, PauseFlag
-from device_agent.jobs.leased_job import JobEnd, Outcome
+from device_agent.jobs.leased_job import Outcome
 from device_agent.jobs.rounds import RoundLog
 from device_agent.policy.evaluator import load_consents
+from device_agent.policy.phone_sensors import AdbSensors
 from device_agent.policy.privacy_ledger import PrivacyLedger
-from device_agent.policy.sensors import LinuxSensors, PhoneWithHost, Sensors
+from device_agent.policy.sensors import LinuxSensors, PhoneWithHost
 from device_agent.policy.task_approvals import TaskApprovals, TaskState
 from shared.errors import BadRequest, MobizoError
 from shared.job import NAME
@@ -41,8 +38,8 @@ rounds = typer.Typer(help="Federated rounds that this device took part in.", no_
 app.add_typer(rounds, name="round")
 
 
-EngineOption = Annotated[
-    EngineName | None, typer.Option("--engine", help="training engine; default: the native runner if available")
+ExecutorOption = Annotated[
+    ExecutorName | None, typer.Option("--executor", help="what runs programs; default: the native runner if installed")
 ]
 
 
@@ -57,30 +54,48 @@ def _enrolled(home: Path | None) -> AgentHome:
 def run(
     data: DataOption = None,
     once: Annotated[bool, typer.Option("--once", help="exit after one job, or if no job is waiting")] = False,
-    engine: EngineOption = None,
+    executor: ExecutorOption = None,
     adb: AdbOption = None,
     rules: RulesOption = None,
     home: HomeOption = None,
     json_lines: JsonOption = False,
 ) -> None:
     """Lease jobs and train them until stopped (Ctrl-C or SIGTERM); an unfinished run resumes at the next start."""
-    _work(AgentHome.locate(home), data or [], once, json_lines, engine, adb, rules)
+    agent_home = AgentHome.locate(home)
+    directories = parse_datasets(data or [])
+    agent_home.config()  # raises NotEnrolled
+    agent_home.create()
+    launchers = _launchers(executor, adb)
+    configure_logs(json_lines, LogFile(log_path(agent_home.path)))
+    live = sys.stderr.isatty() and not json_lines
+    phone = launchers.phone
+    # A phone's own network is not used.
+    sensors = None if phone is None else PhoneWithHost(AdbSensors(phone.separate().run), LinuxSensors())
+    watchdog = Watchdog()
+    with agent_home.lock(), Display(agent_home, live) as display:
+        daemon = Daemon(
+            agent_home,
+            directories,
+            display,
+            launchers=launchers,
+            sensors=sensors,
+            watchdog=watchdog,
+            rules=rules,
+            capabilities=launchers.capabilities,
+        )
 
+        def end(_number: int, _frame: FrameType | None) -> None:
+            watchdog.notify("STOPPING=1")
+            daemon.stop()
 
-@app.command()
-def train(
-    data: DataOption = None,
-    once: Annotated[bool, typer.Option("--once", help="required: confirms that one job is trained")] = False,
-    engine: EngineOption = None,
-    adb: AdbOption = None,
-    rules: RulesOption = None,
-    home: HomeOption = None,
-    json_lines: JsonOption = False,
-) -> None:
-    """Train one waiting job, then exit; exit status 1 if it failed."""
-    if not once:
-        raise BadRequest("`train` requires --once; use `run` to keep training")
-    _work(AgentHome.locate(home), data or [], True, json_lines, engine, adb, rules)
+        signal.signal(signal.SIGINT, end)
+        signal.signal(signal.SIGTERM, end)
+        watchdog.notify("READY=1")
+        ended = daemon.run(once)
+    if ended is None:
+        typer.echo("no job is waiting for this device", err=True)
+    elif ended.outcome not in (Outcome.COMPLETED, Outcome.INTERRUPTED):
+        raise MobizoError(f"the job was {ended.outcome}" + (f": {ended.detail}" if ended.detail else ""))
 
 
 @app.command()
@@ -88,10 +103,7 @@ def status(rules: RulesOption = None, home: HomeOption = None, json_lines: JsonO
     """Show what the agent does and, if it is not training, why; and the privacy that was spent on each data set."""
     agent_home = AgentHome.locate(home)
     config, running = agent_home.config(), agent_home.running()
-    try:
-        daemon_status = ask(agent_home.control, ControlRequest(ask="status")).status if running else agent_home.status()
-    except MobizoError:
-        daemon_status = agent_home.status()  # the daemon is starting or stopping
+    daemon_status = agent_home.status()
     state = daemon_status.state if daemon_status is not None and running else "stopped"
     paused = bool(PauseFlag(agent_home.path))
     limits = load_consents(rules or agent_home.rules).privacy_limits
@@ -103,13 +115,11 @@ def status(rules: RulesOption = None, home: HomeOption = None, json_lines: JsonO
         own = {"privacy": [spending.model_dump() for spending in spendings], "tasks_waiting": waiting}
         typer.echo(json.dumps(facts | details | {"running": running, "paused": paused, "state": state} | own))
         return
-    typer.echo(f"{config.name} ({config.device_id}) at {config.server}: {state}")
-    for line in _status_lines(daemon_status or DaemonStatus(), running, paused):
-        typer.echo(line)
+    lines = [f"{config.name} ({config.device_id}) at {config.server}: {state}"]
+    lines += _status_lines(daemon_status or DaemonStatus(), running, paused)
     if waiting:
-        typer.echo(f"tasks that wait for your decision: {waiting}; see `mobizo-agent task list`")
-    for spending in spendings:
-        typer.echo(spending.line())
+        lines.append(f"tasks that wait for your decision: {waiting}; see `mobizo-agent task list`")
+    typer.echo("\n".join(lines + [spending.line() for spending in spendings]))
 
 
 def _status_lines(daemon_status: DaemonStatus, running: bool, paused: bool) -> list[str]:
@@ -158,7 +168,7 @@ def pause(home: HomeOption = None, json_lines: JsonOption = False) -> None:
     PauseFlag(agent_home.path).begin()
     running = agent_home.running()
     text = "paused; " + ("the agent waits after the current step" if running else "no agent is running")
-    typer.echo(json.dumps({"paused": True, "running": running}) if json_lines else text)
+    show(json_lines, {"paused": True, "running": running}, text)
 
 
 @app.command()
@@ -168,20 +178,20 @@ def resume(home: HomeOption = None, json_lines: JsonOption = False) -> None:
     PauseFlag(agent_home.path).end()
     running = agent_home.running()
     text = "resumed" if running else "resumed; no agent is running, start one with `mobizo-agent run`"
-    typer.echo(json.dumps({"paused": False, "running": running}) if json_lines else text)
+    show(json_lines, {"paused": False, "running": running}, text)
 
 
 @app.command()
 def stop(home: HomeOption = None, json_lines: JsonOption = False) -> None:
     """Stop the agent after the current step; its run resumes at the next start."""
     agent_home = _enrolled(home)
-    ask(agent_home.control, ControlRequest(ask="stop"))
+    agent_home.stop_daemon()
     deadline = time.monotonic() + STOP_SECONDS
     while agent_home.running():
         if time.monotonic() > deadline:
             raise MobizoError(f"the agent has not stopped within {STOP_SECONDS:.0f} s")
         time.sleep(POLL_SECONDS)
-    typer.echo(json.dumps({"running": False}) if json_lines else "stopped")
+    show(json_lines, {"running": False}, "stopped")
 
 
 @app.command()
@@ -195,9 +205,8 @@ def logs(
 ) -> None:
     """Print the agent's log, whether or not the agent runs."""
     path = log_path(AgentHome.locate(home).path)
-    new_lines = follow(path) if following else iter(())
     try:
-        for line in chain(tail(path, lines), new_lines):
+        for line in follow(path, lines) if following else tail(path, lines):
             typer.echo(line if json_lines else readable(line))
     except KeyboardInterrupt:
         return
@@ -218,84 +227,9 @@ def parse_datasets(options: list[str]) -> dict[str, Path]:
     return datasets
 
 
-def _engines(home: AgentHome, engine: EngineName | None, serial: str | None) -> EngineSelector:
-    """Returns the engine selector; --adb implies the adb engine."""
-    if serial is not None and engine not in (None, EngineName.ADB):
-        raise BadRequest(f"--adb trains on a phone, but --engine {engine} does not")
-    on_phone = serial is not None or engine is EngineName.ADB
-    return EngineSelector(home, engine, Adb(serial or None) if on_phone else None)
-
-
-def _sensors(phone: Adb | None) -> Sensors | None:
-    """Returns the phone's sensors combined with this machine's network sensor, or None for this machine's sensors."""
-    if phone is None:
-        return None
-    return PhoneWithHost(AdbSensors(phone.separate().run), LinuxSensors())
-
-
-def _work(
-    home: AgentHome,
-    data: list[str],
-    once: bool,
-    json_lines: bool,
-    engine: EngineName | None,
-    serial: str | None,
-    rules: Path | None,
-) -> None:
-    datasets = AvailableDatasets(DatasetStore(home.data), parse_datasets(data))
-    home.config()
-    home.create()
-    if not datasets:
-        raise BadRequest(
-            "this device has no data set; add one with `mobizo-agent data add NAME FILE`, or use --data NAME=DIR"
-        )
-    engines = _engines(home, engine, serial)
-    configure_logs(json_lines, LogFile(log_path(home.path)))
-    live = sys.stderr.isatty() and not json_lines
-    watchdog = Watchdog()
-    with home.lock(), Display(home, live) as display, ControlServer(home.control, control_handler(home)):
-        daemon = Daemon(
-            home,
-            datasets,
-            display,
-            engines=engines,
-            sensors=_sensors(engines.phone),
-            watchdog=watchdog,
-            rules=rules,
-            capabilities=engines.capabilities,
-        )
-
-        def end(_number: int, _frame: FrameType | None) -> None:
-            watchdog.stopping()
-            daemon.stop()
-
-        signal.signal(signal.SIGINT, end)
-        signal.signal(signal.SIGTERM, end)
-        watchdog.ready()
-        ended = daemon.run(once)
-    _report_end(ended)
-
-
-def control_handler(home: AgentHome) -> Handler:
-    """Returns the handler of the daemon's control socket."""
-    paused = PauseFlag(home.path)
-
-    def answer(request: ControlRequest) -> ControlResponse:
-        if request.ask == "pause":
-            paused.begin()
-        elif request.ask == "resume":
-            paused.end()
-        elif request.ask == "stop":
-            # The signal handler runs in the main thread and can interrupt its long poll; this thread cannot.
-            os.kill(os.getpid(), signal.SIGTERM)
-        lines = tuple(tail(log_path(home.path), request.lines)) if request.ask == "logs" else ()
-        return ControlResponse(paused=bool(paused), status=home.status(), lines=lines)
-
-    return answer
-
-
-def _report_end(ended: JobEnd | None) -> None:
-    if ended is None:
-        typer.echo("no job is waiting for this device", err=True)
-    elif ended.outcome not in (Outcome.COMPLETED, Outcome.INTERRUPTED):
-        raise MobizoError(f"the job was {ended.outcome}" + (f": {ended.detail}" if ended.detail else ""))
+def _launchers(executor: ExecutorName | None, serial: str | None) -> LauncherSelector:
+    """Returns the selector of launchers; --adb implies the executor on a phone."""
+    if serial is not None and executor not in (None, ExecutorName.ADB):
+        raise BadRequest(f"--adb trains on a phone, but --executor {executor} does not")
+    on_phone = serial is not None or executor is ExecutorName.ADB
+    return LauncherSelector(executor, Adb(serial or None) if on_phone else None)

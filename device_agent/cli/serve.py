@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import secrets
 import signal
@@ -16,7 +15,6 @@ from device_agent.durable import write_durably
 from device_agent.home import AgentHome
 from shared.errors import BadRequest
 
-STOP_SECONDS = 5.0  # that requests in progress may take when it is stopped
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 app = typer.Typer(pretty_exceptions_enable=False)
@@ -36,7 +34,7 @@ def serve(
     agent_home = AgentHome.locate(home)
     agent_home.config()  # raises NotEnrolled
     token, is_new = _token(agent_home.serve_token)
-    asyncio.run(_serve(agent_home, host, port, queue, token, is_new, json_lines))
+    _serve(agent_home, host, port, queue, token, is_new, json_lines)
 
 
 def _token(path: Path) -> tuple[str, bool]:
@@ -54,21 +52,20 @@ def _token(path: Path) -> tuple[str, bool]:
     return token, False
 
 
-async def _serve(home: AgentHome, host: str, port: int, queue: int, token: str, is_new: bool, json_lines: bool) -> None:
-    from device_agent.serving.http import HttpServer, Limits
+def _serve(home: AgentHome, host: str, port: int, queue: int, token: str, is_new: bool, json_lines: bool) -> None:
+    from device_agent.serving.http import http_server, listen
     from device_agent.serving.models import DeviceModels
     from device_agent.serving.routes import DeviceRoutes
 
-    routes = DeviceRoutes(DeviceModels(home), token, queue)
-    server, stop = HttpServer(routes, Limits()), asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
     try:
-        listening = await server.start(host, port)
+        listening = listen(host, port)
     except OSError as error:
-        routes.close()
         raise BadRequest(f"cannot listen on {host}:{port} ({error}); choose another port with --port") from error
-    url = f"http://{f'[{host}]' if ':' in host else host}:{listening}/v1"
+    routes = DeviceRoutes(DeviceModels(home), token, queue)
+    server = http_server(routes)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, server.handle_exit)  # stays in place: uvicorn raises the signal again after its stop
+    url = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}/v1"
     if json_lines:
         facts = {"url": url, "token_file": str(home.serve_token)}
         typer.echo(json.dumps(facts | ({"token": token} if is_new else {})))
@@ -78,6 +75,5 @@ async def _serve(home: AgentHome, host: str, port: int, queue: int, token: str, 
         if host not in LOOPBACK:
             typer.echo(f"{host} is not a loopback address: texts and the token are sent without encryption", err=True)
         typer.echo(f"OpenAI's API is at {url}")
-    await stop.wait()
-    await server.stop(STOP_SECONDS)
+    server.run([listening])
     routes.close()

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from device_agent.cli.options import HomeOption, JsonOption
 from device_agent.home import AgentHome
 from device_agent.policy.task_approvals import (
-    LEAST_DIGITS,
+    MIN_DIGITS,
     SHIPPED,
     TaskApprovals,
     TaskState,
@@ -29,7 +29,7 @@ app = typer.Typer(
 )
 
 TaskArgument = Annotated[
-    str, typer.Argument(metavar="TASK", help=f"at least {LEAST_DIGITS} digits of a task's digest, or a shipped task")
+    str, typer.Argument(metavar="TASK", help=f"at least {MIN_DIGITS} digits of a task's digest, or a shipped task")
 ]
 DatasetsOption = Annotated[list[str] | None, typer.Option("--data", metavar="NAME", help="data set; may be repeated")]
 
@@ -47,7 +47,7 @@ def list_tasks(home: HomeOption = None, json_lines: JsonOption = False) -> None:
         return
     typer.echo(f"shipped tasks, approved for every data set unless listed below as revoked: {', '.join(SHIPPED)}")
     for decision in decisions:
-        digits = decision.sha256[:LEAST_DIGITS]
+        digits = decision.sha256[:MIN_DIGITS]
         typer.echo(f"{decision.state}  {digits}  {decision.task.name} for data set {decision.dataset}")
         if not is_shipped(decision.task):
             for line in task_lines(decision.task):
@@ -58,7 +58,7 @@ def list_tasks(home: HomeOption = None, json_lines: JsonOption = False) -> None:
 def approve(
     task: Annotated[
         str | None,
-        typer.Argument(metavar="[TASK]", help=f"at least {LEAST_DIGITS} digits of a task's digest, or a shipped task"),
+        typer.Argument(metavar="[TASK]", help=f"at least {MIN_DIGITS} digits of a task's digest, or a shipped task"),
     ] = None,
     data: DatasetsOption = None,
     file: Annotated[
@@ -94,7 +94,7 @@ def _decide(approvals: TaskApprovals, task: Task, datasets: list[str], state: Ta
         for dataset in datasets:
             typer.echo(json.dumps(_facts(task, dataset, state)))
         return
-    typer.echo(f"{state} for {', '.join(datasets)}: task {task.name} ({task_sha256(task)[:LEAST_DIGITS]})")
+    typer.echo(f"{state} for {', '.join(datasets)}: task {task.name} ({task_sha256(task)[:MIN_DIGITS]})")
     for line in task_lines(task):
         typer.echo(f"    {line}")
 

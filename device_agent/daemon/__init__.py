@@ -1,1 +1,1 @@
-"""The daemon and what watches it: control socket, status display, logs, systemd and doctor."""
+"""The daemon, its status, logs and systemd unit, and the installation check."""

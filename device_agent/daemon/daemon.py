@@ -1,4 +1,4 @@
-"""The daemon leases a job, works on it, and repeats. Training runs in another process, so torch is never imported."""
+"""The daemon leases a job, trains it, and repeats. Programs run in executor processes, so torch is never imported."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from pathlib import Path
 import structlog
 
 from device_agent.daemon.reporting import Display, Watchdog, longest_silence
-from device_agent.durable import describe_os_error
-from device_agent.engines import Engine
-from device_agent.engines.child_process import PythonEngine
+from device_agent.datasets.store import AvailableDatasets, DatasetRemoved, DatasetStore, HeldDataset
+from device_agent.durable import describe_os_error, remove_leftovers
 from device_agent.errors import PolicyForbids, UnsafeManifest
+from device_agent.executors.choice import LauncherSelector
+from device_agent.executors.process import Launcher
 from device_agent.home import AgentHome, PauseFlag
 from device_agent.inference.adapter_store import AdapterStore
 from device_agent.jobs.lease_and_policy import LeaseHeartbeat
 from device_agent.jobs.leased_job import AgentContext, JobEnd, LeasedJob, Outcome
 from device_agent.jobs.rounds import RoundLog, round_record
-from device_agent.memory import release_code_pages
+from device_agent.memory import release_code_pages, trim_heap
 from device_agent.policy.evaluator import DailyMinutes, PolicyEvaluator, load_consents, load_rules
 from device_agent.policy.privacy_accounting import can_account
 from device_agent.policy.privacy_ledger import PrivacyLedger
@@ -28,7 +29,7 @@ from device_agent.policy.sensors import LinuxSensors, Sensors
 from device_agent.policy.task_approvals import TaskApprovals
 from device_agent.programs import ProgramCache, RollbackProtection, follow_key_rotation
 from device_agent.protocol.client import Backoff, DeviceClient, jittered
-from device_agent.training.journal import RunDirectory, prune_runs
+from device_agent.training.run_directory import RunDirectory, prune_runs
 from shared.capabilities import Capabilities
 from shared.errors import BadRequest, MobizoError, Unauthorized
 from shared.job import JobError, Progress
@@ -38,7 +39,7 @@ from shared.stop_signal import StopSignal
 
 WAIT_SECONDS = 20.0  # long poll for a job
 PAUSE_SECONDS = 30.0  # after a released job, or if the server does not answer
-LONGEST_PAUSE_SECONDS = 300.0
+MAX_PAUSE_SECONDS = 300.0
 EARLY_SECONDS = 5.0  # between requests if the server or a proxy does not support long polls
 CHECK_SECONDS = 15.0  # between sensor readings while the rules forbid training
 REFUSED_SECONDS = 600.0  # between requests to a server that refuses this device
@@ -51,11 +52,6 @@ UNFINISHED = frozenset(
 _log = structlog.get_logger()
 
 
-def python_engine(_manifest: ProgramManifest) -> Engine:
-    """Returns the Python engine, which can train every program."""
-    return PythonEngine()
-
-
 class _Interrupted(Exception):
     """Raised in the main thread to stop waiting for a job."""
 
@@ -66,28 +62,35 @@ class Daemon:
     def __init__(
         self,
         home: AgentHome,
-        datasets: Mapping[str, Path],
+        data: Mapping[str, Path],
         display: Display,
         pause_seconds: float = PAUSE_SECONDS,
         *,
-        engines: Callable[[ProgramManifest], Engine] = python_engine,
+        launchers: Callable[[ProgramManifest], Launcher] | None = None,
         sensors: Sensors | None = None,
         watchdog: Watchdog | None = None,
         rules: Path | None = None,
         capabilities: Callable[[], Capabilities] | None = None,
     ) -> None:
-        """datasets: directory of each data set by name, looked up before each request for a job. pause_seconds:
-        shortest pause after an error. engines: returns the engine for a program. sensors: default: this machine's.
-        rules: the owner's rules file; default: rules.toml in the home. capabilities: reported to the server; None
-        reports nothing.
+        """data: directories of data sets outside the home, by name. pause_seconds: shortest pause after an error.
+        launchers: returns what starts executors for a program; default: the best one of this machine. sensors: default:
+        this machine's. rules: the owner's rules file; default: rules.toml in the home. capabilities: reported to the
+        server; None reports nothing.
 
-        Raises NotEnrolled, or BadRequest for unreadable rules.
+        Raises NotEnrolled, or BadRequest for unreadable rules and for a device without data sets.
         """
-        self._home, self._datasets, self._display = home, datasets, display
+        self._home, self._display = home, display
+        store = DatasetStore(home.data)
+        store.remove_unreferenced()
+        self._datasets = AvailableDatasets(store, data)
+        if not self._datasets:
+            raise BadRequest(
+                "this device has no data set; add one with `mobizo-agent data add NAME FILE`, or use --data NAME=DIR"
+            )
         self._config = home.config()
         self._capabilities = capabilities
-        self._engines, self._watchdog = engines, watchdog or Watchdog()
-        self._rollback, self._store = RollbackProtection(home.program_versions), AdapterStore(home)
+        self._watchdog = watchdog or Watchdog()
+        self._store = AdapterStore(home)
         self._cache = ProgramCache(home.cache, pins=self._store.pins)
         pause = PauseFlag(home.path)
         self._evaluator = PolicyEvaluator(
@@ -102,10 +105,21 @@ class Daemon:
                 f"{rules or home.rules}: privacy_limit requires dp-accounting, which is not installed: "
                 "pip install 'mobizo[privacy]'"
             )
-        self._tasks = TaskApprovals(home.tasks)
-        self._privacy = PrivacyLedger(home.privacy, self._consents.privacy_limits, self._datasets)
-        self._pauses = Backoff(pause_seconds, LONGEST_PAUSE_SECONDS)
+        self._context = AgentContext(
+            self._cache,
+            RollbackProtection(home.program_versions),
+            self._store,
+            self._evaluator,
+            launchers or LauncherSelector(),
+            self._consents,
+            TaskApprovals(home.tasks),
+            PrivacyLedger(home.privacy, self._consents.privacy_limits, self._datasets),
+            home,
+        )
+        self._pauses = Backoff(pause_seconds, MAX_PAUSE_SECONDS)
         self._early_seconds = min(pause_seconds, EARLY_SECONDS)
+        self._downloads_due = True  # files of stored adapters may be missing
+        self._checked_at = 0.0  # when the rules for a download were last checked, monotonic
         self._stopping = StopSignal()
         self._thread: threading.Thread | None = None
         self._waiting = False
@@ -127,10 +141,12 @@ class Daemon:
         training.
         """
         self._thread = threading.current_thread()
+        remove_leftovers(self._home.path)
         while not self._stopping.is_set():
             try:
                 with DeviceClient(self._config.server, self._config.token, self._home.device_key()) as client:
-                    self._download_missing(client)
+                    self._downloads_due = True
+                    _release_memory()
                     if once:
                         return self._work_once(client, 0)
                     while not self._stopping.is_set():
@@ -175,6 +191,7 @@ class Daemon:
         training.
         """
         self._watchdog.feed()
+        self._download_missing(client)
         self._check_rules()
         self._display.idle()
         self._waiting = True
@@ -208,48 +225,43 @@ class Daemon:
         if decision.action != "wait":
             decision = self._evaluator.transfer(rules)
         if decision.action == "wait":
-            raise PolicyForbids(decision.why or "the rules do not allow it now")
+            raise PolicyForbids(decision.local_why)
 
     def _work(self, client: DeviceClient, lease: Lease) -> JobEnd:
         job = lease.job
-        run, dataset = self._home.run(job.id), self._datasets.get(job.request.dataset)
-        if dataset is None:  # it may have been removed while the request waited
-            client.release(lease.id)
-            raise BadRequest(
-                f"the server sent a job on data set {job.request.dataset!r}, which this device does not have"
-            )
+        run = self._home.run(job.id)
         self._display.begin(job.id, job.request.adapter, lease.round)
         self._config = follow_key_rotation(self._home, self._config, client, lease.manifest.key_id)
-        keys = self._config.trusted_keys()
-        with LeaseHeartbeat(client, lease) as heartbeat:
-            ended = LeasedJob(
-                client=client,
-                lease=lease,
-                heartbeat=heartbeat,
-                context=AgentContext(
-                    keys,
-                    self._cache,
-                    self._rollback,
-                    self._store,
-                    self._evaluator,
-                    self._engines,
-                    self._consents,
-                    self._tasks,
-                    self._privacy,
-                    self._home,
-                ),
-                run=run,
-                dataset=dataset,
-                show=self._show,
-                wait=self._stopping.wait,
-                verified=lambda manifest: self._watchdog.expect(longest_silence(manifest, dataset)),
-            ).work()
+        try:
+            with self._datasets.hold(job.request.dataset) as dataset, LeaseHeartbeat(client, lease) as heartbeat:
+                ended = self._leased_job(client, lease, heartbeat, run, dataset).work()
+        except DatasetRemoved as error:  # while the request waited for a job
+            client.release(lease.id)
+            ended = JobEnd(Outcome.RELEASED, error.detail)
         self._log_round(lease, ended, run)
         if ended.outcome is Outcome.COMPLETED:
+            self._downloads_due = True
             self._download_missing(client)
+        _release_memory()
         prune_runs(self._home.runs)
         self._display.end(ended.outcome, ended.detail)
         return ended
+
+    def _leased_job(
+        self, client: DeviceClient, lease: Lease, heartbeat: LeaseHeartbeat, run: RunDirectory, dataset: HeldDataset
+    ) -> LeasedJob:
+        return LeasedJob(
+            client=client,
+            lease=lease,
+            heartbeat=heartbeat,
+            context=self._context,
+            keys=self._config.trusted_keys(),
+            run=run,
+            dataset=dataset,
+            show=self._show,
+            wait=self._stopping.wait,
+            verified=lambda manifest: self._watchdog.expect(longest_silence(manifest, dataset.directory)),
+        )
 
     def _log_round(self, lease: Lease, ended: JobEnd, run: RunDirectory) -> None:
         """Adds the round to the round log once it has ended for this device."""
@@ -265,20 +277,33 @@ class Daemon:
         self._watchdog.show(progress)
 
     def _download_missing(self, client: DeviceClient) -> None:
-        """Downloads the missing files of stored adapters, then releases memory. Failures are only logged."""
-        if self._evaluator.transfer(self._evaluator.rules).action == "train":
-            for about in self._store.stored():
-                try:
-                    missing = [file for file in about.files if not self._cache.path(file).exists()]
-                    self._cache.reserve(missing)
-                    for file in missing:
-                        self._cache.fetch(client, file, lambda _arrived, _size: self._watchdog.feed())
-                except (MobizoError, OSError) as error:
-                    detail = describe_os_error(error) if isinstance(error, OSError) else error.detail
-                    _log.warning("a stored adapter cannot be used yet", adapter=about.name, detail=detail)
-        # Memory of the last job is not needed while waiting for the next one.
-        gc.collect()
-        release_code_pages()
+        """Downloads the missing files of stored adapters once the rules allow it. Other failures are only logged."""
+        if not self._downloads_due or self._evaluator.download(self._evaluator.rules).action == "wait":
+            return
+        self._downloads_due, self._checked_at = False, time.monotonic()
+        for about in self._store.stored():
+            try:
+                missing = [file for file in about.files if not self._cache.path(file).exists()]
+                self._cache.reserve(missing)
+                for file in missing:
+                    self._cache.fetch(client, file, self._check_download)
+            except PolicyForbids:
+                self._downloads_due = True
+                return
+            except (MobizoError, OSError) as error:
+                detail = describe_os_error(error) if isinstance(error, OSError) else error.detail
+                _log.warning("a stored adapter cannot be used yet", adapter=about.name, detail=detail)
+
+    def _check_download(self, _arrived: int, _size: int) -> None:
+        """Raises PolicyForbids if the daemon was asked to stop or the rules no longer allow downloads."""
+        self._watchdog.feed()
+        if self._stopping.is_set():
+            raise PolicyForbids("the agent stops")
+        if time.monotonic() - self._checked_at >= CHECK_SECONDS:
+            self._checked_at = time.monotonic()
+            decision = self._evaluator.download(self._evaluator.rules)
+            if decision.action == "wait":
+                raise PolicyForbids(decision.local_why)
 
     def _await_enrollment(self, error: Unauthorized) -> None:
         """Waits until this device is enrolled again or the next retry is due."""
@@ -298,3 +323,10 @@ class Daemon:
     def _wait(self, seconds: float) -> None:
         self._stopping.wait(seconds)
         self._watchdog.feed()
+
+
+def _release_memory() -> None:
+    """Releases memory of the last job, which is not needed while waiting for the next one."""
+    gc.collect()
+    trim_heap()
+    release_code_pages()

@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from importlib.util import find_spec
 from pathlib import Path
 
 from device_agent.android.adb import Adb
-from device_agent.daemon.control import ControlRequest, ask
 from device_agent.daemon.service import installed_units
 from device_agent.errors import NoRunner
+from device_agent.executors.choice import has_python_runtime
 from device_agent.home import AgentHome, DeviceConfig, PauseFlag
 from device_agent.memory import spare_bytes
 from device_agent.policy.evaluator import load_rules
@@ -19,8 +18,7 @@ from device_agent.policy.rules import decide
 from device_agent.policy.sensors import LinuxSensors, Sensors
 from device_agent.programs import MARGIN_BYTES
 from device_agent.protocol.client import ServerClock
-from device_agent.runner.location import RUNNER_VARIABLE, RunnerLocation, check_starts, host_platform
-from device_agent.runner.toolchain import check_compiler
+from device_agent.runner.location import find_runner
 from shared.checkup import Check, State
 from shared.errors import Forbidden, MobizoError, NotFound, Unauthorized
 from shared.key_rotation import ServerKeys, follow
@@ -30,7 +28,7 @@ from shared.transport import Transport
 
 ANSWER_SECONDS = 5.0  # timeout for the server
 SKEW_SECONDS = 60.0
-LITTLE_DISK, LITTLE_MEMORY = 2 * 10**9, 10**9  # bytes; a small model and its run fit above
+MIN_DISK, MIN_MEMORY = 2 * 10**9, 10**9  # bytes; a small model and its run fit above
 
 
 def examine(home: AgentHome, adb: str | None = None, sensors: Sensors | None = None) -> Iterator[Check]:
@@ -42,7 +40,7 @@ def examine(home: AgentHome, adb: str | None = None, sensors: Sensors | None = N
         yield from check_server(config)
     yield check_disk(home)
     yield check_memory()
-    yield check_engine(home)
+    yield check_engine()
     if adb is not None:
         yield check_phone(adb)
     rules_check, rules = check_rules(home)
@@ -123,9 +121,8 @@ def _is_rotated(transport: Transport, config: DeviceConfig) -> bool:
 
 
 def _token(transport: Transport) -> Check:
-    # The only device request without side effects.
     try:
-        transport.request("GET", f"/v1/runner-builds/{host_platform()}")
+        transport.request("GET", f"/v1/files/{'0' * 64}")  # a request without side effects, for no file
     except (Unauthorized, Forbidden) as error:
         detail = f"the server refuses this device ({error.detail})"
         return Check("token", "fail", detail, "it was revoked or has expired; enroll again with a new one-time token")
@@ -133,7 +130,7 @@ def _token(transport: Transport) -> Check:
         return Check("token", "ok", "the server accepts this device")
     except MobizoError as error:
         return Check("token", "warn", error.detail)
-    return Check("token", "ok", f"the server accepts this device and has a native runner for {host_platform()}")
+    return Check("token", "warn", "the server answered a request for a file that does not exist")
 
 
 def check_disk(home: AgentHome) -> Check:
@@ -142,7 +139,7 @@ def check_disk(home: AgentHome) -> Check:
     while not path.exists():
         path = path.parent
     free = shutil.disk_usage(path).free
-    state: State = "fail" if free < MARGIN_BYTES else "warn" if free < LITTLE_DISK else "ok"
+    state: State = "fail" if free < MARGIN_BYTES else "warn" if free < MIN_DISK else "ok"
     remedy = "" if state == "ok" else "free some space, or move the home to a larger disk with --home"
     return Check("disk", state, f"{free / 1e9:.1f} GB free at {path}", remedy)
 
@@ -150,32 +147,20 @@ def check_disk(home: AgentHome) -> Check:
 def check_memory() -> Check:
     """Checks that there is memory to train in."""
     spare = spare_bytes()
-    little = spare < LITTLE_MEMORY
+    little = spare < MIN_MEMORY
     remedy = "jobs that need more are declined; use a smaller recipe (`shrink`) or a swap file" if little else ""
     return Check("memory", "warn" if little else "ok", f"{spare / 1e9:.1f} GB available", remedy)
 
 
-def check_engine(home: AgentHome) -> Check:
+def check_engine() -> Check:
     """Checks that an engine can run programs."""
-    if directory := os.environ.get(RUNNER_VARIABLE):
-        try:
-            check_starts(Path(directory))
-        except NoRunner as error:
-            return Check("engine", "fail", f"${RUNNER_VARIABLE} is {directory}: {error.detail}", "correct or unset it")
-        return Check("engine", "ok", f"native runner in {directory}")
-    location = RunnerLocation.within(home.path)
-    runner = location.find() if location.directory.is_dir() else None
-    if runner is not None:
-        return Check("engine", "ok", f"native runner in {runner}")
-    python = all(find_spec(name) is not None for name in ("executorch", "torch"))
     try:
-        check_compiler()
-        remedy = "`mobizo-agent build-runner` builds the native runner"
+        return Check("engine", "ok", f"native runner in {find_runner()}")
     except NoRunner as error:
-        remedy = f"the native runner cannot be built here ({error.detail}); an operator may add a build to the server"
-    if python:
-        return Check("engine", "warn", "no native runner yet; ExecuTorch's Python runtime is installed", remedy)
-    return Check("engine", "fail", "neither the native runner nor ExecuTorch for Python is installed", remedy)
+        if has_python_runtime():
+            detail = f"ExecuTorch's Python runtime is installed, but no native runner ({error.detail})"
+            return Check("engine", "warn", detail, "the native runner needs less memory: install mobizo-runner")
+        return Check("engine", "fail", error.detail, "install mobizo-runner, or mobizo[python-runtime]")
 
 
 def check_phone(serial: str) -> Check:
@@ -206,13 +191,13 @@ def check_rules(home: AgentHome) -> tuple[Check, Rules]:
 def check_sensors(rules: Rules, sensors: Sensors) -> Check:
     """Checks that every rule has a sensor and that training may start now."""
     readings = sensors.read()
-    measured = [name for name, value in readings.model_dump(exclude={"at"}).items() if value is not None]
+    measured = [name for name, value in readings.model_dump(exclude={"at", "lost"}).items() if value is not None]
     decision = decide(rules, readings, 0.0)
     if decision.unknown:
         detail = f"this device has no sensor for {', '.join(decision.unknown)}"
         return Check("sensors", "warn", detail, "these rules are not enforced; see docs/policy.md")
     if decision.action == "wait":
-        return Check("sensors", "warn", f"no training now: {decision.why}")
+        return Check("sensors", "warn", f"no training now: {decision.local_why}")
     return Check("sensors", "ok", f"this device measures {', '.join(measured)}")
 
 
@@ -227,15 +212,10 @@ def check_service(is_systemd: Callable[[], bool] = Path("/run/systemd/system").i
 
 
 def check_daemon(home: AgentHome) -> Check:
-    """Checks that the agent runs, answers and is not paused."""
+    """Checks that the agent runs and is not paused."""
     if not home.running():
         return Check("daemon", "warn", "no agent runs in this home", "`mobizo-agent run`")
-    try:
-        status = ask(home.control, ControlRequest(ask="status")).status
-    except MobizoError as error:
-        return Check(
-            "daemon", "fail", f"the daemon runs, but {error.detail}", "`mobizo-agent logs` may say why; restart it"
-        )
     if PauseFlag(home.path):
         return Check("daemon", "warn", "paused by the user", "`mobizo-agent resume`")
+    status = home.status()
     return Check("daemon", "ok", f"the daemon runs: {status.state if status else 'starting'}")

@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 import os
 import socket
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
-from typing import TextIO
 
 import structlog
 from rich.console import Console
@@ -28,11 +28,10 @@ from shared.job import Progress, RoundRef
 from shared.program import ProgramManifest
 
 FILE_BYTES = 2 << 20  # of each of the two
-POLL_SECONDS = 0.5
 LOG_SECONDS = 10.0  # between log lines of one phase
 STATUS_SECONDS = 0.5  # between writes of status.json in one phase
 MARGIN = 10  # multiple of the longest observed silence
-SLOWEST_FLOPS = 5e8  # per second, a lower bound for useful devices
+MIN_FLOPS = 5e8  # per second, a lower bound for useful devices
 REPEATED = ("waiting", "downloading")  # phases without a count of steps
 FEED_SECONDS = 5.0  # minimum interval between reports of one phase
 _log = structlog.get_logger()
@@ -56,61 +55,35 @@ class LogFile:
         """Appends one event. Errors are ignored: a full disk must not stop training."""
         record = structlog.processors.format_exc_info(logger, method, dict(event))
         line = json.dumps(record, default=str).encode() + b"\n"
-        with self._lock:
+        with self._lock, suppress(OSError):
+            if self._path.exists() and self._path.stat().st_size + len(line) > self._limit:
+                self._path.replace(self._path.with_name(self._path.name + ".1"))
+            descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
             try:
-                self._append(line)
-            except OSError:
-                return event
+                os.write(descriptor, line)
+            finally:
+                os.close(descriptor)
         return event
-
-    def _append(self, line: bytes) -> None:
-        if self._path.exists() and self._path.stat().st_size + len(line) > self._limit:
-            self._path.replace(older(self._path))
-        descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        try:
-            os.write(descriptor, line)
-        finally:
-            os.close(descriptor)
-
-
-def older(path: Path) -> Path:
-    """Returns the path of the rotated log."""
-    return path.with_name(path.name + ".1")
 
 
 def tail(path: Path, lines: int) -> list[str]:
     """Returns the last lines of the log, oldest first."""
-    last_lines: list[str] = []
-    for file in (path, older(path)):
-        if len(last_lines) < lines and file.exists():
-            last_lines = file.read_text(errors="replace").splitlines()[-(lines - len(last_lines)) :] + last_lines
-    return last_lines
+    files = (path.with_name(f"{path.name}.1"), path)
+    logged = [line for file in files if file.exists() for line in file.read_text(errors="replace").splitlines()]
+    return logged[max(len(logged) - lines, 0) :]
 
 
-def follow(path: Path, wait: Callable[[float], object] = time.sleep) -> Iterator[str]:
-    """Yields new lines for ever, across rotations. wait: called when there are none."""
-    file = path.open(errors="replace") if path.exists() else None
-    if file is not None:
-        file.seek(0, os.SEEK_END)
-    return _follow(path, file, wait)
-
-
-def _follow(path: Path, file: TextIO | None, wait: Callable[[float], object]) -> Iterator[str]:
-    partial = ""
-    try:
-        while True:
-            while file is not None and (piece := file.read(1 << 16)):
-                *complete, partial = (partial + piece).split("\n")
-                yield from complete
-            if path.exists() and (file is None or not os.path.samestat(os.fstat(file.fileno()), path.stat())):
-                if file is not None:
-                    file.close()
-                file, partial = path.open(errors="replace"), ""
-            else:
-                wait(POLL_SECONDS)
-    finally:
-        if file is not None:
-            file.close()
+def follow(path: Path, lines: int) -> Iterator[str]:
+    """Yields the last lines of the log file, then new lines for ever, across rotations."""
+    command = ["tail", "-n", str(lines), "-F", str(path)]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, errors="replace"
+    ) as process:
+        try:
+            for line in process.stdout or ():
+                yield line.rstrip("\n")
+        finally:
+            process.terminate()
 
 
 def readable(line: str) -> str:
@@ -167,9 +140,7 @@ class Display:
             self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception_info: object) -> None:
         if self._live is not None:
             self._live.stop()
         self._write(self._without_job("stopped"))
@@ -283,21 +254,20 @@ class Watchdog:
         """Current watchdog timeout in seconds; None without a watchdog."""
         return self._patience
 
-    def ready(self) -> None:
-        """Reports that the daemon has started."""
-        self._send("READY=1")
-
-    def stopping(self) -> None:
-        """Reports that the daemon is stopping on request."""
-        self._send("STOPPING=1")
+    def notify(self, text: str) -> None:
+        """Sends a message to systemd, such as READY=1 or STOPPING=1; see sd_notify(3)."""
+        if not self._address:
+            return
+        address = "\0" + self._address[1:] if self._address.startswith("@") else self._address
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as messenger:
+            messenger.setblocking(False)
+            # systemd may be unavailable, or may not have read what it was sent; training continues.
+            with suppress(OSError):
+                messenger.sendto(text.encode(), address)
 
     def expect(self, flops: float) -> None:
         """Extends the timeout for work whose longest phase without progress takes `flops` operations."""
-        self._allow(flops / SLOWEST_FLOPS)
-
-    def feed(self) -> None:
-        """Feeds the watchdog once per iteration of the main loop."""
-        self._feed()
+        self._allow(flops / MIN_FLOPS)
 
     def show(self, progress: Progress) -> None:
         """Reports progress as the unit's status, a new phase at once; new progress feeds the watchdog.
@@ -305,33 +275,24 @@ class Watchdog:
         Repeated reports count while the job waits for the rules or downloads, because these phases have no step count.
         """
         if progress != self._last or progress.phase in REPEATED:
-            self._feed(progress.line(), at_once=self._last is None or progress.phase != self._last.phase)
+            self.feed(progress.line(), at_once=self._last is None or progress.phase != self._last.phase)
         self._last = progress
 
-    def _feed(self, status: str = "idle", *, at_once: bool = False) -> None:
+    def feed(self, status: str = "idle", *, at_once: bool = False) -> None:
+        """Feeds the watchdog: once per iteration of the main loop, and on progress. status: of the unit. at_once: even
+        if the last time was less than FEED_SECONDS ago.
+        """
         now = self._clock()
         silence, self._advanced_at = now - self._advanced_at, now
         self._allow(silence * MARGIN)
         if at_once or now - self._fed_at >= FEED_SECONDS:
             self._fed_at = now
-            self._send(f"WATCHDOG=1\nSTATUS={status}")
+            self.notify(f"WATCHDOG=1\nSTATUS={status}")
 
     def _allow(self, seconds: float) -> None:
         if self._patience is not None and seconds > self._patience:
             self._patience = seconds
-            self._send(f"WATCHDOG_USEC={int(seconds * 1e6)}\nWATCHDOG=1")
-
-    def _send(self, text: str) -> None:
-        if not self._address:
-            return
-        address = "\0" + self._address[1:] if self._address.startswith("@") else self._address
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as messenger:
-            messenger.setblocking(False)
-            try:
-                messenger.sendto(text.encode(), address)
-            except OSError:
-                # systemd is unavailable, or has not read what it was sent; training continues.
-                return
+            self.notify(f"WATCHDOG_USEC={int(seconds * 1e6)}\nWATCHDOG=1")
 
 
 def longest_silence(manifest: ProgramManifest, dataset: Path) -> float:

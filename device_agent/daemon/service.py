@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
+from device_agent.durable import write_durably
 from shared.errors import BadRequest, MobizoError
 
 UNIT = "mobizo-agent.service"
@@ -68,10 +69,7 @@ class Service:
         text = self.text()
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            temporary = self.path.with_name(UNIT + ".new")
-            temporary.write_text(text)
-            temporary.chmod(0o644)
-            temporary.replace(self.path)
+            write_durably(self.path, text.encode(), 0o644)
         except OSError as error:
             remedy = "run this as root, or install for this user only with --user"
             raise MobizoError(f"{self.path} cannot be written ({error.strerror}); {remedy}") from error

@@ -1,6 +1,6 @@
 """Adds the records of files to a data set: maps fields, drops what cannot be used, splits, writes and publishes.
 
-Memory is bounded, whatever the files' sizes: readers and writers stream, and duplicates are found by digests on disk.
+Memory is bounded for files of any size: readers and writers stream, and duplicates are found by digests on disk.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from shared.errors import BadRequest, InvalidDataset, MobizoError
 from shared.scoring import MOST_TEXT
 from shared.task import MISSING, Task, field_value, is_field_name
 
-MOST_RECORD = MOST_TEXT  # bytes of a record as JSON; longer ones are dropped
+MAX_RECORD_BYTES = MOST_TEXT  # bytes of a record as JSON; longer ones are dropped
 PREVIEW = 3  # records
+CACHE_KIB = 32 << 10  # of the digests
 PROGRESS_EVERY = 1000  # records
-MOST_NAMES = 1000  # of fields that are remembered for the owner
+MAX_NAMES = 1000  # of fields that are remembered for the owner
 
 
 class Mode(StrEnum):
@@ -161,7 +162,7 @@ def _check(outcome: AdditionOutcome) -> None:
     if sum(outcome.records.values()) == 0:
         raise InvalidDataset("the files contain no usable records; nothing was added")
     for split, count in outcome.records.items():
-        minimum = outcome.rule.least(split)
+        minimum = outcome.rule.minimum(split)
         if count < minimum:
             raise InvalidDataset(
                 f"split {split} has {count} records and needs at least {minimum}; nothing was added; add more records, "
@@ -175,6 +176,40 @@ def _check(outcome: AdditionOutcome) -> None:
         )
 
 
+class SeenDigests:
+    """A set of record digests in bounded memory: in an SQLite file at `path`, or in SQLite's own temporary file."""
+
+    def __init__(self, path: Path | None) -> None:
+        """Creates the file, which `close` removes. Raises OSError."""
+        import sqlite3  # here to keep the daemon's memory small
+
+        self._path = path
+        if path is not None:
+            path.touch(0o600)
+        try:
+            self._database = sqlite3.connect("" if path is None else path, isolation_level=None)
+            for setting in ("journal_mode = OFF", "synchronous = OFF", f"cache_size = -{CACHE_KIB}"):
+                self._database.execute(f"PRAGMA {setting}")
+            self._database.execute("CREATE TABLE seen (digest BLOB PRIMARY KEY) WITHOUT ROWID")
+            self._database.execute("BEGIN")
+        except sqlite3.OperationalError as error:
+            raise OSError(str(error)) from error
+        self._database_error = sqlite3.OperationalError
+
+    def add(self, digest: bytes) -> bool:
+        """Adds a digest; returns whether it is new. Raises OSError, such as for a full disk."""
+        try:
+            return self._database.execute("INSERT OR IGNORE INTO seen VALUES (?)", (digest,)).rowcount == 1
+        except self._database_error as error:
+            raise OSError(str(error)) from error
+
+    def close(self) -> None:
+        """Removes the file."""
+        self._database.close()
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
+
+
 class _Builder:
     """Writes records to the files of a version; without a directory it only counts them."""
 
@@ -186,9 +221,6 @@ class _Builder:
         self._files: dict[str, BinaryIO] = {}
 
     def __enter__(self) -> _Builder:
-        # Imported here to keep the daemon's memory small.
-        from device_agent.datasets.duplicates import SeenDigests
-
         self._digests = SeenDigests(None if self._directory is None else self._directory / "seen")
         self._stack.callback(self._digests.close)
         if self._directory is not None:
@@ -225,7 +257,7 @@ class _Builder:
             content = record_bytes(record)
         except (ValueError, TypeError, RecursionError) as error:  # TypeError: dates or bytes deep in a Parquet row
             raise InvalidDataset(f"{location}: the record cannot be stored as JSON in UTF-8 ({error})") from error
-        if len(content) > MOST_RECORD:
+        if len(content) > MAX_RECORD_BYTES:
             self.outcome.too_long += 1
             return False
         digest = self._rule.digest(content)
@@ -236,7 +268,7 @@ class _Builder:
         if self._files:
             self._files[split].write(content + b"\n")
         self.outcome.records[split] += 1
-        if len(self.outcome.fields) < MOST_NAMES:
+        if len(self.outcome.fields) < MAX_NAMES:
             self.outcome.fields.update(record)
         if self.outcome.check is not None:
             self.outcome.check.add(location, record)

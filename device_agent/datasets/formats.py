@@ -1,7 +1,7 @@
 """Reads records from the owner's files: CSV, TSV, JSON Lines, JSON, plain text, mbox and Parquet.
 
 Every reader streams: it holds one record (of Parquet: one batch of rows; of mbox: one message and the offsets of all).
-A file of a wrong structure is an error that names file and line, because half a file would train silently on half the
+A malformed file is an error that names the file and line, because skipping the rest would silently train on part of the
 data.
 """
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 Located = tuple[str, dict[str, Any]]  # "FILE:LINE" (of mbox, JSON and Parquet: the record's number), and the record
 DELIMITERS = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|"}
 DEFAULT_ENCODING = "utf-8-sig"  # UTF-8 with or without a byte order mark
-MOST_LINE = 1 << 24  # characters of one line, field or object that a reader holds
+MAX_LINE = 1 << 24  # characters of one line, field or object that a reader holds
 _CHUNK = 1 << 16  # characters
 _SNIFFED_ROWS = 20
 _PARQUET_ROWS = 1000  # of one batch
@@ -124,7 +124,7 @@ def _table(text: TextIO, source: Source) -> Iterator[Located]:
     """Rows by the names of the first row. TSV has no quotation marks; in CSV they are those of RFC 4180."""
     path = source.path
     quoting: Literal[0, 3] = csv.QUOTE_NONE if source.format is Format.TSV else csv.QUOTE_MINIMAL
-    previous_limit = csv.field_size_limit(MOST_LINE)
+    previous_limit = csv.field_size_limit(MAX_LINE)
     rows = csv.reader(text, delimiter=source.delimiter or ",", quoting=quoting, strict=True)
     try:
         header = next(rows, [])
@@ -149,10 +149,10 @@ def _table(text: TextIO, source: Source) -> Iterator[Located]:
 def _numbered_lines(text: TextIO, source: Source) -> Iterator[tuple[str, str]]:
     """Yields (location, line) of the lines that are not blank."""
     number = 0
-    while line := text.readline(MOST_LINE):
+    while line := text.readline(MAX_LINE):
         number += 1
-        if len(line) == MOST_LINE:
-            raise InvalidDataset(f"{source.path}:{number}: the line has more than {MOST_LINE} characters")
+        if len(line) == MAX_LINE:
+            raise InvalidDataset(f"{source.path}:{number}: the line has more than {MAX_LINE} characters")
         if line.strip():
             yield f"{source.path}:{number}", line
 
@@ -226,7 +226,7 @@ class _Buffer:
                 record, end = decoder.raw_decode(self._pending, self._at)
             except (ValueError, RecursionError) as error:
                 piece = self._text.read(max(_CHUNK, len(self._pending) - self._at))
-                if not piece or len(self._pending) - self._at > MOST_LINE:
+                if not piece or len(self._pending) - self._at > MAX_LINE:
                     raise InvalidDataset(f"{location}: the record is not JSON ({error})") from error
                 self._pending, self._at = self._pending[self._at :] + piece, 0
             else:

@@ -63,6 +63,6 @@ class SplitRule:
         train, validation, _ = self.shares
         return SPLITS[(position >= train) + (position >= train + validation)]
 
-    def least(self, split: str) -> int:
+    def minimum(self, split: str) -> int:
         """Returns how many records training needs in a split; without validation, a part of train is held out."""
         return 2 if split == "train" and not self.shares[1] else 1

@@ -1,9 +1,9 @@
 """The data sets in the agent's home.
 
 data/NAME               a link to the current version, so that one rename replaces all its files
-data/.versions/NAME.X/  train.jsonl, validation.jsonl, test.jsonl and about.json; unreferenced versions are removed
+data/.versions/NAME.X/  train.jsonl, validation.jsonl, test.jsonl and about.json, which never change
 
-Directories have mode 0700 and files 0600.
+A version to which no name links is removed, as soon as no job holds it. Directories have mode 0700 and files 0600.
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ import re
 import secrets
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from device_agent.datasets.formats import Format, Located, Source
 from device_agent.datasets.splits import SplitRule
-from device_agent.durable import sync_directory, write_durably
-from shared.errors import BadRequest, Conflict, InvalidDataset, MobizoError, NotFound
+from device_agent.durable import locked, read_document, sync_directory, write_document
+from shared.errors import BadRequest, Conflict, InvalidDataset, MobizoError, NotFound, Unavailable
 from shared.job import NAME
 
 ABOUT = "about.json"
@@ -54,6 +55,30 @@ def check_directory(directory: Path) -> None:
         raise InvalidDataset(f"{directory} has no train.jsonl, which every data set needs")
 
 
+class DatasetRemoved(Unavailable):
+    """This device no longer has the data set."""
+
+    code, title = "dataset-removed", "Data set removed"
+
+    def __init__(self, name: str) -> None:
+        """name: the data set's."""
+        super().__init__(f"data set {name!r} was removed from this device; the job is released")
+
+
+@dataclass(frozen=True)
+class HeldDataset:
+    """A data set while a job uses it."""
+
+    name: str
+    path: Path  # of the data set; a link if it belongs to the home
+    directory: Path  # of one version, which stays as it is even if the name gets another one
+
+    def check(self) -> None:
+        """Raises DatasetRemoved if the owner has removed the data set."""
+        if not (self.path / "train.jsonl").is_file():
+            raise DatasetRemoved(self.name)
+
+
 class DatasetStore:
     """The data sets in one directory. Readers need no lock; one process at a time changes them."""
 
@@ -79,10 +104,11 @@ class DatasetStore:
     def about(self, name: str) -> DatasetAbout:
         """Returns the facts of a data set. Raises NotFound, and MobizoError if its about.json is damaged."""
         path = self.directory(name) / ABOUT
-        try:
-            return DatasetAbout.model_validate_json(path.read_bytes())
-        except (OSError, ValidationError) as error:
-            raise MobizoError(f"{path} cannot be read; add the data set again with --replace") from error
+        damaged = MobizoError(f"{path} cannot be read; add the data set again with --replace")
+        about = read_document(path, DatasetAbout, damaged)
+        if about is None:
+            raise damaged
+        return about
 
     def records(self, name: str, split: str) -> Iterator[Located]:
         """Yields the records of a split with their places. Raises NotFound, and InvalidDataset for a damaged file."""
@@ -95,19 +121,44 @@ class DatasetStore:
         return directory.is_relative_to(self.path.resolve())
 
     @contextmanager
+    def hold(self, name: str) -> Iterator[HeldDataset]:
+        """Holds the current version of a data set, so that no process removes it. Raises DatasetRemoved."""
+        held, descriptor = self._hold(name)
+        try:
+            yield held
+        finally:
+            os.close(descriptor)
+            self.remove_unreferenced()
+
+    def _hold(self, name: str) -> tuple[HeldDataset, int]:
+        """Returns a data set and the descriptor whose lock holds it."""
+        while True:  # until no other process replaces the version between the two steps
+            path = self.directories().get(name)
+            if path is None:
+                raise DatasetRemoved(name)
+            held = HeldDataset(name, path, path.resolve())
+            with suppress(FileNotFoundError):
+                descriptor = os.open(held.directory, os.O_RDONLY | os.O_DIRECTORY)
+                fcntl.flock(descriptor, fcntl.LOCK_SH)
+                if (held.directory / "train.jsonl").is_file():
+                    return held, descriptor
+                os.close(descriptor)
+
+    def remove_unreferenced(self) -> None:
+        """Removes versions that lost their name while a job held them, unless another process changes the store."""
+        if self._versions.is_dir():
+            with suppress(Conflict, OSError), self.changing():
+                pass
+
+    @contextmanager
     def changing(self) -> Iterator[None]:
         """Holds the lock for changes and removes what a killed process left behind. Raises Conflict if it is held."""
         self._versions.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.path.chmod(0o700)
-        descriptor = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        held = Conflict("another `mobizo-agent data` command changes the data sets; wait until it ends")
+        with locked(self.path / ".lock", held):
             self._sweep()
             yield
-        except BlockingIOError as error:
-            raise Conflict("another `mobizo-agent data` command changes the data sets; wait until it ends") from error
-        finally:
-            os.close(descriptor)
 
     @contextmanager
     def staging(self, name: str) -> Iterator[Path]:
@@ -121,7 +172,7 @@ class DatasetStore:
 
     def publish(self, name: str, version: Path, about: DatasetAbout) -> None:
         """Makes a version, whose files are synced, the data set of this name in one rename."""
-        write_durably(version / ABOUT, about.model_dump_json(indent=1).encode())
+        write_document(version / ABOUT, about)
         sync_directory(self._versions)
         target, link = self.path / name, self.path / f".{name}.link"
         if target.exists() and not target.is_symlink():
@@ -139,13 +190,20 @@ class DatasetStore:
         self._sweep()
 
     def _sweep(self) -> None:
-        """Removes the versions to which no name links. The caller holds the lock."""
+        """Removes the versions to which no name links and that no job holds. The caller holds the lock."""
         for link in self.path.glob(".*.link"):
             link.unlink()
         used = {path.resolve() for path in self.path.iterdir() if path.is_symlink()}
         for version in self._versions.iterdir():
             if version.resolve() not in used:
-                shutil.rmtree(version)
+                descriptor = os.open(version, os.O_RDONLY | os.O_DIRECTORY)
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(version)
+                except BlockingIOError:
+                    continue
+                finally:
+                    os.close(descriptor)
 
 
 class AvailableDatasets(Mapping[str, Path]):
@@ -160,6 +218,20 @@ class AvailableDatasets(Mapping[str, Path]):
 
     def _directories(self) -> dict[str, Path]:
         return self._store.directories() | self._named_directories
+
+    @contextmanager
+    def hold(self, name: str) -> Iterator[HeldDataset]:
+        """Yields a data set for a job. A data set of the home keeps its version; one named with --data is read in
+        place. Raises DatasetRemoved.
+        """
+        directory = self._named_directories.get(name)
+        if directory is None:
+            with self._store.hold(name) as held:
+                yield held
+        else:
+            held = HeldDataset(name, directory, directory)
+            held.check()
+            yield held
 
     def __getitem__(self, name: str) -> Path:
         return self._directories()[name]

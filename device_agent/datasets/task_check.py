@@ -24,8 +24,8 @@ from shared.task import (
 CHARACTERS_PER_TOKEN = 4  # of English text, roughly; other languages need more tokens
 SEQUENCE_LENGTHS = (32, 64, 128, 256, 512, 1024, 2048)  # tokens
 ENOUGH = 0.95  # of the records must fit the suggested sequence length
-LEAST_SHARE = 0.5  # of a file's records must fit the task, or jobs fail (device_agent.training.data)
-_LEAST_BITS = 5  # the shortest class of the histogram ends at 32 characters
+MIN_SHARE = 0.5  # of a file's records must fit the task, or jobs fail (device_agent.training.data)
+_MIN_BITS = 5  # the shortest class of the histogram ends at 32 characters
 
 
 @dataclass
@@ -50,7 +50,7 @@ class TaskCheck:
             self.first.setdefault(reason, location)
             return
         self.fitting += 1
-        self._bits[max((length - 1).bit_length(), _LEAST_BITS)] += 1
+        self._bits[max((length - 1).bit_length(), _MIN_BITS)] += 1
 
     def _read(self, record: Mapping[str, Any], location: str) -> int:
         """Returns the characters of prompt and answer; counts the label of a task that chooses answers.
@@ -98,7 +98,7 @@ class TaskCheck:
     @property
     def enough(self) -> bool:
         """Whether enough records fit, so that a job does not fail because of the others."""
-        return self.fitting > 0 and self.fitting >= LEAST_SHARE * self.records
+        return self.fitting > 0 and self.fitting >= MIN_SHARE * self.records
 
     def lengths(self) -> dict[int, int]:
         """Returns the number of fitting records by the upper end of their class, in characters of prompt and answer."""

@@ -10,12 +10,9 @@ version is kept for a rollback.
 
 from __future__ import annotations
 
-import fcntl
-import os
 import re
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,7 +20,7 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from device_agent.durable import sync_directory, write_durably
+from device_agent.durable import locked, sync_directory, write_document, write_durably
 from device_agent.home import AgentHome
 from shared.canonical import sha256_hex
 from shared.errors import AdapterNotFound, BadRequest, NotFound, RevisionNotFound, Untrusted
@@ -35,7 +32,7 @@ from shared.signing import choose_key, verify_adapter, verify_manifest
 from shared.task import Task
 from shared.zo.lora import F32, load_adapter
 
-LEAST_DIGITS = 7  # of a hash that names a version
+MIN_DIGITS = 7  # of a hash that names a version
 KEPT_VERSIONS = 2  # the current one and the previous one
 
 
@@ -67,7 +64,7 @@ class StoredAdapter(BaseModel):
         if self.origin is None:
             return False
         manifest = self.origin.manifest
-        by_hash = len(revision) >= LEAST_DIGITS and manifest.revision.startswith(revision)
+        by_hash = len(revision) >= MIN_DIGITS and manifest.revision.startswith(revision)
         return by_hash or revision.removeprefix("v") == str(manifest.version)
 
     @property
@@ -123,7 +120,7 @@ class AdapterStore:
             newest = self._read(versions[-1]) if versions else None
             if newest is not None and (newest.job_id, newest.sha256) == (job_id, about.sha256):
                 if newest.origin is None and origin is not None:  # trained here, and now known as a registry version
-                    write_durably(versions[-1] / "about.json", about.model_dump_json(indent=1).encode())
+                    write_document(versions[-1] / "about.json", about)
                     return about
                 return newest
             self._put(self._next(name, versions), about, adapter)
@@ -215,7 +212,7 @@ class AdapterStore:
         directory.parent.mkdir(exist_ok=True, mode=0o700)
         temporary.mkdir(mode=0o700)
         write_durably(_adapter(temporary), adapter)
-        write_durably(temporary / "about.json", about.model_dump_json(indent=1).encode())
+        write_document(temporary / "about.json", about)
         temporary.rename(directory)
         sync_directory(directory.parent)
         sync_directory(self._directory)
@@ -240,15 +237,9 @@ class AdapterStore:
         except (OSError, ValidationError):
             return None
 
-    @contextmanager
-    def _lock(self) -> Iterator[None]:
+    def _lock(self) -> AbstractContextManager[object]:
         self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        descriptor = os.open(self._directory / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(descriptor)
+        return locked(self._directory / "lock")
 
 
 def _adapter(version: Path) -> Path:

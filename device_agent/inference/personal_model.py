@@ -15,7 +15,6 @@ from device_agent.home import AgentHome
 from device_agent.inference.adapter_store import AdapterStore, LoadedAdapter, StoredAdapter
 from device_agent.inference.session import InferenceSession, open_inference
 from device_agent.programs import ProgramCache
-from device_agent.runner.location import local_runner
 from shared.errors import BadRequest, MobizoError, NotFound
 from shared.program import ProgramFile, ProgramManifest
 from shared.task import Task
@@ -68,7 +67,7 @@ def load_program(home: AgentHome, opened: LoadedAdapter) -> PersonalModel:
     files = (cache.path(manifest.file("inference")), cache.path(manifest.file("weights")))
     with ThreadPoolExecutor(1) as pool:  # the runner packs weights while the tokenizer is read
         reading = pool.submit(Tokenizer.from_file, str(cache.path(manifest.file("tokenizer"))))
-        inference = open_inference(manifest, *files, local_runner(home.path))
+        inference = open_inference(manifest, *files)
         tokenizer = reading.result()
     return PersonalModel(name, opened.about.task, manifest, tokenizer, inference)
 

@@ -21,7 +21,7 @@ from device_agent.inference.personal_model import PersonalModel, load_program
 from device_agent.inference.session import open_inference
 from device_agent.inference.text_scores import text_scores
 from device_agent.training.data import hold_out, sample, text_format_of
-from device_agent.training.journal import RunPlan
+from device_agent.training.run_plan import RunPlan
 from shared.errors import BadRequest, InvalidDataset
 from shared.job import TextScores
 from shared.task import accepted_answers
@@ -30,7 +30,7 @@ from shared.zo.lora import F32
 from shared.zo.writing import Encoder
 
 BEGINNING = 16  # tokens of a document that are given
-MOST_SCORED = 40  # held-out texts that a job's metric compares, at most; each is written twice
+MAX_SCORED = 40  # held-out texts a job's metric compares; each is written twice
 
 
 @dataclass(frozen=True)
@@ -106,21 +106,20 @@ def write_samples(home: AgentHome, name: str, directory: Path, count: int, max_t
 def score_writing(
     plan: RunPlan,
     inference: Path,
-    runner: Path | None,
     adapter: F32,
     pace: Callable[[Sequence[Prompt]], Iterable[Prompt]],
 ) -> tuple[TextScores, TextScores]:
-    """Returns the scores of what the run's begin and its adapter write for held-out records, up to MOST_SCORED.
+    """Returns the scores of what the initial and the trained adapter write for held-out records, up to MAX_SCORED.
 
-    inference: the program's inference file. runner: as for `open_inference`. adapter: B (D,). pace: passes the prompts
-    on as fast as the rules allow. Raises InvalidDataset if no held-out record fits, RuntimeFailed.
+    inference: the program's inference file. adapter: B (D,). pace: passes the prompts on as fast as the rules allow.
+    Raises InvalidDataset if no held-out record fits, RuntimeFailed.
     """
-    session = open_inference(plan.manifest, inference, plan.weights, runner)
+    session = open_inference(plan.manifest, inference, plan.weights)
     model = PersonalModel(
         plan.job_id, plan.task, plan.manifest, Tokenizer.from_file(str(plan.tokenizer)), inference=session
     )
     try:
-        _, prompts = _prompts(model, plan.dataset, min(plan.training.test_limit or MOST_SCORED, MOST_SCORED))
+        _, prompts = _prompts(model, plan.dataset, min(plan.training.test_limit or MAX_SCORED, MAX_SCORED))
         scores = []
         for flat in (plan.begin_b(), adapter):
             session.load(flat)

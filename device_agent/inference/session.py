@@ -4,74 +4,54 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from device_agent.errors import RuntimeFailed
-from device_agent.runtimes.runner import RunnerInference, serve_command
+from device_agent.executors import F32
+from device_agent.executors.choice import LauncherSelector
+from device_agent.executors.process import Launcher
+from device_agent.executors.program import InferenceProgram
 from shared.errors import BadRequest
 from shared.generated_text import GeneratedToken
 from shared.program import ProgramManifest
 from shared.sampling import Sampler, generated_token
 
-F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
 
 
-class InferenceBackend(Protocol):
-    """A loaded inference program with one text's cache (see `shared.program`)."""
-
-    def extend(self, tokens: Sequence[int], start: int, picks: Sequence[int]) -> F32:
-        """Appends `tokens` at position `start`. Returns the logits (P, V) after the tokens at indices `picks`."""
-
-    def adapter(self) -> F32:
-        """Returns a copy of B (D,)."""
-
-    def load(self, flat: F32) -> None:
-        """Sets B to a copy of `flat` (D,) and empties the cache."""
-
-    def close(self) -> None:
-        """Frees the program's memory."""
-
-
 def open_inference(
-    manifest: ProgramManifest, inference: Path, weights: Path, runner: Path | None = None
+    manifest: ProgramManifest, inference: Path, weights: Path, launcher: Launcher | None = None
 ) -> InferenceSession:
-    """Opens the inference file at `inference` with the base weights at `weights` and B = 0. Raises RuntimeFailed.
+    """Opens the inference file at `inference` with the base weights at `weights` and B = 0.
 
-    runner: the directory of the native runner that runs it; None uses ExecuTorch's Python runtime.
+    launcher: default: the best one of this machine. Raises RuntimeFailed, NoRunner, DoesNotFit.
     """
-    if runner is not None:
-        return InferenceSession(manifest, RunnerInference(manifest, serve_command(runner, inference, weights)))
-    # Imported here because ExecuTorch and torch use hundreds of megabytes.
+    executor = (launcher or LauncherSelector()(manifest)).launch(manifest, inference, weights, resident=True)
     try:
-        from device_agent.runtimes.inference import InferenceRuntime
-    except ImportError as error:
-        raise RuntimeFailed(
-            "neither the native runner nor ExecuTorch for Python is installed; run `mobizo-agent build-runner`"
-        ) from error
-    return InferenceSession(manifest, InferenceRuntime(manifest, inference, weights))
+        return InferenceSession(manifest, InferenceProgram(manifest, executor))
+    except BaseException:
+        executor.close()
+        raise
 
 
 class InferenceSession:
     """Scores and generates one text at a time; each call starts a new text."""
 
-    def __init__(self, manifest: ProgramManifest, runtime: InferenceBackend) -> None:
+    def __init__(self, manifest: ProgramManifest, program: InferenceProgram) -> None:
         """Raises BadRequest if the program has no inference file."""
         if manifest.inference_context is None:
             raise BadRequest(f"a program of backend {manifest.recipe.backend} has no inference file; use xnnpack")
         self._context = manifest.inference_context
         self._vocabulary = manifest.shape.vocabulary
         self._length, self._picks = manifest.recipe.sequence_length, manifest.recipe.answer_length
-        self._runtime = runtime
+        self._program = program
         self._text = 0  # number of the text in the cache, so that an earlier text is not continued
 
     def load(self, flat: F32) -> None:
         """Sets B to a copy of `flat` (D,)."""
         self._text += 1
-        self._runtime.load(flat)
+        self._program.load(flat)
 
     def score(self, prompt: Sequence[int], candidates: Sequence[Sequence[int]]) -> list[float]:
         """Returns log P(candidate | prompt) of each candidate, nats. The prompt is processed once.
@@ -108,7 +88,7 @@ class InferenceSession:
 
     def close(self) -> None:
         """Frees the program's memory."""
-        self._runtime.close()
+        self._program.close()
 
     def _generate(
         self, tokens: list[int], max_tokens: int, sampler: Sampler, likeliest: int | None
@@ -122,13 +102,13 @@ class InferenceSession:
             if text != self._text:
                 raise BadRequest("another text replaced this one's cache; generate one text at a time")
             if position < len(tokens) + max_tokens - 1:
-                (logits,) = self._runtime.extend([token], position, [0])
+                (logits,) = self._program.extend([token], position, [0])
 
     def _read(self, tokens: Sequence[int]) -> F32:
         """Processes a text's first tokens; returns the logits (V,) after them."""
         for start in range(0, len(tokens), self._length):
             part = tokens[start : start + self._length]
-            rows = self._runtime.extend(part, start, [len(part) - 1])
+            rows = self._program.extend(part, start, [len(part) - 1])
         last: F32 = rows[0]
         return last
 
@@ -137,7 +117,7 @@ class InferenceSession:
         size, total = min(self._length, self._picks), 0.0
         for at in range(0, len(candidate) - 1, size):
             part = candidate[at : min(at + size, len(candidate) - 1)]
-            rows = log_softmax(self._runtime.extend(part, start + at, range(len(part))))
+            rows = log_softmax(self._program.extend(part, start + at, range(len(part))))
             total += sum(float(row[token]) for row, token in zip(rows, candidate[at + 1 :], strict=False))
         return total
 

@@ -5,31 +5,32 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from types import TracebackType
 from typing import TypeVar
 
 import structlog
 
-from device_agent.engines import Engine
-from device_agent.errors import PolicyForbids
+from device_agent.android.adb import PhoneUnreachable
+from device_agent.errors import PolicyForbids, Stopped
+from device_agent.executors.process import Launcher
 from device_agent.policy.evaluator import PolicyEvaluator
 from device_agent.policy.rules import Decision
 from device_agent.protocol.client import Backoff, DeviceClient
-from device_agent.training.journal import RunDirectory
-from device_agent.training.messages import TrainerMessage
+from device_agent.training.run import train_run
+from device_agent.training.run_directory import RunDirectory
 from shared.errors import Gone, MobizoError, NotFound, Unauthorized
-from shared.job import Phase, Progress
+from shared.job import Phase, Progress, Result
 from shared.program import ProgramManifest
 from shared.protocol import Lease, LeaseState
 from shared.rules import Rules
 from shared.transport import ByteProgress
-from shared.zo.trajectory import Limits
+from shared.zo.trajectory import parse_trajectory
 
 LONGEST_RETRY_SECONDS = 60.0  # between attempts while the server does not answer
 JOIN_SECONDS = 2.0
 _log = structlog.get_logger()
 CHECK_SECONDS = 5.0  # between sensor readings while a job runs
 WAIT_SECONDS = 10.0  # between sensor readings while it waits
+PHONE_SECONDS, LONGEST_PHONE_SECONDS = 1.0, 30.0  # between two attempts to reach a lost phone
 PATIENCE_SECONDS = 1800.0  # of waiting before the job is released
 WHY_LENGTH = 500  # maximum characters in a heartbeat
 Answer = TypeVar("Answer")
@@ -66,9 +67,7 @@ class LeaseHeartbeat:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception_info: object) -> None:
         self._done.set()
         self._thread.join(JOIN_SECONDS)
 
@@ -125,7 +124,7 @@ class Halted(Exception):
 
 
 class _TransferForbidden(Exception):
-    """The rules forbid transfers on the current network."""
+    """The rules forbid transfers now."""
 
 
 class PolicyGatedRun:
@@ -147,7 +146,7 @@ class PolicyGatedRun:
         self.rules = evaluator.rules.strictest(rules)
         self._evaluator, self._stopped, self._wait, self._send_progress = evaluator, stopped, wait, report
         self._progress = Progress(phase="downloading")
-        self._limits = Limits()
+        self._rest = 0.0  # seconds of pause for each second of a step
         self._slow_reason: str | None = None
         self._pause_reason: str | None = None
         self._checked_at = self._counted_at = 0.0
@@ -173,29 +172,43 @@ class PolicyGatedRun:
         why = self._slow_reason if progress.phase == "training" else None
         self._send_progress(progress if why is None else progress.model_copy(update={"why": why[:WHY_LENGTH]}))
 
-    def train(self, engine: Engine, run: RunDirectory, manifest: ProgramManifest) -> TrainerMessage:
-        """Trains a run to its end, across pauses; returns the engine's last message.
+    def train(
+        self, launcher: Launcher, run: RunDirectory, manifest: ProgramManifest, loaded: Callable[[], None]
+    ) -> Result:
+        """Trains a run to its result, across pauses and lost phones. loaded: see `train_run`.
 
-        Raises PolicyForbids if a pause exceeds PATIENCE_SECONDS or is known to, Halted, and the engine's errors.
+        Raises PolicyForbids if a pause exceeds PATIENCE_SECONDS or is known to, Halted, and what `train_run` raises.
         """
+        lost_at: float | None = None  # when the phone was lost
+        pauses = Backoff(PHONE_SECONDS, LONGEST_PHONE_SECONDS)
         while True:
-            self._await(lambda: self._evaluator.training(self.rules, manifest, manifest.training_bytes))
-            self._begin(run)
+            self._await(lambda: self._evaluator.training(self.rules, manifest.training_bytes))
+            self._begin_training()
+            steps = recorded_steps(run)
             try:
-                message = engine.train(run, self.report, lambda: self._stop(run, manifest))
+                return train_run(run, launcher, self.report, self._stop, lambda: self._rest, loaded)
+            except Stopped:
+                if self._pause_reason is None or self._stopped():
+                    raise Halted from None
+                _log.info("training paused; its memory is free", why=self._pause_reason)
+            except PhoneUnreachable as error:
+                if recorded_steps(run) == 0:
+                    raise
+                if recorded_steps(run) > steps:
+                    lost_at = None
+                    pauses.reset()
+                lost_at = time.monotonic() if lost_at is None else lost_at
+                self._wait_for_phone(str(type(error).__doc__), time.monotonic() - lost_at, pauses.pause())
             finally:
                 self._count()
-            if not message.stopped or self._pause_reason is None or self._stopped():
-                return message
-            _log.info("training paused; its memory is free", why=self._pause_reason)
 
-    def pace(self, items: Sequence[Item], manifest: ProgramManifest, progress: Progress) -> Iterator[Item]:
+    def pace(self, items: Sequence[Item], progress: Progress) -> Iterator[Item]:
         """Yields the items whenever the rules allow computing, and reports `progress` with each.
 
         The time between them counts as training minutes. Raises PolicyForbids and Halted like `train`.
         """
         for item in items:
-            self._await(lambda: self._evaluator.training(self.rules, manifest))
+            self._await(lambda: self._evaluator.training(self.rules))
             if self._stopped():
                 raise Halted
             self.report(progress)
@@ -204,17 +217,34 @@ class PolicyGatedRun:
             self._count()
 
     def transfer(self, move: Callable[[ByteProgress], Answer]) -> Answer:
-        """Calls `move` with a progress callback; calls it again after a pause that the rules require.
+        """Calls `move`, an upload, with a progress callback; calls it again after a pause that the rules require.
 
         Raises PolicyForbids and Halted like `train`, and what `move` raises.
         """
+        return self._move(self._evaluator.transfer, move)
+
+    def download(self, move: Callable[[ByteProgress], Answer]) -> Answer:
+        """Like `transfer`, for a download, which the rules on power and heat restrict too."""
+        return self._move(self._evaluator.download, move)
+
+    def _move(self, decide: Callable[[Rules], Decision], move: Callable[[ByteProgress], Answer]) -> Answer:
         while True:
-            self._await(lambda: self._evaluator.transfer(self.rules))
+            self._await(lambda: decide(self.rules))
             self._checked_at = time.monotonic()
             try:
-                return move(self._check_transfer)
+                return move(lambda _arrived, _size: self._check_transfer(decide))
             except _TransferForbidden:
                 _log.info("transfer paused")
+
+    def _wait_for_phone(self, why: str, waited: float, pause: float) -> None:
+        """Waits for `pause` seconds. Raises PolicyForbids after PATIENCE_SECONDS of waiting, Halted."""
+        self._enter("waiting")
+        self._send_progress(self._progress.model_copy(update={"phase": "waiting", "why": why[:WHY_LENGTH]}))
+        if waited > PATIENCE_SECONDS:
+            raise PolicyForbids(f"{why}; the job is released, the run is kept")
+        self._wait(pause)
+        if self._stopped():
+            raise Halted
 
     def _await(self, decide: Callable[[], Decision]) -> None:
         began = time.monotonic()
@@ -224,34 +254,34 @@ class PolicyGatedRun:
             self._send_progress(self._progress.model_copy(update={"phase": "waiting", "why": why[:WHY_LENGTH]}))
             remaining_seconds = PATIENCE_SECONDS - (time.monotonic() - began)
             if remaining_seconds <= 0 or self._evaluator.seconds_until(decision) > remaining_seconds:
-                raise PolicyForbids(f"{why}; the job is released, the run is kept")
+                raise PolicyForbids(f"{decision.local_why}; the job is released, the run is kept")
             self._wait(WAIT_SECONDS)
             if self._stopped():
                 raise Halted
         self._enter(self._progress.phase)
 
-    def _begin(self, run: RunDirectory) -> None:
-        self._pause_reason, self._limits = None, run.limits()
+    def _begin_training(self) -> None:
+        """Forgets the reason of the last pause; the next call of `_stop` reads the sensors."""
+        self._pause_reason = None
         self._checked_at, self._counted_at = 0.0, time.monotonic()
 
-    def _stop(self, run: RunDirectory, manifest: ProgramManifest) -> bool:
+    def _stop(self) -> bool:
         if self._stopped():
             return True
         if time.monotonic() - self._checked_at >= CHECK_SECONDS:
             self._count()
-            self._apply(run, self._evaluator.training(self.rules, manifest))
+            self._apply(self._evaluator.training(self.rules))
             self._checked_at = time.monotonic()
         return self._pause_reason is not None
 
-    def _apply(self, run: RunDirectory, decision: Decision) -> None:
+    def _apply(self, decision: Decision) -> None:
         if decision.action == "wait":
-            self._pause_reason = decision.why or "the rules do not allow it now"
+            self._pause_reason = decision.local_why
             return
         self._slow_reason = decision.why if decision.action == "slow" else None
-        if not decision.limits.same(self._limits):
-            run.limit(decision.limits)
-            self._limits = decision.limits
-            _log.info("training pace changed", rest=decision.rest, length=decision.max_length, why=decision.why)
+        if decision.rest != self._rest:
+            self._rest = decision.rest
+            _log.info("training pace changed", rest=decision.rest, why=decision.why)
 
     def _count(self) -> None:
         """Adds the time since the last call to the day's training minutes."""
@@ -259,11 +289,17 @@ class PolicyGatedRun:
         self._evaluator.spend(now - self._counted_at)
         self._counted_at = now
 
-    def _check_transfer(self, _arrived: int, _size: int) -> None:
+    def _check_transfer(self, decide: Callable[[Rules], Decision]) -> None:
         if self._stopped():
             raise Halted
         if time.monotonic() - self._checked_at >= CHECK_SECONDS:
             self._checked_at = time.monotonic()
             self._send_progress(self._progress)  # received bytes count as progress
-            if self._evaluator.transfer(self.rules).action == "wait":
+            if decide(self.rules).action == "wait":
                 raise _TransferForbidden
+
+
+def recorded_steps(run: RunDirectory) -> int:
+    """Returns the number of steps in a run's trajectory; 0 for a run that has not begun."""
+    trajectory = parse_trajectory(run.trajectory.read_bytes())[0] if run.trajectory.exists() else None
+    return 0 if trajectory is None else trajectory.steps

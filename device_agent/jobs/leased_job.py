@@ -15,27 +15,35 @@ import structlog
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from pydantic import ValidationError
 
+from device_agent.datasets.store import DatasetRemoved, HeldDataset
 from device_agent.durable import describe_os_error
-from device_agent.engines import Engine
-from device_agent.errors import DoesNotFit, OwnerRefuses, PolicyForbids, TooLittleMemory
+from device_agent.errors import (
+    DoesNotFit,
+    ExecutorEnded,
+    NoRunner,
+    OwnerRefuses,
+    PolicyForbids,
+    RuntimeFailed,
+    TooLittleMemory,
+)
+from device_agent.executors.process import Launcher
 from device_agent.home import AgentHome
 from device_agent.inference.adapter_store import AdapterStore
 from device_agent.jobs.lease_and_policy import Halted, LeaseHeartbeat, PolicyGatedRun
 from device_agent.jobs.secure_aggregation_upload import SecureAggregationUpload
-from device_agent.jobs.text_scoring import with_text_scores
 from device_agent.jobs.upload import Upload, UploadSummary
 from device_agent.policy.evaluator import OwnerConsent, PolicyEvaluator
-from device_agent.policy.privacy_ledger import PrivacyLedger, Terms, spending_of
+from device_agent.policy.privacy_ledger import PrivacyCost, PrivacyLedger, spending_of
 from device_agent.policy.task_approvals import TaskApprovals
 from device_agent.programs import ProgramCache, RollbackProtection, verify_program, verify_start
 from device_agent.protocol.client import DeviceClient
-from device_agent.runner.location import local_runner
-from device_agent.training.journal import RunDirectory, RunPlan
-from device_agent.training.messages import describe
+from device_agent.training.run_directory import RunDirectory
+from device_agent.training.run_plan import RunPlan
 from shared.canonical import file_sha256
 from shared.capabilities import may_take_part
 from shared.errors import (
     Gone,
+    InvalidDataset,
     LeftOutOfRound,
     MobizoError,
     NotFound,
@@ -47,12 +55,10 @@ from shared.federation.secure_aggregation.redaction import redacted_progress
 from shared.job import JobError, Progress, Result, TrajectoryUpload
 from shared.program import ProgramFile, ProgramManifest
 from shared.protocol import Decline, Lease
-from shared.registry import AdapterManifest
-from shared.rules import Rules
 from shared.transport import ByteProgress
+from shared.zo.lora import load_adapter
 
-RULES_PAUSE_SECONDS = 300.0  # after a job that the rules forbade, because the server may lease it again at once
-TRANSIENT = frozenset({Unavailable.code, DoesNotFit.code})  # errors of a training process that may not recur
+COOLDOWN_SECONDS = 300.0  # after a job that this device cannot train now; the server may lease it again at once
 
 _log = structlog.get_logger()
 
@@ -82,25 +88,15 @@ class JobEnd:
     upload: UploadSummary | None = None
 
 
-class _Failed(Exception):
-    """The training process reported an error."""
-
-    def __init__(self, reason: JobError, detail: str) -> None:
-        """reason: for the server. detail: for this device."""
-        super().__init__(detail)
-        self.reason, self.detail = reason, detail
-
-
 @dataclass(frozen=True)
 class AgentContext:
     """The agent's services that every job uses."""
 
-    keys: tuple[Ed25519PublicKey, ...]  # the server's current key, then its former keys
     cache: ProgramCache
     rollback: RollbackProtection
     store: AdapterStore
     evaluator: PolicyEvaluator
-    engines: Callable[[ProgramManifest], Engine]
+    launchers: Callable[[ProgramManifest], Launcher]
     consents: OwnerConsent
     tasks: TaskApprovals
     privacy: PrivacyLedger
@@ -111,7 +107,8 @@ class AgentContext:
 class LeasedJob:
     """A lease and everything needed to work on it.
 
-    show: called with the progress. wait: sleeps up to that many seconds; returns whether the daemon was asked to stop.
+    keys: the server's current key, then its former keys. show: called with the progress. wait: sleeps up to that many
+    seconds; returns whether the daemon was asked to stop.
     verified: called with the program's manifest once its signature, recipe and version were checked.
     """
 
@@ -119,8 +116,9 @@ class LeasedJob:
     lease: Lease
     heartbeat: LeaseHeartbeat
     context: AgentContext
+    keys: tuple[Ed25519PublicKey, ...]
     run: RunDirectory
-    dataset: Path
+    dataset: HeldDataset
     show: Callable[[Progress], None]
     wait: Callable[[float], bool]
     verified: Callable[[ProgramManifest], None] = lambda _manifest: None
@@ -137,19 +135,16 @@ class LeasedJob:
             return self._lost(error.detail)
         except TooLittleMemory as error:
             return self._decline(error)
-        except (PolicyForbids, LeftOutOfRound) as error:
-            return self._release(error.detail, RULES_PAUSE_SECONDS)
+        except (PolicyForbids, LeftOutOfRound, NoRunner, ExecutorEnded) as error:
+            return self._release(error.detail, COOLDOWN_SECONDS)
         except Unavailable as error:
             return self._release(error.detail)
         except OwnerRefuses as error:
             return self._refuse(error)
         except MobizoError as error:
-            message = describe(error)
-            return self._fail(message.error or JobError(code=error.code, detail=error.detail), error.detail)
-        except _Failed as error:
-            if error.reason.code in TRANSIENT:
-                return self._release(error.detail)
-            return self._fail(error.reason, error.detail)
+            if (removed := self._removed()) is not None:
+                return self._release(removed.detail)
+            return self._fail(public_error(error), error.detail)
         except OSError as error:
             return self._release(describe_os_error(error))
         except Exception as error:
@@ -160,19 +155,19 @@ class LeasedJob:
 
     def _attempt(self) -> JobEnd:
         self._check_consent()
-        manifest = verify_program(self.lease, self.context.keys[0], self.context.rollback)
+        manifest = verify_program(self.lease, self.keys[0], self.context.rollback)
         self.verified(manifest)
         policy_run = PolicyGatedRun(
             self.context.evaluator, self.lease.job.request.rules, self._report, self._must_stop, self.wait
         )
         self._remove_outdated(manifest)
-        terms = self._terms()
-        self.context.privacy.check(terms, self.run)
+        cost = self._privacy_cost()
+        self.context.privacy.check(cost, self.run)
         result = self.run.result()
         scored = self._compares_texts and manifest.inference_context is not None
         with self.context.cache.hold(manifest.files if scored else manifest.training_files):
             if result is None:
-                result = self._train(policy_run, manifest, terms)
+                result = self._train(policy_run, manifest, cost)
             if scored and result.written_after is None:
                 result = self._score_texts(policy_run, manifest, result)
         if not self._private:
@@ -189,11 +184,29 @@ class LeasedJob:
         return self.lease.job.task.compares_texts and not self._private and self.lease.round is None
 
     def _score_texts(self, policy_run: PolicyGatedRun, manifest: ProgramManifest, result: Result) -> Result:
-        def fetch(file: ProgramFile) -> Path:
-            self.context.cache.reserve(manifest.files)
-            return self._fetch(policy_run, file)
+        """Returns the result with scores of written texts, and records it; as it was if they cannot be measured."""
+        # Here, because most jobs compare no texts, and an idle agent stays small.
+        from device_agent.inference.samples import score_writing
 
-        return with_text_scores(policy_run, self.run, result, fetch, local_runner(self.context.home.path))
+        why = "writing held-out texts, to compare them with the examples' own"
+        progress = Progress(phase="evaluating", step=result.steps, steps=result.steps, why=why)
+        policy_run.report(progress)
+        try:
+            self.context.cache.reserve(manifest.files)
+            paths = {file.role: self._fetch(policy_run, file) for file in manifest.files}
+            adapter = load_adapter(self.run.best.read_bytes(), manifest.size)
+            before, after = score_writing(
+                self.run.plan(),
+                paths["inference"],
+                adapter,
+                lambda prompts: policy_run.pace(prompts, progress),
+            )
+        except (DoesNotFit, InvalidDataset, NoRunner, RuntimeFailed) as error:
+            _log.warning("held-out texts were not scored", detail=error.detail)
+            return result
+        result = result.model_copy(update={"written_before": before, "written_after": after})
+        self.run.finish(result)
+        return result
 
     def _upload(self) -> Upload | SecureAggregationUpload:
         """Returns how the run is uploaded. A masked update is never uploaded in another form."""
@@ -243,58 +256,60 @@ class LeasedJob:
         return self.lease.job.request.trajectory
 
     def _remove_outdated(self, manifest: ProgramManifest) -> None:
-        """Removes an earlier run of this job if the server has since changed what the job trains."""
+        """Removes an earlier run of this job if the job or the data set has changed since."""
         try:
             plan = self.run.plan()
         except (FileNotFoundError, ValidationError):
             return
         job = self.lease.job
         requested_run = (manifest.recipe_id, job.request.training, job.request.privacy, job.task)
-        if (plan.manifest.recipe_id, plan.training, plan.privacy, plan.task) != requested_run:
+        changed = (plan.manifest.recipe_id, plan.training, plan.privacy, plan.task) != requested_run
+        # The rest of a run must not be trained on other records than its first steps.
+        if changed or (plan.dataset != self.dataset.directory and self.run.result() is None):
             _log.warning("the job differs from its run on this device; the run starts again", job=plan.job_id)
             self.run.remove()
 
-    def _terms(self) -> Terms:
+    def _privacy_cost(self) -> PrivacyCost:
         """Returns what this job's run spends of the data set's privacy."""
         request = self.lease.job.request
-        return Terms(
+        return PrivacyCost(
             job_id=self.lease.job.id,
             dataset=request.dataset,
-            directory=self.dataset,
+            directory=self.dataset.directory,
             spending=spending_of(request.privacy, request.training.steps),
         )
 
-    def _train(self, policy_run: PolicyGatedRun, manifest: ProgramManifest, terms: Terms) -> Result:
+    def _train(self, policy_run: PolicyGatedRun, manifest: ProgramManifest, cost: PrivacyCost) -> Result:
         policy_run.report(Progress(phase="downloading", steps=self.lease.job.request.training.steps))
-        check_memory(manifest, self.context.evaluator.spare_bytes(policy_run.rules), policy_run.rules)
+        spare = self.context.evaluator.spare_bytes(policy_run.rules)
+        if manifest.training_bytes > spare:
+            raise TooLittleMemory(manifest.training_bytes, spare, policy_run.rules.memory_floor_bytes or 0)
         self.run.begin(self._prepare(policy_run, manifest))
-        self.context.privacy.charge(terms, self.run)
         policy_run.report(Progress(phase="loading", steps=self.lease.job.request.training.steps))
-        message = policy_run.train(self.context.engines(manifest), self.run, manifest)
-        if (unusable := self.run.unusable()) is not None:
-            _log.warning("records were left out", detail=unusable, see=str(self.run.path / "unusable.log"))
-        if message.error is not None:
-            raise _Failed(message.error, message.detail or message.error.detail)
-        if message.result is None:
-            raise Halted
-        return message.result
+        launcher = self.context.launchers(manifest)
+        try:
+            # Charged last: a job that cannot start here spends nothing.
+            return policy_run.train(launcher, self.run, manifest, lambda: self.context.privacy.charge(cost, self.run))
+        finally:
+            if (unusable := self.run.unusable()) is not None:
+                _log.warning("records were left out", detail=unusable, see=str(self.run.path / "unusable.log"))
 
     def _prepare(self, policy_run: PolicyGatedRun, manifest: ProgramManifest) -> RunPlan:
         """Downloads what the training process needs and returns the run's plan."""
         cache = self.context.cache
         cache.reserve(manifest.training_files)
-        start = verify_start(self.lease, manifest, self.context.keys)
+        start = verify_start(self.lease, manifest, self.keys)
         paths = {file.role: self._fetch(policy_run, file) for file in manifest.training_files}
-        if start is not None and not holds_start(self.run, start):
+        if start is not None and not (self.run.start.is_file() and file_sha256(self.run.start) == start.sha256):
             self.run.path.mkdir(parents=True, exist_ok=True, mode=0o700)
-            policy_run.transfer(partial(self.client.download_start, self.lease.id, start, self.run.start))
+            policy_run.download(partial(self.client.download_start, self.lease.id, start, self.run.start))
         self._check_running()
         return RunPlan(
             job_id=self.lease.job.id,
             task=self.lease.job.task,
             training=self.lease.job.request.training,
             manifest=manifest,
-            dataset=self.dataset,
+            dataset=self.dataset.directory,
             program=paths["program"],
             weights=paths["weights"],
             tokenizer=paths["tokenizer"],
@@ -310,7 +325,7 @@ class LeasedJob:
             return self.context.cache.fetch(self.client, file, progress)
 
         # A cached file needs no network.
-        return move(None) if self.context.cache.holds(file) else policy_run.transfer(move)
+        return move(None) if self.context.cache.holds(file) else policy_run.download(move)
 
     def _report(self, progress: Progress) -> None:
         if self.lease.job.task.generates:
@@ -332,7 +347,15 @@ class LeasedJob:
         return self.lease.job.request.privacy is not None
 
     def _must_stop(self) -> bool:
-        return self.heartbeat.ended or self.wait(0)
+        return self.heartbeat.ended or self.wait(0) or self._removed() is not None
+
+    def _removed(self) -> DatasetRemoved | None:
+        """Returns the error of a data set that the owner has removed since the job began."""
+        try:
+            self.dataset.check()
+        except DatasetRemoved as error:
+            return error
+        return None
 
     def _check_running(self) -> None:
         if self._must_stop():
@@ -346,6 +369,8 @@ class LeasedJob:
             return self._refused("its token is no longer valid")
         if self.heartbeat.lost.is_set():
             return self._lost("the lease has ended")
+        if (removed := self._removed()) is not None:
+            return self._release(removed.detail)
         self._notify(lambda: self.client.leave(self.lease.id))
         return JobEnd(Outcome.INTERRUPTED)
 
@@ -386,12 +411,11 @@ class LeasedJob:
             _log.warning("the report to the server failed", detail=error.detail)
 
 
-def check_memory(manifest: ProgramManifest, spare: int, rules: Rules) -> None:
-    """Raises TooLittleMemory unless training fits `spare` bytes."""
-    if manifest.training_bytes > spare:
-        raise TooLittleMemory(manifest.training_bytes, spare, rules.memory_floor_bytes or 0)
-
-
-def holds_start(run: RunDirectory, start: AdapterManifest) -> bool:
-    """Returns whether the run's directory contains the complete start file."""
-    return run.start.is_file() and file_sha256(run.start) == start.sha256
+def public_error(error: MobizoError) -> JobError:
+    """Returns what the server may know of an error: nothing that quotes the device's data."""
+    detail = error.detail
+    if isinstance(error, RuntimeFailed):
+        detail = error.public
+    elif isinstance(error, InvalidDataset):
+        detail = "the data set cannot be read, or too few of its records fit the task; the device's own log says why"
+    return JobError(code=error.code, detail=detail[:4000])

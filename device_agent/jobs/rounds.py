@@ -1,17 +1,17 @@
 """The log of federated rounds that this device took part in, one JSON line per round; it stays on the device.
 
-A line damaged by a power cut is skipped.
+A damaged line is skipped.
 """
 
 from __future__ import annotations
 
-import os
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from device_agent.durable import write_durably
+from device_agent.durable import write_pieces
 from device_agent.jobs.leased_job import JobEnd, Outcome
 from device_agent.jobs.upload import UploadForm
 from shared.job import Result, RoundRef
@@ -74,29 +74,13 @@ class RoundLog:
     def past(self) -> list[RoundRecord]:
         """Returns the latest KEPT_ROUNDS rounds, oldest first."""
         records = []
-        for line in self._lines():
-            try:
+        for line in self._path.read_bytes().splitlines() if self._path.exists() else ():
+            with suppress(ValidationError):
                 records.append(RoundRecord.model_validate_json(line))
-            except ValidationError:
-                continue
         return records[-KEPT_ROUNDS:]
 
     def add(self, record: RoundRecord) -> None:
-        """Appends a round durably; occasionally removes the oldest records."""
-        lines = self._lines()
-        line = record.model_dump_json(exclude_none=True).encode() + b"\n"
-        if len(lines) >= 2 * KEPT_ROUNDS or (lines and not lines[-1].endswith(b"\n")):
-            earlier = b"".join(entry.rstrip(b"\n") + b"\n" for entry in lines[1 - KEPT_ROUNDS :])
-            write_durably(self._path, earlier + line)
-            return
-        descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        with os.fdopen(descriptor, "ab") as file:
-            file.write(line)
-            file.flush()
-            os.fsync(file.fileno())
-
-    def _lines(self) -> list[bytes]:
-        try:
-            return self._path.read_bytes().splitlines(keepends=True)
-        except FileNotFoundError:
-            return []
+        """Adds a round durably; the latest KEPT_ROUNDS stay."""
+        records = [*self.past(), record][-KEPT_ROUNDS:]
+        lines = (f"{each.model_dump_json(exclude_none=True)}\n".encode() for each in records)
+        write_pieces(self._path, lines)

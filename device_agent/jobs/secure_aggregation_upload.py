@@ -11,15 +11,14 @@ from dataclasses import dataclass
 
 import structlog
 
-from device_agent.errors import PolicyForbids
 from device_agent.home import AgentHome
 from device_agent.jobs.lease_and_policy import PolicyGatedRun
-from device_agent.jobs.upload import LONGEST_PAUSE_SECONDS, PAUSE_SECONDS, UploadSummary
-from device_agent.protocol.client import Backoff, DeviceClient
+from device_agent.jobs.upload import UploadSummary, until_answered
+from device_agent.protocol.client import DeviceClient
 from device_agent.secure_aggregation.known_keys import KnownKeys
-from device_agent.secure_aggregation.participant import FileRoundState, SecureAggregationParticipant
-from device_agent.training.journal import RunDirectory
-from shared.errors import Gone, NotFound, Unavailable, Untrusted
+from device_agent.secure_aggregation.participant import DeviceMessage, SecureAggregationParticipant
+from device_agent.training.run_directory import RunDirectory
+from shared.errors import Untrusted
 from shared.federation.secure_aggregation.fixed_point import IntegerVector, encode
 from shared.federation.secure_aggregation.messages import (
     Advertisement,
@@ -35,6 +34,7 @@ from shared.job import Progress, Result
 from shared.protocol import Lease
 from shared.zo.lora import load_adapter
 
+ROUTES = {Advertisement: "keys", SealedShares: "shares", Consent: "consent", Unmasking: "unmask"}
 CHECK_SECONDS = 3.0  # between polls while waiting for other devices
 WAITING = "the masked update is ready; waiting for the other devices of the round"
 
@@ -53,30 +53,15 @@ class LeaseSecureAggregationTransport:
         """Returns the round's current state."""
         return self.client.secure_aggregation(self.lease_id, known_phase)
 
-    def advertise(self, advertisement: Advertisement) -> SecureAggregationView:
-        """Phase 0: sends this device's keys."""
-        return self._post("keys", advertisement)
-
-    def share(self, shares: SealedShares) -> SecureAggregationView:
-        """Phase 1: sends the encrypted shares."""
-        return self._post("shares", shares)
+    def send(self, message: DeviceMessage) -> SecureAggregationView:
+        """Sends this device's message of a phase."""
+        self.sent_bytes += len(message.model_dump_json())
+        return self.client.post_secure_aggregation(self.lease_id, ROUTES[type(message)], message)
 
     def mask(self, vector: bytes) -> SecureAggregationView:
-        """Phase 2: sends the masked update."""
+        """Sends the masked update."""
         self.sent_bytes += len(vector)
         return self.client.upload_masked(self.lease_id, vector)
-
-    def consent(self, consent: Consent) -> SecureAggregationView:
-        """Phase 3: signs the set of survivors."""
-        return self._post("consent", consent)
-
-    def unmask(self, unmasking: Unmasking) -> SecureAggregationView:
-        """Phase 4: sends the shares that unmask the sum."""
-        return self._post("unmask", unmasking)
-
-    def _post(self, phase: str, body: Advertisement | SealedShares | Consent | Unmasking) -> SecureAggregationView:
-        self.sent_bytes += len(body.model_dump_json())
-        return self.client.post_secure_aggregation(self.lease_id, phase, body)
 
 
 @dataclass(frozen=True)
@@ -101,7 +86,7 @@ class SecureAggregationUpload:
         transport = LeaseSecureAggregationTransport(self.client, self.lease.id)
         participant = SecureAggregationParticipant(
             transport,
-            FileRoundState(self.run.path / "masking.json"),
+            self.run.path / "masking.json",
             parameters,
             self.device_id,
             self.home.device_key(),
@@ -109,10 +94,10 @@ class SecureAggregationUpload:
             lambda: self._encoded(parameters, result),
         )
         waiting = Progress(phase="uploading", step=result.steps, steps=result.steps, why=WAITING)
-        while not self._retry(policy_run, participant.advance):
+        while not self._until_answered(policy_run, participant.advance):
             policy_run.report(waiting)
             self.wait(CHECK_SECONDS)
-        while not self._retry(policy_run, lambda: self._complete(transport, result)):
+        while not self._until_answered(policy_run, lambda: self._complete(transport, result)):
             continue
         return UploadSummary("masked", transport.sent_bytes)
 
@@ -120,7 +105,7 @@ class SecureAggregationUpload:
         plan = self.run.plan()
         adapter = load_adapter(self.run.best.read_bytes(), plan.manifest.size)
         weight = min(max(result.train_examples or 1, 1), parameters.most_weight)
-        return encode(plan.half.update(adapter, plan.begin_b()), weight, parameters)
+        return encode(plan.device_algorithm.update(adapter, plan.begin_b()), weight, parameters)
 
     def _complete(self, transport: LeaseSecureAggregationTransport, result: Result) -> bool:
         receipt = self.client.complete_round(self.lease.id, NO_FILE, redacted_result(result))
@@ -128,21 +113,8 @@ class SecureAggregationUpload:
         _log.info("update accepted", **facts, form="masked", bytes=transport.sent_bytes)
         return True
 
-    def _retry(self, policy_run: PolicyGatedRun, call: Callable[[], bool]) -> bool:
-        """Repeats a call until the server answers."""
-        pauses = Backoff(PAUSE_SECONDS, LONGEST_PAUSE_SECONDS)
-        while True:
-            self.check()
-            try:
-                return policy_run.transfer(lambda _progress: call())
-            except PolicyForbids:
-                raise
-            except (Gone, NotFound) as error:
-                raise Gone(f"the job is trained, but its round has ended ({error.detail})") from error
-            except Unavailable as error:
-                pause = pauses.pause()
-                _log.warning("the masked round is unreachable; retried", detail=error.detail, seconds=round(pause))
-                self.wait(pause)
+    def _until_answered(self, policy_run: PolicyGatedRun, call: Callable[[], bool]) -> bool:
+        return until_answered(call, policy_run, self.check, self.wait, "its round has ended")
 
 
 def secure_aggregation_parameters(lease: Lease) -> SecureAggregationParameters:

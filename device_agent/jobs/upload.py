@@ -15,9 +15,9 @@ import structlog
 from device_agent.durable import describe_os_error
 from device_agent.errors import PolicyForbids
 from device_agent.inference.adapter_store import AdapterStore
-from device_agent.jobs.lease_and_policy import PolicyGatedRun
+from device_agent.jobs.lease_and_policy import Answer, PolicyGatedRun
 from device_agent.protocol.client import Backoff, DeviceClient
-from device_agent.training.journal import RunDirectory
+from device_agent.training.run_directory import RunDirectory
 from shared.canonical import sha256_hex
 from shared.errors import (
     Gone,
@@ -49,6 +49,34 @@ class UploadSummary:
     bytes: int
 
 
+def until_answered(
+    call: Callable[[], Answer],
+    policy_run: PolicyGatedRun,
+    check: Callable[[], None],
+    wait: Callable[[float], bool],
+    gone: str,
+) -> Answer:
+    """Returns what `call` returns, which is repeated until the server answers. check, wait: as of `Upload`.
+
+    Raises Gone, which explains it by `gone`, if the server no longer accepts the job, PolicyForbids if the rules forbid
+    the network for too long.
+    """
+    pauses = Backoff(PAUSE_SECONDS, LONGEST_PAUSE_SECONDS)
+    while True:
+        check()
+        try:
+            return policy_run.transfer(lambda _progress: call())
+        except PolicyForbids:
+            raise
+        except (Gone, NotFound) as error:
+            refused = f"the job is trained, but the server no longer accepts it from this device ({error.detail})"
+            raise Gone(f"{refused}: {gone}") from error
+        except Unavailable as error:
+            pause = pauses.pause()
+            _log.warning("upload failed; retried", detail=error.detail, next_try_seconds=round(pause, 1))
+            wait(pause)
+
+
 @dataclass(frozen=True)
 class Upload:
     """The upload of one run.
@@ -73,23 +101,9 @@ class Upload:
         """
         policy_run.report(Progress(phase="uploading", step=result.steps, steps=result.steps))
         data = self.run.best.read_bytes()
-        pauses = Backoff(PAUSE_SECONDS, LONGEST_PAUSE_SECONDS)
-        while True:
-            self.check()
-            try:
-                return policy_run.transfer(lambda _progress: self._send_once(data, result))
-            except PolicyForbids:
-                raise
-            except (Gone, NotFound) as error:
-                likely = "another device has leased it" if self.lease.round is None else "its round has ended"
-                raise Gone(
-                    f"the job is trained, but the server no longer accepts it from this device ({error.detail}): most "
-                    f"likely {likely}; the result stays in {self.run.path} until newer runs replace it"
-                ) from error
-            except Unavailable as error:
-                pause = pauses.pause()
-                _log.warning("upload failed; retried", detail=error.detail, next_try_seconds=round(pause, 1))
-                self.wait(pause)
+        likely = "another device has leased it" if self.lease.round is None else "its round has ended"
+        gone = f"most likely {likely}; the result stays in {self.run.path} until newer runs replace it"
+        return until_answered(lambda: self._send_once(data, result), policy_run, self.check, self.wait, gone)
 
     def _send_once(self, data: bytes, result: Result) -> UploadSummary:
         trajectory = self._trajectory()
@@ -146,7 +160,7 @@ class Upload:
         if self.trajectory == "none":
             return None
         try:
-            data = self.run.ledger.read_bytes()
+            data = self.run.trajectory.read_bytes()
         except FileNotFoundError:
             return None
         return data[: parse_trajectory(data)[1]]

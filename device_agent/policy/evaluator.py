@@ -8,25 +8,24 @@ from __future__ import annotations
 import json
 import math
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import date, datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import structlog
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, RootModel, StrictBool, StrictInt, ValidationError
 
 from device_agent.durable import write_durably
 from device_agent.memory import spare_bytes
 from device_agent.policy.privacy_ledger import PrivacyLimits
 from device_agent.policy.rules import Decision, decide, may_transfer
-from device_agent.policy.sensors import Sensors, local_now
+from device_agent.policy.sensors import Readings, Sensors, local_now
 from shared.capabilities import MOST_COHORTS, Cohorts
 from shared.errors import BadRequest
 from shared.federation.secure_aggregation.settings import MOST_MEMBERS
 from shared.invalid_fields import first_invalid
 from shared.privacy import DELTA
-from shared.program import ProgramManifest
 from shared.rules import Rules
 
 # Valid values of each key, for error messages.
@@ -48,6 +47,7 @@ CONSENTS = {
     "privacy_limit": "an epsilon from 0 to 1000, or a table of them such as { reviews = 3, tickets = 8 }",
     "privacy_delta": "a number between 0 and 1, such as 1e-5",
 }
+Model = TypeVar("Model", bound=BaseModel)
 Epsilon = Annotated[float, Field(strict=True, ge=0, le=1e3, allow_inf_nan=False)]
 _log = structlog.get_logger()
 KEPT_DAYS = 14
@@ -85,22 +85,21 @@ def load_rules(path: Path) -> Rules:
     """Returns the rules in the file, or none if it does not exist. Raises BadRequest that names the key and its
     valid values.
     """
-    document = _read_rules(path)
-    try:
-        return Rules.model_validate({key: value for key, value in document.items() if key in ALLOWED})
-    except ValidationError as error:
-        key = str(first_invalid(error).location[0])
-        raise BadRequest(f"{path}: {key} must be {ALLOWED[key]}") from error
+    return _load(path, Rules, ALLOWED)
 
 
 def load_consents(path: Path) -> OwnerConsent:
     """Returns the owner's consents in the file. Raises BadRequest like `load_rules`."""
-    document = {key: value for key, value in _read_rules(path).items() if key in CONSENTS}
+    return _load(path, OwnerConsent, CONSENTS)
+
+
+def _load(path: Path, model: type[Model], valid_values: Mapping[str, str]) -> Model:
+    document = _read_rules(path)
     try:
-        return OwnerConsent.model_validate(document)
+        return model.model_validate({key: value for key, value in document.items() if key in valid_values})
     except ValidationError as error:
         key = str(first_invalid(error).location[0])
-        raise BadRequest(f"{path}: {key} must be {CONSENTS[key]}") from error
+        raise BadRequest(f"{path}: {key} must be {valid_values[key]}") from error
 
 
 def _read_rules(path: Path) -> dict[str, Any]:
@@ -128,30 +127,40 @@ class PolicyEvaluator:
         self.rules = rules
         self._sensors, self._budget, self._paused = sensors, budget, paused
         self._last: Decision | None = None
+        self._last_download: Decision | None = None
         self._at: datetime | None = None
 
-    def training(self, rules: Rules, manifest: ProgramManifest | None = None, needed: int = 0) -> Decision:
-        """Decides whether to train now. rules: all that apply. manifest: the program. needed: bytes that training
-        will allocate.
-        """
-        readings = self._sensors.read(rules)
-        self._at = readings.at
-        why = self._paused()
-        if why is not None:
-            return Decision(action="wait", why=why)
-        self._last = decide(
-            rules,
-            readings,
-            self._budget.spent(readings.at.date()),
-            self._last,
-            sequence_length=None if manifest is None else manifest.recipe.sequence_length,
-            dynamic_length=manifest is not None and manifest.dynamic_length,
-            needed_bytes=needed,
-        )
+    def training(self, rules: Rules, needed: int = 0) -> Decision:
+        """Decides whether to train now. rules: all that apply. needed: bytes that training will allocate."""
+        readings, pause = self._readings(rules)
+        if pause is not None:
+            return pause
+        spent = self._budget.spent(readings.at.date())
+        self._last = decide(rules, readings, spent, self._last, needed_bytes=needed)
         return self._last
 
+    def download(self, rules: Rules) -> Decision:
+        """Decides whether to download program files now, by the rules on power, heat and the network.
+
+        rules: all that apply.
+        """
+        power_and_heat = Rules(
+            charging=rules.charging, battery_floor=rules.battery_floor, temperature_ceiling=rules.temperature_ceiling
+        )
+        readings, pause = self._readings(power_and_heat)
+        if pause is not None:
+            return pause
+        self._last_download = decide(power_and_heat, readings, 0.0, self._last_download)
+        return self._last_download if self._last_download.action == "wait" else self.transfer(rules)
+
+    def _readings(self, rules: Rules) -> tuple[Readings, Decision | None]:
+        """Returns the sensors' readings, and the decision to wait if the user has paused training."""
+        readings, why = self._sensors.read(rules), self._paused()
+        self._at = readings.at
+        return readings, None if why is None else Decision(action="wait", why=why)
+
     def transfer(self, rules: Rules) -> Decision:
-        """Decides whether to download and upload now. rules: all that apply."""
+        """Decides whether to use the network now. rules: all that apply."""
         if rules.metered:
             return Decision(action="train")
         why = may_transfer(rules, self._sensors.read(rules))
@@ -182,13 +191,20 @@ class PolicyEvaluator:
         return max((spare_bytes() if available is None else available) - (rules.memory_floor_bytes or 0), 0)
 
 
+class _Minutes(RootModel[dict[str, Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]]]):
+    """Minutes by date, YYYY-MM-DD."""
+
+
 class DailyMinutes:
     """Minutes trained by date. A damaged file counts as empty: at worst one day's allowance is granted twice."""
 
     def __init__(self, path: Path) -> None:
         """path: created by the first `add`."""
         self._path = path
-        self._minutes = _read_minutes(path)
+        try:
+            self._minutes = _Minutes.model_validate_json(path.read_bytes()).root
+        except (FileNotFoundError, ValidationError):
+            self._minutes = {}
 
     def spent(self, today: date) -> float:
         """Returns the minutes trained on a day."""
@@ -206,17 +222,3 @@ class DailyMinutes:
         self._minutes[today.isoformat()] = self._minutes.pop(today.isoformat(), 0.0) + minutes
         self._minutes = dict(list(self._minutes.items())[-KEPT_DAYS:])
         write_durably(self._path, json.dumps(self._minutes).encode())
-
-
-def _read_minutes(path: Path) -> dict[str, float]:
-    try:
-        document = json.loads(path.read_bytes())
-        return {date.fromisoformat(day).isoformat(): _minutes(value) for day, value in document.items()}
-    except (FileNotFoundError, ValueError, TypeError, AttributeError):
-        return {}
-
-
-def _minutes(value: object) -> float:
-    if not isinstance(value, int | float) or not (math.isfinite(value) and value >= 0):
-        raise ValueError(f"{value!r} is not a training time in minutes")
-    return float(value)

@@ -1,34 +1,33 @@
 """Computes epsilon in a child process: `python -m device_agent.policy.privacy_accounting`.
 
-The accountant needs 100 MB of memory with SciPy, which the child returns, and a hostile job may ask for a computation
-that takes minutes, which a limit of processor time ends. The child reads an `_Order` from standard input and prints a
-number.
+A child process gives the accountant's memory (100 MB with SciPy) back when it ends. A limit of processor time ends the
+computations of hostile jobs, which would take minutes. The child reads an `AccountingRequest` from standard input and
+prints a number.
 """
 
 from __future__ import annotations
 
 import math
-import os
 import resource
 import subprocess
 import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
-from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
 from shared.federation.accounting import Spending, epsilon_of
 
-MOST_SECONDS = 120  # of processor time
-PACKAGES = Path(__file__).resolve().parents[2]
+MAX_SECONDS = 120  # of processor time
 
 
 class AccountingFailed(Exception):
     """Epsilon could not be computed: dp-accounting is not installed, or the computation took too long."""
 
 
-class _Order(BaseModel):
+class AccountingRequest(BaseModel):
+    """All spendings of a data set, and the delta at which epsilon is computed."""
+
     model_config = ConfigDict(extra="forbid")
 
     spendings: list[Spending]
@@ -44,14 +43,12 @@ def epsilon_in_child(spendings: Sequence[Spending], delta: float) -> float:
     """Returns epsilon at `delta` of all spendings together, 0 for none; see `epsilon_of`. Raises AccountingFailed."""
     if not spendings:
         return 0.0
-    path = os.pathsep.join(filter(None, (str(PACKAGES), os.environ.get("PYTHONPATH"))))
     try:
         result = subprocess.run(
             [sys.executable, "-m", "device_agent.policy.privacy_accounting"],
-            input=_Order(spendings=list(spendings), delta=delta).model_dump_json(),
+            input=AccountingRequest(spendings=list(spendings), delta=delta).model_dump_json(),
             capture_output=True,
             text=True,
-            env=os.environ | {"PYTHONPATH": path},
             check=True,
         )
         epsilon = float(result.stdout)
@@ -64,9 +61,9 @@ def epsilon_in_child(spendings: Sequence[Spending], delta: float) -> float:
 
 def main() -> None:
     """Entry point."""
-    resource.setrlimit(resource.RLIMIT_CPU, (MOST_SECONDS, MOST_SECONDS))
-    order = _Order.model_validate_json(sys.stdin.read())
-    sys.stdout.write(f"{epsilon_of(order.spendings, order.delta)!r}\n")
+    resource.setrlimit(resource.RLIMIT_CPU, (MAX_SECONDS, MAX_SECONDS))
+    request = AccountingRequest.model_validate_json(sys.stdin.read())
+    sys.stdout.write(f"{epsilon_of(request.spendings, request.delta)!r}\n")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The privacy ledger: what all runs on this device have spent of each data set's privacy, whatever user they name.
+"""The privacy ledger: what all runs on this device, of all users, have spent of each data set's privacy.
 
 A run is charged durably before it trains (`privacy.json` in the agent's home). A charge pays for one run directory,
 whose samples and noise are drawn once; a job whose run was removed is charged again. Nothing is ever given back.
@@ -13,15 +13,15 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from device_agent.durable import write_durably
+from device_agent.durable import read_document, write_document
 from device_agent.errors import PolicyForbids, PrivacyLimitReached
 from device_agent.policy.privacy_accounting import AccountingFailed, epsilon_in_child
-from device_agent.training.journal import RunDirectory
+from device_agent.training.run_directory import RunDirectory
 from shared.federation.accounting import Spending
 from shared.privacy import DELTA, ExamplePrivacy
 
 
-class Terms(BaseModel):
+class PrivacyCost(BaseModel):
     """What a run spends, and on which data. No spending: a run without privacy, whose cost has no bound."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -32,15 +32,15 @@ class Terms(BaseModel):
     spending: Spending | None
 
 
-class Charge(Terms):
+class Charge(PrivacyCost):
     """One entry of the ledger."""
 
     id: str = Field(default_factory=lambda: secrets.token_hex(16))
     at: datetime = Field(default_factory=lambda: datetime.now(UTC))
 
-    def pays(self, terms: Terms) -> bool:
-        """Returns whether this charge was made for these terms."""
-        return all(getattr(self, name) == getattr(terms, name) for name in Terms.model_fields)
+    def pays(self, other: PrivacyCost) -> bool:
+        """Returns whether this charge is for that spending."""
+        return all(getattr(self, name) == getattr(other, name) for name in PrivacyCost.model_fields)
 
 
 class PrivacyLimits(BaseModel):
@@ -97,21 +97,21 @@ class PrivacyLedger:
         """datasets: directory of each data set by name. The strictest limit of a directory's names holds for all."""
         self._path, self._limits, self._datasets = path, limits, dict(datasets or {})
 
-    def check(self, terms: Terms, run: RunDirectory) -> None:
+    def check(self, cost: PrivacyCost, run: RunDirectory) -> None:
         """Raises PrivacyLimitReached if a run may not begin, PolicyForbids if the ledger is damaged.
 
         A run that is already paid for may always continue.
         """
-        limit = self._limit(terms)
+        limit = self._limit(cost)
         charges = self.charges()
-        if limit is None or _paid(terms, run, charges):
+        if limit is None or _paid(cost, run, charges):
             return
-        allowed = f"the owner of this device limits the privacy of data set {terms.dataset!r} to epsilon {limit:g}"
-        if terms.spending is None:
+        allowed = f"the owner of this device limits the privacy of data set {cost.dataset!r} to epsilon {limit:g}"
+        if cost.spending is None:
             raise PrivacyLimitReached(f"{allowed}; a job without `privacy` has no bound: submit it with `privacy`")
-        spendings = [charge.spending for charge in _on(charges, terms.dataset, terms.directory)]
+        spendings = [charge.spending for charge in _charges_of(charges, cost.dataset, cost.directory)]
         try:
-            total_epsilon = epsilon_in_child([*filter(None, spendings), terms.spending], self._limits.delta)
+            total_epsilon = epsilon_in_child([*filter(None, spendings), cost.spending], self._limits.delta)
         except AccountingFailed as error:
             raise PrivacyLimitReached(
                 f"{allowed}, and the cost of this run cannot be computed; use fewer steps"
@@ -122,30 +122,26 @@ class PrivacyLedger:
                 "fewer steps, or ask the owner to raise `privacy_limit`"
             )
 
-    def _limit(self, terms: Terms) -> float | None:
-        names = {terms.dataset, *(name for name, path in self._datasets.items() if path == terms.directory)}
+    def _limit(self, cost: PrivacyCost) -> float | None:
+        names = {cost.dataset, *(name for name, path in self._datasets.items() if path == cost.directory)}
         return min((limit for name in names if (limit := self._limits.of(name)) is not None), default=None)
 
-    def charge(self, terms: Terms, run: RunDirectory) -> None:
+    def charge(self, cost: PrivacyCost, run: RunDirectory) -> None:
         """Charges a run durably, once. A kill between the two writes charges it twice, never less than once."""
         charges = self.charges()
-        if _paid(terms, run, charges):
+        if _paid(cost, run, charges):
             return
-        charge = Charge(**terms.model_dump())
-        self._write([*charges, charge])
-        write_durably(run.charge, charge.model_dump_json().encode())
+        charge = Charge(**cost.model_dump())
+        write_document(self._path, _File(charges=[*charges, charge]))
+        write_document(run.charge, charge)
 
     def charges(self) -> list[Charge]:
         """Returns all charges, oldest first. Raises PolicyForbids if the file is damaged."""
-        try:
-            return _File.model_validate_json(self._path.read_bytes()).charges
-        except FileNotFoundError:
-            return []
-        except (OSError, ValidationError) as error:
-            raise PolicyForbids(
-                f"the privacy ledger {self._path} cannot be read; restore it from a backup; without it this device "
-                "does not know what was spent, and trains nothing"
-            ) from error
+        damaged = PolicyForbids(
+            f"the privacy ledger {self._path} cannot be read; restore it from a backup; without it this device does "
+            "not know what was spent, and trains nothing"
+        )
+        return (read_document(self._path, _File, damaged) or _File()).charges
 
     def summary(self) -> list[DatasetSpending]:
         """Returns what was spent on each data set, by name. Raises PolicyForbids if the file is damaged."""
@@ -171,17 +167,14 @@ class PrivacyLedger:
             unprotected=len(own) - len(spendings),
         )
 
-    def _write(self, charges: list[Charge]) -> None:
-        write_durably(self._path, _File(charges=charges).model_dump_json().encode())
 
-
-def _on(charges: Sequence[Charge], dataset: str, directory: Path) -> list[Charge]:
+def _charges_of(charges: Sequence[Charge], dataset: str, directory: Path) -> list[Charge]:
     return [charge for charge in charges if charge.dataset == dataset or charge.directory == directory]
 
 
-def _paid(terms: Terms, run: RunDirectory, charges: Sequence[Charge]) -> bool:
+def _paid(cost: PrivacyCost, run: RunDirectory, charges: Sequence[Charge]) -> bool:
     try:
         recorded = Charge.model_validate_json(run.charge.read_bytes())
     except (FileNotFoundError, ValidationError):
         return False
-    return recorded.pays(terms) and any(charge.id == recorded.id and charge.pays(terms) for charge in charges)
+    return recorded.pays(cost) and any(charge.id == recorded.id and charge.pays(cost) for charge in charges)

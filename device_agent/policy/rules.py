@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from datetime import datetime, time, timedelta
 from typing import Literal
 
-from device_agent.policy.sensors import Readings
+from device_agent.policy.sensors import ReadingName, Readings
 from shared.rules import Rules
-from shared.zo.trajectory import Limits
 
 BATTERY_EASE = 5.0  # percent above the floor before training begins again
 TEMPERATURE_EASE = 5.0  # degrees Celsius below the ceiling before training begins again
@@ -22,7 +21,6 @@ MAX_NAME = 40  # characters of a sensor's name
 MAX_SPANS = 3  # spans of hours in a message
 MAX_REASONS = 440  # characters of all reasons; a heartbeat takes 500
 STAGE_EASE = 1.0  # degrees Celsius below a stage's threshold before the previous stage applies again
-SHORTEST = 32  # tokens; shorter examples would hardly contain a question and its answer
 BUSY_LOAD, CALM_LOAD = 0.5, 0.3  # share of all processors: other programs are busy from the first to the second
 
 Action = Literal["train", "slow", "wait"]
@@ -35,6 +33,7 @@ RuleName = Literal[
     "hours",
     "metered",
     "daily_minutes",
+    "sensors",  # no rule of an owner: a sensor that a rule needs is lost
 ]
 
 
@@ -44,38 +43,34 @@ class Stage:
 
     below: float
     rest: float  # seconds of pause for each second of work
-    share: float  # of the sequence length, if the program accepts shorter examples
-    fixed_rest: float  # the pause if it does not
 
 
 # Stage 0 is full speed; stage i is STAGES[i - 1].
-STAGES = (
-    Stage(8.0, 0.5, 1.0, 0.5),
-    Stage(6.0, 1.0, 1.0, 1.0),
-    Stage(4.0, 2.0, 1.0, 2.0),
-    Stage(2.0, 2.0, 0.5, 4.0),
-    Stage(1.0, 4.0, 0.25, 8.0),
-)
+STAGES = (Stage(8.0, 0.5), Stage(6.0, 1.0), Stage(4.0, 2.0), Stage(2.0, 4.0), Stage(1.0, 8.0))
 THROTTLED_STAGE = 2  # minimum while the system throttles its processors
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What a device may do now. `held` and `stage` are state for the next decision."""
+    """What a device may do now. `held` and `stage` are state for the next decision.
+
+    The server may see `why`, which contains no measured value. `measured` stays on the device.
+    """
 
     action: Action
     why: str | None = None  # the reasons to wait or to slow down; None: there are none
+    measured: str | None = None  # the readings behind `why`
     rest: float = 0.0  # seconds of pause for each second of work
-    max_length: int | None = None  # tokens; None: the recipe's
     until: datetime | None = None  # when training may continue; None: unknown, when a reading changes
     held: tuple[RuleName, ...] = ()  # the rules that do not allow training now
     stage: int = 0  # of thermal throttling
     unknown: tuple[RuleName, ...] = ()  # rules without a sensor on this device; they are not enforced
 
     @property
-    def limits(self) -> Limits:
-        """The limits for `RunDirectory.limit`."""
-        return Limits(rest=self.rest, max_length=self.max_length)
+    def local_why(self) -> str:
+        """The reasons with the readings, for the owner of this device only."""
+        why = self.why or "the rules do not allow it now"
+        return f"{why} (measured: {self.measured})" if self.measured else why
 
 
 def decide(
@@ -84,20 +79,19 @@ def decide(
     spent_minutes: float,
     last: Decision | None = None,
     *,
-    sequence_length: int | None = None,
-    dynamic_length: bool = False,
     needed_bytes: int = 0,
 ) -> Decision:
     """Decides whether to train, to train slowly or to wait.
 
     rules: the strictest of the job's and the owner's. spent_minutes: trained today, over all jobs. last: the previous
-    decision; None at the start. sequence_length, dynamic_length: the program's, if there is one. needed_bytes: memory
-    that training will allocate; 0 while it runs.
+    decision; None at the start. needed_bytes: memory that training will allocate; 0 while it runs.
     """
     held_before = frozenset(last.held if last is not None else ())
+    lost, unknown = _unanswered(rules, readings)
     stops = [
         stop
         for stop in (
+            _sensors(lost),
             _charging(rules, readings),
             _battery(rules, readings, "battery_floor" in held_before),
             _temperature(rules, readings, "temperature_ceiling" in held_before),
@@ -108,28 +102,33 @@ def decide(
         )
         if stop is not None
     ]
-    stage, unknown = 0, _unknown(rules, readings)
-    if rules.temperature_ceiling is not None:
-        last_stage = last.stage if last is not None else 0
+    stage = last_stage = last.stage if last is not None else 0
+    if rules.temperature_ceiling is None:
+        stage = 0
+    elif "temperature_ceiling" not in lost:
         stage = stage_at(rules.temperature_ceiling, readings.temperature, readings.throttled, last_stage)
     if stops:
         end_times = [stop.until for stop in stops]
+        stopped = tuple(stop.rule for stop in stops)
         return Decision(
             action="wait",
             why=_joined([stop.why for stop in stops]),
+            measured=", ".join(stop.measured for stop in stops if stop.measured) or None,
             until=max(until for until in end_times if until is not None) if None not in end_times else None,
-            held=tuple(stop.rule for stop in stops),
+            held=stopped + tuple(rule for rule in lost if rule in held_before and rule not in stopped),
             stage=stage,
             unknown=unknown,
         )
     if rules.temperature_ceiling is None or stage == 0:
         return Decision(action="train", unknown=unknown)
-    rest, max_length = pace(stage, sequence_length if dynamic_length else None)
+    rest = STAGES[stage - 1].rest
+    throttling = ", and the system throttles its processors" if readings.throttled else ""
+    temperature = _where(readings) if readings.temperature is not None else "temperature unknown"
     return Decision(
         action="slow",
-        why=_slow_reason(rules.temperature_ceiling, readings, rest, max_length),
+        why=f"near the temperature ceiling of {_short(rules.temperature_ceiling)} °C{throttling}; pauses between steps",
+        measured=f"{temperature}; pauses {_short(rest)} s for each second of work",
         rest=rest,
-        max_length=max_length,
         stage=stage,
         unknown=unknown,
     )
@@ -147,11 +146,19 @@ def may_transfer(rules: Rules, readings: Readings) -> str | None:
 
 @dataclass(frozen=True)
 class _Stop:
-    """One rule that forbids training now, and why."""
+    """One rule that forbids training now; see `Decision` for `why` and `measured`."""
 
     rule: RuleName
     why: str
+    measured: str | None = None
     until: datetime | None = None
+
+
+def _sensors(lost: tuple[RuleName, ...]) -> _Stop | None:
+    if not lost:
+        return None
+    why = "a sensor that a rule needs cannot be read; waits until the phone responds"
+    return _Stop("sensors", why, f"no reading for {', '.join(lost)}")
 
 
 def _charging(rules: Rules, readings: Readings) -> _Stop | None:
@@ -164,15 +171,14 @@ def _battery(rules: Rules, readings: Readings, was_waiting: bool) -> _Stop | Non
     floor, percent = rules.battery_floor, readings.battery_percent
     if floor is None or percent is None or readings.charging:
         return None
+    measured = f"battery at {_short(percent)} %"
     if percent < floor:
-        return _Stop(
-            "battery_floor",
-            f"battery at {_short(percent)} %, below the floor of {_short(floor)} %; waits for external power",
-        )
+        why = f"battery below the floor of {_short(floor)} %; waits for external power"
+        return _Stop("battery_floor", why, measured)
     resume_percent = min(floor + BATTERY_EASE, 100.0)
     if was_waiting and percent < resume_percent:
-        why = f"battery at {_short(percent)} %; continues from {_short(resume_percent)} % or with external power"
-        return _Stop("battery_floor", why)
+        why = f"battery low; continues from {_short(resume_percent)} % or with external power"
+        return _Stop("battery_floor", why, measured)
     return None
 
 
@@ -181,13 +187,12 @@ def _temperature(rules: Rules, readings: Readings, was_waiting: bool) -> _Stop |
     if ceiling is None or temperature is None:
         return None
     if temperature >= ceiling:
-        why = f"{_where(readings)}, at or above the ceiling of {_short(ceiling)} °C; waits until it cools down"
-        return _Stop("temperature_ceiling", why)
+        why = f"at or above the temperature ceiling of {_short(ceiling)} °C; waits until the device cools down"
+        return _Stop("temperature_ceiling", why, _where(readings))
     resume_temperature = ceiling - TEMPERATURE_EASE
     if was_waiting and temperature > resume_temperature:
-        return _Stop(
-            "temperature_ceiling", f"{_where(readings)}; cools down and continues at {_short(resume_temperature)} °C"
-        )
+        why = f"the device cools down; continues at {_short(resume_temperature)} °C"
+        return _Stop("temperature_ceiling", why, _where(readings))
     return None
 
 
@@ -198,21 +203,22 @@ def _memory(rules: Rules, readings: Readings, was_waiting: bool, needed: int) ->
     required = (floor * (1 + MEMORY_EASE) if was_waiting else floor) + needed
     if available >= required:
         return None
-    why = f"{_mebibytes(available)} of memory free, {_mebibytes(required)} required"
+    why = f"less than {_mebibytes(required)} of memory free"
     if needed:
         why += f" ({_mebibytes(needed)} of it for training)"
-    return _Stop("memory_floor_bytes", f"{why}; waits until other programs need less")
+    return _Stop(
+        "memory_floor_bytes", f"{why}; waits until other programs need less", f"{_mebibytes(available)} of memory free"
+    )
 
 
 def _idle(rules: Rules, readings: Readings, was_waiting: bool) -> _Stop | None:
     if not rules.idle:
         return None
     if readings.idle_seconds is not None and readings.idle_seconds < IDLE_SECONDS:
-        # The reason is sent to the server, so it does not contain the idle time.
         return _Stop("idle", f"the device is in use; waits until it has been idle for {IDLE_SECONDS:.0f} s")
     if readings.load is not None and (readings.load >= BUSY_LOAD or (was_waiting and readings.load > CALM_LOAD)):
-        why = f"other programs use {readings.load:.0%} of the processors"
-        return _Stop("idle", f"{why}; waits until they use {CALM_LOAD:.0%} or less")
+        why = f"other programs use the processors; waits until they use {CALM_LOAD:.0%} or less"
+        return _Stop("idle", why, f"other programs use {readings.load:.0%} of the processors")
     return None
 
 
@@ -225,7 +231,7 @@ def _hours(rules: Rules, readings: Readings) -> _Stop | None:
     opening = _opening(rules, readings.at)
     if opening is None:
         return _Stop("hours", f"the hours {spans} do not overlap; no training until a rule changes")
-    return _Stop("hours", f"outside the hours {spans}; waits until {opening:%H:%M}", opening)
+    return _Stop("hours", f"outside the hours {spans}; waits until {opening:%H:%M}", until=opening)
 
 
 def _opening(rules: Rules, at: datetime) -> datetime | None:
@@ -242,30 +248,28 @@ def _budget(rules: Rules, readings: Readings, spent_minutes: float) -> _Stop | N
     if rules.daily_minutes is None or spent_minutes < rules.daily_minutes:
         return None
     tomorrow = datetime.combine(readings.at.date() + timedelta(days=1), time(), readings.at.tzinfo)
-    why = f"trained {_short(spent_minutes)} of {_short(rules.daily_minutes)} minutes today; waits until midnight"
-    return _Stop("daily_minutes", why, tomorrow)
+    why = f"the day's {_short(rules.daily_minutes)} minutes of training are used up; waits until midnight"
+    return _Stop("daily_minutes", why, f"{_short(spent_minutes)} minutes trained", tomorrow)
 
 
-def _slow_reason(ceiling: float, readings: Readings, rest: float, max_length: int | None) -> str:
-    why = _where(readings) if readings.temperature is not None else "temperature unknown"
-    why += f" under a ceiling of {_short(ceiling)} °C"
-    if readings.throttled:
-        why += ", and the system throttles its processors"
-    why += f"; pauses {_short(rest)} s for each second of work"
-    return why if max_length is None else f"{why}, examples of at most {max_length} tokens"
-
-
-def _unknown(rules: Rules, readings: Readings) -> tuple[RuleName, ...]:
-    readings_of_rules: tuple[tuple[RuleName, bool, object], ...] = (
-        ("charging", rules.charging, readings.charging),
+def _unanswered(rules: Rules, readings: Readings) -> tuple[tuple[RuleName, ...], tuple[RuleName, ...]]:
+    """Returns the rules whose sensor is lost, and those for which the device has no sensor."""
+    readings_of_rules: tuple[tuple[RuleName, bool, ReadingName | Literal["metered"]], ...] = (
+        ("charging", rules.charging, "charging"),
         # On external power the battery does not matter.
-        ("battery_floor", rules.battery_floor is not None and not readings.charging, readings.battery_percent),
-        ("temperature_ceiling", rules.temperature_ceiling is not None, readings.temperature),
-        ("memory_floor_bytes", rules.memory_floor_bytes is not None, readings.available_bytes),
-        ("idle", rules.idle, readings.idle_seconds),
-        ("metered", not rules.metered, readings.metered),
+        ("battery_floor", rules.battery_floor is not None and not readings.charging, "battery_percent"),
+        ("temperature_ceiling", rules.temperature_ceiling is not None, "temperature"),
+        ("memory_floor_bytes", rules.memory_floor_bytes is not None, "available_bytes"),
+        ("idle", rules.idle, "idle_seconds"),
+        ("metered", not rules.metered, "metered"),
     )
-    return tuple(name for name, applies, reading in readings_of_rules if applies and reading is None)
+    unanswered = [
+        (rule, name) for rule, applies, name in readings_of_rules if applies and getattr(readings, name) is None
+    ]
+    return (
+        tuple(rule for rule, name in unanswered if name in readings.lost),
+        tuple(rule for rule, name in unanswered if name not in readings.lost),
+    )
 
 
 def _joined(reasons: list[str]) -> str:
@@ -303,17 +307,3 @@ def stage_at(ceiling: float, temperature: float | None, throttled: bool | None, 
 
 def _thresholds_passed(margin: float) -> int:
     return sum(margin <= stage.below for stage in STAGES)
-
-
-def pace(stage: int, sequence_length: int | None) -> tuple[float, int | None]:
-    """Returns (seconds of pause per second of work, maximum tokens per example or None) at a stage.
-
-    sequence_length: the recipe's; None if the program requires full length.
-    """
-    if stage == 0:
-        return 0.0, None
-    settings = STAGES[stage - 1]
-    if sequence_length is None or sequence_length <= SHORTEST:
-        return settings.fixed_rest, None
-    length = max(SHORTEST, int(sequence_length * settings.share))
-    return settings.rest, None if length == sequence_length else length

@@ -1,5 +1,5 @@
-"""A device's sensor readings, and the sensors of a Linux machine (PC, server, Jetson). `device_agent.android.sensors`
-reads a phone's.
+"""A device's sensor readings, and the sensors of a Linux machine (PC, server, Jetson). `phone_sensors.py` reads a
+phone's.
 
 power         /sys/class/power_supply
 temperature   /sys/class/thermal zones and the processors' chips in /sys/class/hwmon
@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol, get_args
 
 import psutil
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
@@ -47,8 +47,13 @@ SESSION_PROPERTIES = ("Type", "Class", "State", "IdleHint", "IdleSinceHint")
 GRAPHICAL = ("x11", "wayland", "mir")
 
 
+# The readings that rules compare and that a phone's sensors give.
+ReadingName = Literal["charging", "battery_percent", "temperature", "available_bytes", "idle_seconds"]
+READING_NAMES: tuple[ReadingName, ...] = get_args(ReadingName)
+
+
 class Readings(BaseModel):
-    """One set of sensor readings; None where the device has no sensor."""
+    """One set of sensor readings; None where the device has no sensor, or where the sensor is lost."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -62,6 +67,7 @@ class Readings(BaseModel):
     idle_seconds: float | None = Field(None, ge=0, description="since a person last used the device")
     load: float | None = Field(None, ge=0, le=1, description="share of all processors that other programs use")
     metered: bool | None = Field(None, description="the network is charged by volume")
+    lost: tuple[ReadingName, ...] = Field((), description="readings that cannot be taken now, from sensors that exist")
 
 
 class Sensors(Protocol):
@@ -78,12 +84,12 @@ class PhoneWithHost:
         self._phone, self._host = phone, host
 
     def read(self, rules: Rules | None = None) -> Readings:
-        """Returns both readings combined; only the host's if the phone is unreachable."""
+        """Returns both readings combined. If the phone is unreachable, all of its readings are lost."""
         host = self._host.read(rules)
         try:
             phone = self._phone.read(rules)
         except Unavailable:
-            return Readings(at=host.at, metered=host.metered)
+            return Readings(at=host.at, metered=host.metered, lost=READING_NAMES)
         return phone.model_copy(update={"at": host.at, "metered": host.metered})
 
 

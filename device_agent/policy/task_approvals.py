@@ -7,27 +7,25 @@ and approve it.
 
 from __future__ import annotations
 
-import fcntl
-import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from device_agent.durable import write_durably
+from device_agent.durable import locked, read_document, write_document
 from device_agent.errors import PolicyForbids, TaskNotApproved
 from shared.canonical import canonical_json, sha256_hex
 from shared.errors import BadRequest
 from shared.task import Kind, Task
 from shared.task_templates import TASKS
 
-MOST_WAITING = 50  # tasks that wait for a decision; more are refused without a record
+MAX_WAITING = 50  # tasks that wait for a decision; more are refused without a record
 # Of a task's sha256 on the command line: a submitter can make another task with the same 8 digits in minutes, show the
 # owner a harmless one and submit the other.
-LEAST_DIGITS = 32
+MIN_DIGITS = 32
 
 
 class TaskState(StrEnum):
@@ -132,7 +130,7 @@ class TaskApprovals:
             self._record_waiting(task, dataset)
         elif decision.state is TaskState.APPROVED:
             return
-        digits = task_sha256(task)[:LEAST_DIGITS]
+        digits = task_sha256(task)[:MIN_DIGITS]
         raise TaskNotApproved(
             f"the owner of this device has not approved task {task.name!r} ({digits}) for data set {dataset!r}; ask "
             f"the owner to run `mobizo-agent task approve {digits} --data {dataset}`, then submit the job again"
@@ -140,14 +138,10 @@ class TaskApprovals:
 
     def decisions(self) -> list[TaskDecision]:
         """Returns all decisions and waiting tasks, oldest first. Raises PolicyForbids if the file is damaged."""
-        try:
-            return _File.model_validate_json(self._path.read_bytes()).decisions
-        except FileNotFoundError:
-            return []
-        except (OSError, ValidationError) as error:
-            raise PolicyForbids(
-                f"the owner's decisions in {self._path} cannot be read; repair the file, or remove it and decide again"
-            ) from error
+        damaged = PolicyForbids(
+            f"the owner's decisions in {self._path} cannot be read; repair the file, or remove it and decide again"
+        )
+        return (read_document(self._path, _File, damaged) or _File()).decisions
 
     def find(self, name: str) -> Task:
         """Returns the task with these first digits of a sha256, or the shipped task of this name.
@@ -159,12 +153,12 @@ class TaskApprovals:
         tasks_by_digest = {decision.sha256: decision.task for decision in self.decisions()}
         tasks_by_digest |= {task_sha256(task): task for task in TASKS.values()}
         matching = [
-            task for digest, task in tasks_by_digest.items() if len(name) >= LEAST_DIGITS and digest.startswith(name)
+            task for digest, task in tasks_by_digest.items() if len(name) >= MIN_DIGITS and digest.startswith(name)
         ]
         if len(matching) != 1:
             reason = "several tasks begin with these digits" if matching else "no task has this name or digest"
             raise BadRequest(
-                f"{name!r}: {reason}; `mobizo-agent task list` shows the digests, of which at least {LEAST_DIGITS} "
+                f"{name!r}: {reason}; `mobizo-agent task list` shows the digests, of which at least {MIN_DIGITS} "
                 "digits are needed"
             )
         return matching[0]
@@ -185,7 +179,7 @@ class TaskApprovals:
         with self._lock():
             decisions = self.decisions()
             waiting = [entry for entry in decisions if entry.state is TaskState.WAITING]
-            if self._find(decisions, task, dataset) is None and len(waiting) < MOST_WAITING:
+            if self._find(decisions, task, dataset) is None and len(waiting) < MAX_WAITING:
                 self._write([*decisions, TaskDecision(task=task, dataset=dataset, state=TaskState.WAITING)])
 
     @staticmethod
@@ -193,13 +187,7 @@ class TaskApprovals:
         return next((entry for entry in decisions if entry.dataset == dataset and entry.task == task), None)
 
     def _write(self, decisions: list[TaskDecision]) -> None:
-        write_durably(self._path, _File(decisions=decisions).model_dump_json(indent=1).encode())
+        write_document(self._path, _File(decisions=decisions))
 
-    @contextmanager
-    def _lock(self) -> Iterator[None]:
-        descriptor = os.open(self._path.with_name(self._path.name + ".lock"), os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(descriptor)
+    def _lock(self) -> AbstractContextManager[object]:
+        return locked(self._path.with_name(f"{self._path.name}.lock"))

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TypeVar
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -18,7 +17,6 @@ from pydantic import BaseModel, ValidationError
 
 from device_agent.errors import UnsafeManifest
 from shared.capabilities import Capabilities
-from shared.catalog import RunnerBuild, SignedRunnerBuild
 from shared.errors import ClockSkew, MobizoError, ReplayedRequest
 from shared.federation.cohort import RoundReceipt
 from shared.federation.secure_aggregation.messages import Phase, SecureAggregationView
@@ -66,9 +64,7 @@ class DeviceClient:
     def __enter__(self) -> DeviceClient:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception_info: object) -> None:
         self._transport.close()
 
     def enroll(self, name: str, public_key: str) -> DeviceGrant:
@@ -121,15 +117,11 @@ class DeviceClient:
 
     def upload(self, lease_id: str, adapter: bytes) -> UploadReceipt:
         """Uploads an adapter file."""
-        headers = {"Content-Type": "application/octet-stream"}
-        content = self._request("PUT", f"/v1/leases/{lease_id}/adapter", content=adapter, headers=headers)
-        return _read(UploadReceipt, content)
+        return self._put(UploadReceipt, f"/v1/leases/{lease_id}/adapter", adapter)
 
     def upload_trajectory(self, lease_id: str, trajectory: bytes) -> UploadReceipt:
         """Uploads a run's trajectory."""
-        headers = {"Content-Type": "application/octet-stream"}
-        content = self._request("PUT", f"/v1/leases/{lease_id}/trajectory", content=trajectory, headers=headers)
-        return _read(UploadReceipt, content)
+        return self._put(UploadReceipt, f"/v1/leases/{lease_id}/trajectory", trajectory)
 
     def complete(
         self, lease_id: str, adapter_sha256: str, result: Result, trajectory_sha256: str | None = None
@@ -138,19 +130,20 @@ class DeviceClient:
 
         Raises TrajectoryMismatch if the replay differs, NotReplayable if the adapter must be uploaded as well.
         """
-        body = Completion(adapter_sha256=adapter_sha256, result=result, trajectory_sha256=trajectory_sha256)
-        return _read(AdapterVersion, self._complete(lease_id, body))
+        return self._complete(AdapterVersion, lease_id, adapter_sha256, result, trajectory_sha256)
 
     def complete_round(
         self, lease_id: str, adapter_sha256: str, result: Result, trajectory_sha256: str | None = None
     ) -> RoundReceipt:
         """Like `complete`, for a federated round, where the uploaded B is an update."""
-        body = Completion(adapter_sha256=adapter_sha256, result=result, trajectory_sha256=trajectory_sha256)
-        return _read(RoundReceipt, self._complete(lease_id, body))
+        return self._complete(RoundReceipt, lease_id, adapter_sha256, result, trajectory_sha256)
 
-    def _complete(self, lease_id: str, body: Completion) -> bytes:
-        timeout = None if body.trajectory_sha256 is None else REPLAY_TIMEOUT
-        return self._request("POST", f"/v1/leases/{lease_id}/complete", json=_json(body), timeout=timeout)
+    def _complete(
+        self, model: type[Document], lease_id: str, adapter: str, result: Result, trajectory: str | None
+    ) -> Document:
+        body = Completion(adapter_sha256=adapter, result=result, trajectory_sha256=trajectory)
+        timeout = None if trajectory is None else REPLAY_TIMEOUT
+        return _read(model, self._request("POST", f"/v1/leases/{lease_id}/complete", json=_json(body), timeout=timeout))
 
     def secure_aggregation(self, lease_id: str, known_phase: Phase | None) -> SecureAggregationView:
         """Returns the state of a job's masked round; leaves out the data of `known_phase`."""
@@ -165,9 +158,7 @@ class DeviceClient:
 
     def upload_masked(self, lease_id: str, vector: bytes) -> SecureAggregationView:
         """Uploads a masked update."""
-        headers = {"Content-Type": "application/octet-stream"}
-        path = f"/v1/leases/{lease_id}/masking/vector"
-        return _read(SecureAggregationView, self._request("PUT", path, content=vector, headers=headers))
+        return self._put(SecureAggregationView, f"/v1/leases/{lease_id}/masking/vector", vector)
 
     def download(self, file: ProgramFile, target: Path, progress: ByteProgress | None = None) -> None:
         """Downloads a program file to `target`. Raises Untrusted if its hash differs."""
@@ -193,18 +184,13 @@ class DeviceClient:
         path = f"{_ADAPTERS}/{adapter.adapter}/{adapter.revision}/lora_B.safetensors"
         self._transport.download(path, target, size=adapter.size, sha256=adapter.sha256, progress=progress)
 
-    def runner(self, system: str) -> SignedRunnerBuild:
-        """Returns the server's native runner for a platform such as linux-aarch64. Raises NotFound."""
-        return _read(SignedRunnerBuild, self._request("GET", f"/v1/runner-builds/{system}"))
-
-    def download_runner(self, build: RunnerBuild, target: Path, progress: ByteProgress | None = None) -> None:
-        """Downloads a runner archive to `target`. Raises Untrusted if its hash differs."""
-        path = f"/v1/runner-builds/{build.platform}/{build.sha256}"
-        self._transport.download(path, target, size=build.size, sha256=build.sha256, progress=progress)
-
     def server_keys(self) -> ServerKeys:
         """Returns the server's signing key and its signed key rotations."""
         return _read(ServerKeys, self._request("GET", "/v1/server/keys"))
+
+    def _put(self, model: type[Document], path: str, content: bytes) -> Document:
+        headers = {"Content-Type": "application/octet-stream"}
+        return _read(model, self._request("PUT", path, content=content, headers=headers))
 
     def _request(self, method: str, path: str, **options: Any) -> bytes:
         try:

@@ -16,18 +16,6 @@ from shared.transport import Transport
 CLIENT_ID = "mobizo-agent"
 
 
-class EnrollmentRefused(Forbidden):
-    """The operator refused this device."""
-
-    code, title = "join-refused", "Refused"
-
-
-class EnrollmentExpired(Unauthorized):
-    """No operator approved this device in time; run `mobizo-agent enroll` again."""
-
-    code, title = "join-late", "Not approved in time"
-
-
 def request_enrollment(
     transport: Transport,
     name: str,
@@ -39,7 +27,8 @@ def request_enrollment(
     """Requests enrollment and polls at the server's interval until an operator approves it; returns the grant.
 
     public_key: this device's, base64. show: called once with the codes. Retries with increasing delays if the server is
-    unreachable. Raises EnrollmentRefused, EnrollmentExpired, or the server's error.
+    unreachable. Raises Forbidden if the operator refuses this device, Unauthorized if nobody approves it in time, or
+    the server's error.
     """
     fields = {
         "client_id": CLIENT_ID,
@@ -61,7 +50,7 @@ def request_enrollment(
 
 def _refusal(error: DeviceFlowError) -> MobizoError:
     if error.error == "access_denied":
-        return EnrollmentRefused()
+        return Forbidden("the operator refused this device")
     if error.error == "expired_token":
-        return EnrollmentExpired()
+        return Unauthorized("no operator approved this device in time; run `mobizo-agent enroll` again")
     return MobizoError(f"the server refuses to enroll this device: {error.detail}")

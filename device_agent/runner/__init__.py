@@ -1,1 +1,1 @@
-"""The native runner: its C++ sources, and finding, downloading or building it."""
+"""The native runner: its C++ sources, and finding the installed one."""

@@ -1,5 +1,6 @@
 #include "mapped_file.hpp"
 
+#include "errors.hpp"
 #include "packed_index.hpp"
 
 #include <fcntl.h>
@@ -10,7 +11,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <stdexcept>
 
 namespace mobizo {
 
@@ -19,25 +19,31 @@ using executorch::runtime::FreeableBuffer;
 using executorch::runtime::Result;
 
 namespace {
+
 constexpr size_t IDENTIFYING_BYTES = 1 << 16;
+
+[[noreturn]] void fail(const std::string &path, int error) {
+  const Status status = error == ENOMEM ? Status::OutOfMemory : Status::FileUnreadable;
+  throw ExecutorError(status, "cannot map " + path + ": " + (error == 0 ? "it is empty" : std::strerror(error)));
 }
+
+} // namespace
 
 MappedFile::MappedFile(const std::string &path) {
   const int descriptor = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  struct stat found {};
-  if (descriptor < 0 || fstat(descriptor, &found) != 0 || found.st_size == 0) {
-    const int reason = errno;
-    if (descriptor >= 0) {
-      close(descriptor);
-    }
-    throw std::runtime_error("the program does not load (" + path + ": " +
-                             (descriptor < 0 ? std::strerror(reason) : "it is empty") + ")");
+  if (descriptor < 0) {
+    fail(path, errno);
   }
+  struct stat found {};
+  int error = fstat(descriptor, &found) == 0 ? 0 : errno;
   size_ = static_cast<size_t>(found.st_size);
-  void *mapped = mmap(nullptr, size_, PROT_READ, MAP_SHARED, descriptor, 0);
+  void *mapped = size_ == 0 ? MAP_FAILED : mmap(nullptr, size_, PROT_READ, MAP_SHARED, descriptor, 0);
+  if (size_ > 0 && mapped == MAP_FAILED) {
+    error = errno;
+  }
   close(descriptor);
   if (mapped == MAP_FAILED) {
-    throw std::runtime_error("the program does not load (" + path + ": " + std::strerror(errno) + ")");
+    fail(path, error);
   }
   start_ = static_cast<const uint8_t *>(mapped);
   const uint64_t facts[] = {size_, static_cast<uint64_t>(found.st_mtim.tv_sec),
@@ -50,14 +56,14 @@ MappedFile::~MappedFile() { munmap(const_cast<uint8_t *>(start_), size_); }
 
 Result<FreeableBuffer> MappedFile::load(size_t offset, size_t size, const SegmentInfo &) const {
   if (offset > size_ || size > size_ - offset) {
-    return Error::InvalidArgument;
+    return Error::AccessFailed; // the file is shorter than its content says
   }
   return FreeableBuffer(start_ + offset, size, nullptr);
 }
 
 Error MappedFile::load_into(size_t offset, size_t size, const SegmentInfo &, void *buffer) const {
   if (offset > size_ || size > size_ - offset) {
-    return Error::InvalidArgument;
+    return Error::AccessFailed; // the file is shorter than its content says
   }
   std::memcpy(buffer, start_ + offset, size);
   return Error::Ok;

@@ -9,11 +9,11 @@
 
 namespace mobizo {
 
-// Maps a file for as long as the object lives. ExecuTorch's own loader maps each tensor by itself; with one mapping, the
-// place of a tensor in the file identifies it, and all pages can be released at once.
+// Maps a file for as long as the object lives. ExecuTorch's own loader maps each tensor separately; with one mapping,
+// the offset of a tensor in the file identifies it, and all pages can be released at once.
 class MappedFile : public executorch::runtime::DataLoader {
 public:
-  // Throws std::runtime_error.
+  // Throws ExecutorError.
   explicit MappedFile(const std::string &path);
   ~MappedFile() override;
   MappedFile(const MappedFile &) = delete;
@@ -25,13 +25,13 @@ public:
                                        void *buffer) const override;
   executorch::runtime::Result<size_t> size() const override;
 
-  // Where in the file a pointer points, if it does.
+  // Returns the offset in the file that a pointer points to, or nothing if it points elsewhere.
   std::optional<uint64_t> offset_of(const void *pointer) const;
 
-  // Takes the file's pages out of this process's memory. They are clean: the next access reads them again.
+  // Removes the file's pages from this process's memory. They are clean: the next access reads them again.
   void release() const;
 
-  // Identifies the file without reading all of it: size, time of change, and a checksum of its first bytes.
+  // Identifies the file without reading all of it: size, mtime, and a checksum of its first bytes.
   uint64_t identity() const { return identity_; }
 
 private:

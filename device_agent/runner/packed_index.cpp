@@ -1,7 +1,5 @@
 #include "packed_index.hpp"
 
-#include "frames.hpp"
-
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -9,6 +7,8 @@
 
 #include <cstdio>
 #include <cstring>
+#include <fstream>
+#include <iterator>
 #include <set>
 #include <sstream>
 #include <type_traits>
@@ -18,13 +18,19 @@ namespace {
 
 constexpr uint64_t MAGIC = 0x31'4b'43'41'50'42'4f'4dULL; // "MOBPACK1"
 constexpr uint64_t MIX = 0x9e3779b97f4a7c15ULL;
-static_assert(std::is_trivially_copyable<PackedEntry>::value && sizeof(PackedEntry) == 48, "written as it is");
+static_assert(std::is_trivially_copyable<PackedEntry>::value && sizeof(PackedEntry) == 48, "written to the file as is");
+
+// Returns a file's bytes; empty if it cannot be read.
+std::string read_file(const std::string &path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+}
 
 struct Header {
   uint64_t magic, identity, count, sum;
 };
 
-// Lines of /proc/cpuinfo that say what a processor can do, each once; not its frequency, which changes.
+// Returns the lines of /proc/cpuinfo that describe the instruction set, without duplicates. Its frequency changes.
 std::string processor() {
   std::set<std::string> facts;
   std::istringstream lines(read_file("/proc/cpuinfo"));
@@ -43,7 +49,7 @@ std::string processor() {
   return all;
 }
 
-// The library that packs: its size and time of change.
+// Returns size and mtime of the library that packs.
 std::string library() {
   Dl_info info{};
   struct stat found {};
@@ -110,14 +116,14 @@ bool write_index(const std::string &path, uint64_t identity, const std::vector<P
   const Header header{MAGIC, identity, entries.size(), checksum(entries.data(), bytes)};
   std::string data(reinterpret_cast<const char *>(&header), sizeof header);
   data.append(reinterpret_cast<const char *>(entries.data()), bytes);
-  const std::string aside = path + ".new";
-  const int descriptor = open(aside.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+  const std::string temporary = path + ".new";
+  const int descriptor = open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
   if (descriptor < 0) {
     return false;
   }
-  const bool whole = write(descriptor, data.data(), data.size()) == static_cast<ssize_t>(data.size());
-  if (close(descriptor) != 0 || !whole || std::rename(aside.c_str(), path.c_str()) != 0) {
-    (void)unlink(aside.c_str());
+  const bool complete = write(descriptor, data.data(), data.size()) == static_cast<ssize_t>(data.size());
+  if (close(descriptor) != 0 || !complete || std::rename(temporary.c_str(), path.c_str()) != 0) {
+    (void)unlink(temporary.c_str());
     return false;
   }
   return true;

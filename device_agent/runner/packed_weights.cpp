@@ -16,9 +16,9 @@ PackedWeights *packed_weights = nullptr;
 
 namespace {
 
-constexpr uint64_t MOST_PACKED = 3;         // times the weights file: forward, transposed, and other tilings
-constexpr uint64_t SPARE = uint64_t{64} << 20; // bytes of the disk that are left free for the run
-constexpr double KEPT = 0.5;                // of the weights file's size: packed weights that stay in memory
+constexpr uint64_t MAX_PACKED = 3;                // times the weights file: forward, transposed, and other tilings
+constexpr uint64_t MIN_FREE = uint64_t{64} << 20; // bytes of the disk that are left free for the run
+constexpr double MAX_RESIDENT = 0.5;              // times the weights file: packed weights that stay in memory
 constexpr size_t PIECE = size_t{1} << 20;
 constexpr uint64_t NO_BIAS = UINT64_MAX, OF_PROGRAM = uint64_t{1} << 63;
 
@@ -53,9 +53,9 @@ void PackedWeights::open_file() {
   const std::vector<PackedEntry> entries = read_index(path_ + ".index", identity_);
   if (!verified(descriptor, entries)) {
     close(descriptor);
-    // Another process may still map the old file: it is replaced and never cut. A writer's file is left to it.
+    // Another process may still map the old file, so it is replaced, not truncated. A file with a writer is left alone.
     if (writes) {
-      start_anew();
+      replace_file();
     }
     return;
   }
@@ -81,7 +81,7 @@ void PackedWeights::open_file() {
   }
 }
 
-// Reads the file, not its mapping, whose pages would count as this process's memory.
+// Reads the file instead of its mapping, whose pages would count as this process's memory.
 bool PackedWeights::verified(int descriptor, const std::vector<PackedEntry> &entries) const {
   struct stat found {};
   if (entries.empty() || fstat(descriptor, &found) != 0) {
@@ -109,7 +109,7 @@ bool PackedWeights::verified(int descriptor, const std::vector<PackedEntry> &ent
   return true;
 }
 
-bool PackedWeights::start_anew() {
+bool PackedWeights::replace_file() {
   (void)unlink((path_ + ".index").c_str());
   (void)unlink(path_.c_str());
   const int descriptor = open(path_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
@@ -140,7 +140,7 @@ std::unique_ptr<PackedKey> PackedWeights::key_of(const void *kernel, const void 
   const auto at = weights_.offset_of(original(kernel));
   auto biased = bias == nullptr ? std::optional<uint64_t>(NO_BIAS) : weights_.offset_of(original(bias));
   if (!biased) {
-    if (const auto within = program_.offset_of(original(bias))) { // a reverse pass has biases of its own
+    if (const auto within = program_.offset_of(original(bias))) { // the biases of a reverse pass are in the program file
       const uint64_t place[] = {program_.identity(), *within};
       biased = checksum(place, sizeof place) | OF_PROGRAM;
     }
@@ -169,6 +169,7 @@ void *PackedWeights::reserve(size_t size, bool keyed) {
   const size_t bytes = whole_pages(std::max<size_t>(size, 1), page_);
   void *start = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (start == MAP_FAILED) {
+    exhausted_ = true;
     return nullptr;
   }
   mapped_.emplace_back(start, bytes);
@@ -177,14 +178,14 @@ void *PackedWeights::reserve(size_t size, bool keyed) {
 
 void *PackedWeights::reserve_in_file(size_t size) {
   const size_t bytes = whole_pages(size, page_);
-  const uint64_t most = MOST_PACKED * *weights_.size();
+  const uint64_t max_bytes = MAX_PACKED * *weights_.size();
   struct statvfs disk {};
-  overflowed_ = overflowed_ || (descriptor_ >= 0 && end_ + bytes > most);
-  if (descriptor_ < 0 || bytes == 0 || end_ + bytes > most || fstatvfs(descriptor_, &disk) != 0 ||
-      uint64_t{disk.f_bavail} * disk.f_frsize < bytes + SPARE) {
+  overflowed_ = overflowed_ || (descriptor_ >= 0 && end_ + bytes > max_bytes);
+  if (descriptor_ < 0 || bytes == 0 || end_ + bytes > max_bytes || fstatvfs(descriptor_, &disk) != 0 ||
+      uint64_t{disk.f_bavail} * disk.f_frsize < bytes + MIN_FREE) {
     return nullptr;
   }
-  // Without its blocks, a page of a full disk would kill the process when it is written.
+  // Without allocated blocks, writing a page to a full disk would raise SIGBUS.
   if (posix_fallocate(descriptor_, static_cast<off_t>(end_), static_cast<off_t>(bytes)) != 0) {
     return nullptr;
   }
@@ -230,26 +231,27 @@ std::vector<PackedRange> PackedWeights::take_used() {
 }
 
 std::vector<PackedRange> PackedWeights::transient(const std::vector<PackedRange> &used) {
-  const auto most = static_cast<size_t>(KEPT * static_cast<double>(*weights_.size()));
-  std::vector<PackedRange> passing;
+  const auto max_bytes = static_cast<size_t>(MAX_RESIDENT * static_cast<double>(*weights_.size()));
+  std::vector<PackedRange> ranges;
   if (resident_) {
-    return passing;
+    return ranges;
   }
   for (const PackedRange &range : used) {
-    const auto [found, first] = lasting_.emplace(range.start, !range.filed || kept_ + range.size <= most);
+    const bool fits = resident_bytes_ + range.size <= max_bytes;
+    const auto [found, first] = resident_ranges_.emplace(range.start, !range.in_file || fits);
     if (first && found->second) {
-      kept_ += range.size;
+      resident_bytes_ += range.size;
     }
     if (!found->second) {
-      passing.push_back(range);
+      ranges.push_back(range);
     }
   }
-  return passing;
+  return ranges;
 }
 
 void PackedWeights::commit() {
   if (overflowed_) {
-    (void)unlink((path_ + ".index").c_str()); // full of what other programs packed: the next start begins anew
+    (void)unlink((path_ + ".index").c_str()); // full of other programs' weights: the next start replaces the file
   } else if (changed_) {
     (void)write_index(path_ + ".index", identity_, entries_);
     changed_ = false;

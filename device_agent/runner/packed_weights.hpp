@@ -1,4 +1,4 @@
-// The weights as XNNPACK packs them: shared by all methods, kept in a file for the next start, released page by page.
+// The weights as XNNPACK packs them: shared by all methods and kept in a file for the next start.
 #pragma once
 
 #include "mapped_file.hpp"
@@ -15,19 +15,19 @@
 
 namespace mobizo {
 
-// A range of memory that a packed tensor takes.
+// The memory of a packed tensor.
 struct PackedRange {
   void *start = nullptr;
   size_t size = 0;
-  bool filed = false; // it is in the file, so its pages can be released
+  bool in_file = false; // its pages can be released
 };
 
 // Packed weights of one weights file.
 //
-// With a path, packed weights lie in PATH, mapped, and PATH.index says where. One process writes at a time; others read
-// what the index has and pack the rest in memory. Nothing in the file is changed once the index names it. A file that is
-// damaged, or of another runner, library, processor or weights file, is replaced. Without a path, without space on the
-// disk, or beyond MOST_PACKED, weights are packed in memory.
+// With a path, packed weights are in PATH, which is mapped, and PATH.index has their offsets. One process writes at a
+// time; others read the tensors in the index and pack the rest in memory. A tensor in the index never changes. A file
+// that is damaged, or of another runner, library, processor or weights file, is replaced. Without a path, without disk
+// space, or beyond MAX_PACKED, weights are packed in memory.
 class PackedWeights {
 public:
   // path: of the file, or empty. resident: no pages are released after their use.
@@ -36,25 +36,27 @@ public:
   PackedWeights(const PackedWeights &) = delete;
   PackedWeights &operator=(const PackedWeights &) = delete;
 
-  // Where a packed tensor lies among the addresses, or SIZE_MAX.
+  // Returns the index of a packed tensor for `address`, or SIZE_MAX if it is not packed yet.
   size_t find(const PackedKey &key);
-  // Returns memory for a tensor to be packed; null if there is none. keyed: it may lie in the file.
+  // Returns memory for a tensor to be packed; null if there is none. keyed: it may be in the file.
   void *reserve(size_t size, bool keyed);
-  // Makes reserved memory known under a key, or under none. Returns its place among the addresses.
+  // Records reserved memory, under a key if it is not null. Returns its index for `address`.
   size_t insert(const PackedKey *key, void *start, size_t size);
   void *address(size_t place) const { return places_.at(place).start; }
   std::unique_ptr<PackedKey> key_of(const void *kernel, const void *bias, uint32_t seed, uint32_t fingerprint) const;
   void alias(const void *other, const void *original);
 
-  // What was found or inserted since the last call: the packed weights of one XNNPACK runtime.
+  // Returns the tensors found or inserted since the last call: the packed weights of one XNNPACK runtime.
   std::vector<PackedRange> take_used();
-  // Returns of these ranges those whose pages are to be released after each use, so that the others stay in memory.
-  // The first ones of a program stay: a layer is used again when all others were, so the last used one is needed last.
+  // Returns the ranges whose pages are released after each use. The first ones of a program stay in memory: layers are
+  // used in turn, so the most recently used layer is needed last.
   std::vector<PackedRange> transient(const std::vector<PackedRange> &used);
-  // Releases the pages that were read to pack them.
+  // Releases the pages of the weights file that packing has read.
   void release_sources() const { weights_.release(); }
-  // Writes what is new to the file's index.
+  // Adds the newly packed tensors to the file's index.
   void commit();
+  // Returns whether memory for a packed tensor could not be allocated.
+  bool exhausted() const { return exhausted_; }
 
 private:
   struct Hash {
@@ -63,7 +65,7 @@ private:
 
   void open_file();
   bool verified(int descriptor, const std::vector<PackedEntry> &entries) const;
-  bool start_anew();
+  bool replace_file();
   void *reserve_in_file(size_t size);
   void remember(const PackedEntry &entry, void *start);
 
@@ -71,25 +73,25 @@ private:
   std::string path_;
   uint64_t identity_ = 0;
   int descriptor_ = -1; // of the file, if this process writes it
-  uint64_t end_ = 0;    // of what the file has
+  uint64_t end_ = 0;    // of the packed tensors in the file
   size_t page_ = 4096;
   bool resident_;
-  size_t kept_ = 0; // bytes of packed weights that stay in memory
+  size_t resident_bytes_ = 0; // of packed weights that stay in memory
   std::vector<PackedRange> places_;
   std::unordered_map<PackedKey, size_t, Hash> known_;
   std::unordered_map<const void *, const void *> aliases_;
-  std::map<const void *, bool> lasting_; // by start: whether a range's pages stay in memory
+  std::map<const void *, bool> resident_ranges_; // by start: whether a range's pages stay in memory
   std::map<void *, std::pair<uint64_t, size_t>> reserved_; // mapped from the file: offset and mapped bytes
   std::vector<size_t> used_;
   std::vector<PackedEntry> entries_;
   std::vector<std::pair<void *, size_t>> mapped_;
-  bool changed_ = false, overflowed_ = false;
+  bool changed_ = false, overflowed_ = false, exhausted_ = false;
 };
 
 // The packed weights of this process's program, which the hooks in xnnpack_hooks.cpp use; null: ExecuTorch's own cache.
 extern PackedWeights *packed_weights;
 
-// Takes the pages of ranges out of this process's memory; they are in the file.
+// Removes the pages of ranges from this process's memory; they remain in the file.
 void release_pages(const std::vector<PackedRange> &ranges);
 
 } // namespace mobizo

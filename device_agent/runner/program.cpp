@@ -1,8 +1,8 @@
 #include "program.hpp"
 
+#include "errors.hpp"
 #include "mapped_file.hpp"
 #include "packed_weights.hpp"
-#include "report.hpp"
 
 #include <executorch/extension/module/module.h>
 #include <executorch/extension/tensor/tensor.h>
@@ -12,9 +12,9 @@
 #include <executorch/runtime/platform/runtime.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
-#include <stdexcept>
 
 namespace mobizo {
 
@@ -25,6 +25,7 @@ using executorch::runtime::Error;
 using executorch::runtime::EValue;
 using executorch::runtime::HierarchicalAllocator;
 using executorch::runtime::Span;
+using Clock = std::chrono::steady_clock;
 
 namespace {
 
@@ -48,11 +49,22 @@ Type type_of(ScalarType type) {
   case ScalarType::Int:
     return Type::Int32;
   default:
-    throw std::runtime_error("the program gives a tensor of a type that no method has");
+    throw ExecutorError(Status::Failed, "the program returned a tensor of an unsupported type");
   }
 }
 
-std::string describe(Error error) { return "ExecuTorch error " + std::to_string(static_cast<uint32_t>(error)); }
+// text: what failed. exhausted: the cause was a lack of memory, whatever ExecuTorch reports.
+[[noreturn]] void fail(const std::string &text, Error error, bool exhausted = false) {
+  Status status = Status::Failed;
+  std::string cause;
+  if (exhausted || error == Error::MemoryAllocationFailed || error == Error::DelegateMemoryAllocationFailed) {
+    status = Status::OutOfMemory;
+    cause = "memory ran out; ";
+  } else if (error == Error::AccessFailed) {
+    status = Status::FileUnreadable;
+  }
+  throw ExecutorError(status, text + " (" + cause + "ExecuTorch " + executorch::runtime::to_string(error) + ")");
+}
 
 // Lets the methods share one packed copy of the base weights; otherwise step and score would each hold one.
 void share_packed_weights() {
@@ -70,8 +82,8 @@ struct Program::Runtime {
     void operator()(uint8_t *memory) const { std::free(memory); }
   };
 
-  // Memory that all methods share, as Module would make it, but from calloc: its pages are taken when they are written,
-  // so that a key-value cache takes what the text fills of it. Module's own is written with zeros.
+  // Memory that all methods share, as Module would allocate it, but from calloc: pages are allocated when written to,
+  // so that a key-value cache takes memory as the text fills it. Module would write zeros to all of it.
   std::vector<std::unique_ptr<uint8_t, Free>> arenas;
   std::vector<Span<uint8_t>> spans;
   std::unique_ptr<HierarchicalAllocator> planned;
@@ -99,7 +111,7 @@ struct Program::Runtime {
     for (const std::string &name : methods) {
       const auto meta = module->method_meta(name);
       if (!meta.ok()) {
-        throw std::runtime_error("method '" + name + "' does not load (" + describe(meta.error()) + ")");
+        fail("method '" + name + "' does not load", meta.error());
       }
       sizes.resize(std::max(sizes.size(), meta->num_memory_planned_buffers()));
       for (size_t at = 0; at < meta->num_memory_planned_buffers(); ++at) {
@@ -109,7 +121,7 @@ struct Program::Runtime {
     for (const size_t size : sizes) {
       arenas.emplace_back(static_cast<uint8_t *>(std::calloc(std::max<size_t>(size, 1), 1)));
       if (arenas.back() == nullptr) {
-        throw std::runtime_error("the program needs " + std::to_string(size) + " bytes of memory; free some");
+        throw ExecutorError(Status::OutOfMemory, "the program needs " + std::to_string(size) + " bytes of memory");
       }
       spans.emplace_back(arenas.back().get(), size);
     }
@@ -119,7 +131,7 @@ struct Program::Runtime {
 
 Program::Program(const std::string &program, const std::string &weights, const std::string &packed, bool resident)
     : runtime_(std::make_unique<Runtime>()) {
-  const Clock::time_point began = Clock::now();
+  const Clock::time_point start = Clock::now();
   executorch::runtime::runtime_init();
   if (std::getenv("MOBIZO_RUNNER_OWN_WEIGHTS") == nullptr) {
     share_packed_weights();
@@ -127,38 +139,32 @@ Program::Program(const std::string &program, const std::string &weights, const s
   runtime_->open(program, weights, packed, resident);
   auto names = runtime_->module->method_names();
   if (!names.ok()) {
-    throw std::runtime_error("the program does not load (" + describe(names.error()) + ")");
+    fail("the program does not load", names.error());
   }
   names_.assign(names->begin(), names->end());
   runtime_->plan(names_);
-  // First of all methods: loading it is what sets B to zero.
-  load("adapter");
-  load_seconds_ = seconds_since(began);
+  load_time_ = Clock::now() - start;
+  load("adapter"); // loading the first method sets B to zero
 }
 
 Program::~Program() = default;
 
-bool Program::has(const std::string &method) const {
-  return std::find(names_.begin(), names_.end(), method) != names_.end();
-}
-
 void Program::load(const std::string &method) {
-  if (!has(method)) {
-    throw std::runtime_error("the program has no method '" + method + "'");
+  if (std::find(names_.begin(), names_.end(), method) == names_.end()) {
+    throw ExecutorError(Status::Failed, "the program has no method '" + method + "'");
   }
   if (runtime_->module->is_method_loaded(method)) {
     return;
   }
-  const Clock::time_point began = Clock::now();
+  const Clock::time_point start = Clock::now();
   const Error error = runtime_->module->load_method(method, runtime_->planned.get());
   if (error != Error::Ok) {
-    throw std::runtime_error("method '" + method + "' does not load (" + describe(error) +
-                             "); the program was compiled for another ExecuTorch, or memory ran out");
+    fail("method '" + method + "' does not load", error, runtime_->packed->exhausted());
   }
   runtime_->packed->commit();
   runtime_->weights->release();
   runtime_->graph->release(); // XNNPACK has read its part of it
-  load_seconds_ += seconds_since(began);
+  load_time_ += Clock::now() - start;
 }
 
 std::vector<Tensor> Program::call(const std::string &method, const std::vector<Tensor> &inputs) {
@@ -174,19 +180,18 @@ std::vector<Tensor> Program::call(const std::string &method, const std::vector<T
   auto results = runtime_->module->execute(method, values);
   runtime_->weights->release();
   if (!results.ok()) {
-    throw std::runtime_error("method '" + method + "' of the program stopped (" + describe(results.error()) + ")");
+    fail("method '" + method + "' failed", results.error());
   }
   std::vector<Tensor> outputs;
   for (const EValue &result : *results) {
     if (!result.isTensor()) {
-      throw std::runtime_error("method '" + method + "' of the program gives something that is no tensor");
+      throw ExecutorError(Status::Failed, "method '" + method + "' returned a value that is not a tensor");
     }
     const auto &tensor = result.toTensor();
-    Tensor output(type_of(tensor.scalar_type()), {tensor.sizes().begin(), tensor.sizes().end()});
-    if (!output.bytes.empty()) { // the pointers of nothing may be null
-      std::memcpy(output.bytes.data(), tensor.const_data_ptr(), output.bytes.size());
-    }
-    outputs.push_back(std::move(output));
+    const auto *data = static_cast<const uint8_t *>(tensor.const_data_ptr());
+    outputs.push_back({type_of(tensor.scalar_type()),
+                       {tensor.sizes().begin(), tensor.sizes().end()},
+                       {data, data + tensor.nbytes()}});
   }
   return outputs;
 }

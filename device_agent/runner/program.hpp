@@ -3,6 +3,7 @@
 
 #include "tensor.hpp"
 
+#include <chrono>
 #include <memory>
 #include <string>
 #include <vector>
@@ -12,27 +13,24 @@ namespace mobizo {
 class Program {
 public:
   // packed: a file that keeps the packed weights for the next start, or empty. resident: all packed weights stay in
-  // memory, for programs that read them once for each token. Throws std::runtime_error.
-  Program(const std::string &program, const std::string &weights, const std::string &packed = "",
-          bool resident = false);
+  // memory, for programs that read them once for each token. Throws ExecutorError.
+  Program(const std::string &program, const std::string &weights, const std::string &packed, bool resident);
   ~Program();
 
-  bool has(const std::string &method) const;
-
-  // Returns copies of the outputs, because another method may reuse their memory. Throws std::runtime_error.
+  // Returns copies of the outputs, because another method may reuse their memory. Throws ExecutorError.
   std::vector<Tensor> call(const std::string &method, const std::vector<Tensor> &inputs);
 
-  // Seconds that loading methods took so far, with packing their weights.
-  double load_seconds() const { return load_seconds_; }
+  // Returns the time spent loading methods so far, including packing their weights.
+  std::chrono::nanoseconds load_time() const { return load_time_; }
 
 private:
   void load(const std::string &method);
 
-  struct Runtime; // ExecuTorch's part, which no other file includes
+  struct Runtime; // holds ExecuTorch's objects, so that no other file needs its headers
 
   std::unique_ptr<Runtime> runtime_;
   std::vector<std::string> names_;
-  double load_seconds_ = 0;
+  std::chrono::nanoseconds load_time_{0};
 };
 
 } // namespace mobizo

@@ -1,142 +1,149 @@
 #include "serve.hpp"
 
+#include "connection.hpp"
+#include "program.hpp"
+
+#include <poll.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <cerrno>
-#include <stdexcept>
+#include <atomic>
+#include <chrono>
+#include <csignal>
+#include <cstring>
+#include <fstream>
+#include <memory>
+#include <new>
+#include <thread>
 
 namespace mobizo {
 namespace {
 
-constexpr uint32_t MOST_NAME = 64, MOST_TENSORS = 16, MOST_RANK = 8;
-constexpr uint64_t MOST_BYTES = uint64_t{1} << 32;
-constexpr size_t PIECE = size_t{1} << 24U;
+constexpr const char *USAGE_METHOD = "$usage"; // answers the memory and the load time of this process
+constexpr int ABORTED = 1;                     // exit status
+constexpr auto WATCH_INTERVAL = std::chrono::milliseconds(50);
 
-// Whether `size` bytes came; false at an end between requests. Throws when it ends within one.
-bool read_all(void *target, size_t size, bool within) {
-  auto *at = static_cast<uint8_t *>(target);
-  for (size_t got = 0; got < size;) {
-    const ssize_t piece = read(0, at + got, size - got);
-    if (piece < 0 && errno == EINTR) {
-      continue;
+std::atomic<bool> calling{false};   // the main thread loads or runs a method, so it does not see the input end
+std::atomic<bool> answering{false}; // a part of an answer may have been written
+
+// Sets a flag for as long as the object lives.
+class Setting {
+public:
+  explicit Setting(std::atomic<bool> &flag) : flag_(flag) { flag_ = true; }
+  ~Setting() { flag_ = false; }
+
+private:
+  std::atomic<bool> &flag_;
+};
+
+// Exits when the client goes away during a call, which may take minutes. Consumes no input.
+void watch_client() {
+  std::thread([] {
+    pollfd input{0, POLLRDHUP, 0};
+    while (poll(&input, 1, -1) <= 0) { // interrupted
     }
-    if (piece <= 0) {
-      if (!within && got == 0) {
-        return false;
-      }
-      throw std::runtime_error("a request is incomplete");
+    while (!calling) {
+      std::this_thread::sleep_for(WATCH_INTERVAL);
     }
-    got += static_cast<size_t>(piece);
-  }
-  return true;
+    _exit(ABORTED);
+  }).detach();
 }
 
-void write_all(const void *source, size_t size) {
-  const auto *at = static_cast<const uint8_t *>(source);
-  while (size > 0) {
-    const ssize_t piece = write(1, at, size);
-    if (piece < 0 && errno == EINTR) {
-      continue;
-    }
-    if (piece <= 0) {
-      throw std::runtime_error("the client closed the connection");
-    }
-    at += piece;
-    size -= static_cast<size_t>(piece);
+// SIGBUS: a page of a mapped file cannot be read, because the file was truncated or the disk fails.
+void answer_lost_page(int) {
+  constexpr char TEXT[] = "a file of the program was truncated or cannot be read";
+  constexpr uint32_t LENGTH = sizeof TEXT - 1;
+  static std::atomic_flag handled = ATOMIC_FLAG_INIT;
+  while (handled.test_and_set()) {
+    pause(); // another thread answers and exits
   }
+  if (!answering) {
+    char answer[1 + sizeof LENGTH + LENGTH];
+    answer[0] = static_cast<char>(Status::FileUnreadable);
+    std::memcpy(answer + 1, &LENGTH, sizeof LENGTH);
+    std::memcpy(answer + 1 + sizeof LENGTH, TEXT, LENGTH);
+    (void)!write(1, answer, sizeof answer);
+  }
+  _exit(ABORTED);
 }
 
-uint32_t read_number(uint32_t most, const char *what) {
-  uint32_t number = 0;
-  read_all(&number, sizeof number, true);
-  if (number > most) {
-    throw std::runtime_error(std::string("a request has an impossible ") + what);
-  }
-  return number;
-}
-
-std::vector<Tensor> read_tensors() {
-  std::vector<Tensor> tensors(read_number(MOST_TENSORS, "number of tensors"));
-  for (Tensor &tensor : tensors) {
-    uint8_t type = 0;
-    read_all(&type, sizeof type, true);
-    if (type > static_cast<uint8_t>(Type::Int32)) {
-      throw std::runtime_error("a request has a tensor of an unknown type");
-    }
-    std::vector<int32_t> shape(read_number(MOST_RANK, "rank"));
-    uint64_t bytes = 8;
-    for (int32_t &size : shape) {
-      size = static_cast<int32_t>(read_number(INT32_MAX, "size"));
-      bytes *= static_cast<uint64_t>(size);
-      if (bytes > MOST_BYTES) {
-        throw std::runtime_error("a request has a tensor that is too large");
-      }
-    }
-    tensor.type = static_cast<Type>(type);
-    tensor.shape = std::move(shape);
-    // Memory is taken as the bytes come: a few bytes must not claim gigabytes.
-    for (size_t left = tensor.count() * size_of(tensor.type), piece = 0; left > 0; left -= piece) {
-      piece = std::min(left, PIECE);
-      tensor.bytes.resize(tensor.bytes.size() + piece);
-      read_all(tensor.bytes.data() + tensor.bytes.size() - piece, piece, true);
+// Returns a size that /proc/self/status states in KiB, in bytes.
+int64_t status_bytes(const std::string &name) {
+  std::ifstream status("/proc/self/status");
+  for (std::string word; status >> word;) {
+    if (word == name) {
+      int64_t kibibytes = 0;
+      status >> kibibytes;
+      return kibibytes * 1024;
     }
   }
-  return tensors;
+  return 0;
 }
 
-void write_number(uint32_t number) { write_all(&number, sizeof number); }
+// int64 (3,): resident bytes, peak resident bytes, microseconds spent loading methods.
+Tensor usage(const Program &program) {
+  const auto load_time = std::chrono::duration_cast<std::chrono::microseconds>(program.load_time());
+  const int64_t values[] = {status_bytes("VmRSS:"), status_bytes("VmHWM:"), load_time.count()};
+  Tensor tensor{Type::Int64, {3}, std::vector<uint8_t>(sizeof values)};
+  std::memcpy(tensor.bytes.data(), values, sizeof values);
+  return tensor;
+}
 
-void answer(const std::vector<Tensor> &tensors) {
-  const uint8_t well = 0;
-  write_all(&well, 1);
-  write_number(static_cast<uint32_t>(tensors.size()));
-  for (const Tensor &tensor : tensors) {
-    write_all(&tensor.type, 1);
-    write_number(static_cast<uint32_t>(tensor.shape.size()));
-    for (const int32_t size : tensor.shape) {
-      write_number(static_cast<uint32_t>(size));
-    }
-    write_all(tensor.bytes.data(), tensor.bytes.size());
+// Answers with the exception that is being handled.
+void answer_exception(Connection &connection) {
+  const Setting set(answering);
+  try {
+    throw;
+  } catch (const ExecutorError &error) {
+    connection.answer_error(error.status(), error.what());
+  } catch (const std::bad_alloc &) {
+    connection.answer_error(Status::OutOfMemory, "memory ran out");
+  } catch (const std::exception &error) {
+    connection.answer_error(Status::Failed, error.what());
   }
 }
 
-void refuse(const std::string &why) {
-  const uint8_t badly = 1;
-  write_all(&badly, 1);
-  write_number(static_cast<uint32_t>(why.size()));
-  write_all(why.data(), why.size());
+void answer(Connection &connection, const std::vector<Tensor> &outputs) {
+  const Setting set(answering);
+  connection.answer(outputs);
 }
 
 } // namespace
 
-int serve(const std::string &program_path, const std::string &weights, const std::string &packed) {
+bool serve(const ServeOptions &options) {
+  watch_client();
+  std::signal(SIGBUS, answer_lost_page);
+  Connection connection(0, 1);
   std::unique_ptr<Program> program;
   try {
-    program = std::make_unique<Program>(program_path, weights, packed, true);
-  } catch (const std::exception &error) {
-    refuse(error.what());
-    return 1;
+    const Setting set(calling);
+    program = std::make_unique<Program>(options.program, options.weights, options.packed, options.resident);
+  } catch (...) {
+    answer_exception(connection);
+    return false;
   }
-  answer({});
-  uint32_t length = 0;
-  while (read_all(&length, sizeof length, false)) {
-    if (length > MOST_NAME) {
-      throw std::runtime_error("a request has an impossible name");
+  answer(connection, {});
+  for (;;) {
+    std::optional<Request> request;
+    try {
+      request = connection.read_request();
+    } catch (...) {
+      answer_exception(connection); // the start of the next request is unknown
+      return false;
     }
-    std::string method(length, '\0');
-    read_all(method.data(), length, true);
-    const std::vector<Tensor> inputs = read_tensors();
+    if (!request) {
+      return true;
+    }
     std::vector<Tensor> outputs;
     try {
-      outputs = program->call(method, inputs);
-    } catch (const std::exception &error) {
-      refuse(error.what());
+      const Setting set(calling);
+      outputs = request->method == USAGE_METHOD ? std::vector<Tensor>{usage(*program)}
+                                                : program->call(request->method, request->inputs);
+    } catch (...) {
+      answer_exception(connection);
       continue;
     }
-    answer(outputs);
+    answer(connection, outputs);
   }
-  return 0;
 }
 
 } // namespace mobizo

@@ -2,11 +2,13 @@
 //
 // ExecuTorch has no option for that: its delegate always passes its own cache, which holds packed weights on the heap,
 // or in a file without checksums that a second process would overwrite. The delegate calls these functions of its
-// library by name, so the executable's definitions come first; each calls the library's own. The declarations are those
-// of XNNPACK as ExecuTorch 1.5.1 pins it, whose headers are not in the package.
+// library by name, so the executable's definitions come first; each calls the library's own. The declarations are copied
+// from the XNNPACK that ExecuTorch 1.5.1 pins, because its headers are not in the package.
 #include "packed_weights.hpp"
 
 #include <dlfcn.h>
+
+#include <cstdio>
 
 #include <unordered_map>
 
@@ -35,13 +37,13 @@ namespace mobizo {
 namespace {
 
 using Key = xnn_weights_cache_look_up_key;
-constexpr int SUCCESS = 0;
+constexpr int SUCCESS = 0, UNINITIALIZED = 1; // xnn_status
 
 std::unique_ptr<PackedKey> key_of(const Key *key) {
   return packed_weights->key_of(key->kernel, key->bias, key->seed, key->fingerprint_id);
 }
 
-// XNNPACK looks up, then reserves, then inserts: what has no key cannot be found in a file by the next start.
+// XNNPACK looks up, then reserves, then inserts. Without a key the next start could not find the tensor in the file.
 bool keyed = false;
 
 size_t look_up(void *, const Key *key) {
@@ -74,8 +76,13 @@ std::unordered_map<const void *, std::vector<PackedRange>> &transient_ranges() {
   return ranges;
 }
 
+// Returns XNNPACK's own function, or null, which is reported.
 template <typename Function> Function next(const char *name) {
-  return reinterpret_cast<Function>(dlsym(RTLD_NEXT, name));
+  void *function = dlsym(RTLD_NEXT, name);
+  if (function == nullptr) {
+    std::fprintf(stderr, "mobizo-runner: %s\n", dlerror());
+  }
+  return reinterpret_cast<Function>(function);
 }
 
 } // namespace
@@ -89,14 +96,17 @@ __attribute__((visibility("default"))) int xnn_create_runtime_v4(void *subgraph,
   using namespace mobizo;
   static const auto create =
       next<int (*)(void *, xnn_weights_cache_provider *, void *, void *, uint32_t, void **)>("xnn_create_runtime_v4");
+  if (create == nullptr) {
+    return UNINITIALIZED;
+  }
   const bool ours = packed_weights != nullptr && cache != nullptr;
   const int status = create(subgraph, ours ? &provider : cache, workspace, threadpool, flags, runtime);
   if (ours) {
-    std::vector<PackedRange> passing = packed_weights->transient(packed_weights->take_used());
-    release_pages(passing);
+    std::vector<PackedRange> transient = packed_weights->transient(packed_weights->take_used());
+    release_pages(transient);
     packed_weights->release_sources();
     if (status == SUCCESS) {
-      transient_ranges()[*runtime] = std::move(passing);
+      transient_ranges()[*runtime] = std::move(transient);
     }
   }
   return status;
@@ -105,6 +115,9 @@ __attribute__((visibility("default"))) int xnn_create_runtime_v4(void *subgraph,
 __attribute__((visibility("default"))) int xnn_invoke_runtime(void *runtime) {
   using namespace mobizo;
   static const auto invoke = next<int (*)(void *)>("xnn_invoke_runtime");
+  if (invoke == nullptr) {
+    return UNINITIALIZED;
+  }
   const int status = invoke(runtime);
   if (const auto found = transient_ranges().find(runtime); found != transient_ranges().end()) {
     mobizo::release_pages(found->second);

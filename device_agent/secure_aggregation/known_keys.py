@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from pydantic import RootModel, ValidationError
+from pydantic import RootModel
 
-from device_agent.durable import write_durably
+from device_agent.durable import read_document, write_document
 from shared.errors import Untrusted
 
 
@@ -36,13 +36,10 @@ class KnownKeys:
                     "device; this device does not take part"
                 )
         if presented.keys() - recorded_keys.keys():
-            write_durably(self._path, _Keys(recorded_keys | presented).model_dump_json(indent=1).encode())
+            write_document(self._path, _Keys(recorded_keys | presented))
 
     def _read(self) -> dict[str, str]:
-        try:
-            return _Keys.model_validate_json(self._path.read_bytes()).root
-        except FileNotFoundError:
-            return {}
-        except ValidationError as error:
-            # Treating it as empty would trust every key.
-            raise Untrusted(f"{self._path} cannot be read; remove it to trust other devices anew") from error
+        # Treating a damaged file as empty would trust every key.
+        damaged = Untrusted(f"{self._path} cannot be read; remove it to trust other devices anew")
+        keys = read_document(self._path, _Keys, damaged)
+        return {} if keys is None else keys.root

@@ -8,14 +8,12 @@ repeating a phase with other values would be unsafe.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from pydantic import ValidationError
 
-from device_agent.durable import write_durably
+from device_agent.durable import read_document, write_document
 from shared.errors import LeftOutOfRound, Untrusted
 from shared.federation.secure_aggregation import device
 from shared.federation.secure_aggregation.device import DeviceRoundState, IdentityCheck
@@ -30,6 +28,8 @@ from shared.federation.secure_aggregation.messages import (
 )
 from shared.federation.secure_aggregation.settings import SecureAggregationParameters
 
+DeviceMessage = Advertisement | SealedShares | Consent | Unmasking
+
 
 class SecureAggregationTransport(Protocol):
     """The connection to the server's half; each method returns the round's new state."""
@@ -37,76 +37,11 @@ class SecureAggregationTransport(Protocol):
     def fetch_view(self, known_phase: Phase | None) -> SecureAggregationView:
         """Returns the round's state, without the data of `known_phase`."""
 
-    def advertise(self, advertisement: Advertisement) -> SecureAggregationView:
-        """Phase 0."""
-
-    def share(self, shares: SealedShares) -> SecureAggregationView:
-        """Phase 1."""
+    def send(self, message: DeviceMessage) -> SecureAggregationView:
+        """Sends this device's message of a phase."""
 
     def mask(self, vector: bytes) -> SecureAggregationView:
-        """Phase 2."""
-
-    def consent(self, consent: Consent) -> SecureAggregationView:
-        """Phase 3."""
-
-    def unmask(self, unmasking: Unmasking) -> SecureAggregationView:
-        """Phase 4."""
-
-
-class RoundStateStore(Protocol):
-    """Stores a device's state of one round."""
-
-    def read(self) -> DeviceRoundState | None:
-        """Returns the stored state."""
-
-    def write(self, state: DeviceRoundState) -> None:
-        """Replaces the stored state."""
-
-    def remove(self) -> None:
-        """Deletes the stored state."""
-
-
-class InMemoryRoundState:
-    """A `RoundStateStore` in memory."""
-
-    def __init__(self) -> None:
-        self._state: DeviceRoundState | None = None
-
-    def read(self) -> DeviceRoundState | None:
-        """Returns the stored state."""
-        return self._state
-
-    def write(self, state: DeviceRoundState) -> None:
-        """Replaces the stored state."""
-        self._state = state
-
-    def remove(self) -> None:
-        """Deletes the stored state."""
-        self._state = None
-
-
-@dataclass(frozen=True)
-class FileRoundState:
-    """A `RoundStateStore` in a private file, since the state contains this device's mask keys."""
-
-    path: Path
-
-    def read(self) -> DeviceRoundState | None:
-        """Returns the stored state. Raises LeftOutOfRound if the file is damaged."""
-        try:
-            return DeviceRoundState.model_validate_json(self.path.read_bytes())
-        except FileNotFoundError:
-            return None
-        except ValidationError as error:
-            raise LeftOutOfRound(f"{self.path} is damaged; this device leaves the masked round") from error
-
-    def write(self, state: DeviceRoundState) -> None:
-        """Replaces the stored state durably."""
-        write_durably(self.path, state.model_dump_json().encode())
-
-    def remove(self) -> None:
-        """Deletes the stored state."""
-        self.path.unlink(missing_ok=True)
+        """Sends the masked update."""
 
 
 class SecureAggregationParticipant:
@@ -115,22 +50,26 @@ class SecureAggregationParticipant:
     def __init__(
         self,
         transport: SecureAggregationTransport,
-        store: RoundStateStore,
+        state_file: Path | None,
         parameters: SecureAggregationParameters,
         member: str,
         identity: Ed25519PrivateKey,
         check_identity: IdentityCheck,
         encode: Callable[[], IntegerVector],
     ) -> None:
-        """member: this device's id. identity: its own key. check_identity: raises Untrusted for a changed key of
-        another device.
+        """state_file: private, since the state contains this device's mask keys; None: this process runs the whole
+        round. member: this device's id. identity: its own key. check_identity: raises Untrusted for a changed key of
+        another device. Raises LeftOutOfRound if the file is damaged.
 
         encode: returns this device's update as `shared.federation.secure_aggregation.fixed_point.encode` does, equal
         at every call.
         """
-        self._transport, self._store, self._parameters = transport, store, parameters
+        self._transport, self._state_file, self._parameters = transport, state_file, parameters
         self._member, self._identity, self._check_identity, self._encode = member, identity, check_identity, encode
-        self._state = store.read()
+        self._state: DeviceRoundState | None = None
+        if state_file is not None:
+            damaged = LeftOutOfRound(f"{state_file} is damaged; this device leaves the masked round")
+            self._state = read_document(state_file, DeviceRoundState, damaged)
         self._answered_phase: Phase | None = None
         self._advertised = False
 
@@ -143,7 +82,7 @@ class SecureAggregationParticipant:
         try:
             return self._advance()
         except (LeftOutOfRound, Untrusted):
-            self._store.remove()
+            self._remove_state()
             raise
 
     def _advance(self) -> bool:
@@ -154,7 +93,7 @@ class SecureAggregationParticipant:
         view = self._transport.fetch_view(self._answered_phase)
         if view.phase is Phase.KEYS and not self._advertised:
             # The server may have this device's keys already, but an agent that lost its state may have sent them.
-            view = self._transport.advertise(device.advertise(self._current, self._identity))
+            view = self._transport.send(device.advertise(self._current, self._identity))
             self._advertised = True
         while not view.waits and view.phase is not self._answered_phase and not view.phase.over:
             answering = view.phase
@@ -166,25 +105,29 @@ class SecureAggregationParticipant:
         if view.phase is Phase.SHARES and view.roster is not None:
             state = self._update(device.share(self._current, view.roster, self._check_identity))
             if state.sealed_shares is not None:
-                return self._transport.share(state.sealed_shares)
+                return self._transport.send(state.sealed_shares)
         if view.phase is Phase.VECTORS and view.delivery is not None:
             state = self._update(device.receive(self._current, view.delivery))
             return self._transport.mask(device.mask(state, self._encode()).tobytes())
         if view.phase is Phase.CONSENTS and view.survivors is not None:
             state, consent = device.consent(self._current, view.survivors, self._identity)
             self._update(state)
-            return self._transport.consent(consent)
+            return self._transport.send(consent)
         if view.phase is Phase.UNMASKING and view.consents is not None:
-            return self._transport.unmask(device.unmask(self._current, view.consents))
+            return self._transport.send(device.unmask(self._current, view.consents))
         raise Untrusted(f"the server requests an answer in phase {view.phase} without the data for it")
 
     def _is_done(self, view: SecureAggregationView) -> bool:
         if view.phase is Phase.FAILED or view.why is not None:
             raise LeftOutOfRound(view.why or "the masked round failed")
         if view.phase.over:
-            self._store.remove()
+            self._remove_state()
             return True
         return False
+
+    def _remove_state(self) -> None:
+        if self._state_file is not None:
+            self._state_file.unlink(missing_ok=True)
 
     @property
     def _current(self) -> DeviceRoundState:
@@ -194,6 +137,7 @@ class SecureAggregationParticipant:
 
     def _update(self, state: DeviceRoundState) -> DeviceRoundState:
         if state != self._state:
-            self._store.write(state)
+            if self._state_file is not None:
+                write_document(self._state_file, state)
             self._state = state
         return state

@@ -7,26 +7,40 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from typing import TypeVar
-from urllib.parse import unquote
 
 from pydantic import BaseModel, ValidationError
+from starlette.applications import Starlette
+from starlette.background import BackgroundTask
+from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
-from device_agent.serving.http import Request, Response, bearer
 from device_agent.serving.models import DeviceAnswers, DeviceModels
-from shared.errors import BadRequest, InvalidRequest, NotFound, TooManyRequests, Unauthorized
+from shared.errors import BadRequest, InvalidRequest, MobizoError, NotFound, TooLarge, TooManyRequests, Unauthorized
 from shared.invalid_fields import first_invalid
-from shared.openai.answers import ChatWriter, CompletionWriter, FinishedText, ResponsePiece, Writer, events
+from shared.openai.answers import (
+    ChatWriter,
+    CompletionWriter,
+    FinishedText,
+    ResponsePiece,
+    Writer,
+    error_object,
+    events,
+)
 from shared.openai.models import ChatRequest, CompletionRequest, ModelList
 
-PREFIX = "/v1/models/"
+MAX_BODY_BYTES = 4_000_000
+BODY_SECONDS = 30  # that a body may take to arrive
 MOST_MESSAGE = 300  # characters of one validation message
+_HEADERS = {401: {"www-authenticate": "Bearer"}, 429: {"retry-after": "1"}, 503: {"retry-after": "5"}}  # by status
 Result = TypeVar("Result")
 Body = TypeVar("Body", bound=BaseModel)
-Take = Callable[[bytes], Awaitable[Response]]
 
 
 class WrongMethod(BadRequest):
@@ -35,51 +49,57 @@ class WrongMethod(BadRequest):
     status, code, title = 405, "method-not-allowed", "Method not allowed"
 
 
+class TooSlow(BadRequest):
+    """The request did not arrive in time; send it again, faster."""
+
+    status, code, title = 408, "too-slow", "Request too slow"
+
+
 class DeviceRoutes:
-    """Answers requests that carry the token. queue: requests that may generate or wait; more are refused."""
+    """An ASGI application. queue: requests that may generate or wait; more are refused."""
 
     def __init__(self, models: DeviceModels, token: str, queue: int) -> None:
         self._models, self._token, self._queue = models, token.encode(), queue
         self._thread = ThreadPoolExecutor(1, "inference")
         self._turn = asyncio.Lock()
         self._admitted = 0
+        self._routes = Starlette(
+            routes=[
+                Route("/v1/models", self._list),
+                Route("/v1/models/{name:path}", self._find),
+                Route("/v1/completions", self._complete, methods=["POST"]),
+                Route("/v1/chat/completions", self._chat, methods=["POST"]),
+            ],
+            exception_handlers={404: _refuse, 405: _refuse, MobizoError: _refuse, ClientDisconnect: _refuse},
+        )
 
-    def __call__(self, request: Request) -> Take:
-        """Returns what takes the request's body. Raises Unauthorized, NotFound or WrongMethod, before it is read."""
-        tokens = [token.encode("utf-8", "surrogateescape") for token in bearer(request.headers)]
-        if not tokens or not hmac.compare_digest(tokens[0], self._token):
-            raise Unauthorized("the bearer token is missing or wrong; `mobizo-agent serve` names the file that has it")
-        method, path = request.method, request.path.rstrip("/")
-        posts: dict[str, Take] = {
-            "/v1/completions": lambda body: self._complete(request, body),
-            "/v1/chat/completions": lambda body: self._chat(request, body),
-        }
-        is_model = path == "/v1/models" or path.startswith(PREFIX)
-        if not is_model and path not in posts:
-            raise NotFound(f"there is nothing at {path[:100] or '/'}; the routes are {', '.join(posts)}, /v1/models")
-        if method != ("GET" if is_model else "POST"):
-            raise WrongMethod
-        return (lambda _body: self._list(path)) if is_model else posts[path]
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers a request. Without the bearer token it is refused, and its body is not read."""
+        scheme, _, token = Headers(scope=scope).get("authorization", "").partition(" ")
+        if scheme.lower() == "bearer" and hmac.compare_digest(token.strip().encode("latin-1"), self._token):
+            await self._routes(scope, receive, send)
+        else:
+            detail = "the bearer token is missing or wrong; `mobizo-agent serve` names the file that has it"
+            await _error(Unauthorized(detail))(scope, receive, send)
 
     def close(self) -> None:
         """Waits for the token in progress and frees the program's memory."""
         self._thread.submit(self._models.close)
         self._thread.shutdown()
 
-    async def _list(self, path: str) -> Response:
-        if path == "/v1/models":
-            model_list = ModelList(data=tuple(await self._run(self._models.list_models)))
-            return Response.json(model_list.model_dump(mode="json"))
-        name = unquote(path.removeprefix(PREFIX))
-        return Response.json((await self._run(lambda: self._models.find(name))).model_dump(mode="json"))
+    async def _list(self, _request: Request) -> Response:
+        return _json(ModelList(data=tuple(await self._run(self._models.list_models))))
 
-    async def _chat(self, request: Request, body: bytes) -> Response:
-        chat_request = _parse(ChatRequest, body)
+    async def _find(self, request: Request) -> Response:
+        return _json(await self._run(lambda: self._models.find(request.path_params["name"])))
+
+    async def _chat(self, request: Request) -> Response:
+        chat_request = await _read(ChatRequest, request)
         answers = DeviceAnswers(self._models, chat_request)
         return await self._answer(request, answers, ChatWriter(chat_request, answers))
 
-    async def _complete(self, request: Request, body: bytes) -> Response:
-        completion_request = _parse(CompletionRequest, body)
+    async def _complete(self, request: Request) -> Response:
+        completion_request = await _read(CompletionRequest, request)
         answers = DeviceAnswers(self._models, completion_request)
         return await self._answer(request, answers, CompletionWriter(completion_request, answers))
 
@@ -87,13 +107,16 @@ class DeviceRoutes:
         steps = self._steps(request, answers)
         if not answers.request.stream:
             async with aclosing(steps):
-                ended = [step async for step in steps if isinstance(step, FinishedText)]
-            return Response.json(writer.response(ended).model_dump(mode="json"))
-        first = await anext(steps)  # what is refused before the first token is answered as without a stream
-        return Response(events=events(first, steps, writer))
+                return _json(writer.response([step async for step in steps if isinstance(step, FinishedText)]))
+        first = await anext(steps, None)  # what is refused before the first token is answered as without a stream
+        if first is None:
+            raise ClientDisconnect
+        stream = events(first, steps, writer)
+        # A client that disconnects may leave the stream suspended between two events.
+        return StreamingResponse(stream, media_type="text/event-stream", background=BackgroundTask(stream.aclose))
 
     async def _steps(self, request: Request, answers: DeviceAnswers) -> AsyncGenerator[ResponsePiece, None]:
-        """Yields the steps of a request in its turn. Ends early with ConnectionAbortedError if the client is gone."""
+        """Yields the steps of a request in its turn. Ends early if the client has disconnected."""
         if self._admitted >= self._queue:
             raise TooManyRequests(f"{self._queue} requests are in progress or waiting; try again when one has ended")
         self._admitted += 1
@@ -101,12 +124,11 @@ class DeviceRoutes:
             async with self._turn:
                 steps = answers.steps()
                 try:
-                    while request.connected():
+                    while not await request.is_disconnected():
                         step = await self._run(lambda: next(steps, None))
                         if step is None:
                             return
                         yield step
-                    raise ConnectionAbortedError
                 finally:
                     self._thread.submit(steps.close)  # after the step that may still be computed
         finally:
@@ -116,11 +138,35 @@ class DeviceRoutes:
         return await asyncio.get_running_loop().run_in_executor(self._thread, function)
 
 
-def _parse(model: type[Body], body: bytes) -> Body:
-    """Returns a body's model. Raises InvalidRequest naming the first wrong field."""
+async def _read(model: type[Body], request: Request) -> Body:
+    """Returns a request's body. Raises TooLarge, TooSlow, ClientDisconnect, or InvalidRequest naming a wrong field."""
+    body = bytearray()
     try:
+        async with asyncio.timeout(BODY_SECONDS):
+            async for piece in request.stream():
+                body += piece
+                if len(body) > MAX_BODY_BYTES:
+                    raise TooLarge(f"the body has more than {MAX_BODY_BYTES} bytes")
         return model.model_validate_json(body)
+    except TimeoutError as error:
+        raise TooSlow from error
     except ValidationError as error:
         first = first_invalid(error)
         field, message = first.path[:100] or "body", first.message[:MOST_MESSAGE]
         raise InvalidRequest(f"{field}: {message}", errors=[{"field": field, "message": message}]) from error
+
+
+async def _refuse(_request: Request, error: Exception) -> Response:
+    """Answers an error of a route, or of Starlette, which found none (404) or none for the method (405)."""
+    if isinstance(error, MobizoError):
+        return _error(error)
+    routes = "the routes are /v1/completions, /v1/chat/completions and /v1/models"
+    return _error(WrongMethod() if getattr(error, "status_code", None) == WrongMethod.status else NotFound(routes))
+
+
+def _error(error: MobizoError) -> Response:
+    return JSONResponse(error_object(error), error.status, _HEADERS.get(error.status))
+
+
+def _json(model: BaseModel) -> Response:
+    return Response(model.model_dump_json(), media_type="application/json")

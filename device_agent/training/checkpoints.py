@@ -25,55 +25,34 @@ _NAME = re.compile(r"step-(\d+)\.bin")
 
 
 class Checkpoints:
-    """Checkpoints in memory, keyed by the number of completed steps."""
+    """Checkpoints, one file each, keyed by the number of completed steps.
 
-    def __init__(self) -> None:
-        self._data_by_step: dict[int, bytes] = {}
-
-    def steps(self) -> list[int]:
-        """Returns the numbers of steps that have a checkpoint, ascending."""
-        return sorted(self._data_by_step)
-
-    def read(self, step: int) -> F32 | None:
-        """Returns the state, float32 (M,), after `step` steps; None if the checkpoint is absent or damaged."""
-        return parse_checkpoint(self._data_by_step.get(step, b""), step)
-
-    def write(self, step: int, state: F32) -> None:
-        """Stores the state, float32 (M,), after `step` steps; it is durable when this method returns."""
-        self._data_by_step[step] = checkpoint(step, state)
-
-    def keep(self, steps: Iterable[int]) -> None:
-        """Removes all checkpoints except those of `steps`."""
-        kept_steps = set(steps)
-        self._data_by_step = {step: data for step, data in self._data_by_step.items() if step in kept_steps}
-
-
-class CheckpointDirectory(Checkpoints):
-    """Checkpoints on disk, one file each: magic, steps and CRC-32 (uint32 each), then the state; little-endian."""
+    A file has magic, steps and CRC-32 (uint32 each), then the state; little-endian.
+    """
 
     def __init__(self, path: Path) -> None:
         """path: a directory; the first write creates it."""
         self.path = path
 
     def steps(self) -> list[int]:
-        """See `Checkpoints.steps`."""
+        """Returns the numbers of steps that have a checkpoint, ascending."""
         if not self.path.is_dir():
             return []
         names = (_NAME.fullmatch(file.name) for file in self.path.iterdir())
         return sorted(int(name[1]) for name in names if name)
 
     def read(self, step: int) -> F32 | None:
-        """See `Checkpoints.read`."""
+        """Returns the state, float32 (M,), after `step` steps; None if the checkpoint is absent or damaged."""
         file = self._file(step)
         return parse_checkpoint(file.read_bytes(), step) if file.is_file() else None
 
     def write(self, step: int, state: F32) -> None:
-        """See `Checkpoints.write`."""
+        """Stores the state, float32 (M,), after `step` steps; it is durable when this method returns."""
         self.path.mkdir(mode=0o700, exist_ok=True)
         write_durably(self._file(step), checkpoint(step, state))
 
     def keep(self, steps: Iterable[int]) -> None:
-        """See `Checkpoints.keep`."""
+        """Removes all checkpoints except those of `steps`."""
         kept_steps = set(steps)
         for step in self.steps():
             if step not in kept_steps:

@@ -23,7 +23,7 @@ from tokenizers import Tokenizer
 
 from device_agent.datasets.store import check_directory
 from device_agent.training.count_noise import CountNoise
-from device_agent.training.journal import ExampleCounts, RunPlan
+from device_agent.training.run_directory import ExampleCounts
 from shared.canonical import file_sha256
 from shared.errors import InvalidDataset, MobizoError
 from shared.program import ProgramManifest
@@ -41,11 +41,11 @@ SPLIT_SEED = 0
 HELD_OUT_EPOCH = 0xFFFFFFFF
 SAMPLE_EPOCH = 0xFFFFFFFE
 HELD_OUT_SHARE = 5
-LEAST_SHARE = 0.5  # of a file's records that must fit the task
+MIN_SHARE = 0.5  # of a file's records that must fit the task
 # Records below that share that never end a job: 10 scales of the noise, so that a small file whose records all fit does
 # not fail for its noise (probability below 1 in 40,000 for a file of any size).
 SLACK = 100
-MOST_REASONS = 20  # that are kept for the owner
+MAX_REASONS = 20  # that are kept for the owner
 REASON_LENGTH = 500  # characters
 
 T = TypeVar("T")  # examples, or records that are none yet
@@ -75,10 +75,6 @@ class Splits:
         tokens = {name: sum(len(each.correct_row.targets) for each in split) for name, split in measured.items()}
         return replace(self, counts=self.counts.model_copy(update={"answer_tokens": tokens}))
 
-    def plan(self, plan: RunPlan) -> RunPlan:
-        """Returns the run's plan; a blank one, whose steps leave B as it is, if no training record fits."""
-        return plan.model_copy(update={"blank": self.blank})
-
 
 def text_format_of(manifest: ProgramManifest) -> TextFormat:
     """Returns what a program's manifest says of its base's texts."""
@@ -103,7 +99,7 @@ def read_splits(
     it is not read. Records are held out and sampled before those that do not fit the task are left out, so that a
     record's content decides about that record only. noise_key: of `AgentHome.noise_key`. text_format: how the base
     writes texts, for tasks that write them. Raises InvalidTask for a task that no record could fit, and InvalidDataset
-    for files that cannot be read or have no records, and for a file of which less than LEAST_SHARE fits the task: its
+    for files that cannot be read or have no records, and for a file of which less than MIN_SHARE fits the task: its
     noised count of fitting records must miss that share by more than SLACK. The recipe's lengths do not matter there: a
     submitter who varies them gets no further answers.
 
@@ -176,15 +172,15 @@ class _Reader:
         return records
 
     def check(self, path: Path) -> None:
-        """Raises InvalidDataset for a file without records, and if clearly less than LEAST_SHARE of them fit the task,
+        """Raises InvalidDataset for a file without records, and if clearly less than MIN_SHARE of them fit the task,
         by a count with noise.
         """
         records, fit, sha256 = self.files[path.name]
         if records == 0:
             raise InvalidDataset(f"{path}: the file contains no records")
-        if self.noise.on(fit, "fit", sha256) < LEAST_SHARE * records - SLACK:
+        if self.noise.on(fit, "fit", sha256) < MIN_SHARE * records - SLACK:
             raise InvalidDataset(
-                f"{path}: {fit} of {records} records fit task {self.encoder.task.name!r}; at least {LEAST_SHARE:.0%} "
+                f"{path}: {fit} of {records} records fit task {self.encoder.task.name!r}; at least {MIN_SHARE:.0%} "
                 f"must. {' '.join(self.reasons[:1])}"
             )
 
@@ -249,7 +245,7 @@ class _Reader:
 
     def _leave_out(self, reason: str) -> None:
         self.unusable += 1
-        if len(self.reasons) < MOST_REASONS:
+        if len(self.reasons) < MAX_REASONS:
             self.reasons.append(reason[:REASON_LENGTH])
 
 

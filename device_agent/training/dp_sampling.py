@@ -15,15 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from device_agent.durable import write_durably
+from device_agent.executors import F32, I32
 from shared.entropy import Entropy, poisson_samples
 from shared.errors import InvalidDataset
 from shared.privacy import MOST_SAMPLE, ExamplePrivacy, noise_keys, unit_noise
 
-F32 = NDArray[np.float32]
-I32 = NDArray[np.int32]
 ARRAYS = ("counts", "order", "noise", "keys")  # of the file, with `examples`
 TAIL = 8.0  # standard deviations; a larger sample has a probability below 1e-14
 
@@ -84,7 +82,14 @@ def draw(
     )
 
 
-def load_or_draw(path: Path, privacy: ExamplePrivacy, examples: int, steps: int, queries: int | None) -> DPSamples:
+def load_or_draw(
+    path: Path,
+    privacy: ExamplePrivacy,
+    examples: int,
+    steps: int,
+    queries: int | None,
+    entropy: Entropy = os.urandom,
+) -> DPSamples:
     """Returns the samples stored at `path`, after drawing and storing them if none of this form are there.
 
     Raises InvalidDataset.
@@ -95,7 +100,7 @@ def load_or_draw(path: Path, privacy: ExamplePrivacy, examples: int, steps: int,
         keys = steps if queries is None else 0
         if stored.examples == examples and (stored.noise.shape, len(stored.keys)) == ((steps, queries or 0), keys):
             return stored
-    samples = draw(privacy, examples, steps, queries)
+    samples = draw(privacy, examples, steps, queries, entropy)
     buffer = io.BytesIO()
     np.savez(buffer, examples=np.array(examples), **{name: getattr(samples, name) for name in ARRAYS})
     write_durably(path, buffer.getvalue())

@@ -9,18 +9,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from device_agent.errors import Diverged
-from device_agent.runtimes import F32, Runtime
-from device_agent.training.prefix import PrefixCache, Upcoming
+from device_agent.executors.program import TrainingProgram
+from device_agent.training.prefix import PrefixCache, UpcomingTexts
 from shared.recipe import Recipe
 from shared.zo.encoding import Example, ScoreBatch, pack_score
-
-
-@dataclass(frozen=True)
-class FrozenStates:
-    """Where an evaluation takes the frozen layers' states from. reserved: bytes of the cache that it leaves free."""
-
-    cache: PrefixCache
-    reserved: int = 0
 
 
 @dataclass(frozen=True)
@@ -38,33 +30,42 @@ class SplitMetrics:
 
 
 def measure(
-    runtime: Runtime,
+    program: TrainingProgram,
     examples: Sequence[Example],
     recipe: Recipe,
     before_batch: Callable[[], None] = lambda: None,
     *,
     dynamic: bool = False,
-    frozen: FrozenStates | None = None,
+    frozen: PrefixCache | None = None,
+    reserved: int = 0,
 ) -> SplitMetrics:
     """Scores every candidate of every example; the prediction is the candidate with the highest log-probability,
     the first on ties.
 
     before_batch: its exception ends the measurement. dynamic: the manifest's `dynamic_length`.
-    frozen: for a program with `score_suffix`, which then scores. Raises Diverged if a log-probability is not finite.
+    frozen: for a program with `score_suffix`, which then scores. reserved: bytes of it that stay free. Raises Diverged
+    if a log-probability is not finite.
     """
     log_probabilities: dict[int, list[float]] = {}
     batches = list(score_batches(examples, recipe, dynamic=dynamic))
-    upcoming = Upcoming(text for _, batch in batches for text in batch.texts)
+    upcoming = UpcomingTexts(text for _, batch in batches for text in batch.texts)
     for indices, batch in batches:
         before_batch()
-        log_probabilities |= zip(indices, batch.read(_log_probabilities(runtime, batch, frozen, upcoming)), strict=True)
+        if frozen is None:
+            scores = program.score(batch.inputs)
+        else:
+            tokens, *other_inputs = batch.inputs
+            rows, length = tokens.shape
+            hidden = frozen.hidden(batch.texts, (rows, length), upcoming, reserved)
+            scores = program.score_suffix(hidden, tuple(other_inputs))
+        log_probabilities |= zip(indices, batch.read(scores), strict=True)
     correct, loss = 0, 0.0
     for index, example in enumerate(examples):
-        scores = log_probabilities[index]
-        if not all(map(math.isfinite, scores)):
-            raise Diverged("training diverged: the adapter's scores are no numbers any more; lower lr")
-        correct += max(range(len(scores)), key=scores.__getitem__) == example.correct
-        loss -= scores[example.correct]
+        candidates = log_probabilities[index]
+        if not all(map(math.isfinite, candidates)):
+            raise Diverged("training diverged: the adapter's scores are NaN or infinite; lower lr")
+        correct += max(range(len(candidates)), key=candidates.__getitem__) == example.correct
+        loss -= candidates[example.correct]
     return SplitMetrics(correct, len(examples), loss / len(examples))
 
 
@@ -78,14 +79,3 @@ def score_batches(
     for batch in pack_score([examples[index] for index in order], recipe, dynamic=dynamic):
         yield order[at : at + len(batch.cells)], batch
         at += len(batch.cells)
-
-
-def _log_probabilities(runtime: Runtime, batch: ScoreBatch, frozen: FrozenStates | None, upcoming: Upcoming) -> F32:
-    """Returns the log-probabilities (R, T, C) of one batch."""
-    if frozen is None:
-        return runtime.score(batch.inputs)
-    tokens, *other_inputs = batch.inputs
-    rows, length = tokens.shape
-    return runtime.score_suffix(
-        frozen.cache.hidden(batch.texts, (rows, length), upcoming, frozen.reserved), tuple(other_inputs)
-    )

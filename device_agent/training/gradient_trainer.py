@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from device_agent.runtimes import F32, I32, Arrays, PrivateGradientInput, PrivateStepInput, Rates
+from device_agent.executors import F32, I32, Arrays
+from device_agent.executors.program import PrivateGradientInput, PrivateStepInput, Rates
 from device_agent.training.checkpointed_trainer import CheckpointedTrainer, DirectionalTrainer
 from device_agent.training.dp_sampling import DPSamples
 from device_agent.training.trainer import Secret, Trainer
@@ -28,9 +29,9 @@ class GradientTrainer(CheckpointedTrainer):
         assert not isinstance(secret, PrivateStepInput)  # noqa: S101  # only Trainer makes it
         rates = Rates(lr, self._settings.max_norm, self._settings.weight_decay)
         if hidden is None:
-            loss, norm = self._runtime.gradient_step(batch, rates, secret)
+            loss, norm = self._program.gradient_step(batch, rates, secret)
         else:
-            loss, norm = self._runtime.gradient_suffix(hidden, batch, rates, secret)
+            loss, norm = self._program.gradient_suffix(hidden, batch, rates, secret)
         if secret is not None:
             return loss, norm
         return (loss, loss) if np.isfinite(norm).all() else (norm, norm)  # a norm that is not finite stops the run
@@ -44,7 +45,7 @@ class GradientTrainer(CheckpointedTrainer):
         *pieces, final = samples.pieces(step, self._recipe.effective_batch)
         totals: NDArray[Any] = np.zeros(self._plan.manifest.size, np.int32)
         for piece in pieces:
-            self._pulse()
+            self._check_stop()
             totals, _ = self._call(step, lr, piece, secret(totals, last=False))
         _, norm = self._call(step, lr, final, secret(totals, last=True))
         return norm, norm

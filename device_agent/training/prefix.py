@@ -11,17 +11,18 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
+from device_agent.executors import F32
+from device_agent.executors.program import TrainingProgram
 from device_agent.memory import spare_bytes
-from device_agent.runtimes import F32, Runtime
 from shared.program import ProgramManifest
 from shared.program_inputs import TOKEN_DTYPE
 from shared.zo.encoding import Tokens
 
-MOST_BYTES = 256 << 20
+MAX_BYTES = 256 << 20
 STRIDE = 16  # tokens: a text's state is computed at its own length rounded up to a multiple
 
 
-class Upcoming:
+class UpcomingTexts:
     """Texts in the order in which their states will be requested. They fill rows of a call that would be empty."""
 
     def __init__(self, texts: Iterable[Tokens] = ()) -> None:
@@ -49,19 +50,19 @@ class PrefixCache:
     """
 
     def __init__(
-        self, runtime: Runtime, width: int, rows: int, bound: int, *, dynamic: bool, budget: int | None = None
+        self, program: TrainingProgram, width: int, rows: int, bound: int, *, dynamic: bool, budget: int | None = None
     ) -> None:
         """width: the base's hidden size. rows: E. bound: the recipe's S. dynamic: the manifest's `dynamic_length`.
 
-        budget: cache size in bytes; default: MOST_BYTES or a quarter of the available memory.
+        budget: cache size in bytes; default: MAX_BYTES or a quarter of the available memory.
         """
-        self._runtime, self._width, self._rows, self._bound, self._dynamic = runtime, width, rows, bound, dynamic
+        self._program, self._width, self._rows, self._bound, self._dynamic = program, width, rows, bound, dynamic
         self._budget = budget
         self._cache: dict[Tokens, F32] = {}
         self._bytes = 0
 
     def hidden(
-        self, texts: Sequence[Tokens], shape: tuple[int, int], upcoming: Upcoming | None = None, reserved: int = 0
+        self, texts: Sequence[Tokens], shape: tuple[int, int], upcoming: UpcomingTexts | None = None, reserved: int = 0
     ) -> F32:
         """Returns hidden states (rows, S, hidden) for a suffix, zero at padding and in rows without a text.
 
@@ -76,8 +77,8 @@ class PrefixCache:
             for at in range(0, len(group), self._rows):
                 batch_texts = group[at : at + self._rows]
                 free_bytes = self._free_bytes(reserved)
-                companions = self._companions(batch_texts, length, upcoming or Upcoming(), free_bytes)
-                states |= self._compute([*batch_texts, *companions], length, free_bytes)
+                extra_texts = self._extra_texts(batch_texts, length, upcoming or UpcomingTexts(), free_bytes)
+                states |= self._compute([*batch_texts, *extra_texts], length, free_bytes)
         hidden = np.zeros((*shape, self._width), np.float32)
         for row, text in enumerate(texts):
             hidden[row, : len(text)] = states[text]
@@ -96,34 +97,34 @@ class PrefixCache:
         """Returns the bytes that may still be cached."""
         if self._budget is None:
             # Not before the program has taken its own memory.
-            self._budget = min(MOST_BYTES, spare_bytes() // 4)
+            self._budget = min(MAX_BYTES, spare_bytes() // 4)
         return self._budget - reserved - self._bytes
 
-    def _companions(
-        self, batch_texts: Sequence[Tokens], length: int, upcoming: Upcoming, free_bytes: int
+    def _extra_texts(
+        self, batch_texts: Sequence[Tokens], length: int, upcoming: UpcomingTexts, free_bytes: int
     ) -> list[Tokens]:
         """Returns upcoming texts for the rows that `batch_texts` leaves free, as many as can be cached."""
-        companions: list[Tokens] = []
+        extra_texts: list[Tokens] = []
         free, free_bytes = self._rows - len(batch_texts), free_bytes - self.state_bytes(sum(map(len, batch_texts)))
         if free == 0 or free_bytes <= 0:
-            return companions
+            return extra_texts
         for text in upcoming.of_length(length, self):
-            if text in self._cache or text in batch_texts or text in companions:
+            if text in self._cache or text in batch_texts or text in extra_texts:
                 continue
             free_bytes -= self.state_bytes(len(text))
             if free_bytes < 0:
                 break
-            companions.append(text)
-            if len(companions) == free:
+            extra_texts.append(text)
+            if len(extra_texts) == free:
                 break
-        return companions
+        return extra_texts
 
     def _compute(self, texts: Sequence[Tokens], length: int, free_bytes: int) -> dict[Tokens, F32]:
         """Returns the states of at most E texts, and caches those that fit `free_bytes`."""
         packed = np.zeros((self._rows, length), TOKEN_DTYPE)
         for row, text in enumerate(texts):
             packed[row, : len(text)] = text
-        fresh = self._runtime.prefix(packed)
+        fresh = self._program.prefix(packed)
         states = {text: fresh[row, : len(text)].copy() for row, text in enumerate(texts)}
         for text, state in states.items():
             if state.nbytes <= free_bytes:
@@ -133,7 +134,7 @@ class PrefixCache:
         return states
 
 
-def prefix_cache(runtime: Runtime, manifest: ProgramManifest, *, dynamic: bool) -> PrefixCache | None:
+def prefix_cache(program: TrainingProgram, manifest: ProgramManifest, *, dynamic: bool) -> PrefixCache | None:
     """Returns an empty cache for an open program; None if the program's steps run all layers.
 
     dynamic: whether a text's state is computed at about its own length; otherwise at the recipe's S.
@@ -141,4 +142,4 @@ def prefix_cache(runtime: Runtime, manifest: ProgramManifest, *, dynamic: bool) 
     if "suffix" not in manifest.methods:
         return None
     recipe = manifest.recipe
-    return PrefixCache(runtime, manifest.shape.hidden, recipe.effective_batch, recipe.sequence_length, dynamic=dynamic)
+    return PrefixCache(program, manifest.shape.hidden, recipe.effective_batch, recipe.sequence_length, dynamic=dynamic)

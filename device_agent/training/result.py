@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from device_agent.errors import Diverged
-from device_agent.training.journal import ExampleCounts, ResourceUsage, RunPlan
+from device_agent.training.run_directory import ExampleCounts, ResourceUsage
+from device_agent.training.run_plan import RunPlan
 from shared.job import Result
 from shared.zo.trajectory import Evaluation, Trajectory
 
-# Counts of truncated and unusable records have noise, and are rounded before upload. Noise alone reaches LEAST_COUNT,
+# Counts of truncated and unusable records have noise, and are rounded before upload. Noise alone reaches MIN_COUNT,
 # 10 of its scales, with a probability of 1 in 40,000.
-LEAST_COUNT = 100
+MIN_COUNT = 100
 PERCENTAGES = (1, 10, 50)
 
 
@@ -47,11 +48,6 @@ def out_of_patience(trajectory: Trajectory, patience: int | None) -> bool:
     )
 
 
-def finished(plan: RunPlan, trajectory: Trajectory) -> bool:
-    """Returns whether the trajectory has all steps of the run."""
-    return trajectory.steps == plan.training.steps or out_of_patience(trajectory, plan.training.patience)
-
-
 def uploaded_validation(plan: RunPlan, trajectory: Trajectory) -> Evaluation | None:
     """Returns the validation of the B that is uploaded; None if it was not measured."""
     if plan.uploads_last:
@@ -60,8 +56,8 @@ def uploaded_validation(plan: RunPlan, trajectory: Trajectory) -> Evaluation | N
 
 
 def rounded_down(count: int, records: int) -> int:
-    """Returns a count of records rounded down to 0, 1, 10 or 50 % of `records`; fewer than LEAST_COUNT count as 0."""
-    if count < LEAST_COUNT:
+    """Returns a count of records rounded down to 0, 1, 10 or 50 % of `records`; fewer than MIN_COUNT count as 0."""
+    if count < MIN_COUNT:
         return 0
     return max((edge for edge in (-(-records * percent // 100) for percent in PERCENTAGES) if edge <= count), default=0)
 

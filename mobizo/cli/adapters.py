@@ -17,7 +17,6 @@ from mobizo.cli.console import (
     percent,
     print_json,
     score_text,
-    stop,
 )
 from mobizo.cli.progress import download_progress
 from mobizo.cli.tables import MOST_ROWS, Limit, print_table, take_newest
@@ -177,7 +176,7 @@ def pull(
         typer.Option(
             "--format",
             help="peft: a PEFT directory; gguf: one file for llama.cpp; ollama: that file and a Modelfile; "
-            "raw: LoRA-B; merged: the merged base model as a directory; merged-f16, merged-q8_0: as a GGUF file.",
+            "raw: LoRA-B.",
         ),
     ] = Format.PEFT,
     base_sha256: Annotated[
@@ -276,21 +275,12 @@ def list_events(connect: Connect, name: Name, limit: Limit = MOST_ROWS, as_json:
 def trajectory(
     connect: Connect,
     version: Version,
-    to: Annotated[Path | None, typer.Option("--to", help="File to write the trajectory, or LoRA-B, to.")] = None,
-    step: Annotated[int | None, typer.Option(min=0, help="Write LoRA-B as it was after this training step.")] = None,
+    to: Annotated[Path | None, typer.Option("--to", help="File to write the trajectory to.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Show or download a version's trajectory, or LoRA-B after one of its steps."""
-    if step is not None and to is None:
-        raise stop("--step needs --to, the file to write LoRA-B to", 2)
+    """Show or download a version's trajectory."""
     name, revision = name_and_revision(version)
     with connect() as client, download_progress(err) as progress:
-        if step is not None and to is not None:
-            adapter_version = client.trajectories.download_step(name, step, to, revision)
-            print_json(adapter_version) if as_json else out.print(
-                f"{name} v{adapter_version.version} after {step} steps -> {to}"
-            )
-            return
         if to is None:
             details = client.trajectories.get(name, revision)
         else:

@@ -80,7 +80,6 @@ def quickstart(options: Options, console: Console) -> dict[str, Any]:
         site.set_up()
         base = site.base_name(source) or _add_base(site, source)
         data.save(site.agent_home)
-        site.build_runner()
         client = stack.enter_context(site.start_server())
         site.start_device(client, DEVICE, USER)
         view = next(view for view in client.bases.list() if view.name == base)

@@ -12,7 +12,6 @@ from typing import Any
 from device_agent.durable import write_durably
 from device_agent.errors import NotEnrolled
 from device_agent.home import HOME_VARIABLE, AgentHome
-from device_agent.runner.location import RUNNER_VARIABLE, RunnerLocation
 from mobizo import Client
 from mobizo.quickstart.processes import AGENT, BIN, SERVER, Processes, run_command
 from shared.errors import Unauthorized
@@ -44,11 +43,6 @@ class Site:
     def base_name(self, source: str) -> str | None:
         """Returns the name of the base model that is registered with this source."""
         return next((base["name"] for base in self.server("base", "list") if base["source"] == source), None)
-
-    def build_runner(self) -> None:
-        """Starts building the native runner, which the device would otherwise build for its first job."""
-        if RUNNER_VARIABLE not in os.environ and RunnerLocation.within(self.agent_home.path).find() is None:
-            self._processes.start("build-runner", [AGENT, "build-runner"], self.env)
 
     def start_server(self, workers: int = 1) -> Client:
         """Starts the server on a free loopback port; returns its operator's client, which the caller closes."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from mobizo.adapter_paths import adapter_path, find_version, revision_segment, version_path
 from mobizo.connection import Connection
 from mobizo.downloads import DownloadProgress, Format, download_version, fetch_manifest
-from shared.protocol import AdapterVersion, AdapterView, MergedForm, MergedModel
+from shared.protocol import AdapterVersion, AdapterView
 from shared.registry import AdapterEvent, AdapterManifest, Comparison, VersionState
 
 
@@ -77,23 +77,11 @@ class Adapters:
 
         base_sha256: sha256 of the base model that you use. progress: called with the file name, the bytes so far and
         the bytes in total. Raises BaseMismatch if the adapter was trained on another base model, Untrusted if a file or
-        a signature does not match, MobizoError if the version cannot be merged.
+        a signature does not match.
         """
         version = self.version(name, revision)
         download_version(self._connection, version, directory, Format(format), base_sha256, progress)
         return version
-
-    def merge(
-        self, name: str, revision: str | int = "main", form: MergedForm | str = MergedForm.DIRECTORY
-    ) -> MergedModel:
-        """Asks the server to merge a version into its base model. Returns the state; a worker does the merge."""
-        return MergedModel.model_validate(self._connection.create(self._merged_path(name, revision, form)))
-
-    def merged(
-        self, name: str, revision: str | int = "main", form: MergedForm | str = MergedForm.DIRECTORY
-    ) -> MergedModel:
-        """Returns the state of a merge. Raises NotFound if the merge was never requested."""
-        return MergedModel.model_validate(self._connection.get(self._merged_path(name, revision, form)))
 
     def promote(self, name: str, revision: str | int, reason: str = "") -> AdapterView:
         """Makes an approved version `main`. Raises Conflict if the version is not approved."""
@@ -156,6 +144,3 @@ class Adapters:
     def _change_version(self, name: str, revision: str | int, action: str, body: dict[str, str]) -> AdapterVersion:
         path = f"{version_path(self.version(name, revision))}/{action}"
         return AdapterVersion.model_validate(self._connection.send("POST", path, body))
-
-    def _merged_path(self, name: str, revision: str | int, form: MergedForm | str) -> str:
-        return f"{version_path(self.version(name, revision))}/merged?form={MergedForm(form)}"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from mobizo.adapter_paths import find_version, version_path
 from mobizo.connection import Connection
-from mobizo.downloads import RAW_NAME, DownloadProgress, describe_file, download_file
+from mobizo.downloads import DownloadProgress, download_file
 from shared.protocol import AdapterVersion, PeftFile, TrajectoryView
 
 
@@ -38,18 +38,6 @@ class Trajectories:
         file = PeftFile(path=target.name, size=view.size, sha256=view.sha256)
         download_file(self._connection, f"{version_path(version)}/trajectory.bin", file, target, progress)
         return view
-
-    def download_step(self, name: str, step: int, target: Path, revision: str | int = "main") -> AdapterVersion:
-        """Writes LoRA-B as it was after `step` steps to the file `target` (safetensors), and returns the version.
-
-        The server computes LoRA-B from the trajectory. Raises NotFound if the trajectory has fewer steps, or if the
-        server has not verified it.
-        """
-        version = find_version(self._connection, name, revision)
-        path = f"{version_path(version)}/steps/{step}/{RAW_NAME}"
-        target.parent.mkdir(parents=True, exist_ok=True)
-        download_file(self._connection, path, describe_file(self._connection, path, target.name), target, None)
-        return version
 
     def _view(self, version: AdapterVersion) -> TrajectoryView:
         return TrajectoryView.model_validate(self._connection.get(f"{version_path(version)}/trajectory"))

@@ -19,6 +19,7 @@ from shared.privacy import MOST_NOISE, ExamplePrivacy, MemberPrivacy
 LOSS_INTERVAL = 1e-3  # grid of the privacy losses; it overestimated epsilon by at most 0.1 % in our tests
 # Above this epsilon the looser Renyi bound is used, because the exact method would need minutes and gigabytes.
 MOST_EPSILON = 60.0
+MOST_KNOWN = 256  # results that a process keeps
 LEAST_NOISE = 0.3
 NOISE_STEP = 1e-3  # resolution of the noise multiplier
 
@@ -43,6 +44,10 @@ def rounds_spending(privacy: MemberPrivacy, rounds: int) -> Spending:
     return Spending(sampling_rate=1, noise_multiplier=privacy.noise_multiplier, times=rounds)
 
 
+Times = tuple[tuple[tuple[float, float], int], ...]  # (sampling rate, noise multiplier), times
+_KNOWN: dict[tuple[Times, float], float] = {}  # by times and delta, oldest first
+
+
 def epsilon_of(spendings: Iterable[Spending], delta: float) -> float:
     """Returns epsilon at `delta` of all spendings together under adaptive composition; 0 for none.
 
@@ -50,7 +55,12 @@ def epsilon_of(spendings: Iterable[Spending], delta: float) -> float:
     in one member's updates. Raises ToolchainMissing without dp-accounting.
     """
     times = _count_times(spendings)
-    return _epsilon(times, delta) if times else 0.0
+    if not times:
+        return 0.0
+    epsilon = _KNOWN[times, delta] = _epsilon(times, delta)
+    while len(_KNOWN) > MOST_KNOWN:
+        _KNOWN.pop(next(iter(_KNOWN)), None)
+    return epsilon
 
 
 def fast_epsilon_of(spendings: Iterable[Spending], delta: float) -> float:
@@ -62,7 +72,19 @@ def fast_epsilon_of(spendings: Iterable[Spending], delta: float) -> float:
     return _renyi(times, delta) if times else 0.0
 
 
-def _count_times(spendings: Iterable[Spending]) -> tuple[tuple[tuple[float, float], int], ...]:
+def known_epsilon_of(spendings: Iterable[Spending], delta: float) -> float:
+    """Returns `epsilon_of` if this process computed it recently, otherwise the looser `fast_epsilon_of`.
+
+    For transactions, which must not wait for seconds. Raises ToolchainMissing without dp-accounting.
+    """
+    times = _count_times(spendings)
+    if not times:
+        return 0.0
+    bound = _KNOWN.get((times, delta))
+    return _renyi(times, delta) if bound is None else bound
+
+
+def _count_times(spendings: Iterable[Spending]) -> Times:
     times: Counter[tuple[float, float]] = Counter()
     for spending in spendings:
         times[spending.sampling_rate, spending.noise_multiplier] += spending.times
@@ -102,7 +124,7 @@ def _noise_for(epsilon: float, delta: float, sampling_rate: float, steps: int) -
 
 
 @lru_cache(maxsize=256)
-def _epsilon(times: tuple[tuple[tuple[float, float], int], ...], delta: float) -> float:
+def _epsilon(times: Times, delta: float) -> float:
     bound = _renyi(times, delta)
     if bound > MOST_EPSILON:
         return bound
@@ -114,14 +136,12 @@ def _epsilon(times: tuple[tuple[tuple[float, float], int], ...], delta: float) -
 
 
 @lru_cache(maxsize=256)
-def _renyi(times: tuple[tuple[tuple[float, float], int], ...], delta: float) -> float:
+def _renyi(times: Times, delta: float) -> float:
     accounting = _import_dp_accounting()
     return _compose(accounting, accounting.rdp.RdpAccountant(), times, delta)
 
 
-def _compose(
-    accounting: Any, accountant: Any, times: tuple[tuple[tuple[float, float], int], ...], delta: float
-) -> float:
+def _compose(accounting: Any, accountant: Any, times: Times, delta: float) -> float:
     for (rate, noise), count in times:
         event = accounting.GaussianDpEvent(noise)
         accountant.compose(event if rate == 1 else accounting.PoissonSampledDpEvent(rate, event), count)

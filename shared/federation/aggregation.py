@@ -9,7 +9,7 @@ import numpy as np
 
 from shared.entropy import Entropy
 from shared.federation import robust
-from shared.federation.algorithms import ServerHalf, algorithm_of
+from shared.federation.algorithms import ServerAlgorithm, algorithm_of
 from shared.federation.cohort import AggregatorSettings, CohortSettings, Weights
 from shared.federation.mean import WeightedMean
 from shared.federation.sources import UpdateSource
@@ -21,7 +21,7 @@ from shared.privacy import MemberPrivacy, noised_mean
 class Weighting:
     """The weight of each update."""
 
-    server: ServerHalf = field(default_factory=ServerHalf)
+    server: ServerAlgorithm = field(default_factory=ServerAlgorithm)
     weights: Weights = "equal"
     most_examples: int = 1000  # cap on the number of examples that a device claims
 

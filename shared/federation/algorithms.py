@@ -1,8 +1,8 @@
-"""The federated algorithms by name. Each has a device half and a server half.
+"""The federated algorithms by name. Each has a part for the device and one for the server.
 
 fedavg    McMahan et al., AISTATS 2017: all devices start from one version; the mean update gives the next one
 fedprox   Li et al., MLSys 2020: as fedavg, and devices also minimize mu/2 |B - B_start|^2. The gradient of this term
-          needs no forward pass: m pulls at rate lr mu are B <- B_start + (1 - lr mu)^m (B - B_start)
+          needs no forward pass: m proximal steps at rate lr mu are B <- B_start + (1 - lr mu)^m (B - B_start)
 fedbuff   Nguyen et al., AISTATS 2022: asynchronous; every K updates make a version, whatever they started from
 """
 
@@ -18,21 +18,22 @@ from shared.federation.update import F32, difference
 
 
 @dataclass(frozen=True)
-class DeviceHalf:
+class DeviceAlgorithm:
     """What a device does in addition to plain training steps, and how its update is computed."""
 
-    mu: float = 0.0  # strength of the pull towards the round's start
+    mu: float = 0.0  # strength of the proximal term
 
     @property
-    def pulls(self) -> bool:
-        """Whether B is pulled towards its start between steps (FedProx)."""
+    def has_proximal_term(self) -> bool:
+        """Whether B moves towards its start after each step (FedProx)."""
         return self.mu > 0
 
-    def pull_factor(self, lrs: Sequence[float]) -> np.float32:
-        """Returns the factor of B - B_start after one pull at each of these steps' learning rates: prod (1 - lr mu).
+    def proximal_factor(self, lrs: Sequence[float]) -> np.float32:
+        """Returns the factor of B - B_start after one proximal step at each of these
+        learning rates: prod (1 - lr mu).
 
-        A pull is one gradient step on mu/2 |B - B_start|^2; `shared.zo.proximal` applies it. Raises ValueError if lr mu
-        > 1, which would overshoot.
+        A proximal step is one gradient step on mu/2 |B - B_start|^2; `shared.zo.proximal` applies it. Raises ValueError
+        if lr mu > 1, which would overshoot.
         """
         if any(lr * self.mu > 1 for lr in lrs):
             raise ValueError(
@@ -49,7 +50,7 @@ class DeviceHalf:
 
 
 @dataclass(frozen=True)
-class ServerHalf:
+class ServerAlgorithm:
     """Decides which updates are accepted, with which factor, and when a round is complete: here, a synchronous one."""
 
     def accepts(self, staleness: int) -> bool:
@@ -70,14 +71,14 @@ class ServerHalf:
 
 @dataclass(frozen=True)
 class Algorithm:
-    """Both halves of an algorithm. Server, agent and simulation share them."""
+    """Both parts of an algorithm. Server, agent and simulation share them."""
 
-    device: DeviceHalf = field(default_factory=DeviceHalf)
-    server: ServerHalf = field(default_factory=ServerHalf)
+    device: DeviceAlgorithm = field(default_factory=DeviceAlgorithm)
+    server: ServerAlgorithm = field(default_factory=ServerAlgorithm)
 
 
 @dataclass(frozen=True)
-class BufferedServerHalf(ServerHalf):
+class BufferedServerAlgorithm(ServerAlgorithm):
     """Accepts updates of any age and completes a round with K of them.
 
     An update that started s versions ago is multiplied by (1 + s)^-a, and the sum is divided by K, so a stale buffer
@@ -101,8 +102,8 @@ class BufferedServerHalf(ServerHalf):
 
 
 def algorithm_of(settings: AlgorithmSettings) -> Algorithm:
-    """Returns both halves of the algorithm that a cohort names."""
-    server = ServerHalf()
+    """Returns both parts of the algorithm that a cohort names."""
+    server = ServerAlgorithm()
     if settings.name == "fedbuff":
-        server = BufferedServerHalf(buffer_size=settings.buffer_size, exponent=settings.staleness_exponent)
-    return Algorithm(DeviceHalf(settings.mu), server)
+        server = BufferedServerAlgorithm(buffer_size=settings.buffer_size, exponent=settings.staleness_exponent)
+    return Algorithm(DeviceAlgorithm(settings.mu), server)

@@ -65,7 +65,6 @@ class Example:
     rows: tuple[Row, ...]
     correct: int
     truncated: bool
-    bos_length: int = 0  # tokens at the front of every prompt that are never cut off, such as BOS
 
     @property
     def correct_row(self) -> Row:
@@ -76,19 +75,6 @@ class Example:
     def length(self) -> int:
         """Number of tokens of the longest row."""
         return max(len(row.tokens) for row in self.rows)
-
-    def shortened(self, max_tokens: int) -> Example:
-        """Returns the example with at most `max_tokens` tokens in each row, cut from the front of the prompt.
-
-        At least one prompt token is kept in addition to these first tokens, even if the row is then longer than
-        `max_tokens`.
-        """
-        return replace(self, rows=tuple(_shortened(row, self.bos_length, max_tokens) for row in self.rows))
-
-
-def _shortened(row: Row, bos_length: int, max_tokens: int) -> Row:
-    dropped = min(max(len(row.tokens) - max_tokens, 0), max(len(row.prompt) - bos_length - 1, 0))
-    return replace(row, prompt=row.prompt[:bos_length] + row.prompt[bos_length + dropped :])
 
 
 def read_jsonl(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -172,8 +158,7 @@ def encode_question(tokenizer: Tokenizer, question: Question, recipe: Recipe, lo
     bos_tokens = tuple(tokenizer.encode("").ids)
     fitted = [fit_row(encode_choice(tokenizer, choice), bos_tokens, recipe, location) for choice in question.choices]
     rows = tuple(row for row, _ in fitted)
-    bos_length = len(bos_tokens) if all(row.prompt[: len(bos_tokens)] == bos_tokens for row in rows) else 0
-    return Example(rows, question.correct, any(truncated for _, truncated in fitted), bos_length)
+    return Example(rows, question.correct, any(truncated for _, truncated in fitted))
 
 
 def check_task(task: Task, tokenizer: Tokenizer, recipe: Recipe) -> None:

@@ -3,7 +3,7 @@
 Flat B is processed in blocks that fit into the processor's cache, each through all steps in order, so every element
 sees the same float32 subtractions in the same order as on the device and in `Trajectory.replay`. One Threefry call
 gives the signs of 64 elements. Each byte of signs selects a row of eight products +-c from a table for the coefficient.
-In a run with pulls (`shared.zo.proximal`), each block is pulled towards its part of the start after each step.
+In a run with a proximal term (`shared.zo.proximal`), each block moves towards its part of the start after each step.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from shared.errors import NotReplayable
 from shared.zo.noise import PARITY, ROTATIONS, ROUNDS, SIGNS_PER_CALL, run_seeds
-from shared.zo.proximal import pull
+from shared.zo.proximal import proximal_step
 from shared.zo.trajectory import F32, Trajectory
 
 U32 = NDArray[np.uint32]
@@ -72,25 +72,25 @@ def replay(trajectory: Trajectory, start: F32, steps: int | None = None) -> F32:
     bits = coefficients.view(np.uint32)
     seeds = run_seeds(header.job_seed, len(coefficients) // header.queries, header.queries)
     keys = seeds.view(np.uint32).reshape(-1, 2)  # (steps * q, 2)
-    pulls = np.array(trajectory.pulls[:steps], np.float32)  # (steps,), or empty
+    factors = np.array(trajectory.proximal_factors[:steps], np.float32)  # (steps,), or empty
     calls = -(-header.size // SIGNS_PER_CALL)
     # An overflow gives a non-finite B, which the caller detects.
     with np.errstate(over="ignore", invalid="ignore"):
         for first_call in range(0, calls, BLOCK_CALLS):
             counters = np.arange(first_call, min(first_call + BLOCK_CALLS, calls), dtype=np.uint32)
             block = flat[first_call * SIGNS_PER_CALL : (first_call + BLOCK_CALLS) * SIGNS_PER_CALL]
-            _replay_block(block, counters, keys, bits, pulls)
+            _replay_block(block, counters, keys, bits, factors)
     return flat
 
 
-def _replay_block(block: F32, counters: U32, seeds: U32, bits: U32, pulls: F32) -> None:
+def _replay_block(block: F32, counters: U32, seeds: U32, bits: U32, factors: F32) -> None:
     """Replays the whole run on one block of B, in place: block -= c z for every (seed, coefficient) in order.
 
     block: a view of B, at most 64 elements for each of `counters` (m,). seeds: (n, 2). bits: (n,), the coefficients as
-    uint32. pulls: the factor of each step's pull; empty in a run without pulls.
+    uint32. factors: of each proximal step; empty in a run without them.
     """
     start = block.copy()
-    queries = len(seeds) // len(pulls) if len(pulls) else 0
+    queries = len(seeds) // len(factors) if len(factors) else 0
     scratch = np.empty((3, min(CHUNK_KEYS, len(seeds)), len(counters)), np.uint32)
     words = np.empty((*scratch.shape[1:], 2), "<u4")  # (keys, m, 2)
     table = np.empty_like(_SIGNS)
@@ -109,4 +109,4 @@ def _replay_block(block: F32, counters: U32, seeds: U32, bits: U32, pulls: F32) 
             np.take(table.view(np.float32), row, axis=0, out=products, mode="clip")
             np.subtract(block, update, out=block)
             if queries and replayed % queries == 0:
-                block[:] = pull(block, start, pulls[replayed // queries - 1])
+                block[:] = proximal_step(block, start, factors[replayed // queries - 1])

@@ -2,8 +2,9 @@
 
 File: b"MOBIZO-TRAJECTORY 1\n", then frames. A frame is kind (1 byte), step (uint32), payload length (uint32), payload,
 CRC-32 of all that (uint32). Integers are little-endian. Kinds: `H` header (JSON, first, once), `S` one step's
-coefficients (q float32, in a run with a proximal pull also its factor, see `shared.zo.proximal`), `E` one evaluation
-(JSON), `L` limits that hold from the next step on (JSON). An incomplete last frame, left by a crash, is cut off.
+coefficients (q float32, in a run with a proximal term also its factor, see `shared.zo.proximal`), `E` one evaluation
+(JSON), `L` limits that an older agent applied from the next step on (JSON; no longer written). An incomplete last
+frame, left by a crash, is cut off.
 
 The coefficient of query i is c_i = lr projected_gradient_i / q, where
 projected_gradient_i = (loss_plus_i - loss_minus_i) / (2 eps) (see `shared.zo.encoding`), or <g, z_i> with the exact
@@ -27,7 +28,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from shared.errors import Conflict
 from shared.recipe import MAX_SEED, Noise, Sha256
 from shared.zo.noise import direction, query_seeds
-from shared.zo.proximal import pull
+from shared.zo.proximal import proximal_step
 
 F32 = NDArray[np.float32]
 
@@ -48,13 +49,13 @@ class TrajectoryHeader(BaseModel):
     queries: int = Field(ge=1)
     size: int = Field(ge=1, description="D")
     start_sha256: Sha256 | None = Field(None, description="adapter file the run starts from; null: B = 0")
-    # Omitted when null, so that ledgers of runs without a pull keep their bytes.
+    # Omitted when null, so that trajectories of runs without a proximal term keep their bytes.
     proximal: float | None = Field(
         None,
         gt=0,
         allow_inf_nan=False,
         exclude_if=lambda value: value is None,
-        description="mu of the pull towards the start after each step; null: none",
+        description="mu of the proximal step towards the start after each step; null: none",
     )
 
     # Absent where false, for the same reason.
@@ -66,7 +67,7 @@ class TrajectoryHeader(BaseModel):
 
     @property
     def numbers(self) -> int:
-        """Number of float32 values in a step's frame: the coefficients, and the factor of the pull if there is one."""
+        """Number of float32 values in a step's frame: the coefficients, and the proximal factor if there is one."""
         return self.queries + (self.proximal is not None)
 
 
@@ -92,10 +93,7 @@ class Evaluation(BaseModel):
 
 
 class Limits(BaseModel):
-    """Limits that a device applies to its training from step `step` on, such as pauses.
-
-    Replay does not depend on them.
-    """
+    """Limits that an older agent applied to its training from step `step` on. Replay does not depend on them."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -103,23 +101,20 @@ class Limits(BaseModel):
     rest: float = Field(0, ge=0, le=100, description="seconds of pause for each second of a step")
     max_length: int | None = Field(None, ge=1, description="tokens; longer examples lose the front of their prompt")
 
-    def same(self, other: Limits) -> bool:
-        """Whether both set the same limits, regardless of the step."""
-        return (self.rest, self.max_length) == (other.rest, other.max_length)
-
 
 @dataclass
 class Trajectory:
     """A ledger in memory.
 
-    coefficients: for each step, float32 (q,). pulls: for each step its factor, in a run with pulls.
+    coefficients: for each step, float32 (q,). proximal_factors: for each step its factor,
+    in a run with a proximal term.
     """
 
     header: TrajectoryHeader
     coefficients: list[F32] = field(default_factory=list)
     evaluations: list[Evaluation] = field(default_factory=list)
     limits: list[Limits] = field(default_factory=list)
-    pulls: list[np.float32] = field(default_factory=list)
+    proximal_factors: list[np.float32] = field(default_factory=list)
 
     @property
     def steps(self) -> int:
@@ -129,7 +124,7 @@ class Trajectory:
     def replay(self, start: F32, steps: int | None = None) -> F32:
         """Returns B after `steps` steps (default: all) from `start` (D,): B -= c_i z_i, for i in order, in float32.
 
-        In a run with pulls, B is pulled towards the start after each step.
+        In a run with a proximal term, B moves towards the start after each step.
 
         The result is exact on every machine for estimators `replay` and `directional` with Rademacher noise, since
         z = +-1 makes each product exact. Otherwise it is approximate: Gaussian z depend on the machine's logarithm and
@@ -147,15 +142,15 @@ class Trajectory:
         for step, coefficients in enumerate(self.coefficients[:steps]):
             for seed, coefficient in zip(query_seeds(header.job_seed, step, header.queries), coefficients, strict=True):
                 flat -= np.float32(coefficient) * direction(header.noise, (int(seed[0]), int(seed[1])), header.size)
-            if self.pulls:
-                flat = pull(flat, start, self.pulls[step])
+            if self.proximal_factors:
+                flat = proximal_step(flat, start, self.proximal_factors[step])
         return flat
 
     def append_numbers(self, numbers: F32) -> None:
         """Appends a step's frame, float32 (header.numbers,)."""
         self.coefficients.append(numbers[: self.header.queries])
         if self.header.proximal is not None:
-            self.pulls.append(numbers[-1])
+            self.proximal_factors.append(numbers[-1])
 
 
 def frame(kind: bytes, step: int, payload: bytes) -> bytes:
@@ -172,10 +167,12 @@ def _first_bytes(header: TrajectoryHeader) -> bytes:
 def parse_trajectory(data: bytes) -> tuple[Trajectory | None, int]:
     """Returns the ledger in `data` and the length of its complete frames, or (None, 0) if the header is incomplete.
 
-    Raises Conflict if a step is out of order, which a crash cannot cause.
+    Raises Conflict for what a crash cannot cause: other first bytes, or a step out of order.
     """
     if not data.startswith(MAGIC):
-        return None, 0
+        if MAGIC.startswith(data):
+            return None, 0
+        raise Conflict("the file does not begin as a trajectory does; move it away to restart the run")
     offset = len(MAGIC)
     trajectory: Trajectory | None = None
     while offset + _FRAME.size <= len(data):
@@ -214,7 +211,7 @@ class Ledger:
         self.data += data
 
     def append_step(self, coefficients: F32, factor: np.float32 | None = None) -> None:
-        """Appends the next step's coefficients, float32 (q,), and the factor of its pull in a run with pulls.
+        """Appends the next step's coefficients, float32 (q,), and the factor of its proximal step if the run has one.
 
         Raises ValueError for another number of coefficients, or for a factor that is missing or unexpected.
         """
@@ -223,7 +220,7 @@ class Ledger:
         if payload.shape != (header.queries,):
             raise ValueError(f"{payload.shape} coefficients for {header.queries} queries")
         if (factor is None) != (header.proximal is None):
-            raise ValueError("a step must have the factor of a pull if and only if the run has pulls")
+            raise ValueError("a step must have a proximal factor if and only if the run has a proximal term")
         if factor is not None:
             payload = np.append(payload, factor).astype("<f4")
         self._write(frame(b"S", self.trajectory.steps, payload.tobytes()))
@@ -234,12 +231,6 @@ class Ledger:
         payload = json.dumps(evaluation.model_dump(mode="json")).encode()
         self._write(frame(b"E", self.trajectory.steps, payload))
         self.trajectory.evaluations.append(evaluation)
-
-    def append_limits(self, limits: Limits) -> None:
-        """Appends the limits that apply from the next step on."""
-        payload = json.dumps(limits.model_dump(mode="json")).encode()
-        self._write(frame(b"L", self.trajectory.steps, payload))
-        self.trajectory.limits.append(limits)
 
     def close(self) -> None:
         """Releases the underlying file, if any. The ledger stays readable in memory."""
@@ -254,7 +245,12 @@ class TrajectoryFile(Ledger):
         Raises Conflict if the file belongs to another run.
         """
         data = path.read_bytes() if path.exists() else b""
-        trajectory, length = parse_trajectory(data)
+        try:
+            trajectory, length = parse_trajectory(data)
+        except Conflict as error:
+            raise Conflict(f"{path}: {error.detail}") from error
+        if trajectory is None and len(data) > len(_first_bytes(header)):
+            raise Conflict(f"{path} has a damaged header; move it away to restart the run")
         if trajectory is not None and trajectory.header != header:
             raise Conflict(f"{path} is the trajectory of another run; move it away to start this one")
         self.trajectory = trajectory or Trajectory(header)

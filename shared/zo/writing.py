@@ -95,11 +95,8 @@ class Encoder:
         return tuple(self.tokenizer.encode("").ids)
 
     def _example(self, row: Row, location: str) -> Example:
-        bos_tokens = self._bos_tokens
-        fitted, truncated = fit_row(row, bos_tokens, self.recipe, location)
-        return Example(
-            (fitted,), 0, truncated, len(bos_tokens) if fitted.prompt[: len(bos_tokens)] == bos_tokens else 0
-        )
+        fitted, truncated = fit_row(row, self._bos_tokens, self.recipe, location)
+        return Example((fitted,), 0, truncated)
 
     def _document(self, text: str, location: str) -> tuple[Example, ...]:
         if len(text) > MOST_TEXT:

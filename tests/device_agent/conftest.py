@@ -18,11 +18,13 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from device_agent.daemon.daemon import Daemon
 from device_agent.daemon.reporting import Display
-from device_agent.engines.child_process import NativeEngine, PythonEngine
+from device_agent.executors.python import PythonLauncher
+from device_agent.executors.runner import RunnerLauncher
 from device_agent.home import AgentHome, DeviceConfig
 from device_agent.runner.location import RUNNER_VARIABLE
 from device_agent.training.data import read_splits
-from device_agent.training.journal import RunDirectory, RunPlan
+from device_agent.training.run_directory import RunDirectory
+from device_agent.training.run_plan import RunPlan
 from server.compiler.checkpoints.base import locate_base
 from shared.canonical import sha256_hex
 from shared.program import ProgramManifest
@@ -248,26 +250,32 @@ def run(tmp_path):
 
 
 @pytest.fixture(scope="session")
-def runner_directory(tmp_path_factory):
-    """The native runner: mobizo-runner, and lib/ beside it."""
-    return built_runner(tmp_path_factory.mktemp("native") / "runner")
+def runner_directory():
+    """The installed native runner: mobizo-runner, and lib/ beside it."""
+    return built_runner()
 
 
 @pytest.fixture
-def engines(request):
-    """What trains a daemon's programs: the native runner, which starts in a moment, or Python if a test asks for it.
+def launcher(request):
+    """What runs a daemon's programs: the native runner, which starts in a moment, or Python if a test asks for it.
 
-    What a daemon sees is the same by either: the engines' own contract holds them to that.
+    What a daemon sees is the same by either: the executors' own contract holds them to that.
     """
-    python = getattr(request, "param", "native") == "python"
-    engine = PythonEngine() if python else NativeEngine(request.getfixturevalue("runner_directory"))
-    return lambda _manifest: engine
+    if getattr(request, "param", "native") == "python":
+        return PythonLauncher()
+    return RunnerLauncher(request.getfixturevalue("runner_directory"))
 
 
 @pytest.fixture
-def with_runner(monkeypatch, runner_directory):
-    """Agents that this test starts find the runner, instead of each building its own."""
-    monkeypatch.setenv(RUNNER_VARIABLE, str(runner_directory))
+def launchers(launcher):
+    """Selects the launcher for every program."""
+    return lambda _manifest: launcher
+
+
+@pytest.fixture
+def without_runner(monkeypatch, tmp_path):
+    """No native runner is found."""
+    monkeypatch.setenv(RUNNER_VARIABLE, str(tmp_path / "no-runner"))
 
 
 @pytest.fixture
@@ -298,14 +306,14 @@ def enrolled(home, server, server_key):
 
 
 @pytest.fixture
-def make(dataset, engines):
+def make(dataset, launchers):
     """Makes a daemon of any home."""
     daemons = []
 
     def make(home, data=None, **options):
         display = Display(home, live=False)
         display.__enter__()
-        options = {"pause_seconds": 0.1, "engines": engines} | options
+        options = {"pause_seconds": 0.1, "launchers": launchers} | options
         daemons.append(Daemon(home, data or {"movies": dataset}, display, **options))
         return daemons[-1]
 

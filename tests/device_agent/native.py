@@ -1,73 +1,44 @@
-"""The real native runner, built once per machine for all tests from the installed `executorch` package."""
+"""The native runner that `make setup` installed, its wheels, and its calls one by one."""
 
-import os
-import shutil
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from device_agent.errors import NoRunner
-from device_agent.runner.build import Options, build_locked
-from device_agent.runner.location import RunnerLocation, never
-from device_agent.runner.toolchain import check_compiler, check_cross_compiler
-from device_agent.runtimes import CallingRuntime
-from device_agent.runtimes.runner import ServedProgram, serve_command
-from shared.errors import Unavailable
-from tests.programs import cache_directory
+from device_agent.executors.program import TrainingProgram
+from device_agent.executors.runner import RunnerLauncher
+from device_agent.runner.location import find_runner
+from tests.programs import held
 
 ROOT = Path(__file__).resolve().parents[2]
+SOURCES = ROOT / "device_agent" / "runner"
 
 
-def tools_on_path(monkeypatch):
-    """CMake and Ninja of this Python's environment come before the machine's, which may be too old."""
-    monkeypatch.setenv("PATH", os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"])))
-
-
-def kept_runner(system=None):
-    """Returns the place of the runner that tests keep across runs. system: its platform; default: this machine's."""
-    directory = cache_directory() / "runners"
-    directory.mkdir(parents=True, exist_ok=True)
-    return RunnerLocation(directory, system)
-
-
-def built_bundle(target):
-    """Copies the kept aarch64 bundle to `target`, built first if its sources have changed; returns `target`.
-
-    Skips without the cross compiler, or where ExecuTorch's wheel cannot be fetched.
-    """
+def built_runner():
+    """Returns the directory of the installed runner. Skips where none is installed."""
     try:
-        return built_runner(target, "android-arm64", check_cross_compiler)  # never native, so always the bundle
-    except Unavailable as error:
-        pytest.skip(error.detail)
-
-
-def built_runner(target, system=None, check=check_compiler):
-    """Copies the kept runner to `target`, built first if its sources have changed; returns `target`."""
-    try:
-        check()
+        return find_runner()
     except NoRunner as error:
         pytest.skip(error.detail)
-    place = kept_runner(system)
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        tools_on_path(monkeypatch)
-        # Whoever comes meanwhile waits, and builds nothing. A copy: another session's sources may differ.
-        with place.lock():
-            source = place.find() or build_locked(place, print, Options(), never)
-            shutil.copytree(source, target)
-    return target
 
 
-class RunnerRuntime(CallingRuntime):
-    """The `Runtime` contract over `mobizo-runner serve`, to test the runner's calls one by one."""
+def built_wheels(directory, *machines):
+    """Builds the runner's wheels for these machines, by default for all that this one can compile for.
 
-    def __init__(self, manifest, runner, program, weights):
-        """runner: the directory of the runner. B is zero."""
-        super().__init__(manifest)
-        self._served = ServedProgram(serve_command(runner, program, weights), "the program")
+    What was compiled before is used again. Returns the wheels by distribution and tag.
+    """
+    build = ROOT / "build"
+    build.mkdir(exist_ok=True)
+    options = [option for machine in machines for option in ("--machine", machine)]
+    with held(build / "lock"):  # of other processes that test
+        command = [sys.executable, ROOT / "deploy" / "runner_wheel.py", directory, *options]
+        process = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stdout + process.stderr
+    return {(path.name.split("-")[0], path.stem.split("-")[-1]): path for path in directory.glob("*.whl")}
 
-    def _call(self, method, inputs):
-        return self._served.call(method, inputs)
 
-    def close(self):
-        self._served.close()
+def opened_by_runner(manifest, runner, program, weights):
+    """Returns a program that the runner in the directory `runner` has loaded, to test its calls one by one."""
+    return TrainingProgram(manifest, RunnerLauncher(runner).launch(manifest, program, weights))

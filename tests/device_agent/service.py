@@ -10,7 +10,6 @@ import time
 
 import pytest
 
-from device_agent.runner.location import RUNNER_VARIABLE
 from shared.errors import MobizoError
 from tests import cached_compiler
 from tests.device_agent.native import ROOT
@@ -39,12 +38,11 @@ def service_home(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def environment(service_home, runner_directory):
+def environment(service_home):
     own = {
         "MOBIZO_HOME": str(service_home / "server"),
         "PYTHONWARNINGS": "ignore",
         "MOBIZO_LEASE_SECONDS": "2",
-        RUNNER_VARIABLE: str(runner_directory),  # else each agent builds its own
     }
     return os.environ | cached_compiler.environment() | own
 

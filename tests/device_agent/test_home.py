@@ -1,13 +1,16 @@
 """An agent's home."""
 
+import signal
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from device_agent.errors import AlreadyRunning, NotEnrolled
+from device_agent.errors import AlreadyRunning, NotEnrolled, NotRunning
 from device_agent.home import AgentHome
-from shared.errors import BadRequest
+from shared.errors import BadRequest, MobizoError
 from shared.signing import new_private_key, public_text
 from tests.device_agent.conftest import enroll
 
@@ -52,6 +55,41 @@ def test_one_daemon_at_a_time(home):
         with pytest.raises(AlreadyRunning), home.lock():
             pass
     assert not home.running()
+
+
+SLEEPER = "import sys, time; file = open(sys.argv[1]) if sys.argv[2:] else None; print(flush=True); time.sleep(600)"
+
+
+@pytest.fixture
+def sleeper(home):
+    """Starts a process that sleeps, with the home's lock file open or not, and returns it."""
+    processes = []
+
+    def start(*arguments):
+        command = [sys.executable, "-c", SLEEPER, str(home.path / "lock"), *arguments]
+        processes.append(subprocess.Popen(command, stdout=subprocess.PIPE))
+        processes[-1].stdout.readline()
+        return processes[-1]
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+def test_only_the_process_that_holds_the_lock_is_stopped(home, sleeper):
+    with pytest.raises(NotRunning, match="mobizo-agent run"):
+        home.stop_daemon()
+    with home.lock():
+        stranger, daemon = sleeper(), sleeper("with the lock")
+        # What a daemon that crashed left, before the next one has written its own number.
+        (home.path / "lock").write_text(str(stranger.pid))
+        with pytest.raises(MobizoError, match="cannot be found from here"):
+            home.stop_daemon()
+        assert stranger.poll() is None
+        (home.path / "lock").write_text(str(daemon.pid))
+        home.stop_daemon()
+        assert daemon.wait(60) == -signal.SIGTERM
 
 
 @pytest.mark.parametrize("name", ["", "../elsewhere", "a/b", "/etc", ".", ".."])

@@ -38,7 +38,9 @@ def forms(record, tokenizer):
     ],
     ids=["choice", "text", "completion"],
 )
-def test_a_whole_job_and_a_failed_one_send_no_text_and_no_tokens(home, server_key, rademacher, tmp_path, engines, task):
+def test_a_whole_job_and_a_failed_one_send_no_text_and_no_tokens(
+    home, server_key, rademacher, tmp_path, launchers, task
+):
     directory = tmp_path / "movies"
     directory.mkdir()
     for seed, split in enumerate(("train", "validation", "test")):
@@ -51,7 +53,7 @@ def test_a_whole_job_and_a_failed_one_send_no_text_and_no_tokens(home, server_ke
     with FakeServer(server_key, lease_seconds=0.5) as server, Display(home, live=False) as display:
         enroll(home, server.url, server_key)
         TaskApprovals(home.tasks).decide(task, ["movies"], TaskState.APPROVED)
-        daemon = Daemon(home, {"movies": directory}, display, engines=engines)
+        daemon = Daemon(home, {"movies": directory}, display, launchers=launchers)
         server.add_job(rademacher, job_id="job-good", task=task, steps=20, evaluation_interval=5)
         assert daemon.run(once=True).outcome is Outcome.COMPLETED
         with (directory / "test.jsonl").open("a") as file:

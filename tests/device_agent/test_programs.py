@@ -1,5 +1,6 @@
 """The cache of program files against a server that breaks them; and versions of programs only rise."""
 
+import fcntl
 import os
 import shutil
 from collections import namedtuple
@@ -64,6 +65,17 @@ def test_a_bad_part_left_behind_is_overcome(server, client, cache, tmp_path):
     part = tmp_path / f"{FILE.sha256}.part"
     part.write_bytes(b"\0" * FILE.size)
     assert cache.fetch(client, FILE).read_bytes() == CONTENT
+
+
+def test_two_processes_do_not_download_one_file_at_the_same_time(server, client, cache, tmp_path):
+    part = tmp_path / f"{FILE.sha256}.part"
+    with part.open("ab") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(Unavailable, match="another process of the agent"):
+            cache.fetch(client, FILE)
+        assert server.served["downloads"] == 0
+    assert cache.fetch(client, FILE).read_bytes() == CONTENT
+    assert [path.name for path in tmp_path.iterdir()] == [FILE.sha256]
 
 
 def test_too_little_disk_is_said_in_numbers(cache, monkeypatch, client):

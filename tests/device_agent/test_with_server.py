@@ -1,6 +1,5 @@
 """The agent against the real server and its real compiler: two programs that know only the contract."""
 
-import json
 import os
 import signal
 import subprocess
@@ -12,11 +11,6 @@ import numpy as np
 import pytest
 
 from device_agent.home import AgentHome
-from device_agent.protocol.client import DeviceClient
-from device_agent.runner.archive import pack_runner
-from device_agent.runner.location import RunnerLocation
-from device_agent.runner.supply import ensure_runner
-from shared.signing import new_private_key, parse_public, public_text
 from shared.transport import Transport
 from shared.zo.lora import load_adapter
 from shared.zo.trajectory import parse_trajectory
@@ -42,7 +36,7 @@ def agent(call, service, ask, environment, dataset, tmp_path):
         token = ask("POST", "/v1/enrollments", json={"users": ["alice"]}).json()["token"]
         call("device_agent", "enroll", "--server", service.url, "--token", token, "--name", name, "--home", home)
         (Path(home) / "rules.toml").write_text(rules)
-        command = [sys.executable, "-m", "device_agent", "train", "--once", "--data", f"movies={dataset}"]
+        command = [sys.executable, "-m", "device_agent", "run", "--once", "--data", f"movies={dataset}"]
         process = subprocess.Popen(
             [*command, "--home", home, "--json"],
             cwd=ROOT,
@@ -86,31 +80,14 @@ def test_a_trajectory_instead_of_b(ask, agent, service):
     status, output = process.wait(), process.stdout.read()
     assert status == 0, output
     run = home.run(job["id"])
-    assert len(run.ledger.read_bytes()) < len(run.best.read_bytes())
+    assert len(run.trajectory.read_bytes()) < len(run.best.read_bytes())
     version = ask("GET", "/v1/adapters/by-ledger/versions/1").json()
     assert version["verified"] is True
     assert '"verified": true' in output
     path = "/v1/adapters/by-ledger/versions/1"
     assert ask("GET", f"{path}/lora_B.safetensors").content == run.best.read_bytes()
-    assert ask("GET", f"{path}/trajectory.bin").content == run.ledger.read_bytes()
+    assert ask("GET", f"{path}/trajectory.bin").content == run.trajectory.read_bytes()
     assert ask("GET", f"{path}/trajectory").json()["steps"] == 2
-    assert ask("GET", f"{path}/steps/2/lora_B.safetensors").content == run.last.read_bytes()
-
-
-def test_a_device_gets_the_runner_that_the_operator_added(ask, call, service, runner_directory, tmp_path):
-    place, archive = RunnerLocation.within(tmp_path / "agent"), tmp_path / "runner.tar.gz"
-    pack_runner(runner_directory, archive)
-    facts = json.loads(subprocess.check_output([runner_directory / "mobizo-runner", "version"]))
-    options = ("--platform", place.system, "--version", facts["version"], "--executorch", facts["executorch"])
-    call("server", "runner-build", "add", str(archive), *options)
-    wait_until(lambda: ask("GET", "/v1/server"))
-    token = ask("POST", "/v1/enrollments", json={"users": ["alice"]}).json()["token"]
-    with DeviceClient(service.url, token) as client:
-        grant = client.enroll("runner-1", public_text(new_private_key().public_key()))
-    with DeviceClient(service.url, grant.token) as client:
-        supply = ensure_runner(place, client, parse_public(grant.server.public_key), lambda _line: None)
-    assert supply.directory == place.path, supply.reason
-    assert (place.path / "mobizo-runner").read_bytes() == (runner_directory / "mobizo-runner").read_bytes()
 
 
 @pytest.mark.slow
@@ -144,7 +121,7 @@ def test_a_job_that_another_device_trained_meanwhile_is_lost_and_stored_once(ask
     assert sleeper.returncode == 1
     assert "lease has ended" in output.splitlines()[-1]
     assert home.status().last_outcome == "lost"
-    assert home.run(job["id"]).ledger.exists()
+    assert home.run(job["id"]).trajectory.exists()
     assert ask("GET", "/v1/adapters/contested").json()["versions"] == 1
     assert ask("GET", "/v1/adapters/contested/versions/1").json()["device_id"] != home.config().device_id
 
@@ -163,7 +140,7 @@ def test_a_job_goes_on_from_a_version_and_another_device_takes_that_while_it_is_
     wait_until(lambda: training(ask, job))
     os.killpg(process.pid, signal.SIGKILL)
     trained = subprocess.run(
-        [sys.executable, "-m", "device_agent", "train", "--once", "--data", f"movies={dataset}"],
+        [sys.executable, "-m", "device_agent", "run", "--once", "--data", f"movies={dataset}"],
         cwd=ROOT,
         env=environment | {"MOBIZO_AGENT_HOME": str(home.path)},
         check=False,
@@ -176,7 +153,7 @@ def test_a_job_goes_on_from_a_version_and_another_device_takes_that_while_it_is_
     assert second["result"]["zero_shot_accuracy"] is None
     assert second["result"]["start_accuracy"] == first["result"]["tuned_accuracy"]
     run = home.run(job["id"])
-    trajectory, _ = parse_trajectory(run.ledger.read_bytes())
+    trajectory, _ = parse_trajectory(run.trajectory.read_bytes())
     start = load_adapter(ask("GET", "/v1/adapters/lineage/versions/1/lora_B.safetensors").content, first["size_d"])
     last = load_adapter(run.last.read_bytes(), first["size_d"])
     np.testing.assert_array_equal(trajectory.replay(start), last)

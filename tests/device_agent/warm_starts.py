@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from device_agent.training.run_directory import RunDirectory
 from shared.canonical import sha256_hex
 from shared.job import Result
 from shared.registry import AdapterManifest
@@ -17,14 +18,13 @@ def random_b(manifest, seed=1):
     return np.random.default_rng(seed).normal(0, 0.1, manifest.size).astype(np.float32)
 
 
-def begin_from(run, plan, flat):
-    """Begins a run that goes on from flat B (D,); returns its plan."""
-    data = dump_adapter(flat, {})
-    run.path.mkdir(parents=True)
+def begin_from(path, plan, flat):
+    """Begins a run in a new directory that starts from flat B (D,); returns the run."""
+    run, data = RunDirectory(path), dump_adapter(flat, {})
+    path.mkdir(parents=True)
     run.start.write_bytes(data)
-    plan = plan.model_copy(update={"start": run.start, "start_sha256": sha256_hex(data)})
-    run.begin(plan)
-    return plan
+    run.begin(plan.model_copy(update={"start": run.start, "start_sha256": sha256_hex(data)}))
+    return run
 
 
 def vouched(program, key, seed=1, version=1, **changes):

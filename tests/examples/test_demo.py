@@ -12,9 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from device_agent.runner.location import RUNNER_VARIABLE
 from tests import cached_compiler
-from tests.device_agent.native import built_runner
 
 ROOT = Path(__file__).resolve().parents[2]
 DEMO = ROOT / "examples" / "demo.py"
@@ -49,10 +47,9 @@ def started_by_demo(directory):
 
 
 @pytest.fixture
-def environment(tmp_path):
-    """The demo's, with the program and the runner that other runs of the tests have made already, if there are any."""
-    runner = built_runner(tmp_path / "runner")
-    return os.environ | cached_compiler.environment() | {RUNNER_VARIABLE: str(runner)}
+def environment():
+    """The demo's, with the program that other runs of the tests have made already, if there is one."""
+    return os.environ | cached_compiler.environment()
 
 
 def command(tmp_path, *more):
@@ -92,11 +89,12 @@ def test_the_whole_loop(tmp_path, environment, adapters):
 
 def check_next_commands(output, cwd):
     """Runs what the demo says to type next, in one shell, and opens the page that it names."""
-    commands = output.partition("Go on with:")[2].splitlines()[1:4]
+    ready = "until mobizo adapter list; do sleep 1; done"  # a busy machine takes longer than the pause that it prints
+    commands = [line.replace("sleep 5", ready) for line in output.partition("Go on with:")[2].splitlines()[1:4]]
     page = re.search(r"try your own sentences at (http://\S+)", output)[1]
     commands.append(f"python -c \"import httpx; print(httpx.get('{page}').headers['location'])\"")
     done = subprocess.run(
-        ["bash", "-ec", "\n".join([*commands, "kill $!", "wait $! || true"])],
+        ["bash", "-ec", "\n".join(["trap 'kill $!' ERR", *commands, "kill $!", "wait $! || true"])],
         cwd=cwd,
         capture_output=True,
         text=True,

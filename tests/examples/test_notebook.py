@@ -12,10 +12,10 @@ from nbclient import NotebookClient
 
 from mobizo import Client
 from shared.protocol import EnrollmentRequest
-from tests.device_agent.conftest import ROOT, base, dataset, runner_directory
+from tests.device_agent.conftest import ROOT, base, dataset
 from tests.device_agent.service import call, environment, service, service_home, wait_until
 
-__all__ = ["base", "call", "dataset", "environment", "runner_directory", "service", "service_home"]  # fixtures
+__all__ = ["base", "call", "dataset", "environment", "service", "service_home"]  # fixtures
 NOTEBOOK = ROOT / "examples" / "notebook.ipynb"
 
 

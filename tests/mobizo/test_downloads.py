@@ -64,7 +64,7 @@ def test_raw_b_is_what_the_device_uploaded(client, versions, tmp_path):
 def test_ollama_gets_a_gguf_adapter_and_a_modelfile(fleet, app, client, tmp_path):
     client.adapters.download(NAME, tmp_path / "a", "v1", "ollama")
     assert names(tmp_path / "a") == {"adapter.gguf", "Modelfile", "mobizo.json"}
-    assert "\nFROM ./base.gguf\nADAPTER ./adapter.gguf\n" in (tmp_path / "a" / "Modelfile").read_text()
+    assert "FROM ./base.gguf\nADAPTER ./adapter.gguf\n" in (tmp_path / "a" / "Modelfile").read_text()
     base = tmp_path / "my base.gguf"
     base.touch()
 
@@ -74,7 +74,7 @@ def test_ollama_gets_a_gguf_adapter_and_a_modelfile(fleet, app, client, tmp_path
 
     for value, expected in ((str(base), str(base)), ("hf.co/acme/tiny-GGUF:F16", "hf.co/acme/tiny-GGUF:F16")):
         assert pull(value).exit_code == 0
-        assert f"\nFROM {expected}\nADAPTER" in (tmp_path / "b" / "Modelfile").read_text()
+        assert f"FROM {expected}\nADAPTER" in (tmp_path / "b" / "Modelfile").read_text()
     assert "there is no file" in pull("gone.gguf").stderr
     assert "neither a file nor a name" in pull("a\nb").stderr
     assert "--base is for --format ollama" in pull(str(base), "gguf").stderr

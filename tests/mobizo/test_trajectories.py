@@ -3,12 +3,10 @@
 import json
 from functools import partial
 
-import numpy as np
 import pytest
 
 from mobizo import Client
 from shared.errors import NotFound, RevisionNotFound
-from shared.zo.lora import load_adapter
 from tests.server.registry.trajectories.runs import STEPS, TRAINING, Run, finish
 
 NAME = "alice-movies"
@@ -45,23 +43,13 @@ def test_a_trajectory_is_described_and_downloaded(client, run, tmp_path):
     assert reports[-1] == ("run.bin", view.size, view.size)
 
 
-@pytest.mark.parametrize("step", [0, 7, STEPS])
-def test_lora_b_after_a_step_is_that_of_the_replay(client, run, tmp_path, step):
-    target = tmp_path / "new" / "b.safetensors"
-    assert client.trajectories.download_step(NAME, step, target).version == 1
-    np.testing.assert_array_equal(load_adapter(target.read_bytes(), run.size), run.b(step))
-
-
-def test_absent_trajectories_steps_and_versions(client, fleet, app, device, run, tmp_path):
-    with pytest.raises(NotFound):
-        client.trajectories.download_step(NAME, STEPS + 1, tmp_path / "b")
+def test_absent_trajectories_and_versions(client, fleet, app, device, run):
     with pytest.raises(RevisionNotFound):
         client.trajectories.get(NAME, "v2")
     fleet.ready_job(app)
     device.finish(device.lease())
     with pytest.raises(NotFound):
         client.trajectories.get(NAME, "v2")
-    assert not (tmp_path / "b").exists()
 
 
 def test_the_command(call, run, tmp_path):
@@ -70,7 +58,4 @@ def test_the_command(call, run, tmp_path):
     assert json.loads(call(NAME, "--json"))["verified"] is True
     call(NAME, "--to", tmp_path / "run")
     assert (tmp_path / "run").read_bytes() == run.ledger
-    assert f"v1 after 3 steps -> {tmp_path}" in call(NAME, "--step", 3, "--to", tmp_path / "b").replace("\n", "")
-    np.testing.assert_array_equal(load_adapter((tmp_path / "b").read_bytes(), run.size), run.b(3))
-    assert "--to" in call(NAME, "--step", 3, exit_code=2)
     assert "v9" in call(f"{NAME}@v9", exit_code=1)

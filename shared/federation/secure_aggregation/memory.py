@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from shared.canonical import sha256_hex
 from shared.federation.secure_aggregation.messages import Advertisement, Phase, Roster
 from shared.federation.secure_aggregation.session import MemberRow
 
@@ -62,9 +61,9 @@ class MemoryStore:
         shares = {row.roster_number: row.sealed or b"" for row in self.members.values()}
         return [shares[sender][(number - 1) * size : number * size] for sender in senders]
 
-    def store_vector(self, row: MemberRow, data: bytes) -> None:
+    def store_vector(self, row: MemberRow, sha256: str, data: bytes) -> None:
         """Stores a masked vector and records its sha256 in the row."""
-        row.vector_sha256 = sha256_hex(data)
+        row.vector_sha256 = sha256
         self.stored_vectors[row.vector_sha256] = data
 
     def vectors(self, rows: Sequence[MemberRow]) -> Iterator[bytes]:

@@ -87,7 +87,7 @@ class SecureAggregationStore(Protocol):
     def sealed_shares_for(self, number: int, senders: Sequence[int], size: int) -> list[bytes]:
         """Returns each sender's sealed share for `number`, `size` bytes each."""
 
-    def store_vector(self, row: MemberRow, data: bytes) -> None:
+    def store_vector(self, row: MemberRow, sha256: str, data: bytes) -> None:
         """Stores a masked vector and records its sha256 in the row."""
 
     def vectors(self, rows: Sequence[MemberRow]) -> Iterator[bytes]:
@@ -196,7 +196,7 @@ class SecureAggregationSession:
         if self.check_vector(member, sha256):
             parse_vector(data, self._parameters)
             row = self._row(member)
-            self._store.store_vector(row, data)
+            self._store.store_vector(row, sha256, data)
             row.last_phase = Phase.VECTORS
 
     def consent(self, member: str, consent: Consent) -> None:

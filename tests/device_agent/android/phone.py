@@ -67,7 +67,7 @@ class Phone:
         """Ends what a test left running, and removes what it left, but for the files that any test may push again."""
         for port in tuple(self._ports):
             self.kill(port)
-        self.run("kill -9 $(pidof mobizo-runner); sleep 0.1; cd /data/local/tmp; rm -rf mobizo/runs mobizo/aside")
+        self.run("kill -9 $(pidof mobizo-runner); sleep 0.1; rm -rf /data/local/tmp/mobizo/incoming")
         self.run("cd /data; for e in *; do [ $e = local ] || rm -rf $e; done")
         self.client("disconnect")
 
@@ -105,9 +105,13 @@ class Phone:
 
     def run(self, script):
         """What a script says in the phone's own shell, without adb."""
+        return subprocess.run([*self.shell, script], capture_output=True, text=True, check=False).stdout
+
+    @property
+    def shell(self):
+        """The command of the phone's own shell; a script follows."""
         enter = ["nsenter", "--target", str(self.pid), "--mount", "--pid", *self._user, "chroot", str(self.root)]
-        shell = ["/bin/sh", "-c", f"export PATH=/usr/bin; {script}"]
-        return subprocess.run([*enter, *shell], capture_output=True, text=True, check=False).stdout
+        return [*enter, "/usr/bin/env", "PATH=/usr/bin", "/bin/sh", "-c"]
 
     def close(self):
         self.client("kill-server")

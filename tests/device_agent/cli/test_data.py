@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from device_agent.cli.app import app
 from device_agent.cli.data import LARGE_BYTES, _progress
-from device_agent.datasets.store import AvailableDatasets, DatasetStore
+from device_agent.datasets.store import DatasetStore
 from shared.errors import BadRequest, MobizoError, NotFound
 from tests.device_agent.cli.test_tasks import URGENCY
 from tests.device_agent.conftest import run_agent
@@ -102,9 +102,9 @@ def test_a_progress_bar_for_large_files_on_terminals_only(tmp_path, capsys):
     assert capsys.readouterr().out == ""
 
 
-@pytest.mark.parametrize("engines", ["python"], indirect=True)
+@pytest.mark.parametrize("launcher", ["python"], indirect=True)
 def test_a_daemon_offers_what_is_added_and_forgets_what_is_removed(agent, make, enrolled, server, tickets, dataset):
-    daemon = make(enrolled, AvailableDatasets(DatasetStore(enrolled.data), {"movies": dataset}))
+    daemon = make(enrolled, {"movies": dataset})
     offers = []
     for command in ((), ("add", "tickets", tickets), ("remove", "tickets")):
         if command:
@@ -115,25 +115,11 @@ def test_a_daemon_offers_what_is_added_and_forgets_what_is_removed(agent, make, 
     assert str(enrolled.data).encode() not in server.received_bytes
 
 
-@pytest.mark.parametrize("engines", ["python"], indirect=True)
-def test_a_job_on_a_data_set_that_was_removed_meanwhile_is_released(make, enrolled, server, rademacher, dataset):
-    class Removed(dict):
-        """Names that are gone once they were offered."""
-
-        def get(self, name):
-            return None
-
-    server.add_job(rademacher)
-    with pytest.raises(BadRequest, match="which this device does not have"):
-        make(enrolled, Removed(movies=dataset)).run(once=True)
-    assert ("POST", "release") in server.calls
-
-
 def test_run_finds_the_homes_data_sets(agent, enrolled, server, tickets):
     with pytest.raises(BadRequest, match="mobizo-agent data add"):
         agent("run", "--once")
     agent("data", "add", "tickets", tickets)
-    process = run_agent(enrolled, "run", "--once", "--engine", "python")
+    process = run_agent(enrolled, "run", "--once", "--executor", "python")
     assert (process.returncode, server.lease_requests[-1].datasets) == (0, ["tickets"]), process.stderr
 
 

@@ -22,7 +22,6 @@ def can_be_alone():
     return shutil.which("unshare") is not None and subprocess.run([*ALONE, "true"], check=False).returncode == 0
 
 
-pytestmark = pytest.mark.usefixtures("with_runner")
 offline = pytest.mark.skipif(not can_be_alone(), reason="this machine lets nobody make a network namespace")
 
 

@@ -11,8 +11,6 @@ from device_agent.home import AgentHome
 from shared.errors import Unauthorized
 from tests.device_agent.conftest import ROOT, start_agent
 
-pytestmark = pytest.mark.usefixtures("with_runner")
-
 
 def test_enroll_pins_the_servers_key(agent, server, home):
     process = agent("enroll", "--server", server.url, "--token", "once", "--name", "jetson-1", "--json")
@@ -43,10 +41,9 @@ def test_an_enrollment_that_fails_says_why_in_one_line(agent, server, arguments,
 
 
 def test_commands_need_an_enrollment(agent, dataset):
-    for arguments in (["run", "--data", f"movies={dataset}"], ["train", "--once", "--data", f"movies={dataset}"]):
-        process = agent(*arguments)
-        assert process.returncode == 2
-        assert "mobizo-agent enroll" in process.stderr
+    process = agent("run", "--data", f"movies={dataset}")
+    assert process.returncode == 2
+    assert "mobizo-agent enroll" in process.stderr
     assert agent("status").returncode == 2
 
 
@@ -65,15 +62,15 @@ def test_a_bad_data_option_is_a_usage_error(agent, enrolled, option, words):
     assert words in process.stderr
 
 
-def test_train_once_trains_one_job_and_says_when_there_is_none(agent, enrolled, server, rademacher, dataset):
+def test_run_once_trains_one_job_and_says_when_there_is_none(agent, enrolled, server, rademacher, dataset):
     server.add_job(rademacher, steps=2)
-    process = agent("train", "--once", "--data", f"movies={dataset}", "--json")
+    process = agent("run", "--once", "--data", f"movies={dataset}", "--json")
     assert process.returncode == 0, process.stderr
     events = [json.loads(line) for line in process.stdout.splitlines()]
     assert events[-1]["event"] == "job ended"
     assert events[-1]["outcome"] == "completed"
     assert {event.get("phase") for event in events} >= {"downloading", "training", "uploading"}
-    process = agent("train", "--once", "--data", f"movies={dataset}")
+    process = agent("run", "--once", "--data", f"movies={dataset}")
     assert process.returncode == 0
     assert "no job is waiting" in process.stderr
     status = json.loads(agent("status", "--json").stdout)
@@ -84,7 +81,7 @@ def test_train_once_trains_one_job_and_says_when_there_is_none(agent, enrolled, 
 def test_a_failed_job_is_status_1(agent, enrolled, server, rademacher, dataset):
     (dataset / "train.jsonl").write_text("{\n" * 1000)
     server.add_job(rademacher)
-    process = agent("train", "--once", "--data", f"movies={dataset}")
+    process = agent("run", "--once", "--data", f"movies={dataset}")
     assert process.returncode == 1
     assert "train.jsonl:1: the line is not JSON" in " ".join(process.stderr.split())
 

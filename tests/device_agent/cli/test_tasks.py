@@ -7,9 +7,9 @@ from typer.testing import CliRunner
 
 from device_agent.cli.app import app
 from device_agent.errors import TaskNotApproved
-from device_agent.policy.privacy_ledger import PrivacyLedger, PrivacyLimits, Terms
-from device_agent.policy.task_approvals import LEAST_DIGITS, TaskApprovals, task_sha256
-from device_agent.training.journal import RunDirectory
+from device_agent.policy.privacy_ledger import PrivacyCost, PrivacyLedger, PrivacyLimits
+from device_agent.policy.task_approvals import MIN_DIGITS, TaskApprovals, task_sha256
+from device_agent.training.run_directory import RunDirectory
 from shared.errors import BadRequest
 from shared.federation.accounting import Spending, epsilon_of
 from shared.task import Answer, Task
@@ -20,7 +20,7 @@ URGENCY = Task(
     prompt="{text} Urgent?",
     answers=(Answer(text=" no", labels=("0",)), Answer(text=" yes", labels=("1",))),
 )
-DIGITS = task_sha256(URGENCY)[:LEAST_DIGITS]
+DIGITS = task_sha256(URGENCY)[:MIN_DIGITS]
 
 
 @pytest.fixture
@@ -71,10 +71,10 @@ def test_a_task_is_approved_from_a_file_before_a_job_brings_it(agent, home, tmp_
 def test_status_shows_what_waits_and_what_was_spent(agent, approvals, home, server_key, tmp_path):
     enroll(home, "http://127.0.0.1:9", server_key)
     spending = Spending(sampling_rate=0.1, noise_multiplier=2.0, times=3)
-    terms = Terms(job_id="job-1", dataset="movies", directory=tmp_path, spending=spending)
+    cost = PrivacyCost(job_id="job-1", dataset="movies", directory=tmp_path, spending=spending)
     run = RunDirectory(tmp_path / "run")
     run.path.mkdir()
-    PrivacyLedger(home.privacy, PrivacyLimits()).charge(terms, run)
+    PrivacyLedger(home.privacy, PrivacyLimits()).charge(cost, run)
     home.rules.write_text("privacy_limit = { movies = 8 }\n")
     epsilon = epsilon_of([spending], 1e-5)
     output = agent("status")

@@ -3,9 +3,10 @@
 import psutil
 import pytest
 
+from device_agent.executors.runner import RunnerLauncher
 from device_agent.inference.adapter_store import AdapterStore
 from device_agent.jobs.leased_job import Outcome
-from device_agent.training.journal import RunDirectory
+from device_agent.training.run_directory import RunDirectory
 from shared.capabilities import Capabilities
 from shared.errors import Gone
 from shared.job import Result
@@ -23,7 +24,7 @@ def until_training(server):
     server.wait_for(lambda: any(beat.phase == "training" for beat in server.beats))
 
 
-@pytest.mark.parametrize("engines", ["native", "python"], indirect=True)
+@pytest.mark.parametrize("launcher", ["native", "python"], indirect=True)
 def test_a_job_from_lease_to_adapter(daemon, server, rademacher, home):
     server.add_job(rademacher, steps=5, evaluation_interval=2)
     job_end = daemon.run(once=True)
@@ -150,23 +151,20 @@ def test_a_refused_upload_keeps_the_result_for_when_the_job_comes_back(daemon, s
     assert [action for _, action in server.calls[calls:]].count("files") == 1
 
 
-@pytest.mark.parametrize("engines", ["python"], indirect=True)
-def test_a_training_process_that_dies_fails_the_job_and_not_the_daemon(daemon, server, rademacher, home, monkeypatch):
-    # A plan that cannot be read stands for any crash before the process can speak.
-    begin = RunDirectory.begin
-
-    def spoil(self, plan):
-        begin(self, plan)
-        (self.path / "run.json").write_text("{")
-
-    monkeypatch.setattr(RunDirectory, "begin", spoil)
+def test_an_executor_that_dies_releases_the_job_and_does_not_end_the_daemon(
+    make, enrolled, server, rademacher, tmp_path
+):
+    runner = tmp_path / "mobizo-runner"
+    runner.write_text("#!/bin/sh\necho SECRET >&2\nexit 7\n")
+    runner.chmod(0o755)
     server.add_job(rademacher, steps=1)
-    job_end = daemon.run(once=True)
-    assert job_end.outcome is Outcome.FAILED
-    assert "trainer.log" in job_end.detail
-    (failure,) = server.failures
-    # What the process wrote before it died may quote records.
-    assert (failure.code, failure.detail) == ("runtime-failed", "the training process ended with status 1")
+    job_end = make(enrolled, launchers=lambda _manifest: RunnerLauncher(tmp_path)).run(once=True)
+    assert job_end.outcome is Outcome.RELEASED
+    assert job_end.detail == "the executor ended with status 7: SECRET"
+    assert job_end.cooldown > 0
+    assert ("POST", "release") in server.calls
+    assert b"SECRET" not in server.received_bytes
+    assert make(enrolled).run(once=True).outcome is Outcome.COMPLETED
 
 
 def test_an_error_nobody_foresaw_is_reported_by_its_kind_alone(daemon, server, rademacher, monkeypatch):

@@ -13,8 +13,6 @@ from shared.canonical import sha256_hex
 from shared.zo.trajectory import parse_trajectory
 from tests.device_agent.conftest import start_agent
 
-pytestmark = pytest.mark.usefixtures("with_runner")
-
 STEPS = 400
 SETTINGS = {"steps": STEPS, "evaluation_interval": 50, "seed": 7}
 BEFORE, AFTER = ("leases", "files"), ("adapter", "complete")  # what the server hears
@@ -38,7 +36,7 @@ def start(enrolled, dataset):
 
 
 def steps(home):
-    path = home.run("job-1").ledger
+    path = home.run("job-1").trajectory
     trajectory = parse_trajectory(path.read_bytes())[0] if path.exists() else None
     return trajectory.steps if trajectory else 0
 

@@ -7,13 +7,10 @@ from importlib.machinery import PathFinder
 
 import pytest
 
-from device_agent.cli.run import control_handler
-from device_agent.daemon.control import ControlServer
 from device_agent.daemon.doctor import check_daemon, check_engine, check_home, check_rules, check_sensors, check_server
 from device_agent.home import AgentHome, PauseFlag
 from device_agent.policy.sensors import Readings
-from device_agent.runner.location import RUNNER_VARIABLE
-from shared.errors import NotFound, Unauthorized
+from shared.errors import Unauthorized
 from shared.key_rotation import sign_key_rotation
 from shared.protocol import ServerInfo
 from shared.rules import Rules
@@ -24,16 +21,13 @@ from tests.device_agent.sensing import SettableSensors
 
 
 class KnownServer(FakeServer):
-    """A server that also says who it is, and has no native runner."""
+    """A server that also says who it is."""
 
     def _server(self, body, parts):
         if parts[1:] == ["keys"]:
             return super()._server(body, parts)
         public = self.key.public_key()
         return ServerInfo(version="1.2", public_key=public_text(public), key_id=key_id(public))
-
-    def _runner_builds(self, body, parts):
-        raise NotFound
 
 
 @pytest.fixture
@@ -69,7 +63,7 @@ def test_a_server_with_another_key_is_not_trusted(config, server):
 
 
 def test_a_device_that_was_revoked_is_told_to_enroll_again(config, server):
-    server.broken["runner_builds"] = [Unauthorized("a valid token is needed")]
+    server.broken["files"] = [Unauthorized("a valid token is needed")]
     check = checks_of(config)["token"]
     assert check.state == "fail"
     assert "enroll again" in check.remedy
@@ -139,8 +133,13 @@ def test_rules_without_a_sensor_are_named():
     assert "on battery" in check.detail
 
 
-def test_an_engine_is_found_without_importing_it(home, monkeypatch):
-    check = check_engine(home)  # the tests' environment has ExecuTorch's Python runtime
+def test_a_runner_is_started(runner_directory):
+    check = check_engine()
+    assert (check.state, check.detail) == ("ok", f"native runner in {runner_directory}")
+
+
+def test_an_engine_is_found_without_importing_it(without_runner, monkeypatch):
+    check = check_engine()  # the tests' environment has ExecuTorch's Python runtime
     assert check.state == "warn"
     assert check.remedy
     real = PathFinder.find_spec
@@ -151,28 +150,17 @@ def test_an_engine_is_found_without_importing_it(home, monkeypatch):
     # What another test has imported is found without a search.
     monkeypatch.delitem(sys.modules, "executorch", raising=False)
     monkeypatch.setattr(PathFinder, "find_spec", without)
-    assert check_engine(home).state == "fail"
+    check = check_engine()
+    assert check.state == "fail"
+    assert "holds no mobizo-runner" in check.detail
 
 
-def test_a_runner_made_elsewhere_is_started(home, runner_directory, monkeypatch, tmp_path):
-    monkeypatch.setenv(RUNNER_VARIABLE, str(runner_directory))
-    assert check_engine(home).state == "ok"
-    monkeypatch.setenv(RUNNER_VARIABLE, str(tmp_path))
-    check = check_engine(home)
-    assert (check.state, check.remedy) == ("fail", "correct or unset it")
-    assert "does not start" in check.detail
-
-
-def test_a_daemon_that_runs_is_paused_or_is_silent(home):
+def test_a_daemon_that_runs_or_is_paused(home):
     assert check_daemon(home).state == "warn"
     with home.lock():
-        check = check_daemon(home)
-        assert check.state == "fail"
-        assert "mobizo-agent logs" in check.remedy
-        with ControlServer(home.control, control_handler(home)):
-            assert check_daemon(home).state == "ok"
-            PauseFlag(home.path).begin()
-            assert "resume" in check_daemon(home).remedy
+        assert check_daemon(home).state == "ok"
+        PauseFlag(home.path).begin()
+        assert "resume" in check_daemon(home).remedy
 
 
 def test_the_command_says_all_of_it_and_its_status_says_whether_anything_fails(agent, home, config):

@@ -1,5 +1,6 @@
 """What goes wrong around a device: full disks, revoked tokens, a server away for days, and clocks."""
 
+import shutil
 import subprocess
 import time
 from datetime import timedelta
@@ -7,20 +8,27 @@ from datetime import timedelta
 import numpy as np
 import pytest
 
+from device_agent.datasets.build import Addition, Mode, add
+from device_agent.datasets.formats import open_source
+from device_agent.datasets.splits import SplitRule
+from device_agent.datasets.store import DatasetStore
+from device_agent.errors import PolicyForbids
 from device_agent.home import AgentHome
 from device_agent.inference.adapter_store import AdapterStore
 from device_agent.jobs.leased_job import Outcome
+from device_agent.training.run_directory import RunDirectory
 from shared.errors import Gone, Unavailable
 from shared.zo.lora import load_adapter
 from shared.zo.trajectory import parse_trajectory
-from tests.device_agent.conftest import enroll
+from tests.device_agent.conftest import enroll, write_records
 from tests.device_agent.fake_server import FakeServer
+from tests.device_agent.sensing import BATTERY, FINE, METERED, SettableSensors, degrees
 
 LONG = {"steps": 6000, "evaluation_interval": 3000, "seed": 9}  # heartbeats, twice a second, meet it on fast machines
 
 
 def ledger(home, job_id="job-1"):
-    return parse_trajectory(home.run(job_id).ledger.read_bytes())[0]
+    return parse_trajectory(home.run(job_id).trajectory.read_bytes())[0]
 
 
 def until_training(server):
@@ -196,7 +204,7 @@ def test_a_server_away_for_days_gets_the_result_when_it_is_back(
     server.broken["adapter"] = [Unavailable()] * 10_000  # however soon the run ends, this server does not get it
     thread, ends = in_background(daemon, once=True)
     server.wait_for(lambda: server.served["downloads"])
-    while not home.run("job-1").ledger.exists():
+    while not home.run("job-1").trajectory.exists():
         time.sleep(0.01)
     port = int(server.url.rpartition(":")[2])
     jobs, files = list(server.jobs), dict(server.files)
@@ -232,7 +240,109 @@ def test_clocks_hours_apart_cost_nothing_and_are_said_once(make, home, server_ke
     assert capsys.readouterr().out.count("clock differs from the server's") == 1
 
 
+# --- data sets that change
+
+
+def test_a_data_set_that_is_replaced_during_a_job_changes_nothing_of_it(
+    make, enrolled, server, rademacher, dataset, monkeypatch
+):
+    store = DatasetStore(enrolled.data)
+
+    def put(path, mode):
+        sources = [open_source(path / "train.jsonl", None, None, None)]
+        add(store, Addition(name="own", sources=sources, rule=SplitRule.parse("50/25/25", 0), mode=mode))
+
+    put(dataset, Mode.NEW)
+    begin = RunDirectory.begin
+
+    def replace(self, plan):
+        begin(self, plan)
+        write_records(dataset / "train.jsonl", 400, seed=5)
+        put(dataset, Mode.REPLACE)
+
+    monkeypatch.setattr(RunDirectory, "begin", replace)
+    records = store.about("own").records
+    server.add_job(rademacher, dataset="own", steps=2)
+    assert make(enrolled).run(once=True).outcome is Outcome.COMPLETED
+    assert server.completions[0].result.train_examples == records["train"]
+    assert len(list((store.path / ".versions").iterdir())) == 1
+
+
+def test_a_run_does_not_go_on_with_another_version_of_its_data_set(
+    make, enrolled, server, rademacher, dataset, tmp_path
+):
+    other = tmp_path / "other"
+    shutil.copytree(dataset, other)
+    server.add_job(rademacher, steps=3)
+    run = enrolled.run("job-1")
+    run.begin(rademacher.plan(other, steps=3))
+    (run.path / "of-the-other-version").touch()
+    assert make(enrolled).run(once=True).outcome is Outcome.COMPLETED
+    assert not (run.path / "of-the-other-version").exists()
+
+
+def test_a_job_on_a_data_set_that_was_just_removed_is_released(daemon, server, rademacher, dataset):
+    (dataset / "train.jsonl").unlink()
+    server.add_job(rademacher, steps=1)
+    job_end = daemon.run(once=True)
+    assert job_end.outcome is Outcome.RELEASED
+    assert "data set 'movies' was removed" in job_end.detail
+    assert ("POST", "release") in server.calls
+    assert not server.failures
+
+
 # --- what stays on the device
+
+
+@pytest.mark.parametrize("readings", [METERED, BATTERY, degrees(81)])
+def test_inference_files_wait_for_the_rules_on_network_power_and_heat(
+    make, enrolled, server, rademacher, home, readings
+):
+    home.rules.write_text("metered = false\ncharging = true\ntemperature_ceiling = 80\n")
+    sensors = SettableSensors()
+    server.add_job(rademacher, steps=1)
+    inference = rademacher.manifest.file("inference")
+    content = server.files.pop(inference.sha256)
+    assert make(enrolled, sensors=sensors).run(once=True).outcome is Outcome.COMPLETED
+    server.files[inference.sha256] = content
+    sensors.now = readings
+    daemon = make(enrolled, sensors=sensors)
+    with pytest.raises(PolicyForbids):
+        daemon.run(once=True)
+    assert not (home.cache / inference.sha256).exists()
+    sensors.now = FINE
+    assert daemon.run(once=True) is None
+    assert (home.cache / inference.sha256).exists()
+
+
+def test_a_download_for_later_use_stops_when_the_rules_forbid_it_or_the_agent_stops(
+    make, enrolled, server, rademacher, home, monkeypatch
+):
+    monkeypatch.setattr("device_agent.daemon.daemon.CHECK_SECONDS", 0.0)
+    home.rules.write_text("charging = true\n")
+    sensors = SettableSensors()
+    server.add_job(rademacher, steps=1)
+    inference = rademacher.manifest.file("inference")
+    send, daemon = server.part_of, make(enrolled, sensors=sensors)
+
+    def unplug(content, byte_range):
+        if len(content) == inference.size:
+            sensors.now = BATTERY
+        return send(content, byte_range)
+
+    monkeypatch.setattr(server, "part_of", unplug)
+    assert daemon.run(once=True).outcome is Outcome.COMPLETED
+    assert not (home.cache / inference.sha256).exists()
+
+    def stop(content, byte_range):
+        daemon.stop()
+        return send(content, byte_range)
+
+    (home.cache / f"{inference.sha256}.part").unlink()
+    monkeypatch.setattr(server, "part_of", stop)
+    sensors.now = FINE
+    assert daemon.run().outcome is Outcome.INTERRUPTED
+    assert not (home.cache / inference.sha256).exists()
 
 
 def test_an_inference_file_that_cannot_be_had_fails_no_job_and_is_fetched_later(daemon, server, rademacher, home):

@@ -8,9 +8,7 @@ import pytest
 
 from tests.device_agent.conftest import start_agent
 
-pytestmark = pytest.mark.usefixtures("with_runner")
-
-MOST_BYTES = 80_000_000
+MAX_BYTES = 82_000_000  # with the pages of the training loop, which runs in this process
 
 
 @pytest.fixture
@@ -35,11 +33,11 @@ def next_lease(server):
 @pytest.mark.skipif(sys.platform != "linux", reason="reads this process's memory as Linux shows it")
 def test_an_idle_agent_is_small_before_and_after_a_job(agent, server, rademacher):
     next_lease(server)
-    assert agent.memory_info().rss < MOST_BYTES
+    assert agent.memory_info().rss < MAX_BYTES
     server.add_job(rademacher, steps=2)
     server.wait_for(lambda: server.completions)
     next_lease(server)
-    assert agent.memory_info().rss < MOST_BYTES
+    assert agent.memory_info().rss < MAX_BYTES
     assert not agent.children(recursive=True)
     mapped = {entry.path for entry in agent.memory_maps()}
     assert not [path for path in mapped if "torch" in path or "executorch" in path]

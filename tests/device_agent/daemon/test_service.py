@@ -101,11 +101,11 @@ def test_a_dollar_in_the_command_is_no_variable(tmp_path):
 
 def test_the_command_prints_or_writes_the_unit(agent, home, dataset, server_key, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    options = ("--data", f"movies={dataset}", "--engine", "native", "--adb", "--user")
+    options = ("--data", f"movies={dataset}", "--executor", "native", "--adb", "--user")
     preview = agent("install-service", *options, "--print")
     assert preview.returncode == 0, preview.stderr
     words = parse(preview.stdout)["Service"]["ExecStart"].split()
-    assert words == [sys.executable, *COMMAND[1:5], f"movies={dataset}", "--engine", "native", "--adb="]
+    assert words == [sys.executable, *COMMAND[1:5], f"movies={dataset}", "--executor", "native", "--adb="]
     refusal = agent("install-service", *options)
     assert refusal.returncode == 2
     assert "mobizo-agent enroll" in refusal.stderr

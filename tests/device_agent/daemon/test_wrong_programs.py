@@ -42,13 +42,13 @@ def test_an_older_program_than_one_seen_is_refused(daemon, server, rademacher):
 
 
 def test_an_unverified_manifest_does_not_lengthen_the_watchdogs_patience(
-    home, server, server_key, dataset, engines, rademacher, tmp_path
+    home, server, server_key, dataset, launchers, rademacher, tmp_path
 ):
     enroll(home, server.url, server_key)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd, Display(home, live=False) as display:
         systemd.bind(str(tmp_path / "notify"))
         watchdog = Watchdog({"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "600000000"})
-        daemon = Daemon(home, {"movies": dataset}, display, engines=engines, watchdog=watchdog)
+        daemon = Daemon(home, {"movies": dataset}, display, launchers=launchers, watchdog=watchdog)
         huge = resign(rademacher, flops_per_step=10**15)
         server.add_job(rademacher, manifest=huge, key=new_private_key(), steps=1)
         job_end = daemon.run(once=True)

@@ -12,11 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from device_agent.datasets.build import MOST_RECORD, Addition, FieldMap, Mode, add
-from device_agent.datasets.duplicates import SeenDigests
+from device_agent.datasets.build import MAX_RECORD_BYTES, Addition, FieldMap, Mode, SeenDigests, add
 from device_agent.datasets.formats import open_source
 from device_agent.datasets.splits import SPLITS, SplitRule, record_bytes
-from device_agent.datasets.store import AvailableDatasets, DatasetStore
+from device_agent.datasets.store import DatasetStore
 from device_agent.training.data import read_splits
 from shared.errors import BadRequest, Conflict, InvalidDataset, MobizoError, NotFound
 from shared.recipe import BaseRef, Recipe
@@ -119,7 +118,7 @@ def test_duplicates_empty_and_long_records_are_dropped_and_fields_mapped(store, 
         {"body": "film 1", "n": 2**63},
         {"n": 2**63, "body": "film 2"},
         {"body": " ", "n": None},
-        {"body": "x" * MOST_RECORD, "n": 1},
+        {"body": "x" * MAX_RECORD_BYTES, "n": 1},
     ]
     path = tmp_path / "a.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -283,14 +282,3 @@ def test_a_kill_at_any_access_to_the_disk_leaves_the_old_or_the_new_data_set(sto
     assert outcomes == {True, False}
     with store.changing():
         assert len(list((store.path / ".versions").iterdir())) == 1
-
-
-def test_names_given_by_the_owner_win_over_the_homes(store, source, tmp_path, dataset):
-    add(store, Addition(name="a", sources=[source()]))
-    available = AvailableDatasets(store, {"a": dataset, "z": dataset})
-    assert dict(available) == {"a": dataset, "z": dataset}
-    add(store, Addition(name="b", sources=[source()]))
-    assert available["b"] == store.directory("b")
-    assert len(available) == 3
-    with pytest.raises(BadRequest, match="lies in the agent's home"):
-        AvailableDatasets(store, {"c": store.directory("b").resolve()})

@@ -9,7 +9,7 @@ from email.message import EmailMessage
 
 import pytest
 
-from device_agent.datasets.formats import MOST_LINE, open_source
+from device_agent.datasets.formats import MAX_LINE, open_source
 from shared.errors import BadRequest, InvalidDataset
 
 RECORDS = [
@@ -186,6 +186,6 @@ def test_a_reader_holds_one_record(tmp_path, name):
 
 def test_a_line_without_end_is_refused_before_it_fills_memory(tmp_path):
     path = tmp_path / "a.txt"
-    path.write_bytes(b"x" * (MOST_LINE + 10))
+    path.write_bytes(b"x" * (MAX_LINE + 10))
     with pytest.raises(InvalidDataset, match="the line has more than"):
         read(path)

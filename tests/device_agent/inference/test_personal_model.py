@@ -7,7 +7,6 @@ from device_agent.inference.adapter_store import AdapterStore
 from device_agent.inference.chat import Chat
 from device_agent.inference.personal_model import LiveModel, open_personal
 from device_agent.inference.predict import predict
-from device_agent.runner.location import RUNNER_VARIABLE
 from shared.signing import sign_manifest
 from shared.zo.lora import dump_adapter
 from tests.device_agent.conftest import TASK
@@ -18,14 +17,10 @@ NAME = "alice-movies"
 RECORD = {"text": "a warm plot"}
 
 
-@pytest.fixture(params=["runner", "python"])
-def engine(request, monkeypatch):
-    """What runs the inference program: the native runner's `serve`, or ExecuTorch in this process."""
-    if request.param == "runner":
-        monkeypatch.setenv(RUNNER_VARIABLE, str(request.getfixturevalue("runner_directory")))
-    else:
-        monkeypatch.delenv(RUNNER_VARIABLE, raising=False)
-    return request.param
+@pytest.fixture(params=["runner_directory", "without_runner"])
+def executor(request):
+    """What runs the inference program: the native runner, or ExecuTorch's Python runtime where none is installed."""
+    return request.getfixturevalue(request.param)
 
 
 @pytest.fixture
@@ -71,7 +66,7 @@ def children():
     return {child.pid for child in psutil.Process().children()}
 
 
-def test_the_next_question_is_answered_by_the_newest(engine, home, keep, live):
+def test_the_next_question_is_answered_by_the_newest(executor, home, keep, live):
     before, processes, inference = answers(live.model), children(), live.model.inference
     assert before == fresh(home)
     assert live.refresh() is None
@@ -137,7 +132,7 @@ def test_a_conversation_goes_on_under_another_adapter(home, keep, live):
 
 
 @pytest.mark.parametrize("arguments", [["predict", NAME], ["chat", NAME, "--max-tokens", "8"]])
-def test_a_running_session_takes_it_without_a_restart(home, keep, with_runner, arguments):
+def test_a_running_session_takes_it_without_a_restart(home, keep, arguments):
     with Session(home, *arguments) as session:
         first = session.ask("it was")
         keep(2)

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from device_agent.executors.python import open_program
 from device_agent.inference.personal_model import open_personal
 from device_agent.inference.predict import predict, record_of, records_of
-from device_agent.runtimes import open_runtime
 from shared.errors import BadRequest, InvalidDataset, NotFound
 from shared.task import read_question
 from shared.task_templates import named_task
@@ -22,7 +22,7 @@ RECORDS = [
 
 def trained_scores(program, flat, task, records):
     """log P of every candidate by the program that trains."""
-    runtime = open_runtime(program.manifest, program.path("program"), program.path("weights"))
+    runtime = open_program(program.manifest, program.path("program"), program.path("weights"))
     runtime.load(flat)
     recipe = program.manifest.recipe
     examples = [

@@ -32,6 +32,8 @@ def test_samples_are_held_out_and_what_the_models_write(home, rademacher, server
             prompt = model.tokenizer.encode(each.prompt).ids
             text = model.tokenizer.decode(list(model.inference.generate(prompt, 5)))
             assert getattr(each, name) == text
+    for model in models.values():
+        model.close()
     assert any(each.base != each.adapter for each in samples.texts)
 
 

@@ -4,23 +4,27 @@ import numpy as np
 import pytest
 
 from device_agent.errors import RuntimeFailed
-from device_agent.inference.session import InferenceSession
-from device_agent.runtimes import open_runtime
-from device_agent.runtimes.inference import InferenceRuntime
-from device_agent.runtimes.runner import RunnerInference, serve_command
+from device_agent.executors.program import InferenceProgram
+from device_agent.executors.python import PythonLauncher, open_program
+from device_agent.executors.runner import RunnerLauncher
+from device_agent.inference.session import InferenceSession, open_inference
 from shared.errors import BadRequest
 from shared.zo.encoding import pack_score
 
 
-@pytest.fixture(scope="module", params=["python", "runner"])
-def runtime(rademacher, request):
-    """The tiny program's inference file in either runtime, its B random."""
+@pytest.fixture(scope="module", params=["native", "python"])
+def launcher(request):
+    if request.param == "python":
+        return PythonLauncher()
+    return RunnerLauncher(request.getfixturevalue("runner_directory"))
+
+
+@pytest.fixture(scope="module")
+def runtime(rademacher, launcher):
+    """The tiny program's inference file in either executor, its B random."""
     files = rademacher.path("inference"), rademacher.path("weights")
-    if request.param == "runner":
-        command = serve_command(request.getfixturevalue("runner_directory"), *files)
-        opened = RunnerInference(rademacher.manifest, command)
-    else:
-        opened = InferenceRuntime(rademacher.manifest, *files)
+    executor = launcher.launch(rademacher.manifest, *files, resident=True)
+    opened = InferenceProgram(rademacher.manifest, executor)
     opened.load(np.random.default_rng(1).normal(0, 0.1, rademacher.manifest.size).astype(np.float32))
     yield opened
     opened.close()
@@ -38,7 +42,7 @@ def text(rademacher):
 
 
 def test_scores_are_those_of_the_training_program(rademacher, inference, runtime, dataset):
-    training = open_runtime(rademacher.manifest, rademacher.path("program"), rademacher.path("weights"))
+    training = open_program(rademacher.manifest, rademacher.path("program"), rademacher.path("weights"))
     training.load(runtime.adapter())
     examples = rademacher.splits(dataset, rademacher.plan(dataset).training).train[:4]
     batches = pack_score(examples, rademacher.manifest.recipe)
@@ -99,10 +103,22 @@ def test_what_cannot_be_done_is_refused_before_it_begins(inference, text, call, 
         call(inference, text)
 
 
-def test_a_damaged_file_and_a_call_out_of_bounds_say_so(rademacher, runtime, tmp_path):
+def test_a_damaged_file_and_a_call_out_of_bounds_say_so(rademacher, launcher, runtime, tmp_path):
     damaged = tmp_path / "inference.pte"
     damaged.write_bytes(rademacher.path("inference").read_bytes()[:1000])
     with pytest.raises(RuntimeFailed, match="does not load"):
-        InferenceRuntime(rademacher.manifest, damaged, rademacher.path("weights"))
+        open_inference(rademacher.manifest, damaged, rademacher.path("weights"), launcher)
     with pytest.raises(RuntimeFailed, match="'extend'"):
         runtime.extend([1], 64, [0])
+
+
+def test_both_executors_predict_alike(rademacher, runner_directory, text):
+    files = (rademacher.path("inference"), rademacher.path("weights"))
+    scores, texts = [], []
+    for launcher in (RunnerLauncher(runner_directory), PythonLauncher()):
+        session = open_inference(rademacher.manifest, *files, launcher)
+        scores.append(session.score(text, [[7], [8, 9, 10]]))
+        texts.append(list(session.generate(text, 6)))
+        session.close()
+    assert scores[0] == pytest.approx(scores[1], rel=1e-6)  # each has a kernel of its own for attention
+    assert texts[0] == texts[1]

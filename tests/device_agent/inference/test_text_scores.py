@@ -6,7 +6,7 @@ from functools import cache
 
 import pytest
 
-from device_agent.errors import RuntimeFailed
+from device_agent.errors import NoRunner, RuntimeFailed
 from device_agent.inference import samples
 from device_agent.inference.samples import write_samples
 from device_agent.inference.text_scores import rouge_l, text_scores, token_f1
@@ -104,9 +104,10 @@ def test_a_jobs_result_has_the_scores_of_what_its_adapter_writes(train, home, da
     assert result.written_after.examples == len(texts) > 4
 
 
-def test_a_job_that_cannot_write_keeps_its_adapter_and_says_nothing(train, monkeypatch):
+@pytest.mark.parametrize("error", [RuntimeFailed, NoRunner])
+def test_a_job_that_cannot_write_keeps_its_adapter_and_says_nothing(train, monkeypatch, error):
     def fail(*_):
-        raise RuntimeFailed("no runtime")
+        raise error("no runtime")
 
     monkeypatch.setattr(samples, "score_writing", fail)
     result = train()

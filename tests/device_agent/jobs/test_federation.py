@@ -8,7 +8,7 @@ import pytest
 
 from device_agent.daemon.daemon import Daemon
 from device_agent.daemon.reporting import Display
-from device_agent.engines.child_process import NativeEngine
+from device_agent.executors.runner import RunnerLauncher
 from device_agent.home import AgentHome
 from device_agent.jobs.leased_job import Outcome
 from device_agent.jobs.rounds import RoundLog
@@ -57,8 +57,8 @@ class Agent:
     def work(self, rules):
         """Does the job that waits for it, on the native runner; how it ended."""
         self.home.rules.write_text(rules)
-        engine, data = NativeEngine(self._runner), {"movies": self.data}
-        options = {"engines": lambda _manifest: engine, "capabilities": lambda: Capabilities()}
+        launcher, data = RunnerLauncher(self._runner), {"movies": self.data}
+        options = {"launchers": lambda _manifest: launcher, "capabilities": lambda: Capabilities()}
         with Display(self.home, live=False) as display:
             return Daemon(self.home, data, display, **options).run(once=True)
 
@@ -102,7 +102,7 @@ def run_of(agent, position):
     """What an agent's run in a round left: its ledger, and B after it."""
     past = RoundLog(agent.home.rounds).past()[position]
     run = agent.home.run(past.job_id)
-    trajectory, _ = parse_trajectory(run.ledger.read_bytes())
+    trajectory, _ = parse_trajectory(run.trajectory.read_bytes())
     return past, trajectory, load_adapter(run.last.read_bytes(), trajectory.header.size)
 
 
@@ -153,7 +153,7 @@ def test_a_version_is_the_mean_of_what_the_devices_made(federations, form):
         updates = []
         for agent in agents:
             _, trajectory, last = run_of(agent, position)
-            assert len(trajectory.pulls) == 4
+            assert len(trajectory.proximal_factors) == 4
             assert replay(trajectory, start).tobytes() == last.tobytes()
             updates.append(difference(last, start).astype(np.float64))
         np.testing.assert_allclose(actual, start + np.mean(updates, axis=0), rtol=1e-6, atol=1e-9)
@@ -181,7 +181,7 @@ def test_a_job_of_ones_own_goes_on_from_the_cohort(federations, call, service):
         assert agents[0].work("").outcome is Outcome.COMPLETED
         facts = ask("GET", "/v1/adapters/alice-reviews/versions/1").json()
         assert (facts["parent"]["adapter"], facts["parent"]["version"]) == ("reviews", 2)
-        trajectory, _ = parse_trajectory(agents[0].home.run(job["id"]).ledger.read_bytes())
+        trajectory, _ = parse_trajectory(agents[0].home.run(job["id"]).trajectory.read_bytes())
         last = load_adapter(agents[0].home.run(job["id"]).last.read_bytes(), facts["size_d"])
         assert replay(trajectory, versions[1]).tobytes() == last.tobytes()
 

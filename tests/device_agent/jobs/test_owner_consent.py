@@ -11,8 +11,11 @@ import sys
 
 import pytest
 
+from device_agent.executors.choice import ExecutorName, LauncherSelector
+from device_agent.executors.runner import RunnerLauncher
 from device_agent.jobs.leased_job import Outcome
 from device_agent.policy.task_approvals import TaskApprovals, TaskState
+from device_agent.runner.location import RUNNER_VARIABLE
 from shared.federation.accounting import epsilon_of, run_spending
 from shared.privacy import ExamplePrivacy
 from shared.task import Answer, MappedField, Task
@@ -221,15 +224,19 @@ from device_agent.daemon.daemon import Daemon
 from device_agent.daemon.reporting import Display
 from device_agent.home import AgentHome
 
-class KilledEngine:
-    name = "killed"
-
-    def train(self, run, report, stop):
+class KillingExecutor:
+    def usage(self):
         os.kill(os.getpid(), signal.SIGKILL)
+
+class KillingLauncher:
+    name = "killing"
+
+    def launch(self, manifest, program, weights, *, resident=False, stop=None):
+        return KillingExecutor()
 
 home = AgentHome(Path(sys.argv[1]))
 with Display(home, live=False) as display:
-    Daemon(home, {"movies": Path(sys.argv[2])}, display, engines=lambda _manifest: KilledEngine()).run(once=True)
+    Daemon(home, {"movies": Path(sys.argv[2])}, display, launchers=lambda _manifest: KillingLauncher()).run(once=True)
 """
 
 
@@ -250,6 +257,26 @@ def test_a_run_is_charged_before_it_trains_and_once(home, enrolled, make, server
     (first, second) = json.loads(home.privacy.read_bytes())["charges"]
     assert first["spending"] == second["spending"]
     assert first["id"] != second["id"]
+
+
+def test_jobs_that_cannot_start_charge_nothing(home, enrolled, make, server, clipped, dataset, monkeypatch, tmp_path):
+    """A submitter cannot use up the limit of a device without a runner, or with one that dies as it loads."""
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    monkeypatch.setenv(RUNNER_VARIABLE, str(tmp_path / "absent"))
+    dying = RunnerLauncher(broken)
+    (broken / "mobizo-runner").write_text("#!/bin/sh\nexit 7\n")
+    (broken / "mobizo-runner").chmod(0o755)
+    for number, launchers in enumerate((LauncherSelector(ExecutorName.NATIVE), lambda _manifest: dying)):
+        for each in range(2):
+            server.add_job(clipped, job_id=f"job-{number}-{each}", privacy=PRIVACY, steps=STEPS)
+            daemon = make(enrolled, {"movies": dataset}, launchers=launchers)
+            assert daemon.run(once=True).outcome is Outcome.RELEASED
+            server.jobs.clear()  # another device has it
+    assert not home.privacy.exists()
+    server.add_job(clipped, job_id="job-good", privacy=PRIVACY, steps=STEPS)
+    assert make(enrolled).run(once=True).outcome is Outcome.COMPLETED
+    assert len(json.loads(home.privacy.read_bytes())["charges"]) == 1
 
 
 def test_a_job_that_asks_for_less_noise_later_pays_anew(home, enrolled, server, clipped, dataset):

@@ -47,7 +47,7 @@ def test_the_last_b_goes_and_is_no_adapter_of_this_devices(work, server, server_
     run = home.run("job-1")
     assert upload == run.last.read_bytes()
     assert not server.trajectories
-    trajectory = read_ledger(run.ledger.read_bytes())
+    trajectory = read_ledger(run.trajectory.read_bytes())
     expected = replay(trajectory, random_b(rademacher.manifest))
     np.testing.assert_array_equal(load_adapter(upload, rademacher.manifest.size), expected)
     validations = completion.result.evaluations

@@ -16,7 +16,7 @@ from shared.zo.lora import load_adapter
 from shared.zo.replay import replay
 from shared.zo.trajectory import frame
 from shared.zo.trajectory_reader import read_ledger
-from tests.device_agent.training.test_trainer import train
+from tests.device_agent.training.runs import train_in_process
 
 TRAINING = {"steps": 6, "lr": 0.5, "seed": 2**53 - 1, "evaluation_interval": 2}
 
@@ -25,13 +25,13 @@ TRAINING = {"steps": 6, "lr": 0.5, "seed": 2**53 - 1, "evaluation_interval": 2}
 def plan_and_result(run, rademacher, dataset):
     """A run that the real trainer made on the real runtime, and its result."""
     plan = rademacher.plan(dataset, **TRAINING)
-    result, _ = train(run, plan, rademacher)
+    result = train_in_process(run, plan, rademacher)
     return plan, result
 
 
 def test_what_a_real_run_leaves_is_replayed_to_the_bit(run, plan_and_result):
     plan, result = plan_and_result
-    trajectory = read_ledger(run.ledger.read_bytes())
+    trajectory = read_ledger(run.trajectory.read_bytes())
     check_run(trajectory, plan.header, plan.training)
     check_result(trajectory, result)
     start, size = np.zeros(plan.manifest.size, np.float32), plan.manifest.size
@@ -64,19 +64,19 @@ def hand_over(enrolled, server, rademacher, run, plan_and_result):
 
 def test_beside_b(server, run, hand_over):
     assert hand_over("beside") == ["trajectory", "adapter", "complete"]
-    assert server.trajectories == [run.ledger.read_bytes()]
-    assert server.completions[0].trajectory_sha256 == sha256_hex(run.ledger.read_bytes())
+    assert server.trajectories == [run.trajectory.read_bytes()]
+    assert server.completions[0].trajectory_sha256 == sha256_hex(run.trajectory.read_bytes())
 
 
 def test_instead_of_b_if_it_is_smaller(server, run, hand_over):
-    smaller = len(run.ledger.read_bytes()) < len(run.best.read_bytes())
+    smaller = len(run.trajectory.read_bytes()) < len(run.best.read_bytes())
     expected = ["trajectory", "complete"] if smaller else ["trajectory", "adapter", "complete"]
     assert hand_over("instead") == expected
 
 
 def test_a_torn_tail_stays_here(server, run, hand_over):
-    whole = run.ledger.read_bytes()
-    run.ledger.write_bytes(whole + frame(b"S", 6, bytes(8))[:-1])
+    whole = run.trajectory.read_bytes()
+    run.trajectory.write_bytes(whole + frame(b"S", 6, bytes(8))[:-1])
     hand_over("beside")
     assert server.trajectories == [whole]
 
@@ -97,7 +97,7 @@ def test_a_server_that_finds_another_b_gets_b_alone(server, hand_over):
 def test_a_server_that_cannot_replay_it_gets_both(server, run, hand_over):
     server.broken["complete"] = [NotReplayable()]
     # Smaller than any ledger is not the tiny program's B.
-    run.ledger.write_bytes(run.ledger.read_bytes()[: len(run.best.read_bytes()) - 1])
+    run.trajectory.write_bytes(run.trajectory.read_bytes()[: len(run.best.read_bytes()) - 1])
     hand_over("instead")
     assert server.uploads == [run.best.read_bytes()]
     assert server.completions[0].trajectory_sha256 == sha256_hex(server.trajectories[-1])
@@ -118,5 +118,5 @@ def test_a_trajectory_goes_if_the_owner_allows_it_and_the_job_asks(
     enrolled.rules.write_text(rules)
     server.add_job(rademacher, trajectory=trajectory, steps=1)
     assert make(enrolled).run(once=True).outcome is Outcome.COMPLETED
-    assert server.trajectories == [enrolled.run("job-1").ledger.read_bytes()] * expected
+    assert server.trajectories == [enrolled.run("job-1").trajectory.read_bytes()] * expected
     assert len(server.uploads) == 1

@@ -7,8 +7,8 @@ import pytest
 
 from device_agent.errors import PolicyForbids, PrivacyLimitReached
 from device_agent.policy.privacy_accounting import AccountingFailed, epsilon_in_child
-from device_agent.policy.privacy_ledger import PrivacyLedger, PrivacyLimits, Terms
-from device_agent.training.journal import RunDirectory
+from device_agent.policy.privacy_ledger import PrivacyCost, PrivacyLedger, PrivacyLimits
+from device_agent.training.run_directory import RunDirectory
 from shared.federation.accounting import Spending, epsilon_of
 
 SPENDING = Spending(sampling_rate=0.1, noise_multiplier=2.0, times=3)
@@ -20,7 +20,7 @@ def make(tmp_path):
 
 
 def terms_of(tmp_path, job_id="job-1", dataset="movies", spending=SPENDING):
-    return Terms(job_id=job_id, dataset=dataset, directory=tmp_path / dataset, spending=spending)
+    return PrivacyCost(job_id=job_id, dataset=dataset, directory=tmp_path / dataset, spending=spending)
 
 
 def run_of(tmp_path, name="run"):
@@ -30,26 +30,26 @@ def run_of(tmp_path, name="run"):
 
 
 def test_a_run_is_charged_once_and_a_new_run_of_its_job_again(make, tmp_path):
-    terms, run = terms_of(tmp_path), run_of(tmp_path)
+    cost, run = terms_of(tmp_path), run_of(tmp_path)
     for _ in range(2):
-        make().charge(terms, run)
+        make().charge(cost, run)
     assert len(make().charges()) == 1
-    make().charge(terms, run_of(tmp_path, "other"))
+    make().charge(cost, run_of(tmp_path, "other"))
     assert len(make().charges()) == 2
 
 
 def test_a_note_that_no_charge_belongs_to_pays_for_nothing(make, tmp_path):
-    terms, run = terms_of(tmp_path), run_of(tmp_path)
-    make().charge(terms, run)
+    cost, run = terms_of(tmp_path), run_of(tmp_path)
+    make().charge(cost, run)
     (tmp_path / "privacy.json").unlink()
-    make().charge(terms, run)
+    make().charge(cost, run)
     assert len(make().charges()) == 1
 
 
 def test_a_run_that_was_paid_goes_on_under_a_lower_limit(make, tmp_path):
-    terms, run = terms_of(tmp_path), run_of(tmp_path)
-    make().charge(terms, run)
-    make(0).check(terms, run)
+    cost, run = terms_of(tmp_path), run_of(tmp_path)
+    make().charge(cost, run)
+    make(0).check(cost, run)
     for other in (terms_of(tmp_path, "job-2"), terms_of(tmp_path, spending=None)):
         with pytest.raises(PrivacyLimitReached):
             make(0).check(other, run_of(tmp_path, other.job_id) if other.spending else run)

@@ -8,12 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from device_agent.android.sensors import MARK, AdbSensors
+from device_agent.policy.phone_sensors import MARK, AdbSensors
 from device_agent.policy.rules import (
     BATTERY_EASE,
     IDLE_SECONDS,
     MEMORY_EASE,
-    SHORTEST,
     STAGE_EASE,
     STAGES,
     TEMPERATURE_EASE,
@@ -21,7 +20,7 @@ from device_agent.policy.rules import (
     decide,
     may_transfer,
 )
-from device_agent.policy.sensors import Readings
+from device_agent.policy.sensors import READING_NAMES, Readings
 from shared.job import Progress
 from shared.rules import QuietHours, Rules
 from tests.shared.test_rules import intervals
@@ -51,19 +50,14 @@ any_readings = st.builds(
     idle_seconds=maybe(0, 1e6),
     load=maybe(0, 1),
     metered=st.none() | st.booleans(),
+    lost=st.lists(st.sampled_from(READING_NAMES), unique=True).map(tuple),
 )
 any_last = st.none() | st.builds(
     lambda held, stage: Decision("wait" if held else "train", held=tuple(held), stage=stage),
-    st.lists(st.sampled_from(RULES), unique=True),
+    st.lists(st.sampled_from((*RULES, "sensors")), unique=True),
     st.integers(0, len(STAGES)),
 )
-programs = st.fixed_dictionaries(
-    {
-        "sequence_length": st.none() | st.integers(2, 2048),
-        "dynamic_length": st.booleans(),
-        "needed_bytes": st.integers(0, 1 << 35),
-    }
-)
+needs = st.integers(0, 1 << 35)  # bytes that training will allocate
 minutes = st.floats(0, 1440)
 
 
@@ -85,33 +79,61 @@ def phone(name):
 
 
 @pytest.mark.parametrize(
-    ("rules", "why"),
+    ("rules", "action", "why", "measured"),
     [
-        ({}, None),
-        ({"charging": True}, "on battery; waits for external power"),
-        ({"battery_floor": 30}, "battery at 18 %, below the floor of 30 %; waits for external power"),
+        ({}, "train", None, None),
+        ({"charging": True}, "wait", "on battery; waits for external power", None),
+        (
+            {"battery_floor": 30},
+            "wait",
+            "battery below the floor of 30 %; waits for external power",
+            "battery at 18 %",
+        ),
         (
             {"temperature_ceiling": 78},
-            "78.3 °C at cpu4-gold-usr, at or above the ceiling of 78 °C; waits until it cools down",
+            "wait",
+            "at or above the temperature ceiling of 78 °C; waits until the device cools down",
+            "78.3 °C at cpu4-gold-usr",
         ),
         (
             {"temperature_ceiling": 90},
-            "78.3 °C at cpu4-gold-usr under a ceiling of 90 °C, and the system throttles its processors; "
-            "pauses 1 s for each second of work",
+            "slow",
+            "near the temperature ceiling of 90 °C, and the system throttles its processors; pauses between steps",
+            "78.3 °C at cpu4-gold-usr; pauses 1 s for each second of work",
         ),
         (
             {"memory_floor_bytes": GIB},
-            "685 MiB of memory free, 1024 MiB required; waits until other programs need less",
+            "wait",
+            "less than 1024 MiB of memory free; waits until other programs need less",
+            "685 MiB of memory free",
         ),
-        ({"idle": True}, "the device is in use; waits until it has been idle for 120 s"),
-        ({"hours": [{"start": "22:00", "end": "06:00"}]}, "outside the hours 22:00 to 06:00; waits until 22:00"),
-        ({"daily_minutes": 40}, "trained 42.5 of 40 minutes today; waits until midnight"),
+        ({"idle": True}, "wait", "the device is in use; waits until it has been idle for 120 s", None),
+        (
+            {"hours": [{"start": "22:00", "end": "06:00"}]},
+            "wait",
+            "outside the hours 22:00 to 06:00; waits until 22:00",
+            None,
+        ),
+        (
+            {"daily_minutes": 40},
+            "wait",
+            "the day's 40 minutes of training are used up; waits until midnight",
+            "42.5 minutes trained",
+        ),
     ],
 )
-def test_recorded_readings(rules, why):
+def test_recorded_readings(rules, action, why, measured):
     decision = decide(Rules(**rules), phone("android_hot"), 42.5)
-    action = "train" if why is None else "slow" if "pauses" in why else "wait"
-    assert (decision.action, decision.why, decision.unknown) == (action, why, ())
+    assert (decision.action, decision.why, decision.measured, decision.unknown) == (action, why, measured, ())
+
+
+def test_the_owner_sees_the_readings_behind_a_reason():
+    decision = decide(Rules(battery_floor=30, idle=True), at_noon(battery_percent=18, load=0.574), 0)
+    assert decision.local_why == (
+        "battery below the floor of 30 %; waits for external power; other programs use the processors; waits until "
+        "they use 30% or less (measured: battery at 18 %, other programs use 57% of the processors)"
+    )
+    assert decide(Rules(charging=True), at_noon(charging=False), 0).local_why == "on battery; waits for external power"
 
 
 def test_a_phone_at_rest_trains_under_every_rule():
@@ -119,7 +141,8 @@ def test_a_phone_at_rest_trains_under_every_rule():
         charging=True, battery_floor=90, temperature_ceiling=60, memory_floor_bytes=2 * GIB, idle=True,
         hours=({"start": "22:00", "end": "06:00"},), metered=False, daily_minutes=60,
     )  # fmt: skip
-    decision = decide(rules, phone("android_idle"), 42.5)
+    of_host = {"at": NOON.replace(hour=2), "metered": False}
+    decision = decide(rules, phone("android_idle").model_copy(update=of_host), 42.5)
     assert (decision.action, decision.why, decision.unknown) == ("train", None, ())
 
 
@@ -137,6 +160,51 @@ def test_a_device_without_sensors_waits_for_its_clock_only(rules, spent):
     decision = decide(rules, at_noon(), spent)
     assert set(decision.held) <= {"hours", "daily_minutes"}
     assert (decision.action == "wait") == bool(decision.held)
+
+
+LOST = {"lost": READING_NAMES}
+ON_PHONE = Rules(charging=True, battery_floor=30, temperature_ceiling=80, memory_floor_bytes=GIB, idle=True)
+
+
+@pytest.mark.parametrize("rule", ["charging", "battery_floor", "temperature_ceiling", "memory_floor_bytes", "idle"])
+def test_a_rule_whose_sensor_is_lost_waits(rule):
+    rules = Rules(**{rule: getattr(ON_PHONE, rule)})
+    decision = decide(rules, at_noon(**LOST), 0)
+    assert (decision.action, decision.held, decision.unknown) == ("wait", ("sensors",), ())
+    assert decision.why == "a sensor that a rule needs cannot be read; waits until the phone responds"
+    assert decision.measured == f"no reading for {rule}"
+    assert decide(rules, at_noon(), 0).unknown == (rule,)  # a device without this sensor
+
+
+def test_a_lost_sensor_holds_nobody_without_a_rule_for_it():
+    for rules in (Rules(), Rules(metered=False), Rules(hours=({"start": "11:00", "end": "13:00"},), daily_minutes=30)):
+        assert decide(rules, at_noon(**LOST), 20).action == "train"
+    assert decide(Rules(battery_floor=30), at_noon(battery_percent=80, lost=("temperature",)), 0).action == "train"
+    assert decide(Rules(battery_floor=30), at_noon(charging=True, lost=("battery_percent",)), 0).action == "train"
+    assert decide(Rules(daily_minutes=30), at_noon(**LOST), 30).held == ("daily_minutes",)
+
+
+def test_a_rule_that_held_before_its_sensor_was_lost_holds_after_it_too():
+    rules, low, between = Rules(battery_floor=30), {"battery_percent": 29}, {"battery_percent": 32}
+    held = decide(rules, at_noon(**LOST), 0, decide(rules, at_noon(**low), 0))
+    assert held.held == ("sensors", "battery_floor")
+    assert decide(rules, at_noon(**between), 0, held).action == "wait"
+    free = decide(rules, at_noon(**LOST), 0, decide(rules, at_noon(**between), 0))
+    assert free.held == ("sensors",)
+    assert decide(rules, at_noon(**between), 0, free).action == "train"
+
+
+def test_a_thermal_stage_outlasts_a_lost_sensor():
+    rules, last = Rules(temperature_ceiling=80), None
+    last = decide(rules, at_noon(temperature=78.5), 0)
+    lost = decide(rules, at_noon(**LOST), 0, last)
+    assert (lost.action, lost.stage) == ("wait", last.stage)
+    assert decide(rules, at_noon(temperature=78.9), 0, lost).stage == last.stage
+
+
+def test_every_lost_sensor_of_a_rule_is_named_at_once():
+    names = "charging, battery_floor, temperature_ceiling, memory_floor_bytes, idle"
+    assert decide(ON_PHONE, at_noon(**LOST), 0).measured == f"no reading for {names}"
 
 
 BATTERY, MEMORY, IDLE = ({"battery_floor": 30}, {"memory_floor_bytes": GIB}, {"idle": True})
@@ -174,46 +242,29 @@ def test_a_rule_holds_at_its_threshold_and_lets_go_beyond_it(rule, readings, hel
     assert decide(Rules(), at_noon(**readings), 0, last, needed_bytes=100).action == "train"
 
 
-def test_a_device_that_warms_up_rests_then_shortens_then_waits_and_comes_back_later():
+def test_a_device_that_warms_up_rests_then_waits_and_comes_back_later():
     rules = Rules(temperature_ceiling=80)
     last, history = None, []
     for temperature in (60, 72, 74, 76, 78, 79, 80, 79, 76, 75.1, 75, 74, 70.9, 60):
         readings = at_noon(temperature=temperature, temperature_sensor="tj-thermal")
-        last = decide(rules, readings, 0, last, sequence_length=256, dynamic_length=True)
-        history.append((temperature, last.action, last.rest, last.max_length))
+        last = decide(rules, readings, 0, last)
+        history.append((temperature, last.action, last.rest))
     assert history == [
-        (60, "train", 0, None),
-        (72, "slow", 0.5, None),
-        (74, "slow", 1, None),
-        (76, "slow", 2, None),
-        (78, "slow", 2, 128),
-        (79, "slow", 4, 64),
-        (80, "wait", 0, None),
-        (79, "wait", 0, None),
-        (76, "wait", 0, None),
-        (75.1, "wait", 0, None),
-        (75, "slow", 2, None),
-        (74, "slow", 1, None),
-        (70.9, "train", 0, None),
-        (60, "train", 0, None),
+        (60, "train", 0),
+        (72, "slow", 0.5),
+        (74, "slow", 1),
+        (76, "slow", 2),
+        (78, "slow", 4),
+        (79, "slow", 8),
+        (80, "wait", 0),
+        (79, "wait", 0),
+        (76, "wait", 0),
+        (75.1, "wait", 0),
+        (75, "slow", 2),
+        (74, "slow", 1),
+        (70.9, "train", 0),
+        (60, "train", 0),
     ]
-
-
-@pytest.mark.parametrize(
-    ("program", "rest", "length"),
-    [
-        ({"sequence_length": 256, "dynamic_length": True}, 4, 64),
-        ({"sequence_length": 256, "dynamic_length": False}, 8, None),
-        ({"sequence_length": 40, "dynamic_length": True}, 4, SHORTEST),
-        ({"sequence_length": SHORTEST, "dynamic_length": True}, 8, None),
-        ({}, 8, None),
-    ],
-)
-def test_what_a_program_cannot_shorten_rests_longer(program, rest, length):
-    decision = decide(Rules(temperature_ceiling=80), at_noon(temperature=79.5), 0, **program)
-    assert (decision.limits.rest, decision.limits.max_length) == (rest, length)
-    assert f"pauses {rest} s" in decision.why
-    assert (f"at most {length} tokens" in decision.why) == (length is not None)
 
 
 def test_throttling_slows_down_what_no_sensor_measures():
@@ -257,11 +308,11 @@ def test_transfers_keep_off_a_metered_network():
     assert decide(Rules(metered=False), at_noon(metered=True), 0).action == "train"
 
 
-@given(any_rules, any_rules, any_readings, minutes, any_last, programs)
-def test_the_strictest_rules_allow_nothing_that_either_refuses(first, second, readings, spent, last, program):
-    both = decide(first.strictest(second), readings, spent, last, **program)
+@given(any_rules, any_rules, any_readings, minutes, any_last, needs)
+def test_the_strictest_rules_allow_nothing_that_either_refuses(first, second, readings, spent, last, needed):
+    both = decide(first.strictest(second), readings, spent, last, needed_bytes=needed)
     for rules in (first, second):
-        alone = decide(rules, readings, spent, last, **program)
+        alone = decide(rules, readings, spent, last, needed_bytes=needed)
         assert set(both.held) >= set(alone.held)
         assert holding(both) >= holding(alone)
         assert both.stage >= alone.stage
@@ -273,21 +324,31 @@ VALUES = {"temperature": st.floats(-20, 120), "battery_percent": st.floats(0, 10
 
 
 @pytest.mark.parametrize(("field", "sign"), [("temperature", 1), ("battery_percent", -1)])
-@given(any_rules, any_readings, minutes, any_last, programs, st.data())
-def test_a_better_reading_never_holds_back_more(field, sign, rules, readings, spent, last, program, data):
+@given(any_rules, any_readings, minutes, any_last, needs, st.data())
+def test_a_better_reading_never_holds_back_more(field, sign, rules, readings, spent, last, needed, data):
     values = sorted((data.draw(VALUES[field]) for _ in range(2)), key=lambda value: sign * value)
     better, worse = (
-        decide(rules, readings.model_copy(update={field: value}), spent, last, **program) for value in values
+        decide(rules, readings.model_copy(update={field: value}), spent, last, needed_bytes=needed) for value in values
     )
     assert holding(worse) >= holding(better)
-    if worse.action == better.action == "slow":
-        assert (worse.max_length or 1 << 20) <= (better.max_length or 1 << 20)
 
 
-@given(any_rules, any_readings, minutes, any_last, programs)
-def test_constant_readings_settle_at_once(rules, readings, spent, last, program):
-    first = decide(rules, readings, spent, last, **program)
-    second = decide(rules, readings, spent, first, **program)
+@given(any_rules, any_readings, any_readings, minutes, minutes, needs)
+def test_a_reason_for_the_server_does_not_depend_on_what_was_measured(
+    rules, first, second, first_minutes, second_minutes, needed
+):
+    second = second.model_copy(update={"at": first.at, "throttled": first.throttled})
+    one = decide(rules, first, first_minutes, needed_bytes=needed)
+    other = decide(rules, second, second_minutes, needed_bytes=needed)
+    # `idle` has two reasons: a person, and other programs.
+    if (one.action, one.held) == (other.action, other.held) and "idle" not in one.held:
+        assert one.why == other.why
+
+
+@given(any_rules, any_readings, minutes, any_last, needs)
+def test_constant_readings_settle_at_once(rules, readings, spent, last, needed):
+    first = decide(rules, readings, spent, last, needed_bytes=needed)
+    second = decide(rules, readings, spent, first, needed_bytes=needed)
     # The words may differ: they name the threshold that holds now.
     assert replace(second, why=None) == replace(first, why=None)
 
@@ -323,31 +384,30 @@ EDGE = Rules(temperature_ceiling=80, battery_floor=30, memory_floor_bytes=GIB)
     st.floats(20, 40),
     st.floats(0.8, 1.2),
     st.lists(st.tuples(*[st.floats(0, 0.99)] * 3), min_size=2, max_size=30),
-    programs,
+    needs,
 )
-def test_readings_that_tremble_never_make_it_go_on(temperature, percent, share, tremor, program):
+def test_readings_that_tremble_never_make_it_go_on(temperature, percent, share, tremor, needed):
     """Within the width of the hysteresis a device may hold itself back more and more, and never to and fro."""
     last = None
     for heat, charge, memory in tremor:
         readings = at_noon(
             temperature=temperature + heat * min(STAGE_EASE, TEMPERATURE_EASE),
             battery_percent=percent - charge * BATTERY_EASE,
-            available_bytes=int(program["needed_bytes"] + GIB * (share + memory * MEMORY_EASE)),
+            available_bytes=int(needed + GIB * (share + memory * MEMORY_EASE)),
         )
-        now = decide(EDGE, readings, 0, last, **program)
+        now = decide(EDGE, readings, 0, last, needed_bytes=needed)
         if last is not None:
             assert holding(now) >= holding(last)
             assert set(now.held) >= set(last.held)
         last = now
 
 
-@given(any_rules, any_readings, minutes, any_last, programs)
-def test_every_decision_explains_itself_and_can_be_kept(rules, readings, spent, last, program):
-    decision = decide(rules, readings, spent, last, **program)
+@given(any_rules, any_readings, minutes, any_last, needs)
+def test_every_decision_explains_itself_and_can_be_kept(rules, readings, spent, last, needed):
+    decision = decide(rules, readings, spent, last, needed_bytes=needed)
     assert (decision.why is None) == (decision.action == "train")
     assert Progress(phase="waiting", why=decision.why).why == decision.why
     assert (decision.action == "wait") == bool(decision.held)
-    assert (decision.action == "slow") == (decision.limits.rest > 0)
-    assert decision.max_length is None or SHORTEST <= decision.max_length < program["sequence_length"]
+    assert (decision.action == "slow") == (decision.rest > 0)
     assert decision.until is None or decision.until > readings.at
     assert not set(decision.held) & set(decision.unknown) - {"idle"}  # busy processors hold it where touch is unknown

@@ -7,7 +7,7 @@ import pytest
 from device_agent.errors import PolicyForbids, TaskNotApproved
 from device_agent.policy import task_approvals
 from device_agent.policy.task_approvals import (
-    LEAST_DIGITS,
+    MIN_DIGITS,
     TaskApprovals,
     TaskState,
     is_shipped,
@@ -58,7 +58,7 @@ def test_the_name_of_a_shipped_task_is_not_enough(approvals, change):
 def test_a_task_waits_and_is_approved_for_one_data_set(approvals):
     task = task_of()
     for _ in range(2):
-        with pytest.raises(TaskNotApproved, match=f"task approve {task_sha256(task)[:LEAST_DIGITS]} --data tickets"):
+        with pytest.raises(TaskNotApproved, match=f"task approve {task_sha256(task)[:MIN_DIGITS]} --data tickets"):
             approvals.check(task, "tickets")
     (entry,) = approvals.decisions()
     assert (entry.task, entry.dataset, entry.state) == (task, "tickets", TaskState.WAITING)
@@ -74,7 +74,7 @@ def test_a_task_waits_and_is_approved_for_one_data_set(approvals):
 
 
 def test_no_flood_of_tasks_fills_the_file_or_hides_those_before(approvals, monkeypatch):
-    monkeypatch.setattr(task_approvals, "MOST_WAITING", 3)
+    monkeypatch.setattr(task_approvals, "MAX_WAITING", 3)
     for number in range(5):
         with pytest.raises(TaskNotApproved):
             approvals.check(task_of(f"{{text}} {number}"), "tickets")
@@ -85,16 +85,16 @@ def test_a_task_is_found_by_digits_and_not_by_a_name_that_a_stranger_chose(appro
     task = task_of()
     with pytest.raises(TaskNotApproved):
         approvals.check(task, "tickets")
-    assert approvals.find(task_sha256(task)[:LEAST_DIGITS]) == task
+    assert approvals.find(task_sha256(task)[:MIN_DIGITS]) == task
     assert approvals.find("sst2") == named_task("sst2")
-    for name in ("urgency", task_sha256(task)[: LEAST_DIGITS - 1], "0" * LEAST_DIGITS, ""):
+    for name in ("urgency", task_sha256(task)[: MIN_DIGITS - 1], "0" * MIN_DIGITS, ""):
         with pytest.raises(BadRequest, match="task list"):
             approvals.find(name)
 
 
 def test_a_digest_that_a_stranger_can_hit_with_another_task_approves_nothing(approvals):
     """Two texts with equal first digits take the square root of their number in attempts: 2 ** 16 for 8 digits."""
-    assert 16 ** (LEAST_DIGITS // 2) >= 2**64
+    assert 16 ** (MIN_DIGITS // 2) >= 2**64
     with pytest.raises(TaskNotApproved):
         approvals.check(task_of(), "tickets")
     with pytest.raises(BadRequest, match="no task has this name or digest"):

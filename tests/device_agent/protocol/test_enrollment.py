@@ -12,8 +12,8 @@ from urllib.parse import parse_qsl
 import pytest
 
 from device_agent.home import AgentHome
-from device_agent.protocol.enrollment import EnrollmentExpired, EnrollmentRefused, request_enrollment
-from shared.errors import MobizoError
+from device_agent.protocol.enrollment import request_enrollment
+from shared.errors import Forbidden, MobizoError, Unauthorized
 from shared.signing import fingerprint, key_id, new_private_key, parse_public, public_text
 from shared.transport import Transport
 from tests.device_agent.conftest import ROOT
@@ -130,8 +130,8 @@ def test_a_server_that_is_away_for_a_while_is_asked_ever_slower(server):
 @pytest.mark.parametrize(
     ("answer", "error"),
     [
-        ("access_denied", EnrollmentRefused),
-        ("expired_token", EnrollmentExpired),
+        ("access_denied", Forbidden),
+        ("expired_token", Unauthorized),
         ("invalid_grant", MobizoError),
         ({"access_token": "x"}, MobizoError),
     ],
@@ -142,7 +142,7 @@ def test_an_end_without_a_token(server, answer, error):
 
 
 def test_nobody_decides_in_time(server):
-    with pytest.raises(EnrollmentExpired, match="enroll"):
+    with pytest.raises(Unauthorized, match="enroll"):
         join(server, "authorization_pending", expires_in=21)
     assert len(server.forms) == 1 + 4
 

@@ -1,134 +1,353 @@
-"""The runner's own commands, as a person or a phone's shell uses them."""
+"""The runner's commands, as its clients use them (docs/runner.md)."""
 
+import fcntl
 import json
+import os
+import resource
+import select
+import shutil
+import signal
+import socket
+import struct
 import subprocess
-import time
+import sys
+from importlib.metadata import version
 
 import numpy as np
+import psutil
 import pytest
 
-from device_agent.engines.child_process import NativeEngine, prepare
-from device_agent.inference.session import open_inference
-from shared.zo.trajectory import parse_trajectory
+from device_agent.runner.location import EXECUTORCH
+from shared.zo.encoding import pack_step
+from shared.zo.noise import query_seeds
 
-SETTINGS = {"steps": 12, "lr": 0.3, "seed": 3, "evaluation_interval": 4}
+TYPES = (np.dtype("<f4"), np.dtype("<i8"), np.dtype("<i4"))
+FAILED, OUT_OF_MEMORY, FILE_UNREADABLE = 1, 2, 3
+SECONDS = 60  # for a process to exit; nothing depends on it unless the test fails
+
+
+def encode(method, *inputs):
+    """Returns the bytes of a request."""
+    pieces = [struct.pack("<I", len(method)), method.encode(), struct.pack("<I", len(inputs))]
+    for array in inputs:
+        pieces.append(struct.pack(f"<BI{array.ndim}I", TYPES.index(array.dtype), array.ndim, *array.shape))
+        pieces.append(array.tobytes())
+    return b"".join(pieces)
+
+
+class Client:
+    """A runner that serves a program, and its pipes."""
+
+    def __init__(self, command, **options):
+        options = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE} | options
+        self.process = subprocess.Popen(command, bufsize=0, **options)
+
+    def send(self, data):
+        rest = memoryview(data)
+        while rest:
+            rest = rest[self.process.stdin.write(rest) :]
+
+    def read(self, size):
+        data = b""
+        while len(data) < size:
+            piece = self.process.stdout.read(size - len(data))
+            assert piece, f"the runner ended with status {self.process.wait(SECONDS)}"
+            data += piece
+        return data
+
+    def answer(self):
+        """Returns the arrays of the next answer, or its status and text if it is an error."""
+        status, count = struct.unpack("<BI", self.read(5))
+        if status != 0:
+            return status, self.read(count).decode()
+        arrays = []
+        for _ in range(count):
+            kind, rank = struct.unpack("<BI", self.read(5))
+            shape = struct.unpack(f"<{rank}I", self.read(4 * rank))
+            data = self.read(int(np.prod(shape)) * TYPES[kind].itemsize)
+            arrays.append(np.frombuffer(data, TYPES[kind]).reshape(shape))
+        return arrays
+
+    def call(self, method, *inputs):
+        self.send(encode(method, *inputs))
+        return self.answer()
+
+    def end(self):
+        """Closes the runner's input; returns its exit status and checks that no output is left."""
+        self.process.stdin.close()
+        assert self.process.stdout.read() == b""
+        return self.process.wait(SECONDS)
+
+    def close(self):
+        """Kills the runner if it still runs."""
+        self.process.kill()
+        self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None:
+                pipe.close()
+
+
+@pytest.fixture
+def program_files(rademacher, tmp_path):
+    """Copies of a program and its weights, which a test may damage: the options that name them."""
+    for role in ("program", "weights"):
+        shutil.copy(rademacher.path(role), tmp_path / role)
+    return ["--program", tmp_path / "program", "--weights", tmp_path / "weights"]
 
 
 @pytest.fixture
 def runner(runner_directory):
-    def run(*words, **options):
-        command = [str(runner_directory / "mobizo-runner"), *map(str, words)]
-        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, **options)
-
-    return run
+    return runner_directory / "mobizo-runner"
 
 
 @pytest.fixture
-def begun(rademacher, dataset, run):
-    run.begin(rademacher.plan(dataset, **SETTINGS))
-    return run
+def serve(runner, program_files):
+    """Starts the runner on the program; returns a client. `words`: more options."""
+    clients = []
+
+    def start(*words, **options):
+        clients.append(Client([runner, "serve", *program_files, *words], **options))
+        return clients[-1]
+
+    yield start
+    for client in clients:
+        client.close()
 
 
-def files(program, role="program"):
-    return ("--program", program.path(role), "--weights", program.path("weights"))
+@pytest.fixture
+def served(serve):
+    """A client whose program is loaded."""
+    client = serve()
+    assert client.answer() == []
+    return client
 
 
-def test_score_measures_what_the_ledger_says(rademacher, begun, runner, runner_directory):
-    message = NativeEngine(runner_directory).train(begun, lambda progress: None, lambda: False)
-    trajectory, _ = parse_trajectory(begun.ledger.read_bytes())
-    adapter = begun.path / "best.f32"
-    for split in ("validation", "test"):
-        process = runner("score", *files(rademacher), "--run", begun.path, "--adapter", adapter, "--split", split)
-        score = json.loads(process.stdout)
-        expected = [
-            evaluation
-            for evaluation in trajectory.evaluations
-            if evaluation.split == split and evaluation.step == message.result.best_step
-        ]
-        assert (score["correct"], score["total"]) == (expected[-1].correct, expected[-1].total)
-        assert score["loss"] == expected[-1].loss
-    process = runner(
-        "score", *files(rademacher), "--run", begun.path, "--adapter", begun.native_plan, "--split", "test"
-    )
-    assert process.returncode == 1
-    assert "does not contain a B of this program" in json.loads(process.stdout)["error"]["detail"]
+@pytest.fixture
+def step_inputs(rademacher, dataset):
+    recipe = rademacher.manifest.recipe
+    examples = rademacher.splits(dataset, rademacher.plan(dataset).training).train[: recipe.effective_batch]
+    seeds = query_seeds(1, 0, recipe.queries)
+    rates = (np.array([value], np.float32) for value in (0.1, 0.01))
+    return [*pack_step(examples, recipe), seeds, *rates]
 
 
-def test_generate_goes_on_as_python_does(rademacher, runner, tmp_path):
-    manifest = rademacher.manifest
-    flat = np.random.default_rng(1).normal(0, 0.1, manifest.size).astype("<f4")
-    (tmp_path / "b.f32").write_bytes(flat.tobytes())
-    inference = open_inference(manifest, rademacher.path("inference"), rademacher.path("weights"))
-    inference.load(flat)
-    prompt = list(range(3, 49))  # longer than what is read at once
-    options = (*files(rademacher, "inference"), "--adapter", tmp_path / "b.f32", "--length", 40)
-    tokens = ",".join(map(str, prompt))
-    process = runner("generate", *options, "--tokens", tokens, "--most", 9, "--context", manifest.inference_context)
-    assert [json.loads(line)["token"] for line in process.stdout.splitlines()] == list(inference.generate(prompt, 9))
-    inference.close()
-    process = runner("generate", *options, "--tokens", tokens, "--most", 9, "--context", 50)
-    assert "do not fit the program's context" in json.loads(process.stdout)["error"]["detail"]
+def run(*command):
+    return subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False, timeout=SECONDS)
+
+
+def test_version_says_what_the_runner_is(runner):
+    process = run(runner, "version")
+    assert process.returncode == 0
+    expected = {"version": version("mobizo"), "executorch": EXECUTORCH, "protocol": 1}
+    assert json.loads(process.stdout) == expected
 
 
 @pytest.mark.parametrize(
-    "words",
+    ("words", "message"),
     [
-        (),
-        ("fly",),
-        ("train", "--program", "p.pte"),
-        ("train", "--what"),
-        ("generate", "--program", "p", "--weights", "w", "--adapter", "b", "--tokens", "one", "--most", "1"),
+        ((), "a command is missing"),
+        (("fly",), "unknown command fly"),
+        (("version", "serve"), "unexpected argument serve"),
+        (("serve", "--program", "p.pte"), "option --weights is missing"),
+        (("serve", "--weights", "w.ptd", "--program"), "option --program needs a value"),
+        (("serve", "--what", "p.pte"), "unknown option --what"),
     ],
 )
-def test_options_that_make_no_sense_are_told(runner, words):
-    process = runner(*words)
+def test_unusable_arguments_are_named(runner, words, message):
+    process = run(runner, *words)
     assert process.returncode == 2
-    assert "mobizo-runner train --program" in process.stderr
+    assert process.stderr.startswith(f"mobizo-runner: {message}\n")
+    assert "mobizo-runner serve --program" in process.stderr
 
 
-@pytest.mark.parametrize("harm", ["cut", "flipped", "other", "absent"])
-def test_a_plan_that_is_not_whole_is_refused(rademacher, begun, runner, harm):
-    assert prepare(begun) is None
-    data = begun.native_plan.read_bytes()
-    plans = {
-        "cut": data[:-30],
-        "flipped": data[:200] + bytes([data[200] ^ 1]) + data[201:],
-        "other": b"MOBIZO-PLAN 9\n" + data[14:],
-        "absent": b"",
-    }
-    begun.native_plan.write_bytes(plans[harm])
-    process = runner("train", *files(rademacher), "--run", begun.path)
-    assert process.returncode == 1
-    error = json.loads(process.stdout.splitlines()[-1])["error"]
-    assert error["code"] == "runtime-failed"
-    assert "have the agent write it again" in error["detail"]
-    assert not begun.ledger.exists()
+def test_arguments_may_come_in_any_order(runner, program_files, tmp_path):
+    words = ["--resident", *program_files[2:], "--packed", tmp_path / "packed", "serve", *program_files[:2]]
+    client = Client([runner, *words])
+    assert client.answer() == []
+    assert client.end() == 0
+    client.close()
 
 
-def test_attached_it_dies_with_whoever_started_it(rademacher, dataset, run, runner_directory):
-    run.begin(rademacher.plan(dataset, **{**SETTINGS, "steps": 20_000, "evaluation_interval": 20_000}))
-    assert prepare(run) is None
-    command = [runner_directory / "mobizo-runner", "train", *files(rademacher), "--run", run.path, "--attached"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        for line in process.stdout:
-            if json.loads(line).get("progress", {}).get("step", 0) >= 2:
-                break
-        process.stdin.close()
-        # What it still says goes nowhere, and must not hold it up.
-        process.stdout.close()
-        assert process.wait(30) == 3
+def test_a_method_is_called_until_the_input_ends(served, rademacher):
+    size = rademacher.manifest.size
+    assert not served.call("adapter")[0].any()
+    flat = np.random.default_rng(1).normal(0, 0.1, size).astype(np.float32)
+    served.call("load", flat)
+    np.testing.assert_array_equal(served.call("adapter")[0], flat)
+    assert served.end() == 0
 
 
-def test_sigterm_stops_a_pause_too(rademacher, dataset, run, runner_directory):
-    run.begin(rademacher.plan(dataset, **SETTINGS))
-    assert prepare(run) is None
-    (run.path / "limits").write_text("rest 100\nlength 0\n")
-    command = [runner_directory / "mobizo-runner", "train", *files(rademacher), "--run", run.path]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        for line in process.stdout:
-            if json.loads(line).get("progress", {}).get("step") == 1:
-                break
-        time.sleep(0.05)
-        process.terminate()
-        rest, _ = process.communicate(timeout=30)
-    assert json.loads(rest.splitlines()[-1])["stopped"]
+def test_usage_is_memory_and_load_time(served, step_inputs):
+    ((rss, peak, load_time),) = served.call("$usage")
+    assert 0 < rss <= peak
+    served.call("step", *step_inputs)
+    ((_, later_peak, later_load_time),) = served.call("$usage")
+    assert later_peak >= peak
+    assert later_load_time > load_time > 0
+
+
+@pytest.mark.parametrize(
+    ("method", "inputs", "message"),
+    [
+        ("fly", [], "the program has no method 'fly'"),
+        ("load", [np.zeros(3, np.int64)], "method 'load' failed (ExecuTorch Error::InvalidArgument)"),
+        ("load", [np.zeros(3, np.float32)], "method 'load' failed (ExecuTorch Error::"),
+        ("load", [], "method 'load' failed (ExecuTorch Error::"),
+    ],
+)
+def test_a_call_that_fails_is_answered_and_the_next_one_succeeds(served, method, inputs, message):
+    status, text = served.call(method, *inputs)
+    assert (status, text[: len(message)]) == (FAILED, message)
+    assert len(served.call("adapter")) == 1
+    assert served.end() == 0
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "message"),
+    [
+        (struct.pack("<I", 65), "a method name of 65 bytes"),
+        (struct.pack("<I4sI", 4, b"load", 17), "a number of tensors of 17"),
+        (struct.pack("<I4sIB", 4, b"load", 1, 3), "a tensor of the unknown type 3"),
+        (struct.pack("<I4sIBI", 4, b"load", 1, 0, 9), "a rank of 9"),
+        (struct.pack("<I4sIBII", 4, b"load", 1, 0, 1, 2**31), "a size of 2147483648"),
+        (struct.pack("<I4sIBIII", 4, b"load", 1, 0, 2, 2**20, 2**20), "a tensor of more than 4 GiB"),
+        (struct.pack("<I4sIBIIII", 4, b"load", 1, 0, 3, 0, 2**20, 2**20), "a tensor of more than 4 GiB"),
+    ],
+)
+def test_a_malformed_request_ends_the_runner(served, request_bytes, message):
+    served.send(request_bytes)
+    status, text = served.answer()
+    assert status == FAILED
+    assert message in text
+    assert served.process.wait(SECONDS) == 1
+
+
+def test_a_truncated_request_ends_the_runner(served):
+    served.send(encode("load", np.zeros(9, np.float32))[:-1])
+    served.process.stdin.close()
+    assert served.answer() == (FAILED, "the request is truncated")
+    assert served.process.wait(SECONDS) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "expected", "message"),
+    [
+        ("program", None, FILE_UNREADABLE, "No such file or directory"),
+        ("weights", None, FILE_UNREADABLE, "No such file or directory"),
+        ("weights", b"", FILE_UNREADABLE, "it is empty"),
+        ("program", bytes(4096), FAILED, "ExecuTorch Error::InvalidProgram"),
+    ],
+)
+def test_a_program_that_does_not_load_is_answered(serve, tmp_path, name, content, expected, message):
+    (tmp_path / name).unlink()
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    client = serve()
+    status, text = client.answer()
+    assert status == expected
+    assert message in text
+    assert client.process.wait(SECONDS) == 1
+
+
+@pytest.mark.parametrize("name", ["program", "weights"])
+def test_a_file_that_was_truncated_before_does_not_load(serve, tmp_path, name):
+    os.truncate(tmp_path / name, (tmp_path / name).stat().st_size // 2)
+    status, text = serve().answer()
+    assert status == FAILED
+    assert "ExecuTorch Error::" in text
+
+
+def test_a_file_that_is_truncated_during_use_is_unreadable(served, step_inputs, tmp_path):
+    os.truncate(tmp_path / "weights", 0)
+    status, text = served.call("step", *step_inputs)
+    assert (status, text) == (FILE_UNREADABLE, "a file of the program was truncated or cannot be read")
+    assert served.process.wait(SECONDS) == 1
+
+
+def test_lack_of_memory_is_answered(served):
+    pid = served.process.pid
+    resource.prlimit(pid, resource.RLIMIT_AS, (psutil.Process(pid).memory_info().vms + (32 << 20),) * 2)
+    with pytest.raises(BrokenPipeError):
+        served.send(encode("load", np.zeros(16 << 20, np.float32)))
+    assert served.answer() == (OUT_OF_MEMORY, "memory ran out")
+    assert served.process.wait(SECONDS) == 1
+
+
+def packed_rss(pid):
+    """Returns the resident bytes of the file of packed weights in a process."""
+    return sum(
+        mapping.rss for mapping in psutil.Process(pid).memory_maps(grouped=False) if mapping.path.endswith("/packed")
+    )
+
+
+def test_packed_weights_stay_in_memory_only_if_resident(serve, step_inputs, tmp_path):
+    resident_bytes, adapters = [], []
+    for words in ([], ["--resident"]):
+        client = serve("--packed", tmp_path / "packed", *words)
+        assert client.answer() == []
+        client.call("step", *step_inputs)
+        resident_bytes.append(packed_rss(client.process.pid))
+        adapters.append(client.call("adapter")[0])
+        assert client.end() == 0
+    assert resident_bytes[0] < resident_bytes[1]
+    np.testing.assert_array_equal(*adapters)
+
+
+@pytest.fixture
+def steps(step_inputs):
+    """Requests for more steps than a runner computes while it notices that its client is gone."""
+    return encode("step", *step_inputs) * 40
+
+
+def connected(kind):
+    """Returns our and the runner's end of a standard input with room for `steps`; adbd gives its processes sockets."""
+    if kind == "socket":
+        return (end.detach() for end in socket.socketpair())
+    theirs, ours = os.pipe()
+    fcntl.fcntl(ours, fcntl.F_SETPIPE_SZ, 1 << 18)
+    return ours, theirs
+
+
+@pytest.mark.parametrize("kind", ["pipe", "socket"])
+def test_the_runner_exits_during_a_call_when_its_client_goes_away(serve, steps, kind):
+    ours, theirs = connected(kind)
+    client = serve(stdin=theirs)
+    os.close(theirs)
+    assert client.answer() == []
+    os.write(ours, steps)
+    os.close(ours)
+    assert client.process.wait(SECONDS) == 1  # 0 if it had computed all steps
+
+
+@pytest.mark.parametrize("kind", ["pipe", "socket"])
+def test_the_runner_ends_normally_between_calls(serve, kind):
+    ours, theirs = connected(kind)
+    client = serve(stdin=theirs)
+    os.close(theirs)
+    assert client.answer() == []
+    os.close(ours)
+    assert client.process.wait(SECONDS) == 0
+
+
+PARENT = """
+import subprocess, sys, time
+child = subprocess.Popen(sys.argv[1:], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+child.stdout.read(5)  # the program is loaded
+print(child.pid, flush=True)
+child.stdin.write(sys.stdin.buffer.read())
+print("sent", flush=True)
+time.sleep(600)
+"""
+
+
+def test_the_runner_dies_with_its_parent(runner, program_files, steps):
+    command = [sys.executable, "-c", PARENT, runner, "serve", *program_files]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
+        child = os.pidfd_open(int(parent.stdout.readline()))
+        parent.stdin.write(steps)
+        parent.stdin.close()
+        assert parent.stdout.readline() == b"sent\n"
+        parent.send_signal(signal.SIGKILL)
+        ready, _, _ = select.select([child], [], [], SECONDS)
+    os.close(child)
+    assert ready, "the runner outlives its parent"

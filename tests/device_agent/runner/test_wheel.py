@@ -1,77 +1,82 @@
-"""The native runner is built where neither ExecuTorch nor a new CMake is installed: from wheels, which do not stay.
+"""The wheels in an environment of their own: without a compiler, torch and ExecuTorch, the agent trains and predicts.
 
-Needs the package index; downloads 47 MB.
+Needs the package index, for the agent's dependencies.
 """
 
 import json
 import os
-import shutil
-import site
+import platform
+import re
 import subprocess
 import sys
+import tomllib
+import venv
+from importlib.metadata import version
 
 import pytest
 
-from device_agent.runner.location import RunnerLocation
+from device_agent.runner.location import EXECUTORCH
 from tests.device_agent.conftest import ROOT
+from tests.device_agent.native import built_wheels
+from tests.test_wheel import wheel
 
-pytestmark = [pytest.mark.acceptance, pytest.mark.slow]
+__all__ = ["wheel"]  # a fixture
 
-COMPILER = ("c++", "g++", "cc", "gcc", "as", "ld", "ar", "nm", "ranlib", "strip", "objdump", "sh")
-BUILD = """
-import sys, importlib.util
-from pathlib import Path
-from device_agent.runner.supply import build_runner_command
-assert importlib.util.find_spec("executorch") is None and importlib.util.find_spec("torch") is None
-build_runner_command(Path(sys.argv[1]), None, None, None, Path(sys.argv[2]), True)
-assert not any(name.split(".")[0] in ("torch", "executorch", "pandas") for name in sys.modules)
+FACTS = """
+import importlib.util, json
+from device_agent.runner.location import find_runner
+print(json.dumps([str(find_runner()), [name for name in ("torch", "executorch") if importlib.util.find_spec(name)]]))
 """
 
 
 @pytest.fixture
-def bare(tmp_path):
-    """The environment of a Python without torch and ExecuTorch, with a compiler, an old CMake and no build program."""
-    packages, programs = tmp_path / "packages", tmp_path / "programs"
-    packages.mkdir()
-    programs.mkdir()
-    for installed in site.getsitepackages():
-        for entry in os.scandir(installed):
-            if not entry.name.startswith(("executorch", "torch", "cmake", "ninja")):
-                (packages / entry.name).symlink_to(entry.path)
-    for name in COMPILER:
-        if path := shutil.which(name):
-            (programs / name).symlink_to(path)
-    (programs / "cmake").write_text("#!/bin/sh\necho 'cmake version 3.22.1'\n")
-    (programs / "cmake").chmod(0o755)
-    return os.environ | {"PATH": str(programs), "PYTHONPATH": os.pathsep.join((str(packages), str(ROOT)))}
+def index(tmp_path):
+    """Skips unless pip can fetch a small package."""
+    options = ["--no-deps", "--only-binary", ":all:", "--quiet", "--dest", tmp_path / "probe"]
+    command = [sys.executable, "-m", "pip", "download", *options, "rfc8785"]
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    if process.returncode != 0:
+        pytest.skip(f"no package index can be reached from here: {process.stderr[-200:]}")
 
 
 @pytest.fixture
-def index(tmp_path):
-    """Skips unless pip can fetch the smallest of the wheels."""
-    options = ["--no-deps", "--only-binary", ":all:", "--no-cache-dir", "--quiet", "--dest", tmp_path / "probe"]
-    process = subprocess.run(
-        [sys.executable, "-m", "pip", "download", *options, "ninja"], capture_output=True, check=False
-    )
-    if process.returncode != 0:
-        pytest.skip(f"no package index can be reached from here: {process.stderr.decode()[-200:]}")
+def programs(index, wheel, tmp_path):
+    """The directory of a new environment's programs, where `mobizo[agent]` is installed from a directory of wheels."""
+    runner = built_wheels(tmp_path / "wheels", platform.machine())
+    assert set(runner) == {("mobizo_runner", f"manylinux_2_28_{platform.machine()}")}
+    (tmp_path / "wheels" / wheel.name).hardlink_to(wheel)
+    venv.create(tmp_path / "venv", with_pip=True)
+    options = ["--quiet", "--constraint", ROOT / "constraints.txt", "--find-links", tmp_path / "wheels"]
+    subprocess.run([tmp_path / "venv" / "bin" / "pip", "install", *options, "mobizo[agent]"], check=True)
+    return tmp_path / "venv" / "bin"
 
 
-@pytest.mark.usefixtures("index")
-def test_a_runner_is_built_from_wheels_and_only_its_libraries_stay(bare, tmp_path):
-    home, archive = tmp_path / "home", tmp_path / "runner.tar.gz"
-    # Without site: then the packages are those above alone.
-    command = [sys.executable, "-S", "-W", "error", "-c", BUILD, str(home), str(archive)]
-    process = subprocess.run(command, env=bare, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert process.returncode == 0, process.stdout + process.stderr
-    messages = [json.loads(line) for line in process.stdout.splitlines()]
-    packages = [line["progress"].split()[1] for line in messages[:-1] if line["progress"].startswith("fetching")]
-    assert packages == ["executorch", "cmake", "ninja"]
-    place = RunnerLocation.within(home)
-    assert messages[-1]["runner"] == str(place.path)
-    sizes = {path.relative_to(home).as_posix(): path.stat().st_size for path in home.rglob("*") if path.is_file()}
-    assert sum(sizes.values()) < 20e6
-    assert {path.name for path in place.directory.iterdir()} == {place.path.name, "lock", "build.log"}
-    assert {path.suffix for path in place.path.rglob("*") if path.is_file()} == {"", ".so"}
-    assert place.find() == place.path, "it does not start once what it was built with is gone"
-    assert archive.stat().st_size < 10e6
+@pytest.mark.slow
+def test_the_agent_trains_and_predicts_without_a_compiler(programs, server, enrolled, rademacher, dataset, tmp_path):
+    env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "MOBIZO_AGENT_RUNNER")}
+    env |= {"PATH": str(programs), "MOBIZO_AGENT_HOME": str(enrolled.path)}
+
+    def run(*command, **options):
+        process = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False, **options)
+        assert process.returncode == 0, process.stdout + process.stderr
+        return process.stdout
+
+    runner, others = json.loads(run(programs / "python", "-c", FACTS))
+    assert runner.startswith(f"{programs.parent}/")
+    assert others == []
+    server.add_job(rademacher, steps=10, evaluation_interval=5)
+    run(programs / "mobizo-agent", "run", "--once", "--data", f"movies={dataset}")
+    assert server.completions[0].result.steps == 10
+    assert len(server.uploads) == 1
+    answer = json.loads(run(programs / "mobizo-agent", "predict", "alice-movies", "--json", input="it was\n"))
+    assert {candidate["text"] for candidate in answer["candidates"]} == {" terrible", " great"}
+
+
+def test_the_versions_agree():
+    """Of the runner's package, and of ExecuTorch where it is pinned, downloaded and expected."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for extra, name in (("agent", "mobizo-runner"), ("phone", "mobizo-runner-phone")):
+        (requirement,) = [text for text in extras[extra] if re.match(rf"{name}==", text)]
+        assert requirement.partition(";")[0] == f"{name}=={version('mobizo')}"
+    assert f"executorch=={EXECUTORCH}\n" in (ROOT / "constraints.txt").read_text()
+    assert f"executorch=={EXECUTORCH} --hash" in (ROOT / "deploy" / "runner_wheel.py").read_text()

@@ -6,49 +6,35 @@ import numpy as np
 import pytest
 
 from device_agent.secure_aggregation.known_keys import KnownKeys
-from device_agent.secure_aggregation.participant import FileRoundState
 from shared.errors import LeftOutOfRound, Untrusted
-from shared.federation.secure_aggregation.device import begin_round
 from shared.federation.secure_aggregation.messages import Phase
 from tests.shared.federation.secure_aggregation.devices import Round
-from tests.shared.federation.secure_aggregation.test_settings import parameters
-
-
-def test_what_is_known_of_a_round_is_on_disk_for_its_owner_alone(tmp_path):
-    notebook = FileRoundState(tmp_path / "masking.json")
-    assert notebook.read() is None
-    state = begin_round(parameters(), "device-1")
-    notebook.write(state)
-    assert notebook.read() == state
-    assert stat.S_IMODE(notebook.path.stat().st_mode) == 0o600
-    notebook.remove()
-    notebook.remove()
-    assert not notebook.path.exists()
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"member": "device-1"}'])
-def test_a_damaged_file_is_the_end_of_this_devices_part(tmp_path, text):
-    (tmp_path / "masking.json").write_text(text)
+def test_a_damaged_file_is_the_end_of_this_devices_part(text):
+    masked = Round(3)
+    device = masked.devices["device-001"]
+    device.state_file.write_text(text)
     with pytest.raises(LeftOutOfRound, match="damaged"):
-        FileRoundState(tmp_path / "masking.json").read()
+        device.restart()
 
 
 @pytest.mark.parametrize("restarted", [Phase.KEYS, Phase.SHARES, Phase.VECTORS, Phase.CONSENTS, Phase.UNMASKING])
-def test_a_new_process_goes_on_from_the_file_in_every_phase(tmp_path, restarted):
+def test_a_new_process_goes_on_from_the_file_in_every_phase(restarted):
     masked = Round(3)
     device = masked.devices["device-001"]
-    device.state_store = FileRoundState(tmp_path / "masking.json")
-    device.restart()
     while not masked.server.phase.over:
         if masked.server.phase is restarted:
             device.restart()
         masked.run_turn()
+        assert stat.S_IMODE(device.state_file.stat().st_mode) == 0o600
         masked.server.tick()
     total = masked.server.session.total()
     weights = [one.weight for one in masked.devices.values()]
     assert (total.count, total.weight) == (3, sum(weights))
     assert device.participant.advance(), "its update is in the sum"
-    assert not device.state_store.path.exists(), "its keys are of no more use to anybody"
+    assert not device.state_file.exists(), "its keys are of no more use to anybody"
 
 
 def test_parameters_that_change_on_the_way_end_this_devices_part():
@@ -59,7 +45,7 @@ def test_parameters_that_change_on_the_way_end_this_devices_part():
     device.restart()
     with pytest.raises(Untrusted, match="parameters"):
         device.participant.advance()
-    assert device.state_store.read() is None
+    assert device.stored_state() is None
 
 
 def test_the_same_knowledge_masks_the_same_update_as_the_same_bytes():

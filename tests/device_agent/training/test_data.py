@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from device_agent.jobs.leased_job import public_error
 from device_agent.training.data import read_splits
-from device_agent.training.messages import describe
 from device_agent.training.result import rounded_down
 from shared.errors import InvalidDataset, InvalidTask
 from shared.task import Answer, Task
@@ -103,7 +103,7 @@ def test_a_file_without_records(read, dataset, split):
     (dataset / f"{split}.jsonl").write_bytes(b"\n\n")
     with pytest.raises(InvalidDataset, match="the file contains no records") as error:
         read(dataset)
-    assert str(dataset) not in describe(error.value).error.detail
+    assert str(dataset) not in public_error(error.value).detail
 
 
 @pytest.mark.parametrize("split", ["train", "validation", "test"])
@@ -121,7 +121,7 @@ def test_without_a_usable_record_nothing_is_trained_and_nothing_is_right(read, d
     (blank,) = splits.validation
     assert blank.rows[0] == blank.rows[blank.correct]
     assert blank.correct != 0  # the first of equal candidates is predicted
-    plan = splits.plan(rademacher.plan(dataset, steps=5))
+    plan = rademacher.plan(dataset, steps=5).model_copy(update={"blank": splits.blank})
     assert {plan.lr_at(step) for step in range(5)} == {0}
 
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from device_agent.errors import Diverged
-from device_agent.runtimes import open_runtime
-from device_agent.training.evaluation import FrozenStates, measure
+from device_agent.executors.python import open_program
+from device_agent.training.evaluation import measure
 from device_agent.training.prefix import PrefixCache
 from shared.recipe import BaseRef, Recipe
 from shared.training_settings import TrainingSettings
@@ -69,7 +69,7 @@ def test_like_lengths_share_batches_and_results_keep_their_order(rademacher, dat
             text = " ".join(WORDS[(index * 5 + at) % len(WORDS)] for at in range(1 + index % 4))
             file.write(json.dumps({"text": text, "label": ("negative", "positive")[index % 2]}) + "\n")
     examples = rademacher.splits(dataset, TrainingSettings()).train
-    runtime = open_runtime(rademacher.manifest, rademacher.path("program"), rademacher.path("weights"))
+    runtime = open_program(rademacher.manifest, rademacher.path("program"), rademacher.path("weights"))
     scores = [row for batch in pack_score(examples, recipe) for row in batch.read(runtime.score(batch.inputs))]
     recorder = Recorder(runtime)
     measured = measure(recorder, examples, recipe, dynamic=True)
@@ -89,14 +89,14 @@ def test_cached_states_give_the_same_bits_as_computed_ones(request, name, datase
     program = request.getfixturevalue(name)
     recipe, shape = program.manifest.recipe, program.manifest.shape
     examples = program.splits(dataset, TrainingSettings()).train
-    runtime = open_runtime(program.manifest, program.path("program"), program.path("weights"))
+    runtime = open_program(program.manifest, program.path("program"), program.path("weights"))
     runtime.load(np.random.default_rng(1).normal(0, 0.1, program.manifest.size).astype(np.float32))
     plain = measure(runtime, examples, recipe, dynamic=True)
     results = []
     for budget in (None, 0, 3000):
         bound = recipe.sequence_length
         cache = PrefixCache(runtime, shape.hidden, recipe.effective_batch, bound, dynamic=True, budget=budget)
-        results += [measure(runtime, examples, recipe, dynamic=True, frozen=FrozenStates(cache)) for _ in range(2)]
+        results += [measure(runtime, examples, recipe, dynamic=True, frozen=cache) for _ in range(2)]
     runtime.close()
     assert len(set(results)) == 1
     assert results[0].correct == plain.correct

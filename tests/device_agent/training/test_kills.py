@@ -1,81 +1,90 @@
-"""The native runner killed with -9: the files are those of an undisturbed run."""
+"""Kills with -9 of the process that trains, of its executor, and of both: the files are those of an undisturbed run."""
 
-import json
-import subprocess
+import multiprocessing
+import os
+import signal
 
+import psutil
 import pytest
 
-from device_agent.engines.child_process import NativeEngine, finish, prepare
-from device_agent.training.journal import RunDirectory
-from device_agent.training.messages import TrainerMessage
-from shared.zo.trajectory import parse_trajectory
-from tests.device_agent.engines.runs import recorded_steps
+from device_agent.executors.runner import RunnerLauncher
+from tests.device_agent.training.runs import begun, hashes, ledger, recorded_steps, train, train_and_tell
 
 TRAINING = {"steps": 120, "evaluation_interval": 40, "seed": 9}
-FILES = ("trajectory.bin", "best.safetensors", "last.safetensors")
+# Before the first step, about an evaluation, and at the last step.
+MOMENTS = {
+    "loop": (0, 2, 40, 120),
+    "executor": (0, 1, 41, 90),
+    "both": (1, 39, 40, 119),
+}
+PROCESSES = multiprocessing.get_context("forkserver")  # whose processes have no torch, and start in a moment
+PROCESSES.set_forkserver_preload(["tests.device_agent.training.runs"])
 
 
-@pytest.fixture(params=["rademacher", "stored", "gradient", pytest.param("directional", marks=pytest.mark.slow)])
-def plan(request, dataset):
-    return request.getfixturevalue(request.param).plan(dataset, **TRAINING)
+class Agent:
+    """A process that trains a run, with its executor."""
+
+    def __init__(self, run, launcher):
+        self._messages, other_end = PROCESSES.Pipe(duplex=False)
+        self.process = PROCESSES.Process(target=train_and_tell, args=(run, launcher, other_end))
+        self.process.start()
+        other_end.close()
+        self.steps = []
+
+    def kill_at(self, step, victim):
+        """Kills once a step was reported, at 0 once the executor lives. Returns the executor's process."""
+        while max(self.steps, default=0) < step:
+            self.steps.append(self._messages.recv())
+        agent = psutil.Process(self.process.pid)
+        while not (executors := agent.children()):
+            assert self.process.is_alive()
+        if victim in ("executor", "both"):
+            os.kill(executors[0].pid, signal.SIGKILL)
+        if victim in ("loop", "both"):
+            self.process.kill()
+        return executors[0]
+
+    def end(self):
+        """Reads what was told until the process ended, by itself or by a kill. Returns its error."""
+        error = None
+        try:
+            while True:
+                message = self._messages.recv()
+                if isinstance(message, int):
+                    self.steps.append(message)
+                else:
+                    error = message
+        except EOFError:
+            self.process.join()
+        return error
 
 
-def begin(path, plan):
-    run = RunDirectory(path)
-    run.begin(plan)
-    return run
-
-
-@pytest.fixture
-def alone(tmp_path, plan, runner_directory):
-    """The same run without a kill."""
-    run = begin(tmp_path / "alone", plan)
-    assert NativeEngine(runner_directory).train(run, lambda _: None, lambda: False).result is not None
-    return run
-
-
-def contents(run):
-    return [(run.path / name).read_bytes() for name in FILES]
-
-
-def reported_steps(output):
-    """Steps that a runner told of; its last line may be torn."""
-    reports = [json.loads(line).get("progress", {}) for line in output.split(b"\n")[:-1]]
-    return [progress["step"] for progress in reports if progress.get("phase") == "training"]
-
-
-def killed_at(process, step):
-    """Kills a runner -9 once it has told of a step; 0: once it lives. Returns the steps that it told of."""
-    steps = []
-    while max(steps, default=0) < step:
-        line = process.stdout.readline()
-        assert line, f"the run ended before step {step}"
-        steps += reported_steps(line)
-    process.kill()
-    return steps + reported_steps(process.stdout.read())
-
-
-def test_a_runner_killed_at_a_step_leaves_the_same_b(tmp_path, plan, alone, runner_directory):
-    """Before the first step, about an evaluation, and at the last step, each time by the next runner."""
-    run = begin(tmp_path / "run", plan)
-    assert prepare(run) is None
-    command = [runner_directory / "mobizo-runner", "train", "--attached", "--run", run.path]
-    command += ["--program", plan.program, "--weights", plan.weights]
-    steps, before = [], b""
-    for moment in (0, 1, 2, 39, 40, 41, 90, TRAINING["steps"]):
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-            # The runner before may have made steps that it could not tell of any more.
-            if recorded_steps(run) < moment or moment == 0:
-                steps += killed_at(process, moment)
-            else:
-                process.kill()
-        after = run.ledger.read_bytes() if run.ledger.exists() else b""
-        assert after.startswith(before[: parse_trajectory(before)[1]] if before else b"")
+@pytest.mark.parametrize("victim", MOMENTS)
+@pytest.mark.parametrize(
+    "name", ["rademacher", "stored", "gradient", pytest.param("directional", marks=pytest.mark.slow)]
+)
+def test_killed_at_a_step_the_run_ends_with_the_same_bytes(request, tmp_path, dataset, runner_directory, name, victim):
+    plan, launcher = request.getfixturevalue(name).plan(dataset, **TRAINING), RunnerLauncher(runner_directory)
+    whole, run = begun(tmp_path / "whole", plan), begun(tmp_path / "run", plan)
+    train(whole, launcher)
+    steps, before = [], []
+    for moment in MOMENTS[victim]:
+        if moment and recorded_steps(run) >= moment:  # the killed one made steps that it did not report
+            continue
+        agent = Agent(run, launcher)
+        executor = agent.kill_at(moment, victim)
+        error = agent.end()
+        if victim == "executor":
+            assert error == "the executor was killed, probably out of memory; the run will resume"
+        assert not psutil.wait_procs([executor], 30)[1]
+        steps += agent.steps
+        after = [coefficients.tobytes() for coefficients in ledger(run).coefficients] if run.trajectory.exists() else []
+        assert after[: len(before)] == before
+        assert max(steps, default=0) <= len(after)
         before = after
-        assert max(steps, default=0) <= recorded_steps(run)
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        output = process.stdout.read()
-    assert finish(run, TrainerMessage.model_validate_json(output.split(b"\n")[-2])).result is not None
-    assert contents(run) == contents(alone)
-    steps += reported_steps(output)
-    assert steps == sorted(set(steps))
+    if run.result() is None:
+        agent = Agent(run, launcher)
+        assert agent.end() is None
+        steps += agent.steps
+    assert hashes(run) == hashes(whole)
+    assert steps == sorted(set(steps))  # no recorded step was computed again

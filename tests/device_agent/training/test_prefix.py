@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from device_agent.training.prefix import STRIDE, PrefixCache, Upcoming
+from device_agent.training.prefix import STRIDE, PrefixCache, UpcomingTexts
 
 WIDTH = 3
 STATE_BYTES = 4 * WIDTH  # of one token
@@ -31,7 +31,7 @@ LONG = 4  # the only one whose state is computed at two strides
 
 def ask(cache, indices, length=3, rows=2, upcoming=(), reserved=0):
     texts = [TEXTS[index] for index in indices]
-    return cache.hidden(texts, (rows, length), Upcoming(TEXTS[index] for index in upcoming), reserved)
+    return cache.hidden(texts, (rows, length), UpcomingTexts(TEXTS[index] for index in upcoming), reserved)
 
 
 def expected(indices, length=3, rows=2):

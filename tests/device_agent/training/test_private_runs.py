@@ -1,25 +1,34 @@
-"""A private run, on the real program by both engines: what it does in each step, and what nobody is told of it."""
+"""A private run: what it does in each step, and what of it never leaves the device."""
 
 import json
 
 import numpy as np
 import pytest
 
-from device_agent.engines.child_process import NativeEngine
+from device_agent.errors import Stopped
+from device_agent.executors.program import PrivateStepInput
 from device_agent.jobs.leased_job import Outcome
-from device_agent.runtimes import PrivateStepInput, open_runtime
 from device_agent.training.dp_sampling import check_sample_size, draw
-from device_agent.training.journal import RunDirectory
-from device_agent.training.trainer import Stopped, Trainer
 from shared.canonical import file_sha256
 from shared.errors import InvalidDataset
 from shared.privacy import MOST_SAMPLE, UNITS, ExamplePrivacy, coefficients_of
 from shared.zo.encoding import pack_step
 from shared.zo.lora import load_adapter
 from shared.zo.noise import query_seeds
-from shared.zo.trajectory import parse_trajectory
 from shared.zo.trajectory_reader import read_ledger
 from tests.device_agent.conftest import copy_run
+from tests.device_agent.training.runs import (
+    AfterCalls,
+    begun,
+    hashes,
+    last_b,
+    ledger,
+    opened,
+    recorded_steps,
+    train,
+    train_in_process,
+    train_until,
+)
 
 PRIVACY = ExamplePrivacy(clip=0.05, noise_multiplier=0.5, sampling_rate=0.35)
 SETTINGS = {"steps": 12, "lr": 0.02, "seed": 5, "evaluation_interval": 4}
@@ -30,38 +39,24 @@ def plan(clipped, dataset):
     return clipped.plan(dataset, **SETTINGS).model_copy(update={"privacy": PRIVACY})
 
 
-def train(run, plan, program, stop=lambda: False):
-    reports = []
-    if not run.path.exists():
-        run.begin(plan)
-    runtime = open_runtime(plan.manifest, plan.program, plan.weights)
-    try:
-        splits = program.splits(plan.dataset, plan.training)
-        return Trainer(run, plan, splits, runtime, reports.append, stop).train(), reports
-    finally:
-        runtime.close()
+@pytest.fixture
+def drawn(run, plan):
+    """A run whose draws are there already."""
+    begun(run.path, plan).dp_samples(plan, 13)
+    return run
 
 
-def ledger(run):
-    return parse_trajectory(run.ledger.read_bytes())[0]
-
-
-def begun(run, plan, examples=13):
-    """A run whose draws are there already, and the draws."""
-    run.begin(plan)
-    return run.dp_samples(plan, examples)
-
-
-def test_each_step_is_the_mechanism_on_its_own_sample(run, plan, clipped):
+def test_each_step_is_the_mechanism_on_its_own_sample(drawn, plan, clipped):
     """The same by hand: each example alone adds what it adds, then the noise; and the coefficients follow from that."""
-    dp_samples, recipe = begun(run, plan), plan.manifest.recipe
+    run, recipe, reports = drawn, plan.manifest.recipe, []
+    dp_samples = run.dp_samples(plan, 13)
     assert dp_samples.counts.max() > recipe.effective_batch  # samples that take several calls are among them
-    result, reports = train(run, plan, clipped)
+    result = train_in_process(run, plan, clipped, report=reports.append)
     assert all(progress.loss is None and progress.accuracy is None for progress in reports)
     assert not run.dp_samples_file.exists()
     examples = clipped.splits(plan.dataset, plan.training).train
     assert len(examples) == 13  # nothing is held out
-    runtime = open_runtime(plan.manifest, plan.program, plan.weights)
+    runtime = opened(plan)
     zeros, eps = np.zeros(recipe.queries, np.float32), plan.training.eps_for(recipe)
     for step in range(12):
         seeds, totals = query_seeds(5, step, recipe.queries), dp_samples.noise[step].copy()
@@ -74,56 +69,44 @@ def test_each_step_is_the_mechanism_on_its_own_sample(run, plan, clipped):
         expected = coefficients_of(totals, PRIVACY.clip, 0.02, eps, recipe.effective_batch)
         np.testing.assert_allclose(ledger(run).coefficients[step], expected, rtol=1e-6)
         runtime.replay(seeds, ledger(run).coefficients[step], eps)
-    last = load_adapter(run.last.read_bytes(), plan.manifest.size)
-    np.testing.assert_array_equal(last, runtime.adapter())
+    np.testing.assert_array_equal(last_b(run, clipped), runtime.adapter())
     runtime.close()
     assert file_sha256(run.best) == file_sha256(run.last)
     assert result.best_step == 12
 
 
-def test_the_runner_makes_the_trainers_ledger_of_one_drawing(plan, clipped, tmp_path, runner_directory):
-    first = RunDirectory(tmp_path / "first")
-    # So many steps that whoever stops it in the middle comes in time.
-    plan = plan.model_copy(update={"training": plan.training.model_copy(update={"steps": 300})})
-    begun(first, plan)
-    second = copy_run(first, tmp_path / "second")
-    train(first, plan, clipped)
-    engine, reports = NativeEngine(runner_directory), []
-    # Stopped in the middle, it goes on by the same draws.
-    message = engine.train(second, reports.append, lambda: bool(reports) and reports[-1].step >= 5)
-    assert message.stopped
-    assert second.dp_samples_file.exists()
-    message = engine.train(second, reports.append, lambda: False)
-    assert message.result.train_examples is None
+def test_a_run_that_stops_resumes_with_the_same_draws(drawn, plan, clipped, tmp_path, launcher):
+    """By the native runner, with the bytes that the Python runtime makes of the same draws."""
+    twin, reports = copy_run(drawn, tmp_path / "twin"), []
+    train_in_process(twin, plan, clipped)
+    train_until(drawn, launcher, 5)
+    assert drawn.dp_samples_file.exists()
+    assert train(drawn, launcher, reports.append).train_examples is None
     assert all(progress.loss is None and progress.accuracy is None for progress in reports)
-    for file in ("trajectory.bin", "best.safetensors", "last.safetensors"):
-        assert file_sha256(first.path / file) == file_sha256(second.path / file)
-    assert not second.dp_samples_file.exists()
-    assert not second.native_plan.exists()
+    assert hashes(drawn) == hashes(twin)
+    assert not drawn.dp_samples_file.exists()
 
 
-def test_a_step_that_a_kill_undid_is_made_again_as_it_was(run, plan, clipped, tmp_path):
-    begun(run, plan)
-    twin = copy_run(run, tmp_path / "twin")
-    train(twin, plan, clipped)
-    for allowed in range(4, 60, 3):
-        calls = iter(range(allowed))
+def test_a_step_that_a_kill_undid_is_made_again_as_it_was(drawn, plan, clipped, tmp_path):
+    twin = copy_run(drawn, tmp_path / "twin")
+    train_in_process(twin, plan, clipped)
+    for calls in range(4, 60, 3):
         try:
-            train(run, plan, clipped, stop=lambda calls=calls: next(calls, None) is None)
+            train_in_process(drawn, plan, clipped, AfterCalls(calls))
             break
         except Stopped:
-            if run.ledger.exists() and ledger(run).steps == 7:
-                run.ledger.write_bytes(run.ledger.read_bytes()[:-5])  # the last step was not written down whole
-    assert file_sha256(run.last) == file_sha256(twin.last)
+            if recorded_steps(drawn) == 7:
+                drawn.trajectory.write_bytes(drawn.trajectory.read_bytes()[:-5])
+    assert hashes(drawn) == hashes(twin)
 
 
-def test_data_that_changes_ends_no_run(run, plan, clipped, dataset):
-    first = begun(run, plan)
+def test_data_that_changes_ends_no_run(drawn, plan, clipped, dataset):
+    run, first = drawn, drawn.dp_samples(plan, 13)
     with (dataset / "train.jsonl").open("a") as file:
         file.write(json.dumps({"text": "warm film", "label": "positive"}) + "\n")
     again = run.dp_samples(plan, 14)
     assert not np.array_equal(first.noise, again.noise)
-    train(run, plan, clipped)
+    train_in_process(run, plan, clipped)
     assert ledger(run).steps == 12
 
 
@@ -151,7 +134,7 @@ def test_too_many_examples_for_one_step_are_refused_by_the_number_of_records():
 
 def test_a_step_may_see_nobody(run, plan, clipped):
     rare = plan.model_copy(update={"privacy": ExamplePrivacy(clip=0.05, noise_multiplier=0.5, sampling_rate=1e-9)})
-    train(run, rare, clipped)
+    train_in_process(run, rare, clipped)
     assert ledger(run).steps == 12
     assert all(np.abs(coefficients).max() > 0 for coefficients in ledger(run).coefficients)  # it is noise alone
 

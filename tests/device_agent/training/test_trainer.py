@@ -5,66 +5,39 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from device_agent.errors import Diverged
-from device_agent.runtimes import open_runtime
+from device_agent.errors import Diverged, Stopped
 from device_agent.training import prefix
 from device_agent.training.data import BatchSampler
 from device_agent.training.evaluation import measure
-from device_agent.training.gradient_trainer import trainer_of
-from device_agent.training.journal import RunDirectory
 from device_agent.training.prefix import STRIDE
-from device_agent.training.trainer import Stopped
-from shared.canonical import file_sha256
+from device_agent.training.run_directory import RunDirectory
 from shared.recipe import DEFAULT_EPS
 from shared.zo.encoding import pack_step
 from shared.zo.lora import load_adapter
 from shared.zo.noise import query_seeds
-from shared.zo.trajectory import parse_trajectory
+from tests.device_agent.training.runs import (
+    AfterCalls,
+    hashes,
+    last_b,
+    ledger,
+    opened,
+    recorded_steps,
+    train_in_process,
+    trained_steps,
+)
 
 PREFIXED = ("stored", "directional")
 SETTINGS = {"steps": 9, "lr": 0.5, "schedule": "cosine", "warmup_steps": 2, "seed": 11, "evaluation_interval": 4}
 
 
-def train(run, plan, program, stop=lambda: False, runtime=None):
-    """Trains a run in this process; returns its result and every progress that it told."""
-    if not run.path.exists():
-        run.begin(plan)
-    reports = []
-    opened = runtime or open_runtime(plan.manifest, plan.program, plan.weights)
-    try:
-        splits = program.splits(plan.dataset, plan.training)
-        return trainer_of(plan.manifest)(run, plan, splits, opened, reports.append, stop).train(), reports
-    finally:
-        opened.close()
-
-
-def ledger(run):
-    return parse_trajectory((run.path / "trajectory.bin").read_bytes())[0]
-
-
-def read(path, program):
-    return load_adapter(path.read_bytes(), program.manifest.size)
-
-
-class AfterCalls:
-    """A stop that comes at the n-th time it is asked."""
-
-    def __init__(self, calls):
-        self.calls = calls
-
-    def __call__(self):
-        self.calls -= 1
-        return self.calls < 0
-
-
 def test_a_run_is_algorithm_1(run, program, dataset):
     """The same steps by hand, on a second runtime, end at the same B."""
     plan = program.plan(dataset, **SETTINGS)
-    result, _ = train(run, plan, program)
+    result = train_in_process(run, plan, program)
     train_split = program.splits(dataset, plan.training).train
     recipe, answers = plan.manifest.recipe, tuple(example.correct for example in train_split)
     order, eps = BatchSampler(11, answers, recipe.effective_batch), DEFAULT_EPS["fp32"]
-    runtime = open_runtime(plan.manifest, plan.program, plan.weights)
+    runtime = opened(plan)
     # A run computes the frozen layers at each example's own length, and kernels may sum longer rows in another order.
     # A loss of about 6 then differs by a few units in the last place, and a coefficient, which is the difference of two
     # losses times lr / (2 eps q), by 1e-4 at most. B moves by +-1 times each of the q coefficients of a step.
@@ -79,7 +52,7 @@ def test_a_run_is_algorithm_1(run, program, dataset):
             expected = slopes * plan.training.lr_at(step) / recipe.queries
             np.testing.assert_allclose(coefficients, expected, rtol=1e-4, atol=1e-9)
         np.testing.assert_allclose(ledger(run).coefficients[step], coefficients, rtol=0, atol=bound)
-    np.testing.assert_allclose(read(run.last, program), runtime.adapter(), rtol=0, atol=9 * recipe.queries * bound)
+    np.testing.assert_allclose(last_b(run, program), runtime.adapter(), rtol=0, atol=9 * recipe.queries * bound)
     runtime.close()
     assert result.steps == 9
     assert result.train_examples == 13
@@ -87,7 +60,8 @@ def test_a_run_is_algorithm_1(run, program, dataset):
 
 
 def test_evaluations_come_at_the_interval_and_at_both_ends(run, rademacher, dataset):
-    result, reports = train(run, rademacher.plan(dataset, **SETTINGS), rademacher)
+    reports = []
+    result = train_in_process(run, rademacher.plan(dataset, **SETTINGS), rademacher, report=reports.append)
     evaluations = [(item.split, item.step, item.adapter, item.total) for item in result.evaluations]
     assert evaluations == [
         ("test", 0, "current", 7),
@@ -100,7 +74,7 @@ def test_evaluations_come_at_the_interval_and_at_both_ends(run, rademacher, data
     assert result.zero_shot_accuracy == result.evaluations[0].accuracy
     assert result.tuned_accuracy == result.evaluations[-1].accuracy
     assert result.accuracy_split == "test"
-    assert [item.step for item in reports if item.phase == "training"] == list(range(1, 10))
+    assert trained_steps(reports) == list(range(1, 10))
     last = reports[-1]
     assert (last.step, last.steps, last.accuracy) == (9, 9, result.evaluations[-2].accuracy)
 
@@ -108,12 +82,12 @@ def test_evaluations_come_at_the_interval_and_at_both_ends(run, rademacher, data
 def test_the_best_validation_is_kept_and_is_what_was_measured(run, rademacher, dataset):
     program = rademacher
     plan = program.plan(dataset, **SETTINGS)
-    result, _ = train(run, plan, program)
+    result = train_in_process(run, plan, program)
     validations = [item for item in result.evaluations if item.split == "validation"]
     best = min(validations, key=lambda item: (-item.accuracy, item.loss, item.step))
     assert result.best_step == best.step
-    runtime = open_runtime(plan.manifest, plan.program, plan.weights)
-    runtime.load(read(run.best, program))
+    runtime = opened(plan)
+    runtime.load(load_adapter(run.best.read_bytes(), program.manifest.size))
     splits = program.splits(dataset, plan.training)
     validation = measure(runtime, splits.validation, plan.manifest.recipe, dynamic=True)
     assert (validation.correct, validation.loss) == (best.correct, best.loss)
@@ -124,7 +98,7 @@ def test_the_best_validation_is_kept_and_is_what_was_measured(run, rademacher, d
 
 def test_without_a_test_split_validation_stands_in(run, rademacher, dataset):
     (dataset / "test.jsonl").unlink()
-    result, _ = train(run, rademacher.plan(dataset, steps=2), rademacher)
+    result = train_in_process(run, rademacher.plan(dataset, steps=2), rademacher)
     assert {item.split for item in result.evaluations} == {"validation"}
     assert result.zero_shot_accuracy == result.evaluations[0].accuracy
     assert result.tuned_accuracy == max(item.accuracy for item in result.evaluations)
@@ -135,17 +109,17 @@ def test_without_a_test_split_validation_stands_in(run, rademacher, dataset):
 def test_stopped_at_every_call_it_goes_on_to_the_same_end(request, run, name, dataset, tmp_path):
     program = request.getfixturevalue(name)
     plan = program.plan(dataset, **SETTINGS)
-    whole, _ = train(run, plan, program)
+    whole = train_in_process(run, plan, program)
     pieces = RunDirectory(tmp_path / "pieces")
     steps, starts, stuck, done = [], 0, 0, -1
     while True:
         # A resume spends one call on each step that it replays: one call more than those makes one move. What needs
         # several calls in one piece, as the states of a prefix do, gets one more each time that the run gets nowhere.
-        before, done = done, ledger(pieces).steps if (pieces.path / "trajectory.bin").exists() else 0
+        before, done = done, recorded_steps(pieces)
         stuck = stuck + 1 if done == before else 0
         starts += 1
         try:
-            result, _ = train(pieces, plan, program, AfterCalls(done + 1 + stuck))
+            result = train_in_process(pieces, plan, program, AfterCalls(done + 1 + stuck))
             break
         except Stopped:
             steps.extend(range(done, ledger(pieces).steps))
@@ -154,8 +128,7 @@ def test_stopped_at_every_call_it_goes_on_to_the_same_end(request, run, name, da
     assert sorted(steps) == list(range(9))
     assert ledger(pieces).evaluations == list(whole.evaluations)
     assert result.best_step == whole.best_step
-    for name in ("best.safetensors", "last.safetensors"):
-        assert file_sha256(pieces.path / name) == file_sha256(run.path / name)
+    assert hashes(pieces) == hashes(run)
 
 
 class Counting:
@@ -177,8 +150,8 @@ class Counting:
 def test_each_text_passes_the_frozen_layers_once(run, stored, dataset):
     """In full calls of E texts, whatever the splits' batches are; no call runs the whole network."""
     plan = stored.plan(dataset, **SETTINGS)
-    runtime = Counting(open_runtime(plan.manifest, plan.program, plan.weights))
-    train(run, plan, stored, runtime=runtime)
+    runtime = Counting(opened(plan))
+    train_in_process(run, plan, stored, runtime=runtime)
     splits, rows = stored.splits(dataset, plan.training), plan.manifest.recipe.effective_batch
     calls, seen = 0, set()
     for texts in (
@@ -196,14 +169,13 @@ def test_each_text_passes_the_frozen_layers_once(run, stored, dataset):
 @pytest.mark.parametrize("room", [0, 5000])
 def test_without_room_for_every_prefix_the_run_is_the_same(run, stored, dataset, tmp_path, monkeypatch, room):
     plan = stored.plan(dataset, **SETTINGS)
-    train(run, plan, stored)
-    monkeypatch.setattr(prefix, "MOST_BYTES", room)
+    train_in_process(run, plan, stored)
+    monkeypatch.setattr(prefix, "MAX_BYTES", room)
     small = RunDirectory(tmp_path / "small")
-    runtime = Counting(open_runtime(plan.manifest, plan.program, plan.weights))
-    train(small, plan, stored, runtime=runtime)
+    runtime = Counting(opened(plan))
+    train_in_process(small, plan, stored, runtime=runtime)
     assert runtime.calls["prefix"] > 8
-    assert (small.path / "trajectory.bin").read_bytes() == (run.path / "trajectory.bin").read_bytes()
-    assert small.best.read_bytes() == run.best.read_bytes()
+    assert hashes(small) == hashes(run)
 
 
 class Failing:
@@ -226,9 +198,9 @@ class Failing:
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_divergence_is_an_error_and_never_enters_the_ledger(run, rademacher, dataset, value):
     plan = rademacher.plan(dataset, **SETTINGS)
-    runtime = Failing(open_runtime(plan.manifest, plan.program, plan.weights), 3, value)
+    runtime = Failing(opened(plan), 3, value)
     with pytest.raises(Diverged, match=r"training diverged at step 3.*lower lr"):
-        train(run, plan, rademacher, runtime=runtime)
+        train_in_process(run, plan, rademacher, runtime=runtime)
     assert ledger(run).steps == 3
     assert run.result() is None
 
@@ -236,10 +208,10 @@ def test_divergence_is_an_error_and_never_enters_the_ledger(run, rademacher, dat
 def test_seconds_add_up_over_processes(run, rademacher, dataset):
     plan = rademacher.plan(dataset, **SETTINGS)
     with pytest.raises(Stopped):
-        train(run, plan, rademacher, AfterCalls(6))
+        train_in_process(run, plan, rademacher, AfterCalls(6))
     first = run.figures()
     assert first.seconds >= first.train_seconds > 0
-    result, _ = train(run, plan, rademacher)
+    result = train_in_process(run, plan, rademacher)
     assert result.train_seconds > first.train_seconds
     assert result.seconds > first.seconds
     assert result.peak_rss_bytes >= first.peak_rss_bytes

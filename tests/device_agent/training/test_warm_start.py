@@ -23,7 +23,7 @@ def test_a_job_goes_on_from_the_version_that_it_names(daemon, server, rademacher
     server.add_job(rademacher, start=start, **TRAINING)
     assert daemon.run(once=True).outcome is Outcome.COMPLETED
     run = home.run("job-1")
-    trajectory, _ = parse_trajectory(run.ledger.read_bytes())
+    trajectory, _ = parse_trajectory(run.trajectory.read_bytes())
     assert trajectory.header.start_sha256 == start[0].manifest.sha256
     last = load_adapter(run.last.read_bytes(), rademacher.manifest.size)
     np.testing.assert_array_equal(last, trajectory.replay(random_b(rademacher.manifest)))

@@ -2,15 +2,14 @@
 
 import json
 import threading
-from dataclasses import replace
 
 import pytest
 from typer.testing import CliRunner
 
 from device_agent.protocol.client import DeviceClient
-from device_agent.protocol.enrollment import EnrollmentRefused, request_enrollment
+from device_agent.protocol.enrollment import request_enrollment
 from mobizo.cli import app as cli
-from shared.errors import MobizoError
+from shared.errors import Forbidden, MobizoError
 from shared.signing import fingerprint, new_private_key, public_text
 from shared.transport import Transport
 
@@ -41,10 +40,8 @@ class JoiningDevice(threading.Thread):
 
 
 @pytest.fixture
-def joining(fleet, standing):
-    state = standing[0].state.mobizo
-    settings = state.settings.model_copy(update={"device_request_interval_seconds": 1})
-    standing[0].state.mobizo = replace(state, settings=settings)
+def joining(fleet, monkeypatch):
+    monkeypatch.setattr("server.identity.devices.authorization.POLL_INTERVAL_SECONDS", 1)
     device = JoiningDevice(fleet.url)
     device.start()
     return device
@@ -80,7 +77,7 @@ def test_an_unconfirmed_device_keeps_waiting_until_it_is_denied(joining, call):
     result = call("reject", joining.code(), "--json")
     assert json.loads(result.stdout)["state"] == "denied"
     joining.join(30)
-    assert isinstance(joining.result, EnrollmentRefused)
+    assert isinstance(joining.result, Forbidden)
     second_result = call("approve", joining.code(), "--yes")
     assert second_result.exit_code == 1
     assert "refused before" in second_result.stderr

@@ -4,7 +4,6 @@ import json
 import stat
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 import pytest
 from typer.testing import CliRunner
@@ -72,10 +71,8 @@ def browser(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("decision", ["approve", "deny"])
-def test_a_terminal_logs_in_by_a_code(call, standing, fleet, operator, file, browser, decision):
-    state = standing[0].state.mobizo
-    settings = state.settings.model_copy(update={"device_request_interval_seconds": 1})
-    standing[0].state.mobizo = replace(state, settings=settings)
+def test_a_terminal_logs_in_by_a_code(call, monkeypatch, fleet, operator, file, browser, decision):
+    monkeypatch.setattr("server.identity.logins.service.POLL_INTERVAL_SECONDS", 1)
     with ThreadPoolExecutor() as pool:
         login = pool.submit(on_terminal, "login", "--scope", "jobs:read", input_lines=f"{fleet.url}\n")
         code = browser().partition("?user_code=")[2]

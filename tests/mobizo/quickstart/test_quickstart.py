@@ -14,13 +14,11 @@ import psutil
 import pytest
 from rich.console import Console
 
-from device_agent.runner.location import RUNNER_VARIABLE
 from mobizo.quickstart.data import check_data
 from mobizo.quickstart.run import Options, quickstart
 from shared.errors import BadRequest, InvalidDataset
 from tests import cached_compiler
 from tests.device_agent.conftest import WORDS, write_base
-from tests.device_agent.native import built_runner
 
 ROOT = Path(__file__).resolve().parents[3]
 COMMAND = [sys.executable, "-c", "from mobizo.cli import main; main()", "quickstart"]
@@ -124,8 +122,7 @@ def running_in(directory):
 def test_from_a_file_to_predictions_also_after_an_interruption(tmp_path, records):
     write_base(tmp_path / "tiny")
     home = tmp_path / "home"
-    environment = os.environ | cached_compiler.environment()
-    environment |= {RUNNER_VARIABLE: str(built_runner(tmp_path / "runner")), "PYTHONWARNINGS": "ignore"}
+    environment = os.environ | cached_compiler.environment() | {"PYTHONWARNINGS": "ignore"}
     command = [*COMMAND, "--base", str(tmp_path / "tiny"), "--data", str(records), "--home", str(home)]
     command += ["--minutes", "0", "--json"]
 
@@ -167,8 +164,7 @@ def test_from_a_file_to_predictions_also_after_an_interruption(tmp_path, records
 def test_texts_end_with_what_the_adapter_writes(tmp_path):
     write_base(tmp_path / "tiny")
     (tmp_path / "diary.txt").write_text("".join(f"the day {number} was bright and long\n" for number in range(40)))
-    environment = os.environ | cached_compiler.environment()
-    environment |= {RUNNER_VARIABLE: str(built_runner(tmp_path / "runner")), "PYTHONWARNINGS": "ignore"}
+    environment = os.environ | cached_compiler.environment() | {"PYTHONWARNINGS": "ignore"}
     paths = ["--base", str(tmp_path / "tiny"), "--data", str(tmp_path / "diary.txt"), "--home", str(tmp_path / "home")]
     command = [*COMMAND, *paths, "--minutes", "0", "--json"]
     result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)

@@ -8,7 +8,15 @@ from dp_accounting.pld import PLDAccountant
 from scipy.stats import norm
 
 from shared.errors import InvalidRequest
-from shared.federation.accounting import Spending, epsilon_of, noise_for, rounds_spending, run_spending
+from shared.federation.accounting import (
+    Spending,
+    epsilon_of,
+    fast_epsilon_of,
+    known_epsilon_of,
+    noise_for,
+    rounds_spending,
+    run_spending,
+)
 from shared.privacy import ExamplePrivacy, MemberPrivacy
 
 DELTA = 1e-5
@@ -65,3 +73,13 @@ def test_spendings_of_runs_and_rounds():
     assert rounds_spending(MemberPrivacy(clip=1, noise_multiplier=3), 7) == run(1.0, 3.0, 7)
     with pytest.raises(ValueError, match="not been computed yet"):
         run_spending(ExamplePrivacy(epsilon=1, sampling_rate=0.1), 20)
+
+
+def test_a_transaction_gets_the_exact_value_once_it_is_known():
+    spendings = [run(0.0213, 1.7, 97)]
+    bound = fast_epsilon_of(spendings, DELTA)
+    assert known_epsilon_of(spendings, DELTA) == bound
+    exact = epsilon_of(spendings, DELTA)
+    assert exact < bound
+    assert known_epsilon_of(spendings, DELTA) == exact
+    assert known_epsilon_of([], DELTA) == 0

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.federation.algorithms import DeviceHalf, algorithm_of
+from shared.federation.algorithms import DeviceAlgorithm, algorithm_of
 from shared.federation.cohort import AlgorithmSettings
-from shared.zo.proximal import pull
+from shared.zo.proximal import proximal_step
 
 
 def vectors(size=50, seed=0):
@@ -37,8 +37,8 @@ def test_pulling_is_gradient_descent_on_the_proximal_term():
     expected = flat.astype(np.float64)
     for lr in lrs:
         expected -= lr * mu * (expected - start)
-    factor = algorithm_of(AlgorithmSettings(name="fedprox", mu=mu)).device.pull_factor(lrs)
-    pulled = pull(flat, start, factor)
+    factor = algorithm_of(AlgorithmSettings(name="fedprox", mu=mu)).device.proximal_factor(lrs)
+    pulled = proximal_step(flat, start, factor)
     assert pulled.dtype == np.float32
     assert np.allclose(pulled, expected, rtol=0, atol=1e-6)
 
@@ -46,7 +46,7 @@ def test_pulling_is_gradient_descent_on_the_proximal_term():
 @given(st.integers(0, 2**32 - 1), st.floats(0, 10), st.lists(st.floats(0, 0.1), max_size=8))
 def test_a_pulled_b_lies_between_b_and_its_start(seed, mu, lrs):
     start, flat = vectors(seed=seed)
-    pulled = pull(flat, start, DeviceHalf(mu).pull_factor(lrs))
+    pulled = proximal_step(flat, start, DeviceAlgorithm(mu).proximal_factor(lrs))
     slack = 1e-6 * (np.abs(start) + np.abs(flat))
     assert (pulled >= np.minimum(start, flat) - slack).all()
     assert (pulled <= np.maximum(start, flat) + slack).all()
@@ -54,6 +54,6 @@ def test_a_pulled_b_lies_between_b_and_its_start(seed, mu, lrs):
 
 def test_a_full_pull_gives_the_start_and_more_is_rejected():
     start, flat = vectors()
-    assert pull(flat, start, DeviceHalf(2.0).pull_factor([0.5])).tobytes() == start.tobytes()
+    assert proximal_step(flat, start, DeviceAlgorithm(2.0).proximal_factor([0.5])).tobytes() == start.tobytes()
     with pytest.raises(ValueError, match=r"lr \* mu"):
-        DeviceHalf(2.0).pull_factor([0.1, 0.6])
+        DeviceAlgorithm(2.0).proximal_factor([0.1, 0.6])

@@ -8,7 +8,7 @@ from hypothesis.extra import numpy as arrays
 
 from shared.federation import robust
 from shared.federation.aggregation import Weighting, combine
-from shared.federation.algorithms import BufferedServerHalf
+from shared.federation.algorithms import BufferedServerAlgorithm
 from shared.federation.cohort import AggregatorSettings
 from shared.federation.sources import MemorySource
 from shared.federation.update import Update, euclidean_norm
@@ -112,7 +112,7 @@ def test_a_clipped_update_is_never_over_the_bound(scale, bound, seed):
 @pytest.mark.parametrize("name", ["mean", "median", "krum"])
 def test_stale_updates_are_scaled_down(name):
     values = np.ones((3, 4), np.float32)
-    weighting = Weighting(BufferedServerHalf(exponent=0.5))
+    weighting = Weighting(BufferedServerAlgorithm(exponent=0.5))
     result = combine(source(values, staleness=3), AggregatorSettings(name=name), weighting)
     assert np.array_equal(result.update, np.full(4, 0.5, np.float32))
 

@@ -58,7 +58,9 @@ def test_a_pull_follows_each_step_in_float32_operations():
         for seed, coefficient in zip(query_seeds(2**53 - 1, step, 3).tolist(), coefficients, strict=True):
             expected = np.subtract(expected, coefficient * rademacher(tuple(seed), size), dtype=np.float32)
         distance = np.subtract(expected, start_b, dtype=np.float32)
-        expected = np.add(start_b, np.multiply(run.pulls[step], distance, dtype=np.float32), dtype=np.float32)
+        expected = np.add(
+            start_b, np.multiply(run.proximal_factors[step], distance, dtype=np.float32), dtype=np.float32
+        )
     assert fast_replay(run, start_b).tobytes() == expected.tobytes()
 
 

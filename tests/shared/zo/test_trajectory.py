@@ -33,7 +33,7 @@ def test_each_step_of_a_run_with_pulls_records_its_factor(tmp_path):
     reopened.close()
     trajectory, _ = parse_trajectory((tmp_path / "t").read_bytes())
     assert np.array_equal(trajectory.coefficients, [[1, 2, 3], [4, 5, 6]])
-    assert trajectory.pulls == [0.75, 0.5]
+    assert trajectory.proximal_factors == [0.75, 0.5]
     with pytest.raises(Conflict, match="another run"):
         TrajectoryFile(tmp_path / "t", HEADER)
     plain = TrajectoryFile(tmp_path / "plain", HEADER)
@@ -67,7 +67,9 @@ def test_an_incomplete_last_frame_is_cut_and_the_run_resumes(tmp_path_factory, c
     path = tmp_path_factory.mktemp("torn") / "t"
     trajectory = record(path)
     data = path.read_bytes()
-    path.write_bytes(data[: max(len(data) - cut, 0)] + junk)
+    kept = data[: max(len(data) - cut, 0)]
+    # Other bytes in place of the magic or the header are no crash; the next test has them.
+    path.write_bytes(kept + junk if parse_trajectory(kept)[0] is not None else kept)
     file = TrajectoryFile(path, HEADER)
     done = file.trajectory.steps
     assert np.array_equal(file.trajectory.coefficients, trajectory.coefficients[:done])
@@ -76,6 +78,28 @@ def test_an_incomplete_last_frame_is_cut_and_the_run_resumes(tmp_path_factory, c
     file.close()
     restored, _ = parse_trajectory(path.read_bytes())
     assert np.array_equal(restored.coefficients, trajectory.coefficients)
+
+
+def test_a_ledger_with_a_damaged_beginning_is_refused_and_unchanged(tmp_path):
+    """Its steps would be lost if the file were cut; only an empty file and a part of the magic are a new run's."""
+    record(tmp_path / "t")
+    data = (tmp_path / "t").read_bytes()
+    header = len(MAGIC) + 20
+    for damaged in (
+        b"X" + data[1:],
+        b"MOBIZO-TRAJECTORY 2\n" + data[len(MAGIC) :],
+        data[:header] + bytes([data[header] ^ 1]) + data[header + 1 :],
+        b"\0" * len(MAGIC),
+    ):
+        (tmp_path / "t").write_bytes(damaged)
+        with pytest.raises(Conflict, match="move it away to restart the run"):
+            TrajectoryFile(tmp_path / "t", HEADER)
+        assert (tmp_path / "t").read_bytes() == damaged
+    for length in (0, 1, len(MAGIC), header):
+        (tmp_path / "t").write_bytes(data[:length])
+        file = TrajectoryFile(tmp_path / "t", HEADER)
+        assert file.trajectory.steps == 0
+        file.close()
 
 
 def test_the_file_of_another_run_is_unchanged(tmp_path):

@@ -12,7 +12,7 @@ from shared.errors import InvalidTrajectory
 from shared.job import Result
 from shared.training_settings import TrainingSettings
 from shared.trajectory_checks import check_result, check_run, ledger_limit
-from shared.zo.trajectory import MAGIC, Evaluation, Limits, TrajectoryFile, TrajectoryHeader, frame
+from shared.zo.trajectory import MAGIC, Evaluation, TrajectoryFile, TrajectoryHeader, frame
 from shared.zo.trajectory_reader import MOST_METADATA_FRAMES, read_ledger
 
 HEADER = TrajectoryHeader(job_id="j", job_seed=9, recipe_id="0" * 64, noise="rademacher", queries=2, size=100)
@@ -26,13 +26,12 @@ def step(number, values=(0.5, -0.25)):
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
-    """Returns a trajectory with steps, evaluations and limits, and the bytes that a device writes for it."""
+    """Returns a trajectory with steps and evaluations, and the bytes that a device writes for it."""
     path = tmp_path_factory.mktemp("ledger") / "t"
     file = TrajectoryFile(path, HEADER)
     for number in range(6):
         if number % 2 == 0:
             file.append_evaluation(Evaluation(step=number, split="validation", correct=1, total=2, loss=0.5))
-            file.append_limits(Limits(step=number, rest=float(number + 1)))
         file.append_step(np.array([number, -number], np.float32))
     file.append_evaluation(Evaluation(step=2, split="test", correct=1, total=2, loss=0.5, adapter="best"))
     file.close()
@@ -44,7 +43,7 @@ def test_a_written_ledger_is_read(written):
     trajectory = read_ledger(data)
     assert trajectory.header == expected.header
     assert np.array_equal(trajectory.coefficients, expected.coefficients)
-    assert (trajectory.evaluations, trajectory.limits) == (expected.evaluations, expected.limits)
+    assert trajectory.evaluations == expected.evaluations
     assert len(data) <= ledger_limit(TRAINING, 2)
     check_run(trajectory, HEADER, TRAINING)
 

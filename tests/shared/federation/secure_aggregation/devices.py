@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
+import weakref
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from device_agent.secure_aggregation.participant import InMemoryRoundState, SecureAggregationParticipant
+from device_agent.secure_aggregation.participant import SecureAggregationParticipant
 from shared.canonical import sha256_hex
 from shared.errors import LeftOutOfRound
+from shared.federation.secure_aggregation.device import DeviceRoundState
 from shared.federation.secure_aggregation.fixed_point import encode
 from shared.federation.secure_aggregation.memory import MemoryStore
 from shared.federation.secure_aggregation.messages import Phase
 from shared.federation.secure_aggregation.session import SecureAggregationSession
+from simulation.secure_aggregation import deliver
 from tests.shared.federation.secure_aggregation.test_settings import parameters
 
 CLOCK_START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -54,54 +60,42 @@ class Link:
     def fetch_view(self, known):
         return self.server.session.view(self.member, known)
 
-    def advertise(self, advertisement):
-        self.sent_messages[Phase.KEYS] = advertisement
-        public = self.identity.public_key().public_bytes_raw()
-        self.server.session.advertise(self.member, public, advertisement)
-        return self.fetch_view(Phase.KEYS)
-
-    def share(self, shares):
-        self.sent_messages[Phase.SHARES] = shares
-        self.server.session.share(self.member, shares)
-        return self.fetch_view(Phase.SHARES)
+    def send(self, message):
+        phase = deliver(self.server.session, self.member, self.identity, message)
+        self.sent_messages[phase] = message
+        return self.fetch_view(phase)
 
     def mask(self, vector):
         self.sent_messages[Phase.VECTORS] = vector
         self.server.session.submit_vector(self.member, sha256_hex(vector), vector)
         return self.fetch_view(Phase.VECTORS)
 
-    def consent(self, consent):
-        self.sent_messages[Phase.CONSENTS] = consent
-        self.server.session.consent(self.member, consent)
-        return self.fetch_view(Phase.CONSENTS)
-
-    def unmask(self, unmasking):
-        self.sent_messages[Phase.UNMASKING] = unmasking
-        self.server.session.unmask(self.member, unmasking)
-        return self.fetch_view(Phase.UNMASKING)
-
 
 class Device:
     """A member with its update and weight."""
 
-    def __init__(self, server, member, update, weight, trust=lambda members: None):
+    def __init__(self, server, member, update, weight, state_file):
         self.member, self.update, self.weight = member, update, weight
         self.identity = Ed25519PrivateKey.generate()
         self.link = Link(server, member, self.identity)
-        self.state_store, self.trust, self.server = InMemoryRoundState(), trust, server
+        self.state_file, self.server = state_file, server
         self.restart()
 
     def restart(self):
         """Replaces the participant by a new one that reads the stored state."""
         self.participant = SecureAggregationParticipant(
             self.link,
-            self.state_store,
+            self.state_file,
             self.server.parameters,
             self.member,
             self.identity,
-            self.trust,
+            lambda members: None,
             lambda: encode(self.update, self.weight, self.server.parameters),
         )
+
+    def stored_state(self):
+        """Returns the state on disk, or None."""
+        return DeviceRoundState.model_validate_json(self.state_file.read_bytes()) if self.state_file.exists() else None
 
 
 class Round:
@@ -113,10 +107,12 @@ class Round:
         names = [f"device-{index:03}" for index in range(count)]
         self.server = Server(round_parameters, names)
         self.devices = {}
+        directory = Path(tempfile.mkdtemp())
+        weakref.finalize(self, shutil.rmtree, directory)
         for name in names:
             update = (rng.standard_normal(round_parameters.size) * 0.4).astype(np.float32)
             weight = int(rng.integers(1, round_parameters.most_weight + 1))
-            self.devices[name] = Device(self.server, name, update, weight)
+            self.devices[name] = Device(self.server, name, update, weight, directory / f"{name}.json")
 
     def run_turn(self, absent=()):
         """Lets every device except the absent ones advance once. Excluded devices stay excluded."""

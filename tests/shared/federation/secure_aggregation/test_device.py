@@ -28,7 +28,7 @@ def until(masked, phase):
     while masked.server.phase is not phase:
         masked.run_turn()
         masked.server.tick()
-    return [member.state_store.read() for member in masked.devices.values()]
+    return [member.stored_state() for member in masked.devices.values()]
 
 
 def view(masked, number=0):

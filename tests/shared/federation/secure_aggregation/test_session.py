@@ -83,7 +83,7 @@ def test_a_device_without_its_state_drops_out_and_the_others_finish():
     masked.run_turn()
     masked.server.tick()
     device = masked.devices["device-004"]
-    device.state_store.remove()
+    device.state_file.unlink()
     device.restart()
     with pytest.raises(Untrusted, match="keys that this device advertised"):
         device.participant.advance()
@@ -96,7 +96,7 @@ def test_keys_may_be_replaced_until_the_roster_is_shown():
     first = masked.devices["device-000"]
     first.participant.advance()
     before = masked.server.store.row("device-000").advertisement
-    first.state_store.remove()
+    first.state_file.unlink()
     first.restart()
     first.participant.advance()
     assert masked.server.store.row("device-000").advertisement != before
@@ -112,7 +112,7 @@ def test_late_and_surplus_devices_are_excluded():
     with pytest.raises(LeftOutOfRound, match="maximum of 3 devices"):
         last.participant.advance()
     masked.server.pass_deadline()
-    stranger = Device(masked.server, "stranger", np.zeros(5, np.float32), 1)
+    stranger = Device(masked.server, "stranger", np.zeros(5, np.float32), 1, last.state_file.with_name("stranger"))
     with pytest.raises(LeftOutOfRound, match="without this device"):
         stranger.participant.advance()
 

@@ -1,0 +1,64 @@
+"""Trains a run in its directory: reads the data, starts an executor for the program, and runs the training loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tokenizers import Tokenizer
+
+from device_agent.durable import disk_full_as_does_not_fit
+from device_agent.executors.process import Launcher
+from device_agent.executors.program import TrainingProgram
+from device_agent.training.data import Splits, read_splits, text_format_of
+from device_agent.training.dp_sampling import check_sample_size
+from device_agent.training.gradient_trainer import trainer_of
+from device_agent.training.run_directory import RunDirectory
+from device_agent.training.run_plan import RunPlan
+from device_agent.training.trainer import no_rest
+from shared.job import Progress, Result
+from shared.stop_signal import never
+
+
+def train_run(
+    run: RunDirectory,
+    launcher: Launcher,
+    report: Callable[[Progress], None],
+    stop: Callable[[], bool] = never,
+    rest: Callable[[], float] = no_rest,
+    loaded: Callable[[], None] = lambda: None,
+) -> Result:
+    """Trains the run that `RunDirectory.begin` recorded, from where it is, to its result.
+
+    report, stop, rest: as of `Trainer`. loaded: called once data and program are loaded, before the first step.
+    Raises Stopped, InvalidDataset, InvalidTask, Diverged, DoesNotFit, and what `launcher` and its executors raise.
+    """
+    with run.lock(), disk_full_as_does_not_fit():
+        report(Progress(phase="loading"))
+        plan = run.plan()
+        splits = _splits(run, plan)
+        plan = plan.model_copy(update={"blank": splits.blank})
+        executor = launcher.launch(plan.manifest, plan.program, plan.weights, stop=stop)
+        try:
+            loaded()
+            program = TrainingProgram(plan.manifest, executor)
+            return trainer_of(plan.manifest)(run, plan, splits, program, report, stop, rest).train()
+        finally:
+            executor.close()
+
+
+def _splits(run: RunDirectory, plan: RunPlan) -> Splits:
+    """Returns the run's examples, and records which records were left out."""
+    splits = read_splits(
+        plan.dataset,
+        plan.task,
+        Tokenizer.from_file(str(plan.tokenizer)),
+        plan.manifest.recipe,
+        plan.training,
+        noise_key=plan.noise_key,
+        with_test=not plan.uploads_last,
+        text_format=text_format_of(plan.manifest),
+    )
+    run.record_unusable(splits.reasons)
+    if plan.privacy is not None:
+        check_sample_size(plan.privacy, splits.counts.records)
+    return splits

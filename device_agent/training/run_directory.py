@@ -1,0 +1,179 @@
+"""A run's directory, which survives kill -9 and power cuts.
+
+run.json            the plan: what the run trains
+trajectory.bin      the trajectory (shared.zo.trajectory), synced after every step
+figures.json        seconds and memory of the processes that worked on it so far
+best.safetensors    B at the best validation, in a cohort's round after the last step; the file that is uploaded
+last.safetensors    B after the last step, kept beside it
+start.safetensors   the initial B of a warm start
+draws.npz           samples and noise of a private run; secret, removed when the run has its result
+checkpoints/        B and the optimizer's state after some steps, if the program has a `state`
+unusable.log        which records of the data set do not fit the task, and why; it stays on the device
+charge.json         the charge in the privacy ledger that pays for a private run
+result.json         what is reported; once it exists, only the upload is missing
+lock                held while the run is trained
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from device_agent.durable import Document, locked, write_document, write_durably
+from device_agent.training.checkpoints import Checkpoints
+from device_agent.training.dp_sampling import DPSamples, load_or_draw
+from device_agent.training.run_plan import RunPlan
+from shared.entropy import Entropy
+from shared.errors import Unavailable
+from shared.job import Result
+from shared.zo.lora import F32, adapter_file
+from shared.zo.trajectory import TrajectoryFile
+
+KEPT_RUNS = 10  # directories; the newest
+
+
+class ResourceUsage(BaseModel):
+    """Time and memory used by all processes of a run; a kill loses what was not yet recorded."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    train_seconds: float = Field(0, ge=0, description="of steps, with all that the loop does around the program")
+    program_seconds: float = Field(0, ge=0, description="of these, inside the program")
+    seconds: float = Field(0, ge=0)
+    load_seconds: float = Field(
+        0, ge=0, description="of the latest executor: loading methods, with packing the weights"
+    )
+    peak_rss_bytes: int = Field(0, ge=0)
+
+    def plus(self, later: ResourceUsage) -> ResourceUsage:
+        """Returns the sum with the usage of a later process."""
+        return ResourceUsage(
+            train_seconds=self.train_seconds + later.train_seconds,
+            program_seconds=self.program_seconds + later.program_seconds,
+            seconds=self.seconds + later.seconds,
+            load_seconds=later.load_seconds,
+            peak_rss_bytes=max(self.peak_rss_bytes, later.peak_rss_bytes),
+        )
+
+
+class ExampleCounts(BaseModel):
+    """How many records a training split has, how many of them were cut to the recipe's sequence length, and how many
+    do not fit the task. The latter two have noise (`count_noise`). answer_tokens: how many answer tokens each measured
+    split has, where the task writes text.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    records: int = Field(ge=0)
+    truncated: int = Field(0, ge=0)
+    unusable: int = Field(0, ge=0)
+    answer_tokens: dict[str, int] | None = None
+
+
+class RunDirectory:
+    """The directory of one job's run."""
+
+    def __init__(self, path: Path) -> None:
+        """path: see the module's docstring for its files."""
+        self.path = path
+        self.best, self.last = path / "best.safetensors", path / "last.safetensors"
+        self.start, self.trajectory = path / "start.safetensors", path / "trajectory.bin"
+        self.dp_samples_file, self.charge = path / "draws.npz", path / "charge.json"
+        self.result_file = path / "result.json"
+        self.checkpoints = Checkpoints(path / "checkpoints")
+
+    def record_unusable(self, lines: Sequence[str]) -> None:
+        """Records which records were left out. No lines: none."""
+        path = self.path / "unusable.log"
+        if lines:
+            write_durably(path, "\n".join(lines).encode(errors="replace") + b"\n")
+        else:
+            path.unlink(missing_ok=True)
+
+    def unusable(self) -> str | None:
+        """Returns the summary of the records that were left out, or None if there are none."""
+        try:
+            with (self.path / "unusable.log").open(encoding="utf-8") as file:
+                return file.readline().strip()
+        except FileNotFoundError:
+            return None
+
+    def begin(self, plan: RunPlan) -> None:
+        """Creates the directory if necessary and writes the plan, whose paths may have changed since a kill."""
+        self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_document(self.path / "run.json", plan)
+
+    def plan(self) -> RunPlan:
+        """Returns the plan written by `begin`."""
+        return RunPlan.model_validate_json((self.path / "run.json").read_bytes())
+
+    def figures(self) -> ResourceUsage:
+        """Returns the recorded resource usage; zeros in a new run."""
+        return self._read("figures.json", ResourceUsage) or ResourceUsage()
+
+    def record_usage(self, figures: ResourceUsage) -> None:
+        """Records the resource usage so far."""
+        write_document(self.path / "figures.json", figures)
+
+    def result(self) -> Result | None:
+        """Returns the result if training is complete."""
+        return self._read(self.result_file.name, Result)
+
+    def finish(self, result: Result) -> None:
+        """Records the result, after both adapters were written, and deletes secret samples."""
+        write_document(self.result_file, result)
+        self.dp_samples_file.unlink(missing_ok=True)
+
+    def dp_samples(self, plan: RunPlan, examples: int, entropy: Entropy = os.urandom) -> DPSamples:
+        """Returns the samples and noise of a private run; equal at every call. entropy: for those not yet drawn.
+
+        Raises InvalidDataset, or ValueError for other runs.
+        """
+        if plan.privacy is None:
+            raise ValueError("a run without privacy has no secret samples")
+        scalars = plan.manifest.recipe.noised_scalars
+        return load_or_draw(self.dp_samples_file, plan.privacy, examples, plan.training.steps, scalars, entropy)
+
+    def open_trajectory(self, plan: RunPlan) -> TrajectoryFile:
+        """Opens or creates the trajectory. Raises Conflict if it belongs to another run."""
+        return TrajectoryFile(self.trajectory, plan.header)
+
+    def write_adapter(self, path: Path, flat: F32, plan: RunPlan, step: int) -> None:
+        """Writes B (D,) after `step` steps as an adapter file; equal runs write equal bytes."""
+        write_durably(path, run_adapter(flat, plan, step))
+
+    def lock(self) -> AbstractContextManager[object]:
+        """Holds the run's exclusive lock. Raises Unavailable if another process trains the run."""
+        held = Unavailable(f"another process trains the run in {self.path}; stop that process")
+        return locked(self.path / "lock", held)
+
+    def remove(self) -> None:
+        """Deletes the run."""
+        shutil.rmtree(self.path, ignore_errors=True)
+
+    def _read(self, name: str, model: type[Document]) -> Document | None:
+        try:
+            return model.model_validate_json((self.path / name).read_bytes())
+        except FileNotFoundError:
+            return None
+
+
+def run_adapter(flat: F32, plan: RunPlan, step: int) -> bytes:
+    """Returns B (D,) after `step` steps as the adapter file to upload."""
+    manifest = plan.manifest
+    return adapter_file(flat, job_id=plan.job_id, recipe_id=manifest.recipe_id, a_sha256=manifest.a_sha256, step=step)
+
+
+def prune_runs(runs: Path, keep: int = KEPT_RUNS) -> None:
+    """Deletes all but the newest `keep` run directories. A run that was charged and has no result is kept as well,
+    because another run of its job would be charged again.
+    """
+    directories = sorted((path for path in runs.iterdir() if path.is_dir()), key=lambda path: path.stat().st_mtime)
+    prunable = [run for run in map(RunDirectory, directories) if run.result_file.exists() or not run.charge.exists()]
+    for run in prunable[: max(len(prunable) - keep, 0)]:
+        run.remove()

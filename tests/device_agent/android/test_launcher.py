@@ -1,0 +1,460 @@
+"""Executors on a phone over a real adbd. A run whose link is cut ends with the bytes of an undisturbed run."""
+
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from device_agent.android.adb import (
+    Adb,
+    PhoneFull,
+    PhoneUnreachable,
+    PhoneUnsuitable,
+)
+from device_agent.errors import DoesNotFit, RuntimeFailed, Stopped
+from device_agent.executors.phone import PhoneLauncher
+from device_agent.executors.program import InferenceProgram
+from device_agent.executors.runner import RunnerLauncher
+from device_agent.training.run import train_run
+from device_agent.training.run_directory import RunDirectory
+from shared.zo.encoding import pack_step
+from shared.zo.noise import query_seeds
+from tests.device_agent.conftest import ROOT
+
+THERE = "/data/local/tmp/mobizo"
+STEPS = 12
+SECONDS = 20.0  # for processes on the phone to end
+LR, EPS = (np.array([value], np.float32) for value in (0.05, 0.01))
+
+
+class Run:
+    """A run on the program's first examples, recorded as coefficients. It launches again after each lost link."""
+
+    def __init__(self, program, examples, launch):
+        """launch: starts an executor."""
+        self._recipe, self._size, self._launch = program.manifest.recipe, program.manifest.size, launch
+        self._batch = pack_step(examples[: self._recipe.effective_batch], self._recipe)
+        self.coefficients, self.losses = [], []
+
+    def train(self, steps, before_step=lambda _executor, _step: None):
+        """Trains until `steps` steps are recorded. Returns B."""
+        while True:
+            try:
+                with closing(self._launch()) as executor:
+                    executor.call("load", [np.zeros(self._size, np.float32)])
+                    for step, coefficients in enumerate(self.coefficients):
+                        executor.call("replay", [self._seeds(step), coefficients])
+                    while len(self.coefficients) < steps:
+                        before_step(executor, len(self.coefficients))
+                        self.step(executor)
+                    return executor.call("adapter", [])[0]
+            except PhoneUnreachable as error:
+                self.losses.append(error.detail)
+                time.sleep(0.05)
+
+    def step(self, executor):
+        """Runs one step and records it."""
+        inputs = [*self._batch, self._seeds(len(self.coefficients)), LR, EPS]
+        self.coefficients.append(executor.call("step", inputs)[1])
+
+    def _seeds(self, step):
+        return query_seeds(5, step, self._recipe.queries)
+
+
+def launch_on(launcher, program, **options):
+    return launcher.launch(program.manifest, program.path("program"), program.path("weights"), **options)
+
+
+def launch_here(runner, program):
+    """Starts the same runner on this machine."""
+    return launch_on(RunnerLauncher(runner), program)
+
+
+def running(phone):
+    """Process ids of runners on the phone."""
+    return phone.run("pidof mobizo-runner").split()
+
+
+def wait_for(condition):
+    deadline = time.monotonic() + SECONDS
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert condition()
+
+
+@pytest.fixture(scope="session")
+def examples(rademacher, movies):
+    return rademacher.splits(movies, rademacher.plan(movies).training).train
+
+
+@pytest.fixture
+def run(rademacher, examples, launcher):
+    return Run(rademacher, examples, lambda: launch_on(launcher, rademacher))
+
+
+@pytest.fixture(scope="session")
+def expected(rademacher, examples, runner_directory):
+    """The run and its B on this machine, undisturbed."""
+    run = Run(rademacher, examples, lambda: launch_here(runner_directory, rademacher))
+    return run, run.train(STEPS)
+
+
+def check(run, b, expected):
+    here, here_b = expected
+    np.testing.assert_array_equal(run.coefficients, here.coefficients[: len(run.coefficients)])
+    np.testing.assert_array_equal(b, here_b)
+
+
+def test_a_run_on_a_phone_is_that_of_this_machine(run, expected, phone):
+    check(run, run.train(STEPS), expected)
+    assert not run.losses
+    wait_for(lambda: not running(phone))
+    assert set(phone.run(f"ls -A {THERE}").split()) == {"files", "runner", "incoming"}
+    assert not phone.run(f"ls -A {THERE}/incoming")
+
+
+def test_tensors_cross_the_link_unchanged(launcher, rademacher):
+    """Every byte value, and those that a terminal would change."""
+    words = np.arange(rademacher.manifest.size, dtype=np.uint32) * 0x01020304 & 0x7F7FFFFF
+    words[:4] = (0x0D0A0D0A, 0x0A0D0A0D, 0x03040D1A, 0x7E2E0A00)  # line ends, Ctrl-C, Ctrl-D, Ctrl-Z, ssh's escape
+    with closing(launch_on(launcher, rademacher)) as executor:
+        executor.call("load", [words.view(np.float32)])
+        assert executor.call("adapter", [])[0].tobytes() == words.tobytes()
+
+
+def test_a_refused_call_leaves_the_executor_usable(launcher, rademacher):
+    with closing(launch_on(launcher, rademacher, resident=True)) as executor:
+        with pytest.raises(RuntimeFailed):
+            executor.call("no_such_method", [])
+        assert not executor.call("adapter", [])[0].any()
+
+
+@pytest.mark.slow
+def test_the_inference_file_of_a_program(launcher, rademacher):
+    program = rademacher.path("inference")
+    executor = launcher.launch(rademacher.manifest, program, rademacher.path("weights"), resident=True)
+    with closing(executor):
+        logits = InferenceProgram(rademacher.manifest, executor).extend([1, 2, 3], 0, [2])
+    assert np.isfinite(logits).all()
+
+
+def test_usage_is_that_of_the_phones_process(launcher, rademacher, phone):
+    with closing(launch_on(launcher, rademacher)) as executor:
+        executor.call("adapter", [])
+        usage = executor.usage()
+        (pid,) = running(phone)
+        rss = int(phone.run(f"grep VmRSS /proc/{pid}/status").split()[1]) << 10
+    assert usage.rss_bytes == pytest.approx(rss, rel=0.2)
+    assert usage.peak_rss_bytes >= usage.rss_bytes
+    assert usage.load_seconds > 0
+
+
+@pytest.mark.slow
+def test_only_missing_files_are_pushed(adb, runner_directory, rademacher, phone):
+    phone.empty()
+    first, second = (PhoneLauncher(adb, runner_directory) for _ in range(2))
+    launch_on(first, rademacher).close()
+    files = [rademacher.manifest.file(role) for role in ("program", "weights")]
+    runner = sum(path.stat().st_size for path in runner_directory.rglob("*") if path.is_file())
+    assert first.phone.pushed_bytes == sum(file.size for file in files) + runner
+    assert all(phone.run(f"sha256sum {THERE}/files/{file.sha256}").split()[0] == file.sha256 for file in files)
+    launch_on(second, rademacher).close()
+    assert second.phone.pushed_bytes == 0
+
+
+def test_packed_weights_lie_beside_the_weights_and_are_used_again(run, rademacher, phone):
+    phone.empty()
+    directory, sha256 = phone.path(f"{THERE}/files"), rademacher.manifest.file("weights").sha256
+    packed = {f"{sha256}.packed", f"{sha256}.packed.index"}
+    run.train(1)
+    assert packed < {path.name for path in directory.iterdir()}
+    before = {name: (directory / name).stat().st_mtime_ns for name in packed}
+    run.train(2)
+    assert {name: (directory / name).stat().st_mtime_ns for name in packed} == before
+
+
+def pull_the_cable(phone):
+    phone.client("disconnect")
+
+
+def kill_adbd(phone):
+    phone.kill()
+
+
+def kill_the_adb_server(phone):
+    phone.client("kill-server")
+
+
+def kill_the_adb_client(_phone):
+    for process in psutil.Process().children():
+        if process.name() == "adb" and "shell" in process.cmdline():
+            process.kill()
+
+
+CUTS = (pull_the_cable, kill_adbd, kill_the_adb_server, kill_the_adb_client)
+
+
+@pytest.mark.parametrize(
+    "cut", [pytest.param(cut, marks=[pytest.mark.slow] * (cut is not pull_the_cable)) for cut in CUTS]
+)
+def test_a_lost_link_ends_the_runner_and_the_run_goes_on(run, expected, phone, cut):
+    def cut_once(_executor, step):
+        if step == 5 and not run.losses:
+            cut(phone)
+            wait_for(lambda: not running(phone))
+            if cut is kill_adbd:
+                phone.start()
+
+    check(run, run.train(STEPS, cut_once), expected)
+    assert run.losses == [f"{phone.serial}: the link broke; check its cable and `adb devices`"]
+
+
+@pytest.mark.slow
+def test_a_cable_that_is_lost_twenty_times_during_calls(run, rademacher, examples, runner_directory, phone):
+    """The cable is pulled at moments that the run does not choose."""
+    stepped = threading.Event()
+
+    def cut_often():
+        while len(run.losses) < 20:
+            stepped.wait(1)
+            stepped.clear()
+            time.sleep(0.001 * len(run.losses))
+            pull_the_cable(phone)
+
+    thread = threading.Thread(target=cut_often)
+    thread.start()
+    steps = 0
+    while len(run.losses) < 20:
+        steps += 20
+        run.train(steps, lambda _executor, _step: stepped.set())
+    thread.join()
+    b = run.train(steps)
+    wait_for(lambda: not running(phone))
+    here = Run(rademacher, examples, lambda: launch_here(runner_directory, rademacher))
+    np.testing.assert_array_equal(b, here.train(steps))
+    np.testing.assert_array_equal(run.coefficients, here.coefficients)
+
+
+ALONE = """
+import sys
+from pathlib import Path
+from device_agent.android.adb import Adb
+from device_agent.executors.phone import PhoneLauncher
+from shared.program import ProgramManifest
+serial, command, runner, manifest, program, weights = sys.argv[1:]
+launcher = PhoneLauncher(Adb(serial, Path(command)), Path(runner))
+executor = launcher.launch(ProgramManifest.model_validate_json(manifest), Path(program), Path(weights))
+print("launched", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_agent_leaves_no_runner_on_the_phone(rademacher, phone, runner_directory):
+    files = [rademacher.manifest.model_dump_json(), rademacher.path("program"), rademacher.path("weights")]
+    command = [sys.executable, "-c", ALONE, phone.serial, phone.adb, runner_directory, *files]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, text=True) as alone:
+        assert alone.stdout.readline() == "launched\n"
+        assert len(running(phone)) == 1
+        alone.kill()
+    wait_for(lambda: not running(phone))
+
+
+def test_another_phone_continues_the_run(rademacher, examples, runner_directory, expected, phone):
+    launcher = PhoneLauncher(Adb(None, phone.adb), runner_directory)
+
+    def swap(_executor, step):
+        if step == 5 and not run.losses:
+            phone.kill()
+            phone.client("disconnect")
+            phone.empty()  # the phones of these tests share their storage
+            phone.start(phone.port + 1)
+
+    run = Run(rademacher, examples, lambda: launch_on(launcher, rademacher))
+    check(run, run.train(STEPS, swap), expected)
+    assert launcher.phone.adb.device().endswith(str(phone.port + 1))
+
+
+FILES = ("trajectory.bin", "best.safetensors", "last.safetensors")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["rademacher", "gradient"])
+def test_the_training_loop_continues_from_its_directory(
+    request, name, movies, launcher, runner_directory, phone, tmp_path
+):
+    """By replay of the trajectory, or from a checkpoint of the exact gradient."""
+    program, cuts = request.getfixturevalue(name), []
+    plan = program.plan(movies, steps=24, evaluation_interval=8, seed=5, lr=1e-2)
+    here, there = RunDirectory(tmp_path / "here"), RunDirectory(tmp_path / "there")
+    for run in (here, there):
+        run.begin(plan)
+
+    def cut(progress):
+        if progress.phase == "training" and progress.step >= 13 and not cuts:
+            cuts.append(progress.step)
+            pull_the_cable(phone)
+
+    train_run(here, RunnerLauncher(runner_directory), lambda _progress: None)
+    with pytest.raises(PhoneUnreachable):
+        train_run(there, launcher, cut)
+    train_run(there, launcher, cut)
+    assert [(there.path / file).read_bytes() for file in FILES] == [(here.path / file).read_bytes() for file in FILES]
+
+
+@pytest.mark.slow
+def test_two_phones_and_no_serial(rademacher, runner_directory, phone):
+    launcher = PhoneLauncher(Adb(None, phone.adb), runner_directory)
+    launch_on(launcher, rademacher).close()
+    phone.start(phone.port + 1)
+    with closing(launch_on(launcher, rademacher)) as executor:  # the one that it has used
+        assert not executor.call("adapter", [])[0].any()
+    with pytest.raises(PhoneUnreachable, match="--adb SERIAL"):
+        launch_on(PhoneLauncher(Adb(None, phone.adb), runner_directory), rademacher)
+
+
+@pytest.mark.slow
+def test_no_phone(rademacher, runner_directory, phone):
+    phone.client("disconnect")
+    with pytest.raises(PhoneUnreachable, match="USB debugging"):
+        launch_on(PhoneLauncher(Adb(None, phone.adb), runner_directory), rademacher)
+
+
+def test_stop_ends_a_launch(launcher, rademacher):
+    with pytest.raises(Stopped):
+        launch_on(launcher, rademacher, stop=lambda: True)
+
+
+@pytest.mark.slow
+def test_stop_ends_a_call(launcher, rademacher, phone, run):
+    stopped = threading.Event()
+    executor = launch_on(launcher, rademacher, stop=stopped.is_set)
+    phone.run("kill -STOP $(pidof mobizo-runner)")
+    threading.Timer(0.3, stopped.set).start()
+    with pytest.raises(Stopped):
+        run.step(executor)
+    executor.close()
+    phone.run("kill -CONT $(pidof mobizo-runner)")
+    wait_for(lambda: not running(phone))
+
+
+def test_a_killed_runner_does_not_fit(launcher, rademacher, phone, run):
+    executor = launch_on(launcher, rademacher)
+    phone.run("kill -9 $(pidof mobizo-runner)")
+    with pytest.raises(DoesNotFit, match="probably out of memory; the run will resume"):
+        run.step(executor)
+    executor.close()
+
+
+def stand_in(directory, serve):
+    """A runner that starts, and whose `serve` is a shell script."""
+    directory.mkdir()
+    program = directory / "mobizo-runner"
+    program.write_text(f"#!/bin/sh\n[ $1 = version ] && exit 0\n{serve}\n")
+    return directory
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("script", "error", "words"),
+    [
+        ("kill -9 $$", DoesNotFit, "killed the runner, probably out of memory"),
+        ("kill -15 $$", PhoneUnreachable, "was ended"),
+        ("kill -6 $$", RuntimeFailed, "status 134"),
+        ("echo the last words >&2; exit 5", RuntimeFailed, "status 5: the last words"),
+        ("echo the last words >&2; exit 1", RuntimeFailed, "status 1: the last words"),
+        (r"printf '\0\1\0'; exit 3", RuntimeFailed, "status 3"),
+        (r"printf '\1\5\0\0\0wrong'", RuntimeFailed, "wrong"),
+        (r"printf '\2\4\0\0\0full'", DoesNotFit, "full"),
+    ],
+)
+def test_a_runner_that_fails(adb, rademacher, tmp_path, script, error, words):
+    with pytest.raises(error, match=words):
+        launch_on(PhoneLauncher(adb, stand_in(tmp_path / "runner", script)), rademacher)
+
+
+@pytest.fixture
+def bundle(runner_directory, tmp_path):
+    """The runner as a bundle (bundle.cmake), made of this machine's own libraries for a phone of its processor."""
+    bundle = tmp_path / "bundle"
+    shutil.copytree(runner_directory / "lib", bundle / "lib")
+    (bundle / "bin").mkdir()
+    shutil.copy(runner_directory / "mobizo-runner", bundle / "bin")
+    process = subprocess.run(["ldd", runner_directory / "mobizo-runner"], capture_output=True, text=True, check=True)
+    paths = [Path(path) for path in re.findall(r"(/\S+) \(", process.stdout)]
+    for path in paths:
+        if not (bundle / "lib" / path.name).exists():
+            shutil.copy(path, bundle / "lib")
+    loader = next(path.name for path in paths if path.name.startswith("ld-"))
+    source = ROOT / "device_agent/runner/launcher.cpp"
+    command = ["c++", "-static", f'-DMOBIZO_LOADER="{loader}"', source, "-o", bundle / "mobizo-runner"]
+    subprocess.run(command, check=True)
+    return bundle
+
+
+@pytest.mark.slow
+def test_a_bundle_trains_and_ends_with_the_link(adb, bundle, rademacher, examples, expected, phone):
+    launcher, pids = PhoneLauncher(adb, bundle), []
+
+    def cut(_executor, step):
+        if step == 3 and not pids:
+            pids.extend(running(phone))
+            pull_the_cable(phone)
+            wait_for(lambda: not running(phone))
+
+    run = Run(rademacher, examples, lambda: launch_on(launcher, rademacher))
+    check(run, run.train(STEPS, cut), expected)
+    assert len(pids) == 1
+
+
+@pytest.mark.slow
+def test_a_phone_that_runs_nothing_from_its_storage(launcher, rademacher, phone):
+    def refused():
+        with pytest.raises(PhoneUnsuitable, match=r"mounts /data/local/tmp with noexec.*phone.*ermission denied"):
+            launch_on(launcher, rademacher)
+
+    phone.empty()
+    phone.run("mount -o remount,noexec /data")
+    try:
+        refused()
+        assert launcher.phone.pushed_bytes == 0
+        phone.run("mount -o remount,exec /data")
+        launch_on(launcher, rademacher).close()
+        phone.run("mount -o remount,noexec /data")
+        refused()
+    finally:
+        phone.run("mount -o remount,exec /data")
+
+
+@pytest.mark.slow
+def test_a_runner_for_another_processor(adb, rademacher, tmp_path, runner_directory, phone):
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    runners = phone.run(f"ls {THERE}/runner")
+    program = bytearray((runner_directory / "mobizo-runner").read_bytes())
+    program[18:20] = b"\xf3\x00"  # e_machine: RISC-V
+    (foreign / "mobizo-runner").write_bytes(program)
+    with pytest.raises(
+        PhoneUnsuitable, match=r"does not start on this phone .*not executable.*install mobizo-runner-phone"
+    ):
+        launch_on(PhoneLauncher(adb, foreign), rademacher)
+    assert phone.run(f"ls {THERE}/runner") == runners
+
+
+@pytest.mark.slow
+def test_a_full_phone(launcher, rademacher, phone):
+    phone.empty()
+    phone.run("head -c 120000000 /dev/zero >/data/photos")
+    with pytest.raises(PhoneFull, match=r"the phone has \d+ MB free and \d+ MB are needed"):
+        launch_on(launcher, rademacher)
+    phone.run("rm /data/photos")
+    launch_on(launcher, rademacher).close()

@@ -1,0 +1,107 @@
+"""Data sets while jobs use them: versions that stay, and what the owner removes."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from device_agent.datasets.build import Addition, Mode, add
+from device_agent.datasets.formats import open_source
+from device_agent.datasets.store import AvailableDatasets, DatasetRemoved, DatasetStore
+from shared.errors import BadRequest, Unavailable
+
+HOLDER = """
+import sys
+from pathlib import Path
+from pathlib import Path
+from device_agent.datasets.store import DatasetStore
+with DatasetStore(Path(sys.argv[1])).hold("movies") as held:
+    print(held.directory, flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def put(tmp_path):
+    """Adds or replaces the data set `movies` with records whose text is `word`; returns the store."""
+
+    def put(word, mode=Mode.NEW):
+        path, store = tmp_path / "movies.csv", DatasetStore(tmp_path / "data")
+        path.write_text("text,label\n" + "".join(f"{word} {number},{number % 2}\n" for number in range(100)))
+        add(store, Addition(name="movies", sources=[open_source(path, None, ",", None)], mode=mode))
+        return store
+
+    return put
+
+
+def text(directory):
+    return "".join(path.read_text() for path in sorted(directory.glob("*.jsonl")))
+
+
+def versions(store):
+    return sorted((store.path / ".versions").iterdir())
+
+
+def test_a_job_keeps_its_version_of_a_data_set_that_is_replaced(put):
+    store = put("old")
+    with store.hold("movies") as held:
+        put("new", Mode.REPLACE)
+        held.check()
+        assert "old" in text(held.directory)
+        assert "new" not in text(held.directory)
+        with store.hold("movies") as following:
+            assert "new" in text(following.directory)
+        assert len(versions(store)) == 2
+    assert versions(store) == [store.directory("movies").resolve()]
+
+
+def test_a_job_notices_that_its_data_set_was_removed_and_the_records_go_when_it_ends(put):
+    store = put("old")
+    with store.hold("movies") as held:
+        with store.changing():
+            store.remove("movies")
+        assert "old" in text(held.directory)
+        with pytest.raises(DatasetRemoved, match="'movies' was removed from this device"):
+            held.check()
+    assert versions(store) == []
+    with pytest.raises(DatasetRemoved), store.hold("movies"):
+        pass
+    assert issubclass(DatasetRemoved, Unavailable)  # so that the job is released
+
+
+def test_a_process_that_dies_holds_nothing(put):
+    store = put("old")
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(store.path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        held = Path(process.stdout.readline().strip())
+        put("new", Mode.REPLACE)
+        assert held.is_dir()
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        store.remove_unreferenced()
+        assert not held.is_dir()
+
+
+def test_a_directory_of_the_owner_is_read_in_place(put, dataset):
+    available = AvailableDatasets(put("own"), {"reviews": dataset})
+    with available.hold("reviews") as held:
+        assert held.directory == dataset
+        (dataset / "train.jsonl").unlink()
+        with pytest.raises(DatasetRemoved):
+            held.check()
+    with available.hold("movies") as held:
+        assert "own" in text(held.directory)
+    with pytest.raises(DatasetRemoved), available.hold("unknown"):
+        pass
+
+
+def test_names_given_by_the_owner_win_over_the_homes(put, dataset):
+    store = put("own")
+    available = AvailableDatasets(store, {"movies": dataset, "z": dataset})
+    assert dict(available) == {"movies": dataset, "z": dataset}
+    assert dict(AvailableDatasets(store, {"z": dataset})) == {"movies": store.directory("movies"), "z": dataset}
+    with pytest.raises(BadRequest, match="lies in the agent's home"):
+        AvailableDatasets(store, {"c": store.directory("movies").resolve()})

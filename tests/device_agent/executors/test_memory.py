@@ -1,0 +1,26 @@
+"""Memory of executors over many calls."""
+
+from contextlib import closing
+
+from device_agent.executors.program import TrainingProgram
+from shared.zo.encoding import pack_score, pack_step
+from shared.zo.noise import query_seeds
+
+
+def test_alternating_steps_and_scores_gathers_no_memory(launcher, rademacher, dataset):
+    program, recipe = rademacher, rademacher.manifest.recipe
+    examples = program.splits(dataset, program.plan(dataset).training).train
+    step, score = pack_step(examples[: recipe.effective_batch], recipe), next(iter(pack_score(examples, recipe)))
+    files = program.path("program"), program.path("weights")
+    with closing(TrainingProgram(program.manifest, launcher.launch(program.manifest, *files))) as runtime:
+
+        def alternate(times):
+            for number in range(times):
+                runtime.score(score.inputs)
+                runtime.step(step, query_seeds(5, number, recipe.queries), 0.05, 0.01)
+
+        alternate(20)
+        before = runtime.usage().rss_bytes
+        alternate(150)
+        # Methods loaded and unloaded within one program would leave 60 KB each behind, 18 MB in all.
+        assert runtime.usage().rss_bytes - before < 4 << 20

@@ -1,0 +1,163 @@
+"""Weights that the native runner packed, kept for the next run: found again, and never used when they do not fit."""
+
+import fcntl
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from device_agent.executors.program import InferenceProgram
+from device_agent.executors.runner import RunnerLauncher
+from tests.device_agent.conftest import copy_run
+from tests.device_agent.training.runs import begun, hashes, train
+
+SETTINGS = {"steps": 12, "lr": 0.3, "seed": 3, "evaluation_interval": 6}
+
+
+@pytest.fixture
+def weights(rademacher, tmp_path):
+    """A copy of the weights file: packed weights are kept beside it."""
+    return shutil.copy2(rademacher.path("weights"), tmp_path / "weights.ptd")
+
+
+@pytest.fixture
+def launcher(runner_directory):
+    return RunnerLauncher(runner_directory)
+
+
+@pytest.fixture
+def begun_run(rademacher, weights, dataset, run):
+    return begun(run.path, rademacher.plan(dataset, **SETTINGS).model_copy(update={"weights": weights}))
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A disk with less space than runs need for their own files."""
+    path = tmp_path / "small"
+    path.mkdir()
+    mount = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=60m", "tmpfs", str(path)], check=False)
+    if mount.returncode != 0:
+        pytest.skip("only root can mount a disk")
+    yield path
+    subprocess.run(["umount", str(path)], check=True)
+
+
+@pytest.fixture
+def first(begun_run, launcher, tmp_path):
+    """Hashes of a run, which left packed weights."""
+    return trained(copy_run(begun_run, tmp_path / "first"), launcher)
+
+
+def files(weights):
+    """The packed weights and their index."""
+    packed = Path(f"{weights}.packed")
+    return packed, packed.with_name(f"{packed.name}.index")
+
+
+def file_states(weights):
+    return [(path.stat().st_ino, path.stat().st_mtime_ns, path.read_bytes()) for path in files(weights)]
+
+
+def trained(run, launcher):
+    train(run, launcher)
+    return hashes(run)
+
+
+def test_a_second_run_finds_what_the_first_one_packed(begun_run, launcher, weights, first):
+    before = file_states(weights)
+    assert trained(begun_run, launcher) == first
+    assert begun_run.figures().load_seconds > 0
+    assert file_states(weights) == before  # nothing was packed again
+
+
+def test_a_run_without_a_file_trains_the_same(begun_run, launcher, weights, first):
+    for path in files(weights):
+        path.unlink()
+    Path(f"{weights}.packed").mkdir()  # what cannot be opened as a file
+    assert trained(begun_run, launcher) == first
+
+
+def test_a_disk_that_is_nearly_full_is_left_as_it_is(begun_run, launcher, weights, first, small_disk):
+    copy = shutil.copy2(weights, small_disk / "weights.ptd")
+    begun_run.begin(begun_run.plan().model_copy(update={"weights": copy}))
+    assert trained(begun_run, launcher) == first
+    assert Path(f"{copy}.packed").stat().st_size == 0
+
+
+def test_what_is_damaged_is_replaced(begun_run, launcher, weights, first, tmp_path):
+    packed, index = files(weights)
+    good = file_states(weights)
+    for number, (path, damage) in enumerate(
+        [(packed, flip), (packed, cut), (index, flip), (index, cut), (index, foreign), (index, os.unlink)]
+    ):
+        damage(path)
+        run = copy_run(begun_run, tmp_path / f"damaged-{number}")
+        assert trained(run, launcher) == first
+        assert [content for _, _, content in file_states(weights)] == [content for _, _, content in good]
+
+
+def test_what_was_packed_of_another_weights_file_is_replaced(begun_run, launcher, weights, first):
+    """The time of its change says so: packed weights are found by their places in the file."""
+    before = file_states(weights)
+    os.utime(weights, ns=(0, 0))
+    assert trained(begun_run, launcher) == first
+    assert file_states(weights)[0][0] != before[0][0]
+
+
+def test_another_process_that_writes_is_left_alone(begun_run, launcher, weights, first, tmp_path):
+    with files(weights)[0].open("rb+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        before = file_states(weights)
+        assert trained(copy_run(begun_run, tmp_path / "reader"), launcher) == first
+        files(weights)[1].write_bytes(b"")
+        assert trained(begun_run, launcher) == first
+        assert [state[0] for state in file_states(weights)] == [state[0] for state in before]
+        assert files(weights)[1].read_bytes() == b""
+
+
+def test_inference_finds_what_was_packed_and_keeps_it_in_memory(rademacher, launcher, weights):
+    logits, states = [], []
+    for _ in range(2):
+        executor = launcher.launch(rademacher.manifest, rademacher.path("inference"), weights, resident=True)
+        inference = InferenceProgram(rademacher.manifest, executor)
+        (process,) = (each for each in psutil.Process().children() if str(weights) in each.cmdline())
+        logits.append(inference.extend([1, 2, 3], 0, [2]))
+        states.append(file_states(weights))
+        resident, size = mapped_pages(process.pid, Path(f"{weights}.packed"))
+        inference.close()
+    np.testing.assert_array_equal(*logits)
+    assert states[0] == states[1]  # nothing was packed again
+    assert resident == size > 0  # a token reads all of it, so none is released between two
+
+
+def mapped_pages(pid, path):
+    """Resident and mapped bytes of a file in a process."""
+    fields = dict.fromkeys(("Rss", "Size"), 0)
+    inside = False
+    for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
+        if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
+            inside = line.endswith(str(path))
+        elif inside and (name := line.partition(":")[0]) in fields:
+            fields[name] += int(line.split()[1]) << 10
+    return fields["Rss"], fields["Size"]
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 0x10
+    path.write_bytes(content)
+
+
+def foreign(index):
+    """Gives an index the identity of another runner or processor, which its second eight bytes are."""
+    content = index.read_bytes()
+    index.write_bytes(content[:8] + bytes(8) + content[16:])
+
+
+def cut(path):
+    os.truncate(path, path.stat().st_size // 2)

@@ -1,0 +1,139 @@
+"""Runs that tests train, what ends them early, and what they leave."""
+
+from device_agent.errors import DoesNotFit, Stopped
+from device_agent.executors.python import open_program
+from device_agent.training.data import read_splits
+from device_agent.training.gradient_trainer import trainer_of
+from device_agent.training.run import train_run
+from device_agent.training.run_directory import RunDirectory
+from shared.canonical import file_sha256
+from shared.stop_signal import never
+from shared.zo.lora import load_adapter
+from shared.zo.trajectory import parse_trajectory
+
+FILES = ("trajectory.bin", "best.safetensors", "last.safetensors")
+
+
+def hashes(run):
+    return [file_sha256(run.path / name) for name in FILES]
+
+
+def ledger(run):
+    return parse_trajectory(run.trajectory.read_bytes())[0]
+
+
+def recorded_steps(run):
+    """Returns the number of steps in a run's ledger, which another process may be writing; 0 without its header."""
+    trajectory = ledger(run) if run.trajectory.exists() else None
+    return 0 if trajectory is None else trajectory.steps
+
+
+def last_b(run, program):
+    return load_adapter(run.last.read_bytes(), program.manifest.size)
+
+
+def trained_steps(reports):
+    return [progress.step for progress in reports if progress.phase == "training"]
+
+
+def begun(path, plan):
+    """Returns the run of a plan in a new directory."""
+    run = RunDirectory(path)
+    run.begin(plan)
+    return run
+
+
+def ignore(_progress):
+    """A report to nobody."""
+
+
+def train(run, launcher, report=ignore):
+    """Trains a run that was begun, by an executor, to its result."""
+    return train_run(run, launcher, report)
+
+
+def train_until(run, launcher, step):
+    """Trains a run until it has reported a step."""
+    reports = []
+    try:
+        train_run(run, launcher, reports.append, lambda: max(trained_steps(reports), default=0) >= step)
+    except Stopped:
+        return
+    raise AssertionError(f"the run ended before step {step}")
+
+
+def train_and_tell(run, launcher, messages):
+    """Trains a run in a process of its own: sends each step, and the reason if the executor is lost."""
+
+    def report(progress):
+        if progress.phase == "training":
+            messages.send(progress.step)
+
+    try:
+        train_run(run, launcher, report)
+    except DoesNotFit as error:
+        messages.send(error.detail)
+
+
+def opened(plan, **options):
+    """Opens the program of a plan in this process."""
+    return open_program(plan.manifest, plan.program, plan.weights, **options)
+
+
+def splits_of(plan, program):
+    return read_splits(
+        plan.dataset,
+        plan.task,
+        program.tokenizer,
+        plan.manifest.recipe,
+        plan.training,
+        noise_key=plan.noise_key,
+        with_test=not plan.uploads_last,
+    )
+
+
+def train_in_process(run, plan, program, stop=never, report=ignore, runtime=None, **options):
+    """Trains a run by a program in this process, which is closed after unless the caller opened it."""
+    if not run.path.exists():
+        run.begin(plan)
+    used = runtime or opened(plan)
+    try:
+        splits = splits_of(plan, program)
+        return trainer_of(plan.manifest)(run, plan, splits, used, report, stop, **options).train()
+    finally:
+        if runtime is None:
+            used.close()
+
+
+class AfterCalls:
+    """A stop that comes at the n-th time it is asked."""
+
+    def __init__(self, calls):
+        self.calls = calls
+
+    def __call__(self):
+        self.calls -= 1
+        return self.calls < 0
+
+
+class Killed(BaseException):
+    """What ends a process in the middle of a call; nothing after it runs."""
+
+
+class DyingProgram:
+    """A program whose process dies at the n-th call."""
+
+    def __init__(self, program, calls):
+        self._program, self._calls = program, calls
+
+    def __getattr__(self, name):
+        if name == "usage":  # is asked by the clock
+            return self._program.usage
+
+        def call(*arguments):
+            self._calls -= 1
+            if self._calls < 0:
+                raise Killed
+            return getattr(self._program, name)(*arguments)
+
+        return call

@@ -1,0 +1,115 @@
+"""Runs with an optimizer resume from checkpoints, because no trajectory replays its state."""
+
+import shutil
+
+import numpy as np
+import pytest
+
+from device_agent.training.checkpoints import Checkpoints
+from shared.zo.trajectory import TrajectoryFile
+from tests.device_agent.conftest import copy_run
+from tests.device_agent.training.runs import begun, hashes, last_b, ledger, recorded_steps, train, train_until
+from tests.device_agent.warm_starts import begin_from, random_b
+
+SETTINGS = {"steps": 24, "lr": 0.02, "schedule": "cosine", "seed": 11, "evaluation_interval": 7, "max_norm": 1.0}
+SETTINGS |= {"weight_decay": 0.01}
+
+
+@pytest.fixture
+def unfinished(gradient, dataset, run):
+    """A run that no executor has touched."""
+    return begun(run.path, gradient.plan(dataset, **SETTINGS))
+
+
+@pytest.fixture
+def whole(unfinished, launcher, tmp_path):
+    """The same run, trained without a disturbance."""
+    run = copy_run(unfinished, tmp_path / "whole")
+    train(run, launcher)
+    return run
+
+
+def test_ended_after_the_last_step_it_ends_with_the_same_bytes(unfinished, launcher, whole):
+    """The ledger and the last checkpoint are complete; the results are not written."""
+    shutil.copytree(whole.path, unfinished.path, dirs_exist_ok=True)
+    for name in ("last.safetensors", "result.json"):
+        (unfinished.path / name).unlink()
+    train(unfinished, launcher)
+    assert hashes(unfinished) == hashes(whole)
+
+
+def test_a_damaged_checkpoint_is_not_used(unfinished, launcher, whole):
+    train_until(unfinished, launcher, 12)
+    assert unfinished.checkpoints.steps()
+    for step in unfinished.checkpoints.steps():
+        path = unfinished.checkpoints.path / f"step-{step}.bin"
+        path.write_bytes(path.read_bytes()[:-1] + b"?")
+    train(unfinished, launcher)
+    assert hashes(unfinished) == hashes(whole)
+
+
+def test_checkpoints_of_another_run_are_not_used(unfinished, launcher, whole):
+    """Whose ledger was moved away, or cut off before them."""
+    other = np.ones(whole.checkpoints.read(SETTINGS["steps"]).shape, np.float32)
+    for step in (0, 3, 10):
+        unfinished.checkpoints.write(step, other)
+    train_until(unfinished, launcher, 5)
+    unfinished.checkpoints.write(20, other)
+    train(unfinished, launcher)
+    assert hashes(unfinished) == hashes(whole)
+
+
+def test_a_torn_ledger_loses_its_last_frame_only(unfinished, launcher, whole):
+    train_until(unfinished, launcher, 12)
+    unfinished.trajectory.write_bytes(unfinished.trajectory.read_bytes()[:-3])
+    assert recorded_steps(unfinished) == 11
+    train(unfinished, launcher)
+    assert hashes(unfinished) == hashes(whole)
+
+
+def test_a_run_with_a_proximal_term_resumes_from_its_start(gradient, dataset, tmp_path, launcher):
+    """The pull moves B, leaves the optimizer's state, and is made again when steps are computed again."""
+    plan = gradient.plan(dataset, **SETTINGS, proximal=0.4)
+    whole, pieces = (begin_from(tmp_path / name, plan, random_b(gradient.manifest)) for name in ("whole", "pieces"))
+    train(whole, launcher)
+    for step in (3, 13):
+        train_until(pieces, launcher, step)
+    train(pieces, launcher)
+    assert hashes(whole) == hashes(pieces)
+    assert ledger(whole).proximal_factors[0] == np.float32(1 - 0.4 * SETTINGS["lr"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["native", "python"], indirect=True)
+def test_b_is_that_of_the_ledger_even_if_a_step_comes_out_otherwise(directional, dataset, tmp_path, launcher):
+    """As a step may that another executor made. It also holds after a checkpoint, and with pulls."""
+    plan = directional.plan(dataset, **SETTINGS, proximal=0.4)
+    run = begin_from(tmp_path / "run", plan, random_b(directional.manifest))
+    train_until(run, launcher, 12)
+    recorded = ledger(run)
+    run.trajectory.unlink()
+    changed = TrajectoryFile(run.trajectory, run.plan().header)
+    for coefficients, factor in zip(recorded.coefficients, recorded.proximal_factors, strict=True):
+        changed.append_step(coefficients * np.float32(1.01), factor)
+    changed.close()
+    assert train(run, launcher).steps == SETTINGS["steps"]
+    last = last_b(run, directional)
+    np.testing.assert_array_equal(ledger(run).replay(run.plan().begin_b()), last)
+    assert run.checkpoints.read(SETTINGS["steps"]).size == 3 * last.size + 2
+
+
+def test_checkpoints_are_kept_by_step(tmp_path):
+    checkpoints = Checkpoints(tmp_path / "checkpoints")
+    assert checkpoints.steps() == []
+    assert checkpoints.read(3) is None
+    states = {step: np.random.default_rng(step).standard_normal(5).astype(np.float32) for step in (3, 12, 7)}
+    for step, state in states.items():
+        checkpoints.write(step, state)
+    assert checkpoints.steps() == [3, 7, 12]
+    for step, state in states.items():
+        np.testing.assert_array_equal(checkpoints.read(step), state)
+    checkpoints.keep([12, 3])
+    assert checkpoints.steps() == [3, 12]
+    shutil.copy(checkpoints.path / "step-3.bin", checkpoints.path / "step-4.bin")
+    assert checkpoints.read(4) is None
+    assert Checkpoints(checkpoints.path).steps() == [3, 4, 12]

@@ -1,0 +1,237 @@
+"""Whole runs by real executors: one run, one ledger, to the byte, whatever happens to it."""
+
+import contextlib
+import os
+import subprocess
+
+import numpy as np
+import pytest
+
+from device_agent.errors import Diverged, DoesNotFit, ProgramFileLost, RuntimeFailed
+from device_agent.executors.python import PythonLauncher
+from device_agent.training.result import out_of_patience
+from device_agent.training.run import train_run
+from shared.errors import Conflict, InvalidDataset, Unavailable
+from shared.zo.trajectory import Evaluation, Trajectory
+from tests.device_agent.training.runs import (
+    begun,
+    hashes,
+    ignore,
+    last_b,
+    ledger,
+    recorded_steps,
+    train,
+    train_until,
+    trained_steps,
+)
+
+SETTINGS = {"steps": 40, "lr": 0.3, "schedule": "linear", "seed": 3, "evaluation_interval": 12}
+EXACT = {"lr": 0.02, "max_norm": 1.0, "weight_decay": 0.01}
+# Too low a rate to change any answer or loss: no validation is better than the first.
+IDLE = {"steps": 40, "lr": 1e-30, "evaluation_interval": 4, "patience": 3}
+
+
+@pytest.fixture
+def plan(rademacher, dataset):
+    return rademacher.plan(dataset, **SETTINGS)
+
+
+@pytest.fixture
+def begun_run(run, plan):
+    return begun(run.path, plan)
+
+
+@pytest.fixture
+def whole(tmp_path, plan, launcher):
+    """The same run, trained without a disturbance."""
+    run = begun(tmp_path / "whole", plan)
+    train(run, launcher)
+    return run
+
+
+@pytest.mark.slow
+def test_every_executor_makes_one_ledger_and_one_result(program, launcher, dataset, tmp_path):
+    """On one machine even Gaussian noise is the same to the bit: both link one ExecuTorch."""
+    results = []
+    for each in (launcher, PythonLauncher()):
+        run, reports = begun(tmp_path / each.name, program.plan(dataset, **SETTINGS)), []
+        result = train(run, each, reports.append)
+        assert trained_steps(reports) == list(range(1, SETTINGS["steps"] + 1))
+        assert run.result() == result
+        measured = {"train_seconds": 0, "seconds": 0, "peak_rss_bytes": 0}
+        results.append((hashes(run), result.model_copy(update=measured)))
+    assert results[0] == results[1]
+
+
+@pytest.mark.slow
+def test_exact_gradients_of_every_executor_are_alike(gradient, launcher, dataset, tmp_path):
+    losses, adapters, evaluations = [], [], []
+    for each in (launcher, PythonLauncher()):
+        run = begun(tmp_path / each.name, gradient.plan(dataset, **SETTINGS | EXACT))
+        evaluations.append(train(run, each).evaluations)
+        assert ledger(run).header.exact
+        losses.append(np.concatenate(ledger(run).coefficients))
+        adapters.append(last_b(run, gradient))
+    np.testing.assert_allclose(losses[0][:5], losses[1][:5], rtol=1e-5)
+    np.testing.assert_allclose(*adapters, atol=1e-3)
+    assert [(each.step, each.split) for each in evaluations[0]] == [(each.step, each.split) for each in evaluations[1]]
+
+
+@pytest.mark.parametrize("name", ["rademacher", pytest.param("gradient", marks=pytest.mark.slow)])
+def test_a_run_that_stops_resumes_by_any_executor(request, launcher, dataset, tmp_path, name):
+    """An agent that gets its runner in the middle of a run loses nothing."""
+    plan = request.getfixturevalue(name).plan(dataset, **SETTINGS | (EXACT if name == "gradient" else {}))
+    whole, run = begun(tmp_path / "whole", plan), begun(tmp_path / "run", plan)
+    train(whole, launcher)
+    for each, step in ((launcher, 3), (PythonLauncher(), 5), (launcher, 13)):
+        train_until(run, each, step)
+        assert recorded_steps(run) == step
+        assert run.figures().peak_rss_bytes > 0
+    assert train(run, launcher).steps == SETTINGS["steps"]
+    if name == "rademacher":
+        assert hashes(run) == hashes(whole)
+
+
+def test_a_torn_ledger_loses_its_last_frame_only(begun_run, launcher, whole):
+    train_until(begun_run, launcher, 6)
+    begun_run.trajectory.write_bytes(begun_run.trajectory.read_bytes()[:-3])
+    assert recorded_steps(begun_run) == 5
+    train(begun_run, launcher)
+    assert hashes(begun_run) == hashes(whole)
+
+
+def test_a_ledger_that_is_not_this_runs_is_refused_and_stays_as_it_is(
+    begun_run, launcher, rademacher, dataset, tmp_path
+):
+    other = begun(tmp_path / "other", rademacher.plan(dataset, **SETTINGS | {"seed": 4, "steps": 2}))
+    train(other, launcher)
+    data = other.trajectory.read_bytes()
+    for content, words in ((data, "trajectory of another run"), (b"X" + data[1:], "does not begin as a trajectory")):
+        begun_run.trajectory.write_bytes(content)
+        with pytest.raises(Conflict, match=words):
+            train(begun_run, launcher)
+        assert begun_run.trajectory.read_bytes() == content
+
+
+def test_a_diverging_run_ends_with_its_reason(begun_run, launcher, rademacher):
+    """A B beyond all numbers, which the next step finds."""
+    with contextlib.closing(begun_run.open_trajectory(begun_run.plan())) as file:
+        file.append_step(np.full(rademacher.manifest.recipe.queries, np.inf, np.float32))
+    with pytest.raises(Diverged, match=r"diverged at step 1: .*lower lr"):
+        train(begun_run, launcher)
+    assert ledger(begun_run).steps == 1
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A disk that a run's own files nearly fill."""
+    path = tmp_path / "small"
+    path.mkdir()
+    mount = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(path)], check=False)
+    if mount.returncode != 0:
+        pytest.skip("only root can mount a disk")
+    yield path
+    subprocess.run(["umount", str(path)], check=True)
+
+
+@pytest.mark.parametrize("name", ["rademacher", "gradient"])
+def test_a_disk_that_fills_up_loses_nothing(request, name, launcher, dataset, tmp_path, small_disk):
+    """While steps, an evaluation and a checkpoint are written."""
+    plan = request.getfixturevalue(name).plan(dataset, **SETTINGS | {"lr": 0.02})
+    whole, run = begun(tmp_path / "whole", plan), begun(small_disk / "run", plan)
+    train(whole, launcher)
+    filler = small_disk / "filler"
+
+    def fill(progress):
+        if progress.phase == "training" and progress.step == 7 and not filler.exists():
+            with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+                while True:
+                    file.write(bytes(1024))
+
+    with pytest.raises(DoesNotFit, match="the disk is full; free some space"):
+        train(run, launcher, fill)
+    assert run.result() is None
+    assert 7 <= recorded_steps(run) < SETTINGS["steps"]
+    filler.unlink()
+    train(run, launcher)
+    assert hashes(run) == hashes(whole)
+
+
+def test_a_run_is_trained_by_one_process_at_a_time(begun_run, launcher):
+    with begun_run.lock(), pytest.raises(Unavailable, match="another process trains the run"):
+        train(begun_run, launcher)
+    assert train(begun_run, launcher).steps == SETTINGS["steps"]
+
+
+def test_what_cannot_be_trained_says_why_and_does_not_count_as_loaded(run, plan, launcher, dataset, tmp_path):
+    damaged = tmp_path / "damaged.pte"
+    damaged.write_bytes(b"bad" * 100)
+    calls = []
+    run.begin(plan.model_copy(update={"program": damaged}))
+    with pytest.raises(RuntimeFailed, match="does not load"):
+        train_run_counting(run, launcher, calls)
+    with (dataset / "train.jsonl").open("a") as file:
+        file.write("{\n" * 1000)
+    run.begin(plan)
+    with pytest.raises(InvalidDataset, match="13 of 1013 records fit"):
+        train_run_counting(run, launcher, calls)
+    assert calls == []
+
+
+def train_run_counting(run, launcher, calls):
+    return train_run(run, launcher, ignore, loaded=lambda: calls.append(recorded_steps(run)))
+
+
+def test_data_and_program_are_loaded_before_the_first_step(begun_run, launcher):
+    calls = []
+    train_run_counting(begun_run, launcher, calls)
+    assert calls == [0]
+
+
+def test_a_weights_file_that_is_cut_while_it_is_mapped_loses_no_step(begun_run, plan, launcher, whole, tmp_path):
+    content = plan.weights.read_bytes()
+    weights = tmp_path / "weights.ptd"
+    weights.write_bytes(content)
+    begun_run.begin(plan.model_copy(update={"weights": weights}))
+
+    def cut(progress):
+        if progress.phase == "training" and progress.step == 4:
+            os.truncate(weights, 0)
+
+    with pytest.raises(ProgramFileLost, match="truncated"):
+        train(begun_run, launcher, cut)
+    assert 4 <= recorded_steps(begun_run) < SETTINGS["steps"]
+    weights.write_bytes(content)
+    train(begun_run, launcher)
+    assert hashes(begun_run) == hashes(whole)
+
+
+@pytest.mark.parametrize("name", ["rademacher", "gradient"])
+def test_a_run_ends_when_its_patience_does(launcher, name, request, run, dataset):
+    begun(run.path, request.getfixturevalue(name).plan(dataset, **IDLE))
+    result = train(run, launcher)
+    validation_steps = [evaluation.step for evaluation in result.evaluations if evaluation.split == "validation"]
+    assert (result.steps, result.best_step, validation_steps) == (12, 0, [0, 4, 8, 12])
+    assert result.evaluations[-1].adapter == "best"  # on the test split
+    before = hashes(run)
+    (run.path / "result.json").unlink()  # killed before the result was written
+    again = train(run, launcher)
+    assert (again.steps, again.evaluations, hashes(run)) == (12, result.evaluations, before)
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "patience", "ends"),
+    [
+        ((0.5, 0.6, 0.6, 0.5), 2, True),
+        ((0.5, 0.6, 0.5, 0.7), 1, False),  # the newest is the best
+        ((0.6, 0.5), 2, False),
+        ((0.6, 0.5, 0.5), None, False),
+        ((), 1, False),
+    ],
+)
+def test_patience_counts_the_validations_after_the_best(accuracies, patience, ends):
+    evaluations = [
+        Evaluation(step=5 * place, split="validation", correct=round(10 * accuracy), total=10, loss=1.0)
+        for place, accuracy in enumerate(accuracies)
+    ]
+    assert out_of_patience(Trajectory(header=None, evaluations=evaluations), patience) is ends

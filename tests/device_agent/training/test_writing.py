@@ -1,0 +1,68 @@
+"""Runs that learn to write; stock transformers is the oracle for the losses."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from device_agent.training.data import read_splits
+from shared.task import Task
+from shared.training_settings import TrainingSettings
+from tests.device_agent.conftest import NOISE_KEY
+from tests.device_agent.training.runs import train
+
+TASK = Task(name="sequel", kind="completion", prompt="{text}", answer=" It was {label}.")
+TEXT = Task(name="whole", kind="text")
+
+
+@pytest.fixture(scope="session")
+def writing(compile_tiny):
+    """Its answers are long enough for several tokens; conversations and documents would do as well."""
+    return compile_tiny(
+        "writing", estimator="gradient", layers="last:1", queries=1, choices=1, answer_length=16, sequence_length=48
+    )
+
+
+def stock_loss(base, examples):
+    """Mean -log P over all tokens that count, by the stock model."""
+    model = AutoModelForCausalLM.from_pretrained(base).eval()
+    losses = []
+    for example in examples:
+        row = example.correct_row
+        with torch.no_grad():
+            logits = model(torch.tensor([row.tokens])).logits[0]
+        log_probabilities = torch.log_softmax(logits, -1)
+        losses += [-float(log_probabilities[position, token]) for position, token in row.targets]
+    return np.mean(losses)
+
+
+@pytest.mark.parametrize("task", [TASK, TEXT], ids=["completion", "text"])
+def test_a_run_reports_losses_per_token_and_no_accuracy(launcher, writing, base, run, dataset, task):
+    plan = writing.plan(dataset, steps=12, lr=3e-2, evaluation_interval=4).model_copy(update={"task": task})
+    run.begin(plan)
+    reports = []
+    result = train(run, launcher, reports.append)
+    splits = read_splits(dataset, task, writing.tokenizer, writing.manifest.recipe, plan.training, noise_key=NOISE_KEY)
+    assert result.token_loss_before == pytest.approx(stock_loss(base, splits.test), rel=1e-4)
+    assert result.token_loss_after < result.token_loss_before
+    assert (result.accuracy_split, result.tuned_accuracy, result.zero_shot_accuracy) == ("test", None, None)
+    losses = [evaluation.loss for evaluation in result.evaluations if evaluation.split == "validation"]
+    assert result.best_step == 4 * int(np.argmin(losses))
+    validation_losses = [progress.validation_loss for progress in reports if progress.validation_loss is not None]
+    assert validation_losses[0] == pytest.approx(losses[0], rel=1e-5)
+
+
+def test_a_document_stays_in_one_split(writing, tmp_path):
+    path = tmp_path / "train.jsonl"
+    path.write_text("".join(json.dumps({"text": f"{index:03d} " * 30}) + "\n" for index in range(10)))
+    settings = TrainingSettings(validation_limit=5)
+    splits = read_splits(tmp_path, TEXT, writing.tokenizer, writing.manifest.recipe, settings, noise_key=NOISE_KEY)
+    names = [
+        {writing.tokenizer.decode(example.correct_row.answer)[-4:] for example in split}
+        for split in (splits.train, splits.validation)
+    ]
+    assert len(splits.train) > 40
+    assert len(splits.validation) == 5
+    assert not names[0] & names[1]
