@@ -13,7 +13,6 @@ from starlette.types import Lifespan
 
 from server.catalog import endpoints as bases
 from server.catalog.calibrations import endpoints as calibrations
-from server.catalog.runner_builds import endpoints as runner_builds
 from server.dashboard import endpoints as dashboard
 from server.database.columns import utc_now
 from server.database.database import Database
@@ -37,18 +36,15 @@ from server.jobs.leases import endpoints as leases
 from server.operations.health import endpoints as health
 from server.operations.metrics import endpoints as metrics
 from server.programs import endpoints as programs
-from server.registry import approval_endpoints as approval
 from server.registry import decision_endpoints as decisions
 from server.registry import endpoints as adapters
 from server.registry.adapter_grants import endpoints as adapter_grants
-from server.registry.exports import endpoints as exports
 from server.registry.hub import endpoints as hub
 from server.registry.trajectories import endpoints as trajectories
 from server.results import endpoints as results
 from server.settings import Settings
 from server.storage.opening import open_artifacts
-from server.tasks.engine import prepare_engine
-from server.web.direct import Shortcut
+from server.tasks.turns import load_queue
 from server.web.middleware import Envelope, Meter, add_problem_handlers
 from server.web.openapi import describe
 from server.web.state import AppState
@@ -70,15 +66,12 @@ SLICES = (
     secure_aggregation,
     privacy,
     programs,
-    runner_builds,
     bases,
     calibrations,
     adapters,
     decisions,
-    approval,
     adapter_grants,
     cohorts,
-    exports,
     inference,
     openai,
     trajectories,
@@ -115,14 +108,14 @@ def create_app(settings: Settings) -> FastAPI:
     database = Database(settings.url, settings.tuning)
     prepare(database.engine, settings.migrate_at_start)
     prepare_keys(database, settings)
-    prepare_engine(database, settings)
+    load_queue(database)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         state: AppState = app.state.mobizo
         noting = asyncio.create_task(state.get(make_last_used).keep_writing(state.database))
         if settings.scorer == "eager":
-            await state.get(make_scorer).start()
+            state.get(make_scorer).start()
         yield
         await state.get(make_scorer).close()
         await state.get(make_event_feed).close()
@@ -132,7 +125,6 @@ def create_app(settings: Settings) -> FastAPI:
 
     app = create_api(lifespan)
     app.state.mobizo = AppState(settings, database, open_artifacts(settings), key.public_key(), utc_now())
-    app.add_middleware(Shortcut, routes=app.router.routes)
-    app.add_middleware(Envelope, settings=settings)
+    app.add_middleware(Envelope)
     app.add_middleware(Meter)
     return app

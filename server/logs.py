@@ -7,7 +7,7 @@ import sys
 
 import structlog
 
-_CHATTY_LIBRARIES = ("alembic", "uvicorn", "httpx", "procrastinate", "psycopg.pool")  # libraries that log every step
+_CHATTY_LIBRARIES = ("alembic", "uvicorn", "httpx", "dbos")  # libraries that log every step
 
 
 def configure_logs() -> None:
@@ -34,3 +34,5 @@ def configure_logs() -> None:
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(message)s")
     for name in _CHATTY_LIBRARIES:
         logging.getLogger(name).setLevel(logging.WARNING)
+    # Without a handler of its own DBOS would add one with another format.
+    logging.getLogger("dbos").addHandler(logging.NullHandler())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from server.catalog import bases
 from server.catalog.calibrations import service as calibrations
-from server.catalog.runner_builds import service as runner_builds
 from server.dashboard import sessions
 from server.database.columns import Table
 from server.federation import models as cohorts
@@ -22,10 +21,10 @@ from server.jobs.scheduling import repository as queue
 from server.programs import service as programs
 from server.registry import models as adapters
 from server.registry.adapter_grants import service as adapter_grants
-from server.registry.exports import models as formats
 from server.registry.trajectories import service as trajectories
 from server.storage import store as artifacts
 from server.tasks import repository as tasks
+from server.tasks import sweeps
 from server.web import idempotency_record as idempotency
 
 __all__ = [
@@ -40,7 +39,6 @@ __all__ = [
     "cohorts",
     "devices",
     "enrollment",
-    "formats",
     "idempotency",
     "jobs",
     "leases",
@@ -48,10 +46,10 @@ __all__ = [
     "privacy",
     "programs",
     "queue",
-    "runner_builds",
     "secure_aggregation",
     "sessions",
     "signing_keys",
+    "sweeps",
     "tasks",
     "tenants",
     "tokens",

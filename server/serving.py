@@ -31,7 +31,6 @@ from server.web.connections import (
     Listener,
     raise_descriptor_limit,
 )
-from server.web.downloads import ZeroCopy
 from server.web.state import AppState
 from shared.errors import Unavailable
 
@@ -86,7 +85,7 @@ async def serve(settings: Settings, tls: Tls | None, workers: int, announce: Cal
     listening = listen(settings.host, settings.port, ConnectionLimits.of(settings))
     server = _Uvicorn(
         uvicorn.Config(
-            ZeroCopy(app),
+            app,
             log_config=None,
             access_log=False,
             server_header=False,

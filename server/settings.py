@@ -34,9 +34,10 @@ class Delivery(StrEnum):
 class Tuning:
     """How a process connects to its database; times in seconds.
 
-    recycle_seconds: a connection older than this is replaced by a new one when it is next asked for. connect_seconds:
-    for a connection, also if all are in use. statement_seconds: for one statement. lock_seconds: for somebody else's
-    lock. On SQLite only lock_seconds counts.
+    connections: kept open. overflow: opened beside them while they are needed. recycle_seconds: a connection older than
+    this is replaced when it is used next. connect_seconds: maximum wait for a connection, also if all are in use.
+    statement_seconds: maximum time of one statement. lock_seconds: maximum wait for a lock of another transaction. On
+    SQLite only lock_seconds applies.
     """
 
     connections: int = 20
@@ -48,10 +49,10 @@ class Tuning:
 
 
 class _Files(PydanticBaseSettingsSource):
-    """`MOBIZO_NAME_FILE=PATH`: the setting NAME is what that file holds, as containers are given secrets."""
+    """Reads settings from files: `MOBIZO_NAME_FILE=PATH` sets NAME to the content of a file, such as a secret."""
 
     def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
-        """The file's text without the line's end; None if no file is named."""
+        """Returns the content of the file without its last line break; None if no file is named."""
         variable = f"MOBIZO_{field_name}_FILE".upper()
         if (path := os.environ.get(variable)) is None:
             return None, field_name, False
@@ -73,102 +74,85 @@ class Settings(BaseSettings):
 
     home: Path = Field(
         default_factory=lambda: Path.home() / ".local/share/mobizo-server",
-        description="directory of the database, the files and the signing key",
+        description="The directory of the database, the files and the signing key.",
     )
-    database_url: str | None = Field(None, description="SQLAlchemy URL; null: SQLite in home")
-    database_password: SecretStr | None = Field(None, description="put into that URL")
-    # How the database is talked to, by each process; on SQLite only the last counts
-    database_connections: int = Field(20, ge=1, description="that are kept")
-    database_overflow: int = Field(40, ge=0, description="more connections while they are needed")
-    database_connect_seconds: float = Field(5, gt=0, description="most time to get a connection")
-    database_statement_seconds: float = Field(30, gt=0, description="most time of one statement")
-    database_lock_seconds: float = Field(10, gt=0, description="most time to wait for another transaction")
+    # Database
+    database_url: str | None = Field(None, description="The SQLAlchemy URL. Null selects SQLite in home.")
+    database_password: SecretStr | None = Field(None, description="The password that is inserted into the URL.")
+    database_connections: int = Field(20, ge=1, description="The connections kept open per process.")
+    migrate_at_start: bool | None = Field(
+        None, description="Whether every start upgrades the database schema. Null upgrades SQLite only."
+    )
     event_days: float = Field(
-        14, ge=0, description="how long a job that ended keeps its progress events; 0: they are never removed"
+        14, ge=0, description="The days for which progress events of an ended job are kept. 0 keeps them forever."
     )
     # Files
-    storage_url: str | None = Field(None, description="s3://BUCKET/PREFIX; null: a directory in home")
-    storage_endpoint: str | None = Field(None, description="URL of an S3-compatible service; null: AWS's")
-    storage_public_endpoint: str | None = Field(None, description="the same, as devices reach it; null: no other")
-    storage_region: str = Field("us-east-1", description="of the bucket")
-    storage_access_key_id: SecretStr | None = Field(None, description="null: AWS's own variables and services")
-    storage_secret_access_key: SecretStr | None = Field(None, description="of that key id")
-    storage_allow_http: bool = Field(False, description="reach the service in clear beyond this machine")
-    delivery: Delivery = Field(Delivery.STREAM, description="stream, accel (by nginx) or redirect (to the bucket)")
-    accel_prefix: str = Field("/mobizo-files/", pattern=r"^/([A-Za-z0-9._-]+/)+$", description="nginx's location")
-    redirect_bytes: int = Field(8 * MEBIBYTE, ge=0, description="smaller files are streamed also by `redirect`")
-    collect_hours: float = Field(24, ge=0, description="between two collections of unnamed files; 0: none by itself")
-    collect_grace_hours: float = Field(24, ge=0, description="how long a file may be unnamed before it is removed")
-    # Adapters
-    adapter_grace_days: float = Field(
-        30, ge=0, le=36_500, description="how long a deleted adapter or version can be taken back before it is removed"
+    storage_url: str | None = Field(
+        None, description="The bucket as s3://BUCKET/PREFIX. Null selects a directory in home."
     )
-    # Operation
-    host: str = Field("127.0.0.1", description="address to listen on")
-    port: int = Field(8000, ge=0, le=65535, description="to listen on; 0: a free one")
+    storage_endpoint: str | None = Field(None, description="The URL of an S3-compatible service. Null selects AWS.")
+    storage_public_endpoint: str | None = Field(
+        None, description="The URL by which devices reach that service, if it differs."
+    )
+    storage_region: str = Field("us-east-1", description="The region of the bucket.")
+    storage_access_key_id: SecretStr | None = Field(
+        None, description="The access key id. Null selects the standard AWS variables."
+    )
+    storage_secret_access_key: SecretStr | None = Field(None, description="The secret of that access key.")
+    storage_allow_http: bool = Field(
+        False, description="Whether the service may be reached without TLS beyond this machine."
+    )
+    delivery: Delivery = Field(
+        Delivery.STREAM,
+        description="How files are sent: `stream` by this server, `accel` by nginx, `redirect` to the bucket.",
+    )
+    upload_bytes: int = Field(256 * MEBIBYTE, ge=1024, description="The maximum bytes of a file that a device uploads.")
+    collect_hours: float = Field(24, ge=0, description="The hours between garbage collections. 0 disables them.")
+    collect_grace_hours: float = Field(
+        24, ge=0, description="The hours for which garbage collection keeps a file after its last reference is removed."
+    )
+    adapter_grace_days: float = Field(
+        30, ge=0, le=36_500, description="The days for which a deleted adapter or version can be restored."
+    )
+    # Network
+    host: str = Field("127.0.0.1", description="The address to listen on.")
+    port: int = Field(8000, ge=0, le=65535, description="The port to listen on. 0 selects a free port.")
+    public_url: str | None = Field(
+        None, description="The URL by which people reach this server. Null takes it from each request."
+    )
     forwarded_allow_ips: str = Field(
         "",
-        description="addresses or networks of the proxies that are believed whose request they pass on; commas between",
+        description="The addresses or networks, separated by commas, of proxies whose forwarding headers are trusted.",
     )
-    grace_seconds: int = Field(10, ge=1, description="what requests under way are given to end when the server stops")
+    grace_seconds: int = Field(
+        10, ge=1, description="The seconds that requests in progress may take to end when the server stops."
+    )
     metrics_port: int | None = Field(
         None,
         ge=0,
         le=65535,
-        description="tells metrics to this machine without a token; 0: a free port",
+        description="The port on which this machine reads metrics without a token. 0 selects a free port.",
     )
-    disk_floor_bytes: int = Field(
-        512 * MEBIBYTE, ge=0, description="free disk space under which the server is not ready"
-    )
-    migrate_at_start: bool | None = Field(
-        None, description="bring the database's schema up to date at every start; null: SQLite only"
-    )
-    # Connections of each server process
-    connections: int = Field(4096, ge=16, description="open at once; fewer if the limit of open files is lower")
-    address_connections: int = Field(
-        1024, ge=1, description="the same, of one address; proxies in FORWARDED_ALLOW_IPS have no such limit"
+    connections: int = Field(
+        4096, ge=16, description="The maximum connections open at once per process; a quarter of them per address."
     )
     # Requests
-    max_body_bytes: int = Field(4 * MEBIBYTE, ge=1024, description="of a JSON request")
-    upload_bytes: int = Field(256 * MEBIBYTE, ge=1024, description="of a file that a device uploads")
-    body_seconds: float = Field(
-        30, gt=0, description="how long a body may take to arrive, beside a second for each 4 KiB of it"
+    token_rate: float = Field(
+        100, gt=0, description="The requests per second of one token, and ten times as many at once after a pause."
     )
-    idempotency_seconds: float = Field(24 * 3600, gt=0, description="how long answers are kept for an Idempotency-Key")
-    poll_seconds: float = Field(0.5, gt=0, description="how often waiting requests and workers look again")
-    # Tokens
-    token_days: int = Field(
-        90, ge=1, le=3650, description="how long a person's or service's token lasts unless it is said"
+    address_rate: float = Field(
+        20, gt=0, description="The requests per second of one address without a token, and ten times as many at once."
     )
-    # Requests a second in the long run, and how many at once after a pause; each server process counts for itself
-    token_rate: float = Field(100, gt=0, description="requests a second of one token")
-    token_burst: int = Field(1000, ge=1, description="the same, at once after a pause")
-    address_rate: float = Field(20, gt=0, description="requests a second of one address without a token")
-    address_burst: int = Field(200, ge=1, description="the same, at once after a pause")
-    refusal_rate: float = Field(0.5, gt=0, description="refused requests a second of one address")
-    refusal_burst: int = Field(30, ge=1, description="the same, at once after a pause")
-    # Devices: how they join, and the signatures under what they send
-    public_url: str | None = Field(None, description="where people reach this server; null: as the request says")
-    device_request_interval_seconds: int = Field(5, ge=1, description="least time between its questions")
     signed_requests: Literal["none", "results", "all"] = Field(
-        "results", description="what devices must sign: nothing, uploads and completions, or all that changes things"
+        "results",
+        description="What devices must sign: `none`, `results` (uploads and completions), or `all` changes.",
     )
-    upload_rms_limit: float = Field(
-        100, gt=0, description="root mean square of an uploaded adapter's elements above which it is refused"
+    poll_seconds: float = Field(
+        0.5, gt=0, description="The seconds between two checks of waiting requests and workers for new work."
     )
-    # Trajectories that devices send
-    trajectory_bytes: int = Field(64 * MEBIBYTE, ge=1024, description="the largest that is taken")
-    replay_updates: int = Field(
-        30_000_000_000,
-        ge=0,
-        description="steps times queries times elements up to which one is replayed; a longer one stays unverified",
+    lease_seconds: float = Field(
+        120, gt=0, description="The seconds for which a device keeps a job without a heartbeat."
     )
-    trajectory_instead: bool = Field(
-        True, description="keep a verified trajectory in place of its LoRA-B file where it is smaller"
-    )
-    # Leases of jobs
-    lease_seconds: float = Field(120, gt=0, description="how long a job is a device's without a heartbeat")
-    lease_attempts: int = Field(5, ge=1, description="leases of one job that may run out before it fails")
     # Compilation
     compile_lease_seconds: float = Field(30, gt=0, description="how long a program is a worker's without a heartbeat")
     compile_attempts: int = Field(3, ge=1, description="tries of a compile that crashes")
@@ -182,35 +166,22 @@ class Settings(BaseSettings):
     worker_host: str | None = Field(
         None, max_length=255, description="name of the machine whose memory its workers share; null: the host's name"
     )
-    engine: Literal["embedded", "procrastinate"] = Field(
-        "embedded", description="how workers learn of programs: they look, or PostgreSQL tells them"
-    )
     compiler_command: list[str] = Field(
         default_factory=lambda: [sys.executable, "-m", "server.compiler"],
         description="takes recipe file, base source, output directory; see server/programs/compiler_process.py",
     )
-    converter_command: list[str] = Field(
-        default_factory=lambda: [sys.executable, "-m", "server.registry.exports"],
-        description="takes order, raw B, base source, output directory (server/registry/exports/converter_process.py)",
-    )
     # Scoring: a process beside the server that holds base models and adapters
     scorer: Literal["lazy", "eager", "off"] = Field(
-        "lazy", description="when the process that scores and generates starts: when it is first asked, at once, never"
+        "lazy", description="starts the scoring process at the first request (lazy), with the server, or never"
     )
-    scorer_base_bytes: int = Field(
-        2048 * MEBIBYTE, ge=1, description="base models that it keeps, float32; the one used longest ago goes first"
+    scorer_memory_bytes: int = Field(
+        4096 * MEBIBYTE,
+        ge=1,
+        description="maximum memory of the scoring process: half for base models in float32, an eighth for adapters, "
+        "an eighth for keys and values of generated texts",
     )
-    scorer_adapter_bytes: int = Field(
-        512 * MEBIBYTE, ge=1, description="adapters that it keeps, with their A; the one used longest ago goes first"
-    )
-    scorer_cache_bytes: int = Field(
-        512 * MEBIBYTE, ge=1, description="keys and values of the texts that it generates at once"
-    )
-    scorer_batch_tokens: int = Field(2048, ge=1, description="tokens, padding included, that one of its batches holds")
-    scorer_request_tokens: int = Field(131_072, ge=1, description="of one request to score")
-    scorer_queue_tokens: int = Field(524_288, ge=1, description="that wait in all; one tenant has at most half of them")
-    scorer_seconds: float = Field(120, gt=0, description="how long a request may wait for its answer")
-    scorer_threads: int | None = Field(None, ge=1, description="that it computes with; null: one for each core")
+    scorer_seconds: float = Field(120, gt=0, description="maximum seconds that a scoring request waits for its answer")
+    scorer_threads: int | None = Field(None, ge=1, description="threads of the scoring process; null: one per core")
 
     @classmethod
     def settings_customise_sources(
@@ -255,13 +226,7 @@ class Settings(BaseSettings):
     @property
     def tuning(self) -> Tuning:
         """Returns the tuning of the database connection."""
-        return Tuning(
-            connections=self.database_connections,
-            overflow=self.database_overflow,
-            connect_seconds=self.database_connect_seconds,
-            statement_seconds=self.database_statement_seconds,
-            lock_seconds=self.database_lock_seconds,
-        )
+        return Tuning(connections=self.database_connections)
 
     @property
     def adapter_grace(self) -> timedelta:

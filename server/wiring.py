@@ -3,14 +3,13 @@
 A package imports only packages below it (tests/test_architecture.py has the order). What it needs from above it
 declares as a `Port` (server/ports.py): a typed slot that a package above implements. `wire` connects every port.
 Handlers run in the transaction of the caller. A port that was not connected raises RuntimeError when it is used.
-Services of the web application need no port: `state.get(make)` makes each one once, when it is first used.
+Parts of the web application need no port: `state.get(make)` makes each of them once.
 """
 
 from __future__ import annotations
 
 from server import schema
 from server.catalog.calibrations.service import USERS
-from server.catalog.runner_builds.service import sign_builds
 from server.federation.privacy.service import PrivacyService, prepare_privacy
 from server.federation.repository import CohortAdapters, adapters_of_member, cohort_with_calibration
 from server.federation.requests import round_task
@@ -42,16 +41,14 @@ def wire() -> None:
             schema.programs.FILES,
             schema.bases.FILES,
             schema.calibrations.FILES,
-            schema.runner_builds.FILES,
             schema.adapters.FILES,
             schema.trajectories.FILES,
-            schema.formats.FILES,
             schema.cohorts.FILES,
             schema.secure_aggregation.FILES,
             schema.leases.FILES,
         )
     )
-    RESIGNERS.connect((sign_programs, sign_builds))
+    RESIGNERS.connect((sign_programs,))
     REVOKED.connect((take_back_revoked,))
     UNBOUND.connect((take_back_unbound,))
     USERS.connect((version_with_calibration, cohort_with_calibration, job_with_calibration))

@@ -1,1 +1,1 @@
-"""Resources that the operator registers for all tenants: base models, calibrations and runner builds."""
+"""Resources that the operator registers for all tenants: base models and calibrations."""

@@ -9,7 +9,7 @@ import typer
 
 from server.cli.console import Json, Tenant, moment, open_home, output, tell, tell_rows
 from server.identity.tenants import TenantRepository, TenantService, UserRepository, UserService
-from server.identity.tokens import TokenRepository, TokenService
+from server.identity.tokens import TOKEN_DAYS, TokenRepository, TokenService
 from shared.access import DEFAULT_TENANT, MOST_DAYS, Role, Scope
 from shared.errors import BadRequest
 
@@ -113,11 +113,11 @@ def disable_user(name: str, tenant: Tenant = DEFAULT_TENANT) -> None:
     output.print(f"{name} is disabled")
 
 
-def _lifetime(text: str | None, default_days: int) -> timedelta | None:
+def _lifetime(text: str | None) -> timedelta | None:
     if text == NEVER:
         return None
     if text is None:
-        return timedelta(days=default_days)
+        return timedelta(days=TOKEN_DAYS)
     if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= MOST_DAYS:
         raise BadRequest(f"--expires-in-days takes 1 to {MOST_DAYS}, or `{NEVER}`")
     return timedelta(days=int(text))
@@ -135,13 +135,13 @@ def create_token(
         list[Scope] | None, typer.Option(help="allowed scope; repeatable; default: the scopes of the role")
     ] = None,
     expires_in_days: Annotated[
-        str | None, typer.Option(help=f"number of days, or `{NEVER}`; default: MOBIZO_TOKEN_DAYS or 90")
+        str | None, typer.Option(help=f"number of days, or `{NEVER}`; default: {TOKEN_DAYS}")
     ] = None,
     as_json: Json = False,
 ) -> None:
     """Create a token and print it. It cannot be shown again."""
-    settings, database = open_home()
-    lifetime = _lifetime(expires_in_days, settings.token_days)
+    _, database = open_home()
+    lifetime = _lifetime(expires_in_days)
     with database.writing() as session:
         token, text = TokenService(session).make(tenant, role, name, scopes=scope or None, lifetime=lifetime, user=user)
         value = {

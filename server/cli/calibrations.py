@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from server.catalog.calibrations.service import CalibrationRepository, CalibrationService
+from server.catalog.calibrations.service import CalibrationRepository, CalibrationService, register_file
 from server.cli.console import Json, open_home, output, tell, tell_rows
 from server.database.paging import PageRequest
 from server.storage.opening import open_artifacts
@@ -31,9 +31,7 @@ def add(
         raise BadRequest(f"{file} cannot be read ({error.strerror})") from error
     settings, database = open_home()
     artifacts = open_artifacts(settings)
-    with database.writing() as session:
-        calibration = CalibrationService(session, artifacts).register(data)
-        view = CalibrationRepository(session).views([calibration])[0]
+    view = register_file(database, artifacts, data)
     text = f"jobs on {view.base} may now set recipe.calibration to {view.sha256}"
     tell(as_json, view.model_dump(mode="json"), text)
 

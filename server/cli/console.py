@@ -16,7 +16,6 @@ from server.database.schema import prepare
 from server.identity.signing_keys import service as keys
 from server.identity.signing_keys.service import prepare_keys
 from server.settings import Settings
-from server.tasks.engine import prepare_engine
 from shared.errors import BadRequest
 from shared.invalid_fields import first_invalid
 from shared.protocol import DeviceApproval
@@ -34,7 +33,6 @@ def open_home() -> tuple[Settings, Database]:
     database = Database(settings.url, settings.tuning)
     prepare(database.engine, settings.migrate_at_start)
     prepare_keys(database, settings)
-    prepare_engine(database, settings)
     return settings, database
 
 

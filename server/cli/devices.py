@@ -1,34 +1,24 @@
-"""The `mobizo-server` commands for devices and for the native runner builds that devices download."""
+"""The `mobizo-server` commands for devices."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 from pydantic import ValidationError
 
-from server.catalog.runner_builds.archive import read_archive
-from server.catalog.runner_builds.service import RunnerBuildRepository, RunnerBuildService
 from server.cli.console import Json, Tenant, checked_users, open_home, output, tell, tell_rows
 from server.identity.devices import service as devices_service
 from server.identity.devices.repository import BindingRepository, DeviceRepository
 from server.identity.devices.service import BindingService, DeviceService
-from server.identity.signing_keys.service import KeyService
-from server.storage.opening import open_artifacts
-from server.storage.store import hold
 from shared.access import DEFAULT_TENANT
-from shared.canonical import sha256_hex
-from shared.catalog import RunnerBuild
 from shared.errors import BadRequest
 from shared.invalid_fields import first_invalid
 from shared.protocol import DeviceChange
 
 app = typer.Typer()
 devices = typer.Typer(help="Enrolled devices.", no_args_is_help=True)
-runner_builds = typer.Typer(help="Builds of the native runner for devices to download.", no_args_is_help=True)
 app.add_typer(devices, name="device")
-app.add_typer(runner_builds, name="runner-build")
 
 
 @devices.command("list")
@@ -142,46 +132,3 @@ def revoke_device(
         revoked = devices_service.revoke_device(session, settings, tenant, device)
         name = f"{revoked.name} ({revoked.id})"
     output.print(f"{name} is revoked", markup=False)
-
-
-@runner_builds.command("add")
-def add_runner(
-    file: Annotated[
-        Path, typer.Argument(help=".tar.gz archive of mobizo-runner and lib/", exists=True, dir_okay=False)
-    ],
-    platform: Annotated[
-        list[str], typer.Option(help="operating system and architecture, such as linux-aarch64; repeat for several")
-    ],
-    version: Annotated[str, typer.Option(help="version of mobizo; agents of this version download the build")],
-    executorch: Annotated[str, typer.Option(help="version of ExecuTorch that the runner links")],
-    as_json: Json = False,
-) -> None:
-    """Sign a runner build and offer it to the devices of its platforms. It replaces their previous build."""
-    settings, database = open_home()
-    data = read_archive(file, platform)
-    facts = {"version": version, "executorch": executorch, "size": len(data), "sha256": sha256_hex(data)}
-    try:
-        builds = [RunnerBuild.model_validate({"platform": name} | facts) for name in platform]
-    except ValidationError as error:
-        raise BadRequest(f"--{first_invalid(error)}") from error
-    artifacts = open_artifacts(settings)
-    artifacts.put(data)
-    with database.writing() as session:
-        hold(session, artifacts, [sha256_hex(data)])
-        key = KeyService(session, settings).private()
-        for build in builds:
-            RunnerBuildService(session).offer(build, key)
-    text = f"{', '.join(platform)}: mobizo {version}, ExecuTorch {executorch}, {len(data):,} bytes, {sha256_hex(data)}"
-    tell(as_json, [build.model_dump(mode="json") for build in builds], text)
-
-
-@runner_builds.command("list")
-def list_runners(as_json: Json = False) -> None:
-    """List runner builds."""
-    _, database = open_home()
-    with database.reading() as session:
-        rows = [
-            runner.signed.build.model_dump(exclude={"format"}) | {"added_at": runner.added_at.isoformat()}
-            for runner in RunnerBuildRepository(session).all()
-        ]
-    tell_rows(as_json, rows, ("platform", "version", "executorch", "size", "sha256", "added_at"))

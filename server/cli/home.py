@@ -14,11 +14,10 @@ from server.cli.console import Json, complaints, moment, open_home, output, tell
 from server.database.database import Database
 from server.database.schema import upgrade
 from server.identity.signing_keys import service as keys
-from server.identity.tokens import TokenService
+from server.identity.tokens import TOKEN_DAYS, TokenService
 from server.logs import configure_logs
 from server.settings import Settings
 from server.storage.opening import open_artifacts
-from server.tasks.engine import prepare_engine
 from shared.access import DEFAULT_TENANT, Role
 from shared.errors import BadRequest, Conflict
 
@@ -38,12 +37,11 @@ def init(as_json: Json = False) -> None:
     open_artifacts(settings)
     database = Database(settings.url, settings.tuning)
     upgrade(database.engine)
-    prepare_engine(database, settings)
     _protect(settings)
     keys.create_key(settings.key_path)
     with database.writing() as session:
         token, text = TokenService(session).issue(
-            Role.OPERATOR, DEFAULT_TENANT, "init", lifetime=timedelta(days=settings.token_days)
+            Role.OPERATOR, DEFAULT_TENANT, "init", lifetime=timedelta(days=TOKEN_DAYS)
         )
     value = {
         "home": str(settings.home),

@@ -66,7 +66,7 @@ def rotate(
         "adapter_versions": versions,
         "devices_shut_out": rotation.devices,
     }
-    text = f"{rotation.after} is the new signing key; {rotation.signed} programs and runner builds were re-signed."
+    text = f"{rotation.after} is the new signing key; {rotation.signed} programs were re-signed."
     if versions:
         text += f" {versions} adapter versions were re-signed."
     if compromised:

@@ -17,7 +17,6 @@ from server.operations.backups.manifest import BackupManifest
 from server.settings import Settings
 from server.storage.garbage_collection import Collector
 from server.storage.opening import open_artifacts
-from server.tasks.engine import prepare_engine
 from shared.errors import BadRequest, MobizoError, Unavailable
 
 app = typer.Typer()
@@ -56,7 +55,6 @@ def migrate(as_json: Json = False) -> None:
     with reached(database.engine) as connection:
         applied = lacking(connection)
     upgrade(database.engine)
-    prepare_engine(database, settings)
     database.close()
     text = f"{len(applied)} migrations applied" if applied else "the database is already up to date"
     tell(as_json, {"applied": list(applied), "revision": release()[-1]}, text)
@@ -122,7 +120,7 @@ def collect(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Remove stored files that no program, base, adapter, runner build or upload references, while servers run."""
+    """Remove stored files that no program, base, adapter or upload references, while servers run."""
     settings, database = open_home()
     grace = timedelta(hours=settings.collect_grace_hours if grace_hours is None else grace_hours)
     result = Collector(database, open_artifacts(settings)).collect(grace, dry_run=dry_run)

@@ -5,24 +5,23 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from fastapi import Query, Request, Response
-from fastapi.responses import StreamingResponse
 from pydantic import ValidationError
 
 from server.dashboard.access import FORM_BODY, Fields, signed_in
 from server.dashboard.lineage import lineage
 from server.dashboard.pages import page
-from server.dashboard.routes import EVENTS, PageRoutes
+from server.dashboard.routes import PageRoutes
 from server.dashboard.sessions import Visitor
 from server.database.paging import PageRequest
-from server.inference.endpoints import UNBUFFERED, cancelled_on_disconnect, generated_events, whole_text
-from server.inference.responses import TextGeneration, score
-from server.inference.service import TextRequest
-from server.registry.endpoints import Version, compare_revisions
+from server.inference.responses import Generation, TextRequest, score, text_events, whole_text
+from server.registry.comparison import compare_revisions
+from server.registry.endpoints import Version
 from server.registry.models import Adapter, AuditTrail, StoredVersion, event_view
 from server.registry.repository import AdapterRepository, find_adapter, resolve
 from server.registry.service import AdapterService, ApprovalService, removed_after
 from server.web.pages import Paging
 from server.web.state import Reading, State
+from server.web.streams import EVENTS, cancelled_on_disconnect, event_stream
 from shared.access import Scope
 from shared.errors import BadRequest, MobizoError
 from shared.registry import VersionState
@@ -77,7 +76,9 @@ def compare(
     request: Request, visitor: Reader, name: str, state: State, left: Revision, right: Revision, other: Revision = ""
 ) -> Response:
     """Two versions side by side, as GET /v1/adapters/NAME/compare."""
-    comparison = compare_revisions(state, visitor.principal.tenant, (name, left), (other or name, right))
+    comparison = compare_revisions(
+        state.database, state.artifacts, visitor.principal.tenant, (name, left), (other or name, right)
+    )
     return page(request, visitor, "versions.html", "Compare versions", name=name, compared=comparison)
 
 
@@ -158,12 +159,9 @@ async def try_out(
         )
     except (ValidationError, ValueError) as error:
         raise BadRequest("write a prompt, and numbers for tokens and temperature") from error
-    settings = generate_request.model_dump(exclude={"prompt", "stream"})
-    generation = TextGeneration(state, tenant, TextRequest(lambda _: generate_request.prompt, **settings))
+    generation = Generation(state, tenant, TextRequest.of(generate_request))
     if EVENTS in request.headers.get("accept", ""):
-        pieces = generation.pieces()
-        first = await anext(pieces)
-        return StreamingResponse(generated_events(state, first, pieces), media_type=EVENTS, headers=UNBUFFERED)
+        return await event_stream(state, text_events(generation))
     text, problem = None, None
     try:
         text = (await cancelled_on_disconnect(request, whole_text(generation))).text

@@ -11,7 +11,7 @@ from server.dashboard.double_submit import Once
 from server.dashboard.pages import redirect
 from server.dashboard.routes import PageRoutes
 from server.dashboard.sessions import Visitor
-from server.registry.decision_endpoints import decisions_on
+from server.registry.decisions import DecisionService
 from server.registry.endpoints import Version
 from server.web.state import Writing
 from shared.access import Scope
@@ -33,26 +33,28 @@ def reason_of(form: Fields) -> str:
 @router.post("/versions/{version}/approve", openapi_extra=FORM_BODY)
 def approve(visitor: Writer, form: Fields, name: str, version: Version, session: Writing, once: Once) -> Response:
     """Approves a held or deprecated version."""
-    decisions_on(session, visitor.principal, name).approve(f"v{version}", reason_of(form))
+    DecisionService.of(session, visitor.principal, name).approve(f"v{version}", reason_of(form))
     return redirect(f"/ui/adapters/{name}/versions/{version}", "approved")
 
 
 @router.post("/versions/{version}/reject", openapi_extra=FORM_BODY)
 def reject(visitor: Writer, form: Fields, name: str, version: Version, session: Writing, once: Once) -> Response:
     """Deletes a held version; it can be restored for some days."""
-    decisions_on(session, visitor.principal, name).reject(f"v{version}", reason_of(form))
+    DecisionService.of(session, visitor.principal, name).reject(f"v{version}", reason_of(form))
     return redirect(f"/ui/adapters/{name}", "rejected")
 
 
 @router.post("/versions/{version}/promote", openapi_extra=FORM_BODY)
 def promote(visitor: Writer, form: Fields, name: str, version: Version, session: Writing, once: Once) -> Response:
     """Makes an approved version `main`."""
-    decisions_on(session, visitor.principal, name).promote(f"v{version}", reason_of(form))
+    DecisionService.of(session, visitor.principal, name).promote(f"v{version}", reason_of(form))
     return redirect(f"/ui/adapters/{name}/versions/{version}", "promoted")
 
 
 @router.post("/rollback", openapi_extra=FORM_BODY)
 def roll_back(visitor: Writer, form: Fields, name: str, session: Writing, once: Once) -> Response:
     """Makes an earlier version `main` again, the previous one unless the form names another."""
-    decisions_on(session, visitor.principal, name).roll_back(form.get("revision", "")[:100] or None, reason_of(form))
+    DecisionService.of(session, visitor.principal, name).roll_back(
+        form.get("revision", "")[:100] or None, reason_of(form)
+    )
     return redirect(f"/ui/adapters/{name}", "rolled-back")

@@ -91,7 +91,7 @@ def join(
     """The device that shows a code, to be compared with the device before it is approved."""
     device_request = None
     if user_code:
-        device_request = AuthorizationService(session, state.settings).find(visitor.principal.tenant, user_code)
+        device_request = AuthorizationService(session).find(visitor.principal.tenant, user_code)
     return page(request, visitor, "join.html", "Let a device in", device_request=device_request, user_code=user_code)
 
 
@@ -104,7 +104,7 @@ def decide(visitor: Writer, form: Fields, state: State, session: Writing, once: 
             f"users: {invalid_names[0][:50]!r} is not a valid user name; use small letters, digits, dots and hyphens"
         )
     approved = form.get("decision") == "approve"
-    service = AuthorizationService(session, state.settings)
+    service = AuthorizationService(session)
     service.decide(visitor.principal, form.get("user_code", ""), approved=approved, users=users if approved else ())
     return redirect("/ui/devices", "device-approved" if approved else "device-denied")
 

@@ -29,11 +29,9 @@ class Submission:
 
     sender: Sender
 
-    def begin(self, session: Session, kept_seconds: float) -> IdempotencyRecord:
+    def begin(self, session: Session) -> IdempotencyRecord:
         """Returns this submission's record. Raises AlreadyAnswered if the form was sent before."""
-        record, before = IdempotencyService(session, kept_seconds).begin(
-            self.sender, sha256_hex(self.sender.key.encode())
-        )
+        record, before = IdempotencyService(session).begin(self.sender, sha256_hex(self.sender.key.encode()))
         if before is not None:
             raise AlreadyAnswered(before)
         return record
@@ -55,7 +53,7 @@ Submitted = Annotated[Submission, Depends(submission)]
 
 
 def _once(request: Request, submitted: Submitted, state: State, session: Writing) -> None:
-    record = submitted.begin(session, state.settings.idempotency_seconds)
+    record = submitted.begin(session)
     request.state.response_recorder = ResponseRecorder(record, submitted.sender)
 
 

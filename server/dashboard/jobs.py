@@ -17,11 +17,10 @@ from server.dashboard.pages import page, redirect
 from server.dashboard.routes import PageRoutes
 from server.dashboard.sessions import Visitor
 from server.identity.devices.repository import DeviceRepository
-from server.jobs.endpoints import submit_job
-from server.jobs.preparation import prepare
 from server.jobs.repository import Job, JobFilter, JobRepository
 from server.jobs.scheduling.explanation import ExplanationService
 from server.jobs.service import JobService
+from server.jobs.submission import prepare, submit_job
 from server.web.bodies import parse_json
 from server.web.pages import Paging
 from server.web.state import AppState, Reading, State, Writing
@@ -82,8 +81,7 @@ async def submit(request: Request, visitor: Writer, form: Fields, state: State, 
     """Submits a job, as POST /v1/jobs does, or shows the form again with what is wrong."""
     try:
         job_request = await run_in_threadpool(read_request, form)
-        if job_request.privacy is not None:
-            await prepare(state, visitor.principal.tenant, job_request)
+        await prepare(state, visitor.principal.tenant, job_request)
         return await state.write_queue.run(_submit, state, visitor, job_request, submitted)
     except MobizoError as error:
         if error.status >= 500:
@@ -94,7 +92,7 @@ async def submit(request: Request, visitor: Writer, form: Fields, state: State, 
 
 def _submit(state: AppState, visitor: Visitor, job_request: JobRequest, submitted: Submission) -> Response:
     with state.database.writing() as session:
-        record = submitted.begin(session, state.settings.idempotency_seconds)
+        record = submitted.begin(session)
         job = submit_job(visitor.principal, job_request, state, session)
         response = redirect(f"/ui/jobs/{job.id}", "submitted")
         submitted.keep(record, response)

@@ -14,6 +14,7 @@ from server.dashboard.sessions import Visitor
 from server.identity.logins.endpoints import PAGE
 from server.identity.logins.service import LoginService
 from server.identity.oauth import read_user_code
+from server.identity.tokens import TOKEN_DAYS
 from server.web.state import Reading, State, Writing
 from shared.access import Scope
 from shared.errors import BadRequest, NotFound
@@ -36,7 +37,7 @@ def activate(
     login_request, problem = None, None
     if user_code:
         try:
-            login_request = LoginService(session, state.settings).find(visitor.principal, user_code)
+            login_request = LoginService(session).find(visitor.principal, user_code)
         except NotFound as error:
             problem = error.detail
     return page(
@@ -48,7 +49,7 @@ def activate(
         login_request=login_request,
         problem=problem,
         user_code=user_code,
-        days=state.settings.token_days,
+        days=TOKEN_DAYS,
         path=PAGE,
         grant=GRANT,
     )
@@ -61,6 +62,6 @@ def decide(visitor: Maker, form: Fields, state: State, session: Writing, once: O
     if decision not in DECISIONS or read_user_code(form.get("user_code", "")) is None:
         raise BadRequest("the form has no code or no decision; go back and choose again")
     scopes = [scope for scope in Scope if f"{GRANT}{scope}" in form]
-    service = LoginService(session, state.settings)
+    service = LoginService(session)
     service.decide(visitor.principal, form["user_code"], approved=decision == "approve", scopes=scopes)
     return redirect(PAGE, DECISIONS[decision])

@@ -23,6 +23,7 @@ from server.operations.health.service import server_usage
 from server.registry.models import AuditTrail, event_view
 from server.settings import Settings
 from server.tasks.repository import TaskRepository
+from server.tasks.sweeps import failing_sweeps
 from server.web.pages import Paging
 from server.web.state import Reading, State, Writing
 from shared.access import Scope
@@ -42,6 +43,7 @@ def operations(request: Request, visitor: Annotated[Visitor, signed_in()], state
             "disk": shutil.disk_usage(state.settings.home),
             "usage": server_usage(session, state.started_at),
             "tasks": TaskRepository(session).counts(),
+            "sweeps": failing_sweeps(session),
             "settings": shown_settings(state.settings),
             "started_at": state.started_at,
             "version": version("mobizo"),

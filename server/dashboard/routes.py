@@ -16,9 +16,9 @@ from server.settings import Settings
 from server.web.middleware import current_request_id, from_validation, problem_response
 from server.web.openapi import operation_id
 from server.web.routes import UNCHECKED_BODY_BYTES, Handler, Route
+from server.web.streams import EVENTS
 from shared.errors import Forbidden, MobizoError, NotFound, TooManyRequests, Unauthorized
 
-EVENTS = "text/event-stream"
 _log = structlog.get_logger()
 # What to do about an error, by its code; the error's own words come first.
 REMEDIES = {

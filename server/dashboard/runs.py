@@ -14,6 +14,7 @@ from server.dashboard.routes import PageRoutes
 from server.dashboard.sessions import Visitor
 from server.jobs.events import LastEventId, job_events, make_event_feed
 from server.jobs.service import JobService
+from server.registry.comparison import flattened
 from server.web.state import Reading, State
 from shared.access import Scope
 from shared.errors import BadRequest
@@ -73,17 +74,7 @@ def compare(
 
 def differences(views: list[JobView]) -> list[tuple[str, list[Any]]]:
     """Returns the settings whose values differ between jobs, with the value of each."""
-    flat = [dict(_flat(view.request.model_dump(mode="json"))) for view in views]
+    flat = [dict(flattened(view.request.model_dump(mode="json"))) for view in views]
     names = sorted({name for each in flat for name in each})
     rows = [(name, [each.get(name) for each in flat]) for name in names]
     return [(name, values) for name, values in rows if any(value != values[0] for value in values)]
-
-
-def _flat(document: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    values: list[tuple[str, Any]] = []
-    for name, value in document.items():
-        if isinstance(value, dict):
-            values += _flat(value, f"{prefix}{name}.")
-        else:
-            values.append((f"{prefix}{name}", value))
-    return values

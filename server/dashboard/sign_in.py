@@ -170,15 +170,15 @@ def _sentence(error: OAuthError) -> str:
 
 def _ask(state: AppState, address: str) -> RequestCodes:
     with state.database.writing() as session:
-        return LoginService(session, state.settings).ask(CLIENT_ID, CLIENT_NAME, frozenset(), address)
+        return LoginService(session).ask(CLIENT_ID, CLIENT_NAME, frozenset(), address)
 
 
 def _waits(state: AppState, device_code: str) -> bool:
     with state.database.autocommit() as session:
-        return LoginService(session, state.settings).waits(CLIENT_ID, device_code)
+        return LoginService(session).waits(CLIENT_ID, device_code)
 
 
 def _redeem(state: AppState, device_code: str) -> tuple[str, datetime] | OAuthError:
     with state.database.writing() as session:
-        login = LoginService(session, state.settings).poll(CLIENT_ID, device_code, TOKEN_DAYS)
+        login = LoginService(session).poll(CLIENT_ID, device_code, TOKEN_DAYS)
         return login if isinstance(login, OAuthError) else SessionService(session).begin(login.token)

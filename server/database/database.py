@@ -24,7 +24,7 @@ The following rows guard data. Locks are taken in this order, to avoid deadlocks
 2. a device's row guards its users and its leases; a transaction that grants or updates a lease writes this row first
 3. a machine's row guards the assignment of tasks to its workers
 4. a program's row guards its state and the jobs that wait for it; a task's row, which guards who runs the task, is
-   locked right after the row of its subject: a program, a conversion, or a round's cohort
+   locked right after the row of its subject: a program or a round's cohort
 5. a job's row guards the job, the numbers of its events, and its leases: a lease changes only with its job locked
 6. an adapter's row guards its versions, its tags and `main`
 7. a masked round's row guards its phase and the messages of its devices
@@ -40,8 +40,9 @@ import select
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from enum import StrEnum
 from typing import Any, TypeVar
 
 from sqlalchemy import URL, Connection, CursorResult, Engine, Executable, Select, create_engine, event
@@ -54,7 +55,7 @@ from sqlalchemy.pool import ConnectionPoolEntry, QueuePool
 
 from server.database.columns import Table
 from server.settings import Tuning
-from shared.errors import BadRequest, Unavailable
+from shared.errors import BadRequest, Conflict, Unavailable
 
 SelectStatement = TypeVar("SelectStatement", bound=Select[*tuple[Any, ...]])
 CLOSE_SECONDS = 5.0
@@ -118,10 +119,6 @@ class Database:
     def after_commit(self, listener: Callable[[Session], None]) -> None:
         """Registers a listener, called after each writing transaction in its thread with the ended session."""
         self._listeners.append(listener)
-
-    def before_commit(self, do: Callable[[Session], None]) -> None:
-        """Registers a function, called with every writing session before its commit, within its transaction."""
-        event.listen(self._writing, "before_commit", do)
 
     def close(self) -> None:
         """Closes all connections, after waiting up to CLOSE_SECONDS for those in use."""
@@ -317,7 +314,26 @@ def read_columns(session: Session, statement: Executable, parameters: Mapping[st
     return session.connection().execute(statement, parameters)
 
 
+def insert_or(session: Session, table: Any) -> Any:
+    """Returns an INSERT into `table`, a class or a table, that can have an ON CONFLICT clause."""
+    insert: Any = postgresql.insert if session.get_bind().dialect.name == "postgresql" else sqlite.insert
+    return insert(table)
+
+
+def change_state(
+    row: Any, state: StrEnum, transitions: Mapping[Any, Collection[Any]], name: str, changes: Mapping[str, Any]
+) -> None:
+    """Moves a row to `state` and sets other columns with it. name: of the row, in the error.
+
+    transitions: the states that may follow each state. Raises Conflict if the move is not allowed.
+    """
+    if state not in transitions[row.state]:
+        raise Conflict(f"{name} is {row.state}; it cannot become {state}")
+    row.state = state
+    for column, value in changes.items():
+        setattr(row, column, value)
+
+
 def add_if_absent(session: Session, table: type[Table], **values: Any) -> None:
     """Adds a row to `table` unless one of its keys is taken. Waits for a concurrent transaction with the same key."""
-    insert = postgresql.insert if session.get_bind().dialect.name == "postgresql" else sqlite.insert
-    session.execute(insert(table).values(**values).on_conflict_do_nothing())
+    session.execute(insert_or(session, table).values(**values).on_conflict_do_nothing())

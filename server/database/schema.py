@@ -31,7 +31,14 @@ def migrations() -> Config:
 
 
 def upgrade(engine: Engine, revision: str = "head") -> None:
-    """Applies every missing migration up to `revision`. Concurrent callers wait for the one that applies them."""
+    """Applies every missing migration up to `revision`. Concurrent callers wait for the one that applies them.
+
+    The tables of the work queue's library are created or upgraded first, by the library itself.
+    """
+    # Imported where it runs, because most commands migrate nothing and the import takes about a second.
+    from dbos import DBOS
+
+    DBOS.migrate(engine.url.render_as_string(hide_password=False))
     with migrating(engine) as config:
         command.upgrade(config, revision)
 

@@ -74,7 +74,7 @@ class AggregationHandler:
         """Publishes the version. Returns False if a member has left: the version is recomputed without that update."""
         return Publisher(self.settings, self.artifacts).publish(session, order, result)
 
-    def wait(self, session: Session, subject: str, pause: float | None, attempts_left: int) -> None:
+    def wait(self, session: Session, subject: str, why: str | None) -> None:
         """Does nothing: a round that waits for a worker has the same state as one that is being aggregated."""
 
     def fail(self, session: Session, subject: str, error: MobizoError) -> None:

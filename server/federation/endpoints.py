@@ -15,7 +15,7 @@ from server.federation.service import CohortService, request_of_member
 from server.federation.views import CohortViews
 from server.identity.access_rules import needs
 from server.identity.tokens import Principal
-from server.jobs.preparation import run_preparation
+from server.jobs.submission import run_preparation
 from server.registry.models import Actor
 from server.web.idempotency import Once
 from server.web.openapi import Responses, raises

@@ -28,7 +28,7 @@ from server.registry.models import SERVER, Actor, Adapter, StoredVersion
 from server.registry.repository import AdapterRepository, find_adapter, find_version
 from server.registry.warm_start import parent_of
 from server.storage.store import ArtifactStore
-from server.tasks.repository import TaskService
+from server.tasks.turns import TaskService
 from shared.errors import (
     BaseMismatch,
     BudgetExceeded,

@@ -6,16 +6,19 @@ Any number of workers may run it at once: each cohort's row is locked, and every
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from sqlalchemy.orm import Session
 
 from server.database.columns import utc_now
 from server.database.database import Database
-from server.federation.models import Cohort
 from server.federation.repository import CohortRepository
 from server.federation.round_repository import RoundRepository
 from server.federation.rounds import RoundService
 from server.storage.store import ArtifactStore
+from server.tasks.sweeps import run_guarded
+
+ROUNDS = "rounds"  # the name of the sweep
 
 
 @dataclass(frozen=True)
@@ -25,25 +28,29 @@ class RoundWatch:
     database: Database
     artifacts: ArtifactStore
 
-    def look(self) -> None:
+    def run(self) -> None:
         """Performs every due action."""
         # First without locks, so that cohorts that wait for an approval do not block other writers.
         with self.database.reading() as session:
             due = [number for number in RoundRepository(session).due(utc_now()) if _may_act(session, number)]
             ready = [number for number in CohortRepository(session).to_open() if _may_open(session, number)]
+        # Each cohort by itself, so that one that fails does not stop the others.
         for number in due:
-            with self.database.writing() as session:
-                cohort = CohortRepository(session).by_number_locked(number)
-                RoundService(session).end_if_due(cohort)
-                RoundService(session).issue(cohort, self.artifacts)
+            run_guarded(self.database, ROUNDS, partial(self._end, number), f"cohort {number}")
         for number in ready:
-            with self.database.writing() as session:
-                self._open(session, CohortRepository(session).by_number_locked(number))
+            run_guarded(self.database, ROUNDS, partial(self._open, number), f"cohort {number}")
 
-    def _open(self, session: Session, cohort: Cohort) -> None:
-        rounds = RoundService(session)
-        if cohort.opens and rounds.may_open(cohort):
-            rounds.open(cohort, self.artifacts)
+    def _end(self, number: int) -> None:
+        with self.database.writing() as session:
+            cohort = CohortRepository(session).by_number_locked(number)
+            RoundService(session).end_if_due(cohort)
+            RoundService(session).issue(cohort, self.artifacts)
+
+    def _open(self, number: int) -> None:
+        with self.database.writing() as session:
+            cohort, rounds = CohortRepository(session).by_number_locked(number), RoundService(session)
+            if cohort.opens and rounds.may_open(cohort):
+                rounds.open(cohort, self.artifacts)
 
 
 def _may_act(session: Session, number: int) -> bool:

@@ -39,7 +39,7 @@ from sqlalchemy.orm import Session
 
 from server.database.columns import utc_now
 from server.identity.devices.repository import NonceRepository, SpentNonce
-from server.identity.tokens import Principal, TokenService, make_last_used, token_digest
+from server.identity.tokens import DevicePrincipal, Principal, TokenService, make_last_used, token_digest
 from server.settings import Settings
 from server.web.openapi import may_raise
 from server.web.routes import Rule
@@ -112,10 +112,6 @@ class Holder(Rule):
         return f"{scopes}, or device" if self.devices else scopes
 
     async def __call__(self, request: Request, credentials: _Credentials) -> Principal:
-        """Returns the caller that `admit` looked up."""
-        return self.admitted(request)
-
-    def admitted(self, request: Request) -> Principal:
         """Returns the caller that `admit` looked up."""
         principal: Principal = request.state.principal
         return principal
@@ -209,7 +205,7 @@ def needs(*scopes: Scope, or_device: bool = False) -> Any:
     return Depends(Holder(frozenset(scopes), people=True, devices=or_device))
 
 
-Device = Annotated[Principal, Depends(Holder(frozenset(), people=False, devices=True))]
+Device = Annotated[DevicePrincipal, Depends(Holder(frozenset(), people=False, devices=True))]
 Enrolling = Annotated[str, Depends(OneTime())]
 PUBLIC = Depends(Open(limited=True))
 PROBE = Depends(Open(limited=False))
@@ -231,7 +227,7 @@ class Target:
 
 
 def check_signature(
-    settings: Settings, principal: Principal, target: Target, headers: Mapping[str, str], kind: Kind
+    settings: Settings, principal: DevicePrincipal, target: Target, headers: Mapping[str, str], kind: Kind
 ) -> RequestSignature | None:
     """Returns the verified signature of a device's request, whose body and nonce are checked later; None without one.
 
@@ -316,9 +312,9 @@ WholeResultSignature = Annotated[RequestSignature | None, Depends(_Check("result
 
 
 @contextmanager
-def spending(state: AppState, principal: Principal, signature: RequestSignature | None) -> Iterator[Session]:
-    """A writing transaction that spends a signature's nonce, also where what it is for is refused."""
-    device_id = principal.device_id or ""
+def spending(state: AppState, principal: DevicePrincipal, signature: RequestSignature | None) -> Iterator[Session]:
+    """A writing transaction that spends the nonce of a signature, even if the request is refused."""
+    device_id = principal.device_id
     try:
         with state.database.writing() as session:
             if signature is not None:
@@ -328,7 +324,7 @@ def spending(state: AppState, principal: Principal, signature: RequestSignature 
         # Nothing was done, and the same may be done again.
         raise
     except MobizoError:
-        # What it asked for was refused, and its nonce was given back with the rest; it is spent all the same.
+        # The rollback of a refused request also removed its nonce, which must not be used again.
         spend_ahead(state, device_id, signature)
         raise
 

@@ -51,7 +51,7 @@ def make(
 ) -> TokenGrant:
     """Creates a token in the caller's tenant, which may do no more than the caller's; its text is shown only once."""
     response.headers.update(_SECRET)
-    return TokenIssuingService(session, principal).make(request, state.settings.token_days)
+    return TokenIssuingService(session, principal).make(request)
 
 
 @router.post("/tokens/{token_id}/rotate", status_code=201, responses=raises(Conflict))

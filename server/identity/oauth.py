@@ -33,6 +33,7 @@ ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 LENGTH = 8  # characters of five bits
 _LOOKS_LIKE = str.maketrans("ILO", "110")
 _CODE = re.compile(rf"[{ALPHABET}]{{{LENGTH}}}")
+POLL_INTERVAL_SECONDS = 5  # minimum seconds between two polls of a joining device or a login
 REQUEST_SECONDS = 900  # that a request waits for a person
 SLOWER_SECONDS = 5  # that each question asked too early adds to the interval (RFC 8628, 3.5)
 EXPIRED_KEPT_FOR = timedelta(hours=1)  # after its end, so that a client that asks late is told that it was late

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 from server.database.columns import utc_now
 from server.database.paging import PageRequest, PageRows
 from server.identity.tenants import UserRepository
-from server.identity.tokens import Principal, Token, TokenRepository, TokenService
+from server.identity.tokens import TOKEN_DAYS, Principal, Token, TokenRepository, TokenService
 from shared.access import Scope, TokenGrant, TokenRequest, TokenView, default_scopes
 from shared.errors import Conflict, Forbidden, NotFound
 
@@ -24,7 +24,7 @@ class TokenIssuingService:
         self._tokens = TokenRepository(session)
         self._users = UserRepository(session)
 
-    def make(self, request: TokenRequest, default_days: int) -> TokenGrant:
+    def make(self, request: TokenRequest) -> TokenGrant:
         """Creates a token of the named user, or of the maker's user.
 
         It expires with the maker's token at the latest.
@@ -37,7 +37,7 @@ class TokenIssuingService:
         else:
             scopes = frozenset(request.scopes)
         self._check_reach(scopes)
-        days = default_days if request.expires_in_days is None else request.expires_in_days
+        days = TOKEN_DAYS if request.expires_in_days is None else request.expires_in_days
         lifetime = None if days == "never" else timedelta(days=days)
         if request.expires_in_days is not None and self._within_maker(lifetime) != lifetime:
             raise Forbidden(

@@ -27,6 +27,7 @@ from shared.canonical import sha256_hex
 from shared.errors import BadRequest, Conflict, MobizoError, NotFound, TenantSuspended, Unauthorized, Unavailable
 
 REVOKED = "this device was revoked; ask the operator for a one-time token and enroll it again"
+TOKEN_DAYS = 90  # for which a person's or service's token is valid by default
 WRITE_SECONDS = 60.0  # between two writes of last-used times
 _log = structlog.get_logger()
 _OURS = re.compile(r"mobizo-(operator|app|device)-[A-Za-z0-9_-]{43}")
@@ -198,6 +199,13 @@ class Principal:
     public_key: str | None = None  # a device's
 
 
+@dataclass(frozen=True)
+class DevicePrincipal(Principal):
+    """A device that sends a request."""
+
+    device_id: str
+
+
 class TokenService:
     """Tokens in one transaction."""
 
@@ -306,7 +314,8 @@ class TokenService:
             raise Unauthorized("the token has expired; ask the operator for a new one")
         if holder.suspended_at is not None:
             raise TenantSuspended
-        return Principal(
+        kind = DevicePrincipal if holder.role is Role.DEVICE else Principal
+        return kind(
             tenant=holder.tenant,
             role=holder.role,
             token_id=holder.id,

@@ -1,13 +1,13 @@
-"""Errors of scoring and generating, in addition to those of every route.
+"""Errors of scoring and generating, in addition to those of every route. All are answered with status 503.
 
 MobizoError
 `- Unavailable
-   |- ScorerOff         503   the operator does not let this server score
-   |- ScorerBusy        503   too much waits already
-   |- ScorerStopped     503   the scorer ended before it had answered
-   |- ScorerLate        503   no answer in time
-   |- BaseNotServed      503   the files of the base model are not what they were, or cannot be read
-   `- ScorerFull        503   it does not fit the memory that the operator gave
+   |- ScorerOff
+   |- ScorerBusy
+   |- ScorerStopped
+   |- ScorerLate
+   |- BaseNotServed
+   `- ScorerFull
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
-"""A base model in memory, in float32, that scores texts of many adapters in one batch.
+"""A base model in memory, in float32, that scores and continues texts of many adapters in one batch.
 
-The decoder is the one that programs are compiled from. Only the adapted part of a linear layer differs: the batch
-decides which rows use which B (`server.inference.lora_rows`). Rows are padded on the right, so that the causal mask
-hides the padding.
+The decoder is the one that programs are compiled from. Only the adapted part of a linear layer differs: each row has
+its own adapter (`server.inference.lora_rows`). Rows are padded on the right, so that the causal mask hides the padding.
 """
 
-# mypy: disallow-subclassing-any=False
+# mypy: disallow-subclassing-any=False, disallow-untyped-decorators=False
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from itertools import repeat
 
 import numpy as np
 import torch
@@ -19,59 +19,32 @@ from torch import Tensor
 from server.compiler.checkpoints.base import BaseFacts, locate_base
 from server.compiler.checkpoints.checkpoint import Checkpoint, load_checkpoint
 from server.compiler.model.backbone import Backbone, BackboneTensors
-from server.compiler.model.decoder import DecoderLayer, LayerShape, LayerTables
+from server.compiler.model.decoder import MASKED, DecoderLayer, LayerShape, LayerTables, inverse_frequencies
 from server.compiler.model.layer_inputs import AttentionTables
 from server.inference.lora_rows import AdaptedRows, ServedAdapter
+from server.inference.texts import Text
 from shared.errors import Untrusted
+from shared.generated_text import GeneratedToken
 from shared.recipe import Target
+from shared.sampling import Sampler, generated_token
+from shared.zo.lora import F32
 
-POSITIONS_AT_ONCE = 256  # positions whose logits over the whole vocabulary are held at once
-
-
-@dataclass(frozen=True)
-class ScoredText:
-    """Tokens to read, and the answers, whose tokens are predicted from position `start` on."""
-
-    tokens: Sequence[int]
-    start: int
-    answers: Sequence[Sequence[int]]
-    adapter: ServedAdapter | None
-
-
-@dataclass(frozen=True)
-class LayerCache:
-    """One layer's keys (R, kv_heads, head_dim, C) and values (R, kv_heads, C, head_dim) of texts that generate."""
-
-    keys: Tensor
-    values: Tensor
-
-    def write(self, places: Tensor, k: Tensor, v: Tensor) -> None:
-        """Puts k, v (R, kv_heads, head_dim) of one token each at the rows' `places` (R,)."""
-        rows = torch.arange(len(places))
-        self.keys[rows, :, :, places] = k
-        self.values[rows, :, places] = v
-
-
-def use_threads(count: int | None) -> None:
-    """Computes with that many threads in this process; None: one for each core."""
-    if count is not None:
-        torch.set_num_threads(count)
+MAX_POSITIONS = 256  # positions whose logits over the whole vocabulary are in memory at the same time
+Cache = tuple[Tensor, Tensor]  # of one layer: keys (R, kv_heads, head_dim, C), values (R, kv_heads, C, head_dim)
 
 
 class ServingLayer(DecoderLayer):
-    """A decoder layer for any number of rows; `rows` assigns each row its adapter's B.
+    """A decoder layer for any number of rows, each with its own adapter in `rows`.
 
-    With a cache, the rows are single tokens at `places`, which attend over it. Without one, whole texts, whose keys and
-    values (R, S, kv_heads, head_dim) are left in `keys_values` if `keep` says so.
+    cache: where keys and values of the rows are written, if anywhere. places: positions (R,) of the rows' only tokens,
+    which attend over the cache; None: the rows are whole texts.
     """
 
     def __init__(self, facts: BaseFacts, index: int, weights: Mapping[str, Tensor]) -> None:
         super().__init__(LayerShape(facts, "fp32", paths=1, rows=1, rank=1, targets=()), weights, {})
         self.index = index
         self.rows = AdaptedRows([])
-        self.keep = False
-        self.keys_values: tuple[Tensor, Tensor] | None = None
-        self.cache: LayerCache | None = None
+        self.cache: Cache | None = None
         self.places: Tensor | None = None
 
     def _linear(self, target: Target, x: Tensor, b: Mapping[str, Tensor]) -> Tensor:
@@ -88,18 +61,25 @@ class ServingLayer(DecoderLayer):
         tables: AttentionTables,
     ) -> Tensor:
         q, k, v = self.heads(x, b, head_norms, tables, query_input)
-        if self.cache is None or self.places is None:
-            self.keys_values = (k, v) if self.keep else None
-            return self._linear("o_proj", self.mix(q, k, v, tables), b)
-        self.cache.write(self.places, k.squeeze(1), v.squeeze(1))
-        kv, dim, length = k.shape[2], k.shape[3], tables.mask.shape[-1]
-        mixed = self.attend(
-            q.reshape(len(q) * kv, -1, dim),
-            self.cache.keys[..., :length].flatten(0, 1),
-            self.cache.values[:, :, :length].flatten(0, 1),
-            tables,
-        )
-        return self._linear("o_proj", mixed.reshape(len(q), 1, -1), b)
+        if self.cache is not None and self.places is not None:
+            mixed = self._attend_cached(self.cache, self.places, q, k, v, tables)
+        else:
+            if self.cache is not None:
+                self.cache[0][..., : k.shape[1]] = k.permute(0, 2, 3, 1)
+                self.cache[1][:, :, : v.shape[1]] = v.permute(0, 2, 1, 3)
+            mixed = self.mix(q, k, v, tables)
+        return self._linear("o_proj", mixed, b)
+
+    def _attend_cached(
+        self, cache: Cache, places: Tensor, q: Tensor, k: Tensor, v: Tensor, tables: AttentionTables
+    ) -> Tensor:
+        """Attention of one token of each row, (R, 1, heads * head_dim); q, k, v as `heads` returns them."""
+        (keys, values), rows, length = cache, torch.arange(len(q)), tables.mask.shape[-1]
+        keys[rows, :, :, places] = k.squeeze(1)
+        values[rows, :, places] = v.squeeze(1)
+        q = q.reshape(len(q) * k.shape[2], -1, k.shape[3])
+        mixed = self.attend(q, keys[..., :length].flatten(0, 1), values[:, :, :length].flatten(0, 1), tables)
+        return mixed.reshape(len(rows), 1, -1)
 
 
 class ServingBase:
@@ -116,7 +96,8 @@ class ServingBase:
             **tables,
         )
         self._backbone = Backbone(self.facts, tensors, 1)
-        self.layers = [ServingLayer(self.facts, index, layer) for index, layer in enumerate(checkpoint.layers)]
+        self._layers = [ServingLayer(self.facts, index, layer) for index, layer in enumerate(checkpoint.layers)]
+        self._kinds = (False, True) if self.facts.sliding_layers else (False,)  # of layers: whether they slide
 
     @classmethod
     def open(cls, source: str, sha256: str) -> ServingBase:
@@ -128,36 +109,27 @@ class ServingBase:
     @property
     def nbytes(self) -> int:
         """Memory of its weights."""
-        backbone_bytes = int(sum(tensor.nbytes for tensor in self._backbone.buffers()))
-        return backbone_bytes + int(sum(tensor.nbytes for layer in self.layers for tensor in layer.buffers()))
+        return 4 * self.facts.parameters
 
-    def score(self, texts: Sequence[ScoredText]) -> list[list[float]]:
-        """The log-probability of each answer of each text, nats, in one batch."""
-        with torch.inference_mode():
-            return self._score(texts)
-
-    def _score(self, texts: Sequence[ScoredText]) -> list[list[float]]:
-        rows = AdaptedRows([text.adapter for text in texts])
-        ordered = [texts[row] for row in rows.order]
-        hidden = self.read(rows, [text.tokens for text in ordered])
+    @torch.inference_mode()
+    def score(self, texts: Sequence[Text], adapters: Sequence[ServedAdapter | None]) -> list[list[float]]:
+        """Returns the log-probability of each answer of each text, nats, in one batch. adapters: of each text."""
+        hidden = self.read(AdaptedRows(adapters), [text.tokens for text in texts])
         answers_at: dict[tuple[int, int], list[tuple[int, int]]] = {}  # (row, position): (token, answer) to add up
-        for row, text in enumerate(ordered):
+        for row, text in enumerate(texts):
             for answer, tokens in enumerate(text.answers):
                 for position, token in enumerate(tokens, text.start):
                     answers_at.setdefault((row, position), []).append((token, answer))
-        log_p = [[0.0] * len(text.answers) for text in ordered]
+        scores = [[0.0] * len(text.answers) for text in texts]
         places = list(answers_at)
-        for begin in range(0, len(places), POSITIONS_AT_ONCE):
-            part = places[begin : begin + POSITIONS_AT_ONCE]
+        for begin in range(0, len(places), MAX_POSITIONS):
+            part = places[begin : begin + MAX_POSITIONS]
             logits = self.logits(hidden, part)
             totals = torch.logsumexp(logits, dim=-1).tolist()
             for index, (row, position) in enumerate(part):
                 for token, answer in answers_at[row, position]:
-                    log_p[row][answer] += float(logits[index, token]) - totals[index]
-        in_request_order: list[list[float]] = [[] for _ in texts]
-        for row, scores in zip(rows.order, log_p, strict=True):
-            in_request_order[row] = scores
-        return in_request_order
+                    scores[row][answer] += float(logits[index, token]) - totals[index]
+        return scores
 
     def logits(self, hidden: Tensor, places: Sequence[tuple[int, int]]) -> Tensor:
         """Logits (P, V) at the (row, position)s of hidden (R, S, hidden)."""
@@ -166,46 +138,106 @@ class ServingBase:
         answers = self._backbone.gather_positions(hidden_at, torch.zeros(len(places), 1, dtype=torch.int64))
         return self._backbone.cap(self._backbone.logits(answers)).squeeze(1)
 
-    def read(self, rows: AdaptedRows, texts: Sequence[Sequence[int]], keep: bool = False) -> Tensor:
+    def read(self, rows: AdaptedRows, texts: Sequence[Sequence[int]], caches: Iterable[Cache] | None = None) -> Tensor:
         """Hidden states (R, S, hidden) of texts in the rows' order, padded on the right to the longest.
 
-        keep: leave keys and values in the layers' `keys_values`.
+        caches: of each layer, where keys and values are written.
         """
         length = max(len(tokens) for tokens in texts)
         padded = np.zeros((len(texts), length), np.int64)
         for row, tokens in enumerate(texts):
             padded[row, : len(tokens)] = tokens
-        kinds = [LayerTables(self.facts, length, sliding)(length) for sliding in self.attention_kinds]
-        for layer in self.layers:
-            layer.keep, layer.cache = keep, None
-        return self.forward_layers(rows, self._backbone.embed(torch.from_numpy(padded)), kinds)
+        kinds = [LayerTables(self.facts, length, sliding)(length) for sliding in self._kinds]
+        return self._forward(rows, self._backbone.embed(torch.from_numpy(padded)), kinds, caches, None)
 
-    def follow(
+    def step(self, rows: AdaptedRows, tokens: Tensor, places: Tensor, caches: Iterable[Cache]) -> Tensor:
+        """Hidden states (R, 1, hidden) of one token (R,) of each row at its place (R,), written into the caches."""
+        hidden = self._backbone.embed(tokens.unsqueeze(1), places.unsqueeze(1))
+        kinds = [_step_tables(self.facts, places, sliding) for sliding in self._kinds]
+        return self._forward(rows, hidden, kinds, caches, places)
+
+    def _forward(
         self,
         rows: AdaptedRows,
-        tokens: Tensor,
-        places: Tensor,
+        hidden: Tensor,
         kinds: Sequence[tuple[Tensor, ...]],
-        caches: Iterable[LayerCache],
+        caches: Iterable[Cache] | None,
+        places: Tensor | None,
     ) -> Tensor:
-        """Hidden states (R, 1, hidden) of one token (R,) of each row at its place (R,), written into the caches.
-
-        kinds: tables by attention kind, made for those places.
-        """
-        for layer, cache in zip(self.layers, caches, strict=True):
-            layer.keep, layer.cache, layer.places = False, cache, places
-        return self.forward_layers(rows, self._backbone.embed(tokens.unsqueeze(1), places.unsqueeze(1)), kinds)
-
-    @property
-    def attention_kinds(self) -> tuple[bool, ...]:
-        """Whether a kind of layer slides, of each kind that the base has."""
-        return (False, True) if self.facts.sliding_layers else (False,)
-
-    def forward_layers(self, rows: AdaptedRows, hidden: Tensor, kinds: Sequence[tuple[Tensor, ...]]) -> Tensor:
-        """hidden (R, S, hidden) through every layer."""
-        shape = replace(self.layers[0].shape, rows=len(hidden))
-        for layer in self.layers:
-            layer.rows, layer.shape = rows, shape
+        """hidden (R, S, hidden) through every layer. kinds: tables of each attention kind."""
+        shape = replace(self._layers[0].shape, rows=len(hidden))
+        for layer, cache in zip(self._layers, repeat(None) if caches is None else caches, strict=False):
+            layer.rows, layer.shape, layer.cache, layer.places = rows, shape, cache, places
             tables = kinds[layer.index in self.facts.sliding_layers]
             hidden = layer(hidden, *self._backbone.vectors(layer.index), *tables)
+            layer.cache = None
         return hidden
+
+
+def _step_tables(facts: BaseFacts, places: Tensor, sliding: bool) -> tuple[Tensor, ...]:
+    """A layer's tables for one token of each row at `places` (R,), over the cache up to the last place."""
+    columns, row_places = torch.arange(int(places.max()) + 1), places.unsqueeze(1)
+    hidden = columns > row_places  # (R, length)
+    if sliding and facts.window is not None:
+        hidden |= columns <= row_places - facts.window
+    mask = (hidden.to(torch.float32) * MASKED).repeat_interleave(facts.kv_heads, 0).unsqueeze(1)  # (R*KV, 1, length)
+    rope = (facts.sliding_rope or facts.rope) if sliding else facts.rope
+    rotary: tuple[Tensor, ...] = ()
+    if rope is not None:
+        angles = torch.outer(places.to(torch.float32), inverse_frequencies(rope, facts.head_dim))
+        rotary = tuple(part.view(len(places), 1, 1, -1) for part in (angles.cos(), angles.sin()))
+    caps: tuple[Tensor, ...] = ()
+    if facts.attention_softcap is not None:
+        cap = torch.full((1,), facts.attention_softcap)
+        caps = (cap, 1.0 / cap)
+    return (mask, torch.full((1,), facts.attention_scale), *rotary, *caps)
+
+
+class TextBatch:
+    """Texts that grow together by one token in each step: keys, values and samplers. Rows are numbers of the texts."""
+
+    def __init__(self, base: ServingBase, texts: Sequence[Text], adapters: Sequence[ServedAdapter | None]) -> None:
+        """adapters: of each text."""
+        self._base, self._texts, self._adapters = base, texts, list(adapters)
+        self._rows = list(range(len(texts)))  # texts that are in the batch
+        self._samplers = [Sampler(text.temperature, text.top_p, text.seed) for text in texts]
+        self._last = [0] * len(texts)  # the newest token of each text
+        self._lengths = torch.zeros(len(texts), dtype=torch.int64)
+        shape, limit = (base.facts.layers, len(texts), base.facts.kv_heads), max(text.limit for text in texts)
+        self._keys = torch.zeros(*shape, base.facts.head_dim, limit)
+        self._values = torch.zeros(*shape, limit, base.facts.head_dim)
+
+    @torch.inference_mode()
+    def read(self, start: int, stop: int) -> list[GeneratedToken | None]:
+        """Reads the prompts of some texts. Returns the first token after each."""
+        rows, prompts = slice(start, stop), [text.tokens for text in self._texts[start:stop]]
+        caches = zip(self._keys[:, rows], self._values[:, rows], strict=True)
+        hidden = self._base.read(AdaptedRows(self._adapters[rows]), prompts, caches)
+        self._lengths[rows] = torch.tensor([len(tokens) for tokens in prompts])
+        places = [(row, len(tokens) - 1) for row, tokens in enumerate(prompts)]
+        return self._sample(range(start, stop), self._base.logits(hidden, places).numpy())
+
+    @torch.inference_mode()
+    def step(self, rows: Sequence[int]) -> list[GeneratedToken | None]:
+        """Appends the newest token of these texts, and removes the others. Returns the tokens after them."""
+        if len(rows) < len(self._rows):
+            kept, self._rows = [self._rows.index(row) for row in rows], list(rows)
+            self._adapters, self._lengths = [self._adapters[at] for at in kept], self._lengths[kept]
+            for layer in (*self._keys, *self._values):  # in place, because a copy would take the memory twice
+                layer[: len(kept)] = layer[kept]
+            self._keys, self._values = self._keys[:, : len(kept)], self._values[:, : len(kept)]
+        tokens, caches = torch.tensor([self._last[row] for row in rows]), zip(self._keys, self._values, strict=True)
+        hidden = self._base.step(AdaptedRows(self._adapters), tokens, self._lengths, caches)
+        self._lengths = self._lengths + 1
+        return self._sample(rows, self._base.logits(hidden, [(at, 0) for at in range(len(rows))]).numpy())
+
+    def _sample(self, rows: Sequence[int], logits: F32) -> list[GeneratedToken | None]:
+        """Returns the next token of each of these texts; None if its logits (R, V) are not numbers."""
+        tokens: list[GeneratedToken | None] = []
+        for row, row_logits in zip(rows, logits, strict=True):
+            if np.isnan(row_logits).any():
+                tokens.append(None)
+                continue
+            self._last[row] = self._samplers[row](row_logits)
+            tokens.append(generated_token(self._last[row], row_logits, self._texts[row].likeliest))
+        return tokens

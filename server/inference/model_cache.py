@@ -1,98 +1,77 @@
-"""The scorer's bounded caches of base models, A matrices and adapters' B.
+"""The scorer's caches of base models, A matrices and adapters' B, bounded by bytes.
 
 Entries are keyed by content and shared between tenants; the server authorizes a request before it reaches the scorer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-from functools import lru_cache
+from collections.abc import Callable
 from typing import Any
 
 import structlog
+from cachetools import LRUCache
 
 from server.catalog.calibrations.service import calibration_of
 from server.inference.errors import BaseNotServed, ScorerFull
-from server.inference.frames import ServedAdapterRef, ServedBaseRef
-from server.inference.lora_rows import Family, Projections, ServedAdapter, family_of
-from server.inference.lru_cache import LruCache
+from server.inference.lora_rows import Projections, ServedAdapter
 from server.inference.model import ServingBase
+from server.inference.texts import ServedAdapterRef, ServedBaseRef
 from server.storage.store import ArtifactStore, Damaged
 from shared.errors import BadRequest, InvalidUpload, NotFound, Untrusted
-from shared.recipe import Recipe
-from shared.zo.lora import BaseShape, flat_size, load_adapter, lora_modules
+from shared.zo.lora import load_adapter
 
-FLOAT_BYTES = 4
 _log = structlog.get_logger()
-Key = tuple[object, ...]
+Cache = LRUCache[object, Any]
 
 
 class ModelCache:
-    """The caches of one scorer."""
+    """The models of one scorer."""
 
     def __init__(self, artifacts: ArtifactStore, base_bytes: int, adapter_bytes: int) -> None:
         self._artifacts = artifacts
-        self.bases: LruCache[str, ServingBase] = LruCache(base_bytes)
-        self.adapters: LruCache[Key, Any] = LruCache(adapter_bytes)  # `Projections` and `ServedAdapter`s
+        self.bases: Cache = LRUCache(base_bytes, lambda base: base.nbytes)
+        self.adapters: Cache = LRUCache(adapter_bytes, lambda each: each.nbytes)
 
-    def base(self, ref: ServedBaseRef, in_use: Collection[str]) -> ServingBase:
-        """Returns a base model. in_use: sha256s that must not be evicted. Raises ScorerFull or BaseNotServed."""
+    def base(self, ref: ServedBaseRef) -> ServingBase:
+        """Returns a base model. Raises ScorerFull or BaseNotServed."""
         try:
-            return self.bases.get(ref.sha256, ref.nbytes, lambda: ServingBase.open(ref.source, ref.sha256), in_use)
+            base: ServingBase = _get(
+                self.bases, ref.sha256, ref.nbytes, lambda: ServingBase.open(ref.source, ref.sha256)
+            )
         except (BadRequest, Untrusted) as error:
             # The error is not the client's, and paths are not disclosed.
             _log.error("base-not-served", sha256=ref.sha256, source=ref.source, cause=error.detail)
             raise BaseNotServed from error
-        except MemoryError as error:
-            raise ScorerFull(
-                f"the base model takes {ref.nbytes} bytes; the limit is MOBIZO_SCORER_BASE_BYTES"
-            ) from error
+        return base
 
-    def adapter(self, ref: ServedAdapterRef, in_use: Collection[Key]) -> ServedAdapter:
-        """Returns an adapter. in_use: keys that must not be evicted. Raises ScorerFull, Damaged or Unavailable."""
-        family, key = keys_of(ref)
-        sizes = needs([ref])
-        stay = {*in_use, family, key}
+    def adapter(self, ref: ServedAdapterRef | None) -> ServedAdapter | None:
+        """Returns an adapter. Raises ScorerFull, Damaged or Unavailable."""
+        if ref is None:
+            return None
+
+        def project() -> Projections:
+            return Projections(ref.recipe, ref.shape, calibration_of(self._artifacts, ref.recipe))
+
         try:
-            projections: Projections = self.adapters.get(
-                family,
-                sizes[family],
-                lambda: Projections(ref.recipe, ref.shape, calibration_of(self._artifacts, ref.recipe)),
-                stay,
+            # Both have room if one of their sizes together has.
+            projections: Projections = _get(self.adapters, ref.family, ref.nbytes, project)
+            adapter: ServedAdapter = _get(
+                self.adapters,
+                (ref.family, ref.sha256),
+                ref.nbytes,
+                lambda: ServedAdapter(projections, load_adapter(self._artifacts.read(ref.sha256), projections.size)),
             )
-
-            def read() -> ServedAdapter:
-                flat = load_adapter(self._artifacts.read(ref.sha256), projections.size)
-                return ServedAdapter(projections, flat)
-
-            adapter: ServedAdapter = self.adapters.get(key, sizes[key], read, stay)
         except (NotFound, InvalidUpload) as error:
             raise Damaged(f"the stored file {ref.sha256} is damaged or gone; restore it from a backup") from error
-        except MemoryError as error:
-            raise ScorerFull(
-                f"the adapter takes {sum(sizes.values())} bytes; the limit is MOBIZO_SCORER_ADAPTER_BYTES"
-            ) from error
         return adapter
 
 
-@lru_cache(maxsize=1024)
-def _measures(recipe: Recipe, shape: BaseShape) -> tuple[Family, int, int]:
-    """Returns the recipe's family, the bytes of its A and the bytes of one B."""
-    modules = lora_modules(recipe, shape)
-    a = FLOAT_BYTES * sum(module.in_features * module.rank for module in modules)
-    return family_of(recipe, shape), a, FLOAT_BYTES * flat_size(recipe, shape)
-
-
-def keys_of(ref: ServedAdapterRef) -> tuple[Key, Key]:
-    """Returns the cache keys of an adapter's projections and of its B."""
-    shared: Key = ("a", ref.recipe.base.sha256, *_measures(ref.recipe, ref.shape)[0])
-    return shared, ("b", ref.sha256, *shared)
-
-
-def needs(refs: Iterable[ServedAdapterRef]) -> dict[Key, int]:
-    """Returns the bytes of all entries that these adapters need, by key."""
-    sizes: dict[Key, int] = {}
-    for ref in refs:
-        family, key = keys_of(ref)
-        _, sizes[family], sizes[key] = _measures(ref.recipe, ref.shape)
-    return sizes
+def _get(cache: Cache, key: object, nbytes: int, load: Callable[[], Any]) -> Any:
+    """Returns an entry, which is loaded once others have made room for it. Raises ScorerFull."""
+    if key not in cache:
+        if nbytes > cache.maxsize:
+            raise ScorerFull(f"a model takes {nbytes} bytes of memory; at most {int(cache.maxsize)} are for it")
+        while cache.currsize + nbytes > cache.maxsize:
+            cache.popitem()
+        cache[key] = load()
+    return cache[key]

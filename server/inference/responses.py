@@ -1,35 +1,33 @@
-"""Scoring and generation requests: resolves names in the database, calls the scorer, builds the API's result.
-
-No transaction and no thread is held while the scorer works.
-"""
+"""Answers requests to score and to generate by the scorer. No transaction and no thread is held while it works."""
 
 from __future__ import annotations
 
-import asyncio
+import json
 import threading
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import anyio.to_thread
 from anyio import CapacityLimiter
 from tokenizers import Tokenizer
 
-from server.inference.frames import ServedAdapterRef, TextToGenerate
 from server.inference.scorer import make_scorer
-from server.inference.service import (
-    Call,
-    ReadRow,
-    ResolvedTarget,
-    ScoringService,
-    TextRequest,
-    calls_of,
-    refs_of,
-    text_to_generate,
-)
+from server.inference.service import ReadRow, ResolvedTarget, ScoringService, check_length, check_tokens, texts_to_score
+from server.inference.texts import Text
 from server.registry.trajectories.reconstruction import b_file
 from server.web.state import AppState
-from shared.generated_text import Piece, TextPieces
-from shared.scoring import GenerateResult, ScoreRequest, ScoreResult
+from server.web.streams import server_sent_event
+from shared.chat_template import NoChatTemplate
+from shared.errors import BadRequest, MobizoError
+from shared.generated_text import GeneratedToken, TextPieces
+from shared.openai.answers import FinishedText, ResponsePiece, TextOptions
+from shared.openai.models import Finish, Usage
+from shared.recipe import MAX_SEED
+from shared.scoring import GeneratedText, GenerateRequest, GenerateResult, ScoreRequest, ScoreResult
+from shared.zo.encoding import token_ids
 
 READERS = 2  # requests whose texts are tokenized at the same time
 
@@ -45,101 +43,188 @@ async def score(state: AppState, tenant: str, request: ScoreRequest) -> ScoreRes
     """
     disconnected = threading.Event()
     try:
-        rows, calls = await anyio.to_thread.run_sync(
-            _read_rows,
-            state,
-            tenant,
-            request,
-            disconnected.is_set,
-            limiter=state.get(_make_readers),
-            abandon_on_cancel=True,
-        )
+        read = partial(_read_rows, state, tenant, request, disconnected.is_set)
+        rows = await anyio.to_thread.run_sync(read, limiter=state.get(_make_readers), abandon_on_cancel=True)
     finally:
         disconnected.set()
     scores = [[0.0] * len(row.rows) for row in rows]
-    requests = [asyncio.ensure_future(_ask(state, tenant, call, scores)) for call in calls]
-    try:
-        await asyncio.gather(*requests)
-    finally:
-        for each in requests:
-            each.cancel()
+    for base in dict.fromkeys(row.target.base.sha256 for row in rows):
+        of_base = {at: row for at, row in enumerate(rows) if row.target.base.sha256 == base}
+        texts, places = texts_to_score(of_base)
+        base_ref = next(iter(of_base.values())).target.base_ref
+        async with aclosing(state.get(make_scorer).ask(tenant, base_ref, texts)) as answers:
+            text_scores = await anext(answers)
+        for (row, indices), values in zip(places, text_scores, strict=True):
+            for index, value in zip(indices, values, strict=True):
+                scores[row][index] = value
     return ScoreResult(rows=tuple(row.result(row_scores) for row, row_scores in zip(rows, scores, strict=True)))
 
 
-def _read_rows(
-    state: AppState, tenant: str, request: ScoreRequest, cancelled: Callable[[], bool]
-) -> tuple[list[ReadRow], list[Call]]:
+def _read_rows(state: AppState, tenant: str, request: ScoreRequest, cancelled: Callable[[], bool]) -> list[ReadRow]:
     with state.database.reading() as session:
-        service = ScoringService(session, state.artifacts, tenant)
-        rows = service.read(request, state.settings.scorer_request_tokens, cancelled)
+        rows = ScoringService(session, state.artifacts, tenant).read(request, cancelled)
         session.expunge_all()
     for target in {id(row.target): row.target for row in rows}.values():
-        _put_there(state, target)
-    return rows, calls_of(rows)
+        _store_adapter(state, target)
+    return rows
 
 
-def _put_there(state: AppState, target: ResolvedTarget) -> None:
+def _store_adapter(state: AppState, target: ResolvedTarget) -> None:
     """Makes sure that the adapter file is stored, since the scorer reads it from there."""
     if target.version is not None:
         b_file(state.database, state.artifacts, target.version)
 
 
-async def _ask(state: AppState, tenant: str, call: Call, scores: list[list[float]]) -> None:
-    """Writes the scorer's results into `scores` by row and answer."""
-    call_scores = await state.get(make_scorer).score(tenant, call.base, call.adapters, call.texts)
-    for (row, answers), text in zip(call.where, call_scores, strict=True):
-        for answer, value in zip(answers, text, strict=True):
-            scores[row][answer] = value
+@dataclass(frozen=True)
+class TextRequest:
+    """`count` texts to generate after each prompt, or after a conversation.
+
+    model: see `ScoringService.resolve_model`; without it, adapter, base and base_sha256: see `ScoringService.resolve`.
+    """
+
+    options: TextOptions
+    prompts: tuple[str, ...] = ()
+    messages: tuple[Mapping[str, Any], ...] = ()
+    count: int = 1
+    model: str | None = None
+    adapter: str | None = None
+    base: str | None = None
+    base_sha256: str | None = None
+
+    @classmethod
+    def of(cls, request: GenerateRequest) -> TextRequest:
+        """The text of a request to `/v1/generate`."""
+        fields = request.model_dump(include={"max_tokens", "temperature", "top_p", "seed", "stop"})
+        target = request.model_dump(include={"adapter", "base", "base_sha256"})
+        return cls(TextOptions(**fields, likeliest=None), (request.prompt,), **target)
 
 
-class TextGeneration:
-    """One text being generated. prompt_tokens and tokenizer are known with the first piece."""
+class Generation:
+    """The texts of one request while they are generated. usage, fingerprint and target are there with the first piece.
 
-    tokenizer: Tokenizer
+    usage counts a prompt once, however many texts follow it.
+    """
+
+    target: ResolvedTarget
 
     def __init__(self, state: AppState, tenant: str, request: TextRequest) -> None:
-        self._state, self._tenant, self.request = state, tenant, request
-        self.prompt_tokens = 0
+        self._state, self._tenant, self._request = state, tenant, request
+        self._scorer, self._readers = state.get(make_scorer), state.get(_make_readers)
+        self._prompt_tokens = 0
+        self._texts: list[TextPieces] = []
+        self.fingerprint: str | None = None
 
-    async def pieces(self) -> AsyncGenerator[Piece | GenerateResult, None]:
-        """Yields pieces of the text, then the whole result. Raises the errors of the request or of the scorer.
+    @property
+    def usage(self) -> Usage:
+        """The tokens so far."""
+        read, generated = self._prompt_tokens, sum(text.tokens for text in self._texts)
+        return Usage(prompt_tokens=read, completion_tokens=generated, total_tokens=read + generated)
 
-        Close the iterator to cancel.
-        """
-        target, adapters, prompt, self.tokenizer = await anyio.to_thread.run_sync(
-            self._read, limiter=self._state.get(_make_readers)
-        )
-        self.prompt_tokens = len(prompt.tokens)
-        text = TextPieces(
-            self.tokenizer, prompt.tokens, self.request.stop, keep_textless=self.request.likeliest is not None
-        )
-        finish = "stop"
-        async with aclosing(
-            self._state.get(make_scorer).generate(self._tenant, target.base_ref, adapters, prompt)
-        ) as generated:
-            async for token in generated:
-                if isinstance(token, str):
-                    finish = token
-                    break
-                if piece := text.push(token):
-                    yield piece
-                if text.stopped:
-                    break
-        if piece := text.finish():
-            yield piece
-        result = {"text": text.text, "tokens": text.tokens, "finish": "stop" if text.stopped else finish}
-        yield GenerateResult.model_validate(target.scored_by | result)
+    async def whole(self) -> list[FinishedText]:
+        """Returns the texts in the request's order. Raises the errors of the request or of the scorer."""
+        async with aclosing(self.pieces()) as pieces:
+            ended = [piece async for piece in pieces if isinstance(piece, FinishedText)]
+        return sorted(ended, key=lambda each: each.index)
 
-    def _read(self) -> tuple[ResolvedTarget, list[ServedAdapterRef], TextToGenerate, Tokenizer]:
+    async def pieces(self) -> AsyncGenerator[ResponsePiece, None]:
+        """Yields the pieces of all texts as they come, and each text's end. Close the iterator to cancel all."""
+        self.target, tokenizer = await anyio.to_thread.run_sync(self._resolve, limiter=self._readers)
+        self.fingerprint = None if self.target.version is None else self.target.version.revision
+        prompts = (await self._rendered(),) if self._request.messages else self._request.prompts
+        texts = await anyio.to_thread.run_sync(self._read, tokenizer, prompts, limiter=self._readers)
+        options, keep_textless = self._request.options, self._request.options.likeliest is not None
+        self._texts = [TextPieces(tokenizer, text.tokens, options.stop, keep_textless=keep_textless) for text in texts]
+        growing, shown = set(range(len(texts))), [0] * len(texts)
+        tokens_of = [list[GeneratedToken]() for _ in texts]
+        async with aclosing(self._scorer.ask(self._tenant, self.target.base_ref, texts)) as answers:
+            while growing:
+                index, token, finish = await anext(answers)
+                if index not in growing:
+                    continue
+                text = self._texts[index]
+                new = [] if token is None else [text.push(token)]
+                ended = finish is not None or text.stopped
+                for piece in (*new, text.finish() if ended else None):
+                    if piece is not None:
+                        yield ResponsePiece(index, piece.text, piece.tokens, tokenizer, shown[index])
+                        shown[index] += len(piece.text)
+                        tokens_of[index] += piece.tokens
+                if ended:
+                    growing.discard(index)
+                    why: Finish = "length" if finish == "length" and not text.stopped else "stop"
+                    yield FinishedText(index, text.text, tuple(tokens_of[index]), tokenizer, finish=why)
+
+    def _resolve(self) -> tuple[ResolvedTarget, Tokenizer]:
+        request = self._request
         with self._state.database.reading() as session:
             service = ScoringService(session, self._state.artifacts, self._tenant)
-            request = self.request
-            target = (
-                service.resolve_target(request, request.adapter)
-                if request.model is None
-                else service.resolve_model(request.model)
-            )
+            if request.model is None:
+                target = service.resolve(request.adapter, request.base, request.base_sha256)
+            else:
+                target = service.resolve_model(request.model)
             tokenizer = service.tokenizer(target)
             session.expunge_all()
-        _put_there(self._state, target)
-        return target, refs_of(target), text_to_generate(self.request, target, tokenizer), tokenizer
+        _store_adapter(self._state, target)
+        return target, tokenizer
+
+    async def _rendered(self) -> str:
+        """Returns the conversation as a prompt, by the base model's own chat template."""
+        base, messages = self.target.base, self._request.messages
+        if base.chat_template is None:
+            raise NoChatTemplate(f"base model {base.name!r} has no chat template; use /v1/completions")
+        return await self._scorer.render(base.chat_template, messages)
+
+    def _read(self, tokenizer: Tokenizer, prompts: tuple[str, ...]) -> list[Text]:
+        """Returns the prompts as tokens. Raises TextTooLong. Any special token ends a text."""
+        target, options, texts = self.target, self._request.options, list[Text]()
+        ends = tuple(token for token, how in tokenizer.get_added_tokens_decoder().items() if how.special)
+        for prompt in prompts:
+            check_length(prompt, target, "prompt:")
+            # A template writes special tokens such as BOS itself.
+            tokens = tuple(token_ids(tokenizer, prompt, special=not self._request.messages))
+            if not tokens:
+                raise BadRequest("prompt: has no tokens")
+            check_tokens(tokens, target, "prompt:")
+            self._prompt_tokens += len(tokens)
+            for _ in range(self._request.count):
+                text = Text(
+                    tokens,
+                    target.adapter_ref,
+                    # The last token is never read.
+                    max_tokens=min(options.max_tokens, target.base.shape.context_length - len(tokens) + 1),
+                    temperature=options.temperature,
+                    top_p=options.top_p,
+                    seed=(options.seed + len(texts)) % (MAX_SEED + 1),
+                    ends=ends,
+                    likeliest=options.likeliest,
+                )
+                texts.append(text)
+        return texts
+
+
+async def whole_text(generation: Generation) -> GenerateResult:
+    """Returns the only text of a request once it is complete."""
+    (text,) = await generation.whole()
+    return _result(generation, text)
+
+
+def _result(generation: Generation, text: FinishedText) -> GenerateResult:
+    fields = {"text": text.text, "tokens": generation.usage.completion_tokens, "finish": text.finish}
+    return GenerateResult.model_validate(generation.target.scored_by | fields)
+
+
+async def text_events(generation: Generation) -> AsyncGenerator[bytes, None]:
+    """Yields the server-sent events of a request's only text. A failure after the first is an event, too."""
+    begun = False
+    async with aclosing(generation.pieces()) as pieces:
+        try:
+            async for piece in pieces:
+                begun = True
+                if isinstance(piece, FinishedText):
+                    yield server_sent_event("end", _result(generation, piece).model_dump_json())
+                else:
+                    yield server_sent_event("text", GeneratedText(text=piece.text).model_dump_json())
+        except MobizoError as error:
+            if not begun:
+                raise
+            yield server_sent_event("problem", json.dumps(error.problem()))

@@ -1,36 +1,74 @@
-"""The server's side of the scorer: sends requests in tokens and content hashes to a process, which it starts on demand
-and restarts after a crash.
+"""The scorer of one server: requests that wait together on one base run together, in batches of many adapters.
+
+The batches run in a process of their own, which is started on demand and again after its death. Each turn starts the
+waiting requests that fit and runs one batch of each run, so that a long request does not hold up the others. Requests
+start in the order of their arrival. If the first batch of several requests fails, each of them runs alone.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections import Counter
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from itertools import count
-from typing import Any, Literal
+from multiprocessing import get_context
+from typing import Any
 
-from server.inference.admission import Admission
-from server.inference.errors import ScorerLate, ScorerOff, ScorerStopped
-from server.inference.frames import (
-    Batch,
-    GenerateTask,
-    ScoreTask,
-    ServedAdapterRef,
-    ServedBaseRef,
-    TextToGenerate,
-    TextToScore,
-)
+import psutil
+import structlog
+
+from server.inference import worker
+from server.inference.errors import ScorerBusy, ScorerFull, ScorerLate, ScorerOff, ScorerStopped
 from server.inference.metrics import ScorerMeters
-from server.inference.process import Inbox, Link
+from server.inference.texts import ServedAdapterRef, ServedBaseRef, Text
 from server.settings import Settings
 from server.web.state import AppState
-from shared.errors import from_problem
+from shared.chat_template import ChatTemplate
+from shared.errors import MobizoError, TooManyRequests
 from shared.generated_text import GeneratedToken
 
-RESTART_SECONDS = 1.0  # from one start to the next, at least
-Finish = Literal["stop", "length"]
+BATCH_TOKENS = 2048  # of one batch, padding included; a longer text is a batch of its own
+QUEUE_TOKENS = 524_288  # of all unanswered requests; one tenant has at most half of them
+CALL_SECONDS = 600.0  # of one batch, reading the base model included; a process that takes longer is replaced
+RETRY_SECONDS, RESTART_SECONDS = 2.0, 1.0
+_log = structlog.get_logger()
+
+
+class Request:
+    """Texts of one kind on one base. open: the indices of those that are not finished.
+
+    answers: all scores; or tokens as (index of the text, token, reason of the end); or the error that ends the work.
+    alone: it shares no batch, because one with it has failed.
+    """
+
+    def __init__(self, base: ServedBaseRef, texts: Sequence[Text]) -> None:
+        self.base, self.texts = base, texts
+        self.open = set(range(len(texts)))
+        self.answers: asyncio.Queue[Any] = asyncio.Queue()
+        self.scores: list[list[float]] = [[] for _ in texts]
+        self.generated = [0] * len(texts)  # tokens of each text
+        self.tokens = sum(text.limit for text in texts)
+        self.generates = texts[0].max_tokens > 0
+        self.alone = False
+
+    @property
+    def group(self) -> object:
+        """What requests that run together have in common."""
+        return self if self.alone else (self.generates, self.base)
+
+    def fail(self, error: Exception) -> None:
+        """Ends the work on it with an error."""
+        self.open.clear()
+        self.answers.put_nowait(error)
+
+
+Place = tuple[Request, int]  # of a text: its request and its index there
 
 
 class Scorer:
@@ -38,102 +76,251 @@ class Scorer:
 
     def __init__(self, settings: Settings, meters: ScorerMeters) -> None:
         self._settings, self._meters = settings, meters
-        self._admission = Admission(settings.scorer_queue_tokens)
+        self._text_bytes = self._adapter_bytes = settings.scorer_memory_bytes // 8
         self._numbers = count(1)
-        self._starting = asyncio.Lock()
+        self._tokens: Counter[str] = Counter()  # of unanswered requests, by tenant
+        self._waiting: list[Request] = []
+        self._running: list[tuple[list[Request], AsyncGenerator[None, None]]] = []
+        self._work: asyncio.Task[Any] | None = None
+        self._calling = asyncio.Lock()
+        self._pool: ProcessPoolExecutor | None = None
         self._started = -RESTART_SECONDS
-        self._link: Link | None = None
-
-    @property
-    def pid(self) -> int | None:
-        """The id of its process; None while none runs."""
-        return None if self._link is None or self._link.ended else self._link.pid
+        self.pid: int | None = None
 
     @property
     def waiting(self) -> int:
         """Number of tokens of unanswered requests."""
-        return self._admission.waiting
+        return self._tokens.total()
 
-    async def start(self) -> Link:
-        """Returns the running process; starts one if there is none. Raises ScorerOff."""
-        if self._settings.scorer == "off":
-            raise ScorerOff
-        async with self._starting:
-            if self._link is None or self._link.ended:
-                await asyncio.sleep(max(0.0, self._started + RESTART_SECONDS - time.monotonic()))
-                self._started = time.monotonic()
-                self._link = await Link.start(self._settings, self._hear)
-                self._meters.started()
-            return self._link
+    def start(self) -> None:
+        """Begins to start the process before the first request."""
+        self._work = asyncio.create_task(self._call("pid"))
 
     async def close(self) -> None:
         """Stops the process, if one runs."""
-        if self._link is not None:
-            await self._link.close()
-            self._meters.scorer_stopped()
+        if self._work is not None:
+            self._work.cancel()
+        if (pool := self._pool) is not None:
+            self._kill()
+            await asyncio.to_thread(pool.shutdown)
 
-    async def score(
-        self,
-        tenant: str,
-        base: ServedBaseRef,
-        adapters: Sequence[ServedAdapterRef],
-        texts: Sequence[TextToScore],
-    ) -> list[list[float]]:
-        """Returns the log-probability of each answer of each text, nats.
-
-        Raises TooManyRequests, ScorerBusy, ScorerOff, ScorerStopped, ScorerLate, or an error of the scorer.
-        """
-        tokens = sum(len(text.tokens) for text in texts)
-        task = ScoreTask(id=next(self._numbers), base=base, adapters=tuple(adapters), texts=tuple(texts))
-        async with self._conversation(tenant, tokens, task) as inbox:
-            scores: list[list[float]] = (await self._next_message(inbox))["scores"]
-            return scores
-
-    async def generate(
-        self, tenant: str, base: ServedBaseRef, adapters: Sequence[ServedAdapterRef], text: TextToGenerate
-    ) -> AsyncGenerator[GeneratedToken | Finish, None]:
-        """Yields the tokens that follow a text, then the reason for the end. Close the iterator to stop.
-
-        Raises as `score` does.
-        """
-        task = GenerateTask(id=next(self._numbers), base=base, adapters=tuple(adapters), text=text)
-        async with self._conversation(tenant, len(text.tokens) + text.most, task) as inbox:
-            while True:
-                message = await self._next_message(inbox)
-                if "finish" in message:
-                    finish: Finish = message["finish"]
-                    yield finish
-                    return
-                del message["id"]
-                yield GeneratedToken.model_validate(message)
-
-    @asynccontextmanager
-    async def _conversation(self, tenant: str, tokens: int, task: ScoreTask | GenerateTask) -> AsyncIterator[Inbox]:
-        """Sends a task and yields the queue of its answers; cancels the task when the context ends."""
-        with self._admission.admitted(tenant, tokens):
-            link = await self.start()
-            inbox = link.open(task.id)
-            try:
-                await link.send(task.model_dump(mode="json"))
-                yield inbox
-            finally:
-                link.shut(task.id)
-                await link.send({"id": task.id, "kind": "cancel"})
-
-    async def _next_message(self, inbox: Inbox) -> dict[str, Any]:
-        """Returns the next message. Raises ScorerLate, ScorerStopped, or the error that the message reports."""
+    async def render(self, template: ChatTemplate, messages: Sequence[Mapping[str, Any]]) -> str:
+        """Returns a conversation as a prompt. Raises InvalidConversation, and as `ask`."""
         try:
-            message = await asyncio.wait_for(inbox.get(), self._settings.scorer_seconds)
+            async with asyncio.timeout(self._settings.scorer_seconds):
+                prompt: str = await self._call("render", template, messages)
         except TimeoutError as error:
             raise ScorerLate from error
-        if message is None:
-            raise ScorerStopped
-        if "problem" in message:
-            raise from_problem(message["problem"])
-        return message
+        return prompt
 
-    def _hear(self, message: dict[str, Any]) -> None:
-        self._meters.ran(Batch.model_validate(message))
+    async def ask(self, tenant: str, base: ServedBaseRef, texts: Sequence[Text]) -> AsyncGenerator[Any, None]:
+        """Yields the answers to a request, see `Request`. Close the iterator to cancel it.
+
+        Raises TooManyRequests, ScorerBusy, ScorerOff, ScorerStopped, ScorerLate, or an error of the worker.
+        """
+        request = Request(base, texts)
+        # The only request always comes in, however long it is.
+        if self._tokens[tenant] and self._tokens[tenant] + request.tokens > QUEUE_TOKENS // 2:
+            raise TooManyRequests(
+                "the tenant's texts that wait to be scored are as many as one tenant may have; wait for some of them",
+                limit="scoring",
+                retry_after_seconds=RETRY_SECONDS,
+            )
+        if self.waiting and self.waiting + request.tokens > QUEUE_TOKENS:
+            raise ScorerBusy
+        self._tokens[tenant] += request.tokens
+        self._meters.waiting.set(self.waiting)
+        self._waiting.append(request)
+        if self._work is None or self._work.done():
+            self._work = asyncio.create_task(self._run())
+        try:
+            while True:
+                async with asyncio.timeout(self._settings.scorer_seconds):  # `wait_for` may lose a cancellation
+                    answer = await request.answers.get()
+                if isinstance(answer, Exception):
+                    raise answer
+                yield answer
+        except TimeoutError as error:
+            raise ScorerLate from error
+        finally:
+            request.open.clear()
+            self._waiting = [other for other in self._waiting if other is not request]
+            self._tokens[tenant] -= request.tokens
+            self._tokens += Counter()  # forgets tenants without any
+            self._meters.waiting.set(self.waiting)
+
+    async def _run(self) -> None:
+        """Runs batches until no request waits."""
+        while self._waiting or self._running:
+            while group := self._next_group():
+                self._waiting = [request for request in self._waiting if request not in group]
+                self._running.append((group, self._generate(group) if group[0].generates else self._score(group)))
+            for run in list(self._running):
+                group, batches = run
+                try:
+                    await anext(batches)
+                    continue
+                except StopAsyncIteration:
+                    pass
+                except Exception as error:
+                    self._failed([request for request in group if request.open], error)
+                self._running.remove(run)
+
+    def _next_group(self) -> list[Request]:
+        """Returns the first waiting request and those that can run with it; none while the first does not fit."""
+        group: list[Request] = []
+        used = sum(_text_bytes(running) for running, _ in self._running)
+        for request in self._waiting:
+            if not group or request.group == group[0].group:
+                if used + _text_bytes([*group, request]) > self._text_bytes and (group or self._running):
+                    break
+                group.append(request)
+        return group
+
+    def _failed(self, requests: Sequence[Request], error: Exception) -> None:
+        """Fails a request that was alone, or has got tokens; others of the same batch run alone."""
+        for request in requests:
+            if len(requests) == 1 or any(request.generated):
+                request.fail(error)
+            request.alone = True
+        self._waiting[:0] = [request for request in requests if request.open]
+
+    async def _score(self, group: Sequence[Request]) -> AsyncGenerator[None, None]:
+        """Scores texts, those of small requests first. Yields after each batch."""
+        ordered: list[Place] = []
+        for request in sorted(group, key=lambda request: request.tokens):
+            places = [(request, index) for index in request.open]
+            ordered += sorted(places, key=lambda place: -len(place[0].texts[place[1]].tokens))
+        for part in self._split(ordered):
+            batch = sorted(((request, index) for request, index in part if index in request.open), key=_adapter)
+            if batch:
+                texts = [request.texts[index] for request, index in batch]
+                scores = await self._batch("score", texts, group[0].base, texts)
+                for (request, index), text_scores in zip(batch, scores, strict=True):
+                    request.scores[index] = text_scores
+                    request.open.discard(index)
+                    if not request.open:
+                        request.answers.put_nowait(request.scores)
+                yield
+
+    async def _generate(self, group: Sequence[Request]) -> AsyncGenerator[None, None]:
+        """Continues texts by one token in each batch. Yields after each batch."""
+        if (nbytes := _text_bytes(group)) > self._text_bytes:
+            raise ScorerFull(f"the texts take {nbytes} bytes; at most {self._text_bytes} are for texts. Ask for less")
+        number = next(self._numbers)
+        places = sorted(((request, index) for request in group for index in request.open), key=_adapter)
+        texts = [request.texts[index] for request, index in places]
+        await self._call("begin", number, group[0].base, texts)
+        tokens: list[GeneratedToken | None] = []
+        for part in self._split(places):
+            start, stop = len(tokens), len(tokens) + len(part)
+            tokens += await self._batch("read", texts[start:stop], number, start, stop)
+            yield
+        rows = list(range(len(places)))
+        while rows:
+            for row, token in zip(rows, tokens, strict=True):
+                _add_token(*places[row], token)
+            rows = [row for row, (request, index) in enumerate(places) if index in request.open]
+            tokens = await self._batch("generate", [texts[row] for row in rows], number, rows)
+            yield
+
+    def _split(self, places: Sequence[Place]) -> Iterator[list[Place]]:
+        """Yields consecutive texts whose tokens fit one batch, and whose adapters fit into memory."""
+        batch: list[Place] = []
+        longest, sizes = 0, dict[ServedAdapterRef | None, int]()
+        for request, index in places:
+            text = request.texts[index]
+            longest = max(longest, len(text.tokens))
+            sizes[text.adapter] = 0 if text.adapter is None else text.adapter.nbytes
+            if batch and (longest * (len(batch) + 1) > BATCH_TOKENS or sum(sizes.values()) > self._adapter_bytes):
+                yield batch
+                batch, longest, sizes = [], len(text.tokens), {text.adapter: sizes[text.adapter]}
+            batch.append((request, index))
+        yield batch
+
+    async def _batch(self, work: str, texts: Sequence[Text], *arguments: Any) -> list[Any]:
+        """Runs a batch of these texts, and records it."""
+        began = time.perf_counter()
+        results: list[Any] = await self._call(work, *arguments)
+        if texts:
+            with suppress(psutil.NoSuchProcess):  # it may have died since
+                self._meters.count(
+                    work,
+                    rows=len(texts),
+                    tokens=len(texts) * (1 if work == "generate" else max(len(text.tokens) for text in texts)),
+                    adapters=len({text.adapter for text in texts} - {None}),
+                    seconds=time.perf_counter() - began,
+                    resident_bytes=psutil.Process(self.pid).memory_info().rss,
+                )
+        return results
+
+    async def _call(self, method: str, *arguments: Any) -> Any:
+        """Calls a method of the process's `Worker`. Raises its errors, ScorerOff, ScorerStopped or ScorerLate."""
+        async with self._calling:
+            try:
+                pool = self._pool or await self._start()
+                try:
+                    future = pool.submit(worker.call, method, *arguments)
+                except BrokenProcessPool:  # it died while it had nothing to do
+                    future = (await self._start()).submit(worker.call, method, *arguments)
+                async with asyncio.timeout(CALL_SECONDS):
+                    return await asyncio.wrap_future(future)
+            except BrokenProcessPool as error:
+                _log.error("scorer-died", pid=self.pid)
+                self._pool = None
+                raise ScorerStopped from error
+            except TimeoutError as error:
+                _log.error("scorer-hangs", pid=self.pid, method=method)
+                self._kill()
+                raise ScorerLate from error
+
+    def _kill(self) -> None:
+        """Ends the process; the next call starts another one."""
+        if self.pid is not None:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+        self._pool = None
+
+    async def _start(self) -> ProcessPoolExecutor:
+        """Starts a process. Raises ScorerOff or BrokenProcessPool."""
+        if self._settings.scorer == "off":
+            raise ScorerOff
+        await asyncio.sleep(self._started + RESTART_SECONDS - time.monotonic())
+        self._started, self.pid = time.monotonic(), None
+        self._pool = ProcessPoolExecutor(1, get_context("spawn"), worker.start, (self._settings, os.getpid()))
+        self.pid = await asyncio.wrap_future(self._pool.submit(worker.call, "pid"))
+        self._meters.starts.inc()
+        _log.info("scorer-started", pid=self.pid)
+        return self._pool
+
+
+def _adapter(place: Place) -> tuple[str, str]:
+    """Sorts texts so that neighbours share A, and B."""
+    adapter = place[0].texts[place[1]].adapter
+    return ("", "") if adapter is None else (adapter.family, adapter.sha256)
+
+
+def _add_token(request: Request, index: int, token: GeneratedToken | None) -> None:
+    """Answers a request with the next token of a text."""
+    text = request.texts[index]
+    if index not in request.open:
+        return
+    if token is None:
+        request.fail(MobizoError("the model's output is not a number; the adapter is probably damaged"))
+        return
+    request.generated[index] += 1
+    finish = "stop" if token.token in text.ends else "length" if request.generated[index] == text.max_tokens else None
+    request.answers.put_nowait((index, None if finish == "stop" else token, finish))
+    if finish is not None:
+        request.open.discard(index)
+
+
+def _text_bytes(group: Sequence[Request]) -> int:
+    """Returns the bytes of keys, values and adapters of texts while they are generated; 0 for texts to score."""
+    texts = [text for request in group if request.generates for text in request.texts]
+    adapters = {text.adapter: text.adapter.nbytes for text in texts if text.adapter is not None}
+    longest = max((text.limit for text in texts), default=0)
+    return len(texts) * longest * group[0].base.token_bytes + sum(adapters.values())
 
 
 def make_scorer(state: AppState) -> Scorer:

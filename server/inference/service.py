@@ -1,4 +1,4 @@
-"""Translates API requests into scorer tasks: names into content hashes, texts into tokens.
+"""Reads requests in one transaction: names into content hashes, texts into tokens.
 
 An adapter of another tenant is reported as absent.
 """
@@ -6,15 +6,15 @@ An adapter of another tenant is reported as absent.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
 from sqlalchemy.orm import Session
 from tokenizers import Tokenizer
 
 from server.catalog.bases import BaseModelEntry, BaseService
-from server.inference.frames import ServedAdapterRef, ServedBaseRef, TextToGenerate, TextToScore
+from server.inference.texts import ServedAdapterRef, ServedBaseRef, Text
 from server.registry.models import StoredVersion
 from server.registry.repository import resolve
 from server.storage.store import ArtifactStore
@@ -23,60 +23,11 @@ from shared.registry import MAIN, VersionState
 from shared.scoring import AnswerScore, RowScore, ScoredBy, ScoreRequest, ScoreRow, TextTooLong
 from shared.task import Choice, Task, filled_length, read_question
 from shared.task_templates import named_task
-from shared.zo.encoding import Example, Row, check_tokenizer, encode_choice, score_rows, token_ids
+from shared.zo.encoding import Example, Row, check_tokenizer, encode_choice, score_rows
 
-FLOAT_BYTES = 4
+REQUEST_TOKENS = 131_072  # of one request to score
 TEXT_CHARACTERS = 16  # of one text, for each token of the base's context; a longer text is not tokenized
 TOTAL_CHARACTERS = 8  # of all texts, for each token that a request may have
-
-
-class BaseChoice(Protocol):
-    """The part of a request that names its base model; see `shared.scoring`."""
-
-    @property
-    def base(self) -> str | None:
-        """A registered base model; None: the base of the adapter."""
-
-    @property
-    def base_sha256(self) -> str | None:
-        """Refuse any other base model."""
-
-
-@dataclass(frozen=True)
-class _OwnBase:
-    """Leaves the base model to the adapter."""
-
-    base: None = None
-    base_sha256: None = None
-
-
-@dataclass(frozen=True)
-class ModelName:
-    """A model as OpenAI's API names it: an adapter `NAME` or `NAME@REVISION`, or else a registered base model."""
-
-    name: str
-
-
-@dataclass(frozen=True)
-class TextRequest:
-    """One text to generate. The fields are those of `shared.scoring.GenerateRequest`, except these.
-
-    model: names base and adapter together. prompt: returns the prompt's text for a base model. special: the tokenizer
-    adds its own tokens, such as BOS. likeliest: see `TextToGenerate`.
-    """
-
-    prompt: Callable[[BaseModelEntry], str]
-    base: str | None = None
-    base_sha256: str | None = None
-    adapter: str | None = None
-    model: ModelName | None = None
-    max_tokens: int = 128
-    temperature: float = 0.0
-    top_p: float = 1.0
-    seed: int = 0
-    stop: tuple[str, ...] = ()
-    special: bool = True
-    likeliest: int | None = None
 
 
 @dataclass(frozen=True)
@@ -98,11 +49,21 @@ class ResolvedTarget:
             revision=None if version is None else version.revision,
         ).model_dump()
 
-    @property
+    @cached_property
     def base_ref(self) -> ServedBaseRef:
-        """The base model as a scorer task refers to it."""
-        base = self.base
-        return ServedBaseRef(sha256=base.sha256, source=base.source, nbytes=FLOAT_BYTES * base.parameters)
+        """The base model as the scorer knows it."""
+        base, shape = self.base, self.base.shape
+        token_bytes = 2 * 4 * shape.layers * shape.kv_heads * shape.head_dim
+        return ServedBaseRef(
+            sha256=base.sha256, source=base.source, nbytes=4 * base.parameters, token_bytes=token_bytes
+        )
+
+    @cached_property
+    def adapter_ref(self) -> ServedAdapterRef | None:
+        """The version as the scorer knows it."""
+        if (version := self.version) is None:
+            return None
+        return ServedAdapterRef(sha256=version.sha256, recipe=version.recipe, shape=version.shape)
 
 
 @dataclass(frozen=True)
@@ -115,7 +76,7 @@ class ReadRow:
     rows: tuple[Row, ...]
 
     def result(self, scores: Sequence[float]) -> RowScore:
-        """The row with the log-probabilities of its answers, nats."""
+        """Returns the row's result. scores: log-probability of each answer, nats."""
         highest = max(scores)
         shares = [math.exp(score - highest) for score in scores]
         answers = tuple(
@@ -133,62 +94,48 @@ class ReadRow:
         return RowScore.model_validate(self.target.scored_by | {"answers": answers, "best": scores.index(highest)})
 
 
-@dataclass
-class Call:
-    """One call of the scorer, for one base. where: for each text, its row and the answers it scores."""
-
-    base: ServedBaseRef
-    adapters: list[ServedAdapterRef] = field(default_factory=list)
-    texts: list[TextToScore] = field(default_factory=list)
-    where: list[tuple[int, list[int]]] = field(default_factory=list)
-
-
 class ScoringService:
     """Resolves one request in one transaction."""
 
     def __init__(self, session: Session, artifacts: ArtifactStore, tenant: str) -> None:
         self._session, self._tenant = session, tenant
         self._bases = BaseService(session, artifacts)
-        self._targets: dict[str | None, ResolvedTarget] = {}
 
-    def read(self, request: ScoreRequest, most_tokens: int, cancelled: Callable[[], bool]) -> list[ReadRow]:
-        """Returns the rows as tokens. Errors name the row; raises TextTooLong over `most_tokens` in all.
+    def read(self, request: ScoreRequest, cancelled: Callable[[], bool]) -> list[ReadRow]:
+        """Returns the rows as tokens. Errors name the row; raises TextTooLong over REQUEST_TOKENS in all.
 
         Texts that are far too long are refused before they are tokenized. cancelled: whether the client has left,
         which is asked before each row; raises BadRequest then.
         """
         task = named_task(request.task) if isinstance(request.task, str) else request.task
         characters = sum(_characters(row, task) for row in request.rows)
-        if characters > TOTAL_CHARACTERS * most_tokens:
+        if characters > TOTAL_CHARACTERS * REQUEST_TOKENS:
             raise TextTooLong(
                 f"the prompts with their answers have {characters} characters in total, and one request may have "
-                f"{TOTAL_CHARACTERS * most_tokens}; split it"
+                f"{TOTAL_CHARACTERS * REQUEST_TOKENS}; split it"
             )
-        read_rows = []
+        read_rows: list[ReadRow] = []
+        targets: dict[str | None, ResolvedTarget] = {}
         total = 0
         for number, row in enumerate(request.rows):
             if cancelled():
                 raise BadRequest("the client has closed the connection")
-            target = self.resolve_target(request, row.adapter)
-            read_rows.append(self._read(row, task, target, f"rows.{number}"))
+            if row.adapter not in targets:
+                targets[row.adapter] = self.resolve(row.adapter, request.base, request.base_sha256)
+            read_rows.append(self._read(row, task, targets[row.adapter], f"rows.{number}"))
             total += sum(len(each.tokens) for each in read_rows[-1].rows)
-            if total > most_tokens:
+            if total > REQUEST_TOKENS:
                 raise TextTooLong(
-                    f"the rows have more than {most_tokens} tokens in total, the limit of one request; split it"
+                    f"the rows have more than {REQUEST_TOKENS} tokens in total, the limit of one request; split it"
                 )
         return read_rows
 
-    def resolve_target(self, request: BaseChoice, adapter: str | None) -> ResolvedTarget:
-        """Resolves the base model and adapter of a row that names `adapter`.
+    def resolve(self, adapter: str | None, base: str | None = None, base_sha256: str | None = None) -> ResolvedTarget:
+        """Resolves an adapter, and the base model that is named or else the adapter's own.
 
         Raises UnknownBase, AdapterNotFound, RevisionNotFound, VersionHeld or BaseMismatch.
         """
-        if adapter not in self._targets:
-            self._targets[adapter] = self._resolve(request, adapter)
-        return self._targets[adapter]
-
-    def _resolve(self, request: BaseChoice, adapter: str | None) -> ResolvedTarget:
-        requested_base = None if request.base is None else self._bases.by_name(request.base)
+        requested_base = None if base is None else self._bases.by_name(base)
         if adapter is None:
             if requested_base is None:
                 raise BadRequest("base is required for a row without an adapter")
@@ -198,31 +145,31 @@ class ScoringService:
             _, version = resolve(self._session, self._tenant, name, revision or MAIN)
             if version.state is VersionState.HELD:
                 raise VersionHeld(f"version {version.version} of adapter {name!r} is waiting for approval")
-            base = version.recipe.base
-            target = ResolvedTarget(requested_base or self._bases.by_name(base.name), name, version)
-            if target.base.sha256 != base.sha256:
+            own = version.recipe.base
+            target = ResolvedTarget(requested_base or self._bases.by_name(own.name), name, version)
+            if target.base.sha256 != own.sha256:
                 raise BaseMismatch(
-                    f"adapter {name!r} was trained on base model {base.name!r} with sha256 {base.sha256}; "
+                    f"adapter {name!r} was trained on base model {own.name!r} with sha256 {own.sha256}; "
                     f"{target.base.name!r} has {target.base.sha256}"
                 )
-        if request.base_sha256 not in (None, target.base.sha256):
+        if base_sha256 not in (None, target.base.sha256):
             raise BaseMismatch(
-                f"base model {target.base.name!r} has sha256 {target.base.sha256}; requested: {request.base_sha256}"
+                f"base model {target.base.name!r} has sha256 {target.base.sha256}; requested: {base_sha256}"
             )
         return target
 
-    def resolve_model(self, model: ModelName) -> ResolvedTarget:
-        """Resolves a model's name: the tenant's adapter of that name, or else the base model.
+    def resolve_model(self, model: str) -> ResolvedTarget:
+        """Resolves a model as OpenAI's API names it: an adapter `NAME` or `NAME@REVISION`, or else a base model.
 
         Raises AdapterNotFound if there is neither, RevisionNotFound or VersionHeld.
         """
         try:
-            return self._resolve(_OwnBase(), model.name)
+            return self.resolve(model)
         except AdapterNotFound:
-            base = self._bases.find(model.name)
+            base = self._bases.find(model)
             if base is None:
                 raise AdapterNotFound(
-                    f"there is no adapter and no base model {model.name!r}; GET /v1/models lists what there is"
+                    f"there is no adapter and no base model {model!r}; GET /v1/models lists what there is"
                 ) from None
             return ResolvedTarget(base, None, None)
 
@@ -247,18 +194,14 @@ class ScoringService:
         else:
             choices = tuple(Choice(row.prompt or "", answer) for answer in row.answers)
             labels = (None,) * len(choices)
-        context = target.base.shape.context_length
         for choice in choices:
-            _check_length(choice.prompt + choice.answer, context, f"{where}: the text")
+            check_length(choice.prompt + choice.answer, target, f"{where}: the text")
         tokenizer = self.tokenizer(target)
         rows = tuple(encode_choice(tokenizer, choice) for choice in choices)
         for each in rows:
             if not each.prompt or not each.answer:
                 raise BadRequest(f"{where}: the prompt or an answer has no tokens")
-            if len(each.tokens) > context:
-                raise TextTooLong(
-                    f"{where} has {len(each.tokens)} tokens; the context of {target.base.name!r} has {context}"
-                )
+            check_tokens(each.tokens, target, where)
         return ReadRow(target, choices, labels, rows)
 
 
@@ -269,8 +212,9 @@ def _characters(row: ScoreRow, task: Task | None) -> int:
     return sum(len(row.prompt or "") + len(answer) for answer in row.answers)
 
 
-def _check_length(text: str, context: int, where: str) -> None:
+def check_length(text: str, target: ResolvedTarget, where: str) -> None:
     """Raises TextTooLong for a text of far more characters than the context can hold."""
+    context = target.base.shape.context_length
     if len(text) > TEXT_CHARACTERS * context:
         raise TextTooLong(
             f"{where} has {len(text)} characters; at most {TEXT_CHARACTERS * context} are read for a context of "
@@ -278,59 +222,23 @@ def _check_length(text: str, context: int, where: str) -> None:
         )
 
 
-def calls_of(rows: Sequence[ReadRow]) -> list[Call]:
-    """Groups rows into one call for each base. Answers with the same tokens before them share a text."""
-    calls: dict[str, Call] = {}
-    places: dict[tuple[str, int], int] = {}  # (base, version number): index in the call's adapters
-    for number, row in enumerate(rows):
-        call = calls.setdefault(row.target.base.sha256, Call(row.target.base_ref))
-        adapter = None
-        if row.target.version is not None:
-            key = (row.target.base.sha256, row.target.version.number)
-            if key not in places:
-                places[key] = len(call.adapters)
-                call.adapters += refs_of(row.target)
-            adapter = places[key]
+def check_tokens(tokens: Sequence[int], target: ResolvedTarget, where: str) -> None:
+    """Raises TextTooLong for more tokens than the context of the base model has."""
+    context = target.base.shape.context_length
+    if len(tokens) > context:
+        raise TextTooLong(f"{where} has {len(tokens)} tokens; the context of {target.base.name!r} has {context}")
+
+
+def texts_to_score(rows: Mapping[int, ReadRow]) -> tuple[list[Text], list[tuple[int, list[int]]]]:
+    """Returns the texts of rows, by number, and for each text its row and the answers that it scores.
+
+    Answers with the same tokens before them share a text.
+    """
+    texts, places = [], []
+    for number, row in rows.items():
         for group in score_rows(Example(row.rows, 0, False)):
             first = row.rows[group[0]]
             answers = tuple(row.rows[index].answer for index in group)
-            call.texts.append(
-                TextToScore(tokens=first.tokens, start=len(first.prompt) - 1, answers=answers, adapter=adapter)
-            )
-            call.where.append((number, group))
-    return list(calls.values())
-
-
-def refs_of(target: ResolvedTarget) -> list[ServedAdapterRef]:
-    """Returns the version as a scorer task refers to it, or an empty list without an adapter."""
-    version = target.version
-    return (
-        [] if version is None else [ServedAdapterRef(sha256=version.sha256, recipe=version.recipe, shape=version.shape)]
-    )
-
-
-def text_to_generate(request: TextRequest, target: ResolvedTarget, tokenizer: Tokenizer) -> TextToGenerate:
-    """Returns the prompt as tokens. Raises TextTooLong if it exceeds the context of the base model.
-
-    Any special token ends a text.
-    """
-    context = target.base.shape.context_length
-    prompt = request.prompt(target.base)
-    _check_length(prompt, context, "prompt:")
-    tokens = tuple(token_ids(tokenizer, prompt, special=request.special))
-    if not tokens:
-        raise BadRequest("prompt: has no tokens")
-    if len(tokens) > context:
-        raise TextTooLong(f"prompt: has {len(tokens)} tokens; the context of {target.base.name!r} has {context}")
-    ends = tuple(token for token, how in tokenizer.get_added_tokens_decoder().items() if how.special)
-    return TextToGenerate(
-        tokens=tokens,
-        # The last token is never read.
-        most=min(request.max_tokens, context - len(tokens) + 1),
-        adapter=None if target.version is None else 0,
-        temperature=request.temperature,
-        top_p=request.top_p,
-        seed=request.seed,
-        ends=ends,
-        likeliest=request.likeliest,
-    )
+            texts.append(Text(first.tokens, row.target.adapter_ref, len(first.prompt) - 1, answers))
+            places.append((number, group))
+    return texts, places

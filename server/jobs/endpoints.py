@@ -8,21 +8,19 @@ from typing import Annotated
 import structlog
 from fastapi import Depends, Query, Response
 from fastapi.sse import EventSourceResponse, ServerSentEvent
-from prometheus_client import CollectorRegistry, Counter
-from sqlalchemy.orm import Session
 
 from server.identity.access_rules import needs
 from server.identity.tokens import Principal
 from server.jobs.events import LastEventId, job_events, make_event_feed
-from server.jobs.preparation import prepare
-from server.jobs.repository import Job, JobFilter, JobRepository
+from server.jobs.repository import JobFilter, JobRepository
 from server.jobs.scheduling.explanation import ExplanationService
 from server.jobs.service import JobService
+from server.jobs.submission import prepare, submit_job
 from server.web.idempotency import Once
 from server.web.openapi import Responses, raises
 from server.web.pages import Paging
 from server.web.routes import IfMatch, Routes
-from server.web.state import AppState, Reading, State, Writing
+from server.web.state import Reading, State, Writing
 from shared.access import Scope
 from shared.errors import (
     AdapterNotFound,
@@ -30,7 +28,6 @@ from shared.errors import (
     BudgetExceeded,
     Conflict,
     DeviceNotBound,
-    Forbidden,
     InvalidRecipe,
     InvalidTask,
     NotFound,
@@ -51,32 +48,8 @@ LOCATION: Responses = {
 }
 
 
-def make_program_counter(registry: CollectorRegistry) -> Counter:
-    """Makes the counter of submitted jobs, by whether their program was compiled before."""
-    counter = Counter(
-        "mobizo_program_requests",
-        "Jobs submitted here, by whether their program was compiled already",
-        ("cache",),
-        registry=registry,
-    )
-    for cache in ("hit", "miss"):
-        counter.labels(cache)
-    return counter
-
-
 async def _prepare(principal: Writer, request: JobRequest, state: State) -> None:
-    if request.privacy is not None:
-        await prepare(state, principal.tenant, request)
-
-
-def submit_job(principal: Principal, request: JobRequest, state: AppState, session: Session) -> Job:
-    """Submits a job of a caller with the scope `jobs:write`, whose privacy was prepared, and counts it."""
-    if request.start is not None and Scope.ADAPTERS_READ not in principal.scopes:
-        raise Forbidden("start: the token lacks: adapters:read", missing=[Scope.ADAPTERS_READ])
-    job = JobService(session, state.artifacts).submit(principal.tenant, request)
-    state.meters.part(make_program_counter).labels("hit" if job.state is JobState.READY else "miss").inc()
-    _log.info("job-submitted", job=job.id, recipe=job.recipe_id, state=job.state)
-    return job
+    await prepare(state, principal.tenant, request)
 
 
 @router.post(

@@ -5,7 +5,6 @@ Any number of workers may do this at once: each locks some jobs, and the others 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from datetime import timedelta
 
@@ -15,7 +14,6 @@ from server.database.columns import utc_now
 from server.database.database import Database
 from server.jobs.repository import JobRepository
 
-LOOK_SECONDS = 3600.0
 BATCH = 100  # jobs in one transaction, so that other writers wait only briefly
 _log = structlog.get_logger()
 
@@ -26,13 +24,11 @@ class EventPurge:
     def __init__(self, database: Database, days: float, stopping: Callable[[], bool]) -> None:
         """days: how long events are kept after the job has ended; 0: for ever."""
         self._database, self._days, self._stopping = database, timedelta(days=days), stopping
-        self._next = time.monotonic()
 
-    def look(self) -> None:
-        """Purges old events if the last purge was long enough ago."""
-        if not self._days or time.monotonic() < self._next:
+    def run(self) -> None:
+        """Purges old events unless they are kept for ever."""
+        if not self._days:
             return
-        self._next = time.monotonic() + LOOK_SECONDS
         jobs = self.purge()
         if jobs:
             _log.info("events-purged", jobs=jobs)

@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 from server.catalog.bases import BaseModelEntry, BaseService
 from server.catalog.calibrations.service import CalibrationService
 from server.database.columns import new_id, utc_now
-from server.database.database import Database
+from server.database.database import Database, change_state
 from server.identity.devices.repository import DeviceRepository
 from server.identity.devices.service import BindingService
 from server.jobs.leases.repository import LeaseRepository
@@ -26,7 +26,7 @@ from server.jobs.scheduling.repository import QueueRepository, note_ready
 from server.ports import Port
 from server.programs.service import COMPILE, JOB_STATES, Program, ProgramRepository, ProgramService, ProgramState
 from server.storage.store import ArtifactStore
-from server.tasks.repository import TaskService
+from server.tasks.turns import TaskService
 from shared.errors import Conflict, NotFound
 from shared.federation.cohort import RoundTask
 from shared.federation.secure_aggregation.redaction import redacted_progress, redacted_result
@@ -127,20 +127,16 @@ class JobLifecycle:
 
     def move(self, job: Job, state: JobState, **changes: Any) -> None:
         """Moves a job to `state` and sets other columns with it. Raises Conflict if the move is not allowed."""
-        if state not in TRANSITIONS[job.state]:
-            raise Conflict(f"job {job.id} is {job.state}; it cannot become {state}")
-        waited, now = job.state in AWAITING_PROGRAM, utc_now()
-        job.times = job.times.after(job.state, now)
-        job.state = state
+        before, now = job.state, utc_now()
         if job.hides_figures and (result := changes.get("result")) is not None:
             changes["result"] = redacted_result(result)
-        for name, value in changes.items():
-            setattr(job, name, value)
+        change_state(job, state, TRANSITIONS, f"job {job.id}", changes)
+        job.times = job.times.after(before, now)
         if state.final:
             for subscriber in self._subscribers:
                 subscriber.ended(job)
         self._enqueue(job)
-        self._request_program(job, waited)
+        self._request_program(job, before in AWAITING_PROGRAM)
         job.updated_at = now
         self._jobs.add_event(job, JOB_EVENT, job.view().model_dump_json())
 

@@ -24,6 +24,7 @@ from server.database.database import Database
 from server.database.schema import lacking, reached
 from server.identity.devices.repository import Device
 from server.identity.signing_keys.service import load_key
+from server.operations.health.readiness import DISK_FLOOR_BYTES
 from server.operations.safety import Tls, dangers
 from server.settings import Settings
 from server.storage.opening import open_artifacts
@@ -166,8 +167,8 @@ def check_disk(settings: Settings) -> Check:
         place = place.parent
     free = shutil.disk_usage(place).free
     detail = f"{free / 1e9:.1f} GB free at {place}"
-    if free < settings.disk_floor_bytes:
-        remedy = "free disk space; below MOBIZO_DISK_FLOOR_BYTES the server is not ready"
+    if free < DISK_FLOOR_BYTES:
+        remedy = f"free disk space; below {DISK_FLOOR_BYTES} bytes the server is not ready"
         return Check("disk", "fail", detail, remedy)
     if free < LITTLE_DISK:
         return Check("disk", "warn", detail, "a program of a large model may not fit")

@@ -19,14 +19,13 @@ from server.settings import Settings
 from server.storage.store import ArtifactStore, hold
 from server.tasks.child_process import Stopped
 from server.tasks.handlers import TaskRun
-from shared.errors import CompileFailed, CompileTooLarge, MobizoError, Unavailable
+from shared.errors import CompileFailed, CompileTooLarge, MobizoError
 from shared.job import JobError, Progress
 from shared.program import ProgramManifest
 from shared.recipe import Recipe
 from shared.signing import sign_manifest
 
 NEWS_SECONDS = 3.0  # minimum time between two updates, because each adds an event to every waiting job
-_MAX_DETAIL = 4000  # characters
 _STAGES = {
     "read": "reading the base model",
     "lower": "lowering its layers",
@@ -118,7 +117,7 @@ class CompileHandler:
             on_stage=order.progress.update,
         )
         run.process = compiler
-        with self.artifacts.workspace(run.worker_id) as workspace:
+        with self.artifacts.workspace(run.id) as workspace:
             calibration = calibration_file(self.artifacts, order.recipe)
             manifest = compiler.run(order.recipe, order.source, workspace, calibration)
             if isinstance(manifest, Stopped):
@@ -144,23 +143,22 @@ class CompileHandler:
         ProgramLifecycle(session).move(programs.get_one(result.recipe_id), ProgramState.READY, **ready)
         return True
 
-    def wait(self, session: Session, subject: str, pause: float | None, attempts_left: int) -> None:
-        """Moves the program and its jobs back to waiting; after a crash the jobs show the pause."""
+    def wait(self, session: Session, subject: str, why: str | None) -> None:
+        """Moves the program and its jobs back to waiting; after a crash or an outage the jobs show it."""
         ProgramLifecycle(session).move(ProgramRepository(session).get_one(subject), ProgramState.PENDING)
-        if pause is not None:
-            why = f"the compiler crashed; it is tried again in {pause:.0f} s, {attempts_left} more at most"
+        if why is not None:
             self._show_progress(session, subject, Progress(phase="compiling", why=why))
 
     def fail(self, session: Session, subject: str, error: MobizoError) -> None:
         """Moves the program and its jobs to FAILED. If a recompilation fails, the current version stays READY."""
         program = ProgramRepository(session).get_one(subject)
-        reason = JobError(code=error.code, detail=error.detail[:_MAX_DETAIL])
+        reason = JobError.of(error)
         state = ProgramState.READY if program.recompiling and program.signed is not None else ProgramState.FAILED
         ProgramLifecycle(session).move(program, state, error=reason, recompiling=False)
 
     def is_transient(self, error: MobizoError) -> bool:
-        """Crashes and outages are retried; errors that the compiler reports are not."""
-        return isinstance(error, CompilerCrashed | Unavailable)
+        """Crashes are retried; errors that the compiler reports are not."""
+        return isinstance(error, CompilerCrashed)
 
     def too_large(self, memory_bytes: int, most_bytes: int) -> MobizoError:
         """Returns the error of a compilation that no machine has memory for."""

@@ -7,12 +7,12 @@ from typing import Annotated
 from fastapi import Path, Request, Response
 
 from server.identity.access_rules import needs
-from server.identity.tokens import Principal
+from server.identity.tokens import DevicePrincipal, Principal
 from server.programs.service import ACCESS, ProgramService
 from server.web.downloads import FILE_ROUTE, file_response
 from server.web.routes import Routes
 from server.web.state import Reading, State
-from shared.access import Role, Scope
+from shared.access import Scope
 from shared.errors import NotFound
 from shared.program import SignedManifest
 
@@ -42,8 +42,8 @@ def file(
     For devices: of jobs leased to them, now or before, and of adapters that they may have; for apps: of their jobs.
     """
     access = ACCESS.get()
-    if principal.role is Role.DEVICE:
-        searches = (find(session, principal.device_id or "", sha256) for find in access.files_of_device)
+    if isinstance(principal, DevicePrincipal):
+        searches = (find(session, principal.device_id, sha256) for find in access.files_of_device)
         listed_file = next((file for file in searches if file is not None), None)
     else:
         listed_file = access.file_of_tenant(session, principal.tenant, sha256)

@@ -19,11 +19,11 @@ from sqlalchemy.orm import Mapped, Session, mapped_column
 
 from server.catalog.bases import BaseModelEntry
 from server.database.columns import Document, Moment, Numbered, Table, utc_now, word
-from server.database.database import add_if_absent, locked
+from server.database.database import add_if_absent, change_state, locked
 from server.database.paging import PageRequest, PageRows, page_of
 from server.ports import Port
 from server.storage.store import FileColumn, FileReferences
-from server.tasks.repository import TaskService
+from server.tasks.turns import TaskService
 from shared.errors import Conflict, NotFound
 from shared.job import JobError, JobState, Progress
 from shared.program import SignedManifest
@@ -200,11 +200,7 @@ class ProgramLifecycle:
 
         Raises Conflict if the move is not allowed.
         """
-        if state not in TRANSITIONS[program.state]:
-            raise Conflict(f"the program of recipe {program.recipe_id} is {program.state}; it cannot become {state}")
-        program.state = state
-        for name, value in changes.items():
-            setattr(program, name, value)
+        change_state(program, state, TRANSITIONS, f"the program of recipe {program.recipe_id}", changes)
         program.progress = None
         for notify in MOVED.get():
             notify(self._session, program)

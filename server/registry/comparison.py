@@ -9,6 +9,10 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel
 
+from server.database.database import Database
+from server.registry.files import flat_b
+from server.registry.repository import resolve
+from server.storage.store import ArtifactStore
 from shared.job import TextScores
 from shared.registry import (
     AdapterManifest,
@@ -25,6 +29,25 @@ TOKEN_LOSSES = ("token_loss_before", "token_loss_after")
 TEXT_SCORES = ("exact_match", "token_f1", "rouge_l")
 FIGURES = ("steps", "best_step", "train_examples")
 _CHUNK = 1 << 18  # elements converted to float64 at once
+
+
+def compare_revisions(
+    database: Database, artifacts: ArtifactStore, tenant: str, left: tuple[str, str], right: tuple[str, str]
+) -> Comparison:
+    """Compares two versions of a tenant, each named by (adapter, revision), outside of any transaction.
+
+    Raises AdapterNotFound, RevisionNotFound or Damaged.
+    """
+    with database.reading() as session:
+        _, first = resolve(session, tenant, *left)
+        _, second = resolve(session, tenant, *right)
+        session.expunge_all()
+    facts = first.signed.manifest, second.signed.manifest
+    weights = None
+    if comparable(*facts):
+        left_b, right_b = (flat_b(database, artifacts, version) for version in (first, second))
+        weights = compare_weights(left_b, right_b)
+    return compare(*facts, weights)
 
 
 def compare(left: AdapterManifest, right: AdapterManifest, weights: WeightsComparison | None) -> Comparison:
@@ -82,16 +105,17 @@ def _ref(manifest: AdapterManifest) -> VersionRef:
 
 
 def _differences(left: BaseModel, right: BaseModel) -> Iterator[Difference]:
-    first, second = (dict(_flat(side.model_dump(mode="json"))) for side in (left, right))
+    first, second = (dict(flattened(side.model_dump(mode="json"))) for side in (left, right))
     for name in sorted(first.keys() | second.keys()):
         if first.get(name) != second.get(name):
             yield Difference(field=name, left=first.get(name), right=second.get(name))
 
 
-def _flat(document: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flattened(document: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields the values of a nested document with their dotted names."""
     for name, value in document.items():
         if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{name}.")
+            yield from flattened(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from sqlalchemy.orm import Session
 
 from server.database.columns import utc_now
+from server.identity.tokens import Principal
 from server.registry.models import Actor, AdapterTag, AuditEntry, AuditTrail, StoredVersion
 from server.registry.repository import AdapterRepository, find_adapter, find_version
 from shared.errors import Conflict, RevisionNotFound
@@ -26,6 +27,11 @@ class DecisionService:
         self._session, self._actor = session, actor
         self._adapters, self._trail = AdapterRepository(session), AuditTrail(session)
         self.adapter = find_adapter(session, tenant, name, lock=True, deleted=deleted)
+
+    @classmethod
+    def of(cls, session: Session, principal: Principal, name: str, *, deleted: bool = False) -> DecisionService:
+        """Returns the decisions of a caller about one adapter. Raises AdapterNotFound."""
+        return cls(session, Actor.of(principal), principal.tenant, name, deleted=deleted)
 
     def approve(self, revision: str, reason: str) -> StoredVersion:
         """Approves a held or deprecated version. Raises RevisionNotFound."""

@@ -9,8 +9,7 @@ from fastapi import Path, Query, Request, Response
 from server.identity.access_rules import needs
 from server.identity.tokens import Principal
 from server.registry import files
-from server.registry.comparison import comparable, compare_weights
-from server.registry.comparison import compare as comparison
+from server.registry.comparison import compare_revisions
 from server.registry.models import AuditTrail, StoredVersion, event_view
 from server.registry.repository import AdapterRepository, find_adapter, resolve
 from server.registry.service import AdapterService, removed_after
@@ -112,24 +111,7 @@ def compare(
     other: Annotated[str | None, Query(max_length=100, description="the adapter on the right; null: the same")] = None,
 ) -> Comparison:
     """Compares two versions: settings, scores, and B if both have the same A."""
-    return compare_revisions(state, principal.tenant, (name, left), (other or name, right))
-
-
-def compare_revisions(state: AppState, tenant: str, left: tuple[str, str], right: tuple[str, str]) -> Comparison:
-    """Compares two versions of a tenant, each named by (adapter, revision), outside of any transaction.
-
-    Raises AdapterNotFound, RevisionNotFound or Damaged.
-    """
-    with state.database.reading() as session:
-        _, first = resolve(session, tenant, *left)
-        _, second = resolve(session, tenant, *right)
-        session.expunge_all()
-    facts = first.signed.manifest, second.signed.manifest
-    weights = None
-    if comparable(*facts):
-        left_b, right_b = (files.flat_b(state.database, state.artifacts, version) for version in (first, second))
-        weights = compare_weights(left_b, right_b)
-    return comparison(*facts, weights)
+    return compare_revisions(state.database, state.artifacts, principal.tenant, (name, left), (other or name, right))
 
 
 @router.head("/{name}/versions/{version}/lora_B.safetensors", include_in_schema=False)
@@ -144,7 +126,7 @@ def lora_b(principal: Reader, name: str, version: Version, request: Request, sta
 def peft(principal: Reader, name: str, version: Version, state: State) -> PeftListing:
     """Lists the files of the version's PEFT directory."""
     stored = _stored(state, principal, name, version)
-    peft_rows = files.listing(state.database, state.artifacts, stored)
+    peft_rows = files.listing(state, stored)
     peft_files = [PeftFile(path=file.path, size=file.size, sha256=file.sha256) for file in peft_rows]
     return PeftListing(adapter=name, version=version, files=peft_files)
 
@@ -153,7 +135,7 @@ def peft(principal: Reader, name: str, version: Version, state: State) -> PeftLi
 @router.get("/{name}/versions/{version}/peft/{file}", **FILE_OF_ADAPTER)
 def peft_file(principal: Reader, name: str, version: Version, file: str, request: Request, state: State) -> Response:
     """Downloads a file of the PEFT directory, or of another export format by name; supports Range."""
-    stored_file = files.find(state.database, state.artifacts, _stored(state, principal, name, version), file)
+    stored_file = files.find(state, _stored(state, principal, name, version), file)
     return file_response(request, state.artifacts, stored_file.sha256, stored_file.path)
 
 

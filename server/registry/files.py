@@ -13,20 +13,22 @@ from server.catalog.bases import BaseModelEntry, BaseService
 from server.catalog.calibrations.service import calibration_of
 from server.database.database import Database
 from server.registry.card import CARD, model_card
-from server.registry.exports.formats import CONVERTERS
-from server.registry.exports.gguf import refuse_other_architectures
-from server.registry.exports.modelfile import MODELFILE_NAME, modelfile
+from server.registry.exports.gguf import gguf_lora, refuse_other_architectures
 from server.registry.exports.peft import CONFIG_NAME, TENSORS_NAME, peft_files
 from server.registry.models import StoredPeftFile, StoredVersion
 from server.registry.repository import AdapterRepository
 from server.registry.trajectories.reconstruction import b_file
 from server.storage.store import ArtifactStore, hold
+from server.web.state import AppState
 from shared.errors import FileNotInAdapter
 from shared.recipe import Recipe
 from shared.zo.lora import F32, load_adapter
 
 RAW = "lora_B.safetensors"  # as the device uploaded it
 MANIFEST = "mobizo.json"
+GGUF_NAME, MODELFILE_NAME = "adapter.gguf", "Modelfile"
+# For Ollama, which reads the chat template from the base's GGUF file. `mobizo adapter pull --base` writes another FROM.
+MODELFILE = f"FROM ./base.gguf\nADAPTER ./{GGUF_NAME}\n".encode()
 LISTED = (CARD, CONFIG_NAME, TENSORS_NAME, MANIFEST)
 
 
@@ -44,31 +46,30 @@ def flat_b(database: Database, artifacts: ArtifactStore, version: StoredVersion)
     return load_adapter(artifacts.read(b_file(database, artifacts, version)), version.size_d)
 
 
-def listing(database: Database, artifacts: ArtifactStore, version: StoredVersion) -> list[AdapterFile]:
+def listing(state: AppState, version: StoredVersion) -> list[AdapterFile]:
     """Returns the files of a version's PEFT directory, by name, and generates missing ones."""
-    return _files(database, artifacts, version, LISTED)
+    return _files(state, version, LISTED)
 
 
-def extra(database: Database, artifacts: ArtifactStore, version: StoredVersion, path: str) -> AdapterFile:
+def extra(state: AppState, version: StoredVersion, path: str) -> AdapterFile:
     """Returns a file that is not in the listing. Raises FileNotInAdapter."""
     if path == RAW:
-        return AdapterFile(RAW, version.size, b_file(database, artifacts, version))
-    if path not in CONVERTERS and path != MODELFILE_NAME:
+        return AdapterFile(RAW, version.size, b_file(state.database, state.artifacts, version))
+    if path not in (GGUF_NAME, MODELFILE_NAME):
         raise FileNotInAdapter(f"version {version.version} has no file {path[:200]!r}")
-    return _files(database, artifacts, version, [path])[0]
+    return _files(state, version, [path])[0]
 
 
-def find(database: Database, artifacts: ArtifactStore, version: StoredVersion, path: str) -> AdapterFile:
+def find(state: AppState, version: StoredVersion, path: str) -> AdapterFile:
     """Returns a file, listed or not. Raises FileNotInAdapter."""
     if path not in LISTED:
-        return extra(database, artifacts, version, path)
-    return next(file for file in listing(database, artifacts, version) if file.path == path)
+        return extra(state, version, path)
+    return next(file for file in listing(state, version) if file.path == path)
 
 
-def _files(
-    database: Database, artifacts: ArtifactStore, version: StoredVersion, paths: Sequence[str]
-) -> list[AdapterFile]:
-    """Returns these files, and generates missing ones outside of transactions."""
+def _files(state: AppState, version: StoredVersion, paths: Sequence[str]) -> list[AdapterFile]:
+    """Returns these files, and generates missing ones outside of transactions. Runs in a thread of the pool."""
+    database, artifacts = state.database, state.artifacts
     with database.reading() as session:
         rows = {row.path: row for row in AdapterRepository(session).generated_files(version)}
         session.expunge_all()
@@ -78,7 +79,8 @@ def _files(
         new_files = [
             _stored(artifacts, path, data) for path, data in _generate(database, artifacts, version, absent).items()
         ]
-        files |= {file.path: file for file in _record(database, artifacts, version, new_files)}
+        recorded = state.write_queue.run_from_thread(lambda: _record(database, artifacts, version, new_files))
+        files |= {file.path: file for file in recorded}
     return [files[path] for path in sorted(paths)]
 
 
@@ -95,15 +97,15 @@ def _generate(
         generated[CARD] = model_card(signed.manifest, hub_id)
     if MODELFILE_NAME in paths:
         refuse_other_architectures(version.shape)
-        title = f"{signed.manifest.adapter}, version {version.version}"
-        generated[MODELFILE_NAME] = modelfile(title, recipe.base, hub_id, None if base is None else base.chat_template)
+        generated[MODELFILE_NAME] = MODELFILE
     rest = [path for path in paths if path not in generated]
     if rest:
         flat = flat_b(database, artifacts, version)
         arguments = recipe, shape, flat, a_sha256, calibration_of(artifacts, recipe)
         if {CONFIG_NAME, TENSORS_NAME} & set(rest):
             generated |= peft_files(*arguments, hub_id)
-        generated |= {path: CONVERTERS[path](*arguments) for path in rest if path in CONVERTERS}
+        if GGUF_NAME in rest:
+            generated[GGUF_NAME] = gguf_lora(*arguments)
     return {path: generated[path] for path in paths}
 
 

@@ -6,7 +6,6 @@ Any number of workers may purge at once: each locks some rows, and the others sk
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from datetime import timedelta
 
@@ -19,7 +18,6 @@ from server.registry.models import SERVER, AuditEntry, AuditTrail
 from server.registry.repository import AdapterRepository
 from shared.registry import AdapterAction
 
-LOOK_SECONDS = 600.0
 BATCH = 50  # adapters and versions in one transaction, so that other writers wait only briefly
 _log = structlog.get_logger()
 
@@ -30,13 +28,9 @@ class AdapterPurge:
     def __init__(self, database: Database, grace: timedelta, stopping: Callable[[], bool]) -> None:
         """grace: how long a deleted adapter or version can be restored."""
         self._database, self._grace, self._stopping = database, grace, stopping
-        self._next = time.monotonic()
 
-    def look(self) -> None:
-        """Purges if the last purge was long enough ago."""
-        if time.monotonic() < self._next:
-            return
-        self._next = time.monotonic() + LOOK_SECONDS
+    def run(self) -> None:
+        """Purges, and logs how many versions were removed."""
         removed = self.purge()
         if removed:
             _log.info("adapters-removed", versions=removed)

@@ -182,7 +182,7 @@ class AdapterRepository:
         """Returns a tenant's rule, if it has one."""
         return self._session.get(TenantRule, tenant)
 
-    def keep_tenant_rule(self, rule: TenantRule) -> None:
+    def set_tenant_rule(self, rule: TenantRule) -> None:
         """Sets a tenant's rule."""
         self._session.merge(rule)
 

@@ -119,12 +119,12 @@ class ApprovalService:
             return self.of_tenant(adapter.tenant)
         return RuleView(rule=adapter.rule, source="adapter")
 
-    def keep_tenant_rule(self, tenant: str, rule: ApprovalRule | None) -> None:
+    def set_tenant_rule(self, tenant: str, rule: ApprovalRule | None) -> None:
         """Sets a tenant's rule; None: the server's rule applies."""
         if rule is None:
             self._adapters.delete_tenant_rule(tenant)
         else:
-            self._adapters.keep_tenant_rule(TenantRule(tenant=tenant, rule=rule))
+            self._adapters.set_tenant_rule(TenantRule(tenant=tenant, rule=rule))
 
     def objection(self, adapter: Adapter, version: StoredVersion, parent: Parent | None) -> str | None:
         """Returns the reason why a new version of the adapter is held; None if it is approved.

@@ -6,7 +6,6 @@ such a version has no manifest, or one that the previous key signed.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 import structlog
@@ -18,12 +17,10 @@ from server.registry.models import Adapter, StoredVersion
 from server.registry.repository import AdapterRepository
 from server.registry.service import make_manifest, sign
 from server.settings import Settings
-from shared.errors import MobizoError
 from shared.registry import VersionState
 from shared.signing import key_id
 
 BATCH = 100  # versions in one transaction, so that other writers wait only briefly
-LOOK_SECONDS = 600.0
 _log = structlog.get_logger()
 
 
@@ -67,17 +64,9 @@ class Signing:
 
     def __init__(self, database: Database, settings: Settings, stopping: Callable[[], bool]) -> None:
         self._database, self._settings, self._stopping = database, settings, stopping
-        self._next = time.monotonic()
 
-    def look(self) -> None:
-        """Signs unsigned versions if the last pass was long enough ago."""
-        if time.monotonic() < self._next:
-            return
-        self._next = time.monotonic() + LOOK_SECONDS
-        try:
-            signed = sign_backlog(self._database, self._settings, self._stopping)
-        except MobizoError as error:
-            _log.error("signing-failed", code=error.code, detail=error.detail)
-            return
+    def run(self) -> None:
+        """Signs unsigned versions."""
+        signed = sign_backlog(self._database, self._settings, self._stopping)
         if signed:
             _log.info("adapters-signed", versions=signed)

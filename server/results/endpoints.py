@@ -15,15 +15,15 @@ from server.registry import files
 from server.registry.trajectories.service import Proof
 from server.registry.warm_start import StartService
 from server.results import uploads
-from server.results.trajectories import ProofService, TrajectoryUploads
-from server.results.uploads import UploadService
+from server.results.trajectories import TrajectoryProofs, TrajectoryUploads
+from server.results.uploads import AdapterUploads
 from server.storage.store import Collected, StorageFull
 from server.web.bodies import BYTES, UnsupportedMediaType, check_binary_type, read_limited
 from server.web.downloads import FILE_ROUTE, file_response
 from server.web.middleware import TooSlow
 from server.web.openapi import raises
 from server.web.routes import Routes
-from server.web.state import AppState, State
+from server.web.state import AppState, State, make_uploaders
 from shared.errors import (
     CohortMismatch,
     Conflict,
@@ -53,6 +53,18 @@ def _make_readers(state: AppState) -> CapacityLimiter:
     return CapacityLimiter(READERS)
 
 
+def _uploads(state: AppState) -> AdapterUploads:
+    return AdapterUploads(state.database, state.artifacts, state.settings.lease_seconds)
+
+
+async def _upload(state: AppState, device_id: str, lease_id: str, size: int, data: bytes) -> UploadReceipt:
+    """Stores an adapter file, then records it under its lease."""
+    service = _uploads(state)
+    limiter = state.get(make_uploaders)
+    upload = await anyio.to_thread.run_sync(service.store, device_id, lease_id, size, data, limiter=limiter)
+    return await state.write_queue.run(service.record, device_id, lease_id, upload)
+
+
 # Errors of every upload.
 _UPLOADED = (Gone, Collected, ReplayedRequest, StorageFull, TooLarge, TooSlow, UnsupportedMediaType)
 
@@ -63,9 +75,9 @@ def start(principal: Device, lease_id: str, request: Request, state: State) -> R
     """Downloads the LoRA-B that the leased job continues; only for the device with the lease. Supports Range."""
     with state.database.reading() as session:
         leases = LeaseService(session, state.settings.lease_seconds)
-        version = StartService(session).file(leases.job_unlocked(principal.device_id or "", lease_id))
+        version = StartService(session).file(leases.job_unlocked(principal.device_id, lease_id))
         session.expunge_all()
-    file = files.find(state.database, state.artifacts, version, files.RAW)
+    file = files.find(state, version, files.RAW)
     return file_response(request, state.artifacts, file.sha256, file.path)
 
 
@@ -79,16 +91,14 @@ async def upload(
 ) -> UploadReceipt:
     """Uploads the trained LoRA-B: a safetensors file with one float32 tensor `lora_B` of D finite elements."""
     check_binary_type(request.headers)
-    service = UploadService(
-        state.database, state.artifacts, state.settings.lease_seconds, state.settings.upload_rms_limit
-    )
-    device_id = principal.device_id or ""
+    service = _uploads(state)
+    device_id = principal.device_id
     async with state.write_queue.holding(spending(state, principal, signature)) as session:
         size, limit = await run_in_threadpool(service.limit, session, device_id, lease_id)
     digest = hashlib.sha256()
     data = await read_limited(request, limit, digest.update)
     check_digest(signature, digest.digest())
-    return await state.write_queue.run(service.upload, device_id, lease_id, size, data)
+    return await _upload(state, device_id, lease_id, size, data)
 
 
 @router.put("/{lease_id}/trajectory", responses=raises(InvalidTrajectory, *_UPLOADED), openapi_extra=BYTES)
@@ -98,14 +108,16 @@ async def upload_trajectory(
     """Uploads the complete trajectory of the run, which a device sends only if its owner allows it."""
     check_binary_type(request.headers)
     trajectories = TrajectoryUploads(state.database, state.artifacts, state.settings)
-    device_id = principal.device_id or ""
+    device_id = principal.device_id
     async with state.write_queue.holding(spending(state, principal, signature)) as session:
         expected = await run_in_threadpool(trajectories.expect, session, device_id, lease_id)
     digest = hashlib.sha256()
     data = await read_limited(request, expected.limit, digest.update)
     check_digest(signature, digest.digest())
     await anyio.to_thread.run_sync(trajectories.check, expected, data, limiter=state.get(_make_readers))
-    return await state.write_queue.run(trajectories.store, device_id, lease_id, data)
+    sha256 = await anyio.to_thread.run_sync(state.artifacts.put, data, limiter=state.get(make_uploaders))
+    receipt = UploadReceipt(sha256=sha256, size=len(data))
+    return await state.write_queue.run(trajectories.record, device_id, lease_id, receipt)
 
 
 @router.post(
@@ -123,7 +135,7 @@ async def complete(
     If the job belongs to a cohort's round, the file counts in the round instead. A trajectory that the completion names
     is replayed first, which takes seconds; if it does not yield the file, nothing changes.
     """
-    device_id = principal.device_id or ""
+    device_id = principal.device_id
     proof = await _proof(state, device_id, lease_id, completion)
     async with state.write_queue.holding(spending(state, principal, signature)) as session:
         return await run_in_threadpool(
@@ -135,11 +147,11 @@ async def _proof(state: AppState, device_id: str, lease_id: str, completion: Com
     """Returns the proof of the trajectory that a completion names, if any. The replay runs outside of transactions."""
     if completion.trajectory_sha256 is None:
         return None
-    service = ProofService(state.database, state.artifacts, state.settings)
+    service = TrajectoryProofs(state.database, state.artifacts, state.settings)
     proof_request = await state.write_queue.run(service.begin, device_id, lease_id, completion)
     if proof_request is None:
         return None
     proof = await run_in_threadpool(service.prove, proof_request)
     if proof.rebuilt is not None:
-        await state.write_queue.run(service.store, proof_request, proof.rebuilt)
+        await _upload(state, device_id, lease_id, proof_request.manifest.size, proof.rebuilt)
     return proof

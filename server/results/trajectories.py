@@ -1,7 +1,7 @@
 """Uploads of trajectories under leases, and the proof that a trajectory yields the job's adapter.
 
 A trajectory is checked against the lease's job before any of it is stored. When the device completes the job, the
-trajectory is replayed, outside of transactions: `ProofService.begin` checks the lease before it, and the completion
+trajectory is replayed, outside of transactions: `TrajectoryProofs.begin` checks the lease before it, and the completion
 checks it again.
 """
 
@@ -21,12 +21,11 @@ from server.jobs.repository import Job
 from server.registry.trajectories.reconstruction import replay_slot, start_of
 from server.registry.trajectories.service import Proof, check_sent
 from server.registry.warm_start import StartService
-from server.results.uploads import UploadService
 from server.settings import Settings
 from server.storage.store import ArtifactStore, hold
 from shared.canonical import sha256_hex
 from shared.errors import Gone, InvalidTrajectory, NotReplayable, StartDeleted, TrajectoryMismatch
-from shared.federation.algorithms import DeviceHalf, algorithm_of
+from shared.federation.algorithms import DeviceAlgorithm, algorithm_of
 from shared.program import ProgramManifest
 from shared.protocol import Completion, UploadReceipt
 from shared.recipe import LEDGER_ESTIMATORS
@@ -36,6 +35,9 @@ from shared.zo.lora import F32, adapter_file, split_adapter
 from shared.zo.replay import replay
 from shared.zo.trajectory import Trajectory, TrajectoryHeader
 from shared.zo.trajectory_reader import read_ledger
+
+TRAJECTORY_BYTES = 64 << 20  # maximum of a trajectory
+REPLAY_UPDATES = 30_000_000_000  # steps times queries times elements; a longer trajectory stays unverified
 
 
 @dataclass(frozen=True)
@@ -66,10 +68,10 @@ def header_of(session: Session, job: Job, manifest: ProgramManifest) -> Trajecto
 
 
 def _proximal(session: Session, job: Job) -> float | None:
-    """Returns mu of the pull that a job or its round applies; None for a job without a pull."""
+    """Returns mu of the proximal term of a job or its round; None for a job without one."""
     algorithm = None if job.round is None else CohortRepository(session).algorithm_of(job.tenant, job.round.cohort)
-    half = DeviceHalf(job.request.training.proximal) if algorithm is None else algorithm_of(algorithm).device
-    return half.mu if half.pulls else None
+    half = DeviceAlgorithm(job.request.training.proximal) if algorithm is None else algorithm_of(algorithm).device
+    return half.mu if half.has_proximal_term else None
 
 
 @dataclass(frozen=True)
@@ -89,19 +91,18 @@ class TrajectoryUploads:
         if job.round is not None:
             UpdateService(session).check_clear(job)
         header, training = header_of(session, job, leases.manifest(job).manifest), job.request.training
-        limit = min(ledger_limit(training, header.numbers), self.settings.trajectory_bytes)
+        limit = min(ledger_limit(training, header.numbers), TRAJECTORY_BYTES)
         return Expected(header, training, limit)
 
     def check(self, expected: Expected, data: bytes) -> None:
         """Checks a trajectory, which may take a second. Raises InvalidTrajectory."""
         check_run(read_ledger(data, expected.training.steps), expected.header, expected.training)
 
-    def store(self, device_id: str, lease_id: str, data: bytes) -> UploadReceipt:
-        """Stores a checked trajectory under its lease. Repeating the upload returns the same receipt.
+    def record(self, device_id: str, lease_id: str, receipt: UploadReceipt) -> UploadReceipt:
+        """Records a trajectory, which was checked and stored, under its lease. Repeating it returns the same receipt.
 
-        Raises NotFound or Gone and stores nothing.
+        Raises NotFound, Gone or Collected.
         """
-        receipt = UploadReceipt(sha256=sha256_hex(data), size=len(data))
         with self.database.writing() as session:
             leases = LeaseService(session, self.settings.lease_seconds)
             lease, _ = leases.find(device_id, lease_id)
@@ -110,7 +111,6 @@ class TrajectoryUploads:
                     raise Gone("the job was completed without this trajectory")
                 return receipt
             leases.renew(lease)
-            self.artifacts.put(data)
             hold(session, self.artifacts, [receipt.sha256])
             lease.trajectory_sha256, lease.trajectory_size = receipt.sha256, receipt.size
         return receipt
@@ -131,7 +131,7 @@ class ProofRequest:
 
 
 @dataclass(frozen=True)
-class ProofService:
+class TrajectoryProofs:
     """Proofs of one server."""
 
     database: Database
@@ -189,21 +189,14 @@ class ProofService:
             rebuilt=rebuilt if file is None else None,
         )
 
-    def store(self, request: ProofRequest, rebuilt: bytes) -> None:
-        """Stores a rebuilt file as the lease's upload, with all checks of an upload."""
-        settings = self.settings
-        uploads = UploadService(self.database, self.artifacts, settings.lease_seconds, settings.upload_rms_limit)
-        uploads.upload(request.device_id, request.lease_id, request.manifest.size, rebuilt)
-
     def _unproven(self, request: ProofRequest, trajectory: Trajectory) -> str | None:
         """Returns the reason why a trajectory is not replayed here; None if it is replayed."""
         recipe, size = request.manifest.recipe, request.manifest.size
         if recipe.noise != "rademacher" or recipe.estimator not in LEDGER_ESTIMATORS:
             return f"a run with noise {recipe.noise!r} and estimator {recipe.estimator!r} is exact on its device alone"
         updates = trajectory.steps * recipe.queries * size
-        most = self.settings.replay_updates
-        if updates > most:
-            return f"replaying it takes {updates:,} updates, and this server makes {most:,} at most"
+        if updates > REPLAY_UPDATES:
+            return f"replaying it takes {updates:,} updates, and this server makes {REPLAY_UPDATES:,} at most"
         return None
 
     def _replay(self, request: ProofRequest, trajectory: Trajectory) -> F32:

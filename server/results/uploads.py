@@ -1,6 +1,8 @@
 """Uploads of adapter files under leases, and the completion of jobs.
 
-An upload is validated completely before any of it is stored. The lease is checked before and after the validation.
+An upload is validated completely before it is stored. It is stored before the transaction that records it under its
+lease, so that no transaction waits for the store. The lease is checked before the body is read, and again when the
+upload is recorded.
 """
 
 from __future__ import annotations
@@ -30,25 +32,35 @@ from shared.job import JobState
 from shared.protocol import AdapterVersion, Completion, UploadReceipt
 from shared.zo.lora import F32, HEADER_BYTES, load_adapter
 
+MAX_RMS = 100.0  # of an uploaded adapter's elements
 
-def check_scale(flat: F32, rms_limit: float) -> None:
+
+def check_scale(flat: F32) -> None:
     """Raises InvalidUpload if the root mean square of flat B (D,) is larger than training yields."""
     rms = float(np.sqrt(np.mean(np.square(flat, dtype=np.float64))))
-    if rms > rms_limit:
+    if rms > MAX_RMS:
         raise InvalidUpload(
-            f"the adapter's elements have a root mean square of {rms:.3g}; at most {rms_limit:.3g} is accepted: "
+            f"the adapter's elements have a root mean square of {rms:.3g}; at most {MAX_RMS:.3g} is accepted: "
             "training diverged, lower lr"
         )
 
 
 @dataclass(frozen=True)
-class UploadService:
+class StoredUpload:
+    """A checked adapter file in the store. norm: of an update of a round; None for a job outside of rounds."""
+
+    sha256: str
+    size: int
+    norm: float | None
+
+
+@dataclass(frozen=True)
+class AdapterUploads:
     """Uploads to one server."""
 
     database: Database
     artifacts: ArtifactStore
     lease_seconds: float
-    rms_limit: float
 
     def limit(self, session: Session, device_id: str, lease_id: str) -> tuple[int, int]:
         """Returns D and the maximum bytes of a lease's adapter file. Raises NotFound or Gone."""
@@ -60,36 +72,47 @@ class UploadService:
         size = leases.manifest(job).manifest.size
         return size, 4 * size + HEADER_BYTES
 
-    def upload(self, device_id: str, lease_id: str, size: int, data: bytes) -> UploadReceipt:
-        """Stores an adapter file of `size` elements under a lease. Repeating the upload returns the same receipt.
-
-        Raises InvalidUpload, NotFound or Gone and stores nothing.
-        """
+    def store(self, device_id: str, lease_id: str, size: int, data: bytes) -> StoredUpload:
+        """Checks and stores an adapter file of `size` elements, outside transactions. Raises InvalidUpload or Gone."""
         flat = load_adapter(data, size)
-        check_scale(flat, self.rms_limit)
+        check_scale(flat)
         norm = self._measure(device_id, lease_id, data, flat)
-        receipt = UploadReceipt(sha256=sha256_hex(data), size=len(data))
+        return StoredUpload(self.artifacts.put(data), len(data), norm)
+
+    def record(self, device_id: str, lease_id: str, upload: StoredUpload) -> UploadReceipt:
+        """Records a stored file under its lease. Repeating the upload returns the same receipt.
+
+        Raises NotFound, Gone or Collected; garbage collection removes a file that no lease names.
+        """
+        receipt = UploadReceipt(sha256=upload.sha256, size=upload.size)
         with self.database.writing() as session:
             leases = LeaseService(session, self.lease_seconds)
             lease, _ = leases.find(device_id, lease_id)
             if lease.ending is Ending.COMPLETED:
-                if lease.upload_sha256 != receipt.sha256:
-                    raise Gone("the job was completed with another adapter file")
+                _check_completed(lease, receipt.sha256)
                 return receipt
             leases.renew(lease)
-            self.artifacts.put(data)
             hold(session, self.artifacts, [receipt.sha256])
-            lease.upload_sha256, lease.upload_size, lease.upload_norm = receipt.sha256, receipt.size, norm
+            lease.upload_sha256, lease.upload_size, lease.upload_norm = receipt.sha256, receipt.size, upload.norm
         return receipt
 
     def _measure(self, device_id: str, lease_id: str, data: bytes, flat: F32) -> float | None:
         """Returns the norm of an update, or None for a job outside of rounds. Raises as `server.federation.updates`."""
         with self.database.reading() as session:
             lease = LeaseRepository(session).get_unlocked(device_id, lease_id)
-            if lease is None or lease.ending is Ending.COMPLETED:
+            if lease is None:
+                return None
+            if lease.ending is Ending.COMPLETED:
+                _check_completed(lease, sha256_hex(data))
                 return None
             expected = _expect_update(session, JobRepository(session).by_number(lease.job_number))
         return None if expected is None else measure(self.artifacts, expected, data, flat)
+
+
+def _check_completed(lease: JobLease, sha256: str) -> None:
+    """Raises Gone if the job of an ended lease was completed with another file."""
+    if lease.upload_sha256 != sha256:
+        raise Gone("the job was completed with another adapter file")
 
 
 def complete(
@@ -123,7 +146,7 @@ def complete(
     )
     stored = adapters.publish(job, publication, key)
     if proof is not None:
-        record(session, job.id, proof, instead=settings.trajectory_instead)
+        record(session, job.id, proof)
         stored = adapters.version_of_job(job)
     leases.end(lease, Ending.COMPLETED)
     JobLifecycle(session).move(

@@ -2,7 +2,8 @@
 
 A small file is created only if it is absent (If-None-Match); a large file is uploaded in parts, directly from the disk.
 The service checks the sha256 of each part. A file that is stored again is not uploaded again: the time is recorded by
-an empty object `stored/abcd...`. Other tools must not change objects under these two prefixes.
+an empty object `stored/abcd...`. Other tools must not change objects under these two prefixes. The parts of
+uploads that a killed process left are removed by a lifecycle rule of the bucket (docs/operations.md).
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError
 from obstore.store import S3Store
 
-from server.storage.multipart import Access, MultipartUploads
 from server.storage.store import ArtifactStore, StoredFile
 from shared.errors import NotFound, Unavailable
 
@@ -89,11 +89,6 @@ class BucketArtifacts(ArtifactStore):
         self.place = place
         self._store = _open(place, place.endpoint)
         self._outside = _open(place, place.public_endpoint) if place.public_endpoint else self._store
-        access = None
-        if place.access_key_id and place.secret_access_key:
-            access = Access(place.access_key_id, place.secret_access_key, place.session_token)
-        ours = f"{place.prefix}/objects/".lstrip("/")
-        self._uploads = MultipartUploads(place.endpoint, place.bucket, ours, place.region, access)
 
     @staticmethod
     def _key(sha256: str) -> str:
@@ -135,12 +130,11 @@ class BucketArtifacts(ArtifactStore):
                 obstore.delete(self._store, keys[at : at + DELETE_AT_ONCE])
 
     def leftovers(self, before: datetime) -> list[str]:
-        """Returns unfinished multipart uploads."""
-        return self._uploads.begun(before)
+        """Returns an empty list: a lifecycle rule of the bucket aborts incomplete multipart uploads."""
+        return []
 
     def discard(self, leftover: str) -> None:
-        """Aborts a multipart upload, which removes its parts."""
-        self._uploads.abort(leftover)
+        """Does nothing, because there are no leftovers."""
 
     def check_writable(self) -> None:
         """Raises Unavailable unless an object can be written to the bucket, and a file to the scratch directory."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import re
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -19,8 +20,7 @@ from server.storage.store import ArtifactStore, StorageFull, StoredFile
 from shared.errors import NotFound
 
 PIECE_BYTES = 256 << 10
-SOUND_FILES = 10_000  # verified files that are remembered
-Marks = tuple[int, int, int, int]  # inode, bytes, mtime and ctime in nanoseconds
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -34,7 +34,8 @@ def _disk() -> Iterator[None]:
         raise
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Writes a file, or the entries of a directory, to the disk (fsync)."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -55,7 +56,6 @@ class DiskArtifacts(ArtifactStore):
         self._staging = root / "staging"
         super().__init__(self._staging)
         self._objects.mkdir(exist_ok=True)
-        self._sound: dict[str, Marks] = {}
 
     @staticmethod
     def name(sha256: str) -> str:
@@ -80,10 +80,12 @@ class DiskArtifacts(ArtifactStore):
             return None
 
     def listing(self) -> Iterator[StoredFile]:
-        """Yields every file."""
-        for directory in sorted(self._objects.iterdir()):
+        """Yields every file; anything that the store did not write is skipped."""
+        for directory in sorted(path for path in self._objects.iterdir() if path.is_dir()):
             with os.scandir(directory) as entries:
                 for entry in entries:
+                    if not _SHA256.fullmatch(entry.name) or not entry.name.startswith(directory.name):
+                        continue
                     try:
                         stat = entry.stat()
                     except FileNotFoundError:
@@ -127,7 +129,7 @@ class DiskArtifacts(ArtifactStore):
     def _link(self, staged: Path, sha256: str) -> None:
         target = self._path(sha256)
         target.parent.mkdir(exist_ok=True)
-        _sync(staged)
+        sync(staged)
         os.utime(staged)
         staged.chmod(0o440)
         while True:
@@ -137,8 +139,8 @@ class DiskArtifacts(ArtifactStore):
             except FileExistsError:
                 if self._renew(target, staged.stat().st_size):
                     return
-        _sync(target.parent)
-        _sync(self._objects)
+        sync(target.parent)
+        sync(self._objects)
 
     @staticmethod
     def _renew(target: Path, size: int) -> bool:
@@ -165,34 +167,6 @@ class DiskArtifacts(ArtifactStore):
         except FileNotFoundError as error:
             raise NotFound from error
 
-    async def stream(self, sha256: str, start: int, end: int) -> AsyncIterator[bytes]:
-        """Streams a file as any store does, and remembers verified files until they change."""
-        before = self._marks(sha256)
-        async for piece in super().stream(sha256, start, end):
-            yield piece
-        if before is not None and (start, end) == (0, before[1]) and self._marks(sha256) == before:
-            self._sound[sha256] = before
-            if len(self._sound) > SOUND_FILES:
-                del self._sound[next(iter(self._sound))]
-
-    def opened(self, sha256: str, start: int, end: int) -> BinaryIO | None:
-        """Opens a file; None if all of it is requested and it was not verified. Raises NotFound."""
-        try:
-            file = self._path(sha256).open("rb")
-        except FileNotFoundError as error:
-            raise NotFound from error
-        marks = _marks_of(os.fstat(file.fileno()))
-        if marks[1] >= end and ((start, end) != (0, marks[1]) or self._sound.get(sha256) == marks):
-            return file
-        file.close()
-        return None
-
-    def _marks(self, sha256: str) -> Marks | None:
-        try:
-            return _marks_of(self._path(sha256).stat())
-        except FileNotFoundError:
-            return None
-
     async def _pieces(self, sha256: str, start: int, end: int) -> AsyncIterator[bytes]:
         try:
             descriptor = os.open(self._path(sha256), os.O_RDONLY)
@@ -210,10 +184,6 @@ class DiskArtifacts(ArtifactStore):
                 yield piece
         finally:
             os.close(descriptor)
-
-
-def _marks_of(stat: os.stat_result) -> Marks:
-    return stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
 
 
 def _cached(descriptor: int, buffer: memoryview, offset: int) -> bytes | None:

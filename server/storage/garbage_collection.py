@@ -6,7 +6,6 @@ references a file which was removed meanwhile fails (`server.storage.store`).
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -18,12 +17,10 @@ from server.database.columns import utc_now
 from server.database.database import Database
 from server.settings import Settings
 from server.storage.store import ArtifactStore, StoredFile, begin_pass, end_pass, lock_references, referenced
-from shared.errors import MobizoError
 
 LOOKED_UP_AT_ONCE = 500
 REMOVED_AT_ONCE = 100  # in one transaction, during which new references wait
 HALF_WRITTEN = timedelta(hours=1)  # minimum age of a leftover, because younger ones may still be being written
-CHECK_SECONDS = 600.0  # between two checks whether a pass is due
 _log = structlog.get_logger()
 
 
@@ -78,11 +75,15 @@ class Collector:
         return result
 
     def _remove(self, files: list[StoredFile], before: datetime) -> list[StoredFile]:
-        """Removes those files that are still unreferenced and were not stored again since they were listed."""
+        """Removes those files that are still unreferenced and were not stored again since they were listed.
+
+        Only the deletion itself happens while new references wait: `hold` finds a file that it removes absent.
+        """
+        old = [file for file in files if self._still_old(file, before)]
         with self.database.writing() as session:
             lock_references(session)
-            in_use = referenced(session, [file.sha256 for file in files])
-            removed = [file for file in files if file.sha256 not in in_use and self._still_old(file, before)]
+            in_use = referenced(session, [file.sha256 for file in old])
+            removed = [file for file in old if file.sha256 not in in_use]
             self.artifacts.delete([file.sha256 for file in removed])
         return removed
 
@@ -98,18 +99,12 @@ class Housekeeping:
         self._collector = collector
         self._every = timedelta(hours=settings.collect_hours)
         self._grace = timedelta(hours=settings.collect_grace_hours)
-        self._next = time.monotonic() + CHECK_SECONDS
 
-    def look(self) -> None:
+    def run(self) -> None:
         """Runs a pass if one is due."""
-        if not self._every or time.monotonic() < self._next:
+        if not self._every:
             return
-        self._next = time.monotonic() + CHECK_SECONDS
-        try:
-            result = self._collector.collect(self._grace, unless_within=self._every)
-        except MobizoError as error:
-            _log.error("collection-failed", code=error.code, detail=error.detail)
-            return
+        result = self._collector.collect(self._grace, unless_within=self._every)
         if result.files:
             _log.info("files-collected", files=result.files, deleted=result.deleted, freed_bytes=result.freed_bytes)
 

@@ -11,7 +11,6 @@ from pydantic import SecretStr
 from server.settings import Delivery, Settings
 from server.storage.bucket import BucketArtifacts, BucketPlace
 from server.storage.directory import DiskArtifacts
-from server.storage.memory import MemoryArtifacts
 from server.storage.store import ArtifactStore
 from shared.errors import BadRequest
 
@@ -23,7 +22,7 @@ class BadStorage(BadRequest):
 
 
 def open_artifacts(settings: Settings) -> ArtifactStore:
-    """Returns the store of MOBIZO_STORAGE_URL: a directory in the home, `s3://bucket/prefix`, or `memory://`.
+    """Returns the store of MOBIZO_STORAGE_URL: a directory in the home, or `s3://bucket/prefix`.
 
     Raises BadStorage for an unknown URL, for a bucket that would be accessed without TLS over a network, and for a
     delivery that the store does not support.
@@ -41,10 +40,8 @@ def _open(settings: Settings) -> ArtifactStore:
         return DiskArtifacts(settings.artifacts_path)
     url = urlsplit(settings.storage_url)
     scratch = settings.artifacts_path / "staging"
-    if url.scheme == "memory" and not url.netloc + url.path:
-        return MemoryArtifacts(scratch)
     if url.scheme != "s3" or not url.hostname or url.username or url.query or url.fragment:
-        raise BadStorage(f"MOBIZO_STORAGE_URL={settings.storage_url!r} is neither s3://BUCKET/PREFIX nor memory://")
+        raise BadStorage(f"MOBIZO_STORAGE_URL={settings.storage_url!r} is not s3://BUCKET/PREFIX")
     endpoint = settings.storage_endpoint or os.environ.get("AWS_ENDPOINT_URL")
     endpoints = (endpoint, settings.storage_public_endpoint)
     clear = [each for each in endpoints if each and urlsplit(each).scheme != "https"]

@@ -3,8 +3,8 @@
 - A file is complete or absent, and its content never changes.
 - Writes are checked: `adopt` verifies the hash of its file, and files are named by their own hash.
 - Reads of complete files are checked: if the hash differs, `read` raises, and `stream` raises before its last piece.
-  `opened` returns a complete file only if it was verified before and has not changed since. A part of a file cannot be
-  checked alone: the agent's and the client's downloads check the file after joining its parts.
+  A part of a file cannot be checked alone: the agent's and the client's downloads check the file after joining its
+  parts.
 - Storing a file again updates its time, so that garbage collection (`server.storage.garbage_collection`) keeps it.
 
 A workspace is a scratch directory on the local disk, whatever the store.
@@ -21,7 +21,7 @@ import io
 import shutil
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -36,7 +36,7 @@ from server.ports import Port
 from shared.canonical import file_sha256, sha256_hex
 from shared.errors import NotFound, Unavailable, Untrusted
 
-THE_ONE = 1  # number of the only row
+ONLY_ROW = 1  # number of the only row
 
 
 class Damaged(Unavailable):
@@ -113,13 +113,6 @@ class ArtifactStore(ABC):
             yield piece
         if at != end:
             raise _damaged(sha256)
-
-    def opened(self, sha256: str, start: int, end: int) -> BinaryIO | None:
-        """Opens a file whose bytes `start` to `end` the operating system can send directly; None: use `stream`.
-
-        None if the file is not on this machine, or its bytes must be checked while they are sent. Raises NotFound.
-        """
-        return None
 
     @contextmanager
     def workspace(self, name: str) -> Iterator[Path]:
@@ -209,13 +202,9 @@ class FileColumn:
 
 @dataclass(frozen=True, eq=False)
 class FileReferences:
-    """How the tables of one feature reference stored files.
+    """How the tables of one feature reference stored files."""
 
-    documents: returns the hashes that stand inside documents, such as signed JSON, where SQL does not search.
-    """
-
-    columns: tuple[FileColumn, ...] = ()
-    documents: Callable[[Session], Iterable[str]] = lambda session: ()
+    columns: tuple[FileColumn, ...]
 
 
 # The references of every feature. Garbage collection and backups fail if this port is not connected.
@@ -237,7 +226,7 @@ class GarbageCollection(Table):
     freed_bytes: Mapped[int] = mapped_column(BigInteger)
 
 
-_ROW = GarbageCollection.number == THE_ONE
+_ROW = GarbageCollection.number == ONLY_ROW
 
 
 class Collected(Unavailable):
@@ -267,10 +256,7 @@ def lock_references(session: Session) -> None:
 def referenced(session: Session, sha256s: Collection[str]) -> set[str]:
     """Returns those of these files that are referenced."""
     # One statement and so one snapshot: a reference that moves from a lease to a version is never missed.
-    hashes = set(session.scalars(_references(list(sha256s))))
-    for references in REFERENCES.get():
-        hashes.update(references.documents(session))
-    return hashes & set(sha256s)
+    return set(session.scalars(_references(list(sha256s))))
 
 
 def _references(sha256s: list[str]) -> CompoundSelect[str]:

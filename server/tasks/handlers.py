@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 from sqlalchemy.orm import Session
 
+from server.storage.store import Damaged, StorageFull
 from server.tasks.child_process import ChildProcess, Stopped
-from shared.errors import MobizoError
+from shared.errors import MobizoError, Unavailable
 
 
 class Postponed(Exception):
@@ -24,7 +26,7 @@ class Postponed(Exception):
 class TaskRun:
     """The worker's side of a running task."""
 
-    worker_id: str
+    id: str  # of the attempt, for its workspace
     interval: float  # seconds between two calls of `should_continue`
     should_continue: Callable[[], bool]  # returns whether the task continues
     process: ChildProcess | None = None  # set by the handler; the worker reports its memory
@@ -61,17 +63,31 @@ class Handler(Protocol):
     def publish(self, session: Session, order: Any, result: Any) -> bool:
         """Publishes the result. Returns False if the order is outdated; the task then runs again."""
 
-    def wait(self, session: Session, subject: str, pause: float | None, attempts_left: int) -> None:
-        """Marks the subject as waiting again. pause: seconds after a crash; None after an orderly stop."""
+    def wait(self, session: Session, subject: str, why: str | None) -> None:
+        """Marks the subject as waiting again. why: shown as progress; None after an orderly stop."""
 
     def fail(self, session: Session, subject: str, error: MobizoError) -> None:
         """Marks the subject as failed permanently."""
 
     def is_transient(self, error: MobizoError) -> bool:
-        """Returns whether another attempt may succeed."""
+        """Returns whether another attempt may succeed. Not called for a store that is unavailable or full."""
 
     def too_large(self, memory_bytes: int, most_bytes: int) -> MobizoError:
         """Returns the error of a task that no machine has memory for."""
 
     def killed(self) -> MobizoError:
         """Returns the error of a task whose worker died in every attempt."""
+
+
+def as_error(error: Exception) -> MobizoError:
+    """Returns an exception of a handler as the reason of its task's failure; a full disk as StorageFull."""
+    if isinstance(error, MobizoError):
+        return error
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return StorageFull()
+    return MobizoError(f"{type(error).__name__}: {error}")
+
+
+def is_outage(error: MobizoError) -> bool:
+    """Returns whether a task waits until a store is available again or has space again."""
+    return isinstance(error, Unavailable) and not isinstance(error, Damaged)

@@ -1,18 +1,10 @@
-"""The tables and all SQL of the task queue: tasks, requests for them, turns of tenants, workers and their machines.
-
-`TaskService` is how features request a task, in the transaction that needs its work.
-
-Tenants take turns, separately for each kind of task: the tenant and kind whose latest turn is longest ago come next.
-So a thousand recipes of one tenant delay another tenant's first recipe by one compile at most, and compiles do not
-delay conversions. This is start-time fair queueing in which every task costs the same. Among a tenant's tasks of a kind
-the highest priority of their requests goes first, then the oldest request.
-"""
+"""The tables and all SQL of the work queue: tasks, requests for them, turns of tenants, workers and their machines."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
 
 from sqlalchemy import (
@@ -27,6 +19,7 @@ from sqlalchemy import (
     func,
     or_,
     select,
+    update,
 )
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
@@ -34,39 +27,39 @@ from server.database.columns import Document, Moment, Numbered, Table, utc_now, 
 from server.database.database import add_if_absent, locked
 from shared.job import JobError
 
-_SCHEDULED = "mobizo-scheduled"  # the key in `Session.info`
+HOST_LASTS = timedelta(minutes=5)  # a machine without a heartbeat for longer is ignored
+OVERDUE = timedelta(minutes=10)  # smaller tasks do not overtake a large task that has waited for longer
 
 
 class TaskState(StrEnum):
     """The state of a task."""
 
-    WAITING = "waiting"  # claimed once it is requested and `not_before` has passed
+    WAITING = "waiting"  # begins in a turn of a tenant that requested it, once `not_before` has passed
     RUNNING = "running"
     DONE = "done"
     FAILED = "failed"
     CANCELLED = "cancelled"
 
 
+UNFINISHED = (TaskState.WAITING, TaskState.RUNNING)
+
+
 class Task(Numbered, Table):
-    """One piece of heavy work on one subject. While it runs, one worker holds it until `lease_expires_at`."""
+    """One piece of heavy work on one subject. While it runs, one worker has claimed it."""
 
     __tablename__ = "tasks"
     __table_args__ = (UniqueConstraint("kind", "subject"), Index("ix_tasks_state", "state", "number"))
 
     kind: Mapped[str] = mapped_column(String(32))
-    subject: Mapped[str] = mapped_column(String(64))  # the id of the program, conversion or round
+    subject: Mapped[str] = mapped_column(String(64))  # the id of the program or round
     state: Mapped[TaskState] = mapped_column(word(TaskState))
     memory_bytes: Mapped[int] = mapped_column(BigInteger, default=0)  # estimated peak
     attempts: Mapped[int] = mapped_column(default=0)
     not_before: Mapped[datetime | None] = mapped_column(Moment)  # None: at once
+    unavailable_since: Mapped[datetime | None] = mapped_column(Moment)  # the task waits for a store or a disk
     worker_id: Mapped[str | None] = mapped_column(ForeignKey("workers.id"), index=True)
-    lease_expires_at: Mapped[datetime | None] = mapped_column(Moment)
+    claim_id: Mapped[str | None] = mapped_column(String(64))  # the running attempt
     error: Mapped[JobError | None] = mapped_column(Document(JobError))  # why it failed
-
-    @property
-    def name(self) -> str:
-        """Identifies the task in logs and in an engine's queue."""
-        return f"{self.kind}:{self.subject}"
 
 
 class TaskRequest(Numbered, Table):
@@ -93,13 +86,16 @@ Index(
 
 
 class TaskTurn(Table):
-    """The turn in which a tenant's latest task of a kind was claimed; turns are counted over all tenants."""
+    """The start tag of a tenant's next turn for a kind of task; of the tenant `SERVED`: that of the latest turn."""
 
     __tablename__ = "task_turns"
 
     tenant: Mapped[str] = mapped_column(String(96), primary_key=True)
     kind: Mapped[str] = mapped_column(String(32), primary_key=True)
-    turn: Mapped[int] = mapped_column(BigInteger, index=True)
+    turn: Mapped[int] = mapped_column(BigInteger)
+
+
+SERVED = "*"  # no tenant can have this name
 
 
 class WorkerProcess(Table):
@@ -128,15 +124,6 @@ class WorkerHost(Table):
     seen_at: Mapped[datetime] = mapped_column(Moment)
 
 
-@dataclass(frozen=True)
-class Candidate:
-    """A task that may be claimed now, the tenant whose turn it is, and the time of the request."""
-
-    task: Task
-    tenant: str
-    since: datetime
-
-
 class TaskRepository:
     """Tasks, requests and turns in one session."""
 
@@ -153,10 +140,8 @@ class TaskRepository:
 
     def ensure(self, kind: str, subject: str, memory_bytes: int) -> Task:
         """Returns the task of a subject, locked, and inserts it if it does not exist."""
-        waiting = TaskState.WAITING
-        add_if_absent(
-            self._session, Task, kind=kind, subject=subject, state=waiting, memory_bytes=memory_bytes, attempts=0
-        )
+        values = {"state": TaskState.WAITING, "memory_bytes": memory_bytes, "attempts": 0}
+        add_if_absent(self._session, Task, kind=kind, subject=subject, **values)
         return self._session.scalars(locked(_of(kind, subject))).one()
 
     def get(self, kind: str, subject: str) -> Task | None:
@@ -172,8 +157,20 @@ class TaskRepository:
         tasks = self._session.scalars(select(Task).where(Task.kind == kind, Task.subject.in_(subjects)))
         return {task.subject: task for task in tasks}
 
-    def add_request(self, task: Task, requester: str, tenant: str, priority: int, now: datetime) -> None:
-        """Adds a request for a task, and a row for the turns of its tenant."""
+    def tenants(self, task: Task) -> Sequence[str]:
+        """Returns the tenants that request a task."""
+        statement = select(TaskRequest.tenant).where(TaskRequest.task_number == task.number).distinct()
+        return self._session.scalars(statement.order_by(TaskRequest.tenant)).all()
+
+    def is_requested(self, task: Task, tenant: str | None = None) -> bool:
+        """Returns whether a task has requests, of any tenant or of this one."""
+        request = select(TaskRequest.number).where(TaskRequest.task_number == task.number)
+        if tenant is not None:
+            request = request.where(TaskRequest.tenant == tenant)
+        return self._session.scalar(request.limit(1)) is not None
+
+    def add_request(self, task: Task, requester: str, tenant: str, priority: int) -> None:
+        """Adds a request for a task."""
         add_if_absent(
             self._session,
             TaskRequest,
@@ -182,94 +179,84 @@ class TaskRepository:
             kind=task.kind,
             tenant=tenant,
             priority=priority,
-            created_at=now,
+            created_at=utc_now(),
         )
-        add_if_absent(self._session, TaskTurn, tenant=tenant, kind=task.kind, turn=0)
 
     def remove_request(self, requester: str) -> None:
         """Removes a request if it exists."""
         self._session.execute(delete(TaskRequest).where(TaskRequest.requester == requester))
 
-    def remove_requests(self, task: Task) -> None:
-        """Removes all requests of a task."""
-        self._session.execute(delete(TaskRequest).where(TaskRequest.task_number == task.number))
+    def next_tag(self, kind: str, tenant: str) -> int:
+        """Returns the start tag of a tenant's next turn and advances it."""
+        add_if_absent(self._session, TaskTurn, tenant=tenant, kind=kind, turn=0)
+        row = self._session.scalars(
+            locked(select(TaskTurn).where(TaskTurn.tenant == tenant, TaskTurn.kind == kind))
+        ).one()
+        served = self._session.scalar(select(TaskTurn.turn).where(TaskTurn.tenant == SERVED, TaskTurn.kind == kind))
+        tag = max(row.turn, served or 0)
+        row.turn = tag + 1
+        return tag
 
-    def is_requested(self, task: Task) -> bool:
-        """Returns whether a task has requests."""
-        request = select(TaskRequest.number).where(TaskRequest.task_number == task.number).limit(1)
-        return self._session.scalar(request) is not None
+    def serve(self, kind: str, tag: int) -> None:
+        """Stores that a turn with this start tag began."""
+        add_if_absent(self._session, TaskTurn, tenant=SERVED, kind=kind, turn=0)
+        served = update(TaskTurn).where(TaskTurn.tenant == SERVED, TaskTurn.kind == kind, TaskTurn.turn < tag)
+        self._session.execute(served.values(turn=tag))
 
-    def took_turn(self, tenant: str, kind: str) -> None:
-        """Moves the tenant's next turn for this kind behind all others."""
-        latest = self._session.scalar(select(func.max(TaskTurn.turn))) or 0
-        self._session.get_one(TaskTurn, (tenant, kind)).turn = latest + 1
+    def next(self, kind: str, tenant: str, now: datetime, max_bytes: float = float("inf")) -> Task | None:
+        """Returns the tenant's next task of at most `max_bytes`: that of the highest priority, then the oldest."""
+        statement = _requested(kind, tenant).where(_can_start(now))
+        if max_bytes != float("inf"):
+            statement = statement.where(Task.memory_bytes <= max_bytes)
+        ordered = statement.order_by(TaskRequest.priority.desc(), TaskRequest.number)
+        return self._session.scalar(ordered.limit(1))
 
-    def next(self, kinds: Collection[str], now: datetime, most_bytes: int | None = None) -> Candidate | None:
-        """Returns the next task of these kinds, of those that need at most `most_bytes`, without locking it."""
-        can = _can_start(now) & Task.kind.in_(kinds)
-        if most_bytes is not None:
-            can &= Task.memory_bytes <= most_bytes
-        request = select(TaskRequest.number).join(Task, Task.number == TaskRequest.task_number)
-        turn_requests = request.where(TaskRequest.tenant == TaskTurn.tenant, TaskRequest.kind == TaskTurn.kind, can)
-        turn = (
-            select(TaskTurn.tenant, TaskTurn.kind)
-            .where(turn_requests.correlate(TaskTurn).exists())
-            .order_by(TaskTurn.turn)
-        )
-        first = self._session.execute(turn.limit(1)).first()
-        if first is None:
-            return None
-        statement = (
-            select(Task, TaskRequest.created_at)
-            .join(TaskRequest, TaskRequest.task_number == Task.number)
-            .where(TaskRequest.tenant == first.tenant, TaskRequest.kind == first.kind, can)
-            .order_by(TaskRequest.priority.desc(), TaskRequest.number)
-            .limit(1)
-        )
-        row = self._session.execute(statement).first()
-        return None if row is None else Candidate(row[0], first.tenant, row[1])
+    def waiting(self, kind: str, tenant: str) -> Task | None:
+        """Returns the waiting task of a tenant that may begin first."""
+        waiting = _requested(kind, tenant).where(Task.state == TaskState.WAITING)
+        return self._session.scalar(waiting.order_by(Task.not_before.asc().nulls_first()).limit(1))
+
+    def is_overdue(self, above: float, at_most: float, now: datetime) -> bool:
+        """Returns whether a task of a size between these bounds, in bytes, has waited for longer than `OVERDUE`."""
+        old = TaskRequest.created_at < now - OVERDUE
+        size = (Task.memory_bytes > max(0, above)) & (Task.memory_bytes <= at_most)
+        statement = select(Task.number).join(TaskRequest, TaskRequest.task_number == Task.number)
+        return self._session.scalar(statement.where(_can_start(now), size, old).limit(1)) is not None
 
     def startable_locked(self, task: Task, now: datetime) -> bool:
-        """Locks a task and returns whether it may still be claimed."""
+        """Locks a task and returns whether it may still begin."""
         statement = locked(select(Task).where(Task.number == task.number, _can_start(now)))
         return self._session.scalar(statement) is not None
 
-    def claimed_locked(self, kind: str, subject: str, worker_id: str) -> Task | None:
-        """Returns the task, locked, if that worker still holds it."""
-        statement = _of(kind, subject).where(Task.worker_id == worker_id, Task.state == TaskState.RUNNING)
+    def claimed_locked(self, kind: str, subject: str, claim_id: str) -> Task | None:
+        """Returns the task, locked, if this attempt still runs."""
+        statement = _of(kind, subject).where(Task.claim_id == claim_id, Task.state == TaskState.RUNNING)
         return self._session.scalar(locked(statement))
 
-    def lapsed(self, kinds: Collection[str], now: datetime) -> Sequence[Task]:
-        """Returns the tasks of these kinds whose worker has not sent a heartbeat in time."""
-        statement = select(Task).where(_lapsed(now), Task.kind.in_(kinds)).order_by(Task.number)
-        return self._session.scalars(statement).all()
+    def running(self) -> Sequence[Task]:
+        """Returns the running tasks."""
+        return self._session.scalars(select(Task).where(Task.state == TaskState.RUNNING).order_by(Task.number)).all()
 
-    def lapsed_locked(self, task: Task, now: datetime) -> bool:
-        """Locks a task and returns whether its worker is still overdue."""
-        return self._session.scalar(locked(select(Task).where(Task.number == task.number, _lapsed(now)))) is not None
+    def unfinished(self, kind: str) -> Sequence[Task]:
+        """Returns the unfinished tasks of a kind, locked."""
+        statement = select(Task).where(Task.kind == kind, Task.state.in_(UNFINISHED)).order_by(Task.number)
+        return self._session.scalars(locked(statement)).all()
 
-    def any(self, now: datetime) -> bool:
-        """Returns whether there is a task to claim or to take back."""
-        return self._session.scalar(select(Task.number).where(_to_claim(now)).limit(1)) is not None
+    def end(self, task: Task, state: TaskState) -> None:
+        """Ends a locked task and removes all its requests."""
+        task.state = state
+        task.worker_id = task.claim_id = task.not_before = task.unavailable_since = None
+        self._session.execute(delete(TaskRequest).where(TaskRequest.task_number == task.number))
+        self._session.flush()
 
-    def claimable(self, now: datetime, limit: int) -> Sequence[Task]:
-        """Returns tasks that may be claimed now, or taken back from a worker without heartbeats."""
-        return self._session.scalars(select(Task).where(_to_claim(now)).order_by(Task.number).limit(limit)).all()
 
-    def running(self, pid_space: str) -> Sequence[tuple[Task, WorkerProcess]]:
-        """Returns running tasks, with their workers, whose process ids are comparable with this process."""
-        statement = (
-            select(Task, WorkerProcess)
-            .join(WorkerProcess, WorkerProcess.id == Task.worker_id)
-            .where(Task.state == TaskState.RUNNING, WorkerProcess.pid_space == pid_space)
-            .order_by(Task.number)
-        )
-        return [(row[0], row[1]) for row in self._session.execute(statement)]
+@dataclass(frozen=True)
+class Capacity:
+    """Memory for tasks, bytes: free on this machine, in all on this machine, and on the largest machine."""
 
-    def holders(self, now: datetime) -> set[str]:
-        """Returns the ids of the workers that hold a task now."""
-        statement = select(Task.worker_id).where(Task.state == TaskState.RUNNING, Task.lease_expires_at >= now)
-        return {worker_id for worker_id in self._session.scalars(statement) if worker_id is not None}
+    free: float = float("inf")
+    machine: float = float("inf")
+    largest: float = float("inf")
 
 
 class WorkerRepository:
@@ -287,6 +274,10 @@ class WorkerRepository:
         """Returns a worker that is known to exist."""
         return self._session.get_one(WorkerProcess, worker_id)
 
+    def seen(self, since: datetime) -> Sequence[WorkerProcess]:
+        """Returns the workers with a heartbeat after `since`."""
+        return self._session.scalars(select(WorkerProcess).where(WorkerProcess.seen_at >= since)).all()
+
     def peaks(self, since: datetime) -> tuple[int, int]:
         """Returns the peak memory, bytes, of workers and of their child processes, for workers seen after `since`."""
         statement = select(func.max(WorkerProcess.peak_rss_bytes), func.max(WorkerProcess.compiler_peak_rss_bytes))
@@ -299,95 +290,34 @@ class WorkerRepository:
         host = self._session.get_one(WorkerHost, name)
         host.memory_bytes, host.limited, host.seen_at = memory_bytes, limited, now
 
-    def locked_host(self, worker_id: str) -> WorkerHost | None:
-        """Returns the worker's machine, locked: no other worker there claims a task until the transaction ends."""
-        host = select(WorkerHost).join(WorkerProcess, WorkerProcess.host == WorkerHost.name)
-        return self._session.scalar(locked(host.where(WorkerProcess.id == worker_id), of=WorkerHost))
+    def capacity_locked(self, worker_id: str, now: datetime) -> Capacity:
+        """Returns the memory for tasks of a worker's machine, locked so that its workers claim tasks in turn.
 
-    def hosts(self, since: datetime) -> Sequence[WorkerHost]:
-        """Returns the machines seen after `since`."""
-        return self._session.scalars(select(WorkerHost).where(WorkerHost.seen_at >= since)).all()
-
-    def used_bytes(self, host: str) -> int:
-        """Returns the estimated memory of all running tasks of a machine, bytes."""
-        statement = (
-            select(func.sum(Task.memory_bytes))
-            .join(WorkerProcess, WorkerProcess.id == Task.worker_id)
-            .where(Task.state == TaskState.RUNNING, WorkerProcess.host == host)
+        Without an operator's limit a task of any size may run alone.
+        """
+        its_host = select(WorkerHost).join(WorkerProcess, WorkerProcess.host == WorkerHost.name)
+        host = self._session.scalar(locked(its_host.where(WorkerProcess.id == worker_id), of=WorkerHost))
+        if host is None:
+            return Capacity()
+        running = select(func.sum(Task.memory_bytes)).join(WorkerProcess, WorkerProcess.id == Task.worker_id)
+        used = self._session.scalar(running.where(Task.state == TaskState.RUNNING, WorkerProcess.host == host.name))
+        hosts = self._session.scalars(select(WorkerHost).where(WorkerHost.seen_at >= now - HOST_LASTS)).all()
+        unlimited = any(not each.limited for each in hosts)
+        return Capacity(
+            free=float("inf") if not used and not host.limited else host.memory_bytes - int(used or 0),
+            machine=host.memory_bytes,
+            largest=float("inf") if unlimited else max([host.memory_bytes, *(each.memory_bytes for each in hosts)]),
         )
-        return int(self._session.scalar(statement) or 0)
 
 
 def _of(kind: str, subject: str) -> Select[Task]:
     return select(Task).where(Task.kind == kind, Task.subject == subject)
 
 
+def _requested(kind: str, tenant: str) -> Select[Task]:
+    join = select(Task).join(TaskRequest, TaskRequest.task_number == Task.number)
+    return join.where(TaskRequest.tenant == tenant, TaskRequest.kind == kind)
+
+
 def _can_start(now: datetime) -> ColumnElement[bool]:
     return (Task.state == TaskState.WAITING) & or_(Task.not_before.is_(None), Task.not_before <= now)
-
-
-def _lapsed(now: datetime) -> ColumnElement[bool]:
-    return (Task.state == TaskState.RUNNING) & (Task.lease_expires_at < now)
-
-
-def _to_claim(now: datetime) -> ColumnElement[bool]:
-    # A scalar subquery instead of EXISTS: PostgreSQL turns EXISTS into a join that reads both tables completely.
-    request = select(TaskRequest.number).where(TaskRequest.task_number == Task.number).limit(1)
-    return or_(_can_start(now) & request.scalar_subquery().is_not(None), _lapsed(now))
-
-
-def note_scheduled(session: Session, task: str) -> None:
-    """Records the name of a task that waits for a worker, so that the engine announces it to workers."""
-    session.info.setdefault(_SCHEDULED, set()).add(task)
-
-
-def noted_scheduled(session: Session) -> list[str]:
-    """Returns the names recorded in this transaction, sorted, and clears the record."""
-    names: set[str] = session.info.pop(_SCHEDULED, set())
-    return sorted(names)
-
-
-UNFINISHED = (TaskState.WAITING, TaskState.RUNNING)
-
-
-class TaskService:
-    """Tasks and their requests in one transaction. Lock a task's subject before calling `schedule` or `cancel`."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self._tasks = TaskRepository(session)
-
-    def schedule(self, kind: str, subject: str, memory_bytes: int = 0) -> Task:
-        """Schedules the task of a subject and returns it. A task that has ended starts over.
-
-        memory_bytes: the estimated peak memory. The task runs only while a request for it exists.
-        """
-        task = self._tasks.ensure(kind, subject, memory_bytes)
-        if task.state not in UNFINISHED:
-            task.state, task.memory_bytes, task.attempts = TaskState.WAITING, memory_bytes, 0
-            task.not_before = task.error = None
-        note_scheduled(self._session, task.name)
-        return task
-
-    def request(self, kind: str, subject: str, requester: str, tenant: str, priority: int = 0) -> None:
-        """Adds a tenant's request for a scheduled task. Tenants take turns; higher priorities go first."""
-        task = self._tasks.get(kind, subject)
-        if task is not None:
-            self._tasks.add_request(task, requester, tenant, priority, utc_now())
-
-    def withdraw(self, requester: str) -> None:
-        """Removes a request. A running task without requests is stopped at its next heartbeat."""
-        self._tasks.remove_request(requester)
-
-    def cancel(self, kind: str, subject: str) -> None:
-        """Cancels a task that has not ended; its worker stops at its next heartbeat."""
-        task = self._tasks.get_locked(kind, subject)
-        if task is not None and task.state in UNFINISHED:
-            end(self._tasks, task, TaskState.CANCELLED)
-
-
-def end(tasks: TaskRepository, task: Task, state: TaskState) -> None:
-    """Ends a locked task and removes all its requests."""
-    task.state = state
-    task.worker_id = task.lease_expires_at = task.not_before = None
-    tasks.remove_requests(task)

@@ -1,7 +1,9 @@
-"""The worker: claims tasks, runs their handlers, extends the claims, and runs periodic sweeps between tasks.
+"""The worker: runs turns of the work queue and periodic sweeps, which DBOS starts, and sends heartbeats.
 
 `server.worker` registers handlers and sweeps and starts the process. Any number of workers may run at once, and each
-may be killed at any time. Workers of one machine share its memory for tasks and notice each other's death.
+runs one task of each kind at a time. Each may be killed at any time: DBOS keeps its turns, and another worker that
+misses its heartbeats takes its tasks back and resumes its turns. Workers of one machine share its memory for tasks and
+notice each other's death at once.
 """
 
 from __future__ import annotations
@@ -10,35 +12,45 @@ import os
 import resource
 import socket
 import threading
-import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TypeVar
 
 import psutil
 import structlog
+from dbos import DBOS
 from sqlalchemy.orm import Session
 
 from server.database.columns import new_id, utc_now
 from server.database.database import Database
 from server.settings import Settings
 from server.tasks.child_process import Stopped
-from server.tasks.engine import OUTAGES, engine_of, insist, prepare_engine
-from server.tasks.handlers import Handler, TaskRun
+from server.tasks.handlers import Handler, TaskRun, as_error, is_outage
 from server.tasks.queue import Claim, TaskQueue
 from server.tasks.repository import TaskRepository, WorkerProcess, WorkerRepository
+from server.tasks.sweeps import OUTAGES, Sweep, run_guarded
+from server.tasks.turns import APPLICATION, TURN, enqueue_turn
 from shared.errors import MobizoError
 from shared.stop_signal import StopSignal
 
 KIBIBYTE = 1024
-REPORT_SECONDS = 15  # between two heartbeats of an idle worker
-Ended = TypeVar("Ended")
-_log = structlog.get_logger()
 SHARE = 0.8  # of a machine's memory is for tasks; the rest is for workers, the server and files
+DRAIN_SECONDS = 60  # a stopping worker waits this long for its tasks, which release their claims within a second or so
+SWEEPS = "sweeps"  # the name of the queue of sweeps
+_SWEEPS_AT_ONCE = 4
+_CONNECTIONS = 5  # of DBOS to the database, beside our own
+_RETRY_SECONDS = 1.0  # between two attempts to end a task while the database is unavailable
+_KEEP_ENDED = timedelta(hours=1)  # rows of ended turns and sweeps
+_DELETED_AT_ONCE = 500
+_UPKEEP_SECONDS = 2.0
+_CLAIM_AGAIN_SECONDS = 10.0
 _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 _LATER = timedelta(seconds=5)  # a process that began this much later than a worker has only reused its id
+Ended = TypeVar("Ended")
+_log = structlog.get_logger()
 
 
 class Worker:
@@ -47,36 +59,35 @@ class Worker:
     def __init__(self, settings: Settings, database: Database) -> None:
         self.id = new_id("worker")
         self.stopping = StopSignal()
+        self.sweeps: dict[str, Sweep] = {}
         self._settings, self._database = settings, database
-        self._engine = engine_of(settings)
         self._handlers: dict[str, Handler] = {}
-        self._sweeps: list[Callable[[], None]] = []
-        self._urgent: list[Callable[[], None]] = []
         self._interval = min(1.0, settings.compile_lease_seconds / 4)
         self._pid_space = pid_space()
-        self._reported = time.monotonic()
+        self._runs: dict[str, TaskRun] = {}
+        self._sweeping: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
 
     def handle(self, *handlers: Handler) -> None:
         """Registers the handlers of kinds of tasks."""
         self._handlers |= {handler.kind: handler for handler in handlers}
 
-    def sweep(self, *sweeps: Callable[[], None], urgent: bool = False) -> None:
-        """Registers sweeps, which are called between tasks. urgent: also called with each heartbeat of a running task.
-
-        A sweep that must run less often keeps track of time itself.
-        """
-        (self._urgent if urgent else self._sweeps).extend(sweeps)
+    def sweep(self, name: str, schedule: str, run: Callable[[], object]) -> None:
+        """Registers a sweep. schedule: a cron expression with seconds. Sweeps of several workers may overlap."""
+        self.sweeps[name] = Sweep(name, schedule, run)
 
     def stop(self) -> None:
-        """Ends `run` soon; another worker claims the running task."""
+        """Ends `run` soon; another worker runs its tasks."""
         self.stopping.set()
 
     def run(self) -> None:
         """Works until stopped."""
-        prepare_engine(self._database, self._settings)
         self.register()
-        _log.info("worker-started", worker=self.id, engine=self._settings.engine)
-        self._engine.run(self)
+        with self._repeated(self._interval, self._report):
+            self._launch()
+            _log.info("worker-started", worker=self.id)
+            with self._repeated(_UPKEEP_SECONDS, self._keep_up):
+                self.stopping.wait()
+            DBOS.destroy(workflow_completion_timeout_sec=DRAIN_SECONDS)
         _log.info("worker-stopped", worker=self.id)
 
     def register(self) -> None:
@@ -89,42 +100,116 @@ class Worker:
             WorkerRepository(session).add(worker)
             WorkerRepository(session).keep_host(host, *host_budget(self._settings), now)
 
-    def work(self) -> bool:
-        """Claims the next task and runs it. Returns False if there was none."""
-        if self.stopping.is_set():
+    def run_turn(self, kind: str, tenant: str, tag: int) -> bool:
+        """Runs a task of a tenant in its turn, if one waits. Returns whether one was claimed."""
+
+        def claimed() -> Claim | None:
+            with self._database.writing() as session:
+                if self.stopping.is_set():
+                    enqueue_turn(session, kind, tenant, tag)
+                    return None
+                claim = self._queue(session).claim(kind, tenant, tag)
+                session.flush()
+                session.expunge_all()  # an order may contain rows
+                return claim
+
+        try:
+            claim = insist(claimed, self.stopping)
+        except Exception:
+            _log.exception("claim-failed", worker=self.id, kind=kind, tenant=tenant)
+            with self._database.writing() as session:
+                enqueue_turn(session, kind, tenant, tag, _CLAIM_AGAIN_SECONDS)
             return False
-        with self._database.writing() as session:
-            claim = self._queue(session).claim()
-            session.flush()
-            session.expunge_all()  # an order may contain rows
         if claim is not None:
             self._run(claim)
         return claim is not None
 
-    def look_around(self) -> bool:
-        """Runs sweeps and takes back tasks of dead workers. Returns whether there may be a task to claim."""
-        if time.monotonic() - self._reported > REPORT_SECONDS:
-            self._report(None)
-        for sweep in [*self._urgent, *self._sweeps]:
-            sweep()
-        with self._database.reading() as session:
-            tasks = TaskRepository(session)
-            dead = [
-                (task, worker.id)
-                for task, worker in (tasks.running(self._pid_space) if self._pid_space else ())
-                if worker.id != self.id and is_dead(worker.pid, worker.started_at)
-            ]
-            something = tasks.any(utc_now()) or bool(dead)
-        if dead:
-            with self._database.writing() as session:
-                for task, worker_id in dead:
-                    self._queue(session).take_back(task, worker_id)
-        return something
+    def run_sweep(self, name: str) -> None:
+        """Runs a sweep, unless it still runs in this worker."""
+        lock, sweep = self._sweeping[name], self.sweeps.get(name)
+        if sweep is not None and not self.stopping.is_set() and lock.acquire(blocking=False):
+            try:
+                run_guarded(self._database, name, sweep.run)
+            finally:
+                lock.release()
 
-    def startable(self, limit: int) -> list[str]:
-        """Returns the names of tasks that may be claimed now."""
+    def take_back(self) -> set[str]:
+        """Takes the tasks of dead workers back. Returns the ids of the workers that are alive."""
+        since = utc_now() - timedelta(seconds=self._settings.compile_lease_seconds)
         with self._database.reading() as session:
-            return [task.name for task in TaskRepository(session).claimable(utc_now(), limit)]
+            alive = {worker.id for worker in WorkerRepository(session).seen(since) if not self._is_dead(worker)}
+            lost = [task for task in TaskRepository(session).running() if task.worker_id not in alive]
+        if lost:
+            with self._database.writing() as session:
+                for task in lost:
+                    _log.warning("task-lost", kind=task.kind, subject=task.subject, worker=task.worker_id)
+                    self._queue(session).take_back(task)
+        return alive
+
+    def _launch(self) -> None:
+        """Starts DBOS in this process: its queues, one of each kind of task and one of sweeps, and its schedules."""
+        DBOS(
+            config={
+                "name": APPLICATION,
+                "system_database_url": self._settings.url,
+                "executor_id": self.id,
+                "application_version": "1",  # of all releases, so that a turn of one release runs in another
+                "use_listen_notify": False,
+                "enable_otlp": False,
+                "log_level": "WARNING",
+                "sys_db_pool_size": _CONNECTIONS,
+            }
+        )
+
+        @DBOS.workflow(name=TURN)
+        def run_turn(kind: str, tenant: str, tag: int) -> None:
+            self.run_turn(kind, tenant, tag)
+
+        @DBOS.workflow(name="sweep")
+        def run_sweep(scheduled_at: datetime, name: str) -> None:
+            self.run_sweep(name)
+
+        DBOS.launch()
+        for queue in (*self._handlers, SWEEPS):
+            DBOS.register_queue(
+                queue,
+                worker_concurrency=_SWEEPS_AT_ONCE if queue == SWEEPS else 1,
+                polling_interval_sec=self._settings.poll_seconds,
+                on_conflict="always_update",
+            )
+        for schedule in DBOS.list_schedules():
+            if schedule["schedule_name"] not in self.sweeps:
+                DBOS.delete_schedule(schedule["schedule_name"])
+        DBOS.apply_schedules(
+            [
+                {
+                    "schedule_name": sweep.name,
+                    "workflow_fn": run_sweep,
+                    "schedule": sweep.schedule,
+                    "context": sweep.name,
+                    "queue_name": SWEEPS,
+                }
+                for sweep in self.sweeps.values()
+            ]
+        )
+
+    def _keep_up(self) -> None:
+        """Notices dead workers, takes back their tasks and resumes their turns; deletes rows of ended turns."""
+        run_guarded(self._database, "lost-tasks", lambda: self._resume_turns(self.take_back()))
+        run_guarded(self._database, "ended-turns", _delete_ended)
+
+    @staticmethod
+    def _resume_turns(alive: set[str]) -> None:
+        # A turn that two workers resume may run twice, which is harmless: the second finds no waiting task.
+        for turn in DBOS.list_workflows(status="PENDING", load_input=False, load_output=False):
+            if turn.executor_id not in alive:
+                _log.warning("turn-resumed", worker=turn.executor_id, queue=turn.queue_name)
+                DBOS.resume_workflow(turn.workflow_id, queue_name=turn.queue_name)
+
+    def _is_dead(self, worker: WorkerProcess) -> bool:
+        """Returns whether a worker of this machine has ended; False if that is unknown."""
+        comparable = self._pid_space and worker.pid_space == self._pid_space and worker.id != self.id
+        return bool(comparable) and is_dead(worker.pid, worker.started_at)
 
     def _queue(self, session: Session) -> TaskQueue:
         return TaskQueue(session, self._settings, self.id, self._handlers)
@@ -134,27 +219,32 @@ class Worker:
         log = _log.bind(worker=self.id, **{handler.subject_name: claim.subject})
         log.info(f"{claim.kind}-started")
         lost = threading.Event()
-        run = TaskRun(self.id, self._interval, lambda: not (self.stopping.is_set() or lost.is_set()))
+        run = TaskRun(claim.id, self._interval, lambda: not (self.stopping.is_set() or lost.is_set()))
+        self._runs[claim.id] = run
         try:
-            with self._heartbeats(claim, run, lost):
+            with self._repeated(self._interval, lambda: self._beat(claim, lost)):
                 outcome = handler.run(claim.order, run)
-                if not isinstance(outcome, Stopped):
-                    was_counted = self._end(lambda queue: queue.complete(claim, outcome))
-        except MobizoError as error:
-            reason = error
-            if handler.is_transient(error):
-                self._end(lambda queue: queue.retry(claim, reason))
-                log.error(f"{claim.kind}-crashed", code=error.code, detail=error.detail)
-            else:
-                self._end(lambda queue: queue.fail(claim, reason))
-                log.error(f"{claim.kind}-failed", code=error.code, detail=error.detail)
-        else:
             if isinstance(outcome, Stopped):
                 self._end(lambda queue: queue.release(claim))
                 log.info(f"{claim.kind}-stopped")
             else:
+                was_counted = self._end(lambda queue: queue.complete(claim, outcome))
                 log.info(f"{claim.kind}-finished", counted=was_counted)
-        self._report(run)
+        except Exception as failure:
+            error = as_error(failure)
+            self._end_badly(claim, error)
+            log.error(f"{claim.kind}-failed", code=error.code, detail=error.detail, exc_info=error is not failure)
+        finally:
+            del self._runs[claim.id]
+
+    def _end_badly(self, claim: Claim, error: MobizoError) -> None:
+        """Ends an attempt that raised: it waits for a store, is tried again, or fails the task."""
+        if is_outage(error):
+            self._end(lambda queue: queue.await_store(claim, error))
+        elif self._handlers[claim.kind].is_transient(error):
+            self._end(lambda queue: queue.retry(claim, error))
+        else:
+            self._end(lambda queue: queue.fail(claim, error))
 
     def _end(self, end: Callable[[TaskQueue], Ended]) -> Ended:
         """Ends a claim in one transaction, and retries while the database is unavailable."""
@@ -165,25 +255,27 @@ class Worker:
 
         return insist(ended, self.stopping)
 
+    def _beat(self, claim: Claim, lost: threading.Event) -> None:
+        """Sets `lost` once the claim is lost or the task has no requests."""
+        with self._database.writing() as session:
+            if not self._queue(session).heartbeat(claim):
+                lost.set()
+
     @contextmanager
-    def _heartbeats(self, claim: Claim, run: TaskRun, lost: threading.Event) -> Iterator[None]:
-        """Extends the claim until the block ends; sets `lost` once the claim is lost or the task has no requests."""
+    def _repeated(self, seconds: float, do: Callable[[], object]) -> Iterator[None]:
+        """Calls `do` in a thread until the block ends. Its exceptions are logged, and the next call follows."""
         done = threading.Event()
 
-        def beat() -> None:
-            while not lost.is_set() and not done.wait(self._interval):
+        def repeat() -> None:
+            while not done.wait(seconds):
                 try:
-                    for sweep in self._urgent:
-                        sweep()
-                    self._report(run)
-                    with self._database.writing() as session:
-                        if not self._queue(session).heartbeat(claim):
-                            lost.set()
+                    do()
                 except OUTAGES as error:
-                    # The work continues: if the claim is lost meanwhile, its result is dropped.
                     _log.warning("database-away", worker=self.id, error=str(error))
+                except Exception:
+                    _log.exception("heartbeat-failed", worker=self.id)
 
-        thread = threading.Thread(target=beat, name="heartbeats")
+        thread = threading.Thread(target=repeat, name="heartbeats")
         thread.start()
         try:
             yield
@@ -191,19 +283,36 @@ class Worker:
             done.set()
             thread.join()
 
-    def _report(self, run: TaskRun | None) -> None:
+    def _report(self) -> None:
         """Stores a heartbeat of this worker, and the peak memory of it and its child processes."""
         child_peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * KIBIBYTE
         worker_peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIBIBYTE
-        running = 0 if run is None or run.process is None else run.process.peak_rss_bytes
-        self._reported = time.monotonic()
+        running = [run.process.peak_rss_bytes for run in list(self._runs.values()) if run.process is not None]
         with self._database.writing() as session:
             workers = WorkerRepository(session)
             worker = workers.get(self.id)
             worker.seen_at = utc_now()
             workers.keep_host(worker.host, *host_budget(self._settings), worker.seen_at)
             worker.peak_rss_bytes = worker_peak
-            worker.compiler_peak_rss_bytes = max(worker.compiler_peak_rss_bytes, running, child_peak)
+            worker.compiler_peak_rss_bytes = max(worker.compiler_peak_rss_bytes, child_peak, *running)
+
+
+def insist(do: Callable[[], Ended], giving_up: StopSignal) -> Ended:
+    """Runs `do`, one transaction, until the database is available; raises its error once `giving_up` is set."""
+    while True:
+        try:
+            return do()
+        except OUTAGES as error:
+            _log.warning("database-away", error=str(error))
+            if giving_up.wait(_RETRY_SECONDS):
+                raise
+
+
+def _delete_ended() -> None:
+    before = (datetime.now(UTC) - _KEEP_ENDED).isoformat()
+    ended = DBOS.list_workflows(completed_before=before, limit=_DELETED_AT_ONCE, load_input=False, load_output=False)
+    if ended:
+        DBOS.delete_workflows([each.workflow_id for each in ended])
 
 
 def host_name(settings: Settings) -> str:

@@ -38,6 +38,9 @@ MOST_DESCRIPTORS = 65_536
 _log = structlog.get_logger()
 
 
+ADDRESS_SHARE = 4  # one address may open this part of all connections
+
+
 @dataclass(frozen=True)
 class ConnectionLimits:
     """How many connections may be open.
@@ -55,7 +58,7 @@ class ConnectionLimits:
         trusted = tuple(filter(None, settings.forwarded_allow_ips.split(",")))
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         total = min(settings.connections, max(descriptors - OTHER_DESCRIPTORS, descriptors // 2))
-        return cls(total, settings.address_connections, trusted)
+        return cls(total, total // ADDRESS_SHARE, trusted)
 
 
 def raise_descriptor_limit() -> None:

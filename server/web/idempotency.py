@@ -106,12 +106,14 @@ class Sender:
         return AESGCM(HKDF(SHA256(), length=32, salt=None, info=info).derive(self.bearer.encode()))
 
 
+RETENTION = timedelta(days=1)  # for which responses are kept
+
+
 class IdempotencyService:
     """Idempotency records in one writing transaction."""
 
-    def __init__(self, session: Session, kept_seconds: float) -> None:
+    def __init__(self, session: Session) -> None:
         self._records = IdempotencyRepository(session)
-        self._retention = timedelta(seconds=kept_seconds)
 
     def begin(self, sender: Sender, fingerprint: str) -> tuple[IdempotencyRecord, SavedResponse | None]:
         """Returns this request's record, and its response if the request was executed before.
@@ -120,7 +122,7 @@ class IdempotencyService:
         """
         now = utc_now()
         self._records.forget(now, EXPIRED_PER_REQUEST)
-        new = IdempotencyRecord(id=sender.id, fingerprint=fingerprint, sealed=b"", kept_until=now + self._retention)
+        new = IdempotencyRecord(id=sender.id, fingerprint=fingerprint, sealed=b"", kept_until=now + RETENTION)
         record = self._records.claim(new, now)
         if record is new:
             return record, None
@@ -183,7 +185,7 @@ def keep_once(
         return
     # The route's access rule ran first and found a valid header.
     sender = Sender(request.headers["authorization"].partition(" ")[2], key)
-    record, response = IdempotencyService(session, state.settings.idempotency_seconds).begin(sender, fingerprint)
+    record, response = IdempotencyService(session).begin(sender, fingerprint)
     if response is not None:
         raise AlreadyAnswered(response)
     request.state.response_recorder = ResponseRecorder(record, sender)

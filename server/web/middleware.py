@@ -29,7 +29,6 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.settings import Settings
 from server.web.openapi import PROBLEM_JSON, methods_at
 from shared.errors import (
     BadRequest,
@@ -51,7 +50,8 @@ UNANSWERED = 499  # the client disconnected, or the server was stopped
 REQUEST_ID = "X-Request-Id"
 _ID_NAME = REQUEST_ID.lower().encode()
 _OURS = (_ID_NAME, b"x-content-type-options")
-SLOWEST = 4096  # bytes a second that a body must bring, once its first seconds are over
+BODY_SECONDS = 30.0  # given to each body to arrive, beside a second for each SLOWEST bytes of it
+SLOWEST = 4096
 _GOOD_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 MOST_ERRORS = 20  # validation errors that are reported
@@ -249,8 +249,7 @@ class Meter:
                 answered = True
                 meters.count_response(scope["method"], route(), message["status"], time.perf_counter() - began)
                 meters.count_received(route(), received)
-            # A file sent by the operating system has a count instead of a body.
-            meters.count_sent(route(), len(message.get("body", b"")) + message.get("count", 0))
+            meters.count_sent(route(), len(message.get("body", b"")))
             await send(message)
 
         with meters.running.track_inprogress():
@@ -310,9 +309,9 @@ def current_request_id() -> str:
 class Envelope:
     """ASGI middleware within `Meter`: headers and errors of every response, and its log line."""
 
-    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        self._seconds = settings.body_seconds
+        self._seconds = BODY_SECONDS
         self._log = _log.bind()  # once, and not for each request
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

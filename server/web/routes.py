@@ -14,7 +14,6 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import partial
 from http import HTTPStatus
 from itertools import count
 from typing import Annotated, Any, ClassVar
@@ -32,7 +31,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Message
 
 from server.database.database import TRIES, Collision, pause_seconds
-from server.settings import Settings
+from server.settings import MEBIBYTE, Settings
 from server.web.bodies import BINARY, UnsupportedMediaType, check_json_type, parse_json
 from server.web.idempotency import AlreadyAnswered, keep_once
 from server.web.middleware import TooSlow
@@ -49,6 +48,7 @@ from shared.errors import (
 )
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
+MAX_BODY_BYTES = 4 * MEBIBYTE  # limit of a JSON request
 NO_BODY_BYTES = 1024  # limit of a route without a body
 UNCHECKED_BODY_BYTES = 64 << 10  # limit of a route that reads a body from callers without a valid token
 PARSED_AT_ONCE_BYTES = 16 << 10  # a larger JSON body is parsed in a thread, so that other requests go on
@@ -157,10 +157,6 @@ class Rule:
         """Checks the caller before any of the body is read. Raises what the caller is refused with."""
         raise NotImplementedError
 
-    def admitted(self, request: Request) -> Any:
-        """Returns what the endpoint of a direct route gets for an admitted caller."""
-        raise NotImplementedError
-
 
 def _make_parsers(state: AppState) -> CapacityLimiter:
     return CapacityLimiter(PARSERS)
@@ -219,15 +215,14 @@ class Route(APIRoute):
                 await run_in_threadpool(recorder.keep, response)
             return response
 
-        return partial(self.answer_with, answer)
+        async def admit_and_answer(plain: Request) -> Response:
+            if self.rule is not None:
+                await self.rule.admit(plain)
+            request = await self._read(plain)
+            response = await with_retries(request, answer)
+            return add_tag(request, response) if has_tag(self.path, request.method, response) else response
 
-    async def answer_with(self, answer: Callable[[Request], Awaitable[Response]], plain: Request) -> Response:
-        """Admits the caller, reads the body, and returns what `answer` does, with its entity tag."""
-        if self.rule is not None:
-            await self.rule.admit(plain)
-        request = await self._read(plain)
-        response = await with_retries(request, answer)
-        return add_tag(request, response) if has_tag(self.path, request.method, response) else response
+        return admit_and_answer
 
     @property
     def body_kind(self) -> BodyKind:
@@ -246,8 +241,8 @@ class Route(APIRoute):
         if self.body_kind is BodyKind.FILE:
             return settings.upload_bytes
         if self.rule is not None and not self.rule.checks_token:
-            return min(UNCHECKED_BODY_BYTES, settings.max_body_bytes)
-        return settings.max_body_bytes
+            return min(UNCHECKED_BODY_BYTES, MAX_BODY_BYTES)
+        return MAX_BODY_BYTES
 
     async def _read(self, plain: Request) -> Request:
         """Returns the request with its JSON, if the route takes JSON. Raises TooLarge or what is wrong with the JSON.
@@ -302,8 +297,8 @@ class Route(APIRoute):
 class Routes(APIRouter):
     """The routes of one feature."""
 
-    def __init__(self, route_class: type[Route] = Route, **options: Any) -> None:
-        super().__init__(route_class=route_class, generate_unique_id_function=operation_id, **options)
+    def __init__(self, **options: Any) -> None:
+        super().__init__(route_class=Route, generate_unique_id_function=operation_id, **options)
 
 
 async def with_retries(request: Request, answer: Callable[[Request], Awaitable[Response]]) -> Response:

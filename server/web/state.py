@@ -34,6 +34,7 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Annotated, Any, Generic, ParamSpec, TypeVar
 
+from anyio import CapacityLimiter, from_thread
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from fastapi import Depends, Request
 from fastapi.concurrency import contextmanager_in_threadpool, run_in_threadpool
@@ -48,10 +49,13 @@ from shared.errors import TooManyRequests
 Arguments = ParamSpec("Arguments")
 Answer = TypeVar("Answer")
 Entered = TypeVar("Entered")
+BURST_SECONDS = 10  # a token or address may send the requests of so many seconds at once after a pause
+REFUSAL_RATE, REFUSAL_BURST = 0.5, 30  # rejected tokens of one address: per second, and at once after a pause
 WRITERS = 16  # of the pool's 40 threads
+UPLOADERS = 8  # threads that check and store uploads at the same time, beside that pool
 Work = TypeVar("Work")
 MOST_IN_GROUP = 200  # items in one transaction
-Service = TypeVar("Service")
+Part = TypeVar("Part")
 CAPACITY = 20_000  # buckets of one kind, about 4 MiB; a forgotten bucket counts as full
 Clock = Callable[[], float]
 
@@ -121,13 +125,17 @@ def address_of(request: Request) -> str:
     return request.client.host if request.client else ""
 
 
+def _burst(rate: float) -> int:
+    return max(round(BURST_SECONDS * rate), 1)
+
+
 class Limits:
     """The limits of one server process."""
 
     def __init__(self, settings: Settings, clock: Clock = time.monotonic) -> None:
-        self._tokens = Buckets(settings.token_rate, settings.token_burst, clock)
-        self._addresses = Buckets(settings.address_rate, settings.address_burst, clock)
-        self._refusals = Buckets(settings.refusal_rate, settings.refusal_burst, clock)
+        self._tokens = Buckets(settings.token_rate, _burst(settings.token_rate), clock)
+        self._addresses = Buckets(settings.address_rate, _burst(settings.address_rate), clock)
+        self._refusals = Buckets(REFUSAL_RATE, REFUSAL_BURST, clock)
 
     def anonymous(self, address: str) -> None:
         """Counts a request without a token. Raises TooManyRequests."""
@@ -182,6 +190,15 @@ class WriteQueue:
         """Calls a writing function in a thread once a writer's place is free."""
         async with self._writers:
             return await run_in_threadpool(write, *args, **kwargs)
+
+    def run_from_thread(self, write: Callable[[], Answer]) -> Answer:
+        """Like `run`, for code in a thread of the event loop's pool, which waits."""
+        return from_thread.run(self.run, write)
+
+
+def make_uploaders(state: AppState) -> CapacityLimiter:
+    """Makes the limit of threads that check and store uploads. A slow store leaves threads for other requests."""
+    return CapacityLimiter(UPLOADERS)
 
 
 class Group(Generic[Work, Answer]):
@@ -312,7 +329,7 @@ class Shutdown:
 class AppState:
     """The shared parts of one running server, created once by `server.app`.
 
-    Features have services besides: `state.get(make)`, where `make` is a function of the feature.
+    Features have parts of their own: `state.get(make)`, where `make` is a function of the feature.
     """
 
     settings: Settings
@@ -322,16 +339,16 @@ class AppState:
     started_at: datetime
     meters: Meters = field(default_factory=Meters)
     shutdown: Shutdown = field(default_factory=Shutdown)
-    _services: dict[object, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _parts: dict[object, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
     _lock: threading.RLock = field(default_factory=threading.RLock, init=False, repr=False, compare=False)
 
-    def get(self, make: Callable[[AppState], Service]) -> Service:
-        """Returns the service that `make` makes; it is made once, when it is first asked for."""
+    def get(self, make: Callable[[AppState], Part]) -> Part:
+        """Returns the part that `make` makes, once, at the first call."""
         with self._lock:
-            if make not in self._services:
-                self._services[make] = make(self)
-            service: Service = self._services[make]
-            return service
+            if make not in self._parts:
+                self._parts[make] = make(self)
+            part: Part = self._parts[make]
+            return part
 
     @cached_property
     def write_queue(self) -> WriteQueue:

@@ -15,7 +15,6 @@ import uvicorn
 
 from server.settings import Settings
 from server.web.connections import KEEP_ALIVE_SECONDS, ConnectionLimits, DeadlineProtocol, Listener
-from server.web.downloads import ZeroCopy
 from shared.access import Role
 from shared.canonical import sha256_hex
 from shared.request_signature import RequestSigner
@@ -74,7 +73,7 @@ def serving(app, limits=None, plain=None):
     )
     listening = Listener(plain or socket.create_server(("127.0.0.1", 0)), limits or ConnectionLimits.of(Settings()))
     config = uvicorn.Config(
-        ZeroCopy(app),
+        app,
         http=DeadlineProtocol.of(listening),
         log_config=None,
         access_log=False,

@@ -15,6 +15,7 @@ from server.database.columns import utc_now
 from server.identity.signing_keys import service as keys
 from server.jobs.events import make_event_feed
 from server.settings import Settings
+from server.web import state
 from server.web.state import AppState
 from tests.postgres import Postgres, remember, restore
 from tests.server.actors import JOB, TLS, Actor, Fleet, adapter_bytes, assert_problem, job_request, result, serving
@@ -132,6 +133,8 @@ def empty_url(request, database_kind, tmp_path):
 @pytest.fixture(scope="session")
 def standing(home_template):
     """One application for all tests, and its URL: building the routes is most of what a fresh one costs."""
+    # Tests are refused more often than anyone; those of the limits set their own.
+    state.REFUSAL_RATE = state.REFUSAL_BURST = 1_000_000
     app = create_app(Settings(home=home_template / "home"))
     with serving(app) as url:
         yield app, url

@@ -12,6 +12,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import psutil
+from dbos import DBOSClient
 from sqlalchemy import create_engine, select, update
 from tokenizers import Tokenizer, models, pre_tokenizers
 
@@ -30,9 +31,10 @@ from server.settings import Settings
 from server.storage.opening import open_artifacts
 from server.tasks.queue import TaskQueue
 from server.tasks.repository import Task, WorkerProcess
+from server.tasks.turns import TURN
 from server.wiring import wire
 from shared.zo.lora import BaseShape
-from tests.server import fake_compiler, fake_converter
+from tests.server import fake_compiler
 
 wire()
 _first_engines = {}  # by the name of their dialect
@@ -106,20 +108,11 @@ class Home:
         log = self.source / "starts.log"
         return [int(line) for line in log.read_text().split()] if log.exists() else []
 
-    def convert_so(self, **behaviour):
-        """How the fake converter behaves from now on."""
-        (self.source / "converter.json").write_text(json.dumps(behaviour))
-
-    def conversions(self):
-        """Process ids of all converters that were started."""
-        log = self.source / "conversions.log"
-        return [int(line) for line in log.read_text().split()] if log.exists() else []
-
     def compile(self):
         """Compiles what waits, in this process."""
         worker = Workers(self, new_id("worker"))
         name, handler = worker.names[0], CompileHandler(self.settings, self.artifacts)
-        while (claim := worker.do(name, handler, "claim")) is not None:
+        while (claim := worker.claim(name, handler)) is not None:
             order = claim.order
             with self.artifacts.workspace("in-test") as workspace:
                 source, calibration = Path(order.source), calibration_of(self.artifacts, order.recipe)
@@ -129,7 +122,7 @@ class Home:
             assert worker.do(name, handler, "complete", claim, manifest.model_copy(update={"version": order.version}))
 
     def task(self, subject):
-        """The task of a program, conversion or round by its id."""
+        """The task of a program or round by its id."""
         with self.database.reading() as session:
             task = session.scalars(select(Task).where(Task.subject == subject)).one()
             session.expunge_all()
@@ -157,6 +150,42 @@ class Home:
         return sorted(path.name for path in (self.settings.artifacts_path / "objects").rglob("*") if path.is_file())
 
 
+def turns(database, *kinds):
+    """Takes the turns that wait, in the order in which DBOS begins them, those with a delay included.
+
+    Yields kind, tenant and start tag of each; a turn that is put back meanwhile is not among them.
+    """
+    client = DBOSClient(system_database_url=database.engine.url.render_as_string(hide_password=False))
+    try:
+        waiting = [
+            turn
+            for turn in client.list_workflows(status=["ENQUEUED", "DELAYED"], name=TURN)
+            if not kinds or turn.queue_name in kinds
+        ]
+        for turn in sorted(waiting, key=lambda turn: (turn.priority, turn.created_at)):
+            client.delete_workflows([turn.workflow_id])
+            yield tuple(turn.input["args"])
+    finally:
+        client.destroy()
+
+
+def sweep(worker):
+    """Runs every sweep of a worker once, in this process."""
+    worker.take_back()
+    for name in worker.sweeps:
+        worker.run_sweep(name)
+
+
+def drain(worker):
+    """Runs the sweeps of a worker and the turns that wait in this process, until no turn waits that may begin."""
+    worked = True
+    while worked:
+        sweep(worker)
+        worked = False
+        for turn in turns(worker._database):
+            worked |= worker.run_turn(*turn)
+
+
 class Workers:
     """Workers of one home, each of whose calls is one transaction."""
 
@@ -166,6 +195,13 @@ class Workers:
         with home.database.writing() as session:
             for name in names:
                 session.add(WorkerProcess(id=name, pid=1, host=host, started_at=now, seen_at=now))
+
+    def claim(self, name, handler):
+        """The claim of the first turn of this kind of task that finds a task; None if there is none."""
+        for turn in turns(self.home.database, handler.kind):
+            if (claim := self.do(name, handler, "claim", *turn)) is not None:
+                return claim
+        return None
 
     def do(self, name, handler, action, *arguments):
         with self.home.database.writing() as session:
@@ -206,14 +242,12 @@ def copy_home(template, root, database_url):
         home=root / "home",
         database_url=database_url,
         poll_seconds=0.05,
-        # Tests ask faster than anyone, and are refused more often; those of the limits set their own.
+        # Tests ask faster than anyone; those of the limits set their own.
         token_rate=1e6,
         address_rate=1e6,
-        refusal_rate=1e6,
         compile_lease_seconds=60,
         compile_backoff_seconds=0,
         compiler_command=[sys.executable, fake_compiler.__file__],
-        converter_command=[sys.executable, fake_converter.__file__],
     )
 
 

@@ -1,14 +1,9 @@
 """Settings and their way into child processes."""
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 from pydantic import ValidationError
 from sqlalchemy import make_url
 
-from server.cli.settings_table import with_table
 from server.settings import Settings
 from shared.errors import BadRequest
 
@@ -66,15 +61,5 @@ def test_settings_in_files(tmp_path, monkeypatch):
         Settings(home=tmp_path)
 
 
-def test_the_table_of_settings_is_up_to_date():
-    """`python -m server.cli.settings_table docs/operations.md` writes it."""
-    path = Path(__file__).resolve().parents[2] / "docs" / "operations.md"
-    document = path.read_text()
-    assert with_table(document) == document
+def test_every_setting_is_described():
     assert all(field.description for field in Settings.model_fields.values())
-
-
-def test_the_settings_table_needs_a_file():
-    command = [sys.executable, "-m", "server.cli.settings_table"]
-    process = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (process.returncode, process.stderr) == (1, "usage: python -m server.cli.settings_table FILE\n")

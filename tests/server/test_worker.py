@@ -1,16 +1,17 @@
 """What the worker process registers."""
 
 from server.worker import create_worker
+from tests.server.homes import sweep
 
 
-def test_the_worker_takes_back_leases_as_often_as_the_settings_say(fleet, home, app, device):
-    """MOBIZO_LEASE_ATTEMPTS holds in the worker, too."""
+def test_the_worker_takes_back_leases(fleet, home, app, device, monkeypatch):
+    monkeypatch.setattr("server.jobs.leases.service.LEASE_ATTEMPTS", 1)
     fleet.ready_job(app)
     lease = device.lease()
     home.let_run_out(lease)
-    worker = create_worker(home.settings.model_copy(update={"lease_attempts": 1}), home.database)
+    worker = create_worker(home.settings, home.database)
     worker.register()
-    worker.look_around()
+    sweep(worker)
     job = app.get(f"/v1/jobs/{lease['job']['id']}").json()
     assert (job["state"], job["error"]["code"]) == ("failed", "lost-by-devices")
 
@@ -21,5 +22,5 @@ def test_a_workspace_of_a_dead_worker_is_removed(home):
     workspace = home.settings.artifacts_path / "staging" / "worker_dead"
     workspace.mkdir(parents=True)
     (workspace / "half").write_bytes(b"x")
-    worker.look_around()
+    sweep(worker)
     assert not workspace.exists()

@@ -11,13 +11,13 @@ from sqlalchemy.orm import InstrumentedAttribute, Mapped, Session, mapped_column
 
 from server.catalog.bases import BaseModelEntry
 from server.database.columns import Moment, Numbered, Table, utc_now
-from server.database.database import locked
+from server.database.database import Database, locked
 from server.database.paging import PageRequest, PageRows, page_of
 from server.ports import Port
 from server.storage.store import ArtifactStore, Damaged, FileColumn, FileReferences, hold
 from shared.catalog import CalibrationView
 from shared.errors import BadRequest, Conflict, InvalidRecipe, InvalidUpload, NotFound, UnknownBase
-from shared.recipe import Recipe
+from shared.recipe import Recipe, RequestedRecipe
 from shared.zo.calibration import Calibration, load_calibration
 from shared.zo.lora import BaseShape, frozen_a, lora_modules
 
@@ -106,7 +106,7 @@ class CalibrationRepository:
         return [calibration.view(self.base(calibration).name) for calibration in calibrations]
 
     def user(self, sha256: str) -> str | None:
-        """One that still needs A from that calibration, in words: an adapter, a cohort or an unfinished job."""
+        """Returns the name of an adapter, a cohort or an unfinished job that needs A from a calibration, or None."""
         for find in USERS.get():
             if (user := find(self._session, sha256)) is not None:
                 return user
@@ -114,7 +114,7 @@ class CalibrationRepository:
 
 
 def names_calibration(recipe: InstrumentedAttribute[Recipe], sha256: str) -> ColumnElement[bool]:
-    """Whether a recipe's JSON names that calibration; of a sha256 no other field can hold it."""
+    """Returns the condition that a recipe's JSON names a calibration. No other field can contain its sha256."""
     return type_coerce(recipe, Text).contains(f'"calibration":"{sha256}"')
 
 
@@ -131,7 +131,7 @@ def calibration_file(artifacts: ArtifactStore, recipe: Recipe) -> bytes | None:
         raise _damaged(recipe.calibration) from error
 
 
-def calibration_of(artifacts: ArtifactStore, recipe: Recipe) -> Calibration | None:
+def calibration_of(artifacts: ArtifactStore, recipe: Recipe | RequestedRecipe) -> Calibration | None:
     """Returns the calibration that the recipe names; None if it names none. Raises as `calibration_file`."""
     return None if recipe.calibration is None else _loaded(artifacts, recipe.calibration)
 
@@ -151,6 +151,20 @@ def _damaged(sha256: str) -> Damaged:
     )
 
 
+def register_file(database: Database, artifacts: ArtifactStore, data: bytes) -> CalibrationView:
+    """Stores and registers a calibration file, and returns it as the API shows it.
+
+    Raises InvalidUpload for an invalid file, or as `CalibrationService.register`.
+    """
+    calibration = load_calibration(data)
+    with database.reading() as session:
+        CalibrationService(session, artifacts).base_of(calibration)
+    artifacts.put(data)
+    with database.writing() as session:
+        stored = CalibrationService(session, artifacts).register(calibration, len(data))
+        return CalibrationRepository(session).views([stored])[0]
+
+
 _LISTS = "`mobizo-server calibration list` and GET /v1/calibrations list those that are"
 
 
@@ -161,13 +175,8 @@ class CalibrationService:
         self._session, self._artifacts = session, artifacts
         self._calibrations = CalibrationRepository(session)
 
-    def register(self, data: bytes) -> StoredCalibration:
-        """Registers a calibration file. Registering it again changes nothing.
-
-        Raises InvalidUpload for an invalid file, UnknownBase if its base model is not registered, or BadRequest if it
-        does not have that model's shape.
-        """
-        calibration = load_calibration(data)
+    def base_of(self, calibration: Calibration) -> BaseModelEntry:
+        """Returns the base model that a calibration was made for. Raises UnknownBase if it is not registered."""
         bases = self._calibrations.bases(calibration.metadata.base.sha256)
         if not bases:
             raise UnknownBase(
@@ -175,20 +184,28 @@ class CalibrationService:
                 f"{calibration.metadata.base.sha256[:12]}..., and no such base model is registered; "
                 "`mobizo-server base add` registers it"
             )
-        sha256 = self._artifacts.put(data)
+        return bases[0]
+
+    def register(self, calibration: Calibration, size: int) -> StoredCalibration:
+        """Registers a calibration whose file of `size` bytes is stored. Registering it again changes nothing.
+
+        Raises UnknownBase if its base model is not registered, or Collected.
+        """
+        base = self.base_of(calibration)
+        sha256 = calibration.sha256
         hold(self._session, self._artifacts, [sha256])
         existing = self._calibrations.by_sha256(sha256)
         if existing is not None:
             return existing
         stored = StoredCalibration(
             sha256=sha256,
-            base_number=bases[0].number,
+            base_number=base.number,
             kind=calibration.metadata.kind,
             task=calibration.metadata.task,
             examples=calibration.metadata.examples,
             modules=len(calibration.directions),
             width=calibration.width,
-            size=len(data),
+            size=size,
             created_at=utc_now(),
         )
         self._calibrations.add(stored)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import Path
+from fastapi.concurrency import run_in_threadpool
 
 from server.federation.privacy.service import PrivacyService
 from server.identity.access_rules import needs
@@ -36,9 +37,16 @@ def spent_on_device(principal: Reader, device_id: str, session: Reading) -> list
 
 
 @router.put("/users/{user}/privacy")
-def limit(principal: Writer, user: User, budget: PrivacyBudget, state: State) -> UserPrivacy:
+async def limit(principal: Writer, user: User, budget: PrivacyBudget, state: State) -> UserPrivacy:
     """Sets a user's budget: from now on a job that would exceed it is refused, and so is any without `privacy`."""
-    with state.database.writing() as session:
-        PrivacyService(session).set_limit(principal.tenant, user, budget.epsilon, budget.delta)
-    with state.database.reading() as session:
-        return PrivacyService(session).of_user(principal.tenant, user)
+
+    def write() -> None:
+        with state.database.writing() as session:
+            PrivacyService(session).set_limit(principal.tenant, user, budget.epsilon, budget.delta)
+
+    def read() -> UserPrivacy:
+        with state.database.reading() as session:
+            return PrivacyService(session).of_user(principal.tenant, user)
+
+    await state.write_queue.run(write)
+    return await run_in_threadpool(read)  # after the transaction, because the accounting may take seconds

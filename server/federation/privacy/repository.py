@@ -155,7 +155,7 @@ class PrivacyRepository:
         limits = self._session.scalars(select(PrivacyLimit).where(*conditions))
         return sorted(limits, key=lambda limit: (limit.epsilon or 0.0, limit.delta))
 
-    def keep_limit(self, tenant: str, user: str, epsilon: float | None, delta: float) -> None:
+    def set_limit(self, tenant: str, user: str, epsilon: float | None, delta: float) -> None:
         """Sets a user's budget."""
         add_if_absent(self._session, PrivacyLimit, tenant=tenant, user=user, epsilon=epsilon, delta=delta)
         limit = self.limit(tenant, user, lock=True)

@@ -21,7 +21,14 @@ from server.identity.devices.repository import BindingRepository
 from server.jobs.repository import Job
 from server.jobs.service import JobSubscriber
 from shared.errors import BudgetExceeded, InvalidRecipe
-from shared.federation.accounting import Spending, epsilon_of, fast_epsilon_of, noise_for, run_spending
+from shared.federation.accounting import (
+    Spending,
+    epsilon_of,
+    fast_epsilon_of,
+    known_epsilon_of,
+    noise_for,
+    run_spending,
+)
 from shared.job import JobRequest
 from shared.privacy import DELTA, DatasetPrivacy, UserPrivacy, check_clip
 
@@ -131,7 +138,7 @@ class PrivacyService(JobSubscriber):
 
     def set_limit(self, tenant: str, user: str, epsilon: float | None, delta: float) -> None:
         """Sets a user's budget, which holds from the next job on."""
-        self._privacy.keep_limit(tenant, user, epsilon, delta)
+        self._privacy.set_limit(tenant, user, epsilon, delta)
 
     def of_user(self, tenant: str, user: str) -> UserPrivacy:
         """Returns the privacy spent on a user's data."""
@@ -196,7 +203,8 @@ class PrivacyService(JobSubscriber):
                 delta=limit.delta,
             )
         spent = self._privacy.of_user(tenant, user)
-        before, after = epsilon_of(spent, limit.delta), epsilon_of([*spent, spending], limit.delta)
+        # Called within writing transactions. Before that of a submission, `prepare_privacy` has computed both.
+        before, after = known_epsilon_of(spent, limit.delta), known_epsilon_of([*spent, spending], limit.delta)
         if after > limit.epsilon:
             raise BudgetExceeded(
                 f"user {user!r}: {before:.3g} of a privacy budget of epsilon {limit.epsilon:g} is spent at delta "

@@ -10,19 +10,20 @@ import hashlib
 from collections.abc import Callable
 from typing import Annotated
 
+import anyio.to_thread
 from fastapi import Query, Request
 from fastapi.concurrency import run_in_threadpool
 from sqlalchemy.orm import Session
 
 from server.federation.secure_aggregation.service import SecureAggregationService
 from server.identity.access_rules import Device, ResultSignature, SignedWriting, check_digest, spending
-from server.identity.tokens import Principal
+from server.identity.tokens import DevicePrincipal
 from server.storage.store import Collected, StorageFull
 from server.web.bodies import BYTES, UnsupportedMediaType, check_binary_type, read_limited
 from server.web.middleware import TooSlow
 from server.web.openapi import raises
 from server.web.routes import Routes
-from server.web.state import AppState, State
+from server.web.state import AppState, State, make_uploaders
 from shared.errors import (
     BadSignature,
     Conflict,
@@ -55,22 +56,22 @@ def _service(state: AppState, session: Session) -> SecureAggregationService:
 def _apply(
     state: AppState,
     session: Session,
-    principal: Principal,
+    principal: DevicePrincipal,
     lease_id: str,
     apply: Callable[[SecureAggregationSession, str], None],
 ) -> SecureAggregationView:
-    member = principal.device_id or ""
+    member = principal.device_id
     return _service(state, session).answer(member, lease_id, lambda aggregation: apply(aggregation, member))
 
 
 def _view(
-    state: AppState, principal: Principal, lease_id: str, known: Phase | None
+    state: AppState, principal: DevicePrincipal, lease_id: str, known: Phase | None
 ) -> tuple[SecureAggregationView, bool]:
     with state.database.reading() as session:
-        return _service(state, session).view(principal.device_id or "", lease_id, known)
+        return _service(state, session).view(principal.device_id, lease_id, known)
 
 
-def _advance(state: AppState, principal: Principal, lease_id: str) -> None:
+def _advance(state: AppState, principal: DevicePrincipal, lease_id: str) -> None:
     with state.database.writing() as session:
         _apply(state, session, principal, lease_id, lambda aggregation, member: None)
 
@@ -126,16 +127,20 @@ async def mask(
 ) -> SecureAggregationView:
     """Phase `vectors`: accepts the masked update and weight, D + 1 little-endian words of the round's width."""
     check_binary_type(request.headers)
-    device_id = principal.device_id or ""
+    device_id = principal.device_id
     async with state.write_queue.holding(spending(state, principal, signature)) as session:
         limit = await run_in_threadpool(_service(state, session).size, device_id, lease_id)
     digest = hashlib.sha256()
     data = await read_limited(request, limit, digest.update)
     check_digest(signature, digest.digest())
-    return await state.write_queue.run(_keep, state, principal, lease_id, digest.hexdigest(), data)
+    # Stored first, so that no transaction waits for the store.
+    await anyio.to_thread.run_sync(state.artifacts.put, data, limiter=state.get(make_uploaders))
+    return await state.write_queue.run(_submit_vector, state, principal, lease_id, digest.hexdigest(), data)
 
 
-def _keep(state: AppState, principal: Principal, lease_id: str, sha256: str, data: bytes) -> SecureAggregationView:
+def _submit_vector(
+    state: AppState, principal: DevicePrincipal, lease_id: str, sha256: str, data: bytes
+) -> SecureAggregationView:
     with state.database.writing() as session:
         return _apply(
             state,

@@ -150,9 +150,9 @@ class DatabaseStore:
         by_sender = {roster_number: bytes(sealed) for roster_number, sealed in self._session.execute(statement)}
         return [by_sender[sender] for sender in senders]
 
-    def store_vector(self, row: MemberRow, data: bytes) -> None:
-        """Stores a masked vector and records its sha256 in the row."""
-        row.vector_sha256 = self._artifacts.put(data)
+    def store_vector(self, row: MemberRow, sha256: str, data: bytes) -> None:
+        """Records the sha256 of a masked vector, which the artifact store has already."""
+        row.vector_sha256 = sha256
         hold(self._session, self._artifacts, [row.vector_sha256])
 
     def vectors(self, rows: Sequence[MemberRow]) -> Iterator[bytes]:

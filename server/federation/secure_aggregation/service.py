@@ -64,7 +64,7 @@ class SecureAggregationService:
     ) -> SecureAggregationView:
         """Applies a device's message to the round of its job, and ends the phase if the message completes it.
 
-        Raises NotFound, Gone, Conflict, and the errors of `say`.
+        Raises NotFound, Gone, Conflict, and the errors of `apply`.
         """
         CohortRepository(self._session).lock_of_lease(lease_id)  # before the job, as `server.database.database` says
         leases = LeaseService(self._session, self._lease_seconds)

@@ -18,6 +18,7 @@ from server.identity.devices.repository import Device
 from server.identity.devices.service import DeviceService, UserNames, check_key
 from server.identity.oauth import (
     EXPIRED_KEPT_FOR,
+    POLL_INTERVAL_SECONDS,
     REQUEST_SECONDS,
     CodeRequest,
     CodeRequests,
@@ -29,7 +30,6 @@ from server.identity.oauth import (
     read_user_code,
 )
 from server.identity.tokens import Principal, new_token, token_digest
-from server.settings import Settings
 from shared.errors import Conflict, NotFound
 from shared.protocol import DeviceEnrollment, DeviceRequestView
 from shared.signing import fingerprint
@@ -59,8 +59,8 @@ def device_requests(session: Session) -> CodeRequests[DeviceRequest]:
 class AuthorizationService:
     """Requests to join, in one writing transaction."""
 
-    def __init__(self, session: Session, settings: Settings) -> None:
-        self._session, self._settings = session, settings
+    def __init__(self, session: Session) -> None:
+        self._session = session
         self._requests = device_requests(session)
 
     def ask(self, client_id: str, device: DeviceEnrollment, address: str) -> RequestCodes:
@@ -72,7 +72,6 @@ class AuthorizationService:
             raise OAuthError(
                 "slow_down", "too many devices at this address wait for an operator; try again in some minutes", 429
             )
-        interval = self._settings.device_request_interval_seconds
         device_code, user_code = new_token("join"), new_user_code()
         self._requests.add(
             DeviceRequest(
@@ -84,15 +83,15 @@ class AuthorizationService:
                 platform=device.platform,
                 address=address,
                 state=RequestState.PENDING,
-                interval_seconds=interval,
+                interval_seconds=POLL_INTERVAL_SECONDS,
                 created_at=now,
                 expires_at=now + timedelta(seconds=REQUEST_SECONDS),
             )
         )
-        return RequestCodes(device_code, format_user_code(user_code), REQUEST_SECONDS, interval)
+        return RequestCodes(device_code, format_user_code(user_code), REQUEST_SECONDS, POLL_INTERVAL_SECONDS)
 
     def poll(self, client_id: str, device_code: str) -> tuple[Device, str] | OAuthError:
-        """The device and its token, once; else why not, which is returned since it, too, changes what is stored.
+        """Returns the device and its token once, or an error, which is returned so that the transaction is committed.
 
         A question that comes before the interval is over makes the interval longer.
         """

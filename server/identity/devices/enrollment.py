@@ -81,7 +81,7 @@ def _device(fields: Mapping[str, str]) -> DeviceEnrollment:
 
 def _ask(state: AppState, client_id: str, device: DeviceEnrollment, address: str) -> RequestCodes:
     with state.database.writing() as session:
-        return AuthorizationService(session, state.settings).ask(client_id, device, address)
+        return AuthorizationService(session).ask(client_id, device, address)
 
 
 def _page_address(request: Request, state: AppState) -> str:
@@ -107,7 +107,7 @@ async def token(request: Request, state: State) -> Response:
 
 def _poll(state: AppState, client_id: str, device_code: str) -> DeviceToken:
     with state.database.writing() as session:
-        enrolled = AuthorizationService(session, state.settings).poll(client_id, device_code)
+        enrolled = AuthorizationService(session).poll(client_id, device_code)
         server = server_info(KeyService(session, state.settings).public())
     if isinstance(enrolled, OAuthError):
         raise enrolled
@@ -120,7 +120,7 @@ def show(
     principal: Annotated[Principal, needs(Scope.DEVICES_READ)], user_code: UserCode, state: State, session: Reading
 ) -> DeviceRequestView:
     """The device that shows a code, for an operator to compare before letting it in."""
-    return AuthorizationService(session, state.settings).find(principal.tenant, user_code)
+    return AuthorizationService(session).find(principal.tenant, user_code)
 
 
 @router.post("/v1/device-requests/{user_code}/approve", responses=raises(Conflict))
@@ -133,7 +133,7 @@ def approve(
 ) -> DeviceRequestView:
     """Admits the device to the operator's tenant, bound to the given users. Repeating the request changes nothing."""
     users = () if approval is None else approval.users
-    return AuthorizationService(session, state.settings).decide(principal, user_code, approved=True, users=users)
+    return AuthorizationService(session).decide(principal, user_code, approved=True, users=users)
 
 
 @router.post("/v1/device-requests/{user_code}/deny", responses=raises(Conflict))
@@ -141,7 +141,7 @@ def deny(
     principal: Annotated[Principal, needs(Scope.DEVICES_WRITE)], user_code: UserCode, state: State, session: Writing
 ) -> DeviceRequestView:
     """Refuses the device. Saying it twice is fine."""
-    return AuthorizationService(session, state.settings).decide(principal, user_code, approved=False)
+    return AuthorizationService(session).decide(principal, user_code, approved=False)
 
 
 @router.get("/device", dependencies=[PUBLIC], response_class=HTMLResponse)

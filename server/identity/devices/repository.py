@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
 
 from pydantic import BaseModel, ConfigDict, RootModel
 from sqlalchemy import ForeignKey, Index, String, bindparam, case, delete, func, select, update
-from sqlalchemy.dialects.postgresql import insert as insert_postgresql
-from sqlalchemy.dialects.sqlite import insert as insert_sqlite
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
 from server.database.columns import Document, Moment, Numbered, OneOf, Table, utc_now
-from server.database.database import add_if_absent, locked, read_columns
+from server.database.database import add_if_absent, insert_or, locked, read_columns
 from server.database.paging import PageRequest, PageRows, page_of
 from shared.capabilities import Capabilities, Labels
 from shared.protocol import DeviceView
@@ -282,9 +279,8 @@ class NonceRepository:
         devices = {one.device_id for one in nonces}
         expired = delete(DeviceNonce).where(DeviceNonce.device_id.in_(devices), DeviceNonce.expires_at < now)
         self._session.execute(expired.execution_options(synchronize_session=False))
-        insert: Any = insert_sqlite if self._session.get_bind().dialect.name == "sqlite" else insert_postgresql
         rows = [{"device_id": one.device_id, "nonce": one.nonce, "expires_at": one.until} for one in nonces]
         # Of the table, with its rows as parameters: a statement that SQLAlchemy has compiled before.
-        stored = insert(DeviceNonce.__table__).on_conflict_do_nothing()
+        stored = insert_or(self._session, DeviceNonce.__table__).on_conflict_do_nothing()
         stored_rows = self._session.execute(stored.returning(DeviceNonce.device_id, DeviceNonce.nonce), rows)
         return {(row.device_id, row.nonce) for row in stored_rows}

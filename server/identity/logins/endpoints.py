@@ -69,7 +69,7 @@ def _scopes(text: str) -> frozenset[Scope]:
 
 def _ask(state: AppState, client_id: str, name: str, scopes: frozenset[Scope], address: str) -> RequestCodes:
     with state.database.writing() as session:
-        return LoginService(session, state.settings).ask(client_id, name, scopes, address)
+        return LoginService(session).ask(client_id, name, scopes, address)
 
 
 @router.post(
@@ -99,13 +99,13 @@ async def token(request: Request, state: State) -> Response:
 
 def _poll(state: AppState, client_id: str, device_code: str) -> TokenGrant | OAuthError:
     with state.database.writing() as session:
-        return LoginService(session, state.settings).poll(client_id, device_code, state.settings.token_days)
+        return LoginService(session).poll(client_id, device_code)
 
 
 @router.get("/login-requests/{user_code}")
 def show(principal: Maker, user_code: UserCode, state: State, session: Reading) -> LoginRequestView:
     """The login that waits with a code, and the scopes that confirming it would grant."""
-    return LoginService(session, state.settings).find(principal, user_code)
+    return LoginService(session).find(principal, user_code)
 
 
 @router.post("/login-requests/{user_code}/approve", responses=raises(Conflict))
@@ -114,10 +114,10 @@ def approve(
 ) -> LoginRequestView:
     """Grants the login a token with at most the caller's scopes. Repeating the request changes nothing."""
     scopes = None if approval is None else approval.scopes
-    return LoginService(session, state.settings).decide(principal, user_code, approved=True, scopes=scopes)
+    return LoginService(session).decide(principal, user_code, approved=True, scopes=scopes)
 
 
 @router.post("/login-requests/{user_code}/deny", responses=raises(Conflict))
 def deny(principal: Maker, user_code: UserCode, state: State, session: Writing) -> LoginRequestView:
     """Refuses the login. Repeating the request changes nothing."""
-    return LoginService(session, state.settings).decide(principal, user_code, approved=False)
+    return LoginService(session).decide(principal, user_code, approved=False)

@@ -18,6 +18,7 @@ from server.database.columns import Numbered, Table, utc_now
 from server.identity.audit import AccessAction, AccessTrail, Subject
 from server.identity.oauth import (
     EXPIRED_KEPT_FOR,
+    POLL_INTERVAL_SECONDS,
     REQUEST_SECONDS,
     CodeRequest,
     CodeRequests,
@@ -29,8 +30,15 @@ from server.identity.oauth import (
     read_user_code,
 )
 from server.identity.token_issuing import TokenIssuingService
-from server.identity.tokens import Principal, ScopeWords, TokenRepository, TokenService, new_token, token_digest
-from server.settings import Settings
+from server.identity.tokens import (
+    TOKEN_DAYS,
+    Principal,
+    ScopeWords,
+    TokenRepository,
+    TokenService,
+    new_token,
+    token_digest,
+)
 from shared.access import LoginRequestView, Role, Scope, TokenGrant, TokenRequest
 from shared.errors import Conflict, Forbidden, MobizoError, NotFound
 
@@ -50,8 +58,8 @@ class LoginRequest(CodeRequest, Numbered, Table):
 class LoginService:
     """Logins by a code, in one transaction."""
 
-    def __init__(self, session: Session, settings: Settings) -> None:
-        self._session, self._settings = session, settings
+    def __init__(self, session: Session) -> None:
+        self._session = session
         self._requests = CodeRequests(session, LoginRequest, LoginRequest.user_code_digest)
 
     def ask(self, client_id: str, name: str, scopes: frozenset[Scope], address: str) -> RequestCodes:
@@ -64,7 +72,6 @@ class LoginService:
             raise OAuthError(
                 "slow_down", "too many logins wait; log in with a token, or try again in some minutes", 429
             )
-        interval = self._settings.device_request_interval_seconds
         device_code, user_code = new_token("login"), new_user_code()
         self._requests.add(
             LoginRequest(
@@ -75,12 +82,12 @@ class LoginService:
                 scopes=scopes,
                 address=address,
                 state=RequestState.PENDING,
-                interval_seconds=interval,
+                interval_seconds=POLL_INTERVAL_SECONDS,
                 created_at=now,
                 expires_at=now + timedelta(seconds=REQUEST_SECONDS),
             )
         )
-        return RequestCodes(device_code, format_user_code(user_code), REQUEST_SECONDS, interval)
+        return RequestCodes(device_code, format_user_code(user_code), REQUEST_SECONDS, POLL_INTERVAL_SECONDS)
 
     def waits(self, client_id: str, device_code: str) -> bool:
         """Whether a request waits for a person. Unlike `poll`, it changes nothing and may be asked at any time."""
@@ -92,10 +99,10 @@ class LoginService:
             and request.expires_at > utc_now()
         )
 
-    def poll(self, client_id: str, device_code: str, days: int) -> TokenGrant | OAuthError:
-        """Returns the token, once; otherwise why there is none, which is returned since it changes the request, too.
+    def poll(self, client_id: str, device_code: str, days: int = TOKEN_DAYS) -> TokenGrant | OAuthError:
+        """Returns the token once, or an error, which is returned so that the transaction is committed.
 
-        days: that the token lasts; it expires with the token of the person who confirmed at the latest.
+        days: for which the token is valid. It expires with the token of the person who confirmed at the latest.
         """
         request = self._requests.by_device_code(device_code, lock=True)
         if request is None or request.client_id != client_id or request.state is RequestState.USED:
@@ -117,8 +124,9 @@ class LoginService:
 
     def _grant(self, person: Principal, request: LoginRequest, days: int) -> TokenGrant:
         role = Role.OPERATOR if person.role is Role.OPERATOR else Role.APP
-        token_request = TokenRequest(name=request.name, role=role, scopes=sorted(request.scopes))
-        return TokenIssuingService(self._session, person).make(token_request, days)
+        scopes = sorted(request.scopes)
+        token_request = TokenRequest(name=request.name, role=role, scopes=scopes, expires_in_days=days)
+        return TokenIssuingService(self._session, person).make(token_request)
 
     def find(self, principal: Principal, user_code: str) -> LoginRequestView:
         """Returns a request by its code, with the scopes that the person would grant. Raises NotFound."""

@@ -29,6 +29,7 @@ from server.identity.devices.repository import DeviceRepository
 from server.identity.devices.service import revoke_device
 from server.ports import Port
 from server.settings import Settings
+from server.storage.directory import sync
 from shared.errors import Unavailable
 from shared.key_rotation import ServerKeys, SignedKeyRotation, sign_key_rotation
 from shared.protocol import ServerInfo
@@ -44,7 +45,7 @@ def create_key(path: Path) -> Ed25519PrivateKey:
         file.write(private_bytes(key))
         file.flush()
         os.fsync(file.fileno())
-    _sync(path.parent)
+    sync(path.parent)
     return key
 
 
@@ -104,10 +105,10 @@ class KeyFiles:
             # Another process on this host may do the same at this moment.
             with suppress(FileExistsError):
                 os.link(self.path, self.former / f"{before}.ed25519")
-            _sync(self.former)
+            sync(self.former)
         with suppress(FileNotFoundError):
             self.following.replace(self.path)
-        _sync(self.path.parent)
+        sync(self.path.parent)
 
     def former_ids(self) -> list[str]:
         """Returns the ids of the former keys whose private halves are on this host."""
@@ -117,15 +118,7 @@ class KeyFiles:
         """Removes the private half of a former key."""
         (self.former / f"{former}.ed25519").unlink(missing_ok=True)
         if self.former.is_dir():
-            _sync(self.former)
-
-
-def _sync(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+            sync(self.former)
 
 
 class ServerKey(Numbered, Table):
@@ -203,7 +196,7 @@ class KeyService:
             self._add(self._files.load().public_key(), None)
 
     def rotate(self, following: Ed25519PrivateKey, *, compromised: bool) -> int:
-        """Makes `following` the current key, signs every program and runner build with it, and returns their number.
+        """Makes `following` the current key, signs every program with it, and returns their number.
 
         compromised: the previous key is no longer trusted and signs no statement, so that devices must enroll again.
         Raises Unavailable if this host lacks the previous key.

@@ -18,18 +18,7 @@ JSON = "application/json"
 ERROR_SCHEMA: dict[str, Any] = {
     "type": "object",
     "required": ["error"],
-    "properties": {
-        "error": {
-            "type": "object",
-            "required": ["message", "type", "param", "code"],
-            "properties": {
-                "message": {"type": "string", "description": "what happened and what to do, for people"},
-                "type": {"type": "string"},
-                "param": {"type": ["string", "null"], "description": "the field at fault"},
-                "code": {"type": ["string", "null"], "description": "what programs go by"},
-            },
-        }
-    },
+    "properties": {"error": {"type": "object", "required": ["message", "type", "param", "code"]}},
 }
 
 
@@ -54,13 +43,9 @@ class OpenAIRoute(Route):
                 error: MobizoError = from_validation(wrong)
             except MobizoError as refused:
                 error = refused
-            response = problem_response(error, request)
-            headers = {
-                name: value
-                for name, value in response.headers.items()
-                if name not in ("content-length", "content-type")
-            }
-            return Response(json.dumps(error_object(error)), response.status_code, headers, JSON)
+            headers = dict(problem_response(error, request).headers)
+            del headers["content-length"], headers["content-type"]
+            return Response(json.dumps(error_object(error)), error.status, headers, JSON)
 
         return answer
 

@@ -19,13 +19,12 @@ from server.identity.access_rules import (
 )
 from server.identity.devices.presence import Presence, make_presences
 from server.identity.devices.repository import DeviceReport
-from server.identity.tokens import Principal
+from server.identity.tokens import DevicePrincipal
 from server.jobs.leases.declines import DeclineService
 from server.jobs.leases.giving import Answer, LeaseGiving
 from server.jobs.leases.long_poll import Arrival, make_long_poll
 from server.jobs.leases.messages import JobPoll, Message, Parting
 from server.jobs.leases.service import LeaseService
-from server.web.direct import DirectRoute
 from server.web.openapi import raises
 from server.web.routes import Routes
 from server.web.state import AppState, GroupCommit, GroupRead, State
@@ -34,7 +33,7 @@ from shared.job import JobError, Progress
 from shared.protocol import Decline, Lease, LeaseRequest, LeaseState
 from shared.request_signature import RequestSignature
 
-router = Routes(DirectRoute, prefix="/v1/leases", tags=["leases"])
+router = Routes(prefix="/v1/leases", tags=["leases"])
 LEASE_SECONDS_MOST = 3600.0  # that a device may ask for
 MOST_ACQUIRED = 20  # leases that are given in one transaction, for which heartbeats wait on SQLite
 
@@ -50,13 +49,13 @@ def make_messages(state: AppState) -> GroupCommit[Message, LeaseState]:
 
 async def _process(
     state: AppState,
-    principal: Principal,
+    principal: DevicePrincipal,
     lease_id: str,
     says: Progress | JobError | Parting,
     signature: RequestSignature | None,
 ) -> LeaseState:
     """Processes a message together with others. It spends the nonce of its signature also if it is refused."""
-    device_id = principal.device_id or ""
+    device_id = principal.device_id
     nonce = None if signature is None else spent_nonce(device_id, signature)
     try:
         return await state.get(make_messages).add(Message(device_id, lease_id, says, nonce))
@@ -90,8 +89,7 @@ def make_acquisitions(state: AppState) -> GroupCommit[JobPoll, Answer]:
     """Makes the group commit of leases that are given."""
 
     def write(session: Session, polls: Sequence[JobPoll]) -> list[Answer | Exception]:
-        settings = state.settings
-        return LeaseGiving(session, settings.lease_seconds, settings.lease_attempts).acquire_each(polls)
+        return LeaseGiving(session, state.settings.lease_seconds).acquire_each(polls)
 
     return GroupCommit(state.database, state.write_queue, write, MOST_ACQUIRED)
 
@@ -110,11 +108,11 @@ async def acquire(
         memory_bytes=lease_request.memory_bytes,
         capabilities=lease_request.capabilities,
     )
-    await state.get(make_presences).record(Presence(principal.device_id or "", report))
+    await state.get(make_presences).record(Presence(principal.device_id, report))
     lease = None
     requested = lease_request.lease_seconds
     seconds = None if requested is None else min(requested, LEASE_SECONDS_MOST)
-    poll = JobPoll(principal.tenant, principal.device_id or "", lease_request, seconds)
+    poll = JobPoll(principal.tenant, principal.device_id, lease_request, seconds)
     long_poll = state.get(make_long_poll)
     long_poll.listen()
     found = await state.get(make_arrivals).add(poll)
@@ -138,7 +136,7 @@ async def heartbeat(
     principal: Device, lease_id: str, progress: Progress, state: State, signature: Signature
 ) -> LeaseState:
     """Extends the lease. `stop` is true if the job was cancelled. 410 once the lease is lost."""
-    await state.get(make_presences).record(Presence(principal.device_id or ""))
+    await state.get(make_presences).record(Presence(principal.device_id))
     return await _process(state, principal, lease_id, progress, signature)
 
 
@@ -174,6 +172,6 @@ async def decline(
     def write() -> LeaseState:
         with spending(state, principal, signature) as session:
             service = DeclineService(session, state.settings.lease_seconds)
-            return service.decline(principal.device_id or "", lease_id, declined)
+            return service.decline(principal.device_id, lease_id, declined)
 
     return await state.write_queue.run(write)

@@ -11,7 +11,7 @@ from server.identity.devices.repository import BindingRepository, is_cooling_dow
 from server.identity.tokens import REVOKED
 from server.jobs.leases.messages import JobPoll
 from server.jobs.leases.repository import DeviceStatus, JobLease, LeaseRepository
-from server.jobs.leases.service import LEASE_ATTEMPTS, LeaseService
+from server.jobs.leases.service import LeaseService
 from server.jobs.repository import Job, JobRepository
 from server.jobs.scheduling.matching import DeviceOffer
 from server.jobs.scheduling.repository import Head, QueueRepository
@@ -27,10 +27,10 @@ Answer = tuple[Lease | None, DeviceOffer]  # a lease if there is a job for the d
 class LeaseGiving:
     """Gives leases in one writing transaction. `LeaseService` keeps and ends them."""
 
-    def __init__(self, session: Session, lease_seconds: float, lease_attempts: int = LEASE_ATTEMPTS) -> None:
-        """lease_seconds: default duration of a lease. lease_attempts: a job fails after this many expired leases."""
+    def __init__(self, session: Session, lease_seconds: float) -> None:
+        """lease_seconds: default duration of a lease."""
         self._session = session
-        self._keeping = LeaseService(session, lease_seconds, lease_attempts)
+        self._keeping = LeaseService(session, lease_seconds)
         self._leases = LeaseRepository(session)
         self._jobs = JobRepository(session)
         self._bindings = BindingRepository(session)
@@ -173,7 +173,7 @@ class LeaseGiving:
             for subscriber in self._subscribers:
                 subscriber.begin(job, device_id)
         except (StartDeleted, BudgetExceeded) as error:
-            reason = JobError(code=error.code, detail=error.detail)
+            reason = JobError.of(error)
             self._lifecycle.move(job, JobState.FAILED, error=reason)
             return False
         return True

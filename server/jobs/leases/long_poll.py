@@ -283,6 +283,6 @@ def make_long_poll(state: AppState) -> LongPoll:
             return
         reading.rollback()  # gives its connection back; on SQLite, what is read next is as of now
         with state.database.writing() as session:
-            LeaseService(session, state.settings.lease_seconds, state.settings.lease_attempts).take_back_overdue()
+            LeaseService(session, state.settings.lease_seconds).take_back_overdue()
 
     return LongPoll(state.database, state.shutdown, LOOK_SECONDS, take_back_overdue)

@@ -36,7 +36,7 @@ from shared.job import OWNER_REFUSALS, JobError, JobState, Progress
 from shared.program import SignedManifest
 from shared.protocol import LeaseState
 
-LEASE_ATTEMPTS = 5
+LEASE_ATTEMPTS = 5  # leases of one job that may expire before the job fails
 LEAVE_LASTS = timedelta(seconds=20)  # a device that stops keeps its job this long, so that its service may restart
 LOST = "lost-by-devices"
 
@@ -44,8 +44,8 @@ LOST = "lost-by-devices"
 class LeaseService:
     """Leases in one writing transaction."""
 
-    def __init__(self, session: Session, lease_seconds: float, lease_attempts: int = LEASE_ATTEMPTS) -> None:
-        """lease_seconds: default duration of a lease. lease_attempts: a job fails after this many expired leases."""
+    def __init__(self, session: Session, lease_seconds: float) -> None:
+        """lease_seconds: default duration of a lease."""
         self._session = session
         self._leases = LeaseRepository(session)
         self._jobs = JobRepository(session)
@@ -53,7 +53,6 @@ class LeaseService:
         self._nonces = NonceRepository(session)
         self._lifecycle = JobLifecycle(session)
         self._seconds = lease_seconds
-        self._attempts = lease_attempts
 
     def take_back_overdue(self) -> None:
         """Ends overdue leases. Their jobs wait for a device again, or fail after too many expired leases."""
@@ -66,7 +65,7 @@ class LeaseService:
             device = self._devices.unless_busy(lease.device_id)
             if device is not None:
                 count_failure(device, now)
-            if lost < self._attempts:
+            if lost < LEASE_ATTEMPTS:
                 self._lifecycle.move(job, JobState.READY, attempts=job.attempts + 1)
                 continue
             detail = (

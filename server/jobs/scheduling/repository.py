@@ -24,12 +24,10 @@ from sqlalchemy import (
     or_,
     select,
 )
-from sqlalchemy.dialects.postgresql import insert as insert_postgresql
-from sqlalchemy.dialects.sqlite import insert as insert_sqlite
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
 from server.database.columns import Numbered, OneOf, Table
-from server.database.database import locked, read_columns
+from server.database.database import insert_or, locked, read_columns
 from server.jobs.repository import Job
 from server.jobs.scheduling.matching import DeviceOffer, Needs, can_run, parse_needs
 from shared.canonical import canonical_json, sha256_hex
@@ -185,7 +183,7 @@ class QueueRepository:
                 "needs": needs_json,
             }
             self._session.flush()  # the program that the lane references may be new
-            self._session.execute(self._insert(StoredLane).values(**values).on_conflict_do_nothing())
+            self._session.execute(insert_or(self._session, StoredLane).values(**values).on_conflict_do_nothing())
             number = self._session.scalars(_LANE_NUMBER, {"key": key}).one()
         return Lane(number, tenant, user, dataset, device_id, recipe_id, priority, needs)
 
@@ -250,7 +248,7 @@ class QueueRepository:
         """Returns the start tag of a user's new job."""
         virtual_time = self._start_tag(tenant, VIRTUAL_TIME)
         statement = (
-            self._insert(StartTag)
+            insert_or(self._session, StartTag)
             .values(tenant=tenant, user=user, start_tag=virtual_time + 1)
             .on_conflict_do_update(
                 index_elements=[StartTag.tenant, StartTag.user],
@@ -268,7 +266,7 @@ class QueueRepository:
         """Advances a tenant's virtual time to the start tag of a job that a device takes. It never decreases."""
         if self._start_tag(tenant, VIRTUAL_TIME) >= start_tag:
             return
-        statement = self._insert(StartTag).values(tenant=tenant, user=VIRTUAL_TIME, start_tag=start_tag)
+        statement = insert_or(self._session, StartTag).values(tenant=tenant, user=VIRTUAL_TIME, start_tag=start_tag)
         self._session.execute(
             statement.on_conflict_do_update(
                 index_elements=[StartTag.tenant, StartTag.user],
@@ -279,10 +277,6 @@ class QueueRepository:
 
     def _start_tag(self, tenant: str, user: str) -> int:
         return self._session.scalar(_START_TAG_OF, {"tenant": tenant, "user": user}) or 0
-
-    def _insert(self, table: type[StoredLane] | type[StartTag]) -> Any:
-        insert = insert_sqlite if self._session.get_bind().dialect.name == "sqlite" else insert_postgresql
-        return insert(table)
 
 
 def _admitted(offer: DeviceOffer, heads: Mapping[tuple[str, str], Sequence[Head]]) -> list[Head]:

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Protocol
 
+from server.storage.directory import sync
 from shared.errors import BadRequest, Conflict
 
 PRIVATE = 0o077  # permissions that are removed: a backup contains token digests, users' adapters, and possibly keys
@@ -84,9 +85,10 @@ def writing(target: Path) -> Iterator[tuple[Writer, Path]]:
         else:
             partial.mkdir()
             yield _Directory(partial), scratch
-        _sync(partial, *partial.rglob("*"))
+        for path in (partial, *partial.rglob("*")):
+            sync(path)
         partial.rename(target)
-        _sync(target.parent)
+        sync(target.parent)
     except FileExistsError as error:
         raise Conflict(
             f"{error.filename} exists: another backup is running or was interrupted; if interrupted, remove it"
@@ -111,15 +113,6 @@ def reading(source: Path) -> Iterator[Reader]:
         raise BadRequest(f"{source} is neither a backup's directory nor its .tar file") from error
     with archive:
         yield _Tar(archive)
-
-
-def _sync(*paths: Path) -> None:
-    for path in paths:
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 def _remove(path: Path) -> None:

@@ -189,8 +189,6 @@ def named_files(session: Session) -> frozenset[str]:
     sha256s: set[str] = set()
     for each in _columns(temporary=False):
         sha256s |= set(session.scalars(select(each.column).where(each.rows, each.column.is_not(None)).distinct()))
-    for feature in REFERENCES.get():
-        sha256s.update(feature.documents(session))
     return frozenset(sha256s)
 
 

@@ -9,6 +9,7 @@ from server.identity.signing_keys.service import KeyService, server_info
 from server.identity.tokens import Principal
 from server.operations.health.readiness import NotReady, check_ready
 from server.operations.health.service import server_usage
+from server.tasks.sweeps import failing_sweeps
 from server.web.openapi import raises
 from server.web.routes import Routes
 from server.web.state import Reading, State
@@ -38,6 +39,11 @@ async def alive() -> dict[str, str]:
 
 @router.get("/readyz", dependencies=[PROBE], responses=raises(NotReady))
 def ready(state: State) -> dict[str, str]:
-    """Readiness probe of database, files, key and disk. Returns 503 with the failed checks, and during shutdown."""
+    """Readiness probe of database, files, key and disk. Returns 503 with the failed checks, and during shutdown.
+
+    `sweeps` names the periodic sweeps of workers that fail; the server can still serve requests.
+    """
     check_ready(state)
-    return {"status": "ok"}
+    with state.database.reading() as session:
+        names = sorted({failure.name for failure in failing_sweeps(session)})
+    return {"status": "degraded", "sweeps": ", ".join(names)} if names else {"status": "ok"}

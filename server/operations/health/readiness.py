@@ -10,9 +10,11 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from server.database.schema import check_current
 from server.identity.signing_keys.service import load_key
+from server.settings import MEBIBYTE
 from server.web.state import AppState
 from shared.errors import MobizoError, Unavailable
 
+DISK_FLOOR_BYTES = 512 * MEBIBYTE  # free disk space below which the server is not ready
 _log = structlog.get_logger()
 
 
@@ -25,8 +27,8 @@ class NotReady(Unavailable):
 def check_disk(state: AppState) -> None:
     """Raises Unavailable if less than the configured minimum of disk space is free."""
     free = shutil.disk_usage(state.settings.home).free
-    if free < state.settings.disk_floor_bytes:
-        raise Unavailable(f"{free} bytes are free; MOBIZO_DISK_FLOOR_BYTES requires {state.settings.disk_floor_bytes}")
+    if free < DISK_FLOOR_BYTES:
+        raise Unavailable(f"{free} bytes are free; at least {DISK_FLOOR_BYTES} are required")
 
 
 def _check_database(state: AppState) -> None:

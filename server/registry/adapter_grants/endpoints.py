@@ -53,7 +53,7 @@ def revoke(principal: Writer, name: str, device_id: str, session: Writing) -> No
 def own(principal: Device, name: str, revision: str, session: Reading) -> DeviceAdapter:
     """A published version that this device has a grant for or has trained, with its program."""
     service = AdapterGrantService(session)
-    _, version = service.resolve(principal.tenant, principal.device_id or "", name, revision)
+    _, version = service.resolve(principal.tenant, principal.device_id, name, revision)
     return service.described(version)
 
 
@@ -63,7 +63,7 @@ def own_lora_b(principal: Device, name: str, revision: str, request: Request, st
     """The LoRA-B of that version; supports Range."""
     with state.database.reading() as session:
         service = AdapterGrantService(session)
-        _, version = service.resolve(principal.tenant, principal.device_id or "", name, revision)
+        _, version = service.resolve(principal.tenant, principal.device_id, name, revision)
         session.expunge_all()
-    raw_file = files.find(state.database, state.artifacts, version, files.RAW)
+    raw_file = files.find(state, version, files.RAW)
     return file_response(request, state.artifacts, raw_file.sha256, f"{name}-{version.version}.{raw_file.path}")

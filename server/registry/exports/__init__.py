@@ -1,1 +1,1 @@
-"""Exports of adapter versions: PEFT and GGUF files, and models with the adapter merged into the base."""
+"""Exports of adapter versions as PEFT and GGUF files."""

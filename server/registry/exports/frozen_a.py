@@ -39,9 +39,3 @@ def joined(
             f"{digest.hexdigest()[:12]}... here; joined with that it would be another adapter, so nothing was made"
         )
     return adapted
-
-
-def delta(recipe: Recipe, a: F32, b: F32) -> F32:
-    """(alpha / r) (A B)^T, float32 (out, in); a: (in, r), b: (r, out)."""
-    scaled: F32 = (b.T @ a.T) * b.dtype.type(recipe.scale)
-    return scaled

@@ -8,12 +8,11 @@ from dataclasses import dataclass
 
 from sqlalchemy.orm import Session
 
-from server.database.database import Database
 from server.registry.files import AdapterFile, find, listing
 from server.registry.hub.refusals import NotReleased
 from server.registry.models import Adapter, StoredVersion
 from server.registry.repository import find_adapter, find_version
-from server.storage.store import ArtifactStore
+from server.web.state import AppState
 from shared.errors import AdapterNotFound, FileNotInAdapter, RevisionNotFound, UnsupportedFormat
 from shared.registry import MAIN
 
@@ -35,11 +34,10 @@ class Snapshot:
 
 
 @dataclass(frozen=True)
-class HubService:
+class HubReader:
     """The repositories that a caller of one tenant may read."""
 
-    database: Database
-    artifacts: ArtifactStore
+    state: AppState
     caller: str
 
     def snapshot(self, tenant: str, name: str, revision: str) -> Snapshot:
@@ -47,7 +45,7 @@ class HubService:
 
         Raises AdapterNotFound, the same for another tenant's, RevisionNotFound, or NotReleased if it has no `main`.
         """
-        with self.database.reading() as session:
+        with self.state.database.reading() as session:
             adapter = self._adapter(session, tenant, name)
             try:
                 version = find_version(session, adapter, revision)
@@ -59,13 +57,6 @@ class HubService:
             session.expunge_all()
         return Snapshot(adapter, version, commit)
 
-    def adapter(self, tenant: str, name: str) -> Adapter:
-        """Returns an adapter. Raises AdapterNotFound, also for an adapter of another tenant."""
-        with self.database.reading() as session:
-            adapter = self._adapter(session, tenant, name)
-            session.expunge_all()
-        return adapter
-
     def _adapter(self, session: Session, tenant: str, name: str) -> Adapter:
         if tenant == self.caller:
             with suppress(AdapterNotFound):
@@ -74,14 +65,14 @@ class HubService:
 
     def files(self, snapshot: Snapshot) -> list[AdapterFile]:
         """Returns the listed files, which are generated at the first request."""
-        return listing(self.database, self.artifacts, snapshot.version)
+        return listing(self.state, snapshot.version)
 
     def file(self, snapshot: Snapshot, path: str) -> AdapterFile:
         """Returns a file, listed or not. Raises FileNotInAdapter."""
         if not _FILE.fullmatch(path):
             raise self.absent(snapshot)
         try:
-            return find(self.database, self.artifacts, snapshot.version, path)
+            return find(self.state, snapshot.version, path)
         except FileNotInAdapter:
             raise self.absent(snapshot) from None
         except UnsupportedFormat as error:

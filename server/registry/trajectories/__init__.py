@@ -1,1 +1,1 @@
-"""Histories: the trajectories of runs, with which the server makes B again as it was after any step."""
+"""Trajectories of runs, from which the server rebuilds and verifies LoRA-B."""

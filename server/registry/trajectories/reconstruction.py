@@ -1,4 +1,4 @@
-"""Rebuilds LoRA-B files from trajectories: the published file of a version, or B after any earlier step.
+"""Rebuilds the published LoRA-B file of a version from its trajectory.
 
 Rebuilt files are stored without a reference: garbage collection removes a file that was not requested for a while, and
 the next request rebuilds it and checks it against its first hash.
@@ -10,19 +10,18 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
 
 import numpy as np
 
 from server.database.columns import utc_now
 from server.database.database import Database
-from server.registry.models import Adapter, StoredVersion
-from server.registry.trajectories.service import MaterialisedStep, StoredTrajectory, TrajectoryRepository
+from server.registry.models import StoredVersion
+from server.registry.trajectories.service import TrajectoryRepository
 from server.storage.store import ArtifactStore, Damaged
 from shared.canonical import sha256_hex
 from shared.errors import NotFound, NotReplayable, Unavailable
-from shared.zo.lora import F32, adapter_file, load_adapter, split_adapter
+from shared.zo.lora import F32, load_adapter
 from shared.zo.replay import replay
 from shared.zo.trajectory import TrajectoryHeader
 from shared.zo.trajectory_reader import read_ledger
@@ -51,8 +50,8 @@ def b_file(database: Database, artifacts: ArtifactStore, version: StoredVersion)
                 session.expunge_all()
             if stored is None:
                 raise Damaged(f"the trajectory of the LoRA-B file {version.sha256} is gone; restore it from a backup")
-            flat = _flat(artifacts, stored, np.zeros(version.size_d, np.float32), version.result.best_step)
-            _put(artifacts, stored.head, flat, version.sha256)
+            ledger, start = read_ledger(artifacts.read(stored.sha256)), np.zeros(version.size_d, np.float32)
+            _put(artifacts, stored.head, replay(ledger, start, version.result.best_step), version.sha256)
     return version.sha256
 
 
@@ -68,61 +67,12 @@ def start_of(database: Database, artifacts: ArtifactStore, tenant: str, header: 
     return load_adapter(artifacts.read(b_file(database, artifacts, version)), header.size)
 
 
-@dataclass(frozen=True)
-class StepService:
-    """Files of B after any step of a verified run."""
-
-    database: Database
-    artifacts: ArtifactStore
-
-    def file(self, tenant: str, adapter: Adapter, version: StoredVersion, step: int) -> str:
-        """Returns the sha256 of the adapter file of B after `step` steps, after making sure that the store has it.
-
-        Raises NotReplayable, NotFound if the run has fewer steps, Damaged or Unavailable.
-        """
-        with self.database.reading() as session:
-            trajectories = TrajectoryRepository(session)
-            stored, earlier = trajectories.of_version(version), trajectories.step(version, step)
-            session.expunge_all()
-        if stored is None or not version.verified or version.job_id is None:
-            raise NotReplayable
-        if step > stored.steps:
-            raise NotFound(f"the run of adapter {adapter.name!r}, version {version.version}, has {stored.steps} steps")
-        if step == version.result.best_step:
-            return b_file(self.database, self.artifacts, version)
-        if earlier is not None and _is_stored(self.artifacts, earlier.sha256):
-            return earlier.sha256
-        start = start_of(self.database, self.artifacts, tenant, read_ledger(self.artifacts.read(stored.sha256)).header)
-        with replay_slot():
-            flat = _flat(self.artifacts, stored, start, step)
-            if earlier is not None:
-                return _put(self.artifacts, earlier.head, flat, earlier.sha256)
-            data = adapter_file(
-                flat, job_id=version.job_id, recipe_id=version.recipe_id, a_sha256=version.a_sha256, step=step
-            )
-            return self._record(version, step, data)
-
-    def _record(self, version: StoredVersion, step: int, data: bytes) -> str:
-        """Stores the file of B after a step and records its hash."""
-        head, _ = split_adapter(data, version.size_d)
-        sha256 = self.artifacts.put(data)
-        with self.database.writing() as session:
-            trajectories = TrajectoryRepository(session)
-            if trajectories.step(version, step) is None:
-                trajectories.add(MaterialisedStep(version_number=version.number, step=step, sha256=sha256, head=head))
-        return sha256
-
-
-def _flat(artifacts: ArtifactStore, stored: StoredTrajectory, start: F32, steps: int) -> F32:
-    return replay(read_ledger(artifacts.read(stored.sha256)), start, steps)
-
-
-def _put(artifacts: ArtifactStore, head: bytes, flat: F32, sha256: str) -> str:
+def _put(artifacts: ArtifactStore, head: bytes, flat: F32, sha256: str) -> None:
     """Stores a rebuilt file. Raises Damaged if its hash differs from the first one."""
     data = head + flat.astype("<f4").tobytes()
     if sha256_hex(data) != sha256:
         raise Damaged(f"the trajectory no longer yields the LoRA-B file {sha256}; restore it from a backup")
-    return artifacts.put(data)
+    artifacts.put(data)
 
 
 def _is_stored(artifacts: ArtifactStore, sha256: str) -> bool:

@@ -35,22 +35,6 @@ class StoredTrajectory(Table):
     head: Mapped[bytes] = mapped_column(LargeBinary)
 
 
-class MaterialisedStep(Table):
-    """A file of B after a step. Garbage collection removes the file if it is not requested for a while.
-
-    head: the bytes of the file before its numbers.
-    """
-
-    __tablename__ = "trajectory_steps"
-
-    version_number: Mapped[int] = mapped_column(
-        ForeignKey("trajectories.version_number", ondelete="CASCADE"), primary_key=True
-    )
-    step: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    sha256: Mapped[str] = mapped_column(String(64))
-    head: Mapped[bytes] = mapped_column(LargeBinary)
-
-
 FILES = FileReferences(columns=(FileColumn(StoredTrajectory.sha256),))
 
 
@@ -60,7 +44,7 @@ class TrajectoryRepository:
     def __init__(self, session: Session) -> None:
         self._session = session
 
-    def add(self, row: StoredTrajectory | MaterialisedStep) -> None:
+    def add(self, row: StoredTrajectory) -> None:
         """Stores a new row."""
         self._session.add(row)
         self._session.flush()
@@ -68,10 +52,6 @@ class TrajectoryRepository:
     def of_version(self, version: StoredVersion) -> StoredTrajectory | None:
         """Returns the trajectory of a version."""
         return self._session.get(StoredTrajectory, version.number)
-
-    def step(self, version: StoredVersion, step: int) -> MaterialisedStep | None:
-        """Returns the file of B after a step, if it was ever rebuilt."""
-        return self._session.get(MaterialisedStep, (version.number, step))
 
     def of_job(self, job_id: str) -> StoredVersion:
         """Returns the version that a job made."""
@@ -112,17 +92,17 @@ def check_sent(lease: JobLease, completion: Completion) -> None:
         )
 
 
-def record(session: Session, job_id: str, proof: Proof, *, instead: bool) -> None:
+def record(session: Session, job_id: str, proof: Proof) -> None:
     """Adds the trajectory to the version that a job has just made.
 
-    instead: store it instead of the LoRA-B file, if the file can be rebuilt from it and is larger.
+    It is kept instead of the LoRA-B file if the file can be rebuilt from it and is larger.
     """
     trajectories = TrajectoryRepository(session)
     version = trajectories.of_job(job_id)
     # A run that continued another version depends on that version, which may be deleted, so its B is kept.
     is_self_contained = proof.verified and proof.start_sha256 is None
     version.verified = proof.verified
-    version.from_trajectory = instead and is_self_contained and proof.size + len(proof.head) < version.size
+    version.from_trajectory = is_self_contained and proof.size + len(proof.head) < version.size
     trajectories.add(
         StoredTrajectory(
             version_number=version.number,

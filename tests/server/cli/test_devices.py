@@ -1,68 +1,10 @@
-"""The operator's commands about devices and runner-builds: what they print, and one line for each error."""
+"""The operator's commands about devices: what they print, and one line for each error."""
 
-import io
 import json
-import tarfile
 
 import pytest
 
-from server.catalog.runner_builds.service import RunnerBuildService
-from server.identity.signing_keys.service import load_key
-from server.storage.opening import open_artifacts
-from shared.canonical import file_sha256
 from shared.errors import BadRequest, Conflict, NotFound
-from shared.signing import verify_runner_build
-
-PROGRAM = b"\x7fELF\2\1\1".ljust(18, b"\0") + b"\xb7\0"  # for aarch64
-
-
-@pytest.fixture
-def archive(tmp_path):
-    path = tmp_path / "runner.tar.gz"
-    with tarfile.open(path, "w:gz") as packed:
-        info = tarfile.TarInfo("mobizo-runner")
-        info.size = len(PROGRAM)
-        packed.addfile(info, io.BytesIO(PROGRAM))
-    return path
-
-
-def options(platform="linux-aarch64", version="0.1.0", executorch="1.5.1"):
-    return "--platform", platform, "--version", version, "--executorch", executorch
-
-
-def test_adding_and_listing_runners(command, home, archive):
-    assert json.loads(command("runner-build", "list", "--json")) == []
-    added = json.loads(command("runner-build", "add", archive, *options(), "--json"))
-    sha256 = file_sha256(archive)
-    facts = {"format": 1, "version": "0.1.0", "executorch": "1.5.1", "size": archive.stat().st_size, "sha256": sha256}
-    assert added == [facts | {"platform": "linux-aarch64"}]
-    assert open_artifacts(home.settings).read(sha256) == archive.read_bytes()
-    with home.database.reading() as session:
-        signed = RunnerBuildService(session).signed("linux-aarch64")
-    verify_runner_build(signed, load_key(home.settings.key_path).public_key())
-    files = home.stored_files()
-    for path, more, message in (
-        (home.source / "tokenizer.json", {}, r"\.tar\.gz"),
-        (archive, {"platform": "Linux"}, "--platform"),
-        (archive, {"version": "x" * 51}, "--version"),
-        (archive, {"platform": "linux-x86_64"}, "is for aarch64, and linux-x86_64 cannot run it"),
-    ):
-        with pytest.raises(BadRequest, match=message):
-            command("runner-build", "add", path, *options(**more))
-    assert home.stored_files() == files
-    command("runner-build", "add", archive, *options(version="0.2.0"))
-    both = ("--platform", "android-arm64")
-    builds = json.loads(command("runner-build", "add", archive, *options(version="0.2.0"), *both, "--json"))
-    assert [(build["platform"], build["sha256"]) for build in builds] == [
-        ("linux-aarch64", sha256),
-        ("android-arm64", sha256),
-    ]
-    rows = json.loads(command("runner-build", "list", "--json"))
-    assert [(row["platform"], row["version"]) for row in rows] == [
-        ("android-arm64", "0.2.0"),
-        ("linux-aarch64", "0.2.0"),
-    ]
-    assert "android-arm64" in command("runner-build", "list")
 
 
 def test_listing_and_revoking_devices(command, fleet):

@@ -28,7 +28,7 @@ from transformers import (
 from transformers.masking_utils import eager_mask
 from transformers.models.gemma3.modeling_gemma3 import eager_attention_forward
 
-from device_agent.runtimes.torch_export import TorchRuntime
+from device_agent.executors.torch_export import TorchExecutor
 from shared.program import ProgramManifest
 from shared.program_inputs import TOKEN_DTYPE
 from shared.recipe import TARGETS, BaseRef, Recipe
@@ -107,7 +107,7 @@ class TorchProgram(Program):
     def __init__(self, directory: Path, manifest: ProgramManifest) -> None:
         self.directory, self.manifest = directory, manifest
         files = (directory / manifest.file(role).name for role in ("program", "weights"))
-        self._runtime = TorchRuntime(manifest, *files, device=torch.device("cpu"))
+        self._runtime = TorchExecutor(manifest, *files, device=torch.device("cpu"))
 
     def __call__(self, method: str, *inputs: np.ndarray) -> list[np.ndarray]:
         return self._runtime._call(method, inputs)

@@ -8,9 +8,9 @@ import pytest
 
 from server.app import create_app
 from server.dashboard.routes import PageRoute
-from server.web.route_page import COSTS
 from server.web.routes import BodyKind
 from shared.access import Role
+from tests.docs.server_pages import COSTS
 from tests.server.conftest import serving
 from tests.server.dashboard.people import FIELD, Person
 from tests.server.web.test_hostile_requests import QUERY, Meter, excess, path_of, report

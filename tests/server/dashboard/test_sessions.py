@@ -113,20 +113,15 @@ def test_forms_of_other_sites_are_refused(person, home):
     assert "mobizo_session" not in fresh.cookies
 
 
-def test_guessing_tokens_meets_the_limit_of_refusals(standing, fleet, home):
-    app, _ = standing
-    app.state.mobizo.settings.__dict__["refusal_burst"] = 3
-    app.state.mobizo.settings.__dict__["refusal_rate"] = 0.001
-    try:
-        stranger = Person(fleet.url)
-        answers = [stranger.sign_in(f"mobizo-app-{number:043}") for number in range(5)]
-        assert [answer.status_code for answer in answers] == [401, 401, 401, 429, 429]
-        assert int(answers[-1].headers["retry-after"]) > 0
-        assert stranger.sign_in(home.token(Role.APP)).status_code == 429
-        stranger.close()
-    finally:
-        for name in ("refusal_burst", "refusal_rate"):
-            app.state.mobizo.settings.__dict__[name] = 1_000_000
+def test_guessing_tokens_meets_the_limit_of_refusals(fleet, home, monkeypatch):
+    monkeypatch.setattr("server.web.state.REFUSAL_RATE", 0.001)
+    monkeypatch.setattr("server.web.state.REFUSAL_BURST", 3)
+    stranger = Person(fleet.url)
+    answers = [stranger.sign_in(f"mobizo-app-{number:043}") for number in range(5)]
+    assert [answer.status_code for answer in answers] == [401, 401, 401, 429, 429]
+    assert int(answers[-1].headers["retry-after"]) > 0
+    assert stranger.sign_in(home.token(Role.APP)).status_code == 429
+    stranger.close()
 
 
 @pytest.mark.parametrize(

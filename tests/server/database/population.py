@@ -16,13 +16,13 @@ from sqlalchemy.orm import Session
 
 from server.database.columns import utc_now
 from server.database.database import Database
+from server.federation.models import AGGREGATE
 from server.identity.tenants import TenantService
 from server.jobs.leases.repository import Ending
 from server.jobs.repository import AWAITING_PROGRAM, StateTimes
 from server.jobs.scheduling.matching import needs_of
 from server.jobs.scheduling.repository import QueueRepository
 from server.programs.service import COMPILE, ProgramState
-from server.registry.exports.models import CONVERT
 from server.schema import bases, jobs, programs
 from server.tasks.repository import Task, TaskRepository, TaskTurn
 from shared.job import JobRequest, JobState, Progress
@@ -36,7 +36,7 @@ from tests.server.conftest import SHAPE
 
 JOBS = 10_000
 TENANTS, USERS, DATASETS, RANKS = 4, 25, 20, 8
-CONVERSIONS = 500
+ROUNDS = 500
 BASE = BaseRef(name="tiny", sha256="b" * 64)
 ENDINGS = {
     JobState.SUCCEEDED: Ending.COMPLETED,
@@ -107,16 +107,16 @@ def populate(database: Database, number: int = JOBS) -> int:
 
 
 def _ask(session: Session, waiting: Rows, recipe: StoredRecipe, now: datetime) -> None:
-    """Requests the compile of a recipe for the jobs that wait for it, and conversions, each of which waits alone."""
+    """Requests the compile of a recipe for the jobs that wait for it, and rounds, each of which waits alone."""
     tasks = TaskRepository(session)
     task = tasks.ensure(COMPILE, recipe.id, 0)
     for tenant in range(TENANTS):
         session.add(TaskTurn(tenant=tenant_of(tenant), kind=COMPILE, turn=0))
-        session.add(TaskTurn(tenant=tenant_of(tenant), kind=CONVERT, turn=0))
+        session.add(TaskTurn(tenant=tenant_of(tenant), kind=AGGREGATE, turn=0))
     requests = [_task_request(task, row["id"], row["tenant"], now) for row in waiting]
-    for index in range(CONVERSIONS):
-        name = f"conversion-{index}"
-        requests.append(_task_request(tasks.ensure(CONVERT, name, 0), name, tenant_of(index % TENANTS), now))
+    for index in range(ROUNDS):
+        name = f"round-{index}"
+        requests.append(_task_request(tasks.ensure(AGGREGATE, name, 0), name, tenant_of(index % TENANTS), now))
     _insert(session, "task_requests", requests)
 
 

@@ -14,6 +14,7 @@ from sqlalchemy import select
 
 from server.jobs.leases.long_poll import make_long_poll
 from server.jobs.repository import Job, JobEvent
+from server.settings import Settings, Tuning
 from tests.postgres import Postgres
 from tests.server.conftest import BOTH, assert_problem, copy_home, fill, home_of
 from tests.server.homes import eventually
@@ -178,10 +179,10 @@ class TestOnSqlite:
     """Another process that keeps the file's lock, such as a backup or a shell that was left open."""
 
     @pytest.fixture
-    def home(self, home_template, tmp_path):
+    def home(self, home_template, tmp_path, monkeypatch):
         root = tmp_path / "server"
-        settings = copy_home(home_template, root, None).model_copy(update={"database_lock_seconds": 0.2})
-        with home_of(settings, root / "source") as new_home:
+        monkeypatch.setattr(Settings, "tuning", Tuning(lock_seconds=0.2))
+        with home_of(copy_home(home_template, root, None), root / "source") as new_home:
             yield new_home
 
     def test_writers_are_refused_past_the_busy_timeout_and_readers_go_on(self, home, fleet, app):

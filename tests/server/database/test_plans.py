@@ -15,6 +15,7 @@ from server.database.columns import utc_now
 from server.database.database import Database
 from server.database.paging import PageRequest
 from server.database.schema import upgrade
+from server.federation.models import AGGREGATE
 from server.jobs.leases.giving import LeaseGiving
 from server.jobs.leases.messages import JobPoll, Message, Parting
 from server.jobs.leases.repository import LeaseRepository
@@ -29,7 +30,6 @@ from tests.server.database.population import JOBS, datasets_of, device_id, popul
 
 DATABASES = BOTH
 LARGE = {"jobs", "leases", "job_events", "devices", "task_requests"}
-KINDS = ("compile", "conversion", "aggregation")
 BUSY, IDLE = 3, JOBS // len(JobState) + 2
 MANY = 20
 TENANT, USER, ADAPTER = "tenant-1", "user-3", "user-3-1"
@@ -211,13 +211,12 @@ def test_messages_of_many_devices_share_statements(database, releases):
 def test_claims_are_found_by_indexes(database):
     with plans(database) as query_plans, database.reading() as session:
         tasks = TaskRepository(session)
-        assert tasks.any(utc_now())
-        assert tasks.claimable(utc_now(), 10)
-    assert_by_index(query_plans, sorts=True)
-    with plans(database) as query_plans, database.writing() as session:
-        tasks = TaskRepository(session)
-        assert tasks.next(KINDS, utc_now()) is not None
-        tasks.lapsed(KINDS, utc_now())
+        assert tasks.next("compile", TENANT, utc_now()) is not None
+        assert tasks.next("compile", TENANT, utc_now(), 1000) is not None
+        assert tasks.waiting("compile", TENANT) is not None
+        assert not tasks.is_overdue(0, 1e12, utc_now())
+        assert not tasks.running()
+        assert tasks.is_requested(tasks.get(AGGREGATE, "round-1"), TENANT)
     assert_by_index(query_plans, sorts=True)
 
 

@@ -11,6 +11,7 @@ from server.worker import create_worker
 from shared.canonical import canonical_json, sha256_hex
 from shared.zo.lora import dump_adapter
 from tests.server.conftest import JOB, result
+from tests.server.homes import drain, sweep
 
 URL = "/v1/cohorts/readers"
 COHORT = {
@@ -113,9 +114,12 @@ class Band:
         self.set_round(number, deadline=utc_now())
 
     def work(self):
-        """A worker looks around and works until nothing waits."""
-        while self.worker.look_around() and self.worker.work():
-            pass
+        """A worker works until nothing waits."""
+        drain(self.worker)
+
+    def sweep(self):
+        """A worker runs its sweeps."""
+        sweep(self.worker)
 
     def b(self, revision="main"):
         """Flat B of a version of the cohort's adapter."""

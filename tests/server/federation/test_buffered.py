@@ -47,7 +47,7 @@ def test_a_slow_device_counts_in_a_later_round_and_weighs_less(buffered_band):
 
 def test_two_rounds_that_are_full_make_their_versions_in_order(buffered_band):
     buffered_band.join("dave")
-    buffered_band.worker.look_around()
+    buffered_band.sweep()
     slow = {user: buffered_band.lease(user) for user in ("carol", "dave")}
     buffered_band.train("alice", 1.0)
     buffered_band.train("bob", 3.0)
@@ -65,7 +65,7 @@ def test_who_joins_takes_part_at_once(buffered_band):
     assert buffered_band.round(1)["members"] == 3
     buffered_band.join("dave")
     assert buffered_band.round(1)["members"] == 4
-    buffered_band.worker.look_around()
+    buffered_band.sweep()
     assert buffered_band.lease("dave") is not None
 
 

@@ -4,7 +4,6 @@ import contextlib
 import os
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
@@ -15,13 +14,7 @@ from server.federation.models import CohortRound, MemberUpdate
 from server.federation.publication import StoredFiles
 from tests.server.conftest import Workers
 from tests.server.federation.conftest import URL
-
-
-def eventually(condition, seconds=30):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+from tests.server.homes import eventually
 
 
 @pytest.fixture
@@ -92,7 +85,8 @@ class Aggregators(Workers):
         return self.do(name, handler, action, *arguments)
 
     def claim(self, name):
-        return self.queue(name, "claim")
+        handler = AggregationHandler(self.home.settings, self.home.database, self.home.artifacts)
+        return super().claim(name, handler)
 
     def publish(self, name, claim):
         artifacts = self.home.artifacts
@@ -130,7 +124,7 @@ def test_who_leaves_while_it_is_made_may_take_the_quorum(full, workers):
 def test_killed_every_time_it_is_abandoned(home, full, workers):
     for _ in range(home.settings.compile_attempts):
         claim = workers.claim("one")
-        workers.queue("two", "take_back", home.task(claim.subject), "one")
+        workers.queue("two", "take_back", home.task(claim.subject))
     assert full.round()["state"] == "abandoned"
     assert "killed in every attempt" in full.round()["why"]
     assert workers.claim("one") is None

@@ -3,6 +3,7 @@
 import pytest
 
 from server.settings import Settings
+from server.web import state
 from server.web.state import AppState, Buckets, Limits, place_of
 from shared.errors import TooManyRequests
 
@@ -56,9 +57,10 @@ def test_who_counts_as_one(one, other, same):
 
 
 @pytest.fixture
-def limits(clock):
-    settings = Settings(token_rate=1, token_burst=5, address_rate=1, address_burst=2, refusal_rate=1, refusal_burst=3)
-    return Limits(settings, clock)
+def limits(clock, monkeypatch):
+    monkeypatch.setattr(state, "REFUSAL_RATE", 1)
+    monkeypatch.setattr(state, "REFUSAL_BURST", 3)
+    return Limits(Settings(token_rate=1, address_rate=1), clock)
 
 
 def test_guessing_stops_and_those_beside_it_go_on(limits, clock):
@@ -86,14 +88,16 @@ def test_a_token_that_ended_is_a_guess_from_then_on(limits):
 
 
 @pytest.fixture
-def strict(fleet, standing):
+def strict(fleet, standing, monkeypatch):
     """The server with limits of two requests at once, and almost none after."""
-    app, state = standing[0], standing[0].state.mobizo
+    app, before = standing[0], standing[0].state.mobizo
+    monkeypatch.setattr(state, "BURST_SECONDS", 200)
+    monkeypatch.setattr(state, "REFUSAL_BURST", 2)
 
     def strict(**changes):
         app.state.mobizo = AppState(
-            **{name: getattr(state, name) for name in ("database", "artifacts", "public_key", "started_at")},
-            settings=state.settings.model_copy(update=changes),
+            **{name: getattr(before, name) for name in ("database", "artifacts", "public_key", "started_at")},
+            settings=before.settings.model_copy(update=changes),
         )
 
     return strict
@@ -107,14 +111,14 @@ def assert_limited(problem, answer, limit):
 
 
 def test_each_token_has_its_own(strict, fleet, app, operator, problem):
-    strict(token_rate=0.01, token_burst=2)
+    strict(token_rate=0.01)
     assert [app.get("/v1/jobs").status_code for _ in range(2)] == [200, 200]
     assert_limited(problem, app.get("/v1/jobs"), "token")
     assert operator.get("/v1/jobs").status_code == 200
 
 
 def test_without_a_token_the_address_counts(strict, fleet, app, problem):
-    strict(address_rate=0.01, address_burst=2)
+    strict(address_rate=0.01)
     nobody = fleet.actor()
     assert nobody.get("/v1/server").status_code == 200
     assert nobody.get("/v1/jobs").status_code == 401
@@ -125,8 +129,9 @@ def test_without_a_token_the_address_counts(strict, fleet, app, problem):
 
 
 @pytest.mark.parametrize("route", [("GET", "/v1/jobs"), ("POST", "/v1/devices")])
-def test_bad_tokens_count_against_their_address(strict, fleet, app, operator, problem, route):
-    strict(refusal_rate=0.01, refusal_burst=2)
+def test_bad_tokens_count_against_their_address(strict, fleet, app, operator, problem, route, monkeypatch):
+    monkeypatch.setattr(state, "REFUSAL_RATE", 0.01)
+    strict()
     assert app.get("/v1/jobs").status_code == 200
     body = {"name": "phone", "public_key": "A" * 43 + "=", "platform": "linux"}
     guesser = fleet.actor("mobizo-enroll-" + "x" * 43)

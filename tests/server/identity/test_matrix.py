@@ -9,16 +9,13 @@ from datetime import timedelta
 
 import pytest
 from fastapi import APIRouter, FastAPI
-from sqlalchemy import select
 
 from server.dashboard.access import SignedIn
-from server.database.columns import utc_now
 from server.identity.access_rules import Device as DeviceCaller
 from server.identity.access_rules import Holder, OneTime, Open
 from server.identity.devices.service import DeviceService
 from server.identity.tenants import TenantService, UserService
 from server.identity.tokens import TokenService
-from server.registry.exports.models import Conversion, ConversionFile, ConversionState
 from server.web.state import Reading
 from shared.access import Role, Scope
 from tests.server.federation.conftest import cohort_request
@@ -251,13 +248,6 @@ def test_every_route_with_every_kind_of_caller(routes, callers):
 def theirs(fleet, home, app, device, lease, tmp_path):
     """What tenant `default` owns, by what paths call it."""
     finish(device, lease, Run(lease, tmp_path, steps=3, best=2, job_seed=0))
-    assert app.post("/v1/adapters/alice-movies/versions/1/merged").status_code == 202
-    with home.database.writing() as session:
-        # No worker is here to make it.
-        conversion = session.scalars(select(Conversion)).one()
-        conversion.state, conversion.ready_at = ConversionState.READY, utc_now()
-        sha256 = home.artifacts.put(b"merged")
-        session.add(ConversionFile(conversion_number=conversion.number, path="README.md", size=6, sha256=sha256))
     fleet.ready_job(app, start={"adapter": lease["job"]["request"]["adapter"]})
     assert app.post("/v1/cohorts", json=cohort_request(quorum=1)).status_code == 201
     assert app.put("/v1/cohorts/readers/members/alice", json={"device": device.device_id}).status_code == 200

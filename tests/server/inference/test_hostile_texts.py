@@ -8,8 +8,6 @@ from shared.errors import BadRequest
 from shared.scoring import ScoreRequest, TextTooLong
 from shared.task import MOST_TASK, Answer, Task, filled_length, read_question
 
-TOKENS = 1000  # of a request
-
 
 @pytest.fixture
 def scoring(home, monkeypatch):
@@ -22,6 +20,7 @@ def scoring(home, monkeypatch):
         return encode(tokenizer, choice)
 
     monkeypatch.setattr(service, "encode_choice", count_call)
+    monkeypatch.setattr(service, "REQUEST_TOKENS", 1000)
     with home.database.reading() as session:
         yield ScoringService(session, home.artifacts, "default"), tokenized
 
@@ -47,7 +46,7 @@ def never():
 def test_texts_that_are_far_too_long_are_not_tokenized(scoring, rows):
     reader, tokenized = scoring
     with pytest.raises(TextTooLong):
-        reader.read(request(*rows), TOKENS, never)
+        reader.read(request(*rows), never)
     assert tokenized == []
 
 
@@ -56,7 +55,7 @@ def test_a_template_that_repeats_a_field_is_not_filled(scoring):
     task = {"name": "large", "prompt": "{a}" * 64, "answers": [{"text": " x", "labels": ["1"]}] * 1}
     task["answers"] += [{"text": " y", "labels": ["2"]}]
     with pytest.raises(TextTooLong):
-        reader.read(request({"record": {"a": "x" * 1_000_000}}, task=task), TOKENS, never)
+        reader.read(request({"record": {"a": "x" * 1_000_000}}, task=task), never)
     assert tokenized == []
 
 
@@ -64,7 +63,7 @@ def test_reading_stops_when_the_client_has_left(scoring):
     reader, tokenized = scoring
     row = {"prompt": "a film", "answers": ["great"]}
     with pytest.raises(BadRequest, match="closed the connection"):
-        reader.read(request(*[row] * 10), TOKENS, lambda: len(tokenized) >= 3)
+        reader.read(request(*[row] * 10), lambda: len(tokenized) >= 3)
     assert len(tokenized) == 3
 
 

@@ -9,11 +9,11 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
 from server.compiler.checkpoints.checkpoint import load_checkpoint
-from server.inference.continuous_batching import BatchedText, ContinuousBatch, cache_bytes
-from server.inference.lora_rows import Projections, ServedAdapter, family_of
-from server.inference.model import ScoredText, ServingBase
+from server.inference.lora_rows import Projections, ServedAdapter
+from server.inference.model import ServingBase, TextBatch
+from server.inference.texts import ServedAdapterRef, Text
 from shared.errors import Untrusted
-from shared.zo.lora import a_fingerprint, flat_size
+from shared.zo.lora import BaseShape, a_fingerprint, flat_size
 from tests.server.compiler.conftest import ADAPTED, CONFIGS, VOCABULARY, make_architecture, softcapped
 from tests.server.peft_directory import write_peft
 
@@ -28,6 +28,10 @@ RECIPES = (  # beside the architecture's own: other ranks, scales, targets, laye
 assert softcapped  # importing conftest registered the attention that Gemma needs
 
 
+def shape_of(facts):
+    return BaseShape(**{name: getattr(facts, name) for name in BaseShape.model_fields})
+
+
 class Served:
     """A base that serves, adapters of RECIPES on it, and the stock models that they are in."""
 
@@ -40,7 +44,8 @@ class Served:
             recipe = self.tiny.recipe(**(ADAPTED[name] | settings))
             shape = self.base.facts
             flat = random.normal(0, 0.3, flat_size(recipe, shape)).astype(np.float32)
-            projections = by_family.setdefault(family_of(recipe, shape), Projections(recipe, shape))
+            family = ServedAdapterRef("", recipe, shape_of(shape)).family
+            projections = by_family.setdefault(family, Projections(recipe, shape))
             self.adapters.append(ServedAdapter(projections, flat))
             write_peft(recipe, shape, flat, a_fingerprint(recipe, shape), directory / str(number))
             model = AutoModelForCausalLM.from_pretrained(self.tiny.directory)
@@ -65,30 +70,30 @@ def stock_score(model, prompt, answer):
     return sum(float(chances[len(prompt) - 1 + at, token]) for at, token in enumerate(answer))
 
 
+def score(served_models, rows):
+    """rows: (tokens read, position of the first answer's token, answers, adapter)."""
+    texts = [Text(tokens, None, start, answers) for tokens, start, answers, _ in rows]
+    return served_models.base.score(texts, [adapter for *_, adapter in rows])
+
+
 def test_a_batch_of_all_adapters_scores_as_each_does_in_peft(served_models):
     random = np.random.default_rng(1)
-    texts, expected = [], []
+    rows, expected = [], []
     # Adapters come in turns, some more often than others, each row of another length.
     for row, number in enumerate([0, 1, 2, 3, 4, 5, 1, 2, 1, 0, 5, 3]):
         adapter, model = served_models.adapter_and_model(number)
         prompt = random.integers(0, VOCABULARY, 1 + row).tolist()
         answers = [[int(random.integers(VOCABULARY))], random.integers(0, VOCABULARY, 3).tolist()]
-        single = ScoredText(prompt, len(prompt) - 1, [answers[0]], adapter)
-        several = ScoredText([*prompt, *answers[1][:-1]], len(prompt) - 1, [answers[1]], adapter)
-        texts += [single, several]
+        rows += [([*prompt, *answer[:-1]], len(prompt) - 1, [answer], adapter) for answer in answers]
         expected += [[stock_score(model, prompt, answer)] for answer in answers]
-    scores = served_models.base.score(texts)
-    np.testing.assert_allclose(scores, expected, atol=TOLERANCE, rtol=0)
-    # The adapters matter: what is compared is no base model five times.
-    assert (
-        np.ptp([served_models.base.score([ScoredText([1, 2, 3], 2, [[4]], each)]) for each in served_models.adapters])
-        > 0.05
-    )
+    np.testing.assert_allclose(score(served_models, rows), expected, atol=TOLERANCE, rtol=0)
+    alone = [score(served_models, [([1, 2, 3], 2, [[4]], adapter)]) for adapter in served_models.adapters]
+    assert np.ptp(alone) > 0.05  # the adapters matter
 
 
 def test_several_answers_share_a_text(served_models):
     adapter, model = served_models.adapter_and_model(2)
-    (scores,) = served_models.base.score([ScoredText([5, 6, 7], 2, [[token] for token in range(10)], adapter)])
+    (scores,) = score(served_models, [([5, 6, 7], 2, [[token] for token in range(10)], adapter)])
     np.testing.assert_allclose(scores, [stock_score(model, [5, 6, 7], [token]) for token in range(10)], atol=TOLERANCE)
 
 
@@ -100,40 +105,20 @@ def stock_text(model, prompt, count):
     return tokens[len(prompt) :]
 
 
-def test_texts_that_come_and_go_grow_as_in_peft(served_models):
-    continuous_batch, tokens_of = ContinuousBatch(served_models.base), {}
+def test_texts_grow_together_as_in_peft(served_models):
+    """Six texts of different lengths and adapters, whose prompts are read in two parts, and which end one by one."""
     random = np.random.default_rng(2)
-    prompts = {number: random.integers(0, VOCABULARY, 3 + 2 * number).tolist() for number in range(6)}
-    lengths = {number: 6 + number % 3 for number in prompts}
-
-    def admit(*numbers):
-        texts = [
-            BatchedText(
-                number,
-                prompts[number],
-                len(prompts[number]) + lengths[number],
-                served_models.adapter_and_model(number)[0],
-            )
-            for number in numbers
-        ]
-        collect(continuous_batch.admit(texts))
-
-    def collect(logits):
-        for number, row in logits.items():
-            tokens_of.setdefault(number, []).append(int(row.argmax()))
-        continuous_batch.drop({number for number, tokens in tokens_of.items() if len(tokens) == lengths[number]})
-
-    admit(3, 0, 5)
-    waiting = [(1, 4), (2,)]
-    while continuous_batch.texts:
-        collect(continuous_batch.follow({text.name: tokens_of[text.name][-1] for text in continuous_batch.texts}))
-        if waiting:
-            admit(*waiting.pop(0))
-    expected = {
-        number: stock_text(served_models.adapter_and_model(number)[1], prompts[number], lengths[number])
-        for number in prompts
-    }
-    assert tokens_of == expected
+    prompts = [random.integers(0, VOCABULARY, 3 + 2 * number).tolist() for number in range(6)]
+    lengths = [6 + number % 3 for number in range(6)]
+    served = [served_models.adapter_and_model(number) for number in range(6)]
+    texts = [Text(prompt, None, max_tokens=length) for prompt, length in zip(prompts, lengths, strict=True)]
+    batch = TextBatch(served_models.base, texts, [adapter for adapter, _ in served])
+    tokens = [[each.token] for each in batch.read(0, 2) + batch.read(2, 6)]
+    while rows := [row for row in range(6) if len(tokens[row]) < lengths[row]]:
+        for row, each in zip(rows, batch.step(rows), strict=True):
+            tokens[row].append(each.token)
+    expected = [stock_text(model, *of) for (_, model), *of in zip(served, prompts, lengths, strict=True)]
+    assert tokens == expected
 
 
 def test_only_the_registered_files_are_a_base(tmp_path):
@@ -144,14 +129,3 @@ def test_only_the_registered_files_are_a_base(tmp_path):
     (tiny.directory / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 0.5}))
     with pytest.raises(Untrusted):
         ServingBase.open(str(tiny.directory), sha256)
-
-
-def test_memory_is_what_it_is_told_to_be(served_models):
-    facts = served_models.base.facts
-    assert served_models.base.nbytes >= 4 * facts.parameters
-    continuous_batch = ContinuousBatch(served_models.base)
-    continuous_batch.admit([BatchedText(name, [1, 2, 3], 9 + name, None) for name in range(3)])
-    cached_bytes = sum(cache.keys.nbytes + cache.values.nbytes for cache in continuous_batch._caches)
-    assert cached_bytes == cache_bytes(facts, [9, 10, 11])
-    continuous_batch.drop({0, 1, 2})
-    assert not continuous_batch._caches

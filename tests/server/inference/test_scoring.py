@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import numpy as np
+import psutil
 import pytest
 
 from server.database.columns import utc_now
@@ -220,8 +221,6 @@ def test_operators_see_what_it_does(site):
     before = metric(site, "mobizo_scorer_batch_rows_sum", work="score")
     score(site.fleet.app(), *[{"adapter": name, "prompt": "a", "answers": ["x"]} for name in FIVE])
     eventually(lambda: metric(site, "mobizo_scorer_batch_rows_sum", work="score") == before + 5)
-    assert metric(site, "mobizo_scorer_held", of="bases") == 1
-    assert metric(site, "mobizo_scorer_held_bytes", of="adapters") > 0
     assert metric(site, "mobizo_scorer_resident_bytes") > 0
 
 
@@ -241,8 +240,8 @@ def test_a_scorer_that_was_killed_is_started_again(site, problem):
     app, scorer = site.fleet.app(), site.app.state.mobizo.get(make_scorer)
     row = {"adapter": "red", "prompt": "It was a film", "answers": [" great"]}
     expected = score(app, row)
-    os.kill(scorer.pid, signal.SIGKILL)
-    eventually(lambda: scorer.pid is None)
+    os.kill(pid := scorer.pid, signal.SIGKILL)
+    eventually(lambda: not psutil.pid_exists(pid))
     assert score(app, row) == expected
     # One that dies while it works: who waits is told, and the next request finds another.
     with ThreadPoolExecutor(1) as pool:

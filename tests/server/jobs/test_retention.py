@@ -85,16 +85,9 @@ def test_more_than_one_transaction_takes(home, app, event_purge, trained_job_id)
     assert event_purge.purge() == BATCH + 2
 
 
-def test_it_looks_seldom_and_never_if_it_is_told_so(home, trained_job_id):
+def test_events_are_purged_unless_they_are_kept_for_ever(home, trained_job_id):
     age(home, trained_job_id)
-    EventPurge(home.database, 0, lambda: False).look()
+    EventPurge(home.database, 0, lambda: False).run()
     assert "progress" in kinds(home, trained_job_id)
-    purge = EventPurge(home.database, DAYS, lambda: False)
-    purge.look()
+    EventPurge(home.database, DAYS, lambda: False).run()
     assert "progress" not in kinds(home, trained_job_id)
-    with home.database.writing() as session:
-        session.execute(update(Job).values(purged=False))
-        number = session.scalars(select(Job.number).where(Job.id == trained_job_id)).one()
-        session.add(JobEvent(job_number=number, position=5, kind="progress", data="{}"))
-    purge.look()
-    assert "progress" in kinds(home, trained_job_id)

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from device_agent.runner.location import RUNNER_VARIABLE
 from server.settings import Settings
 from tests.certificate import loopback_certificate
 from tests.server.nginx import Missing, nginx_program
@@ -73,7 +72,7 @@ def test_a_laptop_serves_itself_only():
     assert "--host=127.0.0.1" in LAPTOP["server"]["command"]
     assert not [word for word in LAPTOP["server"]["command"] if "insecure" in word]
     assert LAPTOP["agent"]["build"]["target"] == "agent"
-    assert "--engine=native" in LAPTOP["agent"]["command"]
+    assert "--executor=native" in LAPTOP["agent"]["command"]
 
 
 def test_nginx_is_trusted_by_its_network_and_bounds_connections():
@@ -139,14 +138,15 @@ def test_the_settings_exist():
 def test_the_image_runs_as_the_same_user_and_builds_nothing():
     stages = re.split(r"^FROM ", (ROOT / "Dockerfile").read_text(), flags=re.MULTILINE)[1:]
     assert all(re.match(r"python:3\.11\.\d+-slim-\w+", stage) for stage in stages)
-    agent_build, agent, last = stages[1:]
+    wheels, *_, agent, last = stages
+    assert "deploy/runner_wheel.py /wheels" in wheels
+    assert all("--find-links /wheels" in stage for stage in stages[1:3])
     for final in (agent, last):
         assert f"USER {SERVICES['server']['user']}" in final
         assert not re.search(r"pip install|g\+\+|gcc|build-essential|git ", final)
     assert re.search(r"AS agent$", agent, re.MULTILINE)
-    assert "'.[agent]'" in agent_build
+    assert "'mobizo[agent]'" in stages[2]
     assert "COPY --from=agent-build" in agent
-    assert f"{RUNNER_VARIABLE}=/opt/mobizo/runner" in agent
     # The client programs must be of the server's version or later.
     major = re.search(r"postgresql-client-(\d+)", last).group(1)
     assert SERVICES["database"]["image"].startswith(f"postgres:{major}.")

@@ -93,9 +93,7 @@ def test_the_way_round_is_loud(home, monkeypatch):
 
 @pytest.mark.parametrize(("proxies", "trusted"), [("", False), ("127.0.0.1", True)])
 def test_whose_request_it_is_only_named_proxies_say(home, monkeypatch, proxies, trusted):
-    settings = home.settings.model_copy(
-        update={"address_rate": 0.001, "address_burst": 1, "forwarded_allow_ips": proxies}
-    )
+    settings = home.settings.model_copy(update={"address_rate": 0.001, "forwarded_allow_ips": proxies})
     monkeypatch.setattr(home, "settings", settings)
     monkeypatch.setenv("FORWARDED_ALLOW_IPS", "*")  # uvicorn's own: nothing of ours
     with running(home, "--workers", "0") as (_, url):

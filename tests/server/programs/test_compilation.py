@@ -1,7 +1,5 @@
 """Who compiles what: claims, heartbeats, lost workers, and what becomes of the jobs."""
 
-from datetime import UTC, datetime, timedelta
-
 import pytest
 from sqlalchemy import select, update
 
@@ -9,7 +7,6 @@ from server.catalog.bases import BaseRepository
 from server.identity.signing_keys.service import KeyService
 from server.programs.compilation import CompileHandler
 from server.programs.service import Program, ProgramBlob, ProgramLifecycle, ProgramState
-from server.tasks.queue import Claim
 from shared.chat_template import ChatTemplate
 from shared.errors import CompileFailed, Conflict, InvalidRecipe
 from shared.recipe import Recipe
@@ -23,7 +20,7 @@ class Compilers(Workers):
 
     def __init__(self, home, *names, **where):
         super().__init__(home, *names, **where)
-        self.settings, self.orders = home.settings, {}
+        self.settings, self.claims = home.settings, {}
 
     def queue(self, name, action, *arguments):
         self.home.settings = self.settings
@@ -31,29 +28,30 @@ class Compilers(Workers):
 
     def claim(self, name):
         """The order that the worker gets, or None."""
-        claim = self.queue(name, "claim")
+        self.home.settings = self.settings
+        claim = super().claim(name, CompileHandler(self.settings, self.home.artifacts))
         if claim is None:
             return None
-        self.orders[claim.subject] = claim.order
+        self.claims[name, claim.subject] = claim
         return claim.order
 
-    def claim_of(self, recipe_id):
-        return Claim("compile", recipe_id, self.orders[recipe_id])
+    def claim_of(self, name, recipe_id):
+        return self.claims[name, recipe_id]
 
     def heartbeat(self, name, recipe_id):
-        return self.queue(name, "heartbeat", self.claim_of(recipe_id))
+        return self.queue(name, "heartbeat", self.claim_of(name, recipe_id))
 
     def complete(self, name, job, version=1):
-        return self.queue(name, "complete", self.claim_of(job["recipe_id"]), manifest(self.home, job, version))
+        return self.queue(name, "complete", self.claim_of(name, job["recipe_id"]), manifest(self.home, job, version))
 
     def fail(self, name, recipe_id, error):
-        self.queue(name, "fail", self.claim_of(recipe_id), error)
+        self.queue(name, "fail", self.claim_of(name, recipe_id), error)
 
     def retry(self, name, recipe_id, error):
-        self.queue(name, "retry", self.claim_of(recipe_id), error)
+        self.queue(name, "retry", self.claim_of(name, recipe_id), error)
 
     def release(self, name, recipe_id):
-        self.queue(name, "release", self.claim_of(recipe_id))
+        self.queue(name, "release", self.claim_of(name, recipe_id))
 
     def program(self, recipe_id=None):
         statement = select(Program) if recipe_id is None else select(Program).where(Program.recipe_id == recipe_id)
@@ -67,8 +65,9 @@ class Compilers(Workers):
         with self.home.database.writing() as session:
             session.execute(update(Program).values(state=ProgramState.PENDING))
 
-    def expire(self):
-        self.home.set_task(lease_expires_at=datetime.now(UTC) - timedelta(seconds=1))
+    def lose(self, name, recipe_id):
+        """Takes the program of a worker back, as another worker does that misses its heartbeats."""
+        self.queue(name, "take_back", self.home.task(recipe_id))
 
 
 @pytest.fixture
@@ -101,7 +100,6 @@ def test_a_claim_is_one_worker_s_and_its_program_all_tenants(fleet, app, workers
     assert workers.claim("two") is None
     assert state(job) == "compiling"
     assert app.submit(adapter="later")["state"] == "compiling"
-    workers.expire()
     assert workers.heartbeat("one", job["recipe_id"]) is True
     assert workers.claim("two") is None
     assert workers.complete("one", job) is True
@@ -115,7 +113,7 @@ def test_a_claim_is_one_worker_s_and_its_program_all_tenants(fleet, app, workers
 def test_a_dead_worker_s_program_is_another_s_and_counts_once(app, workers, state):
     job = app.submit()
     workers.claim("one")
-    workers.expire()
+    workers.lose("two", job["recipe_id"])
     assert workers.claim("two").recipe.id == job["recipe_id"]
     # The first was only slow, and reports after all.
     assert workers.heartbeat("one", job["recipe_id"]) is False
@@ -157,9 +155,9 @@ def test_failure_and_workers_that_die_of_it_end_the_jobs(app, workers, state):
     assert workers.claim("one") is not None
     assert workers.home.task(workers.program().recipe_id).attempts == 1
     for _ in range(2):
-        workers.expire()
+        workers.lose("two", again["recipe_id"])
         assert workers.claim("one") is not None
-    workers.expire()
+    workers.lose("two", again["recipe_id"])
     assert workers.claim("two") is None
     view = app.get(f"/v1/jobs/{again['id']}").json()
     assert (view["state"], view["error"]["code"]) == ("failed", "compile-failed")

@@ -5,8 +5,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from sqlalchemy import update
 
-from server.tasks.queue import OVERDUE
-from server.tasks.repository import TaskRequest, WorkerRepository
+from server.tasks.repository import OVERDUE, TaskRequest, WorkerRepository
 from shared.errors import CompileFailed
 from tests.server.conftest import BOTH, Workers
 from tests.server.homes import at_once
@@ -112,7 +111,7 @@ def test_two_large_programs_never_run_at_once(machines, many):
     machines.release("other", larger["recipe_id"])
     machines.finish(two, small)
     assert machines.claim(four) is None
-    machines.queue(four, "take_back", machines.home.task(large["recipe_id"]), one)
+    machines.lose(four, large["recipe_id"])
     assert machines.claim(four) in ids(large, larger)
 
 

@@ -68,7 +68,7 @@ def test_what_an_older_server_made_is_signed_by_the_worker(home, app, publish, p
         session.query(StoredVersion).update({"manifest": None, "revision": None, "key_id": None, "signature": None})
     problem(app.get(f"{URL}/versions/1/peft"), 503, "unavailable")
     assert app.get(f"{URL}/versions/1").json()["revision"] is None
-    Signing(home.database, home.settings, lambda: False).look()
+    Signing(home.database, home.settings, lambda: False).run()
     assert [app.get(f"{URL}/versions/{number}").json() for number in (1, 2)] == versions
     assert verify_adapter(SignedAdapter.model_validate_json(fetched(app)), public_key(home))
     assert sign_backlog(home.database, home.settings) == 0

@@ -9,7 +9,7 @@ from moto.s3.models import s3_backends
 
 from server.storage.bucket import BucketArtifacts
 from server.storage.directory import DiskArtifacts
-from server.storage.memory import MemoryArtifacts
+from tests.server.storage.memory import MemoryArtifacts
 
 
 def make_disk(tmp_path, request):

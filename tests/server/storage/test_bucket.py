@@ -1,7 +1,5 @@
 """What is particular to a bucket, seen by another client of the same S3 server."""
 
-from datetime import UTC, datetime
-
 import httpx
 import pytest
 
@@ -45,26 +43,6 @@ def test_a_file_is_sent_once(s3, store):
     assert keys(s3, store) == [key, f"mobizo/one/stored/{SHA}"]
 
 
-def test_uploads_that_nobody_ended_are_found_and_given_up(s3, store):
-    bucket = store.place.bucket
-    for name in ("mobizo/one/objects/ab/a & <b>", "mobizo/two/objects/ab/theirs"):
-        began = s3.client.create_multipart_upload(Bucket=bucket, Key=name)
-        part = {"Bucket": bucket, "Key": name, "UploadId": began["UploadId"]}
-        s3.client.upload_part(**part, PartNumber=1, Body=b"x" * 100)
-    # Every upload of this S3 server says that it began in 2010.
-    assert store.leftovers(datetime(2010, 1, 1, tzinfo=UTC)) == []
-    (leftover,) = store.leftovers(datetime(2011, 1, 1, tzinfo=UTC))
-    store.discard(leftover)
-    store.discard(leftover)
-    uploads = s3.client.list_multipart_uploads(Bucket=bucket)["Uploads"]
-    assert [upload["Key"] for upload in uploads] == ["mobizo/two/objects/ab/theirs"]
-
-
-def test_without_a_key_of_its_own_a_store_finds_no_uploads(s3, tmp_path):
-    place = s3.place(access_key_id=None, secret_access_key=None)
-    assert BucketArtifacts(place, tmp_path).leftovers(datetime(2100, 1, 1, tzinfo=UTC)) == []
-
-
 def test_a_large_file_goes_in_parts(s3, store):
     data = b"0123456789abcdef" * (PART_BYTES // 16) * 2 + b"rest"
     with store.workspace("w") as workspace:
@@ -97,7 +75,6 @@ def test_no_service(tmp_path):
         lambda: store.size(SHA),
         store.check_writable,
         lambda: list(store.listing()),
-        lambda: store.leftovers(datetime(2100, 1, 1, tzinfo=UTC)),
     ):
         with pytest.raises(Unavailable, match="object store") as error_info:
             ask()
@@ -114,4 +91,3 @@ def test_no_bucket(s3, tmp_path):
 
 def test_nothing_tells_the_secret(s3, store):
     assert SECRET not in repr(store.place)
-    assert SECRET not in repr(vars(store._uploads))

@@ -10,20 +10,16 @@ import pytest
 from sqlalchemy import delete, select, update
 
 from server.catalog.bases import BaseModelEntry
-from server.catalog.runner_builds.service import RunnerBuildService
 from server.database.columns import utc_now
-from server.identity.signing_keys.service import load_key
 from server.jobs.leases.repository import Ending, JobLease
 from server.operations.backups.service import named_files
 from server.ports import Port
 from server.schema import METADATA
-from server.storage import garbage_collection as module
 from server.storage import store
 from server.storage.bucket import BucketArtifacts
 from server.storage.garbage_collection import Collector, Housekeeping
 from server.storage.store import REFERENCES, Collected, GarbageCollection, hold, referenced
 from shared.canonical import sha256_hex
-from shared.catalog import RunnerBuild
 from shared.errors import NotFound
 from tests.server.conftest import SHAPE, adapter_bytes
 from tests.server.homes import at_once
@@ -36,7 +32,6 @@ NOT_OURS = {
     "bases.sha256",
     "cohorts.a_sha256",
     "trajectories.start_sha256",
-    "trajectory_steps.sha256",
 }
 
 
@@ -90,11 +85,6 @@ def test_what_something_names_stays(home, fleet, app, device, collect):
     fleet.ready_job(app)
     device.finish(device.lease())
     app.get("/v1/adapters/alice-movies/versions/1/peft").raise_for_status()
-    archive = b"a runner"
-    sha256 = home.artifacts.put(archive)
-    build = RunnerBuild(platform="linux-x", version="1", executorch="1.5.1", size=len(archive), sha256=sha256)
-    with home.database.writing() as session:
-        RunnerBuildService(session).offer(build, load_key(home.settings.key_path))
     fleet.ready_job(app, adapter="other")
     lease = device.lease()
     data = adapter_bytes(lease["manifest"]["manifest"]["size"], 0.25)
@@ -244,33 +234,31 @@ def test_what_killed_writers_left_goes(home):
     assert collector.collect(NONE).leftovers == 0
 
 
-def test_a_worker_collects_when_it_is_time(home, grow_old, monkeypatch):
+def test_a_worker_collects_when_it_is_time(home, grow_old):
     orphans = [home.artifacts.put(data) for data in (b"one", b"two")]
     settings = home.settings.model_copy(update={"collect_hours": 24, "collect_grace_hours": 1})
-    monkeypatch.setattr(module, "CHECK_SECONDS", 0)
     grow_old(home.artifacts, orphans[0])
     workers = [Housekeeping(settings, Collector(home.database, home.artifacts)) for _ in range(2)]
     for worker in workers:
-        worker.look()
+        worker.run()
     with pytest.raises(NotFound):
         home.artifacts.read(orphans[0])
     grow_old(home.artifacts, orphans[1])
     for worker in workers:
-        worker.look()
+        worker.run()
     assert home.artifacts.read(orphans[1])
     with home.database.writing() as session:
         session.execute(update(GarbageCollection).values(started_at=datetime.now(UTC) - timedelta(hours=25)))
-    workers[1].look()
+    workers[1].run()
     with pytest.raises(NotFound):
         home.artifacts.read(orphans[1])
 
 
-def test_a_worker_that_is_told_not_to(home, grow_old, monkeypatch):
+def test_a_worker_that_is_told_not_to(home, grow_old):
     orphan = home.artifacts.put(b"one")
     grow_old(home.artifacts, orphan)
-    monkeypatch.setattr(module, "CHECK_SECONDS", 0)
     settings = home.settings.model_copy(update={"collect_hours": 0})
-    Housekeeping(settings, Collector(home.database, home.artifacts)).look()
+    Housekeeping(settings, Collector(home.database, home.artifacts)).run()
     assert home.artifacts.read(orphan)
 
 

@@ -162,8 +162,9 @@ def test_two_ways_to_tell_the_length_are_one_too_many(link, app):
     assert app.get("/v1/jobs").json()["items"] == []
 
 
-def test_a_body_that_never_comes(home, device, lease):
-    settings = home.settings.model_copy(update={"body_seconds": 0.2, "signed_requests": "none"})
+def test_a_body_that_never_comes(home, device, lease, monkeypatch):
+    monkeypatch.setattr("server.web.middleware.BODY_SECONDS", 0.2)
+    settings = home.settings.model_copy(update={"signed_requests": "none"})
     before = home.stored_files()
     with serving(create_app(settings)) as url:
         for method, target, token in (

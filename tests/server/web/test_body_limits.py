@@ -69,10 +69,11 @@ def test_no_body_is_read_before_the_token_is_checked(fleet, problem, monkeypatch
     assert bodies == []
 
 
-def test_a_refused_token_counts_before_its_body_is_read(home, problem):
-    settings = home.settings.model_copy(update={"refusal_rate": 0.001, "refusal_burst": 2})
+def test_a_refused_token_counts_before_its_body_is_read(home, problem, monkeypatch):
+    monkeypatch.setattr("server.web.state.REFUSAL_RATE", 0.001)
+    monkeypatch.setattr("server.web.state.REFUSAL_BURST", 2)
     headers = {"Authorization": "Bearer x", "Content-Type": "application/json"}
-    with serving(create_app(settings)) as url, httpx.Client(base_url=url, headers=headers) as client:
+    with serving(create_app(home.settings)) as url, httpx.Client(base_url=url, headers=headers) as client:
         for _ in range(2):
             problem(client.post("/v1/jobs", content=b"{"), 401, "unauthorized")
         problem(client.post("/v1/jobs", content=b"{"), 429, "too-many-requests")
@@ -84,8 +85,9 @@ def operations():
     return [(method.upper(), path) for path, methods in document["paths"].items() for method in methods]
 
 
-def test_every_operation_refuses_a_body_one_byte_over_its_limit(home, problem):
-    settings = home.settings.model_copy(update={"max_body_bytes": LIMIT, "upload_bytes": LIMIT})
+def test_every_operation_refuses_a_body_one_byte_over_its_limit(home, problem, monkeypatch):
+    monkeypatch.setattr(server.web.routes, "MAX_BODY_BYTES", LIMIT)
+    settings = home.settings.model_copy(update={"upload_bytes": LIMIT})
     app = create_app(settings)
     limits = {
         (method, route.path.replace(":path}", "}")): route.body_limit(settings)
@@ -113,9 +115,9 @@ def test_every_operation_refuses_a_body_one_byte_over_its_limit(home, problem):
 
 
 @pytest.mark.parametrize("operation", [("PUT", "/v1/approval-rule"), ("POST", "/v1/jobs")])
-def test_a_body_without_a_length_is_cut_off_at_the_limit(home, operation):
-    settings = home.settings.model_copy(update={"max_body_bytes": LIMIT})
-    with serving(create_app(settings)) as url, Link(url, home.token("operator")) as link:
+def test_a_body_without_a_length_is_cut_off_at_the_limit(home, operation, monkeypatch):
+    monkeypatch.setattr(server.web.routes, "MAX_BODY_BYTES", LIMIT)
+    with serving(create_app(home.settings)) as url, Link(url, home.token("operator")) as link:
         link.head(*operation, JSON, "Transfer-Encoding: chunked")
         link.send(f"{LIMIT + 1:x}\r\n".encode() + b" " * (LIMIT + 1) + b"\r\n")
         link.assert_problem(413, "too-large")

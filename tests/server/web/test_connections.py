@@ -12,9 +12,8 @@ from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.routing import Route
 
 from server.storage.directory import DiskArtifacts
-from server.web import connections, downloads
+from server.web import connections
 from server.web.connections import ConnectionLimits
-from server.web.downloads import FileSpan
 from tests.server.conftest import serving
 
 SECONDS = 0.5  # deadlines in these tests
@@ -41,9 +40,8 @@ async def _large(request):
 
 
 async def _file(request):
-    return FileSpan(
-        request.app.state.store, request.app.state.sha256, (1, SIZE), 206, {"Content-Length": f"{SIZE - 1}"}
-    )
+    pieces = request.app.state.store.stream(request.app.state.sha256, 1, SIZE)
+    return StreamingResponse(pieces, 206, {"Content-Length": f"{SIZE - 1}"})
 
 
 APP = Starlette(
@@ -61,7 +59,6 @@ def short(monkeypatch):
     """Deadlines of half a second."""
     for name in ("HEAD_SECONDS", "STALLED_SECONDS", "KEEP_ALIVE_SECONDS"):
         monkeypatch.setattr(connections, name, SECONDS)
-    monkeypatch.setattr(downloads, "SLOWEST", 1e9)
 
 
 @pytest.fixture

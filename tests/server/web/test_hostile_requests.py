@@ -12,8 +12,8 @@ from urllib.parse import urlencode
 import pytest
 
 from server.app import create_app
-from server.web.route_page import COSTS, Cost
 from server.web.routes import BodyKind, Route
+from tests.docs.server_pages import COSTS, Cost
 from tests.server.conftest import Fleet, serving
 from tests.server.web.hostile import Bodies
 

@@ -11,10 +11,10 @@ import pytest
 from server.app import create_api, create_app
 from server.federation.secure_aggregation.service import SecureAggregationService
 from server.settings import MEBIBYTE
-from server.web.route_page import COSTS, UPLOADS
 from server.web.routes import BodyKind, Route
 from shared.zo.lora import BaseShape, adapter_file
 from shared.zo.trajectory import MAGIC, TrajectoryHeader
+from tests.docs.server_pages import COSTS, UPLOADS
 from tests.server.conftest import Fleet, serving
 from tests.server.web.test_hostile_requests import Meter
 

@@ -7,10 +7,10 @@ import safetensors.numpy
 
 from server.catalog.bases import BaseModelEntry, BaseRepository
 from server.catalog.calibrations import service
-from server.catalog.calibrations.service import CalibrationRepository, CalibrationService
+from server.catalog.calibrations.service import CalibrationRepository, CalibrationService, register_file
 from server.database.columns import utc_now
-from server.inference.frames import ServedAdapterRef
 from server.inference.model_cache import ModelCache
+from server.inference.texts import ServedAdapterRef
 from server.operations.backups.service import named_files
 from server.storage.store import referenced
 from server.worker import create_worker
@@ -21,6 +21,7 @@ from shared.zo.calibration import CalibrationMetadata, dump_calibration, load_ca
 from shared.zo.lora import a_fingerprint, lora_modules
 from tests.server.conftest import JOB, SHAPE
 from tests.server.federation.conftest import cohort_request
+from tests.server.homes import drain
 
 LIST = "/v1/calibrations"
 OTHER = "c" * 64  # sha256 of another base
@@ -40,8 +41,7 @@ def file_for(base="b" * 64, width=3, seed=0):
 @pytest.fixture
 def register(home):
     def register(data):
-        with home.database.writing() as session:
-            return CalibrationService(session, home.artifacts).register(data).sha256
+        return register_file(home.database, home.artifacts, data).sha256
 
     return register
 
@@ -93,8 +93,7 @@ def test_from_a_job_to_its_exports(home, fleet, app, device, calibration, tmp_pa
     app.submit(recipe=named_by(calibration))
     worker = create_worker(home.settings, home.database)
     worker.register()
-    while worker.look_around() and worker.work():
-        pass
+    drain(worker)
     assert fleet.app("other").submit(recipe=named_by(calibration))["state"] == "ready"
     lease = device.lease()
     manifest = lease["manifest"]["manifest"]
@@ -113,7 +112,7 @@ def test_from_a_job_to_its_exports(home, fleet, app, device, calibration, tmp_pa
         name = {"q_proj": "attn_q", "v_proj": "attn_v"}[module.target]
         np.testing.assert_array_equal(reader[f"blk.{module.layer}.{name}.weight.lora_a"], a.T)
     ref = ServedAdapterRef(sha256=version["sha256"], recipe=recipe, shape=SHAPE)
-    adapter = ModelCache(home.artifacts, 0, 1 << 20).adapter(ref, ())
+    adapter = ModelCache(home.artifacts, 0, 1 << 20).adapter(ref)
     for module in modules:
         place = (module.layer, module.target)
         scaled = a_of(calibration, module).T * np.float32(recipe.scale)

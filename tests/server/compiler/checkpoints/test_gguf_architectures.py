@@ -4,12 +4,8 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
-from transformers import AutoModelForCausalLM
 
-from server.compiler.checkpoints.base import locate_base
 from server.compiler.checkpoints.checkpoint import inspect_base, load_checkpoint
-from server.compiler.checkpoints.transformers_names import stock_tensors, write_stock_files
 from shared.errors import UnsupportedModel
 from tests.server.compiler.conftest import eager_logits
 from tests.server.registry.exports.stock import LlamaCpp, make_base, prompts, write_gguf
@@ -35,29 +31,6 @@ def test_logits_are_those_of_transformers_and_llama_cpp(tmp_path, name):
     answers = [llama.top(row) for row in tokens.tolist()]
     assert [token for token, _ in answers] == likeliest.indices.tolist()
     np.testing.assert_allclose([value for _, value in answers], likeliest.values, atol=1e-3)
-
-
-@pytest.mark.parametrize("name", BASES)
-def test_transformers_loads_what_is_written_from_it(tmp_path, name):
-    """Where transformers reads the GGUF file itself, its weights are the same."""
-    base = make_base(tmp_path / "base", name)
-    path = write_gguf(base, tmp_path / "base.gguf")
-    files, directory = locate_base(str(path)), tmp_path / "stock"
-    directory.mkdir()
-    write_stock_files(files, directory)
-    weights = {key: torch.from_numpy(value) for key, value in stock_tensors(files)}
-    expected = base.model().state_dict()
-    for key, value in weights.items():
-        torch.testing.assert_close(value, expected[key], atol=1e-6, rtol=0)
-    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
-    model = AutoModelForCausalLM.from_pretrained(directory)
-    tokens = torch.from_numpy(prompts(2, LENGTH))
-    with torch.no_grad():
-        torch.testing.assert_close(model(tokens).logits, base.model()(tokens).logits, atol=1e-4, rtol=0)
-    if name == "qwen3":  # transformers takes no head size from such a file
-        return
-    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=path.name, dtype=torch.float32).state_dict()
-    assert all(torch.allclose(theirs[key], value, atol=1e-6) for key, value in weights.items())
 
 
 @pytest.mark.parametrize(

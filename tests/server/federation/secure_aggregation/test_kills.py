@@ -20,7 +20,7 @@ def ask_at(masked, url):
 
 def vector(member):
     """What a device says in phase 2; the same each time."""
-    knowledge = member.part._store.read()
+    knowledge = member.part._state
     return device.mask(knowledge, encode(member.flat, 1, member.parameters)).tobytes()
 
 

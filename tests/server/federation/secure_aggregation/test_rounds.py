@@ -6,7 +6,7 @@ from sqlalchemy import select, update
 
 from device_agent.jobs.secure_aggregation_upload import LeaseSecureAggregationTransport
 from device_agent.protocol.client import DeviceClient
-from device_agent.secure_aggregation.participant import InMemoryRoundState, SecureAggregationParticipant
+from device_agent.secure_aggregation.participant import SecureAggregationParticipant
 from server.database.columns import utc_now
 from server.federation.secure_aggregation.models import SecureAggregationMember, SecureAggregationRound
 from server.web.state import AppState
@@ -41,7 +41,7 @@ class Member:
         self.link = LeaseSecureAggregationTransport(self.client(band.fleet.url), self.lease["id"])
         self.part = SecureAggregationParticipant(
             self.link,
-            InMemoryRoundState(),
+            None,
             self.parameters,
             self.actor.device_id,
             self.actor.signer._key,

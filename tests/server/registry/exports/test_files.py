@@ -29,6 +29,14 @@ def test_a_gguf_adapter_is_made_once(home, app, version):
     assert home.stored_files() == stored_files
 
 
+def test_the_modelfile_names_base_and_adapter(home, app, version):
+    answer = app.get(f"{URL}/Modelfile")
+    assert answer.text == "FROM ./base.gguf\nADAPTER ./adapter.gguf\n"
+    assert app.get("/default/alice-movies/resolve/main/Modelfile").content == answer.content
+    names = [file["path"] for file in app.get(URL).json()["files"]]
+    assert "Modelfile" not in names  # PEFT's clients have no use for it
+
+
 def test_another_a_is_refused_and_nothing_is_made(home, app, version, problem):
     with home.database.writing() as session:
         session.execute(update(StoredVersion).values(a_sha256="0" * 64))

@@ -5,8 +5,7 @@ import json
 import sys
 
 import huggingface_hub
-from huggingface_hub import HfApi, HfFileSystem
-from huggingface_hub.utils import paginate
+from huggingface_hub import HfApi
 
 
 def json_value(value):
@@ -20,24 +19,13 @@ def json_value(value):
     return str(value)
 
 
-def read(path, begin, length, **options):
-    """A part of a file, as libraries of data read it."""
-    with HfFileSystem(**options).open(path, "rb", block_size=length) as file:
-        file.seek(begin)
-        return file.read(length).hex()
-
-
 def call(name, arguments, options):
     if name == "version":
         return huggingface_hub.__version__
-    if name == "read":
-        return read(*arguments, **options)
-    if name == "paginate":
-        return list(paginate(*arguments, **options))
     kind, _, method = name.rpartition(".")
     if kind:
         arguments_of_client = {"endpoint": options.pop("endpoint", None), "token": options.pop("token", None)}
-        return getattr({"api": HfApi, "fs": HfFileSystem}[kind](**arguments_of_client), method)(*arguments, **options)
+        return getattr(HfApi(**arguments_of_client), method)(*arguments, **options)
     return getattr(huggingface_hub, name)(*arguments, **options)
 
 

@@ -27,7 +27,6 @@ def hub(home_template, tmp_path_factory, s3, outside):
     root = tmp_path_factory.mktemp("hub") / "server"
     changes = s3.settings() | {
         "delivery": Delivery.REDIRECT,
-        "redirect_bytes": 1000,
         "storage_public_endpoint": outside.url,
     }
     settings = Settings(**(copy_home(home_template, root, None).model_dump() | changes))

@@ -10,13 +10,14 @@ from sqlalchemy import delete, select
 
 from server.identity.tenants import TenantService
 from server.identity.tokens import TokenService
-from server.registry.hub.views import blob_id, pointer
+from server.registry.hub.schemas import blob_id, pointer
 from server.registry.models import StoredPeftFile, StoredVersion
 from shared.access import Scope
 from shared.registry import VersionState
 from tests.server.identity.rules import found_routes
 
 MOVIES = "/api/models/default/alice-movies"
+MAIN = f"{MOVIES}/revision/main"
 FILES = "/default/alice-movies/resolve"
 DEVIOUS = (
     *("../README.md", "../../../../etc/passwd", "x/../README.md", "./README.md", "/README.md", "%2e%2e/README.md"),
@@ -72,7 +73,6 @@ def test_a_form_that_the_base_cannot_have(home, app, published_version):
     answer = app.head(f"{FILES}/main/adapter.gguf")
     assert (answer.status_code, answer.headers["x-error-code"]) == (404, "EntryNotFound")
     assert "'opt'" in answer.headers["x-error-message"]
-    assert app.post(f"{MOVIES}/paths-info/main", data={"paths": ["adapter.gguf"]}).json() == []
 
 
 def test_no_path_leads_out(app, fleet, published_version, problem):
@@ -91,7 +91,7 @@ def test_no_path_leads_out(app, fleet, published_version, problem):
 
 def test_strangers_see_what_those_see_who_ask_for_nothing(fleet, published_version):
     stranger, anyone = fleet.app("other"), fleet.actor()
-    for path in (MOVIES, f"{MOVIES}/revision/v1", f"{MOVIES}/tree/main", f"{FILES}/main/README.md"):
+    for path in (f"{MOVIES}/revision/v1", f"{MOVIES}/tree/main", f"{FILES}/main/README.md"):
         look_alike(stranger, anyone, path)
 
 
@@ -116,27 +116,27 @@ def look_alike(stranger, anyone, path):
 
 
 def test_who_is_refused_is_told_why(fleet, home, published_version, problem):
-    bad = fleet.actor("mobizo-app-" + "A" * 43).get(MOVIES)
+    bad = fleet.actor("mobizo-app-" + "A" * 43).get(MAIN)
     problem(bad, 401, "unauthorized")
     assert bad.headers["x-error-message"] == "Invalid credentials in Authorization header"
     assert "x-error-code" not in bad.headers
     with home.database.writing() as session:
         _, text = TokenService(session).issue("app", "default", "", scopes=[Scope.JOBS_READ])
-    lacking = fleet.actor(text).get(MOVIES)
+    lacking = fleet.actor(text).get(MAIN)
     problem(lacking, 403, "forbidden")
     assert lacking.headers["x-error-message"] == "the token lacks: adapters:read"
     assert "x-error-code" not in lacking.headers
     shut = fleet.app("shut")
     with home.database.writing() as session:
         TenantService(session).suspend("shut")
-    refusal = shut.get("/api/models/shut/x")
+    refusal = shut.get("/api/models/shut/x/revision/main")
     problem(refusal, 403, "tenant-suspended")
     assert refusal.headers["x-error-message"] == "Access to this resource is disabled."
 
 
 def test_any_name_may_be_asked_for(app, published_version):
     for name in ("\u00fc" * 1000, "a\u2028b", "%", "x" * 20_000):
-        answer = app.get(f"/api/models/default/{quote(name)}")
+        answer = app.get(f"/api/models/default/{quote(name)}/revision/main")
         assert (answer.status_code, answer.headers["x-error-code"]) == (404, "RepoNotFound")
         assert len(answer.headers["x-error-message"]) <= 500
     long = app.get(f"{MOVIES}/revision/{'x' * 20_000}")
@@ -146,30 +146,20 @@ def test_any_name_may_be_asked_for(app, published_version):
 def test_an_adapter_without_an_approved_version(fleet, app, device, problem):
     fleet.ready_job(app)
     version = device.finish(device.lease(), tuned_accuracy=0.1)
-    for path in (MOVIES, f"{FILES}/main/README.md"):
+    for path in (MAIN, f"{FILES}/main/README.md"):
         answer = app.get(path)
         problem(answer, 403, "not-released")
         assert answer.headers["x-error-code"] == "GatedRepo"
     info = app.get(f"{MOVIES}/revision/v1").json()
     assert info["sha"] == version["revision"]
-    refs = app.get(f"{MOVIES}/refs").json()
-    assert refs == {
-        "branches": [],
-        "tags": [{"name": "v1", "ref": "refs/tags/v1", "targetCommit": info["sha"]}],
-        "converts": [],
-    }
-    (model_entry,) = app.get("/api/models").json()
-    assert "sha" not in model_entry
-    (commit,) = app.get(f"{MOVIES}/commits/v1").json()
-    assert commit["title"] == "Version 1 (held)"
 
 
 def test_what_is_deprecated_says_so(home, app, published_version):
-    assert "x-hf-warning" not in app.get(MOVIES).headers
+    assert "x-hf-warning" not in app.get(MAIN).headers
     with home.database.writing() as session:
         version = session.scalars(select_version(published_version)).one()
         version.kept_state, version.message = VersionState.DEPRECATED, "too old:\nuse v2 \u2013 really"
-    warning = app.get(MOVIES).headers["x-hf-warning"]
+    warning = app.get(MAIN).headers["x-hf-warning"]
     assert warning.startswith(
         f"deprecated-{published_version['revision']}; version 1 of default/alice-movies is deprecated: too old: use v2"
     )
@@ -188,26 +178,6 @@ def test_names_that_git_itself_gives():
         b"oid sha256:4d7a214614ab2935c943f9e0ff69d22eadbb8f32b1258daaa5e2ca24d17e2393\n"
         b"size 12345\n"
     )
-
-
-@pytest.mark.both_databases
-def test_a_listing_in_pages(app, published_version, problem):
-    first = app.get(f"{MOVIES}/tree/main", params={"limit": 3}).links["next"]["url"]
-    assert first.startswith(str(app.base_url))
-    cursor = re.search("cursor=([^&]+)", first)[1]
-    problem(app.get(f"{MOVIES}/commits/main", params={"cursor": cursor}), 400, "invalid-cursor")
-    problem(app.get(f"{MOVIES}/tree/main", params={"cursor": "x"}), 400, "invalid-cursor")
-    problem(app.get(f"{MOVIES}/tree/main", params={"limit": 0}), 422, "invalid-request")
-
-
-def test_paths_are_asked_in_a_form(app, published_version, problem):
-    url = f"{MOVIES}/paths-info/main"
-    (file,) = app.post(url, data={"paths": ["README.md", "README.md"]}).json()
-    assert file["path"] == "README.md"
-    assert app.post(url).json() == []
-    problem(app.post(url, content="&".join(["paths=x"] * 2000)), 400, "bad-request")
-    problem(app.post(url, content=b"paths=%ff"), 400, "bad-request")
-    problem(app.post(url, content=b"x" * 300_000), 413, "too-large")
 
 
 def test_it_comes_after_all_other_routes(standing, fleet, app, device):

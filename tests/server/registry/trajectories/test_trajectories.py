@@ -1,7 +1,6 @@
 """Trajectories over HTTP: taken, replayed, refused, and made into B again."""
 
 import os
-from dataclasses import replace
 from datetime import timedelta
 
 import numpy as np
@@ -11,7 +10,6 @@ from sqlalchemy import update
 from server.registry.trajectories.service import StoredTrajectory
 from server.storage.garbage_collection import Collector
 from shared.canonical import sha256_hex
-from shared.zo.lora import load_adapter
 from shared.zo.trajectory import MAGIC, frame, parse_trajectory
 from tests.server.actors import adapter_bytes
 from tests.server.homes import at_once
@@ -75,7 +73,6 @@ def test_without_one_nothing_is_verified(device, app, lease, problem):
     url = version_url(lease)
     problem(app.get(f"{url}/trajectory"), 404, "not-found")
     problem(app.get(f"{url}/trajectory.bin"), 404, "not-found")
-    problem(app.get(f"{url}/steps/1/lora_B.safetensors"), 409, "not-replayable")
 
 
 def flip_coefficient(run, step=10):
@@ -124,7 +121,6 @@ def test_a_run_that_was_pulled_is_verified_and_no_other_is_taken_for_it(fleet, a
     run = Run(lease, tmp_path, proximal=0.5, factor=np.float32(0.875))
     assert finish(device, lease, run)["verified"] is True
     assert app.get(f"{version_url(lease)}/lora_B.safetensors").content == run.adapter()
-    assert app.get(f"{version_url(lease)}/steps/7/lora_B.safetensors").content == run.adapter(7)
 
 
 def test_a_completion_names_what_was_uploaded(device, lease, run, problem):
@@ -163,35 +159,21 @@ def test_what_is_exact_on_its_device_alone_comes_beside_b_and_unverified(fleet, 
     assert complete(device, lease, adapter, run.ledger, run.result()).json()["verified"] is False
     url = version_url(lease)
     assert app.get(f"{url}/trajectory").json()["verified"] is False
-    problem(app.get(f"{url}/steps/1/lora_B.safetensors"), 409, "not-replayable")
 
 
-def test_a_run_over_the_servers_limit_stays_unverified(standing, fleet, device, lease, run, problem):
-    state = standing[0].state.mobizo
-    small = state.settings.model_copy(update={"replay_updates": STEPS * run.size - 1})
-    standing[0].state.mobizo = replace(state, settings=small)
+def test_a_run_over_the_servers_limit_stays_unverified(monkeypatch, device, lease, run, problem):
+    monkeypatch.setattr("server.results.trajectories.REPLAY_UPDATES", STEPS * run.size - 1)
     send(device, lease, run.ledger).raise_for_status()
     problem(complete(device, lease, run.adapter(), run.ledger, run.result()), 409, "not-replayable")
     device.upload(lease, run.adapter()).raise_for_status()
     assert complete(device, lease, run.adapter(), run.ledger, run.result()).json()["verified"] is False
 
 
-def test_b_after_any_step(fleet, device, app, lease, run, problem):
+def test_trajectories_are_for_people_of_the_tenant(fleet, device, lease, run, problem):
     finish(device, lease, run)
-    url = version_url(lease)
-    for step in (0, 1, BEST - 1, BEST, STEPS, 1):
-        response = app.get(f"{url}/steps/{step}/lora_B.safetensors")
-        assert response.status_code == 200, response.text
-        assert load_adapter(response.content, run.size).tobytes() == run.b(step).tobytes()
-        assert response.headers["etag"] == f'"{sha256_hex(run.adapter(step))}"'
-    assert app.head(f"{url}/steps/2/lora_B.safetensors").headers["content-length"] == str(len(run.adapter(2)))
-    part = app.get(f"{url}/steps/3/lora_B.safetensors", headers={"Range": "bytes=8-15"})
-    assert (part.status_code, part.content) == (206, run.adapter(3)[8:16])
-    problem(app.get(f"{url}/steps/{STEPS + 1}/lora_B.safetensors"), 404, "not-found")
-    problem(app.get(f"{url}/steps/-1/lora_B.safetensors"), 422, "invalid-request")
-    for path in ("trajectory", "trajectory.bin", "steps/1/lora_B.safetensors"):
-        problem(fleet.app("elsewhere").get(f"{url}/{path}"), 404, "adapter-not-found")
-        problem(device.get(f"{url}/{path}"), 403, "forbidden")
+    for path in ("trajectory", "trajectory.bin"):
+        problem(fleet.app("elsewhere").get(f"{version_url(lease)}/{path}"), 404, "adapter-not-found")
+        problem(device.get(f"{version_url(lease)}/{path}"), 403, "forbidden")
 
 
 def test_a_run_that_goes_on_from_an_adapter(fleet, app, device, lease, run, tmp_path, problem):
@@ -206,7 +188,6 @@ def test_a_run_that_goes_on_from_an_adapter(fleet, app, device, lease, run, tmp_
     view = app.get(f"{url}/trajectory").json()
     assert (view["start_sha256"], view["replaces_weights"]) == (sha256_hex(run.adapter()), False)
     assert app.get(f"{url}/lora_B.safetensors").content == onward.adapter()
-    assert app.get(f"{url}/steps/3/lora_B.safetensors").content == onward.adapter(3)
 
 
 @pytest.fixture
@@ -237,7 +218,6 @@ def test_a_ledger_smaller_than_b_is_kept_in_its_place(home, app, ledger_version)
     assert sha256_hex(run.ledger) in home.stored_files()
     assert app.get(f"{url}/lora_B.safetensors").content == run.adapter()
     collect(home)
-    assert app.get(f"{url}/steps/7/lora_B.safetensors").content == run.adapter(7)
     assert app.get(f"{url}/peft").status_code == 200
     assert sha256_hex(run.adapter()) in home.stored_files()
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from device_agent.errors import RuntimeFailed
-from device_agent.runtimes import open_runtime
+from device_agent.executors.python import open_program
 from server.compiler.export.backends.vulkan import Vulkan, takes_whole
 from server.compiler.export.backends.xnnpack import edge_program
 from server.compiler.export.lowering import LayerGroup
@@ -87,7 +87,7 @@ def test_the_wheels_runtime_says_that_it_cannot(program: tuple[Path, ProgramMani
 
     assert "VulkanBackend" not in _get_registered_backend_names()
     directory, manifest = program
-    runtime = open_runtime(manifest, directory / "program.pte", directory / "weights.ptd")
+    runtime = open_program(manifest, directory / "program.pte", directory / "weights.ptd")
     flat = np.arange(manifest.size, dtype=np.float32)
     runtime.load(flat)  # what runs no layer runs anywhere
     recipe = manifest.recipe

@@ -1,1 +1,0 @@
-"""Builds of the native runner that the operator offers to devices."""

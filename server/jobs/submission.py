@@ -1,0 +1,84 @@
+"""Submits jobs, for the API and the dashboard, after doing what must be done before the transaction begins.
+
+Finding the noise of a private run and reading a calibration may take seconds. Inside the transaction they would block
+all other writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+
+import anyio
+import anyio.to_thread
+import structlog
+from anyio import CapacityLimiter
+from fastapi.concurrency import run_in_threadpool
+from prometheus_client import CollectorRegistry, Counter
+from sqlalchemy.orm import Session
+
+from server.catalog.calibrations.service import calibration_of
+from server.identity.tokens import Principal
+from server.jobs.repository import Job
+from server.jobs.service import PREPARATIONS, JobService
+from server.storage.store import Damaged
+from server.web.state import AppState
+from shared.access import Scope
+from shared.errors import Forbidden, Unavailable
+from shared.job import JobRequest, JobState
+
+_log = structlog.get_logger()
+AT_ONCE = 2  # preparations that run at the same time
+MOST_SECONDS = 60
+
+
+def _make_limiter(state: AppState) -> CapacityLimiter:
+    return CapacityLimiter(AT_ONCE)
+
+
+async def run_preparation(state: AppState, work: Callable[[], None]) -> None:
+    """Runs `work` in a thread of its own kind. Raises what it raises, or Unavailable if it takes too long."""
+    try:
+        with anyio.fail_after(MOST_SECONDS):
+            await anyio.to_thread.run_sync(work, limiter=state.get(_make_limiter), abandon_on_cancel=True)
+    except TimeoutError as error:
+        raise Unavailable("privacy accounting takes too long at the moment; try again later") from error
+
+
+async def prepare(state: AppState, tenant: str, request: JobRequest) -> None:
+    """Prepares a submission, whose transaction finds the results in the caches. Raises as `run_preparation`."""
+    recipe = request.recipe
+    if recipe.calibration is not None:
+        with suppress(Damaged):  # the transaction says what is wrong
+            await run_in_threadpool(calibration_of, state.artifacts, recipe)
+    if request.privacy is None:
+        return
+
+    def run_all() -> None:
+        for prepare_one in PREPARATIONS.get():
+            prepare_one(state.database, tenant, request)
+
+    await run_preparation(state, run_all)
+
+
+def make_program_counter(registry: CollectorRegistry) -> Counter:
+    """Makes the counter of submitted jobs, by whether their program was compiled before."""
+    counter = Counter(
+        "mobizo_program_requests",
+        "Jobs submitted here, by whether their program was compiled already",
+        ("cache",),
+        registry=registry,
+    )
+    for cache in ("hit", "miss"):
+        counter.labels(cache)
+    return counter
+
+
+def submit_job(principal: Principal, request: JobRequest, state: AppState, session: Session) -> Job:
+    """Submits a job of a caller with the scope `jobs:write`, whose privacy was prepared, and counts it."""
+    if request.start is not None and Scope.ADAPTERS_READ not in principal.scopes:
+        raise Forbidden("start: the token lacks: adapters:read", missing=[Scope.ADAPTERS_READ])
+    job = JobService(session, state.artifacts).submit(principal.tenant, request)
+    state.meters.part(make_program_counter).labels("hit" if job.state is JobState.READY else "miss").inc()
+    _log.info("job-submitted", job=job.id, recipe=job.recipe_id, state=job.state)
+    return job

@@ -1,0 +1,250 @@
+"""What fails inside a task or a sweep ends there, with its own reason; no worker dies and no work is lost."""
+
+import errno
+from datetime import timedelta
+
+import pytest
+from sqlalchemy import select, update
+
+from server.database.columns import utc_now
+from server.federation.models import Cohort
+from server.federation.rounds import RoundService
+from server.storage.directory import DiskArtifacts
+from server.tasks.queue import MAX_OUTAGE
+from server.tasks.repository import Task, TaskRequest, TaskState
+from server.tasks.sweeps import SweepFailure, failing_sweeps, run_guarded
+from server.tasks.turns import TaskService
+from server.worker import create_worker
+from shared.errors import MobizoError, Unavailable
+from tests.server.federation.conftest import band  # noqa: F401  # a fixture
+from tests.server.homes import drain, eventually, sweep
+
+
+class Attempts:
+    """A kind of task whose attempts do what a test says."""
+
+    kind, subject_name = "attempt", "subject"
+
+    def __init__(self):
+        self.outcomes, self.failed, self.waited, self.runs, self.beats = [], [], [], 0, []
+
+    def lock(self, session, subject, *, signs=False):
+        return True
+
+    def begin(self, session, subject):
+        return subject
+
+    def heartbeat(self, session, order):
+        if self.beats:
+            raise self.beats.pop()
+
+    def run(self, order, run):
+        self.runs += 1
+        outcome = self.outcomes.pop(0) if self.outcomes else "done"
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome() if callable(outcome) else outcome
+
+    def publish(self, session, order, result):
+        return True
+
+    def wait(self, session, subject, why):
+        self.waited.append(why)
+
+    def fail(self, session, subject, error):
+        self.failed.append((error.code, error.detail))
+
+    def is_transient(self, error):
+        return False
+
+
+@pytest.fixture
+def attempts():
+    return Attempts()
+
+
+@pytest.fixture
+def worker(home, attempts):
+    new_worker = create_worker(home.settings, home.database)
+    new_worker.handle(attempts)
+    new_worker.register()
+    return new_worker
+
+
+@pytest.fixture
+def request_task(home):
+    def request_task(kind="attempt", subject="one"):
+        with home.database.writing() as session:
+            TaskService(session).schedule(kind, subject)
+            TaskService(session).request(kind, subject, f"request of {subject}", "default")
+
+    return request_task
+
+
+def expire(home, **values):
+    """Lets the pause of each waiting task pass."""
+    with home.database.writing() as session:
+        session.execute(update(Task).values(not_before=None, **values))
+
+
+@pytest.mark.parametrize(
+    ("failure", "code", "detail"),
+    [
+        (ValueError("a bad byte"), "internal-error", "ValueError: a bad byte"),
+        (KeyError("rank"), "internal-error", "KeyError: 'rank'"),
+        (RecursionError("too deep"), "internal-error", "RecursionError: too deep"),
+        (PermissionError(errno.EACCES, "denied"), "internal-error", "PermissionError: [Errno 13] denied"),
+        (MobizoError("as the handler says"), "internal-error", "as the handler says"),
+    ],
+)
+def test_whatever_a_handler_raises_fails_its_task(home, worker, attempts, request_task, failure, code, detail):
+    attempts.outcomes = [failure]
+    request_task()
+    request_task(subject="two")
+    drain(worker)
+    assert attempts.failed == [(code, detail)]
+    assert attempts.runs == 2
+    error = home.task("one").error
+    assert (home.task("one").state, error.code, error.detail) == (TaskState.FAILED, code, detail)
+    assert home.task("two").state is TaskState.DONE
+
+
+def test_what_begin_raises_fails_its_task(home, worker, attempts, request_task, monkeypatch):
+    def begin(session, subject):
+        raise ValueError("no such shape")
+
+    monkeypatch.setattr(attempts, "begin", begin)
+    request_task()
+    drain(worker)
+    assert attempts.failed == [("internal-error", "ValueError: no such shape")]
+
+
+def test_a_full_disk_is_waited_for(home, worker, attempts, request_task):
+    attempts.outcomes = [OSError(errno.ENOSPC, "No space left on device")] * 5
+    request_task()
+    for _ in range(5):
+        drain(worker)
+        assert (home.task("one").state, home.task("one").attempts) == (TaskState.WAITING, 0)
+        expire(home)
+    assert attempts.waited == ["waiting: The server's disk is full; nothing was stored, try again later."] * 5
+    drain(worker)
+    assert home.task("one").state is TaskState.DONE
+    assert home.task("one").unavailable_since is None
+    assert attempts.failed == []
+
+
+def test_an_outage_ends_the_task_after_a_long_time(home, worker, attempts, request_task):
+    attempts.outcomes = [Unavailable("the bucket does not answer")] * 2
+    request_task()
+    drain(worker)
+    expire(home, unavailable_since=utc_now() - MAX_OUTAGE - timedelta(seconds=1))
+    drain(worker)
+    assert attempts.failed == [("unavailable", "the bucket does not answer")]
+
+
+def test_an_exception_in_a_heartbeat_does_not_end_the_heartbeats(home, worker, attempts, request_task):
+    attempts.beats = [ValueError("a bad stage")]
+
+    def wait():
+        eventually(lambda: not attempts.beats)
+        with home.database.writing() as session:
+            session.execute(update(TaskRequest).values(kind="attempt"))  # the claim is still valid
+        return "done"
+
+    attempts.outcomes = [wait]
+    request_task()
+    drain(worker)
+    assert (home.task("one").state, attempts.runs) == (TaskState.DONE, 1)
+
+
+def test_a_task_of_a_kind_without_a_handler_fails(home, worker, request_task):
+    request_task(kind="conversion-of-old", subject="old")
+    drain(worker)
+    error = home.task("old").error
+    assert (home.task("old").state, error.code) == (TaskState.FAILED, "unknown-task")
+    assert "'conversion-of-old'" in error.detail
+
+
+def test_a_lost_task_of_a_kind_without_a_handler_fails(home, worker, request_task):
+    request_task(kind="gone", subject="old")
+    home.set_task("old", state=TaskState.RUNNING, claim_id="claim")
+    worker.take_back()
+    assert home.task("old").state is TaskState.FAILED
+
+
+def failures(home):
+    with home.database.reading() as session:
+        return [(failure.name, failure.subject, failure.failures, failure.error) for failure in failing_sweeps(session)]
+
+
+def let_retry(home):
+    with home.database.writing() as session:
+        session.execute(update(SweepFailure).values(not_before=utc_now()))
+
+
+def test_a_sweep_that_raises_is_stored_and_backed_off(home, worker):
+    calls = []
+
+    def fails():
+        calls.append(1)
+        raise ValueError("no such file")
+
+    worker.sweep("fails", "* * * * * *", fails)
+    after = []
+    worker.sweep("works", "* * * * * *", lambda: after.append(1))
+    sweep(worker)
+    sweep(worker)
+    assert (len(calls), len(after)) == (1, 2)
+    assert failures(home) == [("fails", "", 1, "ValueError: no such file")]
+    let_retry(home)
+    sweep(worker)
+    with home.database.reading() as session:
+        failure = session.scalars(select(SweepFailure)).one()
+        assert failure.failures == 2
+        assert failure.not_before - failure.failed_at == timedelta(seconds=10)
+    worker.sweep("fails", "* * * * * *", lambda: None)
+    let_retry(home)
+    sweep(worker)
+    assert failures(home) == []
+
+
+def test_the_probe_and_the_operations_page_show_failing_sweeps(home, fleet, app, operator):
+    assert app.get("/readyz").json() == {"status": "ok"}
+
+    def fails():
+        raise Unavailable("the bucket does not answer")
+
+    run_guarded(home.database, "files", fails)
+    response = app.get("/readyz")
+    assert (response.status_code, response.json()) == (200, {"status": "degraded", "sweeps": "files"})
+
+
+def test_a_cohort_that_fails_is_stored_and_tried_again(home, band, monkeypatch):  # noqa: F811
+    def fails(*_):
+        raise ValueError("a damaged tokenizer")
+
+    band.begin("alice", "bob")
+    band.past_deadline()
+    with home.database.reading() as session:
+        number = session.scalars(select(Cohort.number)).one()
+    with monkeypatch.context() as patched:
+        patched.setattr(RoundService, "end_if_due", fails)
+        sweep(band.worker)
+    assert failures(home) == [("rounds", f"cohort {number}", 1, "ValueError: a damaged tokenizer")]
+    assert band.round()["state"] == "open"
+    let_retry(home)
+    sweep(band.worker)
+    assert failures(home) == []
+    assert band.round()["state"] == "abandoned"
+
+
+def test_a_stray_file_among_the_objects_does_not_break_the_listing(home):
+    sha256 = home.artifacts.put(b"kept")
+    objects = home.settings.artifacts_path / "objects"
+    (objects / "README").write_text("somebody's note")
+    (objects / "lost+found").mkdir()
+    (objects / sha256[:2] / "note.txt").write_text("another")
+    (objects / sha256[:2] / "directory").mkdir()
+    store = DiskArtifacts(home.settings.artifacts_path)
+    assert [file.sha256 for file in store.listing() if file.sha256 == sha256] == [sha256]
+    assert all(len(file.sha256) == 64 for file in store.listing())
