@@ -3,18 +3,18 @@
 `<!-- bench: step.gemm_share .0f x100 -->99 %`: result, claim, format, and a factor if the unit differs. A figure
 that is not a claim comes from the one row that matches some columns; for a list, the median is quoted:
 `<!-- bench: server[database=sqlite,what=job to a device].p99_ms .0f -->125 ms`. Without a value the document reads "not
-measured". `python -m bench figures` updates all figures.
+measured". `python -m bench figures` updates all figures, and removes from the results the rows that no document quotes.
 """
 
 import re
 import statistics
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from bench.result import Result, results_in
+from bench.result import Result, Row, results_in
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
@@ -46,9 +46,7 @@ def figure(marker: re.Match[str], results: Mapping[str, Result]) -> str:
 def _value(marker: re.Match[str], result: Result) -> float | None:
     if marker["where"] is None:
         return result.claims.get(marker["name"])
-    conditions = dict(pair.split("=", 1) for pair in marker["where"].split(","))
-    matches = [row for row in result.rows if all(str(row.get(key)) == value for key, value in conditions.items())]
-    values = [row[marker["name"]] for row in matches if row.get(marker["name"]) is not None]
+    values = [row[marker["name"]] for row in _matching_rows(marker, result)]
     if not values:
         return None
     numbers = values[0] if isinstance(values[0], list) else values
@@ -57,6 +55,28 @@ def _value(marker: re.Match[str], result: Result) -> float | None:
             f"{marker[0]}: {len(values)} rows match; exactly one must match, with a number or a list of numbers"
         )
     return float(statistics.median(numbers))
+
+
+def _matching_rows(marker: re.Match[str], result: Result) -> list[Row]:
+    """Returns the rows that meet the conditions of a marker and have its column."""
+    conditions = dict(pair.split("=", 1) for pair in marker["where"].split(","))
+    return [
+        row
+        for row in result.rows
+        if row.get(marker["name"]) is not None and all(str(row.get(key)) == value for key, value in conditions.items())
+    ]
+
+
+def quoted_rows(name: str, result: Result, texts: Iterable[str]) -> list[Row]:
+    """Returns the rows of the result `name` that some text quotes, in their order."""
+    markers = [marker for text in texts for marker in MARKER.finditer(text)]
+    quoted = [
+        row
+        for marker in markers
+        if marker["result"] == name and marker["where"] is not None
+        for row in _matching_rows(marker, result)
+    ]
+    return [row for row in result.rows if row in quoted]
 
 
 def update_figures(text: str, results: Mapping[str, Result]) -> str:
@@ -70,21 +90,21 @@ def update_figures(text: str, results: Mapping[str, Result]) -> str:
 
 def figures(
     check: Annotated[
-        bool, typer.Option("--check", help="Change nothing; fail if a figure differs from its result.")
+        bool, typer.Option("--check", help="Change nothing; fail if a figure differs or a result has other rows.")
     ] = False,
     directory: Annotated[Path, typer.Option("--from", help="The directory of the results.")] = RESULTS,
 ) -> None:
-    """Update the figures that README and docs quote from the results."""
+    """Update the figures that README and docs quote, and remove rows of results that they do not quote."""
     results = results_in(directory)
-    stale = []
-    for path in documents():
-        text = path.read_text()
-        new_text = update_figures(text, results)
-        if new_text != text:
-            stale.append(path.name)
-            if not check:
-                path.write_text(new_text)
+    new_texts = {path: update_figures(path.read_text(), results) for path in documents()}
+    for name, result in results.items():
+        rows = quoted_rows(name, result, new_texts.values())
+        new_texts[directory / f"{name}.json"] = result.model_copy(update={"rows": rows}).text()
+    stale = {path: text for path, text in new_texts.items() if text != path.read_text()}
+    if not check:
+        for path, text in stale.items():
+            path.write_text(text)
     if stale:
-        print(("not up to date: " if check else "written: ") + ", ".join(stale))
-    if check and stale:
-        raise typer.Exit(1)
+        print(("not up to date: " if check else "written: ") + ", ".join(path.name for path in stale))
+        if check:
+            raise typer.Exit(1)

@@ -12,7 +12,6 @@ takes turns with ours, so that both see the same load; ratios are medians over t
 """
 
 import json
-import os
 import shutil
 import statistics
 import subprocess
@@ -31,12 +30,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from bench.llamacpp import LlamaCpp, write_quantized
 from bench.programs import PRODUCTS, CompiledProgram, compile_cold, reopen, smollm2_recipe
 from bench.result import Claims, Row, notes, write
-from bench.runner import JsonFile, Keep, Quick, native_runner
+from bench.runner import JsonFile, Keep, Quick
 from device_agent.home import AgentHome, DeviceConfig
 from device_agent.inference.adapter_store import AdapterStore
 from device_agent.inference.chat import Chat
 from device_agent.inference.personal_model import PersonalModel, open_personal
-from device_agent.runner.location import RUNNER_VARIABLE
 from shared.recipe import TARGETS
 from shared.signing import key_id, public_text, sign_manifest
 from shared.task import Task
@@ -64,7 +62,6 @@ Seconds = dict[tuple[str, str], list[float]]  # by measurement and contender
 
 def generate(json_file: JsonFile = None, quick: Quick = False, keep: Keep = None) -> None:
     """Generate text on the device, against llama.cpp: tokens a second, prompts and the first token."""
-    os.environ[RUNNER_VARIABLE] = str(native_runner())
     rounds, cold_rounds = (2, 1) if quick else (ROUNDS, COLD_ROUNDS)
     with tempfile.TemporaryDirectory() as name:
         directory = keep or Path(name)

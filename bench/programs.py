@@ -16,7 +16,8 @@ import torch
 from executorch.extension.pybindings import _C
 from tokenizers import Tokenizer
 
-from device_agent.runtimes import Runtime, open_runtime
+from device_agent.executors.program import TrainingProgram
+from device_agent.executors.python import open_program
 from server.compiler.checkpoints.base import locate_base
 from server.compiler.checkpoints.tokenizer import write_tokenizer
 from shared.program import ProgramManifest
@@ -42,8 +43,8 @@ def model_file() -> Path:
 def smollm2_recipe(**settings: Any) -> Recipe:
     """Returns a recipe for the movie reviews: one answer token, two candidates."""
     base = BaseRef(name="smollm2-135m-instruct", sha256=locate_base(str(model_file())).sha256)
-    defaults: dict[str, Any] = {"answer_length": 1, "choices": 2, "loss": "candidates"}
-    return Recipe(base=base, **(defaults | settings))
+    defaults: dict[str, Any] = {"base": base, "answer_length": 1, "choices": 2, "loss": "candidates"}
+    return Recipe(**(defaults | settings))
 
 
 def tokenizer_of(base: str, directory: Path) -> Tokenizer:
@@ -95,9 +96,9 @@ class CompiledProgram:
         """Loads some methods; B = 0."""
         return Methods(self.path("program"), self.path("weights"), ["adapter", *names])
 
-    def open(self, *, resident: bool = False) -> Runtime:
+    def open(self, *, resident: bool = False) -> TrainingProgram:
         """Opens the program in the agent's runtime; B = 0. resident: methods stay loaded."""
-        return open_runtime(self.manifest, self.path("program"), self.path("weights"), resident=resident)
+        return open_program(self.manifest, self.path("program"), self.path("weights"), resident=resident)
 
     def examples(self, split: str) -> list[Example]:
         """Returns the movie reviews of one split, encoded for the program."""

@@ -29,6 +29,10 @@ class Result(BaseModel):
     rows: list[Row]
     claims: Claims
 
+    def text(self) -> str:
+        """Returns the content of a result file."""
+        return json.dumps(self.model_dump(mode="json"), indent=2) + "\n"
+
 
 def machine() -> dict[str, Any]:
     """Describes the machine that runs this process."""
@@ -58,7 +62,7 @@ def write(path: Path | None, rows: list[Row], claims: Claims) -> None:
     if path is not None:
         result = Result(machine=machine(), commit=commit(), rows=rows, claims=claims)
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(result.model_dump(mode="json"), indent=2) + "\n")
+        path.write_text(result.text())
 
 
 def text_table(columns: Any, rows: Any) -> Table:

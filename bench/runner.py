@@ -1,7 +1,6 @@
 """Shared by all benchmark commands: options, selection of parts, kept results, and timing by turns."""
 
 import json
-import os
 import re
 import statistics
 import subprocess
@@ -11,17 +10,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-import platformdirs
 import psutil
 import typer
 
 from bench.result import Claims, Measurement, Row, notes, write
-from device_agent.runner.build import build_runner
-from device_agent.runner.location import RunnerLocation
 
 JsonFile = Annotated[Path | None, typer.Option("--json", help="Write the result to this file.")]
 Quick = Annotated[bool, typer.Option("--quick", help="A small run: shows that it works, not a figure to quote.")]
-Full = Annotated[bool, typer.Option("--full", help="The paper's sizes: hours to days.")]
 Keep = Annotated[Path | None, typer.Option(help="Keep finished parts here and skip them in the next run.")]
 Parts = Mapping[str, Callable[[bool], Measurement]]
 Only = Annotated[list[str] | None, typer.Option("--only", help="Measure only this part; may be repeated.")]
@@ -54,14 +49,6 @@ def command_of(parts: Parts, help_text: str) -> Callable[..., None]:
 
     command.__doc__ = help_text
     return command
-
-
-def native_runner() -> Path:
-    """Returns the directory of the native runner, which is built once per machine."""
-    # CMake and Ninja of this Python's environment come before the machine's, which may be too old.
-    os.environ["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
-    location = RunnerLocation(Path(platformdirs.user_cache_dir("mobizo-bench")))
-    return location.find() or build_runner(location, notes.print)
 
 
 def load_or_compute(path: Path, compute: Callable[[], Any]) -> Any:

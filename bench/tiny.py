@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from bench.programs import CompiledProgram, compile_cold
-from device_agent.training.journal import RunPlan
+from device_agent.training.run_plan import RunPlan
 from server.compiler.checkpoints.base import locate_base
 from shared.canonical import sha256_hex
 from shared.recipe import BaseRef, Recipe

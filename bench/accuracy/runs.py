@@ -1,7 +1,6 @@
-"""Training runs of `bench accuracy` on one task, in PyTorch: validated on the way, tested at their best and their end.
+"""Training runs of `bench accuracy` in PyTorch: validated on the way, tested at their best and their end.
 
-The data are the shipped reviews, or records of another task in the form that agents read. Example order, noise,
-schedules and evaluation are those of the product; the forward passes are PyTorch's.
+Example order, noise, schedules and evaluation are those of the product; the forward passes are PyTorch's.
 """
 
 import contextlib
@@ -9,30 +8,27 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
 
-from tokenizers import Tokenizer
 from torch import Tensor
 
-from bench.baselines.rounding import load_model
-from bench.programs import MOVIES, PRODUCTS, tokenizer_of
+from bench.baselines.pytorch_model import load_model
+from bench.programs import tokenizer_of
 from bench.result import notes
-from bench.training.learners import TorchLearner, torch_learner
+from bench.training.learners import Engine, TorchLearner, torch_learner
 from bench.training.runs import Contender, Evaluation, Run, load_or_run, new_run, train
 from device_agent.errors import Diverged
-from device_agent.training.data import Splits, hold_out, sample
+from device_agent.training.data import sample
 from server.compiler import inspect_base
 from server.compiler.checkpoints.base import locate_base
-from shared.canonical import canonical_json, sha256_hex
-from shared.errors import InvalidDataset
-from shared.recipe import BaseRef, Precision, Recipe, RecipeSettings
-from shared.task import Task, read_question
-from shared.task_templates import named_task
+from shared.canonical import file_sha256
+from shared.recipe import BaseRef, Recipe, RecipeSettings
+from shared.task import Task
 from shared.training_settings import TrainingSettings
-from shared.zo.encoding import Example, check_tokenizer, encode_choice, encode_question, read_jsonl
+from shared.zo.encoding import Example, answer_sizes, load_examples
 
-SHIPPED = {"movies": MOVIES, "products": PRODUCTS}
-LocatedRecord = tuple[str, dict[str, Any]]  # "file:line" for errors, and the record
+BATCH = 16  # q E, in the paper's experiments and here
+LENGTH = 256  # of a sequence; longer prompts lose their front
+EPS = 1e-2
 
 
 @dataclass(frozen=True)
@@ -44,182 +40,85 @@ class Sizes:
     test: int
 
 
-@dataclass(frozen=True)
-class Data:
-    """The records of one task, not yet tokenized."""
-
-    name: str
-    task: Task
-    train: Sequence[LocatedRecord]
-    validation: Sequence[LocatedRecord]
-    test: Sequence[LocatedRecord]
-
-    def answer_sizes(self, tokenizer: Tokenizer) -> tuple[int, int]:
-        """Returns (T, C): the most tokens of an answer and the most candidates, over all records."""
-        check_tokenizer(tokenizer)
-        records = (*self.train, *self.validation, *self.test)
-        choices = [read_question(self.task, record, location).choices for location, record in records]
-        longest = max(
-            len(encode_choice(tokenizer, choice).answer) for question_choices in choices for choice in question_choices
-        )
-        return longest, max(map(len, choices))
-
-    def encode(self, tokenizer: Tokenizer, recipe: Recipe) -> Splits:
-        """Returns every record as an example of the recipe's shapes."""
-        train, validation, test = (
-            [
-                encode_question(tokenizer, read_question(self.task, record, location), recipe, location)
-                for location, record in split
-            ]
-            for split in (self.train, self.validation, self.test)
-        )
-        return Splits.of(train, validation, test)
-
-
-def read_data(name: str, directory: Path | None, sizes: Sizes) -> Data:
-    """Returns a task's records, at most `sizes` of them, the same ones in every run.
-
-    name: of shipped reviews or, with a directory of train.jsonl, test.jsonl and possibly validation.jsonl, of a shipped
-    template. Without validation.jsonl a fifth of the training records is held out.
-    Raises InvalidTask for an unknown name, InvalidDataset for unusable files.
-    """
-    task = named_task("sst2" if name in SHIPPED else name)
-    data_directory = directory or SHIPPED.get(name)
-    if data_directory is None:
-        raise InvalidDataset(f"the data of {name!r} is not shipped: pass its directory with --data")
-    records_by_split = {path.stem: list(read_jsonl(path)) for path in sorted(data_directory.glob("*.jsonl"))}
-    train, validation, test = (records_by_split.get(split, []) for split in ("train", "validation", "test"))
-    if not train or not test:
-        raise InvalidDataset(f"{data_directory} has no data of {name!r}: it needs train.jsonl and test.jsonl")
-    if not validation:
-        train, validation = hold_out(train, data_directory)
-    limits = (sizes.train, sizes.validation, sizes.test)
-    return Data(
-        name, task, *(sample(records, count) for records, count in zip((train, validation, test), limits, strict=True))
-    )
-
-
-BATCH = 16  # q E, in the paper's experiments and here
-
-
-@dataclass(frozen=True)
-class Point:
-    """A learning rate and a perturbation scale to try."""
-
-    lr: float
-    eps: float = 1e-2
-
-
-@dataclass(frozen=True)
-class Setting:
-    """The settings that all contenders of one task share."""
-
-    base: str  # directory, file or id
-    device: str
-    dtype: str  # of the frozen weights and activations; B is float32
-    sequence_length: int
-    noise: Literal["rademacher", "gaussian"] = "rademacher"
-
-    def contender(
-        self, name: str, engine: Any, steps: int = 1, interval: int = 1, queries: int = 1, **fields: Any
-    ) -> Contender:
-        """Returns a contender that has these settings and q E = 16. interval: steps between validations."""
-        recipe = RecipeSettings(
-            sequence_length=self.sequence_length,
-            noise=self.noise,
-            queries=queries,
-            effective_batch=BATCH // queries,
-            precision=fields.pop("precision", "fp32"),
-        )
-        training = TrainingSettings(steps=steps, evaluation_interval=interval)
-        return Contender(name=name, engine=engine, recipe=recipe, training=training, **fields)
+def contender_of(name: str, engine: Engine, *, steps: int = 1, interval: int = 1, queries: int = 1) -> Contender:
+    """Returns a contender with q E = 16. interval: steps between validations."""
+    recipe = RecipeSettings(sequence_length=LENGTH, queries=queries, effective_batch=BATCH // queries)
+    training = TrainingSettings(steps=steps, evaluation_interval=interval)
+    return Contender(name=name, engine=engine, recipe=recipe, training=training)
 
 
 class Runner:
-    """Runs contenders on one task. Models are loaded on demand, one at a time."""
+    """Runs contenders of one base on one data set."""
 
-    def __init__(self, setting: Setting, data: Data, keep: Path) -> None:
-        """keep: a directory of finished runs; they are not repeated."""
-        self.setting, self.data, self._keep = setting, data, keep
-        files, tokenizer = locate_base(setting.base), tokenizer_of(setting.base, keep)
-        self.shape = inspect_base(setting.base)
-        answer, choices = data.answer_sizes(tokenizer)
-        base = BaseRef(name=files.root.name[:200], sha256=files.sha256)
-        self._recipe_fields: dict[str, Any] = {"base": base, "answer_length": answer, "choices": choices}
-        self.splits = data.encode(tokenizer, self.recipe(setting.contender("", "none")))
-        records = [[record for _, record in split] for split in (data.train, data.validation, data.test)]
-        self._identity = dataclasses.asdict(setting) | {
+    def __init__(self, base: str, directory: Path, task: Task, sizes: Sizes, keep: Path) -> None:
+        """base: as the compiler reads it. directory: of the data set. keep: finished runs, which are not repeated."""
+        files, tokenizer = locate_base(base), tokenizer_of(base, keep)
+        answer, choices = answer_sizes(task, tokenizer)
+        reference = BaseRef(name=files.root.name[:200], sha256=files.sha256)
+        self._recipe_fields = {"base": reference, "answer_length": answer, "choices": choices}
+        self._source, self._shape, self._keep = base, inspect_base(base), keep
+        recipe = self.recipe(contender_of("", "none"))
+
+        def examples(split: str) -> list[Example]:
+            read = load_examples(directory / f"{split}.jsonl", task, tokenizer, recipe)
+            return list(sample(read, getattr(sizes, split)))
+
+        self.train, self.validation, self.test = (examples(split) for split in ("train", "validation", "test"))
+        self._identity = dataclasses.asdict(sizes) | {
             "base": files.sha256,
-            "task": data.task.model_dump(mode="json"),
-            "data": sha256_hex(canonical_json(records)),
+            "task": task.model_dump(mode="json"),
+            "data": [file_sha256(path) for path in sorted(directory.glob("*.jsonl"))],
         }
-        self._loaded_model: tuple[Precision, Any] | None = None
+        self._model: object = None
 
     def recipe(self, contender: Contender) -> Recipe:
         """Returns the contender's recipe."""
         return Recipe(**(contender.recipe.model_dump() | self._recipe_fields))
 
-    def best_point(
-        self, contender: Contender, grid: Sequence[Point], seeds: Sequence[int]
-    ) -> tuple[Point, list[Run], list[Run]]:
-        """Returns the first seed's best point, its run for each seed, and the first seed's runs of the grid."""
-        grid_runs = [self.run(contender, point, seeds[0]) for point in grid]
-        best = max(range(len(grid_runs)), key=lambda index: grid_runs[index].rank)
-        return grid[best], [grid_runs[best], *(self.run(contender, grid[best], seed) for seed in seeds[1:])], grid_runs
+    def best_rate(
+        self, contender: Contender, rates: Sequence[float], seeds: Sequence[int]
+    ) -> tuple[float, list[Run], list[Run]]:
+        """Returns the first seed's best rate, its run for each seed, and the first seed's run of each rate."""
+        trials = [self.run(contender, rate, seeds[0]) for rate in rates]
+        best = max(range(len(trials)), key=lambda index: trials[index].rank)
+        return rates[best], [trials[best], *(self.run(contender, rates[best], seed) for seed in seeds[1:])], trials
 
-    def zero_shot(self, precision: Precision = "fp32") -> Run:
+    def zero_shot(self) -> Run:
         """Measures the base alone."""
-        return self.run(self.setting.contender("zero-shot", "none", precision=precision), Point(1e-12), 0)
+        return self.run(contender_of("zero-shot", "none"), 1e-12, 0)
 
-    def run(self, contender: Contender, point: Point, seed: int) -> Run:
+    def run(self, contender: Contender, rate: float, seed: int) -> Run:
         """Returns a finished run, from `keep` if it is there."""
-        contender = contender.with_training(lr=point.lr, eps=point.eps, seed=seed)
+        contender = contender.with_training(lr=rate, eps=EPS, seed=seed)
         return load_or_run(self._keep, self._identity, contender, lambda: self._run(contender))
 
     def _run(self, contender: Contender) -> Run:
-        run = new_run(contender, "validation", task=self.data.name)
-        validation, test = self.splits.validation, self.splits.test
-        assert test is not None
+        run = new_run(contender, "validation")
         if contender.engine == "none":
             with self._learner(contender) as learner:
-                metrics = learner.measure(validation)
-                run.best = run.final = learner.measure(test).accuracy
+                metrics = learner.measure(self.validation)
+                run.best = run.final = learner.measure(self.test).accuracy
             run.evaluations = [
                 Evaluation(step=0, core_seconds=0, seconds=0, accuracy=metrics.accuracy, loss=metrics.loss)
             ]
             return run
-        zero_shot = self.zero_shot(contender.recipe.precision)
+        zero_shot = self.zero_shot()
         run.evaluations, best, best_b = list(zero_shot.evaluations), zero_shot.evaluations[0].rank, None
         with self._learner(contender) as learner:
-            for evaluation in train(learner, run, contender.training, validation):
+            for evaluation in train(learner, run, contender.training, self.validation):
                 if evaluation.rank > best:
                     best, run.best_step, best_b = evaluation.rank, evaluation.step, learner.b.clone()
-            run.final = 0.0 if run.diverged else _test_accuracy(learner, learner.b, test)
-            is_last_step = run.best_step == contender.training.steps
-            run.best = (
-                zero_shot.best
-                if best_b is None
-                else run.final
-                if is_last_step
-                else _test_accuracy(learner, best_b, test)
-            )
+            run.final = 0.0 if run.diverged else _test_accuracy(learner, learner.b, self.test)
+            run.best = zero_shot.best if best_b is None else _test_accuracy(learner, best_b, self.test)
         notes.print(f"test {run.best:.1%} after {run.best_step} steps{', diverged' if run.diverged else ''}")
         return run
 
-    def _model(self, precision: Precision) -> Any:
-        if self._loaded_model is None or self._loaded_model[0] != precision:
-            self._loaded_model = None  # frees the previous model first
-            model = load_model(self.setting.base, self.setting.device, self.setting.dtype, precision)
-            self._loaded_model = (precision, model)
-        return self._loaded_model[1]
-
     def _learner(self, contender: Contender) -> contextlib.closing[TorchLearner]:
         """Returns a context with the contender before its first step; at its end the model is unchanged again."""
-        model, recipe = self._model(contender.recipe.precision), self.recipe(contender)
-        variant_settings: dict[str, Any] = {"variant": contender.variant, "vera_rank": contender.vera_rank}
-        return contextlib.closing(
-            torch_learner(contender.engine, model, recipe, self.shape, self.splits.train, **variant_settings)
-        )
+        if self._model is None:
+            self._model = load_model(self._source)
+        recipe = self.recipe(contender)
+        return contextlib.closing(torch_learner(contender.engine, self._model, recipe, self._shape, self.train))
 
 
 def _test_accuracy(learner: TorchLearner, b: Tensor, examples: Sequence[Example]) -> float:

@@ -1,4 +1,4 @@
-"""`bench agent`: the kill table (each engine and estimator; kills of the trainer alone and of the whole agent), the
+"""`bench agent`: the kill table (each executor and estimator; kills of the loop, of the executor, and of both), the
 training loop around the program, and the idle agent.
 """
 
@@ -10,26 +10,29 @@ from typing import Annotated, Any
 import typer
 
 from bench.agent import overhead
-from bench.agent.kills import RECOMPUTED_STEPS, Daemon, FileHashes, KillableRun, Scenario, Trainer, measure
+from bench.agent.kills import RECOMPUTED_STEPS, Agent, FileHashes, KillableRun, Loop, Scenario, measure
 from bench.result import Measurement, Row, notes
-from bench.runner import JsonFile, Only, Quick, native_runner, run_parts
+from bench.runner import JsonFile, Only, Quick, run_parts
 from bench.tiny import compile_tiny, plan_of, write_base, write_sentences
-from device_agent.engines.child_process import NativeEngine, PythonEngine
-from device_agent.runner.location import RUNNER_VARIABLE
+from device_agent.executors.python import PythonLauncher
+from device_agent.executors.runner import RunnerLauncher
+from device_agent.runner.location import find_runner
 from shared.training_settings import TrainingSettings
 
 TRAINING = TrainingSettings(steps=400, evaluation_interval=50, seed=7)
 QUICK_FEWER = 10
-# Engine, estimator, target of the kills, trials: 200 in all, of which 60 are with exact gradients.
+# Executor, estimator, target of the kills, trials: 200 in all, of which 60 are with exact gradients.
 TABLE = (
-    ("native", "replay", "trainer", 96),
-    ("python", "replay", "trainer", 10),
-    ("native", "replay", "daemon", 28),
-    ("python", "replay", "daemon", 6),
-    ("native", "gradient", "trainer", 32),
-    ("python", "gradient", "trainer", 13),
-    ("native", "gradient", "daemon", 10),
-    ("python", "gradient", "daemon", 5),
+    ("native", "replay", "executor", 50),
+    ("python", "replay", "executor", 10),
+    ("native", "replay", "loop", 40),
+    ("native", "replay", "both", 34),
+    ("python", "replay", "both", 6),
+    ("native", "gradient", "executor", 22),
+    ("python", "gradient", "executor", 8),
+    ("native", "gradient", "loop", 15),
+    ("native", "gradient", "both", 10),
+    ("python", "gradient", "both", 5),
 )
 
 
@@ -45,16 +48,17 @@ def measure_kills(root: Path, programs_directory: Path, data: Path, runner: Path
     settings: dict[str, dict[str, Any]] = {"replay": {}, "gradient": gradient_settings}
     programs = {name: compile_tiny(base, programs_directory / name, **recipe) for name, recipe in settings.items()}
 
-    def make_scenario(engine: str, estimator: str, target: str, trials: int) -> Scenario:
-        program, env = programs[estimator], {RUNNER_VARIABLE: str(runner)}
+    def make_scenario(executor: str, estimator: str, target: str, trials: int) -> Scenario:
+        program = programs[estimator]
 
         def create_run(directory: Path) -> KillableRun:
-            if target == "daemon":
-                return Daemon(directory, program, data, TRAINING, "--engine", engine, **env)
-            trainer_engine = NativeEngine(runner) if engine == "native" else PythonEngine()
-            return Trainer(directory, plan_of(program, data, TRAINING), trainer_engine)
+            if target != "executor":
+                options = ("--executor", executor)
+                return Agent(directory, program, data, TRAINING, *options, both=target == "both")
+            launcher = RunnerLauncher(runner) if executor == "native" else PythonLauncher()
+            return Loop(directory, plan_of(program, data, TRAINING), launcher)
 
-        return Scenario(engine, estimator, target, trials, create_run)
+        return Scenario(executor, estimator, target, trials, create_run)
 
     scenarios = [make_scenario(*line) for line in TABLE]
     rows: list[Row] = []
@@ -80,7 +84,7 @@ def agent(
     programs: Annotated[Path | None, typer.Option(help="Keep compiled programs in this directory.")] = None,
 ) -> None:
     """Kill the agent at random points, measure it while idle, and time the loop around the program."""
-    runner = native_runner()
+    runner = find_runner()
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
         sentences, programs_directory = write_sentences(root / "sentences"), programs or root / "programs"

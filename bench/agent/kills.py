@@ -20,24 +20,27 @@ import sys
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 from bench.programs import CompiledProgram
 from bench.result import Row
-from device_agent.engines import Engine
-from device_agent.engines.child_process import prepare
 from device_agent.errors import DoesNotFit
+from device_agent.executors.process import ExecutorProcess, Launcher
 from device_agent.home import HOME_VARIABLE, AgentHome, DeviceConfig
-from device_agent.training.journal import RunDirectory, RunPlan
+from device_agent.training.run import train_run
+from device_agent.training.run_directory import RunDirectory
+from device_agent.training.run_plan import RunPlan
 from shared.canonical import file_sha256
 from shared.job import Progress
+from shared.program import ProgramManifest
 from shared.protocol import LeaseRequest
 from shared.signing import key_id, new_private_key, public_text
 from shared.training_settings import TrainingSettings
@@ -73,12 +76,10 @@ def fake_server(
         yield server, home
 
 
-def start_agent(
-    home: AgentHome, dataset: Path, *options: str, log: Path = Path(os.devnull), env: Mapping[str, str] = {}
-) -> psutil.Popen:
+def start_agent(home: AgentHome, dataset: Path, *options: str, log: Path = Path(os.devnull)) -> psutil.Popen:
     """Starts `mobizo-agent run` in a session of its own."""
     command = [sys.executable, "-m", "device_agent", "run", "--json", "--data", f"{DATASET}={dataset}", *options]
-    environment = os.environ | env | {HOME_VARIABLE: str(home.path)}
+    environment = os.environ | {HOME_VARIABLE: str(home.path)}
     with log.open("ab") as output:
         return psutil.Popen(command, env=environment, stdout=output, stderr=output, start_new_session=True)
 
@@ -147,19 +148,32 @@ class KillableRun(ABC):
         """Stops everything that was started for the run."""
 
 
-class Trainer(KillableRun):
-    """A run by an engine in this process, whose training process is killed."""
+class Loop(KillableRun, Launcher):
+    """A run by the training loop in this process, whose executor is killed."""
 
-    def __init__(self, directory: Path, plan: RunPlan, engine: Engine) -> None:
+    def __init__(self, directory: Path, plan: RunPlan, launcher: Launcher) -> None:
         """directory: of this run alone."""
-        self.run, self.engine = RunDirectory(directory / "run"), engine
+        self.run, self._launcher = RunDirectory(directory / "run"), launcher
+        self.name = launcher.name
+        self._pid: int | None = None
         self.run.begin(plan)
-        if engine.name != "python" and prepare(self.run) is not None:
-            raise RuntimeError("the data was refused")
+
+    def launch(self, manifest: ProgramManifest, program: Path, weights: Path, **options: Any) -> ExecutorProcess:
+        """Starts an executor and notes its process; see `Launcher.launch`."""
+        executor = self._launcher.launch(manifest, program, weights, **options)
+        self._pid = executor.pid
+        return executor
+
+    def command(
+        self, manifest: ProgramManifest, program: Path, weights: Path, resident: bool, stop: Callable[[], bool]
+    ) -> list[str]:
+        """See `Launcher.command`."""
+        return self._launcher.command(manifest, program, weights, resident, stop)
 
     def execute(self, kill_after: float | None) -> Attempt:
         reported_steps: list[int] = []
         killed: list[bool] = []
+        self._pid = None
 
         def on_progress(progress: Progress) -> None:
             if progress.phase == "training":
@@ -169,27 +183,27 @@ class Trainer(KillableRun):
         if kill_after is not None:
             timer.start()
         done = False
-        # An engine reports a killed process as out of memory; the daemon tries again later.
+        # A killed executor is reported as out of memory; the daemon tries again later.
         with contextlib.suppress(DoesNotFit):
-            done = self.engine.train(self.run, on_progress, lambda: False).result is not None
+            train_run(self.run, self, on_progress)
+            done = True
         timer.cancel()
         if kill_after is not None:
             timer.join()
-        return Attempt(done, any(killed) and not done, reported_steps, recorded_steps(self.run.ledger))
+        return Attempt(done, any(killed) and not done, reported_steps, recorded_steps(self.run.trajectory))
 
     def kill(self) -> bool:
-        """Kills the training process with -9; returns whether there was one."""
-        was_running = False
-        for child in psutil.Process().children():
-            with contextlib.suppress(psutil.Error):
-                if str(self.run.path) in child.cmdline():
-                    child.kill()
-                    was_running = True
-        return was_running
+        """Kills the executor with -9; returns whether there was one."""
+        if self._pid is None:
+            return False
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._pid, signal.SIGKILL)
+            return True
+        return False
 
 
-class Daemon(KillableRun):
-    """The whole agent, `mobizo-agent run`; every second kill hits all processes that it started."""
+class Agent(KillableRun):
+    """The whole agent, `mobizo-agent run`: the process of the loop is killed, alone or with its executor."""
 
     def __init__(
         self,
@@ -198,28 +212,29 @@ class Daemon(KillableRun):
         dataset: Path,
         training: TrainingSettings,
         *options: str,
-        **env: str,
+        both: bool,
     ) -> None:
-        """directory: of this run alone. options, env: of `mobizo-agent run`."""
+        """directory: of this run alone. options: of `mobizo-agent run`. both: kills the executor, too."""
         self._stack = contextlib.ExitStack()
         self._server, home = self._stack.enter_context(fake_server(directory / "home", program, training))
         self.run, self._log = home.run(JOB), directory / "log"
-        self._start = partial(start_agent, home, dataset, "--once", *options, log=self._log, env=env)
-        self._kill_group = False
+        self._start = partial(start_agent, home, dataset, "--once", *options, log=self._log)
+        self._both = both
 
     def execute(self, kill_after: float | None) -> Attempt:
         process, killed = self._start(), False
         try:
             process.wait(kill_after)
         except psutil.TimeoutExpired:
-            self._kill_group = not self._kill_group
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL) if self._kill_group else process.kill()
+            children = process.children() if self._both else []
+            for each in (process, *children):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    each.kill()
             killed = process.wait() == -signal.SIGKILL
         if not killed and (self._server.failures or not self._server.completions):
             log = self._log.read_text()[-2000:]
             raise RuntimeError(f"the agent ended with {process.returncode}, {self._server.failures}: {log}")
-        return Attempt(not killed, killed, [], recorded_steps(self.run.ledger))
+        return Attempt(not killed, killed, [], recorded_steps(self.run.trajectory))
 
     def close(self) -> None:
         self._stack.close()
@@ -227,9 +242,9 @@ class Daemon(KillableRun):
 
 @dataclass(frozen=True)
 class Scenario:
-    """A row of the table. target: `trainer` or `daemon`. create_run: creates a run in an empty directory."""
+    """A row of the table. target: `executor`, `loop` or `both`. create_run: creates a run in an empty directory."""
 
-    engine: str
+    executor: str
     estimator: str
     target: str
     trials: int
@@ -238,7 +253,7 @@ class Scenario:
     @property
     def name(self) -> str:
         """Returns a name for seeds and directories."""
-        return f"{self.engine}-{self.estimator}-{self.target}"
+        return f"{self.executor}-{self.estimator}-{self.target}"
 
 
 def run_undisturbed(scenario: Scenario, directory: Path) -> tuple[FileHashes, float]:
@@ -292,7 +307,7 @@ def measure(scenario: Scenario, directory: Path, expected: FileHashes | None) ->
         )
     row = {
         "what": "kills",
-        "engine": scenario.engine,
+        "executor": scenario.executor,
         "estimator": scenario.estimator,
         "killed": scenario.target,
         "trials": len(trials),

@@ -9,10 +9,12 @@ from bench.programs import MOVIES, CompiledProgram, compile_cold, smollm2_recipe
 from bench.result import Claims, Measurement, Row, notes
 from bench.runner import cpu_seconds
 from bench.tiny import plan_of
-from device_agent.engines import Engine
-from device_agent.engines.child_process import NativeEngine, PythonEngine
-from device_agent.runner.location import RUNNER_VARIABLE, packed_path
-from device_agent.training.journal import ResourceUsage, RunDirectory, RunPlan
+from device_agent.executors.process import Launcher
+from device_agent.executors.python import PythonLauncher
+from device_agent.executors.runner import RunnerLauncher
+from device_agent.training.run import train_run
+from device_agent.training.run_directory import ResourceUsage, RunDirectory
+from device_agent.training.run_plan import RunPlan
 from shared.training_settings import TrainingSettings
 
 COUNTS = {"train": 200, "validation": 8, "test": 8}  # few for evaluations, since only steps are timed
@@ -46,7 +48,7 @@ def idle(directory: Path, dataset: Path, quick: bool) -> Measurement:
 
 
 def loop(root: Path, programs_directory: Path, runner: Path, quick: bool) -> Measurement:
-    """Measures the loop's share of a step, and memory of both engines, int8 and fp32."""
+    """Measures the loop's share of a step, and memory of both executors, int8 and fp32."""
     steps = QUICK_STEPS if quick else STEPS
     rows: list[Row] = []
     claims: Claims = {}
@@ -57,34 +59,34 @@ def loop(root: Path, programs_directory: Path, runner: Path, quick: bool) -> Mea
     }
     data = write_reviews(root / "reviews")
     plan = plan_of(programs["int8"], data, training(steps))
-    for engine in (NativeEngine(runner), PythonEngine()):
-        share, seconds = share_outside_program(engine, plan, root / f"loop-{engine.name}")
-        row = {"what": "loop", "engine": engine.name, "step_seconds": seconds, "share_outside_the_program": share}
+    for launcher in (RunnerLauncher(runner), PythonLauncher()):
+        share, seconds = share_outside_program(launcher, plan, root / f"loop-{launcher.name}")
+        row = {"what": "loop", "executor": launcher.name, "step_seconds": seconds, "share_outside_the_program": share}
         rows.append(row)
-        claims[f"loop_share_outside_{engine.name}"] = share
+        claims[f"loop_share_outside_{launcher.name}"] = share
     cpu, wall = agent_seconds(programs["int8"], runner, data, root / "agent", steps)
     rows.append({"what": "loop", "agent_processor_seconds_a_step": cpu, "step_seconds": wall})
     claims["agent_processor_share_training"] = cpu / wall
     claims["loop_overhead_share"] = claims["loop_share_outside_native"] + cpu / wall
     for precision, program in programs.items():
-        for engine in (NativeEngine(runner), PythonEngine()):
-            usage = resource_usage(engine, plan_of(program, data, training(3)), root / f"{precision}-{engine.name}")
+        for launcher in (RunnerLauncher(runner), PythonLauncher()):
+            usage = resource_usage(launcher, plan_of(program, data, training(3)), root / f"{precision}-{launcher.name}")
             peak, weights = usage.peak_rss_bytes, program.size("weights")
-            columns = {"what": "memory", "engine": engine.name, "precision": precision}
+            columns = {"what": "memory", "executor": launcher.name, "precision": precision}
             rows.append(columns | {"peak_rss_bytes": peak, "weights_bytes": weights})
-            claims[f"peak_rss_over_weights_{engine.name}_{precision}"] = peak / weights
-        load_seconds = load_times(NativeEngine(runner), program, data, root / f"{precision}-starts")
+            claims[f"peak_rss_over_weights_{launcher.name}_{precision}"] = peak / weights
+        load_seconds = load_times(RunnerLauncher(runner), program, data, root / f"{precision}-starts")
         rows += [{"what": "start", "precision": precision, "load_seconds": seconds} for seconds in load_seconds]
         claims[f"load_seconds_native_{precision}"] = load_seconds[0]
         claims[f"load_seconds_again_native_{precision}"] = load_seconds[1]
     return rows, claims
 
 
-def load_times(engine: Engine, program: CompiledProgram, data: Path, path: Path) -> list[float]:
+def load_times(launcher: Launcher, program: CompiledProgram, data: Path, path: Path) -> list[float]:
     """Returns the seconds that loading takes in a first run of a program and in a second one."""
-    packed_path(program.path("weights")).unlink(missing_ok=True)
+    Path(f"{program.path('weights')}.packed").unlink(missing_ok=True)
     plan = plan_of(program, data, training(1))
-    return [resource_usage(engine, plan, path.with_name(f"{path.name}-{number}")).load_seconds for number in (1, 2)]
+    return [resource_usage(launcher, plan, path.with_name(f"{path.name}-{number}")).load_seconds for number in (1, 2)]
 
 
 def write_reviews(directory: Path) -> Path:
@@ -101,7 +103,7 @@ def training(steps: int) -> TrainingSettings:
     return TrainingSettings(steps=steps, evaluation_interval=steps, seed=3, lr=1e-3)
 
 
-def share_outside_program(engine: Engine, plan: RunPlan, path: Path) -> tuple[float, float]:
+def share_outside_program(launcher: Launcher, plan: RunPlan, path: Path) -> tuple[float, float]:
     """Returns (share, seconds): the share of a step outside the program's call, and a step's seconds; means over a run.
 
     The training process measures both times in the same steps, so that noise affects both. Outside the call are the
@@ -109,21 +111,20 @@ def share_outside_program(engine: Engine, plan: RunPlan, path: Path) -> tuple[fl
     first step loads the program. What it wrote (the packed weights) is on the disk before the other run begins.
     """
     warm_up = resource_usage(
-        engine, plan.model_copy(update={"training": training(WARM)}), path.with_name(f"{path.name}-warm")
+        launcher, plan.model_copy(update={"training": training(WARM)}), path.with_name(f"{path.name}-warm")
     )
     os.sync()
-    full_run = resource_usage(engine, plan, path)
+    full_run = resource_usage(launcher, plan, path)
     outside = (full_run.train_seconds - full_run.program_seconds) - (warm_up.train_seconds - warm_up.program_seconds)
     seconds = full_run.train_seconds - warm_up.train_seconds
     return outside / seconds, seconds / (plan.training.steps - WARM)
 
 
-def resource_usage(engine: Engine, plan: RunPlan, path: Path) -> ResourceUsage:
+def resource_usage(launcher: Launcher, plan: RunPlan, path: Path) -> ResourceUsage:
     """Returns the times and the memory of a whole run."""
     run = RunDirectory(path)
     run.begin(plan)
-    if engine.train(run, lambda _: None, lambda: False).result is None:
-        raise RuntimeError("the run did not end")
+    train_run(run, launcher, lambda _: None)
     return run.figures()
 
 
@@ -131,8 +132,8 @@ def agent_seconds(program: CompiledProgram, runner: Path, data: Path, home: Path
     """Returns processor seconds (without the runner's) and seconds of a step in a whole agent."""
     marks: dict[int, tuple[float, float]] = {}
     with fake_server(home, program, training(steps)) as (_, agent_home):
-        ledger = agent_home.run(JOB).ledger
-        agent = start_agent(agent_home, data, "--once", "--engine", "native", env={RUNNER_VARIABLE: str(runner)})
+        ledger = agent_home.run(JOB).trajectory
+        agent = start_agent(agent_home, data, "--once", "--executor", "native")
         while agent.poll() is None:
             step_count = recorded_steps(ledger)
             if step_count in (WARM, steps) and step_count not in marks:

@@ -1,8 +1,7 @@
 """A stock transformers model whose adapted linear layers run one LoRA-B per path. Every PyTorch baseline trains it.
 
 Inputs and the layout of flat B are those of a program (`shared.program`, `shared.zo.lora`). So a baseline and a program
-take the same batches, start from the same A, and can be compared loss by loss. Works on any device, with or without
-autograd.
+take the same batches, start from the same A, and can be compared loss by loss. Works with or without autograd.
 """
 
 import copy
@@ -28,13 +27,13 @@ class AdaptedModel:
         self.upper: Any = None  # runs hidden states of a prefix; see `split_backbone`
         self.recipe, self.shape = recipe, shape
         self.size = flat_size(recipe, shape)
-        self.device, self.dtype = model.lm_head.weight.device, model.lm_head.weight.dtype
+        self.dtype = model.lm_head.weight.dtype
         self._paths = self.zeros().unsqueeze(0)
         layers = dict(model.named_modules())
         self._handles = []
         for module in lora_modules(recipe, shape):
             a = torch.from_numpy(frozen_a(recipe, module, calibration)) * recipe.scale  # (in, r)
-            hook = self._hook(a.to(self.device, self.dtype), module.offset, module.size)
+            hook = self._hook(a.to(self.dtype), module.offset, module.size)
             self._handles.append(layers[module.name].register_forward_hook(hook))
 
     def remove(self) -> None:
@@ -43,12 +42,8 @@ class AdaptedModel:
             handle.remove()
 
     def zeros(self) -> Tensor:
-        """Returns B = 0, float32 (D,), on the model's device."""
-        return torch.zeros(self.size, device=self.device)
-
-    def start(self) -> Tensor:
-        """Returns the vector at which training begins: B = 0."""
-        return self.zeros()
+        """Returns B = 0, float32 (D,)."""
+        return torch.zeros(self.size)
 
     def losses(self, batch: tuple[np.ndarray, ...], paths: Tensor) -> Tensor:
         """Returns the mean negative log-likelihood of the answers under each B of `paths` (n, D): float32 (n,).
@@ -57,7 +52,7 @@ class AdaptedModel:
         layers of `upper` may stand in place of its tokens (E, S).
         """
         n = len(paths)
-        tokens, positions, *labels, mask = (torch.from_numpy(array).to(self.device) for array in batch)
+        tokens, positions, *labels, mask = (torch.from_numpy(array) for array in batch)
         inputs = tokens.repeat(n, *(1 for _ in tokens.shape[1:]))
         answers = self._answers(inputs, positions.repeat(n, 1), paths)  # (n*E, T, hidden)
         if self.recipe.loss == "full":
@@ -73,9 +68,9 @@ class AdaptedModel:
     @torch.no_grad()
     def score(self, inputs: tuple[np.ndarray, ...], b: Tensor) -> np.ndarray:
         """Returns log-probabilities (R, T, C) over the whole vocabulary under B (D,), like a program's `score`."""
-        tokens, positions, choices = (torch.from_numpy(array).to(self.device) for array in inputs)
+        tokens, positions, choices = (torch.from_numpy(array) for array in inputs)
         logits = self.model.lm_head(self._answers(tokens, positions, b.unsqueeze(0)))
-        scores: np.ndarray = torch.log_softmax(logits.float(), -1).gather(2, choices).cpu().numpy()
+        scores: np.ndarray = torch.log_softmax(logits.float(), -1).gather(2, choices).numpy()
         return scores
 
     def _answers(self, tokens: Tensor, positions: Tensor, paths: Tensor) -> Tensor:
@@ -85,7 +80,7 @@ class AdaptedModel:
             hidden = self.upper(inputs_embeds=tokens, use_cache=False).last_hidden_state
         else:
             hidden = self.model.model(tokens, use_cache=False).last_hidden_state
-        answers: Tensor = hidden[torch.arange(len(hidden), device=self.device).unsqueeze(1), positions]
+        answers: Tensor = hidden[torch.arange(len(hidden)).unsqueeze(1), positions]
         return answers
 
     def _hook(self, a: Tensor, offset: int, size: int) -> Any:

@@ -1,1 +1,1 @@
-"""`bench end-to-end` and `bench options`: core-seconds to a given accuracy, and the effect of each of our choices."""
+"""`bench end-to-end`: core-seconds to a given accuracy."""

@@ -1,35 +1,29 @@
 """`bench end-to-end`: core-seconds to 75 % accuracy on the movie reviews, final accuracy and peak memory, for our
-estimators and for MeZO, MobiZO and first order as in the paper. `bench options`: what each choice of ours is worth.
+estimators and for MeZO, MobiZO and first order as in the paper.
 
 All train SmolLM2-135M in float32 unless stated otherwise, on the same sentences, and are measured on the same 500 test
 sentences. MeZO and MobiZO run as ExecuTorch programs of this project's compiler, which makes them faster than the
 paper's own code, where MeZO runs in PyTorch. A contender that has not reached 75 % at its cap counts with the cap: its
 ratio to ours is then a lower bound. Ours have no such claim if a seed does not reach the target. ExecuTorch's training
 extension is left out, since it does not lower the joint graph of this model.
-
-Options: one choice of `replay` at all positions is changed at a time, with the same few core-seconds for each. Learning
-rates are not searched again but scaled by what the change does to the gradient, so a loss of a few points may come from
-tuning. A is from the product reviews where it is from data. The schedule is one of 600 steps, so it has hardly fallen
-at the end of a run.
 """
 
 import math
-import re
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from bench.end_to_end.contender_runner import TARGET, ContenderRunner
-from bench.end_to_end.contenders import EVERYWHERE, FIRST_ORDER, TABLE, Entry
-from bench.result import Claims, notes, write
+from bench.end_to_end.contenders import FIRST_ORDER, TABLE, Entry
+from bench.result import Claims, write
 from bench.runner import JsonFile, Keep, Only, Quick, select_parts
 from bench.step.memory import peak_memory
-from bench.training.runs import Contender, Run
+from bench.training.runs import Run
 
 SEEDS = 3
 FURTHER_TARGETS = (0.80, 0.83)  # accuracies whose seconds are claimed too
@@ -177,75 +171,3 @@ def _comparisons(runs_by_contender: dict[str, ContenderRuns]) -> Claims:
             claims["gap_to_first_order_points"] = 100 * (after_tenth - final)
             claims["gap_to_first_order_points_same_examples"] = 100 * (after_last - final)
     return claims
-
-
-OPTION_CAP = 60.0  # core-seconds of a run
-OPTION_INTERVAL = 40  # steps between two evaluations
-AVERAGED_EVALUATIONS = 3  # the last ones of a run, whose mean is claimed
-BASE = EVERYWHERE.with_training(steps=600, lr=3e-3)
-
-
-def variation(
-    name: str, *, recipe: dict[str, Any] | None = None, training: dict[str, Any] | None = None, **fields: Any
-) -> Contender:
-    """Returns `ours` with changed fields of the recipe, of the training settings or of the contender itself."""
-    settings = BASE.training.model_copy(update={"evaluation_interval": OPTION_INTERVAL} | (training or {}))
-    recipe_settings = BASE.recipe.model_copy(update=recipe or {})
-    return BASE.model_copy(update={"name": name, "recipe": recipe_settings, "training": settings, **fields})
-
-
-RATE = BASE.training.lr
-RANDOM_A: dict[str, Any] = {"calibration": None, "training": {"lr": 10 * RATE, "eps": 5e-2}}
-OPTIONS = {
-    contender.name: contender
-    for contender in (
-        variation("ours"),
-        variation("A random, r = 16", recipe={"rank": 16, "alpha": 32}, **RANDOM_A),
-        variation("A random, r = 1", **RANDOM_A),
-        variation("A from activations", calibration="activations"),
-        variation("A from gradients, r = 4", recipe={"rank": 4, "alpha": 32}),
-        variation("loss over the full vocabulary", recipe={"loss": "full"}, training={"lr": RATE / 4}),
-        variation("q = 4, E = 4", recipe={"queries": 4, "effective_batch": 4}, training={"lr": RATE / 2}),
-        variation("q = 16, E = 1", recipe={"queries": 16, "effective_batch": 1}, training={"lr": 2 * RATE}),
-        variation("v_proj alone", recipe={"targets": ("v_proj",)}),
-        variation("o_proj alone", recipe={"targets": ("o_proj",)}),
-        variation("Gaussian noise", recipe={"noise": "gaussian"}),
-        variation("constant learning rate", training={"schedule": "constant"}),
-        variation("three times the learning rate", training={"lr": 3 * RATE}),
-        variation("fp32", recipe={"precision": "fp32"}),
-    )
-}
-
-
-def late_accuracy(run: Run) -> float:
-    """Returns the mean accuracy in percent of the last evaluations, which varies less than one; 0 after divergence."""
-    if run.diverged:
-        return 0.0
-    return 100 * mean(evaluation.accuracy for evaluation in run.evaluations[-AVERAGED_EVALUATIONS:])
-
-
-def options(
-    json_file: JsonFile = None,
-    quick: Quick = False,
-    keep: Keep = None,
-    only: Only = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds.")] = 1,
-) -> None:
-    """What each choice of ours is worth: one changed at a time, on the movie reviews. --quick only lists them."""
-    names = select_parts(OPTIONS, only)
-    if quick:
-        write(json_file, [{"option": name} for name in names], {})
-        return
-    runs: dict[str, list[Run]] = {}
-    with tempfile.TemporaryDirectory() as directory:
-        runner = ContenderRunner(keep or Path(directory))
-        for name in names:
-            notes.print(name)
-            runs[name] = [runner.run(OPTIONS[name].with_training(seed=seed), cap=OPTION_CAP) for seed in range(seeds)]
-    claims = {f"accuracy_{slug(name)}": mean(map(late_accuracy, option_runs)) for name, option_runs in runs.items()}
-    write(json_file, [run.model_dump(mode="json") for option_runs in runs.values() for run in option_runs], claims)
-
-
-def slug(name: str) -> str:
-    """Returns an option's name in the form of a claim."""
-    return "_".join(re.findall(r"[a-z0-9]+", name.lower()))

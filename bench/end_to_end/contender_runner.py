@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from bench.baselines.rounding import load_model
+from bench.baselines.pytorch_model import load_model
 from bench.programs import (
     PRODUCTS,
     CompiledProgram,
@@ -27,7 +27,7 @@ from bench.programs import (
 from bench.result import notes
 from bench.training.learners import Learner, MezoProgram, ProgramLearner, torch_learner
 from bench.training.runs import Calibrated, Contender, Run, Split, load_or_run, new_run, train
-from device_agent.runtimes import use_threads
+from device_agent.executors.python import use_threads
 from server.compiler import inspect_base
 from shared.canonical import sha256_hex
 from shared.recipe import Recipe
@@ -111,8 +111,7 @@ class ContenderRunner:
         calibration = (
             None if contender.calibration is None else read_calibration(self.calibration(contender.calibration))
         )
-        model = load_model(base, "cpu", "float32")
-        learner = torch_learner(contender.engine, model, recipe, shape, train, calibration=calibration)
+        learner = torch_learner(contender.engine, load_model(base), recipe, shape, train, calibration)
         if recipe.frozen_layers(shape.layers):
             learner.cache_prefix()
         return learner, examples

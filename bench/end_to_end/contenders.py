@@ -61,19 +61,6 @@ OURS = program_contender(
     precision="int8",
     **OUR_SETTINGS,
 )
-# The same estimator with every position perturbed, as in the paper.
-EVERYWHERE = program_contender(
-    "replay, all positions",
-    TrainingSettings(steps=200, lr=5e-3, schedule="cosine", eps=2e-2, evaluation_interval=50),
-    "gradients",
-    targets=("v_proj", "o_proj"),
-    rank=1,
-    alpha=8,
-    queries=8,
-    effective_batch=2,
-    precision="int8",
-    **OUR_SETTINGS,
-)
 DIRECTIONAL = program_contender(
     "directional",
     TrainingSettings(steps=160, lr=3e-3, schedule="cosine", evaluation_interval=40),

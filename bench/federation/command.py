@@ -9,7 +9,6 @@
 - simulate: the duration of `mobizo simulate`, 200 virtual devices, 5 rounds, the built-in base. The whole command in a
   process of its own, with Python's start, workers, plots and report. The program is compiled before, as it is kept
   between simulations; compiling has a row of its own.
-- private-small, private-large: what privacy of examples costs each estimator at a small and a large D (`private_runs`).
 """
 
 import json
@@ -26,10 +25,10 @@ from typing import Any
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from bench.federation import aggregate, learning, private_runs
+from bench.federation import aggregate, learning
 from bench.result import Measurement, Row, commit
 from bench.runner import JsonFile, Keep, Only, Quick, load_or_compute, run_parts
-from device_agent.secure_aggregation.participant import InMemoryRoundState, SecureAggregationParticipant
+from device_agent.secure_aggregation.participant import SecureAggregationParticipant
 from shared.federation.secure_aggregation.fixed_point import IntegerVector, decode, element_dtype, encode, vector_bytes
 from shared.federation.secure_aggregation.messages import Phase, SecureAggregationView
 from shared.federation.secure_aggregation.settings import Bits, SecureAggregationParameters
@@ -77,7 +76,7 @@ def masked_round(count: int) -> Row:
     for number in range(count):
         link = RoundLink(server, f"device_{number:04}", Ed25519PrivateKey.generate())
         links.append(MeasuredLink(link))
-        arguments = (links[-1], InMemoryRoundState(), parameters, link.member, link.identity)
+        arguments = (links[-1], None, parameters, link.member, link.identity)
         parts.append(
             SecureAggregationParticipant(
                 *arguments, lambda _members: None, partial(_encoded_update, number, parameters)
@@ -149,8 +148,6 @@ def federation(json_file: JsonFile = None, quick: Quick = False, only: Only = No
             # The cohort without privacy is the same for both parts and is trained once.
             "warm-start": partial(learning.warm_start, directory=directory),
             "privacy": partial(learning.privacy, directory=directory),
-            "private-small": partial(private_runs.measure, directory=directory, size="small"),
-            "private-large": partial(private_runs.measure, directory=directory, size="large"),
         }
         cached_parts = {part: partial(_measure_cached, directory, part, measure) for part, measure in parts.items()}
         run_parts(cached_parts, json_file, quick, only)

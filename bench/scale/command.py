@@ -12,27 +12,16 @@ import tempfile
 from collections.abc import Iterator
 from functools import cache, partial
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from bench.result import Claims, Row, commit, notes, write
-from bench.runner import JsonFile, Keep, Only, Quick, load_or_compute, native_runner, select_parts
+from bench.runner import JsonFile, Keep, Only, Quick, load_or_compute, select_parts
 from bench.scale.bases import QUICK, SIZES, Size, write_random_base
 from bench.scale.measurement import busy_cores, compilation, device_run, recipe_of
-from bench.scale.plot import int8_rows, slope, write_plot
-from device_agent.engines.child_process import NativeEngine
-
-Plot = Annotated[Path | None, typer.Option("--plot", help="Draw the sizes, log-log, into this SVG or PNG file.")]
+from device_agent.executors.runner import RunnerLauncher
+from device_agent.runner.location import find_runner
 
 
-def scale(
-    json_file: JsonFile = None,
-    quick: Quick = False,
-    only: Only = None,
-    keep: Keep = None,
-    plot: Plot = None,
-) -> None:
+def scale(json_file: JsonFile = None, quick: Quick = False, only: Only = None, keep: Keep = None) -> None:
     """Compile and train bases from 135M to 7B, of random weights: time, memory and sizes."""
     sizes = {"tiny": QUICK} if quick else SIZES
     with tempfile.TemporaryDirectory() as name:
@@ -41,8 +30,6 @@ def scale(
             for size_name in select_parts(sizes, only)
             for row in _rows_of(size_name, sizes[size_name], keep or Path(name))
         ]
-    if plot is not None:
-        write_plot(rows, plot)
     write(json_file, rows, claims_of(rows, {size_name: size.name for size_name, size in sizes.items()}))
 
 
@@ -64,14 +51,14 @@ def _rows_of(size_name: str, size: Size, keep: Path) -> Iterator[Row]:
             with tempfile.TemporaryDirectory(dir=name) as directory:
                 recipe = recipe_of(base, precision, estimator, size)
                 program, compiled = compilation(recipe, Path(directory), base)
-                return row | compiled | device_run(NativeEngine(native_runner()), program, parameters)
+                return row | compiled | device_run(RunnerLauncher(find_runner()), program, parameters)
 
         for run in size.runs:
             yield dict(load_or_compute(keep / ".".join((size_name, *run, "json")), partial(measure, *run)))
 
 
 def claims_of(rows: list[Row], names: dict[str, str | None]) -> Claims:
-    """Returns the claims of the sizes that have some, and the slopes. names: of sizes in claims."""
+    """Returns the claims of the sizes that have some. names: of sizes in claims."""
     claims: Claims = {}
     for row in rows:
         name, precision = names[row["base"]], row["precision"]
@@ -82,20 +69,4 @@ def claims_of(rows: list[Row], names: dict[str, str | None]) -> Claims:
             claims["compile_peak_over_result_1b"] = row["compile_peak_bytes"] / row["ptd_bytes"]
         if name == "1b" and row.get("floor_seconds"):
             claims["step_seconds_1b_over_floor"] = row["step_seconds"] / row["floor_seconds"]
-        if name == "7b":
-            claims |= {"compile_peak_bytes_7b": row["compile_peak_bytes"], "compile_seconds_7b": row["compile_seconds"]}
-    return claims | _slopes(rows)
-
-
-def _slopes(rows: list[Row]) -> Claims:
-    """Returns exponents of power laws, fitted in logarithms over the sizes in int8.
-
-    Of a compilation by its result's bytes, of a run's memory by the same, and of a step by its FLOPs.
-    """
-    replays, claims = int8_rows("replay", rows), dict[str, float | None]()
-    for name in ("compile_seconds", "compile_peak_bytes", "load_seconds", "peak_rss_bytes"):
-        claims[f"{name}_slope"] = slope(replays, "ptd_bytes", name)
-    claims["step_seconds_slope"] = slope(replays, "flops_per_step", "step_seconds")
-    for estimator in ("gradient", "directional"):
-        claims[f"{estimator}_step_seconds_slope"] = slope(int8_rows(estimator, rows), "flops_per_step", "step_seconds")
-    return {name: value for name, value in claims.items() if value is not None}
+    return claims

@@ -18,10 +18,9 @@ from bench.runner import peak_memory
 from bench.scale.bases import Size
 from bench.step.floor import gemm_seconds
 from bench.tiny import plan_of
-from device_agent.engines.child_process import NativeEngine
+from device_agent.executors.runner import RunnerLauncher
 from device_agent.memory import spare_bytes
-from device_agent.runner.location import packed_path
-from device_agent.training.journal import ResourceUsage
+from device_agent.training.run_directory import ResourceUsage
 from server.compiler.checkpoints.base import locate_base
 from server.jobs.memory import predicted_peak
 from shared.recipe import TARGETS, BaseRef, Recipe
@@ -71,7 +70,7 @@ def compilation(recipe: Recipe, directory: Path, base: Path) -> tuple[CompiledPr
     return program, row
 
 
-def device_run(engine: NativeEngine, program: CompiledProgram, parameters: int) -> Row:
+def device_run(launcher: RunnerLauncher, program: CompiledProgram, parameters: int) -> Row:
     """Trains STEPS steps; returns the columns of the device, or none if the run might not fit into memory."""
     predicted = predicted_peak(program.recipe, program.manifest.shape, parameters)
     if (spare := spare_bytes()) < MARGIN * predicted:
@@ -82,8 +81,8 @@ def device_run(engine: NativeEngine, program: CompiledProgram, parameters: int) 
     for split, count in (("train", RECORDS), ("validation", 2)):
         lines = [{"text": f"a long sentence about film number {n} " * 10, "label": "1"} for n in range(count)]
         (data / f"{split}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    packed_path(program.path("weights")).unlink(missing_ok=True)
-    first, second = (_train(engine, program, data, steps) for steps in (STEPS, 1))
+    Path(f"{program.path('weights')}.packed").unlink(missing_ok=True)
+    first, second = (_train(launcher, program, data, steps) for steps in (STEPS, 1))
     step = first.train_seconds / STEPS
     row: Row = {
         "load_seconds": first.load_seconds,
@@ -99,10 +98,10 @@ def device_run(engine: NativeEngine, program: CompiledProgram, parameters: int) 
     return row
 
 
-def _train(engine: NativeEngine, program: CompiledProgram, data: Path, steps: int) -> ResourceUsage:
+def _train(launcher: RunnerLauncher, program: CompiledProgram, data: Path, steps: int) -> ResourceUsage:
     """Trains in a new run directory; returns the times and the memory."""
     training = TrainingSettings(steps=steps, lr=1e-3, evaluation_interval=steps)
-    return resource_usage(engine, plan_of(program, data, training), program.directory / f"run-{steps}")
+    return resource_usage(launcher, plan_of(program, data, training), program.directory / f"run-{steps}")
 
 
 @dataclass

@@ -28,13 +28,10 @@ from server.identity.devices.service import BindingService
 from server.identity.signing_keys import service as keys
 from server.identity.tokens import TokenService
 from server.settings import Settings
-from server.tasks.engine import prepare_engine
 from shared.access import DEFAULT_TENANT, Role
 from shared.job import Result
-from shared.recipe import TARGETS
 from shared.request_signature import RequestSigner
 from shared.signing import new_private_key, private_bytes, public_text
-from shared.zo.lora import BaseShape
 from tests.postgres import Postgres
 from tests.server import actors, fake_compiler, homes
 from tests.server.nginx import free_ports
@@ -42,11 +39,7 @@ from tests.server.nginx import free_ports
 BASE, DATASET = "tiny", "reviews"
 TIMEOUT_SECONDS = 300.0
 USERS = 20
-_LARGE = {"layers": 22, "hidden": 2048, "intermediate": 5632, "heads": 32, "kv_heads": 4, "head_dim": 64}
-SMALL = homes.SHAPE
-TINYLLAMA = BaseShape(architecture="llama", context_length=2048, vocabulary=32000, **_LARGE)
 RECIPE = {"rank": 2, "sequence_length": 16, "queries": 1, "effective_batch": 2}
-ALL_TARGETS = {"rank": 16, "targets": list(TARGETS), "sequence_length": 16}  # D = 6.3 million on TINYLLAMA
 RESULT = Result.model_validate(actors.result())
 
 
@@ -76,14 +69,14 @@ def job(number: int = 0, recipe: dict[str, Any] = RECIPE, **fields: Any) -> dict
     }
 
 
-def make_home(directory: Path, shape: BaseShape = SMALL, **settings: Any) -> Settings:
-    """Creates a home like `mobizo-server init`, with one base of this shape. settings: fields of Settings."""
+def make_home(directory: Path, **settings: Any) -> Settings:
+    """Creates a home like `mobizo-server init`, with one base. settings: fields of Settings."""
     source = directory / "source"
     directory.mkdir(parents=True, exist_ok=True)
     homes.write_source(source)
-    (source / "shape.json").write_text(shape.model_dump_json())
+    (source / "shape.json").write_text(homes.SHAPE.model_dump_json())
     (source / "behaviour.json").write_text(json.dumps({"seconds": 0.2}))
-    limits: dict[str, Any] = dict.fromkeys(("token_rate", "address_rate", "refusal_rate"), 1e6)
+    limits: dict[str, Any] = dict.fromkeys(("token_rate", "address_rate"), 1e6)
     compiler = [sys.executable, fake_compiler.__file__]
     home_settings = Settings(
         home=directory / "home", migrate_at_start=True, compiler_command=compiler, **limits, **settings
@@ -92,11 +85,10 @@ def make_home(directory: Path, shape: BaseShape = SMALL, **settings: Any) -> Set
     keys.create_key(home_settings.key_path)
     homes.fill(home_settings, (source / "tokenizer.json").read_bytes())
     database = Database(home_settings.url)
-    prepare_engine(database, home_settings)
     with database.writing() as session:
         base = BaseRepository(session).by_name(BASE)
         assert base is not None
-        base.source, base.shape = str(source), shape
+        base.source, base.shape = str(source), homes.SHAPE
     database.close()
     return home_settings
 

@@ -1,6 +1,6 @@
 """`bench server`, kills: server and workers killed with -9 at random moments under load, and started again.
 
-A real `mobizo-server run` with two workers, on SQLite with the embedded engine and on PostgreSQL with Procrastinate.
+A real `mobizo-server run` with two workers, on SQLite and on PostgreSQL.
 The tests' compiler needs only a moment, so most of the time is spent around it. A trial is one kill, of the server (its
 workers die with it) or of one worker. At the end every job whose submission was answered must have succeeded once, with
 one version of its adapter; every program must have been published once; and every file in the store must match the hash
@@ -51,16 +51,15 @@ def measure(quick: bool) -> Measurement:
     kills = (QUICK_KILLS if quick else KILLS) // 2
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as name, home.both_databases("kills") as databases:
-        for (kind, url), engine in zip(databases, ("embedded", "procrastinate"), strict=True):
-            settings = home.make_home(Path(name) / engine, database_url=url, engine=engine, **SETTINGS)
-            columns = {"what": "server kills", "database": kind, "engine": engine}
-            rows.append(columns | _measure(settings, kills))
+        for kind, url in databases:
+            settings = home.make_home(Path(name) / kind, database_url=url, **SETTINGS)
+            rows.append({"what": "server kills", "database": kind} | _measure(settings, kind, kills))
     names = ("kill_trials", "jobs_lost", "jobs_doubled", "torn_files")
     return rows, {name: float(sum(row[name] for row in rows)) for name in names}
 
 
-def _measure(settings: Settings, kills: int) -> Row:
-    start, rng = time.monotonic(), random.Random(f"{SEED}-{settings.engine}")
+def _measure(settings: Settings, kind: str, kills: int) -> Row:
+    start, rng = time.monotonic(), random.Random(f"{SEED}-{kind}")
     devices, token = home.add_devices(settings, DEVICES), home.new_token(settings, Role.APP)
     with closing(RestartingServer(settings)) as server:
         load_settings = LoadSettings(

@@ -1,4 +1,4 @@
-"""`bench step`: a grid of steps in seconds and memory, peak memory against first order, and ratios timed by turns.
+"""`bench step`: ratios of steps timed by turns, and what exact gradients cost beside forward passes (`reverse`).
 
 The ratios are of a MobiZO step on SmolLM2-135M against PyTorch eager, sequential MeZO and the floor, each timed in one
 run, by turns, so that a slower machine slows both sides; claims are medians of ratios. Sequences hold random tokens of
@@ -6,7 +6,6 @@ exactly the stated length.
 """
 
 import json
-import math
 import statistics
 import subprocess
 import sys
@@ -15,22 +14,18 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
 
 import numpy as np
-import typer
 
 from bench.baselines.adapted import AdaptedModel
-from bench.baselines.mezo_program import Passes, emit_passes
-from bench.baselines.rounding import load_model
+from bench.baselines.mezo_program import SequentialMezo, emit_sequential
+from bench.baselines.pytorch_model import load_model
 from bench.baselines.steps import EagerMobizo
 from bench.programs import LR, CompiledProgram, Stepper, compile_cold, model_file, random_batch, smollm2_recipe
 from bench.result import Claims, Measurement, Row, notes
-from bench.runner import Full, JsonFile, Keep, Only, Quick, ratio, run_parts, time_by_turns
+from bench.runner import Parts, command_of, ratio, time_by_turns
 from bench.step.floor import gemm_seconds, noise_update_seconds
-from bench.step.grid import grid
-from bench.step.memory import peak_memory, peak_rss
-from bench.step.process import Device, Extent
+from bench.step.memory import peak_rss
 from bench.step.reverse import reverse
 from shared.recipe import DEFAULT_EPS, TARGETS
 from shared.zo.noise import query_seeds
@@ -86,7 +81,7 @@ class Comparisons:
 def against_eager(run: Comparisons) -> None:
     """Times the whole step at q = 4, E = 4, S = 64 in both precisions and in PyTorch eager, and a shorter one."""
     recipe, shape = run.fp32.recipe, run.fp32.manifest.shape
-    model = EagerMobizo(AdaptedModel(load_model(str(model_file()), "cpu", "float32"), recipe, shape))
+    model = EagerMobizo(AdaptedModel(load_model(str(model_file())), recipe, shape), recipe.paths)
 
     def eager(number: int) -> np.ndarray:
         batch = random_batch(recipe, shape.vocabulary, recipe.sequence_length, number)
@@ -122,8 +117,8 @@ def against_sequential(run: Comparisons) -> None:
     """Times one call with 2q paths against 2q calls with one, q = 16, E = 1, at two lengths."""
     program = compile_cold(smollm2_recipe(queries=16, effective_batch=1), run.root / "q16")
     recipe, shape, weights_file = program.recipe, program.manifest.shape, program.path("weights")
-    emit_passes(recipe, str(model_file()), run.root / "sequential.pte", "sequential")
-    sequential = Passes(recipe, program.manifest.size, run.root / "sequential.pte", weights_file, "sequential")
+    emit_sequential(recipe, str(model_file()), run.root / "sequential.pte")
+    sequential = SequentialMezo(recipe, program.manifest.size, run.root / "sequential.pte", weights_file)
     for length, suffix in ((64, ""), (16, "_s16")):
         parallel = Stepper(program, length)
         sequential.reset()
@@ -176,18 +171,8 @@ def cached_seconds(directory: Path) -> float:
     """Returns the seconds of `mobizo-server compile` for a recipe that is in its cache, process start included."""
     command = [str(Path(sys.executable).parent / "mobizo-server"), "compile", "--base", str(model_file())]
     command += ["--to", str(directory)]
-    command += [
-        "--layers",
-        "last:1",
-        "--targets",
-        "v_proj",
-        "--queries",
-        "1",
-        "--effective-batch",
-        "1",
-        "--sequence-length",
-        "8",
-    ]
+    command += ["--layers", "last:1", "--targets", "v_proj"]
+    command += ["--queries", "1", "--effective-batch", "1", "--sequence-length", "8"]
     timings = []
     for _ in range(2):
         start = time.perf_counter()
@@ -197,37 +182,10 @@ def cached_seconds(directory: Path) -> float:
     return timings[1][0]
 
 
-QUICK_LIMIT = 200.0
-ROUNDS = 7  # timed turns of each ratio
+ROUNDS, QUICK_ROUNDS = 7, 1  # timed turns of each ratio
 REVERSE_ROUNDS = 28  # of one layer, which takes milliseconds
-
-
-def step(
-    json_file: JsonFile = None,
-    quick: Quick = False,
-    full: Full = False,
-    keep: Keep = None,
-    only: Only = None,
-    device: Annotated[Device, typer.Option(help="cuda: only the grid of PyTorch's contenders.")] = "cpu",
-    base: Annotated[Path | None, typer.Option(help="The grid's model directory; default: SmolLM2-135M.")] = None,
-    limit: Annotated[
-        float | None, typer.Option(min=0, help=f"Seconds after which no cell begins; --quick: {QUICK_LIMIT:g}.")
-    ] = None,
-) -> None:
-    """Time steps by contender, engine, precision, length and batch; peak memory; ratios."""
-    if quick and full:
-        raise typer.BadParameter("choose --quick or --full")
-    extent: Extent = "quick" if quick else "full" if full else "plain"
-    if limit is None:
-        limit = QUICK_LIMIT if quick else math.inf
-    if not only and (quick or base or device == "cuda"):
-        only = ["grid"]
-    with tempfile.TemporaryDirectory() as name:
-        directory = keep or Path(name)
-        parts = {
-            "grid": lambda quick: grid(directory, base, extent, device, limit),
-            "memory": lambda quick: peak_memory(directory, base),
-            "ratios": lambda quick: ratios(ROUNDS),
-            "reverse": lambda quick: reverse(REVERSE_ROUNDS),
-        }
-        run_parts(parts, json_file, quick, only)
+PARTS: Parts = {
+    "ratios": lambda quick: ratios(QUICK_ROUNDS if quick else ROUNDS),
+    "reverse": lambda quick: reverse(QUICK_ROUNDS if quick else REVERSE_ROUNDS),
+}
+step = command_of(PARTS, "Time steps against PyTorch eager, sequential MeZO and parts of a step; and a reverse pass.")

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from bench.baselines.adapted import AdaptedModel, split_backbone
-from bench.baselines.mezo_program import Passes, emit_passes
-from bench.baselines.peft_adapters import PeftModel, Variant
+from bench.baselines.mezo_program import SequentialMezo, emit_sequential
 from bench.baselines.steps import EagerMobizo, FirstOrder
 from bench.programs import Batch, CompiledProgram, model_file
-from device_agent.runtimes import F32, Rates, Runtime
-from device_agent.training.evaluation import FrozenStates, SplitMetrics, measure
-from device_agent.training.prefix import PrefixCache, Upcoming
+from device_agent.executors import F32
+from device_agent.executors.program import Rates, TrainingProgram
+from device_agent.training.evaluation import SplitMetrics, measure
+from device_agent.training.prefix import PrefixCache, UpcomingTexts
 from shared.program_inputs import TOKEN_DTYPE
 from shared.recipe import Recipe
 from shared.training_settings import TrainingSettings
@@ -34,12 +34,12 @@ class Learner(ABC):
         """dynamic: batches are padded only to their longest example."""
         self.recipe, self.train, self.dynamic = recipe, train, dynamic
         self.prefix: PrefixCache | None = None
-        self.frozen: FrozenStates | None = None  # of evaluated examples: evaluations must not speed up steps
-        self._upcoming = Upcoming()
+        self.frozen: PrefixCache | None = None  # of evaluated examples: evaluations must not speed up steps
+        self._upcoming = UpcomingTexts()
 
     def expect(self, indices: Iterable[int]) -> None:
         """Declares the examples of the coming steps, in order. Their states fill rows that would be empty."""
-        self._upcoming = Upcoming(self.train[index].correct_row.tokens for index in indices)
+        self._upcoming = UpcomingTexts(self.train[index].correct_row.tokens for index in indices)
 
     def inputs(self, indices: list[int]) -> Batch:
         """Packs training examples; with a prefix cache, hidden states stand in place of the tokens."""
@@ -50,11 +50,11 @@ class Learner(ABC):
         texts = [example.correct_row.tokens for example in examples]
         return (self.prefix.hidden(texts, tokens.shape, self._upcoming), *labels)
 
-    def _cache(self, runtime: Runtime, size: int) -> None:
-        """Keeps the frozen layers' states from now on. runtime: has `prefix`. size: of a hidden state."""
+    def _cache(self, program: TrainingProgram, size: int) -> None:
+        """Keeps the frozen layers' states from now on. program: has `prefix`. size: of a hidden state."""
         rows, length = self.recipe.effective_batch, self.recipe.sequence_length
-        self.prefix = PrefixCache(runtime, size, rows, length, dynamic=self.dynamic)
-        self.frozen = FrozenStates(PrefixCache(runtime, size, rows, length, dynamic=self.dynamic))
+        self.prefix = PrefixCache(program, size, rows, length, dynamic=self.dynamic)
+        self.frozen = PrefixCache(program, size, rows, length, dynamic=self.dynamic)
 
     def prepare(self) -> None:  # noqa: B027  # a stock model is in memory already
         """Loads the methods of the steps, so that their times do not include loading."""
@@ -122,19 +122,19 @@ class MezoProgram(ProgramLearner):
         super().__init__(program)
         path, weights = program.directory / "sequential.pte", program.path("weights")
         if not path.exists():
-            emit_passes(self.recipe, str(model_file()), path, "sequential")
+            emit_sequential(self.recipe, str(model_file()), path)
         self.prefix = self.frozen = None
-        self._passes = Passes(self.recipe, program.manifest.size, path, weights, "sequential")
+        self._mezo = SequentialMezo(self.recipe, program.manifest.size, path, weights)
 
     def step(self, indices: list[int], number: int, settings: TrainingSettings) -> float:
         """Runs two passes per query, and the update."""
         seeds = query_seeds(settings.seed, number, self.recipe.queries)
         lr, eps = settings.lr_at(number), settings.eps_for(self.recipe)
-        return float(self._passes.step(self.inputs(indices), seeds, lr, eps)[0].mean())
+        return float(self._mezo.step(self.inputs(indices), seeds, lr, eps)[0].mean())
 
     def measure(self, examples: Sequence[Example]) -> SplitMetrics:
         """Measures with the `score` of the recipe's program."""
-        self._runtime.load(self._passes.adapter())
+        self._runtime.load(self._mezo.adapter())
         return super().measure(examples)
 
 
@@ -186,19 +186,13 @@ def torch_learner(
     recipe: Recipe,
     shape: BaseShape,
     train: Sequence[Example],
-    *,
     calibration: Calibration | None = None,
-    variant: Variant | None = None,
-    vera_rank: int = 256,
 ) -> TorchLearner:
-    """Returns a baseline of a stock model, before its first step. variant: an adapter from peft, trained by MeZO."""
+    """Returns a baseline of a stock model, before its first step."""
     if engine == "first-order":
         return TorchLearner(FirstOrder(model, recipe, shape, calibration=calibration), train)
-    if variant is None:
-        adapted = AdaptedModel(model, recipe, shape, calibration)
-    else:
-        adapted = PeftModel(model, recipe, shape, variant, vera_rank)
-    return TorchLearner(EagerMobizo(adapted, "both" if engine == "mobizo" else "sequential"), train)
+    adapted = AdaptedModel(model, recipe, shape, calibration)
+    return TorchLearner(EagerMobizo(adapted, paths_at_once=1 if engine == "mezo" else recipe.paths), train)
 
 
 class _LowerLayers:

@@ -13,7 +13,6 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from bench.baselines.peft_adapters import Variant
 from bench.result import notes
 from bench.runner import load_or_compute
 from bench.training.learners import Engine, Learner
@@ -38,8 +37,6 @@ class Contender(BaseModel):
     recipe: RecipeSettings
     training: TrainingSettings  # steps: the maximum
     calibration: Calibrated | None = None  # how A was calibrated on the product reviews; None: A is random
-    variant: Variant | None = None  # an adapter from peft instead of LoRA-FA by hooks
-    vera_rank: int = 256
 
     def with_training(self, **training: Any) -> Self:
         """Returns the contender with some training settings changed, such as the seed or the learning rate."""

@@ -5,13 +5,10 @@ import pytest
 SLOW = (
     "test_accuracy",
     "test_kills",
-    "test_options",
-    "test_registry_downloads",
     "test_server_kills",
     "test_server_load",
     "test_smoke",
     "test_steps",
-    "test_variance",
 )
 
 

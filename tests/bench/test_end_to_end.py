@@ -11,7 +11,7 @@ from shared.training_settings import TrainingSettings
 
 with warnings.catch_warnings():  # the compiler's libraries warn of their own deprecations as they are imported
     warnings.simplefilter("ignore")
-    from bench.baselines.rounding import load_model
+    from bench.baselines.pytorch_model import load_model
     from bench.end_to_end import command
     from bench.end_to_end.command import end_to_end
     from bench.end_to_end.contender_runner import ContenderRunner
@@ -113,8 +113,7 @@ def test_first_order_with_the_same_help_takes_the_programs_steps(tmp_path: Path)
         compile_program(recipe, str(base), tmp_path / "program", inference=False), tmp_path / "program"
     )
     ours = ProgramLearner(program)
-    model = load_model(str(base), "cpu", "float32")
-    theirs = torch_learner("first-order", model, recipe, program.manifest.shape, ours.train)
+    theirs = torch_learner("first-order", load_model(str(base)), recipe, program.manifest.shape, ours.train)
     theirs.cache_prefix()
     settings = TrainingSettings(steps=8, lr=1e-2)
     start = theirs.measure(ours.train[:8])

@@ -12,6 +12,7 @@ from bench.figures import (
     ROOT,
     UnknownFigure,
     documents,
+    quoted_rows,
     update_figures,
 )
 from bench.result import Result, results_in
@@ -42,6 +43,20 @@ def test_documents_quote_the_results(path, results):
         if (expected := update_figures(marker[0], results).rsplit("-->", 1)[1]) != marker["shown"]
     ]
     assert not errors, "`python -m bench figures` writes them anew:\n" + "\n".join(errors)
+
+
+def test_results_keep_only_rows_that_documents_quote(results):
+    texts = [path.read_text() for path in documents()]
+    assert {name: result.rows for name, result in results.items()} == {
+        name: quoted_rows(name, result, texts) for name, result in results.items()
+    }
+
+
+def test_the_rows_of_a_result_that_some_text_quotes():
+    texts = ["<!-- bench: x[database=sqlite,what=job].ms .0f -->125", "<!-- bench: y[what=step].seconds .1f -->4.0"]
+    assert quoted_rows("x", RESULT, texts) == [RESULT.rows[0]]
+    assert quoted_rows("y", RESULT, texts) == [RESULT.rows[2]]
+    assert quoted_rows("z", RESULT, texts) == []
 
 
 @pytest.mark.parametrize("path", documents(), ids=lambda path: path.name)

@@ -1,20 +1,21 @@
 """The kill table detects a B that a kill has changed, and steps that were computed again."""
 
+import os
+import subprocess
 import sys
+import threading
 import warnings
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from device_agent.engines.child_process import supervise
-from device_agent.training.journal import RunDirectory
+from device_agent.training.run_directory import RunDirectory
 from shared.zo.trajectory import TrajectoryFile, TrajectoryHeader
 
 with warnings.catch_warnings():  # the compiler's libraries warn of their own deprecations as they are imported
     warnings.simplefilter("ignore")
-    from bench.agent.kills import Attempt, Scenario, Trainer, Trial, measure, recorded_steps
+    from bench.agent.kills import Attempt, KillableRun, Scenario, Trial, measure, recorded_steps
 
 pytestmark = pytest.mark.filterwarnings("ignore:::executorch", "ignore:::torch", "ignore:::copyreg")
 
@@ -22,11 +23,10 @@ ROOT = Path(__file__).resolve().parents[2]
 STEPS = 20
 HEADER = TrajectoryHeader(job_id="job", job_seed=0, recipe_id="0" * 64, noise="rademacher", queries=1, size=1)
 
-# Trains like an engine, but without a program. With "drifts", B depends on the number of starts.
+# Trains like a run, but without a program. With "drifts", B depends on the number of starts.
 TRAINER = """
 import sys, time
 from pathlib import Path
-from types import SimpleNamespace
 import numpy as np
 from shared.zo.trajectory import TrajectoryFile, TrajectoryHeader
 run, header, steps, drifts = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4] == "drifts"
@@ -34,40 +34,37 @@ file = TrajectoryFile(run / "trajectory.bin", TrajectoryHeader.model_validate_js
 while file.trajectory.steps < steps:
     time.sleep(0.01)
     file.append_step(np.array([file.trajectory.steps], np.float32))
-    print('{"progress": {"phase": "training", "step": %d}}' % file.trajectory.steps, flush=True)
+    print(file.trajectory.steps, flush=True)
 b = (run / "starts").read_bytes() if drifts else b"B"
 (run / "best.safetensors").write_bytes(b)
 (run / "last.safetensors").write_bytes(b)
-print('{"trained": true}', flush=True)
 """
 
 
-class SmallEngine:
-    """An engine that runs TRAINER."""
-
-    name = "python"
-
-    def __init__(self, mode):
-        self._mode = mode
-
-    def train(self, run, report, stop):
-        with (run.path / "starts").open("a") as starts:
-            starts.write("*")
-        command = [sys.executable, "-c", TRAINER, run.path, HEADER.model_dump_json(), str(STEPS), self._mode]
-        supervise(list(map(str, command)), run, report, stop, {"PYTHONPATH": str(ROOT)})
-        return SimpleNamespace(result="whole")
-
-
-class SmallRun(Trainer):
-    """A run without a plan, by a small engine."""
+class SmallRun(KillableRun):
+    """A run by TRAINER."""
 
     def __init__(self, directory, mode):
-        self.run, self.engine = RunDirectory(directory), SmallEngine(mode)
+        self.run, self._mode = RunDirectory(directory), mode
+
+    def execute(self, kill_after):
+        with (self.run.path / "starts").open("a") as starts:
+            starts.write("*")
+        command = [sys.executable, "-c", TRAINER, self.run.path, HEADER.model_dump_json(), str(STEPS), self._mode]
+        environment = os.environ | {"PYTHONPATH": str(ROOT)}
+        with subprocess.Popen(list(map(str, command)), env=environment, stdout=subprocess.PIPE) as process:
+            timer = threading.Timer(kill_after or 0.0, process.kill)
+            if kill_after is not None:
+                timer.start()
+            reported_steps = [int(line) for line in process.stdout if line.endswith(b"\n")]
+            timer.cancel()
+        done = process.returncode == 0
+        return Attempt(done, not done, reported_steps, recorded_steps(self.run.ledger))
 
 
 def table_row(directory, mode, expected=None):
     row, hashes = measure(
-        Scenario("small", "replay", "trainer", 3, lambda path: SmallRun(path, mode)), directory, expected
+        Scenario("small", "replay", "loop", 3, lambda path: SmallRun(path, mode)), directory, expected
     )
     assert row["trials"] == 3
     assert row["kills"] >= 3
@@ -83,7 +80,7 @@ def test_a_run_that_continues_after_its_last_step_is_no_mismatch(tmp_path):
 def test_a_b_that_a_kill_changes_is_a_mismatch_in_every_trial(tmp_path):
     row, hashes = table_row(tmp_path, "drifts")
     assert row["mismatches"] == 3
-    # And one that differs from another engine's, with or without kills, counts once more.
+    # And one that differs from another executor's, with or without kills, counts once more.
     row, _ = table_row(tmp_path, "steady", hashes)
     assert row["mismatches"] == 4
 

@@ -1,7 +1,6 @@
 """`bench scale`: random bases that load, claims from given rows, and rows that are kept."""
 
 import json
-import re
 import warnings
 from pathlib import Path
 
@@ -11,9 +10,9 @@ from transformers import AutoModelForCausalLM
 
 with warnings.catch_warnings():  # the compiler's libraries warn of their own deprecations as they are imported
     warnings.simplefilter("ignore")
+
     from bench.scale.bases import QUICK, SIZES, Size, random_tensor, shards, write_random_base
     from bench.scale.command import claims_of, scale
-    from bench.scale.plot import write_plot
     from server.compiler import inspect_base
 
 OPT = Size(
@@ -101,13 +100,6 @@ def test_claims() -> None:
             "device_peak_rss_over_weights_fp32": 1.1,
             "compile_peak_over_result_1b": 1.3,
             "step_seconds_1b_over_floor": 1.5,
-            "compile_peak_bytes_7b": 70,
-            "compile_seconds_7b": 3000,
-            "compile_seconds_slope": 1,
-            "compile_peak_bytes_slope": claims["compile_peak_bytes_slope"],
-            "load_seconds_slope": 1,
-            "peak_rss_bytes_slope": 1,
-            "step_seconds_slope": 1.5,
         }
     )
 
@@ -127,11 +119,3 @@ def test_finished_rows_are_not_measured_again(tmp_path: Path) -> None:
         (tmp_path / f"tiny.{each['precision']}.{each['estimator']}.json").write_text(json.dumps(each))
     scale(tmp_path / "result.json", quick=True, keep=tmp_path)
     assert json.loads((tmp_path / "result.json").read_bytes())["rows"] == rows
-
-
-def test_the_plot_names_each_quantity_with_its_slope(tmp_path: Path) -> None:
-    rows = [row("base", size, estimator) for size in (10, 100, 1000) for estimator in ("replay", "gradient")]
-    write_plot(rows, tmp_path / "scale.svg")
-    labels = re.findall("<!-- (.*?) -->", (tmp_path / "scale.svg").read_text())
-    assert {"a step, gradient (slope 1.50)", "compile (slope 1.00)", "compile peak (slope 0.50)"} <= set(labels)
-    assert not any("directional" in label for label in labels)

@@ -2,8 +2,6 @@
 
 import pytest
 
-from bench.server.cohorts import rounds
-from bench.server.fleet import REQUEST_KINDS, fleet
 from bench.server.home import make_home, spread
 from bench.server.polls import poll
 
@@ -24,24 +22,3 @@ def test_devices_see_jobs_to_their_end(tmp_path):
     assert rows["job to a device"]["count"] == rows["completion"]["count"] == rows["upload"]["count"] == 6
     assert rows["heartbeat"]["count"] == 12
     assert rows["server"]["peak_rss_bytes"] > 1 << 20
-
-
-@pytest.mark.slow
-def test_virtual_devices_live_their_lives_without_an_error(tmp_path):
-    rows = fleet(make_home(tmp_path), 4, quick=True)
-    kinds = {row["what"]: row for row in rows if "cpu_ms" in row}
-    assert set(kinds) == {*REQUEST_KINDS, "connect"}
-    assert [row["first"] for row in kinds.values()] == [[]] * len(kinds)
-    assert kinds["acquire"]["count"] == kinds["release"]["count"] == 4
-    leases = next(row for row in rows if row.get("table") == "leases")
-    assert leases["rows"] == 1.0
-
-
-@pytest.mark.slow
-def test_cohorts_of_virtual_devices_publish_their_rounds(tmp_path):
-    rows, claims = rounds(make_home(tmp_path), 6, 2, {}, rounds_each=2, wait_seconds=2.0)
-    assert rows[0]["states"] == {"published": 4}
-    assert rows[0]["updates"] == 12
-    assert claims["cohort_errors"] == 0
-    grown = {row["table"]: row["rows"] for row in rows if "table" in row}
-    assert grown["cohort_updates"] == grown["jobs"] == 1.0

@@ -36,17 +36,12 @@ def run(app, tmp_path_factory):
     return run
 
 
-def test_replaying_a_trajectory(run):
-    output, result = run("registry", "--only", "replay")
-    assert result["claims"]["replay_seconds"] > 0
-    assert {row["part"] for row in result["rows"]} == {"replay"}
+def test_aggregating_uploads(run):
+    output, result = run("federation", "--only", "bytes", "--only", "aggregate")
+    assert {row["part"] for row in result["rows"]} == {"bytes", "aggregate"}
     for name, value in result["claims"].items():
         assert name in output
         assert cell_text(value) in output
-
-
-def test_aggregating_uploads(run):
-    _, result = run("federation", "--only", "bytes", "--only", "aggregate")
     # 4 bytes a parameter against 4 q = 16 bytes a step, and their framing.
     assert result["claims"]["weights_vs_trajectory_bytes"] > 100
     assert result["claims"]["aggregate_rss_bytes"] > 1 << 20

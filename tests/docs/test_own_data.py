@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from device_agent.cli.app import app
-from device_agent.datasets.build import MOST_RECORD
+from device_agent.datasets.build import MAX_RECORD_BYTES
 from device_agent.datasets.formats import Format
 from device_agent.datasets.store import DatasetStore
 
@@ -51,4 +51,4 @@ def test_every_format_is_described(form):
 
 
 def test_the_limit_of_a_record():
-    assert f"more than {MOST_RECORD:,} bytes" in re.sub(r"\s+", " ", PAGE)
+    assert f"more than {MAX_RECORD_BYTES:,} bytes" in re.sub(r"\s+", " ", PAGE)

@@ -1,0 +1,107 @@
+"""`bench server`, scoring: 64 adapters in one `/v1/score` request against one adapter with as many rows.
+
+Adapters of random B on SmolLM2-135M are published through the routes of a device and scored by turns.
+"""
+
+import json
+import random
+import statistics
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+
+from bench.programs import MOVIES, model_file
+from bench.result import Measurement, Row
+from bench.runner import ratio, time_by_turns
+from bench.server import home
+from server.catalog.bases import BaseService, inspect
+from server.database.database import Database
+from server.settings import Settings
+from server.storage.opening import open_artifacts
+from shared.access import Role
+from shared.canonical import canonical_json, sha256_hex
+from shared.request_signature import RequestSigner
+from shared.zo.lora import dump_adapter
+
+ADAPTERS = 64  # as many rows
+ROUNDS, QUICK_ROUNDS = 7, 2
+SECONDS = 600.0  # limit of a request
+DEVIATION = 0.01  # of B's elements
+SEED = 6
+BASE = "smollm2"
+
+
+def measure(quick: bool) -> Measurement:
+    """Returns a row for each number of adapters, and the ratio."""
+    with tempfile.TemporaryDirectory() as name:
+        source = Path(name) / "source"
+        settings = home.make_home(Path(name), scorer_seconds=SECONDS)
+        _register(settings, source)
+        (credentials,), token = home.add_devices(settings, 1), home.new_token(settings, Role.APP)
+        with home.running_server(settings) as (url, _), home.client(url, token, SECONDS) as app:
+            with home.client(url, credentials.token) as device:
+                for number in range(ADAPTERS):
+                    _publish(app, device, credentials.signer(), number)
+            _register(settings, model_file())
+            seconds = _score(app, QUICK_ROUNDS if quick else ROUNDS)
+    rows: list[Row] = [
+        {"what": "score", "rows": ADAPTERS, "adapters": count, "seconds": statistics.median(times)}
+        for count, times in seconds.items()
+    ]
+    return rows, {"score_64_vs_1": ratio(seconds[ADAPTERS], seconds[1])}
+
+
+def _register(settings: Settings, source: Path) -> None:
+    """Registers SmolLM2-135M in a home. source: the model, or a directory for the tests' compiler."""
+    database, artifacts = Database(settings.url), open_artifacts(settings)
+    base = inspect(BASE, str(model_file()), artifacts)
+    if source.is_dir():
+        (source / "shape.json").write_text(base.shape.model_dump_json())
+        (source / "tokenizer.json").write_bytes(artifacts.read(base.tokenizer_sha256))
+    base.source = str(source)
+    with database.writing() as session:
+        BaseService(session, artifacts).register(base)
+    database.close()
+
+
+def _publish(app: httpx.Client, device: httpx.Client, signer: RequestSigner, number: int) -> None:
+    """Submits a job and publishes a random B for it, without training."""
+
+    def send(method: str, path: str, data: bytes, kind: str = "application/json") -> Any:
+        headers = signer.headers(method, path, "", data) | {"Content-Type": kind}
+        return device.request(method, path, content=data, headers=headers).raise_for_status().json()
+
+    home.submit(app, home.job(number, {"rank": 16}, base=BASE))
+    lease = send("POST", "/v1/leases", canonical_json({"datasets": [home.DATASET]}))
+    size, path = lease["manifest"]["manifest"]["size"], f"/v1/leases/{lease['id']}"
+    flat = np.random.default_rng(number).normal(0, DEVIATION, size).astype(np.float32)
+    data = dump_adapter(flat, {"job": lease["job"]["id"]})
+    send("PUT", f"{path}/adapter", data, "application/octet-stream")
+    completion = {"adapter_sha256": sha256_hex(data), "result": home.RESULT.model_dump(mode="json")}
+    send("POST", f"{path}/complete", canonical_json(completion))
+
+
+def _score(app: httpx.Client, rounds: int) -> dict[int, list[float]]:
+    """Returns the seconds of requests with ADAPTERS rows, for each number of adapters and each turn."""
+    records = [json.loads(line) for line in (MOVIES / "test.jsonl").read_text().splitlines()]
+
+    def make_call(count: int) -> Callable[[int], None]:
+        def call(number: int) -> None:
+            # All calls of a turn have the same sample.
+            sample = random.Random(f"{SEED}-{number}").sample(records, ADAPTERS)
+            rows = [
+                {"adapter": f"adapter-{row % count}", "record": {"text": record["text"]}}
+                for row, record in enumerate(sample)
+            ]
+            response = app.post("/v1/score", json={"base": BASE, "task": "sst2", "rows": rows}).raise_for_status()
+            if len(response.json()["rows"]) != ADAPTERS:
+                raise RuntimeError("rows are missing")
+
+        return call
+
+    seconds = time_by_turns(rounds, {str(count): make_call(count) for count in (ADAPTERS, 1)})
+    return {int(count): times for count, times in seconds.items()}

@@ -1,0 +1,222 @@
+"""`python -m tests.docs.server_pages` writes the pages of docs/ that follow from the server's code.
+
+These are the OpenAPI document, the problem codes, who may call each route and what one request may cost, and the table
+of all settings.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.routing import BaseRoute
+
+from server.app import create_api
+from server.settings import MEBIBYTE, Settings
+from server.web.middleware import MethodNotAllowed
+from server.web.openapi import PROBLEM_JSON, text_of
+from server.web.routes import BodyKind, Route
+from server.web.state import BURST_SECONDS, REFUSAL_BURST, REFUSAL_RATE, RateLimit
+from shared.errors import PROBLEM_TYPE, MobizoError
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+_KIBIBYTE = 1 << 10
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The most that a route spends on one hostile request, by the kind of its body; see `COSTS`.
+
+    cpu_seconds: of the server process. loop_seconds: of these, on the event loop, where other requests wait.
+    memory_bytes: that the process grows by.
+    """
+
+    cpu_seconds: float
+    loop_seconds: float
+    memory_bytes: int
+
+
+# Bounds that tests/server/web/test_hostile_requests.py holds, several times what was measured: CPUs differ.
+COSTS = {
+    BodyKind.NONE: Cost(0.5, 0.25, 16 * MEBIBYTE),
+    BodyKind.JSON: Cost(1.5, 0.3, 96 * MEBIBYTE),
+    BodyKind.FORM: Cost(1.5, 0.3, 96 * MEBIBYTE),
+}
+
+
+@dataclass(frozen=True)
+class UploadCost:
+    """The most that an upload spends on each MiB of its body, and how many MiB it may have; `UPLOADS` has them.
+
+    size: in words, what bounds the size of the body.
+    """
+
+    per_mebibyte: Cost
+    size: str
+
+
+_WEIGHTS = Cost(0.1, 0.02, 8 * MEBIBYTE)
+# Bounds that tests/server/web/test_hostile_uploads.py holds, by route.
+UPLOADS = {
+    "/v1/leases/{lease_id}/adapter": UploadCost(_WEIGHTS, "4 D bytes and a header, D of the job's program"),
+    "/v1/leases/{lease_id}/masking/vector": UploadCost(_WEIGHTS, "the words of D + 1 numbers, D of the job's program"),
+    "/v1/leases/{lease_id}/trajectory": UploadCost(Cost(3, 0.02, 40 * MEBIBYTE), "64 MiB, and the steps of the job"),
+}
+
+ROUTES_HEAD = """# Routes
+
+<!-- python -m tests.docs.server_pages -->
+
+Who may call each route, how often, with how large a body, and the most that one request costs the server process,
+whatever it contains. [openapi.json](openapi.json) describes requests and responses.
+
+- **callers**: a scope stands for a person or service whose token has it.
+- **rate**: the limit that counts requests.
+{rates}
+- **body**: its kind and largest size by default. `MOBIZO_UPLOAD_BYTES` changes that of
+  files. A body must arrive within 30 seconds and a second for each 4 KiB.
+- **CPU, memory**: bounds on the CPU time of one request, how much of it runs on the event loop, where other requests
+  wait, and the growth of the process. `tests/server/web/test_hostile_requests.py` sends the largest, deepest, widest
+  and most invalid bodies to each route and measures them. The bounds are several times what was measured, since CPUs
+  differ. What a request starts beside the server process (compiling, exporting, scoring) is not counted; it has limits
+  of its own. Responses are bounded by pages, and by what is stored.
+- **Uploads of files** have bounds for each MiB of the body, in addition to the bound of a request without a body;
+  `tests/server/web/test_hostile_uploads.py` measures them. The job of the lease bounds the size further:
+{uploads}
+  A trajectory has at most the steps of its job, 20,000 evaluations and changes of limits, and a fixed cost for each
+  of them. At most two trajectories are read at the same time, in threads.
+
+| route | callers | rate | body | CPU (event loop) | memory |
+|---|---|---|---|---|---|
+"""
+
+
+def route_page(routes: Iterable[BaseRoute]) -> str:
+    """Returns the page in Markdown, with the settings' defaults."""
+    settings = Settings.model_construct()
+    api_routes = [route for route in routes if isinstance(route, Route)]
+    rows = [_row(method, route, settings) for route in api_routes for method in route.methods or ()]
+    return ROUTES_HEAD.format(rates=_rates(settings), uploads=_uploads()) + "".join(sorted(rows))
+
+
+def _row(method: str, route: Route, settings: Settings) -> str:
+    if route.rule is None:
+        raise TypeError(f"{route.path} has no rule")
+    kind = route.body_kind
+    upload = kind is BodyKind.FILE
+    cost = UPLOADS[route.path].per_mebibyte if upload else COSTS[kind]
+    each = " for each MiB" if upload else ""
+    size = f"{'no body' if kind is BodyKind.NONE else kind}, {_size(route.body_limit(settings))}"
+    cpu = f"{cost.cpu_seconds:g} s ({cost.loop_seconds:g} s){each}"
+    memory = _size(cost.memory_bytes) + each
+    cells = (f"`{route.path} {method}`", route.rule.callers, route.rule.rate_limit, size, cpu, memory)
+    return f"| {' | '.join(cells)} |\n"
+
+
+def _rates(settings: Settings) -> str:
+    rates = {
+        RateLimit.CREDENTIAL: (settings.token_rate, settings.token_rate * BURST_SECONDS),
+        RateLimit.ADDRESS: (settings.address_rate, settings.address_rate * BURST_SECONDS),
+        RateLimit.REFUSALS: (REFUSAL_RATE, REFUSAL_BURST),
+    }
+    lines = [f"  `{name}`: {rate:g} a second, {burst:,} at once." for name, (rate, burst) in rates.items()]
+    return "\n".join((*lines, "  `refusals` counts wrong tokens by address, also where the limit is `token`."))
+
+
+def _uploads() -> str:
+    return "\n".join(f"  `{path}`: {cost.size}." for path, cost in UPLOADS.items())
+
+
+def _size(number: int) -> str:
+    whole, unit = (number // MEBIBYTE, "MiB") if number >= MEBIBYTE else (number // _KIBIBYTE, "KiB")
+    return f"{whole} {unit}"
+
+
+PROBLEMS_HEAD = f"""# Problem codes
+
+<!-- python -m tests.docs.server_pages -->
+
+Every error response is `{PROBLEM_JSON}` (RFC 9457). `code` is stable and intended for programs; `type` is
+`{PROBLEM_TYPE}` followed by the code; `detail` is intended for people and states the remedy.
+[openapi.json](openapi.json) lists the codes of each route.
+
+| code | status | meaning |
+|---|---|---|
+"""
+
+
+def _classes(root: type[MobizoError]) -> Iterator[type[MobizoError]]:
+    yield root
+    for child in root.__subclasses__():
+        # A process may hold the agent's errors, too, which have some of the same codes.
+        if child.__module__.startswith(("shared.", "server.")):
+            yield from _classes(child)
+
+
+def _codes(document: dict[str, Any]) -> set[str]:
+    codes = {MethodNotAllowed.code}
+    for operations in document["paths"].values():
+        for operation in operations.values():
+            for response in operation["responses"].values():
+                content = response.get("content", {}).get(PROBLEM_JSON)
+                codes |= set(content["schema"]["properties"]["code"]["enum"] if content else ())
+    return codes
+
+
+def problem_page(document: dict[str, Any]) -> str:
+    """Returns the page in Markdown."""
+    codes = _codes(document)
+    rows = sorted((error.status, error.code, (error.__doc__ or "").splitlines()[0]) for error in _classes(MobizoError))
+    return PROBLEMS_HEAD + "".join(
+        f"| `{code}` | {status} | {text} |\n" for status, code, text in rows if code in codes
+    )
+
+
+BEGIN, END = "<!-- settings: written by python -m tests.docs.server_pages -->", "<!-- end of settings -->"
+
+
+def table() -> str:
+    """Returns a Markdown table with one row per setting, in the order of the class."""
+    rows = ["| variable | default | what |", "|---|---|---|"]
+    for name, field in Settings.model_fields.items():
+        value = field.get_default(call_default_factory=True)
+        description = (field.description or "").replace("|", "\\|")
+        rows.append(f"| `MOBIZO_{name.upper()}` | {_formatted(value)} | {description} |")
+    return "\n".join(rows)
+
+
+def _formatted(value: Any) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, Path):
+        return f"`{str(value).replace(str(Path.home()), '~', 1)}`"
+    if isinstance(value, list):
+        return f"`{' '.join(str(word).replace(sys.executable, 'python') for word in value)}`"
+    return f"`{str(value).lower() if isinstance(value, bool) else value}`" if value != "" else "none"
+
+
+def with_table(document: str) -> str:
+    """Returns a document with the table inserted between its markers."""
+    before, _, rest = document.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n{table()}\n{END}{after}"
+
+
+def pages(api: FastAPI) -> dict[Path, str]:
+    """Returns every page that follows from the code, by its path."""
+    document, operations = api.openapi(), DOCS / "operations.md"
+    return {
+        DOCS / "openapi.json": text_of(document),
+        DOCS / "problems.md": problem_page(document),
+        DOCS / "routes.md": route_page(api.routes),
+        operations: with_table(operations.read_text(encoding="utf-8")),
+    }
+
+
+if __name__ == "__main__":
+    for path, text in pages(create_api()).items():
+        path.write_text(text, encoding="utf-8")
