@@ -9,6 +9,7 @@ from tokenizers import Tokenizer
 from device_agent.durable import disk_full_as_does_not_fit
 from device_agent.executors.process import Launcher
 from device_agent.executors.program import TrainingProgram
+from device_agent.memory import trim_heap
 from device_agent.training.data import Splits, read_splits, text_format_of
 from device_agent.training.dp_sampling import check_sample_size
 from device_agent.training.gradient_trainer import trainer_of
@@ -36,6 +37,7 @@ def train_run(
         report(Progress(phase="loading"))
         plan = run.plan()
         splits = _splits(run, plan)
+        trim_heap()  # of the tokenizer, before the program takes its memory
         plan = plan.model_copy(update={"blank": splits.blank})
         executor = launcher.launch(plan.manifest, plan.program, plan.weights, stop=stop)
         try:

@@ -1,13 +1,10 @@
 """Executors on a phone over a real adbd. A run whose link is cut ends with the bytes of an undisturbed run."""
 
-import re
-import shutil
 import subprocess
 import sys
 import threading
 import time
 from contextlib import closing
-from pathlib import Path
 
 import numpy as np
 import psutil
@@ -380,40 +377,6 @@ def stand_in(directory, serve):
 def test_a_runner_that_fails(adb, rademacher, tmp_path, script, error, words):
     with pytest.raises(error, match=words):
         launch_on(PhoneLauncher(adb, stand_in(tmp_path / "runner", script)), rademacher)
-
-
-@pytest.fixture
-def bundle(runner_directory, tmp_path):
-    """The runner as a bundle (bundle.cmake), made of this machine's own libraries for a phone of its processor."""
-    bundle = tmp_path / "bundle"
-    shutil.copytree(runner_directory / "lib", bundle / "lib")
-    (bundle / "bin").mkdir()
-    shutil.copy(runner_directory / "mobizo-runner", bundle / "bin")
-    process = subprocess.run(["ldd", runner_directory / "mobizo-runner"], capture_output=True, text=True, check=True)
-    paths = [Path(path) for path in re.findall(r"(/\S+) \(", process.stdout)]
-    for path in paths:
-        if not (bundle / "lib" / path.name).exists():
-            shutil.copy(path, bundle / "lib")
-    loader = next(path.name for path in paths if path.name.startswith("ld-"))
-    source = ROOT / "device_agent/runner/launcher.cpp"
-    command = ["c++", "-static", f'-DMOBIZO_LOADER="{loader}"', source, "-o", bundle / "mobizo-runner"]
-    subprocess.run(command, check=True)
-    return bundle
-
-
-@pytest.mark.slow
-def test_a_bundle_trains_and_ends_with_the_link(adb, bundle, rademacher, examples, expected, phone):
-    launcher, pids = PhoneLauncher(adb, bundle), []
-
-    def cut(_executor, step):
-        if step == 3 and not pids:
-            pids.extend(running(phone))
-            pull_the_cable(phone)
-            wait_for(lambda: not running(phone))
-
-    run = Run(rademacher, examples, lambda: launch_on(launcher, rademacher))
-    check(run, run.train(STEPS, cut), expected)
-    assert len(pids) == 1
 
 
 @pytest.mark.slow
