@@ -160,7 +160,7 @@ def memory_directory() -> Path | None:
 
 
 def ignore(_progress: Progress) -> None:
-    """A report to nobody."""
+    """Discards a progress report."""
 
 
 @lru_cache(maxsize=1)
