@@ -13,9 +13,10 @@ import structlog
 
 from server.settings import Settings
 from server.tasks.parent_death_signal import bound_to_parent
+from server.tasks.worker import DRAIN_SECONDS
 
 RESTART_SECONDS = 1.0
-STOP_SECONDS = 10.0
+STOP_SECONDS = DRAIN_SECONDS + 10.0  # a worker that drains for the longest time still ends by itself
 _log = structlog.get_logger()
 
 

@@ -12,6 +12,7 @@ import os
 import resource
 import socket
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -253,7 +254,7 @@ class Worker:
             with self._database.writing() as session:
                 return end(self._queue(session))
 
-        return insist(ended, self.stopping)
+        return insist(ended, self.stopping, DRAIN_SECONDS)
 
     def _beat(self, claim: Claim, lost: threading.Event) -> None:
         """Sets `lost` once the claim is lost or the task has no requests."""
@@ -297,15 +298,24 @@ class Worker:
             worker.compiler_peak_rss_bytes = max(worker.compiler_peak_rss_bytes, child_peak, *running)
 
 
-def insist(do: Callable[[], Ended], giving_up: StopSignal) -> Ended:
-    """Runs `do`, one transaction, until the database is available; raises its error once `giving_up` is set."""
+def insist(do: Callable[[], Ended], stopping: StopSignal, grace_seconds: float = 0.0) -> Ended:
+    """Runs `do`, one transaction, until the database is available.
+
+    Raises the error of `do` if that takes more than `grace_seconds` after `stopping` was set.
+    """
+    deadline: float | None = None
     while True:
         try:
             return do()
         except OUTAGES as error:
             _log.warning("database-away", error=str(error))
-            if giving_up.wait(_RETRY_SECONDS):
-                raise
+            if stopping.is_set():
+                deadline = deadline or time.monotonic() + grace_seconds
+                if time.monotonic() >= deadline:
+                    raise
+                time.sleep(_RETRY_SECONDS)
+            else:
+                stopping.wait(_RETRY_SECONDS)
 
 
 def _delete_ended() -> None:

@@ -1,15 +1,20 @@
 """What fails inside a task or a sweep ends there, with its own reason; no worker dies and no work is lost."""
 
 import errno
+import sqlite3
+import threading
 from datetime import timedelta
 
 import pytest
-from sqlalchemy import select, update
+from sqlalchemy import make_url, select, update
 
 from server.database.columns import utc_now
+from server.database.database import Database
 from server.federation.models import Cohort
 from server.federation.rounds import RoundService
+from server.settings import Tuning
 from server.storage.directory import DiskArtifacts
+from server.tasks.child_process import Stopped
 from server.tasks.queue import MAX_OUTAGE
 from server.tasks.repository import Task, TaskRequest, TaskState
 from server.tasks.sweeps import SweepFailure, failing_sweeps, run_guarded
@@ -155,6 +160,25 @@ def test_an_exception_in_a_heartbeat_does_not_end_the_heartbeats(home, worker, a
     request_task()
     drain(worker)
     assert (home.task("one").state, attempts.runs) == (TaskState.DONE, 1)
+
+
+def test_a_stopping_worker_releases_its_task_once_the_database_is_free(home, attempts, request_task):
+    worker = create_worker(home.settings, Database(home.settings.url, Tuning(lock_seconds=0.05)))
+    worker.handle(attempts)
+    worker.register()
+    lock = sqlite3.connect(make_url(home.settings.url).database, isolation_level=None, check_same_thread=False)
+
+    def stop():
+        worker.stop()
+        lock.execute("BEGIN IMMEDIATE")
+        threading.Timer(1.0, lock.rollback).start()
+        return Stopped()
+
+    attempts.outcomes = [stop]
+    request_task()
+    drain(worker)
+    assert (home.task("one").state, home.task("one").attempts) == (TaskState.WAITING, 0)
+    lock.close()
 
 
 def test_a_task_of_a_kind_without_a_handler_fails(home, worker, request_task):
