@@ -11,6 +11,8 @@ import psutil
 _STATUS = Path("/proc/self/status")
 _MAPS = Path("/proc/self/maps")
 _MADV_DONTNEED = 4
+_M_MMAP_THRESHOLD = -3
+_LARGE_BLOCK = 128 << 10
 
 
 def _status_bytes(name: str) -> int | None:
@@ -69,3 +71,12 @@ def trim_heap() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
+
+
+def map_large_blocks() -> None:
+    """Makes the C library, if it is glibc, map each block of 128 KiB or more by itself, so that a freed one returns to
+    the system at once. By default it raises that size to the largest block freed so far, and keeps freed arrays.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, _LARGE_BLOCK)

@@ -21,7 +21,7 @@ from device_agent.inference.adapter_store import AdapterStore
 from device_agent.jobs.lease_and_policy import LeaseHeartbeat
 from device_agent.jobs.leased_job import AgentContext, JobEnd, LeasedJob, Outcome
 from device_agent.jobs.rounds import RoundLog, round_record
-from device_agent.memory import release_code_pages, trim_heap
+from device_agent.memory import map_large_blocks, release_code_pages, trim_heap
 from device_agent.policy.evaluator import DailyMinutes, PolicyEvaluator, load_consents, load_rules
 from device_agent.policy.privacy_accounting import can_account
 from device_agent.policy.privacy_ledger import PrivacyLedger
@@ -141,6 +141,7 @@ class Daemon:
         training.
         """
         self._thread = threading.current_thread()
+        map_large_blocks()
         remove_leftovers(self._home.path)
         while not self._stopping.is_set():
             try:

@@ -3,6 +3,9 @@
 #include "connection.hpp"
 #include "program.hpp"
 
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
 #include <poll.h>
 #include <unistd.h>
 
@@ -20,6 +23,7 @@ namespace {
 
 constexpr const char *USAGE_METHOD = "$usage"; // answers the memory and the load time of this process
 constexpr int ABORTED = 1;                     // exit status
+constexpr int LARGE_BLOCK = 128 << 10;         // bytes
 constexpr auto WATCH_INTERVAL = std::chrono::milliseconds(50);
 
 std::atomic<bool> calling{false};   // the main thread loads or runs a method, so it does not see the input end
@@ -110,6 +114,12 @@ void answer(Connection &connection, const std::vector<Tensor> &outputs) {
 } // namespace
 
 bool serve(const ServeOptions &options) {
+#ifdef __GLIBC__
+  if (!options.resident) {
+    // Freed tensors return to the system at once. By default the heap keeps blocks as large as the largest freed one.
+    mallopt(M_MMAP_THRESHOLD, LARGE_BLOCK);
+  }
+#endif
   watch_client();
   std::signal(SIGBUS, answer_lost_page);
   Connection connection(0, 1);
