@@ -104,7 +104,7 @@ def sync_directory(path: Path) -> None:
 
 @contextmanager
 def disk_full_as_does_not_fit() -> Iterator[None]:
-    """Turns the OSError of a full disk into DoesNotFit, after which the run resumes from its journal."""
+    """Turns the OSError of a full disk into DoesNotFit, after which the run resumes from its trajectory."""
     try:
         yield
     except OSError as error:
@@ -113,8 +113,10 @@ def disk_full_as_does_not_fit() -> Iterator[None]:
         raise DoesNotFit("the disk is full; free some space and the run resumes where it stopped") from error
 
 
-def describe_os_error(error: OSError) -> str:
-    """Returns one line that describes an OSError, with a remedy for a full disk."""
+def describe_error(error: MobizoError | OSError) -> str:
+    """Returns one line that describes an error, with a remedy for a full disk."""
+    if isinstance(error, MobizoError):
+        return error.detail
     file_note = f" ({error.filename})" if error.filename else ""
     if error.errno in _DISK_FULL:
         return f"the disk is full{file_note}; free some space; the job is then retried and completed steps are kept"

@@ -12,7 +12,7 @@ budget.json   minutes trained on each day
 tasks.json    the owner's decisions about tasks (device_agent.policy.task_approvals)
 privacy.json  privacy spent on each data set (device_agent.policy.privacy_ledger)
 rounds.jsonl  federated rounds that this device took part in (device_agent.jobs.rounds)
-peers.json    other devices' keys, trusted on first use in masked rounds (device_agent.secure_aggregation.known_keys)
+peers.json    other devices' keys, trusted on first use in masked rounds (device_agent.secure_aggregation)
 status.json   state of the daemon and outcome of its last job
 logs/         the log (device_agent.daemon.reporting)
 serve.token   bearer token of `mobizo-agent serve` (0600)
@@ -204,17 +204,13 @@ class AgentHome:
     def running(self) -> bool:
         """Returns whether a daemon runs in this home."""
         try:
-            descriptor = os.open(self.path / "lock", os.O_RDONLY)
+            with (self.path / "lock").open() as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except FileNotFoundError:
             return False
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
-        else:
-            return False
-        finally:
-            os.close(descriptor)
+        return False
 
     @contextmanager
     def lock(self) -> Iterator[None]:

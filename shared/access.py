@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from shared.job import NAME
 
-MOST_DAYS = 3650  # longest lifetime of a token that expires
+MAX_DAYS = 3650  # longest lifetime of a token that expires
 DEFAULT_TENANT = "default"  # tenant of the server's operator; it always exists
 
 
@@ -86,7 +86,7 @@ class TokenRequest(_WireModel):
     scopes: list[Scope] | None = Field(
         None, max_length=len(Scope), description="null: all scopes of the role that the caller has"
     )
-    expires_in_days: Annotated[int, Field(ge=1, le=MOST_DAYS, strict=True)] | Literal["never"] | None = Field(
+    expires_in_days: Annotated[int, Field(ge=1, le=MAX_DAYS, strict=True)] | Literal["never"] | None = Field(
         None, description="null: the server's default lifetime"
     )
     user: str | None = Field(None, pattern=NAME, description="owner of the token; null: the caller's user")

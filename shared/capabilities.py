@@ -10,12 +10,12 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_vali
 
 from shared.recipe import Backend
 
-MOST_BYTES = 2**63 - 1  # largest integer of a database column
-MOST_COHORTS = 100  # largest number of cohorts in a device's report
+MAX_BYTES = 2**63 - 1  # largest integer of a database column
+MAX_COHORTS = 100  # largest number of cohorts in a device's report
 NOISE_OPERATOR = "mobizo::noise"  # custom operator of recipes with noise `operator`; the native runner registers it
 
 CohortName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,95}$")]
-Cohorts = Annotated[tuple[CohortName, ...], Field(max_length=MOST_COHORTS)]
+Cohorts = Annotated[tuple[CohortName, ...], Field(max_length=MAX_COHORTS)]
 EngineKind = Literal["native", "python", "adb"]
 LabelName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
 LabelValue = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]{1,63}$")]
@@ -32,7 +32,7 @@ class Capabilities(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    total_bytes: int | None = Field(None, ge=0, le=MOST_BYTES, description="total memory of the machine")
+    total_bytes: int | None = Field(None, ge=0, le=MAX_BYTES, description="total memory of the machine")
     backends: tuple[Backend, ...] | None = Field(
         None, max_length=20, description="backends whose programs the device can run"
     )
@@ -67,7 +67,7 @@ class Requirements(BaseModel):
     labels: Labels = Field(
         default_factory=dict, description="labels, set by an operator, that the device must have with these values"
     )
-    memory_bytes: int | None = Field(None, ge=0, le=MOST_BYTES, description="minimum total memory of the machine")
+    memory_bytes: int | None = Field(None, ge=0, le=MAX_BYTES, description="minimum total memory of the machine")
     executorch: str | None = Field(
         None,
         min_length=1,

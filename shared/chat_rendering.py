@@ -22,8 +22,8 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-MOST_RENDERED = 8_000_000  # characters of a rendered conversation
-MOST_MEMORY = 1 << 30  # bytes of address space of the program
+MAX_RENDERED = 8_000_000  # characters of a rendered conversation
+MAX_MEMORY = 1 << 30  # bytes of address space of the program
 LIMITED_SECONDS = 5.0
 LIMITED_MEMORY = 256 << 20  # bytes beyond those that the process has
 
@@ -70,13 +70,13 @@ def render(template: str, tokens: Mapping[str, str], messages: Sequence[Mapping[
     Raises RenderingError.
     """
     pieces: list[str] = []
-    remaining = MOST_RENDERED
+    remaining = MAX_RENDERED
     try:
         compiled = _ENVIRONMENT.from_string(template)
         for piece in compiled.generate(messages=messages, add_generation_prompt=answer, **tokens):
             remaining -= len(piece)
             if remaining < 0:
-                raise RenderingError(f"the chat template writes more than {MOST_RENDERED} characters")
+                raise RenderingError(f"the chat template writes more than {MAX_RENDERED} characters")
             pieces.append(piece)
     except SecurityError as error:
         raise RenderingError(f"the chat template does what a template may not: {error}") from error
@@ -116,14 +116,14 @@ def limited() -> Iterator[None]:
 def main() -> None:
     """Reads {"template", "tokens", "messages", "answer"} and writes {"text"} or {"refused"}."""
     with suppress(ValueError, OSError):  # a system without this limit, or with a lower one
-        resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
+        resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, MAX_MEMORY))
     request = json.load(sys.stdin)
     try:
         result = {"text": render(request["template"], request["tokens"], request["messages"], answer=request["answer"])}
     except RenderingError as error:
         result = {"refused": str(error)}
     except MemoryError:
-        result = {"refused": f"the chat template takes more than {MOST_MEMORY >> 20} MiB of memory"}
+        result = {"refused": f"the chat template takes more than {MAX_MEMORY >> 20} MiB of memory"}
     json.dump(result, sys.stdout)
 
 

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from shared.errors import BadRequest
 
-MOST_CHARACTERS = 200_000  # of a template
+MAX_CHARACTERS = 200_000  # of a template
 RENDER_SECONDS = 20.0  # limit for rendering in a subprocess, including its start
 
 
@@ -33,7 +33,7 @@ class ChatTemplate(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    template: str = Field(min_length=1, max_length=MOST_CHARACTERS)
+    template: str = Field(min_length=1, max_length=MAX_CHARACTERS)
     tokens: dict[str, str] = Field(default_factory=dict)
 
     def render(self, messages: Sequence[Mapping[str, Any]], *, answer: bool = True) -> str:
@@ -84,11 +84,3 @@ class ChatTemplate(BaseModel):
         if "refused" in result:
             raise InvalidConversation(result["refused"] or f"the chat template ends with status {process.returncode}")
         return str(result["text"])
-
-
-# For programs without a template in their manifest; their base models were trained with this one.
-CHATML = ChatTemplate(
-    template="{% for message in messages %}"
-    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)

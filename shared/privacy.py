@@ -31,20 +31,20 @@ F32 = NDArray[np.float32]
 I64 = NDArray[np.int64]
 I32 = NDArray[np.int32]
 
-UNITS = 1 << 12  # units per C; float32 represents the sums of MOST_SAMPLE examples and any noise exactly
+UNITS = 1 << 12  # units per C; float32 represents the sums of MAX_SAMPLE examples and any noise exactly
 DELTA = 1e-5  # default delta
-MOST_DIFFERENCE = 1024.0  # times C; larger differences are clamped, so that no square overflows
-MOST_NOISE = 64.0  # times C; float32 represents every whole number of units in this range
-MOST_SAMPLE = 1 << 11  # examples of one step
+MAX_DIFFERENCE = 1024.0  # times C; larger differences are clamped, so that no square overflows
+MAX_NOISE = 64.0  # times C; float32 represents every whole number of units in this range
+MAX_SAMPLE = 1 << 11  # examples of one step
 
-# Of clipped gradients. int32 represents the sums of MOST_SAMPLE examples and the noise exactly, because sigma >= 0.3.
+# Of clipped gradients. int32 represents the sums of MAX_SAMPLE examples and the noise exactly, because sigma >= 0.3.
 NOISE_UNITS = 1 << 18  # units per standard deviation of the noise
 # The noise is the sum of this many draws, divided by its root, so that it takes far more values than one draw of 24
 # random bits does, and exceeds 11 standard deviations (Holohan and Braghin, "Secure Random Sampling in Differential
 # Privacy", ESORICS'21).
 NOISE_KEYS = 4
 MARGIN = 2.0**-13  # of the norm C, for the float32 rounding of norms and products
-MOST_GRADIENT = 2.0**50  # times C; larger elements are clamped, so that no square overflows
+MAX_GRADIENT = 2.0**50  # times C; larger elements are clamped, so that no square overflows
 
 
 class ExamplePrivacy(BaseModel):
@@ -64,7 +64,7 @@ class ExamplePrivacy(BaseModel):
     noise_multiplier: float | None = Field(
         None,
         ge=0.3,
-        le=MOST_NOISE,
+        le=MAX_NOISE,
         allow_inf_nan=False,
         description="sigma: standard deviation of the noise divided by C; null: computed from epsilon",
     )
@@ -211,7 +211,7 @@ def contributions(differences: F32, clip: float) -> I64:
     """
     with np.errstate(over="ignore", invalid="ignore"):
         scaled = np.asarray(differences, np.float32) / np.float32(clip)
-    scaled = np.clip(np.where(np.isnan(scaled), np.float32(0), scaled), -MOST_DIFFERENCE, MOST_DIFFERENCE).astype(
+    scaled = np.clip(np.where(np.isnan(scaled), np.float32(0), scaled), -MAX_DIFFERENCE, MAX_DIFFERENCE).astype(
         np.float32
     )
     norms = np.sqrt(np.square(scaled).sum(axis=1, keepdims=True, dtype=np.float32))
@@ -238,7 +238,7 @@ def gradient_contributions(gradients: F32, clip: float, sigma: float) -> I64:
     """
     with np.errstate(over="ignore", invalid="ignore"):
         scaled = np.asarray(gradients, np.float32) / np.float32(clip)
-    scaled = np.clip(np.where(np.isnan(scaled), np.float32(0), scaled), -MOST_GRADIENT, MOST_GRADIENT)
+    scaled = np.clip(np.where(np.isnan(scaled), np.float32(0), scaled), -MAX_GRADIENT, MAX_GRADIENT)
     norms = np.sqrt(np.square(scaled, dtype=np.float64).sum(axis=1, keepdims=True))
     units: I64 = np.trunc(scaled * ((1 - MARGIN) * NOISE_UNITS / sigma / np.maximum(norms, 1))).astype(np.int64)
     return units

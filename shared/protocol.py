@@ -23,11 +23,11 @@ from shared.registry import Parent, SignedAdapter, VersionState
 
 Item = TypeVar("Item")
 
-MOST_USERS = 100  # of one device
+MAX_USERS = 100  # of one device
 Users = Annotated[
     list[Annotated[str, Field(pattern=NAME)]],
     Field(
-        max_length=MOST_USERS,
+        max_length=MAX_USERS,
         description="users whose data is on the device; it gets jobs of these users only. Empty: it gets no job until "
         "an operator binds a user to it",
     ),

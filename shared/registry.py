@@ -21,11 +21,11 @@ from shared.task import Task, TextMetric
 from shared.training_settings import TrainingSettings
 
 REVISION_DIGITS = 40
-LEAST_PREFIX = 7  # minimum digits of an abbreviated revision
+MIN_PREFIX = 7  # minimum digits of an abbreviated revision
 MAIN = "main"
 # A tag must differ from every other way to name a version.
 _TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
-_RESERVED = re.compile(rf"{MAIN}|HEAD|v?[0-9]+|[0-9a-fA-F]{{{LEAST_PREFIX},{REVISION_DIGITS}}}")
+_RESERVED = re.compile(rf"{MAIN}|HEAD|v?[0-9]+|[0-9a-fA-F]{{{MIN_PREFIX},{REVISION_DIGITS}}}")
 
 
 class VersionState(StrEnum):

@@ -30,7 +30,7 @@ from shared.signing import key_id
 COMPONENTS = ("@method", "@path", "@query", "content-digest")
 ALGORITHM = "ed25519"
 LABEL = "mobizo"
-MOST_TEXT = 2000  # maximum characters of a header
+MAX_TEXT = 2000  # maximum characters of a header
 NONCE = re.compile(r"[A-Za-z0-9_.~+/=-]{16,64}")
 
 # The subset of structured fields (RFC 9651) that this profile uses: a dictionary with one member, strictly serialized.
@@ -161,11 +161,11 @@ def _component_values(method: str, path: str, query: str, digest: str) -> dict[s
 
 def _header(headers: Mapping[str, str], name: str) -> str:
     value = headers.get(name, "")
-    if not value or len(value) > MOST_TEXT:
+    if not value or len(value) > MAX_TEXT:
         raise BadSignature(
             f"a device's request must be signed, but {name} is missing; an old agent needs an upgrade"
             if not value
-            else f"{name} is over {MOST_TEXT} characters"
+            else f"{name} is over {MAX_TEXT} characters"
         )
     return value
 

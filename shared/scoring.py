@@ -14,10 +14,10 @@ from shared.errors import BadRequest
 from shared.recipe import MAX_SEED, Sha256
 from shared.task import Task, TaskName
 
-MOST_ROWS = 1024
-MOST_ANSWERS = 64  # of one row, as of a task
-MOST_NEW_TOKENS = 4096
-MOST_TEXT = 1_000_000  # characters of a prompt; a base model's context allows less
+MAX_ROWS = 1024
+MAX_ANSWERS = 64  # of one row, as of a task
+MAX_NEW_TOKENS = 4096
+MAX_TEXT = 1_000_000  # characters of a prompt; a base model's context allows less
 
 
 class TextTooLong(BadRequest):
@@ -49,9 +49,9 @@ class ScoreRow(_WireModel):
     """A prompt and the answers that may follow it, or a record of the request's task."""
 
     adapter: AdapterRef | None = None
-    prompt: str | None = Field(None, min_length=1, max_length=MOST_TEXT)
-    answers: tuple[Annotated[str, Field(min_length=1, max_length=MOST_TEXT)], ...] = Field(
-        (), max_length=MOST_ANSWERS, description="texts that follow the prompt, with their leading spaces if any"
+    prompt: str | None = Field(None, min_length=1, max_length=MAX_TEXT)
+    answers: tuple[Annotated[str, Field(min_length=1, max_length=MAX_TEXT)], ...] = Field(
+        (), max_length=MAX_ANSWERS, description="texts that follow the prompt, with their leading spaces if any"
     )
     record: dict[Annotated[str, Field(max_length=100)], Any] | None = Field(
         None, max_length=100, description="the fields that the task needs; a label is ignored"
@@ -71,7 +71,7 @@ class ScoreRequest(_BaseSelection):
     task: TaskName | Task | None = Field(
         None, description="task of rows that are records: name of a built-in task, or a complete task"
     )
-    rows: tuple[ScoreRow, ...] = Field(min_length=1, max_length=MOST_ROWS)
+    rows: tuple[ScoreRow, ...] = Field(min_length=1, max_length=MAX_ROWS)
 
     @model_validator(mode="after")
     def _task_of_records(self) -> ScoreRequest:
@@ -119,8 +119,8 @@ class GenerateRequest(_BaseSelection):
     """
 
     adapter: AdapterRef | None = None
-    prompt: str = Field(min_length=1, max_length=MOST_TEXT)
-    max_tokens: int = Field(128, ge=1, le=MOST_NEW_TOKENS)
+    prompt: str = Field(min_length=1, max_length=MAX_TEXT)
+    max_tokens: int = Field(128, ge=1, le=MAX_NEW_TOKENS)
     temperature: float = Field(0, ge=0, le=100, allow_inf_nan=False)
     top_p: float = Field(
         1, gt=0, le=1, allow_inf_nan=False, description="sample from the most likely tokens with this total probability"

@@ -9,8 +9,8 @@ from shared.zo.proximal import proximal_factor
 from shared.zo.trajectory import MAGIC, Trajectory, TrajectoryHeader
 from shared.zo.trajectory_reader import FRAME_BYTES
 
-MOST_METADATA_FRAME_BYTES = 512  # largest header, evaluation or change of limits
-MOST_QUOTED = 100  # characters of a header's value in an error message
+MAX_METADATA_FRAME_BYTES = 512  # largest header, evaluation or change of limits
+MAX_QUOTED = 100  # characters of a header's value in an error message
 FACTOR_TOLERANCE = 2.0**-23  # two roundings of a float32 below 1
 SPARE_METADATA_FRAMES = 16  # in addition to two evaluations per evaluation interval
 
@@ -24,7 +24,7 @@ def ledger_limit(training: TrainingSettings, values_per_step: int) -> int:
     return (
         len(MAGIC)
         + training.steps * (FRAME_BYTES + 4 * values_per_step)
-        + metadata_frames * (FRAME_BYTES + MOST_METADATA_FRAME_BYTES)
+        + metadata_frames * (FRAME_BYTES + MAX_METADATA_FRAME_BYTES)
     )
 
 
@@ -33,7 +33,7 @@ def check_run(trajectory: Trajectory, expected: TrajectoryHeader, training: Trai
     for name in TrajectoryHeader.model_fields:
         actual, expected_value = getattr(trajectory.header, name), getattr(expected, name)
         if actual != expected_value:
-            quoted = repr(actual)[:MOST_QUOTED]
+            quoted = repr(actual)[:MAX_QUOTED]
             raise InvalidTrajectory(
                 f"the trajectory is of another run: its {name} is {quoted}, this job's {expected_value!r}"
             )

@@ -26,8 +26,8 @@ from shared.request_signature import RequestSigner
 _SAFE_METHODS = frozenset({"GET", "HEAD"})
 TOO_MANY_REQUESTS = 429
 RETRIED_STATUS = frozenset({TOO_MANY_REQUESTS, 502, 503, 504})
-MOST_WAIT = 30.0  # seconds; longer waits are raised as errors
-MOST_REDIRECTS = 3
+MAX_WAIT = 30.0  # seconds; longer waits are raised as errors
+MAX_REDIRECTS = 3
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-\d+/(\d+|\*)")
 ByteProgress = Callable[[int, int], None]  # bytes so far, bytes in all
 
@@ -126,7 +126,7 @@ class Transport:
                 raise Unreachable(f"{self.server!r} is not a URL such as http://127.0.0.1:8000") from error
             if not last and response.status_code in (RETRIED_STATUS if retry else (TOO_MANY_REQUESTS,)):
                 retry_after = _retry_after(response)
-                if retry_after <= MOST_WAIT:
+                if retry_after <= MAX_WAIT:
                     continue
             raise_problem(response)
             return response
@@ -197,7 +197,7 @@ class Transport:
             except TooManyRequests as error:
                 delay = error.extra.get("retry_after_seconds")
                 retry_after = float(delay) if isinstance(delay, int | float) and delay >= 0 else 0.0
-                if attempt == self._attempts - 1 or retry_after > MOST_WAIT:
+                if attempt == self._attempts - 1 or retry_after > MAX_WAIT:
                     raise
             except httpx.HTTPError as error:
                 if attempt == self._attempts - 1:
@@ -246,7 +246,7 @@ class Transport:
         """
         request = self._http.build_request("GET", path, headers=headers)
         original_url = request.url
-        for _ in range(MOST_REDIRECTS + 1):
+        for _ in range(MAX_REDIRECTS + 1):
             is_own_server = _same_origin(request.url, original_url)
             response = (self._http if is_own_server else self._client_for_other_hosts()).send(request, stream=True)
             if not response.has_redirect_location:

@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from device_agent.executors.python import open_program, use_threads
+from device_agent.training.checkpointed_trainer import trainer_of
 from device_agent.training.data import Splits
 from device_agent.training.evaluation import SplitMetrics, measure
-from device_agent.training.gradient_trainer import trainer_of
 from device_agent.training.prefix import PrefixCache, prefix_cache
 from device_agent.training.run_directory import RunDirectory
 from device_agent.training.run_plan import RunPlan

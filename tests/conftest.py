@@ -27,7 +27,7 @@ LONGEST = (
     "examples/test_demo.py",
     "bench/test_steps.py",
     "server/compiler/test_gradient_step.py",
-    "device_agent/training/test_memory.py",
+    "server/jobs/test_memory.py",
     "server/registry/exports/test_smollm2.py",
     "device_agent/android/test_launcher.py",
     "server/operations/test_topology.py",

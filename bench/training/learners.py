@@ -90,24 +90,17 @@ class ProgramLearner(Learner):
     def step(self, indices: list[int], number: int, settings: TrainingSettings) -> float:
         """Runs the program's step of its estimator."""
         batch, runtime, lr = self.inputs(indices), self._runtime, settings.lr_at(number)
-        hidden, labels = (None if self.prefix is None else batch[0]), batch[1:]
+        hidden, batch = (None, batch) if self.prefix is None else (batch[0], batch[1:])
         if self.recipe.estimator == "gradient":
             rates = Rates(lr, settings.max_norm, settings.weight_decay)
-            if hidden is None:
-                losses, _ = runtime.gradient_step(batch, rates)
-            else:
-                losses, _ = runtime.gradient_suffix(hidden, labels, rates)
+            losses, _ = runtime.gradient_step(batch, rates, hidden=hidden)
         else:
-            step_arguments = query_seeds(settings.seed, number, self.recipe.queries), lr, settings.eps_for(self.recipe)
-            losses, _ = (
-                runtime.step(batch, *step_arguments)
-                if hidden is None
-                else runtime.suffix(hidden, labels, *step_arguments)
-            )
+            seeds = query_seeds(settings.seed, number, self.recipe.queries)
+            losses, _ = runtime.step(batch, seeds, lr, settings.eps_for(self.recipe), hidden=hidden)
         return float(losses.mean())
 
     def measure(self, examples: Sequence[Example]) -> SplitMetrics:
-        """Measures with the program's own `score` or `score_suffix`."""
+        """Measures with the program's own `score`."""
         return measure(self._runtime, examples, self.recipe, dynamic=self.dynamic, frozen=self.frozen)
 
     def close(self) -> None:
@@ -208,8 +201,10 @@ class _LowerLayers:
 
 
 class _Scorer:
-    """The methods `score` and `score_suffix` of a runtime, for a B in PyTorch."""
+    """The method `score` of a program, for a B in PyTorch."""
 
     def __init__(self, model: AdaptedModel, b: Tensor) -> None:
-        self.score = lambda inputs: model.score(inputs, b)
-        self.score_suffix = lambda hidden, labels: model.score((hidden, *labels), b)
+        self._model, self._b = model, b
+
+    def score(self, inputs: Any, hidden: F32 | None = None) -> Any:
+        return self._model.score(inputs if hidden is None else (hidden, *inputs), self._b)

@@ -29,11 +29,10 @@ BaseOption = Annotated[bool, typer.Option("--base", help="use the base model wit
 
 
 class PromptFormat(StrEnum):
-    """How the text is presented to the model; see `device_agent.inference.chat`."""
+    """How the text is presented to the model: by the base's chat template, if there is one, or as it is."""
 
     AUTO = "auto"
     PLAIN = "plain"
-    CHATML = "chatml"
 
 
 @app.command()
@@ -61,7 +60,8 @@ def predict(
         raise BadRequest("records come from --text and --field, or from --file: choose one")
     with closing(LiveModel(AgentHome.locate(home), name, base=base)) as live:
         for location, record in _records(live.model, text, field or [], file):
-            _report(live.refresh())
+            if message := live.refresh():
+                typer.echo(message, err=True)
             _show(answer(live.model, record, location), json_lines)
 
 
@@ -110,23 +110,23 @@ def chat(
     json_lines: JsonOption = False,
 ) -> None:
     """Generate answers to your texts offline, printed token by token; Ctrl-C stops an answer, Ctrl-D exits."""
-    from device_agent.inference.chat import Chat, chatml, default_template
+    from device_agent.inference.chat import Chat
     from device_agent.inference.personal_model import LiveModel
 
     with closing(LiveModel(AgentHome.locate(home), name, base=base)) as live:
         template = None
         if form is PromptFormat.AUTO:
-            template, reason = default_template(live.model)
-            typer.echo(reason, err=True)
-        elif form is PromptFormat.CHATML:
-            template = chatml(live.model)
+            template = live.model.manifest.chat_template
+            own = "the base's own chat template; your text is a turn of a conversation"
+            typer.echo(own if template else "no chat template; the model continues your text", err=True)
         conversation = Chat(live.model, template, max_tokens, temperature, seed)
         if text is not None:
             _print_answer(conversation, text, json_lines)
             return
         while (line := _read_line()) is not None:
             if line.strip():
-                _report(live.refresh())
+                if message := live.refresh():
+                    typer.echo(message, err=True)
                 conversation.use(live.model)
                 try:
                     _print_answer(conversation, line, json_lines)
@@ -147,24 +147,18 @@ def samples(
     Nothing of this leaves the device.
     """
     from device_agent.datasets.store import DatasetStore
-    from device_agent.inference.samples import as_json, write_samples
+    from device_agent.inference.samples import write_samples
 
     agent_home = AgentHome.locate(home)
     samples = write_samples(agent_home, name, DatasetStore(agent_home.data).directory(data), limit, max_tokens)
     if json_lines:
-        typer.echo(as_json(samples))
+        typer.echo(json.dumps({"split": samples.split, "texts": [vars(each) for each in samples.texts]}))
         return
     typer.echo(f"held-out records of {data} ({samples.split}):")
     for number, text in enumerate(samples.texts, 1):
         typer.echo(f"\n{number}  {text.prompt}")
         for label, content in (("own text", text.own), ("base model", text.base), (name, text.adapter)):
             typer.echo(f"   {label}: {content.strip()}")
-
-
-def _report(message: str | None) -> None:
-    """Reports on standard error that another adapter version is now in use."""
-    if message is not None:
-        typer.echo(message, err=True)
 
 
 def _read_line() -> str | None:

@@ -106,8 +106,7 @@ def status(rules: RulesOption = None, home: HomeOption = None, json_lines: JsonO
     daemon_status = agent_home.status()
     state = daemon_status.state if daemon_status is not None and running else "stopped"
     paused = bool(PauseFlag(agent_home.path))
-    limits = load_consents(rules or agent_home.rules).privacy_limits
-    spendings = PrivacyLedger(agent_home.privacy, limits).summary()
+    spendings = PrivacyLedger(agent_home.privacy, load_consents(rules or agent_home.rules)).summary()
     waiting = sum(entry.state is TaskState.WAITING for entry in TaskApprovals(agent_home.tasks).decisions())
     if json_lines:
         facts = {"server": config.server, "name": config.name, "device_id": config.device_id}

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import structlog
 
-from device_agent.daemon.reporting import Display, Watchdog, longest_silence
-from device_agent.datasets.store import AvailableDatasets, DatasetRemoved, DatasetStore, HeldDataset
-from device_agent.durable import describe_os_error, remove_leftovers
+from device_agent.daemon.reporting import Display, Watchdog
+from device_agent.datasets.store import AvailableDatasets, DatasetRemoved, DatasetStore
+from device_agent.durable import describe_error, remove_leftovers
 from device_agent.errors import PolicyForbids, UnsafeManifest
 from device_agent.executors.choice import LauncherSelector
 from device_agent.executors.process import Launcher
@@ -113,7 +113,7 @@ class Daemon:
             launchers or LauncherSelector(),
             self._consents,
             TaskApprovals(home.tasks),
-            PrivacyLedger(home.privacy, self._consents.privacy_limits, self._datasets),
+            PrivacyLedger(home.privacy, self._consents, self._datasets),
             home,
         )
         self._pauses = Backoff(pause_seconds, MAX_PAUSE_SECONDS)
@@ -171,7 +171,7 @@ class Daemon:
         except Unauthorized:
             raise
         except PolicyForbids as error:
-            self._display.waiting(error.detail)
+            self._display.hold("waiting", error.detail)
             self._wait(CHECK_SECONDS)
             return
         except MobizoError as error:
@@ -235,7 +235,18 @@ class Daemon:
         self._config = follow_key_rotation(self._home, self._config, client, lease.manifest.key_id)
         try:
             with self._datasets.hold(job.request.dataset) as dataset, LeaseHeartbeat(client, lease) as heartbeat:
-                ended = self._leased_job(client, lease, heartbeat, run, dataset).work()
+                ended = LeasedJob(
+                    client=client,
+                    lease=lease,
+                    heartbeat=heartbeat,
+                    context=self._context,
+                    keys=self._config.trusted_keys(),
+                    run=run,
+                    dataset=dataset,
+                    show=self._show,
+                    wait=self._stopping.wait,
+                    verified=lambda manifest: self._watchdog.expect(manifest.flops_per_step),
+                ).work()
         except DatasetRemoved as error:  # while the request waited for a job
             client.release(lease.id)
             ended = JobEnd(Outcome.RELEASED, error.detail)
@@ -248,22 +259,6 @@ class Daemon:
         self._display.end(ended.outcome, ended.detail)
         return ended
 
-    def _leased_job(
-        self, client: DeviceClient, lease: Lease, heartbeat: LeaseHeartbeat, run: RunDirectory, dataset: HeldDataset
-    ) -> LeasedJob:
-        return LeasedJob(
-            client=client,
-            lease=lease,
-            heartbeat=heartbeat,
-            context=self._context,
-            keys=self._config.trusted_keys(),
-            run=run,
-            dataset=dataset,
-            show=self._show,
-            wait=self._stopping.wait,
-            verified=lambda manifest: self._watchdog.expect(longest_silence(manifest, dataset.directory)),
-        )
-
     def _log_round(self, lease: Lease, ended: JobEnd, run: RunDirectory) -> None:
         """Adds the round to the round log once it has ended for this device."""
         if lease.round is None or ended.outcome in UNFINISHED:
@@ -271,7 +266,7 @@ class Daemon:
         try:
             RoundLog(self._home.rounds).add(round_record(lease.job.id, lease.round, ended, run.result()))
         except OSError as error:
-            _log.warning("the round could not be logged", detail=describe_os_error(error))
+            _log.warning("the round could not be logged", detail=describe_error(error))
 
     def _show(self, progress: Progress) -> None:
         self._display.progress(progress)
@@ -292,8 +287,7 @@ class Daemon:
                 self._downloads_due = True
                 return
             except (MobizoError, OSError) as error:
-                detail = describe_os_error(error) if isinstance(error, OSError) else error.detail
-                _log.warning("a stored adapter cannot be used yet", adapter=about.name, detail=detail)
+                _log.warning("a stored adapter cannot be used yet", adapter=about.name, detail=describe_error(error))
 
     def _check_download(self, _arrived: int, _size: int) -> None:
         """Raises PolicyForbids if the daemon was asked to stop or the rules no longer allow downloads."""
@@ -308,9 +302,10 @@ class Daemon:
 
     def _await_enrollment(self, error: Unauthorized) -> None:
         """Waits until this device is enrolled again or the next retry is due."""
-        self._display.refused(
+        self._display.hold(
+            "refused",
             f"the server refuses this device, which was revoked or whose token has expired ({error.detail}); all runs "
-            f"are kept; enroll it again: `mobizo-agent enroll --server {self._config.server} ...`"
+            f"are kept; enroll it again: `mobizo-agent enroll --server {self._config.server} ...`",
         )
         deadline = time.monotonic() + jittered(REFUSED_SECONDS)
         while not self._stopping.is_set() and time.monotonic() < deadline:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Literal
 
 import structlog
 from rich.console import Console
@@ -25,14 +26,12 @@ from structlog.typing import EventDict, WrappedLogger
 
 from device_agent.home import AgentHome, DaemonStatus
 from shared.job import Progress, RoundRef
-from shared.program import ProgramManifest
 
 FILE_BYTES = 2 << 20  # of each of the two
 LOG_SECONDS = 10.0  # between log lines of one phase
 STATUS_SECONDS = 0.5  # between writes of status.json in one phase
 MARGIN = 10  # multiple of the longest observed silence
 MIN_FLOPS = 5e8  # per second, a lower bound for useful devices
-REPEATED = ("waiting", "downloading")  # phases without a count of steps
 FEED_SECONDS = 5.0  # minimum interval between reports of one phase
 _log = structlog.get_logger()
 
@@ -150,13 +149,14 @@ class Display:
         if self._status.state != "idle":
             self._write(self._without_job("idle"))
 
-    def waiting(self, why: str) -> None:
-        """The rules forbid training, so no job is requested."""
-        self._hold_status("waiting", why)
-
-    def refused(self, why: str) -> None:
-        """The server refuses this device."""
-        self._hold_status("refused", why)
+    def hold(self, state: Literal["waiting", "refused"], why: str) -> None:
+        """No job is requested, because the rules forbid training or the server refuses this device."""
+        if (self._status.state, self._status.why) == (state, why):
+            return
+        # Reasons contain sensor readings; log only changes of state.
+        if self._status.state != state:
+            _log.warning(state, why=why)
+        self._write(self._without_job(state).model_copy(update={"why": why}))
 
     def unknown(self, rules: tuple[str, ...]) -> None:
         """Rules for which this device has no sensor."""
@@ -207,14 +207,6 @@ class Display:
         last = {"last_job_id": job_id, "last_outcome": outcome, "last_detail": detail}
         self._write(self._without_job("idle").model_copy(update=last))
 
-    def _hold_status(self, state: str, why: str) -> None:
-        if (self._status.state, self._status.why) == (state, why):
-            return
-        # Reasons contain sensor readings; log only changes of state.
-        if self._status.state != state:
-            _log.warning(state, why=why)
-        self._write(self._without_job(state).model_copy(update={"why": why}))
-
     def _without_job(self, state: str) -> DaemonStatus:
         """Returns the status without a current job; keeps the last job's outcome and the device's warnings."""
         nothing = {"state": state, "job_id": None, "adapter": None, "round": None, "progress": None, "why": None}
@@ -247,7 +239,7 @@ class Watchdog:
         self._clock = clock
         self._advanced_at = clock()
         self._fed_at = self._advanced_at - FEED_SECONDS
-        self._last: Progress | None = None
+        self._phase: str | None = None
 
     @property
     def patience(self) -> float | None:
@@ -266,17 +258,13 @@ class Watchdog:
                 messenger.sendto(text.encode(), address)
 
     def expect(self, flops: float) -> None:
-        """Extends the timeout for work whose longest phase without progress takes `flops` operations."""
+        """Extends the timeout for work whose longest call without a report takes `flops` operations."""
         self._allow(flops / MIN_FLOPS)
 
     def show(self, progress: Progress) -> None:
-        """Reports progress as the unit's status, a new phase at once; new progress feeds the watchdog.
-
-        Repeated reports count while the job waits for the rules or downloads, because these phases have no step count.
-        """
-        if progress != self._last or progress.phase in REPEATED:
-            self.feed(progress.line(), at_once=self._last is None or progress.phase != self._last.phase)
-        self._last = progress
+        """Feeds the watchdog and reports progress as the unit's status, a new phase at once."""
+        self.feed(progress.line(), at_once=progress.phase != self._phase)
+        self._phase = progress.phase
 
     def feed(self, status: str = "idle", *, at_once: bool = False) -> None:
         """Feeds the watchdog: once per iteration of the main loop, and on progress. status: of the unit. at_once: even
@@ -293,23 +281,3 @@ class Watchdog:
         if self._patience is not None and seconds > self._patience:
             self._patience = seconds
             self.notify(f"WATCHDOG_USEC={int(seconds * 1e6)}\nWATCHDOG=1")
-
-
-def longest_silence(manifest: ProgramManifest, dataset: Path) -> float:
-    """Returns the number of operations of the longest phase without progress reports: one step, or one evaluation."""
-    recipe = manifest.recipe
-    steps = _most_lines(dataset) * recipe.choices / recipe.score_rows
-    return manifest.flops_per_step * max(1.0, steps)
-
-
-def _most_lines(directory: Path) -> int:
-    """Returns the number of lines of a data set's longest file; 0 if none is readable."""
-    return max((_lines(path) for path in directory.glob("*.jsonl")), default=0)
-
-
-def _lines(path: Path) -> int:
-    try:
-        with path.open("rb") as file:
-            return sum(piece.count(b"\n") for piece in iter(lambda: file.read(1 << 20), b"")) + 1
-    except OSError:
-        return 0

@@ -14,24 +14,7 @@ from device_agent.durable import write_durably
 from shared.errors import BadRequest, MobizoError
 
 UNIT = "mobizo-agent.service"
-
-# Settings for the system's manager only: a user's manager may not mount, drop capabilities or change users.
-SYSTEM_ONLY = frozenset(
-    {
-        "AmbientCapabilities",
-        "CapabilityBoundingSet",
-        "PrivateTmp",
-        "ProtectClock",
-        "ProtectControlGroups",
-        "ProtectHostname",
-        "ProtectKernelLogs",
-        "ProtectKernelModules",
-        "ProtectKernelTunables",
-        "ProtectSystem",
-        "ReadWritePaths",
-        "User",
-    }
-)
+SYSTEM = "@SYSTEM@ "  # before settings of the template that a user's own unit does not have
 
 
 @dataclass(frozen=True)
@@ -61,7 +44,7 @@ class Service:
         }
         template = files("device_agent").joinpath("systemd", UNIT).read_text("utf-8")
         _, lines = template.split("\n\n", 1)  # drops the template's leading comment
-        unit_lines = (line for line in lines.splitlines() if not self.own or line.partition("=")[0] not in SYSTEM_ONLY)
+        unit_lines = (line.removeprefix(SYSTEM) for line in lines.splitlines() if not (self.own and SYSTEM in line))
         return re.sub(r"@([A-Z]+)@", lambda match: values[match[1]], "\n".join(unit_lines)) + "\n"
 
     def install(self) -> None:

@@ -18,10 +18,10 @@ from device_agent.datasets.splits import SplitRule, record_bytes
 from device_agent.datasets.store import DatasetAbout, DatasetStore
 from device_agent.datasets.task_check import TaskCheck
 from shared.errors import BadRequest, InvalidDataset, MobizoError
-from shared.scoring import MOST_TEXT
+from shared.scoring import MAX_TEXT
 from shared.task import MISSING, Task, field_value, is_field_name
 
-MAX_RECORD_BYTES = MOST_TEXT  # bytes of a record as JSON; longer ones are dropped
+MAX_RECORD_BYTES = MAX_TEXT  # bytes of a record as JSON; longer ones are dropped
 PREVIEW = 3  # records
 CACHE_KIB = 32 << 10  # of the digests
 PROGRESS_EVERY = 1000  # records

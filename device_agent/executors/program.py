@@ -1,8 +1,7 @@
-"""The typed methods of a loaded program (see `shared.program`): one for training, and one for inference."""
+"""The typed methods of a loaded program (see `shared.program`)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +10,6 @@ from numpy.typing import NDArray
 
 from device_agent.executors import F32, I32, Arrays, Executor, ExecutorUsage
 from shared.program import ProgramManifest
-from shared.program_inputs import TOKEN_DTYPE
 
 
 @dataclass(frozen=True)
@@ -79,26 +77,26 @@ class TrainingProgram(LoadedProgram):
     """The methods of a training program, over one B and the optimizer's state."""
 
     def step(
-        self, batch: Arrays, seeds: I32, lr: float, eps: float, secret: PrivateStepInput | None = None
+        self,
+        batch: Arrays,
+        seeds: I32,
+        lr: float,
+        eps: float,
+        secret: PrivateStepInput | None = None,
+        hidden: F32 | None = None,
     ) -> tuple[F32, F32]:
         """Runs one MobiZO step on a packed batch; seeds (q, 2). Updates B; returns losses (2q,), coefficients (q,).
 
-        secret: for a recipe with clipping, which returns totals (q,) instead of losses.
+        secret: for a recipe with clipping, which returns totals (q,) instead of losses. hidden: the output of `prefix`
+        (E, S, hidden); the batch is then without its tokens.
         """
-        losses, coefficients = self._call("step", *batch, seeds, _scalar(lr), _scalar(eps), *_step_inputs(secret))
+        inputs = (*batch, seeds, _scalar(lr), _scalar(eps), *_step_inputs(secret))
+        losses, coefficients = self._call_from(hidden, "step", "suffix", inputs)
         return losses, coefficients
 
     def prefix(self, tokens: NDArray[np.int64]) -> F32:
         """Returns hidden states (E, S, hidden) of tokens (E, S) before the first adapted layer."""
         return self._call("prefix", tokens)[0]
-
-    def suffix(
-        self, hidden: F32, batch: Arrays, seeds: I32, lr: float, eps: float, secret: PrivateStepInput | None = None
-    ) -> tuple[F32, F32]:
-        """Like `step`, from the prefix's hidden states and a packed batch without its tokens."""
-        inputs = (hidden, *batch, seeds, _scalar(lr), _scalar(eps), *_step_inputs(secret))
-        losses, coefficients = self._call("suffix", *inputs)
-        return losses, coefficients
 
     def replay(self, seeds: I32, coefficients: F32, eps: float) -> None:
         """Applies a recorded step's update: seeds (q, 2), coefficients (q,), and eps, which `stored` needs."""
@@ -106,20 +104,14 @@ class TrainingProgram(LoadedProgram):
         self._call("replay", seeds, coefficients, *scale)
 
     def gradient_step(
-        self, batch: Arrays, rates: Rates, secret: PrivateGradientInput | None = None
+        self, batch: Arrays, rates: Rates, secret: PrivateGradientInput | None = None, hidden: F32 | None = None
     ) -> tuple[NDArray[Any], F32]:
         """Runs one step with the exact gradient on a batch. Returns its loss (1,) and the gradient's norm (1,).
 
-        secret: for a recipe with clipping, which returns totals, int32 (D,), instead of the loss.
+        secret: for a recipe with clipping, which returns totals, int32 (D,), instead of the loss. hidden: as of `step`.
         """
-        loss, norm = self._call("step", *batch, *_rates(rates), *_gradient_inputs(secret))
-        return loss, norm
-
-    def gradient_suffix(
-        self, hidden: F32, batch: Arrays, rates: Rates, secret: PrivateGradientInput | None = None
-    ) -> tuple[NDArray[Any], F32]:
-        """Like `gradient_step`, from the prefix's hidden states and a packed batch without its tokens."""
-        loss, norm = self._call("suffix", hidden, *batch, *_rates(rates), *_gradient_inputs(secret))
+        inputs = (*batch, *_rates(rates), *_gradient_inputs(secret))
+        loss, norm = self._call_from(hidden, "step", "suffix", inputs)
         return loss, norm
 
     def state(self) -> F32:
@@ -130,28 +122,13 @@ class TrainingProgram(LoadedProgram):
         """Sets B and the optimizer's state to a vector that `state` returned."""
         self._call("restore", state)
 
-    def score(self, batch: Arrays) -> F32:
-        """Returns log-probabilities (R, T, C) under the current B."""
-        return self._call("score", *batch)[0]
+    def score(self, batch: Arrays, hidden: F32 | None = None) -> F32:
+        """Returns log-probabilities (R, T, C) under the current B. hidden: as of `step`, of R rows."""
+        return self._call_from(hidden, "score", "score_suffix", batch)[0]
 
-    def score_suffix(self, hidden: F32, batch: Arrays) -> F32:
-        """Like `score`, from the prefix's hidden states (R, S, hidden) and a packed batch without its tokens."""
-        return self._call("score_suffix", hidden, *batch)[0]
-
-
-class InferenceProgram(LoadedProgram):
-    """The methods of an inference file, over one B and one text's cache."""
-
-    def __init__(self, manifest: ProgramManifest, executor: Executor) -> None:
-        """Starts with B = 0 and an empty cache."""
-        super().__init__(manifest, executor)
-        self.load(np.zeros(manifest.size, np.float32))
-        self.extend([0], 0, [0])  # the first call packs the weights
-
-    def extend(self, tokens: Sequence[int], start: int, picks: Sequence[int]) -> F32:
-        """Appends `tokens` at position `start`. Returns the logits (P, V) after the tokens at indices `picks`."""
-        inputs = ([tokens], [start], picks)
-        return self._call("extend", *(np.array(values, TOKEN_DTYPE) for values in inputs))[0]
+    def _call_from(self, hidden: F32 | None, whole: str, suffix: str, inputs: Arrays) -> list[NDArray[Any]]:
+        """Calls the method that runs all layers, or the one that continues from the frozen layers' output."""
+        return self._call(whole, *inputs) if hidden is None else self._call(suffix, hidden, *inputs)
 
 
 def _scalar(value: float) -> F32:

@@ -1,7 +1,7 @@
 """A chat with a personal model: formats the conversation as a prompt and streams the answer as text.
 
-The base's own chat template, which the program's signed manifest carries, writes the prompt. Programs of earlier
-servers lack it: ChatML stands in for bases that were trained with it, and other bases continue the plain text.
+The base's own chat template, which the program's signed manifest has, writes the prompt. Without it the model continues
+the plain text.
 """
 
 from __future__ import annotations
@@ -12,37 +12,10 @@ from dataclasses import dataclass, field
 from tokenizers import Tokenizer
 
 from device_agent.inference.personal_model import PersonalModel
-from shared.chat_template import CHATML, ChatTemplate
+from shared.chat_template import ChatTemplate
 from shared.errors import BadRequest
 from shared.text_stream import TextStream
 from shared.zo.encoding import token_ids
-
-OPEN, CLOSE = "<|im_start|>", "<|im_end|>"
-CHAT_NAMES = ("instruct", "chat")  # in the name of a base that was trained on conversations
-
-
-def default_template(model: PersonalModel) -> tuple[ChatTemplate | None, str]:
-    """Returns the chat template for a model, None to continue plain text, and the reason."""
-    base = model.manifest.recipe.base.name
-    if model.manifest.chat_template is not None:
-        return model.manifest.chat_template, f"{base}'s own chat template; your text is a turn of a conversation"
-    if not _has_chatml(model.tokenizer):
-        return None, "neither a chat template nor ChatML's tokens; the model continues your text"
-    if any(word in base.lower() for word in CHAT_NAMES):
-        return CHATML, f"the program has no chat template, so {base} uses ChatML; your text is a turn of a conversation"
-    return None, f"{base} is not named as a chat model, so it continues your text; --form chatml uses ChatML"
-
-
-def chatml(model: PersonalModel) -> ChatTemplate:
-    """Returns ChatML. Raises BadRequest if the tokenizer lacks its tokens."""
-    if not _has_chatml(model.tokenizer):
-        raise BadRequest(f"the tokenizer lacks {OPEN} and {CLOSE} of ChatML; use --form plain")
-    return CHATML
-
-
-def _has_chatml(tokenizer: Tokenizer) -> bool:
-    special = {token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special}
-    return {OPEN, CLOSE} <= special
 
 
 @dataclass

@@ -6,8 +6,10 @@ base weights stay in memory. Another process may have trained, pulled or rolled 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from tokenizers import Tokenizer
 
@@ -16,7 +18,7 @@ from device_agent.inference.adapter_store import AdapterStore, LoadedAdapter, St
 from device_agent.inference.session import InferenceSession, open_inference
 from device_agent.programs import ProgramCache
 from shared.errors import BadRequest, MobizoError, NotFound
-from shared.program import ProgramFile, ProgramManifest
+from shared.program import ProgramFile, ProgramManifest, Role
 from shared.task import Task
 
 
@@ -34,6 +36,10 @@ class PersonalModel:
     def context(self) -> int:
         """Maximum tokens of a text and its continuation."""
         return self.manifest.inference_context or 0
+
+    def runs(self, manifest: ProgramManifest) -> bool:
+        """Returns whether the loaded program is that of a manifest."""
+        return (self.manifest.recipe_id, self.manifest.files) == (manifest.recipe_id, manifest.files)
 
     def close(self) -> None:
         """Frees the program's memory."""
@@ -64,12 +70,15 @@ def load_program(home: AgentHome, opened: LoadedAdapter) -> PersonalModel:
     cache, manifest = ProgramCache(home.cache), opened.manifest
     if manifest.inference_context is None:
         raise BadRequest(f"a program of backend {manifest.recipe.backend} has no inference file; use xnnpack")
-    files = (cache.path(manifest.file("inference")), cache.path(manifest.file("weights")))
+    return open_model(name, opened.about.task, manifest, {file.role: cache.path(file) for file in manifest.files})
+
+
+def open_model(name: str, task: Task, manifest: ProgramManifest, paths: Mapping[Role, Path]) -> PersonalModel:
+    """Loads a program's files for inference with B = 0. paths: by role. Raises like `open_inference`."""
     with ThreadPoolExecutor(1) as pool:  # the runner packs weights while the tokenizer is read
-        reading = pool.submit(Tokenizer.from_file, str(cache.path(manifest.file("tokenizer"))))
-        inference = open_inference(manifest, *files)
-        tokenizer = reading.result()
-    return PersonalModel(name, opened.about.task, manifest, tokenizer, inference)
+        reading = pool.submit(Tokenizer.from_file, str(paths["tokenizer"]))
+        inference = open_inference(manifest, paths["inference"], paths["weights"])
+        return PersonalModel(name, task, manifest, reading.result(), inference)
 
 
 def missing(home: AgentHome, about: StoredAdapter) -> list[ProgramFile]:
@@ -99,22 +108,16 @@ class LiveModel:
         self._newest = newest
         try:
             opened = self._store.open(name, *self._home.config().trusted_keys())
-            fresh = None if self._runs(opened) else open_personal(self._home, name)
+            if not self.model.runs(opened.manifest):
+                fresh = load_program(self._home, opened)
+                self.close()
+                self.model = fresh
         except MobizoError as error:
             return f"{name}: the new version cannot be used ({error.detail}); the previous one stays in use"
-        if fresh is None:
-            self.model.inference.load(opened.flat)
-            self.model = replace(self.model, task=opened.about.task, manifest=opened.manifest)
-        else:
-            self.close()
-            self.model = fresh
+        self.model.inference.load(opened.flat)
+        self.model = replace(self.model, task=opened.about.task, manifest=opened.manifest)
         return f"{name}: now the adapter {opened.about.description}"
 
     def close(self) -> None:
         """Frees the program's memory."""
         self.model.close()
-
-    def _runs(self, opened: LoadedAdapter) -> bool:
-        """Returns whether the loaded program is the adapter's own."""
-        loaded = self.model.manifest
-        return (loaded.recipe_id, loaded.files) == (opened.manifest.recipe_id, opened.manifest.files)

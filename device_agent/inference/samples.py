@@ -1,36 +1,27 @@
 """What an adapter writes for records that it did not train on, beside the base model and the owner's own words.
 
-The texts never leave the device; of a task whose metric compares texts, a job's result has their mean scores.
+The texts never leave the device.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tokenizers import Tokenizer
 
 from device_agent.home import AgentHome
 from device_agent.inference.adapter_store import AdapterStore
 from device_agent.inference.personal_model import PersonalModel, load_program
-from device_agent.inference.session import open_inference
-from device_agent.inference.text_scores import text_scores
 from device_agent.training.data import hold_out, sample, text_format_of
-from device_agent.training.run_plan import RunPlan
 from shared.errors import BadRequest, InvalidDataset
-from shared.job import TextScores
 from shared.task import accepted_answers
 from shared.zo.encoding import Example, read_jsonl
-from shared.zo.lora import F32
 from shared.zo.writing import Encoder
 
 BEGINNING = 16  # tokens of a document that are given
-MAX_SCORED = 40  # held-out texts a job's metric compares; each is written twice
 
 
 @dataclass(frozen=True)
@@ -86,11 +77,11 @@ def write_samples(home: AgentHome, name: str, directory: Path, count: int, max_t
             raise BadRequest(
                 f"task {model.task.name!r} of {name!r} chooses between answers; `mobizo-agent predict` shows them"
             )
-        split, prompts = _prompts(model, directory, count)
+        split, prompts = held_out_prompts(model, directory, count)
         model.inference.load(np.zeros_like(opened.flat))
-        base = [_continue(model, prompt.tokens, max_tokens) for prompt in prompts]
+        base = [continue_text(model, prompt.tokens, max_tokens) for prompt in prompts]
         model.inference.load(opened.flat)
-        adapted = [_continue(model, prompt.tokens, max_tokens) for prompt in prompts]
+        adapted = [continue_text(model, prompt.tokens, max_tokens) for prompt in prompts]
     finally:
         model.close()
     text = model.tokenizer.decode
@@ -103,43 +94,7 @@ def write_samples(home: AgentHome, name: str, directory: Path, count: int, max_t
     )
 
 
-def score_writing(
-    plan: RunPlan,
-    inference: Path,
-    adapter: F32,
-    pace: Callable[[Sequence[Prompt]], Iterable[Prompt]],
-) -> tuple[TextScores, TextScores]:
-    """Returns the scores of what the initial and the trained adapter write for held-out records, up to MAX_SCORED.
-
-    inference: the program's inference file. adapter: B (D,). pace: passes the prompts on as fast as the rules allow.
-    Raises InvalidDataset if no held-out record fits, RuntimeFailed.
-    """
-    session = open_inference(plan.manifest, inference, plan.weights)
-    model = PersonalModel(
-        plan.job_id, plan.task, plan.manifest, Tokenizer.from_file(str(plan.tokenizer)), inference=session
-    )
-    try:
-        _, prompts = _prompts(model, plan.dataset, min(plan.training.test_limit or MAX_SCORED, MAX_SCORED))
-        scores = []
-        for flat in (plan.begin_b(), adapter):
-            session.load(flat)
-            scores.append(
-                text_scores(
-                    [
-                        (
-                            _continue(model, prompt.tokens, plan.manifest.recipe.answer_length),
-                            prompt.right or (model.tokenizer.decode(prompt.own),),
-                        )
-                        for prompt in pace(prompts)
-                    ]
-                )
-            )
-    finally:
-        model.close()
-    return scores[0], scores[1]
-
-
-def _prompts(model: PersonalModel, directory: Path, count: int) -> tuple[str, list[Prompt]]:
+def held_out_prompts(model: PersonalModel, directory: Path, count: int) -> tuple[str, list[Prompt]]:
     """Returns the held-out split and the prompts of its records. Raises InvalidDataset if none fits the task."""
     split, records = held_out(directory, count)
     encoder = Encoder(model.task, model.tokenizer, model.manifest.recipe, text_format_of(model.manifest))
@@ -166,7 +121,7 @@ def _parts(example: Example, document: bool) -> Prompt:
     return Prompt(list(row.prompt), own)
 
 
-def _continue(model: PersonalModel, prompt: list[int], max_tokens: int) -> str:
+def continue_text(model: PersonalModel, prompt: list[int], max_tokens: int) -> str:
     """Returns up to `max_tokens` tokens after a prompt, as text, without the end-of-text token."""
     limit = min(max_tokens, model.context - len(prompt) + 1)
     tokens = []
@@ -176,8 +131,3 @@ def _continue(model: PersonalModel, prompt: list[int], max_tokens: int) -> str:
         tokens.append(token)
     text: str = model.tokenizer.decode(tokens)
     return text
-
-
-def as_json(samples: Samples) -> str:
-    """Returns the samples as one JSON object."""
-    return json.dumps({"split": samples.split, "texts": [vars(each) for each in samples.texts]})

@@ -8,13 +8,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from device_agent.executors import F32
+from device_agent.executors import F32, Executor
 from device_agent.executors.choice import LauncherSelector
 from device_agent.executors.process import Launcher
-from device_agent.executors.program import InferenceProgram
+from device_agent.executors.program import LoadedProgram
 from shared.errors import BadRequest
 from shared.generated_text import GeneratedToken
 from shared.program import ProgramManifest
+from shared.program_inputs import TOKEN_DTYPE
 from shared.sampling import Sampler, generated_token
 
 F64 = NDArray[np.float64]
@@ -29,29 +30,36 @@ def open_inference(
     """
     executor = (launcher or LauncherSelector()(manifest)).launch(manifest, inference, weights, resident=True)
     try:
-        return InferenceSession(manifest, InferenceProgram(manifest, executor))
+        return InferenceSession(manifest, executor)
     except BaseException:
         executor.close()
         raise
 
 
-class InferenceSession:
-    """Scores and generates one text at a time; each call starts a new text."""
+class InferenceSession(LoadedProgram):
+    """The inference file of a program, over one B and one text's cache. Each call starts a new text."""
 
-    def __init__(self, manifest: ProgramManifest, program: InferenceProgram) -> None:
-        """Raises BadRequest if the program has no inference file."""
+    def __init__(self, manifest: ProgramManifest, executor: Executor) -> None:
+        """Starts with B = 0. Raises BadRequest if the program has no inference file."""
+        super().__init__(manifest, executor)
         if manifest.inference_context is None:
             raise BadRequest(f"a program of backend {manifest.recipe.backend} has no inference file; use xnnpack")
         self._context = manifest.inference_context
         self._vocabulary = manifest.shape.vocabulary
         self._length, self._picks = manifest.recipe.sequence_length, manifest.recipe.answer_length
-        self._program = program
         self._text = 0  # number of the text in the cache, so that an earlier text is not continued
+        self.load(np.zeros(manifest.size, np.float32))
+        self.extend([0], 0, [0])  # the first call packs the weights
 
     def load(self, flat: F32) -> None:
-        """Sets B to a copy of `flat` (D,)."""
+        """Sets B to a copy of `flat` (D,); a text that is being generated ends."""
         self._text += 1
-        self._program.load(flat)
+        super().load(flat)
+
+    def extend(self, tokens: Sequence[int], start: int, picks: Sequence[int]) -> F32:
+        """Appends `tokens` at position `start`. Returns the logits (P, V) after the tokens at indices `picks`."""
+        inputs = ([tokens], [start], picks)
+        return self._call("extend", *(np.array(values, TOKEN_DTYPE) for values in inputs))[0]
 
     def score(self, prompt: Sequence[int], candidates: Sequence[Sequence[int]]) -> list[float]:
         """Returns log P(candidate | prompt) of each candidate, nats. The prompt is processed once.
@@ -86,10 +94,6 @@ class InferenceSession:
         self._check(tokens, max_tokens)
         return self._generate(list(tokens), max_tokens, sampler, likeliest)
 
-    def close(self) -> None:
-        """Frees the program's memory."""
-        self._program.close()
-
     def _generate(
         self, tokens: list[int], max_tokens: int, sampler: Sampler, likeliest: int | None
     ) -> Iterator[GeneratedToken]:
@@ -102,13 +106,13 @@ class InferenceSession:
             if text != self._text:
                 raise BadRequest("another text replaced this one's cache; generate one text at a time")
             if position < len(tokens) + max_tokens - 1:
-                (logits,) = self._program.extend([token], position, [0])
+                (logits,) = self.extend([token], position, [0])
 
     def _read(self, tokens: Sequence[int]) -> F32:
         """Processes a text's first tokens; returns the logits (V,) after them."""
         for start in range(0, len(tokens), self._length):
             part = tokens[start : start + self._length]
-            rows = self._program.extend(part, start, [len(part) - 1])
+            rows = self.extend(part, start, [len(part) - 1])
         last: F32 = rows[0]
         return last
 
@@ -117,7 +121,7 @@ class InferenceSession:
         size, total = min(self._length, self._picks), 0.0
         for at in range(0, len(candidate) - 1, size):
             part = candidate[at : min(at + size, len(candidate) - 1)]
-            rows = log_softmax(self._program.extend(part, start + at, range(len(part))))
+            rows = log_softmax(self.extend(part, start + at, range(len(part))))
             total += sum(float(row[token]) for row, token in zip(rows, candidate[at + 1 :], strict=False))
         return total
 

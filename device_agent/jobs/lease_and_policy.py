@@ -238,20 +238,21 @@ class PolicyGatedRun:
 
     def _wait_for_phone(self, why: str, waited: float, pause: float) -> None:
         """Waits for `pause` seconds. Raises PolicyForbids after PATIENCE_SECONDS of waiting, Halted."""
-        self._enter("waiting")
-        self._send_progress(self._progress.model_copy(update={"phase": "waiting", "why": why[:WHY_LENGTH]}))
+        self._report_waiting(why)
         if waited > PATIENCE_SECONDS:
             raise PolicyForbids(f"{why}; the job is released, the run is kept")
         self._wait(pause)
         if self._stopped():
             raise Halted
 
+    def _report_waiting(self, why: str) -> None:
+        self._enter("waiting")
+        self._send_progress(self._progress.model_copy(update={"phase": "waiting", "why": why[:WHY_LENGTH]}))
+
     def _await(self, decide: Callable[[], Decision]) -> None:
         began = time.monotonic()
         while (decision := decide()).action == "wait":
-            self._enter("waiting")
-            why = decision.why or "the rules do not allow it now"
-            self._send_progress(self._progress.model_copy(update={"phase": "waiting", "why": why[:WHY_LENGTH]}))
+            self._report_waiting(decision.why or "the rules do not allow it now")
             remaining_seconds = PATIENCE_SECONDS - (time.monotonic() - began)
             if remaining_seconds <= 0 or self._evaluator.seconds_until(decision) > remaining_seconds:
                 raise PolicyForbids(f"{decision.local_why}; the job is released, the run is kept")

@@ -16,16 +16,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from pydantic import ValidationError
 
 from device_agent.datasets.store import DatasetRemoved, HeldDataset
-from device_agent.durable import describe_os_error
-from device_agent.errors import (
-    DoesNotFit,
-    ExecutorEnded,
-    NoRunner,
-    OwnerRefuses,
-    PolicyForbids,
-    RuntimeFailed,
-    TooLittleMemory,
-)
+from device_agent.durable import describe_error
+from device_agent.errors import ExecutorEnded, NoRunner, OwnerRefuses, PolicyForbids, RuntimeFailed, TooLittleMemory
 from device_agent.executors.process import Launcher
 from device_agent.home import AgentHome
 from device_agent.inference.adapter_store import AdapterStore
@@ -56,7 +48,6 @@ from shared.job import JobError, Progress, Result, TrajectoryUpload
 from shared.program import ProgramFile, ProgramManifest
 from shared.protocol import Decline, Lease
 from shared.transport import ByteProgress
-from shared.zo.lora import load_adapter
 
 COOLDOWN_SECONDS = 300.0  # after a job that this device cannot train now; the server may lease it again at once
 
@@ -70,9 +61,9 @@ class Outcome(StrEnum):
     FAILED = "failed"  # reported; the job would fail on every device
     DECLINED = "declined"  # returned with sizes: it needs more memory than is available
     RELEASED = "released"  # returned; it may succeed later or on another device
-    LOST = "lost"  # the lease ended; the journal is kept
+    LOST = "lost"  # the lease ended; the run is kept
     CANCELLED = "cancelled"
-    INTERRUPTED = "interrupted"  # the daemon was asked to stop; the journal is kept
+    INTERRUPTED = "interrupted"  # the daemon was asked to stop; the run is kept
 
 
 @dataclass(frozen=True)
@@ -146,7 +137,7 @@ class LeasedJob:
                 return self._release(removed.detail)
             return self._fail(public_error(error), error.detail)
         except OSError as error:
-            return self._release(describe_os_error(error))
+            return self._release(describe_error(error))
         except Exception as error:
             _log.exception("unexpected error in a job")
             # Only the error's type leaves the device: its text could contain data.
@@ -164,12 +155,17 @@ class LeasedJob:
         cost = self._privacy_cost()
         self.context.privacy.check(cost, self.run)
         result = self.run.result()
-        scored = self._compares_texts and manifest.inference_context is not None
+        # An update of a round and a private run have no scores of texts.
+        scored = self.lease.job.task.compares_texts and not self._private and self.lease.round is None
+        scored = scored and manifest.inference_context is not None
         with self.context.cache.hold(manifest.files if scored else manifest.training_files):
             if result is None:
                 result = self._train(policy_run, manifest, cost)
             if scored and result.written_after is None:
-                result = self._score_texts(policy_run, manifest, result)
+                # Imported here, because most jobs compare no texts, and an idle agent stays small.
+                from device_agent.jobs.text_scores import score_texts
+
+                result = score_texts(self.context.cache, self._fetch, policy_run, self.run, result)
         if not self._private:
             result = result.model_copy(update={"phase_seconds": policy_run.phase_seconds()})
         try:
@@ -177,36 +173,6 @@ class LeasedJob:
         except Gone as error:
             return JobEnd(Outcome.LOST, error.detail)
         return JobEnd(Outcome.COMPLETED, upload=summary)
-
-    @property
-    def _compares_texts(self) -> bool:
-        """Whether the result has scores of written texts; an update of a round and a private run have none."""
-        return self.lease.job.task.compares_texts and not self._private and self.lease.round is None
-
-    def _score_texts(self, policy_run: PolicyGatedRun, manifest: ProgramManifest, result: Result) -> Result:
-        """Returns the result with scores of written texts, and records it; as it was if they cannot be measured."""
-        # Here, because most jobs compare no texts, and an idle agent stays small.
-        from device_agent.inference.samples import score_writing
-
-        why = "writing held-out texts, to compare them with the examples' own"
-        progress = Progress(phase="evaluating", step=result.steps, steps=result.steps, why=why)
-        policy_run.report(progress)
-        try:
-            self.context.cache.reserve(manifest.files)
-            paths = {file.role: self._fetch(policy_run, file) for file in manifest.files}
-            adapter = load_adapter(self.run.best.read_bytes(), manifest.size)
-            before, after = score_writing(
-                self.run.plan(),
-                paths["inference"],
-                adapter,
-                lambda prompts: policy_run.pace(prompts, progress),
-            )
-        except (DoesNotFit, InvalidDataset, NoRunner, RuntimeFailed) as error:
-            _log.warning("held-out texts were not scored", detail=error.detail)
-            return result
-        result = result.model_copy(update={"written_before": before, "written_after": after})
-        self.run.finish(result)
-        return result
 
     def _upload(self) -> Upload | SecureAggregationUpload:
         """Returns how the run is uploaded. A masked update is never uploaded in another form."""

@@ -12,11 +12,10 @@ from dataclasses import dataclass
 import structlog
 
 from device_agent.home import AgentHome
-from device_agent.jobs.lease_and_policy import PolicyGatedRun
+from device_agent.jobs.lease_and_policy import Answer, PolicyGatedRun
 from device_agent.jobs.upload import UploadSummary, until_answered
 from device_agent.protocol.client import DeviceClient
-from device_agent.secure_aggregation.known_keys import KnownKeys
-from device_agent.secure_aggregation.participant import DeviceMessage, SecureAggregationParticipant
+from device_agent.secure_aggregation.participant import DeviceMessage, KnownKeys, SecureAggregationParticipant
 from device_agent.training.run_directory import RunDirectory
 from shared.errors import Untrusted
 from shared.federation.secure_aggregation.fixed_point import IntegerVector, encode
@@ -97,8 +96,11 @@ class SecureAggregationUpload:
         while not self._until_answered(policy_run, participant.advance):
             policy_run.report(waiting)
             self.wait(CHECK_SECONDS)
-        while not self._until_answered(policy_run, lambda: self._complete(transport, result)):
-            continue
+        receipt = self._until_answered(
+            policy_run, lambda: self.client.complete_round(self.lease.id, NO_FILE, redacted_result(result))
+        )
+        facts = {"cohort": receipt.cohort, "round": receipt.round, "updates": receipt.updates}
+        _log.info("update accepted", **facts, form="masked", bytes=transport.sent_bytes)
         return UploadSummary("masked", transport.sent_bytes)
 
     def _encoded(self, parameters: SecureAggregationParameters, result: Result) -> IntegerVector:
@@ -107,13 +109,7 @@ class SecureAggregationUpload:
         weight = min(max(result.train_examples or 1, 1), parameters.most_weight)
         return encode(plan.device_algorithm.update(adapter, plan.begin_b()), weight, parameters)
 
-    def _complete(self, transport: LeaseSecureAggregationTransport, result: Result) -> bool:
-        receipt = self.client.complete_round(self.lease.id, NO_FILE, redacted_result(result))
-        facts = {"cohort": receipt.cohort, "round": receipt.round, "updates": receipt.updates}
-        _log.info("update accepted", **facts, form="masked", bytes=transport.sent_bytes)
-        return True
-
-    def _until_answered(self, policy_run: PolicyGatedRun, call: Callable[[], bool]) -> bool:
+    def _until_answered(self, policy_run: PolicyGatedRun, call: Callable[[], Answer]) -> Answer:
         return until_answered(call, policy_run, self.check, self.wait, "its round has ended")
 
 

@@ -12,7 +12,7 @@ from typing import Literal
 
 import structlog
 
-from device_agent.durable import describe_os_error
+from device_agent.durable import describe_error
 from device_agent.errors import PolicyForbids
 from device_agent.inference.adapter_store import AdapterStore
 from device_agent.jobs.lease_and_policy import Answer, PolicyGatedRun
@@ -173,5 +173,5 @@ class Upload:
         try:
             self.store.add(job.request.adapter, data, self.lease.manifest, job.task, job.id)
         except (MobizoError, OSError) as error:
-            detail = describe_os_error(error) if isinstance(error, OSError) else error.detail
-            _log.warning("the adapter could not be stored on this device", adapter=job.request.adapter, detail=detail)
+            reason = describe_error(error)
+            _log.warning("the adapter could not be stored on this device", adapter=job.request.adapter, detail=reason)

@@ -18,12 +18,11 @@ from pydantic import BaseModel, ConfigDict, Field, RootModel, StrictBool, Strict
 
 from device_agent.durable import write_durably
 from device_agent.memory import spare_bytes
-from device_agent.policy.privacy_ledger import PrivacyLimits
-from device_agent.policy.rules import Decision, decide, may_transfer
+from device_agent.policy.rules import Decision, decide, decide_transfer
 from device_agent.policy.sensors import Readings, Sensors, local_now
-from shared.capabilities import MOST_COHORTS, Cohorts
+from shared.capabilities import MAX_COHORTS, Cohorts
 from shared.errors import BadRequest
-from shared.federation.secure_aggregation.settings import MOST_MEMBERS
+from shared.federation.secure_aggregation.settings import MAX_MEMBERS
 from shared.invalid_fields import first_invalid
 from shared.privacy import DELTA
 from shared.rules import Rules
@@ -42,8 +41,8 @@ ALLOWED = {
 # Keys for the owner only, which jobs cannot set.
 CONSENTS = {
     "trajectory": "true or false",
-    "cohorts": f"true, false or a list of up to {MOST_COHORTS} cohorts' names",
-    "masked_among": f"a number of devices, 3 to {MOST_MEMBERS}, or 0",
+    "cohorts": f"true, false or a list of up to {MAX_COHORTS} cohorts' names",
+    "masked_among": f"a number of devices, 3 to {MAX_MEMBERS}, or 0",
     "privacy_limit": "an epsilon from 0 to 1000, or a table of them such as { reviews = 3, tickets = 8 }",
     "privacy_delta": "a number between 0 and 1, such as 1e-5",
 }
@@ -67,7 +66,7 @@ class OwnerConsent(BaseModel):
     masked_among: StrictInt = Field(
         0,
         ge=0,
-        le=MOST_MEMBERS,
+        le=MAX_MEMBERS,
         description="updates only in masked sums of at least this many devices; 0: also unmasked",
     )
     privacy_limit: Epsilon | dict[str, Epsilon] | None = Field(
@@ -75,10 +74,9 @@ class OwnerConsent(BaseModel):
     )
     privacy_delta: float = Field(DELTA, strict=True, gt=0, lt=1, description="delta of `privacy_limit`")
 
-    @property
-    def privacy_limits(self) -> PrivacyLimits:
-        """The limits of privacy spending."""
-        return PrivacyLimits(epsilon=self.privacy_limit, delta=self.privacy_delta)
+    def privacy_limit_of(self, dataset: str) -> float | None:
+        """Returns the epsilon that all runs on a data set may spend, or None if there is no limit."""
+        return self.privacy_limit.get(dataset) if isinstance(self.privacy_limit, dict) else self.privacy_limit
 
 
 def load_rules(path: Path) -> Rules:
@@ -161,10 +159,7 @@ class PolicyEvaluator:
 
     def transfer(self, rules: Rules) -> Decision:
         """Decides whether to use the network now. rules: all that apply."""
-        if rules.metered:
-            return Decision(action="train")
-        why = may_transfer(rules, self._sensors.read(rules))
-        return Decision(action="train") if why is None else Decision(action="wait", why=why)
+        return Decision(action="train") if rules.metered else decide_transfer(rules, self._sensors.read(rules))
 
     def seconds_until(self, decision: Decision) -> float:
         """Returns the seconds until a decision to wait may change; 0 if unknown."""

@@ -15,10 +15,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from device_agent.durable import read_document, write_document
 from device_agent.errors import PolicyForbids, PrivacyLimitReached
+from device_agent.policy.evaluator import OwnerConsent
 from device_agent.policy.privacy_accounting import AccountingFailed, epsilon_in_child
 from device_agent.training.run_directory import RunDirectory
 from shared.federation.accounting import Spending
-from shared.privacy import DELTA, ExamplePrivacy
+from shared.privacy import ExamplePrivacy
 
 
 class PrivacyCost(BaseModel):
@@ -41,19 +42,6 @@ class Charge(PrivacyCost):
     def pays(self, other: PrivacyCost) -> bool:
         """Returns whether this charge is for that spending."""
         return all(getattr(self, name) == getattr(other, name) for name in PrivacyCost.model_fields)
-
-
-class PrivacyLimits(BaseModel):
-    """The owner's limits. epsilon: of each data set by name, or of every data set; null: no limit."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    epsilon: float | dict[str, float] | None = None
-    delta: float = DELTA
-
-    def of(self, dataset: str) -> float | None:
-        """Returns the limit of a data set, or None if it has none."""
-        return self.epsilon.get(dataset) if isinstance(self.epsilon, dict) else self.epsilon
 
 
 class DatasetSpending(BaseModel):
@@ -93,9 +81,9 @@ def spending_of(privacy: ExamplePrivacy | None, steps: int) -> Spending | None:
 class PrivacyLedger:
     """The ledger in one file. Only the daemon, which holds the home's lock, writes it."""
 
-    def __init__(self, path: Path, limits: PrivacyLimits, datasets: Mapping[str, Path] | None = None) -> None:
+    def __init__(self, path: Path, consents: OwnerConsent, datasets: Mapping[str, Path] | None = None) -> None:
         """datasets: directory of each data set by name. The strictest limit of a directory's names holds for all."""
-        self._path, self._limits, self._datasets = path, limits, dict(datasets or {})
+        self._path, self._consents, self._datasets = path, consents, dict(datasets or {})
 
     def check(self, cost: PrivacyCost, run: RunDirectory) -> None:
         """Raises PrivacyLimitReached if a run may not begin, PolicyForbids if the ledger is damaged.
@@ -111,20 +99,22 @@ class PrivacyLedger:
             raise PrivacyLimitReached(f"{allowed}; a job without `privacy` has no bound: submit it with `privacy`")
         spendings = [charge.spending for charge in _charges_of(charges, cost.dataset, cost.directory)]
         try:
-            total_epsilon = epsilon_in_child([*filter(None, spendings), cost.spending], self._limits.delta)
+            total_epsilon = epsilon_in_child([*filter(None, spendings), cost.spending], self._consents.privacy_delta)
         except AccountingFailed as error:
             raise PrivacyLimitReached(
                 f"{allowed}, and the cost of this run cannot be computed; use fewer steps"
             ) from error
         if total_epsilon > limit:
             raise PrivacyLimitReached(
-                f"{allowed} at delta {self._limits.delta:g}, which this run would exceed: request a smaller epsilon or "
-                "fewer steps, or ask the owner to raise `privacy_limit`"
+                f"{allowed} at delta {self._consents.privacy_delta:g}, which this run would exceed: request a smaller "
+                "epsilon or fewer steps, or ask the owner to raise `privacy_limit`"
             )
 
     def _limit(self, cost: PrivacyCost) -> float | None:
         names = {cost.dataset, *(name for name, path in self._datasets.items() if path == cost.directory)}
-        return min((limit for name in names if (limit := self._limits.of(name)) is not None), default=None)
+        return min(
+            (limit for name in names if (limit := self._consents.privacy_limit_of(name)) is not None), default=None
+        )
 
     def charge(self, cost: PrivacyCost, run: RunDirectory) -> None:
         """Charges a run durably, once. A kill between the two writes charges it twice, never less than once."""
@@ -146,7 +136,8 @@ class PrivacyLedger:
     def summary(self) -> list[DatasetSpending]:
         """Returns what was spent on each data set, by name. Raises PolicyForbids if the file is damaged."""
         charges = self.charges()
-        limited = self._limits.epsilon if isinstance(self._limits.epsilon, dict) else {}
+        limits = self._consents.privacy_limit
+        limited = limits if isinstance(limits, dict) else {}
         names = sorted({charge.dataset for charge in charges} | set(limited))
         return [self._summary(name, charges) for name in names]
 
@@ -155,14 +146,14 @@ class PrivacyLedger:
         own = [charge for charge in charges if charge.dataset == dataset or charge.directory in directories]
         spendings = [charge.spending for charge in own if charge.spending is not None]
         try:
-            epsilon = epsilon_in_child(spendings, self._limits.delta)
+            epsilon = epsilon_in_child(spendings, self._consents.privacy_delta)
         except AccountingFailed:
             epsilon = None
         return DatasetSpending(
             dataset=dataset,
             epsilon=epsilon,
-            delta=self._limits.delta,
-            limit=self._limits.of(dataset),
+            delta=self._consents.privacy_delta,
+            limit=self._consents.privacy_limit_of(dataset),
             runs=len(spendings),
             unprotected=len(own) - len(spendings),
         )

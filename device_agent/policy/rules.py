@@ -134,14 +134,15 @@ def decide(
     )
 
 
-def may_transfer(rules: Rules, readings: Readings) -> str | None:
-    """Returns why transfers must wait, or None.
+def decide_transfer(rules: Rules, readings: Readings) -> Decision:
+    """Decides whether to use the network.
 
     readings: of the machine that transfers, which for a phone behind adb is the host.
     """
     if rules.metered or not readings.metered:
-        return None
-    return "the network is metered, and the rules forbid downloads and uploads on it; waits for another network"
+        return Decision(action="train")
+    why = "the network is metered, and the rules forbid downloads and uploads on it; waits for another network"
+    return Decision(action="wait", why=why)
 
 
 @dataclass(frozen=True)

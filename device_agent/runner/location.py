@@ -75,7 +75,7 @@ def _packaged_runner(system: str, kernel: str, machine: str) -> Path:
 def _check_starts(directory: Path, _modified: int) -> None:
     """Raises NoRunner unless the runner in `directory` starts here and has this agent's version.
 
-    _modified: the program's time of change, so that another program is started again.
+    _modified: the program's mtime, so that a replaced program is checked again.
     """
     try:
         result = subprocess.run(

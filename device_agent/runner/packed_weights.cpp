@@ -109,20 +109,15 @@ bool PackedWeights::verified(int descriptor, const std::vector<PackedEntry> &ent
   return true;
 }
 
-bool PackedWeights::replace_file() {
+void PackedWeights::replace_file() {
   (void)unlink((path_ + ".index").c_str());
   (void)unlink(path_.c_str());
   const int descriptor = open(path_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-  if (descriptor < 0) {
-    return false;
-  }
-  if (flock(descriptor, LOCK_EX | LOCK_NB) != 0) {
+  if (descriptor < 0 || flock(descriptor, LOCK_EX | LOCK_NB) == 0) {
+    descriptor_ = descriptor;
+  } else {
     close(descriptor);
-    return false;
   }
-  descriptor_ = descriptor;
-  end_ = 0;
-  return true;
 }
 
 void PackedWeights::remember(const PackedEntry &entry, void *start) {

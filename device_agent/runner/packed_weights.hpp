@@ -65,7 +65,7 @@ private:
 
   void open_file();
   bool verified(int descriptor, const std::vector<PackedEntry> &entries) const;
-  bool replace_file();
+  void replace_file();
   void *reserve_in_file(size_t size);
   void remember(const PackedEntry &entry, void *start);
 

@@ -133,9 +133,7 @@ Program::Program(const std::string &program, const std::string &weights, const s
     : runtime_(std::make_unique<Runtime>()) {
   const Clock::time_point start = Clock::now();
   executorch::runtime::runtime_init();
-  if (std::getenv("MOBIZO_RUNNER_OWN_WEIGHTS") == nullptr) {
-    share_packed_weights();
-  }
+  share_packed_weights();
   runtime_->open(program, weights, packed, resident);
   auto names = runtime_->module->method_names();
   if (!names.ok()) {

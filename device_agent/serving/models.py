@@ -11,7 +11,7 @@ import numpy as np
 from device_agent.errors import RuntimeFailed
 from device_agent.home import AgentHome
 from device_agent.inference.adapter_store import AdapterStore, LoadedAdapter, StoredAdapter
-from device_agent.inference.chat import default_template, ends
+from device_agent.inference.chat import ends
 from device_agent.inference.personal_model import PersonalModel, load_program, missing
 from shared.chat_template import NoChatTemplate
 from shared.errors import AdapterNotFound, BadRequest, Unavailable
@@ -19,7 +19,6 @@ from shared.generated_text import GeneratedToken, TextPieces
 from shared.job import NAME
 from shared.openai.answers import FinishedText, ResponsePiece, TextOptions, unix_seconds
 from shared.openai.models import ChatRequest, CompletionRequest, Finish, Model, Usage
-from shared.program import ProgramFile, ProgramManifest
 from shared.sampling import Sampler
 from shared.scoring import TextTooLong
 from shared.zo.encoding import token_ids
@@ -54,7 +53,7 @@ class DeviceModels:
         """
         opened, is_base = self._open(name)
         model = self._model
-        if model is None or _program(model.manifest) != _program(opened.manifest):
+        if model is None or not model.runs(opened.manifest):
             self.close()
             model, self._loaded = load_program(self._home, opened), None
         adapter_sha256 = None if is_base else opened.about.sha256
@@ -84,13 +83,9 @@ class DeviceModels:
                 f"no adapter and no base of an adapter is named {name!r} on this device; GET /v1/models lists them"
             )
         # The loaded program, if it is one of that base; another one would have to be loaded first.
-        loaded = None if self._model is None else _program(self._model.manifest)
-        stored.sort(key=lambda about: (_program(about.signed.manifest) == loaded, about.kept_at))
+        model = self._model
+        stored.sort(key=lambda about: (model is not None and model.runs(about.signed.manifest), about.kept_at))
         return self._store.open(stored[-1].name, *keys), True
-
-
-def _program(manifest: ProgramManifest) -> tuple[str, tuple[ProgramFile, ...]]:
-    return manifest.recipe_id, manifest.files
 
 
 def _adapter(about: StoredAdapter) -> Model:
@@ -132,7 +127,7 @@ class DeviceAnswers:
         """Returns each prompt's text, and whether the tokenizer adds its own tokens, such as BOS."""
         if isinstance(self.request, CompletionRequest):
             return [(prompt, True) for prompt in self.request.prompts]
-        template, _ = default_template(model)
+        template = model.manifest.chat_template
         if template is None:
             base = model.manifest.recipe.base.name
             raise NoChatTemplate(f"base model {base!r} has no chat template; use /v1/completions")

@@ -37,7 +37,7 @@ from shared.openai.models import ChatRequest, CompletionRequest, ModelList
 
 MAX_BODY_BYTES = 4_000_000
 BODY_SECONDS = 30  # that a body may take to arrive
-MOST_MESSAGE = 300  # characters of one validation message
+MAX_MESSAGE = 300  # characters of one validation message
 _HEADERS = {401: {"www-authenticate": "Bearer"}, 429: {"retry-after": "1"}, 503: {"retry-after": "5"}}  # by status
 Result = TypeVar("Result")
 Body = TypeVar("Body", bound=BaseModel)
@@ -152,7 +152,7 @@ async def _read(model: type[Body], request: Request) -> Body:
         raise TooSlow from error
     except ValidationError as error:
         first = first_invalid(error)
-        field, message = first.path[:100] or "body", first.message[:MOST_MESSAGE]
+        field, message = first.path[:100] or "body", first.message[:MAX_MESSAGE]
         raise InvalidRequest(f"{field}: {message}", errors=[{"field": field, "message": message}]) from error
 
 

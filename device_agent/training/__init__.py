@@ -1,1 +1,1 @@
-"""Training one run: its directory and journal, its plan, the training loop and its result."""
+"""Training one run: its directory and trajectory, its plan, the training loop and its result."""

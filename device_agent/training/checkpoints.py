@@ -44,12 +44,19 @@ class Checkpoints:
     def read(self, step: int) -> F32 | None:
         """Returns the state, float32 (M,), after `step` steps; None if the checkpoint is absent or damaged."""
         file = self._file(step)
-        return parse_checkpoint(file.read_bytes(), step) if file.is_file() else None
+        data = file.read_bytes() if file.is_file() else b""
+        start = len(MAGIC) + _HEAD.size
+        if not data.startswith(MAGIC) or len(data) < start:
+            return None
+        state = data[start:]
+        intact = len(state) % 4 == 0 and _HEAD.unpack_from(data, len(MAGIC)) == (step, zlib.crc32(state))
+        return np.frombuffer(state, "<f4").astype(np.float32) if intact else None
 
     def write(self, step: int, state: F32) -> None:
         """Stores the state, float32 (M,), after `step` steps; it is durable when this method returns."""
         self.path.mkdir(mode=0o700, exist_ok=True)
-        write_durably(self._file(step), checkpoint(step, state))
+        data = np.ascontiguousarray(state, "<f4").tobytes()
+        write_durably(self._file(step), MAGIC + _HEAD.pack(step, zlib.crc32(data)) + data)
 
     def keep(self, steps: Iterable[int]) -> None:
         """Removes all checkpoints except those of `steps`."""
@@ -60,21 +67,3 @@ class Checkpoints:
 
     def _file(self, step: int) -> Path:
         return self.path / f"step-{step}.bin"
-
-
-def checkpoint(step: int, state: F32) -> bytes:
-    """Returns the bytes of a checkpoint."""
-    data = np.ascontiguousarray(state, "<f4").tobytes()
-    return MAGIC + _HEAD.pack(step, zlib.crc32(data)) + data
-
-
-def parse_checkpoint(data: bytes, step: int) -> F32 | None:
-    """Returns the state, float32 (M,), of the checkpoint of `step` steps; None if it is damaged or of another step."""
-    start = len(MAGIC) + _HEAD.size
-    if not data.startswith(MAGIC) or len(data) < start:
-        return None
-    recorded_step, crc = _HEAD.unpack_from(data, len(MAGIC))
-    state = data[start:]
-    if recorded_step != step or len(state) % 4 or zlib.crc32(state) != crc:
-        return None
-    return np.frombuffer(state, "<f4").astype(np.float32)

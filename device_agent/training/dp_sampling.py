@@ -20,7 +20,7 @@ from device_agent.durable import write_durably
 from device_agent.executors import F32, I32
 from shared.entropy import Entropy, poisson_samples
 from shared.errors import InvalidDataset
-from shared.privacy import MOST_SAMPLE, ExamplePrivacy, noise_keys, unit_noise
+from shared.privacy import MAX_SAMPLE, ExamplePrivacy, noise_keys, unit_noise
 
 ARRAYS = ("counts", "order", "noise", "keys")  # of the file, with `examples`
 TAIL = 8.0  # standard deviations; a larger sample has a probability below 1e-14
@@ -53,13 +53,13 @@ class DPSamples:
 
 
 def check_sample_size(privacy: ExamplePrivacy, records: int) -> None:
-    """Raises InvalidDataset if a step on `records` records could exceed MOST_SAMPLE examples.
+    """Raises InvalidDataset if a step on `records` records could exceed MAX_SAMPLE examples.
 
     records: of the file, whether or not they fit the task, so that the decision follows no record's content.
     """
     mean = records * privacy.sampling_rate
-    if mean + TAIL * math.sqrt(mean * (1 - privacy.sampling_rate)) > MOST_SAMPLE:
-        raise InvalidDataset(f"a step of this run could see over {MOST_SAMPLE} examples: ask for a lower sampling_rate")
+    if mean + TAIL * math.sqrt(mean * (1 - privacy.sampling_rate)) > MAX_SAMPLE:
+        raise InvalidDataset(f"a step of this run could see over {MAX_SAMPLE} examples: ask for a lower sampling_rate")
 
 
 def draw(
@@ -67,12 +67,12 @@ def draw(
 ) -> DPSamples:
     """Draws samples and noise for `steps` steps. queries: None with estimator `gradient`, which needs keys instead.
 
-    Raises InvalidDataset if a sample exceeds MOST_SAMPLE examples.
+    Raises InvalidDataset if a sample exceeds MAX_SAMPLE examples.
     """
     empty = np.zeros(0, np.int64)
     samples = list(poisson_samples(steps, examples, privacy.sampling_rate, entropy)) if examples else [empty] * steps
-    if max(map(len, samples)) > MOST_SAMPLE:
-        raise InvalidDataset(f"a step of this run would see over {MOST_SAMPLE} examples: ask for a lower sampling_rate")
+    if max(map(len, samples)) > MAX_SAMPLE:
+        raise InvalidDataset(f"a step of this run would see over {MAX_SAMPLE} examples: ask for a lower sampling_rate")
     return DPSamples(
         examples=examples,
         counts=np.array([len(sample) for sample in samples], np.int32),

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from device_agent.errors import Diverged
 from device_agent.executors.program import TrainingProgram
-from device_agent.training.prefix import PrefixCache, UpcomingTexts
+from device_agent.training.prefix import PrefixCache, UpcomingTexts, split_prefix
 from shared.recipe import Recipe
 from shared.zo.encoding import Example, ScoreBatch, pack_score
 
@@ -51,14 +51,8 @@ def measure(
     upcoming = UpcomingTexts(text for _, batch in batches for text in batch.texts)
     for indices, batch in batches:
         before_batch()
-        if frozen is None:
-            scores = program.score(batch.inputs)
-        else:
-            tokens, *other_inputs = batch.inputs
-            rows, length = tokens.shape
-            hidden = frozen.hidden(batch.texts, (rows, length), upcoming, reserved)
-            scores = program.score_suffix(hidden, tuple(other_inputs))
-        log_probabilities |= zip(indices, batch.read(scores), strict=True)
+        hidden, inputs = split_prefix(frozen, batch.texts, batch.inputs, upcoming, reserved)
+        log_probabilities |= zip(indices, batch.read(program.score(inputs, hidden)), strict=True)
     correct, loss = 0, 0.0
     for index, example in enumerate(examples):
         candidates = log_probabilities[index]

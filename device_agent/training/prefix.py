@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from device_agent.executors import F32
+from device_agent.executors import F32, Arrays
 from device_agent.executors.program import TrainingProgram
 from device_agent.memory import spare_bytes
 from shared.program import ProgramManifest
@@ -132,6 +132,20 @@ class PrefixCache:
                 self._bytes += state.nbytes
                 self._cache[text] = state
         return states
+
+
+def split_prefix(
+    cache: PrefixCache | None, texts: Sequence[Tokens], batch: Arrays, upcoming: UpcomingTexts, reserved: int = 0
+) -> tuple[F32 | None, Arrays]:
+    """Returns the hidden states of a packed batch and its other inputs; None and the batch without a cache.
+
+    texts, upcoming, reserved: as of `PrefixCache.hidden`.
+    """
+    if cache is None:
+        return None, batch
+    tokens, *others = batch
+    rows, length = tokens.shape
+    return cache.hidden(texts, (rows, length), upcoming, reserved), tuple(others)
 
 
 def prefix_cache(program: TrainingProgram, manifest: ProgramManifest, *, dynamic: bool) -> PrefixCache | None:

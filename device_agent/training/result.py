@@ -86,7 +86,12 @@ def build_result(plan: RunPlan, trajectory: Trajectory, usage: ResourceUsage, ex
     tuned = best if tested is None else recorded(trajectory, "test", best.step, "best")
     zero = recorded(trajectory, "validation", 0) if tested is None else tested
     tokens = (examples.answer_tokens or {}).get("validation" if tested is None else "test")
-    scores = _accuracies(plan, zero, tuned) if tokens is None else _token_losses(tokens, zero, tuned)
+    if tokens is None:
+        names = ("zero_shot_accuracy" if plan.start is None else "start_accuracy", "tuned_accuracy")
+        values = [each and each.accuracy for each in (zero, tuned)]
+    else:
+        names = ("token_loss_before", "token_loss_after")
+        values = [each and each.loss * each.total / tokens for each in (zero, tuned)]
     return Result(
         steps=trajectory.steps,
         best_step=best.step,
@@ -98,22 +103,5 @@ def build_result(plan: RunPlan, trajectory: Trajectory, usage: ResourceUsage, ex
         unusable_examples=rounded_down(examples.unusable, examples.records) or None,
         evaluations=tuple(trajectory.evaluations),
         accuracy_split="validation" if tested is None else "test",
-        **scores,
+        **dict(zip(names, values, strict=True)),
     )
-
-
-def _accuracies(plan: RunPlan, before: Evaluation | None, after: Evaluation | None) -> dict[str, float | None]:
-    """Returns the scores of a task that chooses answers, by the result's fields."""
-    first = "zero_shot_accuracy" if plan.start is None else "start_accuracy"
-    return {
-        first: None if before is None else before.accuracy,
-        "tuned_accuracy": None if after is None else after.accuracy,
-    }
-
-
-def _token_losses(tokens: int, before: Evaluation | None, after: Evaluation | None) -> dict[str, float | None]:
-    """Returns the scores of a task that writes text. tokens: answer tokens of the split."""
-    return {
-        "token_loss_before": None if before is None else before.loss * before.total / tokens,
-        "token_loss_after": None if after is None else after.loss * after.total / tokens,
-    }

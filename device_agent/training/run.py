@@ -10,9 +10,9 @@ from device_agent.durable import disk_full_as_does_not_fit
 from device_agent.executors.process import Launcher
 from device_agent.executors.program import TrainingProgram
 from device_agent.memory import trim_heap
+from device_agent.training.checkpointed_trainer import trainer_of
 from device_agent.training.data import Splits, read_splits, text_format_of
 from device_agent.training.dp_sampling import check_sample_size
-from device_agent.training.gradient_trainer import trainer_of
 from device_agent.training.run_directory import RunDirectory
 from device_agent.training.run_plan import RunPlan
 from device_agent.training.trainer import no_rest

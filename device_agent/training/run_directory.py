@@ -32,7 +32,6 @@ from shared.entropy import Entropy
 from shared.errors import Unavailable
 from shared.job import Result
 from shared.zo.lora import F32, adapter_file
-from shared.zo.trajectory import TrajectoryFile
 
 KEPT_RUNS = 10  # directories; the newest
 
@@ -139,13 +138,11 @@ class RunDirectory:
         scalars = plan.manifest.recipe.noised_scalars
         return load_or_draw(self.dp_samples_file, plan.privacy, examples, plan.training.steps, scalars, entropy)
 
-    def open_trajectory(self, plan: RunPlan) -> TrajectoryFile:
-        """Opens or creates the trajectory. Raises Conflict if it belongs to another run."""
-        return TrajectoryFile(self.trajectory, plan.header)
-
     def write_adapter(self, path: Path, flat: F32, plan: RunPlan, step: int) -> None:
         """Writes B (D,) after `step` steps as an adapter file; equal runs write equal bytes."""
-        write_durably(path, run_adapter(flat, plan, step))
+        manifest = plan.manifest
+        ids = {"job_id": plan.job_id, "recipe_id": manifest.recipe_id, "a_sha256": manifest.a_sha256}
+        write_durably(path, adapter_file(flat, step=step, **ids))
 
     def lock(self) -> AbstractContextManager[object]:
         """Holds the run's exclusive lock. Raises Unavailable if another process trains the run."""
@@ -161,12 +158,6 @@ class RunDirectory:
             return model.model_validate_json((self.path / name).read_bytes())
         except FileNotFoundError:
             return None
-
-
-def run_adapter(flat: F32, plan: RunPlan, step: int) -> bytes:
-    """Returns B (D,) after `step` steps as the adapter file to upload."""
-    manifest = plan.manifest
-    return adapter_file(flat, job_id=plan.job_id, recipe_id=manifest.recipe_id, a_sha256=manifest.a_sha256, step=step)
 
 
 def prune_runs(runs: Path, keep: int = KEPT_RUNS) -> None:

@@ -90,5 +90,5 @@ class RunPlan(BaseModel):
             return np.zeros(self.manifest.size, np.float32)
         data = self.start.read_bytes() if self.start.is_file() else b""
         if sha256_hex(data) != self.start_sha256:
-            raise Untrusted(f"{self.start} is not the adapter that the run goes on from; remove it and it is fetched")
+            raise Untrusted(f"{self.start} is not the adapter that the run starts from; remove it to download it again")
         return load_adapter(data, self.manifest.size)

@@ -1,7 +1,14 @@
-"""MobiZO training on a device: the paper's Algorithm 1, with the whole step inside the program.
+"""MobiZO training on a device (Gao et al., EMNLP 2025, Algorithm 1).
 
-Every step's coefficients and every evaluation are written to the trajectory before the next step begins; recorded steps
-are replayed and never computed again.
+    for each step:                                                         Trainer.train
+        batch of E examples, directions z_1 ... z_q from the step's seeds  Trainer._compute, Trainer._seeds
+        L+_i, L-_i = losses at B + eps z_i and at B - eps z_i              }
+        c_i = lr (L+_i - L-_i) / (2 eps q)                                 } one call of TrainingProgram.step
+        B = B - sum of c_i z_i                                             }
+        c_1 ... c_q are written to the trajectory                          Trainer._step
+
+The trajectory has every step's coefficients and every evaluation before the next step begins. Recorded steps are
+replayed and never computed again.
 """
 
 from __future__ import annotations
@@ -9,6 +16,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 
@@ -18,7 +26,7 @@ from device_agent.executors.program import PrivateGradientInput, PrivateStepInpu
 from device_agent.training.data import BatchSampler, Splits
 from device_agent.training.dp_sampling import DPSamples
 from device_agent.training.evaluation import measure
-from device_agent.training.prefix import PrefixCache, UpcomingTexts, prefix_cache
+from device_agent.training.prefix import PrefixCache, UpcomingTexts, prefix_cache, split_prefix
 from device_agent.training.progress import RunProgress
 from device_agent.training.result import build_result, out_of_patience, recorded, uploaded_validation
 from device_agent.training.run_directory import ResourceUsage, RunDirectory
@@ -28,12 +36,12 @@ from shared.privacy import ExamplePrivacy
 from shared.zo.encoding import Example, Tokens, pack_step
 from shared.zo.noise import query_seeds
 from shared.zo.proximal import proximal_step
-from shared.zo.trajectory import Evaluation
+from shared.zo.trajectory import Evaluation, TrajectoryFile
 
-REPORT_SECONDS = 1.0  # between two reports while a split is measured
 SLICE_SECONDS = 0.1  # of a pause, between two checks whether to stop
 
 Secret = PrivateStepInput | PrivateGradientInput
+Split = Literal["validation", "test"]
 
 
 def no_rest() -> float:
@@ -64,16 +72,15 @@ class Trainer:
         self._stop, self._rest = stop, rest
         self._settings, self._recipe = plan.training, plan.manifest.recipe
         self._eps = plan.training.eps_for(plan.manifest.recipe)
-        self._prefix = frozen or prefix_cache(program, plan.manifest, dynamic=plan.dynamic_length)
-        self._upcoming: UpcomingTexts | None = None
         answers = tuple(example.correct for example in splits.train)
         self._order = BatchSampler(plan.training.seed, answers, self._recipe.effective_batch)
         self._dp_samples: DPSamples | None = None if plan.privacy is None else run.dp_samples(plan, len(splits.train))
+        self._prefix = frozen or prefix_cache(program, plan.manifest, dynamic=plan.dynamic_length)
         self._start, self._algorithm = plan.begin_b(), plan.device_algorithm
-        earlier = run.figures()
-        self._trajectory_file = run.open_trajectory(plan)
+        self._trajectory_file = TrajectoryFile(run.trajectory, plan.header)
         self._trajectory = self._trajectory_file.trajectory
-        self._progress = RunProgress(plan, self._trajectory, earlier, program, report)
+        self._progress = RunProgress(plan, self._trajectory, run.figures(), program, report)
+        self._upcoming = UpcomingTexts(self._texts_from(self._steps))
 
     def train(self) -> Result:
         """Trains to the end; best.safetensors, last.safetensors and result.json are then in the run's directory.
@@ -81,10 +88,10 @@ class Trainer:
         Raises Stopped, Diverged, or RuntimeFailed.
         """
         try:
-            self._load(self._steps)
+            self._restore_b(self._steps)
             if self._steps == 0:
                 self._evaluate("test", self._splits.test)
-            # Evaluations that the ledger has are skipped: a kill may have come just before one or just after.
+            # Evaluations that the trajectory has are skipped: a kill may have come just before one or just after.
             while self._steps < self._settings.steps:
                 if self._steps % self._settings.evaluation_interval == 0:
                     self._evaluate("validation", self._splits.validation)
@@ -99,33 +106,12 @@ class Trainer:
             self._trajectory_file.close()
             self._record_usage()
 
-    @property
-    def _steps(self) -> int:
-        return self._trajectory.steps
-
-    def _load(self, steps: int) -> None:
-        """Makes the program's B what it was after `steps` steps, by the program's own arithmetic."""
-        self._progress.report("loading")
-        self._program.load(self._start)
-        for step, coefficients in enumerate(self._trajectory.coefficients[:steps]):
-            self._check_stop()
-            self._program.replay(self._seeds(step), coefficients, self._eps)
-            self._proximal_step(step)
-
-    def _proximal_step(self, step: int) -> None:
-        """Moves B towards the start by the recorded factor of a step, in a run with a proximal term."""
-        if self._algorithm.has_proximal_term:
-            factor = self._trajectory.proximal_factors[step]
-            self._program.load(proximal_step(self._program.adapter(), self._start, factor))
-
-    def _seeds(self, step: int) -> I32:
-        return query_seeds(self._settings.seed, step, self._recipe.queries)
-
     def _step(self) -> None:
+        """Computes the next step and records it."""
         step, lr = self._steps, self._plan.lr_at(self._steps)
         self._check_stop()
         began = time.monotonic()
-        losses, coefficients = self._move(step, lr)
+        losses, coefficients = self._compute(step, lr)
         if not (np.isfinite(losses).all() and np.isfinite(coefficients).all()):
             raise Diverged(f"training diverged at step {step}: the loss is NaN or infinite; lower lr")
         rates = [self._settings.lr_at(step)]
@@ -137,20 +123,14 @@ class Trainer:
         self._progress.report("training", lr=lr, rest=rest)
         self._pause(seconds * rest)
 
-    def _pause(self, seconds: float) -> None:
-        """Pauses, unless the run is asked to stop."""
-        deadline = time.monotonic() + seconds
-        while (remaining_seconds := deadline - time.monotonic()) > 0 and not self._stop():
-            time.sleep(min(remaining_seconds, SLICE_SECONDS))
-
-    def _move(self, step: int, lr: float) -> tuple[F32, F32]:
-        """Losses (2q,), or noised totals (q,) of a private step, and coefficients (q,) of one step; B has moved."""
+    def _compute(self, step: int, lr: float) -> tuple[F32, F32]:
+        """Updates B by one step. Returns its losses (2q,), or noised totals (q,) if private, and coefficients (q,)."""
         if self._dp_samples is None or self._plan.privacy is None:
-            return self._call(step, lr, self._order.indices(step))
-        return self._move_privately(step, lr, self._dp_samples, self._plan.privacy)
+            return self._update(step, lr, self._order.indices(step))
+        return self._update_privately(step, lr, self._dp_samples, self._plan.privacy)
 
-    def _move_privately(self, step: int, lr: float, samples: DPSamples, privacy: ExamplePrivacy) -> tuple[F32, F32]:
-        """Noised totals (q,) and coefficients (q,) of one step on its sample; B has moved.
+    def _update_privately(self, step: int, lr: float, samples: DPSamples, privacy: ExamplePrivacy) -> tuple[F32, F32]:
+        """Like `_compute`, on the step's secret sample.
 
         A sample over E takes several calls. The last one adds the noise, and it alone moves B.
         """
@@ -158,88 +138,74 @@ class Trainer:
         summed = np.zeros(self._recipe.queries, np.float32)
         for piece in pieces:
             self._check_stop()
-            summed, _ = self._call(step, 0.0, piece, PrivateStepInput(privacy.clip, summed))
-        return self._call(step, lr, last, PrivateStepInput(privacy.clip, summed + samples.noise[step]))
+            summed, _ = self._update(step, 0.0, piece, PrivateStepInput(privacy.clip, summed))
+        return self._update(step, lr, last, PrivateStepInput(privacy.clip, summed + samples.noise[step]))
 
-    def _call(self, step: int, lr: float, indices: list[int], secret: Secret | None = None) -> tuple[F32, F32]:
-        """One call of the program on these examples."""
+    def _update(self, step: int, lr: float, indices: list[int], secret: Secret | None = None) -> tuple[F32, F32]:
+        """Calls the program's step once, on the training examples with these indices."""
         examples = [self._splits.train[index] for index in indices]
-        batch = pack_step(examples, self._recipe, dynamic=self._plan.dynamic_length)
+        batch: Arrays = pack_step(examples, self._recipe, dynamic=self._plan.dynamic_length)
         began = time.monotonic()
-        if self._prefix is None:
-            output = self._invoke(step, lr, None, batch, secret)
-        else:
-            tokens, *labels = batch
-            if self._upcoming is None:
-                self._upcoming = UpcomingTexts(self._texts_from(step))
-            texts = [example.correct_row.tokens for example in examples]
-            hidden = self._prefix.hidden(texts, tokens.shape, self._upcoming)
-            output = self._invoke(step, lr, hidden, tuple(labels), secret)
+        texts = [example.correct_row.tokens for example in examples]
+        hidden, batch = split_prefix(self._prefix, texts, batch, self._upcoming)
+        output = self._call_program(step, lr, batch, hidden, secret)
         self._progress.program_seconds += time.monotonic() - began
         return output
 
-    def _texts_from(self, step: int) -> Iterator[Tokens]:
-        """Yields the texts that training visits from a step on."""
-        # An order of its own, because each keeps two epochs only.
-        samples = replace(self._order).indices if self._dp_samples is None else self._dp_samples.sample
-        for later in range(step, self._settings.steps):
-            for index in samples(later):
-                yield self._splits.train[index].correct_row.tokens
-
-    def _frozen_states(self, split: str) -> tuple[PrefixCache | None, int]:
-        """Returns the cache for an evaluation, and the bytes of it that stay free for states that have precedence:
-        training's, then validation's.
-        """
-        if self._prefix is None or "score_suffix" not in self._plan.manifest.methods:
-            return None, 0
-        visited = self._settings.steps * self._recipe.effective_batch * self._recipe.sequence_length
-        reserved = min(visited, sum(len(example.correct_row.tokens) for example in self._splits.train))
-        if split == "test":
-            reserved += sum(len(row.tokens) for example in self._splits.validation for row in example.rows)
-        return self._prefix, self._prefix.state_bytes(reserved)
-
-    def _invoke(
-        self, step: int, lr: float, hidden: F32 | None, batch: Arrays, secret: Secret | None
+    def _call_program(
+        self, step: int, lr: float, batch: Arrays, hidden: F32 | None, secret: Secret | None
     ) -> tuple[F32, F32]:
-        """Calls the program's step. hidden: the output of `prefix`, then `batch` has no tokens."""
+        """Calls the program's `step`. hidden: the frozen layers' output; `batch` then has no tokens."""
         assert not isinstance(secret, PrivateGradientInput)  # noqa: S101  # only GradientTrainer makes it
-        seeds = self._seeds(step)
-        if hidden is None:
-            return self._program.step(batch, seeds, lr, self._eps, secret)
-        return self._program.suffix(hidden, batch, seeds, lr, self._eps, secret)
+        return self._program.step(batch, self._seeds(step), lr, self._eps, secret, hidden)
 
-    def _evaluate(self, split: str, examples: Sequence[Example] | None, *, best: int | None = None) -> None:
-        """Measures and records B as it is, unless the ledger has it. best: the step of B, if it is the best one's."""
-        at, adapter = (self._steps, "current") if best is None else (best, "best")
-        if self._dp_samples is not None:
-            return  # a private run measures nothing on its data
-        if examples is None or recorded(self._trajectory, split, at, adapter) is not None:
+    def _seeds(self, step: int) -> I32:
+        """Returns the seeds (q, 2) of a step's directions."""
+        return query_seeds(self._settings.seed, step, self._recipe.queries)
+
+    def _proximal_step(self, step: int) -> None:
+        """Moves B towards the start by the recorded factor of a step, in a run with a proximal term."""
+        if self._algorithm.has_proximal_term:
+            factor = self._trajectory.proximal_factors[step]
+            self._program.load(proximal_step(self._program.adapter(), self._start, factor))
+
+    def _restore_b(self, steps: int) -> None:
+        """Makes the program's B what it was after `steps` steps, by the program's own arithmetic."""
+        self._progress.report("loading")
+        self._program.load(self._start)
+        for step, coefficients in enumerate(self._trajectory.coefficients[:steps]):
+            self._check_stop()
+            self._program.replay(self._seeds(step), coefficients, self._eps)
+            self._proximal_step(step)
+
+    def _evaluate(self, split: Split, examples: Sequence[Example] | None, *, best: int | None = None) -> None:
+        """Measures B and records it, unless the trajectory has it. best: the step of B, if it is the best one's.
+
+        A private run measures nothing on its data.
+        """
+        step = self._steps if best is None else best
+        adapter: Literal["current", "best"] = "current" if best is None else "best"
+        known = recorded(self._trajectory, split, step, adapter)
+        if self._dp_samples is not None or examples is None or known is not None:
             return
-        self._progress.report("evaluating")
-        last_report = time.monotonic()
 
         def before_batch() -> None:
-            nonlocal last_report
             self._check_stop()
-            if time.monotonic() - last_report > REPORT_SECONDS:  # a long split must not look like a process that hangs
-                self._progress.report("evaluating")
-                last_report = time.monotonic()
+            self._progress.report("evaluating")
 
-        frozen, reserved = self._frozen_states(split)
+        frozen, reserved = self._evaluation_cache(split)
         dynamic = self._plan.dynamic_length
         measured = measure(
             self._program, examples, self._recipe, before_batch, dynamic=dynamic, frozen=frozen, reserved=reserved
         )
         self._trajectory_file.append_evaluation(
-            Evaluation.model_validate(
-                {
-                    "step": at,
-                    "split": split,
-                    "correct": measured.correct,
-                    "total": measured.total,
-                    "loss": measured.loss,
-                    "adapter": adapter,
-                }
+            Evaluation(
+                step=step,
+                split=split,
+                correct=measured.correct,
+                total=measured.total,
+                loss=measured.loss,
+                adapter=adapter,
             )
         )
         self._record_usage()
@@ -251,7 +217,7 @@ class Trainer:
         best_step = last_step if best is None else best.step
         last = self._program.adapter()
         if best_step != last_step:
-            self._load(best_step)
+            self._restore_b(best_step)
         best_adapter = self._program.adapter()
         if not np.isfinite(best_adapter).all():
             raise Diverged("training diverged: the adapter has values that are NaN or infinite; lower lr")
@@ -260,11 +226,41 @@ class Trainer:
         self._evaluate("test", self._splits.test, best=best_step)
         return build_result(self._plan, self._trajectory, self._record_usage(), self._splits.counts)
 
+    @property
+    def _steps(self) -> int:
+        return self._trajectory.steps
+
+    def _texts_from(self, step: int) -> Iterator[Tokens]:
+        """Yields the texts that training visits from a step on."""
+        # An order of its own, because each keeps two epochs only.
+        samples = replace(self._order).indices if self._dp_samples is None else self._dp_samples.sample
+        for later in range(step, self._settings.steps):
+            for index in samples(later):
+                yield self._splits.train[index].correct_row.tokens
+
+    def _evaluation_cache(self, split: Split) -> tuple[PrefixCache | None, int]:
+        """Returns the cache for an evaluation, and the bytes of it that stay free for states that have precedence:
+        training's, then validation's.
+        """
+        if self._prefix is None or "score_suffix" not in self._plan.manifest.methods:
+            return None, 0
+        visited = self._settings.steps * self._recipe.effective_batch * self._recipe.sequence_length
+        reserved = min(visited, sum(len(example.correct_row.tokens) for example in self._splits.train))
+        if split == "test":
+            reserved += sum(len(row.tokens) for example in self._splits.validation for row in example.rows)
+        return self._prefix, self._prefix.state_bytes(reserved)
+
     def _record_usage(self) -> ResourceUsage:
         """Records the time and memory that the run has used so far."""
         figures = self._progress.used()
         self._run.record_usage(figures)
         return figures
+
+    def _pause(self, seconds: float) -> None:
+        """Pauses, unless the run is asked to stop."""
+        deadline = time.monotonic() + seconds
+        while (remaining_seconds := deadline - time.monotonic()) > 0 and not self._stop():
+            time.sleep(min(remaining_seconds, SLICE_SECONDS))
 
     def _check_stop(self) -> None:
         if self._stop():

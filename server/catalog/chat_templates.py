@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shared.chat_template import MOST_CHARACTERS, ChatTemplate, InvalidConversation
+from shared.chat_template import MAX_CHARACTERS, ChatTemplate, InvalidConversation
 from shared.errors import UnreadableCheckpoint
 
 if TYPE_CHECKING:
@@ -24,8 +24,8 @@ def read_chat_template(files: BaseFiles) -> ChatTemplate | None:
     template, tokens = _gguf(files.root) if files.form == "gguf" else _huggingface(files.root)
     if not template:
         return None
-    if len(template) > MOST_CHARACTERS:
-        raise UnreadableCheckpoint(f"the chat template has more than {MOST_CHARACTERS} characters")
+    if len(template) > MAX_CHARACTERS:
+        raise UnreadableCheckpoint(f"the chat template has more than {MAX_CHARACTERS} characters")
     chat_template = ChatTemplate(template=template, tokens=tokens)
     _check(chat_template)
     return chat_template

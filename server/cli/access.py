@@ -10,7 +10,7 @@ import typer
 from server.cli.console import Json, Tenant, moment, open_home, output, tell, tell_rows
 from server.identity.tenants import TenantRepository, TenantService, UserRepository, UserService
 from server.identity.tokens import TOKEN_DAYS, TokenRepository, TokenService
-from shared.access import DEFAULT_TENANT, MOST_DAYS, Role, Scope
+from shared.access import DEFAULT_TENANT, MAX_DAYS, Role, Scope
 from shared.errors import BadRequest
 
 app = typer.Typer()
@@ -118,8 +118,8 @@ def _lifetime(text: str | None) -> timedelta | None:
         return None
     if text is None:
         return timedelta(days=TOKEN_DAYS)
-    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= MOST_DAYS:
-        raise BadRequest(f"--expires-in-days takes 1 to {MOST_DAYS}, or `{NEVER}`")
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= MAX_DAYS:
+        raise BadRequest(f"--expires-in-days takes 1 to {MAX_DAYS}, or `{NEVER}`")
     return timedelta(days=int(text))
 
 

@@ -21,7 +21,7 @@ from server.jobs.repository import Job
 from server.registry.models import Adapter, AdapterTag, StoredPeftFile, StoredVersion, TenantRule
 from shared.errors import AdapterNotFound, RevisionNotFound
 from shared.job import NAME
-from shared.registry import LEAST_PREFIX, MAIN, REVISION_DIGITS, VersionState, check_tag
+from shared.registry import MAIN, MIN_PREFIX, REVISION_DIGITS, VersionState, check_tag
 
 _LIVE = StoredVersion.deleted_at.is_(None)
 # The condition of a partial index, whose constants cannot be parameters.
@@ -263,7 +263,7 @@ def version_with_calibration(session: Session, sha256: str) -> str | None:
 
 
 _NUMBER = re.compile(r"v?([1-9][0-9]{0,9})")
-_DIGITS = re.compile(rf"[0-9a-f]{{{LEAST_PREFIX},{REVISION_DIGITS}}}")
+_DIGITS = re.compile(rf"[0-9a-f]{{{MIN_PREFIX},{REVISION_DIGITS}}}")
 
 
 def find_adapter(session: Session, tenant: str, name: str, *, lock: bool = False, deleted: bool = False) -> Adapter:

@@ -14,13 +14,13 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from shared.errors import InvalidRequest, ToolchainMissing
-from shared.privacy import MOST_NOISE, ExamplePrivacy, MemberPrivacy
+from shared.privacy import MAX_NOISE, ExamplePrivacy, MemberPrivacy
 
 LOSS_INTERVAL = 1e-3  # grid of the privacy losses; it overestimated epsilon by at most 0.1 % in our tests
 # Above this epsilon the looser Renyi bound is used, because the exact method would need minutes and gigabytes.
-MOST_EPSILON = 60.0
-MOST_KNOWN = 256  # results that a process keeps
-LEAST_NOISE = 0.3
+MAX_EPSILON = 60.0
+MAX_KNOWN = 256  # results that a process keeps
+MIN_NOISE = 0.3
 NOISE_STEP = 1e-3  # resolution of the noise multiplier
 
 
@@ -51,14 +51,14 @@ _KNOWN: dict[tuple[Times, float], float] = {}  # by times and delta, oldest firs
 def epsilon_of(spendings: Iterable[Spending], delta: float) -> float:
     """Returns epsilon at `delta` of all spendings together under adaptive composition; 0 for none.
 
-    The result is an upper bound. Above MOST_EPSILON it is the looser Renyi bound. Neighbours differ in one example, or
+    The result is an upper bound. Above MAX_EPSILON it is the looser Renyi bound. Neighbours differ in one example, or
     in one member's updates. Raises ToolchainMissing without dp-accounting.
     """
     times = _count_times(spendings)
     if not times:
         return 0.0
     epsilon = _KNOWN[times, delta] = _epsilon(times, delta)
-    while len(_KNOWN) > MOST_KNOWN:
+    while len(_KNOWN) > MAX_KNOWN:
         _KNOWN.pop(next(iter(_KNOWN)), None)
     return epsilon
 
@@ -94,7 +94,7 @@ def _count_times(spendings: Iterable[Spending]) -> Times:
 def noise_for(epsilon: float, delta: float, sampling_rate: float, steps: int) -> float:
     """Returns the smallest noise multiplier, to three decimals, with which a run costs at most `epsilon`.
 
-    Raises InvalidRequest if MOST_NOISE is not sufficient, ToolchainMissing without dp-accounting.
+    Raises InvalidRequest if MAX_NOISE is not sufficient, ToolchainMissing without dp-accounting.
     """
     return _noise_for(epsilon, delta, sampling_rate, steps)
 
@@ -102,7 +102,7 @@ def noise_for(epsilon: float, delta: float, sampling_rate: float, steps: int) ->
 @lru_cache(maxsize=256)
 def _noise_for(epsilon: float, delta: float, sampling_rate: float, steps: int) -> float:
     # In units of NOISE_STEP; the answer is in [low, high].
-    low, high = round(LEAST_NOISE / NOISE_STEP), round(MOST_NOISE / NOISE_STEP)
+    low, high = round(MIN_NOISE / NOISE_STEP), round(MAX_NOISE / NOISE_STEP)
 
     def is_enough(units: int) -> bool:
         spending = Spending(sampling_rate=sampling_rate, noise_multiplier=units * NOISE_STEP, times=steps)
@@ -113,7 +113,7 @@ def _noise_for(epsilon: float, delta: float, sampling_rate: float, steps: int) -
         low, probe = probe + 1, min(2 * probe, high)
     if probe == high and not is_enough(high):
         raise InvalidRequest(
-            f"epsilon {epsilon:g} at delta {delta:g} requires a noise multiplier above {MOST_NOISE:g} for {steps} "
+            f"epsilon {epsilon:g} at delta {delta:g} requires a noise multiplier above {MAX_NOISE:g} for {steps} "
             f"steps at sampling rate {sampling_rate:g}; use fewer steps, a lower rate, or a larger epsilon"
         )
     high = probe
@@ -126,7 +126,7 @@ def _noise_for(epsilon: float, delta: float, sampling_rate: float, steps: int) -
 @lru_cache(maxsize=256)
 def _epsilon(times: Times, delta: float) -> float:
     bound = _renyi(times, delta)
-    if bound > MOST_EPSILON:
+    if bound > MAX_EPSILON:
         return bound
     accounting = _import_dp_accounting()
     return min(

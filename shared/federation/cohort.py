@@ -25,7 +25,7 @@ Weights = Literal["equal", "examples"]
 UploadForm = Literal["weights", "trajectory", "masked"]
 Membership = Literal["open", "operator"]
 
-MOST_DEADLINE = 90 * 24 * 3600.0  # longest duration of a round, seconds
+MAX_DEADLINE = 90 * 24 * 3600.0  # longest duration of a round, seconds
 
 
 class _FrozenModel(BaseModel):
@@ -118,7 +118,7 @@ class CohortSettings(_FrozenModel):
     )
     quorum: int = Field(2, ge=1, le=1_000_000, description="minimum number of updates for a new version")
     deadline_seconds: float = Field(
-        24 * 3600.0, gt=0, le=MOST_DEADLINE, allow_inf_nan=False, description="maximum duration of a round, seconds"
+        24 * 3600.0, gt=0, le=MAX_DEADLINE, allow_inf_nan=False, description="maximum duration of a round, seconds"
     )
     upload: UploadForm = Field("weights", description="what a device uploads: B, its trajectory, or its masked update")
     masking: SecureAggregationSettings | None = Field(

@@ -20,7 +20,7 @@ from shared.federation.sources import check_members
 from shared.federation.update import F32, Contribution, Update
 
 THREADS = 2  # threads that read ahead
-MOST_AHEAD_BYTES = 128 << 20  # maximum bytes of updates read ahead; at least one update is
+MAX_AHEAD_BYTES = 128 << 20  # maximum bytes of updates read ahead; at least one update is
 
 # Opens the file of a sha256, unbuffered and seekable. The caller closes it and verifies the hash.
 Opener = Callable[[str], BinaryIO]
@@ -60,7 +60,7 @@ class FileSource:
 
     def updates(self) -> Iterator[Update]:
         """Yields every update, fully validated. Raises InvalidUpload, naming the member."""
-        buffer_count = max(1, min(self._threads + 1, MOST_AHEAD_BYTES // (4 * self.size)))
+        buffer_count = max(1, min(self._threads + 1, MAX_AHEAD_BYTES // (4 * self.size)))
         buffers = [np.empty(self.size, np.float32) for _ in range(buffer_count)]
         pending: deque[tuple[UploadedFile, F32, Future[float]]] = deque()
         waiting = iter(self._files)

@@ -1,6 +1,6 @@
 """Robust aggregators: norm clipping, coordinate-wise median, trimmed mean, Krum.
 
-Updates are processed side by side in blocks of coordinates, so memory is a small multiple of MOST_BYTES and not
+Updates are processed side by side in blocks of coordinates, so memory is a small multiple of MAX_BYTES and not
 devices x D. All updates have equal weight, because a malicious device would claim a large weight.
 
 source: Sun et al., 2019 (norm clipping); Yin et al., ICML 2018 (median, trimmed mean); Blanchard et al., NeurIPS 2017
@@ -16,7 +16,7 @@ import numpy as np
 from shared.federation.sources import UpdateSource
 from shared.federation.update import F32, F64
 
-MOST_BYTES = 64 << 20  # memory for a block of updates, and for Krum's distances
+MAX_BYTES = 64 << 20  # memory for a block of updates, and for Krum's distances
 
 
 # Safety margin, so that rounding cannot lift an update's norm above the bound that privacy depends on.
@@ -77,20 +77,20 @@ def columnwise(source: UpdateSource, scales: Sequence[float], rule: Callable[[F3
 
 def columns(source: UpdateSource) -> int:
     """Returns the number of coordinates processed together."""
-    return max(1, min(source.size, MOST_BYTES // (8 * len(source.contributions))))
+    return max(1, min(source.size, MAX_BYTES // (8 * len(source.contributions))))
 
 
 def krum_scores(source: UpdateSource, scales: Sequence[float], norms: Sequence[float], malicious: int) -> F64:
     """Returns the Krum scores, float64 (n,): the sum of squared distances to the n - f - 2 nearest updates.
 
     norms: of the updates before scaling. The Gram matrix is summed over blocks of coordinates, and as many of its rows
-    at a time as MOST_BYTES allows. Raises ValueError if n < 2 f + 3, which Krum requires.
+    at a time as MAX_BYTES allows. Raises ValueError if n < 2 f + 3, which Krum requires.
     """
     count = len(source.contributions)
     check_krum(count, malicious)
     factors = np.array(scales)[:, None]
     squares = np.square(np.array(scales) * np.array(norms))
-    rows = max(1, min(count, MOST_BYTES // (32 * count)))  # four float64 arrays of that many rows live at once
+    rows = max(1, min(count, MAX_BYTES // (32 * count)))  # four float64 arrays of that many rows live at once
     scores = np.empty(count)
     for start in range(0, count, rows):
         tile = slice(start, min(start + rows, count))

@@ -34,7 +34,7 @@ from shared.openai.models import (
     Usage,
 )
 from shared.recipe import MAX_SEED
-from shared.scoring import MOST_NEW_TOKENS
+from shared.scoring import MAX_NEW_TOKENS
 
 DONE = b"data: [DONE]\n\n"
 
@@ -57,7 +57,7 @@ class TextOptions:
         max_completion_tokens = request.max_completion_tokens if isinstance(request, ChatRequest) else None
         seed = secrets.randbelow(MAX_SEED) if request.seed is None else (request.seed + number) % (MAX_SEED + 1)
         return cls(
-            max_tokens=max_completion_tokens or request.max_tokens or (MOST_NEW_TOKENS if chat else COMPLETION_TOKENS),
+            max_tokens=max_completion_tokens or request.max_tokens or (MAX_NEW_TOKENS if chat else COMPLETION_TOKENS),
             temperature=1.0 if request.temperature is None else request.temperature,
             top_p=1.0 if request.top_p is None else request.top_p,
             seed=seed,

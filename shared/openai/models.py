@@ -12,19 +12,19 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from shared.recipe import MAX_SEED
-from shared.scoring import MOST_NEW_TOKENS, MOST_TEXT
+from shared.scoring import MAX_NEW_TOKENS, MAX_TEXT
 
-MOST_MESSAGES = 2_048
-MOST_PARTS = 256  # of one message
-MOST_PROMPTS = 16
-MOST_CHOICES = 16  # texts that one request generates
-MOST_LIKELIEST = 20
+MAX_MESSAGES = 2_048
+MAX_PARTS = 256  # of one message
+MAX_PROMPTS = 16
+MAX_CHOICES = 16  # texts that one request generates
+MAX_LIKELIEST = 20
 COMPLETION_TOKENS = 16  # of a completion whose request does not say; of OpenAI's API
-MOST_STOPS = 8
+MAX_STOPS = 8
 Stop = Annotated[str, Field(min_length=1, max_length=100)]
-Stops = Annotated[tuple[Stop, ...], Field(max_length=MOST_STOPS)]
-Prompt = Annotated[str, Field(min_length=1, max_length=MOST_TEXT)]
-Prompts = Annotated[tuple[Prompt, ...], Field(min_length=1, max_length=MOST_PROMPTS)]
+Stops = Annotated[tuple[Stop, ...], Field(max_length=MAX_STOPS)]
+Prompt = Annotated[str, Field(min_length=1, max_length=MAX_TEXT)]
+Prompts = Annotated[tuple[Prompt, ...], Field(min_length=1, max_length=MAX_PROMPTS)]
 
 
 class _WireModel(BaseModel):
@@ -43,10 +43,10 @@ class _TextOptions(_WireModel):
     model: str = Field(
         min_length=1, max_length=200, description="an adapter, `NAME` or `NAME@REVISION`, or else a base model"
     )
-    max_tokens: int | None = Field(None, ge=1, le=MOST_NEW_TOKENS)
+    max_tokens: int | None = Field(None, ge=1, le=MAX_NEW_TOKENS)
     temperature: float | None = Field(1, ge=0, le=2, allow_inf_nan=False)
     top_p: float | None = Field(1, gt=0, le=1, allow_inf_nan=False)
-    n: int | None = Field(1, ge=1, le=MOST_CHOICES, description="texts for each prompt")
+    n: int | None = Field(1, ge=1, le=MAX_CHOICES, description="texts for each prompt")
     seed: int | None = Field(None, ge=-MAX_SEED, le=MAX_SEED, description="null: another one for each request")
     stop: Stop | Stops | None = Field(None, description="texts before which the answer ends")
     stream: bool | None = False
@@ -71,14 +71,14 @@ class TextPart(_WireModel):
     """A part of a message. Other parts, such as images, are refused."""
 
     type: Literal["text"]
-    text: str = Field(max_length=MOST_TEXT)
+    text: str = Field(max_length=MAX_TEXT)
 
 
 class Message(_WireModel):
     """A turn of a conversation. Which roles may follow each other is for the base's chat template to say."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[str, Field(max_length=MOST_TEXT)] | Annotated[tuple[TextPart, ...], Field(max_length=MOST_PARTS)]
+    content: Annotated[str, Field(max_length=MAX_TEXT)] | Annotated[tuple[TextPart, ...], Field(max_length=MAX_PARTS)]
     name: str | None = Field(None, max_length=100, description="not used")
 
     @property
@@ -97,10 +97,10 @@ class ResponseFormat(_WireModel):
 class ChatRequest(_TextOptions):
     """A conversation to continue."""
 
-    messages: tuple[Message, ...] = Field(min_length=1, max_length=MOST_MESSAGES)
-    max_completion_tokens: int | None = Field(None, ge=1, le=MOST_NEW_TOKENS, description="instead of max_tokens")
+    messages: tuple[Message, ...] = Field(min_length=1, max_length=MAX_MESSAGES)
+    max_completion_tokens: int | None = Field(None, ge=1, le=MAX_NEW_TOKENS, description="instead of max_tokens")
     logprobs: bool | None = False
-    top_logprobs: int | None = Field(None, ge=0, le=MOST_LIKELIEST)
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_LIKELIEST)
     response_format: ResponseFormat | None = None
     metadata: dict[str, Any] | None = Field(None, max_length=16, description="not used")
     store: Literal[False] | None = Field(None, description="only false: nothing is stored")
@@ -121,7 +121,7 @@ class CompletionRequest(_TextOptions):
     """Prompts to continue."""
 
     prompt: Prompt | Prompts
-    logprobs: int | None = Field(None, ge=0, le=MOST_LIKELIEST)
+    logprobs: int | None = Field(None, ge=0, le=MAX_LIKELIEST)
     echo: Literal[False] | None = Field(None, description="only false; POST /v1/score gives a prompt's probabilities")
     suffix: Literal[""] | None = None
     best_of: int | None = Field(None, ge=1, description="only as large as n")
@@ -133,8 +133,8 @@ class CompletionRequest(_TextOptions):
 
     @model_validator(mode="after")
     def _check_choices(self) -> CompletionRequest:
-        if len(self.prompts) * (self.n or 1) > MOST_PROMPTS:
-            raise ValueError(f"prompt: at most {MOST_PROMPTS} texts a request, counting n for each prompt")
+        if len(self.prompts) * (self.n or 1) > MAX_PROMPTS:
+            raise ValueError(f"prompt: at most {MAX_PROMPTS} texts a request, counting n for each prompt")
         if self.best_of not in (None, self.n or 1):
             raise ValueError("best_of: only as large as n")
         return self

@@ -10,9 +10,7 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import pytest
-import safetensors.numpy
 import structlog
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -36,58 +34,30 @@ from tests.device_agent.fake_server import DEVICE_KEYS, FakeServer
 from tests.device_agent.native import ROOT as ROOT
 from tests.device_agent.native import built_runner
 from tests.device_agent.service import call, environment, service, service_home  # noqa: F401  # fixtures
+from tests.server.llama import write_model
 
-HIDDEN, INTERMEDIATE, LAYERS, HEADS, KV_HEADS, HEAD_DIM, VOCABULARY = 32, 48, 2, 4, 2, 8, 288
+VOCABULARY = 288
 WORDS = ("warm", "funny", "dull", "tedious", "film", "plot", "cast", "joy", "bore", "bright", "flat", "weak")
 TASK = named_task("sst2")
 NOISE_KEY = sha256_hex(b"a device")
 
 
-def write_base(
-    directory,
-    hidden=HIDDEN,
-    intermediate=INTERMEDIATE,
-    layers=LAYERS,
-    heads=HEADS,
-    kv_heads=KV_HEADS,
-    head_dim=HEAD_DIM,
-):
-    """A random Llama in the Hugging Face form, with a byte-level tokenizer."""
-    directory.mkdir()
-    rng = np.random.default_rng(0)
-    key_size = kv_heads * head_dim
-    linear = {
-        "self_attn.q_proj": (heads * head_dim, hidden),
-        "self_attn.k_proj": (key_size, hidden),
-        "self_attn.v_proj": (key_size, hidden),
-        "self_attn.o_proj": (hidden, heads * head_dim),
-        "mlp.gate_proj": (intermediate, hidden),
-        "mlp.up_proj": (intermediate, hidden),
-        "mlp.down_proj": (hidden, intermediate),
-    }
-    shapes = {"model.embed_tokens": (VOCABULARY, hidden), "model.norm": (hidden,)}
-    for layer in range(layers):
-        shapes |= {f"model.layers.{layer}.{name}": shape for name, shape in linear.items()}
-        shapes |= {f"model.layers.{layer}.{name}_layernorm": (hidden,) for name in ("input", "post_attention")}
-    tensors = {
-        f"{name}.weight": (rng.normal(0, 0.3, shape) if len(shape) == 2 else np.ones(shape)).astype(np.float32)
-        for name, shape in shapes.items()
-    }
-    safetensors.numpy.save_file(tensors, directory / "model.safetensors")
+def write_base(directory, **changes):
+    """A random Llama in the Hugging Face form, with a byte-level tokenizer. changes: of its configuration."""
     config = {
         "model_type": "llama",
-        "hidden_size": hidden,
-        "intermediate_size": intermediate,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "head_dim": head_dim,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
         "vocab_size": VOCABULARY,
         "max_position_embeddings": 64,
         "rms_norm_eps": 1e-5,
         "tie_word_embeddings": True,
     }
-    (directory / "config.json").write_text(json.dumps(config))
+    write_model(directory, config | changes, 0.3)
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -124,6 +94,15 @@ class Program:
             tokenizer=self.path("tokenizer"),
             noise_key=NOISE_KEY,
         )
+
+    @property
+    def files(self):
+        """The program and its weights."""
+        return self.path("program"), self.path("weights")
+
+    def examples(self, dataset):
+        """The training examples of a data set."""
+        return self.splits(dataset, TrainingSettings()).train
 
     def splits(self, dataset, settings):
         return read_splits(dataset, TASK, self.tokenizer, self.manifest.recipe, settings, noise_key=NOISE_KEY)
@@ -249,6 +228,25 @@ def run(tmp_path):
     return RunDirectory(tmp_path / "run")
 
 
+@pytest.fixture
+def small_disk(tmp_path):
+    """Mounts a disk of a size such as 2m; returns its path. Skips where that is not allowed."""
+    mounted = []
+
+    def mount(size):
+        path = tmp_path / f"disk-{size}"
+        path.mkdir()
+        command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(path)]
+        if subprocess.run(command, capture_output=True, check=False).returncode != 0:
+            pytest.skip("only root can mount a disk")
+        mounted.append(path)
+        return path
+
+    yield mount
+    for path in mounted:
+        subprocess.run(["umount", "--lazy", str(path)], check=True)
+
+
 @pytest.fixture(scope="session")
 def runner_directory():
     """The installed native runner: mobizo-runner, and lib/ beside it."""
@@ -367,7 +365,7 @@ def agent(home):
 
 def start_agent(home, *arguments, notify=None, **options):
     """Starts `mobizo-agent` in a home. notify: where systemd hears it."""
-    command = [sys.executable, "-m", "device_agent", *arguments]
+    command = [sys.executable, "-u", "-m", "device_agent", *arguments]
     variables = os.environ | {"MOBIZO_AGENT_HOME": str(home.path)} | (notify or {})
     return subprocess.Popen(command, cwd=ROOT, env=variables, **options)
 

@@ -248,6 +248,10 @@ class FakeServer:
         with self.changed:
             assert self.changed.wait_for(condition, timeout), f"{timeout} s passed; calls so far: {self.calls[-10:]}"
 
+    def wait_for_training(self):
+        """Blocks until a device reports that it trains."""
+        self.wait_for(lambda: any(beat.phase == "training" for beat in self.beats))
+
     def check_signature(self, method, path, body, headers):
         """Raises unless a device that this double knows the key of signed just this, now, and for the first time."""
         keys = DEVICE_KEYS.get(self.url)
@@ -289,13 +293,12 @@ class FakeServer:
         return 200, result if isinstance(result, bytes) else result.model_dump_json().encode()
 
     def _devices(self, body, parts):
-        public = self.key.public_key()
-        info = ServerInfo(version="0", public_key=public_text(public), key_id=key_id(public))
-        return DeviceGrant(device_id="device-1", token="device-token", server=info)
+        return DeviceGrant(device_id="device-1", token="device-token", server=self._server(body, ["server"]))
 
     def _server(self, body, parts):
         public = self.key.public_key()
-        return ServerKeys(public_key=public_text(public), key_id=key_id(public), rotations=self.rotations)
+        facts = {"public_key": public_text(public), "key_id": key_id(public)}
+        return ServerKeys(**facts, rotations=self.rotations) if parts[1:] else ServerInfo(**facts, version="1.2")
 
     def _leases(self, body, parts):
         self.lease_requests.append(LeaseRequest.model_validate_json(body))

@@ -3,9 +3,6 @@
 import os
 import signal
 import subprocess
-import sys
-import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +11,7 @@ from device_agent.home import AgentHome
 from shared.transport import Transport
 from shared.zo.lora import load_adapter
 from shared.zo.trajectory import parse_trajectory
-from tests.device_agent.conftest import ROOT
+from tests.device_agent.conftest import run_agent, start_agent
 from tests.device_agent.service import JOB, wait_until
 from tests.device_agent.use import Session
 
@@ -27,27 +24,19 @@ def ask(service):
 
 
 @pytest.fixture
-def agent(call, service, ask, environment, dataset, tmp_path):
+def agent(call, service, ask, dataset, tmp_path):
     """Enrolls an agent by name, and starts it for one job."""
     processes = []
 
     def agent(name, rules=""):
-        home = str(tmp_path / name)
+        home = AgentHome(tmp_path / name)
         token = ask("POST", "/v1/enrollments", json={"users": ["alice"]}).json()["token"]
-        call("device_agent", "enroll", "--server", service.url, "--token", token, "--name", name, "--home", home)
-        (Path(home) / "rules.toml").write_text(rules)
-        command = [sys.executable, "-m", "device_agent", "run", "--once", "--data", f"movies={dataset}"]
-        process = subprocess.Popen(
-            [*command, "--home", home, "--json"],
-            cwd=ROOT,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
-        processes.append(process)
-        return process, AgentHome(Path(home))
+        call("device_agent", "enroll", "--server", service.url, "--token", token, "--name", name, "--home", home.path)
+        home.rules.write_text(rules)
+        command = ("run", "--once", "--data", f"movies={dataset}", "--json")
+        options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "start_new_session": True}
+        processes.append(start_agent(home, *command, **options))
+        return processes[-1], home
 
     yield agent
     for process in processes:
@@ -91,44 +80,8 @@ def test_a_trajectory_instead_of_b(ask, agent, service):
 
 
 @pytest.mark.slow
-def test_a_lease_that_lapsed_while_the_server_was_away_is_still_this_devices_if_nobody_has_the_job(ask, agent, service):
-    job = submit(ask, "lapsed", steps=6000, evaluation_interval=2000)
-    process, home = agent("lapsed-1")
-    wait_until(lambda: training(ask, job))
-    service.stop()
-    wait_until(lambda: home.run(job["id"]).result() is not None)
-    time.sleep(2)  # the lease's length: it has lapsed
-    service.start()
-    wait_until(lambda: ask("GET", "/v1/server"))
-    assert process.wait(120) == 0
-    assert state(ask, job) == "succeeded"
-    stored = ask("GET", "/v1/adapters/lapsed/versions/1/lora_B.safetensors").content
-    assert stored == home.run(job["id"]).best.read_bytes()
-    assert ask("GET", "/v1/adapters/lapsed").json()["versions"] == 1
-
-
-@pytest.mark.slow
-def test_a_job_that_another_device_trained_meanwhile_is_lost_and_stored_once(ask, agent, service):
-    job = submit(ask, "contested", steps=6000, evaluation_interval=2000)
-    sleeper, home = agent("contested-1")
-    wait_until(lambda: training(ask, job))
-    os.killpg(sleeper.pid, signal.SIGSTOP)  # a laptop's lid is closed
-    second, _ = agent("contested-2")
-    while second.wait() == 0 and state(ask, job) != "succeeded":
-        second, _ = agent(f"contested-{os.urandom(4).hex()}")  # it came while the lease still lived
-    os.killpg(sleeper.pid, signal.SIGCONT)
-    output, _ = sleeper.communicate(timeout=120)
-    assert sleeper.returncode == 1
-    assert "lease has ended" in output.splitlines()[-1]
-    assert home.status().last_outcome == "lost"
-    assert home.run(job["id"]).trajectory.exists()
-    assert ask("GET", "/v1/adapters/contested").json()["versions"] == 1
-    assert ask("GET", "/v1/adapters/contested/versions/1").json()["device_id"] != home.config().device_id
-
-
-@pytest.mark.slow
 def test_a_job_goes_on_from_a_version_and_another_device_takes_that_while_it_is_in_use(
-    ask, agent, call, environment, service, dataset, tmp_path
+    ask, agent, call, service, dataset, tmp_path
 ):
     """Killed in the middle, too; then a device that only uses the adapter pulls both versions under a session."""
     (dataset / "test.jsonl").unlink()  # the best of several validations never falls, so each version is approved
@@ -139,13 +92,7 @@ def test_a_job_goes_on_from_a_version_and_another_device_takes_that_while_it_is_
     process, home = agent("lineage-2")
     wait_until(lambda: training(ask, job))
     os.killpg(process.pid, signal.SIGKILL)
-    trained = subprocess.run(
-        [sys.executable, "-m", "device_agent", "run", "--once", "--data", f"movies={dataset}"],
-        cwd=ROOT,
-        env=environment | {"MOBIZO_AGENT_HOME": str(home.path)},
-        check=False,
-    )
-    assert trained.returncode == 0
+    assert run_agent(home, "run", "--once", "--data", f"movies={dataset}").returncode == 0
     second = ask("GET", "/v1/adapters/lineage/versions/2").json()
     assert second["state"] == "held"  # another device trained version 1, so a person decides
     ask("POST", "/v1/adapters/lineage/versions/2/approve", json={})

@@ -1,16 +1,14 @@
 """A home whose adapter store holds an adapter of a compiled program, and a session that uses it."""
 
-import os
 import shutil
 import subprocess
-import sys
 
 import numpy as np
 
 from device_agent.inference.adapter_store import AdapterStore
 from shared.signing import sign_manifest
 from shared.zo.lora import dump_adapter
-from tests.device_agent.conftest import ROOT, TASK, enroll
+from tests.device_agent.conftest import TASK, enroll, start_agent
 
 
 def keep_adapter(
@@ -30,15 +28,8 @@ class Session:
     """A `mobizo-agent` that answers line by line."""
 
     def __init__(self, home, *arguments):
-        self.process = subprocess.Popen(
-            [sys.executable, "-u", "-m", "device_agent", *arguments, "--json"],
-            cwd=ROOT,
-            env=os.environ | {"MOBIZO_AGENT_HOME": str(home.path)},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        pipe = subprocess.PIPE
+        self.process = start_agent(home, *arguments, "--json", stdin=pipe, stdout=pipe, stderr=pipe, text=True)
 
     def __enter__(self):
         return self

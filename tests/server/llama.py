@@ -26,28 +26,37 @@ CONFIG = {
 }
 
 
+def write_model(directory, config, spread):
+    """Writes a Hugging Face directory without a tokenizer. spread: standard deviation of the weights of all layers."""
+    directory.mkdir()
+    rng = np.random.default_rng(0)
+    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    head = config.get("head_dim", hidden // config["num_attention_heads"])
+    queries, keys = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
+    linear = {
+        "self_attn.q_proj": (queries, hidden),
+        "self_attn.k_proj": (keys, hidden),
+        "self_attn.v_proj": (keys, hidden),
+        "self_attn.o_proj": (hidden, queries),
+        "mlp.gate_proj": (inner, hidden),
+        "mlp.up_proj": (inner, hidden),
+        "mlp.down_proj": (hidden, inner),
+    }
+    shapes = {"model.embed_tokens": (config["vocab_size"], hidden), "model.norm": (hidden,)}
+    for layer in range(config["num_hidden_layers"]):
+        shapes |= {f"model.layers.{layer}.{name}": shape for name, shape in linear.items()}
+        shapes |= {f"model.layers.{layer}.{name}_layernorm": (hidden,) for name in ("input", "post_attention")}
+    tensors = {
+        f"{name}.weight": (rng.normal(0, spread, shape) if len(shape) == 2 else np.ones(shape)).astype(np.float32)
+        for name, shape in shapes.items()
+    }
+    safetensors.numpy.save_file(tensors, directory / "model.safetensors")
+    (directory / "config.json").write_text(json.dumps(config))
+
+
 def write_llama(directory):
     """A Hugging Face directory with random weights."""
-    directory.mkdir()
-    random = np.random.default_rng(0)
-    hidden, inner, keys = CONFIG["hidden_size"], CONFIG["intermediate_size"], 8
-    shapes = {"model.embed_tokens.weight": (CONFIG["vocab_size"], hidden), "model.norm.weight": (hidden,)}
-    for layer in range(CONFIG["num_hidden_layers"]):
-        root = f"model.layers.{layer}"
-        shapes |= {
-            f"{root}.self_attn.q_proj.weight": (hidden, hidden),
-            f"{root}.self_attn.k_proj.weight": (keys, hidden),
-            f"{root}.self_attn.v_proj.weight": (keys, hidden),
-            f"{root}.self_attn.o_proj.weight": (hidden, hidden),
-            f"{root}.mlp.gate_proj.weight": (inner, hidden),
-            f"{root}.mlp.up_proj.weight": (inner, hidden),
-            f"{root}.mlp.down_proj.weight": (hidden, inner),
-            f"{root}.input_layernorm.weight": (hidden,),
-            f"{root}.post_attention_layernorm.weight": (hidden,),
-        }
-    tensors = {name: random.normal(0, 0.1, shape).astype(np.float32) for name, shape in shapes.items()}
-    safetensors.numpy.save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
-    (directory / "config.json").write_text(json.dumps(CONFIG))
+    write_model(directory, CONFIG, 0.1)
     tokenizer = Tokenizer(models.WordLevel({word: n for n, word in enumerate(("[UNK]", *WORDS))}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.save(str(directory / "tokenizer.json"))

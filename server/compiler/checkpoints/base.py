@@ -5,6 +5,7 @@ No weight is read here, and torch is not imported.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -20,15 +21,14 @@ from shared.zo.lora import BaseShape
 # The files that determine the computation and the tokenization of a Hugging Face model.
 PINNED_PATTERNS = (
     "config.json",
-    "*.safetensors",
-    "*.safetensors.index.json",
     "tokenizer.json",
     "tokenizer.model",
     "tokenizer_config.json",
     "special_tokens_map.json",
 )
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 VOCABULARY_FILES = ("vocab.json", "merges.txt")  # used only without tokenizer.json
-CHAT_FILES = ("chat_template.jinja",)  # read, but not pinned: they change no tensor and no token
+TEXT_FILES = ("chat_template.jinja", "generation_config.json")  # read, but not pinned: they change no tensor
 
 
 class Rope(BaseModel):
@@ -115,16 +115,54 @@ def locate_base(source: str) -> BaseFiles:
     path = Path(source)
     if path.is_file():
         return BaseFiles("gguf", path, (path,))
-    all_patterns = (*PINNED_PATTERNS, *VOCABULARY_FILES, *CHAT_FILES)
+    all_patterns = (*PINNED_PATTERNS, "*.safetensors", INDEX, *VOCABULARY_FILES, *TEXT_FILES)
     directory = path if path.is_dir() else download(source, all_patterns)
     patterns = PINNED_PATTERNS if (directory / "tokenizer.json").is_file() else (*PINNED_PATTERNS, *VOCABULARY_FILES)
-    pinned = tuple(sorted({file for pattern in patterns for file in directory.glob(pattern)}))
-    names = [file.name for file in pinned]
-    if "config.json" not in names:
+    if not (directory / "config.json").is_file():
         raise UnreadableCheckpoint(f"{source} has no config.json; give a Hugging Face model directory or a .gguf file")
-    if not any(name.endswith(".safetensors") for name in names):
-        raise UnreadableCheckpoint(f"{source} has no .safetensors file; convert the weights to safetensors")
-    return BaseFiles("huggingface", directory, pinned)
+    configured = {file for pattern in patterns for file in directory.glob(pattern)}
+    return BaseFiles("huggingface", directory, tuple(sorted(configured | set(weight_files(directory)))))
+
+
+def weight_map(directory: Path) -> dict[str, str] | None:
+    """Returns the name of the file that holds each tensor, as the index says; None without an index.
+
+    Raises UnreadableCheckpoint for an index that is damaged.
+    """
+    if not (directory / INDEX).is_file():
+        return None
+    try:
+        files = json.loads((directory / INDEX).read_text(encoding="utf-8"))["weight_map"]
+        return {str(name): str(file) for name, file in files.items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UnreadableCheckpoint(f"{INDEX} has no weight_map; copy or download that file again") from error
+
+
+def weight_files(directory: Path) -> list[Path]:
+    """Returns the files that hold a Hugging Face model's weights, with their index if there is one.
+
+    As in transformers, the index decides, and without an index it is `model.safetensors`; other files are not read.
+    Raises UnreadableCheckpoint if a file is missing, or if it is not clear which files are the model's.
+    """
+    present = sorted(file.name for file in directory.glob("*.safetensors"))
+    files = weight_map(directory)
+    if files is not None:
+        named = sorted(set(files.values()))
+        if missing := [name for name in named if name not in present]:
+            raise UnreadableCheckpoint(
+                f"{missing[0]}, which {INDEX} names, is missing ({len(missing)} of {len(named)} files); copy or "
+                "download all weight files"
+            )
+        if WEIGHTS in present and WEIGHTS not in named:
+            raise UnreadableCheckpoint(f"{INDEX} does not name {WEIGHTS}; remove the one that is not this model's")
+        return [directory / name for name in (INDEX, *named)]
+    if not present:
+        raise UnreadableCheckpoint(f"{directory.name} has no .safetensors file; convert the weights to safetensors")
+    if WEIGHTS not in present and len(present) > 1:
+        raise UnreadableCheckpoint(
+            f"{directory.name} has {len(present)} .safetensors files but no {INDEX}; copy or download that file too"
+        )
+    return [directory / (WEIGHTS if WEIGHTS in present else present[0])]
 
 
 def base_name(source: str, files: BaseFiles) -> str:

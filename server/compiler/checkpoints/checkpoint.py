@@ -61,8 +61,6 @@ def load_checkpoint(source: str) -> Checkpoint:
 def open_checkpoint(files: BaseFiles) -> tuple[BaseFacts, dict[str, LazyTensor]]:
     """Returns the facts and every tensor by canonical name, checked. Raises the errors of `inspect_base`."""
     facts, tensors = gguf_checkpoint(files) if files.form == "gguf" else hf_checkpoint(files)
-    if facts.tied:
-        tensors.pop("lm_head", None)  # some tied checkpoints contain a copy; the configuration takes precedence
     _check_shapes(facts, tensors)
     return facts, tensors
 

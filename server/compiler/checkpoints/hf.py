@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from server.compiler.checkpoints.base import BaseFacts, BaseFiles
+from server.compiler.checkpoints.base import INDEX, BaseFacts, BaseFiles, weight_files, weight_map
 from server.compiler.checkpoints.hf_config import config_facts
 from server.compiler.checkpoints.lazy import LazyTensor
 from shared.errors import UnreadableCheckpoint, UnsupportedModel
@@ -53,7 +54,6 @@ DERIVED = re.compile(r".*rotary_emb\.inv_freq")  # stored by old checkpoints; de
 
 NORM_OFFSETS = {"gemma3_text": 1.0}  # norms of this architecture multiply by 1 + weight
 UNUSED_POSITIONS = 2  # unused leading rows of OPT's position table
-INDEX = "model.safetensors.index.json"
 FLOATS = ("BF16", "F16", "F32", "F64")
 
 
@@ -71,49 +71,72 @@ def hf_checkpoint(files: BaseFiles) -> tuple[BaseFacts, dict[str, LazyTensor]]:
         raise UnreadableCheckpoint("config.json is not a model configuration with a model_type") from error
     try:
         fields = config_facts(config)
-        tensors, parameters = _tensors(files, fields["architecture"], fields["tied"])
-        return BaseFacts(**fields, sha256=files.sha256, form="huggingface", parameters=parameters), tensors
+        tensors = _tensors(files.root, fields["architecture"])
+        if fields["tied"]:
+            fields["tied"] = _tie(tensors)
+        return BaseFacts(
+            **fields,
+            sha256=files.sha256,
+            form="huggingface",
+            parameters=sum(math.prod(tensor.stored_shape) for tensor in tensors.values()),
+        ), dict(tensors)
     except (KeyError, TypeError, ValueError, ArithmeticError) as error:
         raise UnreadableCheckpoint(f"config.json lacks a usable value: {error}") from error
 
 
-def _tensors(files: BaseFiles, architecture: str, tied: bool) -> tuple[dict[str, LazyTensor], int]:
-    """Returns the tensors of all files, and the number of their elements; tied tensors count once."""
-    _check_shards(files)
-    tensors: dict[str, LazyTensor] = {}
-    parameters = 0
-    for path in (path for path in files.pinned if path.suffix == ".safetensors"):
+@dataclass(frozen=True)
+class _StoredTensor(LazyTensor):
+    """A tensor with its shape in the file."""
+
+    stored_shape: tuple[int, ...]
+
+
+def _tensors(directory: Path, architecture: str) -> dict[str, _StoredTensor]:
+    """Returns the tensors of the weight files. Of several files that hold one tensor, the index names the right one."""
+    file_of = weight_map(directory)
+    tensors: dict[str, _StoredTensor] = {}
+    for path in (path for path in weight_files(directory) if path.name != INDEX):
         with opened(path) as file:
-            for name in file.keys():  # noqa: SIM118 - a safetensors handle is no mapping
+            stored = set(file.keys())
+            named = stored if file_of is None else {name for name, owner in file_of.items() if owner == path.name}
+            if absent := sorted(named - stored):
+                raise UnreadableCheckpoint(
+                    f"{path.name} lacks {absent[0]}, which {INDEX} names; copy or download all weight files again"
+                )
+            for name in sorted(named):
                 if DERIVED.fullmatch(name):
                     continue
                 canonical, part = _canonical(architecture, name), file.get_slice(name)
+                if canonical in tensors:
+                    raise UnreadableCheckpoint(f"the checkpoint has two tensors {canonical}, one of them {name}")
                 if (dtype := part.get_dtype()) not in FLOATS:
                     raise UnreadableCheckpoint(
                         f"{name} in {path.name} is stored as {dtype}; convert the weights to BF16, F16 or F32"
                     )
                 rows, *columns = part.get_shape() or [1]
-                parameters += 0 if canonical == "lm_head" and tied else math.prod((rows, *columns))
                 unused = UNUSED_POSITIONS if canonical == "positions" else 0
-                tensors[canonical] = LazyTensor(
-                    (rows - unused, *columns), partial(_read, path, name, architecture, canonical)
+                tensors[canonical] = _StoredTensor(
+                    shape=(rows - unused, *columns),
+                    read=partial(_read, path, name, architecture, canonical),
+                    stored_shape=(rows, *columns),
                 )
-    return tensors, parameters
+    return tensors
 
 
-def _check_shards(files: BaseFiles) -> None:
-    """Raises UnreadableCheckpoint if a file that the index names is missing."""
-    if not (files.root / INDEX).is_file():
-        return
-    try:
-        shards = set(json.loads((files.root / INDEX).read_text(encoding="utf-8"))["weight_map"].values())
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UnreadableCheckpoint(f"{INDEX} has no weight_map; copy or download that file again") from error
-    if missing := sorted(shards - {path.name for path in files.pinned}):
-        raise UnreadableCheckpoint(
-            f"{missing[0]}, which {INDEX} names, is missing ({len(missing)} of {len(shards)} files); copy or download "
-            "all weight files"
-        )
+def _tie(tensors: dict[str, _StoredTensor]) -> bool:
+    """Returns whether lm_head is the embedding table in a model whose configuration says so; drops a copy of it.
+
+    As in transformers, a checkpoint that has two different tables is not tied, whatever its configuration says.
+    """
+    if "embedding" not in tensors and "lm_head" in tensors:
+        tensors["embedding"] = tensors.pop("lm_head")
+    if "lm_head" not in tensors:
+        return True
+    embedding, lm_head = tensors["embedding"], tensors["lm_head"]
+    if embedding.shape != lm_head.shape or not torch.equal(embedding.read(), lm_head.read()):
+        return False
+    del tensors["lm_head"]
+    return True
 
 
 @contextmanager

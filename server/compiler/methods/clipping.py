@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from shared.privacy import MOST_DIFFERENCE, UNITS
+from shared.privacy import MAX_DIFFERENCE, UNITS
 
 
 def example_means(per_path: Tensor, mask: Tensor) -> Tensor:
@@ -30,7 +30,7 @@ def noised_sums(scalars: Tensor, clip: Tensor, carried: Tensor) -> Tensor:
     """
     scaled = scalars / clip
     scaled = torch.where(scaled == scaled, scaled, torch.zeros_like(scaled))  # NaN (inf - inf) counts as zero
-    scaled = torch.clamp(scaled, min=-MOST_DIFFERENCE, max=MOST_DIFFERENCE)
+    scaled = torch.clamp(scaled, min=-MAX_DIFFERENCE, max=MAX_DIFFERENCE)
     norms = torch.sqrt((scaled * scaled).sum(dim=0, keepdim=True))  # (1, E)
     # One unit below the bound, to allow for float32 rounding of norms and products.
     units = torch.trunc(scaled * ((UNITS - 1) / torch.clamp(norms, min=1.0)))

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from server.compiler.methods.noise import gaussian
-from shared.privacy import MARGIN, MOST_GRADIENT, NOISE_UNITS
+from shared.privacy import MARGIN, MAX_GRADIENT, NOISE_UNITS
 
 BRANCHES = 256  # terms of one float32 sum; its relative error is at most BRANCHES / 2^24
 
@@ -62,7 +62,7 @@ def bounded(gradients: Tensor, clip: Tensor) -> Tensor:
     """The gradients divided by clip; NaN counts as zero, and no square overflows."""
     scaled = gradients / clip
     scaled = torch.where(scaled == scaled, scaled, torch.zeros_like(scaled))
-    return torch.clamp(scaled, min=-MOST_GRADIENT, max=MOST_GRADIENT)
+    return torch.clamp(scaled, min=-MAX_GRADIENT, max=MAX_GRADIENT)
 
 
 def sum_of_squares(values: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ from server.settings import Settings
 from shared.access import Role
 from shared.errors import BadRequest, Conflict, DeviceNotBound, NotFound, Unauthorized
 from shared.invalid_fields import first_invalid
-from shared.protocol import MOST_USERS, DeviceEnrollment, Enrollment
+from shared.protocol import MAX_USERS, DeviceEnrollment, Enrollment
 
 KEY_BYTES = 32
 # Take back what a device has of a user who was unbound from it, given the device's id and the user.
@@ -45,8 +45,8 @@ class BindingService:
     def bind(self, device: Device, users: Iterable[str]) -> None:
         """Binds users to a device, which is locked or new. Idempotent. Raises Conflict for too many users."""
         new = frozenset(users) - self._bindings.users(device.id)
-        if len(self._bindings.users(device.id)) + len(new) > MOST_USERS:
-            raise Conflict(f"device {device.name} would have more than {MOST_USERS} users; unbind others first")
+        if len(self._bindings.users(device.id)) + len(new) > MAX_USERS:
+            raise Conflict(f"device {device.name} would have more than {MAX_USERS} users; unbind others first")
         self._bindings.add(device.id, sorted(new), utc_now())
 
     def unbind(self, device: Device, user: str, settings: Settings) -> None:

@@ -17,7 +17,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSeriali
 
 from shared.canonical import canonical_json
 from shared.federation.secure_aggregation.primitives import KEY_BYTES, NONCE_BYTES, TAG_BYTES
-from shared.federation.secure_aggregation.settings import MOST_MEMBERS
+from shared.federation.secure_aggregation.settings import MAX_MEMBERS
 from shared.federation.secure_aggregation.shamir import SHARE_BYTES
 
 SEALED_BYTES = NONCE_BYTES + 2 * SHARE_BYTES + TAG_BYTES  # a share of each of two secrets, for one recipient
@@ -44,8 +44,8 @@ Base64 = Annotated[
 ]
 Key = Annotated[Base64, Field(min_length=KEY_BYTES, max_length=KEY_BYTES)]
 SignatureBytes = Annotated[Base64, Field(min_length=SIGNATURE_BYTES, max_length=SIGNATURE_BYTES)]
-Number = Annotated[int, Field(ge=1, le=MOST_MEMBERS)]
-Numbers = Annotated[tuple[Number, ...], Field(max_length=MOST_MEMBERS)]
+Number = Annotated[int, Field(ge=1, le=MAX_MEMBERS)]
+Numbers = Annotated[tuple[Number, ...], Field(max_length=MAX_MEMBERS)]
 
 
 class Phase(StrEnum):
@@ -93,7 +93,7 @@ def advertisement_bytes(context: bytes, member: str, sealing: bytes, masking: by
 class Roster(_Message):
     """All devices that advertised keys, in the order of their names, numbered from 1."""
 
-    members: tuple[Advertisement, ...] = Field(max_length=MOST_MEMBERS)
+    members: tuple[Advertisement, ...] = Field(max_length=MAX_MEMBERS)
 
     def transcript(self, context: bytes) -> bytes:
         """Returns 32 bytes that identify this roster in this round. All later keys and signatures depend on them."""
@@ -107,7 +107,7 @@ class Roster(_Message):
 class SealedShares(_Message):
     """One device's shares for all others: SEALED_BYTES for each number of the roster, zeros for itself."""
 
-    sealed: Annotated[Base64, Field(max_length=MOST_MEMBERS * SEALED_BYTES)]
+    sealed: Annotated[Base64, Field(max_length=MAX_MEMBERS * SEALED_BYTES)]
     commitment: Key = Field(description="sha256 commitment to the seed of its own mask")
 
 
@@ -115,7 +115,7 @@ class Delivery(_Message):
     """The shares that others sealed for one device: SEALED_BYTES for each number of `shared`, in that order."""
 
     shared: Numbers = Field(description="devices that shared their secrets and agree on masks")
-    sealed: Annotated[Base64, Field(max_length=MOST_MEMBERS * SEALED_BYTES)]
+    sealed: Annotated[Base64, Field(max_length=MAX_MEMBERS * SEALED_BYTES)]
 
 
 class Consent(_Message):
@@ -134,16 +134,16 @@ class Consents(_Message):
     """The signatures of the devices that consented, SIGNATURE_BYTES each, in the order of `numbers`."""
 
     numbers: Numbers
-    signatures: Annotated[Base64, Field(max_length=MOST_MEMBERS * SIGNATURE_BYTES)]
+    signatures: Annotated[Base64, Field(max_length=MAX_MEMBERS * SIGNATURE_BYTES)]
 
 
 class Unmasking(_Message):
     """A device's shares, SHARE_BYTES each: of the seeds of devices in the sum, and of the mask keys of the others."""
 
-    seeds: Annotated[Base64, Field(max_length=MOST_MEMBERS * SHARE_BYTES)] = Field(
+    seeds: Annotated[Base64, Field(max_length=MAX_MEMBERS * SHARE_BYTES)] = Field(
         description="shares of the survivors' seeds, by number"
     )
-    keys: Annotated[Base64, Field(max_length=MOST_MEMBERS * SHARE_BYTES)] = Field(
+    keys: Annotated[Base64, Field(max_length=MAX_MEMBERS * SHARE_BYTES)] = Field(
         description="shares of the other devices' mask keys, by number"
     )
 

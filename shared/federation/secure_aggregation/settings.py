@@ -12,8 +12,8 @@ from shared.canonical import canonical_json
 
 Bits = Literal[32, 64]
 Threshold = Literal["majority", "two-thirds"]
-MOST_MEMBERS = 1024
-LEAST_LEVELS = 1024  # minimum quantization steps between zero and the clip bound at weight 1
+MAX_MEMBERS = 1024
+MIN_LEVELS = 1024  # minimum quantization steps between zero and the clip bound at weight 1
 
 
 class SecureAggregationSettings(BaseModel):
@@ -21,13 +21,13 @@ class SecureAggregationSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    minimum: int = Field(3, ge=3, le=MOST_MEMBERS, description="k: minimum number of devices in a sum")
+    minimum: int = Field(3, ge=3, le=MAX_MEMBERS, description="k: minimum number of devices in a sum")
     threshold: Threshold = Field(
         "two-thirds",
         description="t: more than this share of the starting devices is needed to remove the masks",
     )
     bits: Bits = Field(32, description="width of a masked number; 64 doubles the upload and is more precise")
-    most_members: int = Field(256, ge=3, le=MOST_MEMBERS, description="maximum number of devices in a round")
+    most_members: int = Field(256, ge=3, le=MAX_MEMBERS, description="maximum number of devices in a round")
     phase_seconds: float = Field(
         300,
         ge=1,
@@ -64,8 +64,8 @@ class SecureAggregationParameters(BaseModel):
     size: int = Field(ge=1, lt=2**31, description="D: elements of an update")
     clip: float = Field(gt=0, le=1e30, allow_inf_nan=False, description="C: L2 norm that an update is scaled down to")
     most_weight: int = Field(1, ge=1, lt=2**24, description="W: examples that one update may count for; 1: all equal")
-    most_members: int = Field(ge=3, le=MOST_MEMBERS, description="N")
-    minimum: int = Field(ge=3, le=MOST_MEMBERS, description="k")
+    most_members: int = Field(ge=3, le=MAX_MEMBERS, description="N")
+    minimum: int = Field(ge=3, le=MAX_MEMBERS, description="k")
     threshold: Threshold
     bits: Bits
 
@@ -74,7 +74,7 @@ class SecureAggregationParameters(BaseModel):
         largest = 2 ** (self.bits - 1) - 1
         if self.minimum > self.most_members:
             raise ValueError(f"minimum is {self.minimum}, but most_members is {self.most_members}")
-        if self.most_members * self.most_weight > largest or self.scale * self.clip < LEAST_LEVELS:
+        if self.most_members * self.most_weight > largest or self.scale * self.clip < MIN_LEVELS:
             raise ValueError(
                 f"{self.most_members} updates of weight {self.most_weight} do not fit precisely into {self.bits} bits; "
                 "use 64 bits, or lower most_members or most_examples"

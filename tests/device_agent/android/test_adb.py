@@ -1,38 +1,11 @@
 """The wrapper, by the real adb and a real adbd."""
 
-import subprocess
-import sys
-from contextlib import contextmanager
-from pathlib import Path
-
 import pytest
 
-from device_agent.android.adb import (
-    Adb,
-    AdbMissing,
-    PhoneFull,
-    PhoneRefused,
-    PhoneUnreachable,
-    PhoneUnsuitable,
-)
+from device_agent.android.adb import Adb, AdbMissing, PhoneFull, PhoneRefused, PhoneUnreachable, PhoneUnsuitable
 from device_agent.errors import Stopped
 
-FALSE_ADBD = Path(__file__).with_name("false_adbd.py")
 BYTES = bytes(range(256)) * 4096 + b"\r\n\x00end without a newline"
-
-
-@contextmanager
-def false_phone(phone, kind):
-    """The serial of a device that Debian's adbd cannot be; see false_adbd.py."""
-    port = phone.port + 1
-    command = [*phone.inside, sys.executable, "-I", FALSE_ADBD, str(port), kind]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout.readline() == "ready\n"
-        try:
-            yield f"127.0.0.1:{port}"
-            phone.client("disconnect", f"127.0.0.1:{port}")
-        finally:
-            process.kill()
 
 
 @pytest.mark.parametrize("status", [0, 255])
@@ -85,27 +58,6 @@ def test_no_phone(phone):
         Adb("pixel", phone.adb).device()
 
 
-def test_two_phones_and_no_serial(phone):
-    phone.start(phone.port + 1)
-    with pytest.raises(PhoneUnreachable, match=r"2 phones .*select one with --adb SERIAL"):
-        Adb(None, phone.adb).device()
-    assert Adb(phone.serial, phone.adb).device() == phone.serial
-
-
-def test_a_phone_that_does_not_trust_this_machine(phone):
-    phone.client("disconnect")
-    with false_phone(phone, "distrustful") as serial:
-        for requested_serial in (serial, None):
-            with pytest.raises(PhoneUnreachable, match="accept the USB debugging prompt") as error:
-                Adb(requested_serial, phone.adb).device()
-            assert "\n" not in error.value.detail
-
-
-def test_a_phone_whose_shell_is_no_binary_stream(phone):
-    with false_phone(phone, "old") as serial, pytest.raises(PhoneUnsuitable, match="use Android 7 or later"):
-        Adb(serial, phone.adb).run("echo a")
-
-
 def test_a_phone_that_is_offline(phone):
     phone.kill()
     while "offline" not in phone.client("devices"):
@@ -146,3 +98,23 @@ def test_stop_interrupts_a_long_call(adb):
     adb.stop = lambda: True
     with pytest.raises(Stopped):
         adb.shell("sleep 60")
+
+
+@pytest.mark.parametrize(
+    ("state", "error", "words"),
+    [
+        ("unauthorized", PhoneUnreachable, "pixel: the phone does not trust .*accept the USB debugging prompt"),
+        ("recovery", PhoneUnreachable, "pixel is in state 'recovery'; start Android on it"),
+        ("device", PhoneUnsuitable, "pixel: its adb shell has no binary-safe streams; use Android 7 or later"),
+    ],
+)
+def test_states_that_debians_adbd_does_not_have(tmp_path, state, error, words):
+    """In the words of adb: an Android that does not trust this machine, one that has not started, and an old one."""
+    script = tmp_path / "adb"
+    old = "error: device only supports allocating a pty"
+    script.write_text(
+        f"#!/bin/sh\n[ $1 = devices ] && printf 'pixel\\t{state}\\n' || {{ echo '{old}' >&2; exit 1; }}\n"
+    )
+    script.chmod(0o755)
+    with pytest.raises(error, match=words):
+        Adb(None, script).run("echo a")

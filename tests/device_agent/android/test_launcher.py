@@ -10,21 +10,15 @@ import numpy as np
 import psutil
 import pytest
 
-from device_agent.android.adb import (
-    Adb,
-    PhoneFull,
-    PhoneUnreachable,
-    PhoneUnsuitable,
-)
+from device_agent.android.adb import Adb, PhoneUnreachable, PhoneUnsuitable
 from device_agent.errors import DoesNotFit, RuntimeFailed, Stopped
 from device_agent.executors.phone import PhoneLauncher
-from device_agent.executors.program import InferenceProgram
 from device_agent.executors.runner import RunnerLauncher
-from device_agent.training.run import train_run
-from device_agent.training.run_directory import RunDirectory
+from device_agent.inference.session import InferenceSession
 from shared.zo.encoding import pack_step
 from shared.zo.noise import query_seeds
 from tests.device_agent.conftest import ROOT
+from tests.device_agent.training.runs import begun, hashes, train
 
 THERE = "/data/local/tmp/mobizo"
 STEPS = 12
@@ -67,7 +61,7 @@ class Run:
 
 
 def launch_on(launcher, program, **options):
-    return launcher.launch(program.manifest, program.path("program"), program.path("weights"), **options)
+    return launcher.launch(program.manifest, *program.files, **options)
 
 
 def launch_here(runner, program):
@@ -89,7 +83,7 @@ def wait_for(condition):
 
 @pytest.fixture(scope="session")
 def examples(rademacher, movies):
-    return rademacher.splits(movies, rademacher.plan(movies).training).train
+    return rademacher.examples(movies)
 
 
 @pytest.fixture
@@ -127,31 +121,13 @@ def test_tensors_cross_the_link_unchanged(launcher, rademacher):
         assert executor.call("adapter", [])[0].tobytes() == words.tobytes()
 
 
-def test_a_refused_call_leaves_the_executor_usable(launcher, rademacher):
-    with closing(launch_on(launcher, rademacher, resident=True)) as executor:
-        with pytest.raises(RuntimeFailed):
-            executor.call("no_such_method", [])
-        assert not executor.call("adapter", [])[0].any()
-
-
 @pytest.mark.slow
 def test_the_inference_file_of_a_program(launcher, rademacher):
     program = rademacher.path("inference")
     executor = launcher.launch(rademacher.manifest, program, rademacher.path("weights"), resident=True)
     with closing(executor):
-        logits = InferenceProgram(rademacher.manifest, executor).extend([1, 2, 3], 0, [2])
+        logits = InferenceSession(rademacher.manifest, executor).extend([1, 2, 3], 0, [2])
     assert np.isfinite(logits).all()
-
-
-def test_usage_is_that_of_the_phones_process(launcher, rademacher, phone):
-    with closing(launch_on(launcher, rademacher)) as executor:
-        executor.call("adapter", [])
-        usage = executor.usage()
-        (pid,) = running(phone)
-        rss = int(phone.run(f"grep VmRSS /proc/{pid}/status").split()[1]) << 10
-    assert usage.rss_bytes == pytest.approx(rss, rel=0.2)
-    assert usage.peak_rss_bytes >= usage.rss_bytes
-    assert usage.load_seconds > 0
 
 
 @pytest.mark.slow
@@ -256,7 +232,7 @@ sys.stdin.read()
 
 @pytest.mark.slow
 def test_a_killed_agent_leaves_no_runner_on_the_phone(rademacher, phone, runner_directory):
-    files = [rademacher.manifest.model_dump_json(), rademacher.path("program"), rademacher.path("weights")]
+    files = [rademacher.manifest.model_dump_json(), *rademacher.files]
     command = [sys.executable, "-c", ALONE, phone.serial, phone.adb, runner_directory, *files]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, text=True) as alone:
@@ -281,9 +257,6 @@ def test_another_phone_continues_the_run(rademacher, examples, runner_directory,
     assert launcher.phone.adb.device().endswith(str(phone.port + 1))
 
 
-FILES = ("trajectory.bin", "best.safetensors", "last.safetensors")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["rademacher", "gradient"])
 def test_the_training_loop_continues_from_its_directory(
@@ -292,20 +265,18 @@ def test_the_training_loop_continues_from_its_directory(
     """By replay of the trajectory, or from a checkpoint of the exact gradient."""
     program, cuts = request.getfixturevalue(name), []
     plan = program.plan(movies, steps=24, evaluation_interval=8, seed=5, lr=1e-2)
-    here, there = RunDirectory(tmp_path / "here"), RunDirectory(tmp_path / "there")
-    for run in (here, there):
-        run.begin(plan)
+    here, there = begun(tmp_path / "here", plan), begun(tmp_path / "there", plan)
 
     def cut(progress):
         if progress.phase == "training" and progress.step >= 13 and not cuts:
             cuts.append(progress.step)
             pull_the_cable(phone)
 
-    train_run(here, RunnerLauncher(runner_directory), lambda _progress: None)
+    train(here, RunnerLauncher(runner_directory))
     with pytest.raises(PhoneUnreachable):
-        train_run(there, launcher, cut)
-    train_run(there, launcher, cut)
-    assert [(there.path / file).read_bytes() for file in FILES] == [(here.path / file).read_bytes() for file in FILES]
+        train(there, launcher, cut)
+    train(there, launcher, cut)
+    assert hashes(there) == hashes(here)
 
 
 @pytest.mark.slow
@@ -320,18 +291,6 @@ def test_two_phones_and_no_serial(rademacher, runner_directory, phone):
 
 
 @pytest.mark.slow
-def test_no_phone(rademacher, runner_directory, phone):
-    phone.client("disconnect")
-    with pytest.raises(PhoneUnreachable, match="USB debugging"):
-        launch_on(PhoneLauncher(Adb(None, phone.adb), runner_directory), rademacher)
-
-
-def test_stop_ends_a_launch(launcher, rademacher):
-    with pytest.raises(Stopped):
-        launch_on(launcher, rademacher, stop=lambda: True)
-
-
-@pytest.mark.slow
 def test_stop_ends_a_call(launcher, rademacher, phone, run):
     stopped = threading.Event()
     executor = launch_on(launcher, rademacher, stop=stopped.is_set)
@@ -342,14 +301,6 @@ def test_stop_ends_a_call(launcher, rademacher, phone, run):
     executor.close()
     phone.run("kill -CONT $(pidof mobizo-runner)")
     wait_for(lambda: not running(phone))
-
-
-def test_a_killed_runner_does_not_fit(launcher, rademacher, phone, run):
-    executor = launch_on(launcher, rademacher)
-    phone.run("kill -9 $(pidof mobizo-runner)")
-    with pytest.raises(DoesNotFit, match="probably out of memory; the run will resume"):
-        run.step(executor)
-    executor.close()
 
 
 def stand_in(directory, serve):
@@ -411,13 +362,3 @@ def test_a_runner_for_another_processor(adb, rademacher, tmp_path, runner_direct
     ):
         launch_on(PhoneLauncher(adb, foreign), rademacher)
     assert phone.run(f"ls {THERE}/runner") == runners
-
-
-@pytest.mark.slow
-def test_a_full_phone(launcher, rademacher, phone):
-    phone.empty()
-    phone.run("head -c 120000000 /dev/zero >/data/photos")
-    with pytest.raises(PhoneFull, match=r"the phone has \d+ MB free and \d+ MB are needed"):
-        launch_on(launcher, rademacher)
-    phone.run("rm /data/photos")
-    launch_on(launcher, rademacher).close()

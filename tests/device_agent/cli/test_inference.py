@@ -75,7 +75,6 @@ def test_records_come_from_fields_files_and_standard_input(agent, expected, data
         (["predict", "alice-movies", "--field", "label=x"], 2, "once for each of text"),
         (["predict", "alice-movies", "--file", "/no/such/file"], 2, "cannot be read"),
         (["chat", "alice-movies", "--text", "x" * 100], 2, "share 64"),
-        (["chat", "alice-movies", "--text", "x", "--form", "chatml"], 2, "--form plain"),
         (["adapter", "rollback", "alice-movies"], 1, "no previous version"),
         (["adapter", "pull", "bob"], 1, "when its job completes here"),
     ],

@@ -14,8 +14,7 @@ import pytest
 
 from device_agent.cli.main import complete_adb_option
 from device_agent.daemon.reporting import log_path
-from device_agent.home import AgentHome
-from tests.device_agent.conftest import ROOT, run_agent, start_agent
+from tests.device_agent.conftest import ROOT, start_agent
 
 FORBIDDEN = ("fastapi", "starlette", "uvicorn", "sqlalchemy", "alembic", "transformers", "torch", "executorch")
 
@@ -55,24 +54,6 @@ def test_an_idle_daemon_says_so_listens_to_nobody_outside_and_stops_when_told(da
     assert "mobizo-agent run" in agent("status").stdout
 
 
-@pytest.mark.slow
-def test_a_paused_daemon_waits_in_the_middle_of_a_run_and_goes_on(daemon, agent, server, rademacher):
-    server.add_job(rademacher, steps=20_000, evaluation_interval=1000)
-    server.wait_for(lambda: any(beat.phase == "training" and beat.step > 0 for beat in server.beats))
-    assert agent("pause").returncode == 0
-    assert "paused by the user" in agent("status").stdout
-    server.wait_for(lambda: any(beat.phase == "waiting" for beat in server.beats))
-    waiting = next(beat for beat in server.beats if beat.phase == "waiting")
-    assert "paused by the user" in waiting.why
-    status = json.loads(agent("status", "--json").stdout)
-    assert (status["paused"], status["running"]) == (True, True)
-    assert "paused by the user" in status["progress"]["why"]
-    assert json.loads(agent("resume", "--json").stdout) == {"paused": False, "running": True}
-    server.wait_for(lambda: server.beats[-1].phase == "training" and server.beats[-1].step > waiting.step)
-    assert agent("stop").returncode == 0
-    assert daemon.wait(30) == 0
-
-
 def test_a_pause_outlives_the_daemon(agent, enrolled, server, dataset, rademacher):
     server.add_job(rademacher, steps=1)
     assert "no agent is running" in agent("pause").stdout
@@ -108,28 +89,6 @@ def test_the_log_is_kept_for_whoever_asks(agent, enrolled, home, server, rademac
     (last,) = agent("logs", "-n", "1").stdout.splitlines()
     assert re.search(r"job ended job=job-1 outcome=completed$", last)
     assert log_path(home.path).stat().st_mode & 0o077 == 0
-
-
-def test_following_the_log_shows_what_comes_and_ends_by_ctrl_c(home):
-    path = log_path(home.path)
-    path.parent.mkdir()
-    path.write_text('{"event": "old", "level": "info", "timestamp": "t"}\n')
-    process = start_agent(home, "logs", "--follow", stdout=subprocess.PIPE, text=True)
-    assert process.stdout.readline() == "t info    old\n"
-    with path.open("a") as file:
-        file.write('{"event": "new", "level": "info", "timestamp": "t"}\n')
-    assert process.stdout.readline() == "t info    new\n"
-    process.send_signal(signal.SIGINT)
-    process.communicate()
-    assert process.returncode == 0
-
-
-def test_keys_are_for_this_user_alone_whatever_the_umask(home, server, server_key):
-    new = AgentHome(home.path / "new")
-    process = run_agent(new, "enroll", "--server", server.url, "--token", "t", "--name", "x", umask=0)
-    assert process.returncode == 0
-    for name, mode in ((".", 0o700), ("config.json", 0o600), ("device.key", 0o600)):
-        assert (home.path / "new" / name).stat().st_mode & 0o777 == mode
 
 
 def test_the_daemon_and_the_process_that_reads_the_data_import_nothing_of_a_server_and_no_runtime():

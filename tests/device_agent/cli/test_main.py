@@ -1,7 +1,6 @@
 """The command as a person runs it: options, exit statuses, signals."""
 
 import json
-import os
 import signal
 import subprocess
 
@@ -103,19 +102,3 @@ def test_a_signal_ends_an_idle_daemon(daemon, server, number, agent):
     assert "uses this home" in process.stderr
     daemon.send_signal(number)
     assert daemon.wait(30) == 0
-
-
-LONG = 10_000  # steps: seconds more than a command line takes to start, whatever else the machine does
-
-
-@pytest.mark.slow
-def test_ctrl_c_while_training_leaves_a_run_that_goes_on(daemon, server, rademacher, agent, dataset, home):
-    server.add_job(rademacher, steps=LONG, evaluation_interval=LONG)
-    server.wait_for(lambda: any(beat.phase == "training" for beat in server.beats))
-    status = json.loads(agent("status", "--json").stdout)
-    assert (status["state"], status["running"], status["job_id"]) == ("busy", True, "job-1")
-    os.killpg(daemon.pid, signal.SIGINT)  # as a terminal does: the training process hears it too
-    assert daemon.wait(30) == 0
-    assert ("POST", "release") not in server.calls
-    assert agent("run", "--once", "--data", f"movies={dataset}").returncode == 0
-    assert server.completions[0].result.steps == LONG

@@ -7,7 +7,8 @@ from typer.testing import CliRunner
 
 from device_agent.cli.app import app
 from device_agent.errors import TaskNotApproved
-from device_agent.policy.privacy_ledger import PrivacyCost, PrivacyLedger, PrivacyLimits
+from device_agent.policy.evaluator import OwnerConsent
+from device_agent.policy.privacy_ledger import PrivacyCost, PrivacyLedger
 from device_agent.policy.task_approvals import MIN_DIGITS, TaskApprovals, task_sha256
 from device_agent.training.run_directory import RunDirectory
 from shared.errors import BadRequest
@@ -74,7 +75,7 @@ def test_status_shows_what_waits_and_what_was_spent(agent, approvals, home, serv
     cost = PrivacyCost(job_id="job-1", dataset="movies", directory=tmp_path, spending=spending)
     run = RunDirectory(tmp_path / "run")
     run.path.mkdir()
-    PrivacyLedger(home.privacy, PrivacyLimits()).charge(cost, run)
+    PrivacyLedger(home.privacy, OwnerConsent()).charge(cost, run)
     home.rules.write_text("privacy_limit = { movies = 8 }\n")
     epsilon = epsilon_of([spending], 1e-5)
     output = agent("status")

@@ -1,6 +1,5 @@
 """The daemon with real training processes against a server that can misbehave."""
 
-import psutil
 import pytest
 
 from device_agent.executors.runner import RunnerLauncher
@@ -13,15 +12,11 @@ from shared.job import Result
 from shared.key_rotation import sign_key_rotation
 from shared.signing import key_id, new_private_key
 from shared.zo.lora import load_adapter
-from shared.zo.trajectory import parse_trajectory
 from tests.device_agent.fake_server import NOW
 from tests.device_agent.sensing import BATTERY, SettableSensors
+from tests.device_agent.training.runs import ledger
 
 FOREVER = 40_000  # steps: more than a minute of the native runner, whose plan names each of them
-
-
-def until_training(server):
-    server.wait_for(lambda: any(beat.phase == "training" for beat in server.beats))
 
 
 @pytest.mark.parametrize("launcher", ["native", "python"], indirect=True)
@@ -72,34 +67,17 @@ def test_a_program_of_another_recipe_is_refused(daemon, server, rademacher, last
     assert "has another recipe than the job" in server.failures[0].detail
 
 
-def test_too_little_memory_declines_the_job_with_numbers(daemon, server, rademacher, monkeypatch, home):
-    memory = psutil.virtual_memory()
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory._replace(available=1000))
-    server.add_job(rademacher, steps=1)
-    job_end = daemon.run(once=True)
-    assert job_end.outcome is Outcome.DECLINED
-    assert "but 0 MB are available" in job_end.detail
-    assert home.status().last_detail == job_end.detail
-    (decline,) = server.declines
-    manifest = rademacher.manifest
-    assert decline.needed_bytes == manifest.planned_bytes + rademacher.path("weights").stat().st_size
-    assert decline.available_bytes == 1000
-    assert server.lease_requests[0].memory_bytes == 1000
-    assert server.served["downloads"] == 0
-    assert not server.failures
-
-
 @pytest.mark.slow
 def test_a_lost_lease_keeps_the_journal_and_the_run_goes_on_when_the_job_comes_back(
     daemon, server, rademacher, home, in_background
 ):
     server.add_job(rademacher, steps=8000, evaluation_interval=4000)
     thread, result = in_background(daemon, once=True)
-    until_training(server)
+    server.wait_for_training()
     server.broken["heartbeat"] = [Gone()]
     thread.join(60)
     assert result[0].outcome is Outcome.LOST
-    done = parse_trajectory((home.run("job-1").path / "trajectory.bin").read_bytes())[0].steps
+    done = ledger(home.run("job-1")).steps
     assert 0 < done < 8000
     assert daemon.run(once=True).outcome is Outcome.COMPLETED
     assert server.completions[0].result.steps == 8000
@@ -108,7 +86,7 @@ def test_a_lost_lease_keeps_the_journal_and_the_run_goes_on_when_the_job_comes_b
 def test_a_cancelled_job_is_forgotten(daemon, server, rademacher, home, in_background):
     server.add_job(rademacher, steps=FOREVER)
     thread, result = in_background(daemon, once=True)
-    until_training(server)
+    server.wait_for_training()
     server.stop.set()
     thread.join(60)
     assert result[0].outcome is Outcome.CANCELLED
@@ -118,7 +96,7 @@ def test_a_cancelled_job_is_forgotten(daemon, server, rademacher, home, in_backg
 def test_stopping_the_daemon_keeps_lease_and_journal(daemon, server, rademacher, home, in_background):
     server.add_job(rademacher, steps=FOREVER)
     thread, _ = in_background(daemon)
-    until_training(server)
+    server.wait_for_training()
     daemon.stop()
     thread.join(60)
     assert not thread.is_alive()

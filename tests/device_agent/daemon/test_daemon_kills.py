@@ -10,8 +10,8 @@ import pytest
 
 from device_agent.inference.adapter_store import AdapterStore
 from shared.canonical import sha256_hex
-from shared.zo.trajectory import parse_trajectory
 from tests.device_agent.conftest import start_agent
+from tests.device_agent.training.runs import recorded_steps
 
 STEPS = 400
 SETTINGS = {"steps": STEPS, "evaluation_interval": 50, "seed": 7}
@@ -35,12 +35,6 @@ def start(enrolled, dataset):
         process.wait()
 
 
-def steps(home):
-    path = home.run("job-1").trajectory
-    trajectory = parse_trajectory(path.read_bytes())[0] if path.exists() else None
-    return trajectory.steps if trajectory else 0
-
-
 def more(server, action):
     """Whether the server has heard that again since now."""
 
@@ -61,13 +55,7 @@ def kill_when(process, server, condition):
     process.wait()
 
 
-POINTS = (1, 49, 50, STEPS - 1)  # the first step, about an evaluation, and before the last step
-
-
-@pytest.mark.parametrize(
-    "points", [[STEPS // 2], pytest.param(POINTS, marks=pytest.mark.slow)], ids=["middle", "edges"]
-)
-def test_killed_at_many_points_it_hands_the_same_b_in_once(start, server, rademacher, home, points):
+def test_killed_at_many_points_it_hands_the_same_b_in_once(start, server, rademacher, home):
     server.add_job(rademacher, **SETTINGS)
     assert start().wait() == 0
     (expected,) = server.uploads
@@ -78,14 +66,13 @@ def test_killed_at_many_points_it_hands_the_same_b_in_once(start, server, radema
     server.add_job(rademacher, **SETTINGS)
     for action in BEFORE:
         kill_when(start(), server, more(server, action))
-    assert steps(home) == 0
-    for point in points:
-        kill_when(start(), server, lambda point=point: steps(home) >= point)
-        assert steps(home) >= point
+    assert recorded_steps(home.run("job-1")) == 0
+    kill_when(start(), server, lambda: recorded_steps(home.run("job-1")) >= STEPS // 2)
+    assert recorded_steps(home.run("job-1")) >= STEPS // 2
     for action in AFTER:
         kill_when(start(), server, more(server, action))
     start().wait()
-    assert steps(home) == STEPS
+    assert recorded_steps(home.run("job-1")) == STEPS
     assert set(server.uploads) == {expected}
     assert len(server.completions) == 1
     assert not server.jobs

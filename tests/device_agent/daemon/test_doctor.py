@@ -12,28 +12,11 @@ from device_agent.home import AgentHome, PauseFlag
 from device_agent.policy.sensors import Readings
 from shared.errors import Unauthorized
 from shared.key_rotation import sign_key_rotation
-from shared.protocol import ServerInfo
 from shared.rules import Rules
-from shared.signing import key_id, new_private_key, public_text
+from shared.signing import key_id, new_private_key
 from tests.device_agent.conftest import run_agent
-from tests.device_agent.fake_server import NOW, FakeServer
+from tests.device_agent.fake_server import NOW
 from tests.device_agent.sensing import SettableSensors
-
-
-class KnownServer(FakeServer):
-    """A server that also says who it is."""
-
-    def _server(self, body, parts):
-        if parts[1:] == ["keys"]:
-            return super()._server(body, parts)
-        public = self.key.public_key()
-        return ServerInfo(version="1.2", public_key=public_text(public), key_id=key_id(public))
-
-
-@pytest.fixture
-def server(server_key):
-    with KnownServer(server_key) as double:
-        yield double
 
 
 @pytest.fixture

@@ -1,11 +1,9 @@
 """What goes wrong around a device: full disks, revoked tokens, a server away for days, and clocks."""
 
 import shutil
-import subprocess
 import time
 from datetime import timedelta
 
-import numpy as np
 import pytest
 
 from device_agent.datasets.build import Addition, Mode, add
@@ -18,21 +16,12 @@ from device_agent.inference.adapter_store import AdapterStore
 from device_agent.jobs.leased_job import Outcome
 from device_agent.training.run_directory import RunDirectory
 from shared.errors import Gone, Unavailable
-from shared.zo.lora import load_adapter
-from shared.zo.trajectory import parse_trajectory
 from tests.device_agent.conftest import enroll, write_records
 from tests.device_agent.fake_server import FakeServer
 from tests.device_agent.sensing import BATTERY, FINE, METERED, SettableSensors, degrees
+from tests.device_agent.training.runs import ledger
 
 LONG = {"steps": 6000, "evaluation_interval": 3000, "seed": 9}  # heartbeats, twice a second, meet it on fast machines
-
-
-def ledger(home, job_id="job-1"):
-    return parse_trajectory(home.run(job_id).trajectory.read_bytes())[0]
-
-
-def until_training(server):
-    server.wait_for(lambda: any(beat.phase == "training" for beat in server.beats))
 
 
 # --- a full disk
@@ -59,15 +48,8 @@ class Disk:
 
 
 @pytest.fixture
-def disk(tmp_path):
-    path = tmp_path / "disk"
-    path.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=100m", "tmpfs", str(path)]
-    process = subprocess.run(command, capture_output=True, text=True, check=False)
-    if process.returncode:
-        pytest.skip(f"a disk that can be full takes the right to mount one: {process.stderr.strip()}")
-    yield Disk(path)
-    subprocess.run(["umount", "--lazy", str(path)], check=True)
+def disk(small_disk):
+    return Disk(small_disk("100m"))
 
 
 @pytest.fixture
@@ -77,37 +59,6 @@ def small_home(disk, server, server_key):
     home.create()
     enroll(home, server.url, server_key)
     return home
-
-
-@pytest.mark.slow
-def test_a_disk_that_fills_while_training_gives_the_job_back_and_loses_no_step(
-    disk, small_home, make, home, server, server_key, rademacher, in_background
-):
-    server.add_job(rademacher, job_id="job-roomy", **LONG)
-    enroll(home, server.url, server_key)
-    assert make(home).run(once=True).outcome is Outcome.COMPLETED
-    server.beats.clear()
-    server.add_job(rademacher, **LONG)
-    thread, ends = in_background(make(small_home), once=True)
-    until_training(server)
-    disk.fill()
-    thread.join(60)
-    assert ends[0].outcome is Outcome.RELEASED
-    assert "the disk is full" in ends[0].detail
-    assert ("POST", "release") in server.calls
-    assert not server.failures
-    done = ledger(small_home).steps
-    assert 0 < done < LONG["steps"]
-    # Nor does anything break while there is still no room.
-    job_end = make(small_home).run(once=True)
-    assert job_end.outcome is Outcome.RELEASED
-    assert "the disk is full" in job_end.detail
-    assert ledger(small_home).steps == done
-    disk.clear()
-    assert make(small_home).run(once=True).outcome is Outcome.COMPLETED
-    assert small_home.status().last_outcome == "completed"
-    roomy, small = (load_adapter(upload, rademacher.manifest.size) for upload in server.uploads)
-    np.testing.assert_array_equal(small, roomy)
 
 
 @pytest.mark.slow
@@ -152,10 +103,10 @@ def test_a_revoked_device_says_so_keeps_its_run_and_goes_on_once_enrolled_again(
     monkeypatch.setattr("device_agent.daemon.daemon.ENROLLMENT_POLL_SECONDS", 0.05)
     server.add_job(rademacher, **LONG)
     in_background(daemon)
-    until_training(server)
+    server.wait_for_training()
     server.revoked = True
     server.wait_for(lambda: server.calls.count(("POST", "leases")) == 2)
-    done = ledger(home).steps
+    done = ledger(home.run("job-1")).steps
     assert done > 0
     while home.status().state != "refused":
         time.sleep(0.01)
@@ -170,19 +121,6 @@ def test_a_revoked_device_says_so_keeps_its_run_and_goes_on_once_enrolled_again(
     assert server.calls.count(("POST", "leases")) == 3
     assert b"Bearer another" in server.received_bytes
     assert server.completions[0].result.steps == LONG["steps"]
-
-
-def test_a_revoked_device_asks_rarely(daemon, server, in_background, monkeypatch, home):
-    monkeypatch.setattr("device_agent.daemon.daemon.ENROLLMENT_POLL_SECONDS", 0.01)
-    server.revoked = True
-    in_background(daemon)
-    server.wait_for(lambda: server.calls)
-    reads = []
-    config = home.config
-    monkeypatch.setattr(home, "config", lambda: reads.append(1) or config())
-    while len(reads) < 50:  # it has looked for a new token fifty times
-        time.sleep(0.01)
-    assert server.calls == [("POST", "leases")]
 
 
 # --- a server that is away

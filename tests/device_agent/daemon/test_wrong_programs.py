@@ -4,14 +4,12 @@ import socket
 
 import pytest
 
-from device_agent.daemon.daemon import Daemon
-from device_agent.daemon.reporting import Display, Watchdog
+from device_agent.daemon.reporting import Watchdog
 from device_agent.jobs.leased_job import Outcome
 from shared.canonical import sha256_hex
 from shared.errors import Gone
 from shared.program import ProgramFile
 from shared.signing import new_private_key
-from tests.device_agent.conftest import enroll
 
 
 def resign(program, **changes):
@@ -41,17 +39,13 @@ def test_an_older_program_than_one_seen_is_refused(daemon, server, rademacher):
     assert "files" not in [action for _, action in server.calls[calls:]]
 
 
-def test_an_unverified_manifest_does_not_lengthen_the_watchdogs_patience(
-    home, server, server_key, dataset, launchers, rademacher, tmp_path
-):
-    enroll(home, server.url, server_key)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd, Display(home, live=False) as display:
+def test_an_unverified_manifest_does_not_lengthen_the_watchdogs_patience(make, enrolled, server, rademacher, tmp_path):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind(str(tmp_path / "notify"))
         watchdog = Watchdog({"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "600000000"})
-        daemon = Daemon(home, {"movies": dataset}, display, launchers=launchers, watchdog=watchdog)
         huge = resign(rademacher, flops_per_step=10**15)
         server.add_job(rademacher, manifest=huge, key=new_private_key(), steps=1)
-        job_end = daemon.run(once=True)
+        job_end = make(enrolled, watchdog=watchdog).run(once=True)
     assert job_end.outcome is Outcome.FAILED
     assert server.failures[0].code == "untrusted"
     assert watchdog.patience == 600
@@ -84,19 +78,6 @@ def test_a_file_with_the_right_hash_that_is_no_such_file_fails_the_job(daemon, s
     (failure,) = server.failures
     assert failure.code == "runtime-failed"
     assert "\n" not in failure.detail
-    assert not server.uploads
-
-
-@pytest.mark.slow
-def test_a_program_of_another_shape_fails_the_job(daemon, server, rademacher, gaussian):
-    """Signed, whole, and of the job's recipe by its manifest; but the file is another recipe's."""
-    other = gaussian.manifest.file("program")
-    manifest = with_file(rademacher, "program", sha256=other.sha256, size=other.size)
-    server.add_job(rademacher, manifest=manifest, steps=2)
-    server.files[other.sha256] = gaussian.path("program").read_bytes()
-    job_end = daemon.run(once=True)
-    assert job_end.outcome is Outcome.FAILED
-    assert len(server.failures) == 1
     assert not server.uploads
 
 

@@ -9,10 +9,9 @@ from shared.zo.noise import query_seeds
 
 def test_alternating_steps_and_scores_gathers_no_memory(launcher, rademacher, dataset):
     program, recipe = rademacher, rademacher.manifest.recipe
-    examples = program.splits(dataset, program.plan(dataset).training).train
+    examples = program.examples(dataset)
     step, score = pack_step(examples[: recipe.effective_batch], recipe), next(iter(pack_score(examples, recipe)))
-    files = program.path("program"), program.path("weights")
-    with closing(TrainingProgram(program.manifest, launcher.launch(program.manifest, *files))) as runtime:
+    with closing(TrainingProgram(program.manifest, launcher.launch(program.manifest, *program.files))) as runtime:
 
         def alternate(times):
             for number in range(times):

@@ -2,17 +2,15 @@
 
 import fcntl
 import os
-import re
 import shutil
-import subprocess
 from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
 
-from device_agent.executors.program import InferenceProgram
 from device_agent.executors.runner import RunnerLauncher
+from device_agent.inference.session import InferenceSession
 from tests.device_agent.conftest import copy_run
 from tests.device_agent.training.runs import begun, hashes, train
 
@@ -33,18 +31,6 @@ def launcher(runner_directory):
 @pytest.fixture
 def begun_run(rademacher, weights, dataset, run):
     return begun(run.path, rademacher.plan(dataset, **SETTINGS).model_copy(update={"weights": weights}))
-
-
-@pytest.fixture
-def small_disk(tmp_path):
-    """A disk with less space than runs need for their own files."""
-    path = tmp_path / "small"
-    path.mkdir()
-    mount = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=60m", "tmpfs", str(path)], check=False)
-    if mount.returncode != 0:
-        pytest.skip("only root can mount a disk")
-    yield path
-    subprocess.run(["umount", str(path)], check=True)
 
 
 @pytest.fixture
@@ -83,7 +69,7 @@ def test_a_run_without_a_file_trains_the_same(begun_run, launcher, weights, firs
 
 
 def test_a_disk_that_is_nearly_full_is_left_as_it_is(begun_run, launcher, weights, first, small_disk):
-    copy = shutil.copy2(weights, small_disk / "weights.ptd")
+    copy = shutil.copy2(weights, small_disk("60m") / "weights.ptd")
     begun_run.begin(begun_run.plan().model_copy(update={"weights": copy}))
     assert trained(begun_run, launcher) == first
     assert Path(f"{copy}.packed").stat().st_size == 0
@@ -124,27 +110,21 @@ def test_inference_finds_what_was_packed_and_keeps_it_in_memory(rademacher, laun
     logits, states = [], []
     for _ in range(2):
         executor = launcher.launch(rademacher.manifest, rademacher.path("inference"), weights, resident=True)
-        inference = InferenceProgram(rademacher.manifest, executor)
+        inference = InferenceSession(rademacher.manifest, executor)
         (process,) = (each for each in psutil.Process().children() if str(weights) in each.cmdline())
         logits.append(inference.extend([1, 2, 3], 0, [2]))
         states.append(file_states(weights))
-        resident, size = mapped_pages(process.pid, Path(f"{weights}.packed"))
+        resident, size = mapped_pages(process, Path(f"{weights}.packed"))
         inference.close()
     np.testing.assert_array_equal(*logits)
     assert states[0] == states[1]  # nothing was packed again
     assert resident == size > 0  # a token reads all of it, so none is released between two
 
 
-def mapped_pages(pid, path):
+def mapped_pages(process, path):
     """Resident and mapped bytes of a file in a process."""
-    fields = dict.fromkeys(("Rss", "Size"), 0)
-    inside = False
-    for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
-        if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
-            inside = line.endswith(str(path))
-        elif inside and (name := line.partition(":")[0]) in fields:
-            fields[name] += int(line.split()[1]) << 10
-    return fields["Rss"], fields["Size"]
+    maps = [each for each in process.memory_maps(grouped=False) if each.path == str(path)]
+    return sum(each.rss for each in maps), sum(each.size for each in maps)
 
 
 def flip(path):

@@ -5,8 +5,6 @@ The processes are short Python scripts that speak the protocol, well or badly, a
 
 import errno
 import io
-import pickle
-import signal
 import struct
 import subprocess
 import sys
@@ -31,7 +29,6 @@ from device_agent.executors.process import (
     decode_tensors,
     encode_tensors,
 )
-from device_agent.executors.program import TrainingProgram
 from device_agent.executors.python_process import MAX_NAME_BYTES, serve
 from tests.device_agent.conftest import ROOT
 
@@ -157,55 +154,6 @@ def test_a_process_that_ignores_the_end_of_its_input_is_killed(start, monkeypatc
     start("answer(LOADED)\ntime.sleep(600)").close()
     (process,) = start.processes
     assert not process.is_running()
-
-
-def processes_of(launcher, program):
-    """Starts an executor; returns its program and its process."""
-    before = set(psutil.Process().children())
-    files = program.path("program"), program.path("weights")
-    executor = launcher.launch(program.manifest, *files)
-    (process,) = set(psutil.Process().children()) - before
-    return TrainingProgram(program.manifest, executor), process
-
-
-def test_a_killed_executor_is_one_that_ran_out_of_memory(launcher, rademacher):
-    runtime, process = processes_of(launcher, rademacher)
-    process.kill()
-    with pytest.raises(DoesNotFit, match="probably out of memory"):
-        runtime.adapter()
-    runtime.close()
-
-
-def test_an_executor_that_hangs_is_stopped(launcher, rademacher, monkeypatch):
-    monkeypatch.setattr(executor_process, "GRACE_SECONDS", 0.1)
-    before, stops = set(psutil.Process().children()), []
-    files = rademacher.path("program"), rademacher.path("weights")
-    executor = launcher.launch(rademacher.manifest, *files, stop=lambda: bool(stops))
-    (process,) = set(psutil.Process().children()) - before
-    process.send_signal(signal.SIGSTOP)
-    stops.append(True)
-    with pytest.raises(Stopped):
-        executor.call("adapter", ())
-    executor.close()
-    assert not process.is_running()
-
-
-AGENT = """
-import pickle, sys, time
-launcher, program = pickle.loads(bytes.fromhex(sys.argv[1]))
-executor = launcher.launch(program.manifest, program.path("program"), program.path("weights"))
-print(executor.pid, flush=True)
-time.sleep(600)
-"""
-
-
-def test_an_executor_ends_with_its_agent(launcher, rademacher):
-    state = pickle.dumps((launcher, rademacher)).hex()
-    with subprocess.Popen([sys.executable, "-c", AGENT, state], cwd=ROOT, stdout=subprocess.PIPE) as agent:
-        executor = psutil.Process(int(agent.stdout.readline()))
-        agent.kill()
-    gone, _ = psutil.wait_procs([executor], 30)
-    assert gone
 
 
 BUSY = """

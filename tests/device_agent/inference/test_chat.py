@@ -1,79 +1,22 @@
 """Conversations with a kept adapter: the tokens that the model reads, and its answers as text, piece by piece."""
 
-import dataclasses
-import functools
 import itertools
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer
 
-from device_agent.inference.chat import CLOSE, OPEN, Chat, chatml, default_template
+from device_agent.inference.chat import Chat
 from device_agent.inference.personal_model import PersonalModel, open_personal
-from shared.chat_template import CHATML, ChatTemplate
+from shared.chat_template import ChatTemplate
 from shared.errors import BadRequest
-from shared.text_stream import REPLACEMENT_CHARACTER, TextStream
 from tests.device_agent.use import keep_adapter
 
-
-@functools.cache
-def byte_level():
-    """GPT-2's kind: bytes as letters, no merges, so every character beyond ASCII is several tokens."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE({letter: index for index, letter in enumerate(alphabet)}, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    return tokenizer
-
-
-@functools.cache
-def byte_fallback():
-    """Llama 2's kind: letters and a mark for spaces, any other character byte by byte; decoding drops a first space."""
-    letters = [chr(code) for code in range(ord("a"), ord("z") + 1)]
-    names = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "\u2581", *letters]
-    tokenizer = Tokenizer(
-        models.BPE({name: index for index, name in enumerate(names)}, [], unk_token="<unk>", byte_fallback=True)
-    )
-    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
-    tokenizer.decoder = decoders.Sequence(
-        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    )
-    return tokenizer
-
-
-def stream_text(tokenizer, before, tokens):
-    stream = TextStream(tokenizer, before)
-    return [stream.push(token) for token in tokens], stream.flush()
-
-
-@pytest.mark.parametrize("make", [byte_level, byte_fallback])
-@given(text=st.text(st.characters(exclude_categories=("Cs",), exclude_characters=REPLACEMENT_CHARACTER), max_size=40))
-@settings(max_examples=60, deadline=None)
-def test_pieces_make_the_text_and_none_shows_half_a_character(make, text):
-    tokenizer = make()
-    before = tokenizer.encode("so ").ids
-    tokens = tokenizer.encode("so " + text).ids[len(before) :]
-    pieces, rest = stream_text(tokenizer, before, tokens)
-    # Llama 2's kind spells a text by its own decoder; spaces that stand in the text itself come back as such.
-    assert "".join(pieces) + rest == text.replace("\u2581", " " if make is byte_fallback else "\u2581")
-    assert rest == ""
-    assert REPLACEMENT_CHARACTER not in "".join(pieces)
-
-
-def test_each_character_comes_with_its_last_byte():
-    tokenizer = byte_level()
-    pieces, rest = stream_text(tokenizer, [], tokenizer.encode("aé€😀").ids)
-    assert pieces == ["a", "", "é", "", "", "€", "", "", "", "😀"]
-    assert rest == ""
-
-
-def test_bytes_that_are_no_character_are_shown_when_more_text_follows_or_none_does():
-    tokenizer = byte_level()
-    euro = tokenizer.encode("€").ids
-    pieces, rest = stream_text(tokenizer, [], [*euro[:2], *tokenizer.encode("ab").ids, euro[0]])
-    assert pieces == ["", "", REPLACEMENT_CHARACTER + "a", "b", ""]
-    assert rest == REPLACEMENT_CHARACTER
+OPEN, CLOSE = "<|im_start|>", "<|im_end|>"
+CHATML = ChatTemplate(
+    template="{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
 
 
 @pytest.fixture
@@ -159,23 +102,3 @@ def test_a_text_that_leaves_less_room_gets_a_shorter_answer_and_one_without_room
     assert chat.ended == "the context is full"
     with pytest.raises(BadRequest, match="share 64"):
         chat.answer("xyz" * 30)
-
-
-def test_the_template_is_the_programs_own_or_chatml_by_the_tokenizers_marks_and_the_bases_name(model):
-    marked, _ = with_marks(model)
-
-    def with_name(model, name, template=None):
-        recipe = model.manifest.recipe
-        recipe = recipe.model_copy(update={"base": recipe.base.model_copy(update={"name": name})})
-        manifest = model.manifest.model_copy(update={"recipe": recipe, "chat_template": template})
-        return dataclasses.replace(model, manifest=manifest)
-
-    own = ChatTemplate(template="{{ messages[-1].content }}")
-    assert default_template(with_name(model, "smollm2-135m-instruct"))[0] is None
-    assert default_template(with_name(marked, "smollm2-135m-instruct"))[0] == CHATML
-    assert default_template(with_name(marked, "smollm2-135m-instruct", own))[0] == own
-    template, why = default_template(with_name(marked, "smollm2-135m"))
-    assert template is None
-    assert "--form chatml" in why
-    with pytest.raises(BadRequest, match="--form plain"):
-        chatml(model)

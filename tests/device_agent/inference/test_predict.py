@@ -22,7 +22,7 @@ RECORDS = [
 
 def trained_scores(program, flat, task, records):
     """log P of every candidate by the program that trains."""
-    runtime = open_program(program.manifest, program.path("program"), program.path("weights"))
+    runtime = open_program(program.manifest, *program.files)
     runtime.load(flat)
     recipe = program.manifest.recipe
     examples = [

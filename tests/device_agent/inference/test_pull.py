@@ -1,10 +1,6 @@
 """Registry versions in the adapter store: signature and hash of each are verified, or it is not stored."""
 
 import json
-import signal
-import subprocess
-import sys
-import time
 
 import numpy as np
 import pytest
@@ -17,7 +13,7 @@ from shared.errors import AdapterNotFound, BadRequest, Untrusted
 from shared.protocol import DeviceAdapter
 from shared.registry import SignedAdapter
 from shared.signing import new_private_key, sign_adapter, sign_manifest
-from tests.device_agent.conftest import ROOT, enroll
+from tests.device_agent.conftest import enroll
 from tests.device_agent.fake_server import FakeServer
 from tests.device_agent.warm_starts import random_b, vouched
 
@@ -150,30 +146,6 @@ def test_a_changed_file_in_the_store_is_detected(publish, fetch, home, open_adap
 def test_what_is_no_reference_is_refused(text):
     with pytest.raises(BadRequest, match="NAME@REVISION"):
         parse_reference(text)
-
-
-def test_killed_at_any_moment_the_store_has_one_complete_version(
-    publish, server, home, open_adapter, rademacher, fetch
-):
-    """`adapter pull` dies -9 as its download arrives and as it is put away; each time the next one ends it."""
-    publish("v1", seed=1, version=1)
-    fetch("v1")
-    publish("v2", seed=2, version=2)
-    command = [sys.executable, "-m", "device_agent", "adapter", "pull", f"{NAME}@v2", "--home", str(home.path)]
-    start = time.monotonic()
-    assert subprocess.run(command, cwd=ROOT, check=False).returncode == 0
-    duration = time.monotonic() - start
-    expected = [random_b(rademacher.manifest, seed) for seed in (1, 2)]
-    for share in (0.3, 0.7, 0.85, 0.95):
-        AdapterStore(home).remove(NAME)
-        fetch("v1")
-        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        time.sleep(duration * share)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        assert any(np.array_equal(open_adapter().flat, flat) for flat in expected)
-    assert subprocess.run(command, cwd=ROOT, check=False).returncode == 0
-    np.testing.assert_array_equal(open_adapter().flat, expected[1])
 
 
 def test_what_a_broken_download_left_is_gone_on_with(publish, server, home, fetch, open_adapter, rademacher):

@@ -4,12 +4,10 @@ import numpy as np
 import pytest
 
 from device_agent.errors import RuntimeFailed
-from device_agent.executors.program import InferenceProgram
-from device_agent.executors.python import PythonLauncher, open_program
+from device_agent.executors.python import PythonLauncher
 from device_agent.executors.runner import RunnerLauncher
 from device_agent.inference.session import InferenceSession, open_inference
 from shared.errors import BadRequest
-from shared.zo.encoding import pack_score
 
 
 @pytest.fixture(scope="module", params=["native", "python"])
@@ -20,38 +18,20 @@ def launcher(request):
 
 
 @pytest.fixture(scope="module")
-def runtime(rademacher, launcher):
+def inference(rademacher, launcher):
     """The tiny program's inference file in either executor, its B random."""
     files = rademacher.path("inference"), rademacher.path("weights")
     executor = launcher.launch(rademacher.manifest, *files, resident=True)
-    opened = InferenceProgram(rademacher.manifest, executor)
+    opened = InferenceSession(rademacher.manifest, executor)
     opened.load(np.random.default_rng(1).normal(0, 0.1, rademacher.manifest.size).astype(np.float32))
     yield opened
     opened.close()
-
-
-@pytest.fixture
-def inference(rademacher, runtime):
-    return InferenceSession(rademacher.manifest, runtime)
 
 
 @pytest.fixture(scope="module")
 def text(rademacher):
     """45 tokens: more than the recipe's S of 40."""
     return np.random.default_rng(2).integers(0, rademacher.manifest.shape.vocabulary, 45).tolist()
-
-
-def test_scores_are_those_of_the_training_program(rademacher, inference, runtime, dataset):
-    training = open_program(rademacher.manifest, rademacher.path("program"), rademacher.path("weights"))
-    training.load(runtime.adapter())
-    examples = rademacher.splits(dataset, rademacher.plan(dataset).training).train[:4]
-    batches = pack_score(examples, rademacher.manifest.recipe)
-    expected = [scores for batch in batches for scores in batch.read(training.score(batch.inputs))]
-    training.close()
-    for example, scores in zip(examples, expected, strict=True):
-        prompt, answers = example.rows[0].prompt, [row.answer for row in example.rows]
-        assert all(row.prompt == prompt for row in example.rows)
-        np.testing.assert_allclose(inference.score(prompt, answers), scores, rtol=1e-4)
 
 
 def test_a_long_candidate_is_the_sum_of_its_tokens(inference, text):
@@ -61,12 +41,12 @@ def test_a_long_candidate_is_the_sum_of_its_tokens(inference, text):
     assert score == pytest.approx(sum(steps), rel=1e-5)
 
 
-def test_a_greedy_text_is_the_likeliest_token_after_all_before_it(inference, runtime, text):
+def test_a_greedy_text_is_the_likeliest_token_after_all_before_it(inference, text):
     continuation = list(inference.generate(text, 20))
     tokens = list(text)
     while len(tokens) < 65:
         for place, token in enumerate(tokens):
-            logits = runtime.extend([token], place, [0])
+            logits = inference.extend([token], place, [0])
         tokens.append(int(logits[0].argmax()))
     assert continuation == tokens[45:]
 
@@ -103,13 +83,13 @@ def test_what_cannot_be_done_is_refused_before_it_begins(inference, text, call, 
         call(inference, text)
 
 
-def test_a_damaged_file_and_a_call_out_of_bounds_say_so(rademacher, launcher, runtime, tmp_path):
+def test_a_damaged_file_and_a_call_out_of_bounds_say_so(rademacher, launcher, inference, tmp_path):
     damaged = tmp_path / "inference.pte"
     damaged.write_bytes(rademacher.path("inference").read_bytes()[:1000])
     with pytest.raises(RuntimeFailed, match="does not load"):
         open_inference(rademacher.manifest, damaged, rademacher.path("weights"), launcher)
     with pytest.raises(RuntimeFailed, match="'extend'"):
-        runtime.extend([1], 64, [0])
+        inference.extend([1], 64, [0])
 
 
 def test_both_executors_predict_alike(rademacher, runner_directory, text):

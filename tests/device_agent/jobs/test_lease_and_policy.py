@@ -1,7 +1,6 @@
 """A lease kept alive beside a run, and training under rules: real processes, and sensors that a test sets."""
 
 import os
-from datetime import timedelta
 
 import numpy as np
 import psutil
@@ -25,9 +24,9 @@ from shared.errors import Gone, NotFound, Unauthorized
 from shared.job import Progress
 from shared.rules import QuietHours, Rules
 from shared.zo.lora import load_adapter
-from shared.zo.trajectory import parse_trajectory
 from tests.device_agent.fake_server import FakeServer
 from tests.device_agent.sensing import BATTERY, FINE, METERED, NOON, SettableSensors, degrees
+from tests.device_agent.training.runs import ledger
 
 FOREVER = 40_000  # steps: more than a minute of the native runner
 
@@ -57,10 +56,6 @@ def trainers():
     return [child for child in children if child.name() == "mobizo-runner"]
 
 
-def ledger(home, job_id="job-1"):
-    return parse_trajectory(home.run(job_id).trajectory.read_bytes())[0]
-
-
 @pytest.mark.slow
 def test_a_device_that_warms_goes_slowly_then_waits_then_goes_on_to_the_same_b(
     start, server, sensors, rademacher, home, in_background
@@ -78,7 +73,7 @@ def test_a_device_that_warms_goes_slowly_then_waits_then_goes_on_to_the_same_b(
     server.wait_for(lambda: server.beats[-1].phase == "waiting")
     assert "ceiling of 80 °C" in server.beats[-1].why
     assert server.beats[-1].step > 0
-    done = ledger(home).steps
+    done = ledger(home.run("job-1")).steps
     assert 0 < done < 2000
     assert not trainers()
     assert ("POST", "release") not in server.calls
@@ -86,7 +81,7 @@ def test_a_device_that_warms_goes_slowly_then_waits_then_goes_on_to_the_same_b(
     sensors.now = degrees(80 - TEMPERATURE_EASE + 1)
     reads = sensors.reads
     server.wait_for(lambda: sensors.reads > reads + 5)
-    assert ledger(home).steps == done
+    assert ledger(home.run("job-1")).steps == done
     sensors.now = degrees(60)
     server.wait_for(lambda: len(server.completions) == 2)
     cool, warm = (load_adapter(upload, rademacher.manifest.size) for upload in server.uploads)
@@ -118,13 +113,13 @@ def test_a_run_that_is_stopped_for_long_is_given_back_and_its_journal_stays(
     day = QuietHours.model_validate({"start": "06:00", "end": "22:00"})
     server.add_job(rademacher, rules=Rules(hours=(day,)), steps=FOREVER)
     thread, ends = in_background(start(), once=True)
-    server.wait_for(lambda: any(beat.phase == "training" for beat in server.beats))
+    server.wait_for_training()
     sensors.now = FINE.model_copy(update={"at": NOON.replace(hour=23)})
     thread.join(60)
     assert ends[0].outcome is Outcome.RELEASED
     assert "waits until 06:00; the job is released, the run is kept" in ends[0].detail
     assert ("POST", "release") in server.calls
-    assert ledger(home).steps > 0
+    assert ledger(home.run("job-1")).steps > 0
     assert not trainers()
 
 
@@ -140,7 +135,7 @@ def test_a_program_file_that_is_cut_in_use_releases_the_job_which_goes_on_after_
     assert ends[0].outcome is Outcome.RELEASED
     assert "a file of the program was truncated" in ends[0].detail
     assert server.failures == []
-    assert ledger(home).steps > 0
+    assert ledger(home.run("job-1")).steps > 0
     assert daemon.run(once=True).outcome is Outcome.COMPLETED
     assert weights.stat().st_size == rademacher.manifest.file("weights").size
 
@@ -167,7 +162,7 @@ def test_a_person_may_say_not_now(start, server, rademacher, home, in_background
     daemon, pause = start(), PauseFlag(home.path)
     server.add_job(rademacher, steps=FOREVER, evaluation_interval=FOREVER)
     in_background(daemon)
-    server.wait_for(lambda: any(beat.phase == "training" for beat in server.beats))
+    server.wait_for_training()
     pause.begin()
     server.wait_for(lambda: server.beats[-1].phase == "waiting")
     waiting = server.beats[-1]
@@ -196,7 +191,10 @@ def test_the_owners_memory_floor_counts(start, server, sensors, rademacher):
     assert job_end.outcome is Outcome.DECLINED
     assert "besides the 1 MB that the rules reserve" in job_end.detail
     assert server.declines[0].available_bytes == needed - 1
+    assert server.declines[0].needed_bytes == needed
     assert server.lease_requests[0].memory_bytes == needed - 1
+    assert server.served["downloads"] == 0
+    assert not server.failures
     sensors.now = FINE.model_copy(update={"available_bytes": needed + 1_000_000})
     server.add_job(rademacher, steps=1)
     assert start("memory_floor_bytes = 1_000_000").run(once=True).outcome is Outcome.COMPLETED
@@ -268,14 +266,6 @@ def device_client(short_leases):
         yield client
 
 
-def test_heartbeats_carry_the_latest_progress(short_leases, device_client):
-    with LeaseHeartbeat(device_client, device_client.lease(["movies"])) as heartbeat:
-        heartbeat.report(Progress(phase="training", step=3, steps=9, loss=0.5))
-        short_leases.wait_for(lambda: any(beat.step == 3 for beat in short_leases.beats))
-    assert not heartbeat.ended
-    assert short_leases.beats[-1].loss == 0.5
-
-
 @pytest.mark.parametrize(
     ("error", "event"), [(Gone(), "lost"), (NotFound(), "lost"), (Unauthorized(), "refused"), (None, "cancelled")]
 )
@@ -288,18 +278,6 @@ def test_what_the_server_answers_ends_it(short_leases, device_client, error, eve
         assert getattr(heartbeat, event).wait(10)
     assert heartbeat.ended
     assert [name for name in ("lost", "refused", "cancelled") if getattr(heartbeat, name).is_set()] == [event]
-
-
-@pytest.mark.parametrize("hours", [-5, 5])
-def test_a_lease_goes_by_the_servers_clock(server_key, rademacher, hours):
-    with FakeServer(server_key, lease_seconds=12, ahead=timedelta(hours=hours)) as server:
-        server.add_job(rademacher)
-        with DeviceClient(server.url, "token") as client:
-            remaining = client.clock.seconds_until(client.lease(["movies"]).expires_at)
-            assert client.clock.skew == pytest.approx(-3600 * hours, abs=2)
-    # A Date has whole seconds. By its own clock the device would find hours, or none at all.
-    assert remaining == pytest.approx(12, abs=2)
-    assert SHORTEST_SECONDS < interval(remaining) < LONGEST_SECONDS
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from device_agent.inference.adapter_store import AdapterStore
 from device_agent.jobs.leased_job import Outcome
 from device_agent.jobs.rounds import KEPT_ROUNDS, RoundLog, RoundRecord
 from shared.canonical import sha256_hex
-from shared.errors import NotReplayable, RoundClosed
+from shared.errors import RoundClosed
 from shared.federation.cohort import AlgorithmSettings, RoundTask
 from shared.trajectory_checks import check_result, check_run
 from shared.zo.lora import adapter_file, load_adapter
@@ -84,14 +84,6 @@ def test_without_leave_for_trajectories_b_goes_instead(work, server, rademacher,
     assert work("cohorts = true").outcome is Outcome.COMPLETED
     assert not server.trajectories
     assert server.uploads == [home.run("job-1").last.read_bytes()]
-
-
-def test_a_trajectory_that_the_server_cannot_replay_is_followed_by_b(work, server, rademacher, home):
-    server.broken["complete"] = [NotReplayable()]
-    server.add_job(rademacher, task_of_round=task(upload="trajectory"), **TRAINING)
-    assert work("cohorts = true\ntrajectory = true").outcome is Outcome.COMPLETED
-    (past,) = RoundLog(home.rounds).past()
-    assert (past.form, past.bytes) == ("both", len(server.trajectories[0]) + len(server.uploads[0]))
 
 
 @pytest.mark.parametrize(

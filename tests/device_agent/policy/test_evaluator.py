@@ -1,9 +1,6 @@
 """The owner's rules.toml, and the minutes trained per day."""
 
 import json
-import signal
-import subprocess
-import sys
 from datetime import date, timedelta
 from pathlib import Path
 
@@ -15,17 +12,6 @@ from shared.rules import QuietHours, Rules
 
 TODAY = date(2026, 11, 21)
 YESTERDAY = TODAY - timedelta(days=1)
-
-ENDLESS = """
-import sys
-from datetime import date
-from pathlib import Path
-from device_agent.policy.evaluator import DailyMinutes
-budget = DailyMinutes(Path(sys.argv[1]))
-while True:
-    budget.add(1, date(2026, 11, 21))
-    print(budget.spent(date(2026, 11, 21)), flush=True)
-"""
 
 
 def test_minutes_add_up_by_day_and_are_found_again(tmp_path):
@@ -53,19 +39,6 @@ def test_days_of_a_clock_far_ahead_do_not_push_out_the_true_ones(tmp_path):
         budget.add(1, TODAY)
     assert DailyMinutes(tmp_path / "budget.json").spent(TODAY) == 3 * KEPT_DAYS
     assert len(json.loads((tmp_path / "budget.json").read_text())) == KEPT_DAYS
-
-
-def test_a_kill_loses_no_minute_that_was_added(tmp_path):
-    """The process is killed at some point of the addition after the one it told of last."""
-    path = tmp_path / "budget.json"
-    for lines in (1, 7, 20):
-        process = subprocess.Popen([sys.executable, "-c", ENDLESS, path], stdout=subprocess.PIPE, text=True)
-        for _ in range(lines):
-            line = process.stdout.readline()
-        process.send_signal(signal.SIGKILL)
-        rest, _ = process.communicate()
-        minutes = float((rest.splitlines() or [line])[-1])
-        assert minutes <= DailyMinutes(path).spent(TODAY) <= minutes + 1
 
 
 @pytest.mark.parametrize(

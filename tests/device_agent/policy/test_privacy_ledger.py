@@ -6,8 +6,9 @@ import sys
 import pytest
 
 from device_agent.errors import PolicyForbids, PrivacyLimitReached
+from device_agent.policy.evaluator import OwnerConsent
 from device_agent.policy.privacy_accounting import AccountingFailed, epsilon_in_child
-from device_agent.policy.privacy_ledger import PrivacyCost, PrivacyLedger, PrivacyLimits
+from device_agent.policy.privacy_ledger import PrivacyCost, PrivacyLedger
 from device_agent.training.run_directory import RunDirectory
 from shared.federation.accounting import Spending, epsilon_of
 
@@ -16,7 +17,7 @@ SPENDING = Spending(sampling_rate=0.1, noise_multiplier=2.0, times=3)
 
 @pytest.fixture
 def make(tmp_path):
-    return lambda epsilon=None: PrivacyLedger(tmp_path / "privacy.json", PrivacyLimits(epsilon=epsilon))
+    return lambda epsilon=None: PrivacyLedger(tmp_path / "privacy.json", OwnerConsent(privacy_limit=epsilon))
 
 
 def terms_of(tmp_path, job_id="job-1", dataset="movies", spending=SPENDING):
@@ -57,7 +58,7 @@ def test_a_run_that_was_paid_goes_on_under_a_lower_limit(make, tmp_path):
 
 def test_another_name_of_the_same_directory_has_its_limit(tmp_path):
     names = {"movies": tmp_path / "films", "films": tmp_path / "films", "tickets": tmp_path / "tickets"}
-    ledger = PrivacyLedger(tmp_path / "privacy.json", PrivacyLimits(epsilon={"movies": 0}), names)
+    ledger = PrivacyLedger(tmp_path / "privacy.json", OwnerConsent(privacy_limit={"movies": 0}), names)
     run = run_of(tmp_path)
     ledger.check(terms_of(tmp_path, dataset="tickets"), run)
     with pytest.raises(PrivacyLimitReached, match="epsilon 0"):

@@ -6,14 +6,7 @@ import pytest
 
 from device_agent.errors import PolicyForbids, TaskNotApproved
 from device_agent.policy import task_approvals
-from device_agent.policy.task_approvals import (
-    MIN_DIGITS,
-    TaskApprovals,
-    TaskState,
-    is_shipped,
-    task_lines,
-    task_sha256,
-)
+from device_agent.policy.task_approvals import MIN_DIGITS, TaskApprovals, TaskState, is_shipped, task_lines, task_sha256
 from shared.errors import BadRequest
 from shared.task import Answer, MappedField, Task
 from shared.task_templates import TASKS, named_task

@@ -1,10 +1,8 @@
 """Joining by a code, against a server that follows RFC 8628's text, and the command as a person uses it."""
 
 import json
-import os
 import signal
 import subprocess
-import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qsl
@@ -16,7 +14,7 @@ from device_agent.protocol.enrollment import request_enrollment
 from shared.errors import Forbidden, MobizoError, Unauthorized
 from shared.signing import fingerprint, key_id, new_private_key, parse_public, public_text
 from shared.transport import Transport
-from tests.device_agent.conftest import ROOT
+from tests.device_agent.conftest import start_agent
 
 SERVER_KEY = public_text(new_private_key().public_key())
 AUTHORIZATION = {
@@ -148,15 +146,8 @@ def test_nobody_decides_in_time(server):
 
 
 def enroll(server, home, *more):
-    command = [sys.executable, "-m", "device_agent", "enroll", "--server", server.url, "--name", "phone"]
-    return subprocess.Popen(
-        [*command, "--home", str(home), *more],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"PYTHONUNBUFFERED": "1"},
-    )
+    arguments, pipe = ("enroll", "--server", server.url, "--name", "phone", *more), subprocess.PIPE
+    return start_agent(AgentHome(home), *arguments, stdout=pipe, stderr=pipe, text=True)
 
 
 def test_enroll_without_a_token_shows_a_code_and_joins(server, tmp_path):

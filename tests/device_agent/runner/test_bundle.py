@@ -20,7 +20,7 @@ import pytest
 from device_agent.executors.program import Rates
 from shared.zo.encoding import load_examples, pack_step
 from shared.zo.noise import query_seeds
-from shared.zo.trajectory import Trajectory, TrajectoryHeader
+from shared.zo.trajectory import Trajectory
 from tests.device_agent.conftest import TASK
 from tests.device_agent.native import built_wheels, opened_by_runner
 
@@ -128,11 +128,8 @@ def train(program, dataset, runner, in_root=False):
 
 def replayed(program, coefficients):
     """B as NumPy computes it from the coefficients."""
-    recipe, size = program.manifest.recipe, program.manifest.size
-    header = TrajectoryHeader(
-        job_id="j", job_seed=5, recipe_id=recipe.id, noise=recipe.noise, queries=recipe.queries, size=size
-    )
-    return Trajectory(header, coefficients).replay(np.zeros(size, np.float32))
+    header = program.plan(Path(), seed=5).header
+    return Trajectory(header, coefficients).replay(np.zeros(header.size, np.float32))
 
 
 def elf_machine(path):

@@ -4,35 +4,27 @@ import fcntl
 import json
 import os
 import resource
-import select
 import shutil
-import signal
 import socket
 import struct
 import subprocess
-import sys
 from importlib.metadata import version
 
 import numpy as np
 import psutil
 import pytest
 
+from device_agent.executors.process import FAILED, FILE_LOST, OK, OUT_OF_MEMORY, decode_tensors, encode_tensors
 from device_agent.runner.location import EXECUTORCH
 from shared.zo.encoding import pack_step
 from shared.zo.noise import query_seeds
 
-TYPES = (np.dtype("<f4"), np.dtype("<i8"), np.dtype("<i4"))
-FAILED, OUT_OF_MEMORY, FILE_UNREADABLE = 1, 2, 3
 SECONDS = 60  # for a process to exit; nothing depends on it unless the test fails
 
 
 def encode(method, *inputs):
     """Returns the bytes of a request."""
-    pieces = [struct.pack("<I", len(method)), method.encode(), struct.pack("<I", len(inputs))]
-    for array in inputs:
-        pieces.append(struct.pack(f"<BI{array.ndim}I", TYPES.index(array.dtype), array.ndim, *array.shape))
-        pieces.append(array.tobytes())
-    return b"".join(pieces)
+    return b"".join((struct.pack("<I", len(method)), method.encode(), *encode_tensors(inputs)))
 
 
 class Client:
@@ -57,16 +49,11 @@ class Client:
 
     def answer(self):
         """Returns the arrays of the next answer, or its status and text if it is an error."""
-        status, count = struct.unpack("<BI", self.read(5))
-        if status != 0:
-            return status, self.read(count).decode()
-        arrays = []
-        for _ in range(count):
-            kind, rank = struct.unpack("<BI", self.read(5))
-            shape = struct.unpack(f"<{rank}I", self.read(4 * rank))
-            data = self.read(int(np.prod(shape)) * TYPES[kind].itemsize)
-            arrays.append(np.frombuffer(data, TYPES[kind]).reshape(shape))
-        return arrays
+        status = self.read(1)[0]
+        if status == OK:
+            return decode_tensors(self.read)
+        (length,) = struct.unpack("<I", self.read(4))
+        return status, self.read(length).decode()
 
     def call(self, method, *inputs):
         self.send(encode(method, *inputs))
@@ -125,7 +112,7 @@ def served(serve):
 @pytest.fixture
 def step_inputs(rademacher, dataset):
     recipe = rademacher.manifest.recipe
-    examples = rademacher.splits(dataset, rademacher.plan(dataset).training).train[: recipe.effective_batch]
+    examples = rademacher.examples(dataset)[: recipe.effective_batch]
     seeds = query_seeds(1, 0, recipe.queries)
     rates = (np.array([value], np.float32) for value in (0.1, 0.01))
     return [*pack_step(examples, recipe), seeds, *rates]
@@ -177,15 +164,6 @@ def test_a_method_is_called_until_the_input_ends(served, rademacher):
     assert served.end() == 0
 
 
-def test_usage_is_memory_and_load_time(served, step_inputs):
-    ((rss, peak, load_time),) = served.call("$usage")
-    assert 0 < rss <= peak
-    served.call("step", *step_inputs)
-    ((_, later_peak, later_load_time),) = served.call("$usage")
-    assert later_peak >= peak
-    assert later_load_time > load_time > 0
-
-
 @pytest.mark.parametrize(
     ("method", "inputs", "message"),
     [
@@ -232,9 +210,9 @@ def test_a_truncated_request_ends_the_runner(served):
 @pytest.mark.parametrize(
     ("name", "content", "expected", "message"),
     [
-        ("program", None, FILE_UNREADABLE, "No such file or directory"),
-        ("weights", None, FILE_UNREADABLE, "No such file or directory"),
-        ("weights", b"", FILE_UNREADABLE, "it is empty"),
+        ("program", None, FILE_LOST, "No such file or directory"),
+        ("weights", None, FILE_LOST, "No such file or directory"),
+        ("weights", b"", FILE_LOST, "it is empty"),
         ("program", bytes(4096), FAILED, "ExecuTorch Error::InvalidProgram"),
     ],
 )
@@ -260,7 +238,7 @@ def test_a_file_that_was_truncated_before_does_not_load(serve, tmp_path, name):
 def test_a_file_that_is_truncated_during_use_is_unreadable(served, step_inputs, tmp_path):
     os.truncate(tmp_path / "weights", 0)
     status, text = served.call("step", *step_inputs)
-    assert (status, text) == (FILE_UNREADABLE, "a file of the program was truncated or cannot be read")
+    assert (status, text) == (FILE_LOST, "a file of the program was truncated or cannot be read")
     assert served.process.wait(SECONDS) == 1
 
 
@@ -271,26 +249,6 @@ def test_lack_of_memory_is_answered(served):
         served.send(encode("load", np.zeros(16 << 20, np.float32)))
     assert served.answer() == (OUT_OF_MEMORY, "memory ran out")
     assert served.process.wait(SECONDS) == 1
-
-
-def packed_rss(pid):
-    """Returns the resident bytes of the file of packed weights in a process."""
-    return sum(
-        mapping.rss for mapping in psutil.Process(pid).memory_maps(grouped=False) if mapping.path.endswith("/packed")
-    )
-
-
-def test_packed_weights_stay_in_memory_only_if_resident(serve, step_inputs, tmp_path):
-    resident_bytes, adapters = [], []
-    for words in ([], ["--resident"]):
-        client = serve("--packed", tmp_path / "packed", *words)
-        assert client.answer() == []
-        client.call("step", *step_inputs)
-        resident_bytes.append(packed_rss(client.process.pid))
-        adapters.append(client.call("adapter")[0])
-        assert client.end() == 0
-    assert resident_bytes[0] < resident_bytes[1]
-    np.testing.assert_array_equal(*adapters)
 
 
 @pytest.fixture
@@ -327,27 +285,3 @@ def test_the_runner_ends_normally_between_calls(serve, kind):
     assert client.answer() == []
     os.close(ours)
     assert client.process.wait(SECONDS) == 0
-
-
-PARENT = """
-import subprocess, sys, time
-child = subprocess.Popen(sys.argv[1:], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-child.stdout.read(5)  # the program is loaded
-print(child.pid, flush=True)
-child.stdin.write(sys.stdin.buffer.read())
-print("sent", flush=True)
-time.sleep(600)
-"""
-
-
-def test_the_runner_dies_with_its_parent(runner, program_files, steps):
-    command = [sys.executable, "-c", PARENT, runner, "serve", *program_files]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
-        child = os.pidfd_open(int(parent.stdout.readline()))
-        parent.stdin.write(steps)
-        parent.stdin.close()
-        assert parent.stdout.readline() == b"sent\n"
-        parent.send_signal(signal.SIGKILL)
-        ready, _, _ = select.select([child], [], [], SECONDS)
-    os.close(child)
-    assert ready, "the runner outlives its parent"

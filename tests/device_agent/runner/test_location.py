@@ -7,14 +7,7 @@ from importlib.metadata import version
 import pytest
 
 from device_agent.errors import NoRunner
-from device_agent.runner.location import (
-    PACKAGE,
-    PHONE_PACKAGE,
-    PROGRAM,
-    RUNNER_VARIABLE,
-    find_runner,
-    host_platform,
-)
+from device_agent.runner.location import PACKAGE, PHONE_PACKAGE, PROGRAM, RUNNER_VARIABLE, find_runner, host_platform
 
 HOST_MACHINE = host_platform().rpartition("-")[2]
 

@@ -2,12 +2,10 @@
 
 import stat
 
-import numpy as np
 import pytest
 
-from device_agent.secure_aggregation.known_keys import KnownKeys
+from device_agent.secure_aggregation.participant import KnownKeys
 from shared.errors import LeftOutOfRound, Untrusted
-from shared.federation.secure_aggregation.messages import Phase
 from tests.shared.federation.secure_aggregation.devices import Round
 
 
@@ -20,23 +18,6 @@ def test_a_damaged_file_is_the_end_of_this_devices_part(text):
         device.restart()
 
 
-@pytest.mark.parametrize("restarted", [Phase.KEYS, Phase.SHARES, Phase.VECTORS, Phase.CONSENTS, Phase.UNMASKING])
-def test_a_new_process_goes_on_from_the_file_in_every_phase(restarted):
-    masked = Round(3)
-    device = masked.devices["device-001"]
-    while not masked.server.phase.over:
-        if masked.server.phase is restarted:
-            device.restart()
-        masked.run_turn()
-        assert stat.S_IMODE(device.state_file.stat().st_mode) == 0o600
-        masked.server.tick()
-    total = masked.server.session.total()
-    weights = [one.weight for one in masked.devices.values()]
-    assert (total.count, total.weight) == (3, sum(weights))
-    assert device.participant.advance(), "its update is in the sum"
-    assert not device.state_file.exists(), "its keys are of no more use to anybody"
-
-
 def test_parameters_that_change_on_the_way_end_this_devices_part():
     masked = Round(3)
     masked.run_turn()
@@ -46,24 +27,6 @@ def test_parameters_that_change_on_the_way_end_this_devices_part():
     with pytest.raises(Untrusted, match="parameters"):
         device.participant.advance()
     assert device.stored_state() is None
-
-
-def test_the_same_knowledge_masks_the_same_update_as_the_same_bytes():
-    masked = Round(4, size=50)
-    device = masked.devices["device-002"]
-    while masked.server.phase is not Phase.CONSENTS:
-        masked.run_turn(absent=["device-002"] if masked.server.phase is Phase.VECTORS else [])
-        if masked.server.tick() is Phase.VECTORS:
-            device.participant.advance()
-            messages = [device.link.sent_messages[Phase.VECTORS]]
-            # As if the answer had been lost: the server forgot, the device says it again.
-            row = masked.server.store.row("device-002")
-            row.last_phase, row.vector_sha256 = Phase.SHARES, None
-            device.restart()
-            device.participant.advance()
-            messages.append(device.link.sent_messages[Phase.VECTORS])
-    assert messages[0] == messages[1]
-    assert np.frombuffer(messages[0], "<u4").size == 51
 
 
 def test_a_peer_is_known_by_the_key_that_it_first_had(tmp_path):

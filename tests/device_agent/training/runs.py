@@ -1,9 +1,11 @@
 """Runs that tests train, what ends them early, and what they leave."""
 
+from collections import Counter
+
 from device_agent.errors import DoesNotFit, Stopped
 from device_agent.executors.python import open_program
+from device_agent.training.checkpointed_trainer import trainer_of
 from device_agent.training.data import read_splits
-from device_agent.training.gradient_trainer import trainer_of
 from device_agent.training.run import train_run
 from device_agent.training.run_directory import RunDirectory
 from shared.canonical import file_sha256
@@ -114,6 +116,18 @@ class AfterCalls:
     def __call__(self):
         self.calls -= 1
         return self.calls < 0
+
+
+def count_calls(program):
+    """Returns the numbers of calls of a program's methods, which are counted from now on."""
+    calls, call = Counter(), program._call
+
+    def counted(method, *inputs):
+        calls[method] += 1
+        return call(method, *inputs)
+
+    program._call = counted
+    return calls
 
 
 class Killed(BaseException):

@@ -11,7 +11,6 @@ from device_agent.executors.python import open_program
 from device_agent.training.evaluation import measure
 from device_agent.training.prefix import PrefixCache
 from shared.recipe import BaseRef, Recipe
-from shared.training_settings import TrainingSettings
 from shared.zo.encoding import Example, Row, pack_score
 from tests.device_agent.conftest import WORDS
 
@@ -32,7 +31,7 @@ class Oracle:
     def __init__(self, table):
         self.table, self.calls = table, 0
 
-    def score(self, batch):
+    def score(self, batch, _hidden=None):
         self.calls += 1
         choices = batch[2]
         return np.vectorize(lambda token: self.table.get(int(token), UNLIKELY))(choices).astype(np.float32)
@@ -68,8 +67,8 @@ def test_like_lengths_share_batches_and_results_keep_their_order(rademacher, dat
         for index in range(40):
             text = " ".join(WORDS[(index * 5 + at) % len(WORDS)] for at in range(1 + index % 4))
             file.write(json.dumps({"text": text, "label": ("negative", "positive")[index % 2]}) + "\n")
-    examples = rademacher.splits(dataset, TrainingSettings()).train
-    runtime = open_program(rademacher.manifest, rademacher.path("program"), rademacher.path("weights"))
+    examples = rademacher.examples(dataset)
+    runtime = open_program(rademacher.manifest, *rademacher.files)
     scores = [row for batch in pack_score(examples, recipe) for row in batch.read(runtime.score(batch.inputs))]
     recorder = Recorder(runtime)
     measured = measure(recorder, examples, recipe, dynamic=True)
@@ -88,8 +87,8 @@ def test_cached_states_give_the_same_bits_as_computed_ones(request, name, datase
     """Budgets: all texts are kept, none, a few; with the second measurement on what the first has kept."""
     program = request.getfixturevalue(name)
     recipe, shape = program.manifest.recipe, program.manifest.shape
-    examples = program.splits(dataset, TrainingSettings()).train
-    runtime = open_program(program.manifest, program.path("program"), program.path("weights"))
+    examples = program.examples(dataset)
+    runtime = open_program(program.manifest, *program.files)
     runtime.load(np.random.default_rng(1).normal(0, 0.1, program.manifest.size).astype(np.float32))
     plain = measure(runtime, examples, recipe, dynamic=True)
     results = []
@@ -109,7 +108,7 @@ class Recorder:
     def __init__(self, inner):
         self._inner, self.lengths = inner, []
 
-    def score(self, batch):
+    def score(self, batch, _hidden=None):
         self.lengths.append(batch[0].shape[1])
         return self._inner.score(batch)
 

@@ -58,12 +58,6 @@ def test_a_text_is_computed_once():
         assert lower.calls == calls
 
 
-def test_more_texts_than_rows_take_several_calls():
-    lower = Lower()
-    np.testing.assert_array_equal(ask(cache_of(lower), [0, 1, 2, 3], rows=5), expected([0, 1, 2, 3], rows=5))
-    assert lower.calls == 2
-
-
 def test_free_rows_take_upcoming_texts_of_the_same_length():
     lower = Lower()
     cache = cache_of(lower, rows=3)
@@ -129,9 +123,3 @@ def test_states_are_computed_at_whole_strides_up_to_the_bound(dynamic, expected_
     cache = PrefixCache(lower, WIDTH, 2, STRIDE + 1, dynamic=dynamic)
     ask(cache, [0, LONG], STRIDE + 1)
     assert lower.lengths == expected_lengths
-
-
-def test_what_was_handed_out_can_be_written_over():
-    cache = cache_of(Lower())
-    ask(cache, [0, 1])[:] = 77
-    np.testing.assert_array_equal(ask(cache, [0, 1]), expected([0, 1]))

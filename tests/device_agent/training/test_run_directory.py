@@ -3,25 +3,16 @@
 import os
 
 import numpy as np
-import pytest
 
 from device_agent.durable import write_durably
 from device_agent.training.run_directory import RunDirectory, prune_runs
 from shared.canonical import file_sha256
-from shared.errors import Conflict, Unavailable
 from shared.job import Result
 from shared.zo.lora import load_adapter
 
 RESULT = Result(
     steps=1, best_step=1, train_seconds=1, seconds=1, peak_rss_bytes=1, train_examples=1, truncated_examples=0
 )
-
-
-def test_a_plan_comes_back_as_it_was(run, rademacher, dataset):
-    plan = rademacher.plan(dataset, steps=3)
-    run.begin(plan)
-    assert run.plan() == plan
-    assert run.plan().header == plan.header
 
 
 def test_equal_adapters_are_equal_files_of_allowed_size(run, rademacher, dataset):
@@ -35,21 +26,6 @@ def test_equal_adapters_are_equal_files_of_allowed_size(run, rademacher, dataset
     assert len(hashes) == 1
     assert run.best.stat().st_size <= 4 * flat.size + 4096
     np.testing.assert_array_equal(load_adapter(run.best.read_bytes(), flat.size), flat)
-
-
-def test_a_ledger_of_another_seed_is_refused(run, rademacher, dataset):
-    run.begin(rademacher.plan(dataset))
-    run.open_trajectory(rademacher.plan(dataset, seed=1)).close()
-    with pytest.raises(Conflict, match="another run"):
-        run.open_trajectory(rademacher.plan(dataset, seed=2))
-
-
-def test_a_run_is_locked_by_one_process(run, rademacher, dataset):
-    run.begin(rademacher.plan(dataset))
-    with run.lock(), pytest.raises(Unavailable, match="another process"), RunDirectory(run.path).lock():
-        pass
-    with run.lock():
-        pass
 
 
 def test_the_oldest_runs_are_pruned(tmp_path):

@@ -1,24 +1,10 @@
 """Many runs by one program that stays open in one process, as in a simulation: they do not affect each other."""
 
-import numpy as np
-
 from device_agent.training.prefix import prefix_cache
 from device_agent.training.run_directory import RunDirectory
-from tests.device_agent.training.runs import hashes, last_b, ledger, opened, train_in_process
-from tests.device_agent.warm_starts import begin_from, random_b
+from tests.device_agent.training.runs import count_calls, hashes, opened, train_in_process
 
 SETTINGS = {"steps": 6, "lr": 0.5, "seed": 11, "evaluation_interval": 2}
-
-
-class CountingProgram:
-    """A program that counts the calls of `prefix`."""
-
-    def __init__(self, program):
-        self.program, self.prefixes = program, 0
-
-    def __getattr__(self, name):
-        self.prefixes += name == "prefix"
-        return getattr(self.program, name)
 
 
 def test_runs_that_share_a_program_make_the_bytes_of_runs_alone(stored, dataset, tmp_path):
@@ -38,23 +24,15 @@ def test_runs_that_share_a_program_make_the_bytes_of_runs_alone(stored, dataset,
 
 def test_runs_that_share_frozen_states_make_the_same_bytes_and_compute_them_once(stored, dataset, tmp_path):
     plan = stored.plan(dataset, **SETTINGS)
-    runtime = CountingProgram(opened(plan, resident=True))
+    runtime = opened(plan, resident=True)
+    made = count_calls(runtime)
     cache = prefix_cache(runtime, stored.manifest, dynamic=plan.dynamic_length)
     results, calls = [], []
     for number, frozen in enumerate((None, cache, cache)):
-        run, before = RunDirectory(tmp_path / f"run-{number}"), runtime.prefixes
+        run, before = RunDirectory(tmp_path / f"run-{number}"), made["prefix"]
         train_in_process(run, plan, stored, runtime=runtime, frozen=frozen)
         results.append(hashes(run))
-        calls.append(runtime.prefixes - before)
+        calls.append(made["prefix"] - before)
     runtime.close()
     assert results[0] == results[1] == results[2]
     assert calls[0] == calls[1] > 0 == calls[2]
-
-
-def test_a_run_starts_from_its_own_adapter(rademacher, dataset, tmp_path):
-    start = random_b(rademacher.manifest)
-    run = begin_from(tmp_path / "run", rademacher.plan(dataset, **SETTINGS), start)
-    train_in_process(run, run.plan(), rademacher)
-    last = last_b(run, rademacher)
-    np.testing.assert_array_equal(last, ledger(run).replay(start))
-    assert np.abs(last - start).max() > 1e-3

@@ -1,4 +1,4 @@
-"""Algorithm 1 from journal to result, on the real runtime; interrupted at every call it makes."""
+"""Algorithm 1 from the run's directory to its result, on the real runtime."""
 
 from collections import Counter
 
@@ -6,27 +6,23 @@ import numpy as np
 import pytest
 
 from device_agent.errors import Diverged, Stopped
-from device_agent.training import prefix
 from device_agent.training.data import BatchSampler
 from device_agent.training.evaluation import measure
 from device_agent.training.prefix import STRIDE
-from device_agent.training.run_directory import RunDirectory
 from shared.recipe import DEFAULT_EPS
 from shared.zo.encoding import pack_step
 from shared.zo.lora import load_adapter
 from shared.zo.noise import query_seeds
 from tests.device_agent.training.runs import (
     AfterCalls,
-    hashes,
+    count_calls,
     last_b,
     ledger,
     opened,
-    recorded_steps,
     train_in_process,
     trained_steps,
 )
 
-PREFIXED = ("stored", "directional")
 SETTINGS = {"steps": 9, "lr": 0.5, "schedule": "cosine", "warmup_steps": 2, "seed": 11, "evaluation_interval": 4}
 
 
@@ -105,52 +101,11 @@ def test_without_a_test_split_validation_stands_in(run, rademacher, dataset):
     assert result.accuracy_split == "validation"
 
 
-@pytest.mark.parametrize("name", ["rademacher", *(pytest.param(n, marks=pytest.mark.slow) for n in PREFIXED)])
-def test_stopped_at_every_call_it_goes_on_to_the_same_end(request, run, name, dataset, tmp_path):
-    program = request.getfixturevalue(name)
-    plan = program.plan(dataset, **SETTINGS)
-    whole = train_in_process(run, plan, program)
-    pieces = RunDirectory(tmp_path / "pieces")
-    steps, starts, stuck, done = [], 0, 0, -1
-    while True:
-        # A resume spends one call on each step that it replays: one call more than those makes one move. What needs
-        # several calls in one piece, as the states of a prefix do, gets one more each time that the run gets nowhere.
-        before, done = done, recorded_steps(pieces)
-        stuck = stuck + 1 if done == before else 0
-        starts += 1
-        try:
-            result = train_in_process(pieces, plan, program, AfterCalls(done + 1 + stuck))
-            break
-        except Stopped:
-            steps.extend(range(done, ledger(pieces).steps))
-    steps.extend(range(done, 9))
-    assert starts > 9
-    assert sorted(steps) == list(range(9))
-    assert ledger(pieces).evaluations == list(whole.evaluations)
-    assert result.best_step == whole.best_step
-    assert hashes(pieces) == hashes(run)
-
-
-class Counting:
-    """A runtime that counts the calls of each method."""
-
-    def __init__(self, inner):
-        self._inner, self.calls = inner, Counter()
-
-    def __getattr__(self, name):
-        method = getattr(self._inner, name)
-
-        def counted(*arguments):
-            self.calls[name] += 1
-            return method(*arguments)
-
-        return counted
-
-
 def test_each_text_passes_the_frozen_layers_once(run, stored, dataset):
     """In full calls of E texts, whatever the splits' batches are; no call runs the whole network."""
     plan = stored.plan(dataset, **SETTINGS)
-    runtime = Counting(opened(plan))
+    runtime = opened(plan)
+    made = count_calls(runtime)
     train_in_process(run, plan, stored, runtime=runtime)
     splits, rows = stored.splits(dataset, plan.training), plan.manifest.recipe.effective_batch
     calls, seen = 0, set()
@@ -162,20 +117,8 @@ def test_each_text_passes_the_frozen_layers_once(run, stored, dataset):
         by_length = Counter(-(-len(text) // STRIDE) for text in texts - seen)
         calls += sum(-(-count // rows) for count in by_length.values())
         seen |= texts
-    assert (runtime.calls["prefix"], runtime.calls["suffix"]) == (calls, 9)
-    assert (runtime.calls["step"], runtime.calls["score"]) == (0, 0)
-
-
-@pytest.mark.parametrize("room", [0, 5000])
-def test_without_room_for_every_prefix_the_run_is_the_same(run, stored, dataset, tmp_path, monkeypatch, room):
-    plan = stored.plan(dataset, **SETTINGS)
-    train_in_process(run, plan, stored)
-    monkeypatch.setattr(prefix, "MAX_BYTES", room)
-    small = RunDirectory(tmp_path / "small")
-    runtime = Counting(opened(plan))
-    train_in_process(small, plan, stored, runtime=runtime)
-    assert runtime.calls["prefix"] > 8
-    assert hashes(small) == hashes(run)
+    assert (made["prefix"], made["suffix"]) == (calls, 9)
+    assert (made["step"], made["score"]) == (0, 0)
 
 
 class Failing:

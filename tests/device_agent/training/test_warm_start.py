@@ -7,8 +7,7 @@ from device_agent.jobs.leased_job import Outcome
 from shared.errors import StartDeleted
 from shared.registry import SignedAdapter
 from shared.signing import new_private_key, sign_adapter
-from shared.zo.lora import load_adapter
-from shared.zo.trajectory import parse_trajectory
+from tests.device_agent.training.runs import last_b, ledger
 from tests.device_agent.warm_starts import random_b, vouched
 
 TRAINING = {"steps": 4, "evaluation_interval": 2}
@@ -23,25 +22,13 @@ def test_a_job_goes_on_from_the_version_that_it_names(daemon, server, rademacher
     server.add_job(rademacher, start=start, **TRAINING)
     assert daemon.run(once=True).outcome is Outcome.COMPLETED
     run = home.run("job-1")
-    trajectory, _ = parse_trajectory(run.trajectory.read_bytes())
+    trajectory = ledger(run)
     assert trajectory.header.start_sha256 == start[0].manifest.sha256
-    last = load_adapter(run.last.read_bytes(), rademacher.manifest.size)
+    last = last_b(run, rademacher)
     np.testing.assert_array_equal(last, trajectory.replay(random_b(rademacher.manifest)))
     (completion,) = server.completions
     assert completion.result.zero_shot_accuracy is None
     assert completion.result.start_accuracy == completion.result.evaluations[0].accuracy
-
-
-def test_a_download_that_breaks_off_is_gone_on_with(daemon, server, rademacher, home, start):
-    server.add_job(rademacher, start=start, **TRAINING)
-    for file in rademacher.manifest.training_files:  # so that only the start is downloaded
-        (home.cache / file.sha256).write_bytes(server.files[file.sha256])
-    run = home.run("job-1")
-    run.path.mkdir(parents=True)
-    run.start.with_name("start.safetensors.part").write_bytes(start[1][:100])  # what a kill left
-    assert daemon.run(once=True).outcome is Outcome.COMPLETED
-    assert server.ranges[0] == "bytes=100-"
-    assert run.start.read_bytes() == start[1]
 
 
 def test_a_start_that_is_here_is_not_fetched_again(daemon, server, rademacher, home, start):

@@ -1,4 +1,4 @@
-"""Training by exact gradients on the real runtime: the steps by hand, and kills at every call."""
+"""Training by exact gradients on the real runtime, and kills of every trainer at every call."""
 
 import numpy as np
 import pytest
@@ -31,7 +31,13 @@ def test_a_run_is_the_steps_by_hand(run, gradient, dataset):
 
 
 @pytest.mark.parametrize(
-    ("name", "longest"), [("gradient", 17), pytest.param("directional", 50, marks=pytest.mark.slow)]
+    ("name", "longest"),
+    [
+        ("rademacher", 40),
+        ("gradient", 17),
+        pytest.param("stored", 60, marks=pytest.mark.slow),
+        pytest.param("directional", 50, marks=pytest.mark.slow),
+    ],
 )
 def test_killed_at_every_call_it_ends_with_the_same_bytes(request, run, name, longest, dataset, tmp_path):
     program = request.getfixturevalue(name)

@@ -7,11 +7,11 @@ from functools import cache
 import pytest
 
 from device_agent.errors import NoRunner, RuntimeFailed
-from device_agent.inference import samples
 from device_agent.inference.samples import write_samples
-from device_agent.inference.text_scores import rouge_l, text_scores, token_f1
+from device_agent.jobs import text_scores as module
 from device_agent.jobs.lease_and_policy import Halted
 from device_agent.jobs.leased_job import Outcome
+from device_agent.jobs.text_scores import rouge_l, text_scores, token_f1
 from device_agent.policy.task_approvals import TaskApprovals, TaskState
 from shared.task import Task
 
@@ -109,21 +109,21 @@ def test_a_job_that_cannot_write_keeps_its_adapter_and_says_nothing(train, monke
     def fail(*_):
         raise error("no runtime")
 
-    monkeypatch.setattr(samples, "score_writing", fail)
+    monkeypatch.setattr(module, "open_model", fail)
     result = train()
     assert (result.steps, result.written_after) == (3, None)
 
 
 def test_a_job_killed_between_training_and_scoring_scores_when_it_returns(train, monkeypatch, home, server):
-    score, calls = samples.score_writing, []
+    open_model, calls = module.open_model, []
 
     def interrupt_once(*arguments):
         calls.append(len(server.completions))
         if len(calls) == 1:
             raise Halted
-        return score(*arguments)
+        return open_model(*arguments)
 
-    monkeypatch.setattr(samples, "score_writing", interrupt_once)
+    monkeypatch.setattr(module, "open_model", interrupt_once)
     with pytest.raises(AssertionError):
         train()
     interrupted_result = home.run("job-1").result()

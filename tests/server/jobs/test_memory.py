@@ -9,12 +9,21 @@ from server.compiler.checkpoints.base import locate_base
 from server.jobs.memory import planned_bytes, predicted_peak
 from shared.privacy import ExamplePrivacy
 from shared.recipe import BaseRef, Recipe
-from tests.device_agent.conftest import Program, write_base
+from tests.device_agent.conftest import Program, dataset, launcher, run, runner_directory, write_base
 from tests.device_agent.training.runs import train
 
+__all__ = ["dataset", "launcher", "run", "runner_directory"]  # fixtures
+
 SIZES = {
-    "tiny": {"hidden": 32, "intermediate": 48, "layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 8},
-    "middle": {"hidden": 512, "intermediate": 1536, "layers": 3, "heads": 8, "kv_heads": 4, "head_dim": 64},
+    "tiny": {},
+    "middle": {
+        "hidden_size": 512,
+        "intermediate_size": 1536,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 64,
+    },
 }
 PRIVACY = ExamplePrivacy(noise_multiplier=1.0, sampling_rate=0.5)
 SETTINGS = {"rank": 8, "alpha": 16, "sequence_length": 40, "answer_length": 6, "choices": 2, "loss": "candidates"}
