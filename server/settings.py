@@ -94,7 +94,6 @@ class Settings(BaseSettings):
     storage_public_endpoint: str | None = Field(
         None, description="The URL by which devices reach that service, if it differs."
     )
-    storage_region: str = Field("us-east-1", description="The region of the bucket.")
     storage_access_key_id: SecretStr | None = Field(
         None, description="The access key id. Null selects the standard AWS variables."
     )
@@ -154,34 +153,31 @@ class Settings(BaseSettings):
         120, gt=0, description="The seconds for which a device keeps a job without a heartbeat."
     )
     # Compilation
-    compile_lease_seconds: float = Field(30, gt=0, description="how long a program is a worker's without a heartbeat")
-    compile_attempts: int = Field(3, ge=1, description="tries of a compile that crashes")
-    compile_backoff_seconds: float = Field(
-        5, ge=0, description="wait after a compile's first crash; it doubles with each"
+    compile_lease_seconds: float = Field(
+        30, gt=0, description="The seconds for which a worker keeps a task without a heartbeat."
     )
-    compile_memory_bytes: int | None = Field(None, ge=1, description="resident memory at which a compile is stopped")
+    compile_attempts: int = Field(3, ge=1, description="The maximum attempts at a task whose process crashes.")
     compile_budget_bytes: int | None = Field(
-        None, ge=1, description="memory that a machine's compiles may take together; null: 80 % of the machine's"
-    )
-    worker_host: str | None = Field(
-        None, max_length=255, description="name of the machine whose memory its workers share; null: the host's name"
+        None,
+        ge=1,
+        description="The memory that all compilations of a machine may take together; one that takes more is stopped. "
+        "Null selects 80 % of the machine's memory.",
     )
     compiler_command: list[str] = Field(
         default_factory=lambda: [sys.executable, "-m", "server.compiler"],
-        description="takes recipe file, base source, output directory; see server/programs/compiler_process.py",
+        description="The command that compiles a recipe, as a JSON list; it gets recipe, base and output directory.",
     )
     # Scoring: a process beside the server that holds base models and adapters
     scorer: Literal["lazy", "eager", "off"] = Field(
-        "lazy", description="starts the scoring process at the first request (lazy), with the server, or never"
+        "lazy",
+        description="When the scoring process starts: `lazy` at the first request, `eager` at once, `off` never.",
     )
     scorer_memory_bytes: int = Field(
         4096 * MEBIBYTE,
         ge=1,
-        description="maximum memory of the scoring process: half for base models in float32, an eighth for adapters, "
-        "an eighth for keys and values of generated texts",
+        description="The maximum memory of the scoring process: half for base models, an eighth for adapters, an "
+        "eighth for keys and values of generated texts.",
     )
-    scorer_seconds: float = Field(120, gt=0, description="maximum seconds that a scoring request waits for its answer")
-    scorer_threads: int | None = Field(None, ge=1, description="threads of the scoring process; null: one per core")
 
     @classmethod
     def settings_customise_sources(

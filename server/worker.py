@@ -1,7 +1,7 @@
 """The worker process: compiles programs, makes versions of cohorts' rounds, and does periodic work.
 
 `python -m server.worker`, with the server's settings in the environment. This module registers what each feature
-contributes; `server.tasks.worker` runs it. Imports neither torch nor a web framework.
+contributes; `server.tasks.worker` runs it. It imports neither torch nor uvicorn.
 """
 
 from __future__ import annotations

@@ -377,7 +377,12 @@ def _tree(root: type[MobizoError]) -> dict[str, type[MobizoError]]:
 
 
 def from_problem(document: dict[str, Any]) -> MobizoError:
-    """Returns the error that a problem document describes, so that a client raises the server's error class."""
+    """Returns the error that a document describes, so that a client raises the server's error class.
+
+    document: a problem document, or an error of OpenAI's routes.
+    """
+    if isinstance(openai_error := document.get("error"), dict):
+        document = {"code": openai_error.get("code"), "detail": openai_error.get("message")}
     classes = _tree(MobizoError)
     code = document.get("code", MobizoError.code)
     detail = str(document.get("detail") or document.get("title") or "the server gave no reason")

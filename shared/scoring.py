@@ -1,4 +1,4 @@
-"""JSON models of `POST /v1/score` and `POST /v1/generate`.
+"""JSON models of `POST /v1/score`.
 
 A row names its adapter as `name` or `name@revision`. A revision is `main` (the default), `v7` or `7`, a tag, or at
 least 7 digits of a version's `revision`. A row without an adapter uses the base model alone.
@@ -6,12 +6,12 @@ least 7 digits of a version's `revision`. A row without an adapter uses the base
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from shared.errors import BadRequest
-from shared.recipe import MAX_SEED, Sha256
+from shared.recipe import Sha256
 from shared.task import Task, TaskName
 
 MAX_ROWS = 1024
@@ -40,11 +40,6 @@ class _WireModel(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class _BaseSelection(_WireModel):
-    base: BaseName | None = Field(None, description="a registered base model; null: the base of the adapters")
-    base_sha256: Sha256 | None = Field(None, description="refuse any other base model")
-
-
 class ScoreRow(_WireModel):
     """A prompt and the answers that may follow it, or a record of the request's task."""
 
@@ -65,9 +60,11 @@ class ScoreRow(_WireModel):
         return self
 
 
-class ScoreRequest(_BaseSelection):
+class ScoreRequest(_WireModel):
     """Rows to score together. Their adapters may have different recipes and bases."""
 
+    base: BaseName | None = Field(None, description="a registered base model; null: the base of the adapters")
+    base_sha256: Sha256 | None = Field(None, description="refuse any other base model")
     task: TaskName | Task | None = Field(
         None, description="task of rows that are records: name of a built-in task, or a complete task"
     )
@@ -110,39 +107,3 @@ class ScoreResult(_WireModel):
     """The scored rows, in the order of the request."""
 
     rows: tuple[RowScore, ...]
-
-
-class GenerateRequest(_BaseSelection):
-    """A prompt to continue.
-
-    Temperature 0 always takes the most likely token; otherwise `seed` makes sampling reproducible.
-    """
-
-    adapter: AdapterRef | None = None
-    prompt: str = Field(min_length=1, max_length=MAX_TEXT)
-    max_tokens: int = Field(128, ge=1, le=MAX_NEW_TOKENS)
-    temperature: float = Field(0, ge=0, le=100, allow_inf_nan=False)
-    top_p: float = Field(
-        1, gt=0, le=1, allow_inf_nan=False, description="sample from the most likely tokens with this total probability"
-    )
-    seed: int = Field(0, ge=0, le=MAX_SEED)
-    stop: tuple[Annotated[str, Field(min_length=1, max_length=100)], ...] = Field(
-        (), max_length=8, description="texts before which the answer ends"
-    )
-    stream: bool = Field(False, description="answer as server-sent events: `text` pieces, then `end`")
-
-
-class GenerateResult(ScoredBy):
-    """The generated text."""
-
-    text: str
-    tokens: int = Field(description="number of generated tokens, including those of a stop text")
-    finish: Literal["stop", "length"] = Field(
-        description="stop: at a stop text, or where the model ended the text; length: max_tokens, or the base's context"
-    )
-
-
-class GeneratedText(_WireModel):
-    """The data of a `text` event."""
-
-    text: str

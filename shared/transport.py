@@ -317,14 +317,14 @@ def _retry_after(response: httpx.Response) -> float:
 
 
 def raise_problem(response: httpx.Response) -> None:
-    """Raises the error that a response's problem document names. Returns if the response is no error."""
+    """Raises the error that a response's document names. Returns if the response is no error."""
     if not response.is_error:
         return
     try:
         document = response.json()
     except ValueError:
         document = None
-    if isinstance(document, dict) and "code" in document:
+    if isinstance(document, dict) and ("code" in document or isinstance(document.get("error"), dict)):
         raise from_problem(document)
     raise MobizoError(f"the server answered {response.status_code} {response.reason_phrase}")
 

@@ -15,6 +15,8 @@ from tests.programs import cache_directory, remove_unused, shared_store
 # Without bytecode on disk, each of the hundreds of processes that tests start would compile our packages anew.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+# There are more test processes than cores, so that threads of one tiny product mostly wait for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 pytest.register_assert_rewrite("tests.server.actors")
 settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")

@@ -42,7 +42,6 @@ SETTINGS: dict[str, Any] = {
     "lease_seconds": 4,
     "compile_lease_seconds": 4,
     "compile_attempts": 10_000,  # a killed worker counts as an attempt
-    "compile_backoff_seconds": 0,
 }
 
 

@@ -29,7 +29,7 @@ from shared.zo.lora import dump_adapter
 
 ADAPTERS = 64  # as many rows
 ROUNDS, QUICK_ROUNDS = 7, 2
-SECONDS = 600.0  # limit of a request
+SECONDS = 600.0  # timeout of a client's request
 DEVIATION = 0.01  # of B's elements
 SEED = 6
 BASE = "smollm2"
@@ -39,7 +39,7 @@ def measure(quick: bool) -> Measurement:
     """Returns a row for each number of adapters, and the ratio."""
     with tempfile.TemporaryDirectory() as name:
         source = Path(name) / "source"
-        settings = home.make_home(Path(name), scorer_seconds=SECONDS)
+        settings = home.make_home(Path(name))
         _register(settings, source)
         (credentials,), token = home.add_devices(settings, 1), home.new_token(settings, Role.APP)
         with home.running_server(settings) as (url, _), home.client(url, token, SECONDS) as app:

@@ -14,7 +14,8 @@ from mobizo.cli.console import Json, print_json, stop
 from mobizo.cli.tables import print_table
 from shared.errors import BadRequest
 from shared.invalid_fields import first_invalid
-from shared.scoring import GenerateRequest, GenerateResult, ScoreRequest
+from shared.openai.models import CompletionRequest
+from shared.scoring import ScoreRequest
 
 commands = typer.Typer()
 Adapter = Annotated[
@@ -77,11 +78,11 @@ def score(
 def generate(
     connect: Connect,
     prompt: Annotated[str, typer.Argument(help="Text to continue.")],
-    adapter: Adapter = None,
-    max_tokens: Annotated[int | None, typer.Option(help="Maximum number of tokens to generate.")] = None,
-    temperature: Annotated[
-        float | None, typer.Option(help="Sampling temperature; 0 always takes the likeliest token.")
-    ] = None,
+    model: Annotated[
+        str, typer.Option("--model", "-m", help="Adapter, NAME or NAME@REVISION, or the name of a base model.")
+    ],
+    max_tokens: Annotated[int, typer.Option(help="Maximum number of tokens to generate.")] = 128,
+    temperature: Annotated[float, typer.Option(help="Sampling temperature; 0 always takes the likeliest token.")] = 0.0,
     top_p: Annotated[
         float | None, typer.Option(help="Sample only from the likeliest tokens that together have this probability.")
     ] = None,
@@ -89,13 +90,12 @@ def generate(
     stop_at: Annotated[
         list[str] | None, typer.Option("--stop", help="Text at which the generation stops; repeatable.")
     ] = None,
-    base: Base = None,
     as_json: Json = False,
 ) -> None:
-    """Continue a text with an adapter on the server. The text is printed while it is generated."""
-    fields = _without_none(prompt=prompt, adapter=adapter, max_tokens=max_tokens, temperature=temperature, top_p=top_p)
+    """Continue a text with an adapter or a base model on the server. The text is printed while it is generated."""
+    fields = {"model": model, "prompt": prompt, "max_tokens": max_tokens, "temperature": temperature}
     try:
-        request = GenerateRequest.model_validate(fields | _without_none(seed=seed, stop=stop_at, base=base))
+        request = CompletionRequest.model_validate(fields | _without_none(top_p=top_p, seed=seed, stop=stop_at))
     except ValidationError as error:
         raise stop(str(first_invalid(error)), 2) from error
     with connect() as client:
@@ -103,10 +103,8 @@ def generate(
             print_json(client.scoring.generate(request))
             return
         for piece in client.scoring.stream(request):
-            if isinstance(piece, GenerateResult):
-                typer.echo()
-            else:
-                typer.echo(piece, nl=False)
+            typer.echo("".join(choice.text for choice in piece.choices), nl=False)
+        typer.echo()
 
 
 def _without_none(**fields: Any) -> dict[str, Any]:

@@ -7,11 +7,12 @@ from collections.abc import Iterator
 
 from mobizo.connection import Connection
 from shared.errors import MobizoError, from_problem
-from shared.scoring import GeneratedText, GenerateRequest, GenerateResult, ScoreRequest, ScoreResult
+from shared.openai.models import Completion, CompletionRequest
+from shared.scoring import ScoreRequest, ScoreResult
 
 
 class Scoring:
-    """Inference on the server. Methods raise AdapterNotFound or RevisionNotFound for an unknown adapter."""
+    """Inference on the server. A model is an adapter, `NAME` or `NAME@REVISION`, or a base model."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -21,23 +22,22 @@ class Scoring:
         body = request.model_dump(mode="json", exclude_unset=True)
         return ScoreResult.model_validate(self._connection.send("POST", "/v1/score", body))
 
-    def generate(self, request: GenerateRequest) -> GenerateResult:
-        """Generates text after a prompt and returns it when it is complete."""
+    def generate(self, request: CompletionRequest) -> Completion:
+        """Generates texts after the request's prompts and returns them when they are complete."""
         body = request.model_dump(mode="json", exclude_unset=True) | {"stream": False}
-        return GenerateResult.model_validate(self._connection.send("POST", "/v1/generate", body))
+        return Completion.model_validate(self._connection.send("POST", "/v1/completions", body))
 
-    def stream(self, request: GenerateRequest) -> Iterator[str | GenerateResult]:
-        """Generates text after a prompt: yields each piece as it arrives, and at the end the complete result.
+    def stream(self, request: CompletionRequest) -> Iterator[Completion]:
+        """Generates texts after the request's prompts and yields each piece as it arrives.
 
         Raises the error with which the server ends the stream, or MobizoError if the stream breaks off.
         """
         body = request.model_dump(mode="json", exclude_unset=True) | {"stream": True}
-        for event, _, data in self._connection.transport.events("/v1/generate", body=body):
-            if event == "text":
-                yield GeneratedText.model_validate_json(data).text
-            elif event == "end":
-                yield GenerateResult.model_validate_json(data)
+        for _, _, data in self._connection.transport.events("/v1/completions", body=body):
+            if data == "[DONE]":
                 return
-            elif event == "problem":
-                raise from_problem(json.loads(data))
+            chunk = json.loads(data)
+            if "error" in chunk:
+                raise from_problem(chunk)
+            yield Completion.model_validate(chunk)
         raise MobizoError("the server closed the stream before the text was complete; try again")

@@ -17,7 +17,7 @@ from sqlalchemy.orm import Mapped, Session, mapped_column
 from tokenizers import Tokenizer
 
 from server.catalog.chat_templates import read_chat_template
-from server.database.columns import Document, Moment, Numbered, Table, utc_now
+from server.database.columns import Document, Numbered, Table, UtcTime, utc_now
 from server.storage.store import ArtifactStore, FileColumn, FileReferences, hold
 from shared.catalog import BaseView
 from shared.chat_template import ChatTemplate
@@ -42,7 +42,7 @@ class BaseModelEntry(Numbered, Table):
     parameters: Mapped[int] = mapped_column(BigInteger)
     tokenizer_sha256: Mapped[str] = mapped_column(String(64))
     chat_template: Mapped[ChatTemplate | None] = mapped_column(Document(ChatTemplate))
-    created_at: Mapped[datetime] = mapped_column(Moment)
+    created_at: Mapped[datetime] = mapped_column(UtcTime)
 
 
 FILES = FileReferences(columns=(FileColumn(BaseModelEntry.tokenizer_sha256),))

@@ -28,7 +28,7 @@ COOKIE = "mobizo_session"
 LOGIN_COOKIE = "mobizo_login"  # guards the login form, before there is a session
 CSRF = "csrf"  # the field of a form
 FORM = "application/x-www-form-urlencoded"
-MOST_FIELDS = 100
+MAX_FIELDS = 100
 # For routes that read a form.
 FORM_BODY: dict[str, Any] = {"requestBody": {"required": True, "content": {FORM: {"schema": {"type": "object"}}}}}
 
@@ -106,7 +106,7 @@ async def read_form(request: Request) -> Mapping[str, str]:
         raise UnsupportedMediaType(f"send the form as {FORM}")
     body = await request.body()  # the router limits its size
     try:
-        fields = dict(parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=MOST_FIELDS, errors="strict"))
+        fields = dict(parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=MAX_FIELDS, errors="strict"))
     except ValueError as error:
         raise BadRequest("the form cannot be read") from error
     if any("\0" in value for value in fields.values()):

@@ -13,7 +13,7 @@ from server.dashboard.pages import page
 from server.dashboard.routes import PageRoutes
 from server.dashboard.sessions import Visitor
 from server.database.paging import PageRequest
-from server.inference.responses import Generation, TextRequest, score, text_events, whole_text
+from server.inference.responses import Generation, score
 from server.registry.comparison import compare_revisions
 from server.registry.endpoints import Version
 from server.registry.models import Adapter, AuditTrail, StoredVersion, event_view
@@ -24,8 +24,10 @@ from server.web.state import Reading, State
 from server.web.streams import EVENTS, cancelled_on_disconnect, event_stream
 from shared.access import Scope
 from shared.errors import BadRequest, MobizoError
+from shared.openai.answers import CompletionWriter
+from shared.openai.models import CompletionRequest
 from shared.registry import VersionState
-from shared.scoring import GenerateRequest, ScoreRequest, ScoreRow
+from shared.scoring import ScoreRequest, ScoreRow
 from shared.task import record_fields
 
 router = PageRoutes(prefix="/ui/adapters")
@@ -146,25 +148,28 @@ async def choose(request: Request, visitor: Asker, form: Fields, name: str, vers
 async def try_out(
     request: Request, visitor: Asker, form: Fields, name: str, version: Version, state: State
 ) -> Response:
-    """Continues a prompt with a version, as POST /v1/generate does: as a stream for a script, otherwise as a page."""
+    """Continues a prompt with a version: as the stream of POST /v1/completions for a script, otherwise as a page."""
     tenant, prompt = visitor.principal.tenant, form.get("prompt", "")
+    stream = EVENTS in request.headers.get("accept", "")
     try:
-        generate_request = GenerateRequest.model_validate(
+        completion_request = CompletionRequest.model_validate(
             {
-                "adapter": f"{name}@v{version}",
+                "model": f"{name}@v{version}",
                 "prompt": prompt,
                 "max_tokens": min(int(form.get("max_tokens") or TOKENS), TOKENS),
                 "temperature": float(form.get("temperature") or 0),
+                "stream": stream,
+                "stream_options": {"include_usage": True} if stream else None,
             }
         )
     except (ValidationError, ValueError) as error:
         raise BadRequest("write a prompt, and numbers for tokens and temperature") from error
-    generation = Generation(state, tenant, TextRequest.of(generate_request))
-    if EVENTS in request.headers.get("accept", ""):
-        return await event_stream(state, text_events(generation))
+    generation = Generation(state, tenant, completion_request)
+    if stream:
+        return await event_stream(state, await generation.events(CompletionWriter(completion_request, generation)))
     text, problem = None, None
     try:
-        text = (await cancelled_on_disconnect(request, whole_text(generation))).text
+        text = (await cancelled_on_disconnect(request, generation.whole()))[0].text
     except MobizoError as error:
         if not visitor.may(Scope.ADAPTERS_READ):
             raise

@@ -19,14 +19,14 @@ from shared.errors import BadRequest
 
 router = PageRoutes(prefix="/ui/adapters/{name}")
 Writer = Annotated[Visitor, signed_in(Scope.ADAPTERS_WRITE)]
-MOST_REASON = 1000  # characters, as in `shared.registry.Decision`
+MAX_REASON = 1000  # characters, as in `shared.registry.Decision`
 
 
 def reason_of(form: Fields) -> str:
     """Returns the reason in a form. Raises BadRequest for one that is too long."""
     reason = form.get("reason", "").strip()
-    if len(reason) > MOST_REASON:
-        raise BadRequest(f"reason: has {len(reason)} characters; at most {MOST_REASON} are kept")
+    if len(reason) > MAX_REASON:
+        raise BadRequest(f"reason: has {len(reason)} characters; at most {MAX_REASON} are kept")
     return reason
 
 

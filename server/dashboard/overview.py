@@ -24,7 +24,7 @@ from shared.access import Scope
 from shared.job import OWNER_REFUSALS, JobState
 
 ONLINE = timedelta(minutes=5)  # since the last request of a device
-MOST_ROWS = 5  # rows of each list
+MAX_ROWS = 5  # rows of each list
 RECENT = timedelta(days=7)  # in which failed jobs are worth a look
 
 router = PageRoutes()
@@ -39,8 +39,8 @@ def overview(request: Request, visitor: Annotated[Visitor, signed_in()], session
     if visitor.may(Scope.DEVICES_READ):
         context |= _devices(session, visitor.principal.tenant)
     if visitor.may(Scope.ADAPTERS_READ):
-        context["held_versions"] = AdapterRepository(session).held_versions(visitor.principal.tenant, MOST_ROWS + 1)
-    return page(request, visitor, "overview.html", "Overview", most_rows=MOST_ROWS, **context)
+        context["held_versions"] = AdapterRepository(session).held_versions(visitor.principal.tenant, MAX_ROWS + 1)
+    return page(request, visitor, "overview.html", "Overview", most_rows=MAX_ROWS, **context)
 
 
 def _jobs(session: Session, tenant: str) -> dict[str, Any]:
@@ -55,7 +55,7 @@ def _jobs(session: Session, tenant: str) -> dict[str, Any]:
     refused = [job for job in failed if job.error is not None and job.error.code in OWNER_REFUSALS]
     return {
         "counts": jobs.counts(tenant),
-        "training": newest(JobState.TRAINING, MOST_ROWS),
+        "training": newest(JobState.TRAINING, MAX_ROWS),
         "refused": refused,
         "failed": [job for job in failed if job not in refused],
         "recent_days": RECENT.days,

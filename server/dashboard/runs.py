@@ -22,7 +22,7 @@ from shared.job import JobView
 
 router = PageRoutes(prefix="/ui")
 Reader = Annotated[Visitor, signed_in(Scope.JOBS_READ)]
-MOST_RUNS = 4  # a browser opens six connections to a server, and each run takes one
+MAX_RUNS = 4  # a browser opens six connections to a server, and each run takes one
 
 
 async def _has_a_stream_left(visitor: Reader, state: State) -> None:
@@ -64,11 +64,11 @@ def compare(
     job: Annotated[list[str] | None, Query(max_length=50)] = None,
 ) -> Response:
     """Several runs side by side: their curves, results, and the settings in which they differ."""
-    ids = list(dict.fromkeys(job or ()))[:MOST_RUNS]
+    ids = list(dict.fromkeys(job or ()))[:MAX_RUNS]
     service = JobService(session, state.artifacts)
     views = [service.get(visitor.principal.tenant, job_id).view() for job_id in ids]
     return page(
-        request, visitor, "compare.html", "Compare runs", jobs=views, settings=differences(views), most=MOST_RUNS
+        request, visitor, "compare.html", "Compare runs", jobs=views, settings=differences(views), most=MAX_RUNS
     )
 
 

@@ -20,7 +20,7 @@ from hashlib import sha256
 from sqlalchemy import ForeignKey, String, delete, select
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
-from server.database.columns import Moment, Numbered, Table, utc_now
+from server.database.columns import Numbered, Table, UtcTime, utc_now
 from server.identity.tokens import Principal, Token, TokenService, token_digest
 from shared.access import Role, Scope
 from shared.errors import Forbidden, Unauthorized
@@ -38,8 +38,8 @@ class WebSession(Numbered, Table):
 
     digest: Mapped[str] = mapped_column(String(64), unique=True)
     token_id: Mapped[str] = mapped_column(ForeignKey("tokens.id"))
-    created_at: Mapped[datetime] = mapped_column(Moment)
-    expires_at: Mapped[datetime] = mapped_column(Moment, index=True)
+    created_at: Mapped[datetime] = mapped_column(UtcTime)
+    expires_at: Mapped[datetime] = mapped_column(UtcTime, index=True)
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from server.web.state import AppState, State, address_of, place_of
 from shared.errors import Forbidden, Unauthorized
 
 LOGIN_SECONDS = 3600  # that a login page may wait to be filled in
-MOST_TOKEN = 200  # characters of a token, or of a device code
+MAX_TOKEN = 200  # characters of a token, or of a device code
 WAITING = f"{LOGIN}/code"
 CODE_COOKIE = "mobizo_login_code"  # the device code, a dot, and the user code
 CLIENT_ID, CLIENT_NAME = "dashboard", "dashboard in a browser"
@@ -86,7 +86,7 @@ async def login(request: Request, state: State) -> Response:
     if not is_secret(secret):
         return _login_page(request, target, TOO_LATE, 403)
     check_csrf(secret, fields)
-    token = fields.get("token", "").strip()[:MOST_TOKEN]
+    token = fields.get("token", "").strip()[:MAX_TOKEN]
     digest, address = token_digest(token), address_of(request)
     state.limits.before(digest, address)
     try:
@@ -159,7 +159,7 @@ def _codes(request: Request) -> tuple[str, str] | None:
     user_code = read_user_code(typed)
     return (
         None
-        if user_code is None or not 0 < len(device_code) <= MOST_TOKEN
+        if user_code is None or not 0 < len(device_code) <= MAX_TOKEN
         else (device_code, format_user_code(user_code))
     )
 

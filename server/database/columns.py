@@ -17,7 +17,7 @@ from sqlalchemy.types import Boolean, TypeDecorator
 
 Model = TypeVar("Model", bound=BaseModel)
 
-MOST = 2**31 - 1  # largest value of an integer column on every database
+MAX_INTEGER = 2**31 - 1  # largest value of an integer column on every database
 NAMES = {
     "ix": "ix_%(column_0_label)s",
     "uq": "uq_%(table_name)s_%(column_0_name)s",
@@ -70,7 +70,7 @@ def _in_list(element: OneOf, compiler: Any, **options: Any) -> str:
     return str(compiler.process(element.column.in_(bindparam(element.name, expanding=True)), **options))
 
 
-class Moment(TypeDecorator[datetime]):
+class UtcTime(TypeDecorator[datetime]):
     """An aware time, stored as UTC, also on databases without time zones (SQLite)."""
 
     impl = DateTime
@@ -104,7 +104,7 @@ class Document(TypeDecorator[Model], Generic[Model]):
         return None if value is None else self.model.model_validate_json(value)
 
 
-def word(kind: type[StrEnum]) -> Enum:
+def text_enum(kind: type[StrEnum]) -> Enum:
     """Returns the type of a column that stores a string enumeration as plain text."""
     return Enum(kind, native_enum=False, length=16, values_callable=lambda members: [str(member) for member in members])
 

@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 from sqlalchemy import Select, select
 from sqlalchemy.orm import Session
 
-from server.database.columns import MOST, Numbered
+from server.database.columns import MAX_INTEGER, Numbered
 
 Row = TypeVar("Row", bound=Numbered)
 
@@ -38,7 +38,7 @@ def page_of(session: Session, statement: Select[Row], table: type[Row], request:
     """
     numbers = statement.with_only_columns(table.number).order_by(table.number.desc()).limit(request.limit + 1)
     if request.before is not None:
-        numbers = numbers.where(table.number < min(request.before, MOST))
+        numbers = numbers.where(table.number < min(request.before, MAX_INTEGER))
     following = session.scalars(numbers).all()
     page = following[: request.limit]
     rows = session.scalars(select(table).where(table.number.in_(page))).all() if page else []

@@ -13,7 +13,7 @@ from shared.registry import AdapterAction
 _log = structlog.get_logger()
 
 
-def note(session: Session, cohort: Cohort, actor: Actor, action: AdapterAction, reason: str) -> None:
+def record(session: Session, cohort: Cohort, actor: Actor, action: AdapterAction, reason: str) -> None:
     """Adds a line to the audit trail and to the log. After the adapter is purged, only the log records events."""
     adapter = AdapterRepository(session).get(cohort.tenant, cohort.name)
     if adapter is not None:

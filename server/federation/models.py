@@ -7,7 +7,7 @@ from datetime import datetime
 from sqlalchemy import BigInteger, Float, ForeignKey, Index, String, Text, UniqueConstraint, text
 from sqlalchemy.orm import Mapped, mapped_column
 
-from server.database.columns import Document, Moment, Numbered, Table, word
+from server.database.columns import Document, Numbered, Table, UtcTime, text_enum
 from server.storage.store import FileColumn, FileReferences
 from shared.federation.cohort import CohortSettings, RoundState, UpdateState
 from shared.federation.secure_aggregation.settings import SecureAggregationParameters
@@ -45,7 +45,7 @@ class Cohort(Numbered, Table):
     rounds: Mapped[int] = mapped_column(default=0)  # rounds opened so far; round numbers are never reused
     opens: Mapped[bool] = mapped_column()  # the next round opens automatically
     busy: Mapped[bool] = mapped_column(default=False)  # a round is open or being aggregated
-    created_at: Mapped[datetime] = mapped_column(Moment)
+    created_at: Mapped[datetime] = mapped_column(UtcTime)
 
 
 class CohortMember(Numbered, Table):
@@ -70,8 +70,8 @@ class CohortMember(Numbered, Table):
     cohort_number: Mapped[int] = mapped_column(ForeignKey("cohorts.number"))
     user: Mapped[str] = mapped_column(String(96))
     device_id: Mapped[str] = mapped_column(ForeignKey("devices.id"))
-    joined_at: Mapped[datetime] = mapped_column(Moment)
-    left_at: Mapped[datetime | None] = mapped_column(Moment)
+    joined_at: Mapped[datetime] = mapped_column(UtcTime)
+    left_at: Mapped[datetime | None] = mapped_column(UtcTime)
 
 
 class CohortRound(Numbered, Table):
@@ -89,7 +89,7 @@ class CohortRound(Numbered, Table):
     id: Mapped[str] = mapped_column(String(64), unique=True)
     cohort_number: Mapped[int] = mapped_column(ForeignKey("cohorts.number"))
     position: Mapped[int] = mapped_column()  # counts from 1 within the cohort
-    state: Mapped[RoundState] = mapped_column(word(RoundState))
+    state: Mapped[RoundState] = mapped_column(text_enum(RoundState))
     why: Mapped[str] = mapped_column(Text, default="")
     start: Mapped[Parent | None] = mapped_column(Document(Parent))  # None: B = 0
     start_sha256: Mapped[str | None] = mapped_column(String(64), index=True)
@@ -98,9 +98,9 @@ class CohortRound(Numbered, Table):
     updates: Mapped[int] = mapped_column(default=0)  # accepted updates
     # The server optimizer's state after this round; kept for the latest published round only.
     optimizer_sha256: Mapped[str | None] = mapped_column(String(64), index=True)
-    opened_at: Mapped[datetime] = mapped_column(Moment)
-    deadline: Mapped[datetime] = mapped_column(Moment)
-    ended_at: Mapped[datetime | None] = mapped_column(Moment)
+    opened_at: Mapped[datetime] = mapped_column(UtcTime)
+    deadline: Mapped[datetime] = mapped_column(UtcTime)
+    ended_at: Mapped[datetime | None] = mapped_column(UtcTime)
 
 
 class MemberUpdate(Numbered, Table):
@@ -115,7 +115,7 @@ class MemberUpdate(Numbered, Table):
     round_number: Mapped[int] = mapped_column(ForeignKey("cohort_rounds.number"))
     member_number: Mapped[int] = mapped_column(ForeignKey("cohort_members.number"), index=True)
     job_number: Mapped[int | None] = mapped_column(ForeignKey("jobs.number"), unique=True)  # None: not submitted yet
-    state: Mapped[UpdateState] = mapped_column(word(UpdateState))
+    state: Mapped[UpdateState] = mapped_column(text_enum(UpdateState))
     start_version: Mapped[int | None] = mapped_column()  # version of the cohort's adapter; None: B = 0
     start_sha256: Mapped[str | None] = mapped_column(String(64), index=True)
     sha256: Mapped[str | None] = mapped_column(String(64), index=True)  # the update's file, until the round has ended
@@ -126,7 +126,7 @@ class MemberUpdate(Numbered, Table):
     staleness: Mapped[int | None] = mapped_column()
     start_accuracy: Mapped[float | None] = mapped_column(Float)
     tuned_accuracy: Mapped[float | None] = mapped_column(Float)
-    updated_at: Mapped[datetime] = mapped_column(Moment)
+    updated_at: Mapped[datetime] = mapped_column(UtcTime)
 
 
 FILES = FileReferences(

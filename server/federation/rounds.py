@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 
 from server.catalog.bases import BaseModelEntry, BaseService
 from server.database.columns import new_id, utc_now
-from server.federation.audit import note
+from server.federation.audit import record
 from server.federation.member_recipes import MemberRecipes
 from server.federation.models import AGGREGATE, Cohort, CohortMember, CohortRound, MemberUpdate
 from server.federation.privacy.cohorts import check_next_round
@@ -151,7 +151,7 @@ class RoundService:
     def _note_opened(self, cohort: Cohort, cohort_round: CohortRound, actor: Actor) -> None:
         deadline = f"{cohort_round.deadline:%Y-%m-%d %H:%M:%S} UTC"
         text = f"round {cohort_round.position}: {cohort_round.members} members, until {deadline}"
-        note(self._session, cohort, actor, AdapterAction.ROUND_OPENED, text)
+        record(self._session, cohort, actor, AdapterAction.ROUND_OPENED, text)
 
     def enlist(self, cohort: Cohort) -> None:
         """Adds members who joined since to the open round, if it is asynchronous."""
@@ -277,7 +277,7 @@ class RoundService:
         """Ends a round early on request. No further round opens automatically. Idempotent."""
         cohort.opens = False
         if cohort_round.state is RoundState.OPEN:
-            note(self._session, cohort, actor, AdapterAction.ROUND_CLOSED, f"round {cohort_round.position}")
+            record(self._session, cohort, actor, AdapterAction.ROUND_CLOSED, f"round {cohort_round.position}")
             self._end(cohort, cohort_round, "when it was closed")
 
     def _end(self, cohort: Cohort, cohort_round: CohortRound, when: str) -> None:
@@ -311,7 +311,7 @@ class RoundService:
         self._cancel_waiting(cohort_round)
         self._tasks.cancel(AGGREGATE, cohort_round.id)
         self.ended(cohort, cohort_round)
-        note(self._session, cohort, SERVER, AdapterAction.ROUND_ABANDONED, f"round {cohort_round.position}: {why}")
+        record(self._session, cohort, SERVER, AdapterAction.ROUND_ABANDONED, f"round {cohort_round.position}: {why}")
 
     def ended(self, cohort: Cohort, cohort_round: CohortRound) -> None:
         """Releases the files of a round that has ended, and starts the next aggregation."""

@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 from server.catalog.bases import BaseService
 from server.catalog.calibrations.service import CalibrationService, calibration_of
 from server.database.columns import utc_now
-from server.federation.audit import note
+from server.federation.audit import record
 from server.federation.member_recipes import member_demands
 from server.federation.models import Cohort, CohortMember
 from server.federation.privacy.service import resolve_privacy
@@ -94,7 +94,7 @@ class CohortService:
         self._cohorts.add(cohort)
         self._adapters.add(Adapter(tenant=tenant, name=settings.name, user=NO_USER, versions=0, created_at=now))
         parts = settings.algorithm.name, settings.upload, choice.reason
-        note(self._session, cohort, actor, AdapterAction.COHORT_CREATED, ", ".join(filter(None, parts)))
+        record(self._session, cohort, actor, AdapterAction.COHORT_CREATED, ", ".join(filter(None, parts)))
         return cohort
 
     def _check_name(self, tenant: str, name: str) -> None:
@@ -140,7 +140,7 @@ class CohortService:
         member.device_id, member.joined_at, member.left_at = request.device, utc_now(), None
         self._cohorts.add(member)
         self._rounds.enlist(cohort)
-        note(self._session, cohort, actor, AdapterAction.JOINED, f"user {user} with device {request.device}")
+        record(self._session, cohort, actor, AdapterAction.JOINED, f"user {user} with device {request.device}")
         return member
 
     def leave(self, cohort: Cohort, user: str, actor: Actor) -> None:
@@ -154,7 +154,7 @@ class CohortService:
         if member.left_at is not None:
             return
         member.left_at = utc_now()
-        note(self._session, cohort, actor, AdapterAction.LEFT, f"user {user}")
+        record(self._session, cohort, actor, AdapterAction.LEFT, f"user {user}")
         self._rounds.drop(cohort, member)
 
 

@@ -9,7 +9,7 @@ from enum import StrEnum
 from sqlalchemy import Index, String, select
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
-from server.database.columns import Moment, Numbered, Table, utc_now, word
+from server.database.columns import Numbered, Table, UtcTime, text_enum, utc_now
 from server.database.paging import PageRequest, PageRows, page_of
 from server.identity.tokens import Principal
 
@@ -33,11 +33,11 @@ class AccessEvent(Numbered, Table):
     __table_args__ = (Index("ix_access_events_tenant", "tenant", "number"),)
 
     tenant: Mapped[str] = mapped_column(String(96))
-    at: Mapped[datetime] = mapped_column(Moment)
+    at: Mapped[datetime] = mapped_column(UtcTime)
     actor: Mapped[str] = mapped_column(String(64))
     actor_name: Mapped[str] = mapped_column(String(96))
     user: Mapped[str | None] = mapped_column(String(96))
-    action: Mapped[AccessAction] = mapped_column(word(AccessAction))
+    action: Mapped[AccessAction] = mapped_column(text_enum(AccessAction))
     subject: Mapped[str] = mapped_column(String(96))
     subject_id: Mapped[str | None] = mapped_column(String(64))  # of a device that is enrolled
 

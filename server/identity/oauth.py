@@ -21,7 +21,7 @@ from fastapi.responses import JSONResponse
 from sqlalchemy import String, delete, func, select
 from sqlalchemy.orm import InstrumentedAttribute, Mapped, Session, mapped_column
 
-from server.database.columns import Moment, word
+from server.database.columns import UtcTime, text_enum
 from server.identity.tokens import token_digest
 from server.web.bodies import read_limited
 from server.web.middleware import TooSlow
@@ -82,14 +82,14 @@ class CodeRequest:
     client_id: Mapped[str] = mapped_column(String(100))
     name: Mapped[str] = mapped_column(String(96))
     address: Mapped[str] = mapped_column(String(64), index=True)  # that it came from
-    state: Mapped[RequestState] = mapped_column(word(RequestState))
+    state: Mapped[RequestState] = mapped_column(text_enum(RequestState))
     interval_seconds: Mapped[int] = mapped_column()
-    created_at: Mapped[datetime] = mapped_column(Moment)
-    expires_at: Mapped[datetime] = mapped_column(Moment, index=True)
-    polled_at: Mapped[datetime | None] = mapped_column(Moment)
+    created_at: Mapped[datetime] = mapped_column(UtcTime)
+    expires_at: Mapped[datetime] = mapped_column(UtcTime, index=True)
+    polled_at: Mapped[datetime | None] = mapped_column(UtcTime)
     tenant: Mapped[str | None] = mapped_column(String(96))  # of the person who decided
     decided_by: Mapped[str | None] = mapped_column(String(64))  # that person's token
-    decided_at: Mapped[datetime | None] = mapped_column(Moment)
+    decided_at: Mapped[datetime | None] = mapped_column(UtcTime)
 
     def polled(self, now: datetime, denied: str, expired: str) -> str | OAuthError:
         """Records a question of the client; returns the tenant whose person approved, or why there is no token.

@@ -9,7 +9,7 @@ from datetime import datetime
 from sqlalchemy import ForeignKey, String, UniqueConstraint, select
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
-from server.database.columns import Moment, Numbered, Table, new_id, utc_now, word
+from server.database.columns import Numbered, Table, UtcTime, new_id, text_enum, utc_now
 from shared.access import Role
 from shared.errors import BadRequest, Conflict, NotFound
 from shared.job import NAME
@@ -26,8 +26,8 @@ class Tenant(Numbered, Table):
     __tablename__ = "tenants"
 
     name: Mapped[str] = mapped_column(String(96), unique=True)
-    created_at: Mapped[datetime] = mapped_column(Moment)
-    suspended_at: Mapped[datetime | None] = mapped_column(Moment)
+    created_at: Mapped[datetime] = mapped_column(UtcTime)
+    suspended_at: Mapped[datetime | None] = mapped_column(UtcTime)
 
 
 class User(Numbered, Table):
@@ -39,9 +39,9 @@ class User(Numbered, Table):
     id: Mapped[str] = mapped_column(String(64), unique=True)
     tenant: Mapped[str] = mapped_column(ForeignKey("tenants.name"))
     name: Mapped[str] = mapped_column(String(96))
-    role: Mapped[Role] = mapped_column(word(Role))
-    created_at: Mapped[datetime] = mapped_column(Moment)
-    disabled_at: Mapped[datetime | None] = mapped_column(Moment)
+    role: Mapped[Role] = mapped_column(text_enum(Role))
+    created_at: Mapped[datetime] = mapped_column(UtcTime)
+    disabled_at: Mapped[datetime | None] = mapped_column(UtcTime)
 
 
 class TenantRepository:

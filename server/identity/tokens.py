@@ -17,7 +17,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Mapped, Session, mapped_column
 from sqlalchemy.types import TypeDecorator
 
-from server.database.columns import Moment, Numbered, OneOf, Table, new_id, utc_now, word
+from server.database.columns import Numbered, OneOf, Table, UtcTime, new_id, text_enum, utc_now
 from server.database.database import Database, read_columns
 from server.database.paging import PageRequest, PageRows, page_of
 from server.identity.devices.repository import Device
@@ -71,16 +71,16 @@ class Token(Numbered, Table):
 
     id: Mapped[str] = mapped_column(String(64), unique=True)
     digest: Mapped[str] = mapped_column(String(64), unique=True)
-    role: Mapped[Role] = mapped_column(word(Role))
+    role: Mapped[Role] = mapped_column(text_enum(Role))
     tenant: Mapped[str] = mapped_column(ForeignKey("tenants.name"))
     name: Mapped[str] = mapped_column(String(96))
     scopes: Mapped[frozenset[Scope]] = mapped_column(ScopeWords, default=frozenset[Scope])
     device_id: Mapped[str | None] = mapped_column(ForeignKey("devices.id"))
     user_id: Mapped[str | None] = mapped_column(ForeignKey("users.id"))
-    created_at: Mapped[datetime] = mapped_column(Moment)
-    expires_at: Mapped[datetime | None] = mapped_column(Moment)
-    last_used_at: Mapped[datetime | None] = mapped_column(Moment)
-    revoked_at: Mapped[datetime | None] = mapped_column(Moment)
+    created_at: Mapped[datetime] = mapped_column(UtcTime)
+    expires_at: Mapped[datetime | None] = mapped_column(UtcTime)
+    last_used_at: Mapped[datetime | None] = mapped_column(UtcTime)
+    revoked_at: Mapped[datetime | None] = mapped_column(UtcTime)
 
 
 ALIVE = (
@@ -90,7 +90,7 @@ ALIVE = (
     .where(
         Token.id == bindparam("token"),
         Token.revoked_at.is_(None),
-        or_(Token.expires_at.is_(None), Token.expires_at > bindparam("now", type_=Moment)),
+        or_(Token.expires_at.is_(None), Token.expires_at > bindparam("now", type_=UtcTime)),
         User.disabled_at.is_(None),
         Tenant.suspended_at.is_(None),
     )

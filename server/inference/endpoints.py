@@ -1,8 +1,8 @@
-"""Routes that score and generate."""
+"""The route of scores, and the errors and the scope that it shares with OpenAI's routes."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import Request
 
@@ -14,7 +14,7 @@ from server.storage.store import Damaged
 from server.web.openapi import raises
 from server.web.routes import Routes
 from server.web.state import State
-from server.web.streams import STREAMED, cancelled_on_disconnect, event_stream
+from server.web.streams import cancelled_on_disconnect
 from shared.access import Scope
 from shared.errors import (
     AdapterNotFound,
@@ -26,7 +26,7 @@ from shared.errors import (
     UnknownBase,
     VersionHeld,
 )
-from shared.scoring import GenerateRequest, GenerateResult, ScoreRequest, ScoreResult, TextTooLong
+from shared.scoring import ScoreRequest, ScoreResult, TextTooLong
 
 router = Routes(prefix="/v1", tags=["scoring"])
 ScoringPrincipal = Annotated[Principal, needs(Scope.ADAPTERS_SCORE)]
@@ -43,15 +43,3 @@ async def score(principal: ScoringPrincipal, request: ScoreRequest, connection: 
     A score does not depend on the other rows of a request. Texts are read whole, up to the base's context.
     """
     return await cancelled_on_disconnect(connection, responses.score(state, principal.tenant, request))
-
-
-@router.post("/generate", response_model=GenerateResult, responses=STREAMED | raises(*REFUSALS))
-async def generate(principal: ScoringPrincipal, request: GenerateRequest, connection: Request, state: State) -> Any:
-    """Continues a prompt. With `stream`, sends server-sent events: `text` pieces, then `end` with the whole result.
-
-    A stream that fails ends with a `problem` event.
-    """
-    generation = responses.Generation(state, principal.tenant, responses.TextRequest.of(request))
-    if request.stream:
-        return await event_stream(state, responses.text_events(generation))
-    return await cancelled_on_disconnect(connection, responses.whole_text(generation))

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import threading
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import anyio.to_thread
 from anyio import CapacityLimiter
@@ -19,14 +16,13 @@ from server.inference.service import ReadRow, ResolvedTarget, ScoringService, ch
 from server.inference.texts import Text
 from server.registry.trajectories.reconstruction import b_file
 from server.web.state import AppState
-from server.web.streams import server_sent_event
 from shared.chat_template import NoChatTemplate
-from shared.errors import BadRequest, MobizoError
+from shared.errors import BadRequest
 from shared.generated_text import GeneratedToken, TextPieces
-from shared.openai.answers import FinishedText, ResponsePiece, TextOptions
-from shared.openai.models import Finish, Usage
+from shared.openai.answers import FinishedText, ResponsePiece, TextOptions, Writer, events
+from shared.openai.models import ChatRequest, CompletionRequest, Finish, Usage
 from shared.recipe import MAX_SEED
-from shared.scoring import GeneratedText, GenerateRequest, GenerateResult, ScoreRequest, ScoreResult
+from shared.scoring import ScoreRequest, ScoreResult
 from shared.zo.encoding import token_ids
 
 READERS = 2  # requests whose texts are tokenized at the same time
@@ -75,30 +71,6 @@ def _store_adapter(state: AppState, target: ResolvedTarget) -> None:
         b_file(state.database, state.artifacts, target.version)
 
 
-@dataclass(frozen=True)
-class TextRequest:
-    """`count` texts to generate after each prompt, or after a conversation.
-
-    model: see `ScoringService.resolve_model`; without it, adapter, base and base_sha256: see `ScoringService.resolve`.
-    """
-
-    options: TextOptions
-    prompts: tuple[str, ...] = ()
-    messages: tuple[Mapping[str, Any], ...] = ()
-    count: int = 1
-    model: str | None = None
-    adapter: str | None = None
-    base: str | None = None
-    base_sha256: str | None = None
-
-    @classmethod
-    def of(cls, request: GenerateRequest) -> TextRequest:
-        """The text of a request to `/v1/generate`."""
-        fields = request.model_dump(include={"max_tokens", "temperature", "top_p", "seed", "stop"})
-        target = request.model_dump(include={"adapter", "base", "base_sha256"})
-        return cls(TextOptions(**fields, likeliest=None), (request.prompt,), **target)
-
-
 class Generation:
     """The texts of one request while they are generated. usage, fingerprint and target are there with the first piece.
 
@@ -107,8 +79,9 @@ class Generation:
 
     target: ResolvedTarget
 
-    def __init__(self, state: AppState, tenant: str, request: TextRequest) -> None:
+    def __init__(self, state: AppState, tenant: str, request: ChatRequest | CompletionRequest) -> None:
         self._state, self._tenant, self._request = state, tenant, request
+        self._options = TextOptions.of(request, 0)
         self._scorer, self._readers = state.get(make_scorer), state.get(_make_readers)
         self._prompt_tokens = 0
         self._texts: list[TextPieces] = []
@@ -130,9 +103,9 @@ class Generation:
         """Yields the pieces of all texts as they come, and each text's end. Close the iterator to cancel all."""
         self.target, tokenizer = await anyio.to_thread.run_sync(self._resolve, limiter=self._readers)
         self.fingerprint = None if self.target.version is None else self.target.version.revision
-        prompts = (await self._rendered(),) if self._request.messages else self._request.prompts
+        prompts = await self._prompts()
         texts = await anyio.to_thread.run_sync(self._read, tokenizer, prompts, limiter=self._readers)
-        options, keep_textless = self._request.options, self._request.options.likeliest is not None
+        options, keep_textless = self._options, self._options.likeliest is not None
         self._texts = [TextPieces(tokenizer, text.tokens, options.stop, keep_textless=keep_textless) for text in texts]
         growing, shown = set(range(len(texts))), [0] * len(texts)
         tokens_of = [list[GeneratedToken]() for _ in texts]
@@ -154,39 +127,42 @@ class Generation:
                     why: Finish = "length" if finish == "length" and not text.stopped else "stop"
                     yield FinishedText(index, text.text, tuple(tokens_of[index]), tokenizer, finish=why)
 
+    async def events(self, writer: Writer) -> AsyncGenerator[bytes, None]:
+        """Returns the server-sent events of the texts once there is a first piece. Raises as `whole` before it."""
+        pieces = self.pieces()
+        return events(await anext(pieces), pieces, writer)
+
     def _resolve(self) -> tuple[ResolvedTarget, Tokenizer]:
-        request = self._request
         with self._state.database.reading() as session:
             service = ScoringService(session, self._state.artifacts, self._tenant)
-            if request.model is None:
-                target = service.resolve(request.adapter, request.base, request.base_sha256)
-            else:
-                target = service.resolve_model(request.model)
+            target = service.resolve_model(self._request.model)
             tokenizer = service.tokenizer(target)
             session.expunge_all()
         _store_adapter(self._state, target)
         return target, tokenizer
 
-    async def _rendered(self) -> str:
-        """Returns the conversation as a prompt, by the base model's own chat template."""
-        base, messages = self.target.base, self._request.messages
+    async def _prompts(self) -> tuple[str, ...]:
+        """Returns the prompts. A conversation becomes one by the base model's own chat template."""
+        if isinstance(self._request, CompletionRequest):
+            return self._request.prompts
+        base = self.target.base
         if base.chat_template is None:
             raise NoChatTemplate(f"base model {base.name!r} has no chat template; use /v1/completions")
-        return await self._scorer.render(base.chat_template, messages)
+        return (await self._scorer.render(base.chat_template, [message.turn for message in self._request.messages]),)
 
     def _read(self, tokenizer: Tokenizer, prompts: tuple[str, ...]) -> list[Text]:
         """Returns the prompts as tokens. Raises TextTooLong. Any special token ends a text."""
-        target, options, texts = self.target, self._request.options, list[Text]()
+        target, options, texts = self.target, self._options, list[Text]()
         ends = tuple(token for token, how in tokenizer.get_added_tokens_decoder().items() if how.special)
         for prompt in prompts:
             check_length(prompt, target, "prompt:")
             # A template writes special tokens such as BOS itself.
-            tokens = tuple(token_ids(tokenizer, prompt, special=not self._request.messages))
+            tokens = tuple(token_ids(tokenizer, prompt, special=isinstance(self._request, CompletionRequest)))
             if not tokens:
                 raise BadRequest("prompt: has no tokens")
             check_tokens(tokens, target, "prompt:")
             self._prompt_tokens += len(tokens)
-            for _ in range(self._request.count):
+            for _ in range(self._request.n or 1):
                 text = Text(
                     tokens,
                     target.adapter_ref,
@@ -200,31 +176,3 @@ class Generation:
                 )
                 texts.append(text)
         return texts
-
-
-async def whole_text(generation: Generation) -> GenerateResult:
-    """Returns the only text of a request once it is complete."""
-    (text,) = await generation.whole()
-    return _result(generation, text)
-
-
-def _result(generation: Generation, text: FinishedText) -> GenerateResult:
-    fields = {"text": text.text, "tokens": generation.usage.completion_tokens, "finish": text.finish}
-    return GenerateResult.model_validate(generation.target.scored_by | fields)
-
-
-async def text_events(generation: Generation) -> AsyncGenerator[bytes, None]:
-    """Yields the server-sent events of a request's only text. A failure after the first is an event, too."""
-    begun = False
-    async with aclosing(generation.pieces()) as pieces:
-        try:
-            async for piece in pieces:
-                begun = True
-                if isinstance(piece, FinishedText):
-                    yield server_sent_event("end", _result(generation, piece).model_dump_json())
-                else:
-                    yield server_sent_event("text", GeneratedText(text=piece.text).model_dump_json())
-        except MobizoError as error:
-            if not begun:
-                raise
-            yield server_sent_event("problem", json.dumps(error.problem()))

@@ -36,6 +36,7 @@ from shared.generated_text import GeneratedToken
 BATCH_TOKENS = 2048  # of one batch, padding included; a longer text is a batch of its own
 QUEUE_TOKENS = 524_288  # of all unanswered requests; one tenant has at most half of them
 CALL_SECONDS = 600.0  # of one batch, reading the base model included; a process that takes longer is replaced
+ANSWER_SECONDS = 120.0  # that a request waits for its next answer
 RETRY_SECONDS, RESTART_SECONDS = 2.0, 1.0
 _log = structlog.get_logger()
 
@@ -107,7 +108,7 @@ class Scorer:
     async def render(self, template: ChatTemplate, messages: Sequence[Mapping[str, Any]]) -> str:
         """Returns a conversation as a prompt. Raises InvalidConversation, and as `ask`."""
         try:
-            async with asyncio.timeout(self._settings.scorer_seconds):
+            async with asyncio.timeout(ANSWER_SECONDS):
                 prompt: str = await self._call("render", template, messages)
         except TimeoutError as error:
             raise ScorerLate from error
@@ -135,7 +136,7 @@ class Scorer:
             self._work = asyncio.create_task(self._run())
         try:
             while True:
-                async with asyncio.timeout(self._settings.scorer_seconds):  # `wait_for` may lose a cancellation
+                async with asyncio.timeout(ANSWER_SECONDS):  # `wait_for` may lose a cancellation
                     answer = await request.answers.get()
                 if isinstance(answer, Exception):
                     raise answer

@@ -25,9 +25,9 @@ from shared.task import Choice, Task, filled_length, read_question
 from shared.task_templates import named_task
 from shared.zo.encoding import Example, Row, check_tokenizer, encode_choice, score_rows
 
-REQUEST_TOKENS = 131_072  # of one request to score
-TEXT_CHARACTERS = 16  # of one text, for each token of the base's context; a longer text is not tokenized
-TOTAL_CHARACTERS = 8  # of all texts, for each token that a request may have
+REQUEST_TOKENS = 131_072  # maximum tokens of a scoring request
+TEXT_CHARACTERS = 16  # maximum characters of a text for each token of the base's context
+TOTAL_CHARACTERS = 8  # maximum characters of all texts for each token that a request may have
 
 
 @dataclass(frozen=True)

@@ -68,13 +68,9 @@ class Worker:
     """The models and the texts in the memory of one process. Its methods raise the errors of `ModelCache`."""
 
     def __init__(self, settings: Settings) -> None:
-        import torch
-
         from server.inference.model_cache import ModelCache
         from server.storage.opening import open_artifacts
 
-        if settings.scorer_threads is not None:
-            torch.set_num_threads(settings.scorer_threads)
         memory = settings.scorer_memory_bytes
         self._models = ModelCache(open_artifacts(settings), memory // 2, memory // 8)
         self._growing: dict[int, TextBatch] = {}

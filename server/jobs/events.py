@@ -12,7 +12,7 @@ from fastapi import Depends, Header
 from fastapi.concurrency import run_in_threadpool
 from fastapi.sse import ServerSentEvent
 
-from server.database.columns import MOST, utc_now
+from server.database.columns import MAX_INTEGER, utc_now
 from server.database.database import DatabaseUnavailable
 from server.identity.tokens import TokenRepository
 from server.jobs.repository import JobEvent, JobRepository
@@ -20,7 +20,7 @@ from server.web.state import AppState
 from shared.errors import BadRequest, TooManyRequests
 
 BATCH = 200
-MOST_STREAMS = 100  # open streams of one token, in each server process
+MAX_STREAMS = 100  # open streams of one token, in each server process
 
 
 def _last_event_id(
@@ -69,9 +69,9 @@ class EventFeed:
 
     def check(self, token_id: str) -> None:
         """Raises TooManyRequests if a token has as many open streams as it may have."""
-        if sum(watcher.token_id == token_id for watcher in self._watchers) >= MOST_STREAMS:
+        if sum(watcher.token_id == token_id for watcher in self._watchers) >= MAX_STREAMS:
             raise TooManyRequests(
-                f"this token has {MOST_STREAMS} open event streams; close one first",
+                f"this token has {MAX_STREAMS} open event streams; close one first",
                 limit="streams",
                 retry_after_seconds=1,
             )
@@ -79,7 +79,7 @@ class EventFeed:
     @contextmanager
     def watching(self, token_id: str, number: int) -> Iterator[_Watcher]:
         """Wakes the watcher when its job has new events, its token ends, or the server stops."""
-        watcher = _Watcher(token_id, number, MOST)
+        watcher = _Watcher(token_id, number, MAX_INTEGER)
         self._watchers.add(watcher)
         try:
             yield watcher
@@ -96,7 +96,7 @@ class EventFeed:
         if self.idle:
             self._looking = asyncio.create_task(self._look_again_and_again())
         await watcher.changed.wait()
-        watcher.after = MOST
+        watcher.after = MAX_INTEGER
 
     @property
     def idle(self) -> bool:
@@ -116,7 +116,7 @@ class EventFeed:
                 if not (watched := list(self._watchers)):
                     return
                 try:
-                    events, alive = await run_in_threadpool(_look, self._state, watched)
+                    events, alive = await run_in_threadpool(_read_changes, self._state, watched)
                 except DatabaseUnavailable:
                     continue  # the streams wait until the database is back
                 for watcher in watched:
@@ -128,7 +128,7 @@ class EventFeed:
                 watcher.changed.set()
 
 
-def _look(state: AppState, watched: list[_Watcher]) -> tuple[dict[int, int], set[str]]:
+def _read_changes(state: AppState, watched: list[_Watcher]) -> tuple[dict[int, int], set[str]]:
     """Returns how many events the watched jobs have, and which of the watchers' tokens are valid."""
     with state.database.reading() as session:
         events = JobRepository(session).event_counts({watcher.number for watcher in watched})

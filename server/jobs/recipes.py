@@ -41,11 +41,11 @@ from shared.task_templates import named_task
 from shared.zo.encoding import answer_sizes
 from shared.zo.lora import BaseShape, flat_size, lora_modules
 
-MOST_EXAMPLE_GRADIENTS = 1 << 28  # elements of the gradients of all examples computed at once: 1 GiB
+MAX_EXAMPLE_GRADIENTS = 1 << 28  # elements of the gradients of all examples computed at once: 1 GiB
 
-MOST_ANSWER_TOKENS = 512  # the largest recipe.answer_length
+MAX_ANSWER_TOKENS = 512  # the largest recipe.answer_length
 
-MOST_DEVICES = 100  # newest devices whose reports are read
+MAX_DEVICES = 100  # newest devices whose reports are read
 
 
 def resolve_task(request: JobRequest) -> Task:
@@ -100,7 +100,7 @@ def _writing_sizes(settings: RequestedRecipe, task: Task) -> tuple[int, int]:
         raise InvalidRecipe(f"recipe.choices is {settings.choices}; task {task.name!r} writes text and has one answer")
     length = settings.sequence_length
     default = length - 1 if task.kind == "text" else max(length // 2, 1)
-    return settings.answer_length or min(default, MOST_ANSWER_TOKENS), 1
+    return settings.answer_length or min(default, MAX_ANSWER_TOKENS), 1
 
 
 def scored_rows(recipe: Recipe, task: Task) -> int:
@@ -112,19 +112,19 @@ def check_example_gradients(recipe: Recipe, size: int) -> None:
     """Raises InvalidRecipe if a private recipe's gradients of single examples take too much memory. size: D."""
     if recipe.privacy != "clipped" or recipe.estimator not in REVERSE_ESTIMATORS:
         return
-    if recipe.rows * size <= MOST_EXAMPLE_GRADIENTS:
+    if recipe.rows * size <= MAX_EXAMPLE_GRADIENTS:
         return
     rows = next((rows for rows in range(recipe.rows, 0, -1) if _fits(rows, recipe.effective_batch, size)), None)
     remedy = "use fewer layers, fewer targets or a lower rank" if rows is None else f"set micro_batch to {rows}"
     raise InvalidRecipe(
         f"privacy with estimator {recipe.estimator} keeps the gradient of every example that is computed at once: "
         f"{recipe.rows} x {size:,} numbers are {4 * recipe.rows * size / 1e9:.1f} GB, above the limit of "
-        f"{4 * MOST_EXAMPLE_GRADIENTS / 1e9:.1f} GB; {remedy}, or use estimator replay, which keeps q numbers of each"
+        f"{4 * MAX_EXAMPLE_GRADIENTS / 1e9:.1f} GB; {remedy}, or use estimator replay, which keeps q numbers of each"
     )
 
 
 def _fits(rows: int, batch: int, size: int) -> bool:
-    return batch % rows == 0 and rows * size <= MOST_EXAMPLE_GRADIENTS
+    return batch % rows == 0 and rows * size <= MAX_EXAMPLE_GRADIENTS
 
 
 def _check(recipe: Recipe, task: Task, shape: BaseShape, request: JobRequest) -> None:
@@ -273,7 +273,7 @@ def spare_memory(session: Session, tenant: str, request: JobRequest) -> SpareMem
         device = DeviceRepository(session).get(tenant, request.device)
         devices = [] if device is None else [device]
     else:
-        devices = list(BindingRepository(session).newest_devices(tenant, request.user, MOST_DEVICES))
+        devices = list(BindingRepository(session).newest_devices(tenant, request.user, MAX_DEVICES))
     needs = needs_of(request, request.recipe, None)
     spare = [
         SpareMemory(device.name, report.memory_bytes)

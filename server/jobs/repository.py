@@ -11,7 +11,7 @@ from sqlalchemy import ForeignKey, Index, String, Text, delete, false, func, or_
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
 from server.catalog.calibrations.service import names_calibration
-from server.database.columns import MOST, Document, Moment, Numbered, Table, utc_now, word
+from server.database.columns import MAX_INTEGER, Document, Numbered, Table, UtcTime, text_enum, utc_now
 from server.database.database import locked
 from server.database.paging import PageRequest, PageRows, page_of
 from server.programs.service import Program, ProgramBlob
@@ -58,7 +58,7 @@ class Job(Numbered, Table):
 
     id: Mapped[str] = mapped_column(String(64), unique=True)
     tenant: Mapped[str] = mapped_column(String(96))
-    state: Mapped[JobState] = mapped_column(word(JobState))
+    state: Mapped[JobState] = mapped_column(text_enum(JobState))
     request: Mapped[JobRequest] = mapped_column(Document(JobRequest))
     task: Mapped[Task] = mapped_column(Document(Task))
     recipe: Mapped[Recipe] = mapped_column(Document(Recipe))
@@ -84,8 +84,8 @@ class Job(Numbered, Table):
     adapter_version: Mapped[int | None] = mapped_column()
     error: Mapped[JobError | None] = mapped_column(Document(JobError))
     times: Mapped[StateTimes] = mapped_column(Document(StateTimes), default=lambda: StateTimes(since=utc_now()))
-    created_at: Mapped[datetime] = mapped_column(Moment)
-    updated_at: Mapped[datetime] = mapped_column(Moment)
+    created_at: Mapped[datetime] = mapped_column(UtcTime)
+    updated_at: Mapped[datetime] = mapped_column(UtcTime)
 
     def summary(self) -> JobSummary:
         """Returns the job as a list shows it."""
@@ -248,7 +248,7 @@ class JobRepository:
         """Returns a job's events after a position, in order."""
         statement = (
             select(JobEvent)
-            .where(JobEvent.job_number == job_number, JobEvent.position > min(position, MOST))
+            .where(JobEvent.job_number == job_number, JobEvent.position > min(position, MAX_INTEGER))
             .order_by(JobEvent.position)
             .limit(limit)
         )

@@ -22,7 +22,7 @@ from server.jobs.leases.repository import LeaseRepository
 from server.jobs.recipes import RecipeBase, choose_recipe, resolve_task, spare_memory
 from server.jobs.repository import AWAITING_PROGRAM, JOB_EVENT, PROGRESS_EVENT, Job, JobRepository, StateTimes
 from server.jobs.scheduling.matching import needs_of
-from server.jobs.scheduling.repository import QueueRepository, note_ready
+from server.jobs.scheduling.repository import QueueRepository, mark_ready
 from server.ports import Port
 from server.programs.service import COMPILE, JOB_STATES, Program, ProgramRepository, ProgramService, ProgramState
 from server.storage.store import ArtifactStore
@@ -176,7 +176,7 @@ class JobLifecycle:
         needs = needs_of(job.request, job.recipe, None if signed is None else signed.manifest, cohort, job.start_user)
         lane = self._queue.lane(job, needs)
         job.lane_number = lane.number
-        note_ready(self._session, lane)
+        mark_ready(self._session, lane)
 
 
 def follow_program(session: Session, program: Program) -> None:

@@ -29,7 +29,7 @@ from shared.job import JobRequest, JobState
 
 _log = structlog.get_logger()
 AT_ONCE = 2  # preparations that run at the same time
-MOST_SECONDS = 60
+MAX_SECONDS = 60
 
 
 def _make_limiter(state: AppState) -> CapacityLimiter:
@@ -39,7 +39,7 @@ def _make_limiter(state: AppState) -> CapacityLimiter:
 async def run_preparation(state: AppState, work: Callable[[], None]) -> None:
     """Runs `work` in a thread of its own kind. Raises what it raises, or Unavailable if it takes too long."""
     try:
-        with anyio.fail_after(MOST_SECONDS):
+        with anyio.fail_after(MAX_SECONDS):
             await anyio.to_thread.run_sync(work, limiter=state.get(_make_limiter), abandon_on_cancel=True)
     except TimeoutError as error:
         raise Unavailable("privacy accounting takes too long at the moment; try again later") from error

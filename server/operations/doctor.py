@@ -182,10 +182,10 @@ def check_memory(settings: Settings) -> Check:
     if spare < LITTLE_MEMORY:
         remedy = "compilations of larger models will be killed; run workers on another machine"
         return Check("memory", "warn", detail, remedy)
-    limit = settings.compile_memory_bytes
+    limit = settings.compile_budget_bytes
     if limit is not None and limit > spare:
-        detail += f", but MOBIZO_COMPILE_MEMORY_BYTES allows {limit / 1e9:.1f} GB per compilation"
-        return Check("memory", "warn", detail, "lower MOBIZO_COMPILE_MEMORY_BYTES")
+        detail += f", but MOBIZO_COMPILE_BUDGET_BYTES allows {limit / 1e9:.1f} GB for compilations"
+        return Check("memory", "warn", detail, "lower MOBIZO_COMPILE_BUDGET_BYTES")
     return Check("memory", "ok", detail)
 
 

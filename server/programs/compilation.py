@@ -112,7 +112,7 @@ class CompileHandler:
         compiler = CompilerProcess(
             command=self.settings.compiler_command,
             interval=run.interval,
-            memory_limit=self.settings.compile_memory_bytes,
+            memory_limit=self.settings.compile_budget_bytes,
             keep=run.should_continue,
             on_stage=order.progress.update,
         )

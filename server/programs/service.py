@@ -18,7 +18,7 @@ from sqlalchemy import ForeignKey, String, Text, bindparam, delete, false, selec
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
 from server.catalog.bases import BaseModelEntry
-from server.database.columns import Document, Moment, Numbered, Table, utc_now, word
+from server.database.columns import Document, Numbered, Table, UtcTime, text_enum, utc_now
 from server.database.database import add_if_absent, change_state, locked
 from server.database.paging import PageRequest, PageRows, page_of
 from server.ports import Port
@@ -51,12 +51,12 @@ class Program(Numbered, Table):
     recipe_id: Mapped[str] = mapped_column(String(64), unique=True)
     recipe: Mapped[Recipe] = mapped_column(Document(Recipe))
     base_number: Mapped[int] = mapped_column(ForeignKey("bases.number"))
-    state: Mapped[ProgramState] = mapped_column(word(ProgramState), index=True)
+    state: Mapped[ProgramState] = mapped_column(text_enum(ProgramState), index=True)
     signed: Mapped[SignedManifest | None] = mapped_column(Document(SignedManifest))
     error: Mapped[JobError | None] = mapped_column(Document(JobError))
-    created_at: Mapped[datetime] = mapped_column(Moment)
-    started_at: Mapped[datetime | None] = mapped_column(Moment)  # the latest attempt
-    ready_at: Mapped[datetime | None] = mapped_column(Moment)
+    created_at: Mapped[datetime] = mapped_column(UtcTime)
+    started_at: Mapped[datetime | None] = mapped_column(UtcTime)  # the latest attempt
+    ready_at: Mapped[datetime | None] = mapped_column(UtcTime)
     progress: Mapped[Progress | None] = mapped_column(Document(Progress))  # of the running compilation
     recompiling: Mapped[bool] = mapped_column(default=False, server_default=false())  # requested by an operator
 

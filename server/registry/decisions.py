@@ -16,7 +16,7 @@ from server.registry.repository import AdapterRepository, find_adapter, find_ver
 from shared.errors import Conflict, RevisionNotFound
 from shared.registry import AdapterAction, ApprovalRule, VersionState
 
-MOST_TAGS = 100
+MAX_TAGS = 100
 
 
 class DecisionService:
@@ -124,8 +124,8 @@ class DecisionService:
         """Tags a version, or moves the tag to it. Raises RevisionNotFound, Conflict at the limit of tags."""
         version, tag = self.find(revision), self._adapters.tag(self.adapter, name)
         if tag is None:
-            if self._adapters.count_tags(self.adapter) >= MOST_TAGS:
-                raise Conflict(f"adapter {self.adapter.name!r} has {MOST_TAGS} tags, the most; delete one first")
+            if self._adapters.count_tags(self.adapter) >= MAX_TAGS:
+                raise Conflict(f"adapter {self.adapter.name!r} has {MAX_TAGS} tags, the most; delete one first")
             tag = AdapterTag(adapter_number=self.adapter.number, name=name)
         elif tag.version_number == version.number:
             return version

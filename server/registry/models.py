@@ -13,7 +13,7 @@ from datetime import datetime
 from sqlalchemy import BigInteger, ForeignKey, Index, String, Text, UniqueConstraint, false, select, text
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
-from server.database.columns import Document, Moment, Numbered, Table, utc_now, word
+from server.database.columns import Document, Numbered, Table, UtcTime, text_enum, utc_now
 from server.database.paging import PageRequest, PageRows, page_of
 from server.identity.tokens import Principal
 from server.storage.store import FileColumn, FileReferences
@@ -44,8 +44,8 @@ class Adapter(Numbered, Table):
     versions: Mapped[int] = mapped_column(default=0)
     main_version: Mapped[int | None] = mapped_column()
     rule: Mapped[ApprovalRule | None] = mapped_column(Document(ApprovalRule))
-    created_at: Mapped[datetime] = mapped_column(Moment)
-    deleted_at: Mapped[datetime | None] = mapped_column(Moment)
+    created_at: Mapped[datetime] = mapped_column(UtcTime)
+    deleted_at: Mapped[datetime | None] = mapped_column(UtcTime)
 
 
 class StoredVersion(Numbered, Table):
@@ -77,7 +77,7 @@ class StoredVersion(Numbered, Table):
     result: Mapped[Result] = mapped_column(Document(Result))
     verified: Mapped[bool] = mapped_column(default=False, server_default=false())  # its trajectory yields B
     from_trajectory: Mapped[bool] = mapped_column(default=False, server_default=false())  # B is rebuilt on request
-    created_at: Mapped[datetime] = mapped_column(Moment)
+    created_at: Mapped[datetime] = mapped_column(UtcTime)
     # NULL only until `server.registry.unsigned_versions` has signed the version.
     manifest: Mapped[AdapterManifest | None] = mapped_column(Document(AdapterManifest))
     revision: Mapped[str | None] = mapped_column(String(40))
@@ -85,10 +85,10 @@ class StoredVersion(Numbered, Table):
     signature: Mapped[str | None] = mapped_column(String(100))
     # HELD, APPROVED or DEPRECATED; a deleted version keeps its state, because it may be restored.
     kept_state: Mapped[VersionState] = mapped_column(
-        word(VersionState), default=VersionState.APPROVED, server_default=str(VersionState.APPROVED)
+        text_enum(VersionState), default=VersionState.APPROVED, server_default=str(VersionState.APPROVED)
     )
     message: Mapped[str] = mapped_column(Text, default="", server_default="")
-    deleted_at: Mapped[datetime | None] = mapped_column(Moment)
+    deleted_at: Mapped[datetime | None] = mapped_column(UtcTime)
 
     @property
     def state(self) -> VersionState:
@@ -136,7 +136,7 @@ class AdapterTag(Numbered, Table):
     adapter_number: Mapped[int] = mapped_column(ForeignKey("adapters.number", ondelete="CASCADE"))
     name: Mapped[str] = mapped_column(String(96))
     version_number: Mapped[int] = mapped_column(ForeignKey("adapter_versions.number", ondelete="CASCADE"), index=True)
-    moved_at: Mapped[datetime] = mapped_column(Moment)
+    moved_at: Mapped[datetime] = mapped_column(UtcTime)
 
 
 class StoredEvent(Numbered, Table):
@@ -150,11 +150,11 @@ class StoredEvent(Numbered, Table):
 
     tenant: Mapped[str] = mapped_column(String(96))
     adapter: Mapped[str] = mapped_column(String(96))
-    at: Mapped[datetime] = mapped_column(Moment)
+    at: Mapped[datetime] = mapped_column(UtcTime)
     actor: Mapped[str] = mapped_column(String(64))
     actor_name: Mapped[str] = mapped_column(String(96))
     user: Mapped[str | None] = mapped_column(String(96))
-    action: Mapped[AdapterAction] = mapped_column(word(AdapterAction))
+    action: Mapped[AdapterAction] = mapped_column(text_enum(AdapterAction))
     version: Mapped[int | None] = mapped_column()
     main_before: Mapped[int | None] = mapped_column()
     main_after: Mapped[int | None] = mapped_column()

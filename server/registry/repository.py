@@ -14,7 +14,7 @@ from sqlalchemy import ColumnElement, and_, delete, func, or_, select, text
 from sqlalchemy.orm import Session
 
 from server.catalog.calibrations.service import names_calibration
-from server.database.columns import MOST
+from server.database.columns import MAX_INTEGER
 from server.database.database import locked
 from server.database.paging import PageRequest, PageRows, page_of
 from server.jobs.repository import Job
@@ -301,7 +301,7 @@ def resolve(session: Session, tenant: str, name: str, revision: str) -> tuple[Ad
 
 def _named(adapters: AdapterRepository, adapter: Adapter, revision: str) -> StoredVersion | None:
     number = _NUMBER.fullmatch(revision)
-    if number is not None and int(number[1]) <= MOST:
+    if number is not None and int(number[1]) <= MAX_INTEGER:
         version = adapters.version(adapter, int(number[1]))
         if version is not None:
             return version

@@ -57,7 +57,7 @@ def _open(settings: Settings) -> ArtifactStore:
         prefix=url.path.strip("/"),
         endpoint=endpoint,
         public_endpoint=settings.storage_public_endpoint,
-        region=settings.storage_region,
+        region=os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION", "us-east-1"),
         access_key_id=_secret(settings.storage_access_key_id, "AWS_ACCESS_KEY_ID"),
         secret_access_key=_secret(settings.storage_secret_access_key, "AWS_SECRET_ACCESS_KEY"),
         session_token=os.environ.get("AWS_SESSION_TOKEN"),

@@ -31,7 +31,7 @@ from typing import Any, BinaryIO
 from sqlalchemy import BigInteger, ColumnElement, CompoundSelect, Select, or_, select, true, union_all, update
 from sqlalchemy.orm import InstrumentedAttribute, Mapped, Session, mapped_column
 
-from server.database.columns import Moment, Table
+from server.database.columns import Table, UtcTime
 from server.ports import Port
 from shared.canonical import file_sha256, sha256_hex
 from shared.errors import NotFound, Unavailable, Untrusted
@@ -220,8 +220,8 @@ class GarbageCollection(Table):
     __tablename__ = "collections"
 
     number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    started_at: Mapped[datetime | None] = mapped_column(Moment)
-    ended_at: Mapped[datetime | None] = mapped_column(Moment)
+    started_at: Mapped[datetime | None] = mapped_column(UtcTime)
+    ended_at: Mapped[datetime | None] = mapped_column(UtcTime)
     deleted: Mapped[int] = mapped_column(BigInteger)
     freed_bytes: Mapped[int] = mapped_column(BigInteger)
 

@@ -101,7 +101,7 @@ class ChildProcess:
             if self.memory_limit is not None and used > self.memory_limit:
                 raise self.failed(
                     f"the {self.task} takes over {self.memory_limit} bytes of memory, the server's limit "
-                    "(MOBIZO_COMPILE_MEMORY_BYTES); use a smaller one"
+                    "(MOBIZO_COMPILE_BUDGET_BYTES); use a smaller one"
                 )
             if not self.keep():
                 return False

@@ -24,7 +24,7 @@ from server.tasks.turns import enqueue_turn
 from shared.errors import MobizoError
 from shared.job import JobError
 
-MAX_BACKOFF = timedelta(minutes=10)
+FIRST_BACKOFF, MAX_BACKOFF = timedelta(seconds=5), timedelta(minutes=10)  # after a crash
 MAX_OUTAGE = timedelta(hours=6)  # a task whose store is unavailable for longer fails
 OUTAGE_SECONDS = 10.0  # between two attempts while a store is unavailable
 PUT_BACK_SECONDS = 2.0  # until the next turn of a task that found too little free memory
@@ -129,8 +129,7 @@ class TaskQueue:
             self._fail(task, error)
             return
         task.unavailable_since = None
-        doubled = timedelta(seconds=self._settings.compile_backoff_seconds * 2 ** (task.attempts - 1))
-        pause = min(doubled, MAX_BACKOFF)
+        pause = min(FIRST_BACKOFF * 2 ** (task.attempts - 1), MAX_BACKOFF)
         why = f"it crashed and is tried again in {pause.total_seconds():.0f} s, {left} more times at most"
         self._wait(task, why, pause)
 

@@ -23,7 +23,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
-from server.database.columns import Document, Moment, Numbered, Table, utc_now, word
+from server.database.columns import Document, Numbered, Table, UtcTime, text_enum, utc_now
 from server.database.database import add_if_absent, locked
 from shared.job import JobError
 
@@ -52,11 +52,11 @@ class Task(Numbered, Table):
 
     kind: Mapped[str] = mapped_column(String(32))
     subject: Mapped[str] = mapped_column(String(64))  # the id of the program or round
-    state: Mapped[TaskState] = mapped_column(word(TaskState))
+    state: Mapped[TaskState] = mapped_column(text_enum(TaskState))
     memory_bytes: Mapped[int] = mapped_column(BigInteger, default=0)  # estimated peak
     attempts: Mapped[int] = mapped_column(default=0)
-    not_before: Mapped[datetime | None] = mapped_column(Moment)  # None: at once
-    unavailable_since: Mapped[datetime | None] = mapped_column(Moment)  # the task waits for a store or a disk
+    not_before: Mapped[datetime | None] = mapped_column(UtcTime)  # None: at once
+    unavailable_since: Mapped[datetime | None] = mapped_column(UtcTime)  # the task waits for a store or a disk
     worker_id: Mapped[str | None] = mapped_column(ForeignKey("workers.id"), index=True)
     claim_id: Mapped[str | None] = mapped_column(String(64))  # the running attempt
     error: Mapped[JobError | None] = mapped_column(Document(JobError))  # why it failed
@@ -72,7 +72,7 @@ class TaskRequest(Numbered, Table):
     kind: Mapped[str] = mapped_column(String(32))
     tenant: Mapped[str] = mapped_column(String(96))
     priority: Mapped[int] = mapped_column(default=0)
-    created_at: Mapped[datetime] = mapped_column(Moment)
+    created_at: Mapped[datetime] = mapped_column(UtcTime)
 
 
 Index(
@@ -107,8 +107,8 @@ class WorkerProcess(Table):
     pid: Mapped[int] = mapped_column()
     host: Mapped[str] = mapped_column(String(255), default="")
     pid_space: Mapped[str] = mapped_column(String(255), default="")  # where `pid` identifies a process
-    started_at: Mapped[datetime] = mapped_column(Moment)
-    seen_at: Mapped[datetime] = mapped_column(Moment)
+    started_at: Mapped[datetime] = mapped_column(UtcTime)
+    seen_at: Mapped[datetime] = mapped_column(UtcTime)
     peak_rss_bytes: Mapped[int] = mapped_column(BigInteger, default=0)
     compiler_peak_rss_bytes: Mapped[int] = mapped_column(BigInteger, default=0)
 
@@ -121,7 +121,7 @@ class WorkerHost(Table):
     name: Mapped[str] = mapped_column(String(255), primary_key=True)
     memory_bytes: Mapped[int] = mapped_column(BigInteger)
     limited: Mapped[bool] = mapped_column()  # an operator set the limit; otherwise a single task may take more
-    seen_at: Mapped[datetime] = mapped_column(Moment)
+    seen_at: Mapped[datetime] = mapped_column(UtcTime)
 
 
 class TaskRepository:
@@ -284,7 +284,7 @@ class WorkerRepository:
         worker, compiler = self._session.execute(statement.where(WorkerProcess.seen_at >= since)).one()
         return worker or 0, compiler or 0
 
-    def keep_host(self, name: str, memory_bytes: int, limited: bool, now: datetime) -> None:
+    def set_host(self, name: str, memory_bytes: int, limited: bool, now: datetime) -> None:
         """Stores the memory of a machine for tasks, and the time of this heartbeat."""
         add_if_absent(self._session, WorkerHost, name=name, memory_bytes=memory_bytes, limited=limited, seen_at=now)
         host = self._session.get_one(WorkerHost, name)

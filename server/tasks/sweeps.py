@@ -14,7 +14,7 @@ import structlog
 from sqlalchemy import String, Text, select
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
-from server.database.columns import Moment, Table, utc_now
+from server.database.columns import Table, UtcTime, utc_now
 from server.database.database import Collision, Database, DatabaseUnavailable, add_if_absent
 
 OUTAGES = (DatabaseUnavailable, Collision)
@@ -33,8 +33,8 @@ class SweepFailure(Table):
     subject: Mapped[str] = mapped_column(String(200), primary_key=True)  # for example a cohort; empty: all of the sweep
     failures: Mapped[int] = mapped_column(default=0)  # in a row
     error: Mapped[str] = mapped_column(Text, default="")
-    failed_at: Mapped[datetime] = mapped_column(Moment)
-    not_before: Mapped[datetime] = mapped_column(Moment)
+    failed_at: Mapped[datetime] = mapped_column(UtcTime)
+    not_before: Mapped[datetime] = mapped_column(UtcTime)
 
 
 @dataclass(frozen=True)

@@ -66,6 +66,7 @@ class Worker:
         self._interval = min(1.0, settings.compile_lease_seconds / 4)
         self._pid_space = pid_space()
         self._runs: dict[str, TaskRun] = {}
+        self._active: list[str] = []  # the names of the turns and sweeps that run
         self._sweeping: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
 
     def handle(self, *handlers: Handler) -> None:
@@ -88,18 +89,19 @@ class Worker:
             _log.info("worker-started", worker=self.id)
             with self._repeated(_UPKEEP_SECONDS, self._keep_up):
                 self.stopping.wait()
-            DBOS.destroy(workflow_completion_timeout_sec=DRAIN_SECONDS)
+            # With a timeout DBOS waits for at least a second.
+            DBOS.destroy(workflow_completion_timeout_sec=DRAIN_SECONDS if self._active else 0)
         _log.info("worker-stopped", worker=self.id)
 
     def register(self) -> None:
         """Registers this worker and the memory of its machine."""
-        now, host = utc_now(), host_name(self._settings)
+        now, host = utc_now(), socket.gethostname()
         worker = WorkerProcess(
             id=self.id, pid=os.getpid(), host=host, pid_space=self._pid_space, started_at=now, seen_at=now
         )
         with self._database.writing() as session:
             WorkerRepository(session).add(worker)
-            WorkerRepository(session).keep_host(host, *host_budget(self._settings), now)
+            WorkerRepository(session).set_host(host, *host_budget(self._settings), now)
 
     def run_turn(self, kind: str, tenant: str, tag: int) -> bool:
         """Runs a task of a tenant in its turn, if one waits. Returns whether one was claimed."""
@@ -164,11 +166,13 @@ class Worker:
 
         @DBOS.workflow(name=TURN)
         def run_turn(kind: str, tenant: str, tag: int) -> None:
-            self.run_turn(kind, tenant, tag)
+            with self._counted(kind):
+                self.run_turn(kind, tenant, tag)
 
         @DBOS.workflow(name="sweep")
         def run_sweep(scheduled_at: datetime, name: str) -> None:
-            self.run_sweep(name)
+            with self._counted(name):
+                self.run_sweep(name)
 
         DBOS.launch()
         for queue in (*self._handlers, SWEEPS):
@@ -193,6 +197,14 @@ class Worker:
                 for sweep in self.sweeps.values()
             ]
         )
+
+    @contextmanager
+    def _counted(self, name: str) -> Iterator[None]:
+        self._active.append(name)
+        try:
+            yield
+        finally:
+            self._active.remove(name)
 
     def _keep_up(self) -> None:
         """Notices dead workers, takes back their tasks and resumes their turns; deletes rows of ended turns."""
@@ -293,7 +305,7 @@ class Worker:
             workers = WorkerRepository(session)
             worker = workers.get(self.id)
             worker.seen_at = utc_now()
-            workers.keep_host(worker.host, *host_budget(self._settings), worker.seen_at)
+            workers.set_host(worker.host, *host_budget(self._settings), worker.seen_at)
             worker.peak_rss_bytes = worker_peak
             worker.compiler_peak_rss_bytes = max(worker.compiler_peak_rss_bytes, child_peak, *running)
 
@@ -323,11 +335,6 @@ def _delete_ended() -> None:
     ended = DBOS.list_workflows(completed_before=before, limit=_DELETED_AT_ONCE, load_input=False, load_output=False)
     if ended:
         DBOS.delete_workflows([each.workflow_id for each in ended])
-
-
-def host_name(settings: Settings) -> str:
-    """Returns the machine's name from the settings or the system."""
-    return settings.worker_host or socket.gethostname()
 
 
 def pid_space() -> str:

@@ -7,7 +7,7 @@ from datetime import datetime
 from sqlalchemy import LargeBinary, String
 from sqlalchemy.orm import Mapped, mapped_column
 
-from server.database.columns import Moment, Numbered, Table
+from server.database.columns import Numbered, Table, UtcTime
 
 
 class IdempotencyRecord(Numbered, Table):
@@ -18,4 +18,4 @@ class IdempotencyRecord(Numbered, Table):
     id: Mapped[str] = mapped_column(String(64), unique=True)
     fingerprint: Mapped[str] = mapped_column(String(64))
     sealed: Mapped[bytes] = mapped_column(LargeBinary)
-    kept_until: Mapped[datetime] = mapped_column(Moment, index=True)
+    kept_until: Mapped[datetime] = mapped_column(UtcTime, index=True)

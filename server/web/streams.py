@@ -19,11 +19,6 @@ STREAMED: Responses = {200: {"content": {EVENTS: {"schema": {"type": "string"}}}
 Returned = TypeVar("Returned")
 
 
-def server_sent_event(kind: str, data: str) -> bytes:
-    """Returns one event of a stream. data: one line."""
-    return f"event: {kind}\ndata: {data}\n\n".encode()
-
-
 async def event_stream(state: AppState, events: AsyncGenerator[bytes, None]) -> StreamingResponse:
     """Returns a response of events. A failure before the first event is raised and answered as by any route."""
     first = await anext(events)

@@ -21,6 +21,7 @@ from tests.postgres import Postgres, remember, restore
 from tests.server.actors import JOB, TLS, Actor, Fleet, adapter_bytes, assert_problem, job_request, result, serving
 from tests.server.homes import SHAPE, WORDS, Home, Workers, alive, copy_home, fill, home_of, write_source
 from tests.server.s3 import s3
+from tests.server.worker_processes import starter
 
 __all__ = [
     "BOTH",
@@ -120,6 +121,13 @@ def home(home_template, database_url, tmp_path):
     root = tmp_path / "server"
     with home_of(copy_home(home_template, root, database_url), root / "source") as new_home:
         yield new_home
+
+
+@pytest.fixture
+def start_worker(home, tmp_path):
+    """Starts a worker process; with other settings than the home's."""
+    with starter(home, tmp_path / "workers.log") as start:
+        yield start
 
 
 @pytest.fixture

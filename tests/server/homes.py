@@ -29,6 +29,7 @@ from server.jobs.leases.service import LeaseService
 from server.programs.compilation import CompileHandler
 from server.settings import Settings
 from server.storage.opening import open_artifacts
+from server.tasks import queue
 from server.tasks.queue import TaskQueue
 from server.tasks.repository import Task, WorkerProcess
 from server.tasks.turns import TURN
@@ -36,6 +37,7 @@ from server.wiring import wire
 from shared.zo.lora import BaseShape
 from tests.server import fake_compiler
 
+queue.FIRST_BACKOFF = timedelta(0)
 wire()
 _first_engines = {}  # by the name of their dialect
 
@@ -246,7 +248,6 @@ def copy_home(template, root, database_url):
         token_rate=1e6,
         address_rate=1e6,
         compile_lease_seconds=60,
-        compile_backoff_seconds=0,
         compiler_command=[sys.executable, fake_compiler.__file__],
     )
 

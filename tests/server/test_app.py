@@ -19,7 +19,7 @@ def test_nothing_of_the_model_world_is_imported(module):
     assert process.stdout.strip() == ""
 
 
-def test_a_worker_loads_no_web_framework():
+def test_a_worker_loads_no_web_server():
     script = "import sys, server.worker; print('uvicorn' in sys.modules)"
     process = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert process.stdout.strip() == "False"

@@ -10,7 +10,7 @@ from sqlalchemy import BigInteger, ColumnElement, ForeignKey, String, Text, sele
 from sqlalchemy.orm import InstrumentedAttribute, Mapped, Session, mapped_column
 
 from server.catalog.bases import BaseModelEntry
-from server.database.columns import Moment, Numbered, Table, utc_now
+from server.database.columns import Numbered, Table, UtcTime, utc_now
 from server.database.database import Database, locked
 from server.database.paging import PageRequest, PageRows, page_of
 from server.ports import Port
@@ -35,7 +35,7 @@ class StoredCalibration(Numbered, Table):
     modules: Mapped[int] = mapped_column()
     width: Mapped[int] = mapped_column()
     size: Mapped[int] = mapped_column(BigInteger)
-    created_at: Mapped[datetime] = mapped_column(Moment)
+    created_at: Mapped[datetime] = mapped_column(UtcTime)
 
     def view(self, base: str) -> CalibrationView:
         """Returns the calibration as the API shows it. base: the name of its base model."""

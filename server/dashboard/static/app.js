@@ -175,7 +175,7 @@
 
   async function read(body, output) {
     const lines = body.pipeThrough(new TextDecoderStream()).getReader();
-    let rest = "";
+    let rest = "", tokens = 0, finish = "";
     for (;;) {
       const { value, done } = await lines.read();
       if (done) return "The text broke off.";
@@ -183,10 +183,12 @@
       const events = rest.split("\n\n");
       rest = events.pop();
       for (const event of events) {
-        const kind = /^event: (.*)$/m.exec(event)?.[1], data = JSON.parse(/^data: (.*)$/m.exec(event)?.[1] ?? "{}");
-        if (kind === "text") output.textContent += data.text;
-        if (kind === "problem") throw new Error(data.detail);
-        if (kind === "end") return `${data.tokens} tokens; ended by ${data.finish === "stop" ? "the model" : "the limit of tokens"}.`;
+        const data = event.slice("data: ".length);
+        if (data === "[DONE]") return `${tokens} tokens; ended by ${finish === "stop" ? "the model" : "the limit of tokens"}.`;
+        const { choices, usage, error } = JSON.parse(data);
+        if (error) throw new Error(error.message);
+        for (const choice of choices) { output.textContent += choice.text; finish = choice.finish_reason; }
+        if (usage) tokens = usage.completion_tokens;
       }
     }
   }

@@ -8,7 +8,7 @@ from datetime import datetime
 from sqlalchemy import Float, ForeignKey, Index, String, UniqueConstraint, delete, func, select
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
-from server.database.columns import Moment, Numbered, Table
+from server.database.columns import Numbered, Table, UtcTime
 from server.database.database import add_if_absent
 from server.jobs.repository import Job
 from shared.federation.accounting import Spending
@@ -42,7 +42,7 @@ class PrivacySpending(Numbered, Table):
     sampling_rate: Mapped[float] = mapped_column(Float)
     noise_multiplier: Mapped[float] = mapped_column(Float)
     steps: Mapped[int] = mapped_column()
-    spent_at: Mapped[datetime] = mapped_column(Moment)
+    spent_at: Mapped[datetime] = mapped_column(UtcTime)
 
     @property
     def spending(self) -> Spending:

@@ -77,7 +77,7 @@ def _advance(state: AppState, principal: DevicePrincipal, lease_id: str) -> None
 
 
 @router.get("/{lease_id}/masking", responses=raises(Gone, Conflict))
-async def look(
+async def masked_round(
     principal: Device,
     lease_id: str,
     state: State,

@@ -10,7 +10,7 @@ from datetime import datetime
 from sqlalchemy import Float, ForeignKey, Index, LargeBinary, String, Text
 from sqlalchemy.orm import Mapped, mapped_column
 
-from server.database.columns import Document, Moment, Numbered, Table, word
+from server.database.columns import Document, Numbered, Table, UtcTime, text_enum
 from server.storage.store import FileColumn, FileReferences
 from shared.federation.secure_aggregation.messages import Advertisement, Phase, Roster
 from shared.federation.secure_aggregation.settings import SecureAggregationParameters
@@ -25,8 +25,8 @@ class SecureAggregationRound(Table):
     parameters: Mapped[SecureAggregationParameters] = mapped_column(Document(SecureAggregationParameters))
     phase_seconds: Mapped[float] = mapped_column(Float)
     least: Mapped[int] = mapped_column()  # minimum number of devices to begin with: the cohort's quorum
-    phase: Mapped[Phase] = mapped_column(word(Phase))
-    closes_at: Mapped[datetime | None] = mapped_column(Moment, index=True)
+    phase: Mapped[Phase] = mapped_column(text_enum(Phase))
+    closes_at: Mapped[datetime | None] = mapped_column(UtcTime, index=True)
     why: Mapped[str | None] = mapped_column(Text)
     roster: Mapped[Roster | None] = mapped_column(Document(Roster), deferred=True)
 
@@ -41,7 +41,7 @@ class SecureAggregationMember(Numbered, Table):
     member: Mapped[str] = mapped_column(ForeignKey("devices.id"))
     job_number: Mapped[int] = mapped_column(ForeignKey("jobs.number"), index=True)
     roster_number: Mapped[int | None] = mapped_column()  # on the roster, from 1
-    last_phase: Mapped[Phase] = mapped_column(word(Phase))
+    last_phase: Mapped[Phase] = mapped_column(text_enum(Phase))
     advertisement: Mapped[Advertisement] = mapped_column(Document(Advertisement), deferred=True)
     sealed: Mapped[bytes | None] = mapped_column(LargeBinary, deferred=True)
     commitment: Mapped[bytes | None] = mapped_column(LargeBinary)

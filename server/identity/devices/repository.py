@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, RootModel
 from sqlalchemy import ForeignKey, Index, String, bindparam, case, delete, func, select, update
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
-from server.database.columns import Document, Moment, Numbered, OneOf, Table, utc_now
+from server.database.columns import Document, Numbered, OneOf, Table, UtcTime, utc_now
 from server.database.database import add_if_absent, insert_or, locked, read_columns
 from server.database.paging import PageRequest, PageRows, page_of
 from shared.capabilities import Capabilities, Labels
@@ -51,13 +51,13 @@ class Device(Numbered, Table):
     name: Mapped[str] = mapped_column(String(96))
     public_key: Mapped[str] = mapped_column(String(100))
     platform: Mapped[str] = mapped_column(String(200))
-    created_at: Mapped[datetime] = mapped_column(Moment)
-    last_seen_at: Mapped[datetime | None] = mapped_column(Moment)
-    revoked_at: Mapped[datetime | None] = mapped_column(Moment)
+    created_at: Mapped[datetime] = mapped_column(UtcTime)
+    last_seen_at: Mapped[datetime | None] = mapped_column(UtcTime)
+    revoked_at: Mapped[datetime | None] = mapped_column(UtcTime)
     labels: Mapped[LabelSet] = mapped_column(Document(LabelSet), default=lambda: LabelSet({}), server_default="{}")
     report: Mapped[DeviceReport | None] = mapped_column(Document(DeviceReport))
     failures: Mapped[int] = mapped_column(default=0, server_default="0")  # unfinished jobs in a row
-    cooldown_until: Mapped[datetime | None] = mapped_column(Moment)  # gets no new job before
+    cooldown_until: Mapped[datetime | None] = mapped_column(UtcTime)  # gets no new job before
 
     def view(self, users: Sequence[str]) -> DeviceView:
         """As the API shows it. users: those bound to it."""
@@ -87,7 +87,7 @@ class DeviceUser(Table):
 
     device_id: Mapped[str] = mapped_column(ForeignKey("devices.id"), primary_key=True)
     user: Mapped[str] = mapped_column(String(96), primary_key=True)
-    bound_at: Mapped[datetime] = mapped_column(Moment)
+    bound_at: Mapped[datetime] = mapped_column(UtcTime)
 
 
 class DeviceNonce(Table):
@@ -97,7 +97,7 @@ class DeviceNonce(Table):
 
     device_id: Mapped[str] = mapped_column(ForeignKey("devices.id"), primary_key=True)
     nonce: Mapped[str] = mapped_column(String(64), primary_key=True)
-    expires_at: Mapped[datetime] = mapped_column(Moment)
+    expires_at: Mapped[datetime] = mapped_column(UtcTime)
 
 
 def count_failure(device: Device, now: datetime) -> None:

@@ -16,7 +16,7 @@ from pydantic import RootModel, ValidationError
 from sqlalchemy import ForeignKey, String, update
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
-from server.database.columns import Document, Moment, Numbered, Table, new_id, utc_now
+from server.database.columns import Document, Numbered, Table, UtcTime, new_id, utc_now
 from server.identity.audit import AccessAction, AccessTrail, Subject
 from server.identity.devices.repository import BindingRepository, Device, DeviceRepository, LabelSet
 from server.identity.tenants import TenantService
@@ -77,9 +77,9 @@ class EnrollmentToken(Numbered, Table):
 
     digest: Mapped[str] = mapped_column(String(64), unique=True)
     tenant: Mapped[str] = mapped_column(String(96))
-    created_at: Mapped[datetime] = mapped_column(Moment)
-    expires_at: Mapped[datetime] = mapped_column(Moment)
-    used_at: Mapped[datetime | None] = mapped_column(Moment)
+    created_at: Mapped[datetime] = mapped_column(UtcTime)
+    expires_at: Mapped[datetime] = mapped_column(UtcTime)
+    used_at: Mapped[datetime | None] = mapped_column(UtcTime)
     device_id: Mapped[str | None] = mapped_column(ForeignKey("devices.id"))
     users: Mapped[UserNames] = mapped_column(
         Document(UserNames), default=lambda: UserNames(()), server_default="[]"

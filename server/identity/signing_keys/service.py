@@ -23,7 +23,7 @@ from sqlalchemy import String, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
-from server.database.columns import Document, Moment, Numbered, Table, utc_now
+from server.database.columns import Document, Numbered, Table, UtcTime, utc_now
 from server.database.database import Collision, Database
 from server.identity.devices.repository import DeviceRepository
 from server.identity.devices.service import revoke_device
@@ -130,9 +130,9 @@ class ServerKey(Numbered, Table):
     public_key: Mapped[str] = mapped_column(String(100))
     # Statement of the previous key; null for the first key and after a compromise.
     rotation: Mapped[SignedKeyRotation | None] = mapped_column(Document(SignedKeyRotation))
-    created_at: Mapped[datetime] = mapped_column(Moment)
-    compromised_at: Mapped[datetime | None] = mapped_column(Moment)
-    retired_at: Mapped[datetime | None] = mapped_column(Moment)  # its private key was destroyed
+    created_at: Mapped[datetime] = mapped_column(UtcTime)
+    compromised_at: Mapped[datetime | None] = mapped_column(UtcTime)
+    retired_at: Mapped[datetime | None] = mapped_column(UtcTime)  # its private key was destroyed
 
 
 # Called in the transaction of a rotation: each signs the documents of one feature with the new key, and returns their
@@ -190,7 +190,7 @@ class KeyService:
         public = self.public()
         return ServerKeys(public_key=public_text(public), key_id=key_id(public), rotations=rotations[::-1])
 
-    def note_first(self) -> None:
+    def record_first(self) -> None:
         """Records the home's first key if no key is recorded."""
         if self._keys.current() is None:
             self._add(self._files.load().public_key(), None)
@@ -211,7 +211,7 @@ class KeyService:
         self._add(public, statement)
         return sum(sign_again(self._session, following) for sign_again in RESIGNERS.get())
 
-    def note_retired(self, former: str) -> None:
+    def record_retired(self, former: str) -> None:
         """Records that the private half of a former key was destroyed."""
         for row in self._keys.all():
             if row.key_id == former:
@@ -233,7 +233,7 @@ def prepare_keys(database: Database, settings: Settings) -> None:
         files.load()
         try:
             with database.writing() as session:
-                KeyService(session, settings).note_first()
+                KeyService(session, settings).record_first()
             return
         except (IntegrityError, Collision):
             current_id = _current_key_id(database)  # another process may have recorded it at this moment
@@ -275,7 +275,7 @@ def retire_keys(database: Database, settings: Settings) -> list[str]:
         files.destroy(former)
     with database.writing() as session:
         for former in retired:
-            KeyService(session, settings).note_retired(former)
+            KeyService(session, settings).record_retired(former)
     return retired
 
 

@@ -13,7 +13,7 @@ from server.catalog.bases import BaseModelEntry, BaseService
 from server.database.paging import PageRequest
 from server.inference.endpoints import REFUSALS, ScoringPrincipal
 from server.inference.openai.error_format import OpenAIRoutes
-from server.inference.responses import Generation, TextRequest
+from server.inference.responses import Generation
 from server.inference.service import ScoringService
 from server.registry.repository import AdapterRepository
 from server.web.openapi import raises
@@ -21,7 +21,7 @@ from server.web.state import State
 from server.web.streams import STREAMED, cancelled_on_disconnect, event_stream
 from shared.chat_template import InvalidConversation, NoChatTemplate
 from shared.errors import AdapterNotFound, RevisionNotFound, VersionHeld
-from shared.openai.answers import ChatWriter, CompletionWriter, TextOptions, events, unix_seconds
+from shared.openai.answers import ChatWriter, CompletionWriter, unix_seconds
 from shared.openai.models import ChatCompletion, ChatRequest, Completion, CompletionRequest, Model, ModelList
 
 router = OpenAIRoutes(prefix="/v1", tags=["openai"])
@@ -69,13 +69,10 @@ def _base_model(base: BaseModelEntry) -> Model:
 )
 async def chat(principal: ScoringPrincipal, request: ChatRequest, connection: Request, state: State) -> Any:
     """The assistant's next turn, by the base model's own chat template."""
-    turns = tuple(message.turn for message in request.messages)
-    texts = TextRequest(TextOptions.of(request, 0), messages=turns, count=request.n or 1, model=request.model)
-    generation = Generation(state, principal.tenant, texts)
+    generation = Generation(state, principal.tenant, request)
     writer = ChatWriter(request, generation)
     if request.stream:
-        pieces = generation.pieces()
-        return await event_stream(state, events(await anext(pieces), pieces, writer))
+        return await event_stream(state, await generation.events(writer))
     return writer.response(await cancelled_on_disconnect(connection, generation.whole()))
 
 
@@ -84,10 +81,8 @@ async def completions(
     principal: ScoringPrincipal, request: CompletionRequest, connection: Request, state: State
 ) -> Any:
     """Continues each prompt."""
-    texts = TextRequest(TextOptions.of(request, 0), request.prompts, count=request.n or 1, model=request.model)
-    generation = Generation(state, principal.tenant, texts)
+    generation = Generation(state, principal.tenant, request)
     writer = CompletionWriter(request, generation)
     if request.stream:
-        pieces = generation.pieces()
-        return await event_stream(state, events(await anext(pieces), pieces, writer))
+        return await event_stream(state, await generation.events(writer))
     return writer.response(await cancelled_on_disconnect(connection, generation.whole()))

@@ -19,7 +19,7 @@ from shared.protocol import Decline, LeaseState
 from shared.recipe import Recipe
 
 DOES_NOT_FIT = "does-not-fit"
-MOST_BYTES = 2**63 - 1  # of a BIGINT column
+MAX_BYTES = 2**63 - 1  # of a BIGINT column
 
 
 class DeclineService:
@@ -41,7 +41,7 @@ class DeclineService:
         return self._leases.state(lease)
 
     def _store(self, lease: JobLease, job: Job, declined: Decline) -> None:
-        LeaseRepository(self._session).note_decline(
+        LeaseRepository(self._session).add_decline(
             MemoryDecline(
                 device_id=lease.device_id,
                 recipe_id=job.recipe_id,
@@ -109,4 +109,4 @@ def _enough(lease: JobLease, declined: Decline) -> int:
     the device again at once.
     """
     reported = declined.available_bytes if lease.memory_bytes is None else lease.memory_bytes
-    return min(reported + max(declined.needed_bytes - declined.available_bytes, 1), MOST_BYTES)
+    return min(reported + max(declined.needed_bytes - declined.available_bytes, 1), MAX_BYTES)

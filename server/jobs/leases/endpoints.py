@@ -35,7 +35,7 @@ from shared.request_signature import RequestSignature
 
 router = Routes(prefix="/v1/leases", tags=["leases"])
 LEASE_SECONDS_MOST = 3600.0  # that a device may ask for
-MOST_ACQUIRED = 20  # leases that are given in one transaction, for which heartbeats wait on SQLite
+MAX_ACQUIRED = 20  # leases that are given in one transaction, for which heartbeats wait on SQLite
 
 
 def make_messages(state: AppState) -> GroupCommit[Message, LeaseState]:
@@ -91,7 +91,7 @@ def make_acquisitions(state: AppState) -> GroupCommit[JobPoll, Answer]:
     def write(session: Session, polls: Sequence[JobPoll]) -> list[Answer | Exception]:
         return LeaseGiving(session, state.settings.lease_seconds).acquire_each(polls)
 
-    return GroupCommit(state.database, state.write_queue, write, MOST_ACQUIRED)
+    return GroupCommit(state.database, state.write_queue, write, MAX_ACQUIRED)
 
 
 @router.post("", response_model=Lease, responses={204: {"description": "no job for this device now"}})

@@ -24,7 +24,7 @@ from server.database.database import Database
 from server.jobs.leases.repository import LeaseRepository
 from server.jobs.leases.service import LeaseService
 from server.jobs.scheduling.matching import DeviceOffer
-from server.jobs.scheduling.repository import CHUNK, Lane, QueueRepository, noted_ready
+from server.jobs.scheduling.repository import CHUNK, Lane, QueueRepository, marked_ready
 from server.web.state import AppState, Shutdown
 
 LOOK_SECONDS = 0.1  # between two searches for jobs that another process made ready, while devices wait here
@@ -179,7 +179,7 @@ class LongPoll:
 
     def _on_commit(self, session: Session) -> None:
         """Called after each commit, in the thread that committed."""
-        if (lanes := noted_ready(session)) and self._loop is not None and not self._loop.is_closed():
+        if (lanes := marked_ready(session)) and self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._wake_each, lanes)
 
     def _wake_each(self, lanes: Sequence[Lane]) -> None:

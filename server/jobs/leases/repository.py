@@ -25,7 +25,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import Mapped, Session, load_only, mapped_column
 
-from server.database.columns import Moment, Numbered, OneOf, Table, word
+from server.database.columns import Numbered, OneOf, Table, UtcTime, text_enum
 from server.database.database import locked, read_columns
 from server.identity.devices.repository import Device
 from server.jobs.repository import Job
@@ -76,10 +76,10 @@ class JobLease(Numbered, Table):
     id: Mapped[str] = mapped_column(String(64), unique=True)
     job_number: Mapped[int] = mapped_column(ForeignKey("jobs.number"))
     device_id: Mapped[str] = mapped_column(ForeignKey("devices.id"))
-    created_at: Mapped[datetime] = mapped_column(Moment)
-    expires_at: Mapped[datetime] = mapped_column(Moment)
-    ended_at: Mapped[datetime | None] = mapped_column(Moment)
-    ending: Mapped[Ending | None] = mapped_column(word(Ending))
+    created_at: Mapped[datetime] = mapped_column(UtcTime)
+    expires_at: Mapped[datetime] = mapped_column(UtcTime)
+    ended_at: Mapped[datetime | None] = mapped_column(UtcTime)
+    ending: Mapped[Ending | None] = mapped_column(text_enum(Ending))
     upload_sha256: Mapped[str | None] = mapped_column(String(64), index=True)
     upload_size: Mapped[int | None] = mapped_column(BigInteger)
     upload_norm: Mapped[float | None] = mapped_column(Float)  # Euclidean norm of an update in a round
@@ -103,7 +103,7 @@ class MemoryDecline(Table):
     needed_bytes: Mapped[int] = mapped_column(BigInteger)
     available_bytes: Mapped[int] = mapped_column(BigInteger)
     enough_bytes: Mapped[int] = mapped_column(BigInteger)
-    declined_at: Mapped[datetime] = mapped_column(Moment)
+    declined_at: Mapped[datetime] = mapped_column(UtcTime)
 
 
 # An expired lease may be revived while its job waits; its upload is then valid again.
@@ -261,7 +261,7 @@ class LeaseRepository:
         jobs = {job.number: job for job in self._session.scalars(select(Job).where(Job.number.in_(numbers)))}
         return {device_id: jobs[number] for device_id, number in leases}
 
-    def note_decline(self, decline: MemoryDecline) -> None:
+    def add_decline(self, decline: MemoryDecline) -> None:
         """Stores a decline in place of the device's earlier one of the same recipe."""
         self._session.merge(decline)
 

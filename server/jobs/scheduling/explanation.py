@@ -19,8 +19,8 @@ from server.jobs.scheduling.repository import Lane, QueueRepository
 from shared.job import JobState
 from shared.protocol import JobWaiting
 
-MOST_DEVICES = 1000
-MOST_AHEAD = 1000
+MAX_DEVICES = 1000
+MAX_AHEAD = 1000
 _OTHERWISE = {
     JobState.QUEUED: "its program is waiting to be compiled",
     JobState.COMPILING: "its program is being compiled",
@@ -48,8 +48,8 @@ class ExplanationService:
                 why = f"{why}: {job.progress.why}"
             return JobWaiting(state=job.state, why=why)
         lane = self._queue.lane_by_number(job.lane_number)
-        ahead = self._queue.ahead(job, MOST_AHEAD)
-        devices = self._bindings.newest_devices(job.tenant, job.user, MOST_DEVICES)
+        ahead = self._queue.ahead(job, MAX_AHEAD)
+        devices = self._bindings.newest_devices(job.tenant, job.user, MAX_DEVICES)
         if not devices and self._devices.newest(job.tenant, 1):
             why = (
                 f"no device is bound to user {job.user!r}; if the user's data is on a device, an operator runs "

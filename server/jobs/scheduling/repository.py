@@ -301,12 +301,12 @@ def _lane(row: Any) -> Lane:
 _READY_LANES = "mobizo-ready"  # the key in `Session.info`
 
 
-def note_ready(session: Session, lane: Lane) -> None:
+def mark_ready(session: Session, lane: Lane) -> None:
     """Records that a job has joined a lane in this transaction."""
     session.info.setdefault(_READY_LANES, []).append(lane)
 
 
-def noted_ready(session: Session) -> list[Lane]:
+def marked_ready(session: Session) -> list[Lane]:
     """Returns the lane of each job that joined one, and clears the record. Called after the commit."""
     lanes: list[Lane] = session.info.pop(_READY_LANES, [])
     return lanes

@@ -13,7 +13,7 @@ from datetime import datetime
 from sqlalchemy import CompoundSelect, ForeignKey, Index, Select, UniqueConstraint, delete, select, union
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
-from server.database.columns import Moment, Numbered, Table, utc_now
+from server.database.columns import Numbered, Table, UtcTime, utc_now
 from server.database.paging import PageRequest, PageRows, page_of
 from server.identity.devices.repository import DeviceRepository, DeviceUser
 from server.ports import Port
@@ -37,7 +37,7 @@ class AdapterGrant(Numbered, Table):
 
     adapter_number: Mapped[int] = mapped_column(ForeignKey("adapters.number", ondelete="CASCADE"))
     device_id: Mapped[str] = mapped_column(ForeignKey("devices.id"))
-    granted_at: Mapped[datetime] = mapped_column(Moment)
+    granted_at: Mapped[datetime] = mapped_column(UtcTime)
 
 
 # Returns the query for the numbers of the adapters of the cohorts that a device is a member of, by the device's id.

@@ -32,7 +32,7 @@ class NotReleased(Forbidden):
     code, title = "not-released", "No approved version"
 
 
-MOST_CHARACTERS = 500
+MAX_CHARACTERS = 500
 CODE, MESSAGE = "X-Error-Code", "X-Error-Message"
 # Clients compare these two texts. The first one distinguishes a bad token from a missing repository.
 BAD_TOKEN = "Invalid credentials in Authorization header"  # noqa: S105
@@ -50,7 +50,7 @@ _MESSAGES: dict[type[MobizoError], str] = {Unauthorized: BAD_TOKEN, TenantSuspen
 
 def plain(text: str) -> str:
     """Returns text for a header: one short line of ASCII."""
-    return " ".join(text.encode("ascii", "backslashreplace").decode().split())[:MOST_CHARACTERS]
+    return " ".join(text.encode("ascii", "backslashreplace").decode().split())[:MAX_CHARACTERS]
 
 
 def refusal_headers(error: MobizoError, *, token: bool) -> dict[str, str]:

@@ -27,9 +27,9 @@ def call(monkeypatch, tmp_path):
         (["score", "--file", "list"], "list:1"),
         (["score", "--file", "none"], "none cannot be read"),
         (["score", "a", "--answer", "b", "-a", "Not A Name"], "rows.0.adapter"),
-        (["generate", ""], "prompt"),
-        (["generate", "a", "--max-tokens", "0"], "max_tokens"),
-        (["generate", "a", "--top-p", "2"], "top_p"),
+        (["generate", "", "-m", "a"], "prompt"),
+        (["generate", "a", "-m", "a", "--max-tokens", "0"], "max_tokens"),
+        (["generate", "a", "-m", "a", "--top-p", "2"], "top_p"),
     ],
 )
 def test_invalid_input_names_the_field(call, arguments, message):
@@ -41,7 +41,8 @@ def test_invalid_input_names_the_field(call, arguments, message):
 
 
 def test_an_unreachable_server(call):
-    for arguments in (["score", "--file", "rows"], ["generate", "a"], ["generate", "a", "--json"]):
+    generate = ["generate", "a", "-m", "a"]
+    for arguments in (["score", "--file", "rows"], generate, [*generate, "--json"]):
         result = call(*arguments)
         assert result.exit_code == 1
         assert "cannot be reached" in result.stderr

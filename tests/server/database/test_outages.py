@@ -111,22 +111,20 @@ def test_who_waits_and_who_watches_go_on(database_server, standing, home, fleet,
     assert other_app.get(f"/v1/jobs/{job['id']}").json()["state"] == "cancelled"
 
 
-def test_a_worker_lives_through_it(database_server, home, fleet, app):
+def test_a_worker_lives_through_it(database_server, home, fleet, app, start_worker):
     home.behave(seconds=3)
-    environment = os.environ | home.settings.model_copy(update={"compile_lease_seconds": 2}).environment()
-    worker = subprocess.Popen([sys.executable, "-m", "server.worker"], env=environment, stdout=subprocess.DEVNULL)
-    try:
-        job = app.submit()
-        eventually(home.starts)
-        database_server.stop()
-        time.sleep(1)
-        database_server.start()
-        eventually(lambda: app.get(f"/v1/jobs/{job['id']}").json()["state"] == "ready")
-        assert worker.poll() is None
-        assert len(home.starts()) == 1
-    finally:
-        worker.send_signal(signal.SIGTERM)
-        assert worker.wait() == 0
+    worker = start_worker(compile_lease_seconds=2)
+    job = app.submit()
+    eventually(home.starts)
+    database_server.stop()
+    time.sleep(1)
+    database_server.start()
+    eventually(lambda: app.get(f"/v1/jobs/{job['id']}").json()["state"] == "ready")
+    assert worker.is_alive()
+    assert len(home.starts()) == 1
+    worker.terminate()
+    worker.join()
+    assert worker.exitcode == 0
 
 
 def test_crashes_of_the_database_under_load_lose_nothing_that_was_answered(database_server, home, fleet, app):

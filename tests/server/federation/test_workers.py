@@ -1,9 +1,6 @@
 """Who makes a round's version: real worker processes, killed in the middle, and claims that are lost."""
 
-import contextlib
 import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -26,24 +23,6 @@ def full(band):
     return band
 
 
-@pytest.fixture
-def start(home):
-    """Starts a worker process."""
-    with contextlib.ExitStack() as stack:
-
-        def start():
-            process = subprocess.Popen(
-                [sys.executable, "-m", "server.worker"],
-                env=os.environ | home.settings.environment(),
-                stderr=subprocess.DEVNULL,
-            )
-            stack.callback(process.wait)
-            stack.callback(process.kill)
-            return process
-
-        yield start
-
-
 def row(home):
     with home.database.reading() as session:
         cohort_round = session.query(CohortRound).one()
@@ -56,21 +35,21 @@ def path_of(home, sha256):
 
 
 @pytest.mark.both_databases
-def test_killed_in_the_middle_it_is_made_again_and_counts_nobody_twice(home, full, start):
+def test_killed_in_the_middle_it_is_made_again_and_counts_nobody_twice(home, full, start_worker):
     with home.database.reading() as session:
         sha256 = session.query(MemberUpdate.sha256).order_by(MemberUpdate.number.desc()).first()[0]
     path = path_of(home, sha256)
     data = path.read_bytes()
     path.unlink()
     os.mkfifo(path)  # whoever reads it waits
-    first = start()
+    first = start_worker()
     eventually(lambda: home.task(row(home).id).worker_id is not None)
     first.kill()
-    first.wait()
+    first.join()
     assert row(home).state == "aggregating"
     path.unlink()
     path.write_bytes(data)
-    start()
+    start_worker()
     eventually(lambda: full.round()["state"] == "published")
     np.testing.assert_array_equal(full.b(), np.float32(3.0))
     assert full.app.get("/v1/adapters/readers").json()["versions"] == 1

@@ -90,7 +90,6 @@ ROWS = {
     "GET /v1/users/{user}/privacy": Row("jobs:read", shared=True),
     "PUT /v1/users/{user}/privacy": Row("privacy:write", {"epsilon": 8}, shared=True),
     "POST /v1/score": Row("adapters:score", {"rows": [{"adapter": "a", "prompt": "a", "answers": ["x"]}]}),
-    "POST /v1/generate": Row("adapters:score", {"adapter": "a", "prompt": "a"}),
     "GET /v1/models": Row("adapters:score"),
     "GET /v1/models/{model}": Row("adapters:score"),
     "POST /v1/completions": Row("adapters:score", {"model": "a", "prompt": "a"}),

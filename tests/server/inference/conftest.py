@@ -108,7 +108,7 @@ class Site:
 @pytest.fixture(scope="module")
 def site(home_template, tmp_path_factory):
     root = tmp_path_factory.mktemp("scoring") / "server"
-    settings = copy_home(home_template, root, None).model_copy(update={"scorer_threads": 1})
+    settings = copy_home(home_template, root, None)
     write_llama(root / "source")
     with home_of(settings, root / "source") as home:
         with home.database.writing() as session:

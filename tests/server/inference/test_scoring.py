@@ -31,9 +31,9 @@ def score(actor, *rows, **changes):
 
 
 def generate(actor, prompt, **changes):
-    response = actor.post("/v1/generate", json={"prompt": prompt} | changes)
+    response = actor.post("/v1/completions", json={"prompt": prompt, "temperature": 0} | changes)
     assert response.status_code == 200, response.text
-    return response.json()
+    return response.json()["choices"][0] | response.json()["usage"]
 
 
 def test_rows_of_many_adapters_are_scored_as_in_peft(site):
@@ -86,10 +86,11 @@ def test_a_foreign_adapter_is_as_absent_as_none(site, problem):
     for name in ("secret", "nobody"):
         for path, body in (
             ("/v1/score", {"rows": [{"adapter": name, "prompt": "a", "answers": ["x"]}]}),
-            ("/v1/generate", {"adapter": name, "prompt": "a"}),
+            ("/v1/completions", {"model": name, "prompt": "a"}),
         ):
-            document = problem(site.fleet.app().post(path, json=body), 404, "adapter-not-found")
-            documents.append(json.dumps(document).replace(name, "NAME"))
+            response = site.fleet.app().post(path, json=body)
+            assert response.status_code == 404
+            documents.append(response.text.replace(name, "NAME"))
     assert documents[:2] == documents[2:]
     # The adapter is there, for its own tenant.
     score(site.fleet.app("other"), {"adapter": "secret", "prompt": "a", "answers": ["x"]})
@@ -100,7 +101,8 @@ def test_held_versions_wait_and_deleted_ones_are_gone(site, problem):
     site.publish("default", "worse", 40, zero_shot_accuracy=0.9, tuned_accuracy=0.2)
     row = {"prompt": "a", "answers": ["x"]}
     problem(app.post("/v1/score", json={"rows": [{"adapter": "worse@1", **row}]}), 409, "version-held")
-    problem(app.post("/v1/generate", json={"adapter": "worse@1", "prompt": "a"}), 409, "version-held")
+    held = app.post("/v1/completions", json={"model": "worse@1", "prompt": "a"})
+    assert (held.status_code, held.json()["error"]["code"]) == (409, "version-held")
     problem(app.post("/v1/score", json={"rows": [{"adapter": "worse", **row}]}), 404, "revision-not-found")
     site.publish("default", "gone", 41)
     score(app, {"adapter": "gone", **row})
@@ -152,7 +154,7 @@ def test_texts_that_grow_together_stay_apart(site):
 
     def ask(number):
         name, prompt = cases[number]
-        return generate(site.fleet.app(), prompt, adapter=name, base="tiny", max_tokens=4 + number % 5)["text"]
+        return generate(site.fleet.app(), prompt, model=name or "tiny", max_tokens=4 + number % 5)["text"]
 
     with ThreadPoolExecutor(8) as pool:
         texts = list(pool.map(ask, range(len(cases))))
@@ -163,54 +165,24 @@ def test_texts_that_grow_together_stay_apart(site):
     assert [text.split() for text in texts] == [text.split() for text in expected]
 
 
-def test_the_context_ends_a_text(site, problem):
-    generation = generate(site.fleet.app(), "a " * 60, base="tiny", max_tokens=50)
-    assert (generation["tokens"], generation["finish"]) == (5, "length")  # the last of the 65 is never read
-    body = {"prompt": "a " * 65, "base": "tiny"}
-    problem(site.fleet.app().post("/v1/generate", json=body), 422, "text-too-long")
+def test_the_context_ends_a_text(site):
+    text = generate(site.fleet.app(), "a " * 60, model="tiny", max_tokens=50)
+    # The last of the 65 is never read.
+    assert (text["completion_tokens"], text["finish_reason"]) == (5, "length")
+    response = site.fleet.app().post("/v1/completions", json={"prompt": "a " * 65, "model": "tiny"})
+    assert (response.status_code, response.json()["error"]["code"]) == (422, "text-too-long")
 
 
 def test_a_seed_draws_the_same_again(site):
     app = site.fleet.app()
 
     def draw(**changes):
-        settings = {"adapter": "red", "max_tokens": 20, "temperature": 1.5} | changes
+        settings = {"model": "red", "max_tokens": 20, "temperature": 1.5} | changes
         return generate(app, "a film", **settings)["text"]
 
     assert draw(seed=1) == draw(seed=1)
     assert len({draw(seed=seed) for seed in range(5)}) > 1
     assert draw(seed=1, top_p=1e-9) == draw(temperature=0)  # the likeliest alone has that share
-
-
-def test_a_stop_text_ends_an_answer(site):
-    app = site.fleet.app()
-    whole = generate(app, "a film", adapter="two", max_tokens=12)["text"]
-    stop = whole.split()[-1]
-    generation = generate(app, "a film", adapter="two", max_tokens=12, stop=[stop])
-    assert generation["text"] == whole[: whole.index(stop)]
-    assert generation["finish"] == "stop"
-
-
-def events(response):
-    for block in response.read().decode().split("\n\n")[:-1]:
-        kind, data = block.split("\n")
-        yield kind.removeprefix("event: "), json.loads(data.removeprefix("data: "))
-
-
-def test_a_stream_brings_the_text_in_pieces(site, problem):
-    app = site.fleet.app()
-    body = {"prompt": "a film", "adapter": "two", "max_tokens": 12}
-    whole = generate(app, **body)
-    with app.stream("POST", "/v1/generate", json=body | {"stream": True}) as response:
-        assert response.headers["content-type"].startswith("text/event-stream")
-        *pieces, (last, end) = events(response)
-    assert last == "end"
-    assert end == whole
-    assert {kind for kind, _ in pieces} == {"text"}
-    assert len(pieces) > 2
-    assert "".join(piece["text"] for _, piece in pieces) == whole["text"]
-    refusal = app.post("/v1/generate", json=body | {"stream": True, "adapter": "nobody"})
-    problem(refusal, 404, "adapter-not-found")
 
 
 def metric(site, name, **labels):
@@ -226,8 +198,8 @@ def test_operators_see_what_it_does(site):
 
 def test_who_goes_away_is_not_worked_for(site):
     app = site.fleet.app()
-    body = {"prompt": "a", "adapter": "red", "max_tokens": 60, "stream": True}
-    with app.stream("POST", "/v1/generate", json=body) as response:
+    body = {"prompt": "a", "model": "red", "max_tokens": 60, "stream": True}
+    with app.stream("POST", "/v1/completions", json=body) as response:
         next(response.iter_bytes())
     eventually(lambda: site.app.state.mobizo.get(make_scorer).waiting == 0)
     rows = [{"adapter": "red", "prompt": "a " * 60, "answers": ["x"]}] * 1000
@@ -257,7 +229,7 @@ def test_a_scorer_that_was_killed_is_started_again(site, problem):
 
 
 def test_a_version_is_tried_out_on_its_page_with_and_without_a_script(site):
-    whole = generate(site.fleet.app(), prompt="a film", adapter="two@v1", max_tokens=12)
+    whole = generate(site.fleet.app(), prompt="a film", model="two@v1", max_tokens=12)
     with Person(site.fleet.url) as person:
         assert person.sign_in(site.fleet.home.token(Role.APP)).status_code == 303
         at = "/ui/adapters/two/versions/1"
@@ -268,6 +240,11 @@ def test_a_version_is_tried_out_on_its_page_with_and_without_a_script(site):
         (token, *_) = FIELD.findall(page.text)
         script = {"Accept": "text/event-stream"}
         with person.stream("POST", f"{at}/try", data=fields | {"csrf": token}, headers=script) as response:
-            *pieces, (last, end) = events(response)
-        assert (last, end) == ("end", whole)
-        assert "".join(piece["text"] for _, piece in pieces) == whole["text"]
+            *pieces, usage, done = (
+                event.removeprefix("data: ") for event in response.read().decode().split("\n\n")[:-1]
+            )
+        choices = [json.loads(piece)["choices"][0] for piece in pieces]
+        assert "".join(choice["text"] for choice in choices) == whole["text"]
+        assert choices[-1]["finish_reason"] == whole["finish_reason"]
+        assert json.loads(usage)["usage"]["completion_tokens"] == whole["completion_tokens"]
+        assert done == "[DONE]"

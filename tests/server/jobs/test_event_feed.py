@@ -27,9 +27,9 @@ def open_stream(stack, actor, job):
 
 def test_streams_without_news_make_no_queries_of_their_own(fleet, app, standing, monkeypatch):
     reads, looks = [], []
-    read_events, look = events._read, events._look
+    read_events, look = events._read, events._read_changes
     monkeypatch.setattr(events, "_read", lambda *arguments: reads.append(1) or read_events(*arguments))
-    monkeypatch.setattr(events, "_look", lambda state, watched: looks.append(len(watched)) or look(state, watched))
+    monkeypatch.setattr(events, "_read_changes", lambda *arguments: looks.append(len(arguments[1])) or look(*arguments))
     job = app.submit()["id"]
     with ExitStack() as stack:
         streams = [open_stream(stack, app, job) for _ in range(STREAMS)]
@@ -44,7 +44,7 @@ def test_streams_without_news_make_no_queries_of_their_own(fleet, app, standing,
 
 
 def test_a_token_has_a_largest_number_of_streams(fleet, app, problem, monkeypatch):
-    monkeypatch.setattr(events, "MOST_STREAMS", 2)
+    monkeypatch.setattr(events, "MAX_STREAMS", 2)
     job = app.submit()["id"]
     with ExitStack() as stack:
         streams = [open_stream(stack, app, job) for _ in range(2)]

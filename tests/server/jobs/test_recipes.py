@@ -3,7 +3,7 @@
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from server.jobs.recipes import MOST_EXAMPLE_GRADIENTS, check_example_gradients, resolve_recipe, resolve_task
+from server.jobs.recipes import MAX_EXAMPLE_GRADIENTS, check_example_gradients, resolve_recipe, resolve_task
 from shared.errors import InvalidRecipe, InvalidTask
 from shared.job import JobRequest
 from shared.recipe import BaseRef, Recipe
@@ -124,15 +124,15 @@ def test_answers_of_the_record_need_sizes(resolve):
 def test_gradients_of_examples_that_no_memory_holds_are_refused():
     base = BaseRef(name="tiny", sha256="b" * 64)
     recipe = Recipe(base=base, answer_length=1, choices=2, estimator="gradient", privacy="clipped", effective_batch=64)
-    check_example_gradients(recipe, MOST_EXAMPLE_GRADIENTS // 64)
+    check_example_gradients(recipe, MAX_EXAMPLE_GRADIENTS // 64)
     with pytest.raises(InvalidRecipe, match=r"1\.4 GB, above the limit of 1\.1 GB; set micro_batch to 32, or use"):
         check_example_gradients(recipe, 5_400_000)
     with pytest.raises(InvalidRecipe, match="set micro_batch to 1, or use estimator replay"):
-        check_example_gradients(recipe, MOST_EXAMPLE_GRADIENTS)
+        check_example_gradients(recipe, MAX_EXAMPLE_GRADIENTS)
     with pytest.raises(InvalidRecipe, match="fewer layers, fewer targets or a lower rank, or use estimator replay"):
-        check_example_gradients(recipe, MOST_EXAMPLE_GRADIENTS + 1)
-    check_example_gradients(recipe.model_copy(update={"privacy": "none"}), MOST_EXAMPLE_GRADIENTS + 1)
-    check_example_gradients(recipe.model_copy(update={"estimator": "replay"}), MOST_EXAMPLE_GRADIENTS + 1)
+        check_example_gradients(recipe, MAX_EXAMPLE_GRADIENTS + 1)
+    check_example_gradients(recipe.model_copy(update={"privacy": "none"}), MAX_EXAMPLE_GRADIENTS + 1)
+    check_example_gradients(recipe.model_copy(update={"estimator": "replay"}), MAX_EXAMPLE_GRADIENTS + 1)
 
 
 @pytest.mark.parametrize("estimator", ["gradient", "directional", "replay"])

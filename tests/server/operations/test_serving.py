@@ -57,14 +57,21 @@ def wait_for_exit(processes):
     eventually(lambda: not any(alive(child.pid) for child in processes), PATIENCE)
 
 
-def test_one_command_serves_compiles_and_stops(home):
-    with running(home) as (process, url):
-        token = home.token("app")
-        with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {token}"}) as client:
-            job = client.post("/v1/jobs", json=job_request()).json()
-            eventually(lambda: client.get(f"/v1/jobs/{job['id']}").json()["state"] == "ready")
+def test_one_command_serves_over_tls_replaces_a_dead_worker_and_stops(home, tmp_path):
+    certificate, key = loopback_certificate(tmp_path)
+    trust = ssl.create_default_context(cafile=certificate)
+    headers = {"Authorization": f"Bearer {home.token('app')}"}
+    with (
+        running(home, "--tls-cert", str(certificate), "--tls-key", str(key)) as (process, url),
+        httpx.Client(base_url=url, headers=headers, verify=trust) as client,
+    ):
+        first = eventually(lambda: family(process))[0]
+        first.kill()
+        job = client.post("/v1/jobs", json=job_request()).json()
+        eventually(lambda: client.get(f"/v1/jobs/{job['id']}").json()["state"] == "ready")
         children = family(process)
         assert len(children) == 1
+        assert children[0].pid != first.pid
         process.send_signal(signal.SIGINT)
         assert process.wait(PATIENCE) == 0
         wait_for_exit(children)
@@ -80,18 +87,3 @@ def test_a_killed_server_leaves_nothing_behind(home):
         assert len(children) == 2
         process.kill()
         wait_for_exit(children)
-
-
-def test_a_worker_that_dies_is_replaced(home):
-    with running(home) as (process, _):
-        first = eventually(lambda: family(process))[0]
-        first.kill()
-        eventually(lambda: [child for child in family(process) if child.pid != first.pid])
-
-
-def test_tls(home, tmp_path):
-    certificate, key = loopback_certificate(tmp_path)
-    trust = ssl.create_default_context(cafile=certificate)
-    with running(home, "--workers", "0", "--tls-cert", str(certificate), "--tls-key", str(key)) as (process, url):
-        assert httpx.get(f"{url}/healthz", verify=trust).json() == {"status": "ok"}
-        assert family(process) == []

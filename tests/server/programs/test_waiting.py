@@ -24,7 +24,7 @@ class Machines(Compilers):
         Workers(self.home, name, host=host)
         if memory is not None:
             with self.home.database.writing() as session:
-                WorkerRepository(session).keep_host(host, memory, limited, datetime.now(UTC))
+                WorkerRepository(session).set_host(host, memory, limited, datetime.now(UTC))
         return name
 
     def claim(self, name):
@@ -166,8 +166,9 @@ def test_an_estimate_that_nobody_limited_runs_alone(machines, many):
     assert machines.claim(two) == small["recipe_id"]
 
 
-def test_a_crash_puts_the_next_try_off_twice_as_long_each_time(app, machines):
-    machines.settings = machines.settings.model_copy(update={"compile_backoff_seconds": 100, "compile_attempts": 4})
+def test_a_crash_puts_the_next_try_off_twice_as_long_each_time(app, machines, monkeypatch):
+    monkeypatch.setattr("server.tasks.queue.FIRST_BACKOFF", timedelta(seconds=100))
+    machines.settings = machines.settings.model_copy(update={"compile_attempts": 4})
     job = app.submit()
     worker = machines.worker("one")
     assert machines.home.task(job["recipe_id"]).memory_bytes > 400 << 20

@@ -1,9 +1,5 @@
 """Real worker processes over DBOS on both databases: compiled once, whatever dies."""
 
-import os
-import signal
-import subprocess
-import sys
 from functools import partial
 
 import pytest
@@ -12,32 +8,11 @@ from sqlalchemy import func, select, update
 from server.jobs.repository import JobEvent
 from server.programs.service import Program
 from server.tasks.repository import WorkerProcess
+from server.worker import create_worker
 from tests.server.conftest import alive
-from tests.server.homes import at_once, eventually
+from tests.server.homes import at_once, drain, eventually
 
 PATIENCE = 60
-
-
-@pytest.fixture
-def start(home):
-    """Starts a worker process; with other settings than the home's."""
-    processes = []
-
-    def start(**settings):
-        process = subprocess.Popen(
-            [sys.executable, "-m", "server.worker"],
-            env=os.environ | home.settings.model_copy(update=settings).environment(),
-            stderr=subprocess.PIPE,
-        )
-        processes.append(process)
-        return process
-
-    yield start
-    for process in processes:
-        process.kill()
-        process.wait()
-        sys.stdout.write(process.stderr.read().decode())  # shown if the test fails
-        process.stderr.close()
 
 
 @pytest.fixture
@@ -45,14 +20,20 @@ def state(app):
     return lambda job: app.get(f"/v1/jobs/{job['id']}").json()["state"]
 
 
+def worker_in_process(settings, database):
+    worker = create_worker(settings, database)
+    worker.register()
+    return worker
+
+
 def workspaces(home):
     return list((home.settings.artifacts_path / "staging").iterdir())
 
 
 @pytest.mark.both_databases
-def test_asked_for_many_times_at_once_compiled_once(fleet, home, app, start, state):
-    start()
-    start()
+def test_asked_for_many_times_at_once_compiled_once(fleet, home, app, start_worker, state):
+    start_worker()
+    start_worker()
     actors = [fleet.app("default" if number % 2 else "other") for number in range(6)]
     jobs = at_once(*(partial(actor.submit, adapter=f"a{number}") for number, actor in enumerate(actors)))
     for actor, job in zip(actors, jobs, strict=True):
@@ -71,39 +52,38 @@ def test_asked_for_many_times_at_once_compiled_once(fleet, home, app, start, sta
 
 
 @pytest.mark.both_databases
-def test_a_worker_killed_in_the_middle(home, app, start, state):
+def test_a_worker_killed_in_the_middle(home, app, start_worker, state):
     home.behave(hang=True)
-    first = start(compile_lease_seconds=2)
+    first = start_worker(compile_lease_seconds=2)
     job = app.submit()
     compiler = eventually(home.starts)[0]
     assert state(job) == "compiling"
-    first.send_signal(signal.SIGKILL)
+    first.kill()
     eventually(lambda: not alive(compiler))
     # As if it had run on another machine: only its silence tells that it is dead.
     with home.database.writing() as session:
         session.execute(update(WorkerProcess).values(pid_space="elsewhere"))
     home.behave()
-    start(compile_lease_seconds=2)
+    start_worker(compile_lease_seconds=2)
     eventually(lambda: state(job) == "ready")
     assert len(home.starts()) == 2
-    eventually(lambda: not workspaces(home))
 
 
 @pytest.mark.both_databases(slow=True)
-def test_another_worker_on_the_machine_takes_over_at_once(home, app, start, state):
+def test_another_worker_on_the_machine_takes_over_at_once(home, app, start_worker, state):
     patient = {"compile_lease_seconds": 600.0}
     home.behave(hang=True)
-    first = start(**patient)
+    first = start_worker(**patient)
     job = app.submit()
     compiler = eventually(home.starts)[0]
-    second = start(**patient)
-    first.send_signal(signal.SIGKILL)
+    second = start_worker(**patient)
+    first.kill()
     eventually(lambda: not alive(compiler))
     eventually(lambda: len(home.starts()) == 2)
     home.behave()
     # The same again, and now a worker that has just started.
-    second.send_signal(signal.SIGKILL)
-    start(**patient)
+    second.kill()
+    start_worker(**patient)
     eventually(lambda: state(job) == "ready")
     assert len(home.starts()) == 3
     with home.database.reading() as session:
@@ -112,36 +92,38 @@ def test_another_worker_on_the_machine_takes_over_at_once(home, app, start, stat
     assert home.task(program.recipe_id).attempts == 3
 
 
-def test_a_compile_tells_how_it_goes(home, app, start, state):
+def test_a_compile_tells_how_it_goes(home, app, start_worker, state):
     home.behave(hang=True)
-    worker = start()
+    worker = start_worker()
     job = app.submit()
     view = eventually(lambda: (job_view := app.get(f"/v1/jobs/{job['id']}").json())["progress"] and job_view)
     assert view["state"] == "compiling"
     assert (view["progress"]["phase"], view["progress"]["why"]) == ("compiling", "reading the base model")
     home.behave()
     worker.terminate()
-    assert worker.wait(PATIENCE) == 0
+    worker.join(PATIENCE)
+    assert worker.exitcode == 0
     assert app.get(f"/v1/jobs/{job['id']}").json()["progress"] is None
-    start()
+    start_worker()
     eventually(lambda: state(job) == "ready")
     with home.database.reading() as session:
         progress_events = session.scalars(select(JobEvent).where(JobEvent.kind == "progress")).all()
         assert len(progress_events) in (1, 2)
 
 
-def test_what_is_over_the_budget_is_not_begun(home, app, start, state):
-    start(compile_budget_bytes=100 << 20)
+def test_what_is_over_the_budget_is_not_begun(home, app, state):
     job = app.submit()
-    eventually(lambda: state(job) == "failed")
+    settings = home.settings.model_copy(update={"compile_budget_bytes": 100 << 20})
+    drain(worker_in_process(settings, home.database))
+    assert state(job) == "failed"
     assert app.get(f"/v1/jobs/{job['id']}").json()["error"]["code"] == "compile-too-large"
     assert home.starts() == []
 
 
 @pytest.mark.both_databases(slow=True)
-def test_cancelled_jobs_stop_the_compiler(home, app, start, state):
+def test_cancelled_jobs_stop_the_compiler(home, app, start_worker, state):
     home.behave(hang=True)
-    start()
+    start_worker()
     job = app.submit()
     compiler = eventually(home.starts)[0]
     app.post(f"/v1/jobs/{job['id']}/cancel")
@@ -153,21 +135,21 @@ def test_cancelled_jobs_stop_the_compiler(home, app, start, state):
 
 
 @pytest.mark.both_databases
-def test_a_worker_that_is_asked_to_stop(home, app, start, state):
+def test_a_worker_that_is_asked_to_stop(home, app, start_worker, state):
     home.behave(hang=True)
-    worker = start()
+    worker = start_worker()
     job = app.submit()
     compiler = eventually(home.starts)[0]
     worker.terminate()
-    assert worker.wait(PATIENCE) == 0
+    worker.join(PATIENCE)
+    assert worker.exitcode == 0
     assert not alive(compiler)
     assert state(job) == "queued"
     assert workspaces(home) == []
 
 
-@pytest.mark.both_databases(slow=True)
-def test_errors_crashes_and_tampering(home, app, start, state):
-    start()
+def test_errors_crashes_and_tampering(home, app, state):
+    worker = worker_in_process(home.settings, home.database)
     refusal = {"code": "unsupported-model", "detail": "mixture of experts"}
     for behaviour, code, starts in (
         ({"error": refusal}, "unsupported-model", 1),
@@ -176,26 +158,20 @@ def test_errors_crashes_and_tampering(home, app, start, state):
     ):
         home.behave(**behaviour)
         job = app.submit()
-        eventually(lambda job=job: state(job) == "failed")
+        drain(worker)
+        assert state(job) == "failed"
         error = app.get(f"/v1/jobs/{job['id']}").json()["error"]
         assert error["code"] == code
         assert len(home.starts()) == starts
         assert error == refusal or behaviour.keys() != {"error"}
     home.behave()
     job = app.submit()
-    eventually(lambda: state(job) == "ready")
+    drain(worker)
+    assert state(job) == "ready"
 
 
-def test_leases_that_ran_out_are_taken_back(fleet, home, app, device, start, state):
-    fleet.ready_job(app)
-    lease = device.lease()
-    home.let_run_out(lease)
-    start()
-    eventually(lambda: state(lease["job"]) == "ready")
-
-
-def test_memory_is_reported(home, app, operator, start, state):
-    start()
+def test_memory_is_reported(home, app, operator, start_worker, state):
+    start_worker()
     home.behave(memory=200, error={"code": "x", "detail": "y"})
     job = app.submit()
     usage = eventually(
