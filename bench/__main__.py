@@ -14,13 +14,14 @@ from bench.generate import generate
 from bench.personal import personal
 from bench.runner import Parts, command_of
 from bench.scale.command import scale
-from bench.server import kills, polls, scoring
+from bench.server import kills, polls, scoring, tenants
 from bench.step.command import step
 
 SERVER: Parts = {
     "polls": polls.measure,
     "scoring": scoring.measure,
     "kills": kills.measure,
+    "tenants": tenants.measure,
 }
 COMMANDS: dict[str, Callable[..., None]] = {
     "step": step,
@@ -31,7 +32,8 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "generate": generate,
     "agent": agent,
     "server": command_of(
-        SERVER, "Load the server with devices and jobs, score with many adapters, and kill it at random points."
+        SERVER,
+        "Load the server with devices and jobs, score with many adapters, kill it at random points, and attack it.",
     ),
     "dashboard": dashboard,
     "federation": federation,

@@ -84,7 +84,9 @@ class Settings(BaseSettings):
         None, description="Whether every start upgrades the database schema. Null upgrades SQLite only."
     )
     event_days: float = Field(
-        14, ge=0, description="The days for which progress events of an ended job are kept. 0 keeps them forever."
+        14,
+        ge=0,
+        description="The days for which leases and progress events of an ended job are kept. 0 keeps them forever.",
     )
     # Files
     storage_url: str | None = Field(

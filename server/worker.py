@@ -21,8 +21,6 @@ from server.registry.unsigned_versions import Signing
 from server.settings import Settings
 from server.storage.garbage_collection import Collector, Housekeeping
 from server.storage.opening import open_artifacts
-from server.storage.store import ArtifactStore
-from server.tasks.repository import TaskRepository
 from server.tasks.sweeps import EVERY_MINUTE, EVERY_TEN_MINUTES, EVERY_TWO_SECONDS
 from server.tasks.worker import Worker
 from server.wiring import wire
@@ -40,7 +38,7 @@ def create_worker(settings: Settings, database: Database) -> Worker:
     stopping = worker.stopping.is_set
     worker.sweep("leases", EVERY_TWO_SECONDS, lambda: take_back_leases(settings, database))
     worker.sweep(ROUNDS, EVERY_TWO_SECONDS, RoundWatch(database, artifacts).run)
-    worker.sweep("workspaces", EVERY_MINUTE, lambda: remove_workspaces(database, artifacts))
+    worker.sweep("workspaces", EVERY_MINUTE, artifacts.remove_abandoned_workspaces)
     worker.sweep("signing", EVERY_TEN_MINUTES, Signing(database, settings, stopping).run)
     worker.sweep("adapters", EVERY_TEN_MINUTES, AdapterPurge(database, settings.adapter_grace, stopping).run)
     worker.sweep("events", EVERY_TEN_MINUTES, EventPurge(database, settings.event_days, stopping).run)
@@ -53,18 +51,6 @@ def take_back_leases(settings: Settings, database: Database) -> None:
     """Jobs of devices that fell silent wait for another device, or fail."""
     with database.writing() as session:
         LeaseService(session, settings.lease_seconds).take_back_overdue()
-
-
-def remove_workspaces(database: Database, artifacts: ArtifactStore) -> None:
-    """Removes the workspaces of workers that were killed; a workspace has the id of its claim as its name."""
-    # Listed first: a workspace is made after its task was claimed, so the claim of a live one is found below.
-    names = artifacts.workspaces()
-    if not names:
-        return
-    with database.reading() as session:
-        claims = {task.claim_id for task in TaskRepository(session).running()}
-    for name in set(names) - claims:
-        artifacts.remove_workspace(name)
 
 
 def main() -> None:

@@ -80,6 +80,8 @@ def render(template: str, tokens: Mapping[str, str], messages: Sequence[Mapping[
             pieces.append(piece)
     except SecurityError as error:
         raise RenderingError(f"the chat template does what a template may not: {error}") from error
+    except RecursionError as error:
+        raise RenderingError("the chat template calls itself without end") from error
     except (TemplateError, TypeError, ValueError, KeyError, AttributeError, ArithmeticError) as error:
         raise RenderingError(f"the chat template does not take these messages: {error}") from error
     return "".join(pieces)
@@ -104,10 +106,8 @@ def limited() -> Iterator[None]:
         with suppress(ValueError, OSError):  # a system without this limit, or with a lower one
             resource.setrlimit(resource.RLIMIT_DATA, (used + LIMITED_MEMORY, limits[1]))
         yield
-    except (MemoryError, RecursionError) as error:
-        raise RenderingError(
-            f"the chat template takes more than {LIMITED_MEMORY >> 20} MiB of memory, or calls itself without end"
-        ) from error
+    except MemoryError as error:
+        raise RenderingError(f"the chat template takes more than {LIMITED_MEMORY >> 20} MiB of memory") from error
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         resource.setrlimit(resource.RLIMIT_DATA, limits)

@@ -1,37 +1,23 @@
-"""Computes epsilon in a child process: `python -m device_agent.policy.privacy_accounting`.
+"""Computes epsilon in a child process (`shared.federation.accounting`).
 
-A child process gives the accountant's memory (100 MB with SciPy) back when it ends. A limit of processor time ends the
-computations of hostile jobs, which would take minutes. The child reads an `AccountingRequest` from standard input and
-prints a number.
+A child process gives the accountant's memory (100 MB with SciPy) back when it ends. Its limits of processor time and
+memory end the computations of hostile jobs, which would take minutes.
 """
 
 from __future__ import annotations
 
+import json
 import math
-import resource
 import subprocess
 import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 
-from pydantic import BaseModel, ConfigDict
-
-from shared.federation.accounting import Spending, epsilon_of
-
-MAX_SECONDS = 120  # of processor time
+from shared.federation.accounting import AccountingRequest, Spending
 
 
 class AccountingFailed(Exception):
     """Epsilon could not be computed: dp-accounting is not installed, or the computation took too long."""
-
-
-class AccountingRequest(BaseModel):
-    """All spendings of a data set, and the delta at which epsilon is computed."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    spendings: list[Spending]
-    delta: float
 
 
 def can_account() -> bool:
@@ -45,26 +31,15 @@ def epsilon_in_child(spendings: Sequence[Spending], delta: float) -> float:
         return 0.0
     try:
         result = subprocess.run(
-            [sys.executable, "-m", "device_agent.policy.privacy_accounting"],
-            input=AccountingRequest(spendings=list(spendings), delta=delta).model_dump_json(),
+            [sys.executable, "-m", "shared.federation.accounting"],
+            input=AccountingRequest(spendings=tuple(spendings), delta=delta).model_dump_json(),
             capture_output=True,
             text=True,
             check=True,
         )
-        epsilon = float(result.stdout)
-    except (OSError, subprocess.SubprocessError, ValueError) as error:
+        epsilon = float(json.loads(result.stdout)["answer"])
+    except (OSError, subprocess.SubprocessError, ValueError, KeyError) as error:
         raise AccountingFailed from error
     if math.isnan(epsilon):
         raise AccountingFailed
     return epsilon
-
-
-def main() -> None:
-    """Entry point."""
-    resource.setrlimit(resource.RLIMIT_CPU, (MAX_SECONDS, MAX_SECONDS))
-    request = AccountingRequest.model_validate_json(sys.stdin.read())
-    sys.stdout.write(f"{epsilon_of(request.spendings, request.delta)!r}\n")
-
-
-if __name__ == "__main__":
-    main()

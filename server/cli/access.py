@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from datetime import timedelta
 from typing import Annotated
 
 import typer
 
 from server.cli.console import Json, Tenant, moment, open_home, output, tell, tell_rows
+from server.identity.quotas import Quota, QuotaService
 from server.identity.tenants import TenantRepository, TenantService, UserRepository, UserService
 from server.identity.tokens import TOKEN_DAYS, TokenRepository, TokenService
+from server.operations.tenant_usage import tenant_usage
 from shared.access import DEFAULT_TENANT, MAX_DAYS, Role, Scope
 from shared.errors import BadRequest
 
@@ -24,6 +27,8 @@ app.add_typer(users, name="user")
 app.add_typer(tokens, name="token")
 
 NEVER = "never"
+DEFAULT_LIMIT = "default"
+MAX_DIGITS = 18  # of a quota
 
 
 @tenants.command("create")
@@ -50,6 +55,31 @@ def list_tenants(as_json: Json = False) -> None:
             for tenant in TenantRepository(session).all()
         ]
     tell_rows(as_json, rows, ("name", "created_at", "suspended_at"))
+
+
+@tenants.command("view")
+def view_tenant(name: str, as_json: Json = False) -> None:
+    """Show a tenant's quotas and how much of them is used."""
+    _, database = open_home()
+    with database.reading() as session:
+        TenantService(session).get(name)
+        rows = [asdict(usage) for usage in tenant_usage(session, name)]
+    tell_rows(as_json, rows, ("quota", "used", "limit", "default"))
+
+
+@tenants.command("quota")
+def set_quota(
+    name: str,
+    quota: Quota,
+    limit: Annotated[str, typer.Argument(help=f"number, or `{DEFAULT_LIMIT}`")],
+) -> None:
+    """Change a quota of a tenant. What the tenant has already stays."""
+    if limit != DEFAULT_LIMIT and not (limit.isascii() and limit.isdigit() and len(limit) <= MAX_DIGITS):
+        raise BadRequest(f"LIMIT takes a number of at most {MAX_DIGITS} digits, or `{DEFAULT_LIMIT}`")
+    _, database = open_home()
+    with database.writing() as session:
+        QuotaService(session).set_limit(name, quota, None if limit == DEFAULT_LIMIT else int(limit))
+    output.print(f"the quota of {quota} of {name} is {limit}")
 
 
 @tenants.command("suspend")

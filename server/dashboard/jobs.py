@@ -81,7 +81,7 @@ async def submit(request: Request, visitor: Writer, form: Fields, state: State, 
     """Submits a job, as POST /v1/jobs does, or shows the form again with what is wrong."""
     try:
         job_request = await run_in_threadpool(read_request, form)
-        await prepare(state, visitor.principal.tenant, job_request)
+        await prepare(request, visitor.principal.tenant, job_request)
         return await state.write_queue.run(_submit, state, visitor, job_request, submitted)
     except MobizoError as error:
         if error.status >= 500:

@@ -20,6 +20,7 @@ from server.identity.audit import AccessTrail
 from server.identity.token_issuing import TokenIssuingService
 from server.operations.health.readiness import readiness
 from server.operations.health.service import server_usage
+from server.operations.tenant_usage import tenant_usage
 from server.registry.models import AuditTrail, event_view
 from server.settings import Settings
 from server.tasks.repository import TaskRepository
@@ -35,7 +36,7 @@ ACCESS = 50  # entries about devices and logins
 
 @router.get("")
 def operations(request: Request, visitor: Annotated[Visitor, signed_in()], state: State, session: Reading) -> Response:
-    """The session itself; with the scope `server:read` also readiness, storage, memory, tasks and settings."""
+    """The session and its tenant's quotas; with the scope `server:read` also readiness, storage, tasks and settings."""
     server: dict[str, Any] | None = None
     if visitor.may(Scope.SERVER_READ):
         server = {
@@ -49,7 +50,8 @@ def operations(request: Request, visitor: Annotated[Visitor, signed_in()], state
             "version": version("mobizo"),
             "database": state.database.engine.dialect.name,
         }
-    return page(request, visitor, "operations.html", "Operations", server=server)
+    usages = tenant_usage(session, visitor.principal.tenant)
+    return page(request, visitor, "operations.html", "Operations", server=server, usages=usages)
 
 
 def shown_settings(settings: Settings) -> list[tuple[str, str, str, bool]]:

@@ -25,8 +25,9 @@ Reader = Annotated[Visitor, signed_in(Scope.JOBS_READ)]
 MAX_RUNS = 4  # a browser opens six connections to a server, and each run takes one
 
 
-async def _has_a_stream_left(visitor: Reader, state: State) -> None:
-    state.get(make_event_feed).check(visitor.principal.token_id)
+async def _has_a_stream_left(visitor: Reader, state: State) -> AsyncIterator[None]:
+    with state.get(make_event_feed).reserved(visitor.principal.token_id):
+        yield
 
 
 def _position(

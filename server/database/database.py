@@ -28,6 +28,10 @@ The following rows guard data. Locks are taken in this order, to avoid deadlocks
 5. a job's row guards the job, the numbers of its events, and its leases: a lease changes only with its job locked
 6. an adapter's row guards its versions, its tags and `main`
 7. a masked round's row guards its phase and the messages of its devices
+8. a tenant's row guards its stored bytes
+
+Names are locked (`lock_name`) where no row stands for what is checked: an adapter's name before a job or a cohort takes
+it, a tenant's quota after something was added to it, and the requests that wait for a person.
 
 A statement that waits for a lock sees the locked row as the previous transaction left it, but all other data, such as
 the result of an EXISTS, as of the start of the statement. Read data that depends on a lock in a later statement.
@@ -35,6 +39,7 @@ the result of an EXISTS, as of the start of the statement. Read data that depend
 
 from __future__ import annotations
 
+import hashlib
 import random
 import select
 import sqlite3
@@ -45,7 +50,8 @@ from contextlib import contextmanager
 from enum import StrEnum
 from typing import Any, TypeVar
 
-from sqlalchemy import URL, Connection, CursorResult, Engine, Executable, Select, create_engine, event
+from sqlalchemy import URL, Connection, CursorResult, Engine, Executable, Select, create_engine, event, func
+from sqlalchemy import select as sqlalchemy_select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, InterfaceError, InvalidatePoolError, OperationalError
@@ -303,6 +309,18 @@ def locked(statement: SelectStatement, *, of: Any = None, skip: bool = False) ->
     """
     locking: SelectStatement = statement.with_for_update(of=of, skip_locked=skip, key_share=True)
     return locking.execution_options(populate_existing=True)
+
+
+def lock_name(session: Session, *parts: str) -> None:
+    """Waits until no other transaction has locked this name, and locks it until the transaction ends.
+
+    For checks of what no row stands for, such as the number of rows or a name that must be free. Read in a later
+    statement. SQLite has one writing transaction at a time, so that nothing is to be locked.
+    """
+    if session.get_bind().dialect.name == "postgresql":
+        key = int.from_bytes(hashlib.sha256("\0".join(parts).encode()).digest()[:8], "big", signed=True)
+        session.flush()
+        session.execute(sqlalchemy_select(func.pg_advisory_xact_lock(key)))
 
 
 def read_columns(session: Session, statement: Executable, parameters: Mapping[str, Any]) -> CursorResult[Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import Depends, Path, Response
+from fastapi import Depends, Path, Request, Response
 
 from server.federation.privacy.cohorts import cohort_privacy
 from server.federation.privacy.service import resolve_privacy
@@ -15,7 +15,7 @@ from server.federation.service import CohortService, request_of_member
 from server.federation.views import CohortViews
 from server.identity.access_rules import needs
 from server.identity.tokens import Principal
-from server.jobs.submission import run_preparation
+from server.jobs.accounting import accounted
 from server.registry.models import Actor
 from server.web.idempotency import Once
 from server.web.openapi import Responses, raises
@@ -37,6 +37,7 @@ from shared.errors import (
     UnknownBase,
     VersionHeld,
 )
+from shared.federation.accounting import exact_epsilon_of, known_answer
 from shared.federation.cohort import CohortSettings, CohortView, MemberRequest, MemberView, RoundView, UpdateView
 from shared.job import NAME
 from shared.privacy import CohortPrivacy
@@ -53,14 +54,12 @@ LOCATION: Responses = {
 ABSENT = raises(CohortNotFound)
 
 
-async def _prepare(principal: Writer, settings: CohortSettings, state: State) -> None:
+async def _prepare(principal: Writer, settings: CohortSettings, connection: Request) -> None:
     """Accounts for the privacy of a member's job before the transaction begins, which then finds it in the cache."""
     if settings.privacy is not None:
-        await run_preparation(state, lambda: _resolve(settings))
-
-
-def _resolve(settings: CohortSettings) -> None:
-    resolve_privacy(request_of_member(settings))
+        await accounted(
+            connection, principal.tenant, lambda: resolve_privacy(request_of_member(settings), known_answer)
+        )
 
 
 Prepared = Annotated[None, Depends(_prepare)]
@@ -98,11 +97,16 @@ def cohort(principal: Reader, cohort_name: str, state: State, session: Reading) 
 
 
 @router.get("/{cohort_name}/privacy", responses=ABSENT)
-def privacy(principal: Reader, cohort_name: str, state: State, session: Reading) -> CohortPrivacy:
+async def privacy(principal: Reader, cohort_name: str, state: State, connection: Request) -> CohortPrivacy:
     """Returns the privacy budget that the published rounds have spent, for members and for their examples."""
-    cohort = CohortService(session, state.artifacts).get(principal.tenant, cohort_name)
-    published = RoundRepository(session).published_since(cohort, 0)
-    return cohort_privacy(session, principal.tenant, cohort.settings, published)
+
+    def read() -> CohortPrivacy:
+        with state.database.reading() as session:
+            cohort = CohortService(session, state.artifacts).get(principal.tenant, cohort_name)
+            published = RoundRepository(session).published_since(cohort, 0)
+            return cohort_privacy(session, principal.tenant, cohort.settings, published, exact_epsilon_of)
+
+    return await accounted(connection, principal.tenant, read)
 
 
 @router.get("/{cohort_name}/members", responses=ABSENT)

@@ -35,6 +35,10 @@ class CohortRepository:
         """Returns a cohort of a tenant, or None."""
         return self._session.scalar(select(Cohort).where(Cohort.tenant == tenant, Cohort.name == name))
 
+    def count(self, tenant: str) -> int:
+        """Returns how many cohorts a tenant has."""
+        return self._session.scalar(select(func.count()).select_from(Cohort).where(Cohort.tenant == tenant)) or 0
+
     def algorithm_of(self, tenant: str, cohort: str) -> AlgorithmSettings | None:
         """Returns the algorithm of a cohort, or None if there is no such cohort."""
         settings = self._session.scalar(select(Cohort.settings).where(Cohort.tenant == tenant, Cohort.name == cohort))

@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session
 from server.catalog.bases import BaseService
 from server.catalog.calibrations.service import CalibrationService, calibration_of
 from server.database.columns import utc_now
+from server.database.database import lock_name
 from server.federation.audit import record
 from server.federation.member_recipes import member_demands
 from server.federation.models import Cohort, CohortMember
@@ -19,6 +20,7 @@ from server.federation.repository import CohortRepository
 from server.federation.rounds import RoundService
 from server.identity.devices.repository import DeviceRepository
 from server.identity.devices.service import BindingService
+from server.identity.quotas import Quota, QuotaService
 from server.jobs.recipes import RecipeBase, choose_recipe, resolve_task
 from server.jobs.repository import JobRepository
 from server.registry.models import Actor, Adapter
@@ -61,7 +63,7 @@ class CohortService:
         """Creates a cohort and its adapter, without members and versions.
 
         Raises UnknownBase, InvalidTask, InvalidRecipe, BudgetExceeded if a run would exceed its epsilon, or Conflict if
-        the name is taken by a cohort or an adapter.
+        the name is taken by a cohort or an adapter, or QuotaExceeded.
         """
         self._check_name(tenant, settings.name)
         bases = BaseService(self._session, self._artifacts)
@@ -93,12 +95,14 @@ class CohortService:
         )
         self._cohorts.add(cohort)
         self._adapters.add(Adapter(tenant=tenant, name=settings.name, user=NO_USER, versions=0, created_at=now))
+        QuotaService(self._session).check(tenant, Quota.COHORTS, lambda: self._cohorts.count(tenant))
         parts = settings.algorithm.name, settings.upload, choice.reason
         record(self._session, cohort, actor, AdapterAction.COHORT_CREATED, ", ".join(filter(None, parts)))
         return cohort
 
     def _check_name(self, tenant: str, name: str) -> None:
         """Raises Conflict if the name is taken by a cohort or an adapter."""
+        lock_name(self._session, "adapter", tenant, name)
         if self._cohorts.get(tenant, name) is not None:
             raise Conflict(f"cohort {name!r} already exists")
         owner = JobRepository(self._session).other_user(tenant, name, NO_USER)

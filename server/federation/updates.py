@@ -7,6 +7,7 @@ once, and a member has one part in a round.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from sqlalchemy.orm import Session
 
@@ -22,7 +23,7 @@ from shared.errors import CohortMismatch, Conflict, InvalidUpdate, NotAMember, R
 from shared.federation.cohort import RoundReceipt, RoundState, UpdateState
 from shared.federation.update import F32, difference, euclidean_norm
 from shared.job import Result
-from shared.zo.lora import load_adapter, named_fingerprint
+from shared.zo.lora import HEADER_BYTES, load_adapter, named_fingerprint
 
 
 @dataclass(frozen=True)
@@ -131,12 +132,13 @@ class UpdateService:
         return self._rounds.published_since(cohort, part.update.start_version or 0)
 
 
-def measure(artifacts: ArtifactStore, expected: Expected, data: bytes, flat: F32) -> float:
-    """Returns the Euclidean norm of an update. data: its adapter file; flat: the file's B (D,).
+def measure(artifacts: ArtifactStore, expected: Expected, path: Path, flat: F32) -> float:
+    """Returns the Euclidean norm of an update. path: of its adapter file; flat: the file's B (D,).
 
     Raises CohortMismatch for another frozen A, InvalidUpdate for a norm above the cohort's limit.
     """
-    update_fingerprint = named_fingerprint(data)
+    with path.open("rb") as file:
+        update_fingerprint = named_fingerprint(file.read(8 + HEADER_BYTES))
     if update_fingerprint != expected.a_sha256 or flat.size != expected.size_d:
         raise CohortMismatch(
             f"the update's frozen A has fingerprint {update_fingerprint or '(not stated)'} and D = {flat.size}; cohort "

@@ -22,8 +22,9 @@ from sqlalchemy import String, delete, func, select
 from sqlalchemy.orm import InstrumentedAttribute, Mapped, Session, mapped_column
 
 from server.database.columns import UtcTime, text_enum
+from server.database.database import lock_name
 from server.identity.tokens import token_digest
-from server.web.bodies import read_limited
+from server.web.bodies import pieces_of
 from server.web.middleware import TooSlow
 from server.web.openapi import Responses, raises
 from shared.errors import MobizoError, TooLarge
@@ -38,7 +39,7 @@ REQUEST_SECONDS = 900  # that a request waits for a person
 SLOWER_SECONDS = 5  # that each question asked too early adds to the interval (RFC 8628, 3.5)
 EXPIRED_KEPT_FOR = timedelta(hours=1)  # after its end, so that a client that asks late is told that it was late
 FORM = "application/x-www-form-urlencoded"
-MOST_FORM_BYTES = 16_384
+MAX_FORM_BYTES = 16_384
 NO_STORE = {"Cache-Control": "no-store", "Pragma": "no-cache"}  # RFC 6749, 5.1
 _OAUTH_ERROR = {
     "description": "an error in OAuth's form (RFC 6749, 5.2)",
@@ -126,7 +127,11 @@ class CodeRequests(Generic[R]):
         self._session.flush()
 
     def waiting(self, now: datetime, address: str | None = None) -> int:
-        """Returns the number of requests, optionally of one address, that are neither decided nor expired."""
+        """Returns the number of requests, optionally of one address, that are neither decided nor expired.
+
+        Requests of other transactions are added before or after this one.
+        """
+        lock_name(self._session, self._table.__name__)
         waits = self._table.state == RequestState.PENDING, self._table.expires_at > now
         statement = select(func.count()).select_from(self._table).where(*waits)
         if address is not None:
@@ -198,7 +203,7 @@ async def read_fields(request: Request) -> dict[str, str]:
     """Returns the fields of a form, each at most once. Raises OAuthError, or TooLarge."""
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != FORM:
         raise OAuthError("invalid_request", f"send the fields as {FORM}")
-    raw = await read_limited(request, MOST_FORM_BYTES)
+    raw = b"".join([piece async for piece in pieces_of(request, MAX_FORM_BYTES)])
     try:
         pairs = parse_qsl(raw.decode(), keep_blank_values=True, max_num_fields=50, errors="strict")
     except ValueError as error:

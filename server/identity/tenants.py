@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from datetime import datetime
 
-from sqlalchemy import ForeignKey, String, UniqueConstraint, select
+from sqlalchemy import BigInteger, ForeignKey, String, Text, UniqueConstraint, select
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
 from server.database.columns import Numbered, Table, UtcTime, new_id, text_enum, utc_now
@@ -28,6 +28,8 @@ class Tenant(Numbered, Table):
     name: Mapped[str] = mapped_column(String(96), unique=True)
     created_at: Mapped[datetime] = mapped_column(UtcTime)
     suspended_at: Mapped[datetime | None] = mapped_column(UtcTime)
+    quotas: Mapped[str] = mapped_column(Text, default="{}", server_default="{}")  # `quotas.QuotaChanges` as JSON
+    stored_bytes: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
 
 
 class User(Numbered, Table):

@@ -9,6 +9,7 @@ from sqlalchemy.orm import Session
 
 from server.database.columns import utc_now
 from server.database.paging import PageRequest, PageRows
+from server.identity.devices.service import check_tokens
 from server.identity.tenants import UserRepository
 from server.identity.tokens import TOKEN_DAYS, Principal, Token, TokenRepository, TokenService
 from shared.access import Scope, TokenGrant, TokenRequest, TokenView, default_scopes
@@ -19,7 +20,7 @@ class TokenIssuingService:
     """Issues, lists, rotates and revokes tokens on behalf of one token's holder, in one transaction."""
 
     def __init__(self, session: Session, maker: Principal) -> None:
-        self._maker = maker
+        self._session, self._maker = session, maker
         self._service = TokenService(session)
         self._tokens = TokenRepository(session)
         self._users = UserRepository(session)
@@ -30,7 +31,7 @@ class TokenIssuingService:
         It expires with the maker's token at the latest.
 
         Raises Forbidden for scopes that the maker's token lacks and for a longer life, BadRequest for what no token of
-        the role or the user can have, NotFound for an unknown user, Conflict for a disabled one.
+        the role or the user can have, NotFound for an unknown user, Conflict for a disabled one, QuotaExceeded.
         """
         if request.scopes is None:
             scopes = default_scopes(request.role, self._maker.tenant) & self._maker.scopes
@@ -52,6 +53,7 @@ class TokenIssuingService:
             lifetime=self._within_maker(lifetime),
             user=request.user or self._maker.user,
         )
+        check_tokens(self._session, self._maker.tenant)
         return TokenGrant(token=text, view=self._views([token])[0])
 
     def rotate(self, token_id: str) -> TokenGrant:
@@ -61,7 +63,7 @@ class TokenIssuingService:
 
         Raises NotFound, Conflict for one that ended, Forbidden for one beyond the maker's reach.
         """
-        old = self._get(token_id)
+        old = self._get(token_id, lock=True)  # of two rotations at once, one finds it revoked
         now = utc_now()
         if old.revoked_at is not None or (old.expires_at is not None and old.expires_at <= now):
             raise Conflict("the token has ended; make a new one")
@@ -87,8 +89,8 @@ class TokenIssuingService:
         page_rows = self._tokens.page(self._maker.tenant, request)
         return self._views(page_rows.rows), page_rows
 
-    def _get(self, token_id: str) -> Token:
-        token = self._tokens.of_tenant(self._maker.tenant, token_id)
+    def _get(self, token_id: str, lock: bool = False) -> Token:
+        token = self._tokens.of_tenant(self._maker.tenant, token_id, lock)
         if token is None:
             raise NotFound(f"there is no token {token_id}")
         return token

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import secrets
+import threading
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -12,13 +13,13 @@ from typing import Any
 
 import anyio.to_thread
 import structlog
-from sqlalchemy import Dialect, ForeignKey, Index, Row, String, Text, bindparam, or_, select, update
+from sqlalchemy import Dialect, ForeignKey, Index, Row, String, Text, bindparam, func, or_, select, update
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Mapped, Session, mapped_column
 from sqlalchemy.types import TypeDecorator
 
 from server.database.columns import Numbered, OneOf, Table, UtcTime, new_id, text_enum, utc_now
-from server.database.database import Database, read_columns
+from server.database.database import Database, locked, read_columns
 from server.database.paging import PageRequest, PageRows, page_of
 from server.identity.devices.repository import Device
 from server.identity.tenants import Tenant, TenantService, User, UserService
@@ -153,11 +154,16 @@ class TokenRepository:
         statement = select(Token).where(Token.tenant == tenant, Token.role != Role.DEVICE)
         return page_of(self._session, statement, Token, request)
 
-    def of_tenant(self, tenant: str, token_id: str) -> Token | None:
-        """Returns a token of a tenant's users and services, live or not."""
-        return self._session.scalar(
-            select(Token).where(Token.id == token_id, Token.tenant == tenant, Token.role != Role.DEVICE)
-        )
+    def of_tenant(self, tenant: str, token_id: str, lock: bool = False) -> Token | None:
+        """Returns a token of a tenant's users and services, live or not. lock: until the transaction ends."""
+        statement = select(Token).where(Token.id == token_id, Token.tenant == tenant, Token.role != Role.DEVICE)
+        return self._session.scalar(locked(statement) if lock else statement)
+
+    def count_live(self, tenant: str, now: datetime) -> int:
+        """Returns how many valid tokens a tenant's users and services have."""
+        live = Token.revoked_at.is_(None), or_(Token.expires_at.is_(None), Token.expires_at > now)
+        of_people = Token.tenant == tenant, Token.role != Role.DEVICE
+        return self._session.scalar(select(func.count()).select_from(Token).where(*of_people, *live)) or 0
 
     def used(self, moments: Mapping[int, datetime]) -> None:
         """Stores when tokens (by number) were last used, unless a later time is stored."""
@@ -346,21 +352,25 @@ class LastUsed:
 
     def __init__(self) -> None:
         self._moments: dict[int, datetime] = {}
+        self._lock = threading.Lock()
 
     def note(self, token: int, moment: datetime) -> None:
         """Records that a token was used."""
-        self._moments[token] = moment
+        with self._lock:
+            self._moments[token] = moment
 
     def write(self, database: Database) -> None:
         """Writes the recorded times; keeps them for the next attempt if the database is unavailable."""
-        moments, self._moments = self._moments, {}
+        with self._lock:
+            moments, self._moments = self._moments, {}
         if not moments:
             return
         try:
             with database.writing() as session:
                 TokenRepository(session).used(moments)
         except (SQLAlchemyError, Unavailable) as error:
-            self._moments = moments | self._moments
+            with self._lock:
+                self._moments = moments | self._moments
             _log.warning("token-uses-not-written", error=str(error).split("\n")[0])
 
     async def keep_writing(self, database: Database) -> None:

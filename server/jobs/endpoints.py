@@ -6,10 +6,11 @@ from collections.abc import AsyncIterator
 from typing import Annotated
 
 import structlog
-from fastapi import Depends, Query, Response
+from fastapi import Depends, Query, Request, Response
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
 from server.identity.access_rules import needs
+from server.identity.quotas import QuotaExceeded
 from server.identity.tokens import Principal
 from server.jobs.events import LastEventId, job_events, make_event_feed
 from server.jobs.repository import JobFilter, JobRepository
@@ -48,8 +49,8 @@ LOCATION: Responses = {
 }
 
 
-async def _prepare(principal: Writer, request: JobRequest, state: State) -> None:
-    await prepare(state, principal.tenant, request)
+async def _prepare(principal: Writer, request: JobRequest, connection: Request) -> None:
+    await prepare(connection, principal.tenant, request)
 
 
 @router.post(
@@ -58,7 +59,7 @@ async def _prepare(principal: Writer, request: JobRequest, state: State) -> None
     responses=LOCATION
     | raises(
         *(UnknownBase, InvalidTask, InvalidRecipe, NotFound, Conflict, DeviceNotBound),
-        *(AdapterNotFound, RevisionNotFound, StartMismatch, VersionHeld, BudgetExceeded),
+        *(AdapterNotFound, RevisionNotFound, StartMismatch, VersionHeld, BudgetExceeded, QuotaExceeded),
     ),
 )
 def submit(
@@ -113,8 +114,9 @@ def cancel(principal: Writer, job_id: str, state: State, session: Writing, expec
     return jobs.cancel(principal.tenant, job_id).view()
 
 
-async def _has_a_stream_left(principal: Reader, state: State) -> None:
-    state.get(make_event_feed).check(principal.token_id)
+async def _has_a_stream_left(principal: Reader, state: State) -> AsyncIterator[None]:
+    with state.get(make_event_feed).reserved(principal.token_id):
+        yield
 
 
 def _number(

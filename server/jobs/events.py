@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -65,16 +66,25 @@ class EventFeed:
     def __init__(self, state: AppState) -> None:
         self._state = state
         self._watchers: set[_Watcher] = set()
+        self._streams: Counter[str] = Counter()  # by token: open ones, and those that are about to open
         self._looking: asyncio.Task[None] | None = None
 
-    def check(self, token_id: str) -> None:
-        """Raises TooManyRequests if a token has as many open streams as it may have."""
-        if sum(watcher.token_id == token_id for watcher in self._watchers) >= MAX_STREAMS:
+    @contextmanager
+    def reserved(self, token_id: str) -> Iterator[None]:
+        """Counts a stream of a token until the end of the context. Raises TooManyRequests if it has MAX_STREAMS."""
+        if self._streams[token_id] >= MAX_STREAMS:
             raise TooManyRequests(
                 f"this token has {MAX_STREAMS} open event streams; close one first",
                 limit="streams",
                 retry_after_seconds=1,
             )
+        self._streams[token_id] += 1
+        try:
+            yield
+        finally:
+            self._streams[token_id] -= 1
+            if not self._streams[token_id]:
+                del self._streams[token_id]
 
     @contextmanager
     def watching(self, token_id: str, number: int) -> Iterator[_Watcher]:

@@ -208,6 +208,11 @@ class JobRepository:
         statement = select(Job.state, func.count()).where(Job.tenant == tenant).group_by(Job.state)
         return dict.fromkeys(JobState, 0) | {state: count for state, count in self._session.execute(statement)}  # noqa: C416
 
+    def count_waiting(self, tenant: str) -> int:
+        """Returns how many jobs of a tenant wait for their program or for a device, from an index alone."""
+        waits = Job.tenant == tenant, Job.state.in_((*AWAITING_PROGRAM, JobState.READY))
+        return self._session.scalar(select(func.count()).select_from(Job).where(*waits)) or 0
+
     def programs_page(self, tenant: str, request: PageRequest) -> PageRows[Program]:
         """Returns a page of the programs that jobs of a tenant use, newest first."""
         used = select(Job.number).where(Job.recipe_id == Program.recipe_id, Job.tenant == tenant).exists()
@@ -259,8 +264,8 @@ class JobRepository:
         statement = select(Job.number, Job.events).where(Job.number.in_(numbers))
         return {number: events for number, events in self._session.execute(statement)}  # noqa: C416  rows are not pairs
 
-    def purge_events(self, before: datetime, limit: int) -> int:
-        """Removes the progress events of up to `limit` jobs that ended before a time. Returns how many."""
+    def purge_events(self, before: datetime, limit: int) -> Sequence[int]:
+        """Removes the progress events of up to `limit` jobs that ended before a time. Returns their numbers."""
         ended = select(Job).where(NOT_PURGED, Job.updated_at < before).order_by(Job.updated_at).limit(limit)
         jobs = self._session.scalars(locked(ended, skip=True)).all()
         numbers = [job.number for job in jobs]
@@ -268,7 +273,7 @@ class JobRepository:
         self._session.execute(progress, execution_options={"synchronize_session": False})
         for job in jobs:
             job.purged = True
-        return len(jobs)
+        return numbers
 
 
 def job_with_calibration(session: Session, sha256: str) -> str | None:

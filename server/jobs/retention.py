@@ -1,4 +1,4 @@
-"""Retention of job events: removes the progress events of jobs that ended long ago. Their other events stay.
+"""Retention: removes the leases and the progress events of jobs that ended long ago. Their other events stay.
 
 Any number of workers may do this at once: each locks some jobs, and the others skip these.
 """
@@ -12,6 +12,7 @@ import structlog
 
 from server.database.columns import utc_now
 from server.database.database import Database
+from server.jobs.leases.repository import LeaseRepository
 from server.jobs.repository import JobRepository
 
 BATCH = 100  # jobs in one transaction, so that other writers wait only briefly
@@ -38,8 +39,9 @@ class EventPurge:
         before, jobs = utc_now() - self._days, 0
         while not self._stopping():
             with self._database.writing() as session:
-                purged = JobRepository(session).purge_events(before, BATCH)
-            jobs += purged
-            if purged < BATCH:
+                numbers = JobRepository(session).purge_events(before, BATCH)
+                LeaseRepository(session).purge(numbers)
+            jobs += len(numbers)
+            if len(numbers) < BATCH:
                 break
         return jobs

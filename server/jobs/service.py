@@ -15,9 +15,10 @@ from sqlalchemy.orm import Session
 from server.catalog.bases import BaseModelEntry, BaseService
 from server.catalog.calibrations.service import CalibrationService
 from server.database.columns import new_id, utc_now
-from server.database.database import Database, change_state
+from server.database.database import Database, change_state, lock_name
 from server.identity.devices.repository import DeviceRepository
 from server.identity.devices.service import BindingService
+from server.identity.quotas import Quota, QuotaService
 from server.jobs.leases.repository import LeaseRepository
 from server.jobs.recipes import RecipeBase, choose_recipe, resolve_task, spare_memory
 from server.jobs.repository import AWAITING_PROGRAM, JOB_EVENT, PROGRESS_EVENT, Job, JobRepository, StateTimes
@@ -36,6 +37,8 @@ from shared.recipe import BaseRef, Recipe
 from shared.registry import Parent, SignedAdapter
 from shared.task import Task
 from shared.zo.lora import BaseShape
+
+MAX_EVENTS = 10_000  # of one job with progress; those of its states come on top
 
 
 class PinnedStart(Protocol):
@@ -94,7 +97,8 @@ class JobSubscriber:
 
 WARM_STARTS: Port[Callable[[Session], WarmStarts]] = Port("jobs.warm_starts")
 SUBSCRIBERS: Port[tuple[Callable[[Session], JobSubscriber], ...]] = Port("jobs.subscribers")
-# Compute what submitting a job will need, outside of any transaction. They raise what the request is refused with.
+# Check outside of any transaction that every answer is known that submitting a job will need. They raise what the
+# request is refused with, or `shared.federation.accounting.NotAccounted`.
 PREPARATIONS: Port[tuple[Callable[[Database, str, JobRequest], None], ...]] = Port("jobs.preparations")
 # Returns what a device must know of the round that its job belongs to. Called only for jobs of a round.
 ROUND_TASK: Port[Callable[[Session, Job], RoundTask | None]] = Port("jobs.round_task")
@@ -152,13 +156,17 @@ class JobLifecycle:
             self._tasks.withdraw(job.id)
 
     def progress(self, job: Job, progress: Progress) -> None:
-        """Stores the progress of training. Equal progress, for example of a waiting device, adds no event."""
+        """Stores the progress of training.
+
+        Equal progress, for example of a waiting device, adds no event, nor does progress after MAX_EVENTS events.
+        """
         job.updated_at = utc_now()
         progress = redacted_progress(progress) if job.hides_figures else progress
         if progress == job.progress:
             return
         job.progress = progress
-        self._jobs.add_event(job, PROGRESS_EVENT, progress.model_dump_json())
+        if job.events < MAX_EVENTS:
+            self._jobs.add_event(job, PROGRESS_EVENT, progress.model_dump_json())
 
     def signed_program(self, job: Job) -> SignedManifest | None:
         """Returns the signed program of a job, read once for all jobs of a recipe; None before it is compiled."""
@@ -228,8 +236,8 @@ class JobService:
         """Creates a job, which is READY at once if its recipe was compiled before.
 
         Raises UnknownBase, InvalidTask, InvalidRecipe, NotFound for an unknown device, DeviceNotBound for one that does
-        not train for the user, Conflict if the adapter belongs to another user, BudgetExceeded, and the errors of
-        `WarmStarts` for an invalid start.
+        not train for the user, Conflict if the adapter belongs to another user or was deleted, BudgetExceeded,
+        QuotaExceeded, and the errors of `WarmStarts` for an invalid start.
         """
         start = None
         if request.start is not None:
@@ -255,7 +263,10 @@ class JobService:
         parent = None if start is None else start.parent
         self._check_user(tenant, request)
         resolved = ResolvedJob(base, task, recipe, parent, start_user, estimator_reason=choice.reason)
-        return self._begin(tenant, request, resolved)
+        job = self._begin(tenant, request, resolved)
+        quotas = QuotaService(self._session)
+        quotas.check(tenant, Quota.WAITING_JOBS, lambda: self._jobs.count_waiting(tenant))
+        return job
 
     def submit_part(self, tenant: str, request: JobRequest, resolved: ResolvedJob, part: RoundRef) -> Job:
         """Creates a resolved job for a member's part in a cohort's round.
@@ -312,6 +323,7 @@ class JobService:
 
     def _check_user(self, tenant: str, request: JobRequest) -> None:
         """Raises Conflict unless the adapter is the user's, because an adapter learns from one user's data."""
+        lock_name(self._session, "adapter", tenant, request.adapter)
         for subscriber in self._subscribers:
             subscriber.check_adapter(tenant, request)
         owner = self._jobs.other_user(tenant, request.adapter, request.user)

@@ -6,51 +6,34 @@ all other writes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
 
-import anyio
-import anyio.to_thread
 import structlog
-from anyio import CapacityLimiter
+from fastapi import Request
 from fastapi.concurrency import run_in_threadpool
 from prometheus_client import CollectorRegistry, Counter
 from sqlalchemy.orm import Session
 
 from server.catalog.calibrations.service import calibration_of
 from server.identity.tokens import Principal
+from server.jobs.accounting import accounted
 from server.jobs.repository import Job
 from server.jobs.service import PREPARATIONS, JobService
 from server.storage.store import Damaged
 from server.web.state import AppState
 from shared.access import Scope
-from shared.errors import Forbidden, Unavailable
+from shared.errors import Forbidden
 from shared.job import JobRequest, JobState
 
 _log = structlog.get_logger()
-AT_ONCE = 2  # preparations that run at the same time
-MAX_SECONDS = 60
 
 
-def _make_limiter(state: AppState) -> CapacityLimiter:
-    return CapacityLimiter(AT_ONCE)
-
-
-async def run_preparation(state: AppState, work: Callable[[], None]) -> None:
-    """Runs `work` in a thread of its own kind. Raises what it raises, or Unavailable if it takes too long."""
-    try:
-        with anyio.fail_after(MAX_SECONDS):
-            await anyio.to_thread.run_sync(work, limiter=state.get(_make_limiter), abandon_on_cancel=True)
-    except TimeoutError as error:
-        raise Unavailable("privacy accounting takes too long at the moment; try again later") from error
-
-
-async def prepare(state: AppState, tenant: str, request: JobRequest) -> None:
-    """Prepares a submission, whose transaction finds the results in the caches. Raises as `run_preparation`."""
-    recipe = request.recipe
-    if recipe.calibration is not None:
+async def prepare(connection: Request, tenant: str, request: JobRequest) -> None:
+    """Prepares a submission, whose transaction finds the results in the caches. Raises as `accounted`."""
+    state: AppState = connection.app.state.mobizo
+    if request.recipe.calibration is not None:
         with suppress(Damaged):  # the transaction says what is wrong
-            await run_in_threadpool(calibration_of, state.artifacts, recipe)
+            await run_in_threadpool(calibration_of, state.artifacts, request.recipe)
     if request.privacy is None:
         return
 
@@ -58,7 +41,7 @@ async def prepare(state: AppState, tenant: str, request: JobRequest) -> None:
         for prepare_one in PREPARATIONS.get():
             prepare_one(state.database, tenant, request)
 
-    await run_preparation(state, run_all)
+    await accounted(connection, tenant, run_all)
 
 
 def make_program_counter(registry: CollectorRegistry) -> Counter:

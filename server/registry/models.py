@@ -73,6 +73,7 @@ class StoredVersion(Numbered, Table):
     a_sha256: Mapped[str] = mapped_column(String(64))
     sha256: Mapped[str] = mapped_column(String(64), index=True)
     size: Mapped[int] = mapped_column(BigInteger)
+    stored_bytes: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")  # with its trajectory
     size_d: Mapped[int] = mapped_column(BigInteger)
     result: Mapped[Result] = mapped_column(Document(Result))
     verified: Mapped[bool] = mapped_column(default=False, server_default=false())  # its trajectory yields B

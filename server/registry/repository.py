@@ -17,6 +17,7 @@ from server.catalog.calibrations.service import names_calibration
 from server.database.columns import MAX_INTEGER
 from server.database.database import locked
 from server.database.paging import PageRequest, PageRows, page_of
+from server.identity.quotas import QuotaService
 from server.jobs.repository import Job
 from server.registry.models import Adapter, AdapterTag, StoredPeftFile, StoredVersion, TenantRule
 from shared.errors import AdapterNotFound, RevisionNotFound
@@ -241,9 +242,19 @@ class AdapterRepository:
 
     def remove_versions(self, numbers: Sequence[int]) -> None:
         """Purges versions with their tags and generated files."""
+        stored = (
+            select(Adapter.tenant, func.sum(StoredVersion.stored_bytes))
+            .join(Adapter, Adapter.number == StoredVersion.adapter_number)
+            .where(StoredVersion.number.in_(numbers))
+            .group_by(Adapter.tenant)
+            .order_by(Adapter.tenant)
+        )
+        freed = self._session.execute(stored).all()
         self.delete_generated_files(numbers)
         self._session.execute(delete(AdapterTag).where(AdapterTag.version_number.in_(numbers)))
         self._session.execute(delete(StoredVersion).where(StoredVersion.number.in_(numbers)))
+        for tenant, size in freed:
+            QuotaService(self._session).store(tenant, -int(size))
 
     def remove(self, adapter: Adapter) -> None:
         """Purges an adapter whose versions were purged."""

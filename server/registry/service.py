@@ -10,6 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sqlalchemy.orm import Session
 
 from server.database.columns import utc_now
+from server.identity.quotas import QuotaService
 from server.jobs.repository import Job
 from server.jobs.service import JobSubscriber
 from server.registry.models import SERVER, Actor, Adapter, AuditEntry, AuditTrail, StoredVersion, TenantRule
@@ -150,13 +151,17 @@ class ApprovalService:
 
 @dataclass(frozen=True)
 class Publication:
-    """A device's result: its program, the completion, bytes of the LoRA-B file, the device, the start."""
+    """A device's result: its program, the completion, bytes of the LoRA-B file, the device, the start.
+
+    trajectory_size: bytes of the trajectory that comes with it.
+    """
 
     program: ProgramManifest
     completion: Completion
     size: int
     device_id: str
     parent: Parent | None = None
+    trajectory_size: int = 0
 
 
 class AdapterService:
@@ -170,7 +175,7 @@ class AdapterService:
     def publish(self, job: Job, publication: Publication, key: Ed25519PrivateKey) -> AdapterVersion:
         """Publishes the next version of a job's adapter: signs it, and approves or holds it by the adapter's rule.
 
-        Raises Conflict if the adapter belongs to another user.
+        Raises Conflict if the adapter belongs to another user, QuotaExceeded.
         """
         now, completion = utc_now(), publication.completion
         adapter = self._adapters.get_locked(job.tenant, job.adapter)
@@ -191,6 +196,7 @@ class AdapterService:
             a_sha256=publication.program.a_sha256,
             sha256=completion.adapter_sha256,
             size=publication.size,
+            stored_bytes=publication.size + publication.trajectory_size,
             size_d=publication.program.size,
             result=completion.result,
             created_at=now,
@@ -198,6 +204,9 @@ class AdapterService:
         sign(version, make_manifest(adapter, version, job, publication.parent), key)
         self._decide(adapter, version, publication.parent)
         self._adapters.add(version)
+        quotas = QuotaService(self._session)
+        quotas.store(job.tenant, version.stored_bytes)
+        quotas.check_stored(job.tenant)
         return version.view(adapter)
 
     def publish_round(self, adapter: Adapter, result: RoundVersion, key: Ed25519PrivateKey) -> StoredVersion:
@@ -215,6 +224,7 @@ class AdapterService:
             a_sha256=result.a_sha256,
             sha256=result.sha256,
             size=result.size,
+            stored_bytes=result.size,
             size_d=result.size_d,
             result=result.result,
             created_at=utc_now(),
@@ -225,6 +235,7 @@ class AdapterService:
             adapter, version, SERVER, None if automatic else "a person approves each version of this adapter"
         )
         self._adapters.add(version)
+        QuotaService(self._session).store(adapter.tenant, version.stored_bytes)
         return version
 
     def _decide(self, adapter: Adapter, version: StoredVersion, parent: Parent | None) -> None:
@@ -284,7 +295,9 @@ class RegistrySubscriber(JobSubscriber):
         self._adapters = AdapterRepository(session)
 
     def check_adapter(self, tenant: str, request: JobRequest) -> None:
-        """Raises Conflict if the adapter belongs to another user."""
+        """Raises Conflict if the adapter belongs to another user, or was deleted."""
         adapter = self._adapters.get(tenant, request.adapter)
+        if adapter is not None and adapter.deleted_at is not None:
+            raise Conflict(f"adapter {request.adapter!r} was deleted; restore it, or choose another name")
         if adapter is not None and adapter.user is not None and adapter.user != request.user:
             raise Conflict(f"adapter {request.adapter!r} is user {adapter.user!r}'s; choose another name")

@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-import hashlib
-
-import anyio.to_thread
-from anyio import CapacityLimiter
 from fastapi import Request, Response
-from fastapi.concurrency import run_in_threadpool
+from fastapi.concurrency import contextmanager_in_threadpool, run_in_threadpool
 
 from server.identity.access_rules import Device, ResultSignature, WholeResultSignature, check_digest, spending
+from server.identity.tokens import DevicePrincipal
 from server.jobs.leases.service import LeaseService
 from server.registry import files
+from server.registry.trajectories.reconstruction import REPLAYS
 from server.registry.trajectories.service import Proof
 from server.registry.warm_start import StartService
 from server.results import uploads
 from server.results.trajectories import TrajectoryProofs, TrajectoryUploads
 from server.results.uploads import AdapterUploads
-from server.storage.store import Collected, StorageFull
-from server.web.bodies import BYTES, UnsupportedMediaType, check_binary_type, read_limited
+from server.storage.store import Collected, StagingFile, StorageFull
+from server.web.bodies import BYTES, UnsupportedMediaType, check_binary_type
+from server.web.body_budgets import make_uploaders, staged_body, stored
 from server.web.downloads import FILE_ROUTE, file_response
 from server.web.middleware import TooSlow
 from server.web.openapi import raises
 from server.web.routes import Routes
-from server.web.state import AppState, State, make_uploaders
+from server.web.state import AppState, State
+from server.web.tenant_turns import TenantTurns
 from shared.errors import (
     CohortMismatch,
     Conflict,
@@ -46,23 +46,29 @@ router = Routes(prefix="/v1/leases", tags=["leases"])
 START_FILE = FILE_ROUTE | {"responses": FILE_ROUTE["responses"] | raises(Gone, StartDeleted)}
 
 
-READERS = 2  # threads that read trajectories at the same time
+READERS = 3  # threads that read trajectories at the same time, two of them for one tenant
 
 
-def _make_readers(state: AppState) -> CapacityLimiter:
-    return CapacityLimiter(READERS)
+def _make_readers(state: AppState) -> TenantTurns:
+    return TenantTurns("trajectories", READERS)
+
+
+def _make_replays(state: AppState) -> TenantTurns:
+    return TenantTurns("replays", REPLAYS)
 
 
 def _uploads(state: AppState) -> AdapterUploads:
     return AdapterUploads(state.database, state.artifacts, state.settings.lease_seconds)
 
 
-async def _upload(state: AppState, device_id: str, lease_id: str, size: int, data: bytes) -> UploadReceipt:
-    """Stores an adapter file, then records it under its lease."""
-    service = _uploads(state)
-    limiter = state.get(make_uploaders)
-    upload = await anyio.to_thread.run_sync(service.store, device_id, lease_id, size, data, limiter=limiter)
-    return await state.write_queue.run(service.record, device_id, lease_id, upload)
+async def _upload(
+    state: AppState, principal: DevicePrincipal, lease_id: str, size: int, staged: StagingFile
+) -> UploadReceipt:
+    """Checks and stores an adapter file, then records it under its lease."""
+    service, tenant, device_id = _uploads(state), principal.tenant, principal.device_id
+    upload = await state.get(make_uploaders).run(tenant, service.check, device_id, lease_id, size, staged)
+    async with stored(state, tenant, staged):
+        return await state.write_queue.run(service.record, device_id, lease_id, upload)
 
 
 # Errors of every upload.
@@ -95,10 +101,9 @@ async def upload(
     device_id = principal.device_id
     async with state.write_queue.holding(spending(state, principal, signature)) as session:
         size, limit = await run_in_threadpool(service.limit, session, device_id, lease_id)
-    digest = hashlib.sha256()
-    data = await read_limited(request, limit, digest.update)
-    check_digest(signature, digest.digest())
-    return await _upload(state, device_id, lease_id, size, data)
+    async with staged_body(request, limit) as staged:
+        check_digest(signature, bytes.fromhex(staged.sha256))
+        return await _upload(state, principal, lease_id, size, staged)
 
 
 @router.put("/{lease_id}/trajectory", responses=raises(InvalidTrajectory, *_UPLOADED), openapi_extra=BYTES)
@@ -111,13 +116,12 @@ async def upload_trajectory(
     device_id = principal.device_id
     async with state.write_queue.holding(spending(state, principal, signature)) as session:
         expected = await run_in_threadpool(trajectories.expect, session, device_id, lease_id)
-    digest = hashlib.sha256()
-    data = await read_limited(request, expected.limit, digest.update)
-    check_digest(signature, digest.digest())
-    await anyio.to_thread.run_sync(trajectories.check, expected, data, limiter=state.get(_make_readers))
-    sha256 = await anyio.to_thread.run_sync(state.artifacts.put, data, limiter=state.get(make_uploaders))
-    receipt = UploadReceipt(sha256=sha256, size=len(data))
-    return await state.write_queue.run(trajectories.record, device_id, lease_id, receipt)
+    async with staged_body(request, expected.limit) as staged:
+        check_digest(signature, bytes.fromhex(staged.sha256))
+        await state.get(_make_readers).run(principal.tenant, trajectories.check, expected, staged.path)
+        receipt = UploadReceipt(sha256=staged.sha256, size=staged.size)
+        async with stored(state, principal.tenant, staged):
+            return await state.write_queue.run(trajectories.record, device_id, lease_id, receipt)
 
 
 @router.post(
@@ -136,22 +140,24 @@ async def complete(
     is replayed first, which takes seconds; if it does not yield the file, nothing changes.
     """
     device_id = principal.device_id
-    proof = await _proof(state, device_id, lease_id, completion)
+    proof = await _proof(state, principal, lease_id, completion)
     async with state.write_queue.holding(spending(state, principal, signature)) as session:
         return await run_in_threadpool(
             uploads.complete, session, state.settings, device_id, lease_id, completion, proof
         )
 
 
-async def _proof(state: AppState, device_id: str, lease_id: str, completion: Completion) -> Proof | None:
+async def _proof(state: AppState, principal: DevicePrincipal, lease_id: str, completion: Completion) -> Proof | None:
     """Returns the proof of the trajectory that a completion names, if any. The replay runs outside of transactions."""
     if completion.trajectory_sha256 is None:
         return None
     service = TrajectoryProofs(state.database, state.artifacts, state.settings)
-    proof_request = await state.write_queue.run(service.begin, device_id, lease_id, completion)
+    proof_request = await state.write_queue.run(service.begin, principal.device_id, lease_id, completion)
     if proof_request is None:
         return None
-    proof = await run_in_threadpool(service.prove, proof_request)
+    proof = await state.get(_make_replays).run(principal.tenant, service.prove, proof_request)
     if proof.rebuilt is not None:
-        await _upload(state, device_id, lease_id, proof_request.manifest.size, proof.rebuilt)
+        async with contextmanager_in_threadpool(state.artifacts.staging_file()) as staged:
+            await run_in_threadpool(staged.write, proof.rebuilt)
+            await _upload(state, principal, lease_id, proof_request.manifest.size, staged)
     return proof

@@ -8,6 +8,7 @@ checks it again.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from sqlalchemy.orm import Session
@@ -23,6 +24,7 @@ from server.registry.trajectories.service import Proof, check_sent
 from server.registry.warm_start import StartService
 from server.settings import Settings
 from server.storage.store import ArtifactStore, hold
+from server.web.body_budgets import remove_unreferenced
 from shared.canonical import sha256_hex
 from shared.errors import Gone, InvalidTrajectory, NotReplayable, StartDeleted, TrajectoryMismatch
 from shared.federation.algorithms import DeviceAlgorithm, algorithm_of
@@ -94,14 +96,14 @@ class TrajectoryUploads:
         limit = min(ledger_limit(training, header.numbers), TRAJECTORY_BYTES)
         return Expected(header, training, limit)
 
-    def check(self, expected: Expected, data: bytes) -> None:
-        """Checks a trajectory, which may take a second. Raises InvalidTrajectory."""
-        check_run(read_ledger(data, expected.training.steps), expected.header, expected.training)
+    def check(self, expected: Expected, path: Path) -> None:
+        """Checks the file of a trajectory, which may take a second. Raises InvalidTrajectory."""
+        check_run(read_ledger(path.read_bytes(), expected.training.steps), expected.header, expected.training)
 
     def record(self, device_id: str, lease_id: str, receipt: UploadReceipt) -> UploadReceipt:
-        """Records a trajectory, which was checked and stored, under its lease. Repeating it returns the same receipt.
+        """Records a trajectory, which was checked and stored, under its lease, and removes the one that it replaces.
 
-        Raises NotFound, Gone or Collected.
+        Repeating it returns the same receipt. Raises NotFound, Gone or Collected.
         """
         with self.database.writing() as session:
             leases = LeaseService(session, self.settings.lease_seconds)
@@ -112,7 +114,10 @@ class TrajectoryUploads:
                 return receipt
             leases.renew(lease)
             hold(session, self.artifacts, [receipt.sha256])
+            replaced = lease.trajectory_sha256
             lease.trajectory_sha256, lease.trajectory_size = receipt.sha256, receipt.size
+        if replaced != receipt.sha256:
+            remove_unreferenced(self.database, self.artifacts, replaced)
         return receipt
 
 
@@ -201,7 +206,7 @@ class TrajectoryProofs:
 
     def _replay(self, request: ProofRequest, trajectory: Trajectory) -> F32:
         start = start_of(self.database, self.artifacts, request.tenant, request.header)
-        with replay_slot():
+        with replay_slot(request.tenant):
             return replay(trajectory, start, request.completion.result.best_step)
 
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 from sqlalchemy.orm import Session
 
 from server.database.database import Database
 from server.federation.rounds import RoundService
 from server.federation.updates import Expected, UpdateService, measure
+from server.identity.quotas import QuotaService
 from server.identity.signing_keys.service import KeyService
 from server.jobs.leases.repository import Ending, JobLease, LeaseRepository
 from server.jobs.leases.service import LeaseService
@@ -23,21 +23,22 @@ from server.jobs.service import JobLifecycle
 from server.registry.service import AdapterService, Publication
 from server.registry.trajectories.service import Proof, check_sent, record
 from server.settings import Settings
-from server.storage.store import ArtifactStore, hold
-from shared.canonical import sha256_hex
+from server.storage.store import ArtifactStore, StagingFile, hold
+from server.web.body_budgets import remove_unreferenced
 from shared.errors import Conflict, Gone, InvalidUpload
 from shared.federation.cohort import RoundReceipt
 from shared.federation.secure_aggregation.redaction import redacted_result
+from shared.federation.update import euclidean_norm
 from shared.job import JobState
 from shared.protocol import AdapterVersion, Completion, UploadReceipt
-from shared.zo.lora import F32, HEADER_BYTES, load_adapter
+from shared.zo.lora import F32, HEADER_BYTES, map_adapter
 
 MAX_RMS = 100.0  # of an uploaded adapter's elements
 
 
 def check_scale(flat: F32) -> None:
     """Raises InvalidUpload if the root mean square of flat B (D,) is larger than training yields."""
-    rms = float(np.sqrt(np.mean(np.square(flat, dtype=np.float64))))
+    rms = euclidean_norm(flat) / flat.size**0.5
     if rms > MAX_RMS:
         raise InvalidUpload(
             f"the adapter's elements have a root mean square of {rms:.3g}; at most {MAX_RMS:.3g} is accepted: "
@@ -46,8 +47,8 @@ def check_scale(flat: F32) -> None:
 
 
 @dataclass(frozen=True)
-class StoredUpload:
-    """A checked adapter file in the store. norm: of an update of a round; None for a job outside of rounds."""
+class CheckedUpload:
+    """A checked adapter file. norm: of an update of a round; None for a job outside of rounds."""
 
     sha256: str
     size: int
@@ -69,20 +70,20 @@ class AdapterUploads:
         if lease.ending is not Ending.COMPLETED:
             _expect_update(session, job)  # first, because its error explains why a round no longer accepts the file
             leases.renew(lease)
+            QuotaService(session).check_stored(job.tenant, more=1)
         size = leases.manifest(job).manifest.size
         return size, 4 * size + HEADER_BYTES
 
-    def store(self, device_id: str, lease_id: str, size: int, data: bytes) -> StoredUpload:
-        """Checks and stores an adapter file of `size` elements, outside transactions. Raises InvalidUpload or Gone."""
-        flat = load_adapter(data, size)
+    def check(self, device_id: str, lease_id: str, size: int, staged: StagingFile) -> CheckedUpload:
+        """Checks an adapter file of `size` elements, outside transactions. Raises InvalidUpload or Gone."""
+        flat = map_adapter(staged.path, size)
         check_scale(flat)
-        norm = self._measure(device_id, lease_id, data, flat)
-        return StoredUpload(self.artifacts.put(data), len(data), norm)
+        return CheckedUpload(staged.sha256, staged.size, self._measure(device_id, lease_id, staged, flat))
 
-    def record(self, device_id: str, lease_id: str, upload: StoredUpload) -> UploadReceipt:
-        """Records a stored file under its lease. Repeating the upload returns the same receipt.
+    def record(self, device_id: str, lease_id: str, upload: CheckedUpload) -> UploadReceipt:
+        """Records a stored file under its lease, and removes the one that it replaces.
 
-        Raises NotFound, Gone or Collected; garbage collection removes a file that no lease names.
+        Repeating the upload returns the same receipt. Raises NotFound, Gone or Collected.
         """
         receipt = UploadReceipt(sha256=upload.sha256, size=upload.size)
         with self.database.writing() as session:
@@ -93,20 +94,23 @@ class AdapterUploads:
                 return receipt
             leases.renew(lease)
             hold(session, self.artifacts, [receipt.sha256])
+            replaced = lease.upload_sha256
             lease.upload_sha256, lease.upload_size, lease.upload_norm = receipt.sha256, receipt.size, upload.norm
+        if replaced != receipt.sha256:
+            remove_unreferenced(self.database, self.artifacts, replaced)
         return receipt
 
-    def _measure(self, device_id: str, lease_id: str, data: bytes, flat: F32) -> float | None:
+    def _measure(self, device_id: str, lease_id: str, staged: StagingFile, flat: F32) -> float | None:
         """Returns the norm of an update, or None for a job outside of rounds. Raises as `server.federation.updates`."""
         with self.database.reading() as session:
             lease = LeaseRepository(session).get_unlocked(device_id, lease_id)
             if lease is None:
                 return None
             if lease.ending is Ending.COMPLETED:
-                _check_completed(lease, sha256_hex(data))
+                _check_completed(lease, staged.sha256)
                 return None
             expected = _expect_update(session, JobRepository(session).by_number(lease.job_number))
-        return None if expected is None else measure(self.artifacts, expected, data, flat)
+        return None if expected is None else measure(self.artifacts, expected, staged.path, flat)
 
 
 def _check_completed(lease: JobLease, sha256: str) -> None:
@@ -143,6 +147,7 @@ def complete(
         size=lease.upload_size or 0,
         device_id=device_id,
         parent=job.start,
+        trajectory_size=0 if proof is None else proof.size,
     )
     stored = adapters.publish(job, publication, key)
     if proof is not None:

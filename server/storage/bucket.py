@@ -129,13 +129,6 @@ class BucketArtifacts(ArtifactStore):
             for at in range(0, len(keys), DELETE_AT_ONCE):
                 obstore.delete(self._store, keys[at : at + DELETE_AT_ONCE])
 
-    def leftovers(self, before: datetime) -> list[str]:
-        """Returns an empty list: a lifecycle rule of the bucket aborts incomplete multipart uploads."""
-        return []
-
-    def discard(self, leftover: str) -> None:
-        """Does nothing, because there are no leftovers."""
-
     def check_writable(self) -> None:
         """Raises Unavailable unless an object can be written to the bucket, and a file to the scratch directory."""
         super().check_writable()

@@ -6,32 +6,19 @@ A file is written and synced under `staging`, then linked to its name. Its modif
 from __future__ import annotations
 
 import asyncio
-import errno
 import os
 import re
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import BinaryIO
 
-from server.storage.store import ArtifactStore, StorageFull, StoredFile
+from server.storage.store import ArtifactStore, StoredFile, full_disk_refused
 from shared.errors import NotFound
 
 PIECE_BYTES = 256 << 10
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
-
-@contextmanager
-def _disk() -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno in _FULL:
-            raise StorageFull from error
-        raise
 
 
 def sync(path: Path) -> None:
@@ -97,22 +84,8 @@ class DiskArtifacts(ArtifactStore):
         for sha256 in sha256s:
             self._path(sha256).unlink(missing_ok=True)
 
-    def leftovers(self, before: datetime) -> list[str]:
-        """Returns old files in `staging`; its directories are workspaces."""
-        names = []
-        with os.scandir(self._staging) as entries:
-            for entry in entries:
-                with suppress(FileNotFoundError):
-                    if entry.is_file() and _moment(entry.stat().st_mtime) < before:
-                        names.append(entry.name)
-        return names
-
-    def discard(self, leftover: str) -> None:
-        """Removes a file of `staging`."""
-        (self._staging / leftover).unlink(missing_ok=True)
-
     def _write(self, data: bytes, sha256: str) -> None:
-        with _disk():
+        with full_disk_refused():
             descriptor, name = tempfile.mkstemp(dir=self._staging)
             staged = Path(name)
             try:
@@ -123,7 +96,7 @@ class DiskArtifacts(ArtifactStore):
                 staged.unlink(missing_ok=True)
 
     def _take(self, path: Path, sha256: str) -> None:
-        with _disk():
+        with full_disk_refused():
             self._link(path, sha256)
 
     def _link(self, staged: Path, sha256: str) -> None:

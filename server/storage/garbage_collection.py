@@ -16,7 +16,7 @@ import structlog
 from server.database.columns import utc_now
 from server.database.database import Database
 from server.settings import Settings
-from server.storage.store import ArtifactStore, StoredFile, begin_pass, end_pass, lock_references, referenced
+from server.storage.store import ArtifactStore, StoredFile, begin_pass, delete_unreferenced, end_pass, referenced
 
 LOOKED_UP_AT_ONCE = 500
 REMOVED_AT_ONCE = 100  # in one transaction, during which new references wait
@@ -75,17 +75,11 @@ class Collector:
         return result
 
     def _remove(self, files: list[StoredFile], before: datetime) -> list[StoredFile]:
-        """Removes those files that are still unreferenced and were not stored again since they were listed.
-
-        Only the deletion itself happens while new references wait: `hold` finds a file that it removes absent.
-        """
+        """Removes those files that are still unreferenced and were not stored again since they were listed."""
         old = [file for file in files if self._still_old(file, before)]
         with self.database.writing() as session:
-            lock_references(session)
-            in_use = referenced(session, [file.sha256 for file in old])
-            removed = [file for file in old if file.sha256 not in in_use]
-            self.artifacts.delete([file.sha256 for file in removed])
-        return removed
+            removed = delete_unreferenced(session, self.artifacts, [file.sha256 for file in old])
+        return [file for file in old if file.sha256 in removed]
 
     def _still_old(self, file: StoredFile, before: datetime) -> bool:
         stored_at = self.artifacts.stored_at(file.sha256)

@@ -17,22 +17,38 @@ from pathlib import Path
 @contextmanager
 def scratch(parent: Path, prefix: str) -> Iterator[Path]:
     """Creates a directory in `parent` whose name begins with `prefix`, and removes abandoned ones of that prefix."""
-    # The parent is locked, because a new directory that is not locked yet would look abandoned.
-    parent_lock = _locked(parent, wait=True)
-    try:
-        for abandoned in parent.glob(f"{prefix}*"):
-            with suppress(OSError):
-                os.close(_locked(abandoned, wait=False))
-                shutil.rmtree(abandoned, ignore_errors=True)
+    with _parent_locked(parent):
+        _remove_abandoned(parent, prefix)
         path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
         lock = _locked(path, wait=True)
-    finally:
-        os.close(parent_lock)
     try:
         yield path
     finally:
         shutil.rmtree(path, ignore_errors=True)
         os.close(lock)
+
+
+def remove_abandoned(parent: Path) -> None:
+    """Removes every abandoned directory in `parent`."""
+    with _parent_locked(parent):
+        _remove_abandoned(parent, "")
+
+
+@contextmanager
+def _parent_locked(parent: Path) -> Iterator[None]:
+    """Locks `parent` meanwhile, because a new directory in it that is not locked yet would look abandoned."""
+    lock = _locked(parent, wait=True)
+    try:
+        yield
+    finally:
+        os.close(lock)
+
+
+def _remove_abandoned(parent: Path, prefix: str) -> None:
+    for abandoned in parent.glob(f"{prefix}*"):
+        with suppress(OSError):  # a file, or a directory that is used
+            os.close(_locked(abandoned, wait=False))
+            shutil.rmtree(abandoned, ignore_errors=True)
 
 
 def _locked(directory: Path, *, wait: bool) -> int:

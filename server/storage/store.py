@@ -16,15 +16,17 @@ references.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
-import shutil
+import mmap
+import os
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -33,10 +35,12 @@ from sqlalchemy.orm import InstrumentedAttribute, Mapped, Session, mapped_column
 
 from server.database.columns import Table, UtcTime
 from server.ports import Port
+from server.storage.scratch import remove_abandoned, scratch
 from shared.canonical import file_sha256, sha256_hex
 from shared.errors import NotFound, Unavailable, Untrusted
 
 ONLY_ROW = 1  # number of the only row
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class Damaged(Unavailable):
@@ -51,6 +55,44 @@ class StorageFull(Unavailable):
     code, title = "storage-full", "Storage full"
 
 
+@contextmanager
+def full_disk_refused() -> Iterator[None]:
+    """Raises StorageFull in place of the system's errors about a full disk."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _FULL:
+            raise StorageFull from error
+        raise
+
+
+class StagingFile:
+    """A file on the local disk that is hashed while it is written, and can then be adopted. size: bytes so far."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.size = path, 0
+        self._digest = hashlib.sha256()
+
+    @property
+    def sha256(self) -> str:
+        """Returns the sha256 of the bytes so far."""
+        return self._digest.hexdigest()
+
+    def view(self) -> memoryview:
+        """Returns the content without reading it into memory; valid also after the file was adopted."""
+        if not self.size:
+            return memoryview(b"")
+        with self.path.open("rb") as file:
+            return memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ))
+
+    def write(self, piece: bytes) -> None:
+        """Appends bytes. Raises StorageFull."""
+        with full_disk_refused(), self.path.open("ab") as file:
+            file.write(piece)
+        self._digest.update(piece)
+        self.size += len(piece)
+
+
 @dataclass(frozen=True)
 class StoredFile:
     """A file of a store: its size in bytes, and when it was last stored."""
@@ -63,10 +105,10 @@ class StoredFile:
 class ArtifactStore(ABC):
     """The files of one server. Every method may raise Unavailable if the store does not answer."""
 
-    def __init__(self, scratch: Path) -> None:
-        """scratch: directory of the workspaces, which is created."""
-        self._scratch = scratch
-        scratch.mkdir(parents=True, exist_ok=True)
+    def __init__(self, scratch_path: Path) -> None:
+        """scratch_path: directory of the workspaces, which is created."""
+        self._scratch = scratch_path
+        scratch_path.mkdir(parents=True, exist_ok=True)
 
     def put(self, data: bytes) -> str:
         """Stores bytes and returns their sha256. Raises StorageFull, with nothing stored."""
@@ -117,21 +159,23 @@ class ArtifactStore(ABC):
     @contextmanager
     def workspace(self, name: str) -> Iterator[Path]:
         """Creates an empty directory whose files can be adopted; it is removed at the end with all other files."""
-        path = self._scratch / name
-        shutil.rmtree(path, ignore_errors=True)
-        path.mkdir()
-        try:
+        with scratch(self._scratch, f"{name}-") as path:
             yield path
+
+    def remove_abandoned_workspaces(self) -> None:
+        """Removes the workspaces of killed processes, which hold no lock on them any more."""
+        remove_abandoned(self._scratch)
+
+    @contextmanager
+    def staging_file(self) -> Iterator[StagingFile]:
+        """Creates an empty file that can be adopted; it is removed at the end. Raises StorageFull."""
+        with full_disk_refused():
+            descriptor, name = tempfile.mkstemp(dir=self._scratch)
+        os.close(descriptor)
+        try:
+            yield StagingFile(Path(name))
         finally:
-            shutil.rmtree(path, ignore_errors=True)
-
-    def workspaces(self) -> list[str]:
-        """Returns the names of all workspaces, including those of killed processes."""
-        return sorted(path.name for path in self._scratch.iterdir() if path.is_dir())
-
-    def remove_workspace(self, name: str) -> None:
-        """Removes the workspace of a killed process."""
-        shutil.rmtree(self._scratch / name, ignore_errors=True)
+            Path(name).unlink(missing_ok=True)
 
     def check_writable(self) -> None:
         """Raises Unavailable unless files can be written to the store and to the scratch directory."""
@@ -157,13 +201,19 @@ class ArtifactStore(ABC):
     def delete(self, sha256s: Sequence[str]) -> None:
         """Removes files; absent files are ignored."""
 
-    @abstractmethod
     def leftovers(self, before: datetime) -> list[str]:
-        """Returns names, for `discard`, of incomplete files that killed writers left before a time."""
+        """Returns names, for `discard`, of incomplete files that killed writers left on this disk before a time."""
+        names = []
+        with os.scandir(self._scratch) as entries:
+            for entry in entries:
+                with suppress(FileNotFoundError):
+                    if entry.is_file() and datetime.fromtimestamp(entry.stat().st_mtime, UTC) < before:
+                        names.append(entry.name)
+        return names
 
-    @abstractmethod
     def discard(self, leftover: str) -> None:
         """Removes a leftover."""
+        (self._scratch / leftover).unlink(missing_ok=True)
 
     @abstractmethod
     def _write(self, data: bytes, sha256: str) -> None:
@@ -269,6 +319,17 @@ def _of(reference: FileColumn, sha256s: list[str]) -> Select[Any]:
     if reference.join is not None:
         statement = statement.join(*reference.join)
     return statement.where(reference.column.in_(sha256s), reference.rows)
+
+
+def delete_unreferenced(session: Session, artifacts: ArtifactStore, sha256s: Collection[str]) -> set[str]:
+    """Removes those of these files that nothing references, and returns them. Only in a writing transaction.
+
+    New references wait for the end of the transaction: `hold` then finds a removed file absent.
+    """
+    lock_references(session)
+    unreferenced = set(sha256s) - referenced(session, sha256s)
+    artifacts.delete(sorted(unreferenced))
+    return unreferenced
 
 
 def begin_pass(session: Session, now: datetime, unless_after: datetime | None) -> bool:

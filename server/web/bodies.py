@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable
+from collections.abc import AsyncIterator
 from email.message import Message
 from functools import lru_cache
 from typing import Any
@@ -145,8 +145,8 @@ def check_binary_type(headers: Headers) -> None:
         raise UnsupportedMediaType(f"send the bytes with Content-Type: application/octet-stream, not {kind[:100]}")
 
 
-async def read_limited(request: Request, limit: int, note: Callable[[bytes], None] = lambda piece: None) -> bytes:
-    """Returns the whole body. At most `limit` bytes of it are in memory. note: called with each piece as it arrives.
+async def pieces_of(request: Request, limit: int) -> AsyncIterator[bytes]:
+    """Yields the body in pieces as it arrives.
 
     Raises TooLarge as soon as the body or its announced length exceeds the limit, BadRequest if it breaks off.
     """
@@ -154,13 +154,13 @@ async def read_limited(request: Request, limit: int, note: Callable[[bytes], Non
     length = request.headers.get("content-length", "0")
     if length.isdigit() and int(length) > limit:
         raise too_large
-    data = bytearray()
+    received = 0
     try:
         async for piece in request.stream():
-            if len(data) + len(piece) > limit:
+            received += len(piece)
+            if received > limit:
                 raise too_large
-            note(piece)
-            data += piece
+            if piece:
+                yield piece
     except ClientDisconnect as error:
         raise BadRequest("the body broke off; send it again") from error
-    return bytes(data)

@@ -50,12 +50,12 @@ UNANSWERED = 499  # the client disconnected, or the server was stopped
 REQUEST_ID = "X-Request-Id"
 _ID_NAME = REQUEST_ID.lower().encode()
 _OURS = (_ID_NAME, b"x-content-type-options")
-BODY_SECONDS = 30.0  # given to each body to arrive, beside a second for each SLOWEST bytes of it
-SLOWEST = 4096
+BODY_SECONDS = 30.0  # that a client may be behind the pace of SLOWEST
+SLOWEST = 4096  # bytes of a body per second
 _GOOD_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-MOST_ERRORS = 20  # validation errors that are reported
-MOST_FIELD, MOST_MESSAGE = 200, 1_000  # characters of each
+MAX_ERRORS = 20  # validation errors that are reported
+MAX_FIELD, MAX_MESSAGE = 200, 1_000  # characters of each
 _log = structlog.get_logger()
 
 
@@ -75,6 +75,10 @@ class RangeNotSatisfiable(MobizoError):
         super().__init__(f"the file has {size} bytes")
 
 
+class AmbiguousLength(BadRequest):
+    """The request has Content-Length and Transfer-Encoding, which proxies and servers read differently; send one."""
+
+
 class TooSlow(MobizoError):
     """The body took too long to arrive; send it again, over a better connection."""
 
@@ -92,6 +96,8 @@ def problem_response(error: MobizoError, request: Request) -> Response:
     headers: dict[str, str] = {}
     if isinstance(error, Unauthorized):
         headers["WWW-Authenticate"] = "Bearer"
+    if isinstance(error, AmbiguousLength):
+        headers["Connection"] = "close"  # where the next request begins is not certain
     if isinstance(error, RangeNotSatisfiable):
         headers["Content-Range"] = f"bytes */{error.size}"
     if isinstance(error, Unavailable):
@@ -106,15 +112,15 @@ def problem_response(error: MobizoError, request: Request) -> Response:
 
 
 def from_validation(error: RequestValidationError) -> InvalidRequest:
-    """Returns the problem of a request that is not of the described form. Reports at most MOST_ERRORS errors."""
+    """Returns the problem of a request that is not of the described form. Reports at most MAX_ERRORS errors."""
     found = invalid_fields(error)
     count = len(found)
     errors = [
         {
-            "field": ".".join(str(part) for part in item.location if part != "body")[:MOST_FIELD] or "body",
-            "message": item.message[:MOST_MESSAGE],
+            "field": ".".join(str(part) for part in item.location if part != "body")[:MAX_FIELD] or "body",
+            "message": item.message[:MAX_MESSAGE],
         }
-        for item in found[:MOST_ERRORS]
+        for item in found[:MAX_ERRORS]
     ]
     first = f"{errors[0]['field']}: {errors[0]['message']}" if errors else "the request is not of the described form"
     more = f" (and {count - 1} more)" if count > 1 else ""
@@ -272,31 +278,36 @@ def _finish(message: Message, method: str, request_id: str) -> None:
     message["headers"] = headers
 
 
-def _check_address(scope: Scope) -> None:
-    """Raises BadRequest for an address that no route has."""
+def _check_head(scope: Scope, headers: Headers) -> None:
+    """Raises BadRequest for an address that no route has, AmbiguousLength for a body with two lengths."""
+    if "content-length" in headers and "transfer-encoding" in headers:
+        raise AmbiguousLength
     if _CONTROL.search(scope["path"]) or b"%00" in scope["query_string"]:
         raise BadRequest("the address has a control character")
 
 
-class _Body:
-    """A request's body, which must arrive in time."""
+class PacedBody:
+    """A request's body, whose client may be at most `seconds` behind the pace of SLOWEST at any time.
+
+    What arrived before gives no further time, and the time in which the server does not read does not count.
+    """
 
     def __init__(self, receive: Receive, seconds: float) -> None:
-        self._receive = receive
-        self._received, self._whole = 0, False
-        self._began, self._seconds = time.monotonic(), seconds
+        self._receive, self._whole = receive, False
+        self._most = self._left = seconds
 
     async def receive(self) -> Message:
         """Returns the next piece. Raises TooSlow."""
         if self._whole:
             return await self._receive()
-        remaining_seconds = self._began + self._seconds + self._received / SLOWEST - time.monotonic()
+        began = time.monotonic()
         try:
-            async with asyncio.timeout(max(remaining_seconds, 0)):
+            async with asyncio.timeout(self._left):
                 message = await self._receive()
         except TimeoutError as error:
             raise TooSlow from error
-        self._received += len(message.get("body", b""))
+        earned = len(message.get("body", b"")) / SLOWEST
+        self._left = min(self._most, max(0.0, self._left + began - time.monotonic()) + earned)
         self._whole = not message.get("more_body", False)
         return message
 
@@ -334,8 +345,8 @@ class Envelope:
 
         with structlog.contextvars.bound_contextvars(request_id=request_id):
             try:
-                _check_address(scope)
-                await self._app(scope, _Body(receive, self._seconds).receive, send_finished)
+                _check_head(scope, headers)
+                await self._app(scope, PacedBody(receive, self._seconds).receive, send_finished)
             except MobizoError as error:
                 if status:
                     raise

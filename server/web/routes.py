@@ -18,9 +18,7 @@ from http import HTTPStatus
 from itertools import count
 from typing import Annotated, Any, ClassVar
 
-import anyio.to_thread
 import structlog
-from anyio import CapacityLimiter
 from fastapi import APIRouter, Depends, Header, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.dependencies.models import Dependant
@@ -33,10 +31,12 @@ from starlette.types import Message
 from server.database.database import TRIES, Collision, pause_seconds
 from server.settings import MEBIBYTE, Settings
 from server.web.bodies import BINARY, UnsupportedMediaType, check_json_type, parse_json
+from server.web.body_budgets import Take, make_body_memory, sender_of
 from server.web.idempotency import AlreadyAnswered, keep_once
 from server.web.middleware import TooSlow
 from server.web.openapi import TAGGED_METHODS, TAGGED_PATHS, documented, may_raise, operation_id, raised_by
 from server.web.state import AppState, RateLimit
+from server.web.tenant_turns import TenantTurns
 from shared.canonical import sha256_hex
 from shared.errors import (
     BadRequest,
@@ -52,8 +52,8 @@ MAX_BODY_BYTES = 4 * MEBIBYTE  # limit of a JSON request
 NO_BODY_BYTES = 1024  # limit of a route without a body
 UNCHECKED_BODY_BYTES = 64 << 10  # limit of a route that reads a body from callers without a valid token
 PARSED_AT_ONCE_BYTES = 16 << 10  # a larger JSON body is parsed in a thread, so that other requests go on
-MOST_ERRORS_OF_LARGE = 10_000  # validation errors of a body that is parsed in a thread; collecting them takes long
-PARSERS = 2  # threads that parse at the same time
+MAX_ERRORS_OF_LARGE = 10_000  # validation errors of a body that is parsed in a thread; collecting them takes long
+PARSERS = 3  # threads that parse at the same time, two of them for one tenant
 STACK = "fastapi_function_astack"
 _log = structlog.get_logger()
 TAG_DIGITS = 32  # 128 bits
@@ -158,8 +158,8 @@ class Rule:
         raise NotImplementedError
 
 
-def _make_parsers(state: AppState) -> CapacityLimiter:
-    return CapacityLimiter(PARSERS)
+def _make_parsers(state: AppState) -> TenantTurns:
+    return TenantTurns("parsing", PARSERS)
 
 
 def _calls(dependant: Dependant) -> Iterator[Any]:
@@ -218,9 +218,11 @@ class Route(APIRoute):
         async def admit_and_answer(plain: Request) -> Response:
             if self.rule is not None:
                 await self.rule.admit(plain)
-            request = await self._read(plain)
-            response = await with_retries(request, answer)
-            return add_tag(request, response) if has_tag(self.path, request.method, response) else response
+            state: AppState = plain.app.state.mobizo
+            with state.get(make_body_memory).share(*sender_of(plain)) as take:
+                request = await self._read(plain, take)
+                response = await with_retries(request, answer)
+                return add_tag(request, response) if has_tag(self.path, request.method, response) else response
 
         return admit_and_answer
 
@@ -244,10 +246,11 @@ class Route(APIRoute):
             return min(UNCHECKED_BODY_BYTES, MAX_BODY_BYTES)
         return MAX_BODY_BYTES
 
-    async def _read(self, plain: Request) -> Request:
+    async def _read(self, plain: Request, take: Take) -> Request:
         """Returns the request with its JSON, if the route takes JSON. Raises TooLarge or what is wrong with the JSON.
 
-        The body of another route stays to be read, and reading it raises TooLarge at the limit.
+        The body of another route stays to be read, and reading it raises TooLarge at the limit. take: called with the
+        bytes that come into memory.
         """
         state: AppState = plain.app.state.mobizo
         limit = self.body_limit(state.settings)
@@ -255,14 +258,17 @@ class Route(APIRoute):
         length = plain.headers.get("content-length", "0")
         if length.isdigit() and int(length) > limit:
             raise too_large
-        received_bytes = 0
+        received_bytes, staged = 0, self.body_kind is BodyKind.FILE
 
         async def receive() -> Message:
             nonlocal received_bytes
             message = await plain.receive()
-            received_bytes += len(message.get("body", b""))
+            size = len(message.get("body", b""))
+            received_bytes += size
             if received_bytes > limit:
                 raise too_large
+            if not staged:
+                take(size)
             return message
 
         if self.body_field is None:
@@ -277,7 +283,7 @@ class Route(APIRoute):
             if len(body) <= PARSED_AT_ONCE_BYTES:
                 read.value = parse_json(body)
             else:
-                read.value = await anyio.to_thread.run_sync(self._parse_large, body, limiter=state.get(_make_parsers))
+                read.value = await state.get(_make_parsers).run(sender_of(plain)[0], self._parse_large, body)
         return read
 
     def _parse_large(self, body: bytes) -> Any:
@@ -287,7 +293,7 @@ class Route(APIRoute):
             if self._body_type is not None:
                 self._body_type.validate_python(value)
         except ValidationError as error:
-            if error.error_count() > MOST_ERRORS_OF_LARGE:
+            if error.error_count() > MAX_ERRORS_OF_LARGE:
                 raise InvalidRequest(
                     f"the body has {error.error_count()} errors, such as names that /docs does not describe", errors=[]
                 ) from None

@@ -34,7 +34,7 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Annotated, Any, Generic, ParamSpec, TypeVar
 
-from anyio import CapacityLimiter, from_thread
+from anyio import from_thread
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from fastapi import Depends, Request
 from fastapi.concurrency import contextmanager_in_threadpool, run_in_threadpool
@@ -52,9 +52,8 @@ Entered = TypeVar("Entered")
 BURST_SECONDS = 10  # a token or address may send the requests of so many seconds at once after a pause
 REFUSAL_RATE, REFUSAL_BURST = 0.5, 30  # rejected tokens of one address: per second, and at once after a pause
 WRITERS = 16  # of the pool's 40 threads
-UPLOADERS = 8  # threads that check and store uploads at the same time, beside that pool
 Work = TypeVar("Work")
-MOST_IN_GROUP = 200  # items in one transaction
+MAX_IN_GROUP = 200  # items in one transaction
 Part = TypeVar("Part")
 CAPACITY = 20_000  # buckets of one kind, about 4 MiB; a forgotten bucket counts as full
 Clock = Callable[[], float]
@@ -196,18 +195,13 @@ class WriteQueue:
         return from_thread.run(self.run, write)
 
 
-def make_uploaders(state: AppState) -> CapacityLimiter:
-    """Makes the limit of threads that check and store uploads. A slow store leaves threads for other requests."""
-    return CapacityLimiter(UPLOADERS)
-
-
 class Group(Generic[Work, Answer]):
     """Groups work of one kind: what arrives while a group is processed belongs to the next one.
 
     Use it only in the thread of the event loop.
     """
 
-    def __init__(self, most: int = MOST_IN_GROUP) -> None:
+    def __init__(self, most: int = MAX_IN_GROUP) -> None:
         """most: items in one group."""
         self._most = most
         self._waiting: list[tuple[Work, asyncio.Future[Answer]]] = []
@@ -263,7 +257,7 @@ class GroupCommit(Group[Work, Answer]):
         database: Database,
         write_queue: WriteQueue,
         write: Callable[[Session, Sequence[Work]], Sequence[Answer | Exception]],
-        most: int = MOST_IN_GROUP,
+        most: int = MAX_IN_GROUP,
     ) -> None:
         """write: applies several items in a transaction and returns a result, or an exception, for each.
 

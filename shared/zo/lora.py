@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import safetensors
@@ -28,6 +31,7 @@ F32 = NDArray[np.float32]
 
 ADAPTER_TENSOR = "lora_B"
 HEADER_BYTES = 4096  # largest size of an adapter file beyond its 4 D bytes
+_BLOCK = 1 << 18  # elements that are checked at once
 
 
 class BaseShape(BaseModel):
@@ -217,27 +221,64 @@ def load_adapter(data: bytes, size: int) -> F32:
     Raises InvalidUpload, naming the problem: length, file format, header, tensor names, dtype, shape or non-finite
     values.
     """
-    if len(data) > 4 * size + HEADER_BYTES:
-        raise InvalidUpload(
-            f"the adapter has {len(data)} bytes; at most {4 * size + HEADER_BYTES} are allowed for this program"
-        )
+    _check_length(len(data), size)
     header = _header(data)
+    with _incomplete_is_invalid():
+        tensors = dict(safetensors.deserialize(data))  # type: ignore[no-untyped-call]  # the package ships no types
+    json.loads(header, object_pairs_hook=_unique_pairs)
+    _check_names(tensors)
+    entry = tensors[ADAPTER_TENSOR]
+    _check_tensor(entry["dtype"], entry["shape"], size)
+    flat = np.frombuffer(entry["data"], "<f4").astype(np.float32)
+    _check_finite(flat)
+    return flat
+
+
+def map_adapter(path: Path, size: int) -> F32:
+    """Like `load_adapter`, for a file that is not read into memory. The result is a read-only view of it."""
+    _check_length(path.stat().st_size, size)
+    with path.open("rb") as file:
+        header = _header(file.read(8 + HEADER_BYTES))
+    with _incomplete_is_invalid():
+        tensors: Any = safetensors.safe_open(path, framework="np")
+    json.loads(header, object_pairs_hook=_unique_pairs)
+    _check_names(tensors.keys())
+    entry = tensors.get_slice(ADAPTER_TENSOR)
+    _check_tensor(entry.get_dtype(), entry.get_shape(), size)
+    flat: F32 = np.memmap(path, "<f4", "r", offset=8 + len(header), shape=(size,))
+    _check_finite(flat)
+    return flat
+
+
+def _check_length(length: int, size: int) -> None:
+    if length > 4 * size + HEADER_BYTES:
+        raise InvalidUpload(
+            f"the adapter has {length} bytes; at most {4 * size + HEADER_BYTES} are allowed for this program"
+        )
+
+
+@contextmanager
+def _incomplete_is_invalid() -> Iterator[None]:
     try:
-        tensors = safetensors.deserialize(data)  # type: ignore[no-untyped-call]  # the package ships no types
+        yield
     except safetensors.SafetensorError as error:
         raise InvalidUpload(f"the adapter is not a complete safetensors file ({error}); send it again") from error
-    json.loads(header, object_pairs_hook=_unique_pairs)
-    names = sorted(name for name, _ in tensors)
-    if names != [ADAPTER_TENSOR]:
+
+
+def _check_names(names: Iterable[str]) -> None:
+    if (found := sorted(names)) != [ADAPTER_TENSOR]:
         raise InvalidUpload(
-            f"the adapter contains the tensors {names}; it must contain exactly one, {ADAPTER_TENSOR!r}"
+            f"the adapter contains the tensors {found}; it must contain exactly one, {ADAPTER_TENSOR!r}"
         )
-    entry = tensors[0][1]
-    if entry["dtype"] != "F32":
-        raise InvalidUpload(f"{ADAPTER_TENSOR} has dtype {entry['dtype']}; it must be F32")
-    if list(entry["shape"]) != [size]:
-        raise InvalidUpload(f"{ADAPTER_TENSOR} has shape {list(entry['shape'])}; this program's is [{size}]")
-    flat = np.frombuffer(entry["data"], "<f4").astype(np.float32)
-    if not np.isfinite(flat).all():
+
+
+def _check_tensor(dtype: str, shape: Iterable[int], size: int) -> None:
+    if dtype != "F32":
+        raise InvalidUpload(f"{ADAPTER_TENSOR} has dtype {dtype}; it must be F32")
+    if list(shape) != [size]:
+        raise InvalidUpload(f"{ADAPTER_TENSOR} has shape {list(shape)}; this program's is [{size}]")
+
+
+def _check_finite(flat: F32) -> None:
+    if not all(np.isfinite(flat[at : at + _BLOCK]).all() for at in range(0, flat.size, _BLOCK)):
         raise InvalidUpload(f"{ADAPTER_TENSOR} has values that are not finite; training diverged: lower lr")
-    return flat

@@ -16,8 +16,12 @@ from fastapi import FastAPI
 from starlette.routing import BaseRoute
 
 from server.app import create_api
+from server.identity.quotas import DEFAULTS
+from server.jobs.service import MAX_EVENTS
+from server.results.endpoints import READERS
 from server.settings import MEBIBYTE, Settings
-from server.web.middleware import MethodNotAllowed
+from server.web import body_budgets
+from server.web.middleware import BODY_SECONDS, SLOWEST, MethodNotAllowed
 from server.web.openapi import PROBLEM_JSON, text_of
 from server.web.routes import BodyKind, Route
 from server.web.state import BURST_SECONDS, REFUSAL_BURST, REFUSAL_RATE, RateLimit
@@ -59,7 +63,7 @@ class UploadCost:
     size: str
 
 
-_WEIGHTS = Cost(0.1, 0.02, 8 * MEBIBYTE)
+_WEIGHTS = Cost(0.1, 0.02, 3 * MEBIBYTE)
 # Bounds that tests/server/web/test_hostile_uploads.py holds, by route.
 UPLOADS = {
     "/v1/leases/{lease_id}/adapter": UploadCost(_WEIGHTS, "4 D bytes and a header, D of the job's program"),
@@ -78,7 +82,19 @@ whatever it contains. [openapi.json](openapi.json) describes requests and respon
 - **rate**: the limit that counts requests.
 {rates}
 - **body**: its kind and largest size by default. `MOBIZO_UPLOAD_BYTES` changes that of
-  files. A body must arrive within 30 seconds and a second for each 4 KiB.
+  files. A client may be at most {body_seconds:.0f} seconds behind a pace of {slowest} a second: what it sent before
+  gives no further time.
+- **Bodies at the same time**: each server process holds at most {memory} of JSON and forms in memory, and
+  {uploads_at_once} times the largest upload in staging files on its disk. A tenant may hold half of each, and a token a
+  quarter; beyond that the response is 429 with `limit` `body-memory` or `uploads`. Requests without a valid token count
+  as one tenant, and by address.
+- **Turns**: large JSON bodies are parsed, uploads checked, trajectories read and replayed, and exact privacy costs
+  computed, a few at a time. Tenants take turns, and one tenant leaves one of the places to the others. 100 requests of
+  a tenant may wait; beyond that the response is 429.
+- **Quotas** bound what a tenant has; beyond one the response is 409 `quota-exceeded`, which names it.
+  `mobizo-server tenant quota` changes them, and `mobizo-server tenant view` and the dashboard show them. The defaults:
+{quotas}
+  Progress of a job adds at most {events:,} events.
 - **CPU, memory**: bounds on the CPU time of one request, how much of it runs on the event loop, where other requests
   wait, and the growth of the process. `tests/server/web/test_hostile_requests.py` sends the largest, deepest, widest
   and most invalid bodies to each route and measures them. The bounds are several times what was measured, since CPUs
@@ -88,7 +104,7 @@ whatever it contains. [openapi.json](openapi.json) describes requests and respon
   `tests/server/web/test_hostile_uploads.py` measures them. The job of the lease bounds the size further:
 {uploads}
   A trajectory has at most the steps of its job, 20,000 evaluations and changes of limits, and a fixed cost for each
-  of them. At most two trajectories are read at the same time, in threads.
+  of them. At most {readers} trajectories are read at the same time, in threads.
 
 | route | callers | rate | body | CPU (event loop) | memory |
 |---|---|---|---|---|---|
@@ -100,7 +116,18 @@ def route_page(routes: Iterable[BaseRoute]) -> str:
     settings = Settings.model_construct()
     api_routes = [route for route in routes if isinstance(route, Route)]
     rows = [_row(method, route, settings) for route in api_routes for method in route.methods or ()]
-    return ROUTES_HEAD.format(rates=_rates(settings), uploads=_uploads()) + "".join(sorted(rows))
+    head = ROUTES_HEAD.format(
+        rates=_rates(settings),
+        uploads=_uploads(),
+        body_seconds=BODY_SECONDS,
+        slowest=_size(SLOWEST),
+        memory=_size(body_budgets.MEMORY_BYTES),
+        uploads_at_once=body_budgets.UPLOADS,
+        quotas="\n".join(f"  `{quota}`: {limit:,}." for quota, limit in DEFAULTS.items()),
+        events=MAX_EVENTS,
+        readers=READERS,
+    )
+    return head + "".join(sorted(rows))
 
 
 def _row(method: str, route: Route, settings: Settings) -> str:

@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 
 from shared.errors import InvalidUpload
-from shared.zo.lora import HEADER_BYTES, load_adapter
+from shared.zo.lora import HEADER_BYTES, load_adapter, map_adapter
 from tests.shared.adapter_fuzz import KINDS, good, malformed, packed
 
 SIZE = 24
@@ -26,6 +26,22 @@ def test_each_is_refused_in_words():
             assert abs(flat).max() > 1e38, data
     assert len(counts) == len(KINDS)
     assert min(counts.values()) > 200
+
+
+def test_a_file_that_is_not_read_into_memory_is_refused_alike(tmp_path):
+    path = tmp_path / "adapter"
+    for kind, data in malformed(600, SIZE):
+        path.write_bytes(data)
+        try:
+            expected = load_adapter(data, SIZE)
+        except InvalidUpload as error:
+            with pytest.raises(InvalidUpload) as refused:
+                map_adapter(path, SIZE)
+            # safetensors names its reading of a header differently for a file.
+            same = refused.value.detail.replace("deserializing header:", "deserializing:") == error.detail
+            assert same, (kind, data, refused.value.detail)
+        else:
+            assert map_adapter(path, SIZE).tobytes() == expected.tobytes(), (kind, data)
 
 
 def test_a_valid_file_of_the_same_size_is_accepted():

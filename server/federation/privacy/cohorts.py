@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 from sqlalchemy.orm import Session
 
 from server.federation.privacy.repository import PrivacyRepository
 from shared.errors import BudgetExceeded
-from shared.federation.accounting import epsilon_of, rounds_spending
+from shared.federation.accounting import Spending, epsilon_of, fast_epsilon_of, known_epsilon_of, rounds_spending
 from shared.federation.cohort import CohortSettings
 from shared.privacy import DELTA, CohortPrivacy
 
@@ -36,19 +38,25 @@ def check_next_round(settings: CohortSettings, rounds: int) -> None:
         )
 
 
-def cohort_privacy(session: Session, tenant: str, settings: CohortSettings, rounds: int) -> CohortPrivacy:
+def cohort_privacy(
+    session: Session,
+    tenant: str,
+    settings: CohortSettings,
+    rounds: int,
+    examples_epsilon_of: Callable[[Sequence[Spending], float], float] = known_epsilon_of,
+) -> CohortPrivacy:
     """Returns the privacy that a cohort has spent. rounds: how many of its rounds were published."""
     examples = None if settings.privacy is None else settings.privacy.examples
     members = None if settings.privacy is None else settings.privacy.members
     delta = DELTA if examples is None else examples.delta
     spent = PrivacyRepository(session).of_cohort(tenant, settings.name)
-    worst = max(spent.values(), key=lambda runs: epsilon_of(runs, delta), default=[])
+    worst: Sequence[Spending] = max(spent.values(), key=lambda runs: fast_epsilon_of(runs, delta), default=[])
     return CohortPrivacy(
         cohort=settings.name,
         rounds=rounds,
         members_epsilon=members_epsilon(settings, rounds),
         members_delta=None if members is None else members.delta,
         members_budget=None if members is None else members.epsilon,
-        examples_epsilon=None if examples is None else epsilon_of(worst, delta),
+        examples_epsilon=None if examples is None else examples_epsilon_of(worst, delta),
         examples_delta=None if examples is None else delta,
     )

@@ -10,7 +10,7 @@ know which of a device's users a data set belongs to, so the budget of each of t
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from sqlalchemy.orm import Session
 
@@ -22,22 +22,25 @@ from server.jobs.repository import Job
 from server.jobs.service import JobSubscriber
 from shared.errors import BudgetExceeded, InvalidRecipe
 from shared.federation.accounting import (
+    AccountingRequest,
     Spending,
-    epsilon_of,
+    exact_epsilon_of,
     fast_epsilon_of,
+    known_answer,
     known_epsilon_of,
-    noise_for,
     run_spending,
 )
 from shared.job import JobRequest
 from shared.privacy import DELTA, DatasetPrivacy, UserPrivacy, check_clip
 
 
-def resolve_privacy(request: JobRequest) -> JobRequest:
+def resolve_privacy(
+    request: JobRequest, answer: Callable[[AccountingRequest], float] = AccountingRequest.answer
+) -> JobRequest:
     """Returns the request with the noise multiplier of its epsilon, and with a recipe that clips.
 
-    Raises InvalidRecipe for a recipe that clips without privacy, cannot, or needs a C that is not given;
-    InvalidRequest if no noise is enough.
+    answer: gives the exact answers of accounting. Raises InvalidRecipe for a recipe that clips without privacy,
+    cannot, or needs a C that is not given; InvalidRequest if no noise is enough; and what `answer` raises.
     """
     recipe, privacy = request.recipe, request.privacy
     if privacy is None:
@@ -52,10 +55,13 @@ def resolve_privacy(request: JobRequest) -> JobRequest:
             raise InvalidRecipe(f"privacy: {error}") from error
     if privacy.noise_multiplier is None and privacy.epsilon is not None:
         steps, rate = request.training.steps, privacy.sampling_rate
-        noise = noise_for(privacy.epsilon, privacy.delta, rate, steps)
+        noise = answer(AccountingRequest(epsilon=privacy.epsilon, delta=privacy.delta, sampling_rate=rate, steps=steps))
         privacy = privacy.model_copy(update={"noise_multiplier": noise})
     elif privacy.epsilon is not None:
-        cost = epsilon_of([run_spending(privacy, request.training.steps)], privacy.delta)
+        spent = (run_spending(privacy, request.training.steps),)
+        cost = fast_epsilon_of(spent, privacy.delta)
+        if cost > privacy.epsilon:
+            cost = answer(AccountingRequest(spendings=spent, delta=privacy.delta))
         if cost > privacy.epsilon:
             raise BudgetExceeded(
                 f"with noise_multiplier {privacy.sigma:g} the run costs epsilon {cost:.3g} at delta {privacy.delta:g}, "
@@ -68,15 +74,15 @@ def resolve_privacy(request: JobRequest) -> JobRequest:
 
 
 def prepare_privacy(database: Database, tenant: str, request: JobRequest) -> None:
-    """Accounts for a private job before its transaction begins, which then finds the results in the cache.
+    """Checks before the transaction of a private job that it will find its accounting in the cache.
 
-    Raises as `resolve_privacy`.
+    Raises as `resolve_privacy`, or NotAccounted.
     """
-    resolved = resolve_privacy(request)
+    resolved = resolve_privacy(request, known_answer)
     with database.reading() as session:
         checks = PrivacyService(session).budget_checks(tenant, resolved)
-    for spendings, delta in checks:
-        epsilon_of(spendings, delta)
+    for check in checks:
+        known_answer(check)
 
 
 class PrivacyService(JobSubscriber):
@@ -101,13 +107,16 @@ class PrivacyService(JobSubscriber):
         if request.device is not None:
             self._check_dataset(tenant, request, request.device, spending)
 
-    def budget_checks(self, tenant: str, request: JobRequest) -> list[tuple[list[Spending], float]]:
-        """Returns what `admit` will account for: spendings with their delta. Empty without a budget or `privacy`."""
+    def budget_checks(self, tenant: str, request: JobRequest) -> list[AccountingRequest]:
+        """Returns what `admit` will account for; nothing without a budget, or if the fast bound shows it is enough."""
         limit = self._privacy.limit(tenant, request.user)
         if request.privacy is None or limit is None or limit.epsilon is None:
             return []
-        spent = self._privacy.of_user(tenant, request.user)
-        return [(spent, limit.delta), ([*spent, run_spending(request.privacy, request.training.steps)], limit.delta)]
+        before = self._privacy.of_user(tenant, request.user)
+        after = [*before, run_spending(request.privacy, request.training.steps)]
+        if known_epsilon_of(after, limit.delta) <= limit.epsilon:
+            return []
+        return [AccountingRequest(spendings=tuple(spent), delta=limit.delta) for spent in (before, after)]
 
     def created(self, job: Job) -> None:
         """Reserves what a new job will spend."""
@@ -141,12 +150,12 @@ class PrivacyService(JobSubscriber):
         self._privacy.set_limit(tenant, user, epsilon, delta)
 
     def of_user(self, tenant: str, user: str) -> UserPrivacy:
-        """Returns the privacy spent on a user's data."""
+        """Returns the privacy spent on a user's data. Raises NotAccounted."""
         limit = self._privacy.limit(tenant, user)
         delta = DELTA if limit is None else limit.delta
         return UserPrivacy(
             user=user,
-            epsilon=_finite(epsilon_of(self._privacy.of_user(tenant, user), delta)),
+            epsilon=_finite(exact_epsilon_of(self._privacy.of_user(tenant, user), delta)),
             delta=delta,
             budget=None if limit is None else limit.epsilon,
             runs=self._privacy.runs(tenant, user),
@@ -154,7 +163,7 @@ class PrivacyService(JobSubscriber):
         )
 
     def of_device(self, tenant: str, device_id: str) -> list[DatasetPrivacy]:
-        """Returns the privacy spent on each data set of a device."""
+        """Returns the privacy spent on each data set of a device. Raises NotAccounted."""
         bound_users, views = self._bindings.users(device_id), []
         for dataset, runs in self._privacy.datasets_of(device_id).items():
             spent = self._privacy.of_dataset(device_id, dataset)
@@ -164,7 +173,7 @@ class PrivacyService(JobSubscriber):
                 DatasetPrivacy(
                     dataset=dataset,
                     users=sorted(spent),
-                    epsilon=_finite(epsilon_of(_all(spent), delta)),
+                    epsilon=_finite(exact_epsilon_of(_all(spent), delta)),
                     delta=delta,
                     budget=limits[0].epsilon if limits else None,
                     runs=runs,

@@ -6,11 +6,9 @@ contains the state of the round after the message. Messages are idempotent.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from typing import Annotated
 
-import anyio.to_thread
 from fastapi import Query, Request
 from fastapi.concurrency import run_in_threadpool
 from sqlalchemy.orm import Session
@@ -19,11 +17,12 @@ from server.federation.secure_aggregation.service import SecureAggregationServic
 from server.identity.access_rules import Device, ResultSignature, SignedWriting, check_digest, spending
 from server.identity.tokens import DevicePrincipal
 from server.storage.store import Collected, StorageFull
-from server.web.bodies import BYTES, UnsupportedMediaType, check_binary_type, read_limited
+from server.web.bodies import BYTES, UnsupportedMediaType, check_binary_type
+from server.web.body_budgets import staged_body, stored
 from server.web.middleware import TooSlow
 from server.web.openapi import raises
 from server.web.routes import Routes
-from server.web.state import AppState, State, make_uploaders
+from server.web.state import AppState, State
 from shared.errors import (
     BadSignature,
     Conflict,
@@ -130,16 +129,16 @@ async def mask(
     device_id = principal.device_id
     async with state.write_queue.holding(spending(state, principal, signature)) as session:
         limit = await run_in_threadpool(_service(state, session).size, device_id, lease_id)
-    digest = hashlib.sha256()
-    data = await read_limited(request, limit, digest.update)
-    check_digest(signature, digest.digest())
-    # Stored first, so that no transaction waits for the store.
-    await anyio.to_thread.run_sync(state.artifacts.put, data, limiter=state.get(make_uploaders))
-    return await state.write_queue.run(_submit_vector, state, principal, lease_id, digest.hexdigest(), data)
+    async with staged_body(request, limit) as staged:
+        check_digest(signature, bytes.fromhex(staged.sha256))
+        data = staged.view()
+        # Stored first, so that no transaction waits for the store.
+        async with stored(state, principal.tenant, staged):
+            return await state.write_queue.run(_submit_vector, state, principal, lease_id, staged.sha256, data)
 
 
 def _submit_vector(
-    state: AppState, principal: DevicePrincipal, lease_id: str, sha256: str, data: bytes
+    state: AppState, principal: DevicePrincipal, lease_id: str, sha256: str, data: memoryview
 ) -> SecureAggregationView:
     with state.database.writing() as session:
         return _apply(

@@ -150,7 +150,7 @@ class DatabaseStore:
         by_sender = {roster_number: bytes(sealed) for roster_number, sealed in self._session.execute(statement)}
         return [by_sender[sender] for sender in senders]
 
-    def store_vector(self, row: MemberRow, sha256: str, data: bytes) -> None:
+    def store_vector(self, row: MemberRow, sha256: str, data: bytes | memoryview) -> None:
         """Records the sha256 of a masked vector, which the artifact store has already."""
         row.vector_sha256 = sha256
         hold(self._session, self._artifacts, [row.vector_sha256])

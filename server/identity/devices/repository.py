@@ -181,6 +181,11 @@ class DeviceRepository:
         enrolled, active = self._session.execute(counts).one()
         return enrolled, active
 
+    def count_live(self, tenant: str) -> int:
+        """Returns how many devices of a tenant are not revoked."""
+        live = Device.tenant == tenant, Device.revoked_at.is_(None)
+        return self._session.scalar(select(func.count()).select_from(Device).where(*live)) or 0
+
     def record_presence(self, device_id: str, now: datetime) -> None:
         """Records the time of a device's last request."""
         self.record_presences({device_id: None}, now)

@@ -13,14 +13,15 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
 
 from pydantic import RootModel, ValidationError
-from sqlalchemy import ForeignKey, String, update
+from sqlalchemy import ForeignKey, String, func, select, update
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
 from server.database.columns import Document, Numbered, Table, UtcTime, new_id, utc_now
 from server.identity.audit import AccessAction, AccessTrail, Subject
 from server.identity.devices.repository import BindingRepository, Device, DeviceRepository, LabelSet
+from server.identity.quotas import Quota, QuotaService
 from server.identity.tenants import TenantService
-from server.identity.tokens import Principal, TokenService, new_token, token_digest
+from server.identity.tokens import Principal, TokenRepository, TokenService, new_token, token_digest
 from server.ports import Port
 from server.settings import Settings
 from shared.access import Role
@@ -109,6 +110,12 @@ class EnrollmentRepository:
         )
         return self._session.scalar(statement)
 
+    def count_unused(self, tenant: str, now: datetime) -> int:
+        """Returns how many one-time tokens of a tenant can still be used."""
+        unused = EnrollmentToken.used_at.is_(None), EnrollmentToken.expires_at > now
+        statement = select(func.count()).select_from(EnrollmentToken).where(EnrollmentToken.tenant == tenant, *unused)
+        return self._session.scalar(statement) or 0
+
 
 def check_key(text: str) -> None:
     """Raises BadRequest for what is no Ed25519 public key."""
@@ -124,6 +131,7 @@ class DeviceService:
     """Devices in one transaction."""
 
     def __init__(self, session: Session) -> None:
+        self._session = session
         self._devices = DeviceRepository(session)
         self._enrollments = EnrollmentRepository(session)
         self._tokens = TokenService(session)
@@ -133,7 +141,7 @@ class DeviceService:
     def invite(self, tenant: str, seconds: int, users: Iterable[str] = ()) -> Enrollment:
         """A one-time token that lasts `seconds`. users: those that the enrolled device trains for.
 
-        Raises NotFound for an unknown tenant.
+        Raises NotFound for an unknown tenant, QuotaExceeded.
         """
         self._tenants.get(tenant)
         now = utc_now()
@@ -148,6 +156,7 @@ class DeviceService:
                 users=UserNames(tuple(sorted(set(users)))),
             )
         )
+        check_tokens(self._session, tenant)
         return Enrollment(token=text, expires_at=expires)
 
     def get(self, tenant: str, device_id: str, lock: bool = False) -> Device:
@@ -209,7 +218,7 @@ class DeviceService:
     def admit(self, tenant: str, request: DeviceEnrollment, users: Iterable[str]) -> tuple[Device, str]:
         """A new device of a tenant and its token, which is shown this once. Whether it may is the caller's.
 
-        users: those that it trains for.
+        users: those that it trains for. Raises QuotaExceeded.
         """
         now = utc_now()
         device = Device(
@@ -223,8 +232,20 @@ class DeviceService:
         )
         self._devices.add(device)
         self._bindings.bind(device, users)
+        QuotaService(self._session).check(tenant, Quota.DEVICES, lambda: self._devices.count_live(tenant))
         _, text = self._tokens.issue(Role.DEVICE, tenant, device.name, device.id)
         return device, text
+
+
+def check_tokens(session: Session, tenant: str) -> None:
+    """Raises QuotaExceeded if a tenant has too many valid tokens and unused one-time tokens."""
+    QuotaService(session).check(tenant, Quota.TOKENS, lambda: count_tokens(session, tenant))
+
+
+def count_tokens(session: Session, tenant: str) -> int:
+    """Returns how many valid tokens of users and services, and unused one-time tokens, a tenant has."""
+    now = utc_now()
+    return TokenRepository(session).count_live(tenant, now) + EnrollmentRepository(session).count_unused(tenant, now)
 
 
 def revoke_device(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -16,17 +17,19 @@ from sqlalchemy import (
     Select,
     String,
     bindparam,
+    delete,
     exists,
     func,
     or_,
     select,
     text,
+    true,
     update,
 )
 from sqlalchemy.orm import Mapped, Session, load_only, mapped_column
 
 from server.database.columns import Numbered, OneOf, Table, UtcTime, text_enum
-from server.database.database import locked, read_columns
+from server.database.database import insert_or, locked, read_columns
 from server.identity.devices.repository import Device
 from server.jobs.repository import Job
 from server.programs.service import ProgramBlob
@@ -104,6 +107,18 @@ class MemoryDecline(Table):
     available_bytes: Mapped[int] = mapped_column(BigInteger)
     enough_bytes: Mapped[int] = mapped_column(BigInteger)
     declined_at: Mapped[datetime] = mapped_column(UtcTime)
+
+
+class PurgedLeases(Table):
+    """How many leases were removed, by ending; by `REASSIGNED`: those of jobs that had an earlier lease."""
+
+    __tablename__ = "purged_leases"
+
+    ending: Mapped[str] = mapped_column(String(16), primary_key=True)
+    leases: Mapped[int] = mapped_column(BigInteger)
+
+
+REASSIGNED = "reassigned"
 
 
 # An expired lease may be revived while its job waits; its upload is then valid again.
@@ -305,6 +320,34 @@ class LeaseRepository:
             select(JobLease).where(JobLease.job_number.in_(locked_numbers), *conditions).order_by(JobLease.number)
         )
         return self._session.scalars(statement.execution_options(populate_existing=True)).all()
+
+    def counts(self) -> tuple[dict[Ending | None, int], int]:
+        """Returns how many leases have each ending, and how many are of jobs that had an earlier lease.
+
+        Leases that were removed count.
+        """
+        endings, reassigned = self._counts(true())
+        purged = {row.ending: row.leases for row in self._session.scalars(select(PurgedLeases))}
+        reassigned += purged.pop(REASSIGNED, 0)
+        endings.update({Ending(ending): count for ending, count in purged.items()})
+        return endings, reassigned
+
+    def purge(self, job_numbers: Sequence[int]) -> None:
+        """Removes the leases of jobs that have ended, and counts them."""
+        old = JobLease.job_number.in_(job_numbers)
+        endings, reassigned = self._counts(old)
+        counts = {str(ending): count for ending, count in endings.items()} | {REASSIGNED: reassigned}
+        for ending, count in sorted(counts.items()):
+            statement = insert_or(self._session, PurgedLeases).values(ending=ending, leases=count)
+            more = {"leases": PurgedLeases.leases + count}
+            self._session.execute(statement.on_conflict_do_update(index_elements=[PurgedLeases.ending], set_=more))
+        self._session.execute(delete(JobLease).where(old), execution_options={"synchronize_session": False})
+
+    def _counts(self, condition: ColumnElement[bool]) -> tuple[Counter[Ending | None], int]:
+        by_ending = select(JobLease.ending, func.count()).where(condition).group_by(JobLease.ending)
+        totals = select(func.count(), func.count(JobLease.job_number.distinct())).where(condition)
+        leases, jobs = self._session.execute(totals).one()
+        return Counter({ending: count for ending, count in self._session.execute(by_ending)}), leases - jobs  # noqa: C416
 
     def cancel(self, job_number: int, now: datetime) -> None:
         """Ends the live lease of a cancelled job, if there is one."""

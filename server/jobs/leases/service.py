@@ -176,7 +176,10 @@ class LeaseService:
     def revive(self, lease: JobLease) -> None:
         """Makes an expired lease a live one, and its job one in training."""
         lease.ending = lease.ended_at = None
-        forget_failure(self._devices.by_id(lease.device_id))
+        # Devices are locked before jobs, and the job is locked already. One whose row is locked keeps its failure.
+        device = self._devices.unless_busy(lease.device_id)
+        if device is not None:
+            forget_failure(device)
         self._lifecycle.move(self._jobs.by_number(lease.job_number), JobState.TRAINING, device_id=lease.device_id)
 
     def extend(self, lease: JobLease) -> None:

@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 
 from server.identity.devices.repository import Device
 from server.identity.tenants import Tenant
-from server.jobs.leases.repository import Ending, JobLease
+from server.jobs.leases.repository import Ending, LeaseRepository
 from server.jobs.repository import Job
 from server.programs.service import Program, ProgramState
 from server.tasks.repository import WorkerProcess
@@ -62,14 +62,15 @@ class CensusRepository:
     def take(self, now: datetime) -> Census:
         """Returns all counts."""
         jobs, oldest = self._jobs()
+        leases, reassigned = LeaseRepository(self._session).counts()
         return Census(
             jobs=jobs,
             oldest_seconds={state: self._waiting(oldest.get(state), now) for state in WAITING},
             tenants=self._session.scalar(select(func.count()).select_from(Tenant)) or 0,
             devices=self._devices(),
             devices_seen={name: self._devices(now - window) for name, window in SEEN_WINDOWS.items()},
-            leases=self._leases(),
-            reassigned=self._reassigned(),
+            leases={LIVE: leases[None]} | {ending: leases[ending] for ending in Ending},
+            reassigned=reassigned,
             programs=self._programs(),
             compile_seconds={"ready": self._compiled(), "failed": self._not_compiled()},
             workers=self._workers(now - WORKER_ALIVE),
@@ -93,17 +94,6 @@ class CensusRepository:
         if seen_after is not None:
             statement = statement.where(Device.last_seen_at >= seen_after)
         return self._session.scalar(statement) or 0
-
-    def _leases(self) -> dict[str, int]:
-        counts = dict.fromkeys((LIVE, *Ending), 0)
-        for ending, count in self._session.execute(select(JobLease.ending, func.count()).group_by(JobLease.ending)):
-            counts[LIVE if ending is None else ending] = count
-        return counts
-
-    def _reassigned(self) -> int:
-        """Returns the number of leases of jobs that had an earlier lease."""
-        leases, jobs = self._session.execute(select(func.count(), func.count(JobLease.job_number.distinct()))).one()
-        return leases - jobs
 
     def _programs(self) -> dict[ProgramState, int]:
         counts = dict.fromkeys(ProgramState, 0)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -27,12 +28,13 @@ from shared.zo.trajectory import TrajectoryHeader
 from shared.zo.trajectory_reader import read_ledger
 
 RENEWED = timedelta(minutes=30)  # a requested file that is older is stored again, so that it is not collected
-AT_ONCE = max(1, (os.cpu_count() or 1) // 2)  # in one process
+REPLAYS = max(1, (os.cpu_count() or 1) // 2)  # in one process
 WAITING = 8  # threads that may wait for a slot; the other threads stay free for requests without a replay
 WAIT_SECONDS = 30.0
 
-_slots = threading.BoundedSemaphore(AT_ONCE)
-_admitted = threading.BoundedSemaphore(AT_ONCE + WAITING)
+_slots = threading.BoundedSemaphore(REPLAYS)
+_admitted: Counter[str] = Counter()  # threads with a slot, or that wait for one, by tenant
+_admission = threading.Lock()
 
 
 def b_file(database: Database, artifacts: ArtifactStore, version: StoredVersion) -> str:
@@ -42,7 +44,7 @@ def b_file(database: Database, artifacts: ArtifactStore, version: StoredVersion)
     """
     if not version.from_trajectory or _is_stored(artifacts, version.sha256):
         return version.sha256
-    with replay_slot():
+    with replay_slot("" if version.manifest is None else version.manifest.tenant):
         # Another thread may have rebuilt it in the meantime.
         if not _is_stored(artifacts, version.sha256):
             with database.reading() as session:
@@ -89,11 +91,17 @@ def _is_stored(artifacts: ArtifactStore, sha256: str) -> bool:
 
 
 @contextmanager
-def replay_slot() -> Iterator[None]:
-    """Occupies a slot; blocks its thread. Raises Unavailable if too many threads wait, or this one for too long."""
+def replay_slot(tenant: str) -> Iterator[None]:
+    """Occupies a slot; blocks its thread. Raises Unavailable if too many threads wait, or this one for too long.
+
+    One tenant may have half of the threads.
+    """
     busy = Unavailable("the server is replaying other trajectories; try again in a moment")
-    if not _admitted.acquire(blocking=False):
-        raise busy
+    most = REPLAYS + WAITING
+    with _admission:
+        if _admitted.total() >= most or _admitted[tenant] >= most // 2:
+            raise busy
+        _admitted[tenant] += 1
     try:
         if not _slots.acquire(timeout=WAIT_SECONDS):
             raise busy
@@ -102,4 +110,5 @@ def replay_slot() -> Iterator[None]:
         finally:
             _slots.release()
     finally:
-        _admitted.release()
+        with _admission:
+            _admitted[tenant] -= 1

@@ -61,10 +61,10 @@ class MemoryStore:
         shares = {row.roster_number: row.sealed or b"" for row in self.members.values()}
         return [shares[sender][(number - 1) * size : number * size] for sender in senders]
 
-    def store_vector(self, row: MemberRow, sha256: str, data: bytes) -> None:
+    def store_vector(self, row: MemberRow, sha256: str, data: bytes | memoryview) -> None:
         """Stores a masked vector and records its sha256 in the row."""
         row.vector_sha256 = sha256
-        self.stored_vectors[row.vector_sha256] = data
+        self.stored_vectors[row.vector_sha256] = bytes(data)
 
     def vectors(self, rows: Sequence[MemberRow]) -> Iterator[bytes]:
         """Yields the masked vectors of these rows one at a time."""

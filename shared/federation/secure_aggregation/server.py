@@ -71,7 +71,7 @@ def check_unmasking(unmasking: Unmasking, survivors: int, dropped: int) -> None:
         raise InvalidUpload(f"exactly the shares of {survivors} seeds and {dropped} keys are required")
 
 
-def parse_vector(data: bytes, parameters: SecureAggregationParameters) -> IntegerVector:
+def parse_vector(data: bytes | memoryview, parameters: SecureAggregationParameters) -> IntegerVector:
     """Returns a masked vector (D + 1,), read-only. Raises InvalidUpload for another length."""
     if len(data) != vector_bytes(parameters):
         raise InvalidUpload(f"the masked vector has {len(data)} bytes; the round requires {vector_bytes(parameters)}")

@@ -87,7 +87,7 @@ class SecureAggregationStore(Protocol):
     def sealed_shares_for(self, number: int, senders: Sequence[int], size: int) -> list[bytes]:
         """Returns each sender's sealed share for `number`, `size` bytes each."""
 
-    def store_vector(self, row: MemberRow, sha256: str, data: bytes) -> None:
+    def store_vector(self, row: MemberRow, sha256: str, data: bytes | memoryview) -> None:
         """Stores a masked vector and records its sha256 in the row."""
 
     def vectors(self, rows: Sequence[MemberRow]) -> Iterator[bytes]:
@@ -191,7 +191,7 @@ class SecureAggregationSession:
         self._check_phase(Phase.VECTORS, row)
         return True
 
-    def submit_vector(self, member: str, sha256: str, data: bytes) -> None:
+    def submit_vector(self, member: str, sha256: str, data: bytes | memoryview) -> None:
         """Phase 2. Raises InvalidUpload, or LeftOutOfRound if it is too late."""
         if self.check_vector(member, sha256):
             parse_vector(data, self._parameters)

@@ -27,12 +27,24 @@ def test_tenants(command, fleet, problem):
     assert "acme" in command("tenant", "list")
 
 
+def test_quotas(command):
+    command("tenant", "quota", "default", "waiting_jobs", "7")
+    rows = {row["quota"]: row for row in json.loads(command("tenant", "view", "default", "--json"))}
+    assert rows["waiting_jobs"] == {"quota": "waiting_jobs", "used": 0, "limit": 7, "default": 10_000}
+    assert rows["tokens"]["limit"] == rows["tokens"]["default"]
+    command("tenant", "quota", "default", "waiting_jobs", "default")
+    assert "10000" in command("tenant", "view", "default")
+
+
 @pytest.mark.parametrize(
     ("error", "message", "arguments"),
     [
         (Conflict, "default", "tenant create default"),
         (BadRequest, "Not-Good", "tenant create Not-Good"),
         (NotFound, "tenant create", "tenant suspend nobody"),
+        (NotFound, "tenant create", "tenant view nobody"),
+        (NotFound, "tenant create", "tenant quota nobody tokens 5"),
+        (BadRequest, "default", "tenant quota default tokens 5x"),
         (NotFound, "tenant create", "tenant resume nobody"),
         (NotFound, "tenant create", "user create eve --role app --tenant nobody"),
         (NotFound, "tenant create", "user list --tenant nobody"),

@@ -6,6 +6,7 @@ import pytest
 from sqlalchemy import select, update
 
 from server.database.columns import utc_now
+from server.jobs.leases.repository import Ending, JobLease, LeaseRepository
 from server.jobs.repository import Job, JobEvent
 from server.jobs.retention import BATCH, EventPurge
 from shared.job import JobState
@@ -51,6 +52,21 @@ def test_progress_goes_and_what_became_of_the_job_stays(home, app, event_purge, 
     after = app.get(f"/v1/jobs/{trained_job_id}").json()
     assert {name for name in before if before[name] != after[name]} == {"updated_at"}  # which the test has set
     assert event_purge.purge() == 0
+
+
+@pytest.mark.both_databases
+def test_leases_go_and_still_count(home, device, event_purge, trained_job_id):
+    def counts():
+        with home.database.reading() as session:
+            return LeaseRepository(session).counts()
+
+    before = counts()
+    assert before[0][Ending.COMPLETED] == 1
+    age(home, trained_job_id)
+    assert event_purge.purge() == 1
+    with home.database.reading() as session:
+        assert session.scalars(select(JobLease)).all() == []
+    assert counts() == before
 
 
 def test_the_stream_of_a_thinned_job_ends(home, app, event_purge, trained_job_id):

@@ -20,10 +20,10 @@ class SlowArtifacts(DiskArtifacts):
         super().__init__(root)
         self.waiting, self.resumed = threading.Semaphore(0), threading.Event()
 
-    def _write(self, data, sha256):
+    def _take(self, path, sha256):
         self.waiting.release()
         assert self.resumed.wait(PATIENCE)
-        super()._write(data, sha256)
+        super()._take(path, sha256)
 
 
 @pytest.fixture

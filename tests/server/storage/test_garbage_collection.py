@@ -155,13 +155,13 @@ def test_what_is_stored_again_while_a_pass_looks_stays(home, grow_old):
 
 def test_an_upload_that_is_collected_at_once_can_be_sent_again(home, device, lease, problem, monkeypatch):
     data = adapter_bytes(lease["manifest"]["manifest"]["size"], 0.25)
-    original_put = home.artifacts.put
+    original_adopt = home.artifacts.adopt
 
-    def put_and_lose(data):
-        home.artifacts.delete([sha256 := original_put(data)])
-        return sha256
+    def adopt_and_lose(path, sha256):
+        original_adopt(path, sha256)
+        home.artifacts.delete([sha256])
 
-    monkeypatch.setattr(home.artifacts, "put", put_and_lose)
+    monkeypatch.setattr(home.artifacts, "adopt", adopt_and_lose)
     problem(device.upload(lease, data), 503, "file-collected")
     monkeypatch.undo()
     assert device.upload(lease, data).status_code == 200

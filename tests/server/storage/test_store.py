@@ -183,15 +183,15 @@ def test_a_workspace_begins_empty_and_ends(store):
         (workspace / "left").write_bytes(b"x")
     with store.workspace("w") as workspace:
         assert list(workspace.iterdir()) == []
-    assert store.workspaces() == []
+    assert not workspace.exists()
 
 
-def test_what_a_killed_process_left_can_be_removed(store):
-    for name in ("worker_a", "worker_b"):
-        (store._scratch / name).mkdir()
-    (store._scratch / "worker_a" / "weights.ptd").write_bytes(b"x")
-    (store._scratch / "tmpfile").write_bytes(b"an upload under way")
-    assert store.workspaces() == ["worker_a", "worker_b"]
-    store.remove_workspace("worker_a")
-    store.remove_workspace("nothing")
-    assert store.workspaces() == ["worker_b"]
+def test_only_abandoned_workspaces_are_removed(store):
+    """One that is used stays, however long the database could not be reached and whoever looks."""
+    with store.workspace("worker_b") as used:
+        abandoned = used.parent / "worker_a-x"
+        abandoned.mkdir()
+        (abandoned / "half").write_bytes(b"x")
+        with store.staging_file() as staged:
+            store.remove_abandoned_workspaces()
+            assert (used.exists(), abandoned.exists(), staged.path.exists()) == (True, False, True)

@@ -1,12 +1,17 @@
 """What jobs spend of their users' privacy, and what a budget makes of it."""
 
+import asyncio
+import sys
+import time
 from functools import cache
 
+import httpx
 import pytest
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
 from dp_accounting.pld import PLDAccountant
 
 from server.federation.privacy.service import PrivacyService
+from server.jobs.accounting import Accountant
 from shared.federation import accounting
 from tests.server.conftest import assert_problem, job_request
 
@@ -152,26 +157,60 @@ def test_jobs_without_privacy_are_told(fleet, app, device):
 
 def test_accounting_holds_no_writing_transaction(home, app, operator, monkeypatch):
     """Each computation sets the budget meanwhile, which would wait in vain for a transaction that holds the budget and
-    waits for the computation. The second job's is not among those that found the noise of the first.
+    waits for the computation. Only the noise needs one: the fast bound shows that the budget is enough.
     """
-    composed, computed = accounting._compose, []
+    learn, learned = Accountant.learn, []
 
-    def compose(*arguments):
+    def set_limit():
         with home.database.writing() as session:
             PrivacyService(session).set_limit("default", "alice", 50, 1e-5)
-        computed.append(1)
-        return composed(*arguments)
 
-    for cached in (accounting._noise_for, accounting._epsilon, accounting._renyi):
-        cached.cache_clear()
-    monkeypatch.setattr(accounting, "_compose", compose)
+    async def set_limit_and_learn(accountant, request):
+        await asyncio.to_thread(set_limit)
+        learned.append(request)
+        await learn(accountant, request)
+
+    monkeypatch.setattr(Accountant, "learn", set_limit_and_learn)
+    monkeypatch.setattr(accounting, "_epsilon", None)  # nothing exact is computed in this process
     limit(operator, 50)
     job = private(privacy={"noise_multiplier": None, "epsilon": 2.345})
     app.submit(**job)
-    before = len(computed)
-    assert before > 2
     app.submit(**job)
-    assert len(computed) > before
+    assert [request.epsilon for request in learned] == [2.345]
+
+
+def test_accounting_ends_when_its_client_leaves(fleet, app, monkeypatch):
+    """What computes is a process, and it is killed; another tenant's request is answered meanwhile."""
+    processes, start = [], asyncio.create_subprocess_exec
+
+    async def start_endless(*command, **options):
+        process = await start(sys.executable, "-c", "import time; time.sleep(1000)", **options)
+        processes.append(process)
+        return process
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", start_endless)
+    job = private(privacy={"noise_multiplier": None, "epsilon": 3.456})
+    for _ in range(3):
+        with pytest.raises(httpx.ReadTimeout):
+            app.post("/v1/jobs", json=job_request(**job), timeout=0.5)
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", start)
+    fleet.app("other").submit(**private(privacy={"noise_multiplier": None, "epsilon": 4.567}))
+    deadline = time.monotonic() + 20
+    while any(process.returncode is None for process in processes):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert processes
+
+
+def test_accounting_over_its_limits_is_refused(app, problem, monkeypatch):
+    start = asyncio.create_subprocess_exec
+
+    async def start_failing(*command, **options):
+        return await start(sys.executable, "-c", "import sys; sys.exit(sys.stdin.readline() and 1)", **options)
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", start_failing)
+    job = private(privacy={"noise_multiplier": None, "epsilon": 5.678})
+    problem(app.post("/v1/jobs", json=job_request(**job)), 503, "unavailable")
 
 
 NO_FIGURES = {"train_examples": None, "truncated_examples": None, "zero_shot_accuracy": None, "tuned_accuracy": None}

@@ -1,0 +1,99 @@
+"""What one tenant may have: the quotas, their defaults, and the checks of those that add something.
+
+A check comes after the addition, in the same transaction: it waits for the other transactions that add to the same
+quota, and then counts what all of them have committed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import StrEnum
+
+from pydantic import Field, RootModel
+from sqlalchemy import select, update
+from sqlalchemy.orm import Session
+
+from server.database.database import lock_name
+from server.identity.tenants import Tenant, TenantService
+from shared.errors import Conflict
+
+GIBIBYTE = 1 << 30
+
+
+class Quota(StrEnum):
+    """Something of which a tenant may have a limited number."""
+
+    WAITING_JOBS = "waiting_jobs"  # for their program or for a device
+    STORED_BYTES = "stored_bytes"  # of the LoRA-B files and the trajectories of adapter versions
+    TOKENS = "tokens"  # of users and services that are valid, and one-time tokens that are not used
+    DEVICES = "devices"  # that are not revoked
+    COHORTS = "cohorts"
+
+
+DEFAULTS: dict[Quota, int] = {
+    Quota.WAITING_JOBS: 10_000,
+    Quota.STORED_BYTES: 100 * GIBIBYTE,
+    Quota.TOKENS: 1_000,
+    Quota.DEVICES: 20_000,
+    Quota.COHORTS: 1_000,
+}
+
+
+class QuotaExceeded(Conflict):
+    """The tenant has as much as its quota allows; remove some, or ask the operator for a larger quota."""
+
+    code, title = "quota-exceeded", "Quota exceeded"
+
+
+class QuotaChanges(RootModel[dict[Quota, int]]):
+    """The quotas of a tenant that differ from the defaults."""
+
+    root: dict[Quota, int] = Field(default_factory=dict)
+
+
+class QuotaService:
+    """Quotas in one transaction."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def limits(self, tenant: str) -> dict[Quota, int]:
+        """Returns every quota of a tenant."""
+        text = self._session.scalar(select(Tenant.quotas).where(Tenant.name == tenant))
+        return DEFAULTS | QuotaChanges.model_validate_json(text or "{}").root
+
+    def set_limit(self, tenant: str, quota: Quota, limit: int | None) -> None:
+        """Changes a tenant's quota; None: to the default. Raises NotFound for an unknown tenant."""
+        row = TenantService(self._session).get(tenant)
+        changes = QuotaChanges.model_validate_json(row.quotas).root
+        changes.pop(quota, None)
+        row.quotas = QuotaChanges(changes if limit is None else changes | {quota: limit}).model_dump_json()
+
+    def check(self, tenant: str, quota: Quota, used: Callable[[], int]) -> None:
+        """Raises QuotaExceeded if a tenant has more than its quota. used: counts, the caller's additions included."""
+        lock_name(self._session, "quota", quota, tenant)
+        _check(self.limits(tenant)[quota], quota, used())
+
+    def store(self, tenant: str, size: int) -> None:
+        """Adds to a tenant's stored bytes; a negative size removes. The tenant's row stays locked."""
+        counted = update(Tenant).where(Tenant.name == tenant).values(stored_bytes=Tenant.stored_bytes + size)
+        self._session.execute(counted, execution_options={"synchronize_session": False})
+
+    def stored_bytes(self, tenant: str) -> int:
+        """Returns the bytes that a tenant has stored."""
+        return self._session.scalar(select(Tenant.stored_bytes).where(Tenant.name == tenant)) or 0
+
+    def check_stored(self, tenant: str, more: int = 0) -> None:
+        """Raises QuotaExceeded if a tenant has no room for `more` bytes."""
+        limit = self.limits(tenant)[Quota.STORED_BYTES]
+        _check(limit, Quota.STORED_BYTES, self.stored_bytes(tenant) + more)
+
+
+def _check(limit: int, quota: Quota, used: int) -> None:
+    if used > limit:
+        raise QuotaExceeded(
+            f"the tenant's quota of {quota} is {limit}, and this would be more; remove some, or ask the server's "
+            f"administrator for more (`mobizo-server tenant quota`)",
+            quota=quota,
+            limit=limit,
+        )

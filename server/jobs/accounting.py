@@ -1,0 +1,98 @@
+"""Privacy accounting for requests: exact answers are computed in a child process that ends with its request.
+
+Finding the noise of a private run takes seconds of processor time, and hostile settings take minutes. Tenants take
+turns at it. In a transaction the answers are then known, or the faster bound is used.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Callable
+from types import TracebackType
+from typing import TypeVar
+
+from fastapi import Request
+from fastapi.concurrency import run_in_threadpool
+
+from server.tasks.child_process import ONE_THREAD
+from server.web.state import AppState
+from server.web.streams import cancelled_on_disconnect
+from server.web.tenant_turns import TenantTurns
+from shared.errors import Unavailable, from_problem
+from shared.federation.accounting import AccountingRequest, NotAccounted, remember
+
+AT_ONCE = 2  # child processes
+MAX_SECONDS = 60  # that a request waits for its turn and its answers
+Result = TypeVar("Result")
+
+
+def _make_turns(state: AppState) -> TenantTurns:
+    return TenantTurns("accounting", AT_ONCE)
+
+
+class Accountant:
+    """A child process that answers accounting requests, started by the first and killed at the end of the context."""
+
+    _process: asyncio.subprocess.Process | None = None
+
+    async def __aenter__(self) -> Accountant:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._process is not None:
+            if self._process.returncode is None:
+                self._process.kill()
+            await self._process.wait()
+
+    async def learn(self, request: AccountingRequest) -> None:
+        """Computes and remembers an answer. Raises what the request is refused with, Unavailable at a limit."""
+        if self._process is None:
+            self._process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "shared.federation.accounting"),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.DEVNULL,
+                env=ONE_THREAD | os.environ,
+            )
+        questions, answers = self._process.stdin, self._process.stdout
+        if questions is None or answers is None:
+            raise RuntimeError("the child process has no pipes")
+        questions.write(request.model_dump_json().encode() + b"\n")
+        line = await answers.readline()
+        if not line:
+            raise Unavailable("privacy accounting of this request takes too much time or memory; use fewer steps")
+        answer = json.loads(line)
+        if "problem" in answer:
+            raise from_problem(answer["problem"])
+        remember(request.key, answer["answer"])
+
+
+async def accounted(connection: Request, tenant: str, work: Callable[[], Result]) -> Result:
+    """Returns the result of `work`, which a thread repeats until every answer that it needs is known.
+
+    work: raises NotAccounted for the next answer. If the client disconnects, the computation ends. Raises Unavailable
+    after MAX_SECONDS, TooManyRequests, and what `work` raises.
+    """
+    try:
+        return await run_in_threadpool(work)
+    except NotAccounted as missing:
+        first = missing.request
+    return await cancelled_on_disconnect(connection, _learn_all(connection.app.state.mobizo, tenant, work, first))
+
+
+async def _learn_all(state: AppState, tenant: str, work: Callable[[], Result], request: AccountingRequest) -> Result:
+    try:
+        async with asyncio.timeout(MAX_SECONDS), state.get(_make_turns).turn(tenant), Accountant() as accountant:
+            while True:
+                await accountant.learn(request)
+                try:
+                    return await run_in_threadpool(work)
+                except NotAccounted as missing:
+                    request = missing.request
+    except TimeoutError as error:
+        raise Unavailable("privacy accounting takes too long at the moment; try again later") from error

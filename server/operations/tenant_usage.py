@@ -1,0 +1,37 @@
+"""What a tenant has of everything that has a quota, for the command line and the dashboard."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sqlalchemy.orm import Session
+
+from server.federation.repository import CohortRepository
+from server.identity.devices.repository import DeviceRepository
+from server.identity.devices.service import count_tokens
+from server.identity.quotas import DEFAULTS, Quota, QuotaService
+from server.jobs.repository import JobRepository
+
+
+@dataclass(frozen=True)
+class QuotaUsage:
+    """One quota of a tenant, and how much of it is used."""
+
+    quota: Quota
+    used: int
+    limit: int
+    default: int
+
+
+def tenant_usage(session: Session, tenant: str) -> list[QuotaUsage]:
+    """Returns the usage of every quota of a tenant."""
+    quotas = QuotaService(session)
+    used = {
+        Quota.WAITING_JOBS: JobRepository(session).count_waiting(tenant),
+        Quota.STORED_BYTES: quotas.stored_bytes(tenant),
+        Quota.TOKENS: count_tokens(session, tenant),
+        Quota.DEVICES: DeviceRepository(session).count_live(tenant),
+        Quota.COHORTS: CohortRepository(session).count(tenant),
+    }
+    limits = quotas.limits(tenant)
+    return [QuotaUsage(quota, used[quota], limits[quota], DEFAULTS[quota]) for quota in Quota]

@@ -1,0 +1,137 @@
+"""Bounds on the bytes of request bodies that a process holds: in memory, and in the staging files of uploads.
+
+A tenant may hold half of a budget, and a token a quarter. Requests without a valid token count as one more tenant, and
+by address in place of the token. Bytes count as they arrive, so that an announced length reserves nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+
+from fastapi import Request
+from fastapi.concurrency import contextmanager_in_threadpool, run_in_threadpool
+
+from server.database.database import Database
+from server.settings import MEBIBYTE
+from server.storage.store import ArtifactStore, StagingFile, delete_unreferenced
+from server.web.bodies import pieces_of
+from server.web.state import AppState, address_of, place_of
+from server.web.tenant_turns import TenantTurns
+from shared.errors import MobizoError, TooManyRequests, Unavailable
+
+Take = Callable[[int], None]
+MEMORY_BYTES = 64 * MEBIBYTE
+UPLOADS = 16  # of the largest size, whose staging files may exist at once
+UPLOADERS = 8  # threads that check and store uploads at the same time, beside those of other requests
+TENANT_SHARE, TOKEN_SHARE = 2, 4  # a tenant, a token may hold this part of all
+
+
+class ByteBudget:
+    """The bytes of bodies that one process holds. Use it only in the thread of the event loop."""
+
+    def __init__(self, name: str, total: int) -> None:
+        """name: of the bound, in the error."""
+        self._name, self._total = name, total
+        self._held: Counter[tuple[str, ...]] = Counter()
+
+    @property
+    def held(self) -> int:
+        """Returns the bytes that are held now."""
+        return self._held[()]
+
+    @contextmanager
+    def share(self, tenant: str, sender: str) -> Iterator[Take]:
+        """Yields a function that takes bytes for one request, until the end of the context.
+
+        It raises TooManyRequests at a bound.
+        """
+        bounds = {
+            (): ("the server", self._total),
+            (tenant,): ("the tenant", self._total // TENANT_SHARE),
+            (tenant, sender): ("the token", self._total // TOKEN_SHARE),
+        }
+        taken = 0
+
+        def take(size: int) -> None:
+            nonlocal taken
+            for key, (whose, limit) in bounds.items():
+                if size and self._held[key] + size > limit:
+                    raise TooManyRequests(
+                        f"the requests in progress of {whose} hold {self._held[key]} bytes of bodies, and may hold "
+                        f"{limit}; send fewer at once",
+                        limit=self._name,
+                        retry_after_seconds=1,
+                    )
+            taken += size
+            self._held.update(dict.fromkeys(bounds, size))
+
+        try:
+            yield take
+        finally:
+            self._held.subtract(dict.fromkeys(bounds, taken))
+            for key in bounds:
+                if not self._held[key]:
+                    del self._held[key]
+
+
+def make_body_memory(state: AppState) -> ByteBudget:
+    """Makes the budget of bodies in memory, for `AppState.get`."""
+    return ByteBudget("body-memory", MEMORY_BYTES)
+
+
+def make_upload_space(state: AppState) -> ByteBudget:
+    """Makes the budget of the staging files of uploads, for `AppState.get`."""
+    return ByteBudget("uploads", UPLOADS * state.settings.upload_bytes)
+
+
+def make_uploaders(state: AppState) -> TenantTurns:
+    """Makes the turns at checking and storing uploads. A slow store leaves threads for other requests."""
+    return TenantTurns("uploading", UPLOADERS)
+
+
+def sender_of(request: Request) -> tuple[str, str]:
+    """Returns the tenant and the token that an admitted request counts for."""
+    principal = getattr(request.state, "principal", None)
+    if principal is None:
+        return "", place_of(address_of(request))
+    return principal.tenant, principal.token_id
+
+
+@asynccontextmanager
+async def staged_body(request: Request, limit: int) -> AsyncIterator[StagingFile]:
+    """Writes the whole body to a staging file, hashed as it arrives; the file is removed at the end.
+
+    Raises TooLarge, BadRequest if the body breaks off, TooManyRequests, or StorageFull.
+    """
+    state: AppState = request.app.state.mobizo
+    with state.get(make_upload_space).share(*sender_of(request)) as take:
+        async with contextmanager_in_threadpool(state.artifacts.staging_file()) as staged:
+            async for piece in pieces_of(request, limit):
+                take(len(piece))
+                await run_in_threadpool(staged.write, piece)
+            yield staged
+
+
+@asynccontextmanager
+async def stored(state: AppState, tenant: str, staged: StagingFile) -> AsyncIterator[None]:
+    """Moves a staging file into the store. If the context is refused, the file is removed unless it is referenced.
+
+    Raises StorageFull.
+    """
+    await state.get(make_uploaders).run(tenant, state.artifacts.adopt, staged.path, staged.sha256)
+    try:
+        yield
+    except Unavailable:
+        raise  # the same upload may be sent again
+    except MobizoError:
+        await state.write_queue.run(remove_unreferenced, state.database, state.artifacts, staged.sha256)
+        raise
+
+
+def remove_unreferenced(database: Database, artifacts: ArtifactStore, sha256: str | None) -> None:
+    """Removes a file, for example one that another upload replaced, unless something references it."""
+    if sha256 is not None:
+        with database.writing() as session:
+            delete_unreferenced(session, artifacts, [sha256])

@@ -1,0 +1,103 @@
+"""Tenants take turns at heavy work, whatever one of them asks for."""
+
+import asyncio
+
+import pytest
+
+from server.web import tenant_turns
+from server.web.tenant_turns import TenantTurns
+from shared.errors import TooManyRequests
+
+
+async def settle():
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+class Work:
+    """Work of tenants that ends when the test says so."""
+
+    def __init__(self, places):
+        self.turns, self.began, self.tasks = TenantTurns("x", places), [], {}
+
+    async def begin(self, tenant, name):
+        done = asyncio.Event()
+
+        async def work():
+            async with self.turns.turn(tenant):
+                self.began.append(name)
+                await done.wait()
+
+        self.tasks[name] = asyncio.create_task(work()), done
+        await settle()
+
+    async def end(self, name):
+        task, done = self.tasks.pop(name)
+        done.set()
+        await task
+        await settle()
+
+    async def cancel(self, name):
+        task, _ = self.tasks.pop(name)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await settle()
+
+
+def test_one_tenant_leaves_a_place_to_the_others():
+    async def scenario():
+        work = Work(2)
+        for number in range(4):
+            await work.begin("a", f"a{number}")
+        assert work.began == ["a0"]
+        await work.begin("b", "b0")
+        assert work.began == ["a0", "b0"]
+        for name in ("b0", "a0", "a1", "a2", "a3"):
+            await work.end(name)
+        assert work.began == ["a0", "b0", "a1", "a2", "a3"]
+
+    asyncio.run(scenario())
+
+
+def test_a_single_place_is_given_in_turn():
+    async def scenario():
+        work = Work(1)
+        for name in ("a0", "a1", "a2", "b0", "c0"):
+            await work.begin(name[0], name)
+        for name in ("a0", "a1", "b0", "c0", "a2"):
+            await work.end(name)
+        assert work.began == ["a0", "a1", "b0", "c0", "a2"]
+
+    asyncio.run(scenario())
+
+
+def test_cancelled_work_keeps_no_place():
+    async def scenario():
+        work = Work(1)
+        for name in ("a0", "a1", "b0"):
+            await work.begin(name[0], name)
+        await work.cancel("a1")
+        await work.cancel("a0")
+        assert work.began == ["a0", "b0"]
+        await work.end("b0")
+        await work.begin("a", "a2")
+        await work.end("a2")
+
+    asyncio.run(scenario())
+
+
+def test_a_tenant_may_have_so_much_waiting_and_no_more(monkeypatch):
+    monkeypatch.setattr(tenant_turns, "MAX_WAITING", 2)
+
+    async def scenario():
+        work = Work(1)
+        for name in ("a0", "a1", "a2"):
+            await work.begin("a", name)
+        with pytest.raises(TooManyRequests):
+            async with work.turns.turn("a"):
+                pass
+        await work.begin("b", "b0")
+        for name in ("a0", "a1", "b0", "a2"):
+            await work.end(name)
+
+    asyncio.run(scenario())
