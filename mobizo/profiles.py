@@ -60,7 +60,7 @@ def check_name(name: str) -> None:
 def read_profiles(path: Path) -> Profiles:
     """Returns the profiles in a file; none if there is no file. Raises BadRequest if the file cannot be used."""
     try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
+        document = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         return Profiles()
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:

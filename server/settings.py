@@ -57,7 +57,7 @@ class _Files(PydanticBaseSettingsSource):
         if (path := os.environ.get(variable)) is None:
             return None, field_name, False
         try:
-            return Path(path).read_text(encoding="utf-8").rstrip("\r\n"), field_name, False
+            return Path(path).read_text(encoding="utf-8-sig").rstrip("\r\n"), field_name, False
         except (OSError, ValueError) as error:
             raise BadRequest(f"{variable}: {path} cannot be read as text") from error
 

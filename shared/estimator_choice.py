@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from shared.errors import InvalidRecipe
 from shared.recipe import (
     LEDGER_ESTIMATORS,
-    MOST_PATH_QUERIES,
+    MAX_PATH_QUERIES,
     REVERSE_BACKENDS,
     REVERSE_ESTIMATORS,
     REVERSE_PRECISIONS,
@@ -108,5 +108,5 @@ def _obstacles(name: Estimator, requested: RequestedRecipe, demands: Demands) ->
     if name not in REVERSE_ESTIMATORS:
         if requested.micro_batch is not None:
             yield f"recipe.micro_batch is {requested.micro_batch}, and estimator {name} has no micro-batches"
-        if (requested.queries or 0) > MOST_PATH_QUERIES:
-            yield f"estimator {name} has at most {MOST_PATH_QUERIES} queries"
+        if (requested.queries or 0) > MAX_PATH_QUERIES:
+            yield f"estimator {name} has at most {MAX_PATH_QUERIES} queries"

@@ -18,7 +18,7 @@ from shared.task import Task, TaskName
 from shared.training_settings import TrainingSettings
 from shared.zo.trajectory import Evaluation
 
-MOST_PRIORITY = 10
+MAX_PRIORITY = 10
 # Codes of errors by which a device's owner refuses a job. They are no failures of the device.
 TASK_NOT_APPROVED, PRIVACY_LIMIT_REACHED = "task-not-approved", "privacy-limit-reached"
 OWNER_REFUSALS = frozenset({TASK_NOT_APPROVED, PRIVACY_LIMIT_REACHED})
@@ -123,8 +123,8 @@ class JobRequest(BaseModel):
     shrink: bool = Field(False, description="allow a smaller recipe if a device has too little memory")
     priority: int = Field(
         0,
-        ge=-MOST_PRIORITY,
-        le=MOST_PRIORITY,
+        ge=-MAX_PRIORITY,
+        le=MAX_PRIORITY,
         description="among the tenant's own jobs; higher values are compiled and trained first",
     )
 
@@ -156,6 +156,9 @@ class TextScores(BaseModel):
     rouge_l: float = Field(ge=0, le=1, description="F1 of the longest common subsequence of words")
     words: float = Field(ge=0, description="mean number of words written")
     own_words: float = Field(ge=0, description="mean number of words in the person's own texts")
+
+
+SMALL_SPLIT = 30  # examples; an accuracy on fewer says little
 
 
 class Result(BaseModel):
@@ -201,6 +204,21 @@ class Result(BaseModel):
         description="on which examples accuracies or token losses were measured; validation: there are no test "
         "examples, and the adapter was chosen on these",
     )
+    majority_accuracy: float | None = Field(
+        None,
+        ge=0,
+        le=1,
+        exclude_if=lambda value: value is None,
+        description="accuracy of always choosing the answer that is most frequent in training, on the same examples",
+    )
+    baseline_accuracy: float | None = Field(
+        None,
+        ge=0,
+        le=1,
+        exclude_if=lambda value: value is None,
+        description="accuracy of a logistic regression on hashed n-grams of the prompts, trained on the device on the "
+        "same examples as the adapter",
+    )
     token_loss_before: float | None = Field(
         None,
         allow_inf_nan=False,
@@ -234,6 +252,26 @@ class Result(BaseModel):
         if self.token_loss_before is None or self.token_loss_after is None:
             return None
         return math.exp(min(self.token_loss_before, 700.0)), math.exp(min(self.token_loss_after, 700.0))
+
+    @property
+    def accuracy_interval(self) -> tuple[int, float, float] | None:
+        """Number of examples of `tuned_accuracy`, and its 95 % interval (Wilson 1927); None if it is not known."""
+        totals = [each.total for each in self.evaluations if each.split == self.accuracy_split]
+        if self.tuned_accuracy is None or not totals:
+            return None
+        total, share, z = totals[-1], self.tuned_accuracy, 1.96
+        middle = share + z * z / (2 * total)
+        width = z * math.sqrt(share * (1 - share) / total + z * z / (4 * total * total))
+        scale = 1 + z * z / total
+        return total, max((middle - width) / scale, 0.0), min((middle + width) / scale, 1.0)
+
+    @property
+    def small_split_note(self) -> str:
+        """What to know of an accuracy that was measured on few examples; empty for enough."""
+        if self.accuracy_interval is None or self.accuracy_interval[0] >= SMALL_SPLIT:
+            return ""
+        total, low, high = self.accuracy_interval
+        return f"only {total} examples: 95 % interval {low:.0%} to {high:.0%}"
 
     @property
     def before_accuracy(self) -> float | None:

@@ -79,7 +79,7 @@ METHODS = ("step", "replay", "score", "adapter", "load")  # of every program; `r
 FEW_ANSWERS = 4  # an answer is a small part of a sequence if it has at most a quarter of its positions
 WIDE_PRODUCTS: tuple[Target, ...] = ("q_proj", "gate_proj", "up_proj")  # that a reverse pass may compute again
 KEPT_PRODUCTS_BYTES = 64_000_000  # that a step may keep of them
-MOST_LOGITS = 1 << 21  # elements of logits over the vocabulary that a program holds at once: 8 MiB
+MAX_LOGITS = 1 << 21  # elements of logits over the vocabulary that a program holds at once: 8 MiB
 
 Role = Literal["program", "weights", "tokenizer", "inference"]
 
@@ -163,10 +163,10 @@ class ProgramManifest(BaseModel):
 def logits_part(rows: int, tokens: int, vocabulary: int) -> tuple[int, int]:
     """Returns for how many of (rows, tokens) positions a program computes logits over the vocabulary at once.
 
-    Divisors of both, the largest whose logits have at most MOST_LOGITS elements, so that memory does not grow with the
+    Divisors of both, the largest whose logits have at most MAX_LOGITS elements, so that memory does not grow with the
     number of answer tokens. All rows of fewer tokens would do as well; whole rows are few products.
     """
-    limit = max(MOST_LOGITS // vocabulary, 1)
+    limit = max(MAX_LOGITS // vocabulary, 1)
     part_tokens = max(size for size in range(1, tokens + 1) if tokens % size == 0 and (size <= limit or size == 1))
     limit //= part_tokens
     part_rows = max(size for size in range(1, rows + 1) if rows % size == 0 and (size <= limit or size == 1))

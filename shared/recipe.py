@@ -38,10 +38,10 @@ PRIVATE_BACKENDS: tuple[Backend, ...] = ("xnnpack", "portable", "torch")  # back
 
 DEFAULT_QUERIES: dict[Estimator, int] = {"replay": 4, "stored": 4, "gradient": 1, "directional": 256}
 ANSWER_QUERIES = 512  # default q where the answer's positions alone are perturbed
-MOST_PATH_QUERIES = 64  # q of estimators that run 2q paths at once
-MOST_QUERIES = 512
+MAX_PATH_QUERIES = 64  # q of estimators that run 2q paths at once
+MAX_QUERIES = 512
 DIRECTION_BLOCK = 1 << 20  # elements of directions that a program of estimator `directional` draws at once
-MOST_DIRECTION_BLOCKS = 16  # of a step in a graph without loops, where each lengthens the compilation
+MAX_DIRECTION_BLOCKS = 16  # of a step in a graph without loops, where each lengthens the compilation
 
 # The perturbation scale that keeps a precision's finite difference above its rounding noise (ADR 28).
 DEFAULT_EPS: dict[Precision, float] = {
@@ -95,9 +95,9 @@ class RequestedRecipe(BaseModel):
     queries: int | None = Field(
         None,
         ge=1,
-        le=MOST_QUERIES,
+        le=MAX_QUERIES,
         description=f"q: random directions per step. With estimators replay and stored, 2q paths run at once (default: "
-        f"{DEFAULT_QUERIES['replay']}, at most {MOST_PATH_QUERIES}), or q paths with perturbed 'answers' (default: "
+        f"{DEFAULT_QUERIES['replay']}, at most {MAX_PATH_QUERIES}), or q paths with perturbed 'answers' (default: "
         f"{ANSWER_QUERIES}, at least 2); directional: default "
         f"{DEFAULT_QUERIES['directional']}; gradient: always 1. null: the estimator's default",
     )
@@ -197,10 +197,10 @@ class RequestedRecipe(BaseModel):
         one_pass = ("auto", *REVERSE_ESTIMATORS)
         if self.perturbed == "answers":
             return self._perturbing_answers()
-        if self.estimator not in one_pass and self.queries is not None and self.queries > MOST_PATH_QUERIES:
+        if self.estimator not in one_pass and self.queries is not None and self.queries > MAX_PATH_QUERIES:
             raise ValueError(
-                f"estimator {self.estimator!r} runs 2q paths at once and has at most {MOST_PATH_QUERIES} queries; "
-                f"estimator 'directional', and 'replay' with perturbed 'answers', have up to {MOST_QUERIES}"
+                f"estimator {self.estimator!r} runs 2q paths at once and has at most {MAX_PATH_QUERIES} queries; "
+                f"estimator 'directional', and 'replay' with perturbed 'answers', have up to {MAX_QUERIES}"
             )
         return self
 
@@ -286,7 +286,7 @@ class RequestedRecipe(BaseModel):
 class RecipeSettings(RequestedRecipe):
     """Recipe settings with an estimator."""
 
-    queries: int = Field(DEFAULT_QUERIES["replay"], ge=1, le=MOST_QUERIES, description="q: random directions per step")
+    queries: int = Field(DEFAULT_QUERIES["replay"], ge=1, le=MAX_QUERIES, description="q: random directions per step")
     estimator: Estimator = Field("replay", description="how a step finds its update")
 
 
@@ -359,7 +359,7 @@ def directions_at_once(queries: int, size: int, *, looped: bool) -> int:
     """
     most = min(queries, max(1, DIRECTION_BLOCK // size))
     if not looped:
-        return max(most, -(-queries // MOST_DIRECTION_BLOCKS))
+        return max(most, -(-queries // MAX_DIRECTION_BLOCKS))
     return max(count for count in range(1, most + 1) if queries % count == 0)
 
 

@@ -112,7 +112,11 @@ class ApprovalRule(_FrozenModel):
 
     automatic: bool = Field(True, description="false: a person approves each version")
     margin: float = Field(
-        0, ge=0, le=1, allow_inf_nan=False, description="how far the score on the device may fall (0.01: one point)"
+        0,
+        ge=0,
+        le=1,
+        allow_inf_nan=False,
+        description="how far the score on the device may fall, or be below the device's baselines (0.01: one point)",
     )
     metric: Literal["loss"] | TextMetric = Field(
         "loss",
@@ -126,15 +130,32 @@ class ApprovalRule(_FrozenModel):
         """Returns why a version is held, or None if it is approved.
 
         parent_score: the accuracy of the parent version, if known. The device's own measurement before training also
-        counts as the parent's, on the same data. The new version must not fall below either by more than the margin.
+        counts as the parent's, on the same data. The new version must not fall below either, or below the device's
+        baselines, by more than the margin. A version that is its start is held whatever the rule says of scores.
         """
         if not self.automatic:
             return "a person approves each version of this adapter"
+        if result.steps > 0 and result.best_step == 0:
+            return (
+                "the adapter is no better than its start: no measurement after the first step was better; try another "
+                "lr, more steps or more records"
+            )
         if result.perplexities is not None:
             return self._objection_to_texts(result)
-        return self._objection_to_scores(
-            [score for score in (result.before_accuracy, parent_score) if score is not None], result.tuned_accuracy
-        )
+        before = [score for score in (result.before_accuracy, parent_score) if score is not None]
+        return self._objection_to_scores(before, result.tuned_accuracy) or self._objection_to_baseline(result)
+
+    def _objection_to_baseline(self, result: Result) -> str | None:
+        """As `objection`, against simple classifiers that the device trained on the same records."""
+        baselines = {
+            "always choosing the most frequent answer": result.majority_accuracy,
+            "a logistic regression on n-grams": result.baseline_accuracy,
+        }
+        tuned = result.tuned_accuracy
+        for name, accuracy in baselines.items():
+            if accuracy is not None and tuned is not None and accuracy - tuned > self.margin + 1e-9:
+                return f"the score {tuned:.1%} is below the {accuracy:.1%} of {name}"
+        return None
 
     def _objection_to_texts(self, result: Result) -> str | None:
         """As `objection`, for a task that writes text."""

@@ -92,7 +92,10 @@ class AnswerScore(_WireModel):
     text: str
     label: str | None = Field(None, description="first label of the answer, if the row is a record")
     tokens: int = Field(description="number of tokens of the answer")
-    log_probability: float = Field(description="log-probability of the answer after its prompt, nats")
+    log_probability: float = Field(
+        description="log-probability of the answer after its prompt, nats: with an adapter that was trained with loss "
+        "candidates, among the row's answers; otherwise over the whole vocabulary"
+    )
     probability: float = Field(description="among the row's answers")
 
 

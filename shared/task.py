@@ -7,7 +7,9 @@ after a prompt, `messages` the assistant's turns of a conversation, and `text` a
 
 from __future__ import annotations
 
+import re
 import string
+import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args
@@ -16,9 +18,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from shared.errors import InvalidDataset, InvalidTask
 
-MOST_TEMPLATE = 8_000  # characters
-MOST_TASK = 65_536  # characters of a whole task as JSON
-MOST_FIELDS = 64  # fields that a template may name
+MAX_TEMPLATE = 8_000  # characters
+MAX_TASK = 65_536  # characters of a whole task as JSON
+MAX_FIELDS = 64  # fields that a template may name
 FieldName = Annotated[str, Field(max_length=100)]
 LabelText = Annotated[str, Field(max_length=200)]
 MappedText = Annotated[str, Field(max_length=1_000)]
@@ -33,8 +35,11 @@ _METRICS: Mapping[Kind, tuple[Metric, ...]] = {
     "messages": _TEXT_METRICS,
     "text": ("loss",),
 }
-MISSING = object()  # what `field_value` returns of a field that a record lacks
+MISSING = object()  # what `field_value` returns of a field that a record lacks or that is null
 ROLES = ("system", "user", "assistant", "tool")  # of a conversation's messages
+
+
+_JSON_NAMES = {dict: "an object", list: "a list"}
 
 
 class Answer(BaseModel):
@@ -44,7 +49,7 @@ class Answer(BaseModel):
 
     text: str = Field(
         min_length=1,
-        max_length=MOST_TEMPLATE,
+        max_length=MAX_TEMPLATE,
         description="template of the continuation, with a leading space unless the prompt ends with whitespace",
     )
     labels: tuple[LabelText, ...] = Field(
@@ -52,7 +57,7 @@ class Answer(BaseModel):
     )
     prompt: str | None = Field(
         None,
-        max_length=MOST_TEMPLATE,
+        max_length=MAX_TEMPLATE,
         description="template of this candidate's own prompt, if candidates have different prompts",
     )
 
@@ -86,10 +91,10 @@ class Task(BaseModel):
     name: str = Field(min_length=1, max_length=100, pattern=r"^[a-z0-9][a-z0-9_.-]*$")
     # Fields of other kinds are omitted at their defaults, so that tasks signed before they existed keep their bytes.
     kind: Kind = Field("choice", exclude_if=lambda kind: kind == "choice")
-    prompt: str = Field("", max_length=MOST_TEMPLATE)
+    prompt: str = Field("", max_length=MAX_TEMPLATE)
     answers: tuple[Answer, ...] = Field((), max_length=64, description="of kind choice: at least 2")
     label_field: FieldName = "label"
-    mapped: dict[FieldName, MappedField] = Field(default_factory=dict, max_length=MOST_FIELDS)
+    mapped: dict[FieldName, MappedField] = Field(default_factory=dict, max_length=MAX_FIELDS)
     metric: Metric = Field(
         "accuracy",
         description="of kind choice: accuracy. Of the others: loss, nats per answer token; of completion and messages "
@@ -97,7 +102,7 @@ class Task(BaseModel):
     )
     answer: str | None = Field(
         None,
-        max_length=MOST_TEMPLATE,
+        max_length=MAX_TEMPLATE,
         exclude_if=lambda answer: answer is None,
         description="template of the text to write: of kind completion, and of kind text (default {text})",
     )
@@ -148,10 +153,10 @@ class Task(BaseModel):
                 fields = template_fields(template)
             except InvalidTask as error:
                 raise ValueError(error.detail) from error
-            if len(fields) > MOST_FIELDS:
-                raise ValueError(f"a template names {len(fields)} fields; the limit is {MOST_FIELDS}")
-        if len(self.model_dump_json()) > MOST_TASK:
-            raise ValueError(f"the task has more than {MOST_TASK} characters as JSON")
+            if len(fields) > MAX_FIELDS:
+                raise ValueError(f"a template names {len(fields)} fields; the limit is {MAX_FIELDS}")
+        if len(self.model_dump_json()) > MAX_TASK:
+            raise ValueError(f"the task has more than {MAX_TASK} characters as JSON")
         labels = [label for answer in self.answers for label in answer.labels]
         if len(set(labels)) != len(labels):
             raise ValueError("each label may belong to one answer only")
@@ -258,13 +263,25 @@ def _fill(template: str, values: Mapping[str, str]) -> str:
 
 
 def _to_text(value: Any) -> str:
-    return value if isinstance(value, str) else str(int(value)) if isinstance(value, bool) else str(value)
+    """Returns a value as text. A whole number has no decimals: where values are missing, tables write 1 as 1.0."""
+    if isinstance(value, bool) or (isinstance(value, float) and value.is_integer()):
+        return str(int(value))
+    return value if isinstance(value, str) else str(value)
+
+
+def label_key(label: Any) -> str:
+    """Returns what labels that mean the same have in common: they differ by white space, case, or `.0` of a number."""
+    text = " ".join(unicodedata.normalize("NFC", _to_text(label)).split()).casefold()
+    return re.sub(r"^(-?\d+)\.0+$", r"\1", text)
 
 
 def field_value(record: Mapping[str, Any], name: str) -> Any:
-    """Returns a record's field, or MISSING. If no field is named `a.b`, it is the field `b` of the object in `a`."""
+    """Returns a record's field, or MISSING, which null also is.
+
+    If no field is named `a.b`, it is the field `b` of the object in `a`.
+    """
     if name in record:
-        return record[name]
+        return MISSING if record[name] is None else record[name]
     parent, dot, child = name.partition(".")
     parent_value = record.get(parent) if dot else None
     return field_value(parent_value, child) if isinstance(parent_value, dict) else MISSING
@@ -304,7 +321,9 @@ def template_values(task: Task, record: Mapping[str, Any], location: str) -> dic
         source = task.mapped[field].field if field in task.mapped else field
         value = field_value(record, source)
         if value is MISSING:
-            raise InvalidDataset(f"{location}: field {source!r} is missing, which task {task.name!r} needs")
+            raise InvalidDataset(f"{location}: field {source!r} is missing or null, which task {task.name!r} needs")
+        if isinstance(value, (dict, list)) and field not in first_texts:
+            raise InvalidDataset(f"{location}: field {source!r} is {_JSON_NAMES[type(value)]}; it must be a text")
         text = first_texts.get(field) or _to_text(value)
         if field in task.mapped:
             translations = task.mapped[field].values
@@ -314,7 +333,19 @@ def template_values(task: Task, record: Mapping[str, Any], location: str) -> dic
                 )
             text = translations[text]
         values[field] = text
+    if values and not any(text.strip() for text in values.values()):
+        raise InvalidDataset(f"{location}: the text is blank")
     return values
+
+
+def _labelled_answer(task: Task, label: str) -> int | None:
+    """Returns the index of the answer with a label, or else of the only one with a label of the same `label_key`."""
+    for index, answer in enumerate(task.answers):
+        if label in answer.labels:
+            return index
+    key = label_key(label)
+    alike = [index for index, answer in enumerate(task.answers) if key in map(label_key, answer.labels)]
+    return alike[0] if len(alike) == 1 else None
 
 
 def read_question(task: Task, record: Mapping[str, Any], location: str) -> Question:
@@ -328,9 +359,13 @@ def read_question(task: Task, record: Mapping[str, Any], location: str) -> Quest
     values = template_values(task, record, location)
     value = field_value(record, task.label_field)
     if value is MISSING:
-        raise InvalidDataset(f"{location}: field {task.label_field!r} is missing, which task {task.name!r} needs")
+        raise InvalidDataset(
+            f"{location}: field {task.label_field!r} is missing or null, which task {task.name!r} needs"
+        )
     label = _to_text(value)
-    correct = next((index for index, answer in enumerate(task.answers) if label in answer.labels), None)
+    correct = _labelled_answer(task, label)
+    if correct is None and isinstance(value, bool):
+        correct = _labelled_answer(task, str(value))
     if correct is None:
         labels = [label for answer in task.answers for label in answer.labels]
         raise InvalidDataset(f"{location}: label {label!r} is not one of task {task.name!r}'s labels {labels}")

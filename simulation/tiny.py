@@ -16,7 +16,7 @@ import safetensors.numpy
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 HIDDEN, INTERMEDIATE, LAYERS, HEADS, KV_HEADS, HEAD_DIM = 32, 64, 2, 4, 2, 8
-MOST_TOKENS = 64
+MAX_TOKENS = 64
 SHARED_WORDS = (("great", "good", "fine", "lovely"), ("terrible", "bad", "poor", "awful"))  # positive, negative
 SOURCE_WORDS = {
     "movies": (
@@ -78,7 +78,7 @@ def write_base(directory: Path) -> None:
         "num_key_value_heads": KV_HEADS,
         "head_dim": HEAD_DIM,
         "vocab_size": size,
-        "max_position_embeddings": MOST_TOKENS,
+        "max_position_embeddings": MAX_TOKENS,
         "rms_norm_eps": 1e-5,
         "tie_word_embeddings": True,
     }

@@ -86,7 +86,7 @@ def start_agent(home: AgentHome, dataset: Path, *options: str, log: Path = Path(
 
 FILES = ("trajectory.bin", "best.safetensors", "last.safetensors")
 RECOMPUTED_STEPS = "steps_computed_twice_beyond_one"
-MOST_STARTS = 30  # of one run; more means that it does not end
+MAX_STARTS = 30  # of one run; more means that it does not end
 SEED = 4
 SECOND_KILL_SHARE = 0.4  # share of runs that are killed twice
 WORKERS = 2  # trials at once
@@ -277,7 +277,7 @@ def trial(
     while True:
         result, kills = Trial(), 1 + (rng.random() < SECOND_KILL_SHARE)
         with contextlib.closing(scenario.create_run(_empty_directory(directory))) as killable_run:
-            for _ in range(MOST_STARTS):
+            for _ in range(MAX_STARTS):
                 execute = killable_run.execute(rng.uniform(0, undisturbed_seconds) if result.kills < kills else None)
                 result.add(execute)
                 if execute.done:

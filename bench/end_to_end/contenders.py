@@ -14,7 +14,7 @@ from shared.recipe import TARGETS, RecipeSettings
 from shared.training_settings import TrainingSettings
 
 BATCH = 16  # q E of the paper's experiments
-MOST_STEPS = 20_000  # the paper's
+MAX_STEPS = 20_000  # the paper's
 SHORT_GRID = (5e-4, 1e-3, 4e-3, 1.6e-2)
 FIRST_ORDER_GRID = (1e-2, 3e-2, 1e-1, 3e-1)
 OUR_SETTINGS: dict[str, Any] = {"layers": "last:8", "sequence_length": 36, "loss": "candidates"}
@@ -93,7 +93,7 @@ def as_in_the_paper(name: str, engine: Engine, queries: int) -> Contender:
     recipe = RecipeSettings(
         targets=TARGETS, queries=queries, effective_batch=BATCH // queries, sequence_length=36, noise="gaussian"
     )
-    training = TrainingSettings(steps=MOST_STEPS, evaluation_interval=MOST_STEPS)
+    training = TrainingSettings(steps=MAX_STEPS, evaluation_interval=MAX_STEPS)
     return Contender(name=name, engine=engine, recipe=recipe, training=training)
 
 

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from tokenizers import Tokenizer
 
 from device_agent.cli.options import HomeOption, JsonOption, show
 from device_agent.cli.tasks import read_task
@@ -35,6 +36,10 @@ app = typer.Typer(
 )
 
 DatasetArgument = Annotated[str, typer.Argument(metavar="NAME", help="data set; see `mobizo-agent data list`")]
+BaseOption = Annotated[
+    Path | None,
+    typer.Option(help="the base's tokenizer.json, or the directory with it: lengths are then counted, not estimated"),
+]
 TASK_HELP = "a task: a JSON file, a shipped task's name, or digits of a task's digest"
 
 
@@ -61,6 +66,7 @@ def add_files(
     ] = None,
     seed: Annotated[int | None, typer.Option(min=0, max=2**32 - 1, help="of the split; default: 0")] = None,
     task: Annotated[str | None, typer.Option(help=f"compare the records with {TASK_HELP}")] = None,
+    base: BaseOption = None,
     replace: Annotated[bool, typer.Option("--replace", help="replace the data set of this name")] = False,
     append: Annotated[bool, typer.Option("--append", help="add to the data set of this name")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="show what would be added and write nothing")] = False,
@@ -83,6 +89,7 @@ def add_files(
         rule=rule,
         mode=Mode.APPEND if append else Mode.REPLACE if replace else Mode.NEW,
         task=None if task is None else _find_task(agent_home, task),
+        tokenizer=None if base is None else read_tokenizer(base),
         dry_run=dry_run,
     )
     if not dry_run:
@@ -103,6 +110,21 @@ def _progress(files: Sequence[Path], live: bool) -> Iterator[Any]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
         task_ids = {file: bars.add_task(file.name, total=size) for file, size in sizes.items()}
         yield lambda file, done: bars.update(task_ids[file], completed=done)
+
+
+def read_tokenizer(path: Path) -> Tokenizer:
+    """Returns the tokenizer in a tokenizer.json, or in the directory that has it. Raises BadRequest."""
+    file = path / "tokenizer.json" if path.is_dir() else path
+    try:
+        tokenizer = Tokenizer.from_buffer(file.read_bytes())
+    except Exception as error:  # tokenizers raises Exception itself
+        raise BadRequest(
+            f"--base {path} has no readable tokenizer.json ({error}); `mobizo-server base tokenizer` writes that of a "
+            "registered base"
+        ) from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
 
 
 def _find_task(home: AgentHome, name_or_path: str) -> Task:
@@ -198,15 +220,16 @@ def view(name: DatasetArgument, home: HomeOption = None, json_lines: JsonOption 
 def check(
     name: DatasetArgument,
     task: Annotated[str, typer.Option(help=TASK_HELP)],
+    base: BaseOption = None,
     home: HomeOption = None,
     json_lines: JsonOption = False,
 ) -> None:
     """Compare a data set with a task; exit status 1 if so few records of a split fit that a job would fail."""
     agent_home = AgentHome.locate(home)
     store, checked_task = DatasetStore(agent_home.data), _find_task(agent_home, task)
-    few = []
+    few, tokenizer = [], None if base is None else read_tokenizer(base)
     for split in store.about(name).records:
-        result = TaskCheck(checked_task)
+        result = TaskCheck(checked_task, tokenizer)
         for location, record in store.records(name, split):
             result.add(location, record)
         show(json_lines, {"split": split} | result.facts(), "\n  ".join([f"{split}:", *result.lines()]))

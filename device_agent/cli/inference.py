@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import closing
 from enum import StrEnum
+from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -80,6 +81,8 @@ def _records(
         fields_of_task = record_fields(model.task)
         form = "a text" if len(fields_of_task) == 1 else f"a JSON object with {', '.join(fields_of_task)}"
         typer.echo(f"enter {form} on each line; Ctrl-D exits", err=True)
+    if isinstance(sys.stdin, TextIOWrapper):
+        sys.stdin.reconfigure(encoding="utf-8-sig")  # a file may begin with a byte order mark
     return records_of(model.task, sys.stdin, "standard input")
 
 

@@ -40,7 +40,7 @@ def serve(
 def _token(path: Path) -> tuple[str, bool]:
     """Returns the token, creating it on first use, and whether it is new. Raises BadRequest for an empty file."""
     try:
-        token = path.read_text(encoding="ascii").strip()
+        token = path.read_text(encoding="utf-8-sig").strip()
     except FileNotFoundError:
         token = secrets.token_urlsafe(32)
         write_durably(path, f"{token}\n".encode())

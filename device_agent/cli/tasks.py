@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from codecs import BOM_UTF8
 from pathlib import Path
 from typing import Annotated
 
@@ -112,7 +113,7 @@ def _existing(home: Path | None) -> AgentHome:
 def read_task(file: Path) -> Task:
     """Returns the task in a JSON file. Raises BadRequest."""
     try:
-        return Task.model_validate_json(file.read_bytes())
+        return Task.model_validate_json(file.read_bytes().removeprefix(BOM_UTF8))
     except OSError as error:
         raise BadRequest(f"{file} cannot be read ({error})") from error
     except ValidationError as error:

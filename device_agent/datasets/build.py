@@ -6,14 +6,16 @@ Memory is bounded for files of any size: readers and writers stream, and duplica
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from device_agent.datasets.formats import Located, Source
+from tokenizers import Tokenizer
+
+from device_agent.datasets.formats import Located, Source, no_column
 from device_agent.datasets.splits import SplitRule, record_bytes
 from device_agent.datasets.store import DatasetAbout, DatasetStore
 from device_agent.datasets.task_check import TaskCheck
@@ -51,16 +53,22 @@ class FieldMap:
         """Returns the map that the options --map FIELD=COLUMN and --set FIELD=VALUE give. Raises BadRequest."""
         return cls(_pairs("--map", columns), _pairs("--set", constants))
 
-    def check(self, location: str, record: Mapping[str, Any]) -> None:
-        """Raises InvalidDataset if the first record of a file lacks a mapped column or already has a constant."""
-        missing = [column for column in self.columns.values() if field_value(record, column) is MISSING]
-        if missing:
-            raise InvalidDataset(f"{location}: there is no column {missing[0]!r}; the columns are {', '.join(record)}")
+    def check_constants(self, location: str, record: Mapping[str, Any]) -> None:
+        """Raises InvalidDataset if a record has a column with the name of a constant."""
         collisions = sorted(set(self.constants) & set(self.columns or record))
         if collisions:
             raise InvalidDataset(
                 f"{location}: there is a column {collisions[0]!r}; choose another field for --set, or use --map"
             )
+
+    def check_columns(self, path: Path, found: Collection[str], names: Collection[str]) -> None:
+        """Raises InvalidDataset if no record of a file has a mapped column.
+
+        found: fields that some record has. names: columns of the first record.
+        """
+        missing = [column for name, column in self.columns.items() if name not in found]
+        if missing:
+            raise InvalidDataset(no_column(path, missing[0], names))
 
     def apply(self, record: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the record's fields without the constants. A column that the record lacks is left out."""
@@ -84,7 +92,11 @@ def _pairs(option: str, texts: Sequence[str]) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Addition:
-    """A request to add files. rule: None: the data set's own rule; for a new data set, the default."""
+    """A request to add files.
+
+    rule: None: the data set's own rule; for a new data set, the default. tokenizer: of the base that will be trained;
+    None: lengths in tokens are estimated.
+    """
 
     name: str
     sources: Sequence[Source]
@@ -92,6 +104,7 @@ class Addition:
     rule: SplitRule | None = None
     mode: Mode = Mode.NEW
     task: Task | None = None
+    tokenizer: Tokenizer | None = None
     dry_run: bool = False
 
 
@@ -160,13 +173,20 @@ def _existing(store: DatasetStore, addition: Addition) -> tuple[SplitRule, Itera
 def _check(outcome: AdditionOutcome) -> None:
     """Raises InvalidDataset for a data set that no job could train."""
     if sum(outcome.records.values()) == 0:
-        raise InvalidDataset("the files contain no usable records; nothing was added")
+        dropped = {"without text": outcome.empty, "too long": outcome.too_long}
+        reasons = ", ".join(f"{count} {reason}" for reason, count in dropped.items() if count)
+        raise InvalidDataset(
+            f"none of the {outcome.read} records can be used ({reasons}); nothing was added; choose columns with --map"
+            if outcome.read
+            else "the files contain no records; nothing was added; a table needs rows below the names of its columns"
+        )
     for split, count in outcome.records.items():
         minimum = outcome.rule.minimum(split)
         if count < minimum:
+            advice = ", or choose other shares with --split, such as 80/20 or 100" if len(outcome.records) > 1 else ""
             raise InvalidDataset(
-                f"split {split} has {count} records and needs at least {minimum}; nothing was added; add more records, "
-                "or choose other shares with --split, such as 80/20 or 100"
+                f"split {split} has {count} records and needs at least {minimum}; nothing was added; add more records"
+                f"{advice}"
             )
     if outcome.check is not None and not outcome.check.enough:
         reasons = ", ".join(f"{count}: {reason}" for reason, count in outcome.check.reasons.items())
@@ -215,7 +235,7 @@ class _Builder:
 
     def __init__(self, directory: Path | None, rule: SplitRule, addition: Addition) -> None:
         self._directory, self._fields, self._rule = directory, addition.fields, rule
-        check = None if addition.task is None else TaskCheck(addition.task)
+        check = None if addition.task is None else TaskCheck(addition.task, addition.tokenizer)
         self.outcome = AdditionOutcome(rule, dict.fromkeys(rule.used, 0), check)
         self._stack = ExitStack()
         self._files: dict[str, BinaryIO] = {}
@@ -235,13 +255,18 @@ class _Builder:
         """Adds the records of a file."""
         outcome = self.outcome
         with source.path.open("rb") as raw:
-            for number, (location, record) in enumerate(source.records(raw)):
+            names: Collection[str] = ()  # of the first record
+            found = set[str]()
+            for number, (location, record) in enumerate(source.records(raw, self._fields.columns.values())):
                 if number == 0:
-                    self._fields.check(location, record)
+                    names = tuple(record)
+                if self._fields.constants:
+                    self._fields.check_constants(location, record)
                 if progress is not None and number % PROGRESS_EVERY == 0:
                     progress(source.path, raw.tell())
                 outcome.read += 1
                 fields = self._fields.apply(record)
+                found.update(fields)
                 if all(value is None or (isinstance(value, str) and not value.strip()) for value in fields.values()):
                     outcome.empty += 1
                     continue
@@ -250,6 +275,8 @@ class _Builder:
                     outcome.added += 1
                     if len(outcome.preview) < PREVIEW:
                         outcome.preview.append(fields)
+            if names:
+                self._fields.check_columns(source.path, found, names)
 
     def keep(self, location: str, record: dict[str, Any]) -> bool:
         """Writes a record to its split; returns False and counts it if it is a duplicate or too long."""

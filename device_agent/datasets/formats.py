@@ -1,8 +1,7 @@
 """Reads records from the owner's files: CSV, TSV, JSON Lines, JSON, plain text, mbox and Parquet.
 
-Every reader streams: it holds one record (of Parquet: one batch of rows; of mbox: one message and the offsets of all).
-A malformed file is an error that names the file and line, because skipping the rest would silently train on part of the
-data.
+Every reader streams: it holds one record (of Parquet: one batch of rows). A malformed file is an error that names the
+file and line, because skipping the rest would silently train on part of the data. NaN and infinite numbers are null.
 """
 
 from __future__ import annotations
@@ -11,28 +10,44 @@ import codecs
 import csv
 import io
 import json
+import math
 import re
-from collections.abc import Callable, Iterator
+import shlex
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import date, datetime, time
-from decimal import Decimal
 from enum import StrEnum
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal, TextIO
+from typing import Any, BinaryIO, Literal, TextIO
 
+from device_agent.datasets.mail import read_mbox
 from shared.errors import BadRequest, InvalidDataset
-
-if TYPE_CHECKING:
-    from email.message import Message
+from shared.task import is_field_name
 
 Located = tuple[str, dict[str, Any]]  # "FILE:LINE" (of mbox, JSON and Parquet: the record's number), and the record
 DELIMITERS = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|"}
-DEFAULT_ENCODING = "utf-8-sig"  # UTF-8 with or without a byte order mark
+DEFAULT_ENCODING = "utf-8"
+# By the first bytes of a file: its encoding. The mark of UTF-32 begins with the one of UTF-16.
+_MARKS = {
+    codecs.BOM_UTF8: "utf-8-sig",
+    codecs.BOM_UTF32_LE: "utf-32",
+    codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+}
+# By the first bytes of a file that is no text: what it is, and the remedy.
+_NO_TEXT = {
+    b"PK\x03\x04": "a ZIP archive, such as an Excel workbook; save the sheet as CSV UTF-8, or unpack the archive",
+    b"\xd0\xcf\x11\xe0": "an old Excel workbook; save the sheet as CSV UTF-8",
+    b"\x1f\x8b": "compressed with gzip; unpack it with gunzip",
+    b"PAR1": "a Parquet file; read it with --format parquet",
+}
+_NULS = 0.1  # share of NUL characters from which a text is UTF-16 without a byte order mark
 MAX_LINE = 1 << 24  # characters of one line, field or object that a reader holds
 _CHUNK = 1 << 16  # characters
 _SNIFFED_ROWS = 20
 _PARQUET_ROWS = 1000  # of one batch
-_QUOTED_FROM = re.compile(r"^>(>*From )", re.MULTILINE)  # a line of a body that would look like the next message
+_SEPARATOR_LINE = re.compile(r'"?sep=(.)"?[,;\t|]*\s*')  # Excel's first line that names the delimiter
 
 
 class Format(StrEnum):
@@ -59,25 +74,32 @@ class Source:
     delimiter: str | None
     encoding: str | None
 
-    def records(self, raw: BinaryIO) -> Iterator[Located]:
+    def records(self, raw: BinaryIO, columns: Collection[str] = ()) -> Iterator[Located]:
         """Yields the records of the file, which `raw` has open at its beginning.
 
-        Raises InvalidDataset for a file that is not what its format says, and BadRequest for Parquet without pyarrow.
+        columns: those that are needed; the others may be without name or value. Empty: all. Raises InvalidDataset for a
+        file that is not what its format says, and BadRequest for Parquet without pyarrow.
         """
+        if self.format is Format.MBOX:
+            for number, message in enumerate(read_mbox(self.path), 1):
+                yield f"{self.path}: message {number}", message
+            return
         if self.encoding is None:
-            yield from (_mbox if self.format is Format.MBOX else _parquet)(self.path)
+            yield from _parquet(self.path, columns)
             return
         newline = "" if self.format in (Format.CSV, Format.TSV) else None
         text = io.TextIOWrapper(raw, self.encoding, newline=newline)
         try:
-            yield from _TEXT_READERS[self.format](text, self)
+            yield from _TEXT_READERS[self.format](text, self, columns)
         except UnicodeError as error:
             raise _undecodable(self.path, self.encoding, error) from error
         finally:
             text.detach()
 
 
-def open_source(path: Path, form: Format | None, delimiter: str | None, encoding: str | None) -> Source:
+def open_source(
+    path: Path, form: Format | None = None, delimiter: str | None = None, encoding: str | None = None
+) -> Source:
     """Returns how a file is read; a CSV file's delimiter is found from its first rows unless given.
 
     Raises BadRequest for an unknown suffix without a format, an unknown encoding, or a path that is not a file.
@@ -85,18 +107,41 @@ def open_source(path: Path, form: Format | None, delimiter: str | None, encoding
     if not path.is_file():
         raise BadRequest(f"{path} is not a file")
     file_format = form or _SUFFIXES.get(path.suffix.lower())
+    with path.open("rb") as file:
+        start = file.read(4)
+    if file_format is not Format.PARQUET:
+        for signature, advice in _NO_TEXT.items():
+            if start.startswith(signature):
+                raise BadRequest(f"{path} is {advice}")
     if file_format is None:
         raise BadRequest(f"{path}: the suffix names no known format; name it with --format {'|'.join(Format)}")
     if file_format in (Format.MBOX, Format.PARQUET):
         return Source(path, file_format, None, None)
-    encoding = encoding or DEFAULT_ENCODING
-    try:
-        codecs.lookup(encoding)
-    except LookupError as error:
-        raise BadRequest(f"--encoding {encoding!r} is unknown; try utf-8, cp1252, latin-1 or utf-16") from error
+    encoding = _encoding(path, start, encoding)
+    with path.open(encoding=encoding, newline="", errors="replace") as text:
+        sample = text.read(_CHUNK)
+    if sample.count("\0") > _NULS * len(sample):
+        order = "be" if start.startswith(b"\0") else "le"
+        raise BadRequest(f"{path} is not {encoding}, probably UTF-16; read it with --encoding utf-16-{order}")
     if file_format is Format.CSV:
-        return Source(path, file_format, _delimiter(delimiter) if delimiter else _sniff(path, encoding), encoding)
+        return Source(path, file_format, _delimiter(delimiter) if delimiter else _sniff(sample), encoding)
     return Source(path, file_format, "\t" if file_format is Format.TSV else None, encoding)
+
+
+def _encoding(path: Path, start: bytes, encoding: str | None) -> str:
+    """Returns a text file's encoding: that of its byte order mark, or else the one that is named. Raises BadRequest."""
+    marked = next((name for mark, name in _MARKS.items() if start.startswith(mark)), None)
+    try:
+        if encoding is not None:
+            "".encode(encoding)  # raises LookupError for codecs that are not for text, which `codecs.lookup` returns
+            family = None if marked is None else marked.removesuffix("-sig")
+            if family is not None and not codecs.lookup(encoding).name.startswith(family):
+                raise BadRequest(
+                    f"{path} has the byte order mark of {family.upper()}, not of {encoding}; leave out --encoding"
+                )
+    except (LookupError, UnicodeError) as error:
+        raise BadRequest(f"--encoding {encoding!r} is unknown; try utf-8, cp1252, latin-1 or utf-16") from error
+    return marked or encoding or DEFAULT_ENCODING
 
 
 def _delimiter(option: str) -> str:
@@ -106,44 +151,91 @@ def _delimiter(option: str) -> str:
     return delimiter
 
 
-def _sniff(path: Path, encoding: str) -> str:
-    """Returns the delimiter that cuts the first rows into the most columns, the same number in each."""
-    with path.open(encoding=encoding, newline="", errors="replace") as file:
-        sample = file.read(_CHUNK)
+def _sniff(sample: str) -> str:
+    """Returns the delimiter that cuts the most of the first rows into the columns of the first one.
+
+    One that finds two columns or more in the first row has precedence: rows that do not fit it are errors.
+    """
+    first_line = next(iter(sample.splitlines()), "")
+    if separator := _SEPARATOR_LINE.fullmatch(first_line):
+        return separator[1]
     is_complete = len(sample) < _CHUNK
 
-    def columns(delimiter: str) -> int:
-        rows = [row for row in csv.reader(io.StringIO(sample, newline=""), delimiter=delimiter) if row]
-        widths = {len(row) for row in (rows if is_complete else rows[:-1] or rows)[:_SNIFFED_ROWS]}
-        return widths.pop() if len(widths) == 1 else 0
+    def fitness(delimiter: str) -> tuple[bool, int, int]:
+        rows = [row for row in csv.reader(io.StringIO(sample, newline=""), delimiter=delimiter) if any(row)]
+        widths = [len(row) for row in (rows if is_complete else rows[:-1] or rows)[: _SNIFFED_ROWS + 1]]
+        columns = widths[0] if widths else 0
+        return columns > 1, widths.count(columns), columns
 
-    return max(DELIMITERS.values(), key=columns)
+    return max(DELIMITERS.values(), key=fitness)
 
 
-def _table(text: TextIO, source: Source) -> Iterator[Located]:
+def _table(text: TextIO, source: Source, columns: Collection[str]) -> Iterator[Located]:
     """Rows by the names of the first row. TSV has no quotation marks; in CSV they are those of RFC 4180."""
-    path = source.path
+    path, delimiter = source.path, source.delimiter or ","
     quoting: Literal[0, 3] = csv.QUOTE_NONE if source.format is Format.TSV else csv.QUOTE_MINIMAL
     previous_limit = csv.field_size_limit(MAX_LINE)
-    rows = csv.reader(text, delimiter=source.delimiter or ",", quoting=quoting, strict=True)
+    first_line, lines_before = text.readline(MAX_LINE), 0
+    while first_line and (not first_line.strip(delimiter + "\r\n ") or _SEPARATOR_LINE.fullmatch(first_line)):
+        first_line, lines_before = text.readline(MAX_LINE), lines_before + 1
+    # A space after the delimiters of the header is after those of the rows, too, where it precedes quotation marks.
+    spaced = f"{delimiter} " in first_line
+    rows = csv.reader(
+        chain([first_line], text), delimiter=delimiter, quoting=quoting, strict=True, skipinitialspace=spaced
+    )
     try:
-        header = next(rows, [])
-        if "" in header or len(set(header)) != len(header):
-            raise InvalidDataset(f"{path}:1: the first row must name each column once, but is {', '.join(header)!r}")
-        for row in rows:
-            if not row:
+        header = [name.strip() for name in next(rows, [])]
+        first_row = next((row for row in rows if any(row)), [])
+        if len(first_row) == len(header) + 1 and first_row[0] == "1":
+            header = ["", *header]  # R's row names have no column name
+        _check_header(path, header, columns)
+        for row in chain([first_row], rows):
+            if not any(row):
                 continue
-            location = f"{path}:{rows.line_num}"
+            location = f"{path}:{lines_before + rows.line_num}"
+            if len(row) > len(header) and not any(row[len(header) :]):  # delimiters at the end of the line
+                row = row[: len(header)]
             if len(row) != len(header):
                 raise InvalidDataset(
-                    f"{location}: the row has {len(row)} columns and the first row {len(header)}; correct the row, or "
-                    "name the delimiter with --delimiter"
+                    f"{location}: the row has {len(row)} columns and the first row {len(header)}; correct the row (a "
+                    f"text with the delimiter {delimiter!r} needs quotation marks), or name the delimiter with "
+                    "--delimiter"
                 )
             yield location, dict(zip(header, row, strict=True))
     except csv.Error as error:
-        raise InvalidDataset(f"{path}:{rows.line_num}: {error}; a quotation mark may be missing") from error
+        raise InvalidDataset(
+            f"{path}:{lines_before + rows.line_num}: {error}; a quotation mark may be missing, or must be written twice"
+        ) from error
     finally:
         csv.field_size_limit(previous_limit)
+
+
+def _check_header(path: Path, header: Sequence[str], columns: Collection[str]) -> None:
+    """Raises InvalidDataset for a needed column without a name, or with the name of another one."""
+    for number, name in enumerate(header, 1):
+        if _is_needed(name, columns) and (not name or header.count(name) > 1):
+            others = _map_options(each for each in header if each and header.count(each) == 1)
+            fault = f"has the name {name!r} of another one" if name else "has no name"
+            raise InvalidDataset(
+                f"{path}:1: column {number} {fault}, but the first row must name each column once; name it there, or "
+                f"choose other columns with {others}"
+            )
+
+
+def _is_needed(column: str, columns: Collection[str]) -> bool:
+    """Returns whether a column is one of `columns`, or has the object with one of them; empty: all are needed."""
+    return not columns or any(each == column or (column and each.startswith(f"{column}.")) for each in columns)
+
+
+def no_column(path: Path, column: str, columns: Collection[str]) -> str:
+    """Returns the sentence for a file without a column that is needed. columns: those of the file."""
+    return f"{path}: there is no column {column!r}; the columns are {', '.join(columns)}"
+
+
+def _map_options(columns: Iterator[str]) -> str:
+    """Returns the options that name these columns."""
+    pairs = ((column if is_field_name(column) else re.sub(r"\W", "_", f"_{column}"), column) for column in columns)
+    return " ".join(shlex.join(["--map", f"{field}={column}"]) for field, column in pairs) or "--map FIELD=COLUMN"
 
 
 def _numbered_lines(text: TextIO, source: Source) -> Iterator[tuple[str, str]]:
@@ -157,26 +249,31 @@ def _numbered_lines(text: TextIO, source: Source) -> Iterator[tuple[str, str]]:
             yield f"{source.path}:{number}", line
 
 
-def _json_lines(text: TextIO, source: Source) -> Iterator[Located]:
+def _no_number(_: str) -> None:
+    """The value of NaN and of infinities, which Python and pandas write into JSON."""
+
+
+def _json_lines(text: TextIO, source: Source, _: Collection[str]) -> Iterator[Located]:
     for location, line in _numbered_lines(text, source):
         try:
-            record = json.loads(line)
+            record = json.loads(line, parse_constant=_no_number)
         except (ValueError, RecursionError) as error:
-            raise InvalidDataset(f"{location}: the line is not JSON ({error})") from error
+            advice = "; a JSON array needs --format json" if line.lstrip().startswith("[") else ""
+            raise InvalidDataset(f"{location}: the line is not JSON ({error}){advice}") from error
         if not isinstance(record, dict):
             raise InvalidDataset(f"{location}: the line is {type(record).__name__}; it must be a JSON object")
         yield location, record
 
 
-def _plain_text(text: TextIO, source: Source) -> Iterator[Located]:
+def _plain_text(text: TextIO, source: Source, _: Collection[str]) -> Iterator[Located]:
     """One record a line, with the only field `text`."""
     for location, line in _numbered_lines(text, source):
         yield location, {"text": line.strip()}
 
 
-def _json_array(text: TextIO, source: Source) -> Iterator[Located]:
+def _json_array(text: TextIO, source: Source, _: Collection[str]) -> Iterator[Located]:
     """The objects of one array, of which at most one is held."""
-    objects, decoder, number = _Buffer(text), json.JSONDecoder(), 0
+    objects, decoder, number = _Buffer(text), json.JSONDecoder(parse_constant=_no_number), 0
     not_an_array = InvalidDataset(
         f"{source.path}: the file must be a JSON array of objects; JSON Lines need --format jsonl"
     )
@@ -235,7 +332,7 @@ class _Buffer:
                 return result
 
 
-_TEXT_READERS: dict[Format, Callable[[TextIO, Source], Iterator[Located]]] = {
+_TEXT_READERS: dict[Format, Callable[[TextIO, Source, Collection[str]], Iterator[Located]]] = {
     Format.CSV: _table,
     Format.TSV: _table,
     Format.JSONL: _json_lines,
@@ -244,49 +341,7 @@ _TEXT_READERS: dict[Format, Callable[[TextIO, Source], Iterator[Located]]] = {
 }
 
 
-def _mbox(path: Path) -> Iterator[Located]:
-    """Fields `subject`, `from` and `text`: the plain-text parts of a message, without attachments."""
-    # Imported here to keep the daemon's memory small, as below.
-    import mailbox
-
-    box = mailbox.mbox(path, create=False)
-    try:
-        for number, message in enumerate(box, 1):
-            text = "\n".join(filter(None, map(_plain_part, message.walk()))).strip()
-            record = {
-                "subject": _header(message, "subject"),
-                "from": _header(message, "from"),
-                "text": _QUOTED_FROM.sub(r"\1", text),
-            }
-            yield f"{path}: message {number}", record
-    finally:
-        box.close()
-
-
-def _plain_part(part: Message) -> str:
-    if part.get_content_type() != "text/plain" or part.get_content_disposition() == "attachment":
-        return ""
-    payload = part.get_payload(decode=True)
-    if not isinstance(payload, bytes):
-        return ""
-    try:
-        return payload.decode(part.get_content_charset("utf-8"), "replace")
-    except LookupError:  # a charset that Python does not know
-        return payload.decode("utf-8", "replace")
-
-
-def _header(message: Message, name: str) -> str:
-    from email.errors import HeaderParseError
-    from email.header import decode_header, make_header
-
-    value = message.get(name, "")
-    try:
-        return str(make_header(decode_header(value)))
-    except (HeaderParseError, LookupError, ValueError):  # ValueError: also text that its charset cannot decode
-        return str(value)
-
-
-def _parquet(path: Path) -> Iterator[Located]:
+def _parquet(path: Path, columns: Collection[str]) -> Iterator[Located]:
     try:
         import pyarrow.parquet as parquet
     except ImportError as error:
@@ -294,26 +349,50 @@ def _parquet(path: Path) -> Iterator[Located]:
     number = 0
     try:
         with parquet.ParquetFile(path) as file:
-            for batch in file.iter_batches(batch_size=_PARQUET_ROWS):
+            names = [name for name in file.schema_arrow.names if _is_needed(name, columns)]
+            for column in columns:
+                if not any(_is_needed(name, (column,)) for name in names):
+                    raise InvalidDataset(no_column(path, column, file.schema_arrow.names))
+            for batch in file.iter_batches(batch_size=_PARQUET_ROWS, columns=names):
                 for record in batch.to_pylist():
                     number += 1
                     location = f"{path}: row {number}"
-                    yield location, {name: _as_json(value, name, location) for name, value in record.items()}
+                    fields = {}
+                    for name, value in record.items():
+                        try:
+                            fields[name] = _as_json(value, is_text=bool(columns))
+                        except ValueError:
+                            others = (each.name for each in file.schema_arrow if "binary" not in str(each.type))
+                            raise InvalidDataset(
+                                f"{location}: column {name!r} has bytes; choose others with {_map_options(others)}"
+                            ) from None
+                    yield location, fields
     except (OSError, ValueError) as error:  # pyarrow's ArrowInvalid is a ValueError
         raise InvalidDataset(f"{path}: the file is not Parquet, or damaged ({error})") from error
 
 
-def _as_json(value: Any, column: str, location: str) -> Any:
-    if isinstance(value, (datetime, date, time, Decimal)):
-        return str(value)
-    if isinstance(value, bytes):
-        raise InvalidDataset(f"{location}: column {column!r} has bytes; choose other columns with --map FIELD=COLUMN")
-    return value
+def _as_json(value: Any, *, is_text: bool) -> Any:
+    """Returns a value of a Parquet file as JSON has it. is_text: bytes are UTF-8. Raises ValueError for other bytes."""
+    match value:
+        case bytes() if is_text:
+            return value.decode()
+        case bytes():
+            raise ValueError("bytes")
+        case dict():
+            return {str(name): _as_json(each, is_text=is_text) for name, each in value.items()}
+        case list() | tuple():
+            return [_as_json(each, is_text=is_text) for each in value]
+        case float() if not math.isfinite(value):
+            return None
+        case None | str() | int() | float():
+            return value
+        case _:  # a date, a time, a decimal
+            return str(value)
 
 
 def _undecodable(path: Path, encoding: str, error: UnicodeError) -> InvalidDataset:
     """Returns the error that names the first byte that is not of the encoding; reads the file again to find it."""
-    name = "UTF-8" if encoding == DEFAULT_ENCODING else encoding
+    name = "UTF-8" if encoding.startswith(DEFAULT_ENCODING) else encoding
     alternative = "cp1252" if name == "UTF-8" else "utf-8"
     decoder, line, read = codecs.getincrementaldecoder(encoding)(), 1, 0
     with path.open("rb") as file:

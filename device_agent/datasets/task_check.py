@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from tokenizers import Tokenizer
+
 from shared.errors import InvalidDataset
 from shared.task import (
     MISSING,
@@ -18,27 +20,35 @@ from shared.task import (
     read_messages,
     read_question,
     record_fields,
+    template_fields,
     template_values,
 )
+from shared.zo.encoding import token_ids
 
 CHARACTERS_PER_TOKEN = 4  # of English text, roughly; other languages need more tokens
 SEQUENCE_LENGTHS = (32, 64, 128, 256, 512, 1024, 2048)  # tokens
 ENOUGH = 0.95  # of the records must fit the suggested sequence length
 MIN_SHARE = 0.5  # of a file's records must fit the task, or jobs fail (device_agent.training.data)
+MESSAGE_TOKENS = 8  # that a chat template writes around a message, roughly
 _MIN_BITS = 5  # the shortest class of the histogram ends at 32 characters
 
 
 @dataclass
 class TaskCheck:
-    """Counts of the records that were added. Its size does not depend on their number."""
+    """Counts of the records that were added. Its size does not depend on their number.
+
+    tokenizer: the base's, which measures lengths; None: they are estimated.
+    """
 
     task: Task
+    tokenizer: Tokenizer | None = None
     fitting: int = 0
     reasons: dict[str, int] = field(default_factory=dict)
     first: dict[str, str] = field(default_factory=dict)  # by reason: where the first such record is
     labels: Counter[str] = field(default_factory=Counter)
     _bits: Counter[int] = field(default_factory=Counter)
-    _answer_bits: Counter[int] = field(default_factory=Counter)  # of kind completion
+    _answer_bits: Counter[int] = field(default_factory=Counter)  # of kind completion, in tokens or characters
+    _tokens: Counter[int] = field(default_factory=Counter)  # of prompt and answer, if there is a tokenizer
 
     def add(self, location: str, record: Mapping[str, Any]) -> None:
         """Counts one record."""
@@ -58,15 +68,28 @@ class TaskCheck:
         Raises InvalidDataset.
         """
         if self.task.kind == "messages":
-            return sum(len(message["content"]) for message in read_messages(self.task, record, location))
+            messages = read_messages(self.task, record, location)
+            texts = [message["content"] for message in messages]
+            self._count_tokens(*texts, others=MESSAGE_TOKENS * len(messages))
+            return sum(map(len, texts))
         if self.task.generates:
             text = read_completion(self.task, record, location)
+            self._count_tokens(text.prompt, text.answer, others=1)  # the end of the text
             if self.task.kind == "completion":
-                self._answer_bits[(len(text.answer) - 1).bit_length()] += 1
+                tokens = None if self.tokenizer is None else len(token_ids(self.tokenizer, text.answer)) + 1
+                self._answer_bits[((tokens or len(text.answer)) - 1).bit_length()] += 1
             return len(text.prompt) + len(text.answer)
         question = read_question(self.task, record, location)
         self.labels[_label_name(self.task.answers[question.correct])] += 1
-        return max(len(choice.prompt) + len(choice.answer) for choice in question.choices)
+        longest = max(question.choices, key=lambda choice: len(choice.prompt) + len(choice.answer))
+        self._count_tokens(longest.prompt, longest.answer)
+        return len(longest.prompt) + len(longest.answer)
+
+    def _count_tokens(self, *texts: str, others: int = 0) -> None:
+        """Counts the tokens of a record that the model reads: all but the last. others: beside those of its texts."""
+        if self.tokenizer is not None:
+            length = others - 1 + sum(len(token_ids(self.tokenizer, text)) for text in texts)
+            self._tokens[min(length, SEQUENCE_LENGTHS[-1] + 1)] += 1
 
     def _reason(self, record: Mapping[str, Any]) -> str:
         """Returns why a record does not fit, without any of the record's text."""
@@ -76,11 +99,18 @@ class TaskCheck:
             needed.add(task.messages_field or task.label_field)
         missing = sorted(name for name in needed if field_value(record, name) is MISSING)
         if missing:
-            return f"field {missing[0]!r} is missing"
+            return f"field {missing[0]!r} is missing or null"
         if fault := answer_list_fault(task, record):
             return fault
         if task.kind == "messages":
             return f"field {task.messages_field!r} is not a list of messages with at least one assistant turn"
+        values = {name: field_value(record, name) for name in record_fields(task)}
+        may_be_lists = template_fields(task.answer or "")
+        for name, value in sorted(values.items()):
+            if isinstance(value, dict) or (isinstance(value, list) and name not in may_be_lists):
+                return f"field {name!r} is an object or a list and not a text"
+        if values and not any(str(value).strip() for value in values.values()):
+            return "the text is blank"
         try:
             if task.generates:
                 template_values(task, record, "")
@@ -105,10 +135,15 @@ class TaskCheck:
         classes = range(min(self._bits), max(self._bits) + 1) if self._bits else ()
         return {1 << bits: self._bits[bits] for bits in classes}
 
+    def cut(self, tokens: int) -> int:
+        """Returns how many of the fitting records are longer than `tokens` tokens: by the tokenizer, or an estimate."""
+        if self.tokenizer is not None:
+            return sum(count for length, count in self._tokens.items() if length > tokens)
+        return sum(count for end, count in self.lengths().items() if end > tokens * CHARACTERS_PER_TOKEN)
+
     def share(self, tokens: int) -> float:
-        """Returns the share of the fitting records that fit into `tokens` tokens, estimated by CHARACTERS_PER_TOKEN."""
-        fits = sum(count for end, count in self.lengths().items() if end <= tokens * CHARACTERS_PER_TOKEN)
-        return fits / max(self.fitting, 1)
+        """Returns the share of the fitting records that fit into `tokens` tokens."""
+        return 1 - self.cut(tokens) / max(self.fitting, 1) if self.fitting else 0.0
 
     @property
     def suggested(self) -> int:
@@ -123,7 +158,7 @@ class TaskCheck:
         covered_answers, bits = 0, min(self._answer_bits)
         while (covered_answers := covered_answers + self._answer_bits[bits]) < ENOUGH * self.fitting:
             bits += 1
-        return max((1 << bits) // CHARACTERS_PER_TOKEN, 8)
+        return max((1 << bits) // (CHARACTERS_PER_TOKEN if self.tokenizer is None else 1), 8)
 
     def facts(self) -> dict[str, Any]:
         """Returns the counts for JSON; it has names, line numbers and the task's own labels, and no record's text."""
@@ -139,6 +174,8 @@ class TaskCheck:
             "characters": {str(end): count for end, count in self.lengths().items()},
             "sequence_length": self.suggested,
             "share_uncut": round(self.share(self.suggested), 4),
+            "cut": self.cut(self.suggested),
+            "by_tokenizer": self.tokenizer is not None,
             **({} if self.suggested_answer is None else {"answer_length": self.suggested_answer}),
         }
 
@@ -159,13 +196,21 @@ class TaskCheck:
         lines += [
             f"  up to {end:>8} {'#' * round(30 * count / largest_class):30} {count}" for end, count in classes.items()
         ]
-        lines.append(
-            f"sequence_length {self.suggested} holds about {self.share(self.suggested):.0%} of the records uncut, at "
-            f"{CHARACTERS_PER_TOKEN} characters a token (English; other languages need more tokens)"
-        )
+        lines.append(self.length_line(self.suggested))
         if self.suggested_answer is not None:
             lines.append(f"answer_length {self.suggested_answer} holds about {ENOUGH:.0%} of the answers")
         return lines
+
+    def length_line(self, tokens: int) -> str:
+        """Returns for people how many records are longer than a sequence length."""
+        text = (
+            f"sequence_length {tokens} holds {self.share(tokens):.0%} of the records uncut; {self.cut(tokens)} are cut"
+        )
+        if self.tokenizer is not None:
+            return f"{text} (by the base's tokenizer)"
+        return (
+            f"{text} (an estimate of {CHARACTERS_PER_TOKEN} characters a token; other languages than English need more)"
+        )
 
 
 def _label_name(answer: Answer) -> str:

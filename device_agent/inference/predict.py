@@ -17,7 +17,9 @@ from shared.zo.encoding import Row, encode_question
 
 @dataclass(frozen=True)
 class Candidate:
-    """One possible answer. probability: among the candidates; log_probability: of its text after the prompt, nats."""
+    """One possible answer. probability: among the candidates; log_probability: of its text after the prompt, nats, by
+    the recipe's loss.
+    """
 
     text: str
     label: str
@@ -63,10 +65,12 @@ def predict(model: PersonalModel, record: Mapping[str, Any], location: str) -> P
 
 def _scores(model: PersonalModel, rows: tuple[Row, ...]) -> list[float]:
     """Returns log P of each row's answer after its prompt, nats; rows with the same prompt share one pass over it."""
+    restrict = model.manifest.recipe.loss == "candidates"
     scores: dict[int, float] = {}
     for prompt in dict.fromkeys(row.prompt for row in rows):
         indices = [index for index, row in enumerate(rows) if row.prompt == prompt]
-        log_probabilities = model.inference.score(prompt, [rows[index].answer for index in indices])
+        answers = [rows[index].answer for index in indices]
+        log_probabilities = model.inference.score(prompt, answers, restrict=restrict)
         scores |= dict(zip(indices, log_probabilities, strict=True))
     return [scores[index] for index in range(len(rows))]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from shared.generated_text import GeneratedToken
 from shared.program import ProgramManifest
 from shared.program_inputs import TOKEN_DTYPE
 from shared.sampling import Sampler, generated_token
+from shared.zo.encoding import Row, ScoringPlan
 
 F64 = NDArray[np.float64]
 
@@ -61,17 +63,31 @@ class InferenceSession(LoadedProgram):
         inputs = ([tokens], [start], picks)
         return self._call("extend", *(np.array(values, TOKEN_DTYPE) for values in inputs))[0]
 
-    def score(self, prompt: Sequence[int], candidates: Sequence[Sequence[int]]) -> list[float]:
+    def score(
+        self, prompt: Sequence[int], candidates: Sequence[Sequence[int]], *, restrict: bool = False
+    ) -> list[float]:
         """Returns log P(candidate | prompt) of each candidate, nats. The prompt is processed once.
 
-        Raises BadRequest if the prompt or a candidate is empty, has an unknown token, or exceeds the context.
+        restrict: as loss `candidates` scores, see `ScoringPlan`. Raises BadRequest if the prompt or a candidate is
+        empty, has an unknown token, or exceeds the context.
         """
         for candidate in candidates:
             self._check(prompt, len(candidate))
             self._check(candidate, 0)
         self._text += 1
-        first = log_softmax(self._read(prompt))
-        return [float(first[candidate[0]]) + self._follow(len(prompt), candidate) for candidate in candidates]
+        rows = [Row(tuple(prompt), tuple(candidate)) for candidate in candidates]
+        plan = ScoringPlan.of(rows, restrict=restrict)
+        first = self._read(prompt)
+        log_probabilities = []
+        for reading in plan.readings:
+            picks, picked = dict(reading.picks), []
+            following = self._follow(len(prompt), reading.tokens[len(prompt) :])
+            for position, logits in enumerate(chain([first], following), len(prompt) - 1):
+                if position in picks:
+                    values = log_softmax(logits)
+                    picked.append([float(values[token]) for token in picks[position]])
+            log_probabilities.append(picked)
+        return plan.scores(log_probabilities)
 
     def generate(
         self, tokens: Sequence[int], max_tokens: int, *, temperature: float = 0.0, seed: int = 0
@@ -116,14 +132,12 @@ class InferenceSession(LoadedProgram):
         last: F32 = rows[0]
         return last
 
-    def _follow(self, start: int, candidate: Sequence[int]) -> float:
-        """Returns log P of a candidate's tokens after its first, which is at position `start`."""
-        size, total = min(self._length, self._picks), 0.0
-        for at in range(0, len(candidate) - 1, size):
-            part = candidate[at : min(at + size, len(candidate) - 1)]
-            rows = log_softmax(self.extend(part, start + at, range(len(part))))
-            total += sum(float(row[token]) for row, token in zip(rows, candidate[at + 1 :], strict=False))
-        return total
+    def _follow(self, start: int, tokens: Sequence[int]) -> Iterator[F32]:
+        """Yields the logits (V,) after each of a text's tokens from position `start` on."""
+        size = min(self._length, self._picks)
+        for at in range(0, len(tokens), size):
+            part = tokens[at : at + size]
+            yield from self.extend(part, start + at, range(len(part)))
 
     def _check(self, tokens: Sequence[int], max_tokens: int) -> None:
         """Raises BadRequest unless `tokens` are known and leave room for `max_tokens` more, the last of which is never

@@ -102,7 +102,7 @@ def _load(path: Path, model: type[Model], valid_values: Mapping[str, str]) -> Mo
 
 def _read_rules(path: Path) -> dict[str, Any]:
     try:
-        document = tomllib.loads(path.read_text("utf-8"))
+        document = tomllib.loads(path.read_text("utf-8-sig"))
     except FileNotFoundError:
         return {}
     except (OSError, UnicodeDecodeError) as error:

@@ -30,7 +30,7 @@ from shared.program import ProgramManifest
 from shared.recipe import Recipe
 from shared.task import Task
 from shared.training_settings import TrainingSettings
-from shared.zo.encoding import Example, Row, check_task, score_rows, token_ids
+from shared.zo.encoding import Example, Row, check_task, scoring_plan, token_ids
 from shared.zo.example_order import alternating
 from shared.zo.noise import permutation
 from shared.zo.writing import PLAIN_FORMAT, Encoder, TextFormat
@@ -189,7 +189,7 @@ class _Reader:
         rows = self.encoder.recipe.score_rows
         scored_records: list[Record] = []
         for record in records:
-            if any(len(score_rows(example)) > rows for example in record):
+            if any(len(scoring_plan(example, self.encoder.recipe).readings) > rows for example in record):
                 self._leave_out(f"a record's candidates do not fit the program's {rows} score rows")
                 scored_records.append(())
             else:
@@ -227,7 +227,7 @@ class _Reader:
 
     def _record(self, line: bytes, location: str) -> Record:
         try:
-            record = json.loads(line.decode("utf-8"))
+            record = json.loads(line.decode("utf-8-sig"))
             if not isinstance(record, dict):
                 raise InvalidDataset(f"{location}: the line is {type(record).__name__}; it must be a JSON object")
             self.encoder.read(record, location)

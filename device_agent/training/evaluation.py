@@ -71,5 +71,5 @@ def score_batches(
     order = sorted(range(len(examples)), key=lambda index: examples[index].length)
     at = 0
     for batch in pack_score([examples[index] for index in order], recipe, dynamic=dynamic):
-        yield order[at : at + len(batch.cells)], batch
-        at += len(batch.cells)
+        yield order[at : at + len(batch.plans)], batch
+        at += len(batch.plans)

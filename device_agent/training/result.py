@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from device_agent.errors import Diverged
+from device_agent.training.baseline import Baseline
 from device_agent.training.run_directory import ExampleCounts, ResourceUsage
 from device_agent.training.run_plan import RunPlan
 from shared.job import Result
@@ -62,11 +63,18 @@ def rounded_down(count: int, records: int) -> int:
     return max((edge for edge in (-(-records * percent // 100) for percent in PERCENTAGES) if edge <= count), default=0)
 
 
-def build_result(plan: RunPlan, trajectory: Trajectory, usage: ResourceUsage, examples: ExampleCounts) -> Result:
+def build_result(
+    plan: RunPlan,
+    trajectory: Trajectory,
+    usage: ResourceUsage,
+    examples: ExampleCounts,
+    baseline: Baseline | None = None,
+) -> Result:
     """Returns the result of a run with a complete trajectory.
 
-    usage: of all its processes. examples: of the training split. Raises Diverged if there is no validation, which
-    only a damaged run lacks. A private run's result contains nothing that depends on its data.
+    usage: of all its processes. examples: of the training split. baseline: on the same examples as the accuracies.
+    Raises Diverged if there is no validation, which only a damaged run lacks. A private run's result contains nothing
+    that depends on its data.
     """
     if plan.privacy is not None:
         return Result(
@@ -103,5 +111,7 @@ def build_result(plan: RunPlan, trajectory: Trajectory, usage: ResourceUsage, ex
         unusable_examples=rounded_down(examples.unusable, examples.records) or None,
         evaluations=tuple(trajectory.evaluations),
         accuracy_split="validation" if tested is None else "test",
+        majority_accuracy=None if baseline is None else baseline.majority,
+        baseline_accuracy=None if baseline is None else baseline.ngrams,
         **dict(zip(names, values, strict=True)),
     )

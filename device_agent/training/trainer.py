@@ -23,6 +23,7 @@ import numpy as np
 from device_agent.errors import Diverged, Stopped
 from device_agent.executors import F32, I32, Arrays
 from device_agent.executors.program import PrivateGradientInput, PrivateStepInput, TrainingProgram
+from device_agent.training.baseline import Baseline, measure_baseline
 from device_agent.training.data import BatchSampler, Splits
 from device_agent.training.dp_sampling import DPSamples
 from device_agent.training.evaluation import measure
@@ -224,7 +225,16 @@ class Trainer:
         self._run.write_adapter(self._run.last, last, self._plan, last_step)
         self._run.write_adapter(self._run.best, best_adapter, self._plan, best_step)
         self._evaluate("test", self._splits.test, best=best_step)
-        return build_result(self._plan, self._trajectory, self._record_usage(), self._splits.counts)
+        return build_result(
+            self._plan, self._trajectory, self._record_usage(), self._splits.counts, self._measure_baseline()
+        )
+
+    def _measure_baseline(self) -> Baseline | None:
+        """Returns what simple classifiers reach; None for texts, rounds, private runs and splits without records."""
+        splits = self._splits
+        if len(splits.train[0].rows) < 2 or self._plan.uploads_last or self._dp_samples is not None or splits.blank:
+            return None
+        return measure_baseline(splits.train, splits.test or splits.validation)
 
     @property
     def _steps(self) -> int:

@@ -19,7 +19,7 @@ from mobizo.cli.console import (
     score_text,
 )
 from mobizo.cli.progress import download_progress
-from mobizo.cli.tables import MOST_ROWS, Limit, print_table, take_newest
+from mobizo.cli.tables import MAX_ROWS, Limit, print_table, take_newest
 from mobizo.downloads import MODELFILE_NAME, Format, name_base, ollama_base
 from shared.errors import BadRequest
 from shared.protocol import AdapterVersion, AdapterView
@@ -53,7 +53,7 @@ def version_line(version: AdapterVersion) -> str:
 def list_adapters(
     connect: Connect,
     deleted: Annotated[bool, typer.Option("--deleted", help="List deleted adapters that can be restored.")] = False,
-    limit: Limit = MOST_ROWS,
+    limit: Limit = MAX_ROWS,
     as_json: Json = False,
 ) -> None:
     """List adapters, newest first."""
@@ -117,7 +117,7 @@ def list_versions(
     connect: Connect,
     name: Name,
     state: Annotated[VersionState | None, typer.Option(help="Only versions in this state.")] = None,
-    limit: Limit = MOST_ROWS,
+    limit: Limit = MAX_ROWS,
     as_json: Json = False,
 ) -> None:
     """List an adapter's versions, newest first, with states, tags and accuracy."""
@@ -254,7 +254,7 @@ def _comparison_lines(comparison: Comparison) -> list[str]:
 
 @commands.command("events")
 @server_command
-def list_events(connect: Connect, name: Name, limit: Limit = MOST_ROWS, as_json: Json = False) -> None:
+def list_events(connect: Connect, name: Name, limit: Limit = MAX_ROWS, as_json: Json = False) -> None:
     """Show the audit trail of an adapter, newest first."""
     with connect() as client:
         events = take_newest(client.adapters.events(name), limit)

@@ -19,7 +19,7 @@ from shared.transport import Transport
 
 CLIENT_ID = "mobizo"
 PATHS = "/v1/oauth/login_authorization", "/v1/oauth/login_token"
-MOST_NAME_LENGTH = 96  # characters of a program's name
+MAX_NAME_LENGTH = 96  # characters of a program's name
 ALTERNATIVE_LOGIN = "with a token: `mobizo login --with-token`"
 # A browser window can open if one of these variables is set.
 BROWSER_VARIABLES = ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
@@ -65,7 +65,7 @@ def client_name() -> str:
     except (KeyError, OSError):  # a container whose user has no name
         user = ""
     name = f"mobizo of {user}{platform.node() or 'unknown host'}"
-    return "".join(letter for letter in name if letter.isprintable())[:MOST_NAME_LENGTH]
+    return "".join(letter for letter in name if letter.isprintable())[:MAX_NAME_LENGTH]
 
 
 def _open_browser(address: str) -> None:

@@ -17,7 +17,7 @@ from mobizo.cli.console import (
     print_json,
     stop,
 )
-from mobizo.cli.tables import MOST_ROWS, Limit, print_table, take_newest
+from mobizo.cli.tables import MAX_ROWS, Limit, print_table, take_newest
 from shared.errors import BadRequest
 from shared.federation.cohort import CohortSettings, CohortView, RoundView
 from shared.invalid_fields import first_invalid
@@ -104,7 +104,7 @@ def create(
 
 @group.command("list")
 @server_command
-def list_cohorts(connect: Connect, limit: Limit = MOST_ROWS, as_json: Json = False) -> None:
+def list_cohorts(connect: Connect, limit: Limit = MAX_ROWS, as_json: Json = False) -> None:
     """List cohorts, newest first."""
     with connect() as client:
         cohorts = take_newest(client.cohorts.list(), limit)
@@ -135,7 +135,7 @@ def view(connect: Connect, name: Name, as_json: Json = False) -> None:
 
 @group.command()
 @server_command
-def members(connect: Connect, name: Name, limit: Limit = MOST_ROWS, as_json: Json = False) -> None:
+def members(connect: Connect, name: Name, limit: Limit = MAX_ROWS, as_json: Json = False) -> None:
     """List the members of a cohort."""
     with connect() as client:
         member_views = take_newest(client.cohorts.members(name), limit)
@@ -182,7 +182,7 @@ def leave(
 
 @group.command()
 @server_command
-def rounds(connect: Connect, name: Name, limit: Limit = MOST_ROWS, as_json: Json = False) -> None:
+def rounds(connect: Connect, name: Name, limit: Limit = MAX_ROWS, as_json: Json = False) -> None:
     """List a cohort's rounds, newest first."""
     with connect() as client:
         round_views = take_newest(client.cohorts.rounds(name), limit)

@@ -30,11 +30,15 @@ def percent(value: float | None) -> str:
 
 
 def score_text(result: Result) -> str:
-    """Returns the accuracy or perplexity of an adapter as text, marked if it is from the validation split."""
+    """Returns the accuracy or perplexity of an adapter as text, marked if it is from the validation split or from few
+    examples.
+    """
     text = percent(result.tuned_accuracy)
     if result.perplexities is not None:
         text = f"perplexity {result.perplexities[1]:.2f}"
-    return f"{text} (validation)" if text and result.accuracy_split == "validation" else text
+    notes = ["validation"] if text and result.accuracy_split == "validation" else []
+    notes += [result.small_split_note] if result.small_split_note else []
+    return f"{text} ({', '.join(notes)})" if notes else text
 
 
 def print_json(value: BaseModel | list[BaseModel] | dict[str, Any]) -> None:

@@ -18,7 +18,7 @@ from mobizo.cli.console import (
     print_json,
     stop,
 )
-from mobizo.cli.tables import MOST_ROWS, Limit, print_table, take_newest
+from mobizo.cli.tables import MAX_ROWS, Limit, print_table, take_newest
 from mobizo.resources.devices import Devices
 from shared.invalid_fields import first_invalid
 from shared.protocol import DeviceApproval, DeviceChange, DeviceRequestView, DeviceView, EnrollmentRequest
@@ -100,7 +100,7 @@ def reject(connect: Connect, code: Code, as_json: Json = False) -> None:
 
 @group.command("list")
 @server_command
-def list_devices(connect: Connect, limit: Limit = MOST_ROWS, as_json: Json = False) -> None:
+def list_devices(connect: Connect, limit: Limit = MAX_ROWS, as_json: Json = False) -> None:
     """List devices, newest first."""
     with connect() as client:
         devices = take_newest(client.devices.list(), limit)

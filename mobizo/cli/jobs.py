@@ -12,10 +12,10 @@ from mobizo.cli.connect import Connect, server_command
 from mobizo.cli.console import Json, err, out, print_json, stop
 from mobizo.cli.job_file import parse_hours, parse_start, read_request
 from mobizo.cli.progress import show_job_progress
-from mobizo.cli.tables import MOST_ROWS, Limit, print_table, take_newest
+from mobizo.cli.tables import MAX_ROWS, Limit, print_table, take_newest
 from mobizo.client import Client
 from shared.errors import BadRequest
-from shared.job import MOST_PRIORITY, JobState, JobView
+from shared.job import MAX_PRIORITY, JobState, JobView
 
 group = typer.Typer(help="Submit personalization jobs and follow them.", no_args_is_help=True)
 JobId = Annotated[str, typer.Argument(metavar="JOB", help="Id of the job.")]
@@ -51,8 +51,8 @@ def submit(
     priority: Annotated[
         int | None,
         typer.Option(
-            min=-MOST_PRIORITY,
-            max=MOST_PRIORITY,
+            min=-MAX_PRIORITY,
+            max=MAX_PRIORITY,
             help="Jobs of the tenant with a higher priority are scheduled first.",
         ),
     ] = None,
@@ -181,7 +181,7 @@ def watch(connect: Connect, job_id: JobId, as_json: Json = False) -> None:
 
 @group.command("list")
 @server_command
-def list_jobs(connect: Connect, limit: Limit = MOST_ROWS, as_json: Json = False) -> None:
+def list_jobs(connect: Connect, limit: Limit = MAX_ROWS, as_json: Json = False) -> None:
     """List jobs, newest first."""
     with connect() as client:
         jobs = take_newest(client.jobs.list(), limit)

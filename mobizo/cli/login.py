@@ -59,7 +59,7 @@ def login(
     interactive = sys.stdin.isatty()
     url = (server or os.environ.get("MOBIZO_SERVER") or _choose_server(old_profile, interactive)).rstrip("/")
     if token_file is not None:
-        token = token_file.read_text(encoding="utf-8", errors="replace").strip()
+        token = token_file.read_text(encoding="utf-8-sig", errors="replace").strip()
     elif with_token:
         token = (typer.prompt("Token", hide_input=True, err=True) if interactive else sys.stdin.read()).strip()
     elif interactive:

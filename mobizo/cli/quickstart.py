@@ -33,6 +33,26 @@ def quickstart(
     fields: Annotated[
         list[str] | None, typer.Option("--map", metavar="FIELD=COLUMN", help="Read this column as this field.")
     ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Name of data set and adapter; default: derived from the file's name.")
+    ] = None,
+    add: Annotated[
+        bool,
+        typer.Option("--add", help="Add the file to the data set of this name, and train anew on all its records."),
+    ] = False,
+    continue_: Annotated[
+        bool,
+        typer.Option("--continue", help="As --add, but start from the adapter's current version."),
+    ] = False,
+    form: Annotated[
+        str | None, typer.Option("--format", help="Format, as `mobizo-agent data add` has it; default: by the suffix.")
+    ] = None,
+    delimiter: Annotated[
+        str | None, typer.Option(help="Of CSV: one character, comma, semicolon, tab or pipe; default: found.")
+    ] = None,
+    encoding: Annotated[
+        str | None, typer.Option(help="Of text, such as cp1252; default: UTF-8, or by the byte order mark.")
+    ] = None,
     minutes: Annotated[
         float | None, typer.Option(min=0, help="About how long training may take; sets the number of steps.")
     ] = None,
@@ -50,6 +70,7 @@ def quickstart(
         for package in ("executorch", "fastapi", "transformers"):
             if find_spec(package) is None:
                 raise ImportError(name=package)
+        from mobizo.quickstart.data import FileOptions, file_format
         from mobizo.quickstart.run import Options, show_report
         from mobizo.quickstart.run import quickstart as run
     except ImportError as error:
@@ -61,7 +82,17 @@ def quickstart(
     directory = home.expanduser().absolute()
     signal.signal(signal.SIGTERM, _interrupt)
     try:
-        report = run(Options(base, data, directory, tuple(fields or ()), task, minutes), console)
+        file = FileOptions(
+            path=data,
+            fields=tuple(fields or ()),
+            task=task,
+            name=name,
+            adds=add or continue_,
+            form=file_format(form),
+            delimiter=delimiter,
+            encoding=encoding,
+        )
+        report = run(Options(base, file, directory, minutes, continue_), console)
     except MobizoError as error:
         raise stop(error.detail, 2 if isinstance(error, BadRequest) else 1) from error
     except KeyboardInterrupt as error:

@@ -11,8 +11,8 @@ from rich.cells import cell_len, set_cell_size
 
 from mobizo.cli.console import err, out
 
-MOST_ROWS = 100
-LEAST_WIDTH = 10  # characters; a column is not cut to less
+MAX_ROWS = 100
+MIN_WIDTH = 10  # characters; a column is not cut to less
 
 Limit = Annotated[int, typer.Option("--limit", "-L", min=1, help="Maximum number of rows.")]
 Item = TypeVar("Item")
@@ -51,9 +51,9 @@ def print_table(
     # The first column names the row: it is copied into other commands and is never cut.
     while (excess := _width(widths, visible) - out.width) > 0 and len(visible) > 1:
         widest = max(visible[1:], key=lambda index: widths[index])
-        if widths[widest] <= LEAST_WIDTH:
+        if widths[widest] <= MIN_WIDTH:
             break
-        widths[widest] = max(LEAST_WIDTH, widths[widest] - excess)
+        widths[widest] = max(MIN_WIDTH, widths[widest] - excess)
     for number, texts in enumerate([columns, *cells]):
         line = "  ".join(_fit(texts[index], widths[index]) for index in visible)
         out.print(line.rstrip(), style="" if number else "bold", markup=False, soft_wrap=True)

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ValidationError
 
 from mobizo.cli.connect import Connect, server_command
 from mobizo.cli.console import Json, Yes, err, out, print_json, stop
-from mobizo.cli.tables import MOST_ROWS, Limit, print_table, take_newest
+from mobizo.cli.tables import MAX_ROWS, Limit, print_table, take_newest
 from shared.access import Role, Scope, TokenRequest
 from shared.invalid_fields import first_invalid
 
@@ -51,7 +51,7 @@ def create_token(
 
 @group.command("list")
 @server_command
-def list_tokens(connect: Connect, limit: Limit = MOST_ROWS, as_json: Json = False) -> None:
+def list_tokens(connect: Connect, limit: Limit = MAX_ROWS, as_json: Json = False) -> None:
     """List tokens, newest first, without their secret text."""
     with connect() as client:
         tokens = take_newest(client.tokens.list(), limit)

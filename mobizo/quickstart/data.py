@@ -2,44 +2,87 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import islice, permutations
 from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
 
 from device_agent.cli.tasks import read_task
 from device_agent.datasets.build import Addition, FieldMap, Mode, add
-from device_agent.datasets.formats import Source, open_source
+from device_agent.datasets.formats import Format, Source, open_source
 from device_agent.datasets.splits import DEFAULT_SEED, SplitRule
 from device_agent.datasets.store import DatasetStore
 from device_agent.datasets.task_check import TaskCheck
+from device_agent.durable import write_durably
 from device_agent.home import AgentHome
 from device_agent.policy.task_approvals import TaskApprovals, TaskState
+from shared.canonical import canonical_json, file_sha256, sha256_hex
 from shared.errors import BadRequest, InvalidDataset
-from shared.task import Answer, Task
+from shared.task import MISSING, Answer, Task, field_value, label_key
 from shared.task_templates import named_task
 
 TEXT, LABEL = "text", "label"
 PROMPT, ANSWER, MESSAGES = "prompt", "answer", "messages"
 SPLITS = (SplitRule().text, "80/20", "100")  # the first one whose splits all have records is used
-MOST_LABELS = 16  # of a suggested task
-LEAST_RECORDS = 2  # of each label
+MAX_LABELS = 16  # of a suggested task
+MIN_RECORDS = 2  # of each label
+LOOKED_AT = 1000  # records whose fields suggest a task
+
+
+@dataclass(frozen=True)
+class FileOptions:
+    """The owner's file and how it is read. adds: its records join those of the data set of this name."""
+
+    path: Path
+    fields: tuple[str, ...] = ()
+    task: str | None = None
+    name: str | None = None
+    adds: bool = False
+    form: Format | None = None
+    delimiter: str | None = None
+    encoding: str | None = None
 
 
 @dataclass(frozen=True)
 class CheckedData:
-    """A checked file of records and its task. suggested: whether the task was derived from the file's columns."""
+    """A checked file of records and its task.
+
+    suggested: whether the task was derived from the file's columns. files: keys of the files in the data set, this one
+    included.
+    """
 
     addition: Addition
     task: Task
     suggested: bool
     check: TaskCheck
+    files: tuple[str, ...]
 
     def save(self, home: AgentHome) -> None:
         """Copies the records to the device's home and approves the task, because the caller is the device's owner."""
         home.create()
+        # Before the records: a run that is interrupted between the two adds the same records again, and no others.
+        origins = _origins(home) | {
+            self.addition.name: {"files": self.files, "task": self.task.model_dump(mode="json")}
+        }
+        write_durably(_origins_file(home), json.dumps(origins, indent=1).encode())
         add(DatasetStore(home.data), self.addition)
         TaskApprovals(home.tasks).decide(self.task, [self.addition.name], TaskState.APPROVED)
+
+
+def _origins_file(home: AgentHome) -> Path:
+    return home.path.parent / "data.json"
+
+
+def _origins(home: AgentHome) -> dict[str, Any]:
+    """Returns the files and the task of each data set that quickstart made."""
+    file = _origins_file(home)
+    return dict(json.loads(file.read_bytes())) if file.is_file() else {}
 
 
 def slug(text: str) -> str:
@@ -47,74 +90,129 @@ def slug(text: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:60] or "data"
 
 
-def check_data(path: Path, pairs: list[str], task: str | None) -> CheckedData:
-    """Reads a file and writes nothing. task: a file, a shipped task's name, or None to suggest one.
+def file_format(name: str | None) -> Format | None:
+    """Returns the format that an option names. Raises BadRequest."""
+    if name is not None and name not in list(Format):
+        raise BadRequest(f"--format {name!r} is unknown; choose {', '.join(Format)}")
+    return None if name is None else Format(name)
 
-    Raises BadRequest for options that are wrong, InvalidDataset for a file that cannot be used.
+
+def check_data(options: FileOptions, home: AgentHome, tokenizer: Tokenizer | None = None) -> CheckedData:
+    """Reads a file and writes nothing. tokenizer: the base's; None: lengths in tokens are estimated.
+
+    The task is the one that the options name, the one of the data set that the file joins, or else a suggested one.
+    Raises BadRequest for options that are wrong, also for a file whose data set has records of other files unless it
+    adds to them, and InvalidDataset for a file that cannot be used.
     """
-    source, fields, name = open_source(path, None, None, None), FieldMap.parse(pairs), slug(path.stem)
-    if task is None:
-        task_definition = suggest_task(name, source, fields)
+    path = options.path
+    source = open_source(path, options.form, options.delimiter, options.encoding)
+    fields, name = FieldMap.parse(options.fields), slug(options.name or path.stem)
+    origin = _origins(home).get(name, {})
+    key = sha256_hex(canonical_json([file_sha256(path), dict(fields.columns), str(options.task)]))
+    earlier_files: list[str] = origin.get("files", [])
+    exists = name in DatasetStore(home.data).directories()
+    if exists and not options.adds and key not in earlier_files:
+        records = sum(DatasetStore(home.data).about(name).records.values())
+        raise BadRequest(
+            f"the data set and the adapter {name!r} exist, with {records} records of another file or task; use --add "
+            "to train anew on the records of both files, --continue to train the adapter further on both, or another "
+            "--name"
+        )
+    earlier_task = Task.model_validate(origin["task"]) if exists and "task" in origin else None
+    if options.task is not None:
+        task = read_task(Path(options.task)) if Path(options.task).is_file() else named_task(options.task)
+        if earlier_task not in (None, task):
+            raise BadRequest(f"the data set {name!r} has another task; leave out --task, or choose another --name")
     else:
-        task_definition = read_task(Path(task)) if Path(task).is_file() else named_task(task)
+        task = earlier_task or suggest_task(name, source, fields)
+    files = tuple(dict.fromkeys([*earlier_files, key]))
     first_error: InvalidDataset | None = None
-    for split in SPLITS:
-        rule = SplitRule.parse(split, DEFAULT_SEED)
-        addition = Addition(name, [source], fields, rule, Mode.REPLACE, task_definition)
+    for rule in [None] if exists else [SplitRule.parse(split, DEFAULT_SEED) for split in SPLITS]:
+        addition = Addition(name, [source], fields, rule, Mode.APPEND if exists else Mode.NEW, task, tokenizer)
         try:
-            check = add(DatasetStore(path.parent), replace(addition, dry_run=True)).check
+            check = add(DatasetStore(home.data), replace(addition, dry_run=True)).check
         except InvalidDataset as error:
-            first_error = first_error or error
+            first_error = error
             continue
         assert check is not None  # noqa: S101  # there is a task
-        return CheckedData(addition, task_definition, task is None, check)
+        return CheckedData(addition, task, options.task is None and earlier_task is None, check, files)
     assert first_error is not None  # noqa: S101
     raise first_error
 
 
 def suggest_task(name: str, source: Source, fields: FieldMap) -> Task:
-    """Returns the task that the first record's fields suggest.
+    """Returns the task that the records' fields suggest.
 
     Conversations for `messages`, completions for `prompt` and `answer`, whole texts for `text` alone, and a choice
-    between the labels for `text` with `label`. Raises BadRequest for other fields.
+    between the labels for `text` with `label`. Raises BadRequest for other fields, and InvalidDataset without records.
     """
+    columns, found = dict[str, None](), set[str]()
+    values: dict[str, Any] = {}  # of the fields that are not blank
     with source.path.open("rb") as file:
-        location, record = next(iter(source.records(file)), (str(source.path), {}))
-        fields.check(location, record)
-        values = fields.apply(record)
+        for _, record in islice(source.records(file, fields.columns.values()), LOOKED_AT):
+            columns |= dict.fromkeys(record)
+            applied = fields.apply(record)
+            found.update(applied)
+            values |= {name: value for name, value in applied.items() if value is not None and str(value).strip()}
+    if not columns:
+        is_table = source.format in (Format.CSV, Format.TSV)
+        advice = "; a table needs rows below the row with the names of its columns" if is_table else ""
+        raise InvalidDataset(f"{source.path} has no records{advice}")
+    fields.check_columns(source.path, found, columns)
+    if TEXT in found and TEXT not in values:
+        raise InvalidDataset(f"column {fields.columns.get(TEXT, TEXT)!r} of {source.path} is blank; map another one")
     if isinstance(values.get(MESSAGES), list):
         return Task(name=name, kind="messages")
     if PROMPT in values and ANSWER in values:
         return Task(name=name, kind="completion", prompt=f"{{{PROMPT}}}\n", answer=f"{{{ANSWER}}}")
     if TEXT not in values:
         raise BadRequest(
-            f"{source.path} has no column {TEXT!r} (its columns: {', '.join(record)}); name it with --map "
+            f"{source.path} has no column {TEXT!r} (its columns: {', '.join(columns)}); name it with --map "
             f"{TEXT}=COLUMN, and with --map {LABEL}=COLUMN what a model is to choose; columns "
             f"{PROMPT!r} and {ANSWER!r}, or a list {MESSAGES!r}, teach it to answer; or give a task with --task"
         )
-    return _suggest_choice(name, source, fields) if LABEL in values else Task(name=name, kind="text")
+    return _suggest_choice(name, source, fields) if LABEL in found else Task(name=name, kind="text")
 
 
 def _suggest_choice(name: str, source: Source, fields: FieldMap) -> Task:
     """Returns a choice task whose answers are the file's labels. Raises BadRequest for too few or too many labels.
 
-    The name of the label's column ends the prompt.
+    Labels that differ by white space or case are one. The name of the label's column ends the prompt.
     """
-    labels: Counter[str] = Counter()
+    spellings: defaultdict[str, Counter[str]] = defaultdict(Counter)
     with source.path.open("rb") as file:
-        for _, record in source.records(file):
-            label = fields.apply(record).get(LABEL)
-            text = str(int(label)) if isinstance(label, bool) else str(label)
-            if label is not None and text.strip():
-                labels[text] += 1
-    frequent = sorted(text for text, count in labels.items() if count >= LEAST_RECORDS)
-    if not 2 <= len(frequent) <= MOST_LABELS:
+        for _, record in source.records(file, fields.columns.values()):
+            label = field_value(fields.apply(record), LABEL)
+            if label is not MISSING and (key := label_key(label)):
+                is_number = isinstance(label, (bool, float)) or key.lstrip("-").isdigit()
+                spellings[key][key if is_number else " ".join(str(label).split())] += 1
+    frequent = sorted(counts.most_common(1)[0][0] for counts in spellings.values() if counts.total() >= MIN_RECORDS)
+    column = fields.columns.get(LABEL, LABEL)
+    if not 2 <= len(frequent) <= MAX_LABELS:
         raise BadRequest(
-            f"column {fields.columns.get(LABEL, LABEL)!r} of {source.path} has {len(frequent)} different labels of "
-            f"{LEAST_RECORDS} records or more; a task is suggested for 2 to {MOST_LABELS}; give one with --task"
+            f"column {column!r} of {source.path} {_label_fault(frequent, spellings)}; or give one with --task"
         )
-    cue = fields.columns.get(LABEL, LABEL).strip().replace("{", "{{").replace("}", "}}")
+    cue = column.strip().replace("{", "{{").replace("}", "}}")
+    # A model chooses " in" or " in time" only by what comes after the shorter one.
+    end = "." if any(second.startswith(first) for first, second in permutations(frequent, 2)) else ""
     answers = tuple(
-        Answer(text=" " + text.strip().replace("{", "{{").replace("}", "}}"), labels=(text,)) for text in frequent
+        Answer(text=" " + text.replace("{", "{{").replace("}", "}}") + end, labels=(text,)) for text in frequent
     )
     return Task(name=name, prompt=f"{{{TEXT}}}\n{cue}:", answers=answers)
+
+
+def _label_fault(frequent: list[str], spellings: Mapping[str, Counter[str]]) -> str:
+    """Returns why no task is suggested for these labels, and the remedy. frequent: those of MIN_RECORDS or more."""
+    if len(frequent) == 1:
+        return (
+            f"has only the label {frequent[0]!r} in {MIN_RECORDS} records or more; a model learns to choose from "
+            "records of two labels or more: add records of another one"
+        )
+    if not spellings:
+        return f"is blank; map another column with --map {LABEL}=COLUMN"
+    if not frequent:
+        return f"has no label in {MIN_RECORDS} records or more; add records of each of its {len(spellings)} labels"
+    return (
+        f"has {len(frequent)} different labels of {MIN_RECORDS} records or more; a task is suggested for 2 to "
+        f"{MAX_LABELS}: map another column with --map {LABEL}=COLUMN"
+    )

@@ -16,17 +16,19 @@ from typing import Any
 
 from rich.console import Console
 
+from device_agent.cli.data import read_tokenizer
 from device_agent.durable import write_durably
+from device_agent.home import AgentHome
 from device_agent.policy.task_approvals import task_lines
 from mobizo import Client
 from mobizo.cli.progress import show_job_progress
-from mobizo.quickstart.data import CheckedData, check_data, slug
+from mobizo.quickstart.data import CheckedData, FileOptions, check_data, slug
 from mobizo.quickstart.processes import AGENT, Processes, run_command
 from mobizo.quickstart.site import Site
-from shared.canonical import canonical_json, file_sha256, sha256_hex
+from shared.canonical import canonical_json, sha256_hex
 from shared.catalog import BaseView
 from shared.errors import BadRequest, Conflict, MobizoError, NotFound
-from shared.job import JobRequest, JobState, JobView
+from shared.job import SMALL_SPLIT, JobRequest, JobStart, JobState, JobView
 from shared.recipe import TARGETS, RecipeSettings
 from shared.registry import VersionState
 from shared.task import record_fields
@@ -35,10 +37,10 @@ from shared.training_settings import TrainingSettings
 USER, DEVICE = "me", "this-device"
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 LAYERS, WRITING_LAYERS = 12, 8  # the last ones, which are adapted; the others run once for each example
-MOST_LENGTH = 512  # tokens of a record that are read; longer ones take too long on a laptop
+MAX_LENGTH = 512  # tokens of a record that are read; longer ones take too long on a laptop
 BATCH = 8
 TEXT_LENGTH = 96  # of a piece of a document
-STEPS, LEAST_STEPS, MOST_STEPS = 80, 10, 1_000
+STEPS, MIN_STEPS, MAX_STEPS = 80, 10, 1_000
 WRITING_STEPS = 40  # each has the loss of many answer tokens over the whole vocabulary
 LR = 3e-3
 EVALUATIONS = 2  # during training
@@ -52,14 +54,17 @@ STEP_SECONDS, WRITING_STEP_SECONDS = 1.35e-11, 1.4e-11
 
 @dataclass(frozen=True)
 class Options:
-    """Options of the command. home: directory of server and device. minutes: approximate limit of the training time."""
+    """Options of the command.
+
+    home: directory of server and device. minutes: approximate limit of the training time. continues: training starts
+    from the adapter's current version.
+    """
 
     base: str
-    data: Path
+    file: FileOptions
     home: Path
-    fields: tuple[str, ...] = ()
-    task: str | None = None
     minutes: float | None = None
+    continues: bool = False
 
 
 def quickstart(options: Options, console: Console) -> dict[str, Any]:
@@ -70,7 +75,7 @@ def quickstart(options: Options, console: Console) -> dict[str, Any]:
     """
     start = time.monotonic()
     source = _resolve_base(options.base)
-    data = check_data(options.data, list(options.fields), options.task)
+    data = check_data(options.file, AgentHome(options.home / "agent"))
     _show_data(data, console)
     with ExitStack() as stack:
         stack.enter_context(_lock_directory(options.home))
@@ -79,11 +84,16 @@ def quickstart(options: Options, console: Console) -> dict[str, Any]:
         console.print("[bold]server[/bold]: keys, database, base model")
         site.set_up()
         base = site.base_name(source) or _add_base(site, source)
+        tokenizer_file = options.home / "tokenizer.json"
+        site.server("base", "tokenizer", base, str(tokenizer_file))
+        data = check_data(options.file, site.agent_home, read_tokenizer(tokenizer_file))
         data.save(site.agent_home)
         client = stack.enter_context(site.start_server())
         site.start_device(client, DEVICE, USER)
         view = next(view for view in client.bases.list() if view.name == base)
-        job = _run_job(client, site, data, _job_request(view, data, options.minutes), console)
+        length = _sequence_length(view, data)
+        console.print(f"  {data.check.length_line(length)}", markup=False, soft_wrap=True)
+        job = _run_job(client, site, data, _job_request(view, data, options), console)
         if job.state is not JobState.SUCCEEDED:
             processes.check()
             raise MobizoError(f"the job is {job.state}: {job.error.detail if job.error else 'no reason given'}")
@@ -94,6 +104,7 @@ def quickstart(options: Options, console: Console) -> dict[str, Any]:
         if data.task.generates:
             report["sample"] = _sample(data, site)
         environment = site.write_environment()
+    report |= {"records": data.check.fitting, "records_cut": data.check.cut(length)}
     report |= {"seconds": round(time.monotonic() - start, 1), "next": _next_commands(data, site, environment)}
     return report
 
@@ -147,15 +158,20 @@ def _lock_directory(home: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _job_request(base: BaseView, data: CheckedData, minutes: float | None) -> JobRequest:
+def _sequence_length(base: BaseView, data: CheckedData) -> int:
+    """Returns the tokens of a record that are read."""
+    # A long document is read in pieces. A step's time is proportional to their length.
+    return min(data.check.suggested, base.context_length, TEXT_LENGTH if data.task.kind == "text" else MAX_LENGTH)
+
+
+def _job_request(base: BaseView, data: CheckedData, options: Options) -> JobRequest:
     """Returns the job's request, with the settings that were best for one person's data in the demo."""
     generates = data.task.generates
-    # A long document is read in pieces. A step's time is proportional to their length.
-    length = min(data.check.suggested, base.context_length, TEXT_LENGTH if data.task.kind == "text" else MOST_LENGTH)
+    length = _sequence_length(base, data)
     steps = WRITING_STEPS if generates else STEPS
-    if minutes is not None:
+    if (minutes := options.minutes) is not None:
         step_seconds = (WRITING_STEP_SECONDS if generates else STEP_SECONDS) * base.parameters * BATCH * length
-        steps = int(min(max(60 * minutes / step_seconds, LEAST_STEPS), MOST_STEPS))
+        steps = int(min(max(60 * minutes / step_seconds, MIN_STEPS), MAX_STEPS))
     recipe = RecipeSettings(
         estimator="gradient",
         targets=TARGETS,
@@ -176,8 +192,16 @@ def _job_request(base: BaseView, data: CheckedData, minutes: float | None) -> Jo
         test_limit=WRITING_TEST_LIMIT if generates else TEST_LIMIT,
     )
     name = data.addition.name
+    start = JobStart(adapter=name) if options.continues else None
     return JobRequest(
-        base=base.name, user=USER, adapter=name, task=data.task, dataset=name, recipe=recipe, training=training
+        base=base.name,
+        user=USER,
+        adapter=name,
+        task=data.task,
+        dataset=name,
+        recipe=recipe,
+        training=training,
+        start=start,
     )
 
 
@@ -185,8 +209,7 @@ def _run_job(client: Client, site: Site, data: CheckedData, request: JobRequest,
     """Submits a job unless one with the same request and records exists; returns its view after it has ended."""
     jobs_file = site.directory / "jobs.json"
     jobs: dict[str, str] = json.loads(jobs_file.read_text()) if jobs_file.is_file() else {}
-    files = [file_sha256(source.path) for source in data.addition.sources]
-    key = sha256_hex(canonical_json([request.model_dump(mode="json"), dict(data.addition.fields.columns), files]))
+    key = sha256_hex(canonical_json([request.model_dump(mode="json"), data.files]))
     job = None
     if key in jobs:
         try:
@@ -196,7 +219,12 @@ def _run_job(client: Client, site: Site, data: CheckedData, request: JobRequest,
     if job is not None and job.state not in (JobState.FAILED, JobState.CANCELLED):
         console.print(f"[bold]job[/bold] {job.id} of an earlier run continues")
     else:
-        job = client.jobs.submit(request)
+        try:
+            job = client.jobs.submit(request)
+        except (NotFound, Conflict) as error:
+            if request.start is None:
+                raise
+            raise BadRequest(f"{error.detail}; approve a version for --continue, or use --add to train anew") from error
         write_durably(jobs_file, json.dumps(jobs | {key: job.id}, indent=1).encode())
         console.print(f"[bold]job[/bold] {job.id} (recipe {job.recipe_id[:12]})")
     return show_job_progress(client, job.id, console)
@@ -215,6 +243,10 @@ def _report(client: Client, job: JobView) -> dict[str, Any]:
         "split": result.accuracy_split or "test",
         "accuracy_before": result.zero_shot_accuracy,
         "accuracy_after": result.tuned_accuracy,
+        "accuracy_interval": result.accuracy_interval,
+        "majority_accuracy": result.majority_accuracy,
+        "baseline_accuracy": result.baseline_accuracy,
+        "held": version.message if version.state is VersionState.HELD else None,
         "perplexity": result.perplexities,
         "steps": result.steps,
         "train_seconds": round(result.train_seconds, 1),
@@ -255,6 +287,16 @@ def show_report(report: dict[str, Any], console: Console) -> None:
         console.print(
             f"accuracy on the {report['split']} records: [bold]{before}[/bold] before, [bold]{after}[/bold] after"
         )
+        if report["accuracy_interval"] is not None:
+            total, low, high = report["accuracy_interval"]
+            few = "; [bold]these are too few to say much[/bold]" if total < SMALL_SPLIT else ""
+            console.print(f"{total} {report['split']} records: the 95 % interval is {low:.0%} to {high:.0%}{few}")
+        if report["baseline_accuracy"] is not None:
+            console.print(
+                f"for comparison: always the most frequent answer {report['majority_accuracy']:.1%}, a logistic "
+                f"regression on n-grams {report['baseline_accuracy']:.1%}",
+                soft_wrap=True,
+            )
     if report["perplexity"] is not None:
         before, after = (f"{value:.1f}" for value in report["perplexity"])
         console.print(
@@ -269,11 +311,14 @@ def show_report(report: dict[str, Any], console: Console) -> None:
         f"{report['adapter']} is on this device after {report['seconds']:.0f} seconds; "
         f"training took {report['train_seconds']:.0f} seconds"
     )
+    if report["records_cut"] and report["perplexity"] is None:
+        console.print(f"{report['records_cut']} of {report['records']} records were cut, because they are longer")
     if not report["approved"]:
         console.print(
-            f"It is no better than the base, so the server holds it; `mobizo adapter approve {report['adapter']}` "
-            "approves it anyway.",
+            f"The server holds it: {report['held']}. See 'When the result is poor' in docs/own-data.md; `mobizo "
+            f"adapter approve {report['adapter']}` approves it anyway.",
             soft_wrap=True,
+            markup=False,
         )
     console.print("\nNext steps:")
     for line in report["next"]:

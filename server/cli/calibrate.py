@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -108,7 +109,7 @@ def _task(name: str) -> Task:
     if path.suffix != ".json":
         return named_task(name)
     try:
-        return Task.model_validate_json(path.read_bytes())
+        return Task.model_validate_json(path.read_bytes().removeprefix(BOM_UTF8))
     except OSError as error:
         raise InvalidTask(f"{path}: the task cannot be read ({error.strerror})") from error
     except ValueError as error:

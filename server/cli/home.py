@@ -129,6 +129,21 @@ def add_base(
     tell(as_json, value, f"{base.name}: {base.shape.architecture}, {base.parameters:,} parameters, {base.sha256}")
 
 
+@bases.command("tokenizer")
+def write_base_tokenizer(
+    name: Annotated[str, typer.Argument(help="name of a registered base")],
+    file: Annotated[Path, typer.Argument(help="file to write")],
+    as_json: Json = False,
+) -> None:
+    """Write the tokenizer.json of a base model, with which `mobizo-agent data add --base` counts tokens."""
+    settings, database = open_home()
+    artifacts = open_artifacts(settings)
+    with database.reading() as session:
+        base = BaseService(session, artifacts).by_name(name)
+    file.write_bytes(artifacts.read(base.tokenizer_sha256))
+    tell(as_json, {"name": name, "file": str(file)}, f"{file}")
+
+
 @bases.command("list")
 def list_bases(as_json: Json = False) -> None:
     """List base models."""

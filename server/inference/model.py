@@ -112,23 +112,17 @@ class ServingBase:
         return 4 * self.facts.parameters
 
     @torch.inference_mode()
-    def score(self, texts: Sequence[Text], adapters: Sequence[ServedAdapter | None]) -> list[list[float]]:
-        """Returns the log-probability of each answer of each text, nats, in one batch. adapters: of each text."""
+    def score(self, texts: Sequence[Text], adapters: Sequence[ServedAdapter | None]) -> list[list[list[float]]]:
+        """Returns the log-probabilities of each text's picks, nats, in one batch. adapters: of each text."""
         hidden = self.read(AdaptedRows(adapters), [text.tokens for text in texts])
-        answers_at: dict[tuple[int, int], list[tuple[int, int]]] = {}  # (row, position): (token, answer) to add up
-        for row, text in enumerate(texts):
-            for answer, tokens in enumerate(text.answers):
-                for position, token in enumerate(tokens, text.start):
-                    answers_at.setdefault((row, position), []).append((token, answer))
-        scores = [[0.0] * len(text.answers) for text in texts]
-        places = list(answers_at)
+        scores: list[list[list[float]]] = [[] for _ in texts]
+        places = [(row, position, tokens) for row, text in enumerate(texts) for position, tokens in text.picks]
         for begin in range(0, len(places), MAX_POSITIONS):
             part = places[begin : begin + MAX_POSITIONS]
-            logits = self.logits(hidden, part)
+            logits = self.logits(hidden, [(row, position) for row, position, _ in part])
             totals = torch.logsumexp(logits, dim=-1).tolist()
-            for index, (row, position) in enumerate(part):
-                for token, answer in answers_at[row, position]:
-                    scores[row][answer] += float(logits[index, token]) - totals[index]
+            for index, (row, _, tokens) in enumerate(part):
+                scores[row].append([float(logits[index, token]) - totals[index] for token in tokens])
         return scores
 
     def logits(self, hidden: Tensor, places: Sequence[tuple[int, int]]) -> Tensor:

@@ -6,6 +6,7 @@ import threading
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from functools import partial
+from itertools import islice
 
 import anyio.to_thread
 from anyio import CapacityLimiter
@@ -22,7 +23,7 @@ from shared.generated_text import GeneratedToken, TextPieces
 from shared.openai.answers import FinishedText, ResponsePiece, TextOptions, Writer, events
 from shared.openai.models import ChatRequest, CompletionRequest, Finish, Usage
 from shared.recipe import MAX_SEED
-from shared.scoring import ScoreRequest, ScoreResult
+from shared.scoring import RowScore, ScoreRequest, ScoreResult
 from shared.zo.encoding import token_ids
 
 READERS = 2  # requests whose texts are tokenized at the same time
@@ -43,17 +44,16 @@ async def score(state: AppState, tenant: str, request: ScoreRequest) -> ScoreRes
         rows = await anyio.to_thread.run_sync(read, limiter=state.get(_make_readers), abandon_on_cancel=True)
     finally:
         disconnected.set()
-    scores = [[0.0] * len(row.rows) for row in rows]
+    results: dict[int, RowScore] = {}
     for base in dict.fromkeys(row.target.base.sha256 for row in rows):
         of_base = {at: row for at, row in enumerate(rows) if row.target.base.sha256 == base}
-        texts, places = texts_to_score(of_base)
+        texts = [text for row in of_base.values() for text in texts_to_score(row)]
         base_ref = next(iter(of_base.values())).target.base_ref
         async with aclosing(state.get(make_scorer).ask(tenant, base_ref, texts)) as answers:
-            text_scores = await anext(answers)
-        for (row, indices), values in zip(places, text_scores, strict=True):
-            for index, value in zip(indices, values, strict=True):
-                scores[row][index] = value
-    return ScoreResult(rows=tuple(row.result(row_scores) for row, row_scores in zip(rows, scores, strict=True)))
+            log_probabilities = iter(await anext(answers))
+        for at, row in of_base.items():
+            results[at] = row.result(list(islice(log_probabilities, len(row.plan.readings))))
+    return ScoreResult(rows=tuple(results[at] for at in range(len(rows))))
 
 
 def _read_rows(state: AppState, tenant: str, request: ScoreRequest, cancelled: Callable[[], bool]) -> list[ReadRow]:

@@ -52,7 +52,7 @@ class Request:
         self.base, self.texts = base, texts
         self.open = set(range(len(texts)))
         self.answers: asyncio.Queue[Any] = asyncio.Queue()
-        self.scores: list[list[float]] = [[] for _ in texts]
+        self.scores: list[list[list[float]]] = [[] for _ in texts]  # log-probabilities of each text's picks
         self.generated = [0] * len(texts)  # tokens of each text
         self.tokens = sum(text.limit for text in texts)
         self.generates = texts[0].max_tokens > 0

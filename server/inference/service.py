@@ -6,7 +6,7 @@ An adapter of another tenant is reported as absent.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -23,7 +23,7 @@ from shared.registry import MAIN, VersionState
 from shared.scoring import AnswerScore, RowScore, ScoredBy, ScoreRequest, ScoreRow, TextTooLong
 from shared.task import Choice, Task, filled_length, read_question
 from shared.task_templates import named_task
-from shared.zo.encoding import Example, Row, check_tokenizer, encode_choice, score_rows
+from shared.zo.encoding import Row, ScoringPlan, check_tokenizer, encode_choice
 
 REQUEST_TOKENS = 131_072  # maximum tokens of a scoring request
 TEXT_CHARACTERS = 16  # maximum characters of a text for each token of the base's context
@@ -75,8 +75,16 @@ class ReadRow:
     labels: tuple[str | None, ...]
     rows: tuple[Row, ...]
 
-    def result(self, scores: Sequence[float]) -> RowScore:
-        """Returns the row's result. scores: log-probability of each answer, nats."""
+    @cached_property
+    def plan(self) -> ScoringPlan:
+        """How the answers are scored: as the adapter was trained, or else over the whole vocabulary."""
+        version = self.target.version
+        restrict = version is not None and version.recipe.loss == "candidates"
+        return ScoringPlan.of(self.rows, restrict=restrict and len({row.prompt for row in self.rows}) == 1)
+
+    def result(self, log_probabilities: Sequence[Sequence[Sequence[float]]]) -> RowScore:
+        """Returns the row's result. log_probabilities: of the picks of each text of its plan, nats."""
+        scores = self.plan.scores(log_probabilities)
         highest = max(scores)
         shares = [math.exp(score - highest) for score in scores]
         answers = tuple(
@@ -229,16 +237,6 @@ def check_tokens(tokens: Sequence[int], target: ResolvedTarget, where: str) -> N
         raise TextTooLong(f"{where} has {len(tokens)} tokens; the context of {target.base.name!r} has {context}")
 
 
-def texts_to_score(rows: Mapping[int, ReadRow]) -> tuple[list[Text], list[tuple[int, list[int]]]]:
-    """Returns the texts of rows, by number, and for each text its row and the answers that it scores.
-
-    Answers with the same tokens before them share a text.
-    """
-    texts, places = [], []
-    for number, row in rows.items():
-        for group in score_rows(Example(row.rows, 0, False)):
-            first = row.rows[group[0]]
-            answers = tuple(row.rows[index].answer for index in group)
-            texts.append(Text(first.tokens, row.target.adapter_ref, len(first.prompt) - 1, answers))
-            places.append((number, group))
-    return texts, places
+def texts_to_score(row: ReadRow) -> list[Text]:
+    """Returns the texts of a row's plan."""
+    return [Text(reading.tokens, row.target.adapter_ref, reading.picks) for reading in row.plan.readings]

@@ -51,14 +51,14 @@ class ServedAdapterRef:
 class Text:
     """Tokens to read.
 
-    To score: answers, whose tokens are predicted from position `start` on. To generate: at most `max_tokens` tokens, up
-    to one of `ends`; likeliest: number of the likeliest tokens to report at each position with log-probabilities.
+    To score: picks, the tokens whose log-probabilities are needed after a position (`Reading`). To generate: at most
+    `max_tokens` tokens, up to one of `ends`; likeliest: number of the likeliest tokens to report at each position with
+    log-probabilities.
     """
 
     tokens: tuple[int, ...]
     adapter: ServedAdapterRef | None
-    start: int = 0
-    answers: tuple[tuple[int, ...], ...] = ()
+    picks: tuple[tuple[int, tuple[int, ...]], ...] = ()
     max_tokens: int = 0  # 0: a text to score
     temperature: float = 0.0
     top_p: float = 1.0

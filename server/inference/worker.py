@@ -83,10 +83,10 @@ class Worker:
         """Returns a conversation as a prompt. Raises InvalidConversation."""
         return template.render_limited(messages)
 
-    def score(self, base: ServedBaseRef, texts: Sequence[Text]) -> list[list[float]]:
-        """Returns the log-probability of each answer of each text, nats, in one batch."""
+    def score(self, base: ServedBaseRef, texts: Sequence[Text]) -> list[list[list[float]]]:
+        """Returns the log-probabilities of each text's picks, nats, in one batch."""
         adapters = [self._models.adapter(text.adapter) for text in texts]
-        scores: list[list[float]] = self._models.base(base).score(texts, adapters)
+        scores: list[list[list[float]]] = self._models.base(base).score(texts, adapters)
         return scores
 
     def begin(self, number: int, base: ServedBaseRef, texts: Sequence[Text]) -> None:

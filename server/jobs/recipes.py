@@ -38,7 +38,7 @@ from shared.recipe import (
 )
 from shared.task import Task
 from shared.task_templates import named_task
-from shared.zo.encoding import answer_sizes
+from shared.zo.encoding import answer_sizes, check_answers
 from shared.zo.lora import BaseShape, flat_size, lora_modules
 
 MAX_EXAMPLE_GRADIENTS = 1 << 28  # elements of the gradients of all examples computed at once: 1 GiB
@@ -67,6 +67,8 @@ def resolve_recipe(request: JobRequest, task: Task, base: BaseRef, shape: BaseSh
         "layers": resolve_layers(settings.layers, shape.layers),
     }
     recipe = Recipe.model_validate(values)
+    if recipe.loss == "candidates":
+        check_answers(task, tokenizer)
     _check(recipe, task, shape, request)
     return recipe
 

@@ -8,7 +8,7 @@ from server.jobs.memory import QUARTER, answer_tokens, planned_bytes, vector_byt
 from shared.program import ProgramManifest, transposed_bytes
 from shared.recipe import DEFAULT_QUERIES, REVERSE_ESTIMATORS, Estimator, Precision, Recipe
 
-LEAST_LENGTH = 32  # tokens; shorter prompts contain too little to learn from
+MIN_LENGTH = 32  # tokens; shorter prompts contain too little to learn from
 
 # The precision with fewer bits that keeps eps and nearly keeps the gradient: correlation 0.99 with fp32's at fp32's eps
 # (ADR 28). int8 would need a different eps, and its weights file is equally large.
@@ -29,7 +29,7 @@ def smaller(manifest: ProgramManifest, needed_bytes: int, available_bytes: int, 
     1. 8-bit weights instead of fp32: the projected gradient stays nearly the same, and a step takes the same time.
     2. E, halved down to 1: a step's gradient gets more noise from the examples.
     3. q, halved down to 1: the gradient gets more noise from the examples and, mostly, from the directions.
-    4. Sequence length, reduced by quarters, to no less than LEAST_LENGTH or twice the answer: long prompts lose their
+    4. Sequence length, reduced by quarters, to no less than MIN_LENGTH or twice the answer: long prompts lose their
        beginning.
 
     A step is the mean over q directions and E examples, so the same lr still fits: the expected step is unchanged, and
@@ -152,7 +152,7 @@ def _halves(number: int, least: int = 1) -> Iterator[int]:
 def _lengths(recipe: Recipe) -> Iterator[int]:
     length = recipe.sequence_length
     yield length
-    least = max(LEAST_LENGTH, 2 * recipe.answer_length)
+    least = max(MIN_LENGTH, 2 * recipe.answer_length)
     while (length := length * 3 // 4) >= least:
         yield length
 

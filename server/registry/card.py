@@ -50,6 +50,15 @@ def _scores(result: Result) -> tuple[tuple[str, str], ...]:
     else:
         name, before, after = "accuracy", _share(result.before_accuracy), _share(result.tuned_accuracy)
     rows = [(f"{split} {name} before", before), (f"{split} {name} after", after + selection_note)]
+    if result.accuracy_interval is not None:
+        total, low, high = result.accuracy_interval
+        rows.append(("95 % interval after (Wilson)", f"{low:.1%} to {high:.1%}, {total} examples"))
+    for baseline, accuracy in (
+        ("most frequent answer", result.majority_accuracy),
+        ("n-grams", result.baseline_accuracy),
+    ):
+        if accuracy is not None:
+            rows.append((f"{split} accuracy of the baseline: {baseline}", f"{accuracy:.1%}"))
     for when, scores in (("before", result.written_before), ("after", result.written_after)):
         if scores is not None:
             text = f"exact match {scores.exact_match:.1%}, token F1 {scores.token_f1:.1%}, ROUGE-L {scores.rouge_l:.1%}"

@@ -34,7 +34,7 @@ LOG_SECONDS = 60  # between two log lines about refused connections
 ACCEPTED_AT_ONCE = 64  # connections that are accepted or refused before other work of the event loop has its turn
 UNREAD_PAUSE = 0.005  # seconds between two reads of what follows responses, of all connections together
 OTHER_DESCRIPTORS = 256  # kept for databases, files and worker processes
-MOST_DESCRIPTORS = 65_536
+MAX_DESCRIPTORS = 65_536
 _log = structlog.get_logger()
 
 
@@ -64,7 +64,7 @@ class ConnectionLimits:
 def raise_descriptor_limit() -> None:
     """Raises the process's limit of open files to what the system allows it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)
+    most = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < most:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 

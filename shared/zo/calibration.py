@@ -31,8 +31,8 @@ from shared.recipe import BaseRef
 F32 = NDArray[np.float32]
 Kind = Literal["gradients", "activations"]
 
-MOST_BYTES = 1 << 30
-LEAST_SCALE = 1e-4
+MAX_BYTES = 1 << 30
+MIN_SCALE = 1e-4
 _METADATA = "mobizo"
 _ORTHONORMAL = 1e-3  # largest difference between an entry of D^T D and the identity
 
@@ -57,8 +57,8 @@ class CalibrationMetadata(BaseModel):
     @field_validator("scales")
     @classmethod
     def _positive(cls, scales: dict[str, float] | None) -> dict[str, float] | None:
-        if scales is not None and not all(LEAST_SCALE <= scale <= 1 / LEAST_SCALE for scale in scales.values()):
-            raise ValueError(f"scales must be between {LEAST_SCALE} and {1 / LEAST_SCALE:g}")
+        if scales is not None and not all(MIN_SCALE <= scale <= 1 / MIN_SCALE for scale in scales.values()):
+            raise ValueError(f"scales must be between {MIN_SCALE} and {1 / MIN_SCALE:g}")
         return scales
 
 
@@ -104,8 +104,8 @@ def load_calibration(data: bytes) -> Calibration:
     Raises InvalidUpload, naming the problem: file format, metadata, dtype, shape, non-finite values, or columns that
     are not orthonormal.
     """
-    if len(data) > MOST_BYTES:
-        raise InvalidUpload(f"the calibration has {len(data)} bytes; at most {MOST_BYTES} are allowed")
+    if len(data) > MAX_BYTES:
+        raise InvalidUpload(f"the calibration has {len(data)} bytes; at most {MAX_BYTES} are allowed")
     try:
         tensors = safetensors.deserialize(data)  # type: ignore[no-untyped-call]  # the package ships no types
     except safetensors.SafetensorError as error:

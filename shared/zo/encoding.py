@@ -6,8 +6,13 @@ an answer token: over the whole vocabulary with recipe loss `full`, over the pos
     token mean    the training loss of one path: the mean NLL over all answer tokens of the E examples together, so a
                   long answer weighs more. `step` returns it for 2q paths; `Progress.loss` is the mean over the paths.
     example mean  the mean NLL over one example's own answer tokens. Private steps clip differences of it per example.
-    summed nats   -log P(answer | prompt), the sum over the answer's tokens, over the whole vocabulary, as `score`
-                  gives it. It ranks candidates; `Evaluation.loss` is its mean over the examples of a split.
+    summed nats   -log P(answer | prompt), the sum over the answer's tokens. It ranks candidates; `Evaluation.loss` is
+                  its mean over the examples of a split. Like the training loss, it is over the whole vocabulary with
+                  recipe loss `full`, and over the possible continuations with `candidates` (`ScoringPlan`).
+
+With loss `candidates`, only forks count: positions after which the candidates with the same tokens so far go on with
+different ones. Where all go on with the same token, decoding that is limited to the candidates has no choice, so the
+token costs nothing.
 
 A step calls the token mean at B + eps z `loss_plus` and at B - eps z `loss_minus`. Their quotient
 (loss_plus - loss_minus) / (2 eps) is the `projected_gradient` along z (Algorithm 1).
@@ -16,13 +21,15 @@ A step calls the token mean at B + eps z `loss_plus` and at B - eps z `loss_minu
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from tokenizers import Tokenizer
 
 from shared.errors import InvalidDataset, InvalidTask
@@ -60,11 +67,15 @@ class Row:
 
 @dataclass(frozen=True)
 class Example:
-    """An encoded record: one row for each candidate, and the index of the correct one."""
+    """An encoded record: one row for each candidate, and the index of the correct one.
+
+    prompt: of a record with candidates, the first one's prompt before it was cut.
+    """
 
     rows: tuple[Row, ...]
     correct: int
     truncated: bool
+    prompt: Tokens = ()
 
     @property
     def correct_row(self) -> Row:
@@ -83,7 +94,7 @@ def read_jsonl(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     Raises InvalidDataset, naming the line, for a line that is not a JSON object, or if the file cannot be read.
     """
     try:
-        with path.open(encoding="utf-8") as file:
+        with path.open(encoding="utf-8-sig") as file:
             for number, line in enumerate(file, 1):
                 if not line.strip():
                     continue
@@ -130,8 +141,40 @@ def encode_choice(tokenizer: Tokenizer, choice: Choice) -> Row:
     return Row(tuple(prompt), tuple(answer))
 
 
-def fit_row(row: Row, bos_tokens: tuple[int, ...], recipe: Recipe, location: str) -> tuple[Row, bool]:
-    """Returns the row cut to S tokens from the front of its prompt, and whether it was cut. `bos_tokens` are kept."""
+def forks(answers: Sequence[Tokens]) -> list[tuple[int, ...]]:
+    """Returns for each answer the positions at which answers with the same tokens so far go on with different ones."""
+    following: dict[Tokens, set[int]] = defaultdict(set)
+    for answer in answers:
+        for position, token in enumerate(answer):
+            following[answer[:position]].add(token)
+    return [tuple(at for at in range(len(answer)) if len(following[answer[:at]]) > 1) for answer in answers]
+
+
+def restricted(rows: Sequence[Row]) -> tuple[Row, ...]:
+    """Returns the candidates of one prompt with their answers up to the last fork, of which only forks count."""
+    positions = forks([row.answer for row in rows])
+    return tuple(
+        replace(row, answer=row.answer[: (own[-1] if own else 0) + 1], counted=own)
+        for row, own in zip(rows, positions, strict=True)
+    )
+
+
+def answer_in_another(answers: Sequence[Tokens]) -> tuple[int, int] | None:
+    """Returns the indices of an answer and of another one that begins with it, or None."""
+    order = sorted(range(len(answers)), key=answers.__getitem__)
+    for first, second in pairwise(order):
+        if answers[second][: len(answers[first])] == answers[first]:
+            return first, second
+    return None
+
+
+def fit_row(
+    row: Row, bos_tokens: tuple[int, ...], recipe: Recipe, location: str, longest: int | None = None
+) -> tuple[Row, bool]:
+    """Returns the row cut to S tokens from the front of its prompt, and whether it was cut. `bos_tokens` are kept.
+
+    longest: answer tokens for which room is left; None: the row's own.
+    """
     if not row.prompt:
         raise InvalidDataset(f"{location}: the prompt is empty")
     if not row.answer:
@@ -141,7 +184,7 @@ def fit_row(row: Row, bos_tokens: tuple[int, ...], recipe: Recipe, location: str
             f"{location}: an answer has {len(row.targets)} tokens; the recipe's answer_length is {recipe.answer_length}"
         )
     bos = bos_tokens if row.prompt[: len(bos_tokens)] == bos_tokens else ()
-    max_prompt_length = recipe.sequence_length - (len(row.answer) - 1)
+    max_prompt_length = recipe.sequence_length - ((longest or len(row.answer)) - 1)
     if max_prompt_length <= len(bos):
         raise InvalidDataset(f"{location}: the answer leaves no room for a prompt in {recipe.sequence_length} tokens")
     if len(row.prompt) <= max_prompt_length:
@@ -156,9 +199,33 @@ def encode_question(tokenizer: Tokenizer, question: Question, recipe: Recipe, lo
             f"{location}: {len(question.choices)} candidates; the recipe's choices is {recipe.choices}"
         )
     bos_tokens = tuple(tokenizer.encode("").ids)
-    fitted = [fit_row(encode_choice(tokenizer, choice), bos_tokens, recipe, location) for choice in question.choices]
+    whole = [encode_choice(tokenizer, choice) for choice in question.choices]
+    rows, longest = tuple(whole), None
+    if recipe.loss == "candidates":
+        if (same := answer_in_another([row.answer for row in whole])) is not None:
+            raise InvalidDataset(f"{location}: {_same_beginning([choice.answer for choice in question.choices], same)}")
+        rows = restricted(whole)
+        longest = max(len(row.answer) for row in rows)  # all are cut alike, because they have one prompt
+    fitted = [fit_row(row, bos_tokens, recipe, location, longest) for row in rows]
     rows = tuple(row for row, _ in fitted)
-    return Example(rows, question.correct, any(truncated for _, truncated in fitted))
+    return Example(rows, question.correct, any(truncated for _, truncated in fitted), whole[0].prompt)
+
+
+def _same_beginning(texts: Sequence[str], indices: tuple[int, int]) -> str:
+    first, second = (texts[index] for index in indices)
+    return (
+        f"the answer {first!r} is the beginning of {second!r} in the base's tokens, so that the longer one is never "
+        "more likely; end the answers' texts with a full stop, or choose other texts"
+    )
+
+
+def check_answers(task: Task, tokenizer: Tokenizer) -> None:
+    """Raises InvalidTask if an answer that is the same for every record begins with another one."""
+    texts = task.fixed_answers
+    if texts is not None:
+        answers = [encode_choice(tokenizer, Choice("x", text)).answer for text in texts]
+        if (same := answer_in_another(answers)) is not None:
+            raise InvalidTask(f"task {task.name!r}: {_same_beginning(texts, same)}")
 
 
 def check_task(task: Task, tokenizer: Tokenizer, recipe: Recipe) -> None:
@@ -172,6 +239,8 @@ def check_task(task: Task, tokenizer: Tokenizer, recipe: Recipe) -> None:
             f"task {task.name!r} has {len(task.answers)} answers, but the recipe's choices is {recipe.choices}"
         )
     check_tokenizer(tokenizer)
+    if recipe.loss == "candidates":
+        check_answers(task, tokenizer)
 
 
 def load_examples(path: Path, task: Task, tokenizer: Tokenizer, recipe: Recipe) -> list[Example]:
@@ -205,9 +274,9 @@ def _continuations(example: Example, position: int) -> list[int]:
     return [answer[position], *sorted(alternatives - {answer[position]})]
 
 
-def _packed_length(rows: Iterable[Row], recipe: Recipe, dynamic: bool) -> int:
-    """Returns S of a batch: the longest row's tokens if the program has a dynamic length, otherwise the recipe's S."""
-    return max((MIN_LENGTH, *(len(row.tokens) for row in rows))) if dynamic else recipe.sequence_length
+def _packed_length(texts: Iterable[Tokens], recipe: Recipe, dynamic: bool) -> int:
+    """Returns S of a batch: the longest text's tokens if the program has a dynamic length, otherwise the recipe's S."""
+    return max((MIN_LENGTH, *map(len, texts))) if dynamic else recipe.sequence_length
 
 
 def pack_step(examples: Sequence[Example], recipe: Recipe, *, dynamic: bool = False) -> Arrays:
@@ -223,7 +292,7 @@ def pack_step(examples: Sequence[Example], recipe: Recipe, *, dynamic: bool = Fa
     if len(examples) > rows:
         raise ValueError(f"{len(examples)} examples for {rows} rows")
     tokens = np.zeros(
-        (rows, _packed_length((example.correct_row for example in examples), recipe, dynamic)), TOKEN_DTYPE
+        (rows, _packed_length((example.correct_row.tokens for example in examples), recipe, dynamic)), TOKEN_DTYPE
     )
     positions = np.zeros((rows, answer), TOKEN_DTYPE)
     answers = np.zeros((rows, answer), TOKEN_DTYPE)
@@ -237,7 +306,7 @@ def pack_step(examples: Sequence[Example], recipe: Recipe, *, dynamic: bool = Fa
         for t, (position, token) in enumerate(row.targets):
             positions[e, t], answers[e, t], mask[e, t] = position, token, 1
             if recipe.loss == "candidates":
-                allowed = _continuations(example, t)
+                allowed = _continuations(example, position - len(row.prompt) + 1)
                 choices[e, t, : len(allowed)] = allowed
                 choice_mask[e, t, : len(allowed)] = 1
     if recipe.loss == "candidates":
@@ -246,76 +315,144 @@ def pack_step(examples: Sequence[Example], recipe: Recipe, *, dynamic: bool = Fa
 
 
 @dataclass(frozen=True)
+class Reading:
+    """A text to read, and the tokens whose log-probabilities are needed after it has been read up to a position.
+
+    picks: (position, tokens), in ascending order of the positions.
+    """
+
+    tokens: Tokens
+    picks: tuple[tuple[int, Tokens], ...]
+
+
+@dataclass(frozen=True)
+class ScoringPlan:
+    """How the candidates of one example are scored.
+
+    readings: the texts; a candidate whose tokens begin another one's is read there. terms: for each candidate, the
+    (reading, pick, token) whose log-probabilities it sums. restricted: the log-probabilities of a pick are divided by
+    their sum, as in decoding that is limited to the candidates.
+    """
+
+    readings: tuple[Reading, ...]
+    terms: tuple[tuple[tuple[int, int, int], ...], ...]
+    restricted: bool
+
+    @classmethod
+    def of(cls, rows: Sequence[Row], *, restrict: bool) -> ScoringPlan:
+        """restrict: score as loss `candidates` does; the rows then have one prompt."""
+        if restrict:
+            rows = restricted(rows)
+        paths = sorted({(row.prompt, row.answer[:-1]) for row in rows})
+        read = [
+            path
+            for path, after in zip(paths, [*paths[1:], ((), ())], strict=True)
+            if after[0] != path[0] or after[1][: len(path[1])] != path[1]
+        ]
+        reading_of: dict[tuple[Tokens, Tokens], int] = {}
+        for index, (prompt, answer) in enumerate(read):
+            for length in range(len(answer) + 1):
+                reading_of.setdefault((prompt, answer[:length]), index)
+        picks: list[dict[int, dict[int, int]]] = [{} for _ in read]  # by position: tokens with their indices
+        for row in rows:
+            for position, token in row.targets:
+                tokens = picks[reading_of[row.prompt, row.answer[: position - len(row.prompt) + 1]]]
+                tokens.setdefault(position, {}).setdefault(token, len(tokens[position]))
+        order = [{position: at for at, position in enumerate(sorted(each))} for each in picks]
+        terms = []
+        for row in rows:
+            own = []
+            for position, token in row.targets:
+                index = reading_of[row.prompt, row.answer[: position - len(row.prompt) + 1]]
+                own.append((index, order[index][position], picks[index][position][token]))
+            terms.append(tuple(own))
+        readings = tuple(
+            Reading(prompt + answer, tuple((position, tuple(tokens[position])) for position in sorted(tokens)))
+            for (prompt, answer), tokens in zip(read, picks, strict=True)
+        )
+        return cls(readings, tuple(terms), restrict)
+
+    def scores(self, log_probabilities: Sequence[Sequence[ArrayLike]]) -> list[float]:
+        """Returns the log-probability (nats) of each candidate. log_probabilities: by reading, pick and token, over the
+        whole vocabulary.
+        """
+        return [
+            float(sum(self._term(log_probabilities[reading][pick], token) for reading, pick, token in terms))
+            for terms in self.terms
+        ]
+
+    def _term(self, log_probabilities: ArrayLike, token: int) -> float:
+        values = np.asarray(log_probabilities, np.float64)
+        return float(values[token] - (np.logaddexp.reduce(values) if self.restricted else 0.0))
+
+
+@dataclass(frozen=True)
 class ScoreBatch:
-    """The inputs of one `score` call and the positions of the results.
+    """The inputs of one `score` call.
 
     inputs: tokens (R, S), positions (R, T), choices (R, T, C). texts: the tokens of the first rows; the other rows are
-    blank. cells: for each example, for each candidate, the (row, t, c) entries of the result whose sum is the
-    candidate's log-probability.
+    blank. plans: of each example, with its readings in consecutive rows.
     """
 
     inputs: Arrays
     texts: tuple[Tokens, ...]
-    cells: tuple[tuple[tuple[tuple[int, int, int], ...], ...], ...]
+    plans: tuple[ScoringPlan, ...]
 
-    def read(self, logprobs: NDArray[np.float32]) -> list[list[float]]:
+    def read(self, log_probabilities: NDArray[np.float32]) -> list[list[float]]:
         """Returns the log-probability (nats) of each candidate of each example from `score`'s result (R, T, C)."""
-        return [
-            [float(sum(float(logprobs[cell]) for cell in cells)) for cells in candidates] for candidates in self.cells
-        ]
+        scores, row = [], 0
+        for plan in self.plans:
+            scores.append(
+                plan.scores(
+                    [
+                        [log_probabilities[row + at, t, : len(tokens)] for t, (_, tokens) in enumerate(reading.picks)]
+                        for at, reading in enumerate(plan.readings)
+                    ]
+                )
+            )
+            row += len(plan.readings)
+        return scores
 
 
-def score_rows(example: Example) -> list[list[int]]:
-    """Groups the indices of the candidates into rows. Candidates with the same tokens share a row."""
-    groups: dict[tuple[int, ...], list[int]] = {}
-    for index, row in enumerate(example.rows):
-        groups.setdefault((len(row.prompt), *row.tokens), []).append(index)
-    return list(groups.values())
+def scoring_plan(example: Example, recipe: Recipe) -> ScoringPlan:
+    """Returns how the candidates of an example are scored with a recipe's loss."""
+    return ScoringPlan.of(example.rows, restrict=recipe.loss == "candidates")
 
 
 def pack_score(examples: Sequence[Example], recipe: Recipe, *, dynamic: bool = False) -> Iterator[ScoreBatch]:
     """Yields batches of at most R rows that score every candidate of every example, in order.
 
-    Single-token candidates of one prompt share a row. dynamic: as in `pack_step`; examples of similar length should
-    then be adjacent. Raises InvalidDataset if the candidates of one example do not fit into R rows.
+    dynamic: as in `pack_step`; examples of similar length should then be adjacent. Raises InvalidDataset if the
+    candidates of one example do not fit into R rows.
     """
-    pending: list[Example] = []
+    pending: list[ScoringPlan] = []
     used_rows = 0
     for example in examples:
-        needed_rows = len(score_rows(example))
+        plan = scoring_plan(example, recipe)
+        needed_rows = len(plan.readings)
         if needed_rows > recipe.score_rows:
             raise InvalidDataset(f"{needed_rows} candidates of one record do not fit {recipe.score_rows} score rows")
         if used_rows + needed_rows > recipe.score_rows:
             yield _score_batch(pending, recipe, dynamic)
             pending, used_rows = [], 0
-        pending.append(example)
+        pending.append(plan)
         used_rows += needed_rows
     if pending:
         yield _score_batch(pending, recipe, dynamic)
 
 
-def _score_batch(examples: Sequence[Example], recipe: Recipe, dynamic: bool) -> ScoreBatch:
+def _score_batch(plans: Sequence[ScoringPlan], recipe: Recipe, dynamic: bool) -> ScoreBatch:
     rows, answer = recipe.score_rows, recipe.answer_length
-    length = _packed_length((row for example in examples for row in example.rows), recipe, dynamic)
-    tokens = np.zeros((rows, length), TOKEN_DTYPE)
+    readings = [reading for plan in plans for reading in plan.readings]
+    tokens = np.zeros((rows, _packed_length((each.tokens for each in readings), recipe, dynamic)), TOKEN_DTYPE)
     positions = np.zeros((rows, answer), TOKEN_DTYPE)
     choices = np.zeros((rows, answer, recipe.choices), TOKEN_DTYPE)
-    cells, texts = [], []
-    r = 0
-    for example in examples:
-        example_cells: list[tuple[tuple[int, int, int], ...]] = [()] * len(example.rows)
-        for group in score_rows(example):
-            first = example.rows[group[0]]
-            texts.append(first.tokens)
-            tokens[r, : len(first.tokens)] = first.tokens
-            positions[r, : len(first.targets)] = [position for position, _ in first.targets]
-            for c, index in enumerate(group):
-                row = example.rows[index]
-                choices[r, : len(row.targets), c] = [token for _, token in row.targets]
-                example_cells[index] = tuple((r, t, c) for t in range(len(row.targets)))
-            r += 1
-        cells.append(tuple(example_cells))
-    return ScoreBatch((tokens, positions, choices), tuple(texts), tuple(cells))
+    for r, reading in enumerate(readings):
+        tokens[r, : len(reading.tokens)] = reading.tokens
+        for t, (position, picked) in enumerate(reading.picks):
+            positions[r, t] = position
+            choices[r, t, : len(picked)] = picked
+    return ScoreBatch((tokens, positions, choices), tuple(reading.tokens for reading in readings), tuple(plans))
 
 
 def answer_sizes(task: Task, tokenizer: Tokenizer) -> tuple[int, int]:

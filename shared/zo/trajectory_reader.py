@@ -18,14 +18,14 @@ from shared.zo.trajectory import MAGIC, Evaluation, Limits, Trajectory, Trajecto
 _FRAME = struct.Struct("<cII")
 _CRC = struct.Struct("<I")
 # Evaluations and changes of limits of an uploaded trajectory. A result may have 10,000 evaluations.
-MOST_METADATA_FRAMES = 20_000
+MAX_METADATA_FRAMES = 20_000
 FRAME_BYTES = _FRAME.size + _CRC.size  # of a frame beside its payload
 
 
 def read_ledger(data: bytes, most_steps: int | None = None) -> Trajectory:
     """Parses the trajectory in `data`. Raises InvalidTrajectory, naming the problem and its byte offset.
 
-    most_steps: of the run; reading stops as soon as there are more steps, or more than MOST_METADATA_FRAMES other
+    most_steps: of the run; reading stops as soon as there are more steps, or more than MAX_METADATA_FRAMES other
     frames. Each frame takes about 15 microseconds and 300 bytes of memory, whatever its size.
     """
     if not data.startswith(MAGIC):
@@ -51,8 +51,8 @@ def _check_length(trajectory: Trajectory, most_steps: int | None) -> None:
         return
     if trajectory.steps > most_steps:
         raise InvalidTrajectory(f"it is step {trajectory.steps}; the job has {most_steps}")
-    if len(trajectory.evaluations) + len(trajectory.limits) > MOST_METADATA_FRAMES:
-        raise InvalidTrajectory(f"it is one of more than {MOST_METADATA_FRAMES} evaluations and changes of limits")
+    if len(trajectory.evaluations) + len(trajectory.limits) > MAX_METADATA_FRAMES:
+        raise InvalidTrajectory(f"it is one of more than {MAX_METADATA_FRAMES} evaluations and changes of limits")
 
 
 def _frame(data: bytes, offset: int) -> tuple[bytes, int, bytes]:

@@ -21,7 +21,7 @@ from shared.recipe import Recipe
 from shared.task import Task, read_completion, read_messages, read_question
 from shared.zo.encoding import Example, Row, encode_choice, encode_question, fit_row, token_ids
 
-MOST_TEXT = 4_000_000  # characters of one document; a longer one does not fit
+MAX_TEXT = 4_000_000  # characters of one document; a longer one does not fit
 Messages = Sequence[Mapping[str, Any]]
 
 
@@ -99,8 +99,8 @@ class Encoder:
         return Example((fitted,), 0, truncated)
 
     def _document(self, text: str, location: str) -> tuple[Example, ...]:
-        if len(text) > MOST_TEXT:
-            raise InvalidDataset(f"{location}: the text has {len(text)} characters; the limit is {MOST_TEXT}")
+        if len(text) > MAX_TEXT:
+            raise InvalidDataset(f"{location}: the text has {len(text)} characters; the limit is {MAX_TEXT}")
         bos_tokens, tokens = self._bos_tokens, (*token_ids(self.tokenizer, text), *self._end_tokens)
         piece_length, sequence_length = self.recipe.answer_length, self.recipe.sequence_length
         if len(tokens) < 2:

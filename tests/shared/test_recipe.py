@@ -2,7 +2,7 @@ import pytest
 from pydantic import ValidationError
 
 from shared.errors import InvalidRecipe
-from shared.recipe import MOST_DIRECTION_BLOCKS, Recipe, RecipeSettings, directions_at_once, resolve_layers
+from shared.recipe import MAX_DIRECTION_BLOCKS, Recipe, RecipeSettings, directions_at_once, resolve_layers
 
 
 def test_id_does_not_depend_on_the_order_of_targets_but_on_every_field(recipe):
@@ -182,4 +182,4 @@ def test_a_loop_draws_a_divisor_of_its_directions_at_once_and_another_graph_has_
 ):
     assert directions_at_once(queries, size, looped=True) == looped
     assert directions_at_once(queries, size, looped=False) == unrolled
-    assert -(-queries // unrolled) <= MOST_DIRECTION_BLOCKS
+    assert -(-queries // unrolled) <= MAX_DIRECTION_BLOCKS

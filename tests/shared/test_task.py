@@ -155,10 +155,36 @@ def test_labels_may_be_numbers_or_booleans():
 
 
 @pytest.mark.parametrize(
+    ("label", "correct"),
+    [(1.0, 0), ("1.0", 0), (" 1 ", 0), ("0.00", 1), ("Not\tSO  good", 1), ("cafe\u0301", 0), ("A", 0), ("a", 1)],
+)
+def test_labels_that_differ_by_white_space_case_or_decimals_are_one(label, correct):
+    answers = ({"text": " x", "labels": ["1", "café", "A"]}, {"text": " y", "labels": ["0", "not so good", "a"]})
+    task = Task(name="t", prompt="{text}", answers=answers)
+    assert read_question(task, {"text": "t", "label": label}, "f:1").correct == correct
+
+
+def test_a_label_that_could_mean_two_answers_means_none():
+    task = Task(name="t", prompt="{text}", answers=({"text": " x", "labels": ["A"]}, {"text": " y", "labels": ["a"]}))
+    with pytest.raises(InvalidDataset, match="label 'a ' is not one of"):
+        read_question(task, {"text": "t", "label": "a "}, "f:1")
+
+
+def test_a_whole_number_has_no_decimals_in_a_text():
+    task = Task(name="t", kind="completion", prompt="{stars} of {most}:", answer="{text}")
+    assert read_completion(task, {"stars": 4.0, "most": 4.5, "text": "t"}, "f:1").prompt == "4 of 4.5:"
+
+
+@pytest.mark.parametrize(
     ("record", "message"),
     [
         ({"label": "positive"}, "reviews.jsonl:7: field 'text' is missing"),
         ({"text": "t"}, "reviews.jsonl:7: field 'label' is missing"),
+        ({"text": None, "label": 1}, "reviews.jsonl:7: field 'text' is missing or null"),
+        ({"text": "t", "label": None}, "reviews.jsonl:7: field 'label' is missing or null"),
+        ({"text": {"a": "b"}, "label": 1}, "reviews.jsonl:7: field 'text' is an object; it must be a text"),
+        ({"text": ["a"], "label": 1}, "reviews.jsonl:7: field 'text' is a list; it must be a text"),
+        ({"text": " \n", "label": 1}, "reviews.jsonl:7: the text is blank"),
         ({"text": "t", "label": "meh"}, "reviews.jsonl:7: label 'meh' is not one of"),
     ],
 )

@@ -21,7 +21,7 @@ from server.compiler.methods.clipping import single_rows
 from server.compiler.methods.noise import directions
 from server.compiler.methods.noise_operator import noise_call
 from server.compiler.methods.optimizers import OptimizedB
-from shared.recipe import MOST_PATH_QUERIES, Estimator, Recipe, directions_at_once
+from shared.recipe import MAX_PATH_QUERIES, Estimator, Recipe, directions_at_once
 
 SUMMED, FEWEST_SUMMED = 32, 4  # directions of a cumulative sum; with fewer, single differences are no more operations
 STATE = "state"  # attribute name in every method, so that all methods share one state
@@ -50,7 +50,7 @@ class FlatB(nn.Module):
 
     def update(self, z: Tensor, coefficients: Tensor, eps: Tensor) -> Tensor:
         """Updates B -= c_i z_i for i in order, as exact replay requires. coefficients: (q,). Returns B."""
-        few = z.shape[0] <= MOST_PATH_QUERIES
+        few = z.shape[0] <= MAX_PATH_QUERIES
         return self.flat_b.copy_((descended if few else descended_by_sums)(self.flat_b, z, coefficients))
 
     def replay(self, seeds: Tensor, coefficients: Tensor, eps: Tensor) -> Tensor:

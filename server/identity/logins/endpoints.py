@@ -30,7 +30,7 @@ from shared.errors import Conflict
 from shared.protocol import DeviceAuthorization
 
 PAGE = "/ui/activate"  # of the dashboard
-MOST_NAME = 96  # characters
+MAX_NAME = 96  # characters
 
 router = Routes(prefix="/v1", tags=["access"])
 Maker = Annotated[Principal, needs(Scope.TOKENS_WRITE)]
@@ -50,7 +50,7 @@ async def ask(request: Request, state: State) -> Response:
     """A program without a token asks for codes for itself and for a person (RFC 8628, 3.1). Errors are OAuth's."""
     try:
         fields = await read_fields(request)
-        client_id, name = required(fields, "client_id", 100), required(fields, "client_name", MOST_NAME)
+        client_id, name = required(fields, "client_id", 100), required(fields, "client_name", MAX_NAME)
         if not name.isprintable():
             raise OAuthError("invalid_request", "client_name must not contain control characters")
         scopes = _scopes(fields.get("scope", ""))

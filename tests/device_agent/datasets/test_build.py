@@ -6,11 +6,12 @@ import os
 import signal
 import stat
 import sys
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from device_agent.datasets.build import MAX_RECORD_BYTES, Addition, FieldMap, Mode, SeenDigests, add
 from device_agent.datasets.formats import open_source
@@ -132,7 +133,7 @@ def test_duplicates_empty_and_long_records_are_dropped_and_fields_mapped(store, 
         add(store, Addition(name="b", sources=sources, fields=FieldMap({"text": "text"})))
     with pytest.raises(InvalidDataset, match="there is a column 'n'"):
         add(store, Addition(name="b", sources=sources, fields=FieldMap({}, {"n": "1"})))
-    path.write_text('{"text": NaN}\n')
+    path.write_text('{"text": "\\ud800"}\n')  # half of a character
     with pytest.raises(InvalidDataset, match=r"a\.jsonl:1: the record cannot be stored"):
         add(store, Addition(name="b", sources=sources))
     assert list(store.directories()) == ["a"]
@@ -164,7 +165,7 @@ def test_append_keeps_the_rule_and_replace_forgets_it(store, source):
     [
         (1, "100", "split train has 1 records and needs at least 2"),
         (2, "1/98/1", "needs at least 1"),
-        (0, "100", "no usable"),
+        (0, "100", "the files contain no records; .* needs rows below the names of its columns"),
     ],
 )
 def test_a_split_that_training_cannot_use_is_refused(store, source, count, shares, words):
@@ -187,6 +188,39 @@ def test_a_task_that_most_records_do_not_fit_is_refused_without_their_text(store
     # "the film 10 is warm It was terrible": 36 characters, so 32 tokens hold all.
     assert (facts["characters"], facts["sequence_length"], facts["share_uncut"]) == ({"64": 100}, 32, 1.0)
     assert "secret" not in json.dumps(facts) + "".join(added.check.lines())
+
+
+def test_lengths_are_those_of_the_tokenizer(store, source):
+    tokenizer = Tokenizer(models.WordLevel({"<unk>": 0}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")  # a token a character
+    rows = [("ü" * length, number % 2) for number, length in enumerate([20] * 40 + [100] * 60)]
+    rows = [(f"{text}{number:03}", label) for number, (text, label) in enumerate(rows)]
+    addition = Addition("a", [source(rows)], task=TASK, tokenizer=tokenizer, dry_run=True)
+    check = add(store, addition).check
+    # " It was terrible" has 16 tokens, of which the last one is not read.
+    assert (check.cut(23 + 15), check.cut(23 + 14), check.cut(103 + 15), check.cut(103 + 14)) == (60, 100, 0, 60)
+    assert (check.suggested, check.facts()["cut"], check.facts()["by_tokenizer"]) == (128, 0, True)
+    assert "sequence_length 64 holds 40% of the records uncut; 60 are cut (by the base's" in check.length_line(64)
+    estimated = add(store, replace(addition, tokenizer=None)).check
+    assert estimated.suggested == 32
+    assert "an estimate of 4 characters a token" in estimated.length_line(32)
+
+
+def test_nulls_are_missing_and_a_column_may_be_missing_from_the_first_records(store, tmp_path):
+    path = tmp_path / "a.jsonl"
+    first = [{"text": "no label yet"}, {"text": None, "label": 1}, {"text": " ", "label": 1}, {"text": {"a": "b"}}]
+    rows = [*first, {"text": "x", "label": None}, *({"text": f"film {n}", "label": float(n % 2)} for n in range(60))]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for fields in (FieldMap(), FieldMap({"text": "text", "label": "label"})):
+        check = add(store, Addition("a", [open_source(path)], fields, task=TASK, dry_run=True)).check
+        assert (check.fitting, check.labels) == (60, {"negative/0": 30, "positive/1": 30})
+        assert check.reasons == {
+            "field 'label' is missing or null": 3,
+            "field 'text' is missing or null": 1,
+            "the text is blank": 1,
+        }
+    with pytest.raises(InvalidDataset, match=r"a\.jsonl: there is no column 'stars'; the columns are text"):
+        add(store, Addition("a", [open_source(path)], FieldMap({"text": "text", "label": "stars"})))
 
 
 def test_lists_of_answers_are_counted_by_what_is_wrong_with_them_and_mapped(store, tmp_path):

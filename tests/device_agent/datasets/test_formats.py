@@ -3,8 +3,11 @@
 import csv
 import json
 import mailbox
+import math
 import sys
 import tracemalloc
+from datetime import date
+from decimal import Decimal
 from email.message import EmailMessage
 
 import pytest
@@ -18,9 +21,13 @@ RECORDS = [
 ]
 
 
-def read(path, form=None, delimiter=None, encoding=None):
+def read(path, form=None, delimiter=None, encoding=None, columns=()):
     with path.open("rb") as raw:
-        return list(open_source(path, form, delimiter, encoding).records(raw))
+        return list(open_source(path, form, delimiter, encoding).records(raw, columns))
+
+
+def fields(path, **options):
+    return [record for _, record in read(path, **options)]
 
 
 def write_csv(path, delimiter, encoding="utf-8"):
@@ -35,8 +42,7 @@ def write_csv(path, delimiter, encoding="utf-8"):
 def test_csv_with_any_delimiter_is_read_as_it_was_written(tmp_path, delimiter):
     path = write_csv(tmp_path / "a.csv", delimiter, "utf-8-sig")  # as Excel writes it
     assert open_source(path, None, None, None).delimiter == delimiter
-    assert [record for _, record in read(path)] == RECORDS
-    assert [record for _, record in read(path, delimiter=delimiter)] == RECORDS
+    assert fields(path) == fields(path, delimiter=delimiter) == RECORDS
 
 
 def test_csv_of_one_column_and_rows_that_do_not_fit(tmp_path):
@@ -54,6 +60,104 @@ def test_csv_of_one_column_and_rows_that_do_not_fit(tmp_path):
         read(path)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "text,label\nwarm,1\ndull,0\n",
+        "text, label\nwarm, 1\ndull, 0\n",  # spaces after the delimiters
+        'text, label\n"warm", "1"\n"dull", "0"\n',
+        "sep=;\r\ntext;label\r\nwarm;1\r\ndull;0\r\n",  # as Excel writes it
+        '"sep=\t"\ntext\tlabel\nwarm\t1\ndull\t0\n',
+        ",text,label\n0,warm,1\n1,dull,0\n",  # the index of pandas
+        '"text","label"\n"1","warm","1"\n"2","dull","0"\n',  # the row names of R
+        "text,label,\nwarm,1,\ndull,0,\n",  # a delimiter at the end of each line
+        "text,label\nwarm,1,\ndull,0,\n",
+        "text,label,,\nwarm,1,,\ndull,0,,\n,,,\n",
+        "\n ,\n\ntext,label\n\nwarm,1\n,,\ndull,0\n\n",  # lines without a value
+        "text;label\rwarm;1\rdull;0\r",  # line ends of an old Macintosh
+        "id,note,note,text,label\n1,a,b,warm,1\n2,c,d,dull,0\n",  # a name twice
+    ],
+)
+def test_tables_as_other_programs_write_them(tmp_path, text):
+    path = tmp_path / "a.csv"
+    path.write_bytes(text.encode())
+    rows = [(record["text"], record["label"]) for record in fields(path, columns=("text", "label"))]
+    assert rows == [("warm", "1"), ("dull", "0")]
+
+
+def test_columns_that_cannot_be_named_are_refused_with_a_remedy_that_works(tmp_path):
+    path = tmp_path / "a.csv"
+    for text, fault in (
+        (",my text,label\n0,warm,1\n", "column 1 has no name"),
+        ("my text,label,\nwarm,1,2\n", "column 3 has no name"),
+        ("my text,x,x,label\nwarm,1,2,3\n", "column 2 has the name 'x' of another one"),
+    ):
+        path.write_text(text)
+        with pytest.raises(InvalidDataset, match=rf"a\.csv:1: {fault}.*--map '_my_text=my text' --map label=label$"):
+            read(path)
+        assert fields(path, columns=("my text", "label"))[0]["my text"] == "warm"
+
+
+@pytest.mark.parametrize(
+    ("rows", "delimiter", "where"),
+    [
+        (["text,label", "warm,1", "dull, flat,0", "grey,1"], ",", 3),
+        (["text,label", *["dull; so, flat,0"] * 30], ",", 2),
+        (["text;label", "warm, yes;1", "dull, so, flat;0"], ";", None),
+        (["text,x;label", "warm;1", "dull, so, flat;0", "grey;1"], ";", None),
+        (["text", "warm, dull", "a, b, c"], ";", None),
+        (["said, by whom", "warm", "dull"], ",", 2),  # one column whose name has a comma
+    ],
+)
+def test_the_delimiter_is_the_one_that_most_rows_agree_on(tmp_path, rows, delimiter, where):
+    path = tmp_path / "a.csv"
+    path.write_text("\n".join(rows))
+    assert open_source(path).delimiter == delimiter
+    if where is None:
+        assert len(read(path)) == len(rows) - 1
+    else:
+        with pytest.raises(InvalidDataset, match=rf"a\.csv:{where}: the row has"):
+            read(path)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-32"])
+@pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.json", "a.txt"])
+def test_the_byte_order_mark_names_the_encoding(tmp_path, name, encoding):
+    path = tmp_path / name
+    record = {"text": "café 雪"}
+    texts = {"a.csv": "text\ncafé 雪\n", "a.txt": "café 雪\n", "a.json": json.dumps([record])}
+    path.write_text(texts.get(name, json.dumps(record)), encoding=encoding)
+    assert fields(path) == fields(path, encoding=encoding.removesuffix("-sig")) == [record]
+    with pytest.raises(BadRequest, match=r"byte order mark of UTF-.*, not of cp1252; leave out --encoding"):
+        read(path, encoding="cp1252")
+
+
+@pytest.mark.parametrize("order", ["le", "be"])
+def test_utf_16_without_a_mark_is_recognized(tmp_path, order):
+    path = tmp_path / "a.csv"
+    path.write_text("text,label\nwarm,1\n", encoding=f"utf-16-{order}")
+    for encoding in (None, "cp1252"):
+        with pytest.raises(BadRequest, match=f"probably UTF-16; read it with --encoding utf-16-{order}"):
+            read(path, encoding=encoding)
+    assert fields(path, encoding=f"utf-16-{order}") == [{"text": "warm", "label": "1"}]
+
+
+@pytest.mark.parametrize(
+    ("name", "start", "words"),
+    [
+        ("a.csv", b"PK\x03\x04", "Excel workbook; save the sheet as CSV"),
+        ("a.xlsx", b"PK\x03\x04", "Excel workbook; save the sheet as CSV"),
+        ("a.csv", b"\xd0\xcf\x11\xe0", "old Excel workbook"),
+        ("a.csv.gz", b"\x1f\x8b", "gunzip"),
+        ("a.jsonl", b"PAR1", "--format parquet"),
+    ],
+)
+def test_files_that_are_no_text_are_named(tmp_path, name, start, words):
+    (tmp_path / name).write_bytes(start + b"\0\xff" * 20)
+    with pytest.raises(BadRequest, match=words):
+        open_source(tmp_path / name)
+
+
 def test_tsv_has_no_quotation_marks(tmp_path):
     path = tmp_path / "a.tsv"
     path.write_text('sentence\tlabel\n"warm\t1\n')
@@ -68,6 +172,13 @@ def test_json_lines(tmp_path):
         path.write_text(f"{{}}\n{line}\n")
         with pytest.raises(InvalidDataset, match=f"ndjson:2.*{words}"):
             read(path)
+
+
+@pytest.mark.parametrize(("name", "text"), [("a.jsonl", "%s\n%s"), ("a.json", "[%s, %s]")])
+def test_numbers_that_json_does_not_have_are_null(tmp_path, name, text):
+    path = tmp_path / name
+    path.write_text(text % ('{"text": "a", "stars": NaN}', '{"text": "b", "deep": [Infinity, {"x": -Infinity}]}'))
+    assert fields(path) == [{"text": "a", "stars": None}, {"text": "b", "deep": [None, {"x": None}]}]
 
 
 @pytest.mark.parametrize("indent", [None, 4])
@@ -117,7 +228,7 @@ def test_mbox(tmp_path):
         "from": "Ana <ana@example.org>",
         "text": "From the start:\nit works é",
     }
-    assert (where, second["text"], second["from"]) == (f"{path}: message 2", "plain�", "")
+    assert (where, second["text"], second["from"]) == (f"{path}: message 2", "plainÿ", "")
     assert path.read_bytes() == before
 
 
@@ -129,8 +240,28 @@ def test_parquet(tmp_path, monkeypatch):
         with pytest.raises(BadRequest, match="pip install pyarrow"):
             read(path)
     pyarrow = pytest.importorskip("pyarrow")
-    pytest.importorskip("pyarrow.parquet").write_table(pyarrow.Table.from_pylist(RECORDS), path)
+    write_table = pytest.importorskip("pyarrow.parquet").write_table
+    write_table(pyarrow.Table.from_pylist(RECORDS), path)
     assert read(path) == [(f"{path}: row {number}", record) for number, record in enumerate(RECORDS, 1)]
+    day = date(2026, 1, 5)
+    odd = {"text": "é", "x": math.nan, "deep": {"days": [day], "x": [math.inf, 1.5]}, "price": Decimal("1.50")}
+    write_table(pyarrow.Table.from_pylist([odd]), path)
+    deep = {"days": ["2026-01-05"], "x": [None, 1.5]}
+    assert fields(path) == [{"text": "é", "x": None, "deep": deep, "price": "1.50"}]
+
+
+def test_bytes_in_a_column_of_parquet_that_nobody_needs(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    path = tmp_path / "a.parquet"
+    rows = [{"text": b"caf\xc3\xa9", "label": 1, "image": {"bytes": b"\xff\xd8"}}]  # text as Impala writes it
+    pytest.importorskip("pyarrow.parquet").write_table(pyarrow.Table.from_pylist(rows), path)
+    with pytest.raises(InvalidDataset, match=r"row 1: column 'text' has bytes; choose others with --map label=label$"):
+        read(path)
+    assert fields(path, columns=("text", "label")) == [{"text": "café", "label": 1}]
+    with pytest.raises(InvalidDataset, match="column 'image' has bytes"):
+        read(path, columns=("image",))
+    with pytest.raises(InvalidDataset, match="no column 'body'; the columns are text, label, image"):
+        read(path, columns=("body",))
 
 
 def test_text_that_is_not_utf_8_names_line_byte_and_remedy(tmp_path):
@@ -141,10 +272,6 @@ def test_text_that_is_not_utf_8_names_line_byte_and_remedy(tmp_path):
     with pytest.raises(InvalidDataset, match=expected):
         read(path)
     assert read(path, encoding="cp1252")[-1][1] == {"text": "café", "label": "0"}
-    path.write_text(text, encoding="utf-16")
-    with pytest.raises(InvalidDataset, match=r"a\.csv:1: byte 0 "):
-        read(path)
-    assert read(path, encoding="utf-16")[-1][1] == {"text": "café", "label": "0"}
     path.write_bytes("text\ncafé".encode()[:-1])
     with pytest.raises(InvalidDataset, match="is not UTF-8"):
         read(path)

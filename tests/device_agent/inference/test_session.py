@@ -41,6 +41,19 @@ def test_a_long_candidate_is_the_sum_of_its_tokens(inference, text):
     assert score == pytest.approx(sum(steps), rel=1e-5)
 
 
+def test_candidates_that_are_restricted_compete_at_their_forks_alone(inference, text):
+    prompt, first, second, third = text[:20], [5, 6, 7, 8], [5, 6, 9, 8], [10, 11]
+
+    def share(prefix, token, tokens):
+        weights = {each: np.exp(inference.score(prompt + prefix, [[each]])[0]) for each in tokens}
+        return weights[token] / sum(weights.values())
+
+    scores = inference.score(prompt, [first, second, third], restrict=True)
+    begin = share([], 5, (5, 10))
+    expected = [begin * share([5, 6], 7, (7, 9)), begin * share([5, 6], 9, (7, 9)), 1 - begin]
+    np.testing.assert_allclose(np.exp(scores), expected, rtol=1e-4)
+
+
 def test_a_greedy_text_is_the_likeliest_token_after_all_before_it(inference, text):
     continuation = list(inference.generate(text, 20))
     tokens = list(text)

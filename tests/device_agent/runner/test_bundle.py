@@ -24,7 +24,7 @@ from shared.zo.trajectory import Trajectory
 from tests.device_agent.conftest import TASK
 from tests.device_agent.native import built_wheels, opened_by_runner
 
-MOST_BYTES = 25 << 20
+MAX_BYTES = 25 << 20
 LOADERS = {"x86_64": "ld-linux-x86-64.so.2", "aarch64": "ld-linux-aarch64.so.1"}
 CROSS_COMPILER, EMULATORS, PROCESSOR = "aarch64-linux-gnu-g++", ("qemu-aarch64", "qemu-aarch64-static"), "cortex-a76"
 STEPS, LR, EPS = 3, 0.05, 0.01
@@ -140,7 +140,7 @@ def elf_machine(path):
 def test_it_is_complete_small_and_carries_its_licences(bundle):
     machine = elf_machine(bundle / "mobizo-runner")
     files = [path for path in bundle.rglob("*") if path.is_file()]
-    assert sum(path.stat().st_size for path in files) <= MOST_BYTES
+    assert sum(path.stat().st_size for path in files) <= MAX_BYTES
     licenses = {path.name for path in files if path.parent.name == "licenses"}
     names = {"NOTICE.txt", "Apache-2.0.txt", "LGPL-2.1.txt", "GPL-3.txt", "glibc.txt", "gcc.txt", "executorch.txt"}
     assert licenses == names | {"mobizo.txt"}

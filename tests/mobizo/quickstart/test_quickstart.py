@@ -14,7 +14,9 @@ import psutil
 import pytest
 from rich.console import Console
 
-from mobizo.quickstart.data import check_data
+from device_agent.datasets.formats import Format
+from device_agent.home import AgentHome
+from mobizo.quickstart.data import FileOptions, check_data
 from mobizo.quickstart.run import Options, quickstart
 from shared.errors import BadRequest, InvalidDataset
 from tests import cached_compiler
@@ -30,13 +32,19 @@ def write_csv(path, count, header="text;label", labels=("dull", "bright")):
     return path
 
 
+def check(path, *fields, home=None, **options):
+    """Checks a file for an empty home, or for one that has data."""
+    agent_home = AgentHome((home or path.parent / "empty") / "agent")
+    return check_data(FileOptions(path, fields, **options), agent_home)
+
+
 @pytest.fixture
 def records(tmp_path):
     return write_csv(tmp_path / "My reviews.csv", 80)
 
 
 def test_a_task_is_made_from_the_labels(records, tmp_path):
-    data = check_data(records, [], None)
+    data = check(records)
     assert (data.addition.name, data.suggested) == ("my-reviews", True)
     assert data.task.prompt == "{text}\nlabel:"
     assert [(answer.text, answer.labels) for answer in data.task.answers] == [
@@ -45,11 +53,11 @@ def test_a_task_is_made_from_the_labels(records, tmp_path):
     ]
     assert (data.check.fitting, data.check.suggested) == (80, 32)
     mapped = write_csv(tmp_path / "b.csv", 60, "says;is it {good}?", ("0", "1", "2"))
-    data = check_data(mapped, ["text=says", "label=is it {good}?"], None)
+    data = check(mapped, "text=says", "label=is it {good}?")
     assert data.task.prompt == "{text}\nis it {{good}}?:"
     assert data.check.fitting == 60
     sentiment = write_csv(tmp_path / "c.csv", 4, labels=("negative", "positive"))  # too few for three splits
-    data = check_data(sentiment, [], "sst2")
+    data = check(sentiment, task="sst2")
     assert (data.task.name, data.suggested) == ("sst2", False)
     assert data.addition.rule.shares != (80, 10, 10)
     assert not list(tmp_path.glob("*/"))  # nothing was written
@@ -66,7 +74,7 @@ def test_a_task_is_made_from_the_labels(records, tmp_path):
 def test_records_without_labels_teach_to_write(tmp_path, record, kind):
     path = tmp_path / "own.jsonl"
     path.write_text("".join(json.dumps(record | {"number": number}) + "\n" for number in range(40)))
-    data = check_data(path, [], None)
+    data = check(path)
     assert (data.task.kind, data.suggested, data.check.fitting) == (kind, True, 40)
     assert data.check.suggested_answer == (8 if kind == "completion" else None)
 
@@ -82,6 +90,12 @@ def test_records_without_labels_teach_to_write(tmp_path, record, kind):
         ({"data": "many"}, BadRequest, "has 40 different labels"),
         ({"fields": ("text",)}, BadRequest, "--map 'text' must be FIELD="),
         ({"fields": ("text=x", "label=y")}, InvalidDataset, "no column 'x'"),
+        ({"data": "header"}, InvalidDataset, "header.csv has no records; a table needs rows below"),
+        ({"data": "empty"}, InvalidDataset, "empty.csv has no records"),
+        ({"data": "blank"}, InvalidDataset, "column 'text' of .*blank.csv is blank"),
+        ({"data": "unlabelled"}, BadRequest, "column 'label' of .*unlabelled.csv is blank"),
+        ({"data": "same"}, BadRequest, "has only the label 'good' in 2 records or more; .*: add records of another"),
+        ({"data": "five"}, BadRequest, "has no label in 2 records or more; add records of each of its 5 labels"),
         ({"task": "copa"}, InvalidDataset, "0 of 80 records fit task 'copa'"),
         ({"task": "nobody"}, BadRequest, "nobody"),
     ],
@@ -92,12 +106,67 @@ def test_what_cannot_work_is_refused_before_anything_starts(tmp_path, records, c
     write_csv(tmp_path / "one-column.csv", 20, "text^label", ("a^b",))
     write_csv(tmp_path / "untold.csv", 20, "title;label")
     write_csv(tmp_path / "many.csv", 80, labels=tuple(map(str, range(40))))
-    if isinstance(changes.get("data"), str):
-        changes = {"data": tmp_path / f"{changes['data']}.csv"}
-    options = Options(**{"base": str(base), "data": records, "home": tmp_path / "home"} | changes)
+    (tmp_path / "header.csv").write_text("text,label\n")
+    (tmp_path / "empty.csv").touch()
+    (tmp_path / "blank.csv").write_text("text,label\n ,\n , \n")
+    (tmp_path / "unlabelled.csv").write_text("text,label\na,\nb,\n")
+    write_csv(tmp_path / "same.csv", 20, labels=("good",))
+    write_csv(tmp_path / "five.csv", 5, labels=tuple("abcde"))
+    path = changes.get("data", records)
+    path = tmp_path / f"{path}.csv" if isinstance(path, str) else path
+    file = FileOptions(path, changes.get("fields", ()), changes.get("task"))
+    options = Options(changes.get("base", str(base)), file, tmp_path / "home")
     with pytest.raises(error, match=message):
         quickstart(options, Console(file=io.StringIO()))
     assert not (tmp_path / "home").exists()
+
+
+def test_the_options_of_the_file(tmp_path):
+    path = tmp_path / "a.data"
+    path.write_text("text^label\n" + "".join(f"café {n}^{n % 2}\n" for n in range(40)), encoding="cp1252")
+    data = check(path, form=Format.CSV, delimiter="^", encoding="cp1252", name="Own name")
+    assert (data.addition.name, data.check.fitting) == ("own-name", 40)
+
+
+@pytest.mark.parametrize(
+    ("labels", "answers"),
+    [
+        (("yes", "yes ", "no"), [" no", " yes"]),
+        (("Yes", "yes", "yes", " YES", "no"), [" no", " yes"]),
+        (("1.0", "0.0"), [" 0", " 1"]),
+    ],
+)
+def test_labels_that_mean_the_same_are_offered_once(tmp_path, labels, answers):
+    data = check(write_csv(tmp_path / "a.csv", 60, labels=labels))
+    assert [answer.text for answer in data.task.answers] == answers
+    assert data.check.fitting == 60
+
+
+def test_a_task_is_suggested_by_fields_that_the_first_record_lacks(tmp_path):
+    rows = [{"text": "no label yet"}, *({"text": f"film {n}", "label": n % 2} for n in range(40))]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert check(tmp_path / "a.jsonl").task.kind == "choice"
+
+
+def test_a_second_file_joins_or_is_refused(tmp_path, records):
+    home, more = tmp_path / "home", tmp_path / "more"
+    more.mkdir()
+    agent_home = AgentHome(home / "agent")
+    check(records, home=home).save(agent_home)
+    assert check(records, home=home).check.fitting == 80  # the same command continues
+    second = write_csv(more / records.name, 120)
+    others = write_csv(more / "My reviews.txt", 20)
+    for path, fields in ((second, ()), (others, ()), (records, ("text=text",))):
+        with pytest.raises(BadRequest, match=r"'my-reviews' exist, with 80 records .* --add .* --continue .* --name"):
+            check(path, *fields, home=home)
+    assert check(second, home=home, name="b").addition.name == "b"
+    with pytest.raises(BadRequest, match="'my-reviews' has another task; leave out --task"):
+        check(second, home=home, adds=True, task="sst2")
+    joined = check(second, home=home, adds=True)
+    assert (joined.check.fitting, len(joined.files), joined.suggested) == (120, 2, False)  # 80 records are in both
+    joined.save(agent_home)
+    for path in (records, second):
+        assert check(path, home=home).files == joined.files
 
 
 def test_a_wrong_file_is_one_line_and_status_2(tmp_path):

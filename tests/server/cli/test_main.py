@@ -108,6 +108,11 @@ def test_bases(command, home, inspected):
     with pytest.raises(UnknownBase):
         command("base", "add", "other", "nothing")
     assert json.loads(command("base", "list", "--json")) == [moved_base]
+    file = home / "tokenizer.json"
+    assert json.loads(command("base", "tokenizer", "tiny", str(file), "--json")) == {"name": "tiny", "file": str(file)}
+    assert file.read_bytes() == b"{}"
+    with pytest.raises(UnknownBase):
+        command("base", "tokenizer", "other", str(file))
 
 
 def test_names_that_are_none(command, home):

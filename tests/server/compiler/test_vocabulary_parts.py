@@ -49,8 +49,8 @@ def test_parts_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, s
     shapes = ((VOCABULARY, (r, recipe.sequence_length)), (recipe.sequence_length, (r, t)), (VOCABULARY, (r, t, 3)))
     inputs = [draw.integers(0, bound, shape).astype(TOKEN_DTYPE) for bound, shape in shapes]
     outputs = []
-    for name, most in (("whole", interface.MOST_LOGITS), ("parts", 2 * 2 * VOCABULARY)):
-        monkeypatch.setattr(interface, "MOST_LOGITS", most)
+    for name, most in (("whole", interface.MAX_LOGITS), ("parts", 2 * 2 * VOCABULARY)):
+        monkeypatch.setattr(interface, "MAX_LOGITS", most)
         manifest = compile_program(recipe, str(base.directory), tmp_path / name, inference=False)
         program = Program(tmp_path / name, manifest)
         program.load_some_b()

@@ -10,7 +10,7 @@ from tests.server.dashboard.browsing import NARROW, WIDE, Tab, addresses, chromi
 from tests.server.dashboard.seed import ask_to_join, ask_to_log_in, populate, standing_server
 
 IMAGES = Path(__file__).resolve().parents[3] / "docs" / "images"
-COLOURS, MOST_BYTES, MOST_BYTES_IN_ALL = 64, 60_000, 1_350_000
+COLOURS, MAX_BYTES, MAX_BYTES_IN_ALL = 64, 60_000, 1_350_000
 SMALL = ("overview", "jobs", "job")  # also shown on a narrow screen
 # What the end of an image's name says: (colour scheme, size)
 VARIANTS = {"": ("light", WIDE), "-dark": ("dark", WIDE), "-small": ("light", NARROW)}
@@ -39,7 +39,7 @@ def main():
                 tab.drawn()
                 save(tab, f"{name}{ending}")
             tab.close()
-    assert sum(path.stat().st_size for path in IMAGES.glob("dashboard-*.png")) <= MOST_BYTES_IN_ALL
+    assert sum(path.stat().st_size for path in IMAGES.glob("dashboard-*.png")) <= MAX_BYTES_IN_ALL
 
 
 def save(tab, name):
@@ -47,7 +47,7 @@ def save(tab, name):
     picture = Image.open(io.BytesIO(tab.page.screenshot())).convert("RGB").quantize(COLOURS)
     path = IMAGES / f"dashboard-{name}.png"
     picture.save(path, optimize=True)
-    assert path.stat().st_size <= MOST_BYTES, path
+    assert path.stat().st_size <= MAX_BYTES, path
 
 
 if __name__ == "__main__":

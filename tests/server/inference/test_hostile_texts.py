@@ -6,7 +6,7 @@ from server.inference import service
 from server.inference.service import ScoringService
 from shared.errors import BadRequest
 from shared.scoring import ScoreRequest, TextTooLong
-from shared.task import MOST_TASK, Answer, Task, filled_length, read_question
+from shared.task import MAX_TASK, Answer, Task, filled_length, read_question
 
 
 @pytest.fixture
@@ -93,4 +93,4 @@ def test_a_task_has_a_largest_size(changes):
     task = {"name": "t", "prompt": "{a}", "answers": [{"text": "x", "labels": ["1"]}, {"text": "y", "labels": ["2"]}]}
     with pytest.raises(ValueError, match=r"at most|limit is|more than"):
         Task.model_validate(task | changes)
-    assert MOST_TASK == 65_536
+    assert MAX_TASK == 65_536

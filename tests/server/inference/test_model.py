@@ -13,6 +13,7 @@ from server.inference.lora_rows import Projections, ServedAdapter
 from server.inference.model import ServingBase, TextBatch
 from server.inference.texts import ServedAdapterRef, Text
 from shared.errors import Untrusted
+from shared.zo.encoding import Row, ScoringPlan
 from shared.zo.lora import BaseShape, a_fingerprint, flat_size
 from tests.server.compiler.conftest import ADAPTED, CONFIGS, VOCABULARY, make_architecture, softcapped
 from tests.server.peft_directory import write_peft
@@ -71,9 +72,12 @@ def stock_score(model, prompt, answer):
 
 
 def score(served_models, rows):
-    """rows: (tokens read, position of the first answer's token, answers, adapter)."""
-    texts = [Text(tokens, None, start, answers) for tokens, start, answers, _ in rows]
-    return served_models.base.score(texts, [adapter for *_, adapter in rows])
+    """rows: (prompt, answers, adapter). Returns the log-probability of each answer, by row."""
+    plans = [ScoringPlan.of([Row(prompt, answer) for answer in answers], restrict=False) for prompt, answers, _ in rows]
+    texts = [Text(reading.tokens, None, reading.picks) for plan in plans for reading in plan.readings]
+    adapters = [row[-1] for row, plan in zip(rows, plans, strict=True) for _ in plan.readings]
+    picked = iter(served_models.base.score(texts, adapters))
+    return [plan.scores([next(picked) for _ in plan.readings]) for plan in plans]
 
 
 def test_a_batch_of_all_adapters_scores_as_each_does_in_peft(served_models):
@@ -82,18 +86,18 @@ def test_a_batch_of_all_adapters_scores_as_each_does_in_peft(served_models):
     # Adapters come in turns, some more often than others, each row of another length.
     for row, number in enumerate([0, 1, 2, 3, 4, 5, 1, 2, 1, 0, 5, 3]):
         adapter, model = served_models.adapter_and_model(number)
-        prompt = random.integers(0, VOCABULARY, 1 + row).tolist()
-        answers = [[int(random.integers(VOCABULARY))], random.integers(0, VOCABULARY, 3).tolist()]
-        rows += [([*prompt, *answer[:-1]], len(prompt) - 1, [answer], adapter) for answer in answers]
-        expected += [[stock_score(model, prompt, answer)] for answer in answers]
+        prompt = tuple(random.integers(0, VOCABULARY, 1 + row).tolist())
+        answers = [(int(random.integers(VOCABULARY)),), tuple(random.integers(0, VOCABULARY, 3).tolist())]
+        rows.append((prompt, answers, adapter))
+        expected.append([stock_score(model, prompt, answer) for answer in answers])
     np.testing.assert_allclose(score(served_models, rows), expected, atol=TOLERANCE, rtol=0)
-    alone = [score(served_models, [([1, 2, 3], 2, [[4]], adapter)]) for adapter in served_models.adapters]
+    alone = [score(served_models, [((1, 2, 3), [(4,)], adapter)]) for adapter in served_models.adapters]
     assert np.ptp(alone) > 0.05  # the adapters matter
 
 
 def test_several_answers_share_a_text(served_models):
     adapter, model = served_models.adapter_and_model(2)
-    (scores,) = score(served_models, [([5, 6, 7], 2, [[token] for token in range(10)], adapter)])
+    (scores,) = score(served_models, [((5, 6, 7), [(token,) for token in range(10)], adapter)])
     np.testing.assert_allclose(scores, [stock_score(model, [5, 6, 7], [token]) for token in range(10)], atol=TOLERANCE)
 
 

@@ -73,9 +73,9 @@ class Bench:
 
     async def score(self, *texts, base=None):
         """texts: (tokens, adapter)."""
-        texts = [Text(tuple(tokens), adapter, len(tokens) - 1, ((3,), (4,))) for tokens, adapter in texts]
+        texts = [Text(tuple(tokens), adapter, ((len(tokens) - 1, (3, 4)),)) for tokens, adapter in texts]
         async with aclosing(self.scorer.ask("default", base or self.base, texts)) as answers:
-            return await anext(answers)
+            return [picked for (picked,) in await anext(answers)]
 
     async def generate(self, tokens, count, adapter=None):
         text = Text(tuple(tokens), adapter, max_tokens=count)
@@ -223,7 +223,7 @@ def test_a_tenant_has_half_of_the_queue(bench, monkeypatch):
     monkeypatch.setattr(scorer_module, "QUEUE_TOKENS", 100)
 
     async def ask(tenant, tokens):
-        text = Text((1,) * tokens, None, 0, ((3,),))
+        text = Text((1,) * tokens, None, ((0, (3,)),))
         async with aclosing(bench.scorer.ask(tenant, bench.base, [text])) as answers:
             return await anext(answers)
 

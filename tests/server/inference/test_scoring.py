@@ -13,8 +13,12 @@ import pytest
 
 from server.database.columns import utc_now
 from server.inference.scorer import make_scorer
+from server.inference.service import ReadRow, ResolvedTarget, texts_to_score
+from server.registry.models import StoredVersion
 from server.registry.repository import resolve
 from shared.access import Role
+from shared.recipe import BaseRef, Recipe
+from shared.zo.encoding import Row
 from tests.server.dashboard.people import FIELD, Person
 from tests.server.homes import eventually
 from tests.server.inference.conftest import FIVE
@@ -53,6 +57,19 @@ def test_rows_of_many_adapters_are_scored_as_in_peft(site):
         ]
         assert (row["base"], row["adapter"], row["version"]) == ("tiny", name, None if name is None else 1)
         assert (row["revision"] is None) == (name is None)
+
+
+@pytest.mark.parametrize("loss", ["full", "candidates"])
+def test_rows_are_scored_as_their_adapter_was_trained(loss):
+    recipe = Recipe(base=BaseRef(name="tiny", sha256="ab" * 32), loss=loss, answer_length=2, choices=2)
+    version = StoredVersion(recipe=recipe)
+    rows = (Row((1, 2), (5, 6)), Row((1, 2), (7,)))
+    row = ReadRow(ResolvedTarget(None, "a", version), (), (None, None), rows)
+    assert row.plan.restricted == (loss == "candidates")
+    assert [text.tokens for text in texts_to_score(row)] == [(1, 2) if row.plan.restricted else (1, 2, 5)]
+    others = (Row((1, 2), (5,)), Row((1, 3), (5,)))  # of two prompts, which do not compete token by token
+    assert not ReadRow(row.target, (), (None, None), others).plan.restricted
+    assert not ReadRow(ResolvedTarget(None, None, None), (), (None, None), rows).plan.restricted
 
 
 def test_records_are_scored_by_a_task(site):

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.jobs.shrink import LEAST_LENGTH, describe_changes, estimated_need, smaller
+from server.jobs.shrink import MIN_LENGTH, describe_changes, estimated_need, smaller
 from shared.program import ProgramFile, ProgramManifest
 from shared.recipe import BaseRef, Recipe
 from shared.training_settings import TrainingSettings
@@ -196,7 +196,7 @@ def test_whatever_is_found_fits_compiles_and_differs_only_where_it_may(
     assert recipe.model_dump(exclude=changeable_fields) == before.model_dump(exclude=changeable_fields)
     assert 1 <= recipe.effective_batch <= before.effective_batch
     assert 1 <= recipe.queries <= before.queries
-    assert min(before.sequence_length, max(LEAST_LENGTH, 2 * before.answer_length)) <= recipe.sequence_length
+    assert min(before.sequence_length, max(MIN_LENGTH, 2 * before.answer_length)) <= recipe.sequence_length
     assert recipe.sequence_length <= before.sequence_length
     assert describe_changes(before, recipe)
 

@@ -34,6 +34,31 @@ def test_the_rule(rule, before, after, parent, approved):
     assert (objection(parent, rule, zero_shot_accuracy=before, tuned_accuracy=after) is None) == approved
 
 
+@pytest.mark.parametrize("rule", [{}, {"margin": 1, "unmeasured": "approve"}])
+def test_a_version_that_is_its_start_is_held(rule):
+    assert "no better than its start" in objection(None, rule, best_step=0, zero_shot_accuracy=1.0, tuned_accuracy=1.0)
+    texts = {"token_loss_before": 3.1, "token_loss_after": 3.0}
+    assert "no better than its start" in objection(None, rule, best_step=0, **texts)
+
+
+@pytest.mark.parametrize(
+    ("rule", "figures", "message"),
+    [
+        ({}, {"majority_accuracy": 0.75, "baseline_accuracy": 0.75}, None),
+        (
+            {},
+            {"majority_accuracy": 0.8},
+            "the score 75.0% is below the 80.0% of always choosing the most frequent answer",
+        ),
+        ({}, {"majority_accuracy": 0.5, "baseline_accuracy": 0.8}, "the 80.0% of a logistic regression on n-grams"),
+        ({"margin": 0.05}, {"majority_accuracy": 0.5, "baseline_accuracy": 0.8}, None),
+    ],
+)
+def test_a_version_below_a_baseline_of_its_device_is_held(rule, figures, message):
+    reason = objection(None, rule, zero_shot_accuracy=0.5, tuned_accuracy=0.75, **figures)
+    assert reason is None if message is None else message in reason
+
+
 @pytest.mark.parametrize(("before", "after", "approved"), [(3.1, 3.0, True), (3.1, 3.1, False), (3.0, 3.1, False)])
 def test_the_rule_for_texts(before, after, approved):
     unmeasured = {"zero_shot_accuracy": None, "tuned_accuracy": None}

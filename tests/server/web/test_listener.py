@@ -222,6 +222,6 @@ def test_the_descriptor_limit_is_raised():
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (200, before[1]))
         raise_descriptor_limit()
-        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == min(before[1], connections.MOST_DESCRIPTORS)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == min(before[1], connections.MAX_DESCRIPTORS)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)

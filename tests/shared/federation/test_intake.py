@@ -148,7 +148,7 @@ def test_a_damaged_file_names_its_member_and_fails_the_round(round_of_files, tmp
 
 def test_a_large_b_is_read_one_at_a_time(round_of_files, monkeypatch):
     entries, opener, updates = round_of_files
-    monkeypatch.setattr("shared.federation.files.MOST_AHEAD_BYTES", 1)
+    monkeypatch.setattr("shared.federation.files.MAX_AHEAD_BYTES", 1)
     result = combine(FileSource(entries, UpdateRequirements(SIZE, A), opener), AggregatorSettings(), Weighting())
     assert result.update.tobytes() == combine(MemorySource(updates), AggregatorSettings(), Weighting()).update.tobytes()
 

@@ -31,7 +31,7 @@ def normal(count=9, size=500, seed=0):
 @pytest.fixture
 def narrow(monkeypatch):
     """Limits memory so that blocks have a few columns and Krum's tiles a few rows."""
-    monkeypatch.setattr(robust, "MOST_BYTES", 1024)
+    monkeypatch.setattr(robust, "MAX_BYTES", 1024)
 
 
 @given(rows)

@@ -11,6 +11,7 @@ from shared.task import Answer, Choice, Question, Task
 from shared.task_templates import named_task
 from shared.zo.encoding import (
     answer_sizes,
+    check_task,
     encode_question,
     load_examples,
     pack_score,
@@ -98,7 +99,7 @@ def test_dynamic_score_batches_are_as_long_as_their_own(tokenizer, recipe):
     fixed, packed = list(pack_score(examples, recipe)), list(pack_score(examples, recipe, dynamic=True))
     assert [batch.inputs[0].shape for batch in packed] == [(12, 2), (12, 4)]
     for ours, theirs in zip(packed, fixed, strict=True):
-        assert ours.cells == theirs.cells
+        assert ours.plans == theirs.plans
         np.testing.assert_array_equal(ours.inputs[0], theirs.inputs[0][:, : ours.inputs[0].shape[1]])
         np.testing.assert_array_equal(ours.inputs[1], theirs.inputs[1])
 
@@ -128,23 +129,91 @@ def test_pack_score_shares_a_row_between_single_token_candidates(tokenizer, reci
     assert batch.read(logprobs) == [[0, 1], [6, 7], [12, 13]]
 
 
-def test_pack_score_sums_the_tokens_of_each_candidate(tokenizer, recipe):
-    example = encode_question(tokenizer, question(), recipe, "f:1")
-    (batch,) = pack_score([example], recipe)
-    tokens, positions, choices = batch.inputs
-    logprobs = np.random.default_rng(0).normal(size=(12, 2, 3)).astype(np.float32)
-    scores = batch.read(logprobs)[0]
-    for candidate, row in enumerate(example.rows):
-        # Sums each candidate's tokens from the packed arrays.
-        sums = [
-            sum(float(logprobs[r, t, c]) for t in range(len(row.answer)))
-            for r in range(12)
-            for c in range(3)
-            if choices[r, : len(row.answer), c].tolist() == list(row.answer)
-            and tokens[r, : len(row.tokens)].tolist() == list(row.tokens)
-            and positions[r, : len(row.answer)].tolist() == [position for position, _ in row.targets]
-        ]
-        assert scores[candidate] in [pytest.approx(value) for value in sums]
+def log_probability(prefix, token):
+    """A language model: any number that depends on the tokens alone."""
+    return -float(np.random.default_rng([*prefix, 7, token]).uniform(0.1, 5))
+
+
+def scored(examples, recipe):
+    """Returns the candidates' scores with that model, from the packed arrays."""
+    scores = []
+    for batch in pack_score(examples, recipe):
+        tokens, positions, choices = batch.inputs
+        log_probabilities = np.zeros(choices.shape, np.float32)
+        for r, t, c in np.ndindex(choices.shape):
+            log_probabilities[r, t, c] = log_probability(tokens[r, : positions[r, t] + 1].tolist(), choices[r, t, c])
+        scores += batch.read(log_probabilities)
+    return scores
+
+
+ANSWERS = ([" d e", " d f", " g"], [" d e f", " d e g", " d f"], [" a b c", " d e f", " g"], [" d", " e"])
+
+
+@pytest.mark.parametrize("answers", ANSWERS)
+def test_with_loss_full_a_score_sums_all_tokens(tokenizer, recipe, answers):
+    recipe = recipe.model_copy(update={"answer_length": 3})
+    example = encode_question(tokenizer, Question(tuple(Choice("a b c", text) for text in answers), 0), recipe, "f:1")
+    prompt = ids("a b c")
+    for score, text in zip(scored([example], recipe)[0], answers, strict=True):
+        tokens = ids(text)
+        expected = sum(log_probability(prompt + tokens[:at], token) for at, token in enumerate(tokens))
+        assert score == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("answers", ANSWERS)
+def test_with_loss_candidates_a_score_is_decoding_that_is_limited_to_the_candidates(tokenizer, recipe, answers):
+    recipe = recipe.model_copy(update={"loss": "candidates", "answer_length": 3})
+    prompt, paths = ids("a b c"), [ids(text) for text in answers]
+
+    def decode(prefix, share):
+        """Yields the complete answers with their probabilities."""
+        if prefix in paths:
+            yield prefix, share
+            return
+        following = sorted({path[len(prefix)] for path in paths if path[: len(prefix)] == prefix})
+        weights = np.exp([log_probability(prompt + prefix, token) for token in following])
+        for token, weight in zip(following, weights / weights.sum(), strict=True):
+            yield from decode([*prefix, token], share * weight)
+
+    shares = {tuple(path): share for path, share in decode([], 1.0)}
+    choices = tuple(Choice("a b c", text) for text in answers)
+    examples = [
+        encode_question(tokenizer, Question(choices, correct), recipe, "f:1") for correct in range(len(answers))
+    ]
+    for scores in scored(examples, recipe):
+        assert np.exp(scores).sum() == pytest.approx(1)
+        for score, path in zip(scores, paths, strict=True):
+            assert np.exp(score) == pytest.approx(shares[tuple(path)], rel=1e-5)
+    # Training weighs the same positions, and no forced token.
+    for example, path in zip(examples, paths, strict=True):
+        _, positions, options, option_mask, mask = pack_step([example], recipe)
+        product = 1.0
+        for t in np.flatnonzero(mask[0]):
+            assert option_mask[0, t].sum() > 1
+            prefix = [*prompt, *path][: positions[0, t] + 1]
+            weights = np.exp([log_probability(prefix, int(token)) for token in options[0, t][option_mask[0, t] > 0]])
+            product *= weights[0] / weights.sum()
+        assert product == pytest.approx(shares[tuple(path)], rel=1e-5)
+
+
+def test_labels_of_several_tokens_that_begin_differently_take_one_row(tokenizer, recipe):
+    recipe = recipe.model_copy(update={"loss": "candidates", "sequence_length": 3, "answer_length": 1})
+    choices = (Choice("a b c", " d e f"), Choice("a b c", " g"), Choice("a b c", " e e"))
+    example = encode_question(tokenizer, Question(choices, 0), recipe, "f:1")
+    assert [row.tokens for row in example.rows] == [tuple(ids("a b c"))] * 3
+    (batch,) = pack_score([example] * 12, recipe)
+    assert len(batch.texts) == 12
+
+
+def test_an_answer_that_another_one_begins_with_is_refused_with_loss_candidates(tokenizer, recipe):
+    task = Task(name="t", prompt="{text}", answers=({"text": " d e", "labels": ["1"]}, {"text": " d", "labels": ["0"]}))
+    check_task(task, tokenizer, recipe)
+    recipe = recipe.model_copy(update={"loss": "candidates"})
+    with pytest.raises(InvalidTask, match=r"the answer ' d' is the beginning of ' d e'.* full stop"):
+        check_task(task, tokenizer, recipe)
+    unknown = Question((Choice("a", " p"), Choice("a", " q")), 0)
+    with pytest.raises(InvalidDataset, match="f:1: the answer ' p' is the beginning of ' q'"):  # the same tokens
+        encode_question(tokenizer, unknown, recipe, "f:1")
 
 
 def test_pack_score_splits_into_batches_and_keeps_the_order(tokenizer, recipe):
@@ -152,8 +221,8 @@ def test_pack_score_splits_into_batches_and_keeps_the_order(tokenizer, recipe):
         encode_question(tokenizer, question(), recipe, "f:1")
     ] * 13  # three rows each: d e | d f share "a b c d"
     batches = list(pack_score(examples, recipe))
-    assert sum(len(batch.cells) for batch in batches) == 13
-    assert all(len(batch.cells) <= 12 for batch in batches)
+    assert sum(len(batch.plans) for batch in batches) == 13
+    assert all(len(batch.plans) <= 12 for batch in batches)
 
 
 def test_long_prompts_lose_their_front(tokenizer, recipe):

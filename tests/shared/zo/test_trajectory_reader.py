@@ -13,7 +13,7 @@ from shared.job import Result
 from shared.training_settings import TrainingSettings
 from shared.trajectory_checks import check_result, check_run, ledger_limit
 from shared.zo.trajectory import MAGIC, Evaluation, TrajectoryFile, TrajectoryHeader, frame
-from shared.zo.trajectory_reader import MOST_METADATA_FRAMES, read_ledger
+from shared.zo.trajectory_reader import MAX_METADATA_FRAMES, read_ledger
 
 HEADER = TrajectoryHeader(job_id="j", job_seed=9, recipe_id="0" * 64, noise="rademacher", queries=2, size=100)
 FIRST_BYTES = MAGIC + frame(b"H", 0, HEADER.model_dump_json().encode())
@@ -101,7 +101,7 @@ def test_reading_stops_after_the_maximum_number_of_frames():
     with pytest.raises(InvalidTrajectory, match="it is step 3; the job has 2"):
         read_ledger(FIRST_BYTES + step(0) + step(1) + step(2) + torn, 2)
     with pytest.raises(InvalidTrajectory, match="more than 20000 evaluations and changes of limits"):
-        read_ledger(FIRST_BYTES + frame(b"L", 0, b'{"step":0}') * (MOST_METADATA_FRAMES + 1) + torn, 2)
+        read_ledger(FIRST_BYTES + frame(b"L", 0, b'{"step":0}') * (MAX_METADATA_FRAMES + 1) + torn, 2)
     assert read_ledger(FIRST_BYTES + step(0) + step(1), 2).steps == 2
 
 
