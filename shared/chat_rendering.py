@@ -57,23 +57,37 @@ def _environment() -> ImmutableSandboxedEnvironment:
     )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = lambda form: datetime.now().astimezone().strftime(form)
     return environment
 
 
 _ENVIRONMENT = _environment()
 
 
-def render(template: str, tokens: Mapping[str, str], messages: Sequence[Mapping[str, Any]], *, answer: bool) -> str:
+def render(
+    template: str,
+    tokens: Mapping[str, str],
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    answer: bool,
+    now: datetime | None = None,
+) -> str:
     """Returns a conversation as text. answer: the text ends where the assistant's next turn begins.
 
-    Raises RenderingError.
+    now: what the template's `strftime_now` writes; None: the present time. Raises RenderingError.
     """
     pieces: list[str] = []
     remaining = MAX_RENDERED
+    variables = {
+        "messages": messages,
+        "tools": None,
+        "documents": None,
+        "add_generation_prompt": answer,
+        "strftime_now": (now or datetime.now().astimezone()).strftime,
+        **tokens,
+    }
     try:
         compiled = _ENVIRONMENT.from_string(template)
-        for piece in compiled.generate(messages=messages, add_generation_prompt=answer, **tokens):
+        for piece in compiled.generate(variables):
             remaining -= len(piece)
             if remaining < 0:
                 raise RenderingError(f"the chat template writes more than {MAX_RENDERED} characters")

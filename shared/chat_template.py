@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -36,15 +37,16 @@ class ChatTemplate(BaseModel):
     template: str = Field(min_length=1, max_length=MAX_CHARACTERS)
     tokens: dict[str, str] = Field(default_factory=dict)
 
-    def render(self, messages: Sequence[Mapping[str, Any]], *, answer: bool = True) -> str:
+    def render(self, messages: Sequence[Mapping[str, Any]], *, answer: bool = True, now: datetime | None = None) -> str:
         """Returns a conversation as text. answer: the text ends where the assistant's next turn begins.
 
+        now: the time that the template may write; None: the present time.
         Raises InvalidConversation if the template refuses the messages, fails, or writes a text without end.
         """
         from shared.chat_rendering import RenderingError, render  # jinja2, which a client of the server does not have
 
         try:
-            return render(self.template, self.tokens, messages, answer=answer)
+            return render(self.template, self.tokens, messages, answer=answer, now=now)
         except RenderingError as error:
             raise InvalidConversation(str(error)) from error
 

@@ -66,7 +66,7 @@ The inference file (role `inference`, where the backend has one) holds one seque
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
@@ -124,6 +124,9 @@ class ProgramManifest(BaseModel):
         exclude_if=lambda token: token is None,
         description="the base's token that ends a text; null: its files name none",
     )
+    stop_tokens: tuple[Annotated[int, Field(ge=0)], ...] = Field(
+        (), exclude_if=lambda tokens: not tokens, description="all tokens that end a text, if they are several"
+    )
     chat_template: ChatTemplate | None = Field(
         None,
         exclude_if=lambda value: value is None,
@@ -144,6 +147,11 @@ class ProgramManifest(BaseModel):
     def file(self, role: Role) -> ProgramFile:
         """Returns the file with this role."""
         return next(file for file in self.files if file.role == role)
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """The tokens that end a text."""
+        return self.stop_tokens or (() if self.end_of_text is None else (self.end_of_text,))
 
     @property
     def training_bytes(self) -> int:

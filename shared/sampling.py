@@ -13,13 +13,15 @@ F32 = NDArray[np.float32]
 class Sampler:
     """Chooses the tokens of one text. The same seed chooses the same tokens."""
 
-    def __init__(self, temperature: float, top_p: float, seed: int) -> None:
+    def __init__(self, temperature: float, top_p: float, seed: int, drawn: int = 0) -> None:
         """temperature: divides the logits; 0 selects the likeliest token.
 
-        top_p: only the likeliest tokens with this total probability are drawn.
+        top_p: only the likeliest tokens with this total probability are drawn. drawn: tokens of the text that an
+        earlier sampler has chosen.
         """
         self._temperature, self._top_p = temperature, top_p
         self._random = np.random.default_rng(seed)
+        self._random.random(drawn)  # a choice takes one number
 
     def __call__(self, logits: F32) -> int:
         """Returns a token, given the logits (V,). Ties go to the first token."""

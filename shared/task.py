@@ -399,21 +399,54 @@ def accepted_answers(task: Task, record: Mapping[str, Any], location: str) -> tu
     return (first,)
 
 
-def read_messages(task: Task, record: Mapping[str, Any], location: str) -> list[dict[str, str]]:
-    """Returns the conversation of a record, for a task of kind messages.
+def message_text(content: Any) -> str | None:
+    """Returns the text of a message's content, a text or a list of text parts; None for anything else."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list) or not content:
+        return None
+    texts = []
+    for part in content:
+        text = part.get("text") if isinstance(part, dict) and part.get("type") == "text" else part
+        if not isinstance(text, str):
+            return None
+        texts.append(text)
+    return "".join(texts)
 
-    Raises InvalidDataset, naming `location`, for anything but a list of messages with a known role and a text, and
-    for a conversation without text of the assistant.
+
+def read_messages(task: Task, record: Mapping[str, Any], location: str) -> list[dict[str, Any]]:
+    """Returns the conversation of a record as chat templates take it, for a task of kind messages.
+
+    Every message has a role and its content as one text, which is empty for a turn that only calls tools. Of its other
+    fields those that are not null are kept. The role `developer` is the newer name of `system`.
+
+    Raises InvalidDataset, naming `location`, for anything but a list of messages with a known role and a text, and for
+    a conversation without a turn of the assistant to learn from.
     """
     field = task.messages_field or ""
     messages = field_value(record, field)
     if not isinstance(messages, list) or not messages:
         raise InvalidDataset(f"{location}: field {field!r} must be a list of messages, which task {task.name!r} needs")
+    conversation: list[dict[str, Any]] = []
     for number, message in enumerate(messages, 1):
-        if not isinstance(message, dict) or not isinstance(message.get("content"), str):
+        if not isinstance(message, dict):
             raise InvalidDataset(f"{location}: message {number} must be an object with role and content, both texts")
-        if message.get("role") not in ROLES:
+        role = "system" if message.get("role") == "developer" else message.get("role")
+        text = message_text(message.get("content"))
+        if text is None and role == "assistant" and message.get("content") in (None, []) and message.get("tool_calls"):
+            text = ""
+        if text is None:
+            raise InvalidDataset(f"{location}: message {number} must be an object with role and content, both texts")
+        if role not in ROLES:
             raise InvalidDataset(f"{location}: message {number} has a role that is none of {', '.join(ROLES)}")
-    if not any(message["role"] == "assistant" and message["content"].strip() for message in messages):
+        given = {name: value for name, value in message.items() if value is not None}
+        conversation.append(given | {"role": role, "content": text})
+    if not any(map(is_learned, conversation)):
         raise InvalidDataset(f"{location}: the conversation has no turn of the assistant to learn from")
-    return [{"role": message["role"], "content": message["content"]} for message in messages]
+    return conversation
+
+
+def is_learned(message: Mapping[str, Any]) -> bool:
+    """Returns whether training counts a message: a turn of the assistant that its `weight` does not switch off."""
+    has_content = message["content"].strip() or message.get("tool_calls")
+    return message["role"] == "assistant" and bool(has_content) and message.get("weight") != 0

@@ -6,8 +6,6 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from tokenizers import Tokenizer
-
 from server.compiler.checkpoints.base import locate_base
 from server.compiler.checkpoints.tokenizer import write_tokenizer
 from server.programs.local import compile_into
@@ -18,6 +16,7 @@ from shared.program import ProgramManifest
 from shared.recipe import RecipeSettings
 from shared.task import Task
 from shared.task_templates import named_task
+from shared.tokenizer import read_tokenizer
 from shared.zo.encoding import answer_sizes
 from simulation import tiny
 from simulation.arrivals import ProgressCallback
@@ -76,7 +75,7 @@ def simulate(
     threads = max(1, cores // workers)
     log = (directory / "workers.log").resolve()
     config = WorkerConfig(program, data, task.model_dump_json(), settings.data.test, threads, log)
-    tokenizer = Tokenizer.from_file(str(program / manifest.file("tokenizer").name))
+    tokenizer = read_tokenizer((program / manifest.file("tokenizer").name).read_bytes())
     pool = read_pool(data, task, tokenizer, manifest.recipe, settings.data.test)
     try:
         shards = partition(settings.data, settings.devices, settings.seed, pool.labels, pool.sources)
@@ -110,7 +109,7 @@ def _recipe(cohort: CohortSettings, base: str, task: Task, directory: Path) -> R
         return settings
     path = directory / "tokenizer.json"
     write_tokenizer(locate_base(base), path)
-    length, choices = answer_sizes(task, Tokenizer.from_file(str(path)))
+    length, choices = answer_sizes(task, read_tokenizer(path.read_bytes()))
     return settings.model_copy(
         update={"answer_length": settings.answer_length or length, "choices": settings.choices or choices}
     )

@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import Tokenizer
 
 from device_agent.executors.python import open_program, use_threads
 from device_agent.training.checkpointed_trainer import trainer_of
@@ -33,6 +32,7 @@ from shared.privacy import ExamplePrivacy
 from shared.program import ProgramManifest
 from shared.stop_signal import never
 from shared.task import Task
+from shared.tokenizer import read_tokenizer
 from shared.training_settings import TrainingSettings
 from shared.zo.encoding import Example
 from shared.zo.lora import dump_adapter
@@ -90,7 +90,7 @@ class Worker:
         self.manifest = ProgramManifest.model_validate_json((config.program / "manifest.json").read_bytes())
         self.task = Task.model_validate_json(config.task)
         self._paths = {file.role: config.program / file.name for file in self.manifest.training_files}
-        tokenizer = Tokenizer.from_file(str(self._paths["tokenizer"]))
+        tokenizer = read_tokenizer(Path(self._paths["tokenizer"]).read_bytes())
         self.pool = read_pool(config.data, self.task, tokenizer, self.manifest.recipe, config.most_test)
         self._program = open_program(self.manifest, self._paths["program"], self._paths["weights"], resident=True)
         self._caches: dict[bool, PrefixCache | None] = {}  # by whether lengths are the texts' own

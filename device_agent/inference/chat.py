@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 
-from tokenizers import Tokenizer
-
 from device_agent.inference.personal_model import PersonalModel
 from shared.chat_template import ChatTemplate
 from shared.errors import BadRequest
@@ -66,7 +64,7 @@ class Chat:
 
     def _stream(self, text: str, tokens: list[int], generated: Iterator[int], limit: str) -> Generator[str, None, None]:
         stream, answer = TextStream(self.model.tokenizer, tokens), ""
-        special = ends(self.model.tokenizer)
+        special = ends(self.model)
         self.ended = "stopped"
         try:
             for token in generated:
@@ -96,8 +94,7 @@ class Chat:
         return token_ids(self.model.tokenizer, rendered, special=False)
 
 
-def ends(tokenizer: Tokenizer) -> frozenset[int]:
-    """Returns the tokens that end an answer: every special one, whichever the base was trained on."""
-    return frozenset(
-        token for token, added_token in tokenizer.get_added_tokens_decoder().items() if added_token.special
-    )
+def ends(model: PersonalModel) -> frozenset[int]:
+    """Returns the tokens that end an answer: those that the base's files name, and every special one."""
+    added_tokens = model.tokenizer.get_added_tokens_decoder().items()
+    return frozenset(model.manifest.ends) | {token for token, added_token in added_tokens if added_token.special}

@@ -20,6 +20,7 @@ from device_agent.programs import ProgramCache
 from shared.errors import BadRequest, MobizoError, NotFound
 from shared.program import ProgramFile, ProgramManifest, Role
 from shared.task import Task
+from shared.tokenizer import read_tokenizer
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ def load_program(home: AgentHome, opened: LoadedAdapter) -> PersonalModel:
 def open_model(name: str, task: Task, manifest: ProgramManifest, paths: Mapping[Role, Path]) -> PersonalModel:
     """Loads a program's files for inference with B = 0. paths: by role. Raises like `open_inference`."""
     with ThreadPoolExecutor(1) as pool:  # the runner packs weights while the tokenizer is read
-        reading = pool.submit(Tokenizer.from_file, str(paths["tokenizer"]))
+        reading = pool.submit(read_tokenizer, paths["tokenizer"].read_bytes())
         inference = open_inference(manifest, paths["inference"], paths["weights"])
         return PersonalModel(name, task, manifest, reading.result(), inference)
 

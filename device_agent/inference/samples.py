@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 
 from device_agent.home import AgentHome
 from device_agent.inference.adapter_store import AdapterStore
+from device_agent.inference.chat import ends
 from device_agent.inference.personal_model import PersonalModel, load_program
 from device_agent.training.data import hold_out, sample, text_format_of
 from shared.errors import BadRequest, InvalidDataset
@@ -94,10 +96,12 @@ def write_samples(home: AgentHome, name: str, directory: Path, count: int, max_t
     )
 
 
-def held_out_prompts(model: PersonalModel, directory: Path, count: int) -> tuple[str, list[Prompt]]:
+def held_out_prompts(
+    model: PersonalModel, directory: Path, count: int, now: datetime | None = None
+) -> tuple[str, list[Prompt]]:
     """Returns the held-out split and the prompts of its records. Raises InvalidDataset if none fits the task."""
     split, records = held_out(directory, count)
-    encoder = Encoder(model.task, model.tokenizer, model.manifest.recipe, text_format_of(model.manifest))
+    encoder = Encoder(model.task, model.tokenizer, model.manifest.recipe, text_format_of(model.manifest, now))
     prompts = []
     for location, record in records:
         with suppress(InvalidDataset):
@@ -122,11 +126,11 @@ def _parts(example: Example, document: bool) -> Prompt:
 
 
 def continue_text(model: PersonalModel, prompt: list[int], max_tokens: int) -> str:
-    """Returns up to `max_tokens` tokens after a prompt, as text, without the end-of-text token."""
+    """Returns up to `max_tokens` tokens after a prompt, as text, without the token that ends it."""
     limit = min(max_tokens, model.context - len(prompt) + 1)
-    tokens = []
+    tokens, end_tokens = [], ends(model)
     for token in model.inference.generate(prompt, limit):
-        if token == model.manifest.end_of_text:
+        if token in end_tokens:
             break
         tokens.append(token)
     text: str = model.tokenizer.decode(tokens)

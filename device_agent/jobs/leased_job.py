@@ -272,6 +272,7 @@ class LeasedJob:
         self._check_running()
         return RunPlan(
             job_id=self.lease.job.id,
+            job_created_at=self.lease.job.created_at,
             task=self.lease.job.task,
             training=self.lease.job.request.training,
             manifest=manifest,

@@ -59,7 +59,8 @@ def score_texts(
         trained = load_adapter(run.best.read_bytes(), plan.manifest.size)
         model = open_model(plan.job_id, plan.task, plan.manifest, paths)
         try:
-            _, prompts = held_out_prompts(model, plan.dataset, min(plan.training.test_limit or MAX_SCORED, MAX_SCORED))
+            limit = min(plan.training.test_limit or MAX_SCORED, MAX_SCORED)
+            _, prompts = held_out_prompts(model, plan.dataset, limit, plan.job_created_at)
             scores = []
             for flat in (plan.begin_b(), trained):
                 model.inference.load(flat)

@@ -21,6 +21,7 @@ from shared.openai.answers import FinishedText, ResponsePiece, TextOptions, unix
 from shared.openai.models import ChatRequest, CompletionRequest, Finish, Model, Usage
 from shared.sampling import Sampler
 from shared.scoring import TextTooLong
+from shared.tokenizer import check_known
 from shared.zo.encoding import token_ids
 
 TEXT_CHARACTERS = 16  # of a prompt, for each token of the context; a longer one is not tokenized
@@ -123,8 +124,8 @@ class DeviceAnswers:
             self.models.close()
             raise Unavailable(error.detail) from error
 
-    def _prompts(self, model: PersonalModel) -> list[tuple[str, bool]]:
-        """Returns each prompt's text, and whether the tokenizer adds its own tokens, such as BOS."""
+    def _prompts(self, model: PersonalModel) -> list[tuple[str | tuple[int, ...], bool]]:
+        """Returns each prompt as text or tokens, and whether the tokenizer adds its own tokens, such as BOS."""
         if isinstance(self.request, CompletionRequest):
             return [(prompt, True) for prompt in self.request.prompts]
         template = model.manifest.chat_template
@@ -138,7 +139,7 @@ class DeviceAnswers:
         max_tokens = min(options.max_tokens, model.context - len(prompt) + 1)
         sampler = Sampler(options.temperature, options.top_p, options.seed)
         text = TextPieces(model.tokenizer, prompt, options.stop, keep_textless=options.likeliest is not None)
-        special, finish, start = ends(model.tokenizer), "length", 0
+        special, finish, start = ends(model), "length", 0
         tokens: list[GeneratedToken] = []
         for token in model.inference.sample(prompt, max_tokens, sampler, options.likeliest):
             if token.token in special:
@@ -162,14 +163,21 @@ class DeviceAnswers:
         self.usage = Usage(prompt_tokens=prompt, completion_tokens=completion, total_tokens=prompt + completion)
 
 
-def _tokens(model: PersonalModel, text: str, special: bool) -> list[int]:
-    """Returns a prompt's tokens. Raises TextTooLong if it exceeds the context, BadRequest if it has none."""
-    if len(text) > TEXT_CHARACTERS * model.context:
-        raise TextTooLong(
-            f"prompt: has {len(text)} characters; at most {TEXT_CHARACTERS * model.context} are read for a context of "
-            f"{model.context} tokens"
-        )
-    tokens = token_ids(model.tokenizer, text, special=special)
+def _tokens(model: PersonalModel, prompt: str | tuple[int, ...], special: bool) -> list[int]:
+    """Returns a prompt's tokens.
+
+    Raises TextTooLong if it exceeds the context, BadRequest if it has none, and UnknownToken.
+    """
+    if isinstance(prompt, str):
+        if len(prompt) > TEXT_CHARACTERS * model.context:
+            raise TextTooLong(
+                f"prompt: has {len(prompt)} characters; at most {TEXT_CHARACTERS * model.context} are read for a "
+                f"context of {model.context} tokens"
+            )
+        tokens = token_ids(model.tokenizer, prompt, special=special)
+    else:
+        tokens = list(prompt)
+    check_known(tokens, model.manifest.shape.vocabulary, "prompt:")
     if not tokens:
         raise BadRequest("prompt: has no tokens")
     if len(tokens) > model.context:

@@ -16,6 +16,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -76,10 +78,15 @@ class Splits:
         return replace(self, counts=self.counts.model_copy(update={"answer_tokens": tokens}))
 
 
-def text_format_of(manifest: ProgramManifest) -> TextFormat:
-    """Returns what a program's manifest says of its base's texts."""
+def text_format_of(manifest: ProgramManifest, now: datetime | None = None) -> TextFormat:
+    """Returns what a program's manifest says of its base's texts. now: the time that its chat template may write."""
     template = manifest.chat_template
-    return TextFormat(manifest.end_of_text, None if template is None else template.render)
+    return TextFormat(
+        end_token=manifest.end_of_text,
+        stop_tokens=manifest.stop_tokens,
+        render=None if template is None else partial(template.render, now=now),
+        vocabulary=manifest.shape.vocabulary,
+    )
 
 
 def read_splits(

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tokenizers import Tokenizer
-
 from device_agent.durable import disk_full_as_does_not_fit
 from device_agent.executors.process import Launcher
 from device_agent.executors.program import TrainingProgram
@@ -18,6 +16,7 @@ from device_agent.training.run_plan import RunPlan
 from device_agent.training.trainer import no_rest
 from shared.job import Progress, Result
 from shared.stop_signal import never
+from shared.tokenizer import read_tokenizer
 
 
 def train_run(
@@ -53,12 +52,12 @@ def _splits(run: RunDirectory, plan: RunPlan) -> Splits:
     splits = read_splits(
         plan.dataset,
         plan.task,
-        Tokenizer.from_file(str(plan.tokenizer)),
+        read_tokenizer(plan.tokenizer.read_bytes()),
         plan.manifest.recipe,
         plan.training,
         noise_key=plan.noise_key,
         with_test=not plan.uploads_last,
-        text_format=text_format_of(plan.manifest),
+        text_format=text_format_of(plan.manifest, plan.job_created_at),
     )
     run.record_unusable(splits.reasons)
     if plan.privacy is not None:

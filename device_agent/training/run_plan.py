@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,9 @@ class RunPlan(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     job_id: str
+    job_created_at: datetime | None = Field(
+        None, description="the time that chat templates write, the same for the whole run; null: the present time"
+    )
     task: Task
     training: TrainingSettings
     manifest: ProgramManifest

@@ -1,6 +1,6 @@
 """Base models that the operator registered: their table, their SQL and their rules.
 
-Torch is imported only in the process that registers a model.
+The compiler is imported only in the process that registers a model.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
 
-from sqlalchemy import BigInteger, String, select
+from sqlalchemy import JSON, BigInteger, String, select
 from sqlalchemy.orm import Mapped, Session, mapped_column
 from tokenizers import Tokenizer
 
@@ -23,6 +23,7 @@ from shared.catalog import BaseView
 from shared.chat_template import ChatTemplate
 from shared.errors import BadRequest, Conflict, UnknownBase
 from shared.recipe import trainable_precisions
+from shared.tokenizer import check_known, read_tokenizer
 from shared.zo.lora import BaseShape
 
 MAX_NAME = 200
@@ -42,6 +43,7 @@ class BaseModelEntry(Numbered, Table):
     parameters: Mapped[int] = mapped_column(BigInteger)
     tokenizer_sha256: Mapped[str] = mapped_column(String(64))
     chat_template: Mapped[ChatTemplate | None] = mapped_column(Document(ChatTemplate))
+    end_tokens: Mapped[list[int] | None] = mapped_column(JSON)  # null: registered by an earlier release
     created_at: Mapped[datetime] = mapped_column(UtcTime)
 
 
@@ -72,12 +74,12 @@ def inspect(name: str, source: str, artifacts: ArtifactStore, hub_id: str | None
     """Reads the model at `source` (a directory, a .gguf file or a Hugging Face id) and returns its unsaved row.
 
     hub_id: the model's id on the Hugging Face Hub, which exported adapters name; by default `source` if it is one.
-    Imports the compiler, and torch with it. Raises UnknownBase, UnreadableCheckpoint, UnsupportedModel, or BadRequest
-    for a name or a Hub id that cannot be one.
+    What is refused is refused before the files are hashed. Raises UnknownBase, UnreadableCheckpoint, UnsupportedModel,
+    UnknownToken, or BadRequest for a name or a Hub id that cannot be one.
     """
-    from server.compiler import inspect_base
     from server.compiler.checkpoints.base import locate_base
-    from server.compiler.checkpoints.tokenizer import write_tokenizer
+    from server.compiler.checkpoints.checkpoint import open_checkpoint
+    from server.compiler.checkpoints.tokenizer import end_tokens, write_tokenizer
 
     if not 0 < len(name) <= MAX_NAME:
         raise BadRequest(f"a base model's name has 1 to {MAX_NAME} characters")
@@ -89,28 +91,31 @@ def inspect(name: str, source: str, artifacts: ArtifactStore, hub_id: str | None
         source = str(path.resolve())
     else:
         hub_id = hub_id or source
-    facts = inspect_base(source)
+    files = locate_base(source)
+    facts, _ = open_checkpoint(files)
     with tempfile.TemporaryDirectory() as directory:
         tokenizer = Path(directory) / "tokenizer.json"
-        files = locate_base(source)
         write_tokenizer(files, tokenizer)
-        tokenizer_sha256 = artifacts.put(tokenizer.read_bytes())
+        content = tokenizer.read_bytes()
+    check_known(read_tokenizer(content).encode("x").ids, facts.vocabulary, "the tokenizer's encoding of a short text")
+    chat_template = read_chat_template(files)
     return BaseModelEntry(
         name=name,
         source=source,
         hub_id=hub_id,
-        sha256=facts.sha256,
+        sha256=files.sha256,
         shape=BaseShape(**{field: getattr(facts, field) for field in BaseShape.model_fields}),
         parameters=facts.parameters,
-        tokenizer_sha256=tokenizer_sha256,
-        chat_template=read_chat_template(files),
+        tokenizer_sha256=artifacts.put(content),
+        chat_template=chat_template,
+        end_tokens=list(end_tokens(files, facts.vocabulary)),
         created_at=utc_now(),
     )
 
 
 @lru_cache(maxsize=8)
 def _tokenizer(artifacts: ArtifactStore, sha256: str) -> Tokenizer:
-    return Tokenizer.from_buffer(artifacts.read(sha256))
+    return read_tokenizer(artifacts.read(sha256))
 
 
 class BaseService:
@@ -122,18 +127,19 @@ class BaseService:
         self._artifacts = artifacts
 
     def register(self, base: BaseModelEntry) -> BaseModelEntry:
-        """Adds a base model. Registering the same model under its name again updates its source and Hub id.
+        """Adds a base model. Registering the same model under its name again updates what its files say and its Hub id.
 
         Raises Conflict if the name belongs to another model, because recipes pin the name.
         """
         existing = self._bases.by_name(base.name)
+        hold(self._session, self._artifacts, [base.tokenizer_sha256])
         if existing is None:
-            hold(self._session, self._artifacts, [base.tokenizer_sha256])
             self._bases.add(base)
             return base
         if existing.sha256 != base.sha256:
             raise Conflict(f"{base.name!r} is already the name of another model; choose another name")
         existing.source, existing.hub_id, existing.chat_template = base.source, base.hub_id, base.chat_template
+        existing.tokenizer_sha256, existing.end_tokens = base.tokenizer_sha256, base.end_tokens
         return existing
 
     def find(self, name: str) -> BaseModelEntry | None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
+import re
 import subprocess
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shared.chat_template import MAX_CHARACTERS, ChatTemplate, InvalidConversation
 from shared.errors import UnreadableCheckpoint
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from server.compiler.checkpoints.base import BaseFiles
 
 CHECK_SECONDS = 20.0  # that a new base's template may take to render two short turns, process start included
-TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
+_GGUF_NAMES = {"unk": "unknown", "pad": "padding", "sep": "seperator"}  # as llama.cpp spells them
 SAMPLE = ({"role": "user", "content": "Hello."}, {"role": "assistant", "content": "Hello, you."})
 ASK_AGAIN = {"role": "user", "content": "Good-bye."}
 
@@ -32,41 +32,28 @@ def read_chat_template(files: BaseFiles) -> ChatTemplate | None:
 
 
 def _huggingface(directory: Path) -> tuple[str | None, dict[str, str]]:
-    config = _object(directory / "tokenizer_config.json")
-    token_config = _object(directory / "special_tokens_map.json") | config
-    tokens = {}
-    for name in TOKENS:
-        value = token_config.get(name)
-        text = value.get("content") if isinstance(value, dict) else value
-        if isinstance(text, str):
-            tokens[name] = text
+    from server.compiler.checkpoints.tokenizer import named_tokens, token_config
+
+    config = token_config(directory)
     template_file = directory / "chat_template.jinja"
     if template_file.is_file():
-        return template_file.read_text(encoding="utf-8"), tokens
+        return template_file.read_text(encoding="utf-8-sig"), named_tokens(config)
     template = config.get("chat_template")
     if isinstance(template, list):  # several, by name
         template = next((each.get("template") for each in template if each.get("name") == "default"), None)
-    return template if isinstance(template, str) else None, tokens
-
-
-def _object(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UnreadableCheckpoint(f"{path.name} is not JSON: {error}") from error
-    return document if isinstance(document, dict) else {}
+    return template if isinstance(template, str) else None, named_tokens(config)
 
 
 def _gguf(path: Path) -> tuple[str | None, dict[str, str]]:
     from server.compiler.checkpoints.gguf_file import GgufFile
+    from server.compiler.checkpoints.tokenizer import NAMED_TOKENS
 
     metadata = GgufFile.read(path).metadata
     template, spellings = metadata.get("tokenizer.chat_template"), metadata.get("tokenizer.ggml.tokens")
     tokens = {}
-    for name in TOKENS:
-        number = metadata.get(f"tokenizer.ggml.{name.replace('unk', 'unknown').replace('pad', 'padding')}_id")
+    for name in NAMED_TOKENS:
+        key = re.sub("^(unk|pad|sep)", lambda match: _GGUF_NAMES[match[0]], name)
+        number = metadata.get(f"tokenizer.ggml.{key}_id")
         # A file without such a token may number one that its vocabulary lacks.
         if isinstance(number, int) and isinstance(spellings, list) and 0 <= number < len(spellings):
             tokens[name] = str(spellings[number])

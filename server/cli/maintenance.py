@@ -33,11 +33,12 @@ def doctor(
 ) -> None:
     """Check everything a working server needs and print one line per check. Exits with status 1 if a check fails."""
     from server.operations.doctor import examine
+    from server.schema import METADATA
 
     if (tls_cert is None) != (tls_key is None):
         raise BadRequest("--tls-cert and --tls-key must be given together")
     failed = []
-    for check in examine(Settings(), tls_cert, tls_key, quick):
+    for check in examine(Settings(), tls_cert, tls_key, quick, METADATA):
         output.print(json.dumps(asdict(check)) if as_json else check.line(), markup=False)
         if check.state == "fail":
             failed.append(check.name)

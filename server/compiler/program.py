@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 
 from server.compiler.checkpoints.base import BaseFacts, locate_base
 from server.compiler.checkpoints.checkpoint import load_checkpoint
-from server.compiler.checkpoints.tokenizer import end_of_text, write_tokenizer
+from server.compiler.checkpoints.tokenizer import end_tokens, write_tokenizer
 from server.compiler.cost import step_flops
 from server.compiler.export.backends import backend
 from server.compiler.export.gradient_network import GradientNetwork
@@ -69,6 +69,7 @@ def compile_program(
             target.emit(serving.methods(), stored, out_dir / files["inference"])
             context = serving.context
     report("emit", 1.0)
+    stop_tokens = end_tokens(sources, facts.vocabulary)
     return ProgramManifest(
         recipe=recipe,
         recipe_id=recipe.id,
@@ -85,7 +86,9 @@ def compile_program(
         delegates=emitted.delegates,
         nodes=emitted.nodes,
         executorch=version("executorch"),
-        end_of_text=end_of_text(sources),
+        end_of_text=next(iter(stop_tokens), None),
+        # Agents of earlier releases refuse a field that they do not know.
+        stop_tokens=stop_tokens if len(stop_tokens) > 1 else (),
     )
 
 

@@ -15,7 +15,7 @@ from alembic import command
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, Engine, func, select
+from sqlalchemy import Connection, Engine, MetaData, func, inspect, select
 from sqlalchemy.exc import OperationalError
 
 from shared.errors import Unavailable
@@ -96,6 +96,19 @@ def lacking(connection: Connection) -> tuple[str, ...]:
     if at is None:
         return release()
     return release()[release().index(at) + 1 :] if at in release() else ()
+
+
+def missing_columns(connection: Connection, metadata: MetaData) -> list[str]:
+    """Returns the columns of this release that the database lacks, as `table.column`.
+
+    A database at the latest migration lacks none, unless a migration was changed after it was applied.
+    """
+    inspector = inspect(connection)
+    present = {
+        table: {column["name"] for column in inspector.get_columns(table)} for table in inspector.get_table_names()
+    }
+    columns = (column for table in metadata.sorted_tables for column in table.columns)
+    return [str(column) for column in columns if column.name not in present.get(column.table.name, ())]
 
 
 def check_current(connection: Connection) -> None:

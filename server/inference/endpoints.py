@@ -27,11 +27,21 @@ from shared.errors import (
     VersionHeld,
 )
 from shared.scoring import ScoreRequest, ScoreResult, TextTooLong
+from shared.tokenizer import UnknownToken
 
 router = Routes(prefix="/v1", tags=["scoring"])
 ScoringPrincipal = Annotated[Principal, needs(Scope.ADAPTERS_SCORE)]
 REFUSALS: tuple[type[MobizoError], ...] = (
-    *(UnknownBase, AdapterNotFound, RevisionNotFound, VersionHeld, BaseMismatch, InvalidTask, TextTooLong),
+    *(
+        UnknownBase,
+        AdapterNotFound,
+        RevisionNotFound,
+        VersionHeld,
+        BaseMismatch,
+        InvalidTask,
+        TextTooLong,
+        UnknownToken,
+    ),
     *(ScorerOff, ScorerBusy, ScorerStopped, ScorerLate, ScorerFull, BaseNotServed, Damaged),
 )
 

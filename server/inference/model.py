@@ -194,7 +194,7 @@ class TextBatch:
         """adapters: of each text."""
         self._base, self._texts, self._adapters = base, texts, list(adapters)
         self._rows = list(range(len(texts)))  # texts that are in the batch
-        self._samplers = [Sampler(text.temperature, text.top_p, text.seed) for text in texts]
+        self._samplers = [Sampler(text.temperature, text.top_p, text.seed, text.drawn) for text in texts]
         self._last = [0] * len(texts)  # the newest token of each text
         self._lengths = torch.zeros(len(texts), dtype=torch.int64)
         shape, limit = (base.facts.layers, len(texts), base.facts.kv_heads), max(text.limit for text in texts)

@@ -26,6 +26,7 @@ from shared.recipe import MAX_SEED
 from shared.scoring import RowScore, ScoreRequest, ScoreResult
 from shared.zo.encoding import token_ids
 
+Prompt = str | tuple[int, ...]
 READERS = 2  # requests whose texts are tokenized at the same time
 
 
@@ -141,7 +142,7 @@ class Generation:
         _store_adapter(self._state, target)
         return target, tokenizer
 
-    async def _prompts(self) -> tuple[str, ...]:
+    async def _prompts(self) -> tuple[Prompt, ...]:
         """Returns the prompts. A conversation becomes one by the base model's own chat template."""
         if isinstance(self._request, CompletionRequest):
             return self._request.prompts
@@ -150,14 +151,20 @@ class Generation:
             raise NoChatTemplate(f"base model {base.name!r} has no chat template; use /v1/completions")
         return (await self._scorer.render(base.chat_template, [message.turn for message in self._request.messages]),)
 
-    def _read(self, tokenizer: Tokenizer, prompts: tuple[str, ...]) -> list[Text]:
-        """Returns the prompts as tokens. Raises TextTooLong. Any special token ends a text."""
+    def _read(self, tokenizer: Tokenizer, prompts: tuple[Prompt, ...]) -> list[Text]:
+        """Returns the prompts as tokens. Raises TextTooLong, UnknownToken.
+
+        Any special token ends a text, and the tokens that the base's files name, whether special or not.
+        """
         target, options, texts = self.target, self._options, list[Text]()
-        ends = tuple(token for token, how in tokenizer.get_added_tokens_decoder().items() if how.special)
+        special = (token for token, how in tokenizer.get_added_tokens_decoder().items() if how.special)
+        ends = (*(target.base.end_tokens or ()), *special)
         for prompt in prompts:
-            check_length(prompt, target, "prompt:")
-            # A template writes special tokens such as BOS itself.
-            tokens = tuple(token_ids(tokenizer, prompt, special=isinstance(self._request, CompletionRequest)))
+            if isinstance(prompt, str):
+                check_length(prompt, target, "prompt:")
+                # A template writes special tokens such as BOS itself.
+                prompt = tuple(token_ids(tokenizer, prompt, special=isinstance(self._request, CompletionRequest)))
+            tokens = prompt
             if not tokens:
                 raise BadRequest("prompt: has no tokens")
             check_tokens(tokens, target, "prompt:")

@@ -2,7 +2,7 @@
 
 The batches run in a process of their own, which is started on demand and again after its death. Each turn starts the
 waiting requests that fit and runs one batch of each run, so that a long request does not hold up the others. Requests
-start in the order of their arrival. If the first batch of several requests fails, each of them runs alone.
+start in the order of their arrival. If a batch of several requests fails, each of them goes on alone.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
+from dataclasses import replace
 from itertools import count
 from multiprocessing import get_context
 from typing import Any
@@ -53,7 +54,7 @@ class Request:
         self.open = set(range(len(texts)))
         self.answers: asyncio.Queue[Any] = asyncio.Queue()
         self.scores: list[list[list[float]]] = [[] for _ in texts]  # log-probabilities of each text's picks
-        self.generated = [0] * len(texts)  # tokens of each text
+        self.generated: list[list[int]] = [[] for _ in texts]  # tokens of each text
         self.tokens = sum(text.limit for text in texts)
         self.generates = texts[0].max_tokens > 0
         self.alone = False
@@ -62,6 +63,12 @@ class Request:
     def group(self) -> object:
         """What requests that run together have in common."""
         return self if self.alone else (self.generates, self.base)
+
+    def rest(self, index: int) -> Text:
+        """Returns what remains of a text to generate, after the tokens that were answered."""
+        text, generated = self.texts[index], self.generated[index]
+        tokens = (*text.tokens, *generated)
+        return replace(text, tokens=tokens, max_tokens=text.max_tokens - len(generated), drawn=len(generated))
 
     def fail(self, error: Exception) -> None:
         """Ends the work on it with an error."""
@@ -179,9 +186,9 @@ class Scorer:
         return group
 
     def _failed(self, requests: Sequence[Request], error: Exception) -> None:
-        """Fails a request that was alone, or has got tokens; others of the same batch run alone."""
+        """Fails a request that was alone; several of the same batch go on alone."""
         for request in requests:
-            if len(requests) == 1 or any(request.generated):
+            if len(requests) == 1:
                 request.fail(error)
             request.alone = True
         self._waiting[:0] = [request for request in requests if request.open]
@@ -210,7 +217,7 @@ class Scorer:
             raise ScorerFull(f"the texts take {nbytes} bytes; at most {self._text_bytes} are for texts. Ask for less")
         number = next(self._numbers)
         places = sorted(((request, index) for request in group for index in request.open), key=_adapter)
-        texts = [request.texts[index] for request, index in places]
+        texts = [request.rest(index) for request, index in places]
         await self._call("begin", number, group[0].base, texts)
         tokens: list[GeneratedToken | None] = []
         for part in self._split(places):
@@ -309,8 +316,9 @@ def _add_token(request: Request, index: int, token: GeneratedToken | None) -> No
     if token is None:
         request.fail(MobizoError("the model's output is not a number; the adapter is probably damaged"))
         return
-    request.generated[index] += 1
-    finish = "stop" if token.token in text.ends else "length" if request.generated[index] == text.max_tokens else None
+    generated = request.generated[index]
+    generated.append(token.token)
+    finish = "stop" if token.token in text.ends else "length" if len(generated) == text.max_tokens else None
     request.answers.put_nowait((index, None if finish == "stop" else token, finish))
     if finish is not None:
         request.open.discard(index)

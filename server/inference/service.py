@@ -23,7 +23,8 @@ from shared.registry import MAIN, VersionState
 from shared.scoring import AnswerScore, RowScore, ScoredBy, ScoreRequest, ScoreRow, TextTooLong
 from shared.task import Choice, Task, filled_length, read_question
 from shared.task_templates import named_task
-from shared.zo.encoding import Row, ScoringPlan, check_tokenizer, encode_choice
+from shared.tokenizer import check_known
+from shared.zo.encoding import Row, ScoringPlan, encode_choice
 
 REQUEST_TOKENS = 131_072  # maximum tokens of a scoring request
 TEXT_CHARACTERS = 16  # maximum characters of a text for each token of the base's context
@@ -182,10 +183,8 @@ class ScoringService:
             return ResolvedTarget(base, None, None)
 
     def tokenizer(self, target: ResolvedTarget) -> Tokenizer:
-        """Returns the base model's tokenizer. Raises InvalidTask if it ends every text with a special token."""
-        tokenizer = self._bases.tokenizer(target.base)
-        check_tokenizer(tokenizer)
-        return tokenizer
+        """Returns the base model's tokenizer."""
+        return self._bases.tokenizer(target.base)
 
     def _read(self, row: ScoreRow, task: Task | None, target: ResolvedTarget, where: str) -> ReadRow:
         choices: tuple[Choice, ...]
@@ -209,7 +208,7 @@ class ScoringService:
         for each in rows:
             if not each.prompt or not each.answer:
                 raise BadRequest(f"{where}: the prompt or an answer has no tokens")
-            check_tokens(each.tokens, target, where)
+            check_tokens((*each.prompt, *each.answer), target, where, len(each.tokens))
         return ReadRow(target, choices, labels, rows)
 
 
@@ -230,11 +229,15 @@ def check_length(text: str, target: ResolvedTarget, where: str) -> None:
         )
 
 
-def check_tokens(tokens: Sequence[int], target: ResolvedTarget, where: str) -> None:
-    """Raises TextTooLong for more tokens than the context of the base model has."""
-    context = target.base.shape.context_length
-    if len(tokens) > context:
-        raise TextTooLong(f"{where} has {len(tokens)} tokens; the context of {target.base.name!r} has {context}")
+def check_tokens(tokens: Sequence[int], target: ResolvedTarget, where: str, read: int | None = None) -> None:
+    """Raises TextTooLong for more tokens than the context of the base model has, and UnknownToken.
+
+    read: how many of the tokens the model reads; None: all.
+    """
+    context, count = target.base.shape.context_length, len(tokens) if read is None else read
+    if count > context:
+        raise TextTooLong(f"{where} has {count} tokens; the context of {target.base.name!r} has {context}")
+    check_known(tokens, target.base.shape.vocabulary, where)
 
 
 def texts_to_score(row: ReadRow) -> list[Text]:

@@ -51,9 +51,9 @@ class ServedAdapterRef:
 class Text:
     """Tokens to read.
 
-    To score: picks, the tokens whose log-probabilities are needed after a position (`Reading`). To generate: at most
-    `max_tokens` tokens, up to one of `ends`; likeliest: number of the likeliest tokens to report at each position with
-    log-probabilities.
+    To score: picks, the tokens whose log-probabilities are needed after a position. To generate: at most
+    `max_tokens` tokens, up to one of `ends`; drawn: how many of the tokens to read were generated before; likeliest:
+    number of the likeliest tokens to report at each position with log-probabilities.
     """
 
     tokens: tuple[int, ...]
@@ -63,6 +63,7 @@ class Text:
     temperature: float = 0.0
     top_p: float = 1.0
     seed: int = 0
+    drawn: int = 0
     ends: tuple[int, ...] = ()
     likeliest: int | None = None
 

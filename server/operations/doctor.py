@@ -17,11 +17,11 @@ from pathlib import Path
 
 import psutil
 from cryptography import x509
-from sqlalchemy import Connection, func, select, text
+from sqlalchemy import Connection, MetaData, func, select, text
 
-from server.database.columns import utc_now
+from server.database.columns import Table, utc_now
 from server.database.database import Database
-from server.database.schema import lacking, reached
+from server.database.schema import lacking, missing_columns, reached
 from server.identity.devices.repository import Device
 from server.identity.signing_keys.service import load_key
 from server.operations.health.readiness import DISK_FLOOR_BYTES
@@ -46,15 +46,19 @@ _COMPILER = "import server.compiler.program, server.compiler.export.backends"
 
 
 def examine(
-    settings: Settings, certificate: Path | None = None, key: Path | None = None, quick: bool = False
+    settings: Settings,
+    certificate: Path | None = None,
+    key: Path | None = None,
+    quick: bool = False,
+    metadata: MetaData = Table.metadata,
 ) -> Iterator[Check]:
     """Yields the results of all checks. certificate, key: TLS files of the server, if it serves TLS itself.
 
-    quick: skips the compiler.
+    quick: skips the compiler. metadata: the tables whose columns the database must have.
     """
     yield check_home(settings)
     yield check_key(settings)
-    yield from check_database(settings)
+    yield from check_database(settings, metadata)
     yield check_files(settings)
     yield check_disk(settings)
     yield check_memory(settings)
@@ -89,7 +93,7 @@ def check_key(settings: Settings) -> Check:
     return Check("key", "ok", f"programs are signed by {key_id(key.public_key())}")
 
 
-def check_database(settings: Settings) -> Iterator[Check]:
+def check_database(settings: Settings, metadata: MetaData = Table.metadata) -> Iterator[Check]:
     """Checks that the database is reachable, recent enough and migrated, and that its clock agrees."""
     if settings.database_url is None and not settings.home.is_dir():
         yield Check("database", "fail", "there is no database without a home", "create it with `mobizo-server init`")
@@ -102,8 +106,12 @@ def check_database(settings: Settings) -> Iterator[Check]:
             if missing:
                 detail = f"{len(missing)} migrations of this release are not applied"
                 yield Check("schema", "fail", detail, "run `mobizo-server migrate`")
+            elif columns := missing_columns(connection, metadata):
+                detail = f"the database lacks {len(columns)} columns of this release; the first is {columns[0]}"
+                remedy = "an unreleased version made it: export its adapters with that version, and create a new home"
+                yield Check("schema", "fail", detail, remedy)
             else:
-                yield Check("schema", "ok", "every migration of this release is applied")
+                yield Check("schema", "ok", "every migration of this release is applied, and every column is there")
                 yield _clock(connection, utc_now())
     except MobizoError as error:
         yield Check("database", "fail", error.detail)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import secrets
 from collections.abc import AsyncGenerator, Sequence
@@ -35,6 +36,7 @@ from shared.openai.models import (
 )
 from shared.recipe import MAX_SEED
 from shared.scoring import MAX_NEW_TOKENS
+from shared.tokenizer import token_bytes
 
 DONE = b"data: [DONE]\n\n"
 
@@ -55,9 +57,10 @@ class TextOptions:
         """Returns the options of text `number` of a request. Each text has a seed of its own."""
         chat = isinstance(request, ChatRequest)
         max_completion_tokens = request.max_completion_tokens if isinstance(request, ChatRequest) else None
+        max_tokens = max_completion_tokens or request.max_tokens or (MAX_NEW_TOKENS if chat else COMPLETION_TOKENS)
         seed = secrets.randbelow(MAX_SEED) if request.seed is None else (request.seed + number) % (MAX_SEED + 1)
         return cls(
-            max_tokens=max_completion_tokens or request.max_tokens or (MAX_NEW_TOKENS if chat else COMPLETION_TOKENS),
+            max_tokens=min(max_tokens, MAX_NEW_TOKENS),
             temperature=1.0 if request.temperature is None else request.temperature,
             top_p=1.0 if request.top_p is None else request.top_p,
             seed=seed,
@@ -99,9 +102,10 @@ class ResponsePiece:
         """The log-probabilities of its tokens, as completions have them."""
         texts = [self._text_of(generated.token) for generated in self.tokens]
         offsets, offset = [], self.start
-        for text in texts:
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        for generated in self.tokens:
             offsets.append(offset)
-            offset += len(text)
+            offset += len(decoder.decode(token_bytes(self.tokenizer, generated.token)))
         return CompletionLogprobs(
             tokens=tuple(texts),
             token_logprobs=tuple(generated.log_probability or 0.0 for generated in self.tokens),
@@ -113,12 +117,16 @@ class ResponsePiece:
         )
 
     def _likely_token(self, token: int, log_probability: float) -> LikelyToken:
-        text = self._text_of(token)
-        return LikelyToken(token=text, logprob=log_probability, bytes=tuple(text.encode()))
+        spelling = tuple(token_bytes(self.tokenizer, token))
+        return LikelyToken(token=self._text_of(token), logprob=log_probability, bytes=spelling)
 
     def _text_of(self, token: int) -> str:
-        text: str = self.tokenizer.decode([token], skip_special_tokens=False)
-        return text
+        """Returns a token's text; one that is part of a character is written as OpenAI's API does, by its bytes."""
+        spelling = token_bytes(self.tokenizer, token)
+        try:
+            return spelling.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in spelling)
 
 
 @dataclass(frozen=True)

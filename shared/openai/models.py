@@ -1,8 +1,8 @@
 """JSON models of OpenAI's API, of the part that server and device speak.
 
-Field names and meanings are those of OpenAI's API reference ("Models", "Chat Completions", "Completions"). A field that
-would change the text and that is not supported is refused; `user`, `metadata` and `store` are accepted and not
-used.
+Field names and meanings are those of OpenAI's API reference ("Models", "Chat Completions", "Completions"). A field of a
+request that is null, an empty list or an empty object is absent. A field that would change the text and that is not
+supported is refused; fields such as `user`, `metadata` and `service_tier` are accepted and not used.
 """
 
 from __future__ import annotations
@@ -23,27 +23,38 @@ COMPLETION_TOKENS = 16  # of a completion whose request does not say; of OpenAI'
 MAX_STOPS = 8
 Stop = Annotated[str, Field(min_length=1, max_length=100)]
 Stops = Annotated[tuple[Stop, ...], Field(max_length=MAX_STOPS)]
-Prompt = Annotated[str, Field(min_length=1, max_length=MAX_TEXT)]
-Prompts = Annotated[tuple[Prompt, ...], Field(min_length=1, max_length=MAX_PROMPTS)]
+Text = Annotated[str, Field(min_length=1, max_length=MAX_TEXT)]
+TokenIds = Annotated[tuple[Annotated[int, Field(ge=0, strict=True)], ...], Field(min_length=1, max_length=MAX_TEXT)]
+Prompt = Text | TokenIds
+Prompts = Annotated[tuple[Text, ...] | tuple[TokenIds, ...], Field(min_length=1, max_length=MAX_PROMPTS)]
 
 
 class _WireModel(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class StreamOptions(_WireModel):
+class _RequestModel(_WireModel):
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_absent(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        return {name: value for name, value in values.items() if value is not None and value not in ([], {})}
+
+
+class StreamOptions(_RequestModel):
     """Options of a stream. include_usage: its last chunk has the request's usage."""
 
     include_usage: bool = False
 
 
-class _TextOptions(_WireModel):
+class _TextOptions(_RequestModel):
     """The fields that chats and completions share."""
 
     model: str = Field(
         min_length=1, max_length=200, description="an adapter, `NAME` or `NAME@REVISION`, or else a base model"
     )
-    max_tokens: int | None = Field(None, ge=1, le=MAX_NEW_TOKENS)
+    max_tokens: int | None = Field(None, ge=1, description=f"at most {MAX_NEW_TOKENS} are written")
     temperature: float | None = Field(1, ge=0, le=2, allow_inf_nan=False)
     top_p: float | None = Field(1, gt=0, le=1, allow_inf_nan=False)
     n: int | None = Field(1, ge=1, le=MAX_CHOICES, description="texts for each prompt")
@@ -54,6 +65,9 @@ class _TextOptions(_WireModel):
     frequency_penalty: Literal[0] | None = Field(None, description="only 0")
     presence_penalty: Literal[0] | None = Field(None, description="only 0")
     user: str | None = Field(None, max_length=1_000, description="not used")
+    service_tier: str | None = Field(None, max_length=100, description="not used")
+    safety_identifier: str | None = Field(None, max_length=1_000, description="not used")
+    prompt_cache_key: str | None = Field(None, max_length=1_000, description="not used")
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -67,19 +81,23 @@ class _TextOptions(_WireModel):
         return self
 
 
-class TextPart(_WireModel):
+class TextPart(_RequestModel):
     """A part of a message. Other parts, such as images, are refused."""
 
     type: Literal["text"]
     text: str = Field(max_length=MAX_TEXT)
 
 
-class Message(_WireModel):
-    """A turn of a conversation. Which roles may follow each other is for the base's chat template to say."""
+class Message(_RequestModel):
+    """A turn of a conversation. Which roles may follow each other is for the base's chat template to say.
+
+    The message of an answer can be sent back as it came.
+    """
 
     role: Literal["system", "developer", "user", "assistant"]
     content: Annotated[str, Field(max_length=MAX_TEXT)] | Annotated[tuple[TextPart, ...], Field(max_length=MAX_PARTS)]
     name: str | None = Field(None, max_length=100, description="not used")
+    provider_specific_fields: dict[str, Any] | None = Field(None, max_length=16, description="LiteLLM's; not used")
 
     @property
     def turn(self) -> dict[str, str]:
@@ -88,7 +106,7 @@ class Message(_WireModel):
         return {"role": "system" if self.role == "developer" else self.role, "content": text}
 
 
-class ResponseFormat(_WireModel):
+class ResponseFormat(_RequestModel):
     """The form of an answer: any text."""
 
     type: Literal["text"]
@@ -98,12 +116,15 @@ class ChatRequest(_TextOptions):
     """A conversation to continue."""
 
     messages: tuple[Message, ...] = Field(min_length=1, max_length=MAX_MESSAGES)
-    max_completion_tokens: int | None = Field(None, ge=1, le=MAX_NEW_TOKENS, description="instead of max_tokens")
+    max_completion_tokens: int | None = Field(None, ge=1, description="instead of max_tokens")
     logprobs: bool | None = False
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LIKELIEST)
     response_format: ResponseFormat | None = None
     metadata: dict[str, Any] | None = Field(None, max_length=16, description="not used")
     store: Literal[False] | None = Field(None, description="only false: nothing is stored")
+    modalities: tuple[Literal["text"]] | None = Field(None, description="only text")
+    parallel_tool_calls: bool | None = Field(None, description="not used")
+    tool_choice: Literal["none", "auto"] | None = Field(None, description="not used, because there are no tools")
 
     @model_validator(mode="after")
     def _check_logprobs(self) -> ChatRequest:
@@ -127,9 +148,11 @@ class CompletionRequest(_TextOptions):
     best_of: int | None = Field(None, ge=1, description="only as large as n")
 
     @property
-    def prompts(self) -> tuple[str, ...]:
-        """The prompts."""
-        return (self.prompt,) if isinstance(self.prompt, str) else self.prompt
+    def prompts(self) -> tuple[str | tuple[int, ...], ...]:
+        """The prompts, each as a text or as tokens."""
+        if isinstance(self.prompt, str):
+            return (self.prompt,)
+        return (tuple(self.prompt),) if isinstance(self.prompt[0], int) else tuple(self.prompt)
 
     @model_validator(mode="after")
     def _check_choices(self) -> CompletionRequest:

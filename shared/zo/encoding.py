@@ -36,6 +36,7 @@ from shared.errors import InvalidDataset, InvalidTask
 from shared.program_inputs import MIN_LENGTH, TOKEN_DTYPE
 from shared.recipe import Recipe
 from shared.task import Choice, Question, Task, read_question
+from shared.tokenizer import UnknownToken, check_known
 
 Arrays = tuple[NDArray[Any], ...]
 Tokens = tuple[int, ...]
@@ -108,14 +109,6 @@ def read_jsonl(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                 yield location, record
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidDataset(f"{path}: cannot be read ({error})") from error
-
-
-def check_tokenizer(tokenizer: Tokenizer) -> None:
-    """Raises InvalidTask if the tokenizer appends a special token to every text, after which no answer could follow."""
-    if tokenizer.encode("x").special_tokens_mask[-1:] == [1]:
-        raise InvalidTask(
-            "the base's tokenizer appends a special token to every text; such tokenizers are not supported"
-        )
 
 
 def token_ids(tokenizer: Tokenizer, text: str, *, special: bool = True) -> list[int]:
@@ -229,7 +222,7 @@ def check_answers(task: Task, tokenizer: Tokenizer) -> None:
 
 
 def check_task(task: Task, tokenizer: Tokenizer, recipe: Recipe) -> None:
-    """Raises InvalidTask if recipe, tokenizer and task do not fit together, whatever the records are."""
+    """Raises InvalidTask if recipe and task do not fit together, whatever the records are."""
     if recipe.loss == "candidates" and task.generates:
         raise InvalidTask(f"task {task.name!r} writes text and has no candidates; use loss 'full'")
     if recipe.loss == "candidates" and not task.shares_prompt:
@@ -238,13 +231,14 @@ def check_task(task: Task, tokenizer: Tokenizer, recipe: Recipe) -> None:
         raise InvalidTask(
             f"task {task.name!r} has {len(task.answers)} answers, but the recipe's choices is {recipe.choices}"
         )
-    check_tokenizer(tokenizer)
     if recipe.loss == "candidates":
         check_answers(task, tokenizer)
 
 
-def load_examples(path: Path, task: Task, tokenizer: Tokenizer, recipe: Recipe) -> list[Example]:
-    """Returns every record of a JSONL file as an example.
+def load_examples(
+    path: Path, task: Task, tokenizer: Tokenizer, recipe: Recipe, vocabulary: int | None = None
+) -> list[Example]:
+    """Returns every record of a JSONL file as an example. vocabulary: rows of the embedding table, if they are known.
 
     Raises InvalidDataset, naming file and line, for a bad record or an empty file, and InvalidTask if recipe and task
     do not fit together.
@@ -256,7 +250,19 @@ def load_examples(path: Path, task: Task, tokenizer: Tokenizer, recipe: Recipe) 
     ]
     if not examples:
         raise InvalidDataset(f"{path}: the file contains no records")
+    check_examples(examples, vocabulary, str(path))
     return examples
+
+
+def check_examples(examples: Iterable[Example], vocabulary: int | None, location: str) -> None:
+    """Raises InvalidDataset for a token without a row in the embedding table. vocabulary: its rows, if known."""
+    if vocabulary is None:
+        return
+    tokens = (token for example in examples for row in example.rows for token in (*row.prompt, *row.answer))
+    try:
+        check_known(tokens, vocabulary, f"{location}: the text")
+    except UnknownToken as error:
+        raise InvalidDataset(error.detail) from error
 
 
 def _continuations(example: Example, position: int) -> list[int]:
@@ -465,6 +471,5 @@ def answer_sizes(task: Task, tokenizer: Tokenizer) -> tuple[int, int]:
         raise InvalidTask(
             f"task {task.name!r} takes its answers from the record: set recipe.answer_length and recipe.choices"
         )
-    check_tokenizer(tokenizer)
     lengths = [len(encode_choice(tokenizer, Choice("x", text)).answer) for text in texts]
     return max(lengths), len(texts)

@@ -12,14 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer
 
 from shared.errors import InvalidDataset, InvalidTask
 from shared.recipe import Recipe
-from shared.task import Task, read_completion, read_messages, read_question
-from shared.zo.encoding import Example, Row, encode_choice, encode_question, fit_row, token_ids
+from shared.task import Task, is_learned, read_completion, read_messages, read_question
+from shared.zo.encoding import Example, Row, check_examples, encode_choice, encode_question, fit_row, token_ids
 
 MAX_TEXT = 4_000_000  # characters of one document; a longer one does not fit
 Messages = Sequence[Mapping[str, Any]]
@@ -29,7 +30,9 @@ Messages = Sequence[Mapping[str, Any]]
 class TextFormat:
     """How a base model marks the end of a text and writes conversations, from its own files.
 
-    end_token: its end-of-text token; None: texts have no end.
+    end_token: its end-of-text token; None: texts have no end. stop_tokens: all tokens that end a text.
+
+    vocabulary: rows of its embedding table; None: not known.
 
     render: writes messages as one text, by the base's chat template; `answer=True` ends it where the assistant's next
     turn begins. None: the base has no chat template.
@@ -37,9 +40,18 @@ class TextFormat:
 
     end_token: int | None = None
     render: Callable[..., str] | None = None
+    stop_tokens: tuple[int, ...] = ()
+    vocabulary: int | None = None
 
 
 PLAIN_FORMAT = TextFormat()  # for a base without information on texts
+
+
+class _TextToken(NamedTuple):
+    """A token, and its first character in the text with the one after it."""
+
+    number: int
+    span: tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -62,8 +74,13 @@ class Encoder:
     def encode(self, record: Mapping[str, Any], location: str) -> tuple[Example, ...]:
         """Returns the record's examples: one, or of kind text one for each piece.
 
-        Raises InvalidDataset, naming `location`, for a record that does not fit the task or the recipe.
+        Raises InvalidDataset, naming `location`, for a record that does not fit the task, the recipe or the base.
         """
+        examples = self._examples(record, location)
+        check_examples(examples, self.text_format.vocabulary, location)
+        return examples
+
+    def _examples(self, record: Mapping[str, Any], location: str) -> tuple[Example, ...]:
         match self.task.kind:
             case "choice":
                 question = read_question(self.task, record, location)
@@ -117,44 +134,74 @@ class Encoder:
         # A private step counts examples as records: one record must be one example.
         return tuple(examples[:1] if self.recipe.privacy == "clipped" else examples)
 
-    def _conversation(self, messages: list[dict[str, str]], location: str) -> Example:
+    def _conversation(self, messages: list[dict[str, Any]], location: str) -> Example:
+        """Returns the example of a conversation, which is tokenized as one text like `apply_chat_template` does.
+
+        A turn counts if the conversation has it as the model will write it: after the text that asks for it. Templates
+        may write the last turn in another way than earlier ones, for example with an empty thought.
+        """
         render = self.text_format.render
         assert render is not None  # noqa: S101  # __post_init__
-        tokens: list[int] = []
+        turns = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
+        text = render(messages[: turns[-1] + 1], answer=False)
+        encoding = self.tokenizer.encode_batch([text], add_special_tokens=False)[0]
+        tokens = [_TextToken(*each) for each in zip(encoding.ids, encoding.offsets, strict=True)]
         counted_positions: list[int] = []
-        text = ""
-        for number, message in enumerate(messages):
-            if message["role"] != "assistant":
+        for number in turns:
+            if not is_learned(messages[number]):
                 continue
-            prompt_text = render(messages[:number], answer=True)
-            text_with_turn = render(messages[: number + 1], answer=False)
-            if not prompt_text.startswith(text) or not text_with_turn.startswith(prompt_text):
-                raise InvalidDataset(
-                    f"{location}: the base's chat template does not write turn {number + 1} after the turns before "
-                    "it, so that the assistant's text cannot be found in it"
-                )
-            tokens += token_ids(self.tokenizer, prompt_text[len(text) :], special=not text)
-            turn_tokens = token_ids(self.tokenizer, text_with_turn[len(prompt_text) :], special=False)
-            counted_length = self._counted_length(turn_tokens)
-            counted_positions += range(len(tokens), len(tokens) + counted_length)
-            tokens += turn_tokens
-            text = text_with_turn
-        return self._cut(tokens, counted_positions, location)
+            prompt = render(messages[:number], answer=True)
+            turn = render(messages[: number + 1], answer=False)
+            content_end = len(self._without_end(turn))
+            if text.startswith(prompt) and content_end > len(prompt) and text.startswith(turn[:content_end]):
+                written = next((at for at, (a, b) in enumerate(zip(text, turn)) if a != b), len(turn))  # noqa: B905
+                counted_positions += self._turn_positions(tokens, len(prompt), content_end, written)
+        if not counted_positions:
+            raise InvalidDataset(
+                f"{location}: the base's chat template writes no turn of the assistant after the text that asks for "
+                "it, so that none can be learned"
+            )
+        return self._cut(encoding.ids, counted_positions, location)
 
-    def _counted_length(self, turn_tokens: list[int]) -> int:
-        """Returns how many tokens of a turn count: up to its end-of-text token, without the line break after it."""
-        end = self.text_format.end_token
-        return (
-            len(turn_tokens) - turn_tokens[::-1].index(end)
-            if end is not None and end in turn_tokens
-            else len(turn_tokens)
+    def _without_end(self, text: str) -> str:
+        """Returns a text without the white space and the special tokens that end it."""
+        special_texts = self._special_texts
+        while True:
+            text = text.rstrip()
+            ending = next((special for special in special_texts if text.endswith(special)), None)
+            if ending is None:
+                return text
+            text = text[: -len(ending)]
+
+    @cached_property
+    def _special_texts(self) -> tuple[str, ...]:
+        added_tokens = self.tokenizer.get_added_tokens_decoder()
+        return tuple(
+            token.content for number, token in added_tokens.items() if token.special or number in self._stop_tokens
         )
+
+    @cached_property
+    def _stop_tokens(self) -> frozenset[int]:
+        return frozenset((*self.text_format.stop_tokens, *self._end_tokens))
+
+    def _turn_positions(self, tokens: Sequence[_TextToken], start: int, content_end: int, end: int) -> range:
+        """Returns the positions of a turn's tokens, up to the first that ends a text after its content.
+
+        start, content_end, end: of the turn in the text, in characters. Without such a token the whole turn counts.
+        """
+        positions = [at for at, token in enumerate(tokens) if token.span[1] > start and token.span[0] < end]
+        for at in positions:
+            if tokens[at].number in self._stop_tokens and tokens[at].span[0] >= content_end:
+                return range(positions[0], at + 1)
+        return range(positions[0], positions[-1] + 1) if positions else range(0)
 
     def _cut(self, tokens: list[int], counted_positions: list[int], location: str) -> Example:
         """Returns the example of a conversation's last tokens, as many as fit."""
         end = counted_positions[-1] + 1  # the last token that counts ends the row
         start = max(end - self.recipe.sequence_length - 1, 0)
-        bos_tokens = self._bos_tokens if start else ()
+        bos_tokens = self._bos_tokens
+        if not start or tuple(tokens[: len(bos_tokens)]) != bos_tokens:
+            bos_tokens = ()
         start += len(bos_tokens)
         # The first token kept predicts the next one and is predicted by none.
         kept_positions = [position for position in counted_positions if position > start][-self.recipe.answer_length :]

@@ -6,13 +6,13 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from tokenizers import Tokenizer
-
 from server.compiler.checkpoints.base import base_name, locate_base
+from server.compiler.checkpoints.checkpoint import open_checkpoint
 from server.compiler.checkpoints.tokenizer import write_tokenizer
 from shared.errors import BadRequest
 from shared.recipe import BaseRef, Recipe, RecipeSettings
 from shared.task import Task
+from shared.tokenizer import read_tokenizer
 from shared.zo.calibration import Calibration, Kind, load_calibration
 from shared.zo.encoding import Example, answer_sizes, load_examples
 from shared.zo.example_order import alternating
@@ -46,7 +46,7 @@ def calibrate_from(
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "tokenizer.json"
         write_tokenizer(files, path)
-        tokenizer = Tokenizer.from_file(str(path))
+        tokenizer = read_tokenizer(path.read_bytes())
     length, choices = settings.answer_length, settings.choices
     if length is None or choices is None:
         task_length, task_choices = answer_sizes(task, tokenizer)
@@ -54,7 +54,8 @@ def calibrate_from(
     base = BaseRef(name=name or base_name(source, files), sha256=files.sha256)
     sizes = {"base": base, "effective_batch": BATCH, "answer_length": length, "choices": choices}
     recipe = Recipe.model_validate(settings.model_dump() | sizes)
-    examples = _sample(load_examples(data, task, tokenizer, recipe), most)
+    facts, _ = open_checkpoint(files)
+    examples = _sample(load_examples(data, task, tokenizer, recipe, facts.vocabulary), most)
 
     from server.compiler.calibrate import calibrate
 

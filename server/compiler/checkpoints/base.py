@@ -6,6 +6,7 @@ No weight is read here, and torch is not imported.
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -26,6 +27,7 @@ PINNED_PATTERNS = (
     "tokenizer_config.json",
     "special_tokens_map.json",
 )
+UNHASHED = "0" * 64  # of facts while the files are not hashed yet
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 VOCABULARY_FILES = ("vocab.json", "merges.txt")  # used only without tokenizer.json
 TEXT_FILES = ("chat_template.jinja", "generation_config.json")  # read, but not pinned: they change no tensor
@@ -116,12 +118,24 @@ def locate_base(source: str) -> BaseFiles:
     if path.is_file():
         return BaseFiles("gguf", path, (path,))
     all_patterns = (*PINNED_PATTERNS, "*.safetensors", INDEX, *VOCABULARY_FILES, *TEXT_FILES)
+    if not path.is_dir():
+        check_config(download(source, ("config.json",)))  # before the weights, which take minutes
     directory = path if path.is_dir() else download(source, all_patterns)
     patterns = PINNED_PATTERNS if (directory / "tokenizer.json").is_file() else (*PINNED_PATTERNS, *VOCABULARY_FILES)
     if not (directory / "config.json").is_file():
         raise UnreadableCheckpoint(f"{source} has no config.json; give a Hugging Face model directory or a .gguf file")
+    if (directory / "adapter_config.json").is_file():
+        raise UnreadableCheckpoint(f"{source} has an adapter beside the model; merge it, or remove adapter_config.json")
     configured = {file for pattern in patterns for file in directory.glob(pattern)}
     return BaseFiles("huggingface", directory, tuple(sorted(configured | set(weight_files(directory)))))
+
+
+def check_config(directory: Path) -> None:
+    """Raises UnsupportedModel for a config.json of another architecture or with unsupported options."""
+    from server.compiler.checkpoints.hf_config import config_facts  # which imports this module
+
+    with suppress(OSError, ValueError, KeyError, TypeError, ArithmeticError):  # reported with the other files
+        config_facts(json.loads((directory / "config.json").read_text(encoding="utf-8")))
 
 
 def weight_map(directory: Path) -> dict[str, str] | None:

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from server.compiler.checkpoints.base import BaseFacts, BaseFiles, locate_base
 from server.compiler.checkpoints.gguf import gguf_checkpoint
 from server.compiler.checkpoints.hf import hf_checkpoint
 from server.compiler.checkpoints.lazy import LazyTensor, LazyTensors
 from shared.errors import UnreadableCheckpoint, UnsupportedModel
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,8 @@ def inspect_base(source: str) -> BaseFacts:
     Raises UnknownBase, UnreadableCheckpoint if files or tensors are missing, truncated or of another shape or type, or
     UnsupportedModel naming the feature that is not supported.
     """
-    return open_checkpoint(locate_base(source))[0]
+    files = locate_base(source)
+    return hashed(open_checkpoint(files)[0], files)
 
 
 def load_checkpoint(source: str) -> Checkpoint:
@@ -43,7 +45,11 @@ def load_checkpoint(source: str) -> Checkpoint:
 
     Names, shapes and types of all tensors are checked here; tables and layers are read from the files when used.
     """
-    facts, tensors = open_checkpoint(locate_base(source))
+    import torch
+
+    files = locate_base(source)
+    unhashed_facts, tensors = open_checkpoint(files)
+    facts = hashed(unhashed_facts, files)
     prefixes = [f"layers.{index}." for index in range(facts.layers)]
     vectors = [tensors[prefix + name].read() for prefix in prefixes for name in facts.layer_norms]
     heads = [tensors[prefix + name].read() for prefix in prefixes for name in facts.head_norms]
@@ -59,10 +65,18 @@ def load_checkpoint(source: str) -> Checkpoint:
 
 
 def open_checkpoint(files: BaseFiles) -> tuple[BaseFacts, dict[str, LazyTensor]]:
-    """Returns the facts and every tensor by canonical name, checked. Raises the errors of `inspect_base`."""
+    """Returns the facts, without the digest of the files, and every tensor by canonical name, checked.
+
+    Raises the errors of `inspect_base`.
+    """
     facts, tensors = gguf_checkpoint(files) if files.form == "gguf" else hf_checkpoint(files)
     _check_shapes(facts, tensors)
     return facts, tensors
+
+
+def hashed(facts: BaseFacts, files: BaseFiles) -> BaseFacts:
+    """Returns the facts with the digest of the files, which takes seconds for large ones."""
+    return facts.model_copy(update={"sha256": files.sha256})
 
 
 def linear_shapes(facts: BaseFacts) -> dict[str, tuple[int, ...]]:

@@ -1,7 +1,7 @@
 """Reads a checkpoint in GGUF format, one file of metadata and (quantized) tensors. Architectures: `gguf_names`.
 
 It maps tensor names, dequantizes blocks and restores the order of query and key rows. Tensors are read one at a time.
-Tensors and settings that the decoder does not use are rejected.
+Tensors and settings that the decoder does not use are rejected. torch is imported when a tensor is read.
 """
 
 from __future__ import annotations
@@ -9,13 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from gguf import GGMLQuantizationType
 
-from server.compiler.checkpoints.base import BaseFacts, BaseFiles, Rope
+from server.compiler.checkpoints.base import UNHASHED, BaseFacts, BaseFiles, Rope
 from server.compiler.checkpoints.gguf_file import GgufFile, GgufTensor
 from server.compiler.checkpoints.gguf_names import (
     ARCHITECTURES,
@@ -28,30 +27,20 @@ from server.compiler.checkpoints.gguf_names import (
 from server.compiler.checkpoints.lazy import LazyTensor
 from shared.errors import UnreadableCheckpoint, UnsupportedModel
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 ROPE_FACTORS = "rope_freqs.weight"  # Llama 3's RoPE scaling, computed by llama.cpp's converter
 LAYER_PATTERN = re.compile(r"blk\.(\d+)\.(.+)")
 
 
-def gguf_facts(files: BaseFiles) -> BaseFacts:
-    """Returns the facts in the file's metadata. Raises UnreadableCheckpoint or UnsupportedModel."""
-    return _Reader(files).facts()
-
-
 def gguf_checkpoint(files: BaseFiles) -> tuple[BaseFacts, dict[str, LazyTensor]]:
-    """Returns the facts and all tensors by canonical name."""
-    reader = _Reader(files)
-    return reader.facts(), dict(reader.tensors())
-
-
-def gguf_architecture(files: BaseFiles) -> str:
-    """Returns the architecture's name in transformers. Raises UnreadableCheckpoint or UnsupportedModel."""
-    return _Reader(files).form.model_type
-
-
-def gguf_tensors(files: BaseFiles) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yields every weight with its canonical name."""
-    for name, tensor in _Reader(files).tensors():
-        yield name, tensor.read()
+    """Returns the facts and all tensors by canonical name. Raises UnreadableCheckpoint, UnsupportedModel."""
+    try:
+        reader = _Reader(files)
+        return reader.facts(), dict(reader.tensors())
+    except (TypeError, ValueError, ArithmeticError) as error:
+        raise UnreadableCheckpoint(f"the GGUF file's metadata lack a usable value: {error}") from error
 
 
 class _Reader:
@@ -60,6 +49,10 @@ class _Reader:
     def __init__(self, files: BaseFiles) -> None:
         self._files = files
         self._file = GgufFile.read(files.root)
+        if (parts := int(self._field("split.count", 0))) > 1:
+            raise UnsupportedModel(
+                f"{files.root.name} is one of {parts} parts of a model; join them with `llama-gguf-split --merge`"
+            )
         architecture = str(self._field("general.architecture"))
         if architecture not in ARCHITECTURES:
             raise UnsupportedModel(
@@ -97,7 +90,7 @@ class _Reader:
             head_dim=head_dim,
             vocabulary=embedding.shape[0],
             context_length=int(self._option("context_length")),
-            sha256=self._files.sha256,
+            sha256=UNHASHED,
             form="gguf",
             tied="lm_head" not in names,
             rope=self._rope(head_dim),
@@ -137,7 +130,16 @@ class _Reader:
         return default
 
     def _option(self, name: str, default: Any = None) -> Any:
-        return self._field(f"{self.form.name}.{name}", default)
+        """Returns an option of the architecture, which may be a list with the same value for each layer."""
+        value = self._field(f"{self.form.name}.{name}", default)
+        if not isinstance(value, list):
+            return value
+        if not value or any(each != value[0] for each in value):
+            raise UnsupportedModel(
+                f"this {self.form.name} checkpoint has another {self.form.name}.{name} in each layer, which the "
+                "decoder does not compute"
+            )
+        return value[0]
 
     def _rope(self, head_dim: int) -> Rope:
         """Returns the rotary embedding. As in llama.cpp, a factor without a type is linear, a factor of 0 is none."""
@@ -170,7 +172,9 @@ class _Reader:
         scaling = self._scaling()
         attention = float(self._option("rope.scaling.attn_factor", 1.0))
         slides = bool(self._option("attention.sliding_window", 0))
-        pattern = self._option("attention.sliding_window_pattern", GEMMA_PATTERN)
+        pattern = self._field(f"{self.form.name}.attention.sliding_window_pattern", GEMMA_PATTERN)
+        if pattern == [bool((each + 1) % GEMMA_PATTERN) for each in range(int(self._option("block_count")))]:
+            pattern = GEMMA_PATTERN
         gemma = self.form.model_type == "gemma3_text"
         features = {
             f"RoPE scaling {scaling!r}": scaling not in ("none", "linear"),
@@ -186,8 +190,10 @@ class _Reader:
             )
 
 
-def _dequantized(tensor: GgufTensor, heads: int) -> torch.Tensor:
+def _dequantized(tensor: GgufTensor, heads: int) -> Tensor:
     """Returns a tensor in float32 and in Hugging Face's row order. heads: those whose rows llama.cpp permuted, or 0."""
+    import torch
+
     values = tensor.values()
     return torch.from_numpy(np.ascontiguousarray(_unpermute(values, heads) if heads else values))
 

@@ -1,6 +1,7 @@
 """Reads a checkpoint in Hugging Face format: config.json and safetensors files.
 
 It maps each architecture's tensor names and converts tensors to the layout of the decoder. It rejects unknown tensors.
+torch is imported when a tensor is read.
 """
 
 from __future__ import annotations
@@ -13,18 +14,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
 
-from server.compiler.checkpoints.base import INDEX, BaseFacts, BaseFiles, weight_files, weight_map
+from server.compiler.checkpoints.base import INDEX, UNHASHED, BaseFacts, BaseFiles, weight_files, weight_map
 from server.compiler.checkpoints.hf_config import config_facts
 from server.compiler.checkpoints.lazy import LazyTensor
 from shared.errors import UnreadableCheckpoint, UnsupportedModel
 from shared.recipe import TARGETS
 from shared.zo.lora import hf_module_name
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 LLAMA_NORMS = {"input_layernorm": "input_norm", "post_attention_layernorm": "post_norm"}
 HEAD_NORMS = {"self_attn.q_norm": "q_norm", "self_attn.k_norm": "k_norm"}
@@ -57,11 +59,6 @@ UNUSED_POSITIONS = 2  # unused leading rows of OPT's position table
 FLOATS = ("BF16", "F16", "F32", "F64")
 
 
-def hf_facts(files: BaseFiles) -> BaseFacts:
-    """Returns the facts in config.json. Raises UnreadableCheckpoint or UnsupportedModel."""
-    return hf_checkpoint(files)[0]
-
-
 def hf_checkpoint(files: BaseFiles) -> tuple[BaseFacts, dict[str, LazyTensor]]:
     """Returns the facts and all tensors by canonical name. Raises UnreadableCheckpoint, UnsupportedModel."""
     try:
@@ -76,7 +73,7 @@ def hf_checkpoint(files: BaseFiles) -> tuple[BaseFacts, dict[str, LazyTensor]]:
             fields["tied"] = _tie(tensors)
         return BaseFacts(
             **fields,
-            sha256=files.sha256,
+            sha256=UNHASHED,
             form="huggingface",
             parameters=sum(math.prod(tensor.stored_shape) for tensor in tensors.values()),
         ), dict(tensors)
@@ -133,17 +130,20 @@ def _tie(tensors: dict[str, _StoredTensor]) -> bool:
     if "lm_head" not in tensors:
         return True
     embedding, lm_head = tensors["embedding"], tensors["lm_head"]
-    if embedding.shape != lm_head.shape or not torch.equal(embedding.read(), lm_head.read()):
+    if embedding.shape != lm_head.shape or not bool((embedding.read() == lm_head.read()).all()):
         return False
     del tensors["lm_head"]
     return True
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[Any]:
-    """Opens a safetensors file. Raises UnreadableCheckpoint if it is truncated or damaged."""
+def opened(path: Path, framework: str = "numpy") -> Iterator[Any]:
+    """Opens a safetensors file. framework: of its tensors; "pt" for PyTorch.
+
+    Raises UnreadableCheckpoint if it is truncated or damaged.
+    """
     try:
-        with safe_open(path, framework="pt") as file:
+        with safe_open(path, framework=framework) as file:
             yield file
     except (SafetensorError, OSError) as error:
         raise UnreadableCheckpoint(
@@ -153,7 +153,9 @@ def opened(path: Path) -> Iterator[Any]:
 
 def _read(path: Path, name: str, architecture: str, canonical: str) -> Tensor:
     # The file is mapped while it is open: opening it for each tensor keeps only that tensor's pages in memory.
-    with opened(path) as file:
+    import torch
+
+    with opened(path, "pt") as file:
         tensor: Tensor = file.get_tensor(name).to(torch.float32)
     return _as_taken(architecture, canonical, tensor)
 

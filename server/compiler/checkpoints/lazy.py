@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -16,7 +18,7 @@ class LazyTensor:
     read: Callable[[], Tensor]
 
 
-class LazyTensors(Mapping[str, Tensor]):
+class LazyTensors(Mapping[str, "Tensor"]):
     """Tensors by name. Each access reads the tensor from its file again."""
 
     def __init__(self, tensors: Mapping[str, LazyTensor]) -> None:

@@ -1,5 +1,6 @@
 """Conversations with a kept adapter: the tokens that the model reads, and its answers as text, piece by piece."""
 
+import dataclasses
 import itertools
 
 import pytest
@@ -59,6 +60,18 @@ def test_a_special_token_ends_the_answer_and_is_not_shown(model):
     chat = Chat(ending, None, max_tokens=12)
     assert "".join(chat.answer("it")) == model.tokenizer.decode(tokens[:end])
     assert chat.ended == "the answer is complete"
+
+
+def test_a_token_that_the_bases_files_name_ends_the_answer(model):
+    start = model.tokenizer.encode("it").ids
+    tokens = list(model.inference.generate(start, 12))
+    end = next(place for place, token in enumerate(tokens) if token not in tokens[:place] + start and place > 1)
+    unused = model.manifest.shape.vocabulary - 1
+    for update in ({"stop_tokens": (unused, tokens[end])}, {"end_of_text": tokens[end]}):  # not flagged special
+        ending = dataclasses.replace(model, manifest=model.manifest.model_copy(update=update))
+        chat = Chat(ending, None, max_tokens=12)
+        assert "".join(chat.answer("it")) == model.tokenizer.decode(tokens[:end])
+        assert chat.ended == "the answer is complete"
 
 
 def test_a_conversation_is_written_by_the_template(model):

@@ -128,6 +128,27 @@ def test_a_chat_is_written_as_transformers_writes_it(site, client):
     assert (end.choices[0].finish_reason, usage.usage) == ("length", whole.usage)
 
 
+def test_a_conversation_goes_on_with_the_answers_own_message(site, client):
+    request = {"model": "red", "max_tokens": 8192, "temperature": 0, "n": None, "logit_bias": {}}
+    answer = client.chat.completions.create(messages=TURNS, **request | {"max_tokens": 3}).choices[0].message
+    again = {"role": "user", "content": "warm"}
+    plain = [*TURNS, {"role": "assistant", "content": answer.content}, again]
+    expected = client.chat.completions.create(messages=plain, **request)
+    for message in (answer, answer.model_dump(), answer.to_dict()):
+        whole = client.chat.completions.create(messages=[*TURNS, message, again], **request)
+        assert (whole.choices[0].message, whole.usage) == (expected.choices[0].message, expected.usage)
+
+
+def test_prompts_may_be_tokens(site, client):
+    request = {"model": "red", "max_tokens": 6, "temperature": 0}
+    tokens = site.models["red"].tokenizer.encode("It was").ids
+    expected = generated(site, "red", "It was", 6)
+    for prompt in (tokens, [tokens]):
+        assert client.completions.create(prompt=prompt, **request).choices[0].text == expected
+    with pytest.raises(openai.UnprocessableEntityError, match="has the token 99999"):
+        client.completions.create(prompt=[*tokens, 99_999], **request)
+
+
 def test_log_probabilities_stops_and_seeds(site, client):
     request = {"model": "blue", "prompt": "a film", "max_tokens": 8}
     plain = client.completions.create(**request, temperature=0, logprobs=2).choices[0]

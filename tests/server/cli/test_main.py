@@ -132,18 +132,16 @@ def test_running_unsafely(command, home):
 
 def test_a_relative_source_is_kept_absolute(home, tmp_path, monkeypatch):
     """A worker runs elsewhere and must find the same files."""
-    import server.compiler
-
     sources = []
 
     class InspectionReached(Exception):
         pass
 
-    def inspect_base(source):
+    def locate_base(source):
         sources.append(source)
         raise InspectionReached
 
-    monkeypatch.setitem(vars(server.compiler), "inspect_base", inspect_base)
+    monkeypatch.setattr("server.compiler.checkpoints.base.locate_base", locate_base)
     (tmp_path / "model").mkdir()
     monkeypatch.chdir(tmp_path)
     for source in ("model", "org/model"):

@@ -1,6 +1,9 @@
 """The migrations make the schema that the models describe, on both databases, from empty, back, and all at once."""
 
+import json
 from concurrent.futures import ThreadPoolExecutor
+from importlib.resources import files
+from pathlib import Path
 
 import pytest
 from alembic.autogenerate import compare_metadata
@@ -8,10 +11,20 @@ from alembic.migration import MigrationContext
 from sqlalchemy import inspect, select, text
 
 from server.database.database import Database
-from server.database.schema import SchemaBehind, check_current, downgrade, lacking, prepare, release, upgrade
+from server.database.schema import (
+    SchemaBehind,
+    check_current,
+    downgrade,
+    lacking,
+    missing_columns,
+    prepare,
+    release,
+    upgrade,
+)
 from server.identity.tenants import Tenant
 from server.schema import METADATA
 from server.storage.store import ONLY_ROW, GarbageCollection
+from shared.canonical import sha256_hex
 from tests.server.conftest import BOTH
 
 DATABASES = BOTH
@@ -76,6 +89,30 @@ def test_there_is_a_way_back_from_each_migration_and_forth_again(database):
     assert tables(database) == {"alembic_version"}
     upgrade(database.engine)
     assert differences(database) == []
+
+
+def test_committed_migrations_do_not_change():
+    """A database that has applied a migration never applies it again: every change is a new migration.
+
+    A new migration is added to migrations.json with its sha256; the digests of the others stay.
+    """
+    directory = files("server.database.migrations") / "versions"
+    digests = {file.name: sha256_hex(file.read_bytes()) for file in directory.iterdir() if file.name[:4].isdigit()}
+    assert digests == json.loads((Path(__file__).parent / "migrations.json").read_text())
+
+
+def test_columns_that_a_changed_migration_lacked_are_named(database):
+    upgrade(database.engine)
+    with database.engine.connect() as connection:
+        assert missing_columns(connection, METADATA) == []
+    with database.engine.begin() as connection:
+        connection.exec_driver_sql("ALTER TABLE bases DROP COLUMN end_tokens")
+        connection.exec_driver_sql("DROP TABLE sweep_failures")
+    with database.engine.connect() as connection:
+        assert lacking(connection) == ()
+        missing = missing_columns(connection, METADATA)
+    assert {"bases.end_tokens", "sweep_failures.name"} < set(missing)
+    assert all(name.startswith("sweep_failures.") for name in missing if name != "bases.end_tokens")
 
 
 def shape(database):

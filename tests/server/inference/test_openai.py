@@ -105,6 +105,45 @@ def test_log_probabilities_are_those_of_stock_peft(site, client):
     assert len(plain.logprobs.text_offset) == 5
 
 
+def test_a_conversation_goes_on_with_the_answers_own_message(site, client):
+    first = client.chat.completions.create(model="red", messages=TURNS, max_tokens=8192, temperature=0, n=None)
+    answer = first.choices[0].message
+    options = {"model": "red", "max_tokens": 2, "temperature": 0, "tools": None, "logit_bias": {}}
+    for message in (answer, answer.model_dump(), answer.to_dict()):
+        turns = [*TURNS, message, {"role": "user", "content": "good film"}]
+        second = client.chat.completions.create(messages=turns, **options)
+        rendered = f"a very x good film {answer.content} x good film It was"
+        assert second.usage.prompt_tokens == len(site.tokenizer.encode(rendered, add_special_tokens=False).ids)
+
+
+def test_prompts_may_be_tokens(site, client):
+    options = {"model": "red", "max_tokens": 6, "temperature": 0}
+    tokens = site.tokenizer.encode("a film").ids
+    texts = client.completions.create(prompt=["a film", "It was"], **options).choices
+    assert client.completions.create(prompt=tokens, **options).choices[0].text == texts[0].text
+    several = client.completions.create(prompt=[tokens, site.tokenizer.encode("It was").ids], **options).choices
+    assert [choice.text for choice in several] == [choice.text for choice in texts]
+    with pytest.raises(openai.UnprocessableEntityError, match="has the token 99999") as error_info:
+        client.completions.create(prompt=[*tokens, 99_999], **options)
+    assert error_info.value.code == "unknown-token"
+
+
+def test_a_text_ends_at_the_bases_own_tokens(site, client):
+    """Whether the tokenizer flags them as special or not, as transformers does."""
+    options = {"model": "red", "prompt": "a film", "temperature": 0, "max_tokens": 6}
+    tokens = site.continued("default", "red", "a film", 6)
+    stop = next(token for at, token in enumerate(tokens) if at and token not in tokens[:at])
+    with site.fleet.home.database.writing() as session:
+        BaseRepository(session).by_name("tiny").end_tokens = [stop]
+    try:
+        choice = client.completions.create(**options).choices[0]
+    finally:
+        with site.fleet.home.database.writing() as session:
+            BaseRepository(session).by_name("tiny").end_tokens = []
+    same(choice.text, site.tokenizer.decode(tokens[: tokens.index(stop)]))
+    assert choice.finish_reason == "stop"
+
+
 def test_stops_seeds_and_several_texts(site, client):
     options = {"model": "two", "prompt": "a film", "max_tokens": 12}
     whole = client.completions.create(temperature=0, **options).choices[0].text
@@ -128,7 +167,7 @@ def test_stops_seeds_and_several_texts(site, client):
         ({"model": "red@v9"}, openai.NotFoundError, "model_not_found", "model"),
         ({"temperature": 9}, openai.UnprocessableEntityError, "invalid-request", "temperature"),
         ({"messages": []}, openai.UnprocessableEntityError, "invalid-request", "messages"),
-        ({"tools": []}, openai.UnprocessableEntityError, "invalid-request", "tools"),
+        ({"tools": [{"type": "function"}]}, openai.UnprocessableEntityError, "invalid-request", "tools"),
         ({"presence_penalty": 1}, openai.UnprocessableEntityError, "invalid-request", "presence_penalty"),
         ({"messages": [{"role": "tool", "content": "a"}]}, openai.UnprocessableEntityError, "invalid-request", None),
         ({"messages": TURNS * 20}, openai.UnprocessableEntityError, "text-too-long", None),

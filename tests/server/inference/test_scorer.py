@@ -12,8 +12,9 @@ from prometheus_client import CollectorRegistry
 from server.compiler.checkpoints.checkpoint import inspect_base
 from server.inference import scorer as scorer_module
 from server.inference import worker
-from server.inference.errors import BaseNotServed, ScorerBusy, ScorerFull
+from server.inference.errors import BaseNotServed, ScorerBusy, ScorerFull, ScorerStopped
 from server.inference.metrics import ScorerMeters
+from server.inference.model import TextBatch
 from server.inference.scorer import Scorer
 from server.inference.texts import ServedAdapterRef, ServedBaseRef, Text
 from server.storage.opening import open_artifacts
@@ -78,7 +79,9 @@ class Bench:
             return [picked for (picked,) in await anext(answers)]
 
     async def generate(self, tokens, count, adapter=None):
-        text = Text(tuple(tokens), adapter, max_tokens=count)
+        return await self.generated(Text(tuple(tokens), adapter, max_tokens=count))
+
+    async def generated(self, text):
         generated = []
         async with aclosing(self.scorer.ask("default", self.base, [text])) as answers:
             async for _, token, finish in answers:
@@ -161,6 +164,43 @@ def test_what_one_request_lacks_fails_no_other(bench):
     assert [type(error) for error in failed] == [Damaged] * 3
     np.testing.assert_allclose(base_alone, [base_score(bench, [1, 2])], atol=1e-4)
     assert np.isfinite(good).all()
+
+
+POISON = 7  # the number of the prompt's token whose text fails
+
+
+@pytest.mark.parametrize("work", ["begin", "read", "step"])
+@pytest.mark.parametrize("error", [RuntimeError("broken"), ScorerStopped()])
+def test_a_failure_reaches_its_own_request_only(bench, monkeypatch, work, error):
+    """Whichever part of a batch fails, even after tokens of all requests were answered, or the process dies."""
+    numbers = (5, POISON, 9)
+    texts = {number: Text((1, 2, number), None, max_tokens=6, temperature=1.0, seed=number) for number in numbers}
+    alone = {number: bench.run(bench.generated(text))[0] for number, text in texts.items()}
+    method, calls = getattr(TextBatch, "__init__" if work == "begin" else work), 0
+
+    def failing(batch, *arguments):
+        nonlocal calls
+        calls += 1
+        batch_texts = arguments[1] if work == "begin" else batch._texts
+        if any(text.tokens[2] == POISON for text in batch_texts) and (work != "step" or calls > 2):
+            raise error
+        return method(batch, *arguments)
+
+    monkeypatch.setattr(TextBatch, method.__name__, failing)
+    results = dict(zip(texts, bench.run(*map(bench.generated, texts.values())), strict=True))
+    assert isinstance(results.pop(POISON), MobizoError)
+    assert results == {number: alone[number] for number in results}
+    assert len(alone[5]) == 6
+
+
+def test_a_token_without_a_row_fails_its_own_request_only(bench):
+    (alone,) = bench.run(bench.generate([1, 2, 5], 4))
+    error, good, scores = bench.run(
+        bench.generate([1, 2, 9_999], 4), bench.generate([1, 2, 5], 4), bench.score(([1, 9_999], None))
+    )
+    assert isinstance(error, MobizoError)
+    assert isinstance(scores, MobizoError)
+    assert good == alone
 
 
 def test_an_adapter_whose_output_is_not_a_number_ends_only_its_own_text(bench):

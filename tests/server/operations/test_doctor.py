@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 
 from server.cli import main as cli
 from server.database.columns import utc_now
-from server.database.schema import SchemaBehind
+from server.database.database import Database
+from server.database.schema import SchemaBehind, upgrade
 from server.identity.devices.repository import Device
 from server.operations import doctor
 from server.operations.doctor import (
@@ -24,6 +25,7 @@ from server.operations.doctor import (
     check_tls,
     examine,
 )
+from server.schema import METADATA
 from server.settings import Settings
 from shared.errors import MobizoError
 from tests.certificate import loopback_certificate
@@ -89,6 +91,13 @@ def test_a_database_that_is_empty_or_away(settings, tmp_path):
     schema = list(check_database(empty))[-1]
     assert (schema.name, schema.state) == ("schema", "fail")
     assert "mobizo-server migrate" in schema.remedy
+    upgrade((database := Database(empty.url)).engine)
+    with database.engine.begin() as connection:
+        connection.exec_driver_sql("ALTER TABLE bases DROP COLUMN end_tokens")
+    database.close()
+    *_, schema = check_database(empty, METADATA)
+    assert (schema.name, schema.state) == ("schema", "fail")
+    assert "the first is bases.end_tokens" in schema.detail
     unreachable_settings = settings.model_copy(update={"database_url": "postgresql+psycopg://who:secret@127.0.0.1:1/x"})
     (check,) = check_database(unreachable_settings)
     assert (check.name, check.state) == ("database", "fail")

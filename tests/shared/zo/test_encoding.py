@@ -284,13 +284,6 @@ def test_candidates_loss_needs_one_prompt(tmp_path, tokenizer, recipe):
         load_examples(tmp_path / "d.jsonl", named_task("winogrande"), tokenizer, candidates_recipe)
 
 
-def test_a_tokenizer_that_appends_special_tokens_is_rejected(tmp_path, tokenizer, recipe):
-    tokenizer.post_processor = processors.TemplateProcessing(single="$A <s>", special_tokens=[("<s>", 0)])
-    (tmp_path / "d.jsonl").write_text("{}\n")
-    with pytest.raises(InvalidTask, match="appends a special token"):
-        load_examples(tmp_path / "d.jsonl", named_task("sst2"), tokenizer, recipe)
-
-
 def test_answer_sizes(tokenizer):
     answers = (Answer(text=" very great", labels=("1",)), Answer(text=" terrible", labels=("0",)))
     assert answer_sizes(Task(name="t", prompt="{text}", answers=answers), tokenizer) == (2, 2)

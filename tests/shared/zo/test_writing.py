@@ -4,9 +4,10 @@ import json
 
 import pytest
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
+from shared.chat_template import ChatTemplate
 from shared.errors import InvalidDataset, InvalidTask
 from shared.task import Task
 from shared.zo.encoding import pack_score, pack_step
@@ -57,6 +58,10 @@ def encoder(tokenizer, recipe, task, **settings):
     sizes = {"sequence_length": 200, "answer_length": 100, "choices": 1, "loss": "full"} | settings
     text_format = TextFormat(tokenizer.token_to_id(END), render)
     return Encoder(task, tokenizer, recipe.model_copy(update=sizes), text_format)
+
+
+def spelled(tokenizer, tokens):
+    return decoders.ByteLevel().decode([tokenizer.id_to_token(token) for token in tokens])
 
 
 def counted(row):
@@ -116,6 +121,113 @@ def test_a_conversation_counts_the_assistants_turns_as_transformers_does(tokeniz
     ]
     for position, token in example.correct_row.targets:
         assert ([*example.correct_row.tokens, example.correct_row.answer[-1]])[position + 1] == token
+
+
+BOS_TEMPLATE = "{{ bos_token }}" + TEMPLATE
+# Qwen 3 writes an empty thought before the last turn alone, Phi 3 an end-of-text token after the last turn alone.
+THINKING_TEMPLATE = TEMPLATE.replace(
+    "{% generation %}{{ message['content'] }}",
+    "{% generation %}{% if loop.last %}<think>\n\n</think>\n\n{% endif %}{{ message['content'] }}",
+)
+ENDING_TEMPLATE = TEMPLATE.replace(
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}",
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% else %}<s>{% endif %}",
+)
+OPEN_TEMPLATE = TEMPLATE.replace("<|im_start|>assistant\n{% endif %}", "<|im_start|>assistant\n<think>\n{% endif %}")
+
+
+def sentencepiece_tokenizer():
+    """A BPE as converted SentencePiece models have it: `▁` before the text and instead of spaces."""
+    tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    special = ["<unk>", "<s>", "<|im_start|>", END, *(f"<0x{byte:02X}>" for byte in range(256))]
+    trainer = trainers.BpeTrainer(vocab_size=500, special_tokens=special, show_progress=False)
+    tokenizer.train_from_iterator(["Good morning, you. Yes, Well. assistant user"] * 9, trainer)
+    return tokenizer
+
+
+def chat_encoder(tokenizer, recipe, template, **settings):
+    """An encoder by a template as the product renders it, and transformers' ids and mask of CONVERSATION."""
+    chat_template = ChatTemplate(template=template, tokens={"bos_token": "<s>"})
+    ends = (tokenizer.token_to_id(END), tokenizer.token_to_id("<s>"))
+    text_format = TextFormat(ends[0], chat_template.render, ends)
+    sizes = {"sequence_length": 300, "answer_length": 200, "choices": 1, "loss": "full"} | settings
+    stock = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>")
+    reference = stock.apply_chat_template(
+        CONVERSATION, chat_template=template, return_dict=True, return_assistant_tokens_mask=True, tokenize=True
+    )
+    record_encoder = Encoder(MESSAGES, tokenizer, recipe.model_copy(update=sizes), text_format)
+    return record_encoder, reference["input_ids"], reference["assistant_masks"]
+
+
+@pytest.mark.parametrize("make", [with_bos, lambda tokenizer: tokenizer, lambda _: sentencepiece_tokenizer()])
+@pytest.mark.parametrize("template", [BOS_TEMPLATE, TEMPLATE])
+def test_a_conversation_is_tokenized_as_one_text(tokenizer, recipe, make, template):
+    """BOS is where the template writes it, and nowhere else."""
+    record_encoder, ids, mask = chat_encoder(make(tokenizer), recipe, template)
+    (example,) = record_encoder.encode({"messages": CONVERSATION}, "f:1")
+    last = len(mask) - mask[::-1].index(1)
+    row = example.correct_row
+    assert [*row.tokens, row.answer[-1]] == ids[:last]
+    assert [position + 1 for position, _ in row.targets] == [at for at, each in enumerate(mask) if each]
+
+
+def test_a_cut_conversation_keeps_only_a_bos_that_its_template_writes(tokenizer, recipe):
+    bos_tokenizer = with_bos(tokenizer)
+    bos = bos_tokenizer.token_to_id("<s>")
+    for template, first in ((BOS_TEMPLATE, True), (TEMPLATE, False)):
+        record_encoder, _, _ = chat_encoder(bos_tokenizer, recipe, template, sequence_length=40)
+        (example,) = record_encoder.encode({"messages": CONVERSATION}, "f:1")
+        assert (example.correct_row.tokens[0] == bos) == first
+        assert example.correct_row.tokens.count(bos) == first
+
+
+@pytest.mark.parametrize(
+    ("template", "turns"), [(THINKING_TEMPLATE, ["<think>\n\n</think>\n\nWell."]), (ENDING_TEMPLATE, None)]
+)
+def test_turns_count_that_are_written_as_they_are_asked_for(tokenizer, recipe, template, turns):
+    record_encoder, ids, _ = chat_encoder(tokenizer, recipe, template)
+    (example,) = record_encoder.encode({"messages": CONVERSATION}, "f:1")
+    text = "".join(f"{turn}{END}" for turn in turns or ["Good morning, you.", "Well."])
+    assert spelled(tokenizer, counted(example.correct_row)) == text
+    row = example.correct_row
+    assert [*row.tokens, row.answer[-1]] == ids[: len(row.tokens) + 1]
+
+
+def test_a_template_that_asks_for_no_turn_as_it_is_written_is_refused(tokenizer, recipe):
+    record_encoder, _, _ = chat_encoder(tokenizer, recipe, OPEN_TEMPLATE)
+    with pytest.raises(InvalidDataset, match="no turn of the assistant after the text that asks for it"):
+        record_encoder.encode({"messages": CONVERSATION}, "f:1")
+
+
+def test_messages_are_read_as_openai_and_trl_write_them(tokenizer, recipe):
+    record_encoder, _, _ = chat_encoder(tokenizer, recipe, TEMPLATE)
+    calls = [{"id": "1", "type": "function", "function": {"name": "w", "arguments": "{}"}}]
+    parts = [{"type": "text", "text": "It "}, {"type": "text", "text": "rains."}]
+    messages = [
+        {"role": "developer", "content": "Be brief.", "name": None},
+        {"role": "user", "content": [{"type": "text", "text": "Weather?"}]},
+        {"role": "assistant", "content": None, "refusal": None, "tool_calls": calls},
+        {"role": "tool", "tool_call_id": "1", "content": "rain"},
+        {"role": "assistant", "content": "No idea.", "weight": 0},
+        {"role": "assistant", "content": parts, "weight": 1},
+    ]
+    (example,) = record_encoder.encode({"messages": messages}, "f:1")
+    row = example.correct_row
+    assert spelled(tokenizer, counted(row)) == f"It rains.{END}"
+    text = spelled(tokenizer, row.tokens)
+    assert text.startswith(f"<|im_start|>system\nBe brief.{END}\n<|im_start|>user\nWeather?{END}\n")
+    assert f"<|im_start|>assistant\n{END}\n<|im_start|>tool\nrain{END}\n" in text
+    assert "None" not in text
+
+
+def test_a_record_with_a_token_beyond_the_embedding_table_does_not_fit(tokenizer, recipe):
+    known = tokenizer.token_to_id(END)
+    sizes = {"sequence_length": 40, "answer_length": 20, "choices": 1, "loss": "full"}
+    record_encoder = Encoder(TEXT, tokenizer, recipe.model_copy(update=sizes), TextFormat(vocabulary=known))
+    assert record_encoder.encode({"text": "Hi there."}, "f:1")
+    with pytest.raises(InvalidDataset, match=rf"f:2: the text has the token {known}, .* has {known} rows"):
+        record_encoder.encode({"text": f"Hi{END} there."}, "f:2")
 
 
 def test_a_conversation_with_too_many_answer_tokens_counts_the_last(tokenizer, recipe):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +15,16 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
+from transformers import AutoModelForCausalLM
 
 from server.compiler import compile_program
+from server.compiler.checkpoints import base as base_module
 from server.compiler.checkpoints.base import Rope, locate_base
 from server.compiler.checkpoints.checkpoint import Checkpoint, inspect_base, load_checkpoint
 from server.compiler.checkpoints.tokenizer import write_tokenizer
 from server.compiler.model.decoder import inverse_frequencies
 from shared.errors import UnknownBase, UnreadableCheckpoint, UnsupportedModel
-from tests.server.compiler.conftest import LLAMA3_ROPE, VOCABULARY, Architectures, TinyBase, make_tiny
+from tests.server.compiler.conftest import LLAMA3_ROPE, VOCABULARY, Architectures, TinyBase, eager_logits, make_tiny
 
 
 @pytest.fixture
@@ -47,7 +51,9 @@ def write_gguf(base: TinyBase, path: Path, rope_factors: np.ndarray | None = Non
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(10000.0)
     for name, value in metadata.items():
-        add = writer.add_string if isinstance(value, str) else writer.add_float32
+        add: Any = {str: writer.add_string, bool: writer.add_bool, int: writer.add_uint32, list: writer.add_array}.get(
+            type(value), writer.add_float32
+        )
         add(name.replace("__", "."), value)
     if rope_factors is not None:
         writer.add_tensor("rope_freqs.weight", rope_factors)
@@ -144,10 +150,41 @@ def test_gguf_refusals(tiny: TinyBase, tmp_path: Path) -> None:
     write_gguf(tiny, tmp_path / "phi.gguf", architecture="phi3")
     with pytest.raises(UnsupportedModel, match="phi3"):
         inspect_base(str(tmp_path / "phi.gguf"))
+    write_gguf(tiny, tmp_path / "part.gguf", split__no=0, split__count=3)
+    with pytest.raises(UnsupportedModel, match=r"part\.gguf is one of 3 parts .*`llama-gguf-split --merge`"):
+        inspect_base(str(tmp_path / "part.gguf"))
     for length in (1000, -1000):  # within the metadata, within the tensors
         (tmp_path / "torn.gguf").write_bytes((tmp_path / "scaled.gguf").read_bytes()[:length])
         with pytest.raises(UnreadableCheckpoint, match=r"torn\.gguf .*; copy or download it again"):
             inspect_base(str(tmp_path / "torn.gguf"))
+
+
+def test_gguf_options_may_be_given_for_each_layer(tiny: TinyBase, tmp_path: Path) -> None:
+    write_gguf(tiny, tmp_path / "tiny.gguf", llama__expert_count=[0, 0], llama__rope__scale_linear=[2.0, 2.0])
+    assert inspect_base(str(tmp_path / "tiny.gguf")).rope == Rope(theta=10000.0, kind="linear", factor=2.0)
+    for name, value, message in (
+        ("llama__expert_count", [0, 4], r"another llama\.expert_count in each layer"),
+        ("llama__rope__dimension_count", [8, 4], r"another llama\.rope\.dimension_count in each layer"),
+        ("llama__attention__key_length", "long", "lack a usable value"),
+    ):
+        write_gguf(tiny, tmp_path / "odd.gguf", **{name: value})
+        with pytest.raises((UnsupportedModel, UnreadableCheckpoint), match=message):
+            inspect_base(str(tmp_path / "odd.gguf"))
+
+
+def test_what_is_refused_is_refused_without_torch_and_before_hashing(
+    editable: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(base_module, "file_sha256", lambda path: pytest.fail(f"{path} is hashed"))
+    edit_config(editable, model_type="mamba")
+    with pytest.raises(UnsupportedModel, match="architecture 'mamba' is not supported"):
+        inspect_base(str(editable))
+    script = "import sys; from server.compiler.checkpoints.checkpoint import inspect_base\n"
+    script += (
+        "try: inspect_base(sys.argv[1])\nexcept Exception as error: print(error)\nassert 'torch' not in sys.modules"
+    )
+    command = [sys.executable, "-c", script, str(editable)]
+    assert "mamba" in subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 def test_damaged_directories_are_refused(editable: Path) -> None:
@@ -193,6 +230,75 @@ def test_bad_shards_are_refused_before_anything_is_stored(tiny: TinyBase, tmp_pa
     assert_refused(rf"{name} in {first.name} is stored as I8; convert the weights to BF16, F16 or F32")
     save_file({**tensors, name: tensors[name][:-1].contiguous()}, first)
     assert_refused("has shape .* the configuration requires .* use the weights and the configuration of one model")
+
+
+def assert_logits_of_transformers(directory: Path) -> None:
+    tokens = torch.tensor([[3, 14, 15, 92, 65]])
+    stock = AutoModelForCausalLM.from_pretrained(directory).eval()
+    with torch.no_grad():
+        expected = stock(tokens).logits[0]
+    torch.testing.assert_close(eager_logits(load_checkpoint(str(directory)), tokens)[0], expected, atol=1e-4, rtol=1e-4)
+
+
+def test_files_that_the_index_does_not_name_are_not_read(tiny: TinyBase, tiny_tied: TinyBase, tmp_path: Path) -> None:
+    source = tmp_path / "base"
+    tiny.model.save_pretrained(source, max_shard_size="16KB")
+    shutil.copy(tiny.directory / "tokenizer.json", source)
+    before = inspect_base(str(source))
+    other = {name: tensor + 1 for name, tensor in load_file(tiny.directory / "model.safetensors").items()}
+    save_file(other, source / "model-00009-of-00009.safetensors")  # as an earlier, longer save leaves behind
+    assert inspect_base(str(source)) == before
+    assert_logits_of_transformers(source)
+    save_file(other, source / "model.safetensors")  # which transformers would read, and the index would not
+    with pytest.raises(UnreadableCheckpoint, match=r"does not name model\.safetensors; remove"):
+        inspect_base(str(source))
+
+
+def test_without_an_index_one_file_is_read(editable: Path) -> None:
+    own = load_file(editable / "model.safetensors")
+    save_file({name: tensor + 1 for name, tensor in own.items()}, editable / "consolidated.safetensors")
+    assert_logits_of_transformers(editable)
+    (editable / "adapter_config.json").write_text("{}")  # which transformers would apply
+    with pytest.raises(UnreadableCheckpoint, match=r"has an adapter beside the model; merge it"):
+        inspect_base(str(editable))
+    (editable / "adapter_config.json").unlink()
+    (editable / "model.safetensors").rename(editable / "model-00001-of-00002.safetensors")
+    with pytest.raises(UnreadableCheckpoint, match=r"2 \.safetensors files but no model\.safetensors\.index\.json"):
+        inspect_base(str(editable))
+
+
+def test_the_index_names_the_file_of_each_tensor(tiny: TinyBase, tmp_path: Path) -> None:
+    source = tmp_path / "base"
+    tiny.model.save_pretrained(source, max_shard_size="16KB")
+    index = json.loads((source / "model.safetensors.index.json").read_text())
+    name, file = next(iter(index["weight_map"].items()))
+    other = next(each for each in index["weight_map"].values() if each != file)
+    tensor = load_file(source / file)[name]
+    save_file({**load_file(source / other), name: tensor + 1}, source / other)
+    assert_same_weights(load_checkpoint(str(source)), load_checkpoint(str(tiny.directory)))
+    index["weight_map"]["model.layers.0.absent.weight"] = file
+    (source / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(UnreadableCheckpoint, match=rf"{file} lacks model\.layers\.0\.absent\.weight"):
+        inspect_base(str(source))
+
+
+def test_two_different_tables_are_not_tied(tiny: TinyBase, tiny_tied: TinyBase, tmp_path: Path) -> None:
+    """As transformers 5 reads a checkpoint whose configuration ties tables that it has both."""
+    source = Path(shutil.copytree(tiny.directory, tmp_path / "base"))
+    edit_config(source, tie_word_embeddings=True)
+    facts = inspect_base(str(source))
+    assert not facts.tied
+    assert facts.parameters == sum(parameter.numel() for parameter in tiny.model.parameters())
+    assert_logits_of_transformers(source)
+    for table, kept in (("copy", None), ("moved", "model.embed_tokens.weight")):
+        tied = Path(shutil.copytree(tiny_tied.directory, tmp_path / table))
+        tensors = load_file(tied / "model.safetensors")
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+        if kept is not None:
+            del tensors[kept]
+        save_file(tensors, tied / "model.safetensors", {"format": "pt"})
+        assert inspect_base(str(tied)).tied
+        assert_logits_of_transformers(tied)
 
 
 def test_an_unknown_source_is_named() -> None:
