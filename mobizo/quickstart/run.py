@@ -241,7 +241,7 @@ def _report(client: Client, job: JobView) -> dict[str, Any]:
         "adapter": f"{job.request.adapter}@v{version.version}",
         "approved": version.state is not VersionState.HELD,
         "split": result.accuracy_split or "test",
-        "accuracy_before": result.zero_shot_accuracy,
+        "accuracy_before": result.before_accuracy,
         "accuracy_after": result.tuned_accuracy,
         "accuracy_interval": result.accuracy_interval,
         "majority_accuracy": result.majority_accuracy,

@@ -176,3 +176,9 @@ def test_the_real_models_template_is_read_from_its_gguf_file():
     text = chat_template.render([{"role": "user", "content": "Hi"}])
     assert text.endswith("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
     assert chat_template.tokens["eos_token"] == "<|im_end|>"
+
+
+def test_a_template_that_calls_itself_is_refused_in_words():
+    template = ChatTemplate(template="{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}")
+    with pytest.raises(InvalidConversation, match="calls itself"):
+        template.render([{"role": "user", "content": "x"}])

@@ -268,7 +268,8 @@ def test_uncounted_tokens_are_not_packed(tokenizer, recipe):
         tokens[0, positions[0, 1:count]] == answers[0, : count - 1]
     ).sum() >= count - 2  # except at the start of a turn
     (batch,) = pack_score([example], record_encoder.recipe)
-    ((cells,),) = batch.cells
+    (plan,) = batch.plans
+    (cells,) = plan.terms
     assert len(cells) == count
     assert batch.inputs[2][0, :count, 0].tolist() == counted(example.correct_row)
 

@@ -1,6 +1,6 @@
 """Each base model has the tokens that end its texts; those of earlier releases get them when they are added again.
 
-Revision ID: 0005
+Revision ID: 0006
 """
 
 from __future__ import annotations
