@@ -10,7 +10,9 @@ from datetime import date
 from decimal import Decimal
 from email.message import EmailMessage
 
+import pyarrow
 import pytest
+from pyarrow.parquet import write_table
 
 from device_agent.datasets.formats import MAX_LINE, open_source
 from shared.errors import BadRequest, InvalidDataset
@@ -239,8 +241,6 @@ def test_parquet(tmp_path, monkeypatch):
         without.setitem(sys.modules, "pyarrow", None)
         with pytest.raises(BadRequest, match="pip install pyarrow"):
             read(path)
-    pyarrow = pytest.importorskip("pyarrow")
-    write_table = pytest.importorskip("pyarrow.parquet").write_table
     write_table(pyarrow.Table.from_pylist(RECORDS), path)
     assert read(path) == [(f"{path}: row {number}", record) for number, record in enumerate(RECORDS, 1)]
     day = date(2026, 1, 5)
@@ -251,10 +251,9 @@ def test_parquet(tmp_path, monkeypatch):
 
 
 def test_bytes_in_a_column_of_parquet_that_nobody_needs(tmp_path):
-    pyarrow = pytest.importorskip("pyarrow")
     path = tmp_path / "a.parquet"
     rows = [{"text": b"caf\xc3\xa9", "label": 1, "image": {"bytes": b"\xff\xd8"}}]  # text as Impala writes it
-    pytest.importorskip("pyarrow.parquet").write_table(pyarrow.Table.from_pylist(rows), path)
+    write_table(pyarrow.Table.from_pylist(rows), path)
     with pytest.raises(InvalidDataset, match=r"row 1: column 'text' has bytes; choose others with --map label=label$"):
         read(path)
     assert fields(path, columns=("text", "label")) == [{"text": "café", "label": 1}]
