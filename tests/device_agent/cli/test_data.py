@@ -27,7 +27,7 @@ def agent(home):
 def tickets(tmp_path):
     path = tmp_path / "tickets.csv"
     rows = [f"server {number} is \x1b[31mdown;{number % 2};{'x' * 99}" for number in range(100)]
-    path.write_text("\n".join(["message;urgent;notes", *rows, rows[0], ";;"]))
+    path.write_text("\n".join(["message;urgent;notes", *rows, rows[0], ";;a note"]))
     return path
 
 
