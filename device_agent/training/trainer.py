@@ -232,7 +232,7 @@ class Trainer:
     def _measure_baseline(self) -> Baseline | None:
         """Returns what simple classifiers reach; None for texts, rounds, private runs and splits without records."""
         splits = self._splits
-        if len(splits.train[0].rows) < 2 or self._plan.uploads_last or self._dp_samples is not None or splits.blank:
+        if self._plan.uploads_last or self._dp_samples is not None or splits.blank or len(splits.train[0].rows) < 2:
             return None
         return measure_baseline(splits.train, splits.test or splits.validation)
 
