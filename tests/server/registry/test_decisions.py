@@ -6,6 +6,7 @@ import pytest
 
 from server.registry.decisions import DecisionService
 from server.registry.models import Actor, StoredEvent
+from tests.server.actors import job_request
 from tests.server.homes import at_once
 from tests.server.registry.conftest import URL
 
@@ -146,8 +147,10 @@ def test_a_deleted_version_and_its_way_back(app, decide, three, problem):
     assert main(decide) == 1
 
 
-def test_a_deleted_adapter_and_its_way_back(app, publish, decide, three, problem):
+def test_a_deleted_adapter_and_its_way_back(fleet, app, device, decide, three, problem):
     before = decide("GET", "")
+    fleet.ready_job(app)
+    lease = device.lease()
     deleted = decide("DELETE", "?reason=account+closed")
     assert deleted["removed_after"]
     problem(app.get(URL), 404, "adapter-not-found")
@@ -155,7 +158,8 @@ def test_a_deleted_adapter_and_its_way_back(app, publish, decide, three, problem
     problem(app.delete(URL), 404, "adapter-not-found")
     assert app.get("/v1/adapters").json()["items"] == []
     assert app.get("/v1/adapters?deleted=true").json()["items"] == [deleted]
-    assert publish()["version"] == 4  # what a device brings meanwhile is not lost
+    assert device.finish(lease, 0.5)["version"] == 4  # what a device brings meanwhile is not lost
+    problem(app.post("/v1/jobs", json=job_request()), 409, "conflict")
     assert decide("POST", "/undelete")["versions"] == 4
     assert decide("POST", "/rollback", {})["main"] == before["main"]
     assert decide("GET", "/events")["items"][3]["reason"] == "account closed"

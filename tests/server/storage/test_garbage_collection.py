@@ -114,14 +114,6 @@ def test_what_is_told(home, grow_old):
         assert collection.started_at <= collection.ended_at
 
 
-def test_an_upload_that_was_replaced_goes(fleet, app, device, lease, collect):
-    size = lease["manifest"]["manifest"]["size"]
-    first, second = adapter_bytes(size, 0.25), adapter_bytes(size, 0.75)
-    device.upload(lease, first).raise_for_status()
-    device.upload(lease, second).raise_for_status()
-    assert collect() == {sha256_hex(first)}
-
-
 @pytest.mark.both_databases(slow=True)
 def test_an_upload_stays_as_long_as_its_lease_may_live_again(fleet, home, app, device, lease, collect):
     data = adapter_bytes(lease["manifest"]["manifest"]["size"], 0.25)
