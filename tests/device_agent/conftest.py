@@ -1,9 +1,11 @@
 """A tiny random Llama compiled by the real compiler, data that the tiny tokenizer knows, and agents' homes."""
 
+import contextlib
 import json
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -13,7 +15,9 @@ from pathlib import Path
 import pytest
 import structlog
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from typer.testing import CliRunner
 
+from device_agent.cli.app import app
 from device_agent.daemon.daemon import Daemon
 from device_agent.daemon.reporting import Display
 from device_agent.executors.python import PythonLauncher
@@ -33,7 +37,7 @@ from shared.training_settings import TrainingSettings
 from tests.device_agent.fake_server import DEVICE_KEYS, FakeServer
 from tests.device_agent.native import ROOT as ROOT
 from tests.device_agent.native import built_runner
-from tests.device_agent.service import call, environment, service, service_home  # noqa: F401  # fixtures
+from tests.device_agent.service import RECIPE, call, environment, service, service_home  # noqa: F401  # fixtures
 from tests.server.llama import write_model
 
 VOCABULARY = 288
@@ -118,16 +122,7 @@ class TinyCompiler:
         """Returns the program of a recipe. name: of its directory. inference: with the file for inference."""
         recipe = Recipe(
             base=BaseRef(name="tiny", sha256=locate_base(str(self._base)).sha256),
-            **{
-                "rank": 2,
-                "alpha": 4,
-                "queries": 2,
-                "effective_batch": 4,
-                "sequence_length": 40,
-                "answer_length": 6,
-                "choices": 2,
-            }
-            | settings,
+            **RECIPE | {"choices": 2} | settings,
         )
         directory = self._directories.mktemp(name)
         return Program(directory, self._store.put(recipe, self._base, directory, inference))
@@ -213,14 +208,17 @@ def write_records(path, count, seed, marker=""):
             file.write(json.dumps({"text": text, "label": ("negative", "positive")[index % 2]}) + "\n")
 
 
-@pytest.fixture
-def dataset(tmp_path):
+def write_dataset(directory):
     """A data set's directory with all three splits."""
-    directory = tmp_path / "movies"
     directory.mkdir()
     for seed, (split, count) in enumerate((("train", 13), ("validation", 9), ("test", 7))):
         write_records(directory / f"{split}.jsonl", count, seed)
     return directory
+
+
+@pytest.fixture
+def dataset(tmp_path):
+    return write_dataset(tmp_path / "movies")
 
 
 @pytest.fixture
@@ -363,11 +361,41 @@ def agent(home):
     return lambda *arguments, **options: run_agent(home, *arguments, **options)
 
 
+@pytest.fixture
+def invoke(home):
+    """Runs `mobizo-agent` in this process, in the test's home; returns its output."""
+
+    def invoke(*arguments):
+        result = CliRunner().invoke(app, [*map(str, arguments), "--home", str(home.path)], catch_exceptions=False)
+        assert result.exit_code == 0, result.output
+        return result.stdout
+
+    return invoke
+
+
 def start_agent(home, *arguments, notify=None, **options):
     """Starts `mobizo-agent` in a home. notify: where systemd hears it."""
     command = [sys.executable, "-u", "-m", "device_agent", *arguments]
     variables = os.environ | {"MOBIZO_AGENT_HOME": str(home.path)} | (notify or {})
     return subprocess.Popen(command, cwd=ROOT, env=variables, **options)
+
+
+@pytest.fixture
+def start_run(enrolled, dataset):
+    """Starts `mobizo-agent run` in the enrolled home; what of it still runs after the test is killed."""
+    processes, null = [], subprocess.DEVNULL
+
+    def start(*options, notify=None):
+        command = ("run", *options, "--data", f"movies={dataset}", "--json")
+        pipes = {"stdout": null, "stderr": null, "start_new_session": True}
+        processes.append(start_agent(enrolled, *command, notify=notify, **pipes))
+        return processes[-1]
+
+    yield start
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def enroll(home, url, server_key, token="device-token"):

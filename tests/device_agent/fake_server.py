@@ -44,7 +44,6 @@ from shared.protocol import (
 )
 from shared.registry import SignedAdapter
 from shared.request_signature import parse_signature
-from shared.rules import Rules
 from shared.signing import key_id, public_text, sign_manifest
 from shared.training_settings import TrainingSettings
 
@@ -181,67 +180,42 @@ class FakeServer:
         """Every byte that devices sent."""
         return b"".join(self.received)
 
-    def add_job(
-        self,
-        program,
-        dataset="movies",
-        job_id="job-1",
-        key=None,
-        task=None,
-        rules=None,
-        manifest=None,
-        start=None,
-        trajectory="none",
-        task_of_round=None,
-        privacy=None,
-        user="alice",
-        **training,
-    ):
-        """Queues a job on a compiled program; `key` signs instead of the server's own, `manifest` takes its place.
+    def add_job(self, program, dataset="movies", job_id="job-1", *, start=None, task_of_round=None, **settings):
+        """Queues a job on a compiled program.
 
         start: a signed version and its file, which the job goes on from. task_of_round: of the round it belongs to.
+        settings: of the request and of its training; also `manifest`, in place of the program's, and `key`, which signs
+        it instead of the server's own.
         """
         from tests.device_agent.conftest import TASK
 
-        task = task or TASK
         for file in program.manifest.files:
             self.files[file.sha256] = program.path(file.role).read_bytes()
-        request = JobRequest(
-            base="tiny",
-            user=user,
-            adapter=f"{user}-movies",
-            task=task,
-            dataset=dataset,
-            training=TrainingSettings(**training),
-            rules=rules or Rules(),
-            start=None
-            if start is None
-            else JobStart(adapter=start[0].manifest.adapter, revision=start[0].manifest.revision),
-            trajectory=trajectory,
-            privacy=privacy,
-        )
+        manifest, key = settings.pop("manifest", program.manifest), settings.pop("key", self.key)
+        training = {name: settings.pop(name) for name in tuple(settings) if name in TrainingSettings.model_fields}
+        facts = {"base": "tiny", "user": "alice", "task": TASK, "dataset": dataset} | settings
         if start is not None:
             self.starts[job_id] = start
+            facts["start"] = JobStart(adapter=start[0].manifest.adapter, revision=start[0].manifest.revision)
         if task_of_round is not None:
             self.rounds[job_id] = task_of_round
+        training = TrainingSettings(**training)
+        request = JobRequest(adapter=f"{facts['user']}-movies", training=training, **facts)
         job = JobView(
             id=job_id,
             state=JobState.TRAINING,
             request=request,
-            task=task,
+            task=request.task,
             recipe=program.manifest.recipe,
             recipe_id=program.manifest.recipe_id,
             round=task_of_round and RoundRef(cohort=task_of_round.cohort, number=task_of_round.number),
             attempts=0,
             device_id="device-1",
-            progress=None,
-            result=None,
-            adapter_version=None,
-            error=None,
             created_at=NOW,
             updated_at=NOW,
+            **dict.fromkeys(("progress", "result", "adapter_version", "error")),
         )
-        self.jobs.append((job, sign_manifest(manifest or program.manifest, key or self.key)))
+        self.jobs.append((job, sign_manifest(manifest, key)))
 
     def wait_for(self, condition, timeout=240):
         """Blocks until `condition()` holds, looked at after every call that arrives."""
@@ -333,8 +307,7 @@ class FakeServer:
     def _release(self, body, parts):
         return self._state()
 
-    def _leave(self, body, parts):
-        return self._state()
+    _leave = _release
 
     def _decline(self, body, parts):
         self.declines.append(Decline.model_validate_json(body))
@@ -342,12 +315,10 @@ class FakeServer:
         return self._state()
 
     def _adapter(self, body, parts):
-        self.uploads.append(body)
+        (self.trajectories if parts[2] == "trajectory" else self.uploads).append(body)
         return UploadReceipt(sha256=sha256_hex(body), size=len(body))
 
-    def _trajectory(self, body, parts):
-        self.trajectories.append(body)
-        return UploadReceipt(sha256=sha256_hex(body), size=len(body))
+    _trajectory = _adapter
 
     def _complete(self, body, parts):
         completion = Completion.model_validate_json(body)

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,20 +15,20 @@ from shared.errors import MobizoError
 from tests import cached_compiler
 from tests.device_agent.native import ROOT
 
+RECIPE = {
+    "rank": 2,
+    "alpha": 4,
+    "queries": 2,
+    "effective_batch": 4,
+    "sequence_length": 40,
+    "answer_length": 6,
+}
 JOB = {
     "base": "tiny",
     "user": "alice",
     "task": "sst2",
     "dataset": "movies",
-    "recipe": {  # the program `rademacher` of tests/device_agent/conftest.py, so that both are compiled once
-        "estimator": "replay",
-        "rank": 2,
-        "alpha": 4,
-        "queries": 2,
-        "effective_batch": 4,
-        "sequence_length": 40,
-        "answer_length": 6,
-    },
+    "recipe": {"estimator": "replay", **RECIPE},  # the program `rademacher` of conftest.py: both are compiled once
     "training": {"steps": 12, "evaluation_interval": 5},
 }
 
@@ -58,46 +59,26 @@ def call(environment):
     return call
 
 
-class Server:
-    """A real server that can be stopped and started again at its address."""
-
-    def __init__(self, environment, token, log):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self._port = probe.getsockname()[1]
-        self._environment, self._log = environment, log
-        self.url, self.token = f"http://127.0.0.1:{self._port}", token
-        self._process = None
-
-    def start(self):
-        command = [sys.executable, "-c", "from server.cli.main import main; main()", "run", "--port", str(self._port)]
-        with self._log.open("ab") as log:
-            self._process = subprocess.Popen(
-                command, cwd=ROOT, env=self._environment, stdout=log, stderr=log, start_new_session=True
-            )
-
-    def stop(self):
-        if self._process is None:
-            return
-        os.killpg(self._process.pid, signal.SIGTERM)
-        try:
-            self._process.wait(60)
-        finally:
-            if self._process.poll() is None:
-                os.killpg(self._process.pid, signal.SIGKILL)
-                self._process.wait()
-        self._process = None
-
-
 @pytest.fixture(scope="session")
 def service(call, environment, base, service_home):
-    """A running server that has the tiny base."""
+    """The address of a running server that has the tiny base, and a token."""
     token = json.loads(call("server", "init", "--json"))["token"]
     call("server", "base", "add", "tiny", str(base), "--json")
-    server = Server(environment, token, service_home / "server.log")
-    server.start()
-    yield server
-    server.stop()
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-c", "from server.cli.main import main; main()", "run", "--port", str(port)]
+    with (service_home / "server.log").open("wb") as log:
+        pipes = {"stdout": log, "stderr": log, "start_new_session": True}
+        process = subprocess.Popen(command, cwd=ROOT, env=environment, **pipes)
+    yield SimpleNamespace(url=f"http://127.0.0.1:{port}", token=token)
+    os.killpg(process.pid, signal.SIGTERM)
+    try:
+        process.wait(60)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
 def wait_until(condition, seconds=240):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from device_agent.errors import AlreadyRunning, NotEnrolled, NotRunning
+from device_agent.errors import NotEnrolled, NotRunning
 from device_agent.home import AgentHome
 from shared.errors import BadRequest, MobizoError
 from shared.signing import new_private_key, public_text
@@ -33,28 +33,10 @@ def test_identity_is_kept_and_private(home, server_key):
     for name in ("config.json", "device.key"):
         assert stat.S_IMODE((home.path / name).stat().st_mode) == 0o600
     assert stat.S_IMODE(home.path.stat().st_mode) == 0o700
-
-
-def test_the_key_of_noise_on_counts_is_of_the_devices_key(home):
-    first = home.noise_key()
+    first = home.noise_key()  # of the noise on counts
     assert first == home.noise_key()
     home.store_device_key(new_private_key())
     assert home.noise_key() != first
-
-
-def test_a_damaged_configuration_is_named(home):
-    (home.path / "config.json").write_text("{")
-    with pytest.raises(BadRequest, match=r"config\.json cannot be read; enroll"):
-        home.config()
-
-
-def test_one_daemon_at_a_time(home):
-    assert not home.running()
-    with home.lock():
-        assert home.running()
-        with pytest.raises(AlreadyRunning), home.lock():
-            pass
-    assert not home.running()
 
 
 SLEEPER = "import sys, time; file = open(sys.argv[1]) if sys.argv[2:] else None; print(flush=True); time.sleep(600)"
@@ -98,7 +80,10 @@ def test_a_job_id_is_no_path(home, name):
         home.run(name)
 
 
-def test_a_home_that_cannot_be_made(tmp_path):
+def test_a_home_that_is_damaged_or_cannot_be_made(home, tmp_path):
+    (home.path / "config.json").write_text("{")
+    with pytest.raises(BadRequest, match=r"config\.json cannot be read; enroll"):
+        home.config()
     (tmp_path / "file").touch()
     with pytest.raises(BadRequest, match="--home"):
         AgentHome(tmp_path / "file" / "home").create()

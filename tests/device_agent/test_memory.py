@@ -21,21 +21,3 @@ def test_the_peak_is_the_process_own():
     process = subprocess.run([sys.executable, "-c", CODE], cwd=ROOT, capture_output=True, text=True, check=False)
     assert process.returncode == 0, process.stderr
     assert int(process.stdout) < len(ballast), "a child's peak must not be its parent's"
-
-
-IDLE = """
-import numpy
-from pathlib import Path
-from device_agent.memory import release_code_pages, rss_bytes
-matrix = numpy.eye(64)
-assert numpy.linalg.eigvalsh(matrix).sum() == 64
-before = rss_bytes()
-release_code_pages()
-assert rss_bytes() < before - (2 << 20)
-assert numpy.linalg.eigvalsh(matrix).sum() == 64
-"""
-
-
-def test_idle_code_leaves_memory_and_still_runs():
-    process = subprocess.run([sys.executable, "-c", IDLE], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert process.returncode == 0, process.stderr

@@ -12,6 +12,10 @@ from shared.zo.lora import dump_adapter
 from tests.device_agent.conftest import TASK
 from tests.device_agent.fake_server import NOW
 
+RESULT = Result(
+    steps=1, best_step=1, train_seconds=1, seconds=1, peak_rss_bytes=1, train_examples=1, truncated_examples=0
+)
+
 
 def random_b(manifest, seed=1):
     """A flat B (D,) that changes what a program says."""
@@ -46,15 +50,7 @@ def vouched(program, key, seed=1, version=1, **changes):
         "device_id": "device-1",
         "task": TASK,
         "training": TrainingSettings(),
-        "result": Result(
-            steps=1,
-            best_step=1,
-            train_seconds=1,
-            seconds=1,
-            peak_rss_bytes=1,
-            train_examples=1,
-            truncated_examples=0,
-        ),
+        "result": RESULT,
         "created_at": NOW,
     }
     return sign_adapter(AdapterManifest(**facts | changes), key), data

@@ -6,7 +6,7 @@ from device_agent.android.adb import Adb
 from device_agent.executors.phone import PhoneLauncher
 from tests.device_agent.android.packages import Missing
 from tests.device_agent.android.phone import Phone
-from tests.device_agent.conftest import write_records
+from tests.device_agent.conftest import write_dataset
 
 
 @pytest.fixture(scope="session")
@@ -40,8 +40,4 @@ def launcher(adb, runner_directory):
 
 @pytest.fixture(scope="session")
 def movies(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("data") / "movies"
-    directory.mkdir()
-    for seed, (split, count) in enumerate((("train", 13), ("validation", 9), ("test", 7))):
-        write_records(directory / f"{split}.jsonl", count, seed)
-    return directory
+    return write_dataset(tmp_path_factory.mktemp("data") / "movies")

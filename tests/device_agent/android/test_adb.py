@@ -14,19 +14,10 @@ def test_a_script_tells_its_status_and_both_outputs(adb, status):
     assert (result.status, result.out, result.err) == (status, b"out\n", "err\n")
 
 
-def test_output_is_bytes(adb, phone):
-    phone.path("/data/file").write_bytes(BYTES)
-    assert adb.shell("cat /data/file").out == BYTES
-
-
-def test_a_pushed_file_is_complete(adb, phone, tmp_path):
+def test_output_is_bytes_and_a_pushed_file_is_complete_or_refused(adb, phone, tmp_path):
     (tmp_path / "here").write_bytes(BYTES)
     adb.push(tmp_path / "here", "/data/there")
-    assert phone.path("/data/there").read_bytes() == BYTES
-
-
-def test_what_the_phone_refuses_to_copy(adb, tmp_path):
-    (tmp_path / "here").write_bytes(BYTES)
+    assert phone.path("/data/there").read_bytes() == adb.shell("cat /data/there").out == BYTES
     with pytest.raises(PhoneRefused, match="Read-only file system"):
         adb.push(tmp_path / "here", "/usr/there")
 

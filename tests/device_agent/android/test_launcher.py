@@ -14,9 +14,9 @@ from device_agent.android.adb import Adb, PhoneUnreachable, PhoneUnsuitable
 from device_agent.errors import DoesNotFit, RuntimeFailed, Stopped
 from device_agent.executors.phone import PhoneLauncher
 from device_agent.executors.runner import RunnerLauncher
-from device_agent.inference.session import InferenceSession
 from shared.zo.encoding import pack_step
 from shared.zo.noise import query_seeds
+from tests.device_agent.android.phone import Phone
 from tests.device_agent.conftest import ROOT
 from tests.device_agent.training.runs import begun, hashes, train
 
@@ -112,24 +112,6 @@ def test_a_run_on_a_phone_is_that_of_this_machine(run, expected, phone):
     assert not phone.run(f"ls -A {THERE}/incoming")
 
 
-def test_tensors_cross_the_link_unchanged(launcher, rademacher):
-    """Every byte value, and those that a terminal would change."""
-    words = np.arange(rademacher.manifest.size, dtype=np.uint32) * 0x01020304 & 0x7F7FFFFF
-    words[:4] = (0x0D0A0D0A, 0x0A0D0A0D, 0x03040D1A, 0x7E2E0A00)  # line ends, Ctrl-C, Ctrl-D, Ctrl-Z, ssh's escape
-    with closing(launch_on(launcher, rademacher)) as executor:
-        executor.call("load", [words.view(np.float32)])
-        assert executor.call("adapter", [])[0].tobytes() == words.tobytes()
-
-
-@pytest.mark.slow
-def test_the_inference_file_of_a_program(launcher, rademacher):
-    program = rademacher.path("inference")
-    executor = launcher.launch(rademacher.manifest, program, rademacher.path("weights"), resident=True)
-    with closing(executor):
-        logits = InferenceSession(rademacher.manifest, executor).extend([1, 2, 3], 0, [2])
-    assert np.isfinite(logits).all()
-
-
 @pytest.mark.slow
 def test_only_missing_files_are_pushed(adb, runner_directory, rademacher, phone):
     phone.empty()
@@ -158,10 +140,6 @@ def pull_the_cable(phone):
     phone.client("disconnect")
 
 
-def kill_adbd(phone):
-    phone.kill()
-
-
 def kill_the_adb_server(phone):
     phone.client("kill-server")
 
@@ -172,18 +150,16 @@ def kill_the_adb_client(_phone):
             process.kill()
 
 
-CUTS = (pull_the_cable, kill_adbd, kill_the_adb_server, kill_the_adb_client)
+SLOW_CUTS = (Phone.kill, kill_the_adb_server, kill_the_adb_client)
 
 
-@pytest.mark.parametrize(
-    "cut", [pytest.param(cut, marks=[pytest.mark.slow] * (cut is not pull_the_cable)) for cut in CUTS]
-)
+@pytest.mark.parametrize("cut", [pull_the_cable, *(pytest.param(cut, marks=pytest.mark.slow) for cut in SLOW_CUTS)])
 def test_a_lost_link_ends_the_runner_and_the_run_goes_on(run, expected, phone, cut):
     def cut_once(_executor, step):
         if step == 5 and not run.losses:
             cut(phone)
             wait_for(lambda: not running(phone))
-            if cut is kill_adbd:
+            if cut is Phone.kill:
                 phone.start()
 
     check(run, run.train(STEPS, cut_once), expected)

@@ -88,21 +88,16 @@ def test_what_cannot_be_done_is_one_clear_line(agent, adapter, arguments, status
 
 
 @offline
-def test_a_chat_needs_no_network_and_says_its_form(agent, home, adapter):
+def test_a_chat_needs_no_network_and_reads_lines_until_there_are_none(agent, home, adapter):
     options = ("--max-tokens", "9", "--temperature", "1.5", "--seed", "3")
     process = agent("chat", "alice-movies", "--text", "it was", *options, before=ALONE)
     assert process.returncode == 0, process.stderr
     model = open_personal(home, "alice-movies")
     assert process.stdout == "".join(Chat(model, None, 9, 1.5, 3).answer("it was")) + "\n"
-    model.close()
     assert "the model continues your text" in process.stderr
-
-
-def test_a_chat_reads_lines_until_there_are_none(agent, home, adapter):
     process = agent("chat", "alice-movies", "--max-tokens", "5", "--json", input="it was\n\n" + "x" * 100 + "\nso\n")
     assert process.returncode == 0, process.stderr
     assert "share 64" in process.stderr  # one text too long does not end the conversation
-    model = open_personal(home, "alice-movies")
     texts = ["".join(Chat(model, None, 5).answer(text)) for text in ("it was", "so")]
     model.close()
     assert [json.loads(line)["text"] for line in process.stdout.splitlines()] == texts

@@ -12,11 +12,11 @@ from importlib.metadata import requires
 import psutil
 import pytest
 
-from device_agent.cli.main import complete_adb_option
 from device_agent.daemon.reporting import log_path
-from tests.device_agent.conftest import ROOT, start_agent
+from tests.device_agent.conftest import ROOT
 
 FORBIDDEN = ("fastapi", "starlette", "uvicorn", "sqlalchemy", "alembic", "transformers", "torch", "executorch")
+FORBIDDEN += ("dp_accounting",)
 
 
 @pytest.fixture
@@ -29,15 +29,11 @@ def systemd(tmp_path):
 
 
 @pytest.fixture
-def daemon(enrolled, server, dataset, systemd):
+def daemon(start_run, server, systemd):
     """A daemon at work, started as systemd starts one."""
-    notify = {"NOTIFY_SOCKET": systemd[1], "WATCHDOG_USEC": str(600 * 10**6)}
-    options = {"notify": notify, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
-    process = start_agent(enrolled, "run", "--data", f"movies={dataset}", **options)
+    process = start_run(notify={"NOTIFY_SOCKET": systemd[1], "WATCHDOG_USEC": str(600 * 10**6)})
     server.wait_for(lambda: ("POST", "leases") in server.calls)
-    yield process
-    process.kill()
-    process.communicate()
+    return process
 
 
 def test_an_idle_daemon_says_so_listens_to_nobody_outside_and_stops_when_told(daemon, agent, home):
@@ -108,17 +104,3 @@ def test_the_agents_extra_installs_nothing_of_a_server():
     names = {re.split(r"[^A-Za-z0-9_.-]", line)[0].lower() for line in dependencies + requirements}
     assert {"httpx", "psutil", "platformdirs"} <= names
     assert not names & {"fastapi", "sqlalchemy", "alembic", "transformers"}
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (["run", "--adb", "--once"], ["run", "--adb=", "--once"]),
-        (["run", "--adb"], ["run", "--adb="]),
-        (["run", "--adb", "emulator-5554"], ["run", "--adb", "emulator-5554"]),
-        (["run", "--adb=x"], ["run", "--adb=x"]),
-        ([], []),
-    ],
-)
-def test_adb_may_stand_without_a_serial(words, expected):
-    assert complete_adb_option(words) == expected

@@ -2,13 +2,12 @@
 
 import json
 import signal
-import subprocess
 
 import pytest
 
 from device_agent.home import AgentHome
 from shared.errors import Unauthorized
-from tests.device_agent.conftest import ROOT, start_agent
+from tests.device_agent.conftest import ROOT
 
 
 def test_enroll_pins_the_servers_key(agent, server, home):
@@ -27,9 +26,14 @@ def test_enroll_pins_the_servers_key(agent, server, home):
         (["enroll", "--server", "http://127.0.0.1:9", "--token", "t", "--name", "x"], 1, "cannot be reached"),
         (["enroll", "--server", "URL", "--token", "t", "--name", "Not A Name"], 2, "lower-case"),
         (["enroll", "--server", "URL"], 2, "--name"),
+        (["run", "--data", "movies"], 2, "NAME=DIR"),
+        (["run", "--data", "Movies=/tmp"], 2, "NAME=DIR"),
+        (["run", "--data", "movies=/nowhere/at/all"], 2, "not a directory"),
+        (["run", "--data", "movies=."], 2, "no train.jsonl"),
+        (["data", "add", "reviews", "README.md"], 2, "--format"),
     ],
 )
-def test_an_enrollment_that_fails_says_why_in_one_line(agent, server, arguments, status, words):
+def test_what_is_wrong_is_said_in_one_line(agent, enrolled, server, arguments, status, words):
     server.broken["devices"] = [Unauthorized("a valid token is needed")]
     process = agent(*(server.url if word == "URL" else word for word in arguments))
     assert process.returncode == status
@@ -44,21 +48,6 @@ def test_commands_need_an_enrollment(agent, dataset):
     assert process.returncode == 2
     assert "mobizo-agent enroll" in process.stderr
     assert agent("status").returncode == 2
-
-
-@pytest.mark.parametrize(
-    ("option", "words"),
-    [
-        ("movies", "NAME=DIR"),
-        ("Movies=/tmp", "NAME=DIR"),
-        ("movies=/nowhere/at/all", "not a directory"),
-        ("movies=.", "no train.jsonl"),
-    ],
-)
-def test_a_bad_data_option_is_a_usage_error(agent, enrolled, option, words):
-    process = agent("run", "--data", option)
-    assert process.returncode == 2
-    assert words in process.stderr
 
 
 def test_run_once_trains_one_job_and_says_when_there_is_none(agent, enrolled, server, rademacher, dataset):
@@ -85,17 +74,9 @@ def test_a_failed_job_is_status_1(agent, enrolled, server, rademacher, dataset):
     assert "train.jsonl:1: the line is not JSON" in " ".join(process.stderr.split())
 
 
-@pytest.fixture
-def daemon(dataset, enrolled):
-    options = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "start_new_session": True}
-    process = start_agent(enrolled, "run", "--data", f"movies={dataset}", "--json", **options)
-    yield process
-    process.kill()
-    process.communicate()
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_an_idle_daemon(daemon, server, number, agent):
+def test_a_signal_ends_an_idle_daemon(start_run, server, number, agent):
+    daemon = start_run()
     server.wait_for(lambda: ("POST", "leases") in server.calls)
     process = agent("run", "--data", f"movies={ROOT / 'examples' / 'data' / 'movie_reviews'}")
     assert process.returncode == 2

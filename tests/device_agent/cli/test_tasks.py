@@ -3,9 +3,7 @@
 import json
 
 import pytest
-from typer.testing import CliRunner
 
-from device_agent.cli.app import app
 from device_agent.errors import TaskNotApproved
 from device_agent.policy.evaluator import OwnerConsent
 from device_agent.policy.privacy_ledger import PrivacyCost, PrivacyLedger
@@ -25,16 +23,6 @@ DIGITS = task_sha256(URGENCY)[:MIN_DIGITS]
 
 
 @pytest.fixture
-def agent(home):
-    def agent(*arguments):
-        result = CliRunner().invoke(app, [*arguments, "--home", str(home.path)], catch_exceptions=False)
-        assert result.exit_code == 0, result.output
-        return result.stdout
-
-    return agent
-
-
-@pytest.fixture
 def approvals(home):
     task_approvals = TaskApprovals(home.tasks)
     with pytest.raises(TaskNotApproved):
@@ -42,34 +30,34 @@ def approvals(home):
     return task_approvals
 
 
-def test_a_waiting_task_is_shown_whole_and_approved_by_its_digits(agent, approvals):
-    output = agent("task", "list")
+def test_a_waiting_task_is_shown_whole_and_approved_by_its_digits(invoke, approvals):
+    output = invoke("task", "list")
     assert f"waiting  {DIGITS}  urgency for data set tickets" in output
     assert 'prompt    "{text} Urgent?"' in output
     assert 'answer    " yes" for "label" "1"' in output
-    assert '"{text} Urgent?"' in agent("task", "approve", DIGITS)
+    assert '"{text} Urgent?"' in invoke("task", "approve", DIGITS)
     approvals.check(URGENCY, "tickets")
-    agent("task", "revoke", DIGITS)
+    invoke("task", "revoke", DIGITS)
     with pytest.raises(TaskNotApproved):
         approvals.check(URGENCY, "tickets")
 
 
-def test_a_task_is_approved_from_a_file_before_a_job_brings_it(agent, home, tmp_path):
+def test_a_task_is_approved_from_a_file_before_a_job_brings_it(invoke, home, tmp_path):
     file = tmp_path / "urgency.json"
     file.write_text(URGENCY.model_dump_json())
     with pytest.raises(BadRequest, match="name the data sets with --data"):
-        agent("task", "approve", "--file", str(file))
-    agent("task", "approve", "--file", str(file), "--data", "tickets", "--data", "letters")
+        invoke("task", "approve", "--file", str(file))
+    invoke("task", "approve", "--file", str(file), "--data", "tickets", "--data", "letters")
     for dataset in ("tickets", "letters"):
         TaskApprovals(home.tasks).check(URGENCY, dataset)
     file.write_text("{}")
     with pytest.raises(BadRequest, match="is not a task"):
-        agent("task", "approve", "--file", str(file), "--data", "tickets")
+        invoke("task", "approve", "--file", str(file), "--data", "tickets")
     with pytest.raises(BadRequest, match="name one task"):
-        agent("task", "approve", "--data", "tickets")
+        invoke("task", "approve", "--data", "tickets")
 
 
-def test_status_shows_what_waits_and_what_was_spent(agent, approvals, home, server_key, tmp_path):
+def test_status_shows_what_waits_and_what_was_spent(invoke, approvals, home, server_key, tmp_path):
     enroll(home, "http://127.0.0.1:9", server_key)
     spending = Spending(sampling_rate=0.1, noise_multiplier=2.0, times=3)
     cost = PrivacyCost(job_id="job-1", dataset="movies", directory=tmp_path, spending=spending)
@@ -78,10 +66,10 @@ def test_status_shows_what_waits_and_what_was_spent(agent, approvals, home, serv
     PrivacyLedger(home.privacy, OwnerConsent()).charge(cost, run)
     home.rules.write_text("privacy_limit = { movies = 8 }\n")
     epsilon = epsilon_of([spending], 1e-5)
-    output = agent("status")
+    output = invoke("status")
     assert "tasks that wait for your decision: 1" in output
     assert f"privacy of data set movies: epsilon {epsilon:.3g} (limit 8) at delta 1e-05, 1 private runs" in output
-    facts = json.loads(agent("status", "--json"))
+    facts = json.loads(invoke("status", "--json"))
     assert facts["tasks_waiting"] == 1
     assert facts["privacy"] == [
         {"dataset": "movies", "epsilon": epsilon, "delta": 1e-5, "limit": 8, "runs": 1, "unprotected": 0}

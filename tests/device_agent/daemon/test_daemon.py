@@ -8,13 +8,11 @@ from device_agent.jobs.leased_job import Outcome
 from device_agent.training.run_directory import RunDirectory
 from shared.capabilities import Capabilities
 from shared.errors import Gone
-from shared.job import Result
 from shared.key_rotation import sign_key_rotation
 from shared.signing import key_id, new_private_key
 from shared.zo.lora import load_adapter
 from tests.device_agent.fake_server import NOW
 from tests.device_agent.sensing import BATTERY, SettableSensors
-from tests.device_agent.training.runs import ledger
 
 FOREVER = 40_000  # steps: more than a minute of the native runner, whose plan names each of them
 
@@ -49,15 +47,6 @@ def test_a_server_that_holds_no_request_is_not_asked_without_end(daemon, server,
     assert all(30 <= seconds <= 60 for seconds in pauses)
 
 
-def test_another_servers_signature_is_refused(daemon, server, rademacher):
-    server.add_job(rademacher, key=new_private_key(), steps=1)
-    job_end = daemon.run(once=True)
-    assert job_end.outcome is Outcome.FAILED
-    assert "signature" in job_end.detail
-    assert server.failures[0].code == "untrusted"
-    assert server.served["downloads"] == 0
-
-
 def test_a_program_of_another_recipe_is_refused(daemon, server, rademacher, last):
     server.add_job(rademacher)
     server.add_job(last)
@@ -65,22 +54,6 @@ def test_a_program_of_another_recipe_is_refused(daemon, server, rademacher, last
     server.jobs[:] = [(job, signed)]
     assert daemon.run(once=True).outcome is Outcome.FAILED
     assert "has another recipe than the job" in server.failures[0].detail
-
-
-@pytest.mark.slow
-def test_a_lost_lease_keeps_the_journal_and_the_run_goes_on_when_the_job_comes_back(
-    daemon, server, rademacher, home, in_background
-):
-    server.add_job(rademacher, steps=8000, evaluation_interval=4000)
-    thread, result = in_background(daemon, once=True)
-    server.wait_for_training()
-    server.broken["heartbeat"] = [Gone()]
-    thread.join(60)
-    assert result[0].outcome is Outcome.LOST
-    done = ledger(home.run("job-1")).steps
-    assert 0 < done < 8000
-    assert daemon.run(once=True).outcome is Outcome.COMPLETED
-    assert server.completions[0].result.steps == 8000
 
 
 def test_a_cancelled_job_is_forgotten(daemon, server, rademacher, home, in_background):
@@ -162,17 +135,10 @@ def test_results_are_numbers(daemon, server, rademacher):
     fields = server.completions[0].result.model_dump()
     evaluations, seconds = fields.pop("evaluations"), fields.pop("phase_seconds")
     assert seconds.keys() == {"downloading", "loading", "evaluating", "training"}
-    assert all(isinstance(value, float) for value in seconds.values())
     assert fields.pop("accuracy_split") == "test"
-    assert all(isinstance(value, int | float | None) for value in fields.values())
-    assert {key for item in evaluations for key, value in item.items() if isinstance(value, str)} == {
-        "split",
-        "adapter",
-    }
-    # Left out unless there are any, and the scores of tasks that write.
-    others = {"evaluations", "phase_seconds", "unusable_examples", "accuracy_split"}
-    others |= {"token_loss_before", "token_loss_after", "written_before", "written_after"}
-    assert set(fields) | others == set(Result.model_fields)
+    words = {"split", "adapter"}
+    numbers = [value for item in evaluations for key, value in item.items() if key not in words]
+    assert all(isinstance(value, int | float | None) for value in [*fields.values(), *seconds.values(), *numbers])
 
 
 def hand_over(server):

@@ -1,16 +1,13 @@
 """The agent killed with -9 at many moments, from its first word with the server to its last: the same B, once."""
 
-import contextlib
 import os
 import shutil
 import signal
-import subprocess
 
 import pytest
 
 from device_agent.inference.adapter_store import AdapterStore
 from shared.canonical import sha256_hex
-from tests.device_agent.conftest import start_agent
 from tests.device_agent.training.runs import recorded_steps
 
 STEPS = 400
@@ -19,20 +16,9 @@ BEFORE, AFTER = ("leases", "files"), ("adapter", "complete")  # what the server 
 
 
 @pytest.fixture
-def start(enrolled, dataset):
+def start(start_run):
     """Starts an agent that works on one job."""
-    processes, null = [], subprocess.DEVNULL
-
-    def start():
-        command = ("run", "--once", "--data", f"movies={dataset}", "--json")
-        processes.append(start_agent(enrolled, *command, stdout=null, stderr=null, start_new_session=True))
-        return processes[-1]
-
-    yield start
-    for process in processes:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+    return lambda: start_run("--once")
 
 
 def more(server, action):

@@ -19,7 +19,7 @@ from shared.errors import Gone, Unavailable
 from tests.device_agent.conftest import enroll, write_records
 from tests.device_agent.fake_server import FakeServer
 from tests.device_agent.sensing import BATTERY, FINE, METERED, SettableSensors, degrees
-from tests.device_agent.training.runs import ledger
+from tests.device_agent.training.runs import fill_disk, ledger
 
 LONG = {"steps": 6000, "evaluation_interval": 3000, "seed": 9}  # heartbeats, twice a second, meet it on fast machines
 
@@ -27,49 +27,30 @@ LONG = {"steps": 6000, "evaluation_interval": 3000, "seed": 9}  # heartbeats, tw
 # --- a full disk
 
 
-class Disk:
-    """A small disk of its own, which a test can fill."""
-
-    def __init__(self, path):
-        self.path = path
-        self._filler = path / "filler"
-
-    def fill(self):
-        with self._filler.open("wb", buffering=0) as file:
-            for size in (1 << 20, 1 << 12, 1):
-                try:
-                    while True:
-                        file.write(b"\0" * size)
-                except OSError:
-                    continue
-
-    def clear(self):
-        self._filler.unlink()
-
-
 @pytest.fixture
-def disk(small_disk):
-    return Disk(small_disk("100m"))
-
-
-@pytest.fixture
-def small_home(disk, server, server_key):
-    """An enrolled home on that disk."""
-    home = AgentHome(disk.path / "home")
+def small_home(small_disk, server, server_key):
+    """An enrolled home on a small disk of its own."""
+    home = AgentHome(small_disk("100m") / "home")
     home.create()
     enroll(home, server.url, server_key)
     return home
 
 
+@pytest.fixture
+def filler(small_home):
+    """A file on the same disk."""
+    return small_home.path.parent / "filler"
+
+
 @pytest.mark.slow
-def test_a_disk_that_fills_while_downloading_keeps_what_came(disk, small_home, make, server, rademacher, monkeypatch):
+def test_a_disk_that_fills_while_downloading_keeps_what_came(filler, small_home, make, server, rademacher, monkeypatch):
     server.add_job(rademacher, steps=2)
     weights = rademacher.manifest.file("weights")
     send = server.part_of
 
     def fill_first(content, byte_range):
-        if len(content) == weights.size and not (disk.path / "filler").exists():
-            disk.fill()
+        if len(content) == weights.size and not filler.exists():
+            fill_disk(filler)
         return send(content, byte_range)
 
     monkeypatch.setattr(server, "part_of", fill_first)
@@ -78,18 +59,18 @@ def test_a_disk_that_fills_while_downloading_keeps_what_came(disk, small_home, m
     assert job_end.outcome is Outcome.RELEASED
     assert "the disk is full" in job_end.detail
     monkeypatch.undo()
-    disk.clear()
+    filler.unlink()
     assert daemon.run(once=True).outcome is Outcome.COMPLETED
 
 
-def test_a_full_disk_does_not_cost_a_finished_job_its_upload(disk, small_home, make, server, rademacher):
+def test_a_full_disk_does_not_cost_a_finished_job_its_upload(filler, small_home, make, server, rademacher):
     server.add_job(rademacher, steps=3)
     server.broken["adapter"] = [Gone()]
     daemon = make(small_home)
     assert daemon.run(once=True).outcome is Outcome.LOST
-    disk.fill()
+    fill_disk(filler)
     assert daemon.run(once=True).outcome is Outcome.COMPLETED
-    disk.clear()
+    filler.unlink()
     assert not AdapterStore(small_home).stored()
 
 
@@ -233,7 +214,7 @@ def test_a_job_on_a_data_set_that_was_just_removed_is_released(daemon, server, r
 
 
 @pytest.mark.parametrize("readings", [METERED, BATTERY, degrees(81)])
-def test_inference_files_wait_for_the_rules_on_network_power_and_heat(
+def test_an_inference_file_that_is_missing_fails_no_job_and_waits_for_the_rules_on_network_power_and_heat(
     make, enrolled, server, rademacher, home, readings
 ):
     home.rules.write_text("metered = false\ncharging = true\ntemperature_ceiling = 80\n")
@@ -272,23 +253,8 @@ def test_a_download_for_later_use_stops_when_the_rules_forbid_it_or_the_agent_st
     assert daemon.run(once=True).outcome is Outcome.COMPLETED
     assert not (home.cache / inference.sha256).exists()
 
-    def stop(content, byte_range):
-        daemon.stop()
-        return send(content, byte_range)
-
     (home.cache / f"{inference.sha256}.part").unlink()
-    monkeypatch.setattr(server, "part_of", stop)
+    monkeypatch.setattr(server, "part_of", lambda *arguments: daemon.stop() or send(*arguments))
     sensors.now = FINE
     assert daemon.run().outcome is Outcome.INTERRUPTED
     assert not (home.cache / inference.sha256).exists()
-
-
-def test_an_inference_file_that_cannot_be_had_fails_no_job_and_is_fetched_later(daemon, server, rademacher, home):
-    server.add_job(rademacher, steps=1)
-    inference = rademacher.manifest.file("inference")
-    content = server.files.pop(inference.sha256)
-    assert daemon.run(once=True).outcome is Outcome.COMPLETED
-    assert not (home.cache / inference.sha256).exists()
-    server.files[inference.sha256] = content
-    assert daemon.run(once=True) is None
-    assert (home.cache / inference.sha256).exists()

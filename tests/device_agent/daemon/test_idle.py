@@ -1,23 +1,11 @@
 """What an agent weighs while it has nothing to do, before and after a job."""
 
-import subprocess
 import sys
 
 import psutil
 import pytest
 
-from tests.device_agent.conftest import start_agent
-
 MAX_BYTES = 82_000_000  # with the pages of the training loop, which runs in this process
-
-
-@pytest.fixture
-def agent(enrolled, dataset):
-    null = subprocess.DEVNULL
-    process = start_agent(enrolled, "run", "--data", f"movies={dataset}", "--json", stdout=null, stderr=null)
-    yield psutil.Process(process.pid)
-    process.kill()
-    process.wait()
 
 
 def leases(server):
@@ -31,7 +19,8 @@ def next_lease(server):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads this process's memory as Linux shows it")
-def test_an_idle_agent_is_small_before_and_after_a_job(agent, server, rademacher):
+def test_an_idle_agent_is_small_before_and_after_a_job(start_run, server, rademacher):
+    agent = psutil.Process(start_run().pid)
     next_lease(server)
     assert agent.memory_info().rss < MAX_BYTES
     server.add_job(rademacher, steps=2)

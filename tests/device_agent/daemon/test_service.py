@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from device_agent.daemon.service import UNIT, Service, installed_units, quoted
+from device_agent.daemon.service import UNIT, Service, installed_units
 from shared.errors import BadRequest
 from tests.device_agent.conftest import enroll
 
@@ -63,40 +63,24 @@ def test_the_unit_is_hardened_by_systemds_own_count(tmp_path):
     assert process.returncode == 0, process.stdout[-500:]
 
 
-def test_a_systems_unit_writes_nowhere_but_home(tmp_path):
-    service = parse(Service(COMMAND, tmp_path, "mobizo").text())["Service"]
-    assert service["ProtectSystem"] == "strict"
-    assert service["ReadWritePaths"] == str(tmp_path)
-    assert service["NoNewPrivileges"] == "yes"
-    assert service["MemoryDenyWriteExecute"] == "yes"
-    assert service["RestrictAddressFamilies"].split() == ["AF_UNIX", "AF_INET", "AF_INET6"]
+def test_a_systems_unit_writes_nowhere_but_home_and_a_users_own_asks_for_nothing_that_only_root_may(tmp_path):
+    unit, own = (parse(Service(COMMAND, tmp_path, "mobizo", own=own).text()) for own in (False, True))
+    service = unit["Service"]
+    assert (service["ProtectSystem"], service["ReadWritePaths"]) == ("strict", str(tmp_path))
     assert (service["Type"], service["Restart"], service["User"]) == ("notify", "on-failure", "mobizo")
     assert service["ExecStart"].split() == COMMAND
-    assert parse(Service(COMMAND, tmp_path, "mobizo").text())["Install"]["WantedBy"] == "multi-user.target"
-
-
-def test_a_users_own_unit_asks_for_nothing_that_only_root_may(tmp_path):
-    unit = parse(Service(COMMAND, tmp_path, "mobizo", own=True).text())
-    removed = set(parse(Service(COMMAND, tmp_path, "mobizo").text())["Service"]) - set(unit["Service"])
+    removed = set(service) - set(own["Service"])
     assert removed >= {"User", "ProtectSystem", "ReadWritePaths", "PrivateTmp", "CapabilityBoundingSet"}
-    assert unit["Service"]["NoNewPrivileges"] == "yes"
-    assert unit["Install"]["WantedBy"] == "default.target"
+    assert service["NoNewPrivileges"] == own["Service"]["NoNewPrivileges"] == "yes"
+    assert [each["Install"]["WantedBy"] for each in (unit, own)] == ["multi-user.target", "default.target"]
 
 
-def test_words_survive_a_unit():
-    assert quoted("plain/path-1=a,b") == "plain/path-1=a,b"
-    assert quoted("a b") == '"a b"'
-    assert quoted("100%") == "100%%"
-    assert quoted('say "x" \\ y') == '"say \\"x\\" \\\\ y"'
-    with pytest.raises(BadRequest, match="control character"):
-        quoted("a\nExecStartPre=/bin/evil")
-
-
-def test_a_dollar_in_the_command_is_no_variable(tmp_path):
-    text = Service([*COMMAND, "a$b"], tmp_path / "c$d", "root").text()
-    unit = parse(text)["Service"]
-    assert unit["ExecStart"].endswith("a$$b")
+def test_words_survive_a_unit(tmp_path):
+    unit = parse(Service([*COMMAND, "a$b", "a b", "100%", '"\\'], tmp_path / "c$d", "root").text())["Service"]
+    assert unit["ExecStart"].endswith(r''' a$$b "a b" 100%% "\"\\"''')  # a dollar is no variable
     assert unit["ReadWritePaths"].endswith("c$d")  # no variables are known in paths
+    with pytest.raises(BadRequest, match="control character"):
+        Service([*COMMAND, "a\nExecStartPre=/bin/evil"], tmp_path, "root").text()
 
 
 def test_the_command_prints_or_writes_the_unit(agent, home, dataset, server_key, tmp_path, monkeypatch):

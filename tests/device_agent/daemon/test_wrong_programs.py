@@ -12,20 +12,17 @@ from shared.program import ProgramFile
 from shared.signing import new_private_key
 
 
-def resign(program, **changes):
-    return program.manifest.model_copy(update=changes)
-
-
 def with_file(program, role, **changes):
     files = [
         ProgramFile.model_construct(**(file.model_dump() | changes)) if file.role == role else file
         for file in program.manifest.files
     ]
-    return resign(program, files=tuple(files))
+    return program.manifest.model_copy(update={"files": tuple(files)})
 
 
 def test_an_older_program_than_one_seen_is_refused(daemon, server, rademacher):
-    server.add_job(rademacher, job_id="job-new", manifest=resign(rademacher, version=2), steps=1)
+    newer = rademacher.manifest.model_copy(update={"version": 2})
+    server.add_job(rademacher, job_id="job-new", manifest=newer, steps=1)
     assert daemon.run(once=True).outcome is Outcome.COMPLETED
     calls = len(server.calls)
     server.add_job(rademacher, job_id="job-old", steps=1)
@@ -39,15 +36,19 @@ def test_an_older_program_than_one_seen_is_refused(daemon, server, rademacher):
     assert "files" not in [action for _, action in server.calls[calls:]]
 
 
-def test_an_unverified_manifest_does_not_lengthen_the_watchdogs_patience(make, enrolled, server, rademacher, tmp_path):
+def test_a_manifest_that_another_server_signed_is_refused_and_lengthens_no_patience(
+    make, enrolled, server, rademacher, tmp_path
+):
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind(str(tmp_path / "notify"))
         watchdog = Watchdog({"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "600000000"})
-        huge = resign(rademacher, flops_per_step=10**15)
+        huge = rademacher.manifest.model_copy(update={"flops_per_step": 10**15})
         server.add_job(rademacher, manifest=huge, key=new_private_key(), steps=1)
         job_end = make(enrolled, watchdog=watchdog).run(once=True)
     assert job_end.outcome is Outcome.FAILED
+    assert "signature" in job_end.detail
     assert server.failures[0].code == "untrusted"
+    assert server.served["downloads"] == 0
     assert watchdog.patience == 600
 
 
@@ -67,11 +68,8 @@ def test_a_manifest_that_names_a_path_is_refused(daemon, server, rademacher, nam
 @pytest.mark.parametrize("role", ["weights", "program"])
 def test_a_file_with_the_right_hash_that_is_no_such_file_fails_the_job(daemon, server, rademacher, role):
     content = bytes(range(256)) * 64
-    server.add_job(
-        rademacher,
-        manifest=with_file(rademacher, role, sha256=sha256_hex(content), size=len(content)),
-        steps=1,
-    )
+    manifest = with_file(rademacher, role, sha256=sha256_hex(content), size=len(content))
+    server.add_job(rademacher, manifest=manifest, steps=1)
     server.files[sha256_hex(content)] = content
     job_end = daemon.run(once=True)
     assert job_end.outcome is Outcome.FAILED

@@ -17,13 +17,9 @@ from device_agent.datasets.build import MAX_RECORD_BYTES, Addition, FieldMap, Mo
 from device_agent.datasets.formats import open_source
 from device_agent.datasets.splits import SPLITS, SplitRule, record_bytes
 from device_agent.datasets.store import DatasetStore
-from device_agent.training.data import read_splits
 from shared.errors import BadRequest, Conflict, InvalidDataset, MobizoError, NotFound
-from shared.recipe import BaseRef, Recipe
 from shared.task import Task
 from shared.task_templates import named_task
-from shared.training_settings import TrainingSettings
-from tests.device_agent.conftest import NOISE_KEY
 
 TASK = named_task("sst2")
 ROWS = [(f"the film {number} is warm", number % 2) for number in range(100)]
@@ -102,15 +98,6 @@ def test_shares_and_seeds(store, source):
     for wrong in ("80/10", "0/100", "80/10/5/5", "a", "101/-1", ""):
         with pytest.raises(BadRequest, match="sum to 100"):
             SplitRule.parse(wrong, 0)
-
-
-def test_training_reads_what_was_added(store, source, base):
-    add(store, Addition(name="a", sources=[source()]))
-    tokenizer = Tokenizer.from_file(str(base / "tokenizer.json"))
-    recipe = Recipe(base=BaseRef(name="tiny", sha256="0" * 64), answer_length=8, choices=2)
-    splits = read_splits(store.directory("a"), TASK, tokenizer, recipe, TrainingSettings(), noise_key=NOISE_KEY)
-    counts = store.about("a").records
-    assert [len(part) for part in (splits.train, splits.validation, splits.test)] == [counts[split] for split in SPLITS]
 
 
 def test_duplicates_empty_and_long_records_are_dropped_and_fields_mapped(store, tmp_path):

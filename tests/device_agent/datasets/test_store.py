@@ -15,7 +15,6 @@ from shared.errors import BadRequest, Unavailable
 HOLDER = """
 import sys
 from pathlib import Path
-from pathlib import Path
 from device_agent.datasets.store import DatasetStore
 with DatasetStore(Path(sys.argv[1])).hold("movies") as held:
     print(held.directory, flush=True)
@@ -42,19 +41,6 @@ def text(directory):
 
 def versions(store):
     return sorted((store.path / ".versions").iterdir())
-
-
-def test_a_job_keeps_its_version_of_a_data_set_that_is_replaced(put):
-    store = put("old")
-    with store.hold("movies") as held:
-        put("new", Mode.REPLACE)
-        held.check()
-        assert "old" in text(held.directory)
-        assert "new" not in text(held.directory)
-        with store.hold("movies") as following:
-            assert "new" in text(following.directory)
-        assert len(versions(store)) == 2
-    assert versions(store) == [store.directory("movies").resolve()]
 
 
 def test_a_job_notices_that_its_data_set_was_removed_and_the_records_go_when_it_ends(put):
@@ -86,7 +72,13 @@ def test_a_process_that_dies_holds_nothing(put):
 
 
 def test_a_directory_of_the_owner_is_read_in_place(put, dataset):
-    available = AvailableDatasets(put("own"), {"reviews": dataset})
+    store = put("own")
+    available = AvailableDatasets(store, {"reviews": dataset})
+    assert dict(available) == {"movies": store.directory("movies"), "reviews": dataset}
+    # Names given by the owner win over the home's.
+    assert dict(AvailableDatasets(store, {"movies": dataset, "z": dataset})) == {"movies": dataset, "z": dataset}
+    with pytest.raises(BadRequest, match="lies in the agent's home"):
+        AvailableDatasets(store, {"c": store.directory("movies").resolve()})
     with available.hold("reviews") as held:
         assert held.directory == dataset
         (dataset / "train.jsonl").unlink()
@@ -96,12 +88,3 @@ def test_a_directory_of_the_owner_is_read_in_place(put, dataset):
         assert "own" in text(held.directory)
     with pytest.raises(DatasetRemoved), available.hold("unknown"):
         pass
-
-
-def test_names_given_by_the_owner_win_over_the_homes(put, dataset):
-    store = put("own")
-    available = AvailableDatasets(store, {"movies": dataset, "z": dataset})
-    assert dict(available) == {"movies": dataset, "z": dataset}
-    assert dict(AvailableDatasets(store, {"z": dataset})) == {"movies": store.directory("movies"), "z": dataset}
-    with pytest.raises(BadRequest, match="lies in the agent's home"):
-        AvailableDatasets(store, {"c": store.directory("movies").resolve()})

@@ -60,7 +60,7 @@ def test_a_phones_platform_is_that_of_its_own_programs(abi, machine, platform):
     assert platform_name(abi, machine) == platform
 
 
-def test_capabilities_are_those_of_the_executors_that_are_there(runner_directory):
+def test_capabilities_are_those_of_the_executors_that_are_there(runner_directory, request):
     both = LauncherSelector().capabilities()
     assert both.engines == ("native", "python")
     assert both.operators == ("mobizo::noise",)
@@ -68,9 +68,7 @@ def test_capabilities_are_those_of_the_executors_that_are_there(runner_directory
     assert both.total_bytes == psutil.virtual_memory().total
     native = LauncherSelector(ExecutorName.NATIVE).capabilities()
     assert (native.engines, native.backends) == (("native",), EXECUTORCH_BACKENDS)
-
-
-def test_capabilities_without_a_runner(without_runner):
+    request.getfixturevalue("without_runner")
     for requested in (None, ExecutorName.PYTHON):
         python = LauncherSelector(requested).capabilities()
         assert (python.engines, python.operators) == (("python",), ())

@@ -2,11 +2,14 @@
 
 from contextlib import closing
 
+import pytest
+
 from device_agent.executors.program import TrainingProgram
 from shared.zo.encoding import pack_score, pack_step
 from shared.zo.noise import query_seeds
 
 
+@pytest.mark.parametrize("launcher", ["native", "python"], indirect=True)
 def test_alternating_steps_and_scores_gathers_no_memory(launcher, rademacher, dataset):
     program, recipe = rademacher, rademacher.manifest.recipe
     examples = program.examples(dataset)

@@ -1,5 +1,7 @@
 """Programs that call the paper's noise operator, on the runner that has its kernel, against NumPy's directions."""
 
+from contextlib import closing
+
 import numpy as np
 import pytest
 
@@ -18,34 +20,16 @@ def operator(compile_tiny):
     return compile_tiny("operator", estimator="stored", noise="operator")
 
 
-@pytest.fixture
-def opened(runner_directory):
-    """Opens a program by the native runner."""
-    runtimes = []
-
-    def open_(program):
-        runtimes.append(opened_by_runner(program.manifest, runner_directory, *program.files))
-        return runtimes[-1]
-
-    yield open_
-    for runtime in runtimes:
-        runtime.close()
-
-
-def normals(seeds, size):
-    """The reference directions (q, D)."""
-    return np.stack([gaussian((int(first), int(second)), size) for first, second in seeds])
-
-
 @pytest.mark.slow
-def test_every_querys_direction_is_the_references(operator, opened):
+def test_every_querys_direction_is_the_references(operator, runner_directory):
     """From B = 0 a coefficient of 1 leaves -z."""
-    runtime, manifest = opened(operator), operator.manifest
+    manifest = operator.manifest
     seeds = query_seeds(2**40, 3, manifest.recipe.queries)
-    for query, expected in enumerate(normals(seeds, manifest.size)):
-        runtime.load(np.zeros(manifest.size, np.float32))
-        runtime.replay(seeds, np.eye(manifest.recipe.queries, dtype=np.float32)[query], EPS)
-        np.testing.assert_allclose(-runtime.adapter(), expected, rtol=0, atol=1e-5)
+    with closing(opened_by_runner(manifest, runner_directory, *operator.files)) as runtime:
+        for query, seed in enumerate(seeds.tolist()):
+            runtime.load(np.zeros(manifest.size, np.float32))
+            runtime.replay(seeds, np.eye(manifest.recipe.queries, dtype=np.float32)[query], EPS)
+            np.testing.assert_allclose(-runtime.adapter(), gaussian(tuple(seed), manifest.size), rtol=0, atol=1e-5)
 
 
 @pytest.mark.slow

@@ -75,7 +75,7 @@ def test_a_disk_that_is_nearly_full_is_left_as_it_is(begun_run, launcher, weight
     assert Path(f"{copy}.packed").stat().st_size == 0
 
 
-def test_what_is_damaged_is_replaced(begun_run, launcher, weights, first, tmp_path):
+def test_what_is_damaged_or_of_another_weights_file_is_replaced(begun_run, launcher, weights, first, tmp_path):
     packed, index = files(weights)
     good = file_states(weights)
     for number, (path, damage) in enumerate(
@@ -85,12 +85,8 @@ def test_what_is_damaged_is_replaced(begun_run, launcher, weights, first, tmp_pa
         run = copy_run(begun_run, tmp_path / f"damaged-{number}")
         assert trained(run, launcher) == first
         assert [content for _, _, content in file_states(weights)] == [content for _, _, content in good]
-
-
-def test_what_was_packed_of_another_weights_file_is_replaced(begun_run, launcher, weights, first):
-    """The time of its change says so: packed weights are found by their places in the file."""
     before = file_states(weights)
-    os.utime(weights, ns=(0, 0))
+    os.utime(weights, ns=(0, 0))  # another weights file: packed weights are found by their places in it
     assert trained(begun_run, launcher) == first
     assert file_states(weights)[0][0] != before[0][0]
 

@@ -20,11 +20,6 @@ def manifest(rademacher):
     return rademacher.manifest
 
 
-def needed_hashes(manifest):
-    """What use of an adapter needs of the cache: not the training program."""
-    return {manifest.file(role).sha256 for role in ("weights", "tokenizer", "inference")}
-
-
 @pytest.fixture
 def signed(manifest, server_key):
     return sign_manifest(manifest, server_key)
@@ -82,13 +77,18 @@ def test_a_version_is_opened_by_number_or_digits(store, rademacher, server_key):
             store.open("alice-movies", key, revision=revision)
 
 
-def test_names_are_listed_with_what_they_need_of_the_cache(store, signed):
+def test_names_are_listed_with_what_they_and_the_versions_before_need_of_the_cache(store, signed, server_key):
     assert store.stored() == []
     assert store.pins() == frozenset()
+    manifest = signed.manifest
+    moved = tuple(file.model_copy(update={"sha256": "e" * 64}) for file in manifest.files)
     keep(store, signed, 1, "job-1", "bob")
     keep(store, signed, 1, "job-2", "alice")
     assert [about.name for about in store.stored()] == ["alice", "bob"]
-    assert store.pins() == needed_hashes(signed.manifest)
+    needed = {manifest.file(role).sha256 for role in ("weights", "tokenizer", "inference")}  # not to train
+    assert store.pins() == needed
+    keep(store, sign_manifest(manifest.model_copy(update={"files": moved}), server_key), 1, "job-3", "bob")
+    assert store.pins() == {*needed, "e" * 64}
 
 
 def test_an_adapter_that_does_not_fit_is_refused_and_the_old_one_stays(store, signed, manifest, server_key):
@@ -130,25 +130,8 @@ def test_a_name_that_is_none_is_refused(store, server_key, name):
         store.open(name, server_key.public_key())
 
 
-def test_an_adapter_that_is_not_kept_names_those_that_are(store, signed, server_key):
-    with pytest.raises(NotFound, match="none yet"):
-        store.open("alice", server_key.public_key())
-    keep(store, signed, 1, "job-1", "bob")
-    with pytest.raises(NotFound, match="stored: bob"):
-        store.open("alice", server_key.public_key())
-    assert store.stored()[0].name == "bob"
-
-
 def test_files_are_for_this_user_alone(store, signed, home):
     keep(store, signed, 1, "job-1")
     paths = list((home.path / "adapters").rglob("*"))
     assert len(paths) == 5
     assert {path.stat().st_mode & 0o077 for path in paths} == {0}
-
-
-def test_the_version_before_keeps_its_files_pinned_too(store, signed, server_key):
-    manifest = signed.manifest
-    moved = tuple(file.model_copy(update={"sha256": "e" * 64}) for file in manifest.files)
-    keep(store, signed, 1, "job-1")
-    keep(store, sign_manifest(manifest.model_copy(update={"files": moved}), server_key), 1, "job-2")
-    assert store.pins() == {*needed_hashes(manifest), "e" * 64}

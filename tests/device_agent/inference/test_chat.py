@@ -50,26 +50,19 @@ def test_a_plain_text_is_gone_on_with_as_it_stands(model):
     assert chat.ended == "12 tokens"
 
 
-def test_a_special_token_ends_the_answer_and_is_not_shown(model):
+def test_a_special_token_and_one_that_the_bases_files_name_end_the_answer_and_are_not_shown(model):
     start = model.tokenizer.encode("it").ids
     tokens = list(model.inference.generate(start, 12))
     end = next(place for place, token in enumerate(tokens) if token not in tokens[:place] + start and place > 1)
     tokenizer = Tokenizer.from_str(model.tokenizer.to_str())
     tokenizer.add_special_tokens([tokenizer.id_to_token(tokens[end])])
-    ending = PersonalModel(model.name, model.task, model.manifest, tokenizer, model.inference)
-    chat = Chat(ending, None, max_tokens=12)
-    assert "".join(chat.answer("it")) == model.tokenizer.decode(tokens[:end])
-    assert chat.ended == "the answer is complete"
-
-
-def test_a_token_that_the_bases_files_name_ends_the_answer(model):
-    start = model.tokenizer.encode("it").ids
-    tokens = list(model.inference.generate(start, 12))
-    end = next(place for place, token in enumerate(tokens) if token not in tokens[:place] + start and place > 1)
     unused = model.manifest.shape.vocabulary - 1
-    for update in ({"stop_tokens": (unused, tokens[end])}, {"end_of_text": tokens[end]}):  # not flagged special
-        ending = dataclasses.replace(model, manifest=model.manifest.model_copy(update=update))
-        chat = Chat(ending, None, max_tokens=12)
+    named = [
+        model.manifest.model_copy(update=update)
+        for update in ({"stop_tokens": (unused, tokens[end])}, {"end_of_text": tokens[end]})
+    ]
+    for changes in ({"tokenizer": tokenizer}, *({"manifest": manifest} for manifest in named)):
+        chat = Chat(dataclasses.replace(model, **changes), None, max_tokens=12)
         assert "".join(chat.answer("it")) == model.tokenizer.decode(tokens[:end])
         assert chat.ended == "the answer is complete"
 

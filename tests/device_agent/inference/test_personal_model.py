@@ -1,10 +1,11 @@
 """An adapter that changes under a model in use: B is loaded into the running program, and nothing is started again."""
 
+from contextlib import closing
+
 import psutil
 import pytest
 
 from device_agent.inference.adapter_store import AdapterStore
-from device_agent.inference.chat import Chat
 from device_agent.inference.personal_model import LiveModel, open_personal
 from device_agent.inference.predict import predict
 from shared.signing import sign_manifest
@@ -55,11 +56,8 @@ def answers(model):
 
 def fresh(home):
     """What a model that is opened only now says."""
-    model = open_personal(home, NAME)
-    try:
+    with closing(open_personal(home, NAME)) as model:
         return answers(model)
-    finally:
-        model.close()
 
 
 def children():
@@ -115,20 +113,6 @@ def test_the_base_alone_and_a_forgotten_adapter_stay_as_they_are(home, keep, liv
     base.close()
     AdapterStore(home).remove(NAME)
     assert live.refresh() is None
-
-
-def test_a_conversation_goes_on_under_another_adapter(home, keep, live):
-    """The next answer is the new adapter's to all that was said; nothing of the old one's cache is left."""
-    talk = Chat(live.model, None, 6)
-    "".join(talk.answer("it was"))
-    keep(2)
-    live.refresh()
-    talk.use(live.model)
-    answer = "".join(talk.answer("so"))
-    model = open_personal(home, NAME)
-    assert answer == "".join(Chat(model, None, 6).answer("so"))
-    model.close()
-    assert talk.forgotten == 0
 
 
 @pytest.mark.parametrize("arguments", [["predict", NAME], ["chat", NAME, "--max-tokens", "8"]])

@@ -75,27 +75,11 @@ def test_a_label_is_not_looked_at(home, flat):
     model.close()
 
 
-def test_what_is_missing_is_named_with_the_way_to_get_it(home, rademacher, server_key):
-    keep_adapter(home, rademacher, server_key, roles=("weights", "tokenizer"))
-    with pytest.raises(NotFound, match=r"the inference of 'alice-movies'.*adapter pull alice-movies"):
-        open_personal(home, "alice-movies")
-    with pytest.raises(NotFound, match="stored: alice-movies"):
-        open_personal(home, "bob")
-
-
 def test_a_damaged_file_is_not_run(home, rademacher, flat):
     path = home.cache / rademacher.manifest.file("inference").sha256
     path.write_bytes(path.read_bytes()[:-1] + b"x")
     with pytest.raises(NotFound, match="adapter pull"):
         open_personal(home, "alice-movies")
-
-
-def test_records_from_options():
-    rte = named_task("rte")
-    assert record_of(TASK, "a = b", []) == {"text": "a = b"}
-    assert record_of(TASK, None, ["text=a=b"]) == {"text": "a=b"}
-    assert record_of(rte, None, ["hypothesis=h", "premise="]) == {"premise": "", "hypothesis": "h"}
-    assert record_of(rte, "h", ["premise=p"]) == {"premise": "p", "hypothesis": "h"}
 
 
 @pytest.mark.parametrize(

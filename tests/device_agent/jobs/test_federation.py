@@ -37,9 +37,6 @@ COHORT = {
 }
 
 
-DONE = Outcome.COMPLETED
-
-
 class Agent:
     """A device of its own with its own data, enrolled, whose owner lets it take part."""
 
@@ -119,7 +116,8 @@ def federate(call, url, directory, runner, rounds, rules, **settings):
         for _ in range(rounds):
             number = open_round(ask)
             with ThreadPoolExecutor() as pool:
-                assert [end.outcome for end in pool.map(lambda agent: agent.work(rules), agents)] == [DONE] * 3
+                outcomes = {end.outcome for end in pool.map(lambda agent: agent.work(rules), agents)}
+            assert outcomes == {Outcome.COMPLETED}
             documents.append(finish_round(ask, number))
         return agents, documents, [version(ask, document["version"]) for document in documents]
 
@@ -152,7 +150,8 @@ def test_a_version_is_the_mean_of_what_the_devices_made(federations, form):
     for position, actual in enumerate(versions):
         updates = []
         for agent in agents:
-            _, trajectory, last = run_of(agent, position)
+            past, trajectory, last = run_of(agent, position)
+            assert past.form == form
             assert len(trajectory.proximal_factors) == 4
             assert replay(trajectory, start).tobytes() == last.tobytes()
             updates.append(difference(last, start).astype(np.float64))

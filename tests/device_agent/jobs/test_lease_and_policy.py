@@ -9,22 +9,17 @@ import pytest
 from device_agent.errors import PolicyForbids
 from device_agent.home import PauseFlag
 from device_agent.jobs.lease_and_policy import (
-    LONGEST_SECONDS,
-    SHORTEST_SECONDS,
     Halted,
     LeaseHeartbeat,
     PolicyGatedRun,
-    interval,
 )
 from device_agent.jobs.leased_job import Outcome
 from device_agent.policy.evaluator import DailyMinutes, PolicyEvaluator
 from device_agent.policy.rules import TEMPERATURE_EASE
 from device_agent.protocol.client import DeviceClient
 from shared.errors import Gone, NotFound, Unauthorized
-from shared.job import Progress
 from shared.rules import QuietHours, Rules
 from shared.zo.lora import load_adapter
-from tests.device_agent.fake_server import FakeServer
 from tests.device_agent.sensing import BATTERY, FINE, METERED, NOON, SettableSensors, degrees
 from tests.device_agent.training.runs import ledger
 
@@ -233,55 +228,25 @@ def test_a_link_that_becomes_metered_stops_a_transfer_which_goes_on_later(home, 
     assert policy_run.transfer(move) == "whole"
     assert pieces == [0, 1, 2, 3]
     assert [progress.phase for progress in reports].count("waiting") == 1
-
-
-def test_a_wait_ends_when_the_daemon_is_stopped(home, sensors):
     sensors.now = METERED
-    evaluator = PolicyEvaluator(Rules(metered=False), sensors, DailyMinutes(home.budget))
-    with pytest.raises(Halted):
+    with pytest.raises(Halted):  # the daemon is stopped
         PolicyGatedRun(evaluator, Rules(), lambda _: None, lambda: True, lambda _: True).transfer(lambda _: None)
-
-
-def test_seconds_add_up_by_phase(home, sensors, monkeypatch):
-    clock = iter(range(100))
-    monkeypatch.setattr("device_agent.jobs.lease_and_policy.time.monotonic", lambda: next(clock))
-    evaluator = PolicyEvaluator(Rules(), sensors, DailyMinutes(home.budget))
-    run = PolicyGatedRun(evaluator, Rules(), lambda _: None, lambda: False, lambda _: False)
-    for phase in ("loading", "evaluating", "training", "training", "evaluating"):
-        run.report(Progress(phase=phase))
-    assert run.phase_seconds() == {"downloading": 1, "loading": 1, "evaluating": 2, "training": 2}
-
-
-@pytest.fixture
-def short_leases(server_key, rademacher):
-    """A server with a short lease and one job."""
-    with FakeServer(server_key, lease_seconds=0.8) as double:
-        double.add_job(rademacher)
-        yield double
-
-
-@pytest.fixture
-def device_client(short_leases):
-    with DeviceClient(short_leases.url, "token") as client:
-        yield client
 
 
 @pytest.mark.parametrize(
     ("error", "event"), [(Gone(), "lost"), (NotFound(), "lost"), (Unauthorized(), "refused"), (None, "cancelled")]
 )
-def test_what_the_server_answers_ends_it(short_leases, device_client, error, event):
+def test_what_the_server_answers_ends_it(server, rademacher, error, event):
+    server.lease_seconds = 0.8
+    server.add_job(rademacher)
     if error is None:
-        short_leases.stop.set()
+        server.stop.set()
     else:
-        short_leases.broken["heartbeat"] = [error]
-    with LeaseHeartbeat(device_client, device_client.lease(["movies"])) as heartbeat:
+        server.broken["heartbeat"] = [error]
+    with (
+        DeviceClient(server.url, "token") as client,
+        LeaseHeartbeat(client, client.lease(["movies"])) as heartbeat,
+    ):
         assert getattr(heartbeat, event).wait(10)
     assert heartbeat.ended
     assert [name for name in ("lost", "refused", "cancelled") if getattr(heartbeat, name).is_set()] == [event]
-
-
-@pytest.mark.parametrize(
-    ("remaining", "seconds"), [(-1e6, SHORTEST_SECONDS), (0, SHORTEST_SECONDS), (8, 2), (120, LONGEST_SECONDS)]
-)
-def test_heartbeats_come_four_times_in_a_lease_within_bounds(remaining, seconds):
-    assert interval(remaining) == seconds

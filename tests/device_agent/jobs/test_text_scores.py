@@ -59,14 +59,11 @@ def test_token_f1_follows_squads_rules(answer, own, f1):
     assert token_f1(answer, own) == pytest.approx(f1)
 
 
-def test_scores_are_means():
+def test_scores_are_means_and_each_takes_its_best_of_several_right_texts():
     scores = text_scores([("The cat.", ["cat"]), ("a dog", ["my cats bark"])])
     assert scores.model_dump() == {
         "examples": 2, "exact_match": 0.5, "token_f1": 0.5, "rouge_l": pytest.approx(1 / 3), "words": 2, "own_words": 2,
     }  # fmt: skip
-
-
-def test_each_score_takes_its_best_of_several_right_texts():
     right = [
         "Broncos Denver",  # token F1 1: the words, in another order
         "the Denver team Broncos",  # ROUGE-L 2 * 2 / (2 + 4) over the article, too; token F1 4/5

@@ -26,7 +26,6 @@ from device_agent.policy.sensors import (
     READING_NAMES,
     LinuxSensors,
     PhoneWithHost,
-    Readings,
     ask,
     hottest,
     idle_seconds,
@@ -89,36 +88,20 @@ def phone(tmp_path):
     return shell_of
 
 
-def test_an_idle_phone(phone):
-    shell, commands = phone("android_idle")
-    readings = AdbSensors(shell).read()
-    assert readings == Readings(
-        at=readings.at,
-        charging=True,
-        battery_percent=100,
-        temperature=38.9,
-        temperature_sensor="CPU",
-        throttled=False,
-        available_bytes=3514880 * 1024,
-        idle_seconds=2761.2,
-    )
+PHONES = {  # power, heat, memory and idle seconds
+    "android_idle": ((True, 100), (38.9, "CPU", False), 3514880 * 1024, 2761.2),
+    "android_hot": ((False, 18), (78.3, "cpu4-gold-usr", True), 701440 * 1024, 0),  # untouched, but lit: a film
+    "android_bare": ((True, None), (None, None, False), None, None),
+}
+
+
+@pytest.mark.parametrize("name", PHONES)
+def test_a_recorded_phone(phone, name):
+    shell, commands = phone(name)
+    found = AdbSensors(shell).read(EVERY_RULE)
+    power, heat = (found.charging, found.battery_percent), (found.temperature, found.temperature_sensor)
+    assert (power, (*heat, found.throttled), found.available_bytes, found.idle_seconds) == PHONES[name]
     assert len(commands) == 1
-
-
-def test_a_phone_in_a_hand(phone):
-    shell, _ = phone("android_hot")
-    readings = AdbSensors(shell).read(EVERY_RULE)
-    assert (readings.charging, readings.battery_percent) == (False, 18)
-    assert (readings.temperature, readings.temperature_sensor) == (78.3, "cpu4-gold-usr")
-    assert readings.throttled is True
-    assert readings.available_bytes == 701440 * 1024
-    assert readings.idle_seconds == 0  # untouched for five minutes, but lit: a film
-
-
-def test_a_phone_that_tells_little(phone):
-    shell, _ = phone("android_bare")
-    readings = AdbSensors(shell).read()
-    assert readings.model_dump(exclude={"at", "lost"}, exclude_none=True) == {"charging": True, "throttled": False}
 
 
 def test_a_reading_that_a_phone_had_and_lacks_now_is_lost(phone):
@@ -164,11 +147,6 @@ def test_windows_line_ends_change_nothing(phone, name):
     shell, _ = phone(name)
     unix, windows = (AdbSensors(lambda line, end=end: shell(line).replace("\n", end)).read() for end in ("\n", "\r\n"))
     assert windows.model_copy(update={"at": unix.at}) == unix
-
-
-def test_a_screen_that_a_developer_keeps_lit_is_idle_when_untouched():
-    text = (RECORDINGS / "android_hot/power.txt").read_text()
-    assert parse_power(text.replace("mStayOn=false", "mStayOn=true")) == 328.523
 
 
 def test_a_jetson_orin(tmp_path):
@@ -231,19 +209,13 @@ def test_an_absurd_temperature_is_no_temperature(absurd):
 NOW = 1763719300.0
 
 
-@pytest.mark.parametrize(("recording", "seconds"), [("loginctl_desktop.txt", 100), ("loginctl_terminal.txt", 9.5)])
-def test_idle_sessions(recording, seconds):
-    assert idle_seconds((RECORDINGS / recording).read_text(), NOW, 1e9) == seconds
-
-
-def test_a_desktop_that_does_not_say_it_is_idle_is_in_use():
-    text = (RECORDINGS / "loginctl_desktop.txt").read_text().replace("IdleHint=yes", "IdleHint=no")
-    assert idle_seconds(text, NOW, 1e9) == 0
-
-
-def test_nobody_logged_in_since_boot():
-    assert idle_seconds("", NOW, NOW - 500) == 500
-    assert idle_seconds((RECORDINGS / "loginctl_desktop.txt").read_text(), 1763719100, 1e9) == 0  # the clock went back
+def test_idle_sessions():
+    desktop, terminal = ((RECORDINGS / f"loginctl_{name}.txt").read_text() for name in ("desktop", "terminal"))
+    assert idle_seconds(desktop, NOW, 1e9) == 100
+    assert idle_seconds(desktop.replace("IdleHint=yes", "IdleHint=no"), NOW, 1e9) == 0
+    assert idle_seconds(desktop, NOW - 200, 1e9) == 0  # the clock went back
+    assert idle_seconds(terminal, NOW, 1e9) == 9.5
+    assert idle_seconds("", NOW, NOW - 500) == 500  # nobody has logged in since boot
 
 
 def test_logind_is_asked_for_the_rule_only(tmp_path):
@@ -297,8 +269,16 @@ def test_our_childrens_time_is_ours_after_they_ended_too():
     assert own_seconds() - before >= 0.29
 
 
-def test_the_batterys_own_heat_counts(phone):
+def test_the_batterys_own_heat_counts_and_a_screen_that_a_developer_keeps_lit_is_idle_when_untouched(phone):
     shell, _ = phone("android_hot")
-    silent = re.sub(r"\tTemperature.*\n", "", shell("dumpsys thermalservice"))
-    readings = AdbSensors(lambda line: shell(line).replace(shell("dumpsys thermalservice"), silent)).read()
+    changes = ((r"\tTemperature.*\n", ""), ("mStayOn=false", "mStayOn=true"))
+
+    def changed(line):
+        text = shell(line)
+        for pattern, value in changes:
+            text = re.sub(pattern, value, text)
+        return text
+
+    readings = AdbSensors(changed).read()
     assert (readings.temperature, readings.temperature_sensor) == (41.5, "battery")
+    assert readings.idle_seconds == 328.523

@@ -84,25 +84,15 @@ def server():
     http.server_close()
 
 
-class Time:
-    """Time that passes only by waiting."""
-
-    def __init__(self):
-        self.now, self.waits = 0.0, []
-
-    def wait(self, seconds):
-        self.waits.append(seconds)
-        self.now += seconds
-
-
 def join(server, *answers, **changes):
-    """What `request_enrollment` returned, and how long it waited each time."""
-    server.answers, clock, authorizations = list(answers), Time(), []
+    """What `request_enrollment` returned, and how long it waited each time; only by that does time pass."""
+    server.answers, waits, authorizations = list(answers), [], []
     server.authorization |= changes
     with Transport(server.url) as transport:
-        grant = request_enrollment(transport, "phone", SERVER_KEY, authorizations.append, clock.wait, lambda: clock.now)
+        clock = (waits.append, lambda: sum(waits))
+        grant = request_enrollment(transport, "phone", SERVER_KEY, authorizations.append, *clock)
     assert [authorization.user_code for authorization in authorizations] == ["WDJB-MJHT"]
-    return grant, clock.waits
+    return grant, waits
 
 
 def test_it_asks_at_the_servers_pace_until_it_is_let_in(server):
@@ -122,6 +112,8 @@ def test_it_asks_at_the_servers_pace_until_it_is_let_in(server):
 
 
 def test_a_server_that_is_away_for_a_while_is_asked_ever_slower(server):
+    """From five seconds on, if it names no interval."""
+    del server.authorization["interval"]
     assert join(server, None, None, "authorization_pending", GRANTED)[1] == [5, 10, 20, 5]
 
 
@@ -186,8 +178,3 @@ def test_refused_it_leaves_what_was_there(server, tmp_path):
     assert json.loads(output)["user_code"] == "WDJB-MJHT"
     assert public_text(home.stored_device_key().public_key()) == public_text(key.public_key())
     assert not (home.path / "config.json").exists()
-
-
-def test_without_an_interval_it_is_five_seconds(server):
-    del server.authorization["interval"]
-    assert join(server, "authorization_pending", GRANTED)[1] == [5, 5]

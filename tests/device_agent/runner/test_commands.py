@@ -1,6 +1,8 @@
 """The runner's commands, as its clients use them (docs/runner.md)."""
 
+import contextlib
 import fcntl
+import io
 import json
 import os
 import resource
@@ -19,6 +21,7 @@ from device_agent.runner.location import EXECUTORCH
 from shared.zo.encoding import pack_step
 from shared.zo.noise import query_seeds
 
+LOADED = b"".join((bytes([OK]), *encode_tensors(())))
 SECONDS = 60  # for a process to exit; nothing depends on it unless the test fails
 
 
@@ -27,51 +30,27 @@ def encode(method, *inputs):
     return b"".join((struct.pack("<I", len(method)), method.encode(), *encode_tensors(inputs)))
 
 
-class Client:
-    """A runner that serves a program, and its pipes."""
+def answer(read):
+    """Returns the arrays of the next answer, or its status and text if it is an error."""
+    if (status := read(1)[0]) == OK:
+        return decode_tensors(read)
+    (length,) = struct.unpack("<I", read(4))
+    return status, read(length).decode()
 
-    def __init__(self, command, **options):
-        options = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE} | options
-        self.process = subprocess.Popen(command, bufsize=0, **options)
 
-    def send(self, data):
-        rest = memoryview(data)
-        while rest:
-            rest = rest[self.process.stdin.write(rest) :]
+def finish(process, *requests):
+    """Sends requests, reads their answers and closes the input; returns the answers and the exit status.
 
-    def read(self, size):
-        data = b""
-        while len(data) < size:
-            piece = self.process.stdout.read(size - len(data))
-            assert piece, f"the runner ended with status {self.process.wait(SECONDS)}"
-            data += piece
-        return data
-
-    def answer(self):
-        """Returns the arrays of the next answer, or its status and text if it is an error."""
-        status = self.read(1)[0]
-        if status == OK:
-            return decode_tensors(self.read)
-        (length,) = struct.unpack("<I", self.read(4))
-        return status, self.read(length).decode()
-
-    def call(self, method, *inputs):
-        self.send(encode(method, *inputs))
-        return self.answer()
-
-    def end(self):
-        """Closes the runner's input; returns its exit status and checks that no output is left."""
-        self.process.stdin.close()
-        assert self.process.stdout.read() == b""
-        return self.process.wait(SECONDS)
-
-    def close(self):
-        """Kills the runner if it still runs."""
-        self.process.kill()
-        self.process.wait()
-        for pipe in (self.process.stdin, self.process.stdout):
-            if pipe is not None:
-                pipe.close()
+    Without requests the answer is that to the program's loading.
+    """
+    with contextlib.suppress(BrokenPipeError):
+        process.stdin.write(b"".join(requests))
+        process.stdin.flush()
+    answers = [answer(process.stdout.read) for _ in requests or ("load",)]
+    with contextlib.suppress(BrokenPipeError):
+        process.stdin.close()
+    assert process.stdout.read() == b""
+    return answers, process.wait(SECONDS)
 
 
 @pytest.fixture
@@ -89,24 +68,26 @@ def runner(runner_directory):
 
 @pytest.fixture
 def serve(runner, program_files):
-    """Starts the runner on the program; returns a client. `words`: more options."""
-    clients = []
+    """Starts the runner on the program; returns its process."""
+    processes = []
 
-    def start(*words, **options):
-        clients.append(Client([runner, "serve", *program_files, *words], **options))
-        return clients[-1]
+    def start(stdin=subprocess.PIPE):
+        command = [runner, "serve", *program_files]
+        processes.append(subprocess.Popen(command, stdin=stdin, stdout=subprocess.PIPE))
+        return processes[-1]
 
     yield start
-    for client in clients:
-        client.close()
+    for process in processes:
+        with process:
+            process.kill()
 
 
 @pytest.fixture
 def served(serve):
-    """A client whose program is loaded."""
-    client = serve()
-    assert client.answer() == []
-    return client
+    """A process that has loaded its program."""
+    process = serve()
+    assert process.stdout.read(len(LOADED)) == LOADED
+    return process
 
 
 @pytest.fixture
@@ -149,19 +130,16 @@ def test_unusable_arguments_are_named(runner, words, message):
 
 def test_arguments_may_come_in_any_order(runner, program_files, tmp_path):
     words = ["--resident", *program_files[2:], "--packed", tmp_path / "packed", "serve", *program_files[:2]]
-    client = Client([runner, *words])
-    assert client.answer() == []
-    assert client.end() == 0
-    client.close()
+    with subprocess.Popen([runner, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert finish(process) == ([[]], 0)
 
 
 def test_a_method_is_called_until_the_input_ends(served, rademacher):
-    size = rademacher.manifest.size
-    assert not served.call("adapter")[0].any()
-    flat = np.random.default_rng(1).normal(0, 0.1, size).astype(np.float32)
-    served.call("load", flat)
-    np.testing.assert_array_equal(served.call("adapter")[0], flat)
-    assert served.end() == 0
+    flat = np.random.default_rng(1).normal(0, 0.1, rademacher.manifest.size).astype(np.float32)
+    ((before,), _, (after,)), status = finish(served, encode("adapter"), encode("load", flat), encode("adapter"))
+    assert not before.any()
+    np.testing.assert_array_equal(after, flat)
+    assert status == 0
 
 
 @pytest.mark.parametrize(
@@ -174,10 +152,9 @@ def test_a_method_is_called_until_the_input_ends(served, rademacher):
     ],
 )
 def test_a_call_that_fails_is_answered_and_the_next_one_succeeds(served, method, inputs, message):
-    status, text = served.call(method, *inputs)
-    assert (status, text[: len(message)]) == (FAILED, message)
-    assert len(served.call("adapter")) == 1
-    assert served.end() == 0
+    ((code, text), following), status = finish(served, encode(method, *inputs), encode("adapter"))
+    assert (code, text[: len(message)]) == (FAILED, message)
+    assert (len(following), status) == (1, 0)
 
 
 @pytest.mark.parametrize(
@@ -193,18 +170,14 @@ def test_a_call_that_fails_is_answered_and_the_next_one_succeeds(served, method,
     ],
 )
 def test_a_malformed_request_ends_the_runner(served, request_bytes, message):
-    served.send(request_bytes)
-    status, text = served.answer()
-    assert status == FAILED
+    ((code, text),), status = finish(served, request_bytes)
+    assert (code, status) == (FAILED, 1)
     assert message in text
-    assert served.process.wait(SECONDS) == 1
 
 
 def test_a_truncated_request_ends_the_runner(served):
-    served.send(encode("load", np.zeros(9, np.float32))[:-1])
-    served.process.stdin.close()
-    assert served.answer() == (FAILED, "the request is truncated")
-    assert served.process.wait(SECONDS) == 1
+    output, _ = served.communicate(encode("load", np.zeros(9, np.float32))[:-1], SECONDS)
+    assert (answer(io.BytesIO(output).read), served.returncode) == ((FAILED, "the request is truncated"), 1)
 
 
 @pytest.mark.parametrize(
@@ -214,51 +187,38 @@ def test_a_truncated_request_ends_the_runner(served):
         ("weights", None, FILE_LOST, "No such file or directory"),
         ("weights", b"", FILE_LOST, "it is empty"),
         ("program", bytes(4096), FAILED, "ExecuTorch Error::InvalidProgram"),
+        ("program", "half", FAILED, "ExecuTorch Error::"),
+        ("weights", "half", FAILED, "ExecuTorch Error::"),
     ],
 )
 def test_a_program_that_does_not_load_is_answered(serve, tmp_path, name, content, expected, message):
-    (tmp_path / name).unlink()
-    if content is not None:
-        (tmp_path / name).write_bytes(content)
-    client = serve()
-    status, text = client.answer()
-    assert status == expected
+    path = tmp_path / name
+    if content == "half":
+        os.truncate(path, path.stat().st_size // 2)
+    elif content is None:
+        path.unlink()
+    else:
+        path.write_bytes(content)
+    ((code, text),), status = finish(serve())
+    assert (code, status) == (expected, 1)
     assert message in text
-    assert client.process.wait(SECONDS) == 1
-
-
-@pytest.mark.parametrize("name", ["program", "weights"])
-def test_a_file_that_was_truncated_before_does_not_load(serve, tmp_path, name):
-    os.truncate(tmp_path / name, (tmp_path / name).stat().st_size // 2)
-    status, text = serve().answer()
-    assert status == FAILED
-    assert "ExecuTorch Error::" in text
 
 
 def test_a_file_that_is_truncated_during_use_is_unreadable(served, step_inputs, tmp_path):
     os.truncate(tmp_path / "weights", 0)
-    status, text = served.call("step", *step_inputs)
-    assert (status, text) == (FILE_LOST, "a file of the program was truncated or cannot be read")
-    assert served.process.wait(SECONDS) == 1
+    words = "a file of the program was truncated or cannot be read"
+    assert finish(served, encode("step", *step_inputs)) == ([(FILE_LOST, words)], 1)
 
 
 def test_lack_of_memory_is_answered(served):
-    pid = served.process.pid
-    resource.prlimit(pid, resource.RLIMIT_AS, (psutil.Process(pid).memory_info().vms + (32 << 20),) * 2)
-    with pytest.raises(BrokenPipeError):
-        served.send(encode("load", np.zeros(16 << 20, np.float32)))
-    assert served.answer() == (OUT_OF_MEMORY, "memory ran out")
-    assert served.process.wait(SECONDS) == 1
-
-
-@pytest.fixture
-def steps(step_inputs):
-    """Requests for more steps than a runner computes while it notices that its client is gone."""
-    return encode("step", *step_inputs) * 40
+    limit = psutil.Process(served.pid).memory_info().vms + (32 << 20)
+    resource.prlimit(served.pid, resource.RLIMIT_AS, (limit, limit))
+    request = encode("load", np.zeros(16 << 20, np.float32))
+    assert finish(served, request) == ([(OUT_OF_MEMORY, "memory ran out")], 1)
 
 
 def connected(kind):
-    """Returns our and the runner's end of a standard input with room for `steps`; adbd gives its processes sockets."""
+    """Returns our and the runner's end of a standard input with room for steps; adbd gives its processes sockets."""
     if kind == "socket":
         return (end.detach() for end in socket.socketpair())
     theirs, ours = os.pipe()
@@ -266,22 +226,14 @@ def connected(kind):
     return ours, theirs
 
 
+@pytest.mark.parametrize("steps", [0, 40])  # 40: more than a runner computes while it notices that its client is gone
 @pytest.mark.parametrize("kind", ["pipe", "socket"])
-def test_the_runner_exits_during_a_call_when_its_client_goes_away(serve, steps, kind):
+def test_the_runner_exits_when_its_client_goes_away(serve, step_inputs, kind, steps):
+    """With 1 during a call and normally between calls."""
     ours, theirs = connected(kind)
-    client = serve(stdin=theirs)
+    process = serve(theirs)
     os.close(theirs)
-    assert client.answer() == []
-    os.write(ours, steps)
+    assert process.stdout.read(len(LOADED)) == LOADED
+    os.write(ours, encode("step", *step_inputs) * steps)
     os.close(ours)
-    assert client.process.wait(SECONDS) == 1  # 0 if it had computed all steps
-
-
-@pytest.mark.parametrize("kind", ["pipe", "socket"])
-def test_the_runner_ends_normally_between_calls(serve, kind):
-    ours, theirs = connected(kind)
-    client = serve(stdin=theirs)
-    os.close(theirs)
-    assert client.answer() == []
-    os.close(ours)
-    assert client.process.wait(SECONDS) == 0
+    assert process.wait(SECONDS) == (1 if steps else 0)

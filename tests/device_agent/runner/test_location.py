@@ -49,14 +49,16 @@ def test_the_installed_runner_is_found(runner_directory):
     assert {path.name for path in runner_directory.iterdir()} == {PROGRAM, "bin", "lib", "licenses"}
 
 
-def test_a_runner_made_elsewhere_comes_before_the_installed_one(install, monkeypatch, runner_directory, tmp_path):
+def test_a_named_directory_comes_before_the_package_and_must_have_a_runner(
+    install, monkeypatch, runner_directory, tmp_path
+):
     elsewhere = shutil.copytree(runner_directory, tmp_path / "elsewhere")
     install(release="0.0.1")
+    with pytest.raises(NoRunner, match=rf"mobizo-runner has version 0\.0\.1 and .*pip install .*{version('mobizo')}"):
+        find_runner()
     monkeypatch.setenv(RUNNER_VARIABLE, str(elsewhere))
     assert find_runner() == elsewhere
 
-
-def test_a_named_directory_without_a_runner(monkeypatch, tmp_path):
     monkeypatch.setenv(RUNNER_VARIABLE, str(tmp_path))
     with pytest.raises(NoRunner, match=rf"{tmp_path}, which holds no mobizo-runner; correct or unset it"):
         find_runner()
@@ -84,12 +86,6 @@ def test_a_platform_without_an_installed_package(system, message, monkeypatch, t
         find_runner(system)
 
 
-def test_a_package_of_another_version(install):
-    install(release="0.0.1")
-    with pytest.raises(NoRunner, match=rf"mobizo-runner has version 0\.0\.1 and .*pip install .*{version('mobizo')}"):
-        find_runner()
-
-
 @pytest.mark.parametrize("name", [PROGRAM, "lib/libc.so.6"])
 def test_a_package_without_all_its_files(install, name):
     bundle = install()
@@ -97,12 +93,6 @@ def test_a_package_without_all_its_files(install, name):
     (bundle / name).unlink()
     with pytest.raises(NoRunner, match=rf"lacks {bundle / name}; `pip install --force-reinstall"):
         find_runner()
-
-
-def test_a_phones_runner_is_never_started_here(install):
-    system = {"x86_64": "android-arm64", "aarch64": "linux-x86_64"}[HOST_MACHINE]
-    bundle = install(PHONE_PACKAGE, program=b"for another processor")
-    assert find_runner(system) == bundle
 
 
 @pytest.mark.parametrize(
@@ -128,7 +118,10 @@ def test_a_runner_that_does_not_work_here(install, program, message):
         find_runner()
 
 
-def test_a_replaced_runner_is_started_again(install):
+def test_a_replaced_runner_is_started_again_and_one_of_a_phone_is_never_started_here(install):
+    system = {"x86_64": "android-arm64", "aarch64": "linux-x86_64"}[HOST_MACHINE]
+    bundle = install(PHONE_PACKAGE, program=b"for another processor")
+    assert find_runner(system) == bundle
     bundle = install()
     assert find_runner() == bundle
     (bundle / PROGRAM).write_bytes(answering(release="0.0.1"))

@@ -1,5 +1,6 @@
 """Runs that tests train, what ends them early, and what they leave."""
 
+import contextlib
 from collections import Counter
 
 from device_agent.errors import DoesNotFit, Stopped
@@ -47,6 +48,15 @@ def begun(path, plan):
 
 def ignore(_progress):
     """A report to nobody."""
+
+
+def fill_disk(filler):
+    """Fills a disk to its last byte with a file."""
+    with filler.open("wb", buffering=0) as file:
+        for size in (1 << 20, 1 << 12, 1):
+            with contextlib.suppress(OSError):
+                while True:
+                    file.write(bytes(size))
 
 
 def train(run, launcher, report=ignore):
@@ -107,15 +117,10 @@ def train_in_process(run, plan, program, stop=never, report=ignore, runtime=None
             used.close()
 
 
-class AfterCalls:
-    """A stop that comes at the n-th time it is asked."""
-
-    def __init__(self, calls):
-        self.calls = calls
-
-    def __call__(self):
-        self.calls -= 1
-        return self.calls < 0
+def after_calls(calls):
+    """Returns a stop that comes at the n-th time it is asked."""
+    rest = iter(range(calls))
+    return lambda: next(rest, None) is None
 
 
 def count_calls(program):

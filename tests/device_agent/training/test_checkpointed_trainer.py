@@ -1,4 +1,4 @@
-"""Training by exact gradients on the real runtime, and kills of every trainer at every call."""
+"""Training by exact gradients on the real runtimes, and kills of every trainer at every call."""
 
 import numpy as np
 import pytest
@@ -8,14 +8,25 @@ from device_agent.executors.program import Rates
 from device_agent.training.data import BatchSampler
 from device_agent.training.run_directory import RunDirectory
 from shared.zo.encoding import pack_step
-from tests.device_agent.training.runs import DyingProgram, Killed, hashes, last_b, ledger, opened, train_in_process
+from tests.device_agent.training.runs import (
+    DyingProgram,
+    Killed,
+    hashes,
+    last_b,
+    ledger,
+    opened,
+    train,
+    train_in_process,
+)
 
 SETTINGS = {"steps": 13, "lr": 0.02, "schedule": "cosine", "seed": 11, "evaluation_interval": 4, "max_norm": 1.0}
 
 
-def test_a_run_is_the_steps_by_hand(run, gradient, dataset):
+def test_a_run_is_the_steps_by_hand(run, gradient, dataset, launcher):
+    """By the native runner, whose methods share packed weights; by hand in ExecuTorch's Python runtime."""
     plan = gradient.plan(dataset, **SETTINGS)
-    result = train_in_process(run, plan, gradient)
+    run.begin(plan)
+    result = train(run, launcher)
     split, recipe = gradient.splits(dataset, plan.training).train, plan.manifest.recipe
     order = BatchSampler(11, tuple(example.correct for example in split), recipe.effective_batch)
     runtime = opened(plan)

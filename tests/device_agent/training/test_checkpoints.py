@@ -1,11 +1,8 @@
 """Runs with an optimizer resume from checkpoints, because no trajectory replays its state."""
 
-import shutil
-
 import numpy as np
 import pytest
 
-from device_agent.training.checkpoints import Checkpoints
 from shared.zo.trajectory import TrajectoryFile
 from tests.device_agent.conftest import copy_run
 from tests.device_agent.training.runs import begun, hashes, last_b, ledger, train, train_until
@@ -79,20 +76,3 @@ def test_b_is_that_of_the_ledger_even_if_a_step_comes_out_otherwise(directional,
     last = last_b(run, directional)
     np.testing.assert_array_equal(ledger(run).replay(run.plan().begin_b()), last)
     assert run.checkpoints.read(SETTINGS["steps"]).size == 3 * last.size + 2
-
-
-def test_checkpoints_are_kept_by_step(tmp_path):
-    checkpoints = Checkpoints(tmp_path / "checkpoints")
-    assert checkpoints.steps() == []
-    assert checkpoints.read(3) is None
-    states = {step: np.random.default_rng(step).standard_normal(5).astype(np.float32) for step in (3, 12, 7)}
-    for step, state in states.items():
-        checkpoints.write(step, state)
-    assert checkpoints.steps() == [3, 7, 12]
-    for step, state in states.items():
-        np.testing.assert_array_equal(checkpoints.read(step), state)
-    checkpoints.keep([12, 3])
-    assert checkpoints.steps() == [3, 12]
-    shutil.copy(checkpoints.path / "step-3.bin", checkpoints.path / "step-4.bin")
-    assert checkpoints.read(4) is None
-    assert Checkpoints(checkpoints.path).steps() == [3, 4, 12]

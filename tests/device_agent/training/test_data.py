@@ -1,7 +1,5 @@
 """Splits of a data set, and what their errors may say to whom."""
 
-import json
-
 import pytest
 
 from device_agent.jobs.leased_job import public_error
@@ -50,18 +48,6 @@ def test_limits_sample_over_the_whole_file(read, dataset):
     assert sample.test == read(dataset, test_limit=10, seed=5).test
 
 
-def test_truncated_examples_are_counted(read, dataset):
-    record = {"text": "word " * 50, "label": "positive"}
-    with (dataset / "train.jsonl").open("a") as file:
-        file.write(json.dumps(record) + "\n")
-    assert sum(example.truncated for example in read(dataset).train) == 1
-
-
-def with_line(dataset, split, line):
-    with (dataset / f"{split}.jsonl").open("a") as file:
-        file.write(line + "\n")
-
-
 BAD_LINES = {
     "{not json SECRET": "the line is not JSON",
     '["SECRET"]': "must be a JSON object",
@@ -76,7 +62,8 @@ BAD_LINES = {
 def test_a_record_that_does_not_fit_is_left_out_and_named_to_the_owner_alone(read, dataset, split, line):
     before = read(dataset)
     count = len((dataset / f"{split}.jsonl").read_text().splitlines())
-    with_line(dataset, split, line)
+    with (dataset / f"{split}.jsonl").open("a") as file:
+        file.write(line + "\n")
     splits = read(dataset)
     assert (splits.train, splits.validation, splits.test) == (before.train, before.validation, before.test)
     assert splits.counts.records == 13 + (split == "train")
@@ -99,15 +86,11 @@ def test_a_record_decides_about_itself_alone(read, dataset):
 
 
 @pytest.mark.parametrize("split", ["train", "validation", "test"])
-def test_a_file_without_records(read, dataset, split):
+def test_a_file_has_records_and_half_of_a_large_one_fits(read, dataset, split):
     (dataset / f"{split}.jsonl").write_bytes(b"\n\n")
     with pytest.raises(InvalidDataset, match="the file contains no records") as error:
         read(dataset)
     assert str(dataset) not in public_error(error.value).detail
-
-
-@pytest.mark.parametrize("split", ["train", "validation", "test"])
-def test_half_of_a_large_file_must_fit(read, dataset, split):
     (dataset / f"{split}.jsonl").write_text("{\n" * 600)
     with pytest.raises(InvalidDataset, match=f"{split}.jsonl: 0 of 600 records fit task 'sst2'; at least 50% must"):
         read(dataset)

@@ -50,33 +50,6 @@ def test_states_are_the_same_whatever_is_kept(budget, upcoming):
         np.testing.assert_array_equal(ask(cache, indices, length, upcoming=upcoming), expected(indices, length))
 
 
-def test_a_text_is_computed_once():
-    lower = Lower()
-    cache = cache_of(lower)
-    for calls, indices in ((1, [0, 1]), (1, [1, 0]), (2, [1, 2]), (2, [2, 2]), (2, [0, 2])):
-        ask(cache, indices)
-        assert lower.calls == calls
-
-
-def test_free_rows_take_upcoming_texts_of_the_same_length():
-    lower = Lower()
-    cache = cache_of(lower, rows=3)
-    ask(cache, [0], upcoming=[LONG, 0, 3, 2, 1])
-    ask(cache, [3, 2], rows=3)
-    assert lower.calls == 1
-    ask(cache, [1])  # there was no row for it
-    assert lower.calls == 2
-
-
-@pytest.mark.parametrize(("budget", "reserved"), [(3 * STATE_BYTES, 0), (8 * STATE_BYTES, 5 * STATE_BYTES)])
-def test_what_cannot_be_kept_is_not_computed_ahead(budget, reserved):
-    lower = Lower()
-    cache = cache_of(lower, budget)
-    ask(cache, [0], upcoming=[3], reserved=reserved)
-    ask(cache, [3], reserved=reserved)
-    assert lower.calls == 2
-
-
 def test_reserved_bytes_stay_free_for_other_texts():
     lower = Lower()
     cache = cache_of(lower, 3 * STATE_BYTES)
@@ -115,11 +88,3 @@ def test_a_state_does_not_depend_on_the_batch_in_which_it_was_computed(budget):
     ask(together, [LONG, 0], length)
     np.testing.assert_array_equal(ask(alone, [0], length)[0], ask(together, [0], length)[0])
     np.testing.assert_array_equal(ask(alone, [LONG], length)[0], ask(together, [LONG], length)[0])
-
-
-@pytest.mark.parametrize(("dynamic", "expected_lengths"), [(True, [STRIDE, STRIDE + 1]), (False, [STRIDE + 1])])
-def test_states_are_computed_at_whole_strides_up_to_the_bound(dynamic, expected_lengths):
-    lower = LengthDependent()
-    cache = PrefixCache(lower, WIDTH, 2, STRIDE + 1, dynamic=dynamic)
-    ask(cache, [0, LONG], STRIDE + 1)
-    assert lower.lengths == expected_lengths

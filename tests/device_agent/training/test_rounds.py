@@ -6,20 +6,16 @@ import numpy as np
 import pytest
 
 from device_agent.errors import Stopped
-from device_agent.training.evaluation import measure
-from shared.canonical import file_sha256
 from shared.errors import Untrusted
 from shared.federation.cohort import AlgorithmSettings, RoundTask
-from shared.zo.lora import load_adapter
 from shared.zo.noise import query_seeds
 from shared.zo.noise import rademacher as noise
 from tests.device_agent.training.runs import (
-    AfterCalls,
+    after_calls,
     begun,
     hashes,
     last_b,
     ledger,
-    opened,
     train,
     train_in_process,
     train_until,
@@ -60,20 +56,6 @@ def test_b_is_what_the_coefficients_and_the_pulls_say(launcher, rademacher, data
     assert result.best_step == SETTINGS["steps"]
 
 
-def test_the_last_b_is_handed_in_and_its_validation_reported(launcher, rademacher, dataset, tmp_path):
-    """Also where an earlier one was better; the test split is left alone."""
-    run = begin(tmp_path / "run", rademacher, dataset, mu=0, lr=3.0, schedule="constant")
-    result = train(run, launcher)
-    validations = {evaluation.step: evaluation for evaluation in result.evaluations}
-    assert {evaluation.split for evaluation in result.evaluations} == {"validation"}
-    assert sorted(validations) == [0, 5, 10, 12]
-    assert max(evaluation.accuracy for evaluation in validations.values()) > validations[12].accuracy
-    assert result.best_step == 12
-    assert (result.start_accuracy, result.zero_shot_accuracy) == (validations[0].accuracy, None)
-    assert result.tuned_accuracy == validations[12].accuracy
-    assert run.best.read_bytes() == run.last.read_bytes()
-
-
 def test_a_run_that_stops_pulls_again_from_the_ledger(launcher, rademacher, dataset, tmp_path):
     whole, run = (begin(tmp_path / name, rademacher, dataset) for name in ("whole", "run"))
     train(whole, launcher)
@@ -89,28 +71,10 @@ def test_stored_pulls_again_by_its_two_rounded_copies_of_b(launcher, stored, dat
     whole, run = (begin(tmp_path / name, stored, dataset, start=False) for name in ("whole", "run"))
     train(whole, launcher)
     with pytest.raises(Stopped):
-        train_in_process(run, run.plan(), stored, AfterCalls(calls))
+        train_in_process(run, run.plan(), stored, after_calls(calls))
     assert ledger(run).steps < SETTINGS["steps"]
     train_in_process(run, run.plan(), stored)
     assert hashes(run) == hashes(whole)
-
-
-def test_what_was_measured_before_is_the_start_and_is_called_so(launcher, rademacher, dataset, tmp_path):
-    """And nothing better than it, as here, keeps it."""
-    plan, start = rademacher.plan(dataset, **{**SETTINGS, "steps": 2, "lr": 1e-30}), random_b(rademacher.manifest)
-    run = begin_from(tmp_path / "run", plan, start)
-    result = train(run, launcher)
-    runtime = opened(plan)
-    runtime.load(start)
-    tested = measure(runtime, rademacher.splits(dataset, plan.training).test, plan.manifest.recipe, dynamic=True)
-    runtime.close()
-    before = ledger(run).evaluations[0]
-    assert (before.step, before.split, before.correct) == (0, "test", tested.correct)
-    assert before.loss == pytest.approx(tested.loss, rel=1e-6)
-    assert result.start_accuracy == result.before_accuracy == before.accuracy
-    assert (result.zero_shot_accuracy, result.best_step) == (None, 0)
-    assert ledger(run).header.start_sha256 == file_sha256(run.start)
-    np.testing.assert_array_equal(load_adapter(run.best.read_bytes(), rademacher.manifest.size), start)
 
 
 def test_a_start_that_is_another_file_is_refused(launcher, rademacher, dataset, tmp_path):

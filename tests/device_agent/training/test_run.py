@@ -1,16 +1,12 @@
 """Whole runs by real executors: one run, one ledger, to the byte, whatever happens to it."""
 
-import contextlib
-
 import pytest
 
 from device_agent.errors import DoesNotFit, RuntimeFailed
 from device_agent.executors.python import PythonLauncher
-from device_agent.training.result import out_of_patience
 from device_agent.training.run import train_run
 from shared.errors import Conflict, InvalidDataset, Unavailable
-from shared.zo.trajectory import Evaluation, Trajectory
-from tests.device_agent.training.runs import begun, hashes, ignore, recorded_steps, train, train_until
+from tests.device_agent.training.runs import begun, fill_disk, hashes, ignore, recorded_steps, train, train_until
 
 SETTINGS = {"steps": 40, "lr": 0.3, "schedule": "linear", "seed": 3, "evaluation_interval": 12}
 EXACT = {"lr": 0.02, "max_norm": 1.0, "weight_decay": 0.01}
@@ -86,9 +82,7 @@ def test_a_disk_that_fills_up_loses_nothing(request, name, launcher, dataset, tm
 
     def fill(progress):
         if progress.phase == "training" and progress.step == 7 and not filler.exists():
-            with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
-                while True:
-                    file.write(bytes(1024))
+            fill_disk(filler)
 
     with pytest.raises(DoesNotFit, match="the disk is full; free some space"):
         train(run, launcher, fill)
@@ -100,9 +94,11 @@ def test_a_disk_that_fills_up_loses_nothing(request, name, launcher, dataset, tm
 
 
 def test_a_run_is_trained_by_one_process_at_a_time(begun_run, launcher):
+    calls = []
     with begun_run.lock(), pytest.raises(Unavailable, match="another process trains the run"):
-        train(begun_run, launcher)
-    assert train(begun_run, launcher).steps == SETTINGS["steps"]
+        train_run_counting(begun_run, launcher, calls)
+    assert train_run_counting(begun_run, launcher, calls).steps == SETTINGS["steps"]
+    assert calls == [0]  # data and program are loaded before the first step
 
 
 def test_what_cannot_be_trained_says_why_and_does_not_count_as_loaded(run, plan, launcher, dataset, tmp_path):
@@ -124,12 +120,6 @@ def train_run_counting(run, launcher, calls):
     return train_run(run, launcher, ignore, loaded=lambda: calls.append(recorded_steps(run)))
 
 
-def test_data_and_program_are_loaded_before_the_first_step(begun_run, launcher):
-    calls = []
-    train_run_counting(begun_run, launcher, calls)
-    assert calls == [0]
-
-
 @pytest.mark.parametrize("name", ["rademacher", "gradient"])
 def test_a_run_ends_when_its_patience_does(launcher, name, request, run, dataset):
     begun(run.path, request.getfixturevalue(name).plan(dataset, **IDLE))
@@ -141,21 +131,3 @@ def test_a_run_ends_when_its_patience_does(launcher, name, request, run, dataset
     (run.path / "result.json").unlink()  # killed before the result was written
     again = train(run, launcher)
     assert (again.steps, again.evaluations, hashes(run)) == (12, result.evaluations, before)
-
-
-@pytest.mark.parametrize(
-    ("accuracies", "patience", "ends"),
-    [
-        ((0.5, 0.6, 0.6, 0.5), 2, True),
-        ((0.5, 0.6, 0.5, 0.7), 1, False),  # the newest is the best
-        ((0.6, 0.5), 2, False),
-        ((0.6, 0.5, 0.5), None, False),
-        ((), 1, False),
-    ],
-)
-def test_patience_counts_the_validations_after_the_best(accuracies, patience, ends):
-    evaluations = [
-        Evaluation(step=5 * place, split="validation", correct=round(10 * accuracy), total=10, loss=1.0)
-        for place, accuracy in enumerate(accuracies)
-    ]
-    assert out_of_patience(Trajectory(header=None, evaluations=evaluations), patience) is ends

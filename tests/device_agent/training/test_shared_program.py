@@ -7,32 +7,21 @@ from tests.device_agent.training.runs import count_calls, hashes, opened, train_
 SETTINGS = {"steps": 6, "lr": 0.5, "seed": 11, "evaluation_interval": 2}
 
 
-def test_runs_that_share_a_program_make_the_bytes_of_runs_alone(stored, dataset, tmp_path):
+def test_runs_that_share_a_program_and_its_frozen_states_make_the_bytes_of_runs_alone(stored, dataset, tmp_path):
+    """And compute the states once."""
     plan = stored.plan(dataset, **SETTINGS)
     other = stored.plan(dataset, job_id="job-2", **SETTINGS | {"seed": 12})
-    alone = RunDirectory(tmp_path / "alone")
-    train_in_process(alone, plan, stored)
-    shared, results = opened(plan, resident=True), []
-    for number, each in enumerate((plan, other, plan)):
-        run = RunDirectory(tmp_path / f"run-{number}")
-        train_in_process(run, each, stored, runtime=shared)
-        results.append(hashes(run))
-    shared.close()
-    assert results[0] == results[2] == hashes(alone)
-    assert results[0] != results[1]
-
-
-def test_runs_that_share_frozen_states_make_the_same_bytes_and_compute_them_once(stored, dataset, tmp_path):
-    plan = stored.plan(dataset, **SETTINGS)
     runtime = opened(plan, resident=True)
     made = count_calls(runtime)
     cache = prefix_cache(runtime, stored.manifest, dynamic=plan.dynamic_length)
     results, calls = [], []
-    for number, frozen in enumerate((None, cache, cache)):
+    for number, (each, frozen) in enumerate(((plan, None), (other, None), (plan, cache), (plan, cache))):
         run, before = RunDirectory(tmp_path / f"run-{number}"), made["prefix"]
-        train_in_process(run, plan, stored, runtime=runtime, frozen=frozen)
+        train_in_process(run, each, stored, runtime=runtime, frozen=frozen)
         results.append(hashes(run))
         calls.append(made["prefix"] - before)
     runtime.close()
-    assert results[0] == results[1] == results[2]
-    assert calls[0] == calls[1] > 0 == calls[2]
+    alone = RunDirectory(tmp_path / "alone")
+    train_in_process(alone, plan, stored)
+    assert hashes(alone) == results[0] == results[2] == results[3] != results[1]
+    assert calls[0] == calls[2] > 0 == calls[3]

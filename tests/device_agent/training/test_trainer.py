@@ -14,7 +14,7 @@ from shared.zo.encoding import pack_step
 from shared.zo.lora import load_adapter
 from shared.zo.noise import query_seeds
 from tests.device_agent.training.runs import (
-    AfterCalls,
+    after_calls,
     count_calls,
     last_b,
     ledger,
@@ -121,27 +121,18 @@ def test_each_text_passes_the_frozen_layers_once(run, stored, dataset):
     assert (made["step"], made["score"]) == (0, 0)
 
 
-class Failing:
-    """A runtime whose n-th step gives no number."""
-
-    def __init__(self, inner, step, value):
-        self._inner, self._remaining, self._value = inner, step, value
-
-    def __getattr__(self, name):
-        return getattr(self._inner, name)
-
-    def step(self, *arguments):
-        losses, coefficients = self._inner.step(*arguments)
-        self._remaining -= 1
-        if self._remaining < 0:
-            losses[0] = self._value
-        return losses, coefficients
-
-
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_divergence_is_an_error_and_never_enters_the_ledger(run, rademacher, dataset, value):
     plan = rademacher.plan(dataset, **SETTINGS)
-    runtime = Failing(opened(plan), 3, value)
+    runtime = opened(plan)
+    step, third = runtime.step, after_calls(3)
+
+    def failing(*arguments):
+        losses, coefficients = step(*arguments)
+        losses[0] = value if third() else losses[0]
+        return losses, coefficients
+
+    runtime.step = failing
     with pytest.raises(Diverged, match=r"training diverged at step 3.*lower lr"):
         train_in_process(run, plan, rademacher, runtime=runtime)
     assert ledger(run).steps == 3
@@ -151,7 +142,7 @@ def test_divergence_is_an_error_and_never_enters_the_ledger(run, rademacher, dat
 def test_seconds_add_up_over_processes(run, rademacher, dataset):
     plan = rademacher.plan(dataset, **SETTINGS)
     with pytest.raises(Stopped):
-        train_in_process(run, plan, rademacher, AfterCalls(6))
+        train_in_process(run, plan, rademacher, after_calls(6))
     first = run.figures()
     assert first.seconds >= first.train_seconds > 0
     result = train_in_process(run, plan, rademacher)

@@ -77,13 +77,11 @@ def test_a_start_that_is_not_what_its_manifest_says_or_does_not_fit_is_refused(
     assert not home.run("job-1").start.exists()
 
 
-def test_another_version_than_the_jobs_is_refused(daemon, server, rademacher, server_key, start):
-    server.add_job(rademacher, start=start, **TRAINING)
-    server.starts["job-1"] = vouched(rademacher, server_key, version=2)
-    assert "not the one that the job starts from" in failure_of(daemon, server).detail
-
-
-def test_a_start_that_was_deleted_meanwhile_ends_the_job_with_that_reason(daemon, server, rademacher, start):
-    server.add_job(rademacher, start=start, **TRAINING)
-    server.starts["job-1"] = (None, b"")
-    assert failure_of(daemon, server).code == StartDeleted.code
+def test_another_version_than_the_jobs_and_one_that_was_deleted_meanwhile(
+    daemon, server, rademacher, server_key, start
+):
+    for served, code in ((vouched(rademacher, server_key, version=2), "untrusted"), ((None, b""), StartDeleted.code)):
+        server.add_job(rademacher, start=start, **TRAINING)
+        server.starts["job-1"] = served
+        assert failure_of(daemon, server).code == code
+        server.failures.clear()
