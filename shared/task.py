@@ -22,7 +22,8 @@ MAX_TEMPLATE = 8_000  # characters
 MAX_TASK = 65_536  # characters of a whole task as JSON
 MAX_FIELDS = 64  # fields that a template may name
 FieldName = Annotated[str, Field(max_length=100)]
-LabelText = Annotated[str, Field(max_length=200)]
+MAX_LABEL = 200  # characters
+LabelText = Annotated[str, Field(max_length=MAX_LABEL)]
 MappedText = Annotated[str, Field(max_length=1_000)]
 TaskName = Annotated[str, Field(max_length=100)]
 Kind = Literal["choice", "completion", "messages", "text"]
@@ -271,7 +272,7 @@ def _to_text(value: Any) -> str:
 
 def label_key(label: Any) -> str:
     """Returns what labels that mean the same have in common: they differ by white space, case, or `.0` of a number."""
-    text = " ".join(unicodedata.normalize("NFC", _to_text(label)).split()).casefold()
+    text = " ".join(unicodedata.normalize("NFC", _to_text(label)).split()).lower()  # casefold() makes "ß" "ss"
     return re.sub(r"^(-?\d+)\.0+$", r"\1", text)
 
 
@@ -418,7 +419,7 @@ def read_messages(task: Task, record: Mapping[str, Any], location: str) -> list[
     """Returns the conversation of a record as chat templates take it, for a task of kind messages.
 
     Every message has a role and its content as one text, which is empty for a turn that only calls tools. Of its other
-    fields those that are not null are kept. The role `developer` is the newer name of `system`.
+    fields those that are neither null nor an empty list are kept. The role `developer` is the newer name of `system`.
 
     Raises InvalidDataset, naming `location`, for anything but a list of messages with a known role and a text, and for
     a conversation without a turn of the assistant to learn from.
@@ -439,7 +440,7 @@ def read_messages(task: Task, record: Mapping[str, Any], location: str) -> list[
             raise InvalidDataset(f"{location}: message {number} must be an object with role and content, both texts")
         if role not in ROLES:
             raise InvalidDataset(f"{location}: message {number} has a role that is none of {', '.join(ROLES)}")
-        given = {name: value for name, value in message.items() if value is not None}
+        given = {name: value for name, value in message.items() if value not in (None, [])}
         conversation.append(given | {"role": role, "content": text})
     if not any(map(is_learned, conversation)):
         raise InvalidDataset(f"{location}: the conversation has no turn of the assistant to learn from")

@@ -27,6 +27,7 @@ from device_agent.policy.task_approvals import TaskApprovals, TaskState, is_ship
 from shared.errors import BadRequest, MobizoError
 from shared.job import NAME
 from shared.task import Task
+from shared.tokenizer import read_tokenizer
 
 SHOWN_CHARACTERS = 60  # of a value in the preview
 LARGE_BYTES = 8_000_000  # files from this size on get a progress bar
@@ -89,7 +90,7 @@ def add_files(
         rule=rule,
         mode=Mode.APPEND if append else Mode.REPLACE if replace else Mode.NEW,
         task=None if task is None else _find_task(agent_home, task),
-        tokenizer=None if base is None else read_tokenizer(base),
+        tokenizer=None if base is None else base_tokenizer(base),
         dry_run=dry_run,
     )
     if not dry_run:
@@ -112,19 +113,16 @@ def _progress(files: Sequence[Path], live: bool) -> Iterator[Any]:
         yield lambda file, done: bars.update(task_ids[file], completed=done)
 
 
-def read_tokenizer(path: Path) -> Tokenizer:
+def base_tokenizer(path: Path) -> Tokenizer:
     """Returns the tokenizer in a tokenizer.json, or in the directory that has it. Raises BadRequest."""
     file = path / "tokenizer.json" if path.is_dir() else path
     try:
-        tokenizer = Tokenizer.from_buffer(file.read_bytes())
+        return read_tokenizer(file.read_bytes())
     except Exception as error:  # tokenizers raises Exception itself
         raise BadRequest(
             f"--base {path} has no readable tokenizer.json ({error}); `mobizo-server base tokenizer` writes that of a "
             "registered base"
         ) from error
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return tokenizer
 
 
 def _find_task(home: AgentHome, name_or_path: str) -> Task:
@@ -227,7 +225,7 @@ def check(
     """Compare a data set with a task; exit status 1 if so few records of a split fit that a job would fail."""
     agent_home = AgentHome.locate(home)
     store, checked_task = DatasetStore(agent_home.data), _find_task(agent_home, task)
-    few, tokenizer = [], None if base is None else read_tokenizer(base)
+    few, tokenizer = [], None if base is None else base_tokenizer(base)
     for split in store.about(name).records:
         result = TaskCheck(checked_task, tokenizer)
         for location, record in store.records(name, split):

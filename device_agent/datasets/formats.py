@@ -9,7 +9,6 @@ from __future__ import annotations
 import codecs
 import csv
 import io
-import json
 import math
 import re
 import shlex
@@ -23,6 +22,7 @@ from typing import Any, BinaryIO, Literal, TextIO
 from device_agent.datasets.mail import read_mbox
 from shared.errors import BadRequest, InvalidDataset
 from shared.task import is_field_name
+from shared.zo.encoding import JSON
 
 Located = tuple[str, dict[str, Any]]  # "FILE:LINE" (of mbox, JSON and Parquet: the record's number), and the record
 DELIMITERS = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|"}
@@ -42,12 +42,14 @@ _NO_TEXT = {
     b"\x1f\x8b": "compressed with gzip; unpack it with gunzip",
     b"PAR1": "a Parquet file; read it with --format parquet",
 }
-_NULS = 0.1  # share of NUL characters from which a text is UTF-16 without a byte order mark
+_NULS = 0.01  # share of NULs from which a text is UTF-16 without a byte order mark; commas and line ends suffice
 MAX_LINE = 1 << 24  # characters of one line, field or object that a reader holds
 _CHUNK = 1 << 16  # characters
 _SNIFFED_ROWS = 20
 _PARQUET_ROWS = 1000  # of one batch
-_SEPARATOR_LINE = re.compile(r'"?sep=(.)"?[,;\t|]*\s*')  # Excel's first line that names the delimiter
+_SEPARATOR_LINE = re.compile(r'"?sep=(.)"?[,;\t|]*\s*', re.IGNORECASE)  # Excel's first line that names the delimiter
+# A field of TSV as CSV quotes it: pandas, R and Excel write TSV so. Without doubled marks they may be the text's own.
+_QUOTED_FIELD = re.compile(r'(?:^|\t)"[^"\t\r\n]*(?:""[^"\t\r\n]*)+"(?=[\t\r\n]|$)', re.MULTILINE)
 
 
 class Format(StrEnum):
@@ -118,13 +120,17 @@ def open_source(
     if file_format in (Format.MBOX, Format.PARQUET):
         return Source(path, file_format, None, None)
     encoding = _encoding(path, start, encoding)
+    with path.open("rb") as file:
+        content = file.read(_CHUNK)
     with path.open(encoding=encoding, newline="", errors="replace") as text:
         sample = text.read(_CHUNK)
     if sample.count("\0") > _NULS * len(sample):
-        order = "be" if start.startswith(b"\0") else "le"
+        order = "be" if content[::2].count(0) > content[1::2].count(0) else "le"
         raise BadRequest(f"{path} is not {encoding}, probably UTF-16; read it with --encoding utf-16-{order}")
     if file_format is Format.CSV:
         return Source(path, file_format, _delimiter(delimiter) if delimiter else _sniff(sample), encoding)
+    if file_format is Format.TSV and form is None and _QUOTED_FIELD.search(sample):
+        return Source(path, Format.CSV, "\t", encoding)
     return Source(path, file_format, "\t" if file_format is Format.TSV else None, encoding)
 
 
@@ -171,7 +177,7 @@ def _sniff(sample: str) -> str:
 
 
 def _table(text: TextIO, source: Source, columns: Collection[str]) -> Iterator[Located]:
-    """Rows by the names of the first row. TSV has no quotation marks; in CSV they are those of RFC 4180."""
+    """Rows by the names of the first row. Quotation marks of CSV are those of RFC 4180; in TSV they are text."""
     path, delimiter = source.path, source.delimiter or ","
     quoting: Literal[0, 3] = csv.QUOTE_NONE if source.format is Format.TSV else csv.QUOTE_MINIMAL
     previous_limit = csv.field_size_limit(MAX_LINE)
@@ -186,9 +192,17 @@ def _table(text: TextIO, source: Source, columns: Collection[str]) -> Iterator[L
     try:
         header = [name.strip() for name in next(rows, [])]
         first_row = next((row for row in rows if any(row)), [])
-        if len(first_row) == len(header) + 1 and first_row[0] == "1":
+        if len(first_row) == len(header) + 1 and first_row[0] == "1" and first_row[-1]:
             header = ["", *header]  # R's row names have no column name
+        if len(header) == 1 and any(each in header[0] for each in DELIMITERS.values()):
+            raise InvalidDataset(
+                f"{path}:{lines_before + 1}: the first row is one column, {header[0]!r}; remove the quotation marks "
+                "around it, or name the delimiter with --format csv --delimiter"
+            )
         _check_header(path, header, columns)
+        advice = f" (a text with the delimiter {delimiter!r} needs quotation marks), or name another with --delimiter"
+        if source.format is Format.TSV:
+            advice = ", or read a table with quotation marks or another delimiter with --format csv"
         for row in chain([first_row], rows):
             if not any(row):
                 continue
@@ -197,9 +211,8 @@ def _table(text: TextIO, source: Source, columns: Collection[str]) -> Iterator[L
                 row = row[: len(header)]
             if len(row) != len(header):
                 raise InvalidDataset(
-                    f"{location}: the row has {len(row)} columns and the first row {len(header)}; correct the row (a "
-                    f"text with the delimiter {delimiter!r} needs quotation marks), or name the delimiter with "
-                    "--delimiter"
+                    f"{location}: the row has {len(row)} columns and the first row {len(header)}; correct the row"
+                    f"{advice}"
                 )
             yield location, dict(zip(header, row, strict=True))
     except csv.Error as error:
@@ -249,14 +262,10 @@ def _numbered_lines(text: TextIO, source: Source) -> Iterator[tuple[str, str]]:
             yield f"{source.path}:{number}", line
 
 
-def _no_number(_: str) -> None:
-    """The value of NaN and of infinities, which Python and pandas write into JSON."""
-
-
 def _json_lines(text: TextIO, source: Source, _: Collection[str]) -> Iterator[Located]:
     for location, line in _numbered_lines(text, source):
         try:
-            record = json.loads(line, parse_constant=_no_number)
+            record = JSON.decode(line)
         except (ValueError, RecursionError) as error:
             advice = "; a JSON array needs --format json" if line.lstrip().startswith("[") else ""
             raise InvalidDataset(f"{location}: the line is not JSON ({error}){advice}") from error
@@ -273,7 +282,7 @@ def _plain_text(text: TextIO, source: Source, _: Collection[str]) -> Iterator[Lo
 
 def _json_array(text: TextIO, source: Source, _: Collection[str]) -> Iterator[Located]:
     """The objects of one array, of which at most one is held."""
-    objects, decoder, number = _Buffer(text), json.JSONDecoder(parse_constant=_no_number), 0
+    objects, number = _Buffer(text), 0
     not_an_array = InvalidDataset(
         f"{source.path}: the file must be a JSON array of objects; JSON Lines need --format jsonl"
     )
@@ -285,7 +294,7 @@ def _json_array(text: TextIO, source: Source, _: Collection[str]) -> Iterator[Lo
         location = f"{source.path}: record {number}"
         if following != "{":
             raise not_an_array
-        yield location, objects.decode(decoder, location)
+        yield location, objects.decode(location)
         following = objects.take()
         if following == ",":
             following = "{" if objects.peek() == "{" else ""
@@ -316,11 +325,11 @@ class _Buffer:
         self._at += len(character)
         return character
 
-    def decode(self, decoder: json.JSONDecoder, location: str) -> dict[str, Any]:
+    def decode(self, location: str) -> dict[str, Any]:
         """Returns the object that begins here. Reads pieces of doubling size until the object is complete."""
         while True:
             try:
-                record, end = decoder.raw_decode(self._pending, self._at)
+                record, end = JSON.raw_decode(self._pending, self._at)
             except (ValueError, RecursionError) as error:
                 piece = self._text.read(max(_CHUNK, len(self._pending) - self._at))
                 if not piece or len(self._pending) - self._at > MAX_LINE:

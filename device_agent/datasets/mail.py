@@ -23,6 +23,7 @@ _DATE = rb"(Mon|Tue|Wed|Thu|Fri|Sat|Sun)\b(?=.*\d:\d\d)(?=.*\b(19|20)\d\d\b)"
 _SEPARATOR = re.compile(rb"From (.*\s)?" + _DATE + rb"|From (\S+@\S+|-|MAILER-DAEMON)\s*$")
 _HEADER = re.compile(rb">?From |[!-9;-~]+[ \t]*:")
 _QUOTED_FROM = re.compile(rb"^>(>*From )", re.MULTILINE)  # a line of a body that would look like a separator
+_ESCAPE = re.compile(r"\\(u[0-9a-f]{4}|U(000[0-9a-f]|0010)[0-9a-f]{4})")  # of a character beyond Latin-1
 _INLINE = frozenset(("a", "b", "code", "em", "font", "i", "img", "small", "span", "strong", "sub", "sup", "u"))
 _HIDDEN = frozenset(("script", "style", "template", "title"))
 
@@ -73,7 +74,7 @@ def _texts(part: Message) -> list[str]:
             plain = next((texts for kind, texts in versions if kind == "text/plain"), None)
             return plain or (versions[-1][1] if versions else [])
         return [text for each in content for text in _texts(each)]
-    if kind not in ("text/plain", "text/html"):
+    if kind not in ("text/plain", "text/html") and part.get_content_maintype() != "multipart":  # without its boundary
         return []
     payload = part.get_payload(decode=True)
     if not isinstance(payload, bytes):
@@ -108,11 +109,16 @@ def _header(message: Message, name: str) -> str:
         pieces = decode_header(text)
     except (HeaderParseError, ValueError):
         return text
-    decoded = (
-        piece if isinstance(piece, str) else _decoded(piece, (charset or "utf-8").partition("*")[0])
-        for piece, charset in pieces
-    )
-    return "".join(decoded).strip()
+    return "".join(_piece(*each) for each in pieces).strip()
+
+
+def _piece(content: str | bytes, charset: str | None) -> str:
+    """Returns a piece of a header as `decode_header` gives it: characters between encoded words are escaped."""
+    if isinstance(content, str):
+        return content
+    if charset is not None:
+        return _decoded(content, charset.partition("*")[0])
+    return _ESCAPE.sub(lambda escape: chr(int(escape[0][2:], 16)), content.decode("latin-1"))
 
 
 class _HtmlText(HTMLParser):

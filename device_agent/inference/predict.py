@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +11,7 @@ import numpy as np
 from device_agent.inference.personal_model import PersonalModel
 from shared.errors import BadRequest, InvalidDataset
 from shared.task import Task, read_question, record_fields
-from shared.zo.encoding import Row, encode_question
+from shared.zo.encoding import JSON, Row, encode_question
 
 
 @dataclass(frozen=True)
@@ -108,7 +107,7 @@ def records_of(task: Task, lines: Iterable[str], source: str) -> Iterator[tuple[
         location = f"{source}:{number}"
         if line.lstrip().startswith("{") or len(names) != 1:
             try:
-                record = json.loads(line)
+                record = JSON.decode(line)
             except ValueError as error:
                 raise InvalidDataset(f"{location}: the line is not JSON ({error})") from error
             if not isinstance(record, dict):

@@ -32,7 +32,7 @@ from shared.program import ProgramManifest
 from shared.recipe import Recipe
 from shared.task import Task
 from shared.training_settings import TrainingSettings
-from shared.zo.encoding import Example, Row, check_task, scoring_plan, token_ids
+from shared.zo.encoding import JSON, Example, Row, check_task, scoring_plan, token_ids
 from shared.zo.example_order import alternating
 from shared.zo.noise import permutation
 from shared.zo.writing import PLAIN_FORMAT, Encoder, TextFormat
@@ -234,7 +234,7 @@ class _Reader:
 
     def _record(self, line: bytes, location: str) -> Record:
         try:
-            record = json.loads(line.decode("utf-8-sig"))
+            record = JSON.decode(line.decode("utf-8-sig"))
             if not isinstance(record, dict):
                 raise InvalidDataset(f"{location}: the line is {type(record).__name__}; it must be a JSON object")
             self.encoder.read(record, location)

@@ -116,7 +116,7 @@ def _rows(file: Path, records: bool) -> list[dict[str, Any]]:
     """Returns the rows of a file. Raises BadRequest, which names the line."""
     rows = []
     try:
-        lines = file.read_text(encoding="utf-8-sig").splitlines()
+        lines = file.read_text(encoding="utf-8-sig").split("\n")  # JSON strings may have other line separators
     except (OSError, UnicodeDecodeError) as error:
         raise BadRequest(f"{file} cannot be read ({error})") from error
     for number, line in enumerate(lines, 1):

@@ -24,7 +24,7 @@ from device_agent.home import AgentHome
 from device_agent.policy.task_approvals import TaskApprovals, TaskState
 from shared.canonical import canonical_json, file_sha256, sha256_hex
 from shared.errors import BadRequest, InvalidDataset
-from shared.task import MISSING, Answer, Task, field_value, label_key
+from shared.task import MAX_LABEL, MISSING, Answer, Task, field_value, label_key
 from shared.task_templates import named_task
 
 TEXT, LABEL = "text", "label"
@@ -183,18 +183,34 @@ def _suggest_choice(name: str, source: Source, fields: FieldMap) -> Task:
     with source.path.open("rb") as file:
         for _, record in source.records(file, fields.columns.values()):
             label = field_value(fields.apply(record), LABEL)
+            if isinstance(label, (dict, list)):
+                raise BadRequest(
+                    f"column {fields.columns.get(LABEL, LABEL)!r} of {source.path} has objects or lists; a label is a "
+                    f"text or a number: --map {LABEL}=COLUMN.NAME reads it in an object"
+                )
             if label is not MISSING and (key := label_key(label)):
                 is_number = isinstance(label, (bool, float)) or key.lstrip("-").isdigit()
                 spellings[key][key if is_number else " ".join(str(label).split())] += 1
     frequent = sorted(counts.most_common(1)[0][0] for counts in spellings.values() if counts.total() >= MIN_RECORDS)
     column = fields.columns.get(LABEL, LABEL)
+    if any(len(text) > MAX_LABEL for text in frequent):
+        raise BadRequest(
+            f"column {column!r} of {source.path} has labels of more than {MAX_LABEL} characters; map another column "
+            f"with --map {LABEL}=COLUMN, or with --map {PROMPT}=COLUMN --map {ANSWER}=COLUMN teach the model to write"
+        )
     if not 2 <= len(frequent) <= MAX_LABELS:
         raise BadRequest(
             f"column {column!r} of {source.path} {_label_fault(frequent, spellings)}; or give one with --task"
         )
     cue = column.strip().replace("{", "{{").replace("}", "}}")
-    # A model chooses " in" or " in time" only by what comes after the shorter one.
-    end = "." if any(second.startswith(first) for first, second in permutations(frequent, 2)) else ""
+    # A model chooses " in" or " in time" only by what comes after the shorter one; a label may have a full stop.
+    end = next(
+        end
+        for end in ("", ".", "\n")
+        if not any(
+            (second + end).startswith(first + end) for first, second in permutations(map(str.lower, frequent), 2)
+        )
+    )
     answers = tuple(
         Answer(text=" " + text.replace("{", "{{").replace("}", "}}") + end, labels=(text,)) for text in frequent
     )

@@ -16,7 +16,7 @@ from typing import Any
 
 from rich.console import Console
 
-from device_agent.cli.data import read_tokenizer
+from device_agent.cli.data import base_tokenizer
 from device_agent.durable import write_durably
 from device_agent.home import AgentHome
 from device_agent.policy.task_approvals import task_lines
@@ -86,7 +86,7 @@ def quickstart(options: Options, console: Console) -> dict[str, Any]:
         base = site.base_name(source) or _add_base(site, source)
         tokenizer_file = options.home / "tokenizer.json"
         site.server("base", "tokenizer", base, str(tokenizer_file))
-        data = check_data(options.file, site.agent_home, read_tokenizer(tokenizer_file))
+        data = check_data(options.file, site.agent_home, base_tokenizer(tokenizer_file))
         data.save(site.agent_home)
         client = stack.enter_context(site.start_server())
         site.start_device(client, DEVICE, USER)

@@ -24,7 +24,7 @@ from shared.scoring import AnswerScore, RowScore, ScoredBy, ScoreRequest, ScoreR
 from shared.task import Choice, Task, filled_length, read_question
 from shared.task_templates import named_task
 from shared.tokenizer import check_known
-from shared.zo.encoding import Row, ScoringPlan, encode_choice
+from shared.zo.encoding import Row, ScoringPlan, encode_choice, same_beginning
 
 REQUEST_TOKENS = 131_072  # maximum tokens of a scoring request
 TEXT_CHARACTERS = 16  # maximum characters of a text for each token of the base's context
@@ -82,6 +82,12 @@ class ReadRow:
         version = self.target.version
         restrict = version is not None and version.recipe.loss == "candidates"
         return ScoringPlan.of(self.rows, restrict=restrict and len({row.prompt for row in self.rows}) == 1)
+
+    def check(self, where: str) -> None:
+        """Raises BadRequest for answers between which the plan cannot choose."""
+        texts = [choice.answer for choice in self.choices]
+        if self.plan.restricted and (fault := same_beginning(texts, [row.answer for row in self.rows])):
+            raise BadRequest(f"{where}: {fault}")
 
     def result(self, log_probabilities: Sequence[Sequence[Sequence[float]]]) -> RowScore:
         """Returns the row's result. log_probabilities: of the picks of each text of its plan, nats."""
@@ -209,7 +215,9 @@ class ScoringService:
             if not each.prompt or not each.answer:
                 raise BadRequest(f"{where}: the prompt or an answer has no tokens")
             check_tokens((*each.prompt, *each.answer), target, where, len(each.tokens))
-        return ReadRow(target, choices, labels, rows)
+        read_row = ReadRow(target, choices, labels, rows)
+        read_row.check(where)
+        return read_row
 
 
 def _characters(row: ScoreRow, task: Task | None) -> int:

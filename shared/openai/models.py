@@ -25,8 +25,8 @@ Stop = Annotated[str, Field(min_length=1, max_length=100)]
 Stops = Annotated[tuple[Stop, ...], Field(max_length=MAX_STOPS)]
 Text = Annotated[str, Field(min_length=1, max_length=MAX_TEXT)]
 TokenIds = Annotated[tuple[Annotated[int, Field(ge=0, strict=True)], ...], Field(min_length=1, max_length=MAX_TEXT)]
-Prompt = Text | TokenIds
-Prompts = Annotated[tuple[Text, ...] | tuple[TokenIds, ...], Field(min_length=1, max_length=MAX_PROMPTS)]
+_SOME = Field(min_length=1, max_length=MAX_PROMPTS)
+Prompts = Annotated[tuple[Text, ...], _SOME] | Annotated[tuple[TokenIds, ...], _SOME]
 
 
 class _WireModel(BaseModel):
@@ -46,6 +46,7 @@ class StreamOptions(_RequestModel):
     """Options of a stream. include_usage: its last chunk has the request's usage."""
 
     include_usage: bool = False
+    include_obfuscation: bool | None = Field(None, description="not used")
 
 
 class _TextOptions(_RequestModel):
@@ -141,7 +142,7 @@ class ChatRequest(_TextOptions):
 class CompletionRequest(_TextOptions):
     """Prompts to continue."""
 
-    prompt: Prompt | Prompts
+    prompt: Text | TokenIds | Prompts
     logprobs: int | None = Field(None, ge=0, le=MAX_LIKELIEST)
     echo: Literal[False] | None = Field(None, description="only false; POST /v1/score gives a prompt's probabilities")
     suffix: Literal[""] | None = None

@@ -38,6 +38,8 @@ from shared.recipe import Recipe
 from shared.task import Choice, Question, Task, read_question
 from shared.tokenizer import UnknownToken, check_known
 
+# Of records: NaN and infinite numbers, which Python and pandas write, are null.
+JSON = json.JSONDecoder(parse_constant=lambda _: None)
 Arrays = tuple[NDArray[Any], ...]
 Tokens = tuple[int, ...]
 
@@ -101,7 +103,7 @@ def read_jsonl(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                     continue
                 location = f"{path}:{number}"
                 try:
-                    record = json.loads(line)
+                    record = JSON.decode(line)
                 except ValueError as error:
                     raise InvalidDataset(f"{location}: the line is not JSON ({error})") from error
                 if not isinstance(record, dict):
@@ -195,8 +197,8 @@ def encode_question(tokenizer: Tokenizer, question: Question, recipe: Recipe, lo
     whole = [encode_choice(tokenizer, choice) for choice in question.choices]
     rows, longest = tuple(whole), None
     if recipe.loss == "candidates":
-        if (same := answer_in_another([row.answer for row in whole])) is not None:
-            raise InvalidDataset(f"{location}: {_same_beginning([choice.answer for choice in question.choices], same)}")
+        if fault := same_beginning([choice.answer for choice in question.choices], [row.answer for row in whole]):
+            raise InvalidDataset(f"{location}: {fault}")
         rows = restricted(whole)
         longest = max(len(row.answer) for row in rows)  # all are cut alike, because they have one prompt
     fitted = [fit_row(row, bos_tokens, recipe, location, longest) for row in rows]
@@ -204,7 +206,11 @@ def encode_question(tokenizer: Tokenizer, question: Question, recipe: Recipe, lo
     return Example(rows, question.correct, any(truncated for _, truncated in fitted), whole[0].prompt)
 
 
-def _same_beginning(texts: Sequence[str], indices: tuple[int, int]) -> str:
+def same_beginning(texts: Sequence[str], answers: Sequence[Tokens]) -> str | None:
+    """Returns the sentence for an answer that another one begins with, or None. answers: the tokens of the texts."""
+    indices = answer_in_another(answers)
+    if indices is None:
+        return None
     first, second = (texts[index] for index in indices)
     return (
         f"the answer {first!r} is the beginning of {second!r} in the base's tokens, so that the longer one is never "
@@ -217,8 +223,8 @@ def check_answers(task: Task, tokenizer: Tokenizer) -> None:
     texts = task.fixed_answers
     if texts is not None:
         answers = [encode_choice(tokenizer, Choice("x", text)).answer for text in texts]
-        if (same := answer_in_another(answers)) is not None:
-            raise InvalidTask(f"task {task.name!r}: {_same_beginning(texts, same)}")
+        if fault := same_beginning(texts, answers):
+            raise InvalidTask(f"task {task.name!r}: {fault}")
 
 
 def check_task(task: Task, tokenizer: Tokenizer, recipe: Recipe) -> None:

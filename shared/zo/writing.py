@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer
 
+from shared.chat_template import InvalidConversation
 from shared.errors import InvalidDataset, InvalidTask
 from shared.recipe import Recipe
 from shared.task import Task, is_learned, read_completion, read_messages, read_question
@@ -76,7 +77,10 @@ class Encoder:
 
         Raises InvalidDataset, naming `location`, for a record that does not fit the task, the recipe or the base.
         """
-        examples = self._examples(record, location)
+        try:
+            examples = self._examples(record, location)
+        except InvalidConversation as error:
+            raise InvalidDataset(f"{location}: {error.detail}") from error
         check_examples(examples, self.text_format.vocabulary, location)
         return examples
 

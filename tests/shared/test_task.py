@@ -2,7 +2,7 @@ import pytest
 from pydantic import ValidationError
 
 from shared.errors import InvalidDataset, InvalidTask
-from shared.task import Answer, Task, accepted_answers, read_completion, read_question
+from shared.task import Answer, Task, accepted_answers, read_completion, read_messages, read_question
 from shared.task_templates import TASKS, named_task
 
 
@@ -164,10 +164,23 @@ def test_labels_that_differ_by_white_space_case_or_decimals_are_one(label, corre
     assert read_question(task, {"text": "t", "label": label}, "f:1").correct == correct
 
 
+def test_sharp_s_is_no_double_s():
+    answers = ({"text": " x", "labels": ["Maße"]}, {"text": " y", "labels": ["Masse"]})
+    task = Task(name="t", prompt="{text}", answers=answers)
+    assert [read_question(task, {"text": "t", "label": label}, "f:1").correct for label in ("maße", "masse")] == [0, 1]
+
+
 def test_a_label_that_could_mean_two_answers_means_none():
     task = Task(name="t", prompt="{text}", answers=({"text": " x", "labels": ["A"]}, {"text": " y", "labels": ["a"]}))
     with pytest.raises(InvalidDataset, match="label 'a ' is not one of"):
         read_question(task, {"text": "t", "label": "a "}, "f:1")
+
+
+def test_absent_fields_of_a_message_are_left_out():
+    absent = {"name": None, "refusal": None, "tool_calls": [], "annotations": []}  # as OpenAI's clients write them
+    record = {"messages": [{"role": "assistant", "content": "a", "weight": 1, **absent}]}
+    messages = read_messages(Task(name="t", kind="messages"), record, "f:1")
+    assert messages == [{"role": "assistant", "content": "a", "weight": 1}]
 
 
 def test_a_whole_number_has_no_decimals_in_a_text():

@@ -135,7 +135,7 @@ def check_config(directory: Path) -> None:
     from server.compiler.checkpoints.hf_config import config_facts  # which imports this module
 
     with suppress(OSError, ValueError, KeyError, TypeError, ArithmeticError):  # reported with the other files
-        config_facts(json.loads((directory / "config.json").read_text(encoding="utf-8")))
+        config_facts(json.loads((directory / "config.json").read_text(encoding="utf-8-sig")))
 
 
 def weight_map(directory: Path) -> dict[str, str] | None:
@@ -146,7 +146,7 @@ def weight_map(directory: Path) -> dict[str, str] | None:
     if not (directory / INDEX).is_file():
         return None
     try:
-        files = json.loads((directory / INDEX).read_text(encoding="utf-8"))["weight_map"]
+        files = json.loads((directory / INDEX).read_text(encoding="utf-8-sig"))["weight_map"]
         return {str(name): str(file) for name, file in files.items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UnreadableCheckpoint(f"{INDEX} has no weight_map; copy or download that file again") from error

@@ -62,7 +62,7 @@ FLOATS = ("BF16", "F16", "F32", "F64")
 def hf_checkpoint(files: BaseFiles) -> tuple[BaseFacts, dict[str, LazyTensor]]:
     """Returns the facts and all tensors by canonical name. Raises UnreadableCheckpoint, UnsupportedModel."""
     try:
-        config = json.loads((files.root / "config.json").read_text(encoding="utf-8"))
+        config = json.loads((files.root / "config.json").read_text(encoding="utf-8-sig"))
         config["model_type"]
     except (ValueError, KeyError, TypeError) as error:
         raise UnreadableCheckpoint("config.json is not a model configuration with a model_type") from error

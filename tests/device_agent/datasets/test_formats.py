@@ -13,7 +13,7 @@ import pyarrow
 import pytest
 from pyarrow.parquet import write_table
 
-from device_agent.datasets.formats import MAX_LINE, open_source
+from device_agent.datasets.formats import MAX_LINE, Format, open_source
 from shared.errors import BadRequest, InvalidDataset
 
 RECORDS = [
@@ -69,10 +69,12 @@ def test_csv_of_one_column_and_rows_that_do_not_fit(tmp_path):
         'text, label\n"warm", "1"\n"dull", "0"\n',
         "sep=;\r\ntext;label\r\nwarm;1\r\ndull;0\r\n",  # as Excel writes it
         '"sep=\t"\ntext\tlabel\nwarm\t1\ndull\t0\n',
+        "SEP=;\ntext;label\nwarm;1\ndull;0\n",
         ",text,label\n0,warm,1\n1,dull,0\n",  # the index of pandas
         '"text","label"\n"1","warm","1"\n"2","dull","0"\n',  # the row names of R
         "text,label,\nwarm,1,\ndull,0,\n",  # a delimiter at the end of each line
         "text,label\nwarm,1,\ndull,0,\n",
+        "label,text\n1,warm,\n0,dull,\n",
         "text,label,,\nwarm,1,,\ndull,0,,\n,,,\n",
         "\n ,\n\ntext,label\n\nwarm,1\n,,\ndull,0\n\n",  # lines without a value
         "text;label\rwarm;1\rdull;0\r",  # line ends of an old Macintosh
@@ -121,6 +123,15 @@ def test_the_delimiter_is_the_one_that_most_rows_agree_on(tmp_path, rows, delimi
             read(path)
 
 
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv"])
+@pytest.mark.parametrize("text", ['"text,label"\n"warm,1"\n', '"text,label"\nwarm\n'])
+def test_a_first_row_that_reads_as_one_column_with_a_delimiter_is_refused(tmp_path, name, text):
+    path = tmp_path / name
+    path.write_text(text)
+    with pytest.raises(InvalidDataset, match=rf"{name}:1: the first row is one column"):
+        read(path)
+
+
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-32"])
 @pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.json", "a.txt"])
 def test_the_byte_order_mark_names_the_encoding(tmp_path, name, encoding):
@@ -133,14 +144,16 @@ def test_the_byte_order_mark_names_the_encoding(tmp_path, name, encoding):
         read(path, encoding="cp1252")
 
 
+@pytest.mark.parametrize("text", ["warm", "тепло сегодня", "今天天气很好我们去公园散步吧" * 3])
 @pytest.mark.parametrize("order", ["le", "be"])
-def test_utf_16_without_a_mark_is_recognized(tmp_path, order):
+def test_utf_16_without_a_mark_is_recognized(tmp_path, order, text):
     path = tmp_path / "a.csv"
-    path.write_text("text,label\nwarm,1\n", encoding=f"utf-16-{order}")
+    header = "text,label" if text == "warm" else "текст,оценка"
+    path.write_text(f"{header}\n{text},1\n", encoding=f"utf-16-{order}")
     for encoding in (None, "cp1252"):
         with pytest.raises(BadRequest, match=f"probably UTF-16; read it with --encoding utf-16-{order}"):
             read(path, encoding=encoding)
-    assert fields(path, encoding=f"utf-16-{order}") == [{"text": "warm", "label": "1"}]
+    assert fields(path, encoding=f"utf-16-{order}") == [dict(zip(header.split(","), [text, "1"], strict=True))]
 
 
 @pytest.mark.parametrize(
@@ -163,6 +176,17 @@ def test_tsv_has_no_quotation_marks(tmp_path):
     path = tmp_path / "a.tsv"
     path.write_text('sentence\tlabel\n"warm\t1\n')
     assert read(path) == [(f"{path}:2", {"sentence": '"warm', "label": "1"})]
+
+
+def test_tsv_that_another_program_quoted_like_csv(tmp_path):
+    path = tmp_path / "a.tsv"
+    path.write_text('text\tlabel\n"It says ""no"""\ta\n')
+    assert fields(path) == [{"text": 'It says "no"', "label": "a"}]
+    assert fields(path, form=Format.TSV) == [{"text": '"It says ""no"""', "label": "a"}]
+    path.write_text('text\tlabel\n"two\nlines"\ta\n')
+    with pytest.raises(InvalidDataset, match=r"a table with quotation marks .* with --format csv"):
+        read(path)
+    assert fields(path, form=Format.CSV) == [{"text": "two\nlines", "label": "a"}]
 
 
 def test_json_lines(tmp_path):

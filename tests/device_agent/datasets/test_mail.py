@@ -81,6 +81,11 @@ def test_attachments_and_attached_messages_are_left_out(tmp_path):
         assert texts(tmp_path, message(*multipart(plain, each))) == ["The body."], each
 
 
+def test_parts_without_their_boundary_are_text(tmp_path):
+    for kind in ("multipart/mixed", "multipart/mixed; boundary=other"):
+        assert texts(tmp_path, message("hello", kind)) == ["hello"]
+
+
 def test_of_alternatives_the_plain_text_is_read(tmp_path):
     plain = part("Hello", "Content-Type: text/plain")
     html = part("<b>Hello</b> you", "Content-Type: text/html")
@@ -131,6 +136,7 @@ def test_transfer_encodings(tmp_path):
         ("=?windows-1252?q?caf=E9?=", "café"),
         ("=?utf-8*fr?q?caf=C3=A9?=", "café"),
         ("Grüße", "Grüße"),
+        ("=?utf-8?q?caf=C3=A9?= → Grüße 😀 C:\\users", "café → Grüße 😀 C:\\users"),
         ("folded\n line", "folded line"),
     ],
 )

@@ -99,12 +99,13 @@ def test_options_that_make_no_record_say_what_does(text, fields, words):
 
 
 def test_lines_are_records_or_for_a_task_of_one_field_texts():
-    lines = ["plain text\n", "\n", '{"text": "json"}\n', "  indented"]
+    lines = ["plain text\n", "\n", '{"text": "json"}\n', "  indented", '{"text": NaN}']
     records = list(records_of(TASK, lines, "stdin"))
     assert records == [
         ("stdin:1", {"text": "plain text"}),
         ("stdin:3", {"text": "json"}),
         ("stdin:4", {"text": "  indented"}),
+        ("stdin:5", {"text": None}),
     ]
     with pytest.raises(InvalidDataset, match="stdin:1: the line is not JSON"):
         list(records_of(named_task("rte"), ["plain"], "stdin"))

@@ -53,6 +53,7 @@ BAD_LINES = {
     '["SECRET"]': "must be a JSON object",
     '{"label": "positive", "other": "SECRET"}': "field 'text' is missing",
     '{"text": "SECRET"}': "field 'label' is missing",
+    '{"text": "SECRET", "label": Infinity}': "field 'label' is missing or null",
     '{"text": "SECRET", "label": "SECRET"}': "SECRET",
 }
 

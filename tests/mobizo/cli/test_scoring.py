@@ -14,6 +14,7 @@ def call(monkeypatch, tmp_path):
     (tmp_path / "rows").write_text('{"prompt": "It was", "answers": [" great"]}\n\n')
     (tmp_path / "broken").write_text('{"text": "fine"}\n{"text": \n')
     (tmp_path / "list").write_text("[]\n")
+    (tmp_path / "separators").write_text('{"prompt": "a\u2028b\u0085c", "answers": ["d"]}\n[]\n')
     return lambda *arguments: CliRunner().invoke(cli, list(arguments))
 
 
@@ -25,6 +26,7 @@ def call(monkeypatch, tmp_path):
         (["score", "It was"], "rows.0"),
         (["score", "--file", "broken"], "broken:2"),
         (["score", "--file", "list"], "list:1"),
+        (["score", "--file", "separators"], "separators:2"),
         (["score", "--file", "none"], "none cannot be read"),
         (["score", "a", "--answer", "b", "-a", "Not A Name"], "rows.0.adapter"),
         (["generate", "", "-m", "a"], "prompt"),

@@ -96,6 +96,8 @@ def test_records_without_labels_teach_to_write(tmp_path, record, kind):
         ({"data": "unlabelled"}, BadRequest, "column 'label' of .*unlabelled.csv is blank"),
         ({"data": "same"}, BadRequest, "has only the label 'good' in 2 records or more; .*: add records of another"),
         ({"data": "five"}, BadRequest, "has no label in 2 records or more; add records of each of its 5 labels"),
+        ({"data": "long"}, BadRequest, "has labels of more than 200 characters; map another column"),
+        ({"data": "objects.jsonl"}, BadRequest, "column 'label' of .* has objects or lists; .*=COLUMN.NAME"),
         ({"task": "copa"}, InvalidDataset, "0 of 80 records fit task 'copa'"),
         ({"task": "nobody"}, BadRequest, "nobody"),
     ],
@@ -112,8 +114,10 @@ def test_what_cannot_work_is_refused_before_anything_starts(tmp_path, records, c
     (tmp_path / "unlabelled.csv").write_text("text,label\na,\nb,\n")
     write_csv(tmp_path / "same.csv", 20, labels=("good",))
     write_csv(tmp_path / "five.csv", 5, labels=tuple("abcde"))
+    write_csv(tmp_path / "long.csv", 20, labels=("a" * 201, "b" * 201))
+    (tmp_path / "objects.jsonl").write_text('{"text": "a", "label": {"name": "b"}}\n' * 4)
     path = changes.get("data", records)
-    path = tmp_path / f"{path}.csv" if isinstance(path, str) else path
+    path = tmp_path / (path if "." in path else f"{path}.csv") if isinstance(path, str) else path
     file = FileOptions(path, changes.get("fields", ()), changes.get("task"))
     options = Options(changes.get("base", str(base)), file, tmp_path / "home")
     with pytest.raises(error, match=message):
@@ -134,6 +138,10 @@ def test_the_options_of_the_file(tmp_path):
         (("yes", "yes ", "no"), [" no", " yes"]),
         (("Yes", "yes", "yes", " YES", "no"), [" no", " yes"]),
         (("1.0", "0.0"), [" 0", " 1"]),
+        (("Maße", "Masse", "maße"), [" Masse", " Maße"]),  # two words
+        (("bug", "bug report"), [" bug.", " bug report."]),
+        (("bug", "Bug report"), [" Bug report.", " bug."]),  # for tokenizers that write lower case
+        (("v1", "v1.2"), [" v1\n", " v1.2\n"]),
     ],
 )
 def test_labels_that_mean_the_same_are_offered_once(tmp_path, labels, answers):

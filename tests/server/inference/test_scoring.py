@@ -5,6 +5,7 @@ import json
 import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 
 import httpx
 import numpy as np
@@ -17,7 +18,9 @@ from server.inference.service import ReadRow, ResolvedTarget, texts_to_score
 from server.registry.models import StoredVersion
 from server.registry.repository import resolve
 from shared.access import Role
+from shared.errors import BadRequest
 from shared.recipe import BaseRef, Recipe
+from shared.task import Choice
 from shared.zo.encoding import Row
 from tests.server.dashboard.people import FIELD, Person
 from tests.server.homes import eventually
@@ -64,9 +67,16 @@ def test_rows_are_scored_as_their_adapter_was_trained(loss):
     recipe = Recipe(base=BaseRef(name="tiny", sha256="ab" * 32), loss=loss, answer_length=2, choices=2)
     version = StoredVersion(recipe=recipe)
     rows = (Row((1, 2), (5, 6)), Row((1, 2), (7,)))
-    row = ReadRow(ResolvedTarget(None, "a", version), (), (None, None), rows)
+    row = ReadRow(ResolvedTarget(None, "a", version), (Choice("x", "a"), Choice("x", "b")), (None, None), rows)
     assert row.plan.restricted == (loss == "candidates")
     assert [text.tokens for text in texts_to_score(row)] == [(1, 2) if row.plan.restricted else (1, 2, 5)]
+    row.check("rows.0")
+    same = ReadRow(
+        row.target, (Choice("x", " bug"), Choice("x", " bug report")), (), (Row((1,), (5,)), Row((1,), (5, 6)))
+    )
+    refused = pytest.raises(BadRequest, match=r"rows\.0: the answer ' bug' is the beginning of ' bug report'")
+    with refused if loss == "candidates" else nullcontext():
+        same.check("rows.0")
     others = (Row((1, 2), (5,)), Row((1, 3), (5,)))  # of two prompts, which do not compete token by token
     assert not ReadRow(row.target, (), (None, None), others).plan.restricted
     assert not ReadRow(ResolvedTarget(None, None, None), (), (None, None), rows).plan.restricted

@@ -38,6 +38,18 @@ def test_null_is_absent():
             chat(**fields)
 
 
+def test_the_options_of_a_stream():
+    options = {"include_usage": True, "include_obfuscation": False}
+    assert chat(stream=True, stream_options=options).stream_options.include_usage
+
+
+@pytest.mark.parametrize("prompt", ["", [""], [[]], [1, "a"], [-1], [True], [[1], ["a"]], ["a", 1]])
+def test_prompts_that_are_none_are_refused_by_the_fields_name(prompt):
+    with pytest.raises(ValidationError) as refused:
+        completion(prompt=prompt)
+    assert all(error["loc"][0] == "prompt" and "function" not in str(error["loc"]) for error in refused.value.errors())
+
+
 @pytest.mark.parametrize(
     "fields",
     [

@@ -261,6 +261,7 @@ def test_records_that_do_not_fit_are_named(tokenizer, recipe, choices, message):
         ('{"text": "a", "label": 1}\nnot json\n', r"d\.jsonl:2: the line is not JSON"),
         ("[1, 2]\n", r"d\.jsonl:1: the line is list"),
         ('{"label": 1}\n', r"d\.jsonl:1: field 'text' is missing"),
+        ('{"text": NaN, "label": 1}\n', r"d\.jsonl:1: field 'text' is missing or null"),
         ("\n\n", "contains no records"),
     ],
 )

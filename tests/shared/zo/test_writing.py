@@ -1,6 +1,7 @@
 """Encoding of texts to write; transformers is the reference for conversations."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -198,6 +199,16 @@ def test_a_template_that_asks_for_no_turn_as_it_is_written_is_refused(tokenizer,
     record_encoder, _, _ = chat_encoder(tokenizer, recipe, OPEN_TEMPLATE)
     with pytest.raises(InvalidDataset, match="no turn of the assistant after the text that asks for it"):
         record_encoder.encode({"messages": CONVERSATION}, "f:1")
+
+
+def test_a_conversation_that_the_template_refuses_does_not_fit(tokenizer, recipe):
+    template = "{{ raise_exception('no system') if messages[0].role == 'system' }}" + TEMPLATE
+    record_encoder, _, _ = chat_encoder(tokenizer, recipe, TEMPLATE)
+    refusing = ChatTemplate(template=template).render
+    record_encoder = replace(record_encoder, text_format=replace(record_encoder.text_format, render=refusing))
+    messages = [{"role": "system", "content": "s"}, {"role": "assistant", "content": "a"}]
+    with pytest.raises(InvalidDataset, match="f:1: the chat template does not take these messages: no system"):
+        record_encoder.encode({"messages": messages}, "f:1")
 
 
 def test_messages_are_read_as_openai_and_trl_write_them(tokenizer, recipe):

@@ -232,6 +232,15 @@ def test_bad_shards_are_refused_before_anything_is_stored(tiny: TinyBase, tmp_pa
     assert_refused("has shape .* the configuration requires .* use the weights and the configuration of one model")
 
 
+def test_json_files_may_begin_with_a_byte_order_mark(tiny: TinyBase, tmp_path: Path) -> None:
+    source = tmp_path / "base"
+    tiny.model.save_pretrained(source, max_shard_size="16KB")
+    shutil.copy(tiny.directory / "tokenizer.json", source)
+    for name in ("config.json", "model.safetensors.index.json"):
+        (source / name).write_text((source / name).read_text(), encoding="utf-8-sig")
+    assert_same_weights(load_checkpoint(str(source)), load_checkpoint(str(tiny.directory)))
+
+
 def assert_logits_of_transformers(directory: Path) -> None:
     tokens = torch.tensor([[3, 14, 15, 92, 65]])
     stock = AutoModelForCausalLM.from_pretrained(directory).eval()
