@@ -35,11 +35,13 @@ MobizoError
 |  |- StartDeleted      409     the adapter version that a job starts from was deleted
 |  |- BudgetExceeded    409     a private job or round that would exceed the privacy budget
 |  |- DeviceNotBound    409     a device that does not train for this user
+|  |- QuotaExceeded     409     something of which the tenant has as much as it may have
 |  |- NotReplayable     409     a version whose earlier steps cannot be reconstructed
 |  |- LeftOutOfRound    409     a secure aggregation round that continues without this device
 |  `- ReplayedRequest          409     a signed request whose nonce was used before
 |- Gone                 410   a lease that ended
 |  `- RoundClosed       410   an update after the end of its round
+|- TooSlow              408   a body that took too long to arrive
 |- TooLarge             413   a body over its limit
 |- TooManyRequests      429   the rate limit of this token or address is exceeded
 |- Untrusted            -     a signature or hash that does not match
@@ -279,6 +281,12 @@ class DeviceNotBound(Conflict):
     code, title = "device-not-bound", "Device not bound to the user"
 
 
+class QuotaExceeded(Conflict):
+    """The tenant has as much as its quota allows; remove some, or ask the operator for a larger quota."""
+
+    code, title = "quota-exceeded", "Quota exceeded"
+
+
 class NotReplayable(Conflict):
     """The steps of this version cannot be reconstructed: it has no trajectory, or the trajectory was not verified."""
 
@@ -319,6 +327,12 @@ class RoundClosed(Gone):
     """The round has ended; the update came too late."""
 
     code, title = "round-closed", "Round closed"
+
+
+class TooSlow(MobizoError):
+    """The body took too long to arrive; send it again, over a better connection."""
+
+    status, code, title = 408, "too-slow", "Request timeout"
 
 
 class TooLarge(MobizoError):

@@ -326,7 +326,8 @@ def raise_problem(response: httpx.Response) -> None:
         document = None
     if isinstance(document, dict) and ("code" in document or isinstance(document.get("error"), dict)):
         raise from_problem(document)
-    raise MobizoError(f"the server answered {response.status_code} {response.reason_phrase}")
+    error_class = Unavailable if response.status_code in RETRIED_STATUS else MobizoError  # from a proxy
+    raise error_class(f"the server answered {response.status_code} {response.reason_phrase}")
 
 
 def _parse_events(lines: Iterator[str]) -> Iterator[tuple[str, str, str]]:

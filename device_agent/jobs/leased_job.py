@@ -39,6 +39,7 @@ from shared.errors import (
     LeftOutOfRound,
     MobizoError,
     NotFound,
+    TooManyRequests,
     Unauthorized,
     Unavailable,
     Untrusted,
@@ -128,7 +129,7 @@ class LeasedJob:
             return self._decline(error)
         except (PolicyForbids, LeftOutOfRound, NoRunner, ExecutorEnded) as error:
             return self._release(error.detail, COOLDOWN_SECONDS)
-        except Unavailable as error:
+        except (TooManyRequests, Unavailable) as error:
             return self._release(error.detail)
         except OwnerRefuses as error:
             return self._refuse(error)

@@ -20,12 +20,16 @@ from device_agent.protocol.client import Backoff, DeviceClient
 from device_agent.training.run_directory import RunDirectory
 from shared.canonical import sha256_hex
 from shared.errors import (
+    DigestMismatch,
     Gone,
     InvalidTrajectory,
     MobizoError,
     NotFound,
     NotReplayable,
+    QuotaExceeded,
     TooLarge,
+    TooManyRequests,
+    TooSlow,
     TrajectoryMismatch,
     Unavailable,
 )
@@ -37,6 +41,8 @@ UploadForm = Literal["weights", "trajectory", "both", "masked"]
 
 PAUSE_SECONDS = 2.0
 LONGEST_PAUSE_SECONDS = 120.0
+# What passes, or what the server's administrator can change: a run of hours must not be lost by it.
+RETRIED = (DigestMismatch, QuotaExceeded, TooManyRequests, TooSlow, Unavailable)
 
 _log = structlog.get_logger()
 
@@ -56,7 +62,7 @@ def until_answered(
     wait: Callable[[float], bool],
     gone: str,
 ) -> Answer:
-    """Returns what `call` returns, which is repeated until the server answers. check, wait: as of `Upload`.
+    """Returns what `call` returns, which is repeated while it raises RETRIED. check, wait: as of `Upload`.
 
     Raises Gone, which explains it by `gone`, if the server no longer accepts the job, PolicyForbids if the rules forbid
     the network for too long.
@@ -71,7 +77,7 @@ def until_answered(
         except (Gone, NotFound) as error:
             refused = f"the job is trained, but the server no longer accepts it from this device ({error.detail})"
             raise Gone(f"{refused}: {gone}") from error
-        except Unavailable as error:
+        except RETRIED as error:
             pause = pauses.pause()
             _log.warning("upload failed; retried", detail=error.detail, next_try_seconds=round(pause, 1))
             wait(pause)
@@ -94,8 +100,8 @@ class Upload:
     trajectory: TrajectoryUpload = "none"
 
     def send(self, policy_run: PolicyGatedRun, result: Result) -> UploadSummary:
-        """Uploads the selected B and completes the job; retries until the server answers. Repeated uploads count
-        once.
+        """Uploads the selected B and completes the job; retries until the server accepts or refuses it. Repeated
+        uploads count once.
 
         Raises Gone if the server no longer accepts it, PolicyForbids if the rules forbid the network for too long.
         """

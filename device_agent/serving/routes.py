@@ -22,7 +22,16 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from device_agent.serving.models import DeviceAnswers, DeviceModels
-from shared.errors import BadRequest, InvalidRequest, MobizoError, NotFound, TooLarge, TooManyRequests, Unauthorized
+from shared.errors import (
+    BadRequest,
+    InvalidRequest,
+    MobizoError,
+    NotFound,
+    TooLarge,
+    TooManyRequests,
+    TooSlow,
+    Unauthorized,
+)
 from shared.invalid_fields import first_invalid
 from shared.openai.answers import (
     ChatWriter,
@@ -47,12 +56,6 @@ class WrongMethod(BadRequest):
     """This address takes another method: GET for models, POST for completions."""
 
     status, code, title = 405, "method-not-allowed", "Method not allowed"
-
-
-class TooSlow(BadRequest):
-    """The request did not arrive in time; send it again, faster."""
-
-    status, code, title = 408, "too-slow", "Request too slow"
 
 
 class DeviceRoutes:

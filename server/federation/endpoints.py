@@ -33,6 +33,7 @@ from shared.errors import (
     InvalidRecipe,
     InvalidTask,
     NotFound,
+    QuotaExceeded,
     RoundNotFound,
     UnknownBase,
     VersionHeld,
@@ -66,7 +67,9 @@ Prepared = Annotated[None, Depends(_prepare)]
 
 
 @router.post(
-    "", status_code=201, responses=LOCATION | raises(UnknownBase, InvalidTask, InvalidRecipe, BudgetExceeded, Conflict)
+    "",
+    status_code=201,
+    responses=LOCATION | raises(UnknownBase, InvalidTask, InvalidRecipe, BudgetExceeded, Conflict, QuotaExceeded),
 )
 def create(
     principal: Writer,

@@ -15,7 +15,7 @@ from server.web.pages import Paging
 from server.web.routes import Routes
 from server.web.state import Reading, State, Writing
 from shared.access import Scope, TokenGrant, TokenRequest, TokenView, WhoAmI
-from shared.errors import Conflict, NotFound
+from shared.errors import Conflict, NotFound, QuotaExceeded
 from shared.protocol import Page
 
 router = Routes(prefix="/v1", tags=["access"])
@@ -45,7 +45,7 @@ def tokens(principal: Maker, session: Reading, paging: Paging) -> Page[TokenView
     return paging.page(views, page_rows.before)
 
 
-@router.post("/tokens", status_code=201, responses=raises(NotFound, Conflict))
+@router.post("/tokens", status_code=201, responses=raises(NotFound, Conflict, QuotaExceeded))
 def make(
     principal: Maker, request: TokenRequest, response: Response, state: State, session: Writing, once: Once
 ) -> TokenGrant:

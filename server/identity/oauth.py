@@ -25,9 +25,8 @@ from server.database.columns import UtcTime, text_enum
 from server.database.database import lock_name
 from server.identity.tokens import token_digest
 from server.web.bodies import pieces_of
-from server.web.middleware import TooSlow
 from server.web.openapi import Responses, raises
-from shared.errors import MobizoError, TooLarge
+from shared.errors import MobizoError, QuotaExceeded, TooLarge, TooSlow
 from shared.protocol import GRANT_TYPE, DeviceAuthorization
 
 ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
@@ -53,7 +52,7 @@ _OAUTH_ERROR = {
         }
     },
 }
-OAUTH: Responses = {**raises(TooLarge, TooSlow), 400: _OAUTH_ERROR, 429: _OAUTH_ERROR}
+OAUTH: Responses = {**raises(QuotaExceeded, TooLarge, TooSlow), 400: _OAUTH_ERROR, 429: _OAUTH_ERROR}
 
 
 class OAuthError(MobizoError):

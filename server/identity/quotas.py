@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 
 from server.database.database import lock_name
 from server.identity.tenants import Tenant, TenantService
-from shared.errors import Conflict
+from shared.errors import QuotaExceeded
 
 GIBIBYTE = 1 << 30
 
@@ -37,12 +37,6 @@ DEFAULTS: dict[Quota, int] = {
     Quota.DEVICES: 20_000,
     Quota.COHORTS: 1_000,
 }
-
-
-class QuotaExceeded(Conflict):
-    """The tenant has as much as its quota allows; remove some, or ask the operator for a larger quota."""
-
-    code, title = "quota-exceeded", "Quota exceeded"
 
 
 class QuotaChanges(RootModel[dict[Quota, int]]):

@@ -10,7 +10,6 @@ from fastapi import Depends, Query, Request, Response
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
 from server.identity.access_rules import needs
-from server.identity.quotas import QuotaExceeded
 from server.identity.tokens import Principal
 from server.jobs.events import LastEventId, job_events, make_event_feed
 from server.jobs.repository import JobFilter, JobRepository
@@ -32,6 +31,7 @@ from shared.errors import (
     InvalidRecipe,
     InvalidTask,
     NotFound,
+    QuotaExceeded,
     RevisionNotFound,
     StartMismatch,
     UnknownBase,

@@ -19,7 +19,6 @@ from server.storage.store import Collected, StagingFile, StorageFull
 from server.web.bodies import BYTES, UnsupportedMediaType, check_binary_type
 from server.web.body_budgets import make_uploaders, staged_body, stored
 from server.web.downloads import FILE_ROUTE, file_response
-from server.web.middleware import TooSlow
 from server.web.openapi import raises
 from server.web.routes import Routes
 from server.web.state import AppState, State
@@ -33,10 +32,12 @@ from shared.errors import (
     InvalidUpload,
     NotAMember,
     NotReplayable,
+    QuotaExceeded,
     ReplayedRequest,
     RoundClosed,
     StartDeleted,
     TooLarge,
+    TooSlow,
     TrajectoryMismatch,
 )
 from shared.federation.cohort import RoundReceipt
@@ -89,7 +90,7 @@ def start(principal: Device, lease_id: str, request: Request, state: State) -> R
 
 @router.put(
     "/{lease_id}/adapter",
-    responses=raises(InvalidUpload, CohortMismatch, InvalidUpdate, RoundClosed, NotAMember, *_UPLOADED),
+    responses=raises(InvalidUpload, CohortMismatch, InvalidUpdate, RoundClosed, NotAMember, QuotaExceeded, *_UPLOADED),
     openapi_extra=BYTES,
 )
 async def upload(
@@ -127,7 +128,7 @@ async def upload_trajectory(
 @router.post(
     "/{lease_id}/complete",
     responses=raises(
-        *(Gone, Conflict, ReplayedRequest, InvalidTrajectory, NotReplayable, TrajectoryMismatch),
+        *(Gone, Conflict, QuotaExceeded, ReplayedRequest, InvalidTrajectory, NotReplayable, TrajectoryMismatch),
         *(RoundClosed, NotAMember, InvalidUpdate),
     ),
 )

@@ -1,7 +1,9 @@
 """Bounds on the bytes of request bodies that a process holds: in memory, and in the staging files of uploads.
 
-A tenant may hold half of a budget, and a token a quarter. Requests without a valid token count as one more tenant, and
-by address in place of the token. Bytes count as they arrive, so that an announced length reserves nothing.
+A tenant may hold as much as is then left free, and a token half of what its tenant may still take: alone, half of all
+and a quarter. So whatever others hold, every tenant finds room, and every token of it. Requests without a valid token
+count as one more tenant, and by address in place of the token. Bytes count as they arrive, so that an announced length
+reserves nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +27,6 @@ Take = Callable[[int], None]
 MEMORY_BYTES = 64 * MEBIBYTE
 UPLOADS = 16  # of the largest size, whose staging files may exist at once
 UPLOADERS = 8  # threads that check and store uploads at the same time, beside those of other requests
-TENANT_SHARE, TOKEN_SHARE = 2, 4  # a tenant, a token may hold this part of all
 
 
 class ByteBudget:
@@ -47,31 +48,28 @@ class ByteBudget:
 
         It raises TooManyRequests at a bound.
         """
-        bounds = {
-            (): ("the server", self._total),
-            (tenant,): ("the tenant", self._total // TENANT_SHARE),
-            (tenant, sender): ("the token", self._total // TOKEN_SHARE),
-        }
+        keys = (), (tenant,), (tenant, sender)
         taken = 0
 
         def take(size: int) -> None:
             nonlocal taken
-            for key, (whose, limit) in bounds.items():
-                if size and self._held[key] + size > limit:
-                    raise TooManyRequests(
-                        f"the requests in progress of {whose} hold {self._held[key]} bytes of bodies, and may hold "
-                        f"{limit}; send fewer at once",
-                        limit=self._name,
-                        retry_after_seconds=1,
-                    )
+            of_all, of_tenant, of_token = (self._held[key] + size for key in keys)
+            room = self._total - of_all - of_tenant  # that the tenant could still take
+            if size and 2 * of_token > room:
+                raise TooManyRequests(
+                    f"the requests in progress of the tenant hold {self._held[tenant,]} bytes of bodies, and those of "
+                    f"the token {self._held[tenant, sender]}, of {self._total} for all; send fewer at once",
+                    limit=self._name,
+                    retry_after_seconds=1,
+                )
             taken += size
-            self._held.update(dict.fromkeys(bounds, size))
+            self._held.update(dict.fromkeys(keys, size))
 
         try:
             yield take
         finally:
-            self._held.subtract(dict.fromkeys(bounds, taken))
-            for key in bounds:
+            self._held.subtract(dict.fromkeys(keys, taken))
+            for key in keys:
                 if not self._held[key]:
                     del self._held[key]
 

@@ -37,6 +37,7 @@ from shared.errors import (
     NotFound,
     TooLarge,
     TooManyRequests,
+    TooSlow,
     Unauthorized,
     Unavailable,
 )
@@ -77,12 +78,6 @@ class RangeNotSatisfiable(MobizoError):
 
 class AmbiguousLength(BadRequest):
     """The request has Content-Length and Transfer-Encoding, which proxies and servers read differently; send one."""
-
-
-class TooSlow(MobizoError):
-    """The body took too long to arrive; send it again, over a better connection."""
-
-    status, code, title = 408, "too-slow", "Request timeout"
 
 
 _BY_STATUS: dict[int, type[MobizoError]] = {404: NotFound, 405: MethodNotAllowed, 413: TooLarge}

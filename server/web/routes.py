@@ -33,7 +33,6 @@ from server.settings import MEBIBYTE, Settings
 from server.web.bodies import BINARY, UnsupportedMediaType, check_json_type, parse_json
 from server.web.body_budgets import Take, make_body_memory, sender_of
 from server.web.idempotency import AlreadyAnswered, keep_once
-from server.web.middleware import TooSlow
 from server.web.openapi import TAGGED_METHODS, TAGGED_PATHS, documented, may_raise, operation_id, raised_by
 from server.web.state import AppState, RateLimit
 from server.web.tenant_turns import TenantTurns
@@ -44,6 +43,7 @@ from shared.errors import (
     MobizoError,
     NotFound,
     TooLarge,
+    TooSlow,
     Unavailable,
 )
 

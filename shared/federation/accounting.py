@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import resource
 import sys
 from collections import Counter
@@ -31,6 +32,7 @@ NOISE_STEP = 1e-3  # resolution of the noise multiplier
 MAX_INTERPOLATIONS, MIN_SLOPE = 8, -0.1
 MAX_SECONDS = 120  # of processor time of the program
 MAX_BYTES = 2 << 30  # of memory of the program
+NICENESS = 19  # of the program: the server, which may share the processor, goes first
 
 
 class Spending(BaseModel):
@@ -235,6 +237,7 @@ def _import_dp_accounting() -> Any:
 
 def main() -> None:
     """Answers requests, one a line, by {"answer"} or by the problem of what it is refused with."""
+    os.nice(NICENESS)
     resource.setrlimit(resource.RLIMIT_CPU, (MAX_SECONDS, MAX_SECONDS))
     resource.setrlimit(resource.RLIMIT_DATA, (MAX_BYTES, MAX_BYTES))
     for line in sys.stdin:

@@ -86,7 +86,8 @@ whatever it contains. [openapi.json](openapi.json) describes requests and respon
   gives no further time.
 - **Bodies at the same time**: each server process holds at most {memory} of JSON and forms in memory, and
   {uploads_at_once} times the largest upload in staging files on its disk. A tenant may hold half of each, and a token a
-  quarter; beyond that the response is 429 with `limit` `body-memory` or `uploads`. Requests without a valid token count
+  quarter; while others hold some, a tenant as much as it leaves free, and a token half of what its tenant may still
+  take. Beyond that the response is 429 with `limit` `body-memory` or `uploads`. Requests without a valid token count
   as one tenant, and by address.
 - **Turns**: large JSON bodies are parsed, uploads checked, trajectories read and replayed, and exact privacy costs
   computed, a few at a time. Tenants take turns, and one tenant leaves one of the places to the others. 100 requests of

@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from shared import transport as transport_module
-from shared.errors import MobizoError, NotFound, TooManyRequests, Untrusted
+from shared.errors import MobizoError, NotFound, TooManyRequests, Unavailable, Untrusted
 from shared.request_signature import RequestSigner, parse_signature
 from shared.signing import new_private_key
 from shared.transport import Transport, Unreachable
@@ -77,6 +77,8 @@ class Handler(BaseHTTPRequestHandler):
         elif self.path == "/misplaced":
             content_range = f"bytes 5-{len(BODY) - 1}/{len(BODY)}"
             self.answer(206, BODY[5:], Content_Range=content_range)
+        elif self.path == "/proxy":
+            self.answer(502, b"<html>")
         elif self.path == "/html":
             self.answer(500, b"<html>")
         else:
@@ -291,3 +293,9 @@ def test_each_attempt_is_signed_with_a_new_nonce(server):
         signature.verify(key.public_key(), "POST", *sent.split("?"))
         assert signature.digest == hashlib.sha256(body).digest()
     assert not any("Signature" in headers for _, headers in server.requests)
+
+
+def test_a_proxy_whose_server_is_away_says_so_without_a_problem(transport, monkeypatch):
+    monkeypatch.setattr("shared.transport.time.sleep", lambda _seconds: None)
+    with pytest.raises(Unavailable, match="502"):
+        transport.request("GET", "/proxy")

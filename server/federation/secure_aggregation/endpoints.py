@@ -19,7 +19,6 @@ from server.identity.tokens import DevicePrincipal
 from server.storage.store import Collected, StorageFull
 from server.web.bodies import BYTES, UnsupportedMediaType, check_binary_type
 from server.web.body_budgets import staged_body, stored
-from server.web.middleware import TooSlow
 from server.web.openapi import raises
 from server.web.routes import Routes
 from server.web.state import AppState, State
@@ -31,6 +30,7 @@ from shared.errors import (
     LeftOutOfRound,
     ReplayedRequest,
     TooLarge,
+    TooSlow,
     Untrusted,
 )
 from shared.federation.secure_aggregation.messages import (

@@ -35,6 +35,7 @@ from shared.protocol import DeviceEnrollment, DeviceRequestView
 from shared.signing import fingerprint
 
 WAITING_PER_ADDRESS = 20  # requests at once
+WAITING_IN_ALL = 10_000
 
 
 class DeviceRequest(CodeRequest, Numbered, Table):
@@ -64,13 +65,17 @@ class AuthorizationService:
         self._requests = device_requests(session)
 
     def ask(self, client_id: str, device: DeviceEnrollment, address: str) -> RequestCodes:
-        """Begins a request. Raises BadRequest for a key that is none, OAuthError if too many of the address wait."""
+        """Begins a request. Raises BadRequest for a key that is none, OAuthError if too many devices wait."""
         check_key(device.public_key)
         now = utc_now()
         self._requests.forget(now - EXPIRED_KEPT_FOR)
         if self._requests.waiting(now, address) >= WAITING_PER_ADDRESS:
             raise OAuthError(
                 "slow_down", "too many devices at this address wait for an operator; try again in some minutes", 429
+            )
+        if self._requests.waiting(now) >= WAITING_IN_ALL:
+            raise OAuthError(
+                "slow_down", "too many devices wait; enroll with a one-time token, or try again in some minutes", 429
             )
         device_code, user_code = new_token("join"), new_user_code()
         self._requests.add(

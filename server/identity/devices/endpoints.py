@@ -18,7 +18,7 @@ from server.web.pages import Paging
 from server.web.routes import IfMatch, Routes
 from server.web.state import Reading, State, Writing
 from shared.access import Scope
-from shared.errors import Conflict
+from shared.errors import Conflict, QuotaExceeded
 from shared.job import NAME
 from shared.protocol import DeviceChange, DeviceEnrollment, DeviceGrant, DeviceView, Enrollment, EnrollmentRequest, Page
 
@@ -26,7 +26,7 @@ router = Routes(prefix="/v1", tags=["devices"])
 User = Annotated[str, Path(pattern=NAME)]
 
 
-@router.post("/enrollments", status_code=201)
+@router.post("/enrollments", status_code=201, responses=raises(QuotaExceeded))
 def invite(
     principal: Annotated[Principal, needs(Scope.DEVICES_WRITE)],
     request: EnrollmentRequest,
@@ -37,7 +37,7 @@ def invite(
     return DeviceService(session).invite(principal.tenant, request.expires_in_seconds, request.users)
 
 
-@router.post("/devices", status_code=201)
+@router.post("/devices", status_code=201, responses=raises(QuotaExceeded))
 def enroll(bearer: Enrolling, request: DeviceEnrollment, state: State, session: Writing, once: Once) -> DeviceGrant:
     """Enrolls a device; the one-time token is the request's bearer token."""
     device, token = DeviceService(session).enroll(bearer, request)

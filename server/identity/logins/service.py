@@ -40,7 +40,7 @@ from server.identity.tokens import (
     token_digest,
 )
 from shared.access import LoginRequestView, Role, Scope, TokenGrant, TokenRequest
-from shared.errors import Conflict, Forbidden, MobizoError, NotFound
+from shared.errors import Conflict, Forbidden, MobizoError, NotFound, QuotaExceeded
 
 WAITING_PER_ADDRESS = 10  # logins at once
 WAITING_IN_ALL = 1000
@@ -103,6 +103,8 @@ class LoginService:
         """Returns the token once, or an error, which is returned so that the transaction is committed.
 
         days: for which the token is valid. It expires with the token of the person who confirmed at the latest.
+
+        Raises QuotaExceeded.
         """
         request = self._requests.by_device_code(device_code, lock=True)
         if request is None or request.client_id != client_id or request.state is RequestState.USED:
@@ -114,6 +116,8 @@ class LoginService:
         try:
             person = TokenService(self._session).principal_of("" if token is None else token.digest)
             grant = self._grant(person, request, days)
+        except QuotaExceeded:
+            raise  # the token is rolled back; the program may ask again
         except MobizoError as error:
             request.state = RequestState.DENIED
             return OAuthError(

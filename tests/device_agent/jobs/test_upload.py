@@ -9,7 +9,16 @@ from device_agent.jobs.leased_job import Outcome
 from device_agent.jobs.upload import Upload
 from device_agent.protocol.client import DeviceClient
 from shared.canonical import sha256_hex
-from shared.errors import InvalidTrajectory, NotReplayable, TooLarge, TrajectoryMismatch
+from shared.errors import (
+    DigestMismatch,
+    InvalidTrajectory,
+    NotReplayable,
+    QuotaExceeded,
+    TooLarge,
+    TooManyRequests,
+    TooSlow,
+    TrajectoryMismatch,
+)
 from shared.zo.trajectory import frame
 from tests.device_agent.training.runs import train_in_process
 
@@ -78,6 +87,26 @@ def test_a_server_that_cannot_replay_it_gets_both(server, run, hand_over):
     hand_over("instead")
     assert server.uploads == [run.best.read_bytes()]
     assert server.completions[0].trajectory_sha256 == sha256_hex(server.trajectories[-1])
+
+
+@pytest.mark.parametrize("error", [QuotaExceeded(), TooManyRequests(limit="uploads"), TooSlow(), DigestMismatch()])
+@pytest.mark.parametrize("action", ["adapter", "complete"])
+def test_a_run_outlasts_what_passes(enrolled, make, server, rademacher, monkeypatch, action, error):
+    monkeypatch.setattr("device_agent.jobs.upload.PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr("shared.transport.time.sleep", lambda _seconds: None)
+    server.broken[action] = [error] * 5  # more than one request repeats by itself
+    server.add_job(rademacher, steps=1)
+    assert make(enrolled).run(once=True).outcome is Outcome.COMPLETED
+    assert not server.failures
+    assert server.uploads[-1] == enrolled.run("job-1").best.read_bytes()
+
+
+def test_a_job_whose_files_cannot_be_had_now_is_released(enrolled, make, server, rademacher, monkeypatch):
+    monkeypatch.setattr("shared.transport.time.sleep", lambda _seconds: None)
+    server.broken["files"] = [TooManyRequests()] * 9
+    server.add_job(rademacher, steps=1)
+    assert make(enrolled).run(once=True).outcome is Outcome.RELEASED
+    assert not server.failures
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,15 @@
 
 import asyncio
 import time
+from contextlib import ExitStack
+from itertools import count
 
 import anyio
 import pytest
 
 from server.web.body_budgets import ByteBudget, make_body_memory, make_upload_space
-from server.web.middleware import PacedBody, TooSlow
-from shared.errors import TooManyRequests
+from server.web.middleware import PacedBody
+from shared.errors import TooManyRequests, TooSlow
 from tests.server.conftest import adapter_bytes, job_request
 from tests.server.web.test_bodies import JSON, Link
 
@@ -41,22 +43,34 @@ def test_bytes_that_arrived_buy_no_idle_time():
     asyncio.run(read())
 
 
+def most(take):
+    """Takes bytes until the budget refuses; returns how many it took."""
+    for taken in count():
+        try:
+            take(1)
+        except TooManyRequests:
+            return taken
+    raise AssertionError("unreachable")
+
+
 def test_a_tenant_holds_half_and_a_token_a_quarter():
-    budget = ByteBudget("x", 80)
-    with budget.share("a", "1") as first, budget.share("a", "2") as second, budget.share("a", "3") as third:
-        first(20)
-        with pytest.raises(TooManyRequests) as refused:
-            first(1)
-        assert refused.value.extra["limit"] == "x"
-        second(20)
-        with pytest.raises(TooManyRequests):
-            third(1)
-        with budget.share("b", "1") as other:
-            other(20)
-            assert budget.held == 60
+    budget = ByteBudget("x", 800)
+    with ExitStack() as stack:
+        taken = [most(stack.enter_context(budget.share("a", str(token)))) for token in range(100)]
+        assert taken[0] == 200
+        assert 380 <= sum(taken) == budget.held <= 400
     assert budget.held == 0
     with budget.share("a", "1") as again:
-        again(20)
+        assert most(again) == 200
+
+
+def test_tenants_that_hold_all_they_can_leave_room_for_others():
+    budget = ByteBudget("x", 6_400)
+    with ExitStack() as stack:
+        for tenant in range(6):
+            taken = [most(stack.enter_context(budget.share(str(tenant), str(token)))) for token in range(50)]
+            assert taken[0] >= 6_400 // 2 ** (tenant + 2)
+        assert budget.held < 6_400
 
 
 def test_bodies_held_open_are_bounded_by_token(fleet, standing, app, problem, monkeypatch):

@@ -1,6 +1,9 @@
 """Epsilon against the accountant, a closed form, and invariants."""
 
 import math
+import os
+import subprocess
+import sys
 
 import pytest
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
@@ -9,6 +12,8 @@ from scipy.stats import norm
 
 from shared.errors import InvalidRequest
 from shared.federation.accounting import (
+    NICENESS,
+    AccountingRequest,
     Spending,
     epsilon_of,
     fast_epsilon_of,
@@ -83,3 +88,13 @@ def test_a_transaction_gets_the_exact_value_once_it_is_known():
     assert exact < bound
     assert known_epsilon_of(spendings, DELTA) == exact
     assert known_epsilon_of([], DELTA) == 0
+
+
+def test_the_program_leaves_the_processor_to_the_server():
+    command, pipes = [sys.executable, "-m", "shared.federation.accounting"], {"stdin": -1, "stdout": -1}
+    with subprocess.Popen(command, text=True, **pipes) as program:
+        program.stdin.write(AccountingRequest(spendings=(), delta=DELTA).model_dump_json() + "\n")
+        program.stdin.flush()
+        assert program.stdout.readline() == '{"answer": 0.0}\n'
+        assert os.getpriority(os.PRIO_PROCESS, program.pid) == NICENESS
+        program.stdin.close()

@@ -132,6 +132,18 @@ def test_one_that_asks_too_often_must_ask_ever_slower(joining):
     joining.assert_refused(joining.poll(code), "authorization_pending")
 
 
+def test_so_many_devices_wait_and_no_more(fleet, joining, monkeypatch):
+    monkeypatch.setattr("server.identity.devices.authorization.WAITING_PER_ADDRESS", 2)
+    monkeypatch.setattr("server.identity.devices.authorization.WAITING_IN_ALL", 3)
+    for _ in range(2):
+        joining.ask()
+    joining.assert_refused(joining.form("/v1/oauth/device_authorization", FIELDS), "slow_down", 429)
+    with fleet.home.database.writing() as session:
+        session.execute(update(DeviceRequest).values(address="192.0.2.1"))
+    joining.ask()
+    joining.assert_refused(joining.form("/v1/oauth/device_authorization", FIELDS), "slow_down", 429)
+
+
 def test_a_code_that_is_over(joining, operator, problem):
     authorization = joining.ask()
     joining.later(901)

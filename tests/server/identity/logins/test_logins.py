@@ -8,6 +8,7 @@ from sqlalchemy import select, update
 from server.identity.audit import AccessEvent
 from server.identity.logins import service
 from server.identity.logins.service import LoginRequest
+from server.identity.quotas import Quota, QuotaService
 from server.identity.tokens import TOKEN_DAYS, TokenService
 from shared.access import Role, Scope
 from tests.server.homes import at_once
@@ -95,6 +96,19 @@ def test_a_person_confirms_and_the_program_gets_one_token(fleet, home, program, 
         identity["token_id"],
         "mobizo of alice@laptop",
     )
+
+
+def test_a_login_beyond_the_quota_of_tokens_leaves_none_and_can_be_repeated(home, program, operator, problem):
+    authorization = program.ask()
+    assert operator.post(path_of(authorization, "/approve")).status_code == 200
+    tokens = len(operator.get("/v1/tokens").json()["items"])
+    for limit, refusals in ((tokens, 2), (tokens + 1, 0)):
+        with home.database.writing() as session:
+            QuotaService(session).set_limit("default", Quota.TOKENS, limit)
+        for _ in range(refusals):
+            problem(program.poll(authorization), 409, "quota-exceeded")
+            assert len(operator.get("/v1/tokens").json()["items"]) == tokens
+    assert program.poll(authorization).status_code == 200
 
 
 def test_the_person_s_scopes_and_the_program_s_bound_the_token(fleet, program, operator, app, problem):
