@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from device_agent.android.adb import Adb, PhoneUnreachable, PhoneUnsuitable
-from device_agent.errors import DoesNotFit, RuntimeFailed, Stopped
+from device_agent.errors import DoesNotFit, RuntimeFailed
 from device_agent.executors.phone import PhoneLauncher
 from device_agent.executors.runner import RunnerLauncher
 from shared.zo.encoding import pack_step
@@ -264,19 +264,6 @@ def test_two_phones_and_no_serial(rademacher, runner_directory, phone):
         assert not executor.call("adapter", [])[0].any()
     with pytest.raises(PhoneUnreachable, match="--adb SERIAL"):
         launch_on(PhoneLauncher(Adb(None, phone.adb), runner_directory), rademacher)
-
-
-@pytest.mark.slow
-def test_stop_ends_a_call(launcher, rademacher, phone, run):
-    stopped = threading.Event()
-    executor = launch_on(launcher, rademacher, stop=stopped.is_set)
-    phone.run("kill -STOP $(pidof mobizo-runner)")
-    threading.Timer(0.3, stopped.set).start()
-    with pytest.raises(Stopped):
-        run.step(executor)
-    executor.close()
-    phone.run("kill -CONT $(pidof mobizo-runner)")
-    wait_for(lambda: not running(phone))
 
 
 def stand_in(directory, serve):

@@ -35,18 +35,6 @@ def test_a_job_from_lease_to_adapter(daemon, server, rademacher, home):
     assert home.status().last_outcome == "completed"
 
 
-def test_a_server_that_holds_no_request_is_not_asked_without_end(daemon, server, in_background, monkeypatch):
-    pauses = []
-    wait = daemon._wait
-    assert daemon._early_seconds == 0.1
-    monkeypatch.setattr(daemon, "_early_seconds", 60)  # a slow machine's answer is early, too
-    monkeypatch.setattr(daemon, "_wait", lambda seconds: pauses.append(seconds) or wait(seconds / 600))
-    in_background(daemon)
-    server.wait_for(lambda: len(server.calls) >= 4)
-    assert len(pauses) >= 3
-    assert all(30 <= seconds <= 60 for seconds in pauses)
-
-
 def test_a_program_of_another_recipe_is_refused(daemon, server, rademacher, last):
     server.add_job(rademacher)
     server.add_job(last)

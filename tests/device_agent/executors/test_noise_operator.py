@@ -5,8 +5,6 @@ from contextlib import closing
 import numpy as np
 import pytest
 
-from device_agent.errors import RuntimeFailed
-from device_agent.executors.python import open_program
 from device_agent.executors.runner import RunnerLauncher
 from shared.zo.noise import gaussian, query_seeds
 from tests.device_agent.native import opened_by_runner
@@ -45,10 +43,3 @@ def test_a_whole_run_replays_from_its_ledger_and_resumes_in_the_middle(operator,
     train_until(resumed, launcher, 3)
     assert train(resumed, launcher).steps == 6
     np.testing.assert_array_equal(last_b(resumed, operator), trained)
-
-
-@pytest.mark.slow
-def test_the_python_runtime_names_what_is_needed(operator):
-    with pytest.raises(RuntimeFailed, match="train with the native runner: pip install mobizo-runner") as error:
-        open_program(operator.manifest, *operator.files)
-    assert "\n" not in error.value.detail

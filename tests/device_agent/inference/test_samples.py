@@ -37,14 +37,6 @@ def test_samples_are_held_out_and_what_the_models_write(home, rademacher, server
     assert any(each.base != each.adapter for each in samples.texts)
 
 
-def test_without_a_split_of_their_own_samples_are_what_training_holds_out(home, rademacher, server_key, dataset):
-    keep_adapter(home, rademacher, server_key, task=SEQUEL)
-    for split in ("test", "validation"):
-        (dataset / f"{split}.jsonl").unlink()
-    samples = write_samples(home, "alice-movies", dataset, 50, 1)
-    assert (samples.split, len(samples.texts)) == ("train", 13 // 5)
-
-
 def test_a_task_that_chooses_has_no_samples(home, rademacher, server_key, dataset):
     keep_adapter(home, rademacher, server_key)
     with pytest.raises(BadRequest, match="mobizo-agent predict"):

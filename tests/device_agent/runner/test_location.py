@@ -44,11 +44,6 @@ def answering(release=None, executorch="1.5.1"):
     return f"#!/bin/sh\necho '{facts}'\n".encode()
 
 
-def test_the_installed_runner_is_found(runner_directory):
-    assert find_runner() == runner_directory
-    assert {path.name for path in runner_directory.iterdir()} == {PROGRAM, "bin", "lib", "licenses"}
-
-
 def test_a_named_directory_comes_before_the_package_and_must_have_a_runner(
     install, monkeypatch, runner_directory, tmp_path
 ):

@@ -31,15 +31,6 @@ def test_a_job_goes_on_from_the_version_that_it_names(daemon, server, rademacher
     assert completion.result.start_accuracy == completion.result.evaluations[0].accuracy
 
 
-def test_a_start_that_is_here_is_not_fetched_again(daemon, server, rademacher, home, start):
-    server.add_job(rademacher, start=start, **TRAINING)
-    run = home.run("job-1")
-    run.path.mkdir(parents=True)
-    run.start.write_bytes(start[1])
-    assert daemon.run(once=True).outcome is Outcome.COMPLETED
-    assert ("GET", "start") not in server.calls
-
-
 def failure_of(daemon, server):
     """The reason that the server was given for a job that failed here."""
     assert daemon.run(once=True).outcome is Outcome.FAILED
