@@ -33,7 +33,9 @@ def test_enroll_pins_the_servers_key(agent, server, home):
         (["data", "add", "reviews", "README.md"], 2, "--format"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line(agent, enrolled, server, arguments, status, words):
+def test_what_is_wrong_is_said_in_one_line(request, agent, server, arguments, status, words):
+    if arguments[0] != "enroll":
+        request.getfixturevalue("enrolled")
     server.broken["devices"] = [Unauthorized("a valid token is needed")]
     process = agent(*(server.url if word == "URL" else word for word in arguments))
     assert process.returncode == status
