@@ -107,10 +107,10 @@ class TorchProgram(Program):
     def __init__(self, directory: Path, manifest: ProgramManifest) -> None:
         self.directory, self.manifest = directory, manifest
         files = (directory / manifest.file(role).name for role in ("program", "weights"))
-        self._runtime = TorchExecutor(manifest, *files, device=torch.device("cpu"))
+        self._runtime = TorchExecutor(*files, device=torch.device("cpu"))
 
     def __call__(self, method: str, *inputs: np.ndarray) -> list[np.ndarray]:
-        return self._runtime._call(method, inputs)
+        return self._runtime.call(method, inputs)
 
 
 def compile_to(
