@@ -59,7 +59,7 @@ class SmallRun(KillableRun):
             reported_steps = [int(line) for line in process.stdout if line.endswith(b"\n")]
             timer.cancel()
         done = process.returncode == 0
-        return Attempt(done, not done, reported_steps, recorded_steps(self.run.ledger))
+        return Attempt(done, not done, reported_steps, recorded_steps(self.run.trajectory))
 
 
 def table_row(directory, mode, expected=None):
