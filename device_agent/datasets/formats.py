@@ -35,7 +35,7 @@ _MARKS = {
     codecs.BOM_UTF16_LE: "utf-16",
     codecs.BOM_UTF16_BE: "utf-16",
 }
-# By the first bytes of a file that is no text: what it is, and the remedy.
+# The formats of binary files by their first bytes: the name of the format, and the remedy.
 _NO_TEXT = {
     b"PK\x03\x04": "a ZIP archive, such as an Excel workbook; save the sheet as CSV UTF-8, or unpack the archive",
     b"\xd0\xcf\x11\xe0": "an old Excel workbook; save the sheet as CSV UTF-8",

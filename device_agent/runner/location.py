@@ -90,7 +90,7 @@ def _check_starts(directory: Path, _modified: int) -> None:
         facts = json.loads(result.stdout)
         versions = (facts["version"], facts["executorch"])
     except (ValueError, KeyError, TypeError) as error:
-        raise NoRunner(f"{directory / PROGRAM} answers {result.stdout.strip()[:100]!r}, which is no version") from error
+        raise NoRunner(f"{directory / PROGRAM} answers {result.stdout.strip()[:100]!r} instead of a version") from error
     if versions != (version("mobizo"), EXECUTORCH):
         raise NoRunner(
             f"the runner in {directory} is of mobizo {versions[0]} and ExecuTorch {versions[1]}; this agent is of "

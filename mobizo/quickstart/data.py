@@ -136,7 +136,7 @@ def check_data(options: FileOptions, home: AgentHome, tokenizer: Tokenizer | Non
             continue
         assert check is not None  # noqa: S101  # there is a task
         return CheckedData(addition, task, options.task is None and earlier_task is None, check, files)
-    assert first_error is not None  # noqa: S101
+    assert first_error is not None  # noqa: S101  # every rule was tried and refused
     raise first_error
 
 

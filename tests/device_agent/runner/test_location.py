@@ -101,7 +101,7 @@ def test_a_package_without_all_its_files(install, name):
             b"no program",
             "does not start on this device: .*Exec format error.*; install mobizo-runner",
         ),
-        (b"#!/bin/sh\necho hello\n", "answers 'hello', which is no version"),
+        (b"#!/bin/sh\necho hello\n", "answers 'hello' instead of a version"),
         (answering(release="0.0.1"), r"is of mobizo 0\.0\.1 .* install that version of mobizo-runner"),
         (answering(executorch="1.0.0"), r"ExecuTorch 1\.0\.0; this agent .* needs ExecuTorch 1\.5\.1"),
     ],
