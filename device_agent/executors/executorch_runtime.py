@@ -91,16 +91,25 @@ class ExecuTorchExecutor:
         """Loads a heavy method, and those that go with it, in place of others, in a fresh program that takes B over.
 
         One program could load and unload methods too, but keeps some memory of each until it goes itself. Buffers are
-        carried as they are: `adapter` and `load` would round what `stored` has not applied yet.
+        carried as they are: `adapter` and `load` would round what `stored` has not applied yet. B also stays where the
+        method does not load. Raises RuntimeFailed.
         """
         heavy = tuple(name for group in HEAVY if method in group for name in group)
         if self._resident:
             heavy += tuple(self._methods)
         state_values = [buffer.clone() for buffer in self._state()]
         self.close()
-        self._open(heavy)
+        failure = None
+        try:
+            self._open(heavy)
+        except RuntimeFailed as error:
+            failure = error
+            self._open(())
         for buffer, value in zip(self._state(), state_values, strict=True):
             buffer.copy_(value)
+        if failure is not None:
+            unloaded = f"method {method!r} of the program does not load"
+            raise RuntimeFailed(f"{unloaded} ({failure.detail})", public=unloaded) from failure
 
     def call(self, method: str, inputs: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
         """Returns copies of a method's outputs. Raises RuntimeFailed."""

@@ -96,5 +96,7 @@ def test_the_wheels_runtime_says_that_it_cannot(program: tuple[Path, ProgramMani
     tokens = np.zeros((recipe.effective_batch, recipe.sequence_length), np.int64)
     places = np.zeros((recipe.effective_batch, recipe.answer_length), np.int64)
     batch = (tokens, places, places, np.ones(places.shape, np.float32))
-    with pytest.raises(RuntimeFailed, match="does not load"):
+    before = runtime.adapter()
+    with pytest.raises(RuntimeFailed, match="'step' of the program does not load"):
         runtime.step(batch, query_seeds(0, 0, recipe.queries), 0.1, 0.01)
+    np.testing.assert_array_equal(runtime.adapter(), before)
