@@ -57,13 +57,18 @@ def loop(root: Path, programs_directory: Path, runner: Path, quick: bool) -> Mea
         precision: compile_cold(smollm2_recipe(precision=precision), programs_directory / precision)
         for precision in ("int8", "fp32")
     }
+    gradient_recipe = smollm2_recipe(precision="int8", estimator="gradient", queries=1, layers="last:12")
+    gradient = compile_cold(gradient_recipe, programs_directory / "gradient")
     data = write_reviews(root / "reviews")
-    plan = plan_of(programs["int8"], data, training(steps))
-    for launcher in (RunnerLauncher(runner), PythonLauncher()):
-        share, seconds = share_outside_program(launcher, plan, root / f"loop-{launcher.name}")
+    for name, program, launcher in (
+        ("native", programs["int8"], RunnerLauncher(runner)),
+        ("python", programs["int8"], PythonLauncher()),
+        ("gradient", gradient, RunnerLauncher(runner)),
+    ):
+        share, seconds = share_outside_program(launcher, plan_of(program, data, training(steps)), root / f"loop-{name}")
         row = {"what": "loop", "executor": launcher.name, "step_seconds": seconds, "share_outside_the_program": share}
-        rows.append(row)
-        claims[f"loop_share_outside_{launcher.name}"] = share
+        rows.append(row | {"estimator": program.manifest.recipe.estimator})
+        claims[f"loop_share_outside_{name}"] = share
     cpu, wall = agent_seconds(programs["int8"], runner, data, root / "agent", steps)
     rows.append({"what": "loop", "agent_processor_seconds_a_step": cpu, "step_seconds": wall})
     claims["agent_processor_share_training"] = cpu / wall

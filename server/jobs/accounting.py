@@ -15,9 +15,9 @@ from types import TracebackType
 from typing import TypeVar
 
 from fastapi import Request
-from fastapi.concurrency import run_in_threadpool
 
 from server.tasks.child_process import ONE_THREAD
+from server.web.routes import make_handlers
 from server.web.state import AppState
 from server.web.streams import cancelled_on_disconnect
 from server.web.tenant_turns import TenantTurns
@@ -78,11 +78,12 @@ async def accounted(connection: Request, tenant: str, work: Callable[[], Result]
     work: raises NotAccounted for the next answer. If the client disconnects, the computation ends. Raises Unavailable
     after MAX_SECONDS, TooManyRequests, and what `work` raises.
     """
+    state: AppState = connection.app.state.mobizo
     try:
-        return await run_in_threadpool(work)
+        return await state.get(make_handlers).run(tenant, work)
     except NotAccounted as missing:
         first = missing.request
-    return await cancelled_on_disconnect(connection, _learn_all(connection.app.state.mobizo, tenant, work, first))
+    return await cancelled_on_disconnect(connection, _learn_all(state, tenant, work, first))
 
 
 async def _learn_all(state: AppState, tenant: str, work: Callable[[], Result], request: AccountingRequest) -> Result:
@@ -91,7 +92,7 @@ async def _learn_all(state: AppState, tenant: str, work: Callable[[], Result], r
             while True:
                 await accountant.learn(request)
                 try:
-                    return await run_in_threadpool(work)
+                    return await state.get(make_handlers).run(tenant, work)
                 except NotAccounted as missing:
                     request = missing.request
     except TimeoutError as error:

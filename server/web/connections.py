@@ -32,6 +32,7 @@ STALLED_SECONDS = 120  # that a client may leave a response unread
 KEEP_ALIVE_SECONDS = 30  # between requests; longer than the pause between a device's heartbeats
 LOG_SECONDS = 60  # between two log lines about refused connections
 ACCEPTED_AT_ONCE = 64  # connections that are accepted or refused before other work of the event loop has its turn
+READ_BYTES = 64 << 10  # that asyncio reads at once, and that a connection holds of a body that nobody asked for yet
 UNREAD_PAUSE = 0.005  # seconds between two reads of what follows responses, of all connections together
 OTHER_DESCRIPTORS = 256  # kept for databases, files and worker processes
 MAX_DESCRIPTORS = 65_536
@@ -264,6 +265,7 @@ class DeadlineProtocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begins to wait for a request."""
         super().connection_made(transport)
+        transport.max_size = READ_BYTES  # type: ignore[attr-defined]  # of asyncio's sockets
         self._descriptor = transport.get_extra_info("socket").fileno()
         self._head = self.loop.call_later(HEAD_SECONDS, transport.abort)
 

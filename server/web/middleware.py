@@ -1,8 +1,8 @@
 """ASGI middleware around every request, without buffering, so that streams pass through.
 
 `Meter`, the outermost, records latency and bytes in the process's `Meters`. `Envelope` adds request ids, log lines, the
-deadline of bodies, and a response to unexpected errors. Every error becomes an RFC 9457 problem document. The size of a
-body is limited by its route.
+deadline of bodies, the pace of refusals, and a response to unexpected errors. Every error becomes an RFC 9457 problem
+document. The size of a body is limited by its route.
 """
 
 from __future__ import annotations
@@ -138,11 +138,11 @@ def add_problem_handlers(app: FastAPI) -> None:
     """Makes `app` answer every error with a problem document, without internals of unexpected errors."""
 
     @app.exception_handler(MobizoError)
-    def mobizo(request: Request, error: MobizoError) -> Response:
+    async def mobizo(request: Request, error: MobizoError) -> Response:
         return problem_response(error, request)
 
     @app.exception_handler(RequestValidationError)
-    def validation(request: Request, error: RequestValidationError) -> Response:
+    async def validation(request: Request, error: RequestValidationError) -> Response:
         return problem_response(from_validation(error), request)
 
     @app.exception_handler(HTTPException)
@@ -335,6 +335,9 @@ class Envelope:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+                if status == HTTPStatus.TOO_MANY_REQUESTS:
+                    sender = headers.get("authorization") or headers.get("cookie") or str((scope["client"] or ("",))[0])
+                    await asyncio.sleep(scope["app"].state.mobizo.limits.refusal_delay(sender))
                 _finish(message, scope["method"], request_id)
             await send(message)
 

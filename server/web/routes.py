@@ -1,7 +1,8 @@
 """The router of every feature: checks the caller, limits and reads the body, retries, and compares entity tags.
 
-A request passes in this order: the route's rule (token and rate limit), the body's limit, strict JSON, the endpoint. A
-request whose transaction collides with another is executed again from the beginning, here and nowhere else.
+A request passes in this order: the route's rule (token and rate limit), the body's limit, strict JSON, the tenant's
+turn at the threads, the endpoint. An endpoint that is a coroutine takes turns itself where it uses threads. A request
+whose transaction collides with another is executed again from the beginning, here and nowhere else.
 
 The entity tag of a JSON response is a digest of its bytes, so it is strong and equal on all servers: If-None-Match for
 reads, If-Match for changes (RFC 9110).
@@ -11,10 +12,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, nullcontext
 from dataclasses import dataclass
 from enum import StrEnum
 from http import HTTPStatus
+from inspect import iscoroutinefunction
 from itertools import count
 from typing import Annotated, Any, ClassVar
 
@@ -35,7 +37,7 @@ from server.web.body_budgets import Take, make_body_memory, sender_of
 from server.web.idempotency import AlreadyAnswered, keep_once
 from server.web.openapi import TAGGED_METHODS, TAGGED_PATHS, documented, may_raise, operation_id, raised_by
 from server.web.state import AppState, RateLimit
-from server.web.tenant_turns import TenantTurns
+from server.web.tenant_turns import MAX_REQUESTS, TenantTurns, current_tenant
 from shared.canonical import sha256_hex
 from shared.errors import (
     BadRequest,
@@ -53,6 +55,7 @@ NO_BODY_BYTES = 1024  # limit of a route without a body
 UNCHECKED_BODY_BYTES = 64 << 10  # limit of a route that reads a body from callers without a valid token
 PARSED_AT_ONCE_BYTES = 16 << 10  # a larger JSON body is parsed in a thread, so that other requests go on
 MAX_ERRORS_OF_LARGE = 10_000  # validation errors of a body that is parsed in a thread; collecting them takes long
+HANDLERS = 8  # requests of one process that are handled in threads at the same time
 PARSERS = 3  # threads that parse at the same time, two of them for one tenant
 STACK = "fastapi_function_astack"
 _log = structlog.get_logger()
@@ -162,6 +165,11 @@ def _make_parsers(state: AppState) -> TenantTurns:
     return TenantTurns("parsing", PARSERS)
 
 
+def make_handlers(state: AppState) -> TenantTurns:
+    """Makes the turns of what handles requests in threads, for `AppState.get`."""
+    return TenantTurns("handling", HANDLERS, MAX_REQUESTS)
+
+
 def _calls(dependant: Dependant) -> Iterator[Any]:
     for child in dependant.dependencies:
         yield child.call
@@ -181,6 +189,7 @@ class Route(APIRoute):
             raise TypeError(f"{path}: `once` must be the endpoint's last parameter")
         if keep_once in calls and not any(isinstance(call, Rule) and call.needs_token for call in calls):
             raise TypeError(f"{path}: what anyone may do has no token that its answers could be kept for")
+        self._in_thread = not iscoroutinefunction(endpoint)
         self.takes_json = self.body_field is not None and not isinstance(self.body_field.field_info, Form)
         self._body_type = TypeAdapter[Any](self.body_field.field_info.annotation or Any) if self.body_field else None
         self.responses = documented(self.responses, self._errors(calls))
@@ -219,9 +228,12 @@ class Route(APIRoute):
             if self.rule is not None:
                 await self.rule.admit(plain)
             state: AppState = plain.app.state.mobizo
-            with state.get(make_body_memory).share(*sender_of(plain)) as take:
+            tenant, sender = sender_of(plain)
+            current_tenant.set(tenant)
+            with state.get(make_body_memory).share(tenant, sender) as take:
                 request = await self._read(plain, take)
-                response = await with_retries(request, answer)
+                async with state.get(make_handlers).turn(tenant) if self._in_thread else nullcontext():
+                    response = await with_retries(request, answer)
                 return add_tag(request, response) if has_tag(self.path, request.method, response) else response
 
         return admit_and_answer
@@ -247,10 +259,10 @@ class Route(APIRoute):
         return MAX_BODY_BYTES
 
     async def _read(self, plain: Request, take: Take) -> Request:
-        """Returns the request with its JSON, if the route takes JSON. Raises TooLarge or what is wrong with the JSON.
+        """Returns the request with its body, and its JSON if the route takes JSON.
 
-        The body of another route stays to be read, and reading it raises TooLarge at the limit. take: called with the
-        bytes that come into memory.
+        A file stays to be read, and reading it raises TooLarge at the limit. take: called with the bytes that come into
+        memory. Raises TooLarge or what is wrong with the JSON.
         """
         state: AppState = plain.app.state.mobizo
         limit = self.body_limit(state.settings)
@@ -271,7 +283,7 @@ class Route(APIRoute):
                 take(size)
             return message
 
-        if self.body_field is None:
+        if self.body_kind in (BodyKind.NONE, BodyKind.FILE):
             return Request(plain.scope, receive)
         read = JsonRequest(plain.scope, receive)
         try:

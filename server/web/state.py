@@ -8,7 +8,7 @@ gets as many times its rate. They are used from one thread, the event loop's.
 Writing transactions wait in the queue as asyncio tasks, because the thread pool is small and one needs several threads
 in sequence: for its dependency, its route and its commit. If requests waited for the database lock inside threads, they
 could occupy all of them while the transaction that holds the lock finds none to continue in. SQLite admits one writer,
-PostgreSQL fewer than there are threads.
+PostgreSQL fewer than there are threads. Tenants take turns in it.
 
 With group commit, concurrent small writes of one kind share one transaction. A commit waits for the disk, and on SQLite
 for every other writer, so its cost hardly depends on its size. Each caller gets its result only after the commit that
@@ -44,6 +44,7 @@ from server.database.database import Database, DatabaseUnavailable
 from server.settings import Settings
 from server.storage.store import ArtifactStore
 from server.web.middleware import Meters
+from server.web.tenant_turns import MAX_REQUESTS, TenantTurns, current_tenant
 from shared.errors import TooManyRequests
 
 Arguments = ParamSpec("Arguments")
@@ -51,6 +52,8 @@ Answer = TypeVar("Answer")
 Entered = TypeVar("Entered")
 BURST_SECONDS = 10  # a token or address may send the requests of so many seconds at once after a pause
 REFUSAL_RATE, REFUSAL_BURST = 0.5, 30  # rejected tokens of one address: per second, and at once after a pause
+# Responses 429 of one sender a second, and at once after a pause; the seconds that one is held back at most.
+REFUSED_RATE, REFUSED_BURST, MAX_HELD_SECONDS = 10.0, 20, 10.0
 WRITERS = 16  # of the pool's 40 threads
 Work = TypeVar("Work")
 MAX_IN_GROUP = 200  # items in one transaction
@@ -135,6 +138,8 @@ class Limits:
         self._tokens = Buckets(settings.token_rate, _burst(settings.token_rate), clock)
         self._addresses = Buckets(settings.address_rate, _burst(settings.address_rate), clock)
         self._refusals = Buckets(REFUSAL_RATE, REFUSAL_BURST, clock)
+        self._refused: OrderedDict[int, float] = OrderedDict()  # when each sender's next 429 is due
+        self._clock = clock
 
     def anonymous(self, address: str) -> None:
         """Counts a request without a token. Raises TooManyRequests."""
@@ -161,6 +166,19 @@ class Limits:
         self._tokens.forget(digest)
         self._refusals.take(place_of(address))
 
+    def refusal_delay(self, sender: str) -> float:
+        """Returns the seconds for which a response 429 is held back.
+
+        A client that repeats refused requests at once would otherwise occupy the event loop with them.
+        """
+        key, now = hash(sender), self._clock()
+        due = max(self._refused.pop(key, 0.0), now - REFUSED_BURST / REFUSED_RATE)
+        due = min(due + 1 / REFUSED_RATE, now + MAX_HELD_SECONDS)
+        self._refused[key] = due
+        if len(self._refused) > CAPACITY:
+            self._refused.popitem(last=False)
+        return max(0.0, due - now)
+
 
 def _check(limit: str, seconds: float) -> None:
     if seconds > 0:
@@ -175,19 +193,20 @@ class WriteQueue:
     """The write queue of one database in one process. Use it only in the thread of the event loop."""
 
     def __init__(self, database: Database) -> None:
-        self._writers = asyncio.Semaphore(1 if database.engine.dialect.name == "sqlite" else WRITERS)
+        writers = 1 if database.engine.dialect.name == "sqlite" else WRITERS
+        self._turns = TenantTurns("writes", writers, MAX_REQUESTS)
 
     @asynccontextmanager
     async def holding(self, context: AbstractContextManager[Entered]) -> AsyncIterator[Entered]:
         """Enters and leaves a writing context in threads, while holding a place among the writers."""
-        async with self._writers, contextmanager_in_threadpool(context) as entered:
+        async with self._turns.turn(current_tenant.get()), contextmanager_in_threadpool(context) as entered:
             yield entered
 
     async def run(
         self, write: Callable[Arguments, Answer], *args: Arguments.args, **kwargs: Arguments.kwargs
     ) -> Answer:
         """Calls a writing function in a thread once a writer's place is free."""
-        async with self._writers:
+        async with self._turns.turn(current_tenant.get()):
             return await run_in_threadpool(write, *args, **kwargs)
 
     def run_from_thread(self, write: Callable[[], Answer]) -> Answer:
@@ -216,6 +235,7 @@ class Group(Generic[Work, Answer]):
         return await future
 
     async def _work(self) -> None:
+        current_tenant.set("")  # of this task alone
         try:
             while self._waiting:
                 group, self._waiting = self._waiting[: self._most], self._waiting[self._most :]

@@ -1,11 +1,13 @@
-"""A bound on heavy work at the same time, in which tenants take turns. Each process has its own."""
+"""A bound on work at the same time, in which tenants take turns. Each process has its own."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from typing import TypeVar
 
 import anyio.to_thread
@@ -14,31 +16,39 @@ from anyio import CapacityLimiter
 from shared.errors import TooManyRequests
 
 Result = TypeVar("Result")
-MAX_WAITING = 100  # of one tenant
+MAX_WAITING = 100  # heavy work of one tenant
+MAX_REQUESTS = 5_000  # waiting requests of one tenant, such as those of a fleet after an outage
+RECENT_SECONDS = 5.0  # after its last work in which a tenant still has a share
+# Of the request that is handled; "": of none, or of several tenants.
+current_tenant: ContextVar[str] = ContextVar("current_tenant", default="")
 
 
 class TenantTurns:
     """Places for work. Use it only in the thread of the event loop.
 
-    One tenant occupies all places but one, if there are several; the last is for the others. A place that becomes free
-    goes to the tenant whose turn it is, and there to the work that has waited longest.
+    The tenants of the last RECENT_SECONDS have equal shares of the places; a tenant alone has all but one, if there are
+    several. A place that becomes free goes to the tenant whose turn it is, and there to the work that has waited
+    longest.
     """
 
-    def __init__(self, name: str, places: int) -> None:
-        """name: of the bound on waiting work, in the error."""
-        self._name, self._places, self._share = name, places, max(1, places - 1)
+    def __init__(self, name: str, places: int, most: int | None = None) -> None:
+        """name: of the bound on waiting work, in the error. most: waiting work of a tenant; None: MAX_WAITING."""
+        self._name, self._places, self._most = name, places, MAX_WAITING if most is None else most
+        self._recent: OrderedDict[str, float] = OrderedDict()  # when each tenant asked last, the longest ago first
         self._threads = CapacityLimiter(places)
         self._running: Counter[str] = Counter()
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()  # the next tenant first
 
     @asynccontextmanager
     async def turn(self, tenant: str) -> AsyncIterator[None]:
-        """Occupies a place, once it is the tenant's turn. Raises TooManyRequests if MAX_WAITING wait already."""
+        """Occupies a place, once it is the tenant's turn. Raises TooManyRequests if too much waits already."""
         waiting = self._waiting.get(tenant, deque())
-        if len(waiting) >= MAX_WAITING:
+        if len(waiting) >= self._most:
             raise TooManyRequests(
                 f"{len(waiting)} requests of the tenant wait for a turn", limit=self._name, retry_after_seconds=1
             )
+        self._recent[tenant] = time.monotonic()
+        self._recent.move_to_end(tenant)
         place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(tenant, deque()).append(place)
         self._give_places()
@@ -64,14 +74,22 @@ class TenantTurns:
             del self._running[tenant]
         self._give_places()
 
+    def _share(self) -> int:
+        """The places that one tenant may occupy."""
+        oldest = time.monotonic() - RECENT_SECONDS
+        while self._recent and next(iter(self._recent.values())) < oldest:
+            self._recent.popitem(last=False)
+        return max(1, min(self._places - 1, self._places // max(1, len(self._recent))))
+
     def _give_places(self) -> None:
+        share = self._share()
         for tenant in list(self._waiting):
             if self._running.total() >= self._places:
                 return
             waiting = self._waiting[tenant]
             while waiting and waiting[0].cancelled():
                 waiting.popleft()
-            if waiting and self._running[tenant] < self._share:
+            if waiting and self._running[tenant] < share:
                 self._running[tenant] += 1
                 waiting.popleft().set_result(None)
                 self._waiting.move_to_end(tenant)

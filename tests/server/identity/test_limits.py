@@ -87,6 +87,17 @@ def test_a_token_that_ended_is_a_guess_from_then_on(limits):
         limits.before("token", "192.0.2.1")
 
 
+def test_refusals_repeated_at_once_are_held_back(limits, clock):
+    burst, rate = state.REFUSED_BURST, state.REFUSED_RATE
+    assert [limits.refusal_delay("a") for _ in range(burst)] == [0.0] * burst
+    assert limits.refusal_delay("a") == pytest.approx(1 / rate)
+    assert limits.refusal_delay("a") == pytest.approx(2 / rate)
+    assert limits.refusal_delay("b") == 0
+    assert max(limits.refusal_delay("a") for _ in range(1000)) == state.MAX_HELD_SECONDS
+    clock.now += state.MAX_HELD_SECONDS + burst / rate
+    assert limits.refusal_delay("a") == 0
+
+
 @pytest.fixture
 def strict(fleet, standing, monkeypatch):
     """The server with limits of two requests at once, and almost none after."""
