@@ -20,6 +20,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from shared.errors import BadRequest
 
 MEBIBYTE = 1 << 20
+PREFIX = "MOBIZO_"  # of the environment's variables
 
 
 class Delivery(StrEnum):
@@ -53,7 +54,7 @@ class _Files(PydanticBaseSettingsSource):
 
     def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
         """Returns the content of the file without its last line break; None if no file is named."""
-        variable = f"MOBIZO_{field_name}_FILE".upper()
+        variable = f"{PREFIX}{field_name}_FILE".upper()
         if (path := os.environ.get(variable)) is None:
             return None, field_name, False
         try:
@@ -70,7 +71,7 @@ class _Files(PydanticBaseSettingsSource):
 class Settings(BaseSettings):
     """One deployment's settings; sizes in bytes, times in seconds. `MOBIZO_NAME_FILE` names a file that holds one."""
 
-    model_config = SettingsConfigDict(env_prefix="MOBIZO_", frozen=True)
+    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True)
 
     home: Path = Field(
         default_factory=lambda: Path.home() / ".local/share/mobizo-server",

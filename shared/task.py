@@ -27,6 +27,7 @@ LabelText = Annotated[str, Field(max_length=MAX_LABEL)]
 MappedText = Annotated[str, Field(max_length=1_000)]
 TaskName = Annotated[str, Field(max_length=100)]
 Kind = Literal["choice", "completion", "messages", "text"]
+Truncate = Literal["head", "tail", "middle"]
 TextMetric = Literal["exact_match", "token_f1", "rouge_l"]
 Metric = Literal["accuracy", "loss"] | TextMetric
 _TEXT_METRICS: tuple[Metric, ...] = ("loss", *get_args(TextMetric))
@@ -113,6 +114,13 @@ class Task(BaseModel):
         description="of kind messages: the record's field with the list of messages (default messages)",
     )
 
+    truncate: Truncate = Field(
+        "head",
+        exclude_if=lambda truncate: truncate == "head",
+        description="of kinds choice and completion: the part that a prompt which is too long loses; the text after "
+        "the template's last field stays",
+    )
+
     @model_validator(mode="before")
     @classmethod
     def _defaults_of_kind(cls, values: Any) -> Any:
@@ -143,6 +151,8 @@ class Task(BaseModel):
             raise ValueError("a task of kind choice needs at least 2 answers; kind completion has one, `answer`")
         if self.metric not in (metrics := _METRICS[self.kind]):
             raise ValueError(f"metric {self.metric} is not one of kind {self.kind}; choose {' or '.join(metrics)}")
+        if self.truncate != "head" and self.kind not in ("choice", "completion"):
+            raise ValueError(f"a task of kind {self.kind} has no prompt to truncate; remove truncate")
         if self.kind == "messages" and self.mapped:
             raise ValueError("a task of kind messages has no templates, and so no mapped fields")
         return self
@@ -198,6 +208,8 @@ class Choice:
 
     prompt: str
     answer: str
+    truncate: Truncate = "head"
+    ending: str = ""  # the prompt's end that stays if the prompt is cut
 
 
 @dataclass(frozen=True)
@@ -371,9 +383,17 @@ def read_question(task: Task, record: Mapping[str, Any], location: str) -> Quest
         labels = [label for answer in task.answers for label in answer.labels]
         raise InvalidDataset(f"{location}: label {label!r} is not one of task {task.name!r}'s labels {labels}")
     choices = tuple(
-        Choice(_fill(answer.prompt or task.prompt, values), _fill(answer.text, values)) for answer in task.answers
+        _choice(task, answer.prompt or task.prompt, _fill(answer.text, values), values) for answer in task.answers
     )
     return Question(choices, correct)
+
+
+def _choice(task: Task, template: str, answer: str, values: Mapping[str, str]) -> Choice:
+    """Returns a candidate, with the text after the last field of its prompt's template as the prompt's ending."""
+    ending = ""
+    for literal, field, _, _ in string.Formatter().parse(template):
+        ending = ending + literal if field is None else ""
+    return Choice(_fill(template, values), answer, task.truncate, ending)
 
 
 def read_completion(task: Task, record: Mapping[str, Any], location: str) -> Choice:
@@ -385,7 +405,7 @@ def read_completion(task: Task, record: Mapping[str, Any], location: str) -> Cho
     answer = _fill(task.answer or "", values)
     if not answer.strip():
         raise InvalidDataset(f"{location}: the text to write is blank")
-    return Choice(_fill(task.prompt, values), answer)
+    return _choice(task, task.prompt, answer, values)
 
 
 def accepted_answers(task: Task, record: Mapping[str, Any], location: str) -> tuple[str, ...]:

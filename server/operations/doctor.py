@@ -11,8 +11,9 @@ import shutil
 import ssl
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
+from difflib import get_close_matches
 from pathlib import Path
 
 import psutil
@@ -26,7 +27,7 @@ from server.identity.devices.repository import Device
 from server.identity.signing_keys.service import load_key
 from server.operations.health.readiness import DISK_FLOOR_BYTES
 from server.operations.safety import Tls, dangers
-from server.settings import Settings
+from server.settings import PREFIX, Settings
 from server.storage.opening import open_artifacts
 from server.tasks.repository import WorkerProcess
 from shared.checkup import Check
@@ -42,6 +43,7 @@ LITTLE_DISK, LITTLE_MEMORY = (
 EXPIRES_SOON = timedelta(days=14)
 IMPORT_SECONDS = 300
 BUILT = datetime(2026, 1, 1, tzinfo=UTC)  # a correct clock is later than this
+OTHERS = {"MOBIZO_SERVER", "MOBIZO_TOKEN", "MOBIZO_PROFILE"}  # variables of the command `mobizo`
 _COMPILER = "import server.compiler.program, server.compiler.export.backends"
 
 
@@ -56,6 +58,7 @@ def examine(
 
     quick: skips the compiler. metadata: the tables whose columns the database must have.
     """
+    yield from check_environment(os.environ)
     yield check_home(settings)
     yield check_key(settings)
     yield from check_database(settings, metadata)
@@ -67,6 +70,17 @@ def examine(
     yield from check_dangers(settings, Tls(certificate, key) if certificate and key else None)
     if certificate is not None and key is not None:
         yield check_tls(certificate, key, utc_now())
+
+
+def check_environment(environment: Mapping[str, str]) -> Iterator[Check]:
+    """Yields the variables that no program reads: of an earlier release, or misspelt."""
+    names = [f"{PREFIX}{name}".upper() for name in Settings.model_fields]
+    known = {*names, *(f"{name}_FILE" for name in names), *OTHERS}
+    for name in sorted(environment):
+        if name.startswith(PREFIX) and not name.startswith(f"{PREFIX}AGENT_") and name not in known:
+            similar = "".join(f"; did you mean {match}?" for match in get_close_matches(name, names, 1))
+            detail = f"{name} is no setting of this release and has no effect{similar}"
+            yield Check("settings", "warn", detail, "docs/operations.md lists the settings; remove it")
 
 
 def check_home(settings: Settings) -> Check:

@@ -35,7 +35,7 @@ from tokenizers import Tokenizer
 from shared.errors import InvalidDataset, InvalidTask
 from shared.program_inputs import MIN_LENGTH, TOKEN_DTYPE
 from shared.recipe import Recipe
-from shared.task import Choice, Question, Task, read_question
+from shared.task import Choice, Question, Task, Truncate, read_question
 from shared.tokenizer import UnknownToken, check_known
 
 # Of records: NaN and infinite numbers, which Python and pandas write, are null.
@@ -136,6 +136,13 @@ def encode_choice(tokenizer: Tokenizer, choice: Choice) -> Row:
     return Row(tuple(prompt), tuple(answer))
 
 
+def truncation(tokenizer: Tokenizer, choice: Choice) -> tuple[Truncate, int]:
+    """Returns what a prompt that is too long loses, and how many tokens at its end stay."""
+    if choice.truncate == "head" or not choice.ending:
+        return choice.truncate, 0
+    return choice.truncate, len(token_ids(tokenizer, choice.ending, special=False))
+
+
 def forks(answers: Sequence[Tokens]) -> list[tuple[int, ...]]:
     """Returns for each answer the positions at which answers with the same tokens so far go on with different ones."""
     following: dict[Tokens, set[int]] = defaultdict(set)
@@ -163,12 +170,24 @@ def answer_in_another(answers: Sequence[Tokens]) -> tuple[int, int] | None:
     return None
 
 
-def fit_row(
-    row: Row, bos_tokens: tuple[int, ...], recipe: Recipe, location: str, longest: int | None = None
-) -> tuple[Row, bool]:
-    """Returns the row cut to S tokens from the front of its prompt, and whether it was cut. `bos_tokens` are kept.
+def cut(prompt: Tokens, room: int, truncate: Truncate, ending: int) -> Tokens:
+    """Returns `room` tokens of a longer prompt, without its head, tail or middle. ending: last tokens that stay."""
+    end = {"head": room, "tail": min(ending, room), "middle": min(max(ending, room - room // 2), room)}[truncate]
+    return prompt[: room - end] + prompt[len(prompt) - end :]
 
-    longest: answer tokens for which room is left; None: the row's own.
+
+def fit_row(
+    row: Row,
+    bos_tokens: tuple[int, ...],
+    recipe: Recipe,
+    location: str,
+    longest: int | None = None,
+    truncate: Truncate = "head",
+    ending: int = 0,
+) -> tuple[Row, bool]:
+    """Returns the row with a prompt cut to S tokens in all, and whether it was cut. `bos_tokens` are kept.
+
+    longest: answer tokens for which room is left; None: the row's own. truncate, ending: see `cut`.
     """
     if not row.prompt:
         raise InvalidDataset(f"{location}: the prompt is empty")
@@ -184,7 +203,8 @@ def fit_row(
         raise InvalidDataset(f"{location}: the answer leaves no room for a prompt in {recipe.sequence_length} tokens")
     if len(row.prompt) <= max_prompt_length:
         return row, False
-    return replace(row, prompt=bos + row.prompt[len(bos) - max_prompt_length :]), True
+    rest = cut(row.prompt[len(bos) :], max_prompt_length - len(bos), truncate, ending)
+    return replace(row, prompt=bos + rest), True
 
 
 def encode_question(tokenizer: Tokenizer, question: Question, recipe: Recipe, location: str) -> Example:
@@ -201,7 +221,10 @@ def encode_question(tokenizer: Tokenizer, question: Question, recipe: Recipe, lo
             raise InvalidDataset(f"{location}: {fault}")
         rows = restricted(whole)
         longest = max(len(row.answer) for row in rows)  # all are cut alike, because they have one prompt
-    fitted = [fit_row(row, bos_tokens, recipe, location, longest) for row in rows]
+    fitted = [
+        fit_row(row, bos_tokens, recipe, location, longest, *truncation(tokenizer, choice))
+        for row, choice in zip(rows, question.choices, strict=True)
+    ]
     rows = tuple(row for row, _ in fitted)
     return Example(rows, question.correct, any(truncated for _, truncated in fitted), whole[0].prompt)
 

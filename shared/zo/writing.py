@@ -20,8 +20,17 @@ from tokenizers import Tokenizer
 from shared.chat_template import InvalidConversation
 from shared.errors import InvalidDataset, InvalidTask
 from shared.recipe import Recipe
-from shared.task import Task, is_learned, read_completion, read_messages, read_question
-from shared.zo.encoding import Example, Row, check_examples, encode_choice, encode_question, fit_row, token_ids
+from shared.task import Task, Truncate, is_learned, read_completion, read_messages, read_question
+from shared.zo.encoding import (
+    Example,
+    Row,
+    check_examples,
+    encode_choice,
+    encode_question,
+    fit_row,
+    token_ids,
+    truncation,
+)
 
 MAX_TEXT = 4_000_000  # characters of one document; a longer one does not fit
 Messages = Sequence[Mapping[str, Any]]
@@ -90,8 +99,10 @@ class Encoder:
                 question = read_question(self.task, record, location)
                 return (encode_question(self.tokenizer, question, self.recipe, location),)
             case "completion":
-                row = encode_choice(self.tokenizer, read_completion(self.task, record, location))
-                return (self._example(replace(row, answer=row.answer + self._end_tokens), location),)
+                choice = read_completion(self.task, record, location)
+                row = encode_choice(self.tokenizer, choice)
+                row = replace(row, answer=row.answer + self._end_tokens)
+                return (self._example(row, location, *truncation(self.tokenizer, choice)),)
             case "messages":
                 return (self._conversation(read_messages(self.task, record, location), location),)
             case "text":
@@ -115,8 +126,8 @@ class Encoder:
     def _bos_tokens(self) -> tuple[int, ...]:
         return tuple(self.tokenizer.encode("").ids)
 
-    def _example(self, row: Row, location: str) -> Example:
-        fitted, truncated = fit_row(row, self._bos_tokens, self.recipe, location)
+    def _example(self, row: Row, location: str, truncate: Truncate = "head", ending: int = 0) -> Example:
+        fitted, truncated = fit_row(row, self._bos_tokens, self.recipe, location, None, truncate, ending)
         return Example((fitted,), 0, truncated)
 
     def _document(self, text: str, location: str) -> tuple[Example, ...]:

@@ -19,6 +19,7 @@ from server.operations.doctor import (
     check_dangers,
     check_database,
     check_disk,
+    check_environment,
     check_files,
     check_home,
     check_key,
@@ -48,7 +49,8 @@ def states(checks):
     return {check.name: check.state for check in checks}
 
 
-def test_a_server_that_is_right(settings, loads, home):
+def test_a_server_that_is_right(settings, loads, home, monkeypatch):
+    monkeypatch.delenv("MOBIZO_TEST_CACHE", raising=False)  # of these tests
     before = home.stored_files()
     assert "compiler" not in states(examine(settings, quick=True))
     by_name = states(examine(settings))
@@ -59,6 +61,15 @@ def test_a_server_that_is_right(settings, loads, home):
     assert home.stored_files() == before
     exposed = settings.model_copy(update={"host": "0.0.0.0"})
     assert states(check_dangers(exposed, None)) == {"safety": "warn"}
+
+
+def test_variables_that_no_program_reads():
+    good = {"MOBIZO_HOME": "/h", "MOBIZO_DATABASE_PASSWORD_FILE": "/p", "MOBIZO_TOKEN": "t", "MOBIZO_AGENT_HOME": "/a"}
+    assert not list(check_environment(good | {"HOME": "/root"}))
+    bad = [*check_environment(good | {"MOBIZO_COMPILE_MEMORY_BYTES": "1", "MOBIZO_TOKEN_RAET": "1"})]
+    assert [(check.name, check.state) for check in bad] == [("settings", "warn")] * 2
+    assert bad[0].detail.startswith("MOBIZO_COMPILE_MEMORY_BYTES is no setting of this release and has no effect")
+    assert bad[1].detail.endswith("did you mean MOBIZO_TOKEN_RATE?")
 
 
 def test_no_home(tmp_path, loads):

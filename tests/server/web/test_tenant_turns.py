@@ -1,11 +1,15 @@
-"""Tenants take turns at heavy work, whatever one of them asks for."""
+"""Tenants take turns at threads, writes and heavy work, whatever one of them asks for."""
 
 import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from server.jobs.repository import JobRepository
 from server.web import tenant_turns
-from server.web.tenant_turns import TenantTurns
+from server.web.state import WriteQueue
+from server.web.tenant_turns import TenantTurns, current_tenant
 from shared.errors import TooManyRequests
 
 
@@ -118,3 +122,40 @@ def test_a_tenant_may_have_so_much_waiting_and_no_more(monkeypatch):
             await work.end(name)
 
     asyncio.run(scenario())
+
+
+def test_writes_of_tenants_take_turns(home):
+    order = []
+
+    async def scenario():
+        queue = WriteQueue(home.database)
+
+        async def write(tenant, number):
+            current_tenant.set(tenant)
+            await queue.run(order.append, f"{tenant}{number}")
+
+        await asyncio.gather(*(write("a", number) for number in range(20)), write("b", 0))
+
+    asyncio.run(scenario())
+    assert len(order) == 21
+    assert order.index("b0") <= 2
+
+
+def test_requests_of_one_tenant_that_are_stuck_in_threads_leave_the_others_theirs(fleet, monkeypatch):
+    stuck, page = threading.Event(), JobRepository.page
+
+    def slow_page(self, tenant, *args):
+        if tenant == "default":
+            stuck.wait()
+        return page(self, tenant, *args)
+
+    monkeypatch.setattr(JobRepository, "page", slow_page)
+    one, other = fleet.app(), fleet.app("other")
+    with ThreadPoolExecutor(60) as pool:  # more than the server has threads
+        try:
+            answers = [pool.submit(lambda: one.get("/v1/jobs").status_code) for _ in range(60)]
+            assert other.get("/v1/jobs", timeout=20).status_code == 200
+            assert other.get("/v1/adapters", timeout=20).status_code == 200
+        finally:
+            stuck.set()
+        assert {answer.result() for answer in answers} == {200}

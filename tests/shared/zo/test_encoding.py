@@ -19,6 +19,7 @@ from shared.zo.encoding import (
     read_jsonl,
     token_ids,
 )
+from shared.zo.writing import Encoder
 
 WORDS = ["<s>", "<unk>", "a", "b", "c", "d", "e", "f", "g", "It", "was", "great", "terrible", "very", "x"]
 
@@ -239,6 +240,32 @@ def test_a_cut_prompt_keeps_its_special_first_token(tokenizer, recipe):
     long = Question((Choice("x " * 30 + "It was", " great"),), 0)
     row = encode_question(tokenizer, long, recipe, "f:1").rows[0]
     assert list(row.tokens) == [0, *ids("x x x x x x x x x It was")]
+
+
+@pytest.mark.parametrize(
+    ("truncate", "kept"),
+    [
+        ("head", "x x x x x x x b c d It was"),
+        ("tail", "a x x x x x x x x x It was"),
+        ("middle", "a x x x x x x b c d It was"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["choice", "completion"])
+def test_what_a_long_prompt_loses(tokenizer, recipe, truncate, kept, kind):
+    fields = {"answers": (Answer(text=" great", labels=("1",)), Answer(text=" terrible", labels=("0",)))}
+    if kind == "completion":
+        fields = {"kind": kind, "answer": " great"}
+    task = Task(name="t", prompt="{text} It was", truncate=truncate, **fields)
+    encoder = Encoder(task, tokenizer, recipe)
+    (example,) = encoder.encode({"text": "a " + "x " * 30 + "b c d", "label": 1}, "f:1")
+    assert example.truncated
+    assert list(example.rows[0].prompt) == ids(kept)
+
+
+def test_only_prompts_of_templates_are_truncated():
+    assert "truncate" not in named_task("sst2").model_dump_json()
+    with pytest.raises(ValueError, match="no prompt to truncate"):
+        Task(name="t", kind="text", truncate="tail")
 
 
 @pytest.mark.parametrize(
