@@ -22,8 +22,8 @@ from device_agent.memory import peak_rss_bytes
 from server.compiler import inspect_base
 from server.compiler.checkpoints.base import locate_base
 from shared.recipe import DEFAULT_EPS, BaseRef, Precision, Recipe
-from shared.zo.encoding import pack_score, pack_step
 from shared.zo.noise import query_seeds
+from shared.zo.packing import pack_score, pack_step
 
 LENGTH, BATCH, QUERIES = 256, 16, 4
 MICRO_BATCH = 4  # examples of the exact gradient in one forward and reverse pass

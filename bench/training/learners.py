@@ -20,9 +20,10 @@ from shared.program_inputs import TOKEN_DTYPE
 from shared.recipe import Recipe
 from shared.training_settings import TrainingSettings
 from shared.zo.calibration import Calibration
-from shared.zo.encoding import Example, pack_step
+from shared.zo.encoding import Example
 from shared.zo.lora import BaseShape
 from shared.zo.noise import query_seeds
+from shared.zo.packing import pack_step
 
 Engine = Literal["none", "program", "mezo-program", "first-order", "mezo", "mobizo"]  # the last three in PyTorch
 

@@ -18,7 +18,8 @@ from shared.generated_text import GeneratedToken
 from shared.program import ProgramManifest
 from shared.program_inputs import TOKEN_DTYPE
 from shared.sampling import Sampler, generated_token
-from shared.zo.encoding import Row, ScoringPlan
+from shared.zo.encoding import Row
+from shared.zo.packing import ScoringPlan
 
 F64 = NDArray[np.float64]
 

@@ -32,9 +32,10 @@ from shared.program import ProgramManifest
 from shared.recipe import Recipe
 from shared.task import Task
 from shared.training_settings import TrainingSettings
-from shared.zo.encoding import JSON, Example, Row, check_task, scoring_plan, token_ids
+from shared.zo.encoding import JSON, Example, Row, check_task, token_ids
 from shared.zo.example_order import alternating
 from shared.zo.noise import permutation
+from shared.zo.packing import scoring_plan
 from shared.zo.writing import PLAIN_FORMAT, Encoder, TextFormat
 
 # One fixed seed and epochs that training never reaches: every job splits and samples alike, so runs of different

@@ -12,7 +12,8 @@ from device_agent.errors import Diverged
 from device_agent.executors.program import TrainingProgram
 from device_agent.training.prefix import PrefixCache, UpcomingTexts, split_prefix
 from shared.recipe import Recipe
-from shared.zo.encoding import Example, ScoreBatch, pack_score
+from shared.zo.encoding import Example
+from shared.zo.packing import ScoreBatch, pack_score
 
 
 @dataclass(frozen=True)

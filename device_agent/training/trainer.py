@@ -34,8 +34,9 @@ from device_agent.training.run_directory import ResourceUsage, RunDirectory
 from device_agent.training.run_plan import RunPlan
 from shared.job import Progress, Result
 from shared.privacy import ExamplePrivacy
-from shared.zo.encoding import Example, Tokens, pack_step
+from shared.zo.encoding import Example, Tokens
 from shared.zo.noise import query_seeds
+from shared.zo.packing import pack_step
 from shared.zo.proximal import proximal_step
 from shared.zo.trajectory import Evaluation, TrajectoryFile
 

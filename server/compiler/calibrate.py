@@ -22,8 +22,9 @@ from server.compiler.model.backbone import Backbone
 from shared.errors import InvalidDataset
 from shared.recipe import Recipe, Target
 from shared.zo.calibration import F32, CalibrationMetadata, Kind, dump_calibration
-from shared.zo.encoding import Example, pack_step
+from shared.zo.encoding import Example
 from shared.zo.lora import lora_modules
+from shared.zo.packing import pack_step
 
 Progress = Callable[[str, float], None]
 

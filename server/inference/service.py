@@ -24,7 +24,8 @@ from shared.scoring import AnswerScore, RowScore, ScoredBy, ScoreRequest, ScoreR
 from shared.task import Choice, Task, filled_length, read_question
 from shared.task_templates import named_task
 from shared.tokenizer import check_known
-from shared.zo.encoding import Row, ScoringPlan, encode_choice, same_beginning
+from shared.zo.encoding import Row, encode_choice, same_beginning
+from shared.zo.packing import ScoringPlan
 
 REQUEST_TOKENS = 131_072  # maximum tokens of a scoring request
 TEXT_CHARACTERS = 16  # maximum characters of a text for each token of the base's context

@@ -32,7 +32,7 @@ from server.tasks.child_process import Stopped
 from server.tasks.handlers import Handler, TaskRun, as_error, is_outage
 from server.tasks.queue import Claim, TaskQueue
 from server.tasks.repository import TaskRepository, WorkerProcess, WorkerRepository
-from server.tasks.sweeps import OUTAGES, Sweep, run_guarded
+from server.tasks.sweeps import EVERY_MINUTE, OUTAGES, Sweep, run_guarded
 from server.tasks.turns import APPLICATION, TURN, enqueue_turn
 from shared.errors import MobizoError
 from shared.stop_signal import StopSignal
@@ -43,9 +43,11 @@ DRAIN_SECONDS = 60  # a stopping worker waits this long for its tasks, which rel
 SWEEPS = "sweeps"  # the name of the queue of sweeps
 _SWEEPS_AT_ONCE = 4
 _CONNECTIONS = 5  # of DBOS to the database, beside our own
+_SWEEP_POLLS = 4  # a queue of sweeps is polled so many times more seldom: none of them is urgent to a second
 _RETRY_SECONDS = 1.0  # between two attempts to end a task while the database is unavailable
 _KEEP_ENDED = timedelta(hours=1)  # rows of ended turns and sweeps
 _DELETED_AT_ONCE = 500
+_REPORT_SECONDS = 5.0  # between two heartbeats of a worker
 _UPKEEP_SECONDS = 2.0
 _CLAIM_AGAIN_SECONDS = 10.0
 _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
@@ -66,6 +68,7 @@ class Worker:
         self._interval = min(1.0, settings.compile_lease_seconds / 4)
         self._pid_space = pid_space()
         self._runs: dict[str, TaskRun] = {}
+        self._alive: set[str] = set()  # workers, as of when turns were resumed last
         self._active: list[str] = []  # the names of the turns and sweeps that run
         self._sweeping: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
 
@@ -84,7 +87,8 @@ class Worker:
     def run(self) -> None:
         """Works until stopped."""
         self.register()
-        with self._repeated(self._interval, self._report):
+        self.sweep("ended-turns", EVERY_MINUTE, _delete_ended)
+        with self._repeated(min(_REPORT_SECONDS, self._settings.compile_lease_seconds / 4), self._report):
             self._launch()
             _log.info("worker-started", worker=self.id)
             with self._repeated(_UPKEEP_SECONDS, self._keep_up):
@@ -179,7 +183,7 @@ class Worker:
             DBOS.register_queue(
                 queue,
                 worker_concurrency=_SWEEPS_AT_ONCE if queue == SWEEPS else 1,
-                polling_interval_sec=self._settings.poll_seconds,
+                polling_interval_sec=self._settings.poll_seconds * (_SWEEP_POLLS if queue == SWEEPS else 1),
                 on_conflict="always_update",
             )
         for schedule in DBOS.list_schedules():
@@ -207,17 +211,18 @@ class Worker:
             self._active.remove(name)
 
     def _keep_up(self) -> None:
-        """Notices dead workers, takes back their tasks and resumes their turns; deletes rows of ended turns."""
+        """Notices dead workers, takes back their tasks and resumes their turns."""
         run_guarded(self._database, "lost-tasks", lambda: self._resume_turns(self.take_back()))
-        run_guarded(self._database, "ended-turns", _delete_ended)
 
-    @staticmethod
-    def _resume_turns(alive: set[str]) -> None:
+    def _resume_turns(self, alive: set[str]) -> None:
+        if alive == self._alive:
+            return  # none has died since
         # A turn that two workers resume may run twice, which is harmless: the second finds no waiting task.
         for turn in DBOS.list_workflows(status="PENDING", load_input=False, load_output=False):
             if turn.executor_id not in alive:
                 _log.warning("turn-resumed", worker=turn.executor_id, queue=turn.queue_name)
                 DBOS.resume_workflow(turn.workflow_id, queue_name=turn.queue_name)
+        self._alive = alive
 
     def _is_dead(self, worker: WorkerProcess) -> bool:
         """Returns whether a worker of this machine has ended; False if that is unknown."""

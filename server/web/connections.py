@@ -25,6 +25,7 @@ import structlog
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from server.settings import Settings
+from server.web.bodies import READ_BYTES
 from server.web.state import place_of
 
 HEAD_SECONDS = 20  # for a request's line and headers, from the connection or from their first byte
@@ -32,7 +33,6 @@ STALLED_SECONDS = 120  # that a client may leave a response unread
 KEEP_ALIVE_SECONDS = 30  # between requests; longer than the pause between a device's heartbeats
 LOG_SECONDS = 60  # between two log lines about refused connections
 ACCEPTED_AT_ONCE = 64  # connections that are accepted or refused before other work of the event loop has its turn
-READ_BYTES = 64 << 10  # that asyncio reads at once, and that a connection holds of a body that nobody asked for yet
 UNREAD_PAUSE = 0.005  # seconds between two reads of what follows responses, of all connections together
 OTHER_DESCRIPTORS = 256  # kept for databases, files and worker processes
 MAX_DESCRIPTORS = 65_536
@@ -265,7 +265,7 @@ class DeadlineProtocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begins to wait for a request."""
         super().connection_made(transport)
-        transport.max_size = READ_BYTES  # type: ignore[attr-defined]  # of asyncio's sockets
+        transport.max_size = READ_BYTES  # type: ignore[attr-defined]
         self._descriptor = transport.get_extra_info("socket").fileno()
         self._head = self.loop.call_later(HEAD_SECONDS, transport.abort)
 
@@ -276,6 +276,8 @@ class DeadlineProtocol(H11Protocol):
             _cancel(self._head)
             self._head = None
             self._listener.request_began(self._descriptor)
+            if self.conn.their_state is h11.SEND_BODY:
+                self.flow.pause_reading()  # until the application asks for more
             return
         if self._head is None:
             self._head = self.loop.call_later(HEAD_SECONDS, self.transport.abort)

@@ -281,6 +281,12 @@ def _check_head(scope: Scope, headers: Headers) -> None:
         raise BadRequest("the address has a control character")
 
 
+def credentials_of(scope: Scope) -> str:
+    """Returns what a caller sends to be let in, or else its address."""
+    headers = Headers(scope=scope)
+    return headers.get("authorization") or headers.get("cookie") or str((scope["client"] or ("",))[0])
+
+
 class PacedBody:
     """A request's body, whose client may be at most `seconds` behind the pace of SLOWEST at any time.
 
@@ -336,8 +342,7 @@ class Envelope:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 if status == HTTPStatus.TOO_MANY_REQUESTS:
-                    sender = headers.get("authorization") or headers.get("cookie") or str((scope["client"] or ("",))[0])
-                    await asyncio.sleep(scope["app"].state.mobizo.limits.refusal_delay(sender))
+                    await asyncio.sleep(scope["app"].state.mobizo.limits.refusal_delay(credentials_of(scope)))
                 _finish(message, scope["method"], request_id)
             await send(message)
 

@@ -35,6 +35,7 @@ from server.settings import MEBIBYTE, Settings
 from server.web.bodies import BINARY, UnsupportedMediaType, check_json_type, parse_json
 from server.web.body_budgets import Take, make_body_memory, sender_of
 from server.web.idempotency import AlreadyAnswered, keep_once
+from server.web.middleware import credentials_of
 from server.web.openapi import TAGGED_METHODS, TAGGED_PATHS, documented, may_raise, operation_id, raised_by
 from server.web.state import AppState, RateLimit
 from server.web.tenant_turns import MAX_REQUESTS, TenantTurns, current_tenant
@@ -55,6 +56,7 @@ NO_BODY_BYTES = 1024  # limit of a route without a body
 UNCHECKED_BODY_BYTES = 64 << 10  # limit of a route that reads a body from callers without a valid token
 PARSED_AT_ONCE_BYTES = 16 << 10  # a larger JSON body is parsed in a thread, so that other requests go on
 MAX_ERRORS_OF_LARGE = 10_000  # validation errors of a body that is parsed in a thread; collecting them takes long
+ADMISSIONS = 8  # callers that are looked up at the same time
 HANDLERS = 8  # requests of one process that are handled in threads at the same time
 PARSERS = 3  # threads that parse at the same time, two of them for one tenant
 STACK = "fastapi_function_astack"
@@ -165,6 +167,11 @@ def _make_parsers(state: AppState) -> TenantTurns:
     return TenantTurns("parsing", PARSERS)
 
 
+def _make_admissions(state: AppState) -> TenantTurns:
+    """Makes the turns of callers, by what they send to be let in: hundreds at once would occupy the event loop."""
+    return TenantTurns("admission", ADMISSIONS, MAX_REQUESTS)
+
+
 def make_handlers(state: AppState) -> TenantTurns:
     """Makes the turns of what handles requests in threads, for `AppState.get`."""
     return TenantTurns("handling", HANDLERS, MAX_REQUESTS)
@@ -225,9 +232,10 @@ class Route(APIRoute):
             return response
 
         async def admit_and_answer(plain: Request) -> Response:
-            if self.rule is not None:
-                await self.rule.admit(plain)
             state: AppState = plain.app.state.mobizo
+            if self.rule is not None:
+                async with state.get(_make_admissions).turn(credentials_of(plain.scope)):
+                    await self.rule.admit(plain)
             tenant, sender = sender_of(plain)
             current_tenant.set(tenant)
             with state.get(make_body_memory).share(tenant, sender) as take:
@@ -271,16 +279,19 @@ class Route(APIRoute):
         if length.isdigit() and int(length) > limit:
             raise too_large
         received_bytes, staged = 0, self.body_kind is BodyKind.FILE
+        # The announced bytes are taken before any is read, so that a refused request holds none while it is held back.
+        taken_bytes = 0 if staged or not length.isdigit() else int(length)
+        take(taken_bytes)
 
         async def receive() -> Message:
-            nonlocal received_bytes
+            nonlocal received_bytes, taken_bytes
             message = await plain.receive()
-            size = len(message.get("body", b""))
-            received_bytes += size
+            received_bytes += len(message.get("body", b""))
             if received_bytes > limit:
                 raise too_large
-            if not staged:
-                take(size)
+            if not staged and received_bytes > taken_bytes:
+                take(received_bytes - taken_bytes)
+                taken_bytes = received_bytes
             return message
 
         if self.body_kind in (BodyKind.NONE, BodyKind.FILE):
@@ -290,6 +301,8 @@ class Route(APIRoute):
             body = await read.body()
         except ClientDisconnect as error:
             raise BadRequest("the body broke off; send it again") from error
+        except MobizoError as error:
+            raise error.with_traceback(None) from None  # its frames hold what was read
         if body and self.takes_json:
             check_json_type(read.headers)
             if len(body) <= PARSED_AT_ONCE_BYTES:

@@ -53,7 +53,7 @@ Entered = TypeVar("Entered")
 BURST_SECONDS = 10  # a token or address may send the requests of so many seconds at once after a pause
 REFUSAL_RATE, REFUSAL_BURST = 0.5, 30  # rejected tokens of one address: per second, and at once after a pause
 # Responses 429 of one sender a second, and at once after a pause; the seconds that one is held back at most.
-REFUSED_RATE, REFUSED_BURST, MAX_HELD_SECONDS = 10.0, 20, 10.0
+REFUSED_RATE, REFUSED_BURST, MAX_HELD_SECONDS = 10.0, 20, 30.0
 WRITERS = 16  # of the pool's 40 threads
 Work = TypeVar("Work")
 MAX_IN_GROUP = 200  # items in one transaction

@@ -14,8 +14,8 @@ from device_agent.android.adb import Adb, PhoneUnreachable, PhoneUnsuitable
 from device_agent.errors import DoesNotFit, RuntimeFailed
 from device_agent.executors.phone import PhoneLauncher
 from device_agent.executors.runner import RunnerLauncher
-from shared.zo.encoding import pack_step
 from shared.zo.noise import query_seeds
+from shared.zo.packing import pack_step
 from tests.device_agent.android.phone import Phone
 from tests.device_agent.conftest import ROOT
 from tests.device_agent.training.runs import begun, hashes, train

@@ -15,8 +15,8 @@ from device_agent.executors.program import TrainingProgram
 from device_agent.executors.python import PythonLauncher, open_program
 from device_agent.executors.runner import RunnerLauncher
 from shared.recipe import LEDGER_ESTIMATORS
-from shared.zo.encoding import pack_score, pack_step
 from shared.zo.noise import query_seeds
+from shared.zo.packing import pack_score, pack_step
 from shared.zo.trajectory import Trajectory
 from tests.device_agent.warm_starts import random_b
 

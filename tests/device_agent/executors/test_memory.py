@@ -5,8 +5,8 @@ from contextlib import closing
 import pytest
 
 from device_agent.executors.program import TrainingProgram
-from shared.zo.encoding import pack_score, pack_step
 from shared.zo.noise import query_seeds
+from shared.zo.packing import pack_score, pack_step
 
 
 @pytest.mark.parametrize("launcher", ["native", "python"], indirect=True)

@@ -19,8 +19,8 @@ from device_agent.errors import RuntimeFailed
 from device_agent.executors.program import TrainingProgram
 from device_agent.executors.python import open_program
 from device_agent.executors.torch_export import TorchExecutor
-from shared.zo.encoding import pack_score, pack_step
 from shared.zo.noise import query_seeds
+from shared.zo.packing import pack_score, pack_step
 from tests.device_agent.warm_starts import random_b
 
 LR, EPS = 0.05, 0.01

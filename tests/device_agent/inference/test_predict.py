@@ -9,7 +9,8 @@ from device_agent.inference.predict import predict, record_of, records_of
 from shared.errors import BadRequest, InvalidDataset, NotFound
 from shared.task import read_question
 from shared.task_templates import named_task
-from shared.zo.encoding import encode_question, pack_score
+from shared.zo.encoding import encode_question
+from shared.zo.packing import pack_score
 from tests.device_agent.conftest import TASK
 from tests.device_agent.use import keep_adapter
 

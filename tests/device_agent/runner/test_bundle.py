@@ -18,8 +18,9 @@ import numpy as np
 import pytest
 
 from device_agent.executors.program import Rates
-from shared.zo.encoding import load_examples, pack_step
+from shared.zo.encoding import load_examples
 from shared.zo.noise import query_seeds
+from shared.zo.packing import pack_step
 from shared.zo.trajectory import Trajectory
 from tests.device_agent.conftest import TASK
 from tests.device_agent.native import built_wheels, opened_by_runner

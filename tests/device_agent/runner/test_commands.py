@@ -18,8 +18,8 @@ import pytest
 
 from device_agent.executors.process import FAILED, FILE_LOST, OK, OUT_OF_MEMORY, decode_tensors, encode_tensors
 from device_agent.runner.location import EXECUTORCH
-from shared.zo.encoding import pack_step
 from shared.zo.noise import query_seeds
+from shared.zo.packing import pack_step
 
 LOADED = b"".join((bytes([OK]), *encode_tensors(())))
 SECONDS = 60  # for a process to exit; nothing depends on it unless the test fails

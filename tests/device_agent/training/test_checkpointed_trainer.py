@@ -7,7 +7,7 @@ from device_agent.errors import Diverged
 from device_agent.executors.program import Rates
 from device_agent.training.data import BatchSampler
 from device_agent.training.run_directory import RunDirectory
-from shared.zo.encoding import pack_step
+from shared.zo.packing import pack_step
 from tests.device_agent.training.runs import (
     DyingProgram,
     Killed,

@@ -10,7 +10,8 @@ from device_agent.errors import Diverged
 from device_agent.executors.python import open_program
 from device_agent.training.evaluation import measure
 from shared.recipe import BaseRef, Recipe
-from shared.zo.encoding import Example, Row, pack_score
+from shared.zo.encoding import Example, Row
+from shared.zo.packing import pack_score
 from tests.device_agent.conftest import WORDS
 
 RECIPE = Recipe(

@@ -6,7 +6,7 @@ import pytest
 from device_agent.executors.program import PrivateGradientInput, Rates
 from shared.canonical import file_sha256
 from shared.privacy import NOISE_KEYS, NOISE_UNITS, ExamplePrivacy, gradient_noise
-from shared.zo.encoding import pack_step
+from shared.zo.packing import pack_step
 from tests.device_agent.conftest import copy_run
 from tests.device_agent.training.runs import begun, hashes, last_b, ledger, opened, train, train_in_process, train_until
 

@@ -11,9 +11,9 @@ from device_agent.training.dp_sampling import check_sample_size, draw
 from shared.canonical import file_sha256
 from shared.errors import InvalidDataset
 from shared.privacy import MAX_SAMPLE, UNITS, ExamplePrivacy, coefficients_of
-from shared.zo.encoding import pack_step
 from shared.zo.lora import load_adapter
 from shared.zo.noise import query_seeds
+from shared.zo.packing import pack_step
 from shared.zo.trajectory_reader import read_ledger
 from tests.device_agent.conftest import copy_run
 from tests.device_agent.training.runs import begun, hashes, last_b, ledger, opened, train, train_in_process, train_until

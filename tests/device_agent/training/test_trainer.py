@@ -10,9 +10,9 @@ from device_agent.training.data import BatchSampler
 from device_agent.training.evaluation import measure
 from device_agent.training.prefix import STRIDE
 from shared.recipe import DEFAULT_EPS
-from shared.zo.encoding import pack_step
 from shared.zo.lora import load_adapter
 from shared.zo.noise import query_seeds
+from shared.zo.packing import pack_step
 from tests.device_agent.training.runs import (
     after_calls,
     count_calls,

@@ -13,8 +13,9 @@ from server.inference.lora_rows import Projections, ServedAdapter
 from server.inference.model import ServingBase, TextBatch
 from server.inference.texts import ServedAdapterRef, Text
 from shared.errors import Untrusted
-from shared.zo.encoding import Row, ScoringPlan
+from shared.zo.encoding import Row
 from shared.zo.lora import BaseShape, a_fingerprint, flat_size
+from shared.zo.packing import ScoringPlan
 from tests.server.compiler.conftest import ADAPTED, CONFIGS, VOCABULARY, make_architecture, softcapped
 from tests.server.peft_directory import write_peft
 

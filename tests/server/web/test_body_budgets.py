@@ -79,7 +79,7 @@ def test_bodies_held_open_are_bounded_by_token(fleet, standing, app, problem, mo
     with Link(fleet.url, app.token) as link:
         link.head("POST", "/v1/jobs", JSON, "Content-Length: 90000")
         link.send(b" " * 80_000)
-        waited(lambda: budget.held == 80_000)
+        waited(lambda: budget.held == 90_000)
         large = job_request() | {"x": " " * 30_000}
         refused = problem(app.post("/v1/jobs", json=large), 429, "too-many-requests")
         assert refused["limit"] == "body-memory"

@@ -9,16 +9,8 @@ from shared.errors import InvalidDataset, InvalidTask
 from shared.program_inputs import MIN_LENGTH
 from shared.task import Answer, Choice, Question, Task
 from shared.task_templates import named_task
-from shared.zo.encoding import (
-    answer_sizes,
-    check_task,
-    encode_question,
-    load_examples,
-    pack_score,
-    pack_step,
-    read_jsonl,
-    token_ids,
-)
+from shared.zo.encoding import answer_sizes, check_task, encode_question, load_examples, read_jsonl, token_ids
+from shared.zo.packing import pack_score, pack_step
 from shared.zo.writing import Encoder
 
 WORDS = ["<s>", "<unk>", "a", "b", "c", "d", "e", "f", "g", "It", "was", "great", "terrible", "very", "x"]

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 from shared.chat_template import ChatTemplate
 from shared.errors import InvalidDataset, InvalidTask
 from shared.task import Task
-from shared.zo.encoding import pack_score, pack_step
+from shared.zo.packing import pack_score, pack_step
 from shared.zo.writing import Encoder, TextFormat
 
 END = "<|im_end|>"
