@@ -16,6 +16,7 @@ from bench.runner import Parts, command_of
 from bench.scale.command import scale
 from bench.server import kills, polls, scoring, tenants
 from bench.step.command import step
+from bench.strangers import strangers
 
 SERVER: Parts = {
     "polls": polls.measure,
@@ -29,6 +30,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "accuracy": accuracy,
     "end-to-end": end_to_end,
     "personal": personal,
+    "strangers": strangers,
     "generate": generate,
     "agent": agent,
     "server": command_of(

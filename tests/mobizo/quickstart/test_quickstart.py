@@ -17,7 +17,8 @@ from rich.console import Console
 from device_agent.datasets.formats import Format
 from device_agent.home import AgentHome
 from mobizo.quickstart.data import FileOptions, check_data
-from mobizo.quickstart.run import Options, quickstart
+from mobizo.quickstart.run import Options, _job_request, quickstart
+from shared.catalog import BaseView
 from shared.errors import BadRequest, InvalidDataset
 from tests import cached_compiler
 from tests.device_agent.conftest import WORDS, write_base
@@ -61,6 +62,14 @@ def test_a_task_is_made_from_the_labels(records, tmp_path):
     assert (data.task.name, data.suggested) == ("sst2", False)
     assert data.addition.rule.shares != (80, 10, 10)
     assert not list(tmp_path.glob("*/"))  # nothing was written
+
+
+@pytest.mark.parametrize(("labels", "batch"), [(2, 8), (16, 16)])
+def test_a_batch_has_a_row_for_every_answer(tmp_path, labels, batch):
+    path = write_csv(tmp_path / "a.csv", 160, labels=tuple(f"class number {number}" for number in range(labels)))
+    base = BaseView.model_construct(name="base", parameters=1_000_000, layers=30, context_length=2048)
+    request = _job_request(base, check(path), Options("base", FileOptions(path), tmp_path))
+    assert request.recipe.effective_batch == batch  # the server refuses fewer rows than answers of several tokens
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,125 @@
+"""`bench strangers`: `mobizo quickstart` with its defaults on six files for which no setting was chosen.
+
+Each run is the command as a person types it, with a home of its own: a server and a device start, the program is
+compiled, and the adapter is trained. bench/data/strangers/README.md says where the files are from. `seconds` is the
+time of the whole command. `over_baseline` is the accuracy minus the one of a logistic regression on n-grams, in
+points; both are of the same test records.
+"""
+
+import json
+import statistics
+import subprocess
+import tempfile
+import time
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from bench.programs import model_file
+from bench.result import Claims, Row, notes, write
+from bench.runner import JsonFile, Keep, Only, Quick, load_or_compute, select_parts
+from mobizo.quickstart.processes import BIN
+
+FILES = Path(__file__).resolve().parent / "data" / "strangers"
+QUICK_LINES = 121  # of the file
+
+
+@dataclass(frozen=True)
+class File:
+    """A file of records as its owner has it. columns: for --map; classes: 0 for texts that a model learns to write."""
+
+    name: str
+    language: str
+    records: int
+    classes: int
+    columns: tuple[str, ...] = ()
+
+    @property
+    def path(self) -> Path:
+        return FILES / self.name
+
+
+SETS = {
+    "packages": File("pakete.csv", "German", 795, 10, ("text=Beschreibung", "label=Bereich")),
+    "programs": File("programas.tsv", "Spanish", 759, 2),
+    "definitions": File("definitions.csv", "English", 880, 16, ("text=definition", "label=topic")),
+    "changes": File("changes.csv", "English", 818, 7, ("text=note", "label=component")),
+    "manuals": File("manuels.jsonl", "French", 461, 5),
+    "chats": File("chats.jsonl", "English", 633, 0),
+}
+
+
+def strangers(json_file: JsonFile = None, quick: Quick = False, only: Only = None, keep: Keep = None) -> None:
+    """Personalize with the defaults of `mobizo quickstart` on files for which no setting was chosen."""
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory() as name:
+        directory = keep or Path(name)
+        for part in select_parts(SETS, only):
+            rows.append(load_or_compute(directory / f"{part}.json", partial(_run, part, quick)))
+    write(json_file, rows, _claims(rows))
+
+
+def _run(part: str, quick: bool) -> Row:
+    """Runs the command once, in a directory of its own."""
+    file = SETS[part]
+    with tempfile.TemporaryDirectory() as name:
+        path = _first_lines(file.path, Path(name)) if quick else file.path
+        options = [f"--map={column}" for column in file.columns]
+        command = [BIN / "mobizo", "quickstart", "--base", model_file(), "--data", path, *options]
+        start = time.monotonic()
+        process = subprocess.run(
+            [*map(str, command), "--home", f"{name}/home", "--json"], stdout=subprocess.PIPE, text=True, check=False
+        )
+        seconds = time.monotonic() - start
+    if process.returncode:
+        notes.print(f"{part}: quickstart ended with exit status {process.returncode}")
+        raise typer.Exit(1)
+    report = json.loads(process.stdout)
+    return {"set": part, "language": file.language, "classes": file.classes, **_row(report, seconds)}
+
+
+def _row(report: dict[str, Any], seconds: float) -> Row:
+    """Returns what a report of quickstart says. seconds: of the command."""
+    common = {
+        "records": report["records"],
+        "records_cut": report["records_cut"],
+        "steps": report["steps"],
+        "train_seconds": report["train_seconds"],
+        "seconds": seconds,
+    }
+    if report["perplexity"] is not None:
+        before, after = report["perplexity"]
+        return {"perplexity_before": before, "perplexity_after": after, **common}
+    accuracy, baseline = report["accuracy_after"], report["baseline_accuracy"]
+    tested, low, high = report["accuracy_interval"]
+    return {
+        "accuracy_before": report["accuracy_before"],
+        "accuracy": accuracy,
+        "tested": tested,
+        "low": low,
+        "high": high,
+        "baseline": baseline,
+        "majority": report["majority_accuracy"],
+        "over_baseline": 100 * (accuracy - baseline),
+        **common,
+    }
+
+
+def _claims(rows: list[Row]) -> Claims:
+    """Returns the claims of the sets that were measured."""
+    claims: Claims = {"strangers_seconds_max": max(row["seconds"] for row in rows)}
+    if over := [row["over_baseline"] for row in rows if "over_baseline" in row]:
+        claims |= {"strangers_worst_over_baseline": min(over), "strangers_mean_over_baseline": statistics.mean(over)}
+    return claims
+
+
+def _first_lines(path: Path, directory: Path) -> Path:
+    """Copies the first lines of a file, in which every record is one line."""
+    with path.open("rb") as source:
+        lines = b"".join(islice(source, QUICK_LINES))
+    (directory / path.name).write_bytes(lines)
+    return directory / path.name

@@ -1,0 +1,60 @@
+"""The files of `bench strangers` are what the benchmark says of them, for the reader that quickstart uses."""
+
+import pytest
+
+from bench.strangers import FILES, SETS, _claims, _row
+from device_agent.datasets.build import FieldMap
+from device_agent.datasets.formats import open_source
+from device_agent.home import AgentHome
+from mobizo.quickstart.data import FileOptions, check_data
+
+
+def records_of(file):
+    fields = FieldMap.parse(file.columns)
+    source = open_source(file.path, None, None, None)
+    with file.path.open("rb") as opened:
+        return [fields.apply(record) for _, record in source.records(opened, fields.columns.values())]
+
+
+@pytest.mark.parametrize("file", SETS.values(), ids=SETS)
+def test_quickstart_reads_every_record_and_suggests_the_task(file, tmp_path):
+    data = check_data(FileOptions(file.path, file.columns), AgentHome(tmp_path / "agent"))
+    assert data.suggested
+    assert data.check.fitting == file.records
+    assert (data.task.kind, len(data.task.answers)) == ("choice" if file.classes else "messages", file.classes)
+
+
+@pytest.mark.parametrize("file", SETS.values(), ids=SETS)
+def test_no_text_comes_twice(file):
+    records = records_of(file)
+    texts = [
+        " ".join((record["text"] if file.classes else record["messages"][0]["content"]).lower().split())
+        for record in records
+    ]
+    assert len(texts) == file.records
+    assert len(set(texts)) == len(texts)
+    assert all(texts)
+
+
+def test_every_file_has_its_origin_on_the_page():
+    page = (FILES / "README.md").read_text()
+    for file in SETS.values():
+        assert f"\n| `{file.name}` |" in page
+        assert 400 <= file.records <= 900
+        assert file.path.stat().st_size <= 300_000
+
+
+def test_claims_are_of_the_sets_with_classes():
+    report = {"records": 90, "records_cut": 3, "steps": 80, "train_seconds": 7.5, "perplexity": None}
+    report |= {"accuracy_before": 0.25, "accuracy_interval": [40, 0.5, 0.75], "majority_accuracy": 0.5}
+    rows = [
+        _row(report | {"accuracy_after": 0.75, "baseline_accuracy": 0.5}, 20.0),
+        _row(report | {"accuracy_after": 0.5, "baseline_accuracy": 0.625}, 30.0),
+        _row(report | {"perplexity": [30.0, 12.0]}, 40.0),
+    ]
+    assert _claims(rows) == {
+        "strangers_seconds_max": 40.0,
+        "strangers_worst_over_baseline": -12.5,
+        "strangers_mean_over_baseline": 6.25,
+    }
+    assert (rows[2]["perplexity_before"], rows[2]["perplexity_after"]) == (30.0, 12.0)
