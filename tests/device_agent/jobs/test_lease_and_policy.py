@@ -8,11 +8,7 @@ import pytest
 
 from device_agent.errors import PolicyForbids
 from device_agent.home import PauseFlag
-from device_agent.jobs.lease_and_policy import (
-    Halted,
-    LeaseHeartbeat,
-    PolicyGatedRun,
-)
+from device_agent.jobs.lease_and_policy import Halted, LeaseHeartbeat, PolicyGatedRun
 from device_agent.jobs.leased_job import Outcome
 from device_agent.policy.evaluator import DailyMinutes, PolicyEvaluator
 from device_agent.policy.rules import TEMPERATURE_EASE
