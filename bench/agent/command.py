@@ -19,7 +19,10 @@ from device_agent.executors.runner import RunnerLauncher
 from device_agent.runner.location import find_runner
 from shared.training_settings import TrainingSettings
 
-TRAINING = TrainingSettings(steps=400, evaluation_interval=50, seed=7)
+TRAINING = {
+    "replay": TrainingSettings(steps=400, evaluation_interval=50, seed=7),
+    "gradient": TrainingSettings(steps=80, evaluation_interval=10, seed=7),  # each as long as five of replay
+}
 QUICK_FEWER = 10
 # Executor, estimator, target of the kills, trials: 200 in all, of which 60 are with exact gradients.
 TABLE = (
@@ -54,9 +57,9 @@ def measure_kills(root: Path, programs_directory: Path, data: Path, runner: Path
         def create_run(directory: Path) -> KillableRun:
             if target != "executor":
                 options = ("--executor", executor)
-                return Agent(directory, program, data, TRAINING, *options, both=target == "both")
+                return Agent(directory, program, data, TRAINING[estimator], *options, both=target == "both")
             launcher = RunnerLauncher(runner) if executor == "native" else PythonLauncher()
-            return Loop(directory, plan_of(program, data, TRAINING), launcher)
+            return Loop(directory, plan_of(program, data, TRAINING[estimator]), launcher)
 
         return Scenario(executor, estimator, target, trials, create_run)
 
