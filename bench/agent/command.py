@@ -20,8 +20,8 @@ from device_agent.runner.location import find_runner
 from shared.training_settings import TrainingSettings
 
 TRAINING = {
-    "replay": TrainingSettings(steps=400, evaluation_interval=50, seed=7),
-    "gradient": TrainingSettings(steps=80, evaluation_interval=10, seed=7),  # each as long as five of replay
+    "replay": TrainingSettings(steps=200, evaluation_interval=25, seed=7),
+    "gradient": TrainingSettings(steps=60, evaluation_interval=10, seed=7),  # each takes as long as five of replay
 }
 QUICK_FEWER = 10
 # Executor, estimator, target of the kills, trials: 200 in all, of which 60 are with exact gradients.
