@@ -118,7 +118,7 @@ def phone(name):
     ],
 )
 def test_recorded_readings(rules, action, why, measured):
-    decision = decide(Rules(**rules), phone("android_hot"), 42.5)
+    decision = decide(Rules(**rules), phone("android_hot").model_copy(update={"at": NOON}), 42.5)
     assert (decision.action, decision.why, decision.measured, decision.unknown) == (action, why, measured, ())
 
 
