@@ -44,6 +44,7 @@ from server.settings import Settings
 from server.web.openapi import may_raise
 from server.web.routes import Rule
 from server.web.state import AppState, GroupRead, RateLimit, State, address_of
+from server.web.tenant_turns import MAX_REQUESTS, TenantTurns
 from shared.access import Role, Scope
 from shared.errors import (
     BadSignature,
@@ -63,6 +64,7 @@ from shared.signing import parse_public
 
 Kind = Literal["results", "all"]  # the setting from which on such a request must be signed
 SKEW_SECONDS = 300  # that a signature's time may differ from this server's
+ADMISSIONS = 8  # callers that are looked up at the same time
 SMALL_BYTES = 1 << 16  # hashed without a thread
 MISMATCH = "the body is not what its Content-Digest says; it was changed on the way, and nothing of it was kept"
 _scheme = HTTPBearer(auto_error=False, description="a token issued by `mobizo-server`, or by enrollment")
@@ -76,6 +78,11 @@ def make_lookups(state: AppState) -> GroupRead[str, Principal]:
         return TokenService(session).principals(bearers)
 
     return GroupRead(state.database, read)
+
+
+def _make_admissions(state: AppState) -> TenantTurns:
+    """Makes the turns of callers: hundreds of one token at once would occupy the event loop."""
+    return TenantTurns("admission", ADMISSIONS, MAX_REQUESTS)
 
 
 async def _bearer(request: Request, state: AppState) -> str:
@@ -123,7 +130,8 @@ class Holder(Rule):
         digest, address = token_digest(text), address_of(request)
         state.limits.before(digest, address)
         try:
-            principal = await state.get(make_lookups).add(text)
+            async with state.get(_make_admissions).turn(state.limits.sender(digest, address)):
+                principal = await state.get(make_lookups).add(text)
         except Unauthorized:
             state.limits.refused(digest, address)
             raise

@@ -79,7 +79,7 @@ def check_environment(environment: Mapping[str, str]) -> Iterator[Check]:
     for name in sorted(environment):
         if name.startswith(PREFIX) and not name.startswith(f"{PREFIX}AGENT_") and name not in known:
             similar = "".join(f"; did you mean {match}?" for match in get_close_matches(name, names, 1))
-            detail = f"{name} is no setting of this release and has no effect{similar}"
+            detail = f"{name} is not a setting of this release and has no effect{similar}"
             yield Check("settings", "warn", detail, "docs/operations.md lists the settings; remove it")
 
 

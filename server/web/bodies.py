@@ -21,7 +21,7 @@ from starlette.requests import ClientDisconnect
 
 from shared.errors import BadRequest, MobizoError, TooLarge
 
-READ_BYTES = 64 << 10  # that asyncio reads at once, and that a connection holds of a body that nobody asked for yet
+READ_BYTES = 64 << 10  # read at once; a connection holds no more of a body before its route reads it
 MAX_DEPTH = 64  # objects and arrays within each other
 MAX_NAMES = 50_000  # names of all objects of a body
 MAX_VALUES = 250_000  # values of a body

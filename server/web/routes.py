@@ -35,7 +35,6 @@ from server.settings import MEBIBYTE, Settings
 from server.web.bodies import BINARY, UnsupportedMediaType, check_json_type, parse_json
 from server.web.body_budgets import Take, make_body_memory, sender_of
 from server.web.idempotency import AlreadyAnswered, keep_once
-from server.web.middleware import credentials_of
 from server.web.openapi import TAGGED_METHODS, TAGGED_PATHS, documented, may_raise, operation_id, raised_by
 from server.web.state import AppState, RateLimit
 from server.web.tenant_turns import MAX_REQUESTS, TenantTurns, current_tenant
@@ -56,7 +55,6 @@ NO_BODY_BYTES = 1024  # limit of a route without a body
 UNCHECKED_BODY_BYTES = 64 << 10  # limit of a route that reads a body from callers without a valid token
 PARSED_AT_ONCE_BYTES = 16 << 10  # a larger JSON body is parsed in a thread, so that other requests go on
 MAX_ERRORS_OF_LARGE = 10_000  # validation errors of a body that is parsed in a thread; collecting them takes long
-ADMISSIONS = 8  # callers that are looked up at the same time
 HANDLERS = 8  # requests of one process that are handled in threads at the same time
 PARSERS = 3  # threads that parse at the same time, two of them for one tenant
 STACK = "fastapi_function_astack"
@@ -167,11 +165,6 @@ def _make_parsers(state: AppState) -> TenantTurns:
     return TenantTurns("parsing", PARSERS)
 
 
-def _make_admissions(state: AppState) -> TenantTurns:
-    """Makes the turns of callers, by what they send to be let in: hundreds at once would occupy the event loop."""
-    return TenantTurns("admission", ADMISSIONS, MAX_REQUESTS)
-
-
 def make_handlers(state: AppState) -> TenantTurns:
     """Makes the turns of what handles requests in threads, for `AppState.get`."""
     return TenantTurns("handling", HANDLERS, MAX_REQUESTS)
@@ -234,8 +227,7 @@ class Route(APIRoute):
         async def admit_and_answer(plain: Request) -> Response:
             state: AppState = plain.app.state.mobizo
             if self.rule is not None:
-                async with state.get(_make_admissions).turn(credentials_of(plain.scope)):
-                    await self.rule.admit(plain)
+                await self.rule.admit(plain)
             tenant, sender = sender_of(plain)
             current_tenant.set(tenant)
             with state.get(make_body_memory).share(tenant, sender) as take:

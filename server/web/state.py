@@ -156,6 +156,10 @@ class Limits:
         else:
             _check("refusals", self._refusals.wait(place_of(address)))
 
+    def sender(self, digest: str, address: str) -> str:
+        """Returns whose turn a request takes: a token's that was valid before, or else its address's."""
+        return digest if digest in self._tokens else place_of(address)
+
     def good(self, digest: str) -> None:
         """Records that a token is valid."""
         if digest not in self._tokens:

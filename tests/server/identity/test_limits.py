@@ -87,6 +87,12 @@ def test_a_token_that_ended_is_a_guess_from_then_on(limits):
         limits.before("token", "192.0.2.1")
 
 
+def test_tokens_that_were_never_valid_take_the_turns_of_their_address(limits):
+    limits.good("good")
+    assert limits.sender("good", "192.0.2.1") == "good"
+    assert limits.sender("guess1", "192.0.2.1") == limits.sender("guess2", "192.0.2.1") == "192.0.2.1"
+
+
 def test_refusals_repeated_at_once_are_held_back(limits, clock):
     burst, rate = state.REFUSED_BURST, state.REFUSED_RATE
     assert [limits.refusal_delay("a") for _ in range(burst)] == [0.0] * burst

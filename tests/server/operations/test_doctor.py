@@ -68,7 +68,7 @@ def test_variables_that_no_program_reads():
     assert not list(check_environment(good | {"HOME": "/root"}))
     bad = [*check_environment(good | {"MOBIZO_COMPILE_MEMORY_BYTES": "1", "MOBIZO_TOKEN_RAET": "1"})]
     assert [(check.name, check.state) for check in bad] == [("settings", "warn")] * 2
-    assert bad[0].detail.startswith("MOBIZO_COMPILE_MEMORY_BYTES is no setting of this release and has no effect")
+    assert bad[0].detail.startswith("MOBIZO_COMPILE_MEMORY_BYTES is not a setting of this release and has no effect")
     assert bad[1].detail.endswith("did you mean MOBIZO_TOKEN_RATE?")
 
 
