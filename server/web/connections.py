@@ -265,7 +265,7 @@ class DeadlineProtocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begins to wait for a request."""
         super().connection_made(transport)
-        transport.max_size = READ_BYTES  # type: ignore[attr-defined]
+        transport.max_size = READ_BYTES  # type: ignore[attr-defined]  # of asyncio's sockets
         self._descriptor = transport.get_extra_info("socket").fileno()
         self._head = self.loop.call_later(HEAD_SECONDS, transport.abort)
 
