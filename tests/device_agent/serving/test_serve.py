@@ -24,6 +24,7 @@ from shared.chat_template import ChatTemplate
 from shared.signing import new_private_key
 from tests.device_agent.conftest import ROOT, start_agent
 from tests.device_agent.use import keep_adapter
+from tests.other_clients import other_clients, plain_turns
 
 TURNS = [{"role": "system", "content": "warm"}, {"role": "user", "content": "dull plot"}]
 TEMPLATE = (
@@ -137,6 +138,11 @@ def test_a_conversation_goes_on_with_the_answers_own_message(site, client):
     for message in (answer, answer.model_dump(), answer.to_dict()):
         whole = client.chat.completions.create(messages=[*TURNS, message, again], **request)
         assert (whole.choices[0].message, whole.usage) == (expected.choices[0].message, expected.usage)
+
+
+@other_clients
+def test_other_libraries_hold_a_conversation(site, client, converse):
+    assert converse(site.url, site.token, "red", "warm") == plain_turns(client, "red", "warm")
 
 
 def test_prompts_may_be_tokens(site, client):

@@ -9,6 +9,7 @@ from mobizo import Client, CompletionRequest, MobizoError, PinnedKeys
 from server.catalog.bases import BaseRepository
 from shared.access import Role
 from shared.chat_template import ChatTemplate
+from tests.other_clients import other_clients, plain_turns
 
 TOLERANCE = 1e-3  # nats
 TURNS = [{"role": "system", "content": "a very"}, {"role": "user", "content": "good film"}]
@@ -114,6 +115,12 @@ def test_a_conversation_goes_on_with_the_answers_own_message(site, client):
         second = client.chat.completions.create(messages=turns, **options)
         rendered = f"a very x good film {answer.content} x good film It was"
         assert second.usage.prompt_tokens == len(site.tokenizer.encode(rendered, add_special_tokens=False).ids)
+
+
+@other_clients
+def test_other_libraries_hold_a_conversation(site, client, converse):
+    url, token = f"{site.fleet.url}/v1", site.fleet.home.token(Role.APP)
+    assert converse(url, token, "red", "good film") == plain_turns(client, "red", "good film")
 
 
 def test_prompts_may_be_tokens(site, client):
