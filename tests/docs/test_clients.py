@@ -1,4 +1,4 @@
-"""docs/clients.md, run as it stands: each section's commands against a real server with one published adapter.
+"""docs/clients.md and README's script, run as they stand, against a real server with one published adapter.
 
 The base is a tiny Llama with random weights; the device only pretends to train. Sections that say that they were not
 run here are not run here either.
@@ -8,6 +8,8 @@ import os
 import re
 import subprocess
 import sys
+import uuid
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -26,26 +28,37 @@ from tests.server.conftest import job_request, result
 from tests.server.llama import CONFIG, write_llama
 from tests.server.registry.exports.stock import Base, write_gguf
 
-PAGE = (Path(__file__).parents[2] / "docs" / "clients.md").read_text()
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "clients.md").read_text()
 SECTIONS = dict(re.findall(r"^## (.+)\n((?:(?!^## ).*\n)*)", PAGE, re.MULTILINE))
 NOT_RUN = ("vLLM", "LoRAX")
 WHOLE = "*Not run here*:"  # how such a section begins
+LOADING = """
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+
+model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained("base"), ".")
+print(any("lora_B" in name and bool(weight.any()) for name, weight in model.named_parameters()))
+"""
 BLOCK = re.compile(r"^```(sh|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
-def publish(url, operator_token):
-    """Publishes a version with a random B through the routes of a device; returns an app's token."""
+def publish(url, operator_token, request):
+    """Publishes a version with a random B through the routes of a device, once a job for it is there.
+
+    request: that is submitted first; None: another process submits it. Returns an app's token.
+    """
     key = new_private_key()
     with Client(url, operator_token) as operator:
         enrollment = operator.devices.create_enrollment_token(EnrollmentRequest(users=["alice"]))
         with DeviceClient(url, enrollment.token) as joining:
-            grant = joining.enroll("phone", public_text(key.public_key()))
-        request = JobRequest.model_validate(job_request())
-        job = operator.jobs.submit(request)
+            grant = joining.enroll(f"phone-{uuid.uuid4().hex}", public_text(key.public_key()))
+        if request is not None:
+            operator.jobs.submit(request)
         with DeviceClient(url, grant.token, key) as device:
-            lease = device.lease([request.dataset], wait_seconds=30)
+            lease = device.lease(["reviews"], wait_seconds=30)
             flat = np.random.default_rng(6).standard_normal(lease.manifest.manifest.size).astype(np.float32) / 100
-            data = dump_adapter(flat, {"job": job.id})
+            data = dump_adapter(flat, {"job": lease.job.id})
             device.upload(lease.id, data)
             device.complete(lease.id, sha256_hex(data), Result.model_validate(result()))
         return operator.tokens.create(TokenRequest(name="reader", role=Role.APP)).token
@@ -97,7 +110,7 @@ def place(tmp_path_factory):
     ):
         try:
             url = re.search(r"http://\S+", server.stdout.readline()).group()
-            token = publish(url, operator)
+            token = publish(url, operator, JobRequest.model_validate(job_request(dataset="reviews")))
             yield root, env | {"MOBIZO_SERVER": url, "MOBIZO_TOKEN": token, "OPERATOR_TOKEN": operator}
         finally:
             server.terminate()
@@ -128,3 +141,20 @@ def test_commands_run_as_they_stand(place, section, tmp_path):
         ["bash", "-c", script(section)], cwd=tmp_path, env=own, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_the_readmes_script_submits_waits_and_downloads(place):
+    root, env = place
+    blocks = [text for language, text in BLOCK.findall((ROOT / "README.md").read_text()) if language == "python"]
+    assert len(blocks) == 1
+    assert len(blocks[0].splitlines()) <= 25
+    url = env["MOBIZO_SERVER"]
+    with ThreadPoolExecutor() as pool:
+        device = pool.submit(publish, url, env["OPERATOR_TOKEN"], None)
+        done = subprocess.run(
+            [sys.executable, "-c", blocks[0] + LOADING], cwd=root, env=env, capture_output=True, text=True, check=False
+        )
+        device.result()
+    assert done.stdout.startswith("succeeded "), done.stdout + done.stderr
+    assert done.stdout.endswith("True\n")

@@ -23,6 +23,7 @@ PROGRAMS = {"mobizo": mobizo, "mobizo-agent": agent, "mobizo-server": server}
 RUN = {
     ("docs/clients.md", "sh"): "tests/docs/test_clients.py",
     ("docs/clients.md", "python"): "tests/docs/test_clients.py",
+    ("README.md", "python"): "tests/docs/test_clients.py",
     ("docs/own-data.md", "sh"): "tests/docs/test_own_data.py",
     ("docs/federation.md", "bash"): "tests/mobizo/test_federation_docs.py",
     ("docs/serving.md", "sh"): "tests/device_agent/serving/test_serve.py",
