@@ -17,7 +17,7 @@ from server.database.columns import MAX_INTEGER, utc_now
 from server.database.database import DatabaseUnavailable
 from server.identity.tokens import TokenRepository
 from server.jobs.repository import JobEvent, JobRepository
-from server.web.routes import make_handlers
+from server.web.routes import make_stream_readers
 from server.web.state import AppState
 from server.web.tenant_turns import current_tenant
 from shared.errors import BadRequest, TooManyRequests
@@ -158,11 +158,11 @@ async def job_events(state: AppState, token_id: str, number: int, after: int) ->
 
     It ends sooner if the reader's token ends, or the server stops.
     """
-    feed, handlers = state.get(make_event_feed), state.get(make_handlers)
+    feed, readers = state.get(make_event_feed), state.get(make_stream_readers)
     with state.meters.streams.track_inprogress(), feed.watching(token_id, number) as watcher:
         while True:
             try:
-                events, done = await handlers.run(current_tenant.get(), _read, state, token_id, number, after)
+                events, done = await readers.run(current_tenant.get(), _read, state, token_id, number, after)
             except DatabaseUnavailable:
                 # The stream continues once the database is back.
                 events, done = [], False

@@ -26,6 +26,7 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.dependencies.models import Dependant
 from fastapi.params import Form
 from fastapi.routing import APIRoute
+from fastapi.sse import EventSourceResponse
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from starlette.requests import ClientDisconnect
 from starlette.types import Message
@@ -56,6 +57,7 @@ UNCHECKED_BODY_BYTES = 64 << 10  # limit of a route that reads a body from calle
 PARSED_AT_ONCE_BYTES = 16 << 10  # a larger JSON body is parsed in a thread, so that other requests go on
 MAX_ERRORS_OF_LARGE = 10_000  # validation errors of a body that is parsed in a thread; collecting them takes long
 HANDLERS = 8  # requests of one process that are handled in threads at the same time
+STREAM_READERS = 2  # event streams that are opened, or read their events, at the same time
 PARSERS = 3  # threads that parse at the same time, two of them for one tenant
 STACK = "fastapi_function_astack"
 _log = structlog.get_logger()
@@ -170,6 +172,11 @@ def make_handlers(state: AppState) -> TenantTurns:
     return TenantTurns("handling", HANDLERS, MAX_REQUESTS)
 
 
+def make_stream_readers(state: AppState) -> TenantTurns:
+    """Makes the turns of event streams, for `AppState.get`: a tenant that opens many leaves the threads to others."""
+    return TenantTurns("streams", STREAM_READERS, MAX_REQUESTS)
+
+
 def _calls(dependant: Dependant) -> Iterator[Any]:
     for child in dependant.dependencies:
         yield child.call
@@ -190,6 +197,7 @@ class Route(APIRoute):
         if keep_once in calls and not any(isinstance(call, Rule) and call.needs_token for call in calls):
             raise TypeError(f"{path}: what anyone may do has no token that its answers could be kept for")
         self._in_thread = not iscoroutinefunction(endpoint)
+        self._make_turns = make_stream_readers if self.response_class is EventSourceResponse else make_handlers
         self.takes_json = self.body_field is not None and not isinstance(self.body_field.field_info, Form)
         self._body_type = TypeAdapter[Any](self.body_field.field_info.annotation or Any) if self.body_field else None
         self.responses = documented(self.responses, self._errors(calls))
@@ -232,7 +240,7 @@ class Route(APIRoute):
             current_tenant.set(tenant)
             with state.get(make_body_memory).share(tenant, sender) as take:
                 request = await self._read(plain, take)
-                async with state.get(make_handlers).turn(tenant) if self._in_thread else nullcontext():
+                async with state.get(self._make_turns).turn(tenant) if self._in_thread else nullcontext():
                     response = await with_retries(request, answer)
                 return add_tag(request, response) if has_tag(self.path, request.method, response) else response
 

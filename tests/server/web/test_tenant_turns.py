@@ -6,11 +6,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from server.jobs import events
 from server.jobs.repository import JobRepository
 from server.web import tenant_turns
 from server.web.state import WriteQueue
 from server.web.tenant_turns import TenantTurns, current_tenant
 from shared.errors import TooManyRequests
+from tests.server.actors import job_request
 
 
 async def settle():
@@ -159,3 +161,29 @@ def test_requests_of_one_tenant_that_are_stuck_in_threads_leave_the_others_their
         finally:
             stuck.set()
         assert {answer.result() for answer in answers} == {200}
+
+
+def test_event_streams_that_are_stuck_leave_their_tenants_requests_the_threads(fleet, monkeypatch):
+    began, stuck, read = threading.Event(), threading.Event(), events._read
+
+    def slow_read(*args):
+        began.set()
+        stuck.wait()
+        return read(*args)
+
+    monkeypatch.setattr(events, "_read", slow_read)
+    app = fleet.app()
+    job = app.post("/v1/jobs", json=job_request()).json()["id"]
+
+    def first_event(_):
+        with app.stream("GET", f"/v1/jobs/{job}/events") as response:
+            return next(response.iter_lines())
+
+    with ThreadPoolExecutor(20) as pool:
+        try:
+            streams = [pool.submit(first_event, number) for number in range(20)]
+            assert began.wait(20)
+            assert app.get("/v1/jobs", timeout=20).status_code == 200
+        finally:
+            stuck.set()
+        assert [stream.result() for stream in streams] == ["event: job"] * 20
