@@ -12,8 +12,6 @@ MobizoError
 |  |  `- TooLittleMemory     detected before training; the job is declined with the sizes
 |  |- ProgramFileLost        a file of the program cannot be read while it is in use; the job is released
 |  `- PolicyForbids          the job's or the owner's rules forbid training now
-|- Untrusted
-|  `- UnsafeManifest         a manifest contains a file name with a path
 |- NoRunner                  the native runner is not installed or not usable; the job is released
 |- Diverged                  a loss or an update is not finite
 `- RuntimeFailed             the program could not be loaded or run
@@ -22,7 +20,7 @@ MobizoError
 
 from __future__ import annotations
 
-from shared.errors import MobizoError, Unavailable, Untrusted
+from shared.errors import MobizoError, Unavailable
 from shared.job import PRIVACY_LIMIT_REACHED, TASK_NOT_APPROVED
 
 
@@ -91,20 +89,6 @@ class PolicyForbids(Unavailable):
     """The rules do not allow training now; `mobizo-agent status` shows why."""
 
     code, title = "not-now", "Not now"
-
-
-class UnsafeManifest(Untrusted):
-    """The program's manifest contains a file name with a path."""
-
-    code, title = "unsafe-manifest", "Unsafe manifest"
-
-    def __init__(self, lease_id: str, name: str) -> None:
-        """lease_id: the lease that the program came with. name: the offending file name."""
-        super().__init__(
-            f"the program's manifest contains the file name {name!r}, which is a path and could lie outside "
-            f"the program's directory; nothing was downloaded; check who can change programs on the server"
-        )
-        self.lease_id = lease_id
 
 
 class NoRunner(MobizoError):

@@ -26,8 +26,7 @@ import fcntl
 import hmac
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from datetime import UTC, datetime
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -71,9 +70,8 @@ class DeviceConfig(BaseModel):
 class DaemonStatus(BaseModel):
     """State of the daemon, and outcome of its last job."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True)
 
-    pid: int = Field(default_factory=os.getpid)
     state: str = "idle"
     job_id: str | None = None
     adapter: str | None = None
@@ -81,11 +79,9 @@ class DaemonStatus(BaseModel):
     progress: Progress | None = None
     why: str | None = Field(None, description="why no job is requested")
     unknown: tuple[str, ...] = Field((), description="rules without a sensor on this device; they are not enforced")
-    clock_skew_seconds: float | None = Field(None, description="this device's clock minus the server's, if they differ")
     last_job_id: str | None = None
     last_outcome: str | None = None
     last_detail: str | None = None
-    updated_at: datetime = Field(default_factory=lambda: datetime.now(UTC))
 
 
 class AgentHome:
@@ -183,12 +179,6 @@ class AgentHome:
     def store_device_key(self, key: Ed25519PrivateKey) -> None:
         """Stores the device's private key."""
         write_durably(self.path / "device.key", private_bytes(key))
-
-    def remove_empty(self) -> None:
-        """Removes the directories that `create` made if they are empty."""
-        for path in (self.cache, self.runs, self.path):
-            with suppress(OSError):
-                path.rmdir()
 
     def write_status(self, status: DaemonStatus) -> None:
         """Writes status.json atomically; it is not synced, because it is obsolete after a power cut."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 import resource
 from pathlib import Path
 
@@ -15,26 +16,19 @@ _M_MMAP_THRESHOLD = -3
 _LARGE_BLOCK = 128 << 10
 
 
-def _status_bytes(name: str) -> int | None:
-    try:
-        lines = _STATUS.read_text().splitlines()
-    except OSError:
-        return None
-    line = next((line for line in lines if line.startswith(name + ":")), None)
-    return None if line is None else int(line.split()[1]) * 1024
-
-
 def peak_rss_bytes() -> int:
     """Returns the peak resident memory of this process.
 
     Reads VmHWM if available, because on Linux a process inherits getrusage's ru_maxrss from its parent through exec.
     """
-    return _status_bytes("VmHWM") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    status = _STATUS.read_text() if _STATUS.exists() else ""
+    peak = re.search(r"^VmHWM:\s*(\d+) kB", status, re.MULTILINE)
+    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss if peak is None else int(peak[1])) * 1024
 
 
 def rss_bytes() -> int:
     """Returns the current resident memory of this process."""
-    return _status_bytes("VmRSS") or peak_rss_bytes()
+    return int(psutil.Process().memory_info().rss)
 
 
 def spare_bytes() -> int:

@@ -162,11 +162,10 @@ class ProgramCache:
                         raise
 
     def _use(self, path: Path) -> None:
-        """Marks the file as the most recently used one, even if the clock was set back."""
-        latest = max((at for at, _, _ in self._files()), default=0)
+        """Marks the file as the most recently used one."""
         # A file system without access times must not fail the job.
         with contextlib.suppress(OSError):
-            os.utime(path, ns=(max(time.time_ns(), latest + 1), path.stat().st_mtime_ns))
+            os.utime(path, ns=(time.time_ns(), path.stat().st_mtime_ns))
 
     def _files(self) -> list[tuple[int, Path, int]]:
         """Returns (last use in ns, path, bytes) of every complete, partial or packed file."""

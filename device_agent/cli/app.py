@@ -67,7 +67,7 @@ def enroll(
 
 
 def _request_approval(agent_home: AgentHome, server: str, name: str, json_lines: bool) -> DeviceGrant:
-    """Shows a code and waits for an operator's approval. Removes every new file if the device is not approved."""
+    """Shows a code and waits for an operator's approval. Stores the device's key if it is approved."""
     key = agent_home.stored_device_key() or new_private_key()
     public = public_text(key.public_key())
 
@@ -84,12 +84,8 @@ Waiting for at most {authorization.expires_in // 60} minutes; press Ctrl-C to ca
         facts |= {"fingerprint": fingerprint(public), "expires_in": authorization.expires_in}
         show(json_lines, facts, text)
 
-    try:
-        with Transport(server) as transport:
-            grant = request_enrollment(transport, name, public, show_code)
-    except BaseException:
-        agent_home.remove_empty()
-        raise
+    with Transport(server) as transport:
+        grant = request_enrollment(transport, name, public, show_code)
     agent_home.store_device_key(key)
     return grant
 

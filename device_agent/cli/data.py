@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from tokenizers import Tokenizer
 
 from device_agent.cli.options import HomeOption, JsonOption, show
@@ -30,7 +26,6 @@ from shared.task import Task
 from shared.tokenizer import read_tokenizer
 
 SHOWN_CHARACTERS = 60  # of a value in the preview
-LARGE_BYTES = 8_000_000  # files from this size on get a progress bar
 
 app = typer.Typer(
     help="Manage the data sets in the agent's home.", no_args_is_help=True, pretty_exceptions_enable=False
@@ -95,22 +90,8 @@ def add_files(
     )
     if not dry_run:
         agent_home.create()
-    with _progress(files, sys.stderr.isatty() and not json_lines) as progress:
-        outcome = add(DatasetStore(agent_home.data), addition, progress)
+    outcome = add(DatasetStore(agent_home.data), addition)
     show(json_lines, _facts(addition, outcome), "\n".join(_lines(addition, outcome)))
-
-
-@contextmanager
-def _progress(files: Sequence[Path], live: bool) -> Iterator[Any]:
-    """Yields the callback that moves a bar on standard error, or None if there is none."""
-    sizes = {file: file.stat().st_size for file in files}
-    if not live or max(sizes.values()) < LARGE_BYTES:
-        yield None
-        return
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
-        task_ids = {file: bars.add_task(file.name, total=size) for file, size in sizes.items()}
-        yield lambda file, done: bars.update(task_ids[file], completed=done)
 
 
 def base_tokenizer(path: Path) -> Tokenizer:

@@ -1,6 +1,4 @@
-"""The commands that use adapters on this device, offline: `predict`, `chat` and `samples`. The first two load a newer
-adapter version between two inputs without a restart.
-"""
+"""The commands that use adapters on this device, offline: `predict`, `chat` and `samples`."""
 
 from __future__ import annotations
 
@@ -10,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import closing
 from enum import StrEnum
 from io import TextIOWrapper
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -43,38 +40,25 @@ def predict(
     field: Annotated[
         list[str] | None, typer.Option("--field", metavar="NAME=VALUE", help="value of one field of the task")
     ] = None,
-    file: Annotated[
-        Path | None, typer.Option("--file", metavar="F.jsonl", help="file of records, one JSON object per line")
-    ] = None,
     base: BaseOption = False,
     home: HomeOption = None,
     json_lines: JsonOption = False,
 ) -> None:
     """Classify records offline: print every candidate answer of the adapter's task with its probability. Records come
-    from options, a file or standard input.
+    from options or, one a line, from standard input.
     """
-    from device_agent.inference.personal_model import LiveModel
+    from device_agent.inference.personal_model import open_personal
     from device_agent.inference.predict import predict as answer
 
-    source_count = (text is not None or bool(field)) + (file is not None)
-    if source_count > 1:
-        raise BadRequest("records come from --text and --field, or from --file: choose one")
-    with closing(LiveModel(AgentHome.locate(home), name, base=base)) as live:
-        for location, record in _records(live.model, text, field or [], file):
-            if message := live.refresh():
-                typer.echo(message, err=True)
-            _show(answer(live.model, record, location), json_lines)
+    with closing(open_personal(AgentHome.locate(home), name, base=base)) as model:
+        for location, record in _records(model, text, field or []):
+            _show(answer(model, record, location), json_lines)
 
 
-def _records(
-    model: PersonalModel, text: str | None, fields: list[str], file: Path | None
-) -> Iterator[tuple[str, dict[str, Any]]]:
+def _records(model: PersonalModel, text: str | None, fields: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
     from device_agent.inference.predict import record_of, records_of
     from shared.task import record_fields
-    from shared.zo.encoding import read_jsonl
 
-    if file is not None:
-        return read_jsonl(file)
     if text is not None or fields:
         return iter([("the command line", dict(record_of(model.task, text, fields)))])
     if sys.stdin.isatty():
@@ -114,23 +98,20 @@ def chat(
 ) -> None:
     """Generate answers to your texts offline, printed token by token; Ctrl-C stops an answer, Ctrl-D exits."""
     from device_agent.inference.chat import Chat
-    from device_agent.inference.personal_model import LiveModel
+    from device_agent.inference.personal_model import open_personal
 
-    with closing(LiveModel(AgentHome.locate(home), name, base=base)) as live:
+    with closing(open_personal(AgentHome.locate(home), name, base=base)) as model:
         template = None
         if form is PromptFormat.AUTO:
-            template = live.model.manifest.chat_template
+            template = model.manifest.chat_template
             own = "the base's own chat template; your text is a turn of a conversation"
             typer.echo(own if template else "no chat template; the model continues your text", err=True)
-        conversation = Chat(live.model, template, max_tokens, temperature, seed)
+        conversation = Chat(model, template, max_tokens, temperature, seed)
         if text is not None:
             _print_answer(conversation, text, json_lines)
             return
         while (line := _read_line()) is not None:
             if line.strip():
-                if message := live.refresh():
-                    typer.echo(message, err=True)
-                conversation.use(live.model)
                 try:
                     _print_answer(conversation, line, json_lines)
                 except BadRequest as error:

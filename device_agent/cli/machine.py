@@ -39,19 +39,13 @@ def install_service(
     user: Annotated[
         bool, typer.Option("--user", help="install for this user's systemd: needs no root, but isolates less")
     ] = False,
-    account: Annotated[
-        str | None,
-        typer.Option(
-            "--as", metavar="USER", help="user that the system unit runs as; default: the owner of the home directory"
-        ),
-    ] = None,
     printed: Annotated[bool, typer.Option("--print", help="print the unit without installing it")] = False,
     executor: ExecutorOption = None,
     adb: AdbOption = None,
     rules: RulesOption = None,
     home: HomeOption = None,
 ) -> None:
-    """Write the systemd unit that starts the agent with these options whenever the machine boots."""
+    """Write the systemd unit that starts the agent with these options at boot, as the user that owns the home."""
     agent_home = AgentHome.locate(home)
     command = [sys.executable, "-m", "device_agent", "run"]
     for name, directory in parse_datasets(data or []).items():
@@ -63,7 +57,7 @@ def install_service(
     if rules is not None:
         command += ["--rules", str(rules.resolve())]
     path = agent_home.path.resolve()
-    service = Service(command, path, account or owner_of(path), user)
+    service = Service(command, path, owner_of(path), user)
     if printed:
         typer.echo(service.text(), nl=False)
         return

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import signal
-import sys
 import time
 from pathlib import Path
 from types import FrameType
@@ -16,7 +15,7 @@ import typer
 from device_agent.android.adb import Adb
 from device_agent.cli.options import AdbOption, DataOption, HomeOption, JsonOption, RulesOption, show
 from device_agent.daemon.daemon import Daemon
-from device_agent.daemon.reporting import Display, LogFile, Watchdog, configure_logs, follow, log_path, readable, tail
+from device_agent.daemon.reporting import Display, LogFile, Watchdog, configure_logs, log_path, readable, tail
 from device_agent.datasets.store import check_directory
 from device_agent.executors.choice import ExecutorName, LauncherSelector
 from device_agent.home import PAUSED, AgentHome, DaemonStatus, PauseFlag
@@ -67,12 +66,11 @@ def run(
     agent_home.create()
     launchers = _launchers(executor, adb)
     configure_logs(json_lines, LogFile(log_path(agent_home.path)))
-    live = sys.stderr.isatty() and not json_lines
     phone = launchers.phone
     # A phone's own network is not used.
     sensors = None if phone is None else PhoneWithHost(AdbSensors(phone.separate().run), LinuxSensors())
     watchdog = Watchdog()
-    with agent_home.lock(), Display(agent_home, live) as display:
+    with agent_home.lock(), Display(agent_home) as display:
         daemon = Daemon(
             agent_home,
             directories,
@@ -140,9 +138,6 @@ def _status_lines(daemon_status: DaemonStatus, running: bool, paused: bool) -> l
         lines.append(
             f"rules without a sensor on this device, which are not enforced: {', '.join(daemon_status.unknown)}"
         )
-    if daemon_status.clock_skew_seconds is not None:
-        ahead = "ahead of" if daemon_status.clock_skew_seconds > 0 else "behind"
-        lines.append(f"this device's clock is {abs(daemon_status.clock_skew_seconds):.0f} s {ahead} the server's")
     if daemon_status.last_job_id is not None:
         detail = f": {daemon_status.last_detail}" if daemon_status.last_detail else ""
         lines.append(f"last job {daemon_status.last_job_id} {daemon_status.last_outcome}{detail}")
@@ -198,17 +193,12 @@ def logs(
     lines: Annotated[
         int, typer.Option("--lines", "-n", min=0, max=1_000_000, help="number of lines from the end")
     ] = 50,
-    following: Annotated[bool, typer.Option("--follow", "-f", help="keep printing new lines until Ctrl-C")] = False,
     home: HomeOption = None,
     json_lines: JsonOption = False,
 ) -> None:
     """Print the agent's log, whether or not the agent runs."""
-    path = log_path(AgentHome.locate(home).path)
-    try:
-        for line in follow(path, lines) if following else tail(path, lines):
-            typer.echo(line if json_lines else readable(line))
-    except KeyboardInterrupt:
-        return
+    for line in tail(log_path(AgentHome.locate(home).path), lines):
+        typer.echo(line if json_lines else readable(line))
 
 
 def parse_datasets(options: list[str]) -> dict[str, Path]:
@@ -227,8 +217,7 @@ def parse_datasets(options: list[str]) -> dict[str, Path]:
 
 
 def _launchers(executor: ExecutorName | None, serial: str | None) -> LauncherSelector:
-    """Returns the selector of launchers; --adb implies the executor on a phone."""
-    if serial is not None and executor not in (None, ExecutorName.ADB):
+    """Returns the selector of launchers. serial: of a phone; "": of the only one."""
+    if serial is not None and executor is not None:
         raise BadRequest(f"--adb trains on a phone, but --executor {executor} does not")
-    on_phone = serial is not None or executor is ExecutorName.ADB
-    return LauncherSelector(executor, Adb(serial or None) if on_phone else None)
+    return LauncherSelector(executor, None if serial is None else Adb(serial or None))

@@ -13,7 +13,7 @@ import structlog
 from device_agent.daemon.reporting import Display, Watchdog
 from device_agent.datasets.store import AvailableDatasets, DatasetRemoved, DatasetStore
 from device_agent.durable import describe_error, remove_leftovers
-from device_agent.errors import PolicyForbids, UnsafeManifest
+from device_agent.errors import PolicyForbids
 from device_agent.executors.choice import LauncherSelector
 from device_agent.executors.process import Launcher
 from device_agent.home import AgentHome, PauseFlag
@@ -32,7 +32,7 @@ from device_agent.protocol.client import Backoff, DeviceClient, jittered
 from device_agent.training.run_directory import RunDirectory, prune_runs
 from shared.capabilities import Capabilities
 from shared.errors import BadRequest, MobizoError, Unauthorized
-from shared.job import JobError, Progress
+from shared.job import Progress
 from shared.program import ProgramManifest
 from shared.protocol import Lease
 from shared.stop_signal import StopSignal
@@ -44,7 +44,6 @@ EARLY_SECONDS = 5.0  # between requests if the server or a proxy does not suppor
 CHECK_SECONDS = 15.0  # between sensor readings while the rules forbid training
 REFUSED_SECONDS = 600.0  # between requests to a server that refuses this device
 ENROLLMENT_POLL_SECONDS = 5.0  # between checks for a new enrollment
-SKEW_SECONDS = 60.0  # clock difference that is reported
 UNFINISHED = frozenset(
     {Outcome.INTERRUPTED, Outcome.RELEASED, Outcome.DECLINED}
 )  # the round may continue on this device
@@ -199,15 +198,8 @@ class Daemon:
         try:
             memory = self._evaluator.spare_bytes(self._evaluator.rules)
             lease = client.lease(sorted(self._datasets), wait_seconds, memory, self._report_capabilities())
-        except UnsafeManifest as error:
-            _log.error("job refused", detail=error.detail)
-            client.fail(error.lease_id, JobError(code=error.code, detail=error.detail))
-            return JobEnd(Outcome.FAILED, error.detail)
         finally:
             self._waiting = False
-        skew = client.clock.skew
-        if skew is not None and abs(skew) >= SKEW_SECONDS:
-            self._display.skew(round(skew))
         return None if lease is None else self._work(client, lease)
 
     def _report_capabilities(self) -> Capabilities | None:
@@ -245,7 +237,6 @@ class Daemon:
                     dataset=dataset,
                     show=self._show,
                     wait=self._stopping.wait,
-                    verified=lambda manifest: self._watchdog.expect(manifest.flops_per_step),
                 ).work()
         except DatasetRemoved as error:  # while the request waited for a job
             client.release(lease.id)

@@ -1,4 +1,4 @@
-"""Reports the daemon's activity: on the terminal, in the log, in status.json, and to systemd with its watchdog.
+"""Reports the daemon's activity: in the log, in status.json, and to systemd with its watchdog.
 
 The log file, home/logs/agent.jsonl, has structured lines and a bounded size. A full file is renamed to agent.jsonl.1,
 which replaces the previous one.
@@ -9,19 +9,15 @@ from __future__ import annotations
 import json
 import os
 import socket
-import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
 import structlog
-from rich.console import Console
-from rich.live import Live
-from rich.text import Text
 from structlog.typing import EventDict, WrappedLogger
 
 from device_agent.home import AgentHome, DaemonStatus
@@ -30,8 +26,6 @@ from shared.job import Progress, RoundRef
 FILE_BYTES = 2 << 20  # of each of the two
 LOG_SECONDS = 10.0  # between log lines of one phase
 STATUS_SECONDS = 0.5  # between writes of status.json in one phase
-MARGIN = 10  # multiple of the longest observed silence
-MIN_FLOPS = 5e8  # per second, a lower bound for useful devices
 FEED_SECONDS = 5.0  # minimum interval between reports of one phase
 _log = structlog.get_logger()
 
@@ -72,19 +66,6 @@ def tail(path: Path, lines: int) -> list[str]:
     return logged[max(len(logged) - lines, 0) :]
 
 
-def follow(path: Path, lines: int) -> Iterator[str]:
-    """Yields the last lines of the log file, then new lines for ever, across rotations."""
-    command = ["tail", "-n", str(lines), "-F", str(path)]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, errors="replace"
-    ) as process:
-        try:
-            for line in process.stdout or ():
-                yield line.rstrip("\n")
-        finally:
-            process.terminate()
-
-
 def readable(line: str) -> str:
     """Formats one log line for people: time, level, event, then name=value pairs."""
     try:
@@ -114,34 +95,27 @@ def configure_logs(json_lines: bool, *files: structlog.typing.Processor) -> None
             *files,
             *rendered,
         ],
-        # Looked up for each line, because rich replaces sys.stderr while the live line is shown.
         logger_factory=lambda *_: structlog.PrintLogger(sys.stdout if json_lines else sys.stderr),
     )
 
 
 class Display:
-    """Shows the daemon's activity on the terminal or in the log, and in status.json."""
+    """Shows the daemon's activity in the log and in status.json."""
 
-    def __init__(self, home: AgentHome, live: bool) -> None:
-        """live: whether standard error is a terminal, for a live progress line."""
+    def __init__(self, home: AgentHome) -> None:
         self._home = home
-        self._live = Live(console=Console(stderr=True), auto_refresh=False, transient=True) if live else None
         # Keep the last job's outcome across restarts; device warnings are determined again.
         previous = home.status() or DaemonStatus()
-        self._status = previous.model_copy(update={"unknown": (), "clock_skew_seconds": None})
+        self._status = previous.model_copy(update={"unknown": ()})
         self._phase: str | None = None
         self._logged_at = self._written_at = 0.0
         self._full = False
 
     def __enter__(self) -> Display:
         self._write(self._without_job("idle"))
-        if self._live is not None:
-            self._live.start()
         return self
 
     def __exit__(self, *exception_info: object) -> None:
-        if self._live is not None:
-            self._live.stop()
         self._write(self._without_job("stopped"))
 
     def idle(self) -> None:
@@ -166,14 +140,6 @@ class Display:
             _log.warning("rules without a sensor on this device are not enforced", rules=", ".join(rules))
         self._write(self._status.model_copy(update={"unknown": rules}))
 
-    def skew(self, seconds: float) -> None:
-        """This device's clock is `seconds` ahead of the server's."""
-        if self._status.clock_skew_seconds is None:
-            _log.warning(
-                "this device's clock differs from the server's; leases use the server's clock", seconds=seconds
-            )
-            self._write(self._status.model_copy(update={"clock_skew_seconds": seconds}))
-
     def begin(self, job_id: str, adapter: str, of: RoundRef | None = None) -> None:
         """A job was leased. of: its federated round, if any."""
         self._phase = None
@@ -185,10 +151,7 @@ class Display:
     def progress(self, progress: Progress) -> None:
         """The job has made progress."""
         now = time.monotonic()
-        if self._live is not None:
-            line = progress.line() if self._status.round is None else f"{self._status.round.label}  {progress.line()}"
-            self._live.update(Text(line, no_wrap=True, overflow="ellipsis"), refresh=True)
-        elif progress.phase != self._phase or now - self._logged_at >= LOG_SECONDS:
+        if progress.phase != self._phase or now - self._logged_at >= LOG_SECONDS:
             _log.info("progress", **progress.model_dump(exclude_none=True))
             self._logged_at = now
         if progress.phase != self._phase or now - self._written_at >= STATUS_SECONDS:
@@ -198,8 +161,6 @@ class Display:
     def end(self, outcome: str, detail: str | None) -> None:
         """The current job has ended."""
         job_id = self._status.job_id
-        if self._live is not None:
-            self._live.update(Text(""), refresh=True)
         if detail is None:
             _log.info("job ended", job=job_id, outcome=outcome)
         else:
@@ -213,7 +174,7 @@ class Display:
         return self._status.model_copy(update=nothing)
 
     def _write(self, status: DaemonStatus) -> None:
-        self._status = DaemonStatus.model_validate(status.model_dump(exclude={"pid", "updated_at"}))
+        self._status = DaemonStatus.model_validate(status.model_dump())
         self._written_at = time.monotonic()
         try:
             self._home.write_status(self._status)
@@ -227,24 +188,16 @@ class Display:
 
 
 class Watchdog:
-    """Feeds systemd's watchdog on progress, and extends its timeout where a step takes longer."""
+    """Feeds systemd's watchdog on progress."""
 
     def __init__(
         self, environment: Mapping[str, str] = os.environ, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """environment: names the socket and the watchdog's timeout in microseconds. clock: seconds."""
+        """environment: names systemd's socket. clock: seconds."""
         self._address = environment.get("NOTIFY_SOCKET", "")
-        microseconds = environment.get("WATCHDOG_USEC", "")
-        self._patience = int(microseconds) / 1e6 if microseconds.isdigit() else None
         self._clock = clock
-        self._advanced_at = clock()
-        self._fed_at = self._advanced_at - FEED_SECONDS
+        self._fed_at = clock() - FEED_SECONDS
         self._phase: str | None = None
-
-    @property
-    def patience(self) -> float | None:
-        """Current watchdog timeout in seconds; None without a watchdog."""
-        return self._patience
 
     def notify(self, text: str) -> None:
         """Sends a message to systemd, such as READY=1 or STOPPING=1; see sd_notify(3)."""
@@ -257,10 +210,6 @@ class Watchdog:
             with suppress(OSError):
                 messenger.sendto(text.encode(), address)
 
-    def expect(self, flops: float) -> None:
-        """Extends the timeout for work whose longest call without a report takes `flops` operations."""
-        self._allow(flops / MIN_FLOPS)
-
     def show(self, progress: Progress) -> None:
         """Feeds the watchdog and reports progress as the unit's status, a new phase at once."""
         self.feed(progress.line(), at_once=progress.phase != self._phase)
@@ -271,13 +220,6 @@ class Watchdog:
         if the last time was less than FEED_SECONDS ago.
         """
         now = self._clock()
-        silence, self._advanced_at = now - self._advanced_at, now
-        self._allow(silence * MARGIN)
         if at_once or now - self._fed_at >= FEED_SECONDS:
             self._fed_at = now
             self.notify(f"WATCHDOG=1\nSTATUS={status}")
-
-    def _allow(self, seconds: float) -> None:
-        if self._patience is not None and seconds > self._patience:
-            self._patience = seconds
-            self.notify(f"WATCHDOG_USEC={int(seconds * 1e6)}\nWATCHDOG=1")

@@ -1,12 +1,12 @@
 """Adds the records of files to a data set: maps fields, drops what cannot be used, splits, writes and publishes.
 
-Memory is bounded for files of any size: readers and writers stream, and duplicates are found by digests on disk.
+Readers (all but the one of JSON) and writers stream, and duplicates are found by digests on disk.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -26,7 +26,6 @@ from shared.task import MISSING, Task, field_value, is_field_name
 MAX_RECORD_BYTES = MAX_TEXT  # bytes of a record as JSON; longer ones are dropped
 PREVIEW = 3  # records
 CACHE_KIB = 32 << 10  # of the digests
-PROGRESS_EVERY = 1000  # records
 MAX_NAMES = 1000  # of fields that are remembered for the owner
 
 
@@ -124,14 +123,12 @@ class AdditionOutcome:
     preview: list[dict[str, Any]] = field(default_factory=list)
 
 
-def add(
-    store: DatasetStore, addition: Addition, progress: Callable[[Path, int], None] | None = None
-) -> AdditionOutcome:
+def add(store: DatasetStore, addition: Addition) -> AdditionOutcome:
     """Adds files to a data set. Either the whole change happens or none of it, also after a kill.
 
-    progress: called with the file and the bytes read so far. Raises BadRequest for an existing name or a rule that
-    differs from it, InvalidDataset for files that cannot be used and splits that are too small, Conflict while another
-    process changes data sets, and MobizoError if the disk is full.
+    Raises BadRequest for an existing name or a rule that differs from it, InvalidDataset for files that cannot be used
+    and splits that are too small, Conflict while another process changes data sets, and MobizoError if the disk is
+    full.
     """
     try:
         with nullcontext() if addition.dry_run else store.changing():
@@ -141,7 +138,7 @@ def add(
                     for location, record in existing_records:
                         builder.keep(location, record)
                     for source in addition.sources:
-                        builder.read(source, progress)
+                        builder.read(source)
                 outcome = builder.outcome
                 _check(outcome)
                 if version is not None:
@@ -197,23 +194,16 @@ def _check(outcome: AdditionOutcome) -> None:
 
 
 class SeenDigests:
-    """A set of record digests in bounded memory: in an SQLite file at `path`, or in SQLite's own temporary file."""
+    """A set of record digests in bounded memory, in SQLite's own temporary file."""
 
-    def __init__(self, path: Path | None) -> None:
-        """Creates the file, which `close` removes. Raises OSError."""
+    def __init__(self) -> None:
         import sqlite3  # here to keep the daemon's memory small
 
-        self._path = path
-        if path is not None:
-            path.touch(0o600)
-        try:
-            self._database = sqlite3.connect("" if path is None else path, isolation_level=None)
-            for setting in ("journal_mode = OFF", "synchronous = OFF", f"cache_size = -{CACHE_KIB}"):
-                self._database.execute(f"PRAGMA {setting}")
-            self._database.execute("CREATE TABLE seen (digest BLOB PRIMARY KEY) WITHOUT ROWID")
-            self._database.execute("BEGIN")
-        except sqlite3.OperationalError as error:
-            raise OSError(str(error)) from error
+        self._database = sqlite3.connect("", isolation_level=None)
+        for setting in ("journal_mode = OFF", "synchronous = OFF", f"cache_size = -{CACHE_KIB}"):
+            self._database.execute(f"PRAGMA {setting}")
+        self._database.execute("CREATE TABLE seen (digest BLOB PRIMARY KEY) WITHOUT ROWID")
+        self._database.execute("BEGIN")
         self._database_error = sqlite3.OperationalError
 
     def add(self, digest: bytes) -> bool:
@@ -226,8 +216,6 @@ class SeenDigests:
     def close(self) -> None:
         """Removes the file."""
         self._database.close()
-        if self._path is not None:
-            self._path.unlink(missing_ok=True)
 
 
 class _Builder:
@@ -241,7 +229,7 @@ class _Builder:
         self._files: dict[str, BinaryIO] = {}
 
     def __enter__(self) -> _Builder:
-        self._digests = SeenDigests(None if self._directory is None else self._directory / "seen")
+        self._digests = SeenDigests()
         self._stack.callback(self._digests.close)
         if self._directory is not None:
             for split in self._rule.used:
@@ -251,7 +239,7 @@ class _Builder:
     def __exit__(self, *exception_info: object) -> None:
         self._stack.close()
 
-    def read(self, source: Source, progress: Callable[[Path, int], None] | None) -> None:
+    def read(self, source: Source) -> None:
         """Adds the records of a file."""
         outcome = self.outcome
         with source.path.open("rb") as raw:
@@ -262,8 +250,6 @@ class _Builder:
                     names = tuple(record)
                 if self._fields.constants:
                     self._fields.check_constants(location, record)
-                if progress is not None and number % PROGRESS_EVERY == 0:
-                    progress(source.path, raw.tell())
                 outcome.read += 1
                 fields = self._fields.apply(record)
                 found.update(fields)

@@ -1,7 +1,8 @@
 """Reads records from the owner's files: CSV, TSV, JSON Lines, JSON, plain text, mbox and Parquet.
 
-Every reader streams: it holds one record (of Parquet: one batch of rows). A malformed file is an error that names the
-file and line, because skipping the rest would silently train on part of the data. NaN and infinite numbers are null.
+Readers stream: they hold one record, of Parquet one batch of rows, and of JSON the whole file. A malformed file is an
+error that names the file and line, because skipping the rest would silently train on part of the data. NaN and infinite
+numbers are null.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import math
 import re
 import shlex
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import chain
@@ -43,7 +45,8 @@ _NO_TEXT = {
     b"PAR1": "a Parquet file; read it with --format parquet",
 }
 _NULS = 0.01  # share of NULs from which a text is UTF-16 without a byte order mark; commas and line ends suffice
-MAX_LINE = 1 << 24  # characters of one line, field or object that a reader holds
+MAX_LINE = 1 << 24  # characters of one line or field that a reader holds
+MAX_ARRAY = 1 << 28  # characters of a JSON file
 _CHUNK = 1 << 16  # characters
 _SNIFFED_ROWS = 20
 _PARQUET_ROWS = 1000  # of one batch
@@ -281,64 +284,23 @@ def _plain_text(text: TextIO, source: Source, _: Collection[str]) -> Iterator[Lo
 
 
 def _json_array(text: TextIO, source: Source, _: Collection[str]) -> Iterator[Located]:
-    """The objects of one array, of which at most one is held."""
-    objects, number = _Buffer(text), 0
-    not_an_array = InvalidDataset(
-        f"{source.path}: the file must be a JSON array of objects; JSON Lines need --format jsonl"
-    )
-    if objects.take() != "[":
-        raise not_an_array
-    following = objects.peek()
-    while following != "]":
-        number += 1
-        location = f"{source.path}: record {number}"
-        if following != "{":
-            raise not_an_array
-        yield location, objects.decode(location)
-        following = objects.take()
-        if following == ",":
-            following = "{" if objects.peek() == "{" else ""
-        elif following != "]":
-            raise InvalidDataset(f"{location}: no comma or closing bracket follows; the file may be cut off")
-
-
-class _Buffer:
-    """The part of a JSON text that is not decoded yet."""
-
-    def __init__(self, text: TextIO) -> None:
-        self._text, self._pending, self._at = text, "", 0
-
-    def peek(self) -> str:
-        """Returns the next character that is not white space, or the empty text at the end."""
-        while True:
-            while self._at < len(self._pending) and self._pending[self._at] in " \t\r\n":
-                self._at += 1
-            if self._at < len(self._pending):
-                return self._pending[self._at]
-            self._pending, self._at = self._text.read(_CHUNK), 0
-            if not self._pending:
-                return ""
-
-    def take(self) -> str:
-        """Consumes the next character that is not white space, and returns it."""
-        character = self.peek()
-        self._at += len(character)
-        return character
-
-    def decode(self, location: str) -> dict[str, Any]:
-        """Returns the object that begins here. Reads pieces of doubling size until the object is complete."""
-        while True:
-            try:
-                record, end = JSON.raw_decode(self._pending, self._at)
-            except (ValueError, RecursionError) as error:
-                piece = self._text.read(max(_CHUNK, len(self._pending) - self._at))
-                if not piece or len(self._pending) - self._at > MAX_LINE:
-                    raise InvalidDataset(f"{location}: the record is not JSON ({error})") from error
-                self._pending, self._at = self._pending[self._at :] + piece, 0
-            else:
-                self._at = end
-                result: dict[str, Any] = record
-                return result
+    """The objects of one array, which is read whole."""
+    content = text.read(MAX_ARRAY + 1)
+    if len(content) > MAX_ARRAY:
+        raise InvalidDataset(
+            f"{source.path}: a JSON file has at most {MAX_ARRAY} characters; write it as JSON Lines, for example by "
+            "`jq -c '.[]'`"
+        )
+    try:
+        records = JSON.decode(content)
+    except (ValueError, RecursionError) as error:
+        raise InvalidDataset(
+            f"{source.path}: the file is not JSON ({error}); JSON Lines need --format jsonl"
+        ) from error
+    if not isinstance(records, list) or not all(isinstance(record, dict) for record in records):
+        raise InvalidDataset(f"{source.path}: the file must be a JSON array of objects")
+    for number, record in enumerate(records, 1):
+        yield f"{source.path}: record {number}", record
 
 
 _TEXT_READERS: dict[Format, Callable[[TextIO, Source, Collection[str]], Iterator[Located]]] = {
@@ -403,18 +365,9 @@ def _undecodable(path: Path, encoding: str, error: UnicodeError) -> InvalidDatas
     """Returns the error that names the first byte that is not of the encoding; reads the file again to find it."""
     name = "UTF-8" if encoding.startswith(DEFAULT_ENCODING) else encoding
     alternative = "cp1252" if name == "UTF-8" else "utf-8"
-    decoder, line, read = codecs.getincrementaldecoder(encoding)(), 1, 0
-    with path.open("rb") as file:
-        while piece := file.read(_CHUNK):
-            pending = len(decoder.getstate()[0])
-            try:
-                line += decoder.decode(piece).count("\n")
-            except UnicodeDecodeError as cause:
-                line += cause.object[: cause.start].count(b"\n")
-                at = read - pending + cause.start
-                return InvalidDataset(
-                    f"{path}:{line}: byte {at} of the file (0x{cause.object[cause.start]:02x}) is not {name}; name the "
-                    f"file's encoding, for example --encoding {alternative}"
-                )
-            read += len(piece)
-    return InvalidDataset(f"{path}: the end of the file is not {name} ({error}); name it with --encoding")
+    remedy = f"name the file's encoding, for example --encoding {alternative}"
+    with path.open(encoding=encoding, errors="surrogateescape") as text, suppress(UnicodeError):
+        for number, line in enumerate(text, 1):
+            if byte := re.search("[\udc80-\udcff]", line):
+                return InvalidDataset(f"{path}:{number}: byte 0x{ord(byte[0]) - 0xDC00:02x} is not {name}; {remedy}")
+    return InvalidDataset(f"{path}: the file is not {name} ({error}); {remedy}")

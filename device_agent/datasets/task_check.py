@@ -30,7 +30,6 @@ SEQUENCE_LENGTHS = (32, 64, 128, 256, 512, 1024, 2048)  # tokens
 ENOUGH = 0.95  # of the records must fit the suggested sequence length
 MIN_SHARE = 0.5  # of a file's records must fit the task, or jobs fail (device_agent.training.data)
 MESSAGE_TOKENS = 8  # that a chat template writes around a message, roughly
-_MIN_BITS = 5  # the shortest class of the histogram ends at 32 characters
 
 
 @dataclass
@@ -46,9 +45,8 @@ class TaskCheck:
     reasons: dict[str, int] = field(default_factory=dict)
     first: dict[str, str] = field(default_factory=dict)  # by reason: where the first such record is
     labels: Counter[str] = field(default_factory=Counter)
-    _bits: Counter[int] = field(default_factory=Counter)
-    _answer_bits: Counter[int] = field(default_factory=Counter)  # of kind completion, in tokens or characters
-    _tokens: Counter[int] = field(default_factory=Counter)  # of prompt and answer, if there is a tokenizer
+    _tokens: Counter[int] = field(default_factory=Counter)  # records by their tokens that the model reads
+    _answer_bits: Counter[int] = field(default_factory=Counter)  # of kind completion: records by the power of two
 
     def add(self, location: str, record: Mapping[str, Any]) -> None:
         """Counts one record."""
@@ -60,36 +58,31 @@ class TaskCheck:
             self.first.setdefault(reason, location)
             return
         self.fitting += 1
-        self._bits[max((length - 1).bit_length(), _MIN_BITS)] += 1
+        self._tokens[min(length, SEQUENCE_LENGTHS[-1] + 1)] += 1
 
     def _read(self, record: Mapping[str, Any], location: str) -> int:
-        """Returns the characters of prompt and answer; counts the label of a task that chooses answers.
+        """Returns the tokens that the model reads of a record; counts the label of a task that chooses answers.
 
         Raises InvalidDataset.
         """
         if self.task.kind == "messages":
             messages = read_messages(self.task, record, location)
-            texts = [message["content"] for message in messages]
-            self._count_tokens(*texts, others=MESSAGE_TOKENS * len(messages))
-            return sum(map(len, texts))
+            return self._length(*(message["content"] for message in messages), others=MESSAGE_TOKENS * len(messages))
         if self.task.generates:
             text = read_completion(self.task, record, location)
-            self._count_tokens(text.prompt, text.answer, others=1)  # the end of the text
             if self.task.kind == "completion":
-                tokens = None if self.tokenizer is None else len(token_ids(self.tokenizer, text.answer)) + 1
-                self._answer_bits[((tokens or len(text.answer)) - 1).bit_length()] += 1
-            return len(text.prompt) + len(text.answer)
+                self._answer_bits[self._length(text.answer, others=1).bit_length()] += 1
+            return self._length(text.prompt, text.answer, others=1)  # the end of the text
         question = read_question(self.task, record, location)
         self.labels[_label_name(self.task.answers[question.correct])] += 1
         longest = max(question.choices, key=lambda choice: len(choice.prompt) + len(choice.answer))
-        self._count_tokens(longest.prompt, longest.answer)
-        return len(longest.prompt) + len(longest.answer)
+        return self._length(longest.prompt, longest.answer)
 
-    def _count_tokens(self, *texts: str, others: int = 0) -> None:
-        """Counts the tokens of a record that the model reads: all but the last. others: beside those of its texts."""
-        if self.tokenizer is not None:
-            length = others - 1 + sum(len(token_ids(self.tokenizer, text)) for text in texts)
-            self._tokens[min(length, SEQUENCE_LENGTHS[-1] + 1)] += 1
+    def _length(self, *texts: str, others: int = 0) -> int:
+        """Returns the tokens of texts without the last one: counted, with `others` beside them, or estimated."""
+        if self.tokenizer is None:
+            return sum(map(len, texts)) // CHARACTERS_PER_TOKEN
+        return others - 1 + sum(len(token_ids(self.tokenizer, text)) for text in texts)
 
     def _reason(self, record: Mapping[str, Any]) -> str:
         """Returns why a record does not fit, without any of the record's text."""
@@ -130,16 +123,9 @@ class TaskCheck:
         """Whether enough records fit, so that a job does not fail because of the others."""
         return self.fitting > 0 and self.fitting >= MIN_SHARE * self.records
 
-    def lengths(self) -> dict[int, int]:
-        """Returns the number of fitting records by the upper end of their class, in characters of prompt and answer."""
-        classes = range(min(self._bits), max(self._bits) + 1) if self._bits else ()
-        return {1 << bits: self._bits[bits] for bits in classes}
-
     def cut(self, tokens: int) -> int:
         """Returns how many of the fitting records are longer than `tokens` tokens: by the tokenizer, or an estimate."""
-        if self.tokenizer is not None:
-            return sum(count for length, count in self._tokens.items() if length > tokens)
-        return sum(count for end, count in self.lengths().items() if end > tokens * CHARACTERS_PER_TOKEN)
+        return sum(count for length, count in self._tokens.items() if length > tokens)
 
     def share(self, tokens: int) -> float:
         """Returns the share of the fitting records that fit into `tokens` tokens."""
@@ -158,7 +144,7 @@ class TaskCheck:
         covered_answers, bits = 0, min(self._answer_bits)
         while (covered_answers := covered_answers + self._answer_bits[bits]) < ENOUGH * self.fitting:
             bits += 1
-        return max((1 << bits) // (CHARACTERS_PER_TOKEN if self.tokenizer is None else 1), 8)
+        return max(1 << bits, 8)
 
     def facts(self) -> dict[str, Any]:
         """Returns the counts for JSON; it has names, line numbers and the task's own labels, and no record's text."""
@@ -171,7 +157,6 @@ class TaskCheck:
             "fitting": self.fitting,
             "unusable": reasons,
             "labels": {label: self.labels[label] for label in self._label_names()},
-            "characters": {str(end): count for end, count in self.lengths().items()},
             "sequence_length": self.suggested,
             "share_uncut": round(self.share(self.suggested), 4),
             "cut": self.cut(self.suggested),
@@ -190,12 +175,6 @@ class TaskCheck:
             return lines
         if not self.task.generates:
             lines.append("labels: " + ", ".join(f"{label}: {self.labels[label]}" for label in self._label_names()))
-        lines.append("characters of prompt and answer:")
-        classes = self.lengths()
-        largest_class = max(classes.values())
-        lines += [
-            f"  up to {end:>8} {'#' * round(30 * count / largest_class):30} {count}" for end, count in classes.items()
-        ]
         lines.append(self.length_line(self.suggested))
         if self.suggested_answer is not None:
             lines.append(f"answer_length {self.suggested_answer} holds about {ENOUGH:.0%} of the answers")

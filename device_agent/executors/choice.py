@@ -26,11 +26,10 @@ _log = structlog.get_logger()
 
 
 class ExecutorName(StrEnum):
-    """The kinds of executors; see `device_agent.executors`."""
+    """The kinds of executors on this machine; see `device_agent.executors`."""
 
     NATIVE = "native"
     PYTHON = "python"
-    ADB = "adb"
 
 
 @dataclass(frozen=True)
@@ -45,10 +44,9 @@ class LauncherSelector:
         program.
         """
         backend = manifest.recipe.backend
-        if self._on_phone:
+        if self.phone is not None:
             _check_backend(backend)
-            adb = self.phone or Adb()
-            return PhoneLauncher(adb, find_runner(phone_platform(adb)))
+            return PhoneLauncher(self.phone, find_runner(phone_platform(self.phone)))
         if self.requested is ExecutorName.PYTHON or (self.requested is None and backend not in RUNNER_BACKENDS):
             return PythonLauncher()
         _check_backend(backend)
@@ -62,7 +60,7 @@ class LauncherSelector:
 
     def capabilities(self) -> Capabilities:
         """Returns what this device can train."""
-        if self._on_phone:  # whose memory is not known
+        if self.phone is not None:  # whose memory is not known
             return Capabilities(
                 engines=("adb",), backends=RUNNER_BACKENDS, operators=(NOISE_OPERATOR,), executorch=EXECUTORCH
             )
@@ -80,10 +78,6 @@ class LauncherSelector:
             operators=(NOISE_OPERATOR,) if runner else (),
             executorch=EXECUTORCH if runner else version("executorch") if python else None,
         )
-
-    @property
-    def _on_phone(self) -> bool:
-        return self.phone is not None or self.requested is ExecutorName.ADB
 
 
 def phone_platform(adb: Adb) -> str:

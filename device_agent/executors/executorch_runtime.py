@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -19,7 +18,7 @@ from numpy.typing import NDArray
 
 from device_agent.errors import RuntimeFailed
 from device_agent.executors import ExecutorUsage
-from device_agent.memory import peak_rss_bytes, release_code_pages, rss_bytes
+from device_agent.memory import map_large_blocks, peak_rss_bytes, release_code_pages, rss_bytes
 
 # Each group packs its own copy of the base weights, so only the group in use is loaded. prefix and suffix together have
 # a step's layers; score_suffix adds the adapted ones and lm_head. All other methods stay loaded. `adapter` comes first,
@@ -29,19 +28,6 @@ FIRST = "adapter"
 
 # The buffers that contain B, which all methods share: a program has the first, the two for `stored`, or the last.
 STATE = ("state.flat_b", "state.pairs", "state.pending", "state.optimized")
-
-_MMAP_THRESHOLD = -3  # glibc's M_MMAP_THRESHOLD
-_LARGE = 64 << 10  # bytes; a layer's smallest packed weights are larger
-
-
-def _give_freed_weights_back() -> None:
-    """Makes glibc's malloc return large blocks to the system when they are freed.
-
-    Otherwise malloc adapts its threshold and keeps one method's freed weights while the next method's are packed.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(_MMAP_THRESHOLD, _LARGE)
 
 
 def _load_operators() -> None:
@@ -57,7 +43,7 @@ class ExecuTorchExecutor:
         """Loads the program with B = 0. resident: keeps methods loaded after their first use. Raises RuntimeFailed."""
         self._resident = resident
         self._load_seconds = 0.0
-        _give_freed_weights_back()
+        map_large_blocks()  # one method's freed weights would stay while the next method's are packed
         release_code_pages()
         self._files = (str(program), str(weights))
         self._methods: dict[str, Any] = {}

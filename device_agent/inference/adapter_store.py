@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from device_agent.durable import locked, sync_directory, write_document, write_durably
 from device_agent.home import AgentHome
 from shared.canonical import sha256_hex
-from shared.errors import AdapterNotFound, BadRequest, NotFound, RevisionNotFound, Untrusted
+from shared.errors import AdapterNotFound, BadRequest, NotFound, Untrusted
 from shared.job import NAME
 from shared.program import ProgramFile, ProgramManifest, SignedManifest
 from shared.recipe import Sha256
@@ -32,7 +32,6 @@ from shared.signing import choose_key, verify_adapter, verify_manifest
 from shared.task import Task
 from shared.zo.lora import F32, load_adapter
 
-MIN_DIGITS = 7  # of a hash that names a version
 KEPT_VERSIONS = 2  # the current one and the previous one
 
 
@@ -58,14 +57,6 @@ class StoredAdapter(BaseModel):
         if manifest.cohort is not None:
             return f"version {manifest.version}, of round {manifest.cohort.round} of cohort {manifest.cohort.cohort}"
         return f"version {manifest.version}, of job {self.job_id}"
-
-    def is_revision(self, revision: str) -> bool:
-        """Returns whether this is the registry version `v7`, `7`, or with a hash that begins with these digits."""
-        if self.origin is None:
-            return False
-        manifest = self.origin.manifest
-        by_hash = len(revision) >= MIN_DIGITS and manifest.revision.startswith(revision)
-        return by_hash or revision.removeprefix("v") == str(manifest.version)
 
     @property
     def files(self) -> tuple[ProgramFile, ...]:
@@ -128,11 +119,10 @@ class AdapterStore:
                 shutil.rmtree(old)
         return about
 
-    def open(self, name: str, *keys: Ed25519PublicKey, revision: str | None = None) -> LoadedAdapter:
-        """Returns a version of an adapter after verifying its manifest's signature and its sha256.
+    def open(self, name: str, *keys: Ed25519PublicKey) -> LoadedAdapter:
+        """Returns the newest version of an adapter after verifying its manifest's signature and its sha256.
 
-        keys: the server's current and former keys. revision: `v7`, `7` or digits of a hash; None: the newest version.
-        Raises AdapterNotFound if none is stored, RevisionNotFound, Untrusted.
+        keys: the server's current and former keys. Raises AdapterNotFound if none is stored, Untrusted.
         """
         versions = self._versions(name)
         if not versions:
@@ -141,7 +131,7 @@ class AdapterStore:
                 or "none yet; an adapter is stored when its job completes"
             )
             raise AdapterNotFound(f"no adapter {name!r} is stored on this device (stored: {names})")
-        version = versions[-1] if revision is None else self._find(name, revision, versions)
+        version = versions[-1]
         about = self._read(version)
         data = _adapter(version).read_bytes() if _adapter(version).is_file() else b""
         if about is None or sha256_hex(data) != about.sha256:
@@ -155,24 +145,15 @@ class AdapterStore:
                 raise Untrusted(f"{version} differs from the version that the server signed; pull it again")
         return LoadedAdapter(about, manifest, load_adapter(data, manifest.size))
 
-    def _find(self, name: str, revision: str, versions: list[Path]) -> Path:
-        for version in reversed(versions):
-            about = self._read(version)
-            if about is not None and about.is_revision(revision):
-                return version
-        raise RevisionNotFound(
-            f"{name}@{revision} is not stored on this device; `mobizo-agent adapter pull {name}@{revision}` fetches it"
-        )
+    def names(self) -> list[str]:
+        """Returns the names of all stored adapters, sorted."""
+        directories = sorted(self._directory.glob("*/")) if self._directory.is_dir() else []
+        return [path.name for path in directories if self._versions(path.name)]
 
     def stored(self) -> list[StoredAdapter]:
         """Returns the newest version of every adapter, by name."""
-        newest = (self._read(self._versions(name)[-1]) for name in self._names())
+        newest = (self._read(self._versions(name)[-1]) for name in self.names())
         return [about for about in newest if about is not None]
-
-    def newest(self, name: str) -> str | None:
-        """Returns an identifier of the newest version; None if none is stored."""
-        versions = self._versions(name)
-        return versions[-1].name if versions else None
 
     def arriving(self, sha256: str) -> Path:
         """Returns the download path of an adapter file; partial downloads are resumed."""
@@ -203,7 +184,7 @@ class AdapterStore:
 
     def pins(self) -> frozenset[str]:
         """Returns the sha256 of every cached file that stored adapters need."""
-        versions = (self._read(version) for name in self._names() for version in self._versions(name))
+        versions = (self._read(version) for name in self.names() for version in self._versions(name))
         return frozenset(file.sha256 for about in versions if about is not None for file in about.files)
 
     def _put(self, directory: Path, about: StoredAdapter, adapter: bytes) -> None:
@@ -219,10 +200,6 @@ class AdapterStore:
 
     def _next(self, name: str, versions: list[Path]) -> Path:
         return self._directory / name / f"{int(versions[-1].name) + 1 if versions else 1:08d}"
-
-    def _names(self) -> list[str]:
-        directories = sorted(self._directory.glob("*/")) if self._directory.is_dir() else []
-        return [path.name for path in directories if self._versions(path.name)]
 
     def _versions(self, name: str) -> list[Path]:
         """Returns the versions of a name, oldest first. Raises BadRequest for an invalid name."""

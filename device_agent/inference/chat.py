@@ -33,13 +33,6 @@ class Chat:
     _turns: list[tuple[str, str]] = field(default_factory=list, init=False)  # texts and their answers
     _answers: int = field(default=0, init=False)
 
-    def use(self, model: PersonalModel) -> None:
-        """Switches to another model; drops the history if its tokenizer differs."""
-        if model.manifest.file("tokenizer") != self.model.manifest.file("tokenizer"):
-            self.forgotten += len(self._turns)
-            self._turns.clear()
-        self.model = model
-
     def answer(self, text: str) -> Generator[str, None, None]:
         """Yields pieces of the answer to `text`; close the generator to stop.
 

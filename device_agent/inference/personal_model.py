@@ -1,14 +1,10 @@
-"""A personal model for inference: a stored adapter with its program, tokenizer and task, all from this device's disk.
-
-`LiveModel` reloads the adapter when a newer version is stored. If the program is the same, only B is loaded, and the
-base weights stay in memory. Another process may have trained, pulled or rolled back the new version.
-"""
+"""A personal model for inference: a stored adapter with its program, tokenizer and task, from this device's disk."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -17,7 +13,7 @@ from device_agent.home import AgentHome
 from device_agent.inference.adapter_store import AdapterStore, LoadedAdapter, StoredAdapter
 from device_agent.inference.session import InferenceSession, open_inference
 from device_agent.programs import ProgramCache
-from shared.errors import BadRequest, MobizoError, NotFound
+from shared.errors import BadRequest, NotFound
 from shared.program import ProgramFile, ProgramManifest, Role
 from shared.task import Task
 from shared.tokenizer import read_tokenizer
@@ -86,39 +82,3 @@ def missing(home: AgentHome, about: StoredAdapter) -> list[ProgramFile]:
     """Returns the needed files that are not in the cache."""
     cache = ProgramCache(home.cache)
     return [file for file in about.files if not cache.holds(file)]
-
-
-class LiveModel:
-    """Holds `model`, which `refresh` replaces."""
-
-    def __init__(self, home: AgentHome, name: str, *, base: bool = False) -> None:
-        """base: the base model without an adapter, which is never reloaded. Raises like `open_personal`."""
-        self._home, self._base, self._store = home, base, AdapterStore(home)
-        self._newest = self._store.newest(name)
-        self.model: PersonalModel = open_personal(home, name, base=base)
-
-    def refresh(self) -> str | None:
-        """Loads the newest version if it has changed; returns a message about it.
-
-        Keeps the previous version if the new one is unusable. Raises RuntimeFailed if the program rejects the new B.
-        """
-        name = self.model.name
-        newest = self._store.newest(name)
-        if self._base or newest in (None, self._newest):
-            return None
-        self._newest = newest
-        try:
-            opened = self._store.open(name, *self._home.config().trusted_keys())
-            if not self.model.runs(opened.manifest):
-                fresh = load_program(self._home, opened)
-                self.close()
-                self.model = fresh
-        except MobizoError as error:
-            return f"{name}: the new version cannot be used ({error.detail}); the previous one stays in use"
-        self.model.inference.load(opened.flat)
-        self.model = replace(self.model, task=opened.about.task, manifest=opened.manifest)
-        return f"{name}: now the adapter {opened.about.description}"
-
-    def close(self) -> None:
-        """Frees the program's memory."""
-        self.model.close()

@@ -280,9 +280,9 @@ class PolicyGatedRun:
             self._pause_reason = decision.local_why
             return
         self._slow_reason = decision.why if decision.action == "slow" else None
-        if decision.rest != self._rest:
-            self._rest = decision.rest
+        if (decision.rest > 0) != (self._rest > 0):
             _log.info("training pace changed", rest=decision.rest, why=decision.why)
+        self._rest = decision.rest
 
     def _count(self) -> None:
         """Adds the time since the last call to the day's training minutes."""

@@ -101,7 +101,6 @@ class LeasedJob:
 
     keys: the server's current key, then its former keys. show: called with the progress. wait: sleeps up to that many
     seconds; returns whether the daemon was asked to stop.
-    verified: called with the program's manifest once its signature, recipe and version were checked.
     """
 
     client: DeviceClient
@@ -113,7 +112,6 @@ class LeasedJob:
     dataset: HeldDataset
     show: Callable[[Progress], None]
     wait: Callable[[float], bool]
-    verified: Callable[[ProgramManifest], None] = lambda _manifest: None
 
     def work(self) -> JobEnd:
         """Works on the job. Never raises: every error becomes an outcome."""
@@ -148,7 +146,6 @@ class LeasedJob:
     def _attempt(self) -> JobEnd:
         self._check_consent()
         manifest = verify_program(self.lease, self.keys[0], self.context.rollback)
-        self.verified(manifest)
         policy_run = PolicyGatedRun(
             self.context.evaluator, self.lease.job.request.rules, self._report, self._must_stop, self.wait
         )

@@ -48,7 +48,7 @@ class AdbSensors:
         line = "; ".join(f"echo '{MARK}{name}'; {command} 2>/dev/null" for name, command in commands.items())
         outputs = sections(self._shell(f"{line}; true"))
         charging, percent, battery_temperature = parse_battery(outputs.get("battery", ""))
-        temperatures, throttled = parse_thermal(outputs.get("thermal", ""))
+        temperatures = parse_thermal(outputs.get("thermal", ""))
         if battery_temperature is not None:
             temperatures.setdefault("battery", battery_temperature)
         temperature, sensor = hottest(temperatures)
@@ -58,7 +58,6 @@ class AdbSensors:
             battery_percent=percent,
             temperature=temperature,
             temperature_sensor=sensor,
-            throttled=throttled,
             available_bytes=parse_memory(outputs.get("memory", "")),
             idle_seconds=parse_power(outputs.get("power", "")),
         )
@@ -92,17 +91,14 @@ def parse_battery(text: str) -> tuple[bool | None, float | None, float | None]:
     return charging, percent, None if tenths is None else tenths / 10
 
 
-def parse_thermal(text: str) -> tuple[dict[str, float], bool | None]:
-    """Parses `dumpsys thermalservice`: degrees Celsius by sensor, and whether Android throttles (status 1, light,
-    or above).
+def parse_thermal(text: str) -> dict[str, float]:
+    """Parses `dumpsys thermalservice`: degrees Celsius by sensor.
 
     Prefers the hardware's current values; values cached by the service may be old.
     """
     current = text.partition("Current temperatures from HAL:")[2].partition(" from HAL:")[0]
     cached = text.partition("Cached temperatures:")[2].partition("HAL Ready:")[0]
-    status = re.search(r"Thermal Status: (\d+)", text)
-    temperatures = _temperatures(current) or _temperatures(cached)
-    return temperatures, None if status is None else int(status[1]) > 0
+    return _temperatures(current) or _temperatures(cached)
 
 
 def _temperatures(text: str) -> dict[str, float]:

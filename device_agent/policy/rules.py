@@ -20,7 +20,8 @@ IDLE_SECONDS = 120.0  # without input until a device counts as idle
 MAX_NAME = 40  # characters of a sensor's name
 MAX_SPANS = 3  # spans of hours in a message
 MAX_REASONS = 440  # characters of all reasons; a heartbeat takes 500
-STAGE_EASE = 1.0  # degrees Celsius below a stage's threshold before the previous stage applies again
+WARM_MARGIN = 8.0  # degrees Celsius under the ceiling from which training pauses between steps
+MAX_REST = 8.0  # seconds of pause for each second of work
 BUSY_LOAD, CALM_LOAD = 0.5, 0.3  # share of all processors: other programs are busy from the first to the second
 
 Action = Literal["train", "slow", "wait"]
@@ -38,21 +39,8 @@ RuleName = Literal[
 
 
 @dataclass(frozen=True)
-class Stage:
-    """What applies while the temperature is at most `below` degrees Celsius under the ceiling."""
-
-    below: float
-    rest: float  # seconds of pause for each second of work
-
-
-# Stage 0 is full speed; stage i is STAGES[i - 1].
-STAGES = (Stage(8.0, 0.5), Stage(6.0, 1.0), Stage(4.0, 2.0), Stage(2.0, 4.0), Stage(1.0, 8.0))
-THROTTLED_STAGE = 2  # minimum while the system throttles its processors
-
-
-@dataclass(frozen=True)
 class Decision:
-    """What a device may do now. `held` and `stage` are state for the next decision.
+    """What a device may do now. `held` is state for the next decision.
 
     The server may see `why`, which contains no measured value. `measured` stays on the device.
     """
@@ -63,7 +51,6 @@ class Decision:
     rest: float = 0.0  # seconds of pause for each second of work
     until: datetime | None = None  # when training may continue; None: unknown, when a reading changes
     held: tuple[RuleName, ...] = ()  # the rules that do not allow training now
-    stage: int = 0  # of thermal throttling
     unknown: tuple[RuleName, ...] = ()  # rules without a sensor on this device; they are not enforced
 
     @property
@@ -102,11 +89,6 @@ def decide(
         )
         if stop is not None
     ]
-    stage = last_stage = last.stage if last is not None else 0
-    if rules.temperature_ceiling is None:
-        stage = 0
-    elif "temperature_ceiling" not in lost:
-        stage = stage_at(rules.temperature_ceiling, readings.temperature, readings.throttled, last_stage)
     if stops:
         end_times = [stop.until for stop in stops]
         stopped = tuple(stop.rule for stop in stops)
@@ -116,20 +98,17 @@ def decide(
             measured=", ".join(stop.measured for stop in stops if stop.measured) or None,
             until=max(until for until in end_times if until is not None) if None not in end_times else None,
             held=stopped + tuple(rule for rule in lost if rule in held_before and rule not in stopped),
-            stage=stage,
             unknown=unknown,
         )
-    if rules.temperature_ceiling is None or stage == 0:
+    ceiling, temperature = rules.temperature_ceiling, readings.temperature
+    if ceiling is None or temperature is None or temperature < ceiling - WARM_MARGIN:
         return Decision(action="train", unknown=unknown)
-    rest = STAGES[stage - 1].rest
-    throttling = ", and the system throttles its processors" if readings.throttled else ""
-    temperature = _where(readings) if readings.temperature is not None else "temperature unknown"
+    rest = min(WARM_MARGIN / (ceiling - temperature), MAX_REST)
     return Decision(
         action="slow",
-        why=f"near the temperature ceiling of {_short(rules.temperature_ceiling)} °C{throttling}; pauses between steps",
-        measured=f"{temperature}; pauses {_short(rest)} s for each second of work",
+        why=f"near the temperature ceiling of {_short(ceiling)} °C; pauses between steps",
+        measured=f"{_where(readings)}; pauses {_short(rest)} s for each second of work",
         rest=rest,
-        stage=stage,
         unknown=unknown,
     )
 
@@ -293,18 +272,3 @@ def _short(value: float) -> str:
 
 def _mebibytes(value: float) -> str:
     return f"{value / 2**20:.0f} MiB"
-
-
-def stage_at(ceiling: float, temperature: float | None, throttled: bool | None, last: int) -> int:
-    """Returns the stage, 0 to len(STAGES), at a temperature (degrees Celsius) after stage `last`."""
-    stage = 0
-    if temperature is not None:
-        # The stage rises at its threshold and falls only STAGE_EASE below it; in between it stays the same.
-        lowest_stage = _thresholds_passed(ceiling - temperature)
-        highest_stage = _thresholds_passed(ceiling - temperature - STAGE_EASE)
-        stage = max(lowest_stage, min(last, highest_stage))
-    return max(stage, THROTTLED_STAGE) if throttled else stage
-
-
-def _thresholds_passed(margin: float) -> int:
-    return sum(margin <= stage.below for stage in STAGES)

@@ -3,7 +3,6 @@ phone's.
 
 power         /sys/class/power_supply
 temperature   /sys/class/thermal zones and the processors' chips in /sys/class/hwmon
-throttling    /sys/class/thermal cooling devices, /sys/devices/system/cpu/*/thermal_throttle
 memory, load  psutil
 idle          logind; without it, when the terminals of psutil's users were last read
 metered       NetworkManager over D-Bus
@@ -62,7 +61,6 @@ class Readings(BaseModel):
     battery_percent: float | None = Field(None, ge=0, le=100)
     temperature: float | None = Field(None, ge=COLDEST, le=HOTTEST, description="degrees Celsius of the hottest sensor")
     temperature_sensor: str | None = Field(None, description="the name of that sensor")
-    throttled: bool | None = Field(None, description="the system throttles its processors because of heat")
     available_bytes: int | None = Field(None, ge=0, description="memory available without swapping")
     idle_seconds: float | None = Field(None, ge=0, description="since a person last used the device")
     load: float | None = Field(None, ge=0, le=1, description="share of all processors that other programs use")
@@ -120,15 +118,12 @@ def ask(command: Sequence[str]) -> str | None:
 
 
 class LinuxSensors:
-    """The sensors of the machine at `root`. Load and Intel throttling compare two readings, so the first one lacks
-    them.
-    """
+    """The sensors of the machine at `root`. The load compares two readings, so the first one lacks it."""
 
     def __init__(self, root: Path = Path("/"), ask: Ask = ask) -> None:
         """ask: runs a program and returns its output."""
         self._root, self._ask = root, ask
         self._load = OtherProgramsLoad()
-        self._throttles: int | None = None
 
     def read(self, rules: Rules | None = None) -> Readings:
         """Returns current readings; see `Sensors.read`."""
@@ -140,19 +135,11 @@ class LinuxSensors:
             battery_percent=percent,
             temperature=temperature,
             temperature_sensor=sensor,
-            throttled=self._throttled(),
             available_bytes=spare_bytes(),
             idle_seconds=self._idle() if rules is None or rules.idle else None,
             load=self._load.share() if rules is None or rules.idle else None,
             metered=metered(self._ask(METERED)) if rules is None or not rules.metered else None,
         )
-
-    def _throttled(self) -> bool | None:
-        count = throttle_count(self._root)
-        count_grew = None if count is None or self._throttles is None else count > self._throttles
-        self._throttles = count
-        capped = processors_capped(self._root)
-        return True if capped or count_grew else capped if capped is not None else count_grew
 
     def _idle(self) -> float | None:
         listing = self._ask(("loginctl", "list-sessions", "--no-legend", "--no-pager"))
@@ -242,26 +229,6 @@ def temperatures(root: Path) -> dict[str, float]:
                 if value is not None:
                     readings[f"{name} {label}"] = value / 1000
     return readings
-
-
-def processors_capped(root: Path) -> bool | None:
-    """Returns whether the kernel or Jetson's firmware currently throttles processors for heat; None if unknown.
-
-    Fans and, on some Jetsons, the GPU clock are also cooling devices; they do not count.
-    """
-    states = []
-    for device in (root / "sys/class/thermal").glob("cooling_device*"):
-        kind, state = _text(device / "type") or "", _number(device / "cur_state")
-        if state is not None and (kind.endswith("-alert") or kind == "Processor" or "cpufreq" in kind):
-            states.append(state)
-    return any(state > 0 for state in states) if states else None
-
-
-def throttle_count(root: Path) -> int | None:
-    """Returns how often the processors have been throttled since boot; None if not counted."""
-    counts = [_number(file) for file in root.glob("sys/devices/system/cpu/cpu[0-9]*/thermal_throttle/*_throttle_count")]
-    readable_counts = [count for count in counts if count is not None]
-    return sum(readable_counts) if readable_counts else None
 
 
 def metered(answer: str | None) -> bool | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import platform
 import random
 import time
@@ -15,7 +14,6 @@ from typing import Any, TypeVar
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import BaseModel, ValidationError
 
-from device_agent.errors import UnsafeManifest
 from shared.capabilities import Capabilities
 from shared.errors import ClockSkew, MobizoError, ReplayedRequest
 from shared.federation.cohort import RoundReceipt
@@ -84,13 +82,13 @@ class DeviceClient:
         lease lives.
 
         memory_bytes: available memory; jobs that this device declined for more are skipped. capabilities: restricts the
-        offered jobs; None reports nothing. Raises UnsafeManifest if the program's manifest contains a path.
+        offered jobs; None reports nothing.
         """
         body = LeaseRequest(
             datasets=datasets, wait_seconds=wait_seconds, memory_bytes=memory_bytes, capabilities=capabilities
         )
         content = self._request("POST", "/v1/leases", json=_json(body))
-        return _read_lease(content) if content else None
+        return _read(Lease, content) if content else None
 
     def heartbeat(self, lease_id: str, progress: Progress) -> LeaseState:
         """Extends the lease and reports progress; one attempt. Raises Gone if the lease has ended."""
@@ -215,22 +213,6 @@ class DeviceClient:
         if moment.tzinfo is None:
             raise error
         self.clock.set(moment)
-
-
-def _read_lease(content: bytes) -> Lease:
-    """Parses a lease. Raises UnsafeManifest, which carries the lease id for the report, if a file name is a path."""
-    try:
-        return Lease.model_validate_json(content)
-    except ValidationError as error:
-        # For example ("manifest", "manifest", "files", 0, "name").
-        names = [
-            problem["input"]
-            for problem in error.errors()
-            if problem["loc"][2:3] + problem["loc"][4:] == ("files", "name")
-        ]
-        if names:
-            raise UnsafeManifest(str(json.loads(content).get("id")), str(names[0])) from error
-        return _read(Lease, content)
 
 
 def _json(body: BaseModel) -> object:

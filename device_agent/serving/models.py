@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field, replace
 
@@ -16,7 +15,6 @@ from device_agent.inference.personal_model import PersonalModel, load_program, m
 from shared.chat_template import NoChatTemplate
 from shared.errors import AdapterNotFound, BadRequest, Unavailable
 from shared.generated_text import GeneratedToken, TextPieces
-from shared.job import NAME
 from shared.openai.answers import FinishedText, ResponsePiece, TextOptions, unix_seconds
 from shared.openai.models import ChatRequest, CompletionRequest, Finish, Model, Usage
 from shared.sampling import Sampler
@@ -43,14 +41,14 @@ class DeviceModels:
         return [*map(_adapter, usable), *(_base(name, about) for name, about in sorted(bases.items()))]
 
     def find(self, name: str) -> Model:
-        """Returns one model. Raises AdapterNotFound, RevisionNotFound, Untrusted."""
+        """Returns one model. Raises AdapterNotFound, Untrusted."""
         opened, is_base = self._open(name)
-        return _base(name, opened.about) if is_base else _adapter(opened.about).model_copy(update={"id": name})
+        return _base(name, opened.about) if is_base else _adapter(opened.about)
 
     def use(self, name: str) -> tuple[PersonalModel, str | None]:
         """Loads a model; returns it and the revision of its adapter's version, if it has one.
 
-        Raises AdapterNotFound, RevisionNotFound, NotFound if a file is missing, Untrusted, RuntimeFailed.
+        Raises AdapterNotFound, NotFound if a file is missing, Untrusted, RuntimeFailed.
         """
         opened, is_base = self._open(name)
         model = self._model
@@ -75,9 +73,8 @@ class DeviceModels:
     def _open(self, name: str) -> tuple[LoadedAdapter, bool]:
         """Returns the adapter of a name, or an adapter of the base of that name and True."""
         keys = self._home.config().trusted_keys()
-        adapter, at, revision = name.partition("@")
-        if re.fullmatch(NAME, adapter) and self._store.newest(adapter) is not None:
-            return self._store.open(adapter, *keys, revision=revision if at else None), False
+        if name in self._store.names():
+            return self._store.open(name, *keys), False
         stored = [about for about in self._store.stored() if about.signed.manifest.recipe.base.name == name]
         if not stored:
             raise AdapterNotFound(

@@ -13,7 +13,6 @@ from device_agent.training.data import Splits, read_splits, text_format_of
 from device_agent.training.dp_sampling import check_sample_size
 from device_agent.training.run_directory import RunDirectory
 from device_agent.training.run_plan import RunPlan
-from device_agent.training.trainer import no_rest
 from shared.job import Progress, Result
 from shared.stop_signal import never
 from shared.tokenizer import read_tokenizer
@@ -24,7 +23,7 @@ def train_run(
     launcher: Launcher,
     report: Callable[[Progress], None],
     stop: Callable[[], bool] = never,
-    rest: Callable[[], float] = no_rest,
+    rest: Callable[[], float] = lambda: 0.0,
     loaded: Callable[[], None] = lambda: None,
 ) -> Result:
     """Trains the run that `RunDirectory.begin` recorded, from where it is, to its result.

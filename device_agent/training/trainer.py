@@ -46,11 +46,6 @@ Secret = PrivateStepInput | PrivateGradientInput
 Split = Literal["validation", "test"]
 
 
-def no_rest() -> float:
-    """A device that trains without pauses."""
-    return 0.0
-
-
 class Trainer:
     """Trains one run from the state of its directory to a result."""
 
@@ -62,7 +57,7 @@ class Trainer:
         program: TrainingProgram,
         report: Callable[[Progress], None],
         stop: Callable[[], bool],
-        rest: Callable[[], float] = no_rest,
+        rest: Callable[[], float] = lambda: 0.0,
         frozen: PrefixCache | None = None,
     ) -> None:
         """report: called with the progress after steps and evaluations. stop: asked before each call of the program.

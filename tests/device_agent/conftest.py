@@ -307,7 +307,7 @@ def make(dataset, launchers):
     daemons = []
 
     def make(home, data=None, **options):
-        display = Display(home, live=False)
+        display = Display(home)
         display.__enter__()
         options = {"pause_seconds": 0.1, "launchers": launchers} | options
         daemons.append(Daemon(home, data or {"movies": dataset}, display, **options))

@@ -4,12 +4,9 @@ Can be told to misbehave. Knows no job states beyond what a device sees. Holds d
 signatures.
 """
 
-import contextlib
 import hashlib
-import io
 import json
 import re
-import socket
 import threading
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
@@ -52,45 +49,11 @@ SKEW_SECONDS = 300
 DEVICE_KEYS = {}  # by the URL that a device was enrolled at, and the key's id
 
 
-class _Tee(io.RawIOBase):
-    """Keeps a copy of what is read."""
-
-    def __init__(self, source, copies):
-        self._source, self._copies = source, copies
-
-    def readable(self):
-        return True
-
-    def readinto(self, buffer):
-        piece = self._source.recv(len(buffer))
-        self._copies.append(bytes(piece))
-        buffer[: len(piece)] = piece
-        return len(piece)
-
-
 class _Listener(ThreadingHTTPServer):
     daemon_threads = True
 
-    def __init__(self, address, handler):
-        super().__init__(address, handler)
-        self._connections = set()
-
-    def process_request(self, request, client_address):
-        self._connections.add(request)
-        super().process_request(request, client_address)
-
-    def shutdown_request(self, request):
-        self._connections.discard(request)
-        super().shutdown_request(request)
-
     def handle_error(self, request, client_address):
         """A client that was killed is no news."""
-
-    def hang_up(self):
-        """Cuts every connection, as the end of a process does."""
-        for connection in list(self._connections):
-            with contextlib.suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
 
 
 class FakeServer:
@@ -126,17 +89,13 @@ class FakeServer:
         double = self
 
         class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def setup(self):
-                super().setup()
-                self.rfile = io.BufferedReader(_Tee(self.connection, double.received))
-
             def log_message(self, *_):
                 pass
 
             def _handle(self):
                 body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                head = "".join(f"{name}: {value}\r\n" for name, value in self.headers.items())
+                double.received += [self.raw_requestline, head.encode("latin-1"), body]
                 headers = {name.lower(): value for name, value in self.headers.items()}
                 status, content = double.answer(self.command, self.path, body, headers)
                 whole = len(content)
@@ -146,7 +105,6 @@ class FakeServer:
                 self.send_header("Content-Length", str(whole))
                 self.end_headers()
                 self.wfile.write(content)
-                self.close_connection = len(content) < whole
 
             def date_time_string(self, timestamp=None):
                 return format_datetime(datetime.now(UTC) + double.ahead, usegmt=True)
@@ -169,7 +127,6 @@ class FakeServer:
         """Answers nobody any more; done twice, it is done."""
         self._http.shutdown()
         self._http.server_close()
-        self._http.hang_up()
 
     @property
     def url(self):

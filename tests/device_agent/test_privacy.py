@@ -50,7 +50,7 @@ def test_a_whole_job_and_a_failed_one_send_no_text_and_no_tokens(
         for split in ("train", "validation", "test")
         for line in (directory / f"{split}.jsonl").read_text().splitlines()
     ]
-    with FakeServer(server_key, lease_seconds=0.5) as server, Display(home, live=False) as display:
+    with FakeServer(server_key, lease_seconds=0.5) as server, Display(home) as display:
         enroll(home, server.url, server_key)
         TaskApprovals(home.tasks).decide(task, ["movies"], TaskState.APPROVED)
         daemon = Daemon(home, {"movies": directory}, display, launchers=launchers)

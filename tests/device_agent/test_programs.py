@@ -120,15 +120,6 @@ def test_the_file_unused_for_longest_makes_room(tmp_path, client, files):
     assert here(cache, files) == "acd"
 
 
-def test_a_clock_set_back_does_not_make_the_newest_the_oldest(tmp_path, client, files, monkeypatch):
-    cache = ProgramCache(tmp_path, limit=120_000)
-    for year, letter in enumerate("cba"):
-        monkeypatch.setattr("time.time_ns", lambda year=year: (2030 - year) * 365 * 86400 * 10**9)
-        bring(cache, client, files[letter])
-    bring(cache, client, files["d"])
-    assert here(cache, files) == "abd"
-
-
 def test_what_a_run_or_a_kept_adapter_needs_stays(tmp_path, client, files):
     cache = ProgramCache(tmp_path, limit=120_000, pins=lambda: [files["a"].sha256])
     for letter in "abc":

@@ -13,7 +13,6 @@ from shared.zo.lora import load_adapter
 from shared.zo.trajectory import parse_trajectory
 from tests.device_agent.conftest import run_agent, start_agent
 from tests.device_agent.service import JOB, wait_until
-from tests.device_agent.use import Session
 
 
 @pytest.fixture
@@ -80,10 +79,8 @@ def test_a_trajectory_instead_of_b(ask, agent, service):
 
 
 @pytest.mark.slow
-def test_a_job_goes_on_from_a_version_and_another_device_takes_that_while_it_is_in_use(
-    ask, agent, call, service, dataset, tmp_path
-):
-    """Killed in the middle, too; then a device that only uses the adapter pulls both versions under a session."""
+def test_a_job_goes_on_from_a_version_and_another_device_pulls_it(ask, agent, call, service, dataset, tmp_path):
+    """Killed in the middle, too; then a device that only uses the adapter pulls both versions."""
     (dataset / "test.jsonl").unlink()  # the best of several validations never falls, so each version is approved
     submit(ask, "lineage", lr=1e-6)  # learns nothing, so that the second version is better on every machine
     assert agent("lineage-1")[0].wait() == 0
@@ -113,10 +110,5 @@ def test_a_job_goes_on_from_a_version_and_another_device_takes_that_while_it_is_
         call(*pull, "lineage@v1")
     ask("PUT", f"/v1/adapters/lineage/devices/{tablet.config().device_id}")
     assert "version 1" in call(*pull, "lineage@v1")
-    with Session(tablet, "predict", "lineage") as session:
-        old = session.ask("a warm plot")
-        assert "version 2" in call(*pull, "lineage@main")
-        new = session.ask("a warm plot")
-        call("device_agent", "adapter", "rollback", "lineage", "--home", tablet.path)
-        assert session.ask("a warm plot") == old != new
-        assert "now the adapter version 2" in session.end()
+    assert "version 2" in call(*pull, "lineage@main")
+    assert "version 1" in call("device_agent", "adapter", "rollback", "lineage", "--home", tablet.path)

@@ -1,14 +1,13 @@
-"""A home whose adapter store holds an adapter of a compiled program, and a session that uses it."""
+"""A home whose adapter store holds an adapter of a compiled program."""
 
 import shutil
-import subprocess
 
 import numpy as np
 
 from device_agent.inference.adapter_store import AdapterStore
 from shared.signing import sign_manifest
 from shared.zo.lora import dump_adapter
-from tests.device_agent.conftest import TASK, enroll, start_agent
+from tests.device_agent.conftest import TASK, enroll
 
 
 def keep_adapter(
@@ -22,29 +21,3 @@ def keep_adapter(
     flat = np.random.default_rng(seed).normal(0, 0.1, program.manifest.size).astype(np.float32)
     AdapterStore(home).add(name, dump_adapter(flat, {}), sign_manifest(program.manifest, key), task, "job-1")
     return flat
-
-
-class Session:
-    """A `mobizo-agent` that answers line by line."""
-
-    def __init__(self, home, *arguments):
-        pipe = subprocess.PIPE
-        self.process = start_agent(home, *arguments, "--json", stdin=pipe, stdout=pipe, stderr=pipe, text=True)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *raised):
-        with self.process:  # closes the pipes and waits
-            self.process.kill()
-
-    def ask(self, line):
-        self.process.stdin.write(line + "\n")
-        self.process.stdin.flush()
-        return self.process.stdout.readline()
-
-    def end(self):
-        """What it said beside its answers."""
-        _, output = self.process.communicate()
-        assert self.process.returncode == 0, output
-        return output

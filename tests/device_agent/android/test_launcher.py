@@ -6,7 +6,6 @@ import threading
 import time
 from contextlib import closing
 
-import numpy as np
 import psutil
 import pytest
 
@@ -14,59 +13,40 @@ from device_agent.android.adb import Adb, PhoneUnreachable, PhoneUnsuitable
 from device_agent.errors import DoesNotFit, RuntimeFailed
 from device_agent.executors.phone import PhoneLauncher
 from device_agent.executors.runner import RunnerLauncher
-from shared.zo.noise import query_seeds
-from shared.zo.packing import pack_step
 from tests.device_agent.android.phone import Phone
-from tests.device_agent.conftest import ROOT
-from tests.device_agent.training.runs import begun, hashes, train
+from tests.device_agent.conftest import ROOT, copy_run
+from tests.device_agent.training.runs import begun, hashes, ignore, recorded_steps, train
 
 THERE = "/data/local/tmp/mobizo"
-STEPS = 12
+SETTINGS = {"steps": 24, "evaluation_interval": 8, "seed": 5, "lr": 1e-2}
 SECONDS = 20.0  # for processes on the phone to end
-LR, EPS = (np.array([value], np.float32) for value in (0.05, 0.01))
 
 
-class Run:
-    """A run on the program's first examples, recorded as coefficients. It launches again after each lost link."""
+def train_on(launcher, run, report=ignore):
+    """Trains a run to its end, again after each lost link; returns the reasons of the losses."""
+    losses = []
+    while run.result() is None:
+        try:
+            train(run, launcher, report)
+        except PhoneUnreachable as error:
+            losses.append(error.detail)
+            time.sleep(0.05)
+    return losses
 
-    def __init__(self, program, examples, launch):
-        """launch: starts an executor."""
-        self._recipe, self._size, self._launch = program.manifest.recipe, program.manifest.size, launch
-        self._batch = pack_step(examples[: self._recipe.effective_batch], self._recipe)
-        self.coefficients, self.losses = [], []
 
-    def train(self, steps, before_step=lambda _executor, _step: None):
-        """Trains until `steps` steps are recorded. Returns B."""
-        while True:
-            try:
-                with closing(self._launch()) as executor:
-                    executor.call("load", [np.zeros(self._size, np.float32)])
-                    for step, coefficients in enumerate(self.coefficients):
-                        executor.call("replay", [self._seeds(step), coefficients])
-                    while len(self.coefficients) < steps:
-                        before_step(executor, len(self.coefficients))
-                        self.step(executor)
-                    return executor.call("adapter", [])[0]
-            except PhoneUnreachable as error:
-                self.losses.append(error.detail)
-                time.sleep(0.05)
+def once_at(step, act):
+    """Returns a report that calls `act` when a step after this one is reported for the first time."""
+    acts = [act]
 
-    def step(self, executor):
-        """Runs one step and records it."""
-        inputs = [*self._batch, self._seeds(len(self.coefficients)), LR, EPS]
-        self.coefficients.append(executor.call("step", inputs)[1])
+    def report(progress):
+        if progress.phase == "training" and progress.step >= step and acts:
+            acts.pop()()
 
-    def _seeds(self, step):
-        return query_seeds(5, step, self._recipe.queries)
+    return report
 
 
 def launch_on(launcher, program, **options):
     return launcher.launch(program.manifest, *program.files, **options)
-
-
-def launch_here(runner, program):
-    """Starts the same runner on this machine."""
-    return launch_on(RunnerLauncher(runner), program)
 
 
 def running(phone):
@@ -81,32 +61,22 @@ def wait_for(condition):
     assert condition()
 
 
-@pytest.fixture(scope="session")
-def examples(rademacher, movies):
-    return rademacher.examples(movies)
-
-
 @pytest.fixture
-def run(rademacher, examples, launcher):
-    return Run(rademacher, examples, lambda: launch_on(launcher, rademacher))
+def run(rademacher, movies, tmp_path):
+    return begun(tmp_path / "run", rademacher.plan(movies, **SETTINGS))
 
 
 @pytest.fixture(scope="session")
-def expected(rademacher, examples, runner_directory):
-    """The run and its B on this machine, undisturbed."""
-    run = Run(rademacher, examples, lambda: launch_here(runner_directory, rademacher))
-    return run, run.train(STEPS)
+def expected(rademacher, movies, runner_directory, tmp_path_factory):
+    """What the run leaves on this machine, undisturbed."""
+    run = begun(tmp_path_factory.mktemp("here") / "run", rademacher.plan(movies, **SETTINGS))
+    train(run, RunnerLauncher(runner_directory))
+    return hashes(run)
 
 
-def check(run, b, expected):
-    here, here_b = expected
-    np.testing.assert_array_equal(run.coefficients, here.coefficients[: len(run.coefficients)])
-    np.testing.assert_array_equal(b, here_b)
-
-
-def test_a_run_on_a_phone_is_that_of_this_machine(run, expected, phone):
-    check(run, run.train(STEPS), expected)
-    assert not run.losses
+def test_a_run_on_a_phone_is_that_of_this_machine(launcher, run, expected, phone):
+    assert train_on(launcher, run) == []
+    assert hashes(run) == expected
     wait_for(lambda: not running(phone))
     assert set(phone.run(f"ls -A {THERE}").split()) == {"files", "runner", "incoming"}
     assert not phone.run(f"ls -A {THERE}/incoming")
@@ -125,14 +95,15 @@ def test_only_missing_files_are_pushed(adb, runner_directory, rademacher, phone)
     assert second.phone.pushed_bytes == 0
 
 
-def test_packed_weights_lie_beside_the_weights_and_are_used_again(run, rademacher, phone):
+def test_packed_weights_lie_beside_the_weights_and_are_used_again(launcher, run, rademacher, phone, tmp_path):
     phone.empty()
     directory, sha256 = phone.path(f"{THERE}/files"), rademacher.manifest.file("weights").sha256
     packed = {f"{sha256}.packed", f"{sha256}.packed.index"}
-    run.train(1)
+    again = copy_run(run, tmp_path / "again")
+    train(run, launcher)
     assert packed < {path.name for path in directory.iterdir()}
     before = {name: (directory / name).stat().st_mtime_ns for name in packed}
-    run.train(2)
+    train(again, launcher)
     assert {name: (directory / name).stat().st_mtime_ns for name in packed} == before
 
 
@@ -154,42 +125,44 @@ SLOW_CUTS = (Phone.kill, kill_the_adb_server, kill_the_adb_client)
 
 
 @pytest.mark.parametrize("cut", [pull_the_cable, *(pytest.param(cut, marks=pytest.mark.slow) for cut in SLOW_CUTS)])
-def test_a_lost_link_ends_the_runner_and_the_run_goes_on(run, expected, phone, cut):
-    def cut_once(_executor, step):
-        if step == 5 and not run.losses:
-            cut(phone)
-            wait_for(lambda: not running(phone))
-            if cut is Phone.kill:
-                phone.start()
+def test_a_lost_link_ends_the_runner_and_the_run_goes_on(launcher, run, expected, phone, cut):
+    def cut_once():
+        cut(phone)
+        wait_for(lambda: not running(phone))
+        if cut is Phone.kill:
+            phone.start()
 
-    check(run, run.train(STEPS, cut_once), expected)
-    assert run.losses == [f"{phone.serial}: the link broke; check its cable and `adb devices`"]
+    losses = train_on(launcher, run, once_at(5, cut_once))
+    assert losses == [f"{phone.serial}: the link broke; check its cable and `adb devices`"]
+    assert hashes(run) == expected
 
 
 @pytest.mark.slow
-def test_a_cable_that_is_lost_twenty_times_during_calls(run, rademacher, examples, runner_directory, phone):
+def test_a_cable_that_is_lost_twenty_times_during_calls(
+    launcher, rademacher, movies, runner_directory, phone, tmp_path
+):
     """The cable is pulled at moments that the run does not choose."""
-    stepped = threading.Event()
+    plan = rademacher.plan(movies, **SETTINGS | {"steps": 600, "evaluation_interval": 300})
+    here, run = begun(tmp_path / "here", plan), begun(tmp_path / "run", plan)
+    train(here, RunnerLauncher(runner_directory))
+    lost, stepped, ended = [], threading.Event(), threading.Event()
 
     def cut_often():
-        while len(run.losses) < 20:
-            stepped.wait(1)
-            stepped.clear()
-            time.sleep(0.001 * len(run.losses))
-            pull_the_cable(phone)
+        while len(lost) < 20 and not ended.is_set():
+            if stepped.wait(1):
+                stepped.clear()
+                time.sleep(0.001 * len(lost))
+                pull_the_cable(phone)
+                lost.append(recorded_steps(run))
 
     thread = threading.Thread(target=cut_often)
     thread.start()
-    steps = 0
-    while len(run.losses) < 20:
-        steps += 20
-        run.train(steps, lambda _executor, _step: stepped.set())
+    train_on(launcher, run, lambda progress: stepped.set() if progress.phase == "training" else None)
+    ended.set()
     thread.join()
-    b = run.train(steps)
+    assert len(lost) == 20
     wait_for(lambda: not running(phone))
-    here = Run(rademacher, examples, lambda: launch_here(runner_directory, rademacher))
-    np.testing.assert_array_equal(b, here.train(steps))
-    np.testing.assert_array_equal(run.coefficients, here.coefficients)
+    assert hashes(run) == hashes(here)
 
 
 ALONE = """
@@ -218,40 +191,27 @@ def test_a_killed_agent_leaves_no_runner_on_the_phone(rademacher, phone, runner_
     wait_for(lambda: not running(phone))
 
 
-def test_another_phone_continues_the_run(rademacher, examples, runner_directory, expected, phone):
+def test_another_phone_continues_the_run(run, runner_directory, expected, phone):
     launcher = PhoneLauncher(Adb(None, phone.adb), runner_directory)
 
-    def swap(_executor, step):
-        if step == 5 and not run.losses:
-            phone.kill()
-            phone.client("disconnect")
-            phone.empty()  # the phones of these tests share their storage
-            phone.start(phone.port + 1)
+    def swap():
+        phone.kill()
+        phone.client("disconnect")
+        phone.empty()  # the phones of these tests share their storage
+        phone.start(phone.port + 1)
 
-    run = Run(rademacher, examples, lambda: launch_on(launcher, rademacher))
-    check(run, run.train(STEPS, swap), expected)
+    train_on(launcher, run, once_at(5, swap))
+    assert hashes(run) == expected
     assert launcher.phone.adb.device().endswith(str(phone.port + 1))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["rademacher", "gradient"])
-def test_the_training_loop_continues_from_its_directory(
-    request, name, movies, launcher, runner_directory, phone, tmp_path
+def test_a_run_with_exact_gradients_goes_on_from_a_checkpoint(
+    gradient, movies, launcher, runner_directory, phone, tmp_path
 ):
-    """By replay of the trajectory, or from a checkpoint of the exact gradient."""
-    program, cuts = request.getfixturevalue(name), []
-    plan = program.plan(movies, steps=24, evaluation_interval=8, seed=5, lr=1e-2)
-    here, there = begun(tmp_path / "here", plan), begun(tmp_path / "there", plan)
-
-    def cut(progress):
-        if progress.phase == "training" and progress.step >= 13 and not cuts:
-            cuts.append(progress.step)
-            pull_the_cable(phone)
-
+    here, there = (begun(tmp_path / name, gradient.plan(movies, **SETTINGS)) for name in ("here", "there"))
     train(here, RunnerLauncher(runner_directory))
-    with pytest.raises(PhoneUnreachable):
-        train(there, launcher, cut)
-    train(there, launcher, cut)
+    assert len(train_on(launcher, there, once_at(13, lambda: pull_the_cable(phone)))) == 1
     assert hashes(there) == hashes(here)
 
 

@@ -52,7 +52,7 @@ def test_predictions_need_no_network(agent, expected):
     assert prediction["label"] == ("negative", "positive")[expected("a warm plot").index(max(expected("a warm plot")))]
 
 
-def test_records_come_from_fields_files_and_standard_input(agent, expected, dataset):
+def test_records_come_from_fields_and_standard_input(agent, expected):
     def shares(process):
         assert process.returncode == 0, process.stderr
         lines = [json.loads(line) for line in process.stdout.splitlines()]
@@ -61,9 +61,6 @@ def test_records_come_from_fields_files_and_standard_input(agent, expected, data
     assert shares(agent("predict", "alice-movies", "--field", "text=dull", "--json")) == [expected("dull")]
     lines = 'dull\n\n{"text": "a joy", "label": "unknown"}\n'
     assert shares(agent("predict", "alice-movies", "--json", input=lines)) == [expected("dull"), expected("a joy")]
-    texts = [json.loads(line)["text"] for line in (dataset / "test.jsonl").read_text().splitlines()]
-    process = agent("predict", "alice-movies", "--file", str(dataset / "test.jsonl"), "--json")
-    assert shares(process) == [expected(text) for text in texts]
 
 
 @pytest.mark.parametrize(
@@ -71,9 +68,7 @@ def test_records_come_from_fields_files_and_standard_input(agent, expected, data
     [
         (["predict", "bob", "--text", "x"], 1, "stored: alice-movies"),
         (["predict", "Bob", "--text", "x"], 2, "not an adapter name"),
-        (["predict", "alice-movies", "--text", "x", "--file", "y"], 2, "choose one"),
         (["predict", "alice-movies", "--field", "label=x"], 2, "once for each of text"),
-        (["predict", "alice-movies", "--file", "/no/such/file"], 2, "cannot be read"),
         (["chat", "alice-movies", "--text", "x" * 100], 2, "share 64"),
         (["adapter", "rollback", "alice-movies"], 1, "no previous version"),
         (["adapter", "pull", "bob"], 1, "when its job completes here"),

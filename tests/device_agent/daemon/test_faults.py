@@ -146,7 +146,7 @@ def test_a_server_away_for_days_gets_the_result_when_it_is_back(
 # --- clocks that disagree
 
 
-def test_clocks_hours_apart_cost_nothing_and_are_said_once(make, home, server_key, rademacher, capsys):
+def test_clocks_hours_apart_cost_nothing(make, home, server_key, rademacher):
     with FakeServer(server_key, lease_seconds=1.0, ahead=timedelta(hours=-7)) as server:
         enroll(home, server.url, server_key)
         daemon, start = make(home), time.monotonic()
@@ -155,8 +155,6 @@ def test_clocks_hours_apart_cost_nothing_and_are_said_once(make, home, server_ke
             assert daemon.run(once=True).outcome is Outcome.COMPLETED
         seconds = time.monotonic() - start
         assert len(server.beats) < 50 + seconds / 0.2  # a fourth of the lease, and one at each end
-    assert home.status().clock_skew_seconds == pytest.approx(3600 * 7, abs=2 + seconds)
-    assert capsys.readouterr().out.count("clock differs from the server's") == 1
 
 
 # --- data sets that change

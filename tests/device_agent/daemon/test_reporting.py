@@ -3,22 +3,11 @@
 import json
 import os
 import socket
-from itertools import islice, takewhile
 from types import SimpleNamespace
 
 import pytest
 
-from device_agent.daemon.reporting import (
-    FEED_SECONDS,
-    MARGIN,
-    MIN_FLOPS,
-    LogFile,
-    Watchdog,
-    follow,
-    log_path,
-    readable,
-    tail,
-)
+from device_agent.daemon.reporting import FEED_SECONDS, LogFile, Watchdog, log_path, readable, tail
 from shared.job import Progress
 
 
@@ -53,7 +42,7 @@ def notifications(systemd):
 
 @pytest.fixture
 def watchdog(systemd, clock):
-    return Watchdog({"NOTIFY_SOCKET": systemd[1], "WATCHDOG_USEC": str(600 * 10**6)}, lambda: clock.now)
+    return Watchdog({"NOTIFY_SOCKET": systemd[1]}, lambda: clock.now)
 
 
 def step(number):
@@ -85,34 +74,6 @@ def test_fast_steps_are_told_now_and_then_only(watchdog, notifications, clock):
     assert notifications().count("WATCHDOG=1") == 10
 
 
-def test_a_step_that_took_long_makes_systemd_wait_longer_and_never_shorter(watchdog, notifications, clock):
-    watchdog.show(step(1))
-    notifications()
-    clock.now += 500
-    watchdog.show(step(2))
-    assert notifications()[:2] == [f"WATCHDOG_USEC={500 * MARGIN * 10**6}", "WATCHDOG=1"]
-    clock.now += 400
-    watchdog.show(step(3))
-    assert not [line for line in notifications() if line.startswith("WATCHDOG_USEC")]
-    assert watchdog.patience == 500 * MARGIN
-
-
-def test_work_known_to_be_long_is_announced_before_it_begins(watchdog, notifications):
-    watchdog.expect(600 * MIN_FLOPS)
-    assert notifications() == []  # it fits
-    watchdog.expect(1000 * MIN_FLOPS)
-    assert notifications() == [f"WATCHDOG_USEC={1000 * 10**6}", "WATCHDOG=1"]
-
-
-def test_without_a_watchdog_only_the_status_is_told(systemd, notifications, clock):
-    watchdog = Watchdog({"NOTIFY_SOCKET": systemd[1]}, lambda: clock.now)
-    watchdog.expect(1e30)
-    assert notifications() == []
-    assert watchdog.patience is None
-    watchdog.show(step(1))
-    assert "STATUS=training  step 1/9" in notifications()
-
-
 def test_a_systemd_that_does_not_read_holds_nobody_up(watchdog, notifications, clock):
     for number in range(10_000):  # more than any socket's queue
         clock.now += FEED_SECONDS
@@ -121,7 +82,7 @@ def test_a_systemd_that_does_not_read_holds_nobody_up(watchdog, notifications, c
 
 
 def test_without_systemd_nothing_is_said_and_nothing_breaks(tmp_path, clock):
-    for environment in ({}, {"NOTIFY_SOCKET": str(tmp_path / "gone"), "WATCHDOG_USEC": "1000000"}):
+    for environment in ({}, {"NOTIFY_SOCKET": str(tmp_path / "gone")}):
         watchdog = Watchdog(environment, lambda: clock.now)
         watchdog.notify("READY=1")
         watchdog.show(step(1))
@@ -168,22 +129,6 @@ def test_a_full_disk_loses_a_line_and_stops_nothing(path):
     path.parent.symlink_to("/dev/full")  # any write fails
     event = {"event": "turn"}
     assert file(None, "info", event) is event
-
-
-def test_following_sees_lines_across_rotations_and_of_a_file_that_does_not_exist_yet(path):
-    file = LogFile(path, limit=1000)
-    write(file, 3)
-    lines = follow(path, 2)
-    assert numbers(islice(lines, 2)) == [1, 2]
-    write(file, 28, 3)  # several rotations, of which a reader sees at least the newest file
-    seen = numbers(takewhile(lambda line: '"number": 30' not in line, lines))
-    assert seen == sorted(seen)
-    lines.close()
-    fresh = path.with_name("other.jsonl")
-    lines = follow(fresh, 10)
-    write(LogFile(fresh), 1)
-    assert numbers([next(lines)]) == [0]
-    lines.close()
 
 
 def test_lines_for_people():

@@ -5,6 +5,7 @@ from importlib.metadata import version
 import psutil
 import pytest
 
+from device_agent.android.adb import Adb
 from device_agent.errors import NoRunner
 from device_agent.executors.choice import ExecutorName, LauncherSelector, platform_name
 from device_agent.executors.python import PythonLauncher
@@ -42,9 +43,9 @@ def test_programs_of_torch_run_in_python(runner_directory, rademacher):
     recipe = rademacher.manifest.recipe.model_copy(update={"backend": "torch"})
     manifest = rademacher.manifest.model_copy(update={"recipe": recipe})
     assert isinstance(select(manifest), PythonLauncher)
-    for requested in (ExecutorName.NATIVE, ExecutorName.ADB):
+    for selector in (LauncherSelector(ExecutorName.NATIVE), LauncherSelector(phone=Adb())):
         with pytest.raises(BadRequest, match=r"no backend 'torch'.*--executor python"):
-            select(manifest, requested)
+            selector(manifest)
 
 
 @pytest.mark.parametrize(

@@ -103,15 +103,3 @@ def test_a_damaged_file_and_a_call_out_of_bounds_say_so(rademacher, launcher, in
         open_inference(rademacher.manifest, damaged, rademacher.path("weights"), launcher)
     with pytest.raises(RuntimeFailed, match="'extend'"):
         inference.extend([1], 64, [0])
-
-
-def test_both_executors_predict_alike(rademacher, runner_directory, text):
-    files = (rademacher.path("inference"), rademacher.path("weights"))
-    scores, texts = [], []
-    for launcher in (RunnerLauncher(runner_directory), PythonLauncher()):
-        session = open_inference(rademacher.manifest, *files, launcher)
-        scores.append(session.score(text, [[7], [8, 9, 10]]))
-        texts.append(list(session.generate(text, 6)))
-        session.close()
-    assert scores[0] == pytest.approx(scores[1], rel=1e-6)  # each has a kernel of its own for attention
-    assert texts[0] == texts[1]

@@ -56,7 +56,7 @@ class Agent:
         self.home.rules.write_text(rules)
         launcher, data = RunnerLauncher(self._runner), {"movies": self.data}
         options = {"launchers": lambda _manifest: launcher, "capabilities": lambda: Capabilities()}
-        with Display(self.home, live=False) as display:
+        with Display(self.home) as display:
             return Daemon(self.home, data, display, **options).run(once=True)
 
 

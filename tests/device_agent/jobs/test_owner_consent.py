@@ -17,9 +17,8 @@ from device_agent.runner.location import RUNNER_VARIABLE
 from shared.federation.accounting import epsilon_of, run_spending
 from shared.privacy import ExamplePrivacy
 from shared.task import Answer, MappedField, Task
-from shared.training_settings import TrainingSettings
 from shared.zo.lora import load_adapter
-from tests.device_agent.conftest import TASK, write_records
+from tests.device_agent.conftest import write_records
 from tests.device_agent.training.runs import Killed
 
 PRIVACY = ExamplePrivacy(clip=0.05, noise_multiplier=2.0, sampling_rate=0.1)
@@ -108,33 +107,38 @@ def test_an_approved_task_tells_nothing_of_a_single_record_that_does_not_fit(
     assert reports["2"] == reports["5"]
 
 
-UNUSUAL = {
-    "no JSON": b"{SECRET",
-    "no object": b'["SECRET"]',
-    "no text": b"\xff\xfeSECRET",
-    "half a surrogate": b'{"text": "SECRET \\ud800", "label": "positive"}',
-    "depth": b'{"text": ' + b"[" * 100_000 + b"]" * 100_000 + b', "label": "positive"}',
-    "a long number": b'{"text": ' + b"7" * 5_000 + b', "label": "positive"}',
-    "an unknown label": b'{"text": "SECRET", "label": "SECRET"}',
-    "no label": b'{"text": "SECRET"}',
-    "a long text": b'{"text": "' + b"SECRET " * 500 + b'", "label": "positive"}',
+UNUSUAL = {  # lines that do not fit, and the reason that the owner reads
+    b"{SECRET": "is not JSON",
+    b'["SECRET"]': "must be a JSON object",
+    b"\xff\xfeSECRET": "is not UTF-8",
+    b'{"text": "SECRET \\ud800", "label": "positive"}': "",  # half of a character
+    b'{"text": ' + b"[" * 100_000 + b"]" * 100_000 + b', "label": "positive"}': "",
+    b'{"text": ' + b"7" * 5_000 + b', "label": "positive"}': "",
+    b'{"text": "SECRET", "label": "SECRET"}': "SECRET",
+    b'{"text": "SECRET"}': "field 'label' is missing",
+    b'{"text": "SECRET", "label": Infinity}': "field 'label' is missing or null",
 }
+LONG = b'{"text": "' + b"SECRET " * 500 + b'", "label": "positive"}'  # is cut
 
 
-@pytest.mark.parametrize("split", ["train", "validation"])
+@pytest.mark.parametrize("split", ["train", "validation", "test"])
 def test_no_single_line_ends_a_job(work, server, rademacher, dataset, home, split):
+    first = len((dataset / f"{split}.jsonl").read_text().splitlines()) + 1
     with (dataset / f"{split}.jsonl").open("ab") as file:
-        file.writelines(line + b"\n" for line in UNUSUAL.values())
+        file.writelines(line + b"\n" for line in (*UNUSUAL, LONG))
     server.add_job(rademacher, steps=1)
     (job_end,) = work(dataset)
     assert job_end.outcome is Outcome.COMPLETED, job_end.detail
     assert server.failures == []
     (completion,) = server.completions
-    assert completion.result.train_examples == 13 + len(UNUSUAL) * (split == "train")
+    assert completion.result.train_examples == 13 + (len(UNUSUAL) + 1) * (split == "train")
     assert completion.result.unusable_examples is None
     assert b"SECRET" not in server.received_bytes
-    log = (home.run("job-1").path / "unusable.log").read_text()
-    assert log.count(f"{split}.jsonl:") == len(UNUSUAL) - 1  # a long text is cut
+    summary, *reasons = (home.run("job-1").path / "unusable.log").read_text().splitlines()
+    assert summary.startswith(f"{len(UNUSUAL)} records of the data set do not fit task 'sst2'")
+    for number, (reason, words) in enumerate(zip(reasons, UNUSUAL.values(), strict=True), first):
+        assert f"{dataset / split}.jsonl:{number}: " in reason
+        assert words in reason
 
 
 @pytest.mark.parametrize("usable", [0, 1, 6, 7, 8])
@@ -257,13 +261,3 @@ def test_jobs_that_cannot_start_charge_nothing(home, enrolled, make, server, cli
     server.add_job(clipped, job_id="job-good", privacy=PRIVACY, steps=STEPS)
     assert make(enrolled).run(once=True).outcome is Outcome.COMPLETED
     assert len(json.loads(home.privacy.read_bytes())["charges"]) == 1
-
-
-def test_decisions_about_the_shipped_task_are_obeyed(home, work, server, rademacher, dataset):
-    approvals = TaskApprovals(home.tasks)
-    approvals.decide(TASK, ["movies"], TaskState.REVOKED)
-    server.add_job(rademacher, job_id="job-1", **TrainingSettings(steps=1).model_dump(exclude_defaults=True))
-    assert work(dataset)[0].outcome is Outcome.FAILED
-    approvals.decide(TASK, ["movies"], TaskState.APPROVED)
-    server.add_job(rademacher, job_id="job-2", steps=1)
-    assert work(dataset)[0].outcome is Outcome.COMPLETED

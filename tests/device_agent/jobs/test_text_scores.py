@@ -1,8 +1,6 @@
 """Scores of written texts: by the definitions, and of a whole job by what its adapter writes."""
 
 import json
-import random
-from functools import cache
 
 import pytest
 
@@ -19,28 +17,17 @@ ENDINGS = ["It was", "was"]
 SEQUEL = Task(name="sequel", kind="completion", prompt="{text}", answer=" {endings.text}", metric="token_f1")
 
 
-def longest_common(first, second):
-    """The length of the longest common subsequence, by its recurrence."""
-
-    @cache
-    def length(i, j):
-        if i == len(first) or j == len(second):
-            return 0
-        if first[i] == second[j]:
-            return 1 + length(i + 1, j + 1)
-        return max(length(i + 1, j), length(i, j + 1))
-
-    return length(0, 0)
-
-
-def test_rouge_l_is_the_f1_of_the_longest_common_subsequence():
-    draw = random.Random(0)
-    for _ in range(200):
-        first, second = (draw.choices("abcde", k=draw.randint(1, 9)) for _ in range(2))
-        common = longest_common(first, second)
-        recall, precision = common / len(second), common / len(first)
-        expected = 2 * recall * precision / (recall + precision) if common else 0.0
-        assert rouge_l(" ".join(first).upper(), ", ".join(second) + "!") == pytest.approx(expected)
+@pytest.mark.parametrize(
+    ("text", "own", "score"),
+    [
+        ("police kill the gunman", "Police killed the gunman.", 3 / 4),  # Lin (2004), section 3.1
+        ("the gunman kill police", "police killed the gunman", 2 / 4),
+        ("the gunman the police killed", "police killed the gunman", 2 * 2 / (5 + 4)),
+        ("...", "police", 0.0),
+    ],
+)
+def test_rouge_l_is_the_f1_of_the_longest_common_subsequence(text, own, score):
+    assert rouge_l(text, own) == pytest.approx(score)
 
 
 @pytest.mark.parametrize(

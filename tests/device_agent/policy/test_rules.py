@@ -13,8 +13,6 @@ from device_agent.policy.rules import (
     BATTERY_EASE,
     IDLE_SECONDS,
     MEMORY_EASE,
-    STAGE_EASE,
-    STAGES,
     TEMPERATURE_EASE,
     Decision,
     decide,
@@ -45,7 +43,6 @@ any_readings = st.builds(
     battery_percent=maybe(0, 100),
     temperature=maybe(-20, 120),
     temperature_sensor=st.none() | st.just("cpu"),
-    throttled=st.none() | st.booleans(),
     available_bytes=st.none() | st.integers(0, 1 << 40),
     idle_seconds=maybe(0, 1e6),
     load=maybe(0, 1),
@@ -53,9 +50,8 @@ any_readings = st.builds(
     lost=st.lists(st.sampled_from(READING_NAMES), unique=True).map(tuple),
 )
 any_last = st.none() | st.builds(
-    lambda held, stage: Decision("wait" if held else "train", held=tuple(held), stage=stage),
+    lambda held: Decision("wait" if held else "train", held=tuple(held)),
     st.lists(st.sampled_from((*RULES, "sensors")), unique=True),
-    st.integers(0, len(STAGES)),
 )
 needs = st.integers(0, 1 << 35)  # bytes that training will allocate
 minutes = st.floats(0, 1440)
@@ -91,10 +87,10 @@ def phone(name):
             "78.3 °C at cpu4-gold-usr",
         ),
         (
-            {"temperature_ceiling": 90},
+            {"temperature_ceiling": 82.3},
             "slow",
-            "near the temperature ceiling of 90 °C, and the system throttles its processors; pauses between steps",
-            "78.3 °C at cpu4-gold-usr; pauses 1 s for each second of work",
+            "near the temperature ceiling of 82.3 °C; pauses between steps",
+            "78.3 °C at cpu4-gold-usr; pauses 2 s for each second of work",
         ),
         (
             {"memory_floor_bytes": GIB},
@@ -179,7 +175,7 @@ def test_a_lost_sensor_holds_nobody_without_a_rule_for_it():
     assert decide(Rules(daily_minutes=30), at_noon(**LOST), 30).held == ("daily_minutes",)
 
 
-def test_a_rule_and_a_thermal_stage_outlast_a_lost_sensor():
+def test_a_rule_outlasts_a_lost_sensor():
     rules, low, between = Rules(battery_floor=30), {"battery_percent": 29}, {"battery_percent": 32}
     held = decide(rules, at_noon(**LOST), 0, decide(rules, at_noon(**low), 0))
     assert held.held == ("sensors", "battery_floor")
@@ -187,11 +183,6 @@ def test_a_rule_and_a_thermal_stage_outlast_a_lost_sensor():
     free = decide(rules, at_noon(**LOST), 0, decide(rules, at_noon(**between), 0))
     assert free.held == ("sensors",)
     assert decide(rules, at_noon(**between), 0, free).action == "train"
-    hot = Rules(temperature_ceiling=80)
-    last = decide(hot, at_noon(temperature=78.5), 0)
-    lost = decide(hot, at_noon(**LOST), 0, last)
-    assert (lost.action, lost.stage) == ("wait", last.stage)
-    assert decide(hot, at_noon(temperature=78.9), 0, lost).stage == last.stage
 
 
 BATTERY, MEMORY, IDLE = ({"battery_floor": 30}, {"memory_floor_bytes": GIB}, {"idle": True})
@@ -233,21 +224,14 @@ def test_a_device_that_warms_up_rests_then_waits_and_comes_back_later():
     last = None
     for action, rests in (
         ("train", {60: 0}),
-        ("slow", {72: 0.5, 74: 1, 76: 2, 78: 4, 79: 8}),
+        ("slow", {72: 1, 76: 2, 78: 4, 79: 8, 79.5: 8}),
         ("wait", {80: 0, 79: 0, 76: 0, 75.1: 0}),
-        ("slow", {75: 2, 74: 1}),
-        ("train", {70.9: 0, 60: 0}),
+        ("slow", {75: 1.6, 72: 1}),
+        ("train", {71.9: 0, 60: 0}),
     ):
         for temperature, rest in rests.items():
             last = decide(rules, at_noon(temperature=temperature, temperature_sensor="tj-thermal"), 0, last)
             assert (last.action, last.rest) == (action, rest), temperature
-
-
-def test_throttling_slows_down_what_no_sensor_measures():
-    decision = decide(Rules(temperature_ceiling=80), at_noon(throttled=True), 0)
-    assert (decision.action, decision.rest) == ("slow", 1)
-    assert decision.unknown == ("temperature_ceiling",)
-    assert decide(Rules(), at_noon(throttled=True, temperature=99), 0).action == "train"
 
 
 def test_until_is_the_last_of_the_known_ends_and_unknown_if_one_is():
@@ -291,7 +275,6 @@ def test_the_strictest_rules_allow_nothing_that_either_refuses(first, second, re
         alone = decide(rules, readings, spent, last, needed_bytes=needed)
         assert set(both.held) >= set(alone.held)
         assert holding(both) >= holding(alone)
-        assert both.stage >= alone.stage
         if decide_transfer(rules, readings).action == "wait":
             assert decide_transfer(first.strictest(second), readings).action == "wait"
 
@@ -313,7 +296,7 @@ def test_a_better_reading_never_holds_back_more(field, sign, rules, readings, sp
 def test_a_reason_for_the_server_does_not_depend_on_what_was_measured(
     rules, first, second, first_minutes, second_minutes, needed
 ):
-    second = second.model_copy(update={"at": first.at, "throttled": first.throttled})
+    second = second.model_copy(update={"at": first.at})
     one = decide(rules, first, first_minutes, needed_bytes=needed)
     other = decide(rules, second, second_minutes, needed_bytes=needed)
     # `idle` has two reasons: a person, and other programs.
@@ -340,18 +323,16 @@ EDGE = Rules(temperature_ceiling=80, battery_floor=30, memory_floor_bytes=GIB)
     needs,
 )
 def test_readings_that_tremble_never_make_it_go_on(temperature, percent, share, tremor, needed):
-    """Within the width of the hysteresis a device may hold itself back more and more, and never to and fro."""
+    """Within the width of the hysteresis a rule may come to hold a device back, and never lets it go on."""
     last = None
     for heat, charge, memory in tremor:
         readings = at_noon(
-            temperature=temperature + heat * min(STAGE_EASE, TEMPERATURE_EASE),
+            temperature=temperature + heat * TEMPERATURE_EASE,
             battery_percent=percent - charge * BATTERY_EASE,
             available_bytes=int(needed + GIB * (share + memory * MEMORY_EASE)),
         )
         now = decide(EDGE, readings, 0, last, needed_bytes=needed)
-        if last is not None:
-            assert holding(now) >= holding(last)
-            assert set(now.held) >= set(last.held)
+        assert set(now.held) >= set(last.held if last is not None else ())
         last = now
 
 

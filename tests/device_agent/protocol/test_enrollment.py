@@ -4,7 +4,6 @@ import json
 import signal
 import subprocess
 import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qsl
 
 import pytest
@@ -15,6 +14,7 @@ from shared.errors import Forbidden, MobizoError, Unauthorized
 from shared.signing import fingerprint, key_id, new_private_key, parse_public, public_text
 from shared.transport import Transport
 from tests.device_agent.conftest import start_agent
+from tests.device_agent.fake_server import FakeServer
 
 SERVER_KEY = public_text(new_private_key().public_key())
 AUTHORIZATION = {
@@ -33,55 +33,29 @@ GRANTED = {
 }
 
 
-class AuthorizationServer(ThreadingHTTPServer):
-    """Answers each question for a token with the next of `answers`: an error's word, a grant, or nothing at all."""
+class AuthorizationServer(FakeServer):
+    """Answers each question for a token with the next of `answers`: an error's word, a grant, or None, which is 503."""
 
-    daemon_threads = True
-
-    def __init__(self):
-        super().__init__(("127.0.0.1", 0), _Handler)
+    def __init__(self, key):
+        super().__init__(key)
         self.authorization, self.answers, self.forms = dict(AUTHORIZATION), [], []
         self.waiting = threading.Event()
 
-    @property
-    def url(self):
-        return f"http://127.0.0.1:{self.server_port}"
-
-
-class _Handler(BaseHTTPRequestHandler):
-    def log_message(self, *_):
-        pass
-
-    def do_POST(self):
-        assert self.headers["Content-Type"] == "application/x-www-form-urlencoded"
-        form = dict(parse_qsl(self.rfile.read(int(self.headers["Content-Length"])).decode()))
-        self.server.forms.append((self.path, form))
-        if self.path.endswith("/device_authorization"):
-            return self.say(200, self.server.authorization)
-        self.server.waiting.set()
-        answer = self.server.answers.pop(0) if len(self.server.answers) > 1 else self.server.answers[0]
-        if answer is None:
-            return self.connection.close()
-        return self.say(200, answer) if isinstance(answer, dict) else self.say(400, {"error": answer})
-
-    def say(self, status, document):
-        content = json.dumps(document).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
+    def answer(self, method, path, body, headers):
+        assert headers["content-type"] == "application/x-www-form-urlencoded"
+        self.forms.append((path, dict(parse_qsl(body.decode()))))
+        if path.endswith("/device_authorization"):
+            return 200, json.dumps(self.authorization).encode()
+        self.waiting.set()
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        status = 503 if answer is None else 200 if isinstance(answer, dict) else 400
+        return status, json.dumps({"error": answer} if status == 400 else answer).encode()
 
 
 @pytest.fixture
-def server():
-    http = AuthorizationServer()
-    thread = threading.Thread(target=http.serve_forever, args=(0.05,), daemon=True)
-    thread.start()
-    yield http
-    http.shutdown()
-    thread.join()
-    http.server_close()
+def server(server_key):
+    with AuthorizationServer(server_key) as double:
+        yield double
 
 
 def join(server, *answers, **changes):
@@ -163,7 +137,7 @@ def test_interrupted_it_leaves_nothing(server, tmp_path):
     _, errors = process.communicate(timeout=60)
     assert process.returncode not in (0, None)
     assert "Traceback" not in errors
-    assert list(tmp_path.iterdir()) == []
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
 def test_refused_it_leaves_what_was_there(server, tmp_path):

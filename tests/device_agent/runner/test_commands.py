@@ -128,12 +128,6 @@ def test_unusable_arguments_are_named(runner, words, message):
     assert "mobizo-runner serve --program" in process.stderr
 
 
-def test_arguments_may_come_in_any_order(runner, program_files, tmp_path):
-    words = ["--resident", *program_files[2:], "--packed", tmp_path / "packed", "serve", *program_files[:2]]
-    with subprocess.Popen([runner, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert finish(process) == ([[]], 0)
-
-
 def test_a_method_is_called_until_the_input_ends(served, rademacher):
     flat = np.random.default_rng(1).normal(0, 0.1, rademacher.manifest.size).astype(np.float32)
     ((before,), _, (after,)), status = finish(served, encode("adapter"), encode("load", flat), encode("adapter"))

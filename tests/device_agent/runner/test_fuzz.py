@@ -1,12 +1,12 @@
 """The native runner's reader of requests under AddressSanitizer and UndefinedBehaviorSanitizer.
 
-`fuzz/main.cpp` says what a case is and what counts as a finding. MOBIZO_FUZZ_SECONDS runs new cases for that time
-instead of a fixed number (`make fuzz`).
+`fuzz/main.cpp` says what counts as a finding. MOBIZO_FUZZ_SECONDS runs new cases for that time instead of a fixed
+number (`make fuzz`).
 """
 
 import hashlib
-import json
 import os
+import random
 import shutil
 import struct
 import subprocess
@@ -27,6 +27,7 @@ OPTIONS = (
 )
 SECONDS = float(os.environ.get("MOBIZO_FUZZ_SECONDS", "0"))
 CASES = 20_000
+NUMBERS = (0, 1, 3, 8, 9, 16, 17, 64, 65, 1 << 20, 1 << 30, 2**31 - 1, 2**31, 2**32 - 1)  # near limits and types' ends
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(SECONDS + 900)]
 
@@ -52,32 +53,83 @@ def fuzzer():
 
 @pytest.fixture
 def fuzz(fuzzer, tmp_path):
-    """Runs the fuzzer with these options; returns the finished process."""
+    """Runs cases; returns the finished process and, without a finding, whether each case is well-formed and answers."""
 
-    def run(*options):
-        command = [fuzzer, "--directory", tmp_path, *map(str, options)]
-        return subprocess.run(command, capture_output=True, text=True, check=False, errors="replace")
+    def run(cases, *options):
+        (tmp_path / "cases").write_bytes(b"".join(struct.pack("<I", len(case)) + case for case in cases))
+        command = [fuzzer, tmp_path / "cases", tmp_path / "answers", *options]
+        process = subprocess.run(command, capture_output=True, text=True, check=False, errors="replace")
+        data, at, answers = (tmp_path / "answers").read_bytes(), 0, []
+        while process.returncode == 0 and at < len(data):
+            complete, length = struct.unpack_from("<?I", data, at)
+            answers.append((complete, data[at + 5 : at + 5 + length]))
+            at += 5 + length
+        return process, answers
 
     return run
 
 
+def tensors(draw):
+    """Random tensors as the protocol has them."""
+    count = draw.randrange(5)
+    pieces = [struct.pack("<I", count)]
+    for _ in range(count):
+        kind, rank = draw.randrange(3), draw.randrange(4)
+        shape = [2000 if draw.random() < 0.005 else draw.randrange(9) for _ in range(rank)]
+        size = 8 if kind == 1 else 4
+        for extent in shape:
+            size *= extent
+        pieces += [struct.pack(f"<BI{rank}I", kind, rank, *shape), draw.randbytes(size)]
+    return b"".join(pieces)
+
+
+def valid_case(draw):
+    """Up to five requests, and their answers."""
+    requests = [(bytes([109]) * draw.randrange(65), tensors(draw)) for _ in range(draw.randrange(6))]
+    case = b"".join(struct.pack("<I", len(name)) + name + inputs for name, inputs in requests)
+    return case, b"".join(b"\0" + inputs for _, inputs in requests)
+
+
+def mutated(case, other, draw):
+    """A case with up to four changes, which cut, drop, insert or overwrite."""
+    for _ in range(draw.randint(1, 4)):
+        at, size = draw.randint(0, len(case)), draw.randrange(41)
+        start = draw.randint(0, len(other))
+        case = draw.choice(
+            (
+                case[:at],
+                case[:at] + case[at + size :],
+                case[:at] + other[start : start + 40] + case[at:],
+                case[:at] + draw.randbytes(size) + case[at + size :],
+                case[:at] + struct.pack("<I", draw.choice(NUMBERS)) + case[at + 4 :],
+            )
+        )
+    return case
+
+
 def test_no_request_breaks_the_runner(fuzz):
-    budget = ("--seed", time.time_ns(), "--seconds", SECONDS) if SECONDS > 0 else ("--seed", 1, "--cases", CASES)
-    process = fuzz(*budget)
-    sys.stderr.write(f"{budget}: {process.stdout}")
-    assert process.returncode == 0, (budget, process.stderr[-6000:])
-    summary = json.loads(process.stdout)
-    # Every fourth case is valid; mutated cases of both kinds were run.
-    assert summary["cases"] * 0.3 < summary["completed"] < summary["cases"] * 0.9
+    seed, deadline = time.time_ns() if SECONDS else 1, time.monotonic() + SECONDS
+    while True:
+        draw = random.Random(seed)
+        valid = [valid_case(draw) for _ in range(CASES // 4)]
+        bases = [case for case, _ in valid]
+        cases = bases + [mutated(draw.choice(bases), draw.choice(bases), draw) for _ in range(CASES - len(valid))]
+        process, answers = fuzz(cases)
+        assert process.returncode == 0, (seed, process.stderr[-6000:])
+        assert answers[: len(valid)] == [(True, expected) for _, expected in valid]
+        completed = sum(complete for complete, _ in answers[len(valid) :])
+        sys.stderr.write(f"seed {seed}: {len(cases)} cases, {completed} well-formed after changes\n")
+        assert 0 < completed < CASES / 2
+        seed += 1
+        if time.monotonic() >= deadline:
+            return
 
 
-def test_a_read_beyond_the_end_is_found_and_its_case_is_kept(fuzz, tmp_path):
+def test_a_read_beyond_the_end_is_found_and_its_case_is_named(fuzz):
     case = struct.pack("<I4sIBIIf", 4, b"load", 1, 0, 1, 1, 1.5)
-    (tmp_path / "case").write_bytes(case)
-    assert fuzz("--replay", tmp_path / "case").stdout == "all requests are well-formed\n"
-    (tmp_path / "cut").write_bytes(case[:-1])
-    assert fuzz("--replay", tmp_path / "cut").stdout == "a request is malformed\n"
-    process = fuzz("--replay", tmp_path / "case", "--overrun")
+    _, answers = fuzz([case, case[:-1]])
+    assert answers == [(True, b"\0" + case[8:]), (False, b"")]
+    process, _ = fuzz([b"", case], "--overrun")
     assert process.returncode != 0
     assert "heap-buffer-overflow" in process.stderr
-    assert (tmp_path / "kept").read_bytes() == case
+    assert "in case 1" in process.stderr

@@ -19,6 +19,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from device_agent.home import HOME_VARIABLE, AgentHome
+from device_agent.inference.adapter_store import AdapterStore
 from device_agent.inference.personal_model import open_personal
 from shared.chat_template import ChatTemplate
 from shared.signing import new_private_key
@@ -41,7 +42,7 @@ def site(tmp_path_factory, rademacher):
     home.create()
     template = ChatTemplate(template=TEMPLATE, tokens=TOKENS)
     program = replace(rademacher, manifest=rademacher.manifest.model_copy(update={"chat_template": template}))
-    for seed, name in ((1, "red"), (2, "blue")):
+    for seed, name in ((1, "red"), (3, "blue"), (2, "blue")):
         keep_adapter(home, program, key, name, seed=seed)
     with ExitStack() as stack:
         details = stack.enter_context(serving(home, "--queue", "3"))
@@ -111,6 +112,16 @@ def test_each_request_gets_its_own_adapter(site, client):
         assert completion.usage.completion_tokens == 12
         texts[name] = expected[0]
     assert len(set(texts.values())) == 3
+
+
+def test_a_version_that_becomes_the_newest_answers_the_next_request(site, client):
+    store, texts = AdapterStore(site.home), []
+    for _ in range(3):
+        completion = client.completions.create(model="blue", prompt="It was", max_tokens=6, temperature=0)
+        texts.append(completion.choices[0].text)
+        store.rollback("blue")
+    store.rollback("blue")
+    assert texts[0] == texts[2] != texts[1]
 
 
 def test_a_chat_is_written_as_transformers_writes_it(site, client):

@@ -5,8 +5,7 @@ import pytest
 from device_agent.jobs.leased_job import public_error
 from device_agent.training.data import read_splits
 from device_agent.training.result import rounded_down
-from shared.errors import InvalidDataset, InvalidTask
-from shared.task import Answer, Task
+from shared.errors import InvalidDataset
 from shared.training_settings import TrainingSettings
 from tests.device_agent.conftest import NOISE_KEY, TASK, write_records
 
@@ -46,32 +45,6 @@ def test_limits_sample_over_the_whole_file(read, dataset):
     places = [whole.index(example) for example in sample.test]
     assert max(places) > 50
     assert sample.test == read(dataset, test_limit=10, seed=5).test
-
-
-BAD_LINES = {
-    "{not json SECRET": "the line is not JSON",
-    '["SECRET"]': "must be a JSON object",
-    '{"label": "positive", "other": "SECRET"}': "field 'text' is missing",
-    '{"text": "SECRET"}': "field 'label' is missing",
-    '{"text": "SECRET", "label": Infinity}': "field 'label' is missing or null",
-    '{"text": "SECRET", "label": "SECRET"}': "SECRET",
-}
-
-
-@pytest.mark.parametrize("split", ["train", "validation", "test"])
-@pytest.mark.parametrize("line", BAD_LINES)
-def test_a_record_that_does_not_fit_is_left_out_and_named_to_the_owner_alone(read, dataset, split, line):
-    before = read(dataset)
-    count = len((dataset / f"{split}.jsonl").read_text().splitlines())
-    with (dataset / f"{split}.jsonl").open("a") as file:
-        file.write(line + "\n")
-    splits = read(dataset)
-    assert (splits.train, splits.validation, splits.test) == (before.train, before.validation, before.test)
-    assert splits.counts.records == 13 + (split == "train")
-    summary, reason = splits.reasons
-    assert summary.startswith("1 records of the data set do not fit task 'sst2'")
-    assert f"{dataset / split}.jsonl:{count + 1}" in reason
-    assert BAD_LINES[line] in reason
 
 
 def test_a_record_decides_about_itself_alone(read, dataset):
@@ -131,12 +104,6 @@ def test_whether_a_job_fails_is_noised_and_does_not_follow_the_recipe_s_lengths(
         assert 4 < sum(failed) < 20
         assert failed == [fails(key, fit, answer_length=1) for key in keys]
     assert failed[:4] == [fails(key, 50) for key in keys[:4]]
-
-
-def test_a_task_that_no_recipe_of_this_form_can_take(read, dataset, rademacher):
-    task = Task(name="custom", prompt="{text}", answers=[Answer(text=f" {n}", labels=(str(n),)) for n in range(3)])
-    with pytest.raises(InvalidTask, match="3 answers, but the recipe's choices is 2"):
-        read(dataset, task)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,6 @@ from tests.device_agent.training.runs import (
     ledger,
     train,
     train_in_process,
-    train_until,
 )
 from tests.device_agent.warm_starts import begin_from, random_b
 
@@ -54,15 +53,6 @@ def test_b_is_what_the_coefficients_and_the_pulls_say(launcher, rademacher, data
     train(free, launcher)
     assert np.linalg.norm(last - start) < 0.9 * np.linalg.norm(last_b(free, rademacher) - start)
     assert result.best_step == SETTINGS["steps"]
-
-
-def test_a_run_that_stops_pulls_again_from_the_ledger(launcher, rademacher, dataset, tmp_path):
-    whole, run = (begin(tmp_path / name, rademacher, dataset) for name in ("whole", "run"))
-    train(whole, launcher)
-    for step in (1, 4, 11):
-        train_until(run, launcher, step)
-    train(run, launcher)
-    assert hashes(run) == hashes(whole)
 
 
 @pytest.mark.parametrize("calls", [4, 13])
