@@ -181,6 +181,8 @@ def _check(outcome: AdditionOutcome) -> None:
         minimum = outcome.rule.minimum(split)
         if count < minimum:
             advice = ", or choose other shares with --split, such as 80/20 or 100" if len(outcome.records) > 1 else ""
+            if outcome.duplicates:
+                advice += f" ({outcome.duplicates} of the {outcome.read} records read are duplicates)"
             raise InvalidDataset(
                 f"split {split} has {count} records and needs at least {minimum}; nothing was added; add more records"
                 f"{advice}"

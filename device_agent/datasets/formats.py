@@ -49,6 +49,7 @@ MAX_LINE = 1 << 24  # characters of one line or field that a reader holds
 MAX_ARRAY = 1 << 28  # characters of a JSON file
 _CHUNK = 1 << 16  # characters
 _SNIFFED_ROWS = 20
+_TABLE_ROWS = 5  # rows of equally many columns, after which a first row of one column is none of names
 _PARQUET_ROWS = 1000  # of one batch
 _SEPARATOR_LINE = re.compile(r'"?sep=(.)"?[,;\t|]*\s*', re.IGNORECASE)  # Excel's first line that names the delimiter
 # A field of TSV as CSV quotes it: pandas, R and Excel write TSV so. Without doubled marks they may be the text's own.
@@ -131,7 +132,7 @@ def open_source(
         order = "be" if content[::2].count(0) > content[1::2].count(0) else "le"
         raise BadRequest(f"{path} is not {encoding}, probably UTF-16; read it with --encoding utf-16-{order}")
     if file_format is Format.CSV:
-        return Source(path, file_format, _delimiter(delimiter) if delimiter else _sniff(sample), encoding)
+        return Source(path, file_format, _delimiter(delimiter) if delimiter else _sniff(path, sample), encoding)
     if file_format is Format.TSV and form is None and _QUOTED_FIELD.search(sample):
         return Source(path, Format.CSV, "\t", encoding)
     return Source(path, file_format, "\t" if file_format is Format.TSV else None, encoding)
@@ -160,23 +161,32 @@ def _delimiter(option: str) -> str:
     return delimiter
 
 
-def _sniff(sample: str) -> str:
+def _sniff(path: Path, sample: str) -> str:
     """Returns the delimiter that cuts the most of the first rows into the columns of the first one.
 
-    One that finds two columns or more in the first row has precedence: rows that do not fit it are errors.
+    One that finds two columns or more in the first row has precedence: rows that do not fit it are errors. Raises
+    BadRequest for a line above the names of the columns.
     """
     first_line = next(iter(sample.splitlines()), "")
     if separator := _SEPARATOR_LINE.fullmatch(first_line):
         return separator[1]
     is_complete = len(sample) < _CHUNK
 
-    def fitness(delimiter: str) -> tuple[bool, int, int]:
+    def widths(delimiter: str) -> list[int]:
         rows = [row for row in csv.reader(io.StringIO(sample, newline=""), delimiter=delimiter) if any(row)]
-        widths = [len(row) for row in (rows if is_complete else rows[:-1] or rows)[: _SNIFFED_ROWS + 1]]
-        columns = widths[0] if widths else 0
-        return columns > 1, widths.count(columns), columns
+        return [len(row) for row in (rows if is_complete else rows[:-1] or rows)[: _SNIFFED_ROWS + 1]] or [0]
 
-    return max(DELIMITERS.values(), key=fitness)
+    by_delimiter = {delimiter: widths(delimiter) for delimiter in DELIMITERS.values()}
+    best = max(
+        by_delimiter, key=lambda each: (by_delimiter[each][0] > 1, by_delimiter[each].count(by_delimiter[each][0]))
+    )
+    for delimiter, (first, *others) in by_delimiter.items():
+        if by_delimiter[best][0] == first == 1 and len(others) >= _TABLE_ROWS and len({1, *others}) == 2:
+            raise BadRequest(
+                f"{path}:1: the first row has one column, and each of the next {len(others)} rows has {others[0]} with "
+                f"the delimiter {delimiter!r}; remove what is above the columns' names (lines of text: --format txt)"
+            )
+    return best
 
 
 def _table(text: TextIO, source: Source, columns: Collection[str]) -> Iterator[Located]:
@@ -273,7 +283,8 @@ def _json_lines(text: TextIO, source: Source, _: Collection[str]) -> Iterator[Lo
             advice = "; a JSON array needs --format json" if line.lstrip().startswith("[") else ""
             raise InvalidDataset(f"{location}: the line is not JSON ({error}){advice}") from error
         if not isinstance(record, dict):
-            raise InvalidDataset(f"{location}: the line is {type(record).__name__}; it must be a JSON object")
+            advice = "; a JSON array needs --format json" if isinstance(record, list) else ""
+            raise InvalidDataset(f"{location}: the line is {type(record).__name__}; it must be a JSON object{advice}")
         yield location, record
 
 

@@ -133,6 +133,15 @@ def test_a_first_row_that_reads_as_one_column_with_a_delimiter_is_refused(tmp_pa
         read(path)
 
 
+def test_a_line_above_the_names_of_the_columns_is_refused(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("# exported on Monday\ntext,label\n" + "warm,1\ndull,0\n" * 3)
+    with pytest.raises(BadRequest, match=r"a\.csv:1: .* each of the next 7 rows has 2 .* remove what is above"):
+        open_source(path)
+    path.write_text("text\n" + "warm, yes\ndull, so, flat\n" * 9)  # prose
+    assert len(read(path)) == 18
+
+
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-32"])
 @pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.json", "a.txt"])
 def test_the_byte_order_mark_names_the_encoding(tmp_path, name, encoding):
