@@ -46,7 +46,7 @@ _NO_TEXT = {
 }
 _NULS = 0.01  # share of NULs from which a text is UTF-16 without a byte order mark; commas and line ends suffice
 MAX_LINE = 1 << 24  # characters of one line or field that a reader holds
-MAX_ARRAY = 1 << 28  # characters of a JSON file
+MAX_ARRAY = 1 << 26  # characters of a JSON file, which is held in memory with its records
 _CHUNK = 1 << 16  # characters
 _SNIFFED_ROWS = 20
 _TABLE_ROWS = 5  # rows of equally many columns, after which a first row of one column is none of names
