@@ -58,13 +58,10 @@ VOLUME ["/var/lib/mobizo"]
 STOPSIGNAL SIGTERM
 CMD ["mobizo-agent", "--help"]
 
-# The final image has no compiler, no pip and no sources. PostgreSQL's client programs are for `mobizo-server backup`.
+# The final image has no compiler, no pip and no sources.
 FROM python:3.11.14-slim-trixie
 
-RUN apt-get update \
-    && apt-get install --yes --no-install-recommends postgresql-client-17 \
-    && rm -rf /var/lib/apt/lists/* \
-    && pip uninstall --yes pip setuptools wheel \
+RUN pip uninstall --yes pip setuptools wheel \
     && useradd --uid 10001 --no-create-home --home-dir /var/lib/mobizo --shell /usr/sbin/nologin mobizo \
     && install -d -m 0700 -o mobizo -g mobizo /var/lib/mobizo
 COPY --from=build /opt/mobizo /opt/mobizo

@@ -17,9 +17,9 @@ from bench.runner import Parts, command_of
 from bench.server import home
 from server.app import create_app
 from server.database.database import Database
-from server.database.schema import upgrade
 from server.identity.signing_keys import service as keys
 from server.identity.tokens import TokenService
+from server.schema import upgrade
 from server.settings import Settings
 from shared.access import DEFAULT_TENANT, Role
 from tests.server.actors import serving

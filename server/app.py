@@ -16,7 +16,6 @@ from server.catalog.calibrations import endpoints as calibrations
 from server.dashboard import endpoints as dashboard
 from server.database.columns import utc_now
 from server.database.database import Database
-from server.database.schema import prepare
 from server.federation import endpoints as cohorts
 from server.federation.privacy import endpoints as privacy
 from server.federation.secure_aggregation import endpoints as secure_aggregation
@@ -42,6 +41,7 @@ from server.registry.adapter_grants import endpoints as adapter_grants
 from server.registry.hub import endpoints as hub
 from server.registry.trajectories import endpoints as trajectories
 from server.results import endpoints as results
+from server.schema import prepare
 from server.settings import Settings
 from server.storage.opening import open_artifacts
 from server.tasks.turns import load_queue

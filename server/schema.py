@@ -1,11 +1,19 @@
-"""Every table of the server, in one import: `METADATA` is complete once this module is imported."""
+"""Every table of the server, and how a database gets and keeps them.
+
+`METADATA` is complete once this module is imported. A new database is created from it; migrations change a database of
+an earlier release.
+"""
 
 from __future__ import annotations
+
+from alembic import command
+from sqlalchemy import Engine, insert
 
 from server.catalog import bases
 from server.catalog.calibrations import service as calibrations
 from server.dashboard import sessions
-from server.database.columns import Table
+from server.database.columns import Table, utc_now
+from server.database.schema import check_current, lacking, migrating, reached, release
 from server.federation import models as cohorts
 from server.federation.privacy import repository as privacy
 from server.federation.secure_aggregation import models as secure_aggregation
@@ -26,6 +34,7 @@ from server.storage import store as artifacts
 from server.tasks import repository as tasks
 from server.tasks import sweeps
 from server.web import idempotency_record as idempotency
+from shared.access import DEFAULT_TENANT
 
 __all__ = [
     "METADATA",
@@ -43,6 +52,7 @@ __all__ = [
     "jobs",
     "leases",
     "logins",
+    "prepare",
     "privacy",
     "programs",
     "queue",
@@ -54,6 +64,44 @@ __all__ = [
     "tenants",
     "tokens",
     "trajectories",
+    "upgrade",
 ]
 
 METADATA = Table.metadata
+
+
+def upgrade(engine: Engine) -> None:
+    """Creates all tables in an empty database, or applies the missing migrations. Concurrent callers wait.
+
+    The tables of the work queue's library are created or upgraded first, by the library itself.
+    """
+    # Imported where it runs, because most commands migrate nothing and the import takes about a second.
+    from dbos import DBOS
+
+    DBOS.migrate(engine.url.render_as_string(hide_password=False))
+    with migrating(engine) as config:
+        connection = config.attributes["connection"]
+        if lacking(connection) != release():
+            command.upgrade(config, "head")
+            return
+        METADATA.create_all(connection)
+        one_row = {"number": artifacts.ONLY_ROW, "deleted": 0, "freed_bytes": 0}
+        connection.execute(insert(artifacts.GarbageCollection).values(one_row))
+        connection.execute(insert(tenants.Tenant).values(name=DEFAULT_TENANT, created_at=utc_now()))
+        command.stamp(config, "head")
+
+
+def prepare(engine: Engine, migrate: bool | None) -> None:
+    """Upgrades the schema of a database, or checks it. migrate: whether to upgrade; None: only SQLite is upgraded.
+
+    Raises SchemaBehind, or Unavailable if the database cannot be reached.
+    """
+    with reached(engine) as connection:
+        if not lacking(connection):
+            return
+    if migrate is None:
+        migrate = engine.dialect.name == "sqlite"
+    if migrate:
+        upgrade(engine)
+    with reached(engine) as connection:
+        check_current(connection)

@@ -20,8 +20,6 @@ import uvicorn
 
 from server.app import create_app
 from server.operations.fleet import worker_fleet
-from server.operations.metrics.exposition import make_exposition
-from server.operations.metrics.listener import metrics_listener
 from server.operations.safety import Tls
 from server.settings import Settings
 from server.web.connections import (
@@ -119,6 +117,5 @@ async def serve(settings: Settings, tls: Tls | None, workers: int, announce: Cal
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, stop, number)
-        with metrics_listener(state.get(make_exposition), settings.metrics_port):
-            await server.serve([listening])
+        await server.serve([listening])
     _log.info("stopped")

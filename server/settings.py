@@ -129,12 +129,6 @@ class Settings(BaseSettings):
     grace_seconds: int = Field(
         10, ge=1, description="The seconds that requests in progress may take to end when the server stops."
     )
-    metrics_port: int | None = Field(
-        None,
-        ge=0,
-        le=65535,
-        description="The port on which this machine reads metrics without a token. 0 selects a free port.",
-    )
     connections: int = Field(
         4096, ge=16, description="The maximum connections open at once per process; a quarter of them per address."
     )

@@ -19,7 +19,7 @@ from server.programs.compilation import CompileHandler
 from server.registry.purge import AdapterPurge
 from server.registry.unsigned_versions import Signing
 from server.settings import Settings
-from server.storage.garbage_collection import Collector, Housekeeping
+from server.storage.garbage_collection import Collector
 from server.storage.opening import open_artifacts
 from server.tasks.sweeps import EVERY_MINUTE, EVERY_TEN_MINUTES, EVERY_TWO_SECONDS
 from server.tasks.worker import Worker
@@ -36,14 +36,14 @@ def create_worker(settings: Settings, database: Database) -> Worker:
         AggregationHandler(settings, database, artifacts),
     )
     stopping = worker.stopping.is_set
-    worker.sweep("leases", EVERY_TWO_SECONDS, lambda: take_back_leases(settings, database))
+    worker.sweep("leases", EVERY_MINUTE, lambda: take_back_leases(settings, database))
     worker.sweep(ROUNDS, EVERY_TWO_SECONDS, RoundWatch(database, artifacts).run)
     worker.sweep("workspaces", EVERY_MINUTE, artifacts.remove_abandoned_workspaces)
     worker.sweep("signing", EVERY_TEN_MINUTES, Signing(database, settings, stopping).run)
     worker.sweep("adapters", EVERY_TEN_MINUTES, AdapterPurge(database, settings.adapter_grace, stopping).run)
     worker.sweep("events", EVERY_TEN_MINUTES, EventPurge(database, settings.event_days, stopping).run)
-    garbage = Housekeeping(settings, Collector(database, artifacts, stopping))
-    worker.sweep("files", EVERY_TEN_MINUTES, garbage.run)
+    collector = Collector(database, artifacts, stopping)
+    worker.sweep("files", EVERY_TEN_MINUTES, lambda: collector.collect_if_due(settings))
     return worker
 
 

@@ -1,4 +1,4 @@
-"""The `mobizo-server` commands for access control: tenants, users and tokens."""
+"""The `mobizo-server` commands for access control: tenants, users, tokens, and one-time tokens of devices."""
 
 from __future__ import annotations
 
@@ -7,24 +7,30 @@ from datetime import timedelta
 from typing import Annotated
 
 import typer
+from pydantic import ValidationError
 
 from server.cli.console import Json, Tenant, moment, open_home, output, tell, tell_rows
+from server.identity.devices.service import DeviceService
 from server.identity.quotas import Quota, QuotaService
 from server.identity.tenants import TenantRepository, TenantService, UserRepository, UserService
-from server.identity.tokens import TOKEN_DAYS, TokenRepository, TokenService
+from server.identity.tokens import TOKEN_DAYS, TokenService
 from server.operations.tenant_usage import tenant_usage
 from shared.access import DEFAULT_TENANT, MAX_DAYS, Role, Scope
 from shared.errors import BadRequest
+from shared.invalid_fields import first_invalid
+from shared.protocol import EnrollmentRequest
 
 app = typer.Typer()
 tenants = typer.Typer(
     help="Tenants: isolated customer accounts with their own jobs, devices and adapters.", no_args_is_help=True
 )
 users = typer.Typer(help="Users of a tenant, who own tokens.", no_args_is_help=True)
-tokens = typer.Typer(help="Tokens of operators, apps and devices.", no_args_is_help=True)
+tokens = typer.Typer(help="Tokens of operators and apps; `mobizo token` has the other commands.", no_args_is_help=True)
 app.add_typer(tenants, name="tenant")
 app.add_typer(users, name="user")
 app.add_typer(tokens, name="token")
+devices = typer.Typer(help="Devices that enroll; `mobizo device` has the other commands.", no_args_is_help=True)
+app.add_typer(devices, name="device")
 
 NEVER = "never"
 DEFAULT_LIMIT = "default"
@@ -185,37 +191,22 @@ def create_token(
     tell(as_json, value, text)
 
 
-@tokens.command("list")
-def list_tokens(as_json: Json = False) -> None:
-    """List the tokens of all tenants. The token values are not stored and not shown."""
-    _, database = open_home()
-    with database.reading() as session:
-        all_tokens = TokenRepository(session).all()
-        names = UserRepository(session).names({token.user_id for token in all_tokens if token.user_id})
-        rows = [
-            {
-                "id": token.id,
-                "role": token.role,
-                "tenant": token.tenant,
-                "name": token.name,
-                "user": names.get(token.user_id or ""),
-                "device_id": token.device_id,
-                "scopes": " ".join(sorted(token.scopes)),
-                "created_at": moment(token.created_at),
-                "expires_at": moment(token.expires_at),
-                "last_used_at": moment(token.last_used_at),
-                "revoked_at": moment(token.revoked_at),
-            }
-            for token in all_tokens
-        ]
-    columns = ("id", "role", "tenant", "name", "expires_at", "revoked_at")  # the other fields are in the JSON output
-    tell_rows(as_json, rows, columns)
-
-
-@tokens.command("revoke")
-def revoke_token(token_id: str) -> None:
-    """Revoke a token immediately."""
+@devices.command("enroll-token")
+def enroll_token(
+    tenant: Tenant = DEFAULT_TENANT,
+    expires_in_seconds: Annotated[int, typer.Option(min=1, help="lifetime of the token")] = 3600,
+    user: Annotated[
+        list[str] | None,
+        typer.Option(help="user whose data is on the device; repeatable; without one it gets no job until it is bound"),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Create a one-time token that enrolls one device, which trains for the given users."""
+    try:
+        names = EnrollmentRequest(users=user or []).users
+    except ValidationError as error:
+        raise BadRequest(f"user: {first_invalid(error).message}") from error
     _, database = open_home()
     with database.writing() as session:
-        TokenService(session).revoke(token_id)
-    output.print(f"{token_id} is revoked")
+        enrollment = DeviceService(session).invite(tenant, expires_in_seconds, names)
+    tell(as_json, enrollment.model_dump(mode="json"), enrollment.token)

@@ -13,7 +13,8 @@ from typing import Annotated, Any, cast, get_args
 import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from server.cli.compile import Json, complaints, layers_of, output, quiet_libraries, settings_of
+from server.cli.compile import layers_of, quiet_libraries, settings_of
+from server.cli.console import Json, complaints, open_home, output
 from shared.errors import InvalidTask
 from shared.task import Task
 from shared.task_templates import named_task
@@ -128,7 +129,6 @@ def _source(base: str) -> tuple[str, str | None]:
     if not Settings().key_path.exists():
         return base, None
     from server.catalog.bases import BaseRepository
-    from server.cli.console import open_home
 
     _, database = open_home()
     try:

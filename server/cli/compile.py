@@ -1,30 +1,25 @@
-"""`mobizo-server compile` and `inspect`: compile and inspect programs without a home."""
+"""`mobizo-server compile`: compiles programs without a home."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import logging
 import time
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import pydantic
 import typer
-from rich.console import Console
 from rich.table import Table
 
+from server.cli.console import Json, complaints, output
 from shared.invalid_fields import first_invalid
 from shared.program import ProgramManifest
 from shared.recipe import ANSWER_QUERIES, DEFAULT_QUERIES, RecipeSettings
 from shared.zo.calibration import read_calibration
-
-Json = Annotated[bool, typer.Option("--json", help="print JSON")]
-output = Console(highlight=False, soft_wrap=True)
-complaints = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 def compile_program(
@@ -123,37 +118,6 @@ def compile_program(
     for name, value in figures.items():
         table.add_row(name, f"{value:,}" if type(value) is int else str(value))
     output.print(table)
-
-
-def inspect_file(file: Annotated[Path, typer.Argument(help="a .pte")], as_json: Json = False) -> None:
-    """Show the methods, operators, delegates, memory and constants of a program file."""
-    with quiet_libraries():
-        from server.compiler.export.inspection import inspect_program
-    program = inspect_program(file)
-    if as_json:
-        output.print(json.dumps(dataclasses.asdict(program)), markup=False)
-        return
-    for method in program.methods:
-        delegates = [f"{each.count} {name} ({each.bytes:,} bytes)" for name, each in method.delegates.items()]
-        operators = [f"{count} {name}" for name, count in method.operators.items()]
-        _tell(f"{method.name}: {method.nodes} instructions, {method.planned_bytes:,} bytes planned")
-        _tell_list("  inputs", method.inputs)
-        _tell_list("  outputs", method.outputs)
-        _tell_list("  delegates", delegates)
-        _tell_list("  operators", operators)
-    _tell_list("shared buffers", [f"{name} {tensor}" for name, tensor in program.buffers.items()])
-    _tell(f"operator constants: {program.constants} ({program.constant_bytes:,} bytes)")
-    _tell(f"delegate constants: {program.delegate_constants} ({program.delegate_constant_bytes:,} bytes)")
-    _tell_list("operator constants in the .ptd", program.external)
-    _tell(f"delegate constants in the .ptd: {program.external_delegate_keys} tensors")
-
-
-def _tell(line: str) -> None:
-    output.print(line, markup=False)
-
-
-def _tell_list(name: str, values: Iterable[object]) -> None:
-    _tell(f"{name}: {', '.join(map(str, values)) or 'none'}")
 
 
 @contextmanager

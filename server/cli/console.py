@@ -1,24 +1,18 @@
-"""Shared code of the commands that use a home: opening it, and printing text, tables or JSON."""
+"""Shared code of the commands: opening a home, and printing text, tables or JSON. Imports no database by itself."""
 
 from __future__ import annotations
 
 import json
 from datetime import datetime
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
 
-from server.database.database import Database
-from server.database.schema import prepare
-from server.identity.signing_keys import service as keys
-from server.identity.signing_keys.service import prepare_keys
-from server.settings import Settings
-from shared.errors import BadRequest
-from shared.invalid_fields import first_invalid
-from shared.protocol import DeviceApproval
+if TYPE_CHECKING:
+    from server.database.database import Database
+    from server.settings import Settings
 
 Json = Annotated[bool, typer.Option("--json", help="print JSON")]
 Tenant = Annotated[str, typer.Option(help="name of the tenant")]
@@ -28,20 +22,17 @@ complaints = Console(stderr=True, highlight=False, soft_wrap=True)
 
 def open_home() -> tuple[Settings, Database]:
     """Opens a home created by `init`. Returns its settings and its database, with the schema up to date."""
+    from server.database.database import Database
+    from server.identity.signing_keys.service import load_key, prepare_keys
+    from server.schema import prepare
+    from server.settings import Settings
+
     settings = Settings()
-    keys.load_key(settings.key_path)
+    load_key(settings.key_path)
     database = Database(settings.url, settings.tuning)
     prepare(database.engine, settings.migrate_at_start)
     prepare_keys(database, settings)
     return settings, database
-
-
-def checked_users(names: list[str]) -> list[str]:
-    """Returns names of users. Raises BadRequest for one that no job can have, or too many."""
-    try:
-        return DeviceApproval(users=names).users
-    except ValidationError as error:
-        raise BadRequest(f"user: {first_invalid(error).message}") from error
 
 
 def moment(value: datetime | None) -> str | None:

@@ -12,10 +12,10 @@ import typer
 from server.catalog.bases import BaseRepository, BaseService, inspect
 from server.cli.console import Json, complaints, moment, open_home, output, tell, tell_rows
 from server.database.database import Database
-from server.database.schema import upgrade
 from server.identity.signing_keys import service as keys
 from server.identity.tokens import TOKEN_DAYS, TokenService
 from server.logs import configure_logs
+from server.schema import upgrade
 from server.settings import Settings
 from server.storage.opening import open_artifacts
 from shared.access import DEFAULT_TENANT, Role

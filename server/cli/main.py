@@ -1,4 +1,4 @@
-"""The command line `mobizo-server`: set up, run and maintain a server, and compile and inspect programs."""
+"""The command line `mobizo-server`: set up, run and maintain a server, and compile programs."""
 
 # mypy: disallow-subclassing-any=False
 
@@ -9,17 +9,14 @@ from typing import Any
 
 import typer
 from pydantic import ValidationError
-from rich.console import Console
 from typer.core import TyperGroup
 
 from server.cli.calibrate import calibrate
-from server.cli.compile import compile_program, inspect_file
-from server.cli.openapi import openapi
+from server.cli.compile import compile_program
+from server.cli.console import complaints
 from shared.command_line import CONTEXT, common_options
 from shared.errors import MobizoError
 from shared.invalid_fields import first_invalid
-
-complaints = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 class Commands(TyperGroup):
@@ -39,7 +36,6 @@ class Commands(TyperGroup):
     def _load(self) -> None:
         from server.cli.access import app as access
         from server.cli.calibrations import app as calibrations
-        from server.cli.devices import app as fleet
         from server.cli.home import app as home
         from server.cli.keys import app as keys
         from server.cli.maintenance import app as maintenance
@@ -51,7 +47,6 @@ class Commands(TyperGroup):
             **typer.main.get_group(home).commands,
             **typer.main.get_group(maintenance).commands,
             **typer.main.get_group(access).commands,
-            **typer.main.get_group(fleet).commands,
             **typer.main.get_group(keys).commands,
             **typer.main.get_group(programs).commands,
             **typer.main.get_group(calibrations).commands,
@@ -66,8 +61,6 @@ app = typer.Typer(
 app.callback(help=HELP)(common_options)
 app.command("compile")(compile_program)
 app.command("calibrate")(calibrate)
-app.command("inspect")(inspect_file)
-app.command("openapi")(openapi)
 
 
 def main() -> None:

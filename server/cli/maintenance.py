@@ -1,4 +1,4 @@
-"""The `mobizo-server` maintenance commands: `doctor`, `migrate`, `backup`, `restore` and garbage collection."""
+"""The `mobizo-server` maintenance commands: `doctor`, `migrate`, `backup` and garbage collection."""
 
 from __future__ import annotations
 
@@ -12,20 +12,18 @@ import typer
 
 from server.cli.console import Json, open_home, output, tell
 from server.database.database import Database
-from server.database.schema import lacking, reached, release, upgrade
-from server.operations.backups.manifest import BackupManifest
+from server.database.schema import lacking, reached, release
+from server.schema import METADATA, upgrade
 from server.settings import Settings
 from server.storage.garbage_collection import Collector
 from server.storage.opening import open_artifacts
-from shared.errors import BadRequest, MobizoError, Unavailable
+from shared.errors import MobizoError, Unavailable
 
 app = typer.Typer()
 
 
 @app.command()
 def doctor(
-    tls_cert: Annotated[Path | None, typer.Option(help="certificate chain that is passed to `run`, PEM")] = None,
-    tls_key: Annotated[Path | None, typer.Option(help="private key, PEM")] = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="skip the compiler check, which takes several seconds")
     ] = False,
@@ -33,12 +31,9 @@ def doctor(
 ) -> None:
     """Check everything a working server needs and print one line per check. Exits with status 1 if a check fails."""
     from server.operations.doctor import examine
-    from server.schema import METADATA
 
-    if (tls_cert is None) != (tls_key is None):
-        raise BadRequest("--tls-cert and --tls-key must be given together")
     failed = []
-    for check in examine(Settings(), tls_cert, tls_key, quick, METADATA):
+    for check in examine(Settings(), quick, METADATA):
         output.print(json.dumps(asdict(check)) if as_json else check.line(), markup=False)
         if check.state == "fail":
             failed.append(check.name)
@@ -63,49 +58,21 @@ def migrate(as_json: Json = False) -> None:
 
 @app.command()
 def backup(
-    target: Annotated[Path, typer.Argument(help="directory or .tar file to create")],
+    target: Annotated[Path, typer.Argument(help="directory to create")],
     with_keys: Annotated[
         bool, typer.Option("--with-keys", help="include the signing keys; then protect the backup like the keys")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Back up the database and the stored files. The server keeps running."""
-    from server.operations.backups.service import back_up
+    """Copy a home with SQLite, which stays in use. The copy is a home itself; PostgreSQL is backed up by pg_dump."""
+    from server.operations.backup import back_up
 
     settings, database = open_home()
     database.close()
-    manifest = back_up(settings, target, with_keys)
-    text = f"{target}: the database and {len(manifest.files)} files, {manifest.size:,} bytes"
+    files = back_up(settings, target, with_keys)
     directory = settings.key_path.parent
     keys = "with the signing keys" if with_keys else f"without the signing keys: back up {directory} separately"
-    tell(as_json, _summary(manifest, target), f"{text}, {keys}")
-
-
-@app.command()
-def restore(
-    source: Annotated[Path, typer.Argument(help="directory or .tar file created by `backup`", exists=True)],
-    as_json: Json = False,
-) -> None:
-    """Restore a backup into an empty home, database and store. Every file is verified."""
-    from server.operations.backups import service
-
-    settings = Settings()
-    manifest = service.restore(settings, source)
-    text = f"{settings.home} is restored to {manifest.made_at:%Y-%m-%d %H:%M:%S} UTC: {len(manifest.files)} files"
-    if not manifest.keys:
-        text += f". The backup has no signing key: copy the saved key into {settings.key_path.parent}"
-    tell(as_json, _summary(manifest, settings.home), text)
-
-
-def _summary(manifest: BackupManifest, path: Path) -> dict[str, object]:
-    return {
-        "path": str(path),
-        "made_at": manifest.made_at.isoformat(),
-        "version": manifest.version,
-        "files": len(manifest.files),
-        "bytes": manifest.size,
-        "keys": len(manifest.keys),
-    }
+    tell(as_json, {"path": str(target), "files": files}, f"{target}: the database and {files} files, {keys}")
 
 
 @app.command("gc")
@@ -127,6 +94,4 @@ def collect(
     result = Collector(database, open_artifacts(settings)).collect(grace, dry_run=dry_run)
     verb = "would be" if dry_run else "were"
     text = f"{result.deleted} of {result.files} files ({result.freed_bytes:,} bytes) {verb} removed"
-    if result.leftovers:
-        text += f", and {result.leftovers} incomplete files"
     tell(as_json, {**asdict(result), "dry_run": dry_run}, text)

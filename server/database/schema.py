@@ -1,4 +1,4 @@
-"""Applies and reverts migrations of the database schema, and checks that a database has all of this release.
+"""Where the migrations are, the lock under which they are applied, and checks that a database has all of this release.
 
 A newer database is accepted: migrations are applied first, then servers are replaced one after another.
 """
@@ -11,7 +11,6 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from alembic import command
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
@@ -28,25 +27,6 @@ def migrations() -> Config:
     config = Config()
     config.set_main_option("script_location", str(files("server.database.migrations")))
     return config
-
-
-def upgrade(engine: Engine, revision: str = "head") -> None:
-    """Applies every missing migration up to `revision`. Concurrent callers wait for the one that applies them.
-
-    The tables of the work queue's library are created or upgraded first, by the library itself.
-    """
-    # Imported where it runs, because most commands migrate nothing and the import takes about a second.
-    from dbos import DBOS
-
-    DBOS.migrate(engine.url.render_as_string(hide_password=False))
-    with migrating(engine) as config:
-        command.upgrade(config, revision)
-
-
-def downgrade(engine: Engine, revision: str) -> None:
-    """Reverts every migration after `revision`, or all with `base`. Data in their tables and columns is lost."""
-    with migrating(engine) as config:
-        command.downgrade(config, revision)
 
 
 @contextmanager
@@ -83,6 +63,12 @@ class SchemaBehind(Unavailable):
     code, title = "schema-behind", "Database not up to date"
 
 
+class TooOld(Unavailable):
+    """An unreleased version made the database: export its adapters with that version, and create a new home."""
+
+    code, title = "database-too-old", "Database too old"
+
+
 @cache
 def release() -> tuple[str, ...]:
     """Returns the migrations of this release, first to last."""
@@ -91,10 +77,12 @@ def release() -> tuple[str, ...]:
 
 
 def lacking(connection: Connection) -> tuple[str, ...]:
-    """Returns the migrations that the database lacks, in order."""
+    """Returns the migrations that the database lacks, in order; all of them if it is empty. Raises TooOld."""
     at = MigrationContext.configure(connection).get_current_revision()
     if at is None:
         return release()
+    if at < release()[0]:
+        raise TooOld
     return release()[release().index(at) + 1 :] if at in release() else ()
 
 
@@ -129,19 +117,3 @@ def reached(engine: Engine) -> Iterator[Connection]:
     except OperationalError as error:
         why = str(error.orig).strip().partition("\n")[0]
         raise Unavailable(f"the database cannot be reached ({why}); check MOBIZO_DATABASE_URL") from error
-
-
-def prepare(engine: Engine, migrate: bool | None) -> None:
-    """Upgrades the schema of a database, or checks it. migrate: whether to upgrade; None: only SQLite is upgraded.
-
-    Raises SchemaBehind, or Unavailable if the database cannot be reached.
-    """
-    with reached(engine) as connection:
-        if not lacking(connection):
-            return
-    if migrate is None:
-        migrate = engine.dialect.name == "sqlite"
-    if migrate:
-        upgrade(engine)
-    with reached(engine) as connection:
-        check_current(connection)

@@ -145,10 +145,6 @@ class TokenRepository:
         """Returns which of these tokens are still valid."""
         return {token_id for token_id in token_ids if self.alive(token_id, now)}
 
-    def all(self) -> Sequence[Token]:
-        """Returns every token, oldest first."""
-        return self._session.scalars(select(Token).order_by(Token.number)).all()
-
     def page(self, tenant: str, request: PageRequest) -> PageRows[Token]:
         """Returns a page of the tokens of a tenant's users and services, newest first."""
         statement = select(Token).where(Token.tenant == tenant, Token.role != Role.DEVICE)
@@ -341,7 +337,7 @@ class TokenService:
     def revoke(self, token_id: str) -> None:
         """Revokes a token at once. Raises NotFound."""
         if not self._tokens.revoke(token_id, utc_now()):
-            raise NotFound(f"no live token has id {token_id!r}; `mobizo-server token list` shows them")
+            raise NotFound(f"no live token has id {token_id!r}; `mobizo token list` shows them")
 
 
 class LastUsed:

@@ -5,10 +5,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import resource
-import signal
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -20,6 +18,7 @@ from server.inference.errors import ScorerFull, ScorerStopped
 from server.inference.texts import ServedBaseRef, Text
 from server.logs import configure_logs
 from server.settings import Settings
+from server.tasks.child_process import die_with_parent
 from shared.chat_template import ChatTemplate
 from shared.errors import MobizoError
 from shared.generated_text import GeneratedToken
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
     from server.inference.model import TextBatch
 
 OOM_SCORE = "500"  # if the machine runs out of memory, the kernel kills this process before the server
-PR_SET_PDEATHSIG = 1
 _log = structlog.get_logger()
 _worker: list[Worker] = []
 
@@ -37,12 +35,10 @@ def start(settings: Settings, parent: int) -> None:
     """Prepares the process, which is killed if its parent dies."""
     os.dup2(2, 1)  # what a library prints is not the server's output
     os.setsid()  # Ctrl-C in a terminal reaches the server, which stops this process in order
+    die_with_parent(parent)
     with suppress(OSError, ValueError, AttributeError):  # a system without these limits
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         Path("/proc/self/oom_score_adj").write_text(OOM_SCORE, encoding="ascii")
         resource.setrlimit(resource.RLIMIT_DATA, (settings.scorer_memory_bytes, settings.scorer_memory_bytes))
-    if os.getppid() != parent:
-        os._exit(1)
     configure_logs()
     _worker.append(Worker(settings))
 

@@ -6,18 +6,14 @@ The compiler is imported in a separate process only.
 from __future__ import annotations
 
 import os
-import secrets
 import shutil
-import ssl
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from difflib import get_close_matches
-from pathlib import Path
 
 import psutil
-from cryptography import x509
 from sqlalchemy import Connection, MetaData, func, select, text
 
 from server.database.columns import Table, utc_now
@@ -26,7 +22,6 @@ from server.database.schema import lacking, missing_columns, reached
 from server.identity.devices.repository import Device
 from server.identity.signing_keys.service import load_key
 from server.operations.health.readiness import DISK_FLOOR_BYTES
-from server.operations.safety import Tls, dangers
 from server.settings import PREFIX, Settings
 from server.storage.opening import open_artifacts
 from server.tasks.repository import WorkerProcess
@@ -36,27 +31,18 @@ from shared.signing import key_id
 
 OLDEST_POSTGRESQL = 14
 SKEW = timedelta(seconds=10)  # tolerated clock difference between hosts; leases and heartbeats take tens of seconds
-LITTLE_DISK, LITTLE_MEMORY = (
-    10 * 10**9,
-    4 * 10**9,
-)  # bytes; enough for the programs and the compilation of a small model
-EXPIRES_SOON = timedelta(days=14)
+# Bytes; enough for the programs and the compilation of a small model.
+LITTLE_DISK, LITTLE_MEMORY = 10 * 10**9, 4 * 10**9
 IMPORT_SECONDS = 300
 BUILT = datetime(2026, 1, 1, tzinfo=UTC)  # a correct clock is later than this
 OTHERS = {"MOBIZO_SERVER", "MOBIZO_TOKEN", "MOBIZO_PROFILE"}  # variables of the command `mobizo`
 _COMPILER = "import server.compiler.program, server.compiler.export.backends"
 
 
-def examine(
-    settings: Settings,
-    certificate: Path | None = None,
-    key: Path | None = None,
-    quick: bool = False,
-    metadata: MetaData = Table.metadata,
-) -> Iterator[Check]:
-    """Yields the results of all checks. certificate, key: TLS files of the server, if it serves TLS itself.
+def examine(settings: Settings, quick: bool = False, metadata: MetaData = Table.metadata) -> Iterator[Check]:
+    """Yields the results of all checks. quick: skips the compiler.
 
-    quick: skips the compiler. metadata: the tables whose columns the database must have.
+    metadata: the tables whose columns the database must have.
     """
     yield from check_environment(os.environ)
     yield check_home(settings)
@@ -67,9 +53,6 @@ def examine(
     yield check_memory(settings)
     if not quick:
         yield check_compiler()
-    yield from check_dangers(settings, Tls(certificate, key) if certificate and key else None)
-    if certificate is not None and key is not None:
-        yield check_tls(certificate, key, utc_now())
 
 
 def check_environment(environment: Mapping[str, str]) -> Iterator[Check]:
@@ -165,21 +148,13 @@ def _clock(connection: Connection, now: datetime) -> Check:
 
 
 def check_files(settings: Settings) -> Check:
-    """Checks that a file can be stored, read and removed."""
+    """Checks that files can be written to the store."""
     try:
-        artifacts = open_artifacts(settings)
-        data = secrets.token_bytes(64)
-        sha256 = artifacts.put(data)
-        whole = artifacts.read(sha256) == data
-        artifacts.delete([sha256])
+        open_artifacts(settings).check_writable()
     except (MobizoError, OSError) as error:
         why = error.detail if isinstance(error, MobizoError) else f"{error.strerror} ({error.filename})"
         return Check("files", "fail", why, "check MOBIZO_STORAGE_URL and its write permissions")
-    if not whole:
-        return Check(
-            "files", "fail", "a stored file was read back with other content", "check the disk or the object store"
-        )
-    return Check("files", "ok", "a file was stored, read and removed")
+    return Check("files", "ok", "the store can be written")
 
 
 def check_disk(settings: Settings) -> Check:
@@ -232,38 +207,3 @@ def check_compiler() -> Check:
         why = (process.stderr.strip().splitlines() or [f"exit code {process.returncode}"])[-1]
         return Check("compiler", "fail", why, "install mobizo[server]; only workers need the compiler")
     return Check("compiler", "ok", "ExecuTorch and the compiler load")
-
-
-def check_dangers(settings: Settings, tls: Tls | None) -> Iterator[Check]:
-    """Checks for settings that `run` rejects without --insecure-dev."""
-    all_dangers = list(dangers(settings, tls))
-    for danger in all_dangers:
-        yield Check("safety", "warn", danger)
-    if not all_dangers:
-        yield Check("safety", "ok", f"{settings.host} port {settings.port}, " + ("with TLS" if tls else "without TLS"))
-
-
-def check_tls(certificate: Path, key: Path, now: datetime) -> Check:
-    """Checks that the certificate chain is valid, does not expire soon, and matches its key."""
-    try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key)
-        chain = x509.load_pem_x509_certificates(certificate.read_bytes())
-    except (OSError, ValueError) as error:
-        return Check(
-            "tls",
-            "fail",
-            f"{certificate} and {key} cannot be used ({error})",
-            "use a matching certificate and key in PEM format",
-        )
-    begins = max(link.not_valid_before_utc for link in chain)
-    ends = min(link.not_valid_after_utc for link in chain)
-    if now < begins:
-        return Check("tls", "fail", f"the certificate is not valid before {begins:%Y-%m-%d}", "check the clock")
-    if now > ends:
-        return Check("tls", "fail", f"the certificate expired on {ends:%Y-%m-%d}", "renew it, then restart the server")
-    detail = f"the certificate is valid until {ends:%Y-%m-%d}"
-    if ends - now < EXPIRES_SOON:
-        return Check("tls", "warn", detail, "renew it, then restart the server")
-    if key.stat().st_mode & 0o077:
-        return Check("tls", "warn", f"other users can read {key}", f"`chmod 600 {key}`")
-    return Check("tls", "ok", detail)

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager, suppress
 import structlog
 
 from server.settings import Settings
-from server.tasks.parent_death_signal import bound_to_parent
+from server.tasks.child_process import bound_to_parent
 from server.tasks.worker import DRAIN_SECONDS
 
 RESTART_SECONDS = 1.0

@@ -116,7 +116,7 @@ class CompileHandler:
             keep=run.should_continue,
             on_stage=order.progress.update,
         )
-        run.process = compiler
+        run.child_peak_bytes = lambda: compiler.peak_rss_bytes
         with self.artifacts.workspace(run.id) as workspace:
             calibration = calibration_file(self.artifacts, order.recipe)
             manifest = compiler.run(order.recipe, order.source, workspace, calibration)

@@ -17,7 +17,7 @@ from server.results.trajectories import TrajectoryProofs, TrajectoryUploads
 from server.results.uploads import AdapterUploads
 from server.storage.store import Collected, StagingFile, StorageFull
 from server.web.bodies import BYTES, UnsupportedMediaType, check_binary_type
-from server.web.body_budgets import make_uploaders, staged_body, stored
+from server.web.body_budgets import make_uploaders, remove_unreferenced, staged_body, stored
 from server.web.downloads import FILE_ROUTE, file_response
 from server.web.openapi import raises
 from server.web.routes import Routes
@@ -69,7 +69,9 @@ async def _upload(
     service, tenant, device_id = _uploads(state), principal.tenant, principal.device_id
     upload = await state.get(make_uploaders).run(tenant, service.check, device_id, lease_id, size, staged)
     async with stored(state, tenant, staged):
-        return await state.write_queue.run(service.record, device_id, lease_id, upload)
+        receipt, replaced = await state.write_queue.run(service.record, device_id, lease_id, upload)
+    await remove_unreferenced(state, tenant, replaced)
+    return receipt
 
 
 # Errors of every upload.
@@ -122,7 +124,9 @@ async def upload_trajectory(
         await state.get(_make_readers).run(principal.tenant, trajectories.check, expected, staged.path)
         receipt = UploadReceipt(sha256=staged.sha256, size=staged.size)
         async with stored(state, principal.tenant, staged):
-            return await state.write_queue.run(trajectories.record, device_id, lease_id, receipt)
+            receipt, replaced = await state.write_queue.run(trajectories.record, device_id, lease_id, receipt)
+    await remove_unreferenced(state, principal.tenant, replaced)
+    return receipt
 
 
 @router.post(

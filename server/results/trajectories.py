@@ -24,7 +24,6 @@ from server.registry.trajectories.service import Proof, check_sent
 from server.registry.warm_start import StartService
 from server.settings import Settings
 from server.storage.store import ArtifactStore, hold
-from server.web.body_budgets import remove_unreferenced
 from shared.canonical import sha256_hex
 from shared.errors import Gone, InvalidTrajectory, NotReplayable, StartDeleted, TrajectoryMismatch
 from shared.federation.algorithms import DeviceAlgorithm, algorithm_of
@@ -100,10 +99,11 @@ class TrajectoryUploads:
         """Checks the file of a trajectory, which may take a second. Raises InvalidTrajectory."""
         check_run(read_ledger(path.read_bytes(), expected.training.steps), expected.header, expected.training)
 
-    def record(self, device_id: str, lease_id: str, receipt: UploadReceipt) -> UploadReceipt:
-        """Records a trajectory, which was checked and stored, under its lease, and removes the one that it replaces.
+    def record(self, device_id: str, lease_id: str, receipt: UploadReceipt) -> tuple[UploadReceipt, str | None]:
+        """Records a trajectory, which was checked and stored, under its lease.
 
-        Repeating it returns the same receipt. Raises NotFound, Gone or Collected.
+        Returns the receipt, and the sha256 of the file that it replaces. Repeating it returns the same receipt. Raises
+        NotFound, Gone or Collected.
         """
         with self.database.writing() as session:
             leases = LeaseService(session, self.settings.lease_seconds)
@@ -111,14 +111,12 @@ class TrajectoryUploads:
             if lease.ending is Ending.COMPLETED:
                 if lease.trajectory_sha256 != receipt.sha256:
                     raise Gone("the job was completed without this trajectory")
-                return receipt
+                return receipt, None
             leases.renew(lease)
             hold(session, self.artifacts, [receipt.sha256])
             replaced = lease.trajectory_sha256
             lease.trajectory_sha256, lease.trajectory_size = receipt.sha256, receipt.size
-        if replaced != receipt.sha256:
-            remove_unreferenced(self.database, self.artifacts, replaced)
-        return receipt
+        return receipt, None if replaced == receipt.sha256 else replaced
 
 
 @dataclass(frozen=True)

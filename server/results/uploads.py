@@ -24,7 +24,6 @@ from server.registry.service import AdapterService, Publication
 from server.registry.trajectories.service import Proof, check_sent, record
 from server.settings import Settings
 from server.storage.store import ArtifactStore, StagingFile, hold
-from server.web.body_budgets import remove_unreferenced
 from shared.errors import Conflict, Gone, InvalidUpload
 from shared.federation.cohort import RoundReceipt
 from shared.federation.secure_aggregation.redaction import redacted_result
@@ -80,8 +79,8 @@ class AdapterUploads:
         check_scale(flat)
         return CheckedUpload(staged.sha256, staged.size, self._measure(device_id, lease_id, staged, flat))
 
-    def record(self, device_id: str, lease_id: str, upload: CheckedUpload) -> UploadReceipt:
-        """Records a stored file under its lease, and removes the one that it replaces.
+    def record(self, device_id: str, lease_id: str, upload: CheckedUpload) -> tuple[UploadReceipt, str | None]:
+        """Records a stored file under its lease. Returns the receipt, and the sha256 of the file that it replaces.
 
         Repeating the upload returns the same receipt. Raises NotFound, Gone or Collected.
         """
@@ -91,14 +90,12 @@ class AdapterUploads:
             lease, _ = leases.find(device_id, lease_id)
             if lease.ending is Ending.COMPLETED:
                 _check_completed(lease, receipt.sha256)
-                return receipt
+                return receipt, None
             leases.renew(lease)
             hold(session, self.artifacts, [receipt.sha256])
             replaced = lease.upload_sha256
             lease.upload_sha256, lease.upload_size, lease.upload_norm = receipt.sha256, receipt.size, upload.norm
-        if replaced != receipt.sha256:
-            remove_unreferenced(self.database, self.artifacts, replaced)
-        return receipt
+        return receipt, None if replaced == receipt.sha256 else replaced
 
     def _measure(self, device_id: str, lease_id: str, staged: StagingFile, flat: F32) -> float | None:
         """Returns the norm of an update, or None for a job outside of rounds. Raises as `server.federation.updates`."""

@@ -36,7 +36,7 @@ _DEBUGGING = re.compile(r"\n.*", re.DOTALL)
 
 @dataclass(frozen=True)
 class BucketPlace:
-    """The location of a bucket and its credentials; None: the defaults of AWS.
+    """The location of a bucket and its credentials; None: from the variables of AWS, which the library reads.
 
     endpoint: URL of the service. public_endpoint: URL by which devices reach it, for signed URLs.
     """
@@ -45,10 +45,8 @@ class BucketPlace:
     prefix: str = ""
     endpoint: str | None = None
     public_endpoint: str | None = None
-    region: str = "us-east-1"
     access_key_id: str | None = None
     secret_access_key: str | None = None
-    session_token: str | None = None
     allow_http: bool = False
 
     def __repr__(self) -> str:
@@ -56,13 +54,13 @@ class BucketPlace:
 
 
 def _open(place: BucketPlace, endpoint: str | None) -> S3Store:
-    config: S3Config = {"region": place.region, "checksum_algorithm": "SHA256"}
+    config: S3Config = {"checksum_algorithm": "SHA256"}
     if endpoint is not None:
         config["endpoint"] = endpoint
-    if place.access_key_id and place.secret_access_key:
-        config["access_key_id"], config["secret_access_key"] = place.access_key_id, place.secret_access_key
-    if place.session_token:
-        config["session_token"] = place.session_token
+    if place.access_key_id:
+        config["access_key_id"] = place.access_key_id
+    if place.secret_access_key:
+        config["secret_access_key"] = place.secret_access_key
     options: ClientConfig = {"allow_http": place.allow_http, "connect_timeout": "5s", "timeout": "60s"}
     return S3Store(
         place.bucket, prefix=place.prefix or None, config=config, client_options=options, retry_config=_RETRY

@@ -1,6 +1,7 @@
-"""Files in a local directory: `objects/ab/abcd...`, and `staging` for incomplete files.
+"""Files in a local directory: `objects/ab/abcd...`, and `staging` for workspaces.
 
-A file is written and synced under `staging`, then linked to its name. Its modification time is when it was last stored.
+A file is written and synced in a workspace under `staging`, then linked to its name. Its modification time is when it
+was last stored.
 """
 
 from __future__ import annotations
@@ -8,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import tempfile
 from collections.abc import AsyncIterator, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -85,15 +85,10 @@ class DiskArtifacts(ArtifactStore):
             self._path(sha256).unlink(missing_ok=True)
 
     def _write(self, data: bytes, sha256: str) -> None:
-        with full_disk_refused():
-            descriptor, name = tempfile.mkstemp(dir=self._staging)
-            staged = Path(name)
-            try:
-                with os.fdopen(descriptor, "wb") as file:
-                    file.write(data)
-                self._link(staged, sha256)
-            finally:
-                staged.unlink(missing_ok=True)
+        with full_disk_refused(), self.workspace("put") as workspace:
+            staged = workspace / "file"
+            staged.write_bytes(data)
+            self._link(staged, sha256)
 
     def _take(self, path: Path, sha256: str) -> None:
         with full_disk_refused():

@@ -57,17 +57,15 @@ def _open(settings: Settings) -> ArtifactStore:
         prefix=url.path.strip("/"),
         endpoint=endpoint,
         public_endpoint=settings.storage_public_endpoint,
-        region=os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION", "us-east-1"),
-        access_key_id=_secret(settings.storage_access_key_id, "AWS_ACCESS_KEY_ID"),
-        secret_access_key=_secret(settings.storage_secret_access_key, "AWS_SECRET_ACCESS_KEY"),
-        session_token=os.environ.get("AWS_SESSION_TOKEN"),
+        access_key_id=_revealed(settings.storage_access_key_id),
+        secret_access_key=_revealed(settings.storage_secret_access_key),
         allow_http=bool(clear),
     )
     return BucketArtifacts(place, scratch)
 
 
-def _secret(setting: SecretStr | None, variable: str) -> str | None:
-    return setting.get_secret_value() if setting else os.environ.get(variable)
+def _revealed(setting: SecretStr | None) -> str | None:
+    return setting.get_secret_value() if setting else None
 
 
 def _is_loopback(host: str | None) -> bool:

@@ -9,8 +9,8 @@
 
 A workspace is a scratch directory on the local disk, whatever the store.
 
-Tables reference stored files by their sha256. A transaction that adds a reference calls `hold`; garbage collection
-removes files in a transaction that called `lock_references`. So unreferenced files are removed without racing new
+Tables reference stored files by their sha256. A transaction that adds a reference calls `hold`, which refuses files
+that are being removed (`server.storage.garbage_collection`). So unreferenced files are removed without racing new
 references.
 """
 
@@ -20,17 +20,16 @@ import errno
 import hashlib
 import io
 import mmap
-import os
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from sqlalchemy import BigInteger, ColumnElement, CompoundSelect, Select, or_, select, true, union_all, update
+from sqlalchemy import BigInteger, ColumnElement, CompoundSelect, Select, String, select, true, union_all
 from sqlalchemy.orm import InstrumentedAttribute, Mapped, Session, mapped_column
 
 from server.database.columns import Table, UtcTime
@@ -169,13 +168,11 @@ class ArtifactStore(ABC):
     @contextmanager
     def staging_file(self) -> Iterator[StagingFile]:
         """Creates an empty file that can be adopted; it is removed at the end. Raises StorageFull."""
-        with full_disk_refused():
-            descriptor, name = tempfile.mkstemp(dir=self._scratch)
-        os.close(descriptor)
-        try:
-            yield StagingFile(Path(name))
-        finally:
-            Path(name).unlink(missing_ok=True)
+        with ExitStack() as stack:
+            with full_disk_refused():
+                path = stack.enter_context(self.workspace("staging")) / "file"
+                path.touch()
+            yield StagingFile(path)
 
     def check_writable(self) -> None:
         """Raises Unavailable unless files can be written to the store and to the scratch directory."""
@@ -200,20 +197,6 @@ class ArtifactStore(ABC):
     @abstractmethod
     def delete(self, sha256s: Sequence[str]) -> None:
         """Removes files; absent files are ignored."""
-
-    def leftovers(self, before: datetime) -> list[str]:
-        """Returns names, for `discard`, of incomplete files that killed writers left on this disk before a time."""
-        names = []
-        with os.scandir(self._scratch) as entries:
-            for entry in entries:
-                with suppress(FileNotFoundError):
-                    if entry.is_file() and datetime.fromtimestamp(entry.stat().st_mtime, UTC) < before:
-                        names.append(entry.name)
-        return names
-
-    def discard(self, leftover: str) -> None:
-        """Removes a leftover."""
-        (self._scratch / leftover).unlink(missing_ok=True)
 
     @abstractmethod
     def _write(self, data: bytes, sha256: str) -> None:
@@ -264,7 +247,7 @@ REFERENCES: Port[tuple[FileReferences, ...]] = Port("storage.references")
 class GarbageCollection(Table):
     """The latest pass of garbage collection. The first migration inserts the row.
 
-    Transactions that reference files lock it in shared mode; a transaction that removes files locks it exclusively.
+    Transactions that reference files lock it in shared mode; a transaction that begins to remove files, exclusively.
     """
 
     __tablename__ = "collections"
@@ -276,7 +259,16 @@ class GarbageCollection(Table):
     freed_bytes: Mapped[int] = mapped_column(BigInteger)
 
 
-_ROW = GarbageCollection.number == ONLY_ROW
+THE_ROW = GarbageCollection.number == ONLY_ROW
+
+
+class FileRemoval(Table):
+    """A file that a process is removing from the store. Until the row is gone, nothing may reference the file."""
+
+    __tablename__ = "file_removals"
+
+    sha256: Mapped[str] = mapped_column(String(64), primary_key=True)
+    begun_at: Mapped[datetime] = mapped_column(UtcTime)
 
 
 class Collected(Unavailable):
@@ -285,22 +277,20 @@ class Collected(Unavailable):
     code, title = "file-collected", "File collected"
 
 
-def hold(session: Session, artifacts: ArtifactStore, sha256s: Iterable[str]) -> None:
+def hold(session: Session, artifacts: ArtifactStore, sha256s: Collection[str]) -> None:
     """Blocks garbage collection until this writing transaction, which references these files, has ended.
 
-    Raises Collected if one of them is no longer stored.
+    Raises Collected if one of them is no longer stored, or is being removed.
     """
-    session.execute(select(GarbageCollection.number).where(_ROW).with_for_update(read=True))
+    session.execute(select(GarbageCollection.number).where(THE_ROW).with_for_update(read=True))
+    removed = set(session.scalars(select(FileRemoval.sha256).where(FileRemoval.sha256.in_(sha256s))))
     for sha256 in sha256s:
         try:
             artifacts.size(sha256)
-        except NotFound as error:
-            raise Collected(f"the file {sha256} was removed before it was referenced; send it again") from error
-
-
-def lock_references(session: Session) -> None:
-    """Waits for all transactions that called `hold`, and blocks new ones until this writing transaction has ended."""
-    session.execute(select(GarbageCollection.number).where(_ROW).with_for_update())
+        except NotFound:
+            removed.add(sha256)
+    if removed:
+        raise Collected(f"the file {min(removed)} was removed before it was referenced; send it again")
 
 
 def referenced(session: Session, sha256s: Collection[str]) -> set[str]:
@@ -319,31 +309,3 @@ def _of(reference: FileColumn, sha256s: list[str]) -> Select[Any]:
     if reference.join is not None:
         statement = statement.join(*reference.join)
     return statement.where(reference.column.in_(sha256s), reference.rows)
-
-
-def delete_unreferenced(session: Session, artifacts: ArtifactStore, sha256s: Collection[str]) -> set[str]:
-    """Removes those of these files that nothing references, and returns them. Only in a writing transaction.
-
-    New references wait for the end of the transaction: `hold` then finds a removed file absent.
-    """
-    lock_references(session)
-    unreferenced = set(sha256s) - referenced(session, sha256s)
-    artifacts.delete(sorted(unreferenced))
-    return unreferenced
-
-
-def begin_pass(session: Session, now: datetime, unless_after: datetime | None) -> bool:
-    """Records that a pass begins. Returns False, and the pass must not run, if one began after `unless_after`."""
-    statement = update(GarbageCollection).where(_ROW)
-    if unless_after is not None:
-        statement = statement.where(
-            or_(GarbageCollection.started_at.is_(None), GarbageCollection.started_at <= unless_after)
-        )
-    begun = session.execute(statement.values(started_at=now, ended_at=None).returning(GarbageCollection.number))
-    return begun.first() is not None
-
-
-def end_pass(session: Session, now: datetime, deleted: int, freed_bytes: int) -> None:
-    """Records the result of a pass."""
-    statement = update(GarbageCollection).where(_ROW)
-    session.execute(statement.values(ended_at=now, deleted=deleted, freed_bytes=freed_bytes))

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Protocol
 from sqlalchemy.orm import Session
 
 from server.storage.store import Damaged, StorageFull
-from server.tasks.child_process import ChildProcess, Stopped
+from server.tasks.child_process import Stopped
 from shared.errors import MobizoError, Unavailable
 
 
@@ -29,7 +29,7 @@ class TaskRun:
     id: str  # of the attempt, for its workspace
     interval: float  # seconds between two calls of `should_continue`
     should_continue: Callable[[], bool]  # returns whether the task continues
-    process: ChildProcess | None = None  # set by the handler; the worker reports its memory
+    child_peak_bytes: Callable[[], int] = lambda: 0  # of the handler's child process; the worker reports it
 
 
 class Handler(Protocol):

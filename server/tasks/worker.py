@@ -305,7 +305,7 @@ class Worker:
         """Stores a heartbeat of this worker, and the peak memory of it and its child processes."""
         child_peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * KIBIBYTE
         worker_peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIBIBYTE
-        running = [run.process.peak_rss_bytes for run in list(self._runs.values()) if run.process is not None]
+        running = [run.child_peak_bytes() for run in list(self._runs.values())]
         with self._database.writing() as session:
             workers = WorkerRepository(session)
             worker = workers.get(self.id)

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 
 from fastapi import Request
 from fastapi.concurrency import contextmanager_in_threadpool, run_in_threadpool
 
-from server.database.database import Database
 from server.settings import MEBIBYTE
-from server.storage.store import ArtifactStore, StagingFile, delete_unreferenced
+from server.storage.garbage_collection import begin_removal, delete_files, end_removal
+from server.storage.store import StagingFile
 from server.web.bodies import pieces_of
 from server.web.state import AppState, address_of, place_of
 from server.web.tenant_turns import TenantTurns
@@ -124,12 +124,18 @@ async def stored(state: AppState, tenant: str, staged: StagingFile) -> AsyncIter
     except Unavailable:
         raise  # the same upload may be sent again
     except MobizoError:
-        await state.write_queue.run(remove_unreferenced, state.database, state.artifacts, staged.sha256)
+        await remove_unreferenced(state, tenant, staged.sha256)
         raise
 
 
-def remove_unreferenced(database: Database, artifacts: ArtifactStore, sha256: str | None) -> None:
-    """Removes a file, for example one that another upload replaced, unless something references it."""
-    if sha256 is not None:
-        with database.writing() as session:
-            delete_unreferenced(session, artifacts, [sha256])
+async def remove_unreferenced(state: AppState, tenant: str, sha256: str | None) -> None:
+    """Removes a file, for example one that another upload replaced, unless something references it.
+
+    If that is refused or fails, garbage collection removes the file later.
+    """
+    if sha256 is None:
+        return
+    with suppress(MobizoError):
+        removal = await state.write_queue.run(begin_removal, state.database, [sha256])
+        await state.get(make_uploaders).run(tenant, delete_files, state.artifacts, removal)
+        await state.write_queue.run(end_removal, state.database, removal)

@@ -5,7 +5,6 @@ A route declares its own errors by `responses=raises(...)`, a dependency by `@ma
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from http import HTTPStatus
@@ -207,8 +206,3 @@ def methods_at(document: dict[str, Any], path: str) -> list[str]:
             methods |= {method.upper() for method in operations}
             methods |= {"HEAD"} if "206" in operations.get("get", {}).get("responses", {}) else set()
     return sorted(methods)
-
-
-def text_of(document: dict[str, Any]) -> str:
-    """Returns the document as text: the same bytes for the same API."""
-    return json.dumps(document, indent=1, sort_keys=True, ensure_ascii=False) + "\n"

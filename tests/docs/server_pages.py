@@ -6,6 +6,7 @@ of all settings.
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from server.results.endpoints import READERS
 from server.settings import MEBIBYTE, Settings
 from server.web import body_budgets
 from server.web.middleware import BODY_SECONDS, SLOWEST, MethodNotAllowed
-from server.web.openapi import PROBLEM_JSON, text_of
+from server.web.openapi import PROBLEM_JSON
 from server.web.routes import BodyKind, Route
 from server.web.state import BURST_SECONDS, REFUSAL_BURST, REFUSAL_RATE, RateLimit
 from shared.errors import PROBLEM_TYPE, MobizoError
@@ -241,7 +242,7 @@ def pages(api: FastAPI) -> dict[Path, str]:
     """Returns every page that follows from the code, by its path."""
     document, operations = api.openapi(), DOCS / "operations.md"
     return {
-        DOCS / "openapi.json": text_of(document),
+        DOCS / "openapi.json": json.dumps(document, indent=1, sort_keys=True, ensure_ascii=False) + "\n",
         DOCS / "problems.md": problem_page(document),
         DOCS / "routes.md": route_page(api.routes),
         operations: with_table(operations.read_text(encoding="utf-8")),

@@ -47,5 +47,5 @@ def test_commands_of_the_server_run_as_they_stand(tmp_path):
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "mobizo-operator-" in done.stdout
-    assert (tmp_path / "backup" / "2026-11-21.tar").exists()
-    assert (tmp_path / "var" / "restored").is_dir()
+    assert (tmp_path / "backup" / "2026-11-21" / "mobizo.sqlite3").exists()
+    assert (tmp_path / "var" / "restored" / "keys").is_dir()

@@ -21,12 +21,12 @@ from server.catalog.calibrations.service import calibration_of
 from server.database import database
 from server.database.columns import new_id, utc_now
 from server.database.database import Database
-from server.database.schema import upgrade
 from server.identity.tenants import TenantRepository, TenantService
 from server.identity.tokens import TokenService
 from server.jobs.leases.repository import JobLease
 from server.jobs.leases.service import LeaseService
 from server.programs.compilation import CompileHandler
+from server.schema import upgrade
 from server.settings import Settings
 from server.storage.opening import open_artifacts
 from server.tasks import queue

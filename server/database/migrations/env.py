@@ -1,4 +1,4 @@
-"""Runs revisions on the connection that `server.database.schema.upgrade` provides."""
+"""Runs revisions on the connection that `server.schema.upgrade` provides."""
 
 from __future__ import annotations
 

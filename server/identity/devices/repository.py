@@ -157,11 +157,6 @@ class DeviceRepository:
         """A device of a tenant, locked until the transaction ends."""
         return self._session.scalar(locked(select(Device).where(Device.tenant == tenant, Device.id == device_id)))
 
-    def by_name(self, tenant: str, name: str) -> Sequence[Device]:
-        """Devices of a tenant that go by a name and were not revoked."""
-        statement = select(Device).where(Device.tenant == tenant, Device.name == name, Device.revoked_at.is_(None))
-        return self._session.scalars(statement).all()
-
     def all(self, tenant: str) -> Sequence[Device]:
         """Every device of a tenant, oldest first."""
         return self._session.scalars(select(Device).where(Device.tenant == tenant).order_by(Device.number)).all()

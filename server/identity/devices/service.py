@@ -177,29 +177,10 @@ class DeviceService:
         except ValidationError as error:
             raise BadRequest(f"labels: {first_invalid(error).message}") from error
 
-    def by_name_or_id(self, tenant: str, name_or_id: str) -> Device:
-        """A device by its id or name. Raises NotFound, or Conflict for a name that several have."""
-        device = self._devices.get(tenant, name_or_id)
-        if device is not None:
-            return device
-        devices = self._devices.by_name(tenant, name_or_id)
-        if len(devices) > 1:
-            ids = ", ".join(each.id for each in devices)
-            raise Conflict(f"{len(devices)} devices are named {name_or_id!r}; give the id of one: {ids}")
-        if not devices:
-            raise NotFound(f"no device is named {name_or_id!r}; `mobizo-server device list` shows them")
-        return devices[0]
-
-    def revoke(self, tenant: str, name_or_id: str) -> Device:
-        """Revokes a device and its tokens at once. It can only return by enrolling as another device.
-
-        `revoke_device` also takes its jobs back. Raises NotFound, or Conflict for a name that several have.
-        """
-        device = self.by_name_or_id(tenant, name_or_id)
-        if device.revoked_at is None:
-            device.revoked_at = utc_now()
-            self._tokens.revoke_device(device.id)
-        return device
+    def revoke(self, device: Device) -> None:
+        """Revokes a device and its tokens at once. `revoke_device` also takes its jobs back."""
+        device.revoked_at = utc_now()
+        self._tokens.revoke_device(device.id)
 
     def enroll(self, one_time_token: str, request: DeviceEnrollment) -> tuple[Device, str]:
         """A new device and its token, for a one-time token that is used up by this.
@@ -249,17 +230,17 @@ def count_tokens(session: Session, tenant: str) -> int:
 
 
 def revoke_device(
-    session: Session, settings: Settings, tenant: str, name_or_id: str, person: Principal | None = None
+    session: Session, settings: Settings, tenant: str, device_id: str, person: Principal | None = None
 ) -> Device:
     """Revokes a device, returns its jobs to the queue, and records that. Repeating it changes nothing.
 
-    person: who revokes it; None: a command on the server's host. Raises NotFound, or Conflict for a name that several
-    devices have.
+    It can only return by enrolling as another device. person: who revokes it; None: a command on the server's host.
+    Raises NotFound.
     """
     service = DeviceService(session)
-    device = service.get(tenant, service.by_name_or_id(tenant, name_or_id).id, lock=True)
+    device = service.get(tenant, device_id, lock=True)
     if device.revoked_at is None:
-        service.revoke(tenant, device.id)
+        service.revoke(device)
         for take_back in REVOKED.get():
             take_back(session, settings, device.id)
         AccessTrail(session).add(tenant, person, AccessAction.DEVICE_REVOKED, Subject(device.name, device.id))

@@ -14,6 +14,8 @@ def new_token(command, *options):
 
 def test_tenants(command, fleet, problem):
     command("tenant", "create", "acme")
+    created = new_token(command, "--role", "app", "--tenant", "acme", "--name", "shop")
+    assert (created["tenant"], created["token"].startswith("mobizo-app-")) == ("acme", True)
     rows = json.loads(command("tenant", "list", "--json"))
     assert [(row["name"], row["suspended_at"]) for row in rows] == [("default", None), ("acme", None)]
     app = fleet.actor(new_token(command, "--role", "app", "--tenant", "acme")["token"])
@@ -76,7 +78,6 @@ def test_users(command, fleet, problem):
     assert bob.get("/v1/whoami").json()["user"] == "bob"
     users = json.loads(command("user", "list", "--json"))
     assert [(row["name"], row["role"], row["disabled_at"]) for row in users] == [("bob", "operator", None)]
-    assert json.loads(command("token", "list", "--json"))[0]["user"] == "bob"
     command("user", "disable", "bob")
     problem(bob.get("/v1/whoami"), 401, "unauthorized")
     assert json.loads(command("user", "list", "--json"))[0]["disabled_at"]
@@ -100,3 +101,14 @@ def test_what_tells_of_every_tenant_is_given_by_name_only(command):
     assert "metrics:read" not in new_token(command, *operator)["scopes"]
     assert new_token(command, *operator, "--scope", "metrics:read")["scopes"] == ["metrics:read"]
     assert "metrics:read" in new_token(command, "--role", "operator")["scopes"]
+
+
+def test_a_one_time_token_enrolls_one_device_for_its_users(command, fleet):
+    token = command("device", "enroll-token", "--user", "bob", "--user", "carol").strip()
+    body = {"name": "tablet", "public_key": "A" * 43 + "=", "platform": "linux"}
+    assert fleet.actor(token).post("/v1/devices", json=body).status_code == 201
+    assert fleet.actor(token).post("/v1/devices", json=body).status_code == 401
+    (device,) = fleet.operator().get("/v1/devices").json()["items"]
+    assert device["users"] == ["bob", "carol"]
+    with pytest.raises(BadRequest, match="user"):
+        command("device", "enroll-token", "--user", "a b")

@@ -1,4 +1,4 @@
-"""`mobizo-server compile` and `inspect`: one real program, and every way around the compiler with a fake one."""
+"""`mobizo-server compile`: one real program, and every way around the compiler with a fake one."""
 
 import json
 import re
@@ -104,60 +104,6 @@ def test_a_second_run_needs_no_torch(real):
     assert {name: again[name] for name in again if name != "seconds"} == {
         name: figures[name] for name in figures if name not in ("seconds", "cached")
     }
-
-
-@pytest.mark.slow
-def test_what_is_in_a_program(real):
-    _, out, figures = real
-    manifest = ProgramManifest.model_validate_json((out / "manifest.json").read_bytes())
-    document = json.loads(call("inspect", out / "program.pte", "--json"))
-    assert document["bytes"] == figures["pte_bytes"]
-    methods = {method["name"]: method for method in document["methods"]}
-    assert set(methods) == set(manifest.methods)
-    assert sum(method["nodes"] for method in methods.values()) == figures["nodes"]
-    assert sum(method["planned_bytes"] for method in methods.values()) == figures["planned_bytes"]
-    delegates = [each for method in methods.values() for each in method["delegates"].items()]
-    assert {name for name, _ in delegates} == {"XnnpackBackend"}
-    assert sum(each["count"] for _, each in delegates) == figures["delegates"]
-    assert all(each["bytes"] > 0 for _, each in delegates)
-    inputs = [(each["dtype"], each["shape"], each["dynamic"]) for each in methods["step"]["inputs"]]
-    assert inputs == [
-        ("int64", [2, 16], True),  # tokens: any number up to 16
-        ("int64", [2, 1], False),
-        ("int64", [2, 1], False),
-        ("float32", [2, 1], False),
-        ("int32", [1, 2], False),
-        ("float32", [1], False),
-        ("float32", [1], False),
-    ]
-    outputs = [(each["dtype"], each["shape"], each["dynamic"]) for each in methods["step"]["outputs"]]
-    assert outputs == [("float32", [2], False), ("float32", [1], False)]
-    for method in methods.values():
-        calls = sum(method["operators"].values()) + sum(each["count"] for each in method["delegates"].values())
-        assert calls <= method["nodes"]
-    assert methods["adapter"]["operators"] == {"aten::add.out": 1}
-    assert document["buffers"] == {"state.flat_b": {"dtype": "float32", "shape": [manifest.size], "dynamic": False}}
-    # Two layers of seven linear layers are the base's; A of q_proj and v_proj of the upper layer is the program's.
-    assert document["external"] == ["backbone.embedding", "backbone.norms"]
-    assert document["external_delegate_keys"] == 14
-    shape = manifest.shape
-    a_bytes = sum(4 * 2 * shape.features(target)[0] for target in manifest.recipe.targets)
-    assert document["delegate_constant_bytes"] > a_bytes
-    assert document["constants"] > 0
-
-
-@pytest.mark.slow
-def test_files_that_are_no_program(real, tmp_path):
-    weights = real[1] / "weights.ptd"
-    for path in (tmp_path / "nothing", tmp_path, weights):
-        with pytest.raises(BadRequest, match=str(path)):
-            call("inspect", path)
-    data = (real[1] / "program.pte").read_bytes()
-    torn_file = tmp_path / "torn.pte"
-    for length in (0, 6, 40, len(data) // 2):
-        torn_file.write_bytes(data[:length])
-        with pytest.raises(BadRequest, match=r"torn\.pte is no"):
-            call("inspect", torn_file)
 
 
 def test_what_is_whole_is_not_compiled_again(compile_, source, tmp_path):

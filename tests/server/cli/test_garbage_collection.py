@@ -13,7 +13,7 @@ def test_it_tells_and_removes(home, command):
     assert command("gc", "--dry-run", "--grace-hours", "0") == "1 of 2 files (5 bytes) would be removed\n"
     assert json.loads(command("gc", "--json"))["deleted"] == 0  # too young
     report = json.loads(command("gc", "--grace-hours", "0", "--json"))
-    assert report == {"files": 2, "deleted": 1, "freed_bytes": 5, "leftovers": 0, "dry_run": False}
+    assert report == {"files": 2, "deleted": 1, "freed_bytes": 5, "dry_run": False}
     with pytest.raises(NotFound):
         home.artifacts.read(orphan)
 

@@ -10,8 +10,8 @@ from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
 
 from server.database.database import Database, DatabaseUnavailable, Tuning
-from server.database.schema import upgrade
 from server.identity.tokens import Token
+from server.schema import upgrade
 from tests.server.homes import at_once
 
 

@@ -165,7 +165,7 @@ def test_crashes_of_the_database_under_load_lose_nothing_that_was_answered(datab
 def test_a_server_without_its_database_says_so_at_once(database_server, home):
     database_server.stop()
     environment = os.environ | home.settings.environment()
-    command = [sys.executable, "-m", "server.cli.main", "device", "list"]
+    command = [sys.executable, "-m", "server.cli.main", "tenant", "list"]
     process = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
     assert process.returncode == 1
     assert "database cannot be reached" in process.stderr

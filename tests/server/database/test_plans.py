@@ -14,7 +14,6 @@ from sqlalchemy import event
 from server.database.columns import utc_now
 from server.database.database import Database
 from server.database.paging import PageRequest
-from server.database.schema import upgrade
 from server.federation.models import AGGREGATE
 from server.jobs.leases.giving import LeaseGiving
 from server.jobs.leases.messages import JobPoll, Message, Parting
@@ -22,6 +21,7 @@ from server.jobs.leases.repository import LeaseRepository
 from server.jobs.leases.service import LeaseService
 from server.jobs.repository import JobFilter, JobRepository
 from server.jobs.scheduling.repository import QueueRepository
+from server.schema import upgrade
 from server.tasks.repository import TaskRepository
 from shared.job import JobState, Progress
 from shared.protocol import LeaseRequest

@@ -164,6 +164,8 @@ def test_stops_seeds_and_several_texts(site, client):
     for chunk in client.completions.create(n=4, seed=5, stream=True, **options):
         pieces[chunk.choices[0].index] += chunk.choices[0].text
     assert pieces == texts[0]
+    likeliest = client.completions.create(temperature=1.5, top_p=1e-9, seed=1, **options).choices[0].text
+    assert likeliest == whole  # the likeliest token alone has that share
 
 
 @pytest.mark.parametrize(

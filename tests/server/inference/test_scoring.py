@@ -176,40 +176,12 @@ def test_what_cannot_be_scored_is_refused(site, problem, body, status, code):
     problem(site.fleet.app().post("/v1/score", json=body), status, code)
 
 
-def test_texts_that_grow_together_stay_apart(site):
-    cases = [(name, prompt) for name in (*FIVE[:4], None) for prompt in TEXTS]
-
-    def ask(number):
-        name, prompt = cases[number]
-        return generate(site.fleet.app(), prompt, model=name or "tiny", max_tokens=4 + number % 5)["text"]
-
-    with ThreadPoolExecutor(8) as pool:
-        texts = list(pool.map(ask, range(len(cases))))
-    expected = [
-        site.tokenizer.decode(site.continued("default", name, prompt, 4 + number % 5))
-        for number, (name, prompt) in enumerate(cases)
-    ]
-    assert [text.split() for text in texts] == [text.split() for text in expected]
-
-
 def test_the_context_ends_a_text(site):
     text = generate(site.fleet.app(), "a " * 60, model="tiny", max_tokens=50)
     # The last of the 65 is never read.
     assert (text["completion_tokens"], text["finish_reason"]) == (5, "length")
     response = site.fleet.app().post("/v1/completions", json={"prompt": "a " * 65, "model": "tiny"})
     assert (response.status_code, response.json()["error"]["code"]) == (422, "text-too-long")
-
-
-def test_a_seed_draws_the_same_again(site):
-    app = site.fleet.app()
-
-    def draw(**changes):
-        settings = {"model": "red", "max_tokens": 20, "temperature": 1.5} | changes
-        return generate(app, "a film", **settings)["text"]
-
-    assert draw(seed=1) == draw(seed=1)
-    assert len({draw(seed=seed) for seed in range(5)}) > 1
-    assert draw(seed=1, top_p=1e-9) == draw(temperature=0)  # the likeliest alone has that share
 
 
 def metric(site, name, **labels):

@@ -12,24 +12,21 @@ from typer.testing import CliRunner
 from server.cli import main as cli
 from server.database.columns import utc_now
 from server.database.database import Database
-from server.database.schema import SchemaBehind, upgrade
+from server.database.schema import SchemaBehind
 from server.identity.devices.repository import Device
 from server.operations import doctor
 from server.operations.doctor import (
-    check_dangers,
     check_database,
     check_disk,
     check_environment,
     check_files,
     check_home,
     check_key,
-    check_tls,
     examine,
 )
-from server.schema import METADATA
+from server.schema import METADATA, upgrade
 from server.settings import Settings
 from shared.errors import MobizoError
-from tests.certificate import loopback_certificate
 from tests.server.cli.conftest import call
 
 
@@ -56,11 +53,9 @@ def test_a_server_that_is_right(settings, loads, home, monkeypatch):
     by_name = states(examine(settings))
     assert by_name.pop("memory") in ("ok", "warn")
     assert by_name.pop("disk") in ("ok", "warn")
-    assert set(by_name) == {"home", "key", "database", "schema", "clock", "files", "compiler", "safety"}
+    assert set(by_name) == {"home", "key", "database", "schema", "clock", "files", "compiler"}
     assert set(by_name.values()) == {"ok"}
     assert home.stored_files() == before
-    exposed = settings.model_copy(update={"host": "0.0.0.0"})
-    assert states(check_dangers(exposed, None)) == {"safety": "warn"}
 
 
 def test_variables_that_no_program_reads():
@@ -136,18 +131,6 @@ def test_the_compiler_loads():
     assert doctor.check_compiler().state == "ok"
 
 
-def test_certificates(tmp_path):
-    certificate, key = loopback_certificate(tmp_path)
-    key.chmod(0o600)
-    now = utc_now()
-    assert check_tls(certificate, key, now).state == "warn"  # for a day yet
-    assert check_tls(certificate, key, now - timedelta(days=1)).state == "fail"
-    late = check_tls(certificate, key, now + timedelta(days=2))
-    assert (late.state, "expired" in late.detail) == ("fail", True)
-    key.write_text("no key")
-    assert check_tls(certificate, key, now).state == "fail"
-
-
 def test_the_command(settings, loads, monkeypatch):
     for name, value in settings.environment().items():
         monkeypatch.setenv(name, value)
@@ -179,9 +162,9 @@ def test_migrations_are_a_step_of_their_own(settings, tmp_path, monkeypatch):
     monkeypatch.setenv("MOBIZO_DATABASE_URL", f"sqlite:///{tmp_path}/new.sqlite3")
     monkeypatch.setenv("MOBIZO_MIGRATE_AT_START", "false")
     with pytest.raises(SchemaBehind):
-        call("device", "list")
+        call("tenant", "list")
     applied = json.loads(call("migrate", "--json"))
-    assert applied["applied"][0] == "0001"
+    assert applied["applied"][0] == "0006"
     assert applied["applied"][-1] == applied["revision"]
-    call("device", "list")
+    call("tenant", "list")
     assert "up to date" in call("migrate")

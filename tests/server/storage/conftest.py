@@ -9,22 +9,17 @@ from moto.s3.models import s3_backends
 
 from server.storage.bucket import BucketArtifacts
 from server.storage.directory import DiskArtifacts
-from tests.server.storage.memory import MemoryArtifacts
 
 
 def make_disk(tmp_path, request):
     return DiskArtifacts(tmp_path / "artifacts")
 
 
-def make_memory(tmp_path, request):
-    return MemoryArtifacts(tmp_path / "scratch")
-
-
 def make_bucket(tmp_path, request):
     return BucketArtifacts(request.getfixturevalue("s3").place(), tmp_path / "scratch")
 
 
-@pytest.fixture(params=[make_disk, make_memory, make_bucket], ids=["disk", "memory", "s3"])
+@pytest.fixture(params=[make_disk, make_bucket], ids=["disk", "s3"])
 def store(request, tmp_path):
     return request.param(tmp_path, request)
 
@@ -38,9 +33,6 @@ def grow_old():
         if isinstance(store, DiskArtifacts):
             before = store.stored_at(sha256).timestamp() - days.total_seconds()
             os.utime(store._path(sha256), (before, before))
-        elif isinstance(store, MemoryArtifacts):
-            data, stored_at = store._files[sha256]
-            store._files[sha256] = (data, stored_at - days)
         else:
             keys = s3_backends[DEFAULT_ACCOUNT_ID]["aws"].buckets[store.place.bucket].keys
             for name in (store._key(sha256), store._mark(sha256)):

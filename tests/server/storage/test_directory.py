@@ -1,7 +1,6 @@
 """What is particular to a local directory."""
 
 import errno
-from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -70,16 +69,6 @@ def test_many_writers_and_one_who_deletes(store):
     store.put(DATA)
     assert store.read(SHA) == DATA
     assert staging_files(store) == []
-
-
-def test_what_a_killed_writer_left(store):
-    (store._staging / "tmpabc").write_bytes(b"half")
-    (store._staging / "worker_a").mkdir()
-    now = datetime.now(UTC)
-    assert store.leftovers(now - timedelta(hours=1)) == []
-    assert store.leftovers(now + timedelta(hours=1)) == ["tmpabc"]
-    store.discard("tmpabc")
-    assert [path.name for path in staging_files(store)] == ["worker_a"]
 
 
 def test_a_directory_that_is_gone(store):

@@ -1,7 +1,6 @@
 """What is collected, what never is, and both while others publish."""
 
 import contextlib
-import os
 import random
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -12,15 +11,15 @@ from sqlalchemy import delete, select, update
 from server.catalog.bases import BaseModelEntry
 from server.database.columns import utc_now
 from server.jobs.leases.repository import Ending, JobLease
-from server.operations.backups.service import named_files
+from server.operations.backup import named_files
 from server.ports import Port
 from server.schema import METADATA
 from server.storage import store
 from server.storage.bucket import BucketArtifacts
-from server.storage.garbage_collection import Collector, Housekeeping
-from server.storage.store import REFERENCES, Collected, GarbageCollection, hold, referenced
+from server.storage.garbage_collection import ABANDONED, MAX_REMOVAL, Collector, Removal, delete_files
+from server.storage.store import REFERENCES, Collected, FileRemoval, GarbageCollection, hold, referenced
 from shared.canonical import sha256_hex
-from shared.errors import NotFound
+from shared.errors import NotFound, Unavailable
 from tests.server.conftest import SHAPE, adapter_bytes
 from tests.server.homes import at_once
 
@@ -30,6 +29,7 @@ HOUR, NONE = timedelta(hours=1), timedelta(0)
 NOT_OURS = {
     "adapter_versions.a_sha256",
     "bases.sha256",
+    "file_removals.sha256",
     "cohorts.a_sha256",
     "trajectories.start_sha256",
 }
@@ -105,7 +105,7 @@ def test_what_is_told(home, grow_old):
     grow_old(home.artifacts, orphan)
     collector = Collector(home.database, home.artifacts)
     report = collector.collect(HOUR, dry_run=True)
-    assert (report.files, report.deleted, report.freed_bytes, report.leftovers) == (2, 1, 5, 0)
+    assert (report.files, report.deleted, report.freed_bytes) == (2, 1, 5)
     assert home.artifacts.read(orphan)
     assert collector.collect(HOUR) == report
     with home.database.reading() as session:
@@ -167,6 +167,76 @@ def any_store(request, home, tmp_path):
     return BucketArtifacts(request.getfixturevalue("s3").place(), tmp_path / "scratch")
 
 
+class Deleting:
+    """A store that calls a function before it deletes files."""
+
+    def __init__(self, artifacts, before):
+        self._artifacts, self._before = artifacts, before
+
+    def __getattr__(self, name):
+        return getattr(self._artifacts, name)
+
+    def delete(self, sha256s):
+        if sha256s:
+            self._before()
+        self._artifacts.delete(sha256s)
+
+
+@pytest.mark.both_databases
+def test_files_are_deleted_outside_of_transactions_and_stay_refused_meanwhile(home, grow_old):
+    orphan, other = (home.artifacts.put(data) for data in (b"unreferenced", b"other"))
+    grow_old(home.artifacts, orphan)
+
+    def reference(sha256):
+        with home.database.writing() as session:
+            hold(session, home.artifacts, [sha256])
+
+    def meanwhile():
+        home.artifacts.put(b"unreferenced")
+        with pytest.raises(Collected):
+            reference(orphan)
+        reference(other)
+
+    assert Collector(home.database, Deleting(home.artifacts, meanwhile)).collect(HOUR).deleted == 1
+    with pytest.raises(Collected):
+        reference(orphan)
+    home.artifacts.put(b"unreferenced")
+    reference(orphan)
+
+
+@pytest.mark.both_databases
+def test_what_a_killed_process_was_removing_is_removed_by_the_next_one(home, grow_old):
+    class Killed(BaseException):
+        pass
+
+    def die():
+        raise Killed
+
+    orphan = home.artifacts.put(b"unreferenced")
+    grow_old(home.artifacts, orphan)
+    with pytest.raises(Killed):
+        Collector(home.database, Deleting(home.artifacts, die)).collect(HOUR)
+    collector = Collector(home.database, home.artifacts)
+    assert collector.collect(HOUR).deleted == 0  # the other process may live
+    with pytest.raises(Collected), home.database.writing() as session:
+        hold(session, home.artifacts, [orphan])
+    with home.database.writing() as session:
+        session.execute(update(FileRemoval).values(begun_at=utc_now() - ABANDONED - HOUR))
+    collector.finish_abandoned()
+    with pytest.raises(NotFound):
+        home.artifacts.read(orphan)
+    home.artifacts.put(b"unreferenced")
+    with home.database.writing() as session:
+        hold(session, home.artifacts, [orphan])
+
+
+def test_a_process_that_was_suspended_deletes_nothing(home):
+    orphan = home.artifacts.put(b"unreferenced")
+    with pytest.raises(Unavailable):
+        delete_files(home.artifacts, Removal((orphan,), utc_now() - MAX_REMOVAL - HOUR))
+    assert home.artifacts.read(orphan)
+
+
 @pytest.mark.both_databases(slow=True)
 def test_no_name_is_ever_committed_without_its_file(home, any_store):
     """Publishers store, name, read and forget the same few files, while two collectors give no grace at all."""
@@ -215,33 +285,22 @@ def test_no_name_is_ever_committed_without_its_file(home, any_store):
         any_store.read(sha256)
 
 
-def test_what_killed_writers_left_goes(home):
-    staging_file = home.settings.artifacts_path / "staging" / "tmpabc"
-    staging_file.write_bytes(b"half")
-    collector = Collector(home.database, home.artifacts)
-    assert collector.collect(NONE).leftovers == 0  # somebody may be writing it
-    os.utime(staging_file, (0, 0))
-    assert collector.collect(NONE, dry_run=True).leftovers == 1
-    assert collector.collect(NONE).leftovers == 1
-    assert collector.collect(NONE).leftovers == 0
-
-
 def test_a_worker_collects_when_it_is_time(home, grow_old):
     orphans = [home.artifacts.put(data) for data in (b"one", b"two")]
     settings = home.settings.model_copy(update={"collect_hours": 24, "collect_grace_hours": 1})
     grow_old(home.artifacts, orphans[0])
-    workers = [Housekeeping(settings, Collector(home.database, home.artifacts)) for _ in range(2)]
+    workers = [Collector(home.database, home.artifacts) for _ in range(2)]
     for worker in workers:
-        worker.run()
+        worker.collect_if_due(settings)
     with pytest.raises(NotFound):
         home.artifacts.read(orphans[0])
     grow_old(home.artifacts, orphans[1])
     for worker in workers:
-        worker.run()
+        worker.collect_if_due(settings)
     assert home.artifacts.read(orphans[1])
     with home.database.writing() as session:
         session.execute(update(GarbageCollection).values(started_at=datetime.now(UTC) - timedelta(hours=25)))
-    workers[1].run()
+    workers[1].collect_if_due(settings)
     with pytest.raises(NotFound):
         home.artifacts.read(orphans[1])
 
@@ -250,7 +309,7 @@ def test_a_worker_that_is_told_not_to(home, grow_old):
     orphan = home.artifacts.put(b"one")
     grow_old(home.artifacts, orphan)
     settings = home.settings.model_copy(update={"collect_hours": 0})
-    Housekeeping(settings, Collector(home.database, home.artifacts)).run()
+    Collector(home.database, home.artifacts).collect_if_due(settings)
     assert home.artifacts.read(orphan)
 
 

@@ -11,7 +11,7 @@ from server.catalog.calibrations.service import CalibrationRepository, Calibrati
 from server.database.columns import utc_now
 from server.inference.model_cache import ModelCache
 from server.inference.texts import ServedAdapterRef
-from server.operations.backups.service import named_files
+from server.operations.backup import named_files
 from server.storage.store import referenced
 from server.worker import create_worker
 from shared.canonical import sha256_hex

@@ -1,12 +1,9 @@
 """What a scrape tells, against what was done; by the library's own parser."""
 
-import platform
 import threading
 from dataclasses import replace
 from datetime import timedelta
-from importlib.metadata import version
 
-import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy import update
@@ -16,13 +13,11 @@ from server.database.database import Database
 from server.jobs.repository import Job
 from server.operations.metrics import exposition as exposition_module
 from server.operations.metrics.exposition import Exposition
-from server.operations.metrics.listener import metrics_listener
 from server.programs.service import Program, ProgramState
 from server.schema import devices
 from server.settings import Delivery
 from server.tasks.repository import WorkerProcess
 from server.web.middleware import Meters
-from shared.errors import Unavailable
 from tests.server.conftest import adapter_bytes
 from tests.server.homes import eventually
 
@@ -219,17 +214,3 @@ def test_a_database_that_is_away(tmp_path):
     assert metrics["mobizo_database_up",] == 0
     assert ("mobizo_jobs", "queued") not in metrics
     assert metrics["mobizo_polls_open",] == 0
-
-
-def test_a_port_of_its_own(home):
-    exposition = Exposition(Meters(), home.database)
-    with metrics_listener(exposition, None) as port:
-        assert port is None
-    with metrics_listener(exposition, 0) as port:
-        answer = httpx.get(f"http://127.0.0.1:{port}/metrics")
-        assert ("mobizo_build_info", platform.python_version(), version("mobizo")) in samples(answer.text)
-        assert httpx.get(f"http://127.0.0.1:{port}/v1/jobs").status_code == 404
-        with pytest.raises(Unavailable, match="metrics"), metrics_listener(exposition, port):
-            pass
-    with pytest.raises(httpx.ConnectError):
-        httpx.get(f"http://127.0.0.1:{port}/metrics")
