@@ -21,7 +21,7 @@ ASK_AGAIN = {"role": "user", "content": "Good-bye."}
 
 def read_chat_template(files: BaseFiles) -> ChatTemplate | None:
     """Returns the chat template in a base model's files, or None. Raises UnreadableCheckpoint if it cannot be used."""
-    template, tokens = _gguf(files.root) if files.form == "gguf" else _huggingface(files.root)
+    template, tokens = _stored(files)
     if not template:
         return None
     if len(template) > MAX_CHARACTERS:
@@ -29,6 +29,15 @@ def read_chat_template(files: BaseFiles) -> ChatTemplate | None:
     chat_template = ChatTemplate(template=template, tokens=tokens)
     _check(chat_template)
     return chat_template
+
+
+def has_chat_template(files: BaseFiles) -> bool:
+    """Whether a base model's files have a chat template, which is not rendered. Raises UnreadableCheckpoint."""
+    return bool(_stored(files)[0])
+
+
+def _stored(files: BaseFiles) -> tuple[str | None, dict[str, str]]:
+    return _gguf(files.root) if files.form == "gguf" else _huggingface(files.root)
 
 
 def _huggingface(directory: Path) -> tuple[str | None, dict[str, str]]:

@@ -129,6 +129,21 @@ def add_base(
     tell(as_json, value, f"{base.name}: {base.shape.architecture}, {base.parameters:,} parameters, {base.sha256}")
 
 
+@bases.command("check")
+def check_source(
+    source: Annotated[str, typer.Argument(help="Hugging Face directory or id, or a .gguf file")],
+    as_json: Json = False,
+) -> None:
+    """Say what a base model could do here, or why not, without reading or downloading its weights.
+
+    Prints its architecture, precisions, estimators and back ends, and the predicted memory of the default recipe.
+    """
+    from server.jobs.base_check import check_base
+
+    check = check_base(source)
+    tell(as_json, check.model_dump(mode="json"), "\n".join(check.lines))
+
+
 @bases.command("tokenizer")
 def write_base_tokenizer(
     name: Annotated[str, typer.Argument(help="name of a registered base")],

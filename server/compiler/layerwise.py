@@ -46,9 +46,9 @@ class LayerwisePasses:
         self._checkpoint, self._directory = checkpoint, directory
         self._sizes = [(*batch.shape, checkpoint.facts.hidden) for batch in tokens]
         self._vectors = _backbone(checkpoint)
-        kinds = (False, True) if checkpoint.facts.sliding_layers else (False,)
         longest = max(size[1] for size in self._sizes)
-        self._tables = [LayerTables(checkpoint.facts, longest, sliding) for sliding in kinds]
+        kinds = range(len(checkpoint.facts.attention))
+        self._tables = [LayerTables(checkpoint.facts, longest, kind) for kind in kinds]
         backbone = _backbone(checkpoint, "embedding", "positions")
         for number, batch in enumerate(tokens):
             self._put("hidden", 0, number, backbone.embed(batch))
@@ -92,7 +92,7 @@ class LayerwisePasses:
 
     def _others(self, index: int, number: int) -> tuple[Tensor, ...]:
         """Returns what layer `index` takes beside the hidden states of a batch."""
-        tables = self._tables[index in self._checkpoint.facts.sliding_layers]
+        tables = self._tables[self._checkpoint.facts.kind(index)]
         return *self._vectors.vectors(index), *tables(self._sizes[number][1])
 
     def _path(self, kind: str, index: int, number: int) -> Path:

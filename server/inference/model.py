@@ -19,7 +19,7 @@ from torch import Tensor
 from server.compiler.checkpoints.base import BaseFacts, locate_base
 from server.compiler.checkpoints.checkpoint import Checkpoint, load_checkpoint
 from server.compiler.model.backbone import Backbone, BackboneTensors
-from server.compiler.model.decoder import MASKED, DecoderLayer, LayerShape, LayerTables, inverse_frequencies
+from server.compiler.model.decoder import MASKED, DecoderLayer, LayerShape, LayerTables, rotary_angles
 from server.compiler.model.layer_inputs import AttentionTables
 from server.inference.lora_rows import AdaptedRows, ServedAdapter
 from server.inference.texts import Text
@@ -97,7 +97,7 @@ class ServingBase:
         )
         self._backbone = Backbone(self.facts, tensors, 1)
         self._layers = [ServingLayer(self.facts, index, layer) for index, layer in enumerate(checkpoint.layers)]
-        self._kinds = (False, True) if self.facts.sliding_layers else (False,)  # of layers: whether they slide
+        self._kinds = range(len(self.facts.attention))
 
     @classmethod
     def open(cls, source: str, sha256: str) -> ServingBase:
@@ -141,13 +141,13 @@ class ServingBase:
         padded = np.zeros((len(texts), length), np.int64)
         for row, tokens in enumerate(texts):
             padded[row, : len(tokens)] = tokens
-        kinds = [LayerTables(self.facts, length, sliding)(length) for sliding in self._kinds]
+        kinds = [LayerTables(self.facts, length, kind)(length) for kind in self._kinds]
         return self._forward(rows, self._backbone.embed(torch.from_numpy(padded)), kinds, caches, None)
 
     def step(self, rows: AdaptedRows, tokens: Tensor, places: Tensor, caches: Iterable[Cache]) -> Tensor:
         """Hidden states (R, 1, hidden) of one token (R,) of each row at its place (R,), written into the caches."""
         hidden = self._backbone.embed(tokens.unsqueeze(1), places.unsqueeze(1))
-        kinds = [_step_tables(self.facts, places, sliding) for sliding in self._kinds]
+        kinds = [_step_tables(self.facts, places, kind) for kind in self._kinds]
         return self._forward(rows, hidden, kinds, caches, places)
 
     def _forward(
@@ -162,24 +162,23 @@ class ServingBase:
         shape = replace(self._layers[0].shape, rows=len(hidden))
         for layer, cache in zip(self._layers, repeat(None) if caches is None else caches, strict=False):
             layer.rows, layer.shape, layer.cache, layer.places = rows, shape, cache, places
-            tables = kinds[layer.index in self.facts.sliding_layers]
+            tables = kinds[self.facts.kind(layer.index)]
             hidden = layer(hidden, *self._backbone.vectors(layer.index), *tables)
             layer.cache = None
         return hidden
 
 
-def _step_tables(facts: BaseFacts, places: Tensor, sliding: bool) -> tuple[Tensor, ...]:
+def _step_tables(facts: BaseFacts, places: Tensor, kind: int) -> tuple[Tensor, ...]:
     """A layer's tables for one token of each row at `places` (R,), over the cache up to the last place."""
-    columns, row_places = torch.arange(int(places.max()) + 1), places.unsqueeze(1)
+    columns, row_places, window = torch.arange(int(places.max()) + 1), places.unsqueeze(1), facts.attention[kind].window
     hidden = columns > row_places  # (R, length)
-    if sliding and facts.window is not None:
-        hidden |= columns <= row_places - facts.window
+    if window is not None:
+        hidden |= columns <= row_places - window
     mask = (hidden.to(torch.float32) * MASKED).repeat_interleave(facts.kv_heads, 0).unsqueeze(1)  # (R*KV, 1, length)
-    rope = (facts.sliding_rope or facts.rope) if sliding else facts.rope
     rotary: tuple[Tensor, ...] = ()
-    if rope is not None:
-        angles = torch.outer(places.to(torch.float32), inverse_frequencies(rope, facts.head_dim))
-        rotary = tuple(part.view(len(places), 1, 1, -1) for part in (angles.cos(), angles.sin()))
+    if not facts.learned_positions:
+        angles = rotary_angles(facts, facts.attention[kind], places, len(columns))
+        rotary = tuple(part.view(len(places), 1, 1, -1) for part in angles)
     caps: tuple[Tensor, ...] = ()
     if facts.attention_softcap is not None:
         cap = torch.full((1,), facts.attention_softcap)

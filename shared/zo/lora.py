@@ -11,7 +11,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,17 @@ HEADER_BYTES = 4096  # largest size of an adapter file beyond its 4 D bytes
 _BLOCK = 1 << 18  # elements that are checked at once
 
 
+def head_order(head_dim: int, rotary_dim: int | None, interleaved: bool) -> NDArray[np.int64]:
+    """Returns, for each feature of a head here, its place in the base's own files, (head_dim,).
+
+    Here, feature i forms a pair with feature i + head_dim / 2, and pairs that are rotated come first.
+    """
+    rotated = np.arange(rotary_dim or head_dim)
+    halves = rotated.reshape(-1, 2).T if interleaved else rotated.reshape(2, -1)
+    rest = np.arange(len(rotated), head_dim).reshape(2, -1)
+    return np.concatenate((halves, rest), axis=1).reshape(-1)
+
+
 class BaseShape(BaseModel):
     """The dimensions of a base model on which LoRA and the inputs depend."""
 
@@ -49,6 +60,18 @@ class BaseShape(BaseModel):
     vocabulary: int = Field(ge=1)
     context_length: int = Field(ge=1)
     gated: bool = Field(True, description="the MLP multiplies by a gate; without one there is no gate_proj")
+    # Omitted where a head is rotated as a whole, by halves, so that the signatures of older manifests stay valid.
+    rotary_dim: int | None = Field(
+        None,
+        ge=2,
+        exclude_if=lambda features: features is None,
+        description="features of a head that are rotated, if not all are",
+    )
+    interleaved: bool = Field(
+        False,
+        exclude_if=lambda neighbours: not neighbours,
+        description="the base's own files pair neighbouring features of a head for rotation, not those of two halves",
+    )
 
     @property
     def linears(self) -> tuple[Target, ...]:
@@ -69,16 +92,82 @@ class BaseShape(BaseModel):
         }[target]
 
 
-_OPT_NAMES = {"o_proj": "out_proj", "up_proj": "fc1", "down_proj": "fc2"}
+@dataclass(frozen=True)
+class ModuleNames:
+    """What transformers calls the linear layers of an architecture's decoder, where that differs from Llama."""
+
+    layers: str = "model.layers"  # path of the list of decoder layers
+    attention: str = "self_attn"
+    names: Mapping[str, str] = field(default_factory=dict)  # target -> path within a layer
+    fused: Mapping[str, tuple[Target, ...]] = field(default_factory=dict)  # path -> targets that it holds as one
+    by_head: bool = False  # a fused module alternates its targets' rows from head to head
+
+
+_QKV: tuple[Target, ...] = ("q_proj", "k_proj", "v_proj")
+_GATE_UP: Mapping[str, tuple[Target, ...]] = {"mlp.gate_up_proj": ("gate_proj", "up_proj")}
+_LANGUAGE_MODEL = ModuleNames("model.language_model.layers")
+MODULE_NAMES: Mapping[str, ModuleNames] = {
+    "opt": ModuleNames(
+        "model.decoder.layers", names={"o_proj": "self_attn.out_proj", "up_proj": "fc1", "down_proj": "fc2"}
+    ),
+    "gemma3": _LANGUAGE_MODEL,
+    "mistral3": _LANGUAGE_MODEL,
+    "phi3": ModuleNames(fused={"self_attn.qkv_proj": _QKV, **_GATE_UP}),
+    "glm": ModuleNames(fused=_GATE_UP),
+    "glm4": ModuleNames(fused=_GATE_UP),
+    "starcoder2": ModuleNames(names={"up_proj": "mlp.c_fc", "down_proj": "mlp.c_proj"}),
+    "gpt_neox": ModuleNames(
+        "gpt_neox.layers",
+        "attention",
+        {"o_proj": "attention.dense", "up_proj": "mlp.dense_h_to_4h", "down_proj": "mlp.dense_4h_to_h"},
+        {"attention.query_key_value": _QKV},
+        by_head=True,
+    ),
+    "gpt2": ModuleNames(
+        "transformer.h",
+        "attn",
+        {"o_proj": "attn.c_proj", "up_proj": "mlp.c_fc", "down_proj": "mlp.c_proj"},
+        {"attn.c_attn": _QKV},
+    ),
+}
+
+
+def module_names(architecture: str) -> ModuleNames:
+    """Returns the names of an architecture's linear layers."""
+    return MODULE_NAMES.get(architecture, ModuleNames())
 
 
 def hf_module_name(architecture: str, target: Target) -> str:
-    """Returns the path of a target within a decoder layer of the architecture's model in transformers."""
-    attention = target in ("q_proj", "k_proj", "v_proj", "o_proj")
-    if architecture == "opt":
-        name = _OPT_NAMES.get(target, target)
-        return f"self_attn.{name}" if attention else name
-    return f"self_attn.{target}" if attention else f"mlp.{target}"
+    """Returns the path of a target within a decoder layer of the architecture's model in transformers.
+
+    A target that is part of a fused module has the name that it would have by itself; see `file_rows`.
+    """
+    own = module_names(architecture)
+    parent = own.attention if target in (*_QKV, "o_proj") else "mlp"
+    return own.names.get(target, f"{parent}.{target}")
+
+
+def file_rows(shape: BaseShape, target: Target) -> tuple[str, NDArray[np.int64] | None]:
+    """Returns the module within a layer that holds a target in the base's own files, and the place of its rows there.
+
+    The rows (out,) are those of the module's weight, for each row of the target here; None: the same rows.
+    """
+    names = module_names(shape.architecture)
+    rows = np.arange(shape.features(target)[1])
+    if target in ("q_proj", "k_proj"):
+        order = head_order(shape.head_dim, shape.rotary_dim, shape.interleaved)
+        rows = rows.reshape(-1, shape.head_dim)[:, order].reshape(-1)
+    for module, targets in names.fused.items():
+        if target not in targets:
+            continue
+        if names.by_head:
+            dim, place = shape.head_dim, targets.index(target)
+            rows = rows // dim * (len(targets) * dim) + place * dim + rows % dim
+        else:
+            rows = rows + sum(shape.features(each)[1] for each in targets[: targets.index(target)])
+        return module, rows
+    same = bool((rows == np.arange(len(rows))).all())
+    return hf_module_name(shape.architecture, target), None if same else rows
 
 
 @dataclass(frozen=True)
@@ -111,7 +200,7 @@ def lora_modules(recipe: Recipe, shape: BaseShape) -> tuple[LoraModule, ...]:
     """
     if missing := [target for target in recipe.targets if target not in shape.linears]:
         raise InvalidRecipe(f"targets names {missing[0]}; a {shape.architecture} layer has {', '.join(shape.linears)}")
-    parent = "model.decoder.layers" if shape.architecture == "opt" else "model.layers"
+    parent = module_names(shape.architecture).layers
     modules: list[LoraModule] = []
     offset = 0
     for layer in recipe.adapted_layers(shape.layers):

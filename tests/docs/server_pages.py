@@ -1,7 +1,7 @@
 """`python -m tests.docs.server_pages` writes the pages of docs/ that follow from the server's code.
 
-These are the OpenAPI document, the problem codes, who may call each route and what one request may cost, and the table
-of all settings.
+These are the OpenAPI document, the problem codes, who may call each route and what one request may cost, and the tables
+of all settings and of all supported architectures.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from fastapi import FastAPI
 from starlette.routing import BaseRoute
 
 from server.app import create_api
+from server.compiler.checkpoints.hf_config import ARCHITECTURES, MULTIMODAL, config_facts
 from server.identity.quotas import DEFAULTS
 from server.jobs.service import MAX_EVENTS
 from server.results.endpoints import READERS
@@ -231,21 +232,68 @@ def _formatted(value: Any) -> str:
     return f"`{str(value).lower() if isinstance(value, bool) else value}`" if value != "" else "none"
 
 
-def with_table(document: str) -> str:
-    """Returns a document with the table inserted between its markers."""
-    before, _, rest = document.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n{table()}\n{END}{after}"
+FAMILIES_BEGIN = "<!-- families: written by python -m tests.docs.server_pages -->"
+FAMILIES_END = "<!-- end of families -->"
+SIZES = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 4,
+    "vocab_size": 64,
+    "max_position_embeddings": 1 << 20,
+}
+
+
+def families() -> str:
+    """Returns a Markdown table with one row per supported architecture and the facts of its usual configuration."""
+    rows = ["| architecture (`model_type`) | models | what it has |", "|---|---|---|"]
+    for name, architecture in ARCHITECTURES.items():
+        spelling = {own: usual for usual, own in architecture.spelling.items()}
+        sizes = {spelling.get(size, size): value for size, value in SIZES.items()}
+        facts = config_facts({"model_type": name, **sizes})
+        rows.append(f"| `{name}` | {architecture.models} | {', '.join(_features(facts))} |")
+    rows += [f"| `{name}` | the text model of a multimodal model | as `{text}` |" for name, text in MULTIMODAL.items()]
+    return "\n".join(rows)
+
+
+def _features(facts: dict[str, Any]) -> list[str]:
+    kinds, norms, learned = facts["attention"], facts["norms"], facts.get("learned_positions", False)
+    places = {2: "norms before" if "input_norm" in norms else "norms after", 4: "norms before and after"}
+    features = {
+        f"{'layer' if facts.get('norm') == 'layer' else 'RMS'} norm": True,
+        places.get(len(norms), "one norm"): len(norms) != 2 or "input_norm" not in norms,
+        "attention and MLP in parallel": facts.get("parallel", False),
+        f"query and key norms by {facts.get('qk_norm')}": facts.get("qk_norm"),
+        "after RoPE": facts.get("qk_norm_after_rope"),
+        "learned positions": learned,
+        "partial RoPE": facts["rotary_dim"] and not learned,
+        "interleaved RoPE": facts.get("interleaved"),
+        "layers without RoPE": not learned and any(kind.rope is None for kind in kinds),
+        "sliding window": any(kind.window for kind in kinds),
+        "soft caps": facts.get("final_softcap"),
+        "multipliers": facts["architecture"] in ("granite", "cohere", "cohere2"),
+        str(facts["activation"]): facts["activation"] != "silu",
+        "MLP without a gate": not facts.get("gated", True),
+    }
+    return [name for name, present in features.items() if present]
+
+
+def with_table(document: str, begin: str, rows: str, end: str) -> str:
+    """Returns a document with a table inserted between its markers."""
+    before, _, rest = document.partition(begin)
+    _, _, after = rest.partition(end)
+    return f"{before}{begin}\n{rows}\n{end}{after}"
 
 
 def pages(api: FastAPI) -> dict[Path, str]:
     """Returns every page that follows from the code, by its path."""
-    document, operations = api.openapi(), DOCS / "operations.md"
+    document, operations, programs = api.openapi(), DOCS / "operations.md", DOCS / "programs.md"
     return {
         DOCS / "openapi.json": json.dumps(document, indent=1, sort_keys=True, ensure_ascii=False) + "\n",
         DOCS / "problems.md": problem_page(document),
         DOCS / "routes.md": route_page(api.routes),
-        operations: with_table(operations.read_text(encoding="utf-8")),
+        operations: with_table(operations.read_text(encoding="utf-8"), BEGIN, table(), END),
+        programs: with_table(programs.read_text(encoding="utf-8"), FAMILIES_BEGIN, families(), FAMILIES_END),
     }
 
 

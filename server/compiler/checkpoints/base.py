@@ -6,6 +6,7 @@ No weight is read here, and torch is not imported.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,7 @@ PINNED_PATTERNS = (
     "tokenizer_config.json",
     "special_tokens_map.json",
 )
+NormPlace = Literal["input_norm", "attention_out_norm", "post_norm", "mlp_out_norm"]
 UNHASHED = "0" * 64  # of facts while the files are not hashed yet
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 VOCABULARY_FILES = ("vocab.json", "merges.txt")  # used only without tokenizer.json
@@ -39,12 +41,26 @@ class Rope(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     theta: float = 10000.0
-    kind: Literal["default", "linear", "llama3", "factors"] = "default"
+    kind: Literal["default", "linear", "llama3", "factors", "yarn"] = "default"
     factor: float = 1.0
     factors: tuple[float, ...] = Field((), description="for kind factors: divisor of each pair's frequency")
+    long_factors: tuple[float, ...] = Field(
+        (), description="for kind factors: the divisors of texts longer than original_context; empty: the same"
+    )
+    ramp: tuple[float, float] = Field((0.0, 1.0), description="for kind yarn: first and last pair that is blended")
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_context: int = 8192
+    attention_factor: float = Field(1.0, description="factor of rotated queries and of rotated keys")
+
+
+class AttentionKind(BaseModel):
+    """What layers of one kind of attention have in common."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    rope: Rope | None = Field(Rope(), description="null: queries and keys are not rotated")
+    window: int | None = Field(None, ge=1, description="attention window in tokens, including the token itself")
 
 
 class BaseFacts(BaseShape):
@@ -56,32 +72,57 @@ class BaseFacts(BaseShape):
     parameters: int = Field(description="number of elements of all base tensors; tied tensors count once")
     norm: Literal["rms", "layer"] = "rms"
     norm_eps: float
-    sandwich: bool = Field(False, description="additional norms after attention and after the MLP (Gemma)")
-    qk_norm: bool = Field(False, description="root-mean-square norm of each query and key head (Qwen3, Gemma 3)")
+    norms: tuple[NormPlace, ...] = Field(
+        ("input_norm", "post_norm"),
+        description="norms of a layer: before attention, after it, before the MLP, after it",
+    )
+    parallel: bool = Field(
+        False, description="the MLP reads the layer's input, as attention does, by post_norm or else by input_norm"
+    )
+    qk_norm: Literal["head", "width"] | None = Field(
+        None, description="root-mean-square norm of queries and keys: of each head, or of all heads together"
+    )
+    qk_norm_after_rope: bool = False
     biases: tuple[Target, ...] = Field((), description="linear layers that have a bias")
-    activation: Literal["silu", "gelu_tanh", "relu"] = "silu"
-    rope: Rope | None = Field(Rope(), description="null: learned positions, added to the embeddings (OPT)")
-    window: int | None = Field(
-        None, ge=1, description="attention window of sliding layers in tokens, including the token itself"
-    )
-    sliding_layers: tuple[int, ...] = ()
-    sliding_rope: Rope | None = Field(
-        None, description="rotary embedding of sliding layers; null: same as the other layers"
-    )
+    activation: Literal["silu", "gelu", "gelu_tanh", "relu", "relu2"] = "silu"
+    learned_positions: bool = Field(False, description="learned positions, added to the embeddings; no rotation")
+    attention: tuple[AttentionKind, ...] = Field((AttentionKind(),), min_length=1, max_length=2)
+    layer_kinds: tuple[int, ...] = Field((), description="kind of attention of each layer; empty: all have the first")
     attention_scale: float = Field(description="factor of the attention scores")
     attention_softcap: float | None = None
     final_softcap: float | None = None
     embedding_scale: float = 1.0
+    residual_scale: float = Field(1.0, description="factor of what attention and the MLP add to the hidden states")
+    logits_scale: float = Field(1.0, description="factor of the logits; readers fold it into the final norm")
+
+    def kind(self, layer: int) -> int:
+        """Index of a layer's kind of attention."""
+        return self.layer_kinds[layer] if self.layer_kinds else 0
+
+    @property
+    def windowed(self) -> bool:
+        """Whether some layers attend within a window."""
+        return any(kind.window is not None for kind in self.attention)
 
     @property
     def layer_norms(self) -> tuple[str, ...]:
         """Names of the norm vectors (hidden,) of one layer, in input order."""
-        names = (
-            ("input_norm", "attention_out_norm", "post_norm", "mlp_out_norm")
-            if self.sandwich
-            else ("input_norm", "post_norm")
-        )
-        return names if self.norm == "rms" else tuple(part for name in names for part in (name, f"{name}_bias"))
+        return self.vectors_of(self.norms)
+
+    def vectors_of(self, norms: Sequence[NormPlace]) -> tuple[str, ...]:
+        """Names of the vectors of some norms over hidden states, in input order."""
+        return tuple(norms) if self.norm == "rms" else tuple(part for name in norms for part in (name, f"{name}_bias"))
+
+    @property
+    def attention_norms(self) -> tuple[NormPlace, ...]:
+        """Norms that a layer reads before its attention."""
+        return tuple(name for name in self.norms if name == "input_norm")
+
+    @property
+    def finishing_norms(self) -> tuple[NormPlace, ...]:
+        """Norms that a layer reads after its attention."""
+        shared = self.parallel and "post_norm" not in self.norms
+        return tuple(name for name in self.norms if name != "input_norm" or shared)
 
     @property
     def final_norms(self) -> tuple[str, ...]:
@@ -90,8 +131,13 @@ class BaseFacts(BaseShape):
 
     @property
     def head_norms(self) -> tuple[str, ...]:
-        """Names of the norm vectors (head_dim,) of one layer."""
+        """Names of the norm vectors of one layer's queries and keys."""
         return ("q_norm", "k_norm") if self.qk_norm else ()
+
+    def head_norm_size(self, name: str) -> int:
+        """Elements of one of `head_norms`."""
+        heads = self.heads if name == "q_norm" else self.kv_heads
+        return self.head_dim if self.qk_norm == "head" else heads * self.head_dim
 
 
 @dataclass(frozen=True)

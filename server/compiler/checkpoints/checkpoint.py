@@ -5,13 +5,16 @@ Rejects, by name, any tensor or option that the decoder would not compute exactl
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from server.compiler.checkpoints.base import BaseFacts, BaseFiles, locate_base
+from server.compiler.checkpoints.base import PINNED_PATTERNS, TEXT_FILES, BaseFacts, BaseFiles, locate_base
 from server.compiler.checkpoints.gguf import gguf_checkpoint
-from server.compiler.checkpoints.hf import hf_checkpoint
+from server.compiler.checkpoints.hf import config_only, hf_checkpoint
+from server.compiler.checkpoints.hub import download
 from server.compiler.checkpoints.lazy import LazyTensor, LazyTensors
 from shared.errors import UnreadableCheckpoint, UnsupportedModel
 
@@ -26,7 +29,7 @@ class Checkpoint:
     facts: BaseFacts
     tables: Mapping[str, Tensor]  # embedding (V, hidden); lm_head (V, hidden) unless tied; positions if learned
     norms: Tensor  # (K layers + F, hidden): each layer's `layer_norms`, then `final_norms`
-    head_norms: Tensor | None  # (2 layers, head_dim)
+    head_norms: Tensor | None  # (2 layers, the widest norm's size)
     layers: tuple[Mapping[str, Tensor], ...]  # linear weights (out, in) and biases (out,) by name
 
 
@@ -38,6 +41,21 @@ def inspect_base(source: str) -> BaseFacts:
     """
     files = locate_base(source)
     return hashed(open_checkpoint(files)[0], files)
+
+
+def inspect_headers(source: str) -> tuple[BaseFacts, BaseFiles]:
+    """Returns the facts of the base model at `source` and the files that they were read from, without any weight.
+
+    The digest is not computed. Of a Hugging Face id only the configuration is downloaded, and its tensors are taken
+    to be those that the configuration requires. Raises the errors of `inspect_base`.
+    """
+    if Path(source).exists():
+        files = locate_base(source)
+        return open_checkpoint(files)[0], files
+    directory = download(source, (*PINNED_PATTERNS, *TEXT_FILES))
+    facts = config_only(directory)
+    parameters = sum(math.prod(shape) for shape in tensor_shapes(facts).values())
+    return facts.model_copy(update={"parameters": parameters}), BaseFiles("huggingface", directory, ())
 
 
 def load_checkpoint(source: str) -> Checkpoint:
@@ -53,6 +71,8 @@ def load_checkpoint(source: str) -> Checkpoint:
     prefixes = [f"layers.{index}." for index in range(facts.layers)]
     vectors = [tensors[prefix + name].read() for prefix in prefixes for name in facts.layer_norms]
     heads = [tensors[prefix + name].read() for prefix in prefixes for name in facts.head_norms]
+    widest = max((len(vector) for vector in heads), default=0)
+    heads = [torch.nn.functional.pad(vector, (0, widest - len(vector))) for vector in heads]
     return Checkpoint(
         facts=facts,
         tables=LazyTensors({name: tensors[name] for name in ("embedding", "lm_head", "positions") if name in tensors}),
@@ -95,11 +115,11 @@ def tensor_shapes(facts: BaseFacts) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {"embedding": (facts.vocabulary, facts.hidden)}
     if not facts.tied:
         shapes["lm_head"] = (facts.vocabulary, facts.hidden)
-    if facts.rope is None:
+    if facts.learned_positions:
         shapes["positions"] = (facts.context_length, facts.hidden)
     shapes.update(dict.fromkeys(facts.final_norms, (facts.hidden,)))
     layer = dict.fromkeys(facts.layer_norms, (facts.hidden,))
-    layer.update(dict.fromkeys(facts.head_norms, (facts.head_dim,)))
+    layer.update({name: (facts.head_norm_size(name),) for name in facts.head_norms})
     for index in range(facts.layers):
         shapes.update({f"layers.{index}.{name}": shape for name, shape in {**layer, **linear_shapes(facts)}.items()})
     return shapes

@@ -9,12 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 from gguf import GGMLQuantizationType
 
-from server.compiler.checkpoints.base import UNHASHED, BaseFacts, BaseFiles, Rope
+from server.compiler.checkpoints.base import UNHASHED, AttentionKind, BaseFacts, BaseFiles, NormPlace, Rope
 from server.compiler.checkpoints.gguf_file import GgufFile, GgufTensor
 from server.compiler.checkpoints.gguf_names import (
     ARCHITECTURES,
@@ -93,19 +93,28 @@ class _Reader:
             sha256=UNHASHED,
             form="gguf",
             tied="lm_head" not in names,
-            rope=self._rope(head_dim),
             attention_scale=(hidden // self._heads if gemma and layers == GEMMA_27B_LAYERS else head_dim) ** -0.5,
             norm_eps=float(self._option("attention.layer_norm_rms_epsilon")),
             parameters=sum(tensor.elements for tensor in self._weights),
             biases=self.form.biases,
-            qk_norm=self.form.qk_norm,
-            sandwich=self.form.sandwich,
+            qk_norm="head" if self.form.qk_norm else None,
+            norms=tuple(name for name in get_args(NormPlace) if name in self.form.norms.values()),
             activation="gelu_tanh" if gemma else "silu",
             embedding_scale=hidden**0.5 if gemma else 1.0,
-            window=window or None,
-            sliding_layers=tuple(each for each in range(layers) if (each + 1) % GEMMA_PATTERN) if window else (),
-            sliding_rope=Rope(theta=float(self._option("rope.freq_base_swa", GEMMA_SLIDING_THETA))) if window else None,
+            **self._attention(head_dim, layers, window),
         )
+
+    def _attention(self, head_dim: int, layers: int, window: int) -> dict[str, Any]:
+        """Returns the kinds of attention, and each layer's. window: of sliding layers; 0: no layer slides."""
+        kinds = [AttentionKind(rope=self._rope(head_dim))]
+        if not window:
+            return {"attention": tuple(kinds)}
+        theta = float(self._option("rope.freq_base_swa", GEMMA_SLIDING_THETA))
+        kinds.append(AttentionKind(rope=Rope(theta=theta), window=window))
+        return {
+            "attention": tuple(kinds),
+            "layer_kinds": tuple(int(bool((each + 1) % GEMMA_PATTERN)) for each in range(layers)),
+        }
 
     def tensors(self) -> Iterator[tuple[str, LazyTensor]]:
         """Yields every weight with its canonical name."""

@@ -36,7 +36,6 @@ class GgufArchitecture:
     interleaved: bool = False  # rows of a query or key head are neighbours that rotate together, not halves
     norms: Mapping[str, str] = field(default_factory=lambda: NORMS)  # llama.cpp's name -> canonical name
     biases: tuple[Target, ...] = ()
-    sandwich: bool = False
     qk_norm: bool = False
 
     @property
@@ -56,9 +55,7 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = {
         GgufArchitecture("llama", "llama", interleaved=True),
         GgufArchitecture("qwen2", "qwen2", biases=QKV),
         GgufArchitecture("qwen3", "qwen3", norms={**NORMS, **HEAD_NORMS}, qk_norm=True),
-        GgufArchitecture(
-            "gemma3", "gemma3_text", norms={**NORMS, **HEAD_NORMS, **SANDWICH}, qk_norm=True, sandwich=True
-        ),
+        GgufArchitecture("gemma3", "gemma3_text", norms={**NORMS, **HEAD_NORMS, **SANDWICH}, qk_norm=True),
     )
 }
 # llama.cpp computes these of Gemma 3 without reading them from the file.

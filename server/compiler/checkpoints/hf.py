@@ -9,74 +9,69 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from server.compiler.checkpoints.base import INDEX, UNHASHED, BaseFacts, BaseFiles, weight_files, weight_map
-from server.compiler.checkpoints.hf_config import config_facts
+from server.compiler.checkpoints.hf_config import MULTIMODAL, architecture_of, config_facts
 from server.compiler.checkpoints.lazy import LazyTensor
 from shared.errors import UnreadableCheckpoint, UnsupportedModel
 from shared.recipe import TARGETS
-from shared.zo.lora import hf_module_name
+from shared.zo.lora import file_rows, head_order, module_names
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-LLAMA_NORMS = {"input_layernorm": "input_norm", "post_attention_layernorm": "post_norm"}
-HEAD_NORMS = {"self_attn.q_norm": "q_norm", "self_attn.k_norm": "k_norm"}
-NORMS: Mapping[str, Mapping[str, str]] = {
-    "llama": LLAMA_NORMS,
-    "qwen2": LLAMA_NORMS,
-    "qwen3": {**LLAMA_NORMS, **HEAD_NORMS},
-    "opt": {"self_attn_layer_norm": "input_norm", "final_layer_norm": "post_norm"},
-    "gemma3_text": {
-        "input_layernorm": "input_norm",
-        "post_attention_layernorm": "attention_out_norm",
-        "pre_feedforward_layernorm": "post_norm",
-        "post_feedforward_layernorm": "mlp_out_norm",
-        **HEAD_NORMS,
-    },
-}
 TOP_NAMES = {
     "embed_tokens": "embedding",
+    "embed_in": "embedding",
+    "wte": "embedding",
     "embed_positions": "positions",
+    "wpe": "positions",
     "norm": "norm",
     "final_layer_norm": "norm",
+    "final_layernorm": "norm",
+    "ln_f": "norm",
     "lm_head": "lm_head",
+    "embed_out": "lm_head",
 }
-PREFIX = re.compile(r"(model\.)?(decoder\.)?")  # checkpoints without the LM head have no `model.` prefix
-NAME = re.compile(r"(?:layers\.(\d+)\.)?(.+)\.(weight|bias)")
-DERIVED = re.compile(r".*rotary_emb\.inv_freq")  # stored by old checkpoints; derived from rope_theta
-
-NORM_OFFSETS = {"gemma3_text": 1.0}  # norms of this architecture multiply by 1 + weight
-UNUSED_POSITIONS = 2  # unused leading rows of OPT's position table
+# Checkpoints without the LM head have no `model.` prefix.
+PREFIX = re.compile(r"(language_model\.)?(model\.|gpt_neox\.|transformer\.)?(language_model\.|decoder\.)?")
+NAME = re.compile(r"(?:(?:layers|h)\.(\d+)\.)?(.+)\.(weight|bias)")
+# Stored by old checkpoints: what follows from rope_theta, and causal masks.
+DERIVED = re.compile(r".*rotary_emb\.inv_freq|.*\.(attn|attention)\.(masked_)?bias")
+OTHER_PARTS = re.compile(r"(model\.)?(vision_tower|vision_model|multi_modal_projector)\..*")  # of multimodal models
 FLOATS = ("BF16", "F16", "F32", "F64")
 
 
 def hf_checkpoint(files: BaseFiles) -> tuple[BaseFacts, dict[str, LazyTensor]]:
     """Returns the facts and all tensors by canonical name. Raises UnreadableCheckpoint, UnsupportedModel."""
+    facts = config_only(files.root)
+    tensors = _tensors(files.root, facts)
+    found = {
+        "tied": facts.tied and _tie(tensors),
+        "parameters": sum(math.prod(tensor.stored_shape) for tensor in tensors.values()),
+    }
+    return facts.model_copy(update=found), {**_absent_biases(facts), **tensors}
+
+
+def config_only(directory: Path) -> BaseFacts:
+    """Returns the facts in config.json, without a number of parameters. Raises as `hf_checkpoint`."""
     try:
-        config = json.loads((files.root / "config.json").read_text(encoding="utf-8-sig"))
+        config = json.loads((directory / "config.json").read_text(encoding="utf-8-sig"))
         config["model_type"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise UnreadableCheckpoint("config.json is not a model configuration with a model_type") from error
     try:
-        fields = config_facts(config)
-        tensors = _tensors(files.root, fields["architecture"])
-        if fields["tied"]:
-            fields["tied"] = _tie(tensors)
-        return BaseFacts(
-            **fields,
-            sha256=UNHASHED,
-            form="huggingface",
-            parameters=sum(math.prod(tensor.stored_shape) for tensor in tensors.values()),
-        ), dict(tensors)
+        return BaseFacts(**config_facts(config), sha256=UNHASHED, form="huggingface", parameters=0)
     except (KeyError, TypeError, ValueError, ArithmeticError) as error:
         raise UnreadableCheckpoint(f"config.json lacks a usable value: {error}") from error
 
@@ -88,8 +83,20 @@ class _StoredTensor(LazyTensor):
     stored_shape: tuple[int, ...]
 
 
-def _tensors(directory: Path, architecture: str) -> dict[str, _StoredTensor]:
+def _absent_biases(facts: BaseFacts) -> dict[str, LazyTensor]:
+    """Returns biases of zeros for an architecture whose layer norms have none."""
+    import torch
+
+    if facts.norm == "rms" or architecture_of(facts.architecture).norm_biases:
+        return {}
+    zeros = LazyTensor((facts.hidden,), partial(torch.zeros, facts.hidden))
+    layers = [f"layers.{index}.{name}" for index in range(facts.layers) for name in facts.layer_norms]
+    return {name: zeros for name in (*layers, *facts.final_norms) if name.endswith("_bias")}
+
+
+def _tensors(directory: Path, facts: BaseFacts) -> dict[str, _StoredTensor]:
     """Returns the tensors of the weight files. Of several files that hold one tensor, the index names the right one."""
+    stems, multimodal = _layer_names(facts), facts.architecture in MULTIMODAL
     file_of = weight_map(directory)
     tensors: dict[str, _StoredTensor] = {}
     for path in (path for path in weight_files(directory) if path.name != INDEX):
@@ -101,23 +108,42 @@ def _tensors(directory: Path, architecture: str) -> dict[str, _StoredTensor]:
                     f"{path.name} lacks {absent[0]}, which {INDEX} names; copy or download all weight files again"
                 )
             for name in sorted(named):
-                if DERIVED.fullmatch(name):
+                if DERIVED.fullmatch(name) or (multimodal and OTHER_PARTS.fullmatch(name)):
                     continue
-                canonical, part = _canonical(architecture, name), file.get_slice(name)
-                if canonical in tensors:
-                    raise UnreadableCheckpoint(f"the checkpoint has two tensors {canonical}, one of them {name}")
+                canonical_names, part = _canonical(facts, stems, name), file.get_slice(name)
                 if (dtype := part.get_dtype()) not in FLOATS:
                     raise UnreadableCheckpoint(
                         f"{name} in {path.name} is stored as {dtype}; convert the weights to BF16, F16 or F32"
                     )
-                rows, *columns = part.get_shape() or [1]
-                unused = UNUSED_POSITIONS if canonical == "positions" else 0
-                tensors[canonical] = _StoredTensor(
-                    shape=(rows - unused, *columns),
-                    read=partial(_read, path, name, architecture, canonical),
-                    stored_shape=(rows, *columns),
-                )
+                for canonical in canonical_names:
+                    if canonical in tensors:
+                        raise UnreadableCheckpoint(f"the checkpoint has two tensors {canonical}, one of them {name}")
+                    tensors[canonical] = _stored(path, name, tuple(part.get_shape() or [1]), facts, canonical)
     return tensors
+
+
+def _stored(path: Path, name: str, shape: tuple[int, ...], facts: BaseFacts, canonical: str) -> _StoredTensor:
+    """Returns the tensor `canonical`, which is stored under `name` by itself or with others."""
+    architecture, stem = architecture_of(facts.architecture), canonical.rpartition(".")[2]
+    target, rows, stored_shape = stem.removesuffix("_bias"), None, shape
+    if target in TARGETS:
+        if architecture.transposed:
+            shape = stored_shape = shape[::-1]
+        module, rows = file_rows(facts, target)
+        fused = module_names(facts.architecture).fused.get(module)
+        if fused is not None and shape[0] == sum(facts.features(each)[1] for each in fused):
+            shape = stored_shape = (facts.features(target)[1], *shape[1:])
+    elif stem in facts.head_norms:
+        rows = head_norm_rows(facts, stem)
+    elif stem == "positions":
+        shape = (shape[0] - architecture.unused_positions, *shape[1:])
+    return _StoredTensor(shape, partial(_read, path, name, facts, canonical, rows), stored_shape)
+
+
+def head_norm_rows(facts: BaseFacts, name: str) -> NDArray[np.int64]:
+    """Returns, for each element of a norm of queries or keys here, its place in the base's own files."""
+    order = head_order(facts.head_dim, facts.rotary_dim, facts.interleaved)
+    return np.arange(facts.head_norm_size(name)).reshape(-1, facts.head_dim)[:, order].reshape(-1)
 
 
 def _tie(tensors: dict[str, _StoredTensor]) -> bool:
@@ -151,35 +177,44 @@ def opened(path: Path, framework: str = "numpy") -> Iterator[Any]:
         ) from error
 
 
-def _read(path: Path, name: str, architecture: str, canonical: str) -> Tensor:
+def _read(path: Path, name: str, facts: BaseFacts, canonical: str, rows: NDArray[np.int64] | None) -> Tensor:
+    """Returns a tensor in the layout of the decoder. rows: the stored ones; None: all."""
     # The file is mapped while it is open: opening it for each tensor keeps only that tensor's pages in memory.
     import torch
 
     with opened(path, "pt") as file:
         tensor: Tensor = file.get_tensor(name).to(torch.float32)
-    return _as_taken(architecture, canonical, tensor)
+    architecture, stem = architecture_of(facts.architecture), canonical.rpartition(".")[2]
+    if architecture.transposed and tensor.dim() == 2 and stem in TARGETS:
+        tensor = tensor.T.contiguous()
+    if stem == "positions":
+        return tensor[architecture.unused_positions :]
+    if rows is not None:
+        tensor = tensor[torch.from_numpy(rows)]
+    if stem.endswith("norm") and architecture.norm_offset:
+        tensor = tensor + architecture.norm_offset
+    return tensor * facts.logits_scale if canonical in facts.final_norms and facts.logits_scale != 1.0 else tensor
 
 
-def _canonical(architecture: str, name: str) -> str:
+def _canonical(facts: BaseFacts, stems: Mapping[str, Sequence[str]], name: str) -> list[str]:
+    """Returns the canonical names of what the tensor `name` holds. stems: as `_layer_names` returns them."""
     inner = PREFIX.sub("", name, count=1)
     match = NAME.fullmatch(inner)
     if match is not None:
         layer, stem, kind = match.groups()
-        canonical = TOP_NAMES.get(stem) if layer is None else _layer_names(architecture).get(stem)
-        if canonical is not None:
-            ending = "_bias" if kind == "bias" else ""
-            return f"{canonical}{ending}" if layer is None else f"layers.{layer}.{canonical}{ending}"
-    raise UnsupportedModel(f"tensor {name} is not part of the supported {architecture} decoder")
+        ending = "_bias" if kind == "bias" else ""
+        if layer is None and stem in TOP_NAMES:
+            return [TOP_NAMES[stem] + ending]
+        if layer is not None and stem in stems:
+            return [f"layers.{layer}.{canonical}{ending}" for canonical in stems[stem]]
+    raise UnsupportedModel(f"tensor {name} is not part of the supported {facts.architecture} decoder")
 
 
-def _layer_names(architecture: str) -> dict[str, str]:
-    return {**NORMS[architecture], **{hf_module_name(architecture, target): target for target in TARGETS}}
-
-
-def _as_taken(architecture: str, name: str, tensor: Tensor) -> Tensor:
-    """Returns a tensor in the layout of the decoder."""
-    if name == "positions":
-        return tensor[UNUSED_POSITIONS:]
-    if name.endswith("norm") and architecture in NORM_OFFSETS:
-        return tensor + NORM_OFFSETS[architecture]
-    return tensor
+def _layer_names(facts: BaseFacts) -> dict[str, Sequence[str]]:
+    """Returns the canonical names of the tensors that each name within a layer stands for."""
+    norms = architecture_of(facts.architecture).norms
+    names: dict[str, Sequence[str]] = {stem: [canonical] for stem, canonical in norms.items()}
+    for target in facts.linears:
+        names.setdefault(file_rows(facts, target)[0], [])
+        names[file_rows(facts, target)[0]] = [*names[file_rows(facts, target)[0]], target]
+    return names

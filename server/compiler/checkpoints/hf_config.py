@@ -5,11 +5,13 @@ It reads the option names of transformers 5 and 4. Unsupported options that chan
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, get_args
 
-from server.compiler.checkpoints.base import Rope
+from server.compiler.checkpoints.base import AttentionKind, NormPlace, Rope
 from shared.errors import UnreadableCheckpoint, UnsupportedModel
 from shared.recipe import TARGETS, Target
 
@@ -18,6 +20,7 @@ Options = Mapping[str, Any]
 QKV: tuple[Target, ...] = ("q_proj", "k_proj", "v_proj")
 ATTENTION: tuple[Target, ...] = (*QKV, "o_proj")
 MLP: tuple[Target, ...] = ("gate_proj", "up_proj", "down_proj")
+PLAIN_MLP: tuple[Target, ...] = ("up_proj", "down_proj")  # without a gate
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
@@ -36,24 +39,54 @@ COMMON: Options = {  # transformers' defaults for options that config.json omits
     "layer_types": None,
     "sliding_window": None,
     "quantization_config": None,
+    "use_sliding_window": True,
 }
-ONLY: Mapping[str, tuple[Any, ...]] = {"original_max_position_embeddings": (None,), "quantization_config": (None,)}
-ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu"}
+ANY: tuple[Any, ...] = ("any value",)  # of an option that is always supported
+ONLY: Mapping[str, tuple[Any, ...]] = {"original_max_position_embeddings": (None,)}
+ACTIVATIONS = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+    "relu": "relu",
+    "relu2": "relu2",
+}
+SCALINGS = ("default", "linear", "llama3", "dynamic", "yarn", "longrope")
+
+PRE_NORMS = {"input_layernorm": "input_norm", "post_attention_layernorm": "post_norm"}
+POST_NORMS = {"post_attention_layernorm": "attention_out_norm", "post_feedforward_layernorm": "mlp_out_norm"}
+GEMMA_NORMS = {**POST_NORMS, "input_layernorm": "input_norm", "pre_feedforward_layernorm": "post_norm"}
+HEAD_NORMS = {"self_attn.q_norm": "q_norm", "self_attn.k_norm": "k_norm"}
+
+
+def _nothing(options: Options) -> dict[str, Any]:
+    return {}
 
 
 @dataclass(frozen=True)
 class Architecture:
     """The differences between a model_type and Llama. Options have Llama's names."""
 
+    models: str = ""  # well-known ones
     defaults: Options = field(default_factory=dict)  # override or extend COMMON
     spelling: Mapping[str, str] = field(default_factory=dict)  # name in config.json -> Llama's name
     facts: Mapping[str, Any] = field(default_factory=dict)  # fixed facts of this architecture
+    derived: Callable[[Options], dict[str, Any]] = _nothing  # facts that depend on options
     biases: Mapping[str, tuple[Target, ...]] = field(
         default_factory=dict
     )  # option -> linear layers that it gives a bias
     only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # supported values of an option
     slides: Callable[[Options, int], bool] = lambda options, index: False  # whether a layer slides, without layer_types
+    rotates: Callable[[Options, int, bool], bool] = lambda options, index, slides: True  # whether a layer has RoPE
     nested_rope: bool = False  # rope_parameters are nested by layer type
+    rotary_share: float | None = None  # default of partial_rotary_factor; None: heads are always rotated as a whole
+    norms: Mapping[str, str] = field(default_factory=lambda: PRE_NORMS)  # name within a layer -> canonical name
+    norm_offset: float = 0.0  # norms multiply by the stored weight plus this
+    norm_biases: bool = True  # layer norms have a bias in the files
+    unused_positions: int = 0  # unused leading rows of the position table
+    transposed: bool = False  # linear weights are stored (in, out)
+    equal_heads: bool = False  # as many key-value heads as heads
 
 
 def _upper_layers(options: Options, index: int) -> bool:
@@ -62,25 +95,367 @@ def _upper_layers(options: Options, index: int) -> bool:
 
 
 def _all_but_every_nth(options: Options, index: int) -> bool:
-    return bool((index + 1) % options["sliding_window_pattern"])
+    pattern = options["sliding_window_pattern"]
+    return bool(options["sliding_window"] and pattern and (index + 1) % pattern)
+
+
+def _every_layer(options: Options, index: int) -> bool:
+    return options["sliding_window"] is not None
+
+
+def _sliding_or_all(options: Options, index: int, slides: bool) -> bool:
+    return slides or options["sliding_window"] is None
+
+
+def _most_layers(options: Options, index: int, slides: bool) -> bool:
+    chosen = options["no_rope_layers"]
+    return bool((index + 1) % options["no_rope_layer_interval"] if chosen is None else chosen[index])
+
+
+def _gemma(options: Options) -> dict[str, Any]:
+    caps = {"attention_softcap": "attn_logit_softcapping", "final_softcap": "final_logit_softcapping"}
+    return {
+        "embedding_scale": options["hidden_size"] ** 0.5,
+        "attention_scale": float(options["query_pre_attn_scalar"] or options["head_dim"]) ** -0.5,
+        **{fact: options[option] for fact, option in caps.items()},
+    }
+
+
+def _within_original_context(options: Options) -> dict[str, Any]:
+    """Beyond its original context, Ministral 3 scales queries by their position, which the decoder does not compute."""
+    original = options["rope_parameters"].get("original_max_position_embeddings") or options[CONTEXT]
+    return {"context_length": min(original, options[CONTEXT])}
+
+
+def _granite(options: Options) -> dict[str, Any]:
+    return {
+        "embedding_scale": options["embedding_multiplier"],
+        "attention_scale": options["attention_multiplier"],
+        "residual_scale": options["residual_multiplier"],
+        "logits_scale": 1 / options["logits_scaling"],
+    }
 
 
 _QWEN = {"num_key_value_heads": 32, "use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28}
+_GEMMA = Architecture(
+    defaults={
+        "hidden_act": "gelu_pytorch_tanh",
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "tie_word_embeddings": True,
+        "attention_bias": False,
+        "query_pre_attn_scalar": 256,
+        "sliding_window": 4096,
+        "sliding_window_pattern": 2,
+        "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+        "use_bidirectional_attention": False,
+    },
+    spelling={"hidden_activation": "hidden_act"},
+    derived=_gemma,
+    biases={"attention_bias": ATTENTION},
+    only={"use_bidirectional_attention": (False, None)},
+    slides=_all_but_every_nth,
+    norms=GEMMA_NORMS,
+    norm_offset=1.0,
+)
+_GEMMA3 = replace(
+    _GEMMA,
+    defaults={
+        **_GEMMA.defaults,
+        "num_attention_heads": 8,  # multimodal models leave out sizes, too
+        "vocab_size": 262208,
+        CONTEXT: 131072,
+        "rope_theta": 1e6,
+        "rope_local_base_freq": 1e4,
+        "sliding_window_pattern": 6,
+        "attn_logit_softcapping": None,
+        "final_logit_softcapping": None,
+    },
+    facts={"qk_norm": "head"},
+    norms={**GEMMA_NORMS, **HEAD_NORMS},
+    nested_rope=True,
+)
+_MISTRAL = Architecture(
+    defaults={"num_key_value_heads": 8, "sliding_window": 4096}, slides=_every_layer, only={"layer_types": (None,)}
+)
+_OLMO2 = Architecture(
+    defaults={"rms_norm_eps": 1e-5, "attention_bias": False},
+    facts={"qk_norm": "width"},
+    biases={"attention_bias": ATTENTION},
+    norms={**POST_NORMS, **HEAD_NORMS},
+)
+_COHERE = Architecture(
+    defaults={
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": True,
+        "attention_bias": False,
+        "logit_scale": 0.0625,
+        "use_qk_norm": False,
+    },
+    spelling={"layer_norm_eps": "rms_norm_eps"},
+    facts={"norm": "layer", "parallel": True, "interleaved": True},
+    derived=lambda options: {"logits_scale": options["logit_scale"]},
+    biases={"attention_bias": ATTENTION},
+    only={"use_qk_norm": (False, None)},
+    norms={"input_layernorm": "input_norm"},
+    norm_biases=False,
+)
+_GLM = Architecture(
+    defaults={"num_key_value_heads": 2, "head_dim": 128, "rms_norm_eps": 1.5625e-7, "attention_bias": True},
+    facts={"interleaved": True},
+    biases={"attention_bias": QKV},
+    rotary_share=0.5,
+)
 
 ARCHITECTURES: Mapping[str, Architecture] = {
     "llama": Architecture(
+        models="Llama 2, 3.1, 3.2, TinyLlama, SmolLM, SmolLM2, Falcon 3",
         defaults={"attention_bias": False, "mlp_bias": False},
         biases={"attention_bias": ATTENTION, "mlp_bias": MLP},
         only={"sliding_window": (None,)},  # transformers' Llama has no sliding window
     ),
-    "qwen2": Architecture(defaults=_QWEN, facts={"biases": QKV}, slides=_upper_layers),
+    "mistral": replace(_MISTRAL, models="Mistral 7B"),
+    "ministral": replace(_MISTRAL, models="Ministral 8B", only={}),
+    "ministral3": replace(
+        _MISTRAL,
+        models="Ministral 3, its text model",
+        defaults={
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "rms_norm_eps": 1e-5,
+            "sliding_window": None,
+            "rope_parameters": {
+                "type": "yarn",
+                "rope_theta": 1e6,
+                "factor": 16.0,
+                "original_max_position_embeddings": 16384,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+            },
+        },
+        derived=_within_original_context,
+    ),
+    "qwen2": Architecture(models="Qwen2, Qwen2.5", defaults=_QWEN, facts={"biases": QKV}, slides=_upper_layers),
     "qwen3": Architecture(
+        models="Qwen3 (dense)",
         defaults={**_QWEN, "head_dim": 128, "attention_bias": False},
-        facts={"qk_norm": True},
+        facts={"qk_norm": "head"},
         biases={"attention_bias": ATTENTION},
         slides=_upper_layers,
+        norms={**PRE_NORMS, **HEAD_NORMS},
+    ),
+    "gemma": replace(
+        _GEMMA,
+        models="Gemma",
+        defaults={
+            **_GEMMA.defaults,
+            "num_key_value_heads": 16,
+            "query_pre_attn_scalar": None,
+            "sliding_window": None,
+            "attn_logit_softcapping": None,
+            "final_logit_softcapping": None,
+        },
+        spelling={},
+        derived=lambda options: (
+            _gemma(options) | ({"activation": "gelu_tanh"} if options["hidden_act"] == "gelu" else {})
+        ),
+        norms=PRE_NORMS,
+    ),
+    "gemma2": replace(_GEMMA, models="Gemma 2"),
+    "gemma3_text": replace(_GEMMA3, models="Gemma 3 270M, 1B"),
+    "phi3": Architecture(
+        models="Phi-3, Phi-3.5, Phi-4, Phi-4-mini",
+        defaults={"rms_norm_eps": 1e-5, CONTEXT: 4096, "original_max_position_embeddings": 4096},
+        only={"original_max_position_embeddings": ANY},
+        slides=_every_layer,
+        rotary_share=1.0,
+    ),
+    "smollm3": Architecture(
+        models="SmolLM3",
+        defaults={
+            "num_key_value_heads": 4,
+            "tie_word_embeddings": True,
+            "rope_theta": 2e6,
+            "use_sliding_window": False,
+            "no_rope_layers": None,
+            "no_rope_layer_interval": 4,
+            "attention_bias": False,
+            "mlp_bias": False,
+        },
+        biases={"attention_bias": ATTENTION, "mlp_bias": MLP},
+        slides=lambda options, index: bool(
+            options["use_sliding_window"] and options["sliding_window"] and not _most_layers(options, index, False)
+        ),
+        rotates=_most_layers,
+    ),
+    "granite": Architecture(
+        models="Granite 3 (dense)",
+        defaults={
+            "attention_bias": False,
+            "mlp_bias": False,
+            "embedding_multiplier": 1.0,
+            "logits_scaling": 1.0,
+            "residual_multiplier": 1.0,
+            "attention_multiplier": 1.0,
+        },
+        derived=_granite,
+        biases={"attention_bias": ATTENTION, "mlp_bias": MLP},
+    ),
+    "arcee": Architecture(
+        models="AFM 4.5B",
+        defaults={"hidden_act": "relu2", "rms_norm_eps": 1e-5, "attention_bias": False, "mlp_bias": False},
+        facts={"gated": False},
+        biases={"attention_bias": ATTENTION, "mlp_bias": PLAIN_MLP},
+    ),
+    "ernie4_5": Architecture(
+        models="ERNIE 4.5 0.3B",
+        defaults={
+            "num_key_value_heads": 2,
+            "head_dim": 128,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 5e5,
+            "tie_word_embeddings": True,
+            "use_bias": False,
+        },
+        facts={"interleaved": True},
+        biases={"use_bias": (*ATTENTION, *MLP)},
+    ),
+    "hunyuan_v1_dense": Architecture(
+        models="Hunyuan 0.5B to 7B",
+        defaults={"rms_norm_eps": 1e-5, "attention_bias": False},
+        facts={"qk_norm": "head", "qk_norm_after_rope": True},
+        biases={"attention_bias": ATTENTION},
+        norms={**PRE_NORMS, "self_attn.query_layernorm": "q_norm", "self_attn.key_layernorm": "k_norm"},
+    ),
+    "seed_oss": Architecture(
+        models="Seed-OSS",
+        defaults={
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "attention_bias": True,
+            "attention_out_bias": False,
+            "mlp_bias": False,
+        },
+        biases={"attention_bias": QKV, "attention_out_bias": ("o_proj",), "mlp_bias": MLP},
+    ),
+    "exaone4": Architecture(
+        models="EXAONE 4",
+        defaults={
+            "num_key_value_heads": 32,
+            "rms_norm_eps": 1e-5,
+            "sliding_window": 4096,
+            "sliding_window_pattern": 4,
+        },
+        facts={"qk_norm": "head"},
+        slides=_all_but_every_nth,
+        rotates=_sliding_or_all,
+        norms={**POST_NORMS, **HEAD_NORMS},
+    ),
+    "olmo2": replace(_OLMO2, models="OLMo 2"),
+    "olmo3": replace(
+        _OLMO2,
+        models="OLMo 3",
+        defaults={
+            **_OLMO2.defaults,
+            "rope_theta": 5e5,
+            "rope_local_base_freq": None,
+            "sliding_window": 4096,
+            "sliding_window_pattern": 4,
+        },
+        slides=_all_but_every_nth,
+        nested_rope=True,
+    ),
+    "stablelm": Architecture(
+        models="StableLM 2, StableLM 3B",
+        defaults={
+            "num_key_value_heads": 32,
+            "rms_norm_eps": 1e-5,
+            "use_qkv_bias": False,
+            "qk_layernorm": False,
+            "use_parallel_residual": False,
+        },
+        spelling={"layer_norm_eps": "rms_norm_eps"},
+        facts={"norm": "layer"},
+        derived=lambda options: (
+            {"parallel": True, "norms": ("input_norm",)} if options["use_parallel_residual"] else {}
+        ),
+        biases={"use_qkv_bias": QKV},
+        only={"qk_layernorm": (False,)},
+        rotary_share=0.25,
+    ),
+    "gpt_neox": Architecture(
+        models="Pythia, GPT-NeoX",
+        defaults={"hidden_act": "gelu", "rms_norm_eps": 1e-5, "attention_bias": True, "use_parallel_residual": True},
+        spelling={
+            "layer_norm_eps": "rms_norm_eps",
+            "rotary_pct": "partial_rotary_factor",
+            "rotary_emb_base": "rope_theta",
+        },
+        facts={"norm": "layer", "gated": False},
+        derived=lambda options: {
+            "parallel": options["use_parallel_residual"],
+            "biases": (*(ATTENTION if options["attention_bias"] else ()), *PLAIN_MLP),
+        },
+        rotary_share=0.25,
+        equal_heads=True,
+    ),
+    "starcoder2": Architecture(
+        models="StarCoder2",
+        defaults={
+            "hidden_act": "gelu_pytorch_tanh",
+            "num_key_value_heads": 2,
+            "rms_norm_eps": 1e-5,
+            "tie_word_embeddings": True,
+            "use_bias": True,
+        },
+        spelling={"norm_epsilon": "rms_norm_eps"},
+        facts={"norm": "layer", "gated": False},
+        biases={"use_bias": (*ATTENTION, *PLAIN_MLP)},
+        slides=_every_layer,
+    ),
+    "cohere": replace(_COHERE, models="Command R, Aya 23", defaults={**_COHERE.defaults, "rope_theta": 5e5}),
+    "cohere2": replace(
+        _COHERE,
+        models="Command R7B",
+        defaults={**_COHERE.defaults, "sliding_window": 4096, "sliding_window_pattern": 4},
+        slides=_all_but_every_nth,
+        rotates=lambda options, index, slides: slides,
+    ),
+    "glm": replace(_GLM, models="GLM-4 9B"),
+    "glm4": replace(
+        _GLM,
+        models="GLM-4-0414",
+        norms={
+            **PRE_NORMS,
+            "post_self_attn_layernorm": "attention_out_norm",
+            "post_mlp_layernorm": "mlp_out_norm",
+        },
+    ),
+    "nemotron": Architecture(
+        models="Nemotron, Minitron",
+        defaults={"hidden_act": "relu2", "rms_norm_eps": 1e-5, "attention_bias": False, "mlp_bias": False},
+        spelling={"norm_eps": "rms_norm_eps"},
+        facts={"norm": "layer", "gated": False},
+        biases={"attention_bias": ATTENTION, "mlp_bias": PLAIN_MLP},
+        rotary_share=0.5,
+        norm_offset=1.0,
+    ),
+    "helium": Architecture(
+        models="Helium 1",
+        defaults={
+            "num_key_value_heads": 20,
+            "head_dim": 128,
+            "rms_norm_eps": 1e-8,
+            "rope_theta": 1e5,
+            "attention_bias": False,
+            "mlp_bias": False,
+        },
+        facts={"interleaved": True},
+        biases={"attention_bias": QKV, "mlp_bias": MLP},
     ),
     "opt": Architecture(
+        models="OPT, except 350M",
         defaults={
             "hidden_act": "relu",
             "tie_word_embeddings": True,
@@ -91,38 +466,61 @@ ARCHITECTURES: Mapping[str, Architecture] = {
             "word_embed_proj_dim": None,
         },
         spelling={"ffn_dim": "intermediate_size", "activation_function": "hidden_act"},
-        facts={"norm": "layer", "norm_eps": 1e-5, "gated": False, "rope": None},
-        biases={"enable_bias": (*ATTENTION, "up_proj", "down_proj")},
+        facts={"norm": "layer", "norm_eps": 1e-5, "gated": False, "learned_positions": True},
+        biases={"enable_bias": (*ATTENTION, *PLAIN_MLP)},
         only={
             "do_layer_norm_before": (True,),
             "layer_norm_elementwise_affine": (True,),
             "_remove_final_layer_norm": (False,),
         },
+        norms={"self_attn_layer_norm": "input_norm", "final_layer_norm": "post_norm"},
+        unused_positions=2,
+        equal_heads=True,
     ),
-    "gemma3_text": Architecture(
+    "gpt2": Architecture(
+        models="GPT-2, DistilGPT2",
         defaults={
-            "hidden_act": "gelu_pytorch_tanh",
-            "num_key_value_heads": 4,
-            "head_dim": 256,
+            "hidden_act": "gelu_new",
+            "intermediate_size": None,
+            "rms_norm_eps": 1e-5,
             "tie_word_embeddings": True,
-            "attention_bias": False,
-            "query_pre_attn_scalar": 256,
-            "rope_theta": 1e6,
-            "rope_local_base_freq": 1e4,
-            "sliding_window": 4096,
-            "sliding_window_pattern": 6,
-            "attn_logit_softcapping": None,
-            "final_logit_softcapping": None,
-            "use_bidirectional_attention": False,
+            "scale_attn_weights": True,
+            "scale_attn_by_inverse_layer_idx": False,
+            "add_cross_attention": False,
         },
-        spelling={"hidden_activation": "hidden_act"},
-        facts={"sandwich": True, "qk_norm": True},
-        biases={"attention_bias": ATTENTION},
-        only={"use_bidirectional_attention": (False, None)},
-        slides=_all_but_every_nth,
-        nested_rope=True,
+        spelling={
+            "n_embd": "hidden_size",
+            "n_layer": "num_hidden_layers",
+            "n_head": "num_attention_heads",
+            "n_positions": CONTEXT,
+            "n_inner": "intermediate_size",
+            "activation_function": "hidden_act",
+            "layer_norm_epsilon": "rms_norm_eps",
+        },
+        facts={
+            "norm": "layer",
+            "gated": False,
+            "learned_positions": True,
+            "biases": (*ATTENTION, *PLAIN_MLP),
+        },
+        only={
+            "scale_attn_weights": (True,),
+            "scale_attn_by_inverse_layer_idx": (False,),
+            "add_cross_attention": (False,),
+        },
+        norms={"ln_1": "input_norm", "ln_2": "post_norm"},
+        transposed=True,
+        equal_heads=True,
     ),
 }
+USUAL = ("qwen3", "smollm3", "granite", "llama")  # for models whose family has no supported member
+# Models with other parts besides text, and the model_type whose tensor names their text model has.
+MULTIMODAL: Mapping[str, str] = {"gemma3": "gemma3_text", "mistral3": "mistral"}
+
+
+def architecture_of(model_type: str) -> Architecture:
+    """Returns the architecture of a supported model_type, or of its text model."""
+    return ARCHITECTURES[MULTIMODAL.get(model_type, model_type)]
 
 
 def config_facts(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -132,40 +530,62 @@ def config_facts(config: Mapping[str, Any]) -> dict[str, Any]:
     missing or invalid.
     """
     model_type = config["model_type"]
+    if model_type in MULTIMODAL:
+        outer = ("tie_word_embeddings", "quantization_config")
+        text = {"model_type": MULTIMODAL[model_type], **config["text_config"]}
+        inherited = {name: config[name] for name in outer if name in config}
+        return {**config_facts({**text, **inherited}), "architecture": model_type}
     architecture = ARCHITECTURES.get(model_type)
     if architecture is None:
-        raise UnsupportedModel(f"architecture {model_type!r} is not supported; supported: {', '.join(ARCHITECTURES)}")
+        raise UnsupportedModel(_unknown(config))
     options = _options(architecture, config)
     _refuse(model_type, architecture, options)
     hidden, heads, layers = (int(options[n]) for n in ("hidden_size", "num_attention_heads", "num_hidden_layers"))
     head_dim = int(options["head_dim"] or hidden // heads)
-    sliding = _sliding_layers(architecture, options, layers)
     biased = {target for option, targets in architecture.biases.items() if options[option] for target in targets}
-    gemma = model_type == "gemma3_text"
+    rotary_dim = _rotary_dim(model_type, architecture, options, head_dim)
     return {
         "architecture": model_type,
         "layers": layers,
         "hidden": hidden,
-        "intermediate": options["intermediate_size"],
+        "intermediate": options["intermediate_size"] or 4 * hidden,
         "heads": heads,
-        "kv_heads": options["num_key_value_heads"] or heads,
+        "kv_heads": heads if architecture.equal_heads else options["num_key_value_heads"] or heads,
         "head_dim": head_dim,
         "vocabulary": options["vocab_size"],
         "context_length": options[CONTEXT],
+        "rotary_dim": rotary_dim if rotary_dim < head_dim else None,
         "tied": bool(options["tie_word_embeddings"]),
         "norm_eps": options["rms_norm_eps"],
+        "norms": tuple(name for name in get_args(NormPlace) if name in architecture.norms.values()),
         "biases": tuple(target for target in TARGETS if target in biased),
         "activation": ACTIVATIONS[options["hidden_act"]],
-        "rope": _rope(model_type, architecture, options, FULL),
-        "window": options["sliding_window"] if sliding else None,
-        "sliding_layers": sliding,
-        "sliding_rope": _rope(model_type, architecture, options, SLIDING) if sliding and gemma else None,
-        "attention_scale": float(options["query_pre_attn_scalar"] if gemma else head_dim) ** -0.5,
-        "attention_softcap": options.get("attn_logit_softcapping"),
-        "final_softcap": options.get("final_logit_softcapping"),
-        "embedding_scale": hidden**0.5 if gemma else 1.0,
+        **_attention(model_type, architecture, options, rotary_dim),
+        "attention_scale": float(head_dim) ** -0.5,
         **architecture.facts,
+        **architecture.derived(options),
     }
+
+
+def _unknown(config: Mapping[str, Any]) -> str:
+    """Returns why a model_type is not supported, and what is."""
+    model_type, names = str(config["model_type"]), [*ARCHITECTURES, *MULTIMODAL]
+    options = " ".join([model_type, *map(str, config)])
+    kinds = {
+        "a mixture of experts": ("moe", "expert", "mixtral"),
+        "a model with state-space, recurrent or convolution layers": (
+            *("mamba", "ssm", "rwkv", "linear_attention", "linear_num", "conv_L_cache"),
+        ),
+        "an encoder": ("encoder", "bert", "t5", "bart", "whisper"),
+    }
+    kind = next((kind for kind, words in kinds.items() if any(word in options for word in words)), None)
+    why = f"architecture {model_type!r} is not supported" + (f": it is {kind}" if kind else "")
+    if "auto_map" in config:
+        why += "; code in a checkpoint (auto_map) is never executed"
+    family = re.match("[a-z]*", model_type)
+    nearest = [name for name in names if family and family[0] and name.startswith(family[0])] or USUAL
+    nearest = sorted(nearest, key=lambda name: not model_type.startswith(name))
+    return f"{why}; the nearest supported: {', '.join(nearest)}; all supported: {', '.join(names)}"
 
 
 def _options(architecture: Architecture, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -180,14 +600,20 @@ def _options(architecture: Architecture, config: Mapping[str, Any]) -> dict[str,
 
 
 def _refuse(model_type: str, architecture: Architecture, options: Options) -> None:
-    usual = architecture.defaults.get("hidden_act", COMMON["hidden_act"])
+    if quantization := options["quantization_config"]:
+        method = quantization.get("quant_method", "an unnamed method") if isinstance(quantization, dict) else "?"
+        raise UnsupportedModel(
+            f"this {model_type} checkpoint is quantized by {method!s:.40} (quantization_config); use the model's "
+            "checkpoint in BF16 or F16, or a GGUF file of it"
+        )
     width = options.get("word_embed_proj_dim")
     features = {
-        f"activation {options['hidden_act']!r}": options["hidden_act"] != usual,
+        f"activation {options['hidden_act']!r}": options["hidden_act"] not in ACTIVATIONS,
         f"word_embed_proj_dim {width}": width not in (None, options["hidden_size"]),
         **{
             f"{name} {options[name]!r:.40}": options[name] not in values
             for name, values in {**ONLY, **architecture.only}.items()
+            if values is not ANY
         },
     }
     _unsupported(model_type, [name for name, present in features.items() if present])
@@ -200,6 +626,28 @@ def _unsupported(model_type: str, names: list[str]) -> None:
         )
 
 
+def _attention(model_type: str, architecture: Architecture, options: Options, rotary_dim: int) -> dict[str, Any]:
+    """Returns the kinds of attention, and each layer's. Layers that see everything and are rotated come first."""
+    layers, window = int(options["num_hidden_layers"]), options["sliding_window"]
+    sliding = _sliding_layers(architecture, options, layers)
+    if window and window >= options[CONTEXT]:
+        window = None  # no text is longer than it
+    by_layer = [(index in sliding, architecture.rotates(options, index, index in sliding)) for index in range(layers)]
+    kinds = sorted(set(by_layer), key=lambda kind: (kind[0], not kind[1]))
+    learned = architecture.facts.get("learned_positions", False)
+    attention = tuple(
+        AttentionKind(
+            rope=_rope(model_type, architecture, options, SLIDING if slides else FULL, rotary_dim)
+            if rotates and not learned
+            else None,
+            window=window if slides else None,
+        )
+        for slides, rotates in kinds
+    )
+    layer_kinds = tuple(kinds.index(kind) for kind in by_layer) if len(kinds) > 1 else ()
+    return {"attention": attention, "layer_kinds": layer_kinds}
+
+
 def _sliding_layers(architecture: Architecture, options: Options, layers: int) -> tuple[int, ...]:
     kinds = options["layer_types"]
     if kinds is None:
@@ -209,33 +657,95 @@ def _sliding_layers(architecture: Architecture, options: Options, layers: int) -
             f"layer_types lists {len(kinds)} of {layers} layers, with the kinds {sorted(set(kinds))}"
         )
     sliding = tuple(index for index, kind in enumerate(kinds) if kind == SLIDING)
-    if sliding and not (options.get("use_sliding_window", True) and options["sliding_window"]):
+    if sliding and not (options["use_sliding_window"] and options["sliding_window"]):
         raise UnreadableCheckpoint("config.json has sliding-window layers but no window size; set sliding_window")
     return sliding
 
 
-def _rope(model_type: str, architecture: Architecture, options: Options, kind: str) -> Rope:
-    """Returns the rotary embedding of one kind of layer, from `rope_parameters` or the options that preceded it."""
+def _rope_parameters(model_type: str, architecture: Architecture, options: Options, kind: str) -> dict[str, Any]:
+    """Returns the rotary parameters of one kind of layer, from `rope_parameters` or the options that preceded it."""
     rope_parameters, scaling = options["rope_parameters"] or {}, options["rope_scaling"] or {}
     if rope_parameters and (scaling or architecture.nested_rope != (rope_parameters.keys() <= {FULL, SLIDING})):
         raise UnreadableCheckpoint(f"config.json's rope_parameters do not match a {model_type} model")
-    if kind == SLIDING:
-        theta, scaling = options["rope_local_base_freq"], {}
-    else:
-        theta = options["rope_theta"]
+    theta = options["rope_theta"]
+    if kind == SLIDING and architecture.nested_rope:
+        theta, scaling = options["rope_local_base_freq"] or theta, {}
     kind_parameters = (rope_parameters.get(kind) or {}) if architecture.nested_rope else rope_parameters
     outer = {"rope_theta": theta, "partial_rotary_factor": options["partial_rotary_factor"]}
-    parameters = {**outer, **kind_parameters, **scaling}
+    return {**outer, **kind_parameters, **scaling}
+
+
+def _rotary_dim(model_type: str, architecture: Architecture, options: Options, head_dim: int) -> int:
+    """Returns how many features of a head are rotated."""
+    share = _rope_parameters(model_type, architecture, options, FULL)["partial_rotary_factor"]
+    if architecture.rotary_share is None and share not in (None, 1):
+        _unsupported(model_type, [f"partial rotary embedding {share}"])
+    rotary_dim = int(head_dim * (architecture.rotary_share or 1.0 if share is None else share))
+    if rotary_dim % 2 or head_dim % 2 or not 0 < rotary_dim <= head_dim:
+        _unsupported(model_type, [f"a rotary embedding of {rotary_dim} of {head_dim} features"])
+    return rotary_dim
+
+
+def _rope(model_type: str, architecture: Architecture, options: Options, kind: str, rotary_dim: int) -> Rope:
+    """Returns the rotary embedding of one kind of layer."""
+    parameters = _rope_parameters(model_type, architecture, options, kind)
     name = parameters.get("rope_type", parameters.get("type", "default"))
-    partial = parameters["partial_rotary_factor"]
-    features = {
-        f"RoPE scaling {name!r}": name not in ("default", "linear", "llama3"),
-        f"partial rotary embedding {partial}": partial not in (None, 1),
-    }
-    _unsupported(model_type, [feature for feature, present in features.items() if present])
-    scaled: dict[str, Any] = {} if name == "default" else {"factor": parameters["factor"]}
+    if name in ("su", "yarn") and model_type == "phi3":
+        name = "longrope"  # as in transformers
+    if name not in SCALINGS:
+        _unsupported(model_type, [f"RoPE scaling {name!r}"])
+    theta, context = parameters["rope_theta"], options[CONTEXT]
+    original = options["original_max_position_embeddings"] or parameters.get("original_max_position_embeddings")
+    original = original or context
+    if name in ("default", "dynamic"):  # dynamic scaling begins beyond the context length
+        return Rope(theta=theta)
+    if name == "longrope":
+        factor = parameters.get("factor") or context / original
+        usual = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+        given = parameters.get("attention_factor")
+        return Rope(
+            theta=theta,
+            kind="factors",
+            factors=parameters["short_factor"],
+            long_factors=parameters["long_factor"],
+            original_context=original,
+            attention_factor=usual if given is None else given,
+        )
+    factor = parameters["factor"]
+    if name == "yarn":
+        return _yarn(parameters, factor or context / original, original, rotary_dim)
+    scaled: dict[str, Any] = {}
     if name == "llama3":
         scaled["low_freq_factor"] = parameters["low_freq_factor"]
         scaled["high_freq_factor"] = parameters["high_freq_factor"]
-        scaled["original_context"] = parameters.get("original_max_position_embeddings") or options[CONTEXT]
-    return Rope(theta=parameters["rope_theta"], kind=name, **scaled)
+        scaled["original_context"] = original
+    return Rope(theta=theta, kind=name, factor=factor, **scaled)
+
+
+def _yarn(parameters: Mapping[str, Any], factor: float, original: int, rotary_dim: int) -> Rope:
+    """Returns YaRN's rotary embedding (Peng et al., 2023): pairs beyond a ramp are stretched by the factor."""
+
+    def temperature(share: float) -> float:
+        return 0.1 * share * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+    def pair(turns: float) -> float:
+        """The pair of features that turns so often within the original context."""
+        return rotary_dim * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(parameters["rope_theta"]))
+
+    attention_factor = parameters.get("attention_factor")
+    numerator, denominator = (float(parameters.get(name) or 0.0) for name in ("mscale", "mscale_all_dim"))
+    if attention_factor is None:
+        both = numerator and denominator
+        attention_factor = temperature(numerator) / temperature(denominator) if both else temperature(1.0)
+    first, last = pair(parameters.get("beta_fast") or 32), pair(parameters.get("beta_slow") or 1)
+    if parameters.get("truncate", True):
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, rotary_dim - 1)
+    return Rope(
+        theta=parameters["rope_theta"],
+        kind="yarn",
+        factor=factor,
+        ramp=(first, last + 0.001 if first == last else last),
+        original_context=original,
+        attention_factor=attention_factor,
+    )

@@ -163,8 +163,7 @@ class BaseNetwork:
         positions = zero_tokens(examples, picks)
         tables = AnswerTables.of(
             facts,
-            self.backbone.tables,
-            None,
+            self.backbone.tables[0],
             positions,
             torch.ones(examples, picks),
             torch.arange(length, dtype=torch.int32),
@@ -262,8 +261,8 @@ def layer_example(shape: LayerShape, length: int) -> Example:
     facts = shape.facts
     slab = (torch.zeros(shape.paths, shape.slab),) if shape.targets else ()
     vectors = [torch.ones(facts.hidden) for _ in facts.layer_norms]
-    heads = [torch.ones(facts.head_dim) for _ in facts.head_norms]
-    tables, positions = LayerTables(facts, length, sliding=False), None
+    heads = [torch.ones(facts.head_norm_size(name)) for name in facts.head_norms]
+    tables, positions = LayerTables(facts, length), None
     if shape.picks:
         positions = zero_tokens(shape.rows, shape.picks)
     states = states_for(shape, torch.zeros(shape.rows, length, facts.hidden), positions)

@@ -28,7 +28,7 @@ from server.compiler.methods.step_inputs import zero_tokens
 from server.compiler.methods.training import Adapter, Load, Method
 from server.compiler.model.backbone import Backbone
 from server.compiler.model.decoder import MASKED, DecoderLayer, LayerShape, LayerTables, layer_shapes
-from server.compiler.model.layer_inputs import AttentionTables, norm_size
+from server.compiler.model.layer_inputs import AttentionTables, Norms, named_norms
 from shared.recipe import Recipe, Target
 from shared.zo.calibration import Calibration
 
@@ -43,22 +43,23 @@ def inference_context(recipe: Recipe, facts: BaseFacts) -> int:
     At least the recipe's S. A cache that is read whole for each token has at most WHOLE_CACHE tokens.
     """
     token_bytes = 2 * 4 * facts.layers * facts.kv_heads * facts.head_dim
-    most = CACHE_BYTES // token_bytes if attends_by_operator(facts) else WHOLE_CACHE
-    return max(recipe.sequence_length, min(most, facts.context_length))
+    most = min(CACHE_BYTES // token_bytes if attends_by_operator(facts) else WHOLE_CACHE, facts.context_length)
+    # A longer text would be rotated by other factors from its first token on, which the cache already holds.
+    changes = [kind.rope.original_context for kind in facts.attention if kind.rope and kind.rope.long_factors]
+    return max(recipe.sequence_length, min([most, *changes]))
 
 
 def attends_by_operator(facts: BaseFacts) -> bool:
     """Returns whether the operator has all that the base's attention does."""
-    return facts.attention_softcap is None and not facts.sliding_layers
+    return facts.attention_softcap is None and not facts.windowed
 
 
 class CacheTables(LayerTables):
     """The constants of layers that attend over a cache, indexed by absolute position."""
 
-    def __init__(self, facts: BaseFacts, context: int, sliding: bool) -> None:
-        """context: C."""
-        super().__init__(facts, context, sliding, masked=False)  # computing the rows that are needed is cheap
-        self.window = facts.window if sliding else None
+    def __init__(self, facts: BaseFacts, context: int, kind: int = 0) -> None:
+        """context: C. kind: index of the kind of attention."""
+        super().__init__(facts, context, kind, masked=False)  # computing the rows that are needed is cheap
         self.register_buffer("columns", torch.arange(context), persistent=False)
 
     def forward(self, places: Tensor) -> tuple[Tensor, ...]:
@@ -116,10 +117,10 @@ class HeadsLayer(DecoderLayer):
         """
         facts = self.shape.facts
         b, others = self.split_b(others)
-        count = norm_size(facts)
-        vectors, head_norms = others[:count], others[count : count + len(facts.head_norms)]
+        norms, count = named_norms(facts, facts.attention_norms, others), len(vectors_of(facts, 0))
+        head_norms = others[count : count + len(facts.head_norms)]
         tables = AttentionTables.of(facts, others[count + len(facts.head_norms) :], masked=False)
-        parts = self.heads(self.norm(hidden, *vectors), b, head_norms, tables)
+        parts = self.heads(self.norm_at("input_norm", hidden, norms), b, head_norms, tables)
         return torch.cat([part.view(1, -1, part.shape[2] * part.shape[3]) for part in parts], dim=-1)
 
     def split_b(self, others: tuple[Tensor, ...]) -> tuple[dict[str, Tensor], tuple[Tensor, ...]]:
@@ -139,10 +140,9 @@ class TailLayer(HeadsLayer):
         b, vectors = self.split_b(others[1:])
         return self.finish(hidden, self._linear("o_proj", others[0], b), b, self.norms(vectors))
 
-    def norms(self, vectors: tuple[Tensor, ...]) -> list[tuple[Tensor, ...]]:
-        """Returns the vectors of each norm."""
-        count = norm_size(self.shape.facts)
-        return [vectors[at : at + count] for at in range(0, len(vectors), count)]
+    def norms(self, vectors: tuple[Tensor, ...]) -> Norms:
+        """Returns the vectors of each norm that `finish` reads."""
+        return named_norms(self.shape.facts, self.shape.facts.finishing_norms, vectors)
 
 
 class MixLayer(TailLayer):
@@ -157,13 +157,18 @@ class MixLayer(TailLayer):
         facts = self.shape.facts
         heads, keys, values, mask = others[:4]
         b, others = self.split_b(others[4:])
-        norm_count = len(facts.layer_norms) - norm_size(facts)
+        norm_count = len(vectors_of(facts, 1))
         q = heads[..., : facts.heads * facts.head_dim].view(1, -1, facts.heads, facts.head_dim)
         k, v = (cached.view(1, -1, facts.kv_heads, facts.head_dim) for cached in (keys, values))
         tables = AttentionTables.of(facts, others[norm_count:], masked=False).with_mask(mask)
         return self.finish(
             hidden, self._linear("o_proj", self.mix(q, k, v, tables), b), b, self.norms(others[:norm_count])
         )
+
+
+def vectors_of(facts: BaseFacts, part: int) -> tuple[str, ...]:
+    """Returns the names of the norm vectors that a layer's HeadsLayer (0) or the rest of it (1) takes."""
+    return facts.vectors_of(facts.finishing_norms if part else facts.attention_norms)
 
 
 class Extend(Method):
@@ -186,9 +191,8 @@ class Extend(Method):
         self.heads, self.mixes = nn.ModuleList(heads), nn.ModuleList(mixes)
         self.cache = Cache(backbone.facts, context)
         self.context, self.operator = context, attends_by_operator(backbone.facts)
-        self.tables = CacheTables(backbone.facts, context, sliding=False)
-        if backbone.facts.sliding_layers:
-            self.sliding_tables = CacheTables(backbone.facts, context, sliding=True)
+        kinds = range(len(backbone.facts.attention))
+        self.tables = nn.ModuleList(CacheTables(backbone.facts, context, kind) for kind in kinds)
         # One longer than the bound, because the exporter removes a slice of the whole tensor.
         self.register_buffer("at", torch.arange(recipe.sequence_length + 1), persistent=False)
 
@@ -201,30 +205,28 @@ class Extend(Method):
             torch._check(first >= 0)
             torch._check(first + tokens.shape[1] <= self.context)
         hidden = self.backbone.embed(tokens, places)
-        kinds = [self.tables]
-        if facts.sliding_layers:
-            kinds.append(self.sliding_tables)
-        tables_of = [tables(places) for tables in kinds]
-        masks = [] if self.operator else [tables.masked(places) for tables in kinds]
+        tables_of = [tables(places) for tables in self.tables]
+        masks = [] if self.operator else [tables.masked(places) for tables in self.tables]
         b = self.state.current().unsqueeze(0)  # (1, D)
-        at, count = 0, norm_size(facts)
+        at = 0
         ends = [facts.heads * facts.head_dim, (facts.heads + facts.kv_heads) * facts.head_dim]
         for index, (shape, head, mix) in enumerate(zip(self.shapes, self.heads, self.mixes, strict=True)):
-            kind = index in facts.sliding_layers
+            kind = facts.kind(index)
             tables = tables_of[kind]
             vectors = self.backbone.vectors(index)
-            norm_count = len(facts.layer_norms)
+            by_name = dict(zip(facts.layer_norms, vectors, strict=False))
+            before, after = ([by_name[name] for name in vectors_of(facts, part)] for part in range(2))
             slabs: list[tuple[Tensor, ...]] = []
             for part in parts_of(shape):
                 slabs.append((b[:, at : at + part.slab],) if part.targets else ())
                 at += part.slab
-            projected = head(hidden, *slabs[0], *vectors[:count], *vectors[norm_count:], *tables)
+            projected = head(hidden, *slabs[0], *before, *vectors[len(facts.layer_norms) :], *tables)
             rows = projected.squeeze(0)
             cached = self.cache.write(index, places, rows[:, ends[0] : ends[1]], rows[:, ends[1] :])
             if self.operator:
-                hidden = mix(hidden, self.attend(projected, cached, first), *slabs[1], *vectors[count:norm_count])
+                hidden = mix(hidden, self.attend(projected, cached, first), *slabs[1], *after)
             else:
-                hidden = mix(hidden, projected, *cached, masks[kind], *slabs[1], *vectors[count:norm_count], *tables)
+                hidden = mix(hidden, projected, *cached, masks[kind], *slabs[1], *after, *tables)
         answers = self.backbone.gather_positions(hidden, picks.unsqueeze(0))
         logits = self.backbone.cap(self.backbone.logits(answers) if self.head is None else self.head(answers))
         return logits.squeeze(0)
@@ -302,17 +304,17 @@ class InferenceNetwork(BaseNetwork):
     def _example(self, shape: LayerShape, at: int) -> Example:
         """Returns the export inputs of a part."""
         facts, length = self.facts, self.recipe.sequence_length
-        tables = CacheTables(facts, self.context, sliding=False)
+        tables = CacheTables(facts, self.context)
         places = torch.arange(length)
         slab = (torch.zeros(1, shape.slab),) if shape.targets else ()
-        vectors, count = [torch.ones(facts.hidden) for _ in facts.layer_norms], norm_size(facts)
+        vectors = [torch.ones(facts.hidden) for _ in vectors_of(facts, at)]
         hidden = torch.zeros(1, length, facts.hidden)
         if at == 0:
-            heads = [torch.ones(facts.head_dim) for _ in facts.head_norms]
-            return (hidden, *slab, *vectors[:count], *heads, *tables(places))
+            heads = [torch.ones(facts.head_norm_size(name)) for name in facts.head_norms]
+            return (hidden, *slab, *vectors, *heads, *tables(places))
         width = facts.kv_heads * facts.head_dim
         if attends_by_operator(facts):
-            return (hidden, torch.zeros(1, length, facts.heads * facts.head_dim), *slab, *vectors[count:])
+            return (hidden, torch.zeros(1, length, facts.heads * facts.head_dim), *slab, *vectors)
         projected = torch.zeros(1, length, facts.heads * facts.head_dim + 2 * width)
         cached = [torch.zeros(self.context, width) for _ in range(2)]
-        return (hidden, projected, *cached, tables.masked(places), *slab, *vectors[count:], *tables(places))
+        return (hidden, projected, *cached, tables.masked(places), *slab, *vectors, *tables(places))

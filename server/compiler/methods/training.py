@@ -19,7 +19,7 @@ from server.compiler.methods.estimators import state_of
 from server.compiler.methods.step_inputs import StepInputs, micro_batches
 from server.compiler.model.answer_paths import AnswerTables
 from server.compiler.model.backbone import Backbone, picked_states
-from server.compiler.model.decoder import LayerShape, LayerTables
+from server.compiler.model.decoder import LayerShape
 from shared.privacy import UNITS
 from shared.program import logits_part
 from shared.recipe import Recipe
@@ -148,12 +148,9 @@ class AnswerPass(nn.Module):
         facts, paths, length = backbone.facts, b[1].shape[0], hidden.shape[1]
         positions = inputs.positions
         picked = picked_states(hidden, positions).repeat(paths, 1, 1)  # (R, T, hidden)
-        kinds: list[tuple[LayerTables, int | None]] = [(backbone.tables, None)]
-        if facts.sliding_layers:
-            kinds.append((backbone.sliding_tables, facts.window))
         tables = [
-            AnswerTables.of(facts, of_kind, window, positions, inputs.mask, self.at[:length], paths).flat
-            for of_kind, window in kinds
+            AnswerTables.of(facts, kind, positions, inputs.mask, self.at[:length], paths).flat
+            for kind in backbone.tables
         ]
         others = list(backbone.others(keyed.shapes, keyed.first, length, b[0]))
         at = 0
@@ -164,7 +161,7 @@ class AnswerPass(nn.Module):
             if shape.targets:
                 slab = (b[1][:, at : at + shape.slab],)
                 at += shape.slab
-            masks_and_tables = tables[index in facts.sliding_layers]
+            masks_and_tables = tables[facts.kind(index)]
             picked = layer(
                 picked, keys, values, *masks_and_tables[:2], *slab, *backbone.vectors(index), *masks_and_tables[2:]
             )

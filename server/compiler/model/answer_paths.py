@@ -15,7 +15,7 @@ from torch import Tensor
 
 from server.compiler.checkpoints.base import BaseFacts
 from server.compiler.model.decoder import MASKED, DecoderLayer, LayerTables
-from server.compiler.model.layer_inputs import AttentionTables, norm_size
+from server.compiler.model.layer_inputs import AttentionTables, named_norms
 
 
 class KeyedLayer(DecoderLayer):
@@ -27,9 +27,9 @@ class KeyedLayer(DecoderLayer):
         others: those of `LayerInputs`.
         """
         inputs, b = self.inputs(others)
-        q, k, v = self.heads(self.norm(hidden, *inputs.norms[0]), b, inputs.head_norms, inputs.tables)
+        q, k, v = self.heads(self.norm_at("input_norm", hidden, inputs.norms), b, inputs.head_norms, inputs.tables)
         mixed = self._linear("o_proj", self.mix(q, k, v, inputs.tables), b)
-        following = self.finish(hidden, mixed, b, inputs.norms[1:])
+        following = self.finish(hidden, mixed, b, inputs.norms)
         width = self.shape.facts.kv_heads * self.shape.facts.head_dim
         return following, k.view(self.shape.rows, -1, width), v.view(self.shape.rows, -1, width)
 
@@ -47,7 +47,6 @@ class AnswerTables:
         cls,
         facts: BaseFacts,
         tables: LayerTables,
-        window: int | None,
         positions: Tensor,
         mask: Tensor,
         at: Tensor,
@@ -55,7 +54,7 @@ class AnswerTables:
     ) -> AnswerTables:
         """positions, mask: (E, T), of answer tokens and their weights. at: 0 to S - 1, of the same type as positions.
 
-        window: of the attention; None: it sees everything. A path sees its own keys at the answer's positions and the
+        A path sees its own keys at the answer's positions and the
         shared ones at all others. Padding, whose weight is 0, is not an answer position; no other position attends
         to it.
         """
@@ -64,9 +63,9 @@ class AnswerTables:
         replaced = torch.logical_and(row == key, mask.unsqueeze(2) != 0).to(torch.float32).sum(1, keepdim=True) != 0
         hidden = torch.logical_or(key > row, replaced)  # (E, T, S)
         own_hidden = torch.logical_or(column > row, mask.unsqueeze(1) == 0)  # (E, T, T)
-        if window is not None:
-            hidden = torch.logical_or(hidden, key <= row - window)
-            own_hidden = torch.logical_or(own_hidden, column <= row - window)
+        if tables.window is not None:
+            hidden = torch.logical_or(hidden, key <= row - tables.window)
+            own_hidden = torch.logical_or(own_hidden, column <= row - tables.window)
         own_hidden = torch.logical_and(own_hidden, torch.eye(picks).unsqueeze(0) == 0)
         groups = facts.heads // facts.kv_heads
         shared_mask, own_mask = (
@@ -101,11 +100,11 @@ class AnswerLayer(DecoderLayer):
         facts, shape = self.shape.facts, self.shape
         keys, values, shared_mask, own_mask, *rest = others
         b = self._factors(rest.pop(0)) if shape.targets else {}
-        count, norm_count, head_count = norm_size(facts), len(facts.layer_norms), len(facts.head_norms)
-        norms = [tuple(rest[at : at + count]) for at in range(0, norm_count, count)]
+        norm_count, head_count = len(facts.layer_norms), len(facts.head_norms)
+        norms = named_norms(facts, facts.norms, rest)
         tables = AttentionTables.of(facts, rest[norm_count + head_count :], masked=False)
         head_norms = rest[norm_count : norm_count + head_count]
-        q, k, v = self.heads(self.norm(hidden, *norms[0]), b, head_norms, tables)
+        q, k, v = self.heads(self.norm_at("input_norm", hidden, norms), b, head_norms, tables)
         paths, kv, dim = shape.paths, facts.kv_heads, facts.head_dim
         examples, groups, picks = shape.rows // paths, facts.heads // kv, hidden.shape[1]
         # (n, E, T, KV, G * dim) -> (E, KV, n, T, G * dim)
@@ -133,4 +132,4 @@ class AnswerLayer(DecoderLayer):
         )
         mixed = mixed.view(examples, kv, paths, picks, groups * dim).permute(2, 0, 3, 1, 4).contiguous()
         mixed = mixed.view(shape.rows, picks, facts.heads * dim)
-        return self.finish(hidden, self._linear("o_proj", mixed, b), b, norms[1:])
+        return self.finish(hidden, self._linear("o_proj", mixed, b), b, norms)

@@ -26,7 +26,7 @@ class BackboneTensors:
     embedding: Tensor  # (V, hidden)
     embedding_scale: Tensor | None  # (V,) of a quantized table
     norms: Tensor  # (K layers + F, hidden): each layer's `layer_norms`, then `final_norms`
-    head_norms: Tensor | None  # (2 layers, head_dim)
+    head_norms: Tensor | None  # (2 layers, the widest norm's size)
     positions: Tensor | None  # (context, hidden), learned
     lm_head: Tensor | None  # (V, hidden); None when tied to the embedding
     lm_head_scale: Tensor | None
@@ -46,9 +46,7 @@ class Backbone(nn.Module):
         self.tied = tensors.lm_head is None
         for name, tensor in tensors.by_name().items():
             self.register_buffer(name, tensor)
-        self.tables = LayerTables(facts, bound, sliding=False)
-        if facts.sliding_layers:
-            self.sliding_tables = LayerTables(facts, bound, sliding=True)
+        self.tables = nn.ModuleList(LayerTables(facts, bound, kind) for kind in range(len(facts.attention)))
         self.final_norm = norm_of(facts)
 
     def embed(self, tokens: Tensor, places: Tensor | None = None) -> Tensor:
@@ -56,7 +54,7 @@ class Backbone(nn.Module):
         hidden = self.rows("embedding", tokens)
         if self.facts.embedding_scale != 1.0:
             hidden = hidden * self.facts.embedding_scale
-        if self.facts.rope is None:
+        if self.facts.learned_positions:
             learned = self.positions[: tokens.shape[1]] if places is None else self.rows("positions", places)
             hidden = hidden + learned
         return hidden
@@ -73,11 +71,12 @@ class Backbone(nn.Module):
 
     def vectors(self, index: int) -> tuple[Tensor, ...]:
         """The norm vectors that layer `index` takes."""
-        count, heads = len(self.facts.layer_norms), len(self.facts.head_norms)
-        return (
-            *(self.norms[count * index + at] for at in range(count)),
-            *(self.head_norms[heads * index + at] for at in range(heads)),
-        )
+        count, names = len(self.facts.layer_norms), self.facts.head_norms
+        vectors = [self.norms[count * index + at] for at in range(count)]
+        for at, name in enumerate(names):
+            vector, size = self.head_norms[len(names) * index + at], self.facts.head_norm_size(name)
+            vectors.append(vector if size == len(vector) else vector[:size])
+        return tuple(vectors)
 
     def forward_layers(
         self,
@@ -110,18 +109,15 @@ class Backbone(nn.Module):
 
         positions: as `forward_layers`.
         """
-        tables = self.tables(length)
-        sliding = self.sliding_tables(length) if self.facts.sliding_layers else ()
+        tables = [of_kind(length) for of_kind in self.tables]
         at = 0
         for index, shape in enumerate(shapes, first):
             slab: tuple[Tensor, ...] = ()
             if b is not None and shape.targets:
                 slab = (b[:, at : at + shape.slab],)
                 at += shape.slab
-            slides = index in self.facts.sliding_layers
-            own = sliding if slides else tables
-            if shape.picks:
-                own = (self.sliding_tables if slides else self.tables).picked(length, positions)
+            kind = self.facts.kind(index)
+            own = self.tables[kind].picked(length, positions) if shape.picks else tables[kind]
             yield *slab, *self.vectors(index), *own
 
     def gather_positions(self, hidden: Tensor, positions: Tensor) -> Tensor:

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from server.compiler.checkpoints.base import BaseFacts, Rope
-from server.compiler.model.layer_inputs import AttentionTables, LayerInputs
+from server.compiler.checkpoints.base import AttentionKind, BaseFacts, NormPlace, Rope
+from server.compiler.model.layer_inputs import AttentionTables, LayerInputs, Norms
 from server.compiler.model.quantization import linear
 from server.compiler.model.rounding import OFFSET, ROWS, SCALE, SCHEMES, Scheme, quantized, target_scheme
 from shared.program import kept_products
@@ -100,20 +100,55 @@ def norm_of(facts: BaseFacts) -> RmsNorm | LayerNorm:
     return (LayerNorm if facts.norm == "layer" else RmsNorm)(facts.hidden, facts.norm_eps)
 
 
-def inverse_frequencies(rope: Rope, head_dim: int) -> Tensor:
-    """Radians per token of each pair of a head's features, float32 (head_dim / 2,)."""
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).to(torch.float32) / head_dim
+def rotary_angles(facts: BaseFacts, kind: AttentionKind, places: Tensor, bound: int) -> tuple[Tensor, Tensor]:
+    """Cosines and sines (places, head_dim / 2) of the angles that queries and keys at `places` are turned by.
+
+    Pairs of features that the base does not rotate are turned by nothing. bound: the longest text, tokens.
+    """
+    pairs, places = facts.head_dim // 2, places.to(torch.float32)
+    if kind.rope is None:
+        return torch.ones(len(places), pairs), torch.zeros(len(places), pairs)
+    frequencies = inverse_frequencies(kind.rope, facts.rotary_dim or facts.head_dim, bound)
+    angles = torch.outer(places, frequencies)
+    cos, sin = angles.cos(), angles.sin()
+    if kind.rope.attention_factor != 1.0:
+        cos, sin = cos * kind.rope.attention_factor, sin * kind.rope.attention_factor
+    still = pairs - len(frequencies)
+    return functional.pad(cos, (0, still), value=1.0), functional.pad(sin, (0, still))
+
+
+def inverse_frequencies(rope: Rope, rotary_dim: int, bound: int = 0) -> Tensor:
+    """Radians per token of each rotated pair of a head's features, float32 (rotary_dim / 2,).
+
+    bound: the longest text, tokens, by which LongRoPE chooses its factors.
+    """
+    exponents = torch.arange(0, rotary_dim, 2, dtype=torch.int64).to(torch.float32) / rotary_dim
     frequencies = 1.0 / rope.theta**exponents
     if rope.kind == "default":
         return frequencies
     if rope.kind == "linear":
         return frequencies / rope.factor
     if rope.kind == "factors":
-        return frequencies / torch.tensor(rope.factors)
+        long = rope.long_factors and bound > rope.original_context
+        return frequencies / torch.tensor(rope.long_factors if long else rope.factors)
+    if rope.kind == "yarn":
+        first, last = rope.ramp
+        stretched_share = ((torch.arange(rotary_dim // 2) - first) / (last - first)).clamp(0, 1)
+        return frequencies / rope.factor * stretched_share + frequencies * (1 - stretched_share)
     # Llama 3: long waves are stretched by the factor, short ones kept, those between blended.
     turns = rope.original_context * frequencies / (2 * math.pi)  # of each wave within the original context
     unscaled_share = ((turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)).clamp(0, 1)
     return unscaled_share * frequencies + (1 - unscaled_share) * frequencies / rope.factor
+
+
+def upper_tail(x: Tensor) -> Tensor:
+    """The normal distribution's share above x >= 0, to 1e-7 (Abramowitz and Stegun, 1964, 7.1.26)."""
+    stretched = x * (0.3275911 / math.sqrt(2)) + 1.0
+    t = torch.rsqrt(stretched * stretched)  # XNNPACK has no reciprocal
+    polynomial = t * 1.061405429 + -1.453152027
+    for coefficient in (1.421413741, -0.284496736, 0.254829592):
+        polynomial = polynomial * t + coefficient
+    return polynomial * t * torch.exp(x * x * -0.5) * 0.5
 
 
 class LayerTables(nn.Module):
@@ -122,26 +157,29 @@ class LayerTables(nn.Module):
     Each is one token longer than the bound: an exporter takes a slice of the whole for no slice.
     """
 
-    def __init__(self, facts: BaseFacts, bound: int, sliding: bool, masked: bool = True) -> None:
-        """bound: the longest sequence, tokens. masked: with the mask, whose size is the square of the bound."""
+    def __init__(self, facts: BaseFacts, bound: int, kind: int = 0, masked: bool = True) -> None:
+        """bound: the longest sequence, tokens. kind: index of the kind of attention.
+
+        masked: with the mask, whose size is the square of the bound.
+        """
         super().__init__()
         self.heads, self.kv_heads, self.groups = facts.heads, facts.kv_heads, facts.heads // facts.kv_heads
-        self.rotary = facts.rope is not None
+        self.rotary = not facts.learned_positions
+        self.window = facts.attention[kind].window
         self.capped = facts.attention_softcap is not None
         size = bound + 1
         at = torch.arange(size)
         constants = {"scale": torch.full((1,), facts.attention_scale)}
-        rope = (facts.sliding_rope or facts.rope) if sliding else facts.rope
-        if rope is not None:
-            angles = torch.outer(at.to(torch.float32), inverse_frequencies(rope, facts.head_dim))
-            constants["cos"], constants["sin"] = angles.cos().unsqueeze(1), angles.sin().unsqueeze(1)
+        if self.rotary:
+            cos, sin = rotary_angles(facts, facts.attention[kind], at, bound)
+            constants["cos"], constants["sin"] = cos.unsqueeze(1), sin.unsqueeze(1)
         if self.capped:
             constants["cap"] = torch.full((1,), facts.attention_softcap)
             constants["uncap"] = 1.0 / constants["cap"]
         if masked:
             hidden = at.unsqueeze(0) > at.unsqueeze(1)
-            if sliding and facts.window is not None:
-                hidden |= at.unsqueeze(0) <= at.unsqueeze(1) - facts.window
+            if self.window is not None:
+                hidden |= at.unsqueeze(0) <= at.unsqueeze(1) - self.window
             constants["mask"] = torch.zeros(size, size).masked_fill(hidden, MASKED)
         for name, constant in constants.items():
             self.register_buffer(name, constant, persistent=False)
@@ -257,9 +295,14 @@ class DecoderLayer(nn.Module):
         self.frozen = FrozenLinears(shape, weights)
         for target in shape.targets:
             self.register_buffer(f"{target}_a", scaled_a[target])
-        self.norm = norm_of(shape.facts)
-        if shape.facts.qk_norm:
-            self.head_norm = RmsNorm(shape.facts.head_dim, shape.facts.norm_eps)
+        facts = shape.facts
+        self.norm = norm_of(facts)
+        if facts.qk_norm == "head":
+            self.head_norm = RmsNorm(facts.head_dim, facts.norm_eps)
+        elif facts.qk_norm == "width":
+            self.q_norm, self.k_norm = (
+                RmsNorm(facts.head_norm_size(name), facts.norm_eps) for name in facts.head_norms
+            )
 
     def forward(self, hidden: Tensor, *others: Tensor) -> Tensor:
         """hidden (R, S, hidden) -> (R, S, hidden). others: those of `LayerInputs`.
@@ -268,10 +311,10 @@ class DecoderLayer(nn.Module):
         """
         picked, others = (others[0], others[1:]) if self.shape.picks else (hidden, others)
         inputs, b = self.inputs(others)
-        x = self.norm(hidden, *inputs.norms[0])
-        query_input = self.norm(picked, *inputs.norms[0]) if self.shape.picks else x
+        x = self.norm_at("input_norm", hidden, inputs.norms)
+        query_input = self.norm_at("input_norm", picked, inputs.norms) if self.shape.picks else x
         mixed = self._attention(x, query_input, b, inputs.head_norms, inputs.tables)
-        return self.finish(picked, mixed, b, inputs.norms[1:])
+        return self.finish(picked, mixed, b, inputs.norms)
 
     def inputs(self, others: Sequence[Tensor]) -> tuple[LayerInputs, Factors]:
         """The inputs of `forward` by name, and each target's B of every path."""
@@ -279,15 +322,25 @@ class DecoderLayer(nn.Module):
         inputs = LayerInputs.of(shape.facts, others, adapted=bool(shape.targets), picked=bool(shape.picks))
         return inputs, self._factors(inputs.slab) if shape.targets else Factors()
 
-    def finish(
-        self, hidden: Tensor, mixed: Tensor, b: Mapping[str, Tensor], norms: Sequence[tuple[Tensor, ...]]
-    ) -> Tensor:
-        """The layer after attention's output `mixed`, both (R, S, hidden). norms: those after the input's."""
-        if self.shape.facts.sandwich:
-            hidden = hidden + self.norm(mixed, *norms[0])
-            return hidden + self.norm(self._mlp(self.norm(hidden, *norms[1]), b), *norms[2])
-        hidden = hidden + mixed
-        return hidden + self._mlp(self.norm(hidden, *norms[0]), b)
+    def norm_at(self, name: NormPlace, x: Tensor, norms: Norms) -> Tensor:
+        """x (R, S, hidden) normed as the base norms it there; x itself if it does not."""
+        return self.norm(x, *norms[name]) if name in norms else x
+
+    def residual(self, x: Tensor) -> Tensor:
+        """x (R, S, hidden) as it is added to the hidden states."""
+        scale = self.shape.facts.residual_scale
+        return x if scale == 1.0 else x * scale
+
+    @property
+    def mlp_norm(self) -> NormPlace:
+        """The norm of the MLP's input."""
+        return "input_norm" if self.shape.facts.parallel and "post_norm" not in self.shape.facts.norms else "post_norm"
+
+    def finish(self, hidden: Tensor, mixed: Tensor, b: Mapping[str, Tensor], norms: Norms) -> Tensor:
+        """The layer after attention's output `mixed`, both (R, S, hidden). norms: at least `finishing_norms`."""
+        attended = hidden + self.residual(self.norm_at("attention_out_norm", mixed, norms))
+        mlp_input = self.norm_at(self.mlp_norm, hidden if self.shape.facts.parallel else attended, norms)
+        return attended + self.residual(self.norm_at("mlp_out_norm", self._mlp(mlp_input, b), norms))
 
     def _factors(self, slab: Tensor) -> Factors:
         """Each target's B of every path."""
@@ -321,8 +374,14 @@ class DecoderLayer(nn.Module):
         kind = self.shape.facts.activation
         if kind == "relu":
             return torch.relu(x)
+        if kind == "relu2":
+            rectified = torch.relu(x)
+            return rectified * rectified
         if kind == "silu":
             return x * torch.sigmoid(x)
+        if kind == "gelu":
+            magnitude = torch.abs(x)
+            return torch.relu(x) - magnitude * upper_tail(magnitude)
         # 0.5 x (1 + tanh y) is x sigmoid(2 y)
         return x * torch.sigmoid((x * x * x * 0.044715 + x) * (2 * math.sqrt(2 / math.pi)))
 
@@ -350,15 +409,21 @@ class DecoderLayer(nn.Module):
         query_input: (R, T, in), the queries' own input; None: x.
         """
         facts, rows = self.shape.facts, self.shape.rows
-        q = self._linear("q_proj", x if query_input is None else query_input, b).view(
-            rows, -1, facts.heads, facts.head_dim
-        )
-        k = self._linear("k_proj", x, b).view(rows, -1, facts.kv_heads, facts.head_dim)
+        q = self._linear("q_proj", x if query_input is None else query_input, b)
+        if facts.qk_norm == "width":
+            q = self.q_norm(q, head_norms[0])
+        q = q.view(rows, -1, facts.heads, facts.head_dim)
+        k = self._linear("k_proj", x, b)
+        if facts.qk_norm == "width":
+            k = self.k_norm(k, head_norms[1])
+        k = k.view(rows, -1, facts.kv_heads, facts.head_dim)
         v = self._linear("v_proj", x, b).view(rows, -1, facts.kv_heads, facts.head_dim)
-        if head_norms:
+        if facts.qk_norm == "head" and not facts.qk_norm_after_rope:
             q, k = self.head_norm(q, head_norms[0]), self.head_norm(k, head_norms[1])
-        if facts.rope is not None:
+        if not facts.learned_positions:
             q, k = rotate(q, *tables.query_angles), rotate(k, tables.cos, tables.sin)
+        if facts.qk_norm == "head" and facts.qk_norm_after_rope:
+            q, k = self.head_norm(q, head_norms[0]), self.head_norm(k, head_norms[1])
         return q * tables.scale, k, v
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, tables: AttentionTables) -> Tensor:

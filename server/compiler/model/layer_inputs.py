@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from server.compiler.checkpoints.base import BaseFacts
+from server.compiler.checkpoints.base import BaseFacts, NormPlace
 
 ABSENT = torch.empty(0)  # stands for an input that a method or a layer does not take
+Norms = Mapping[NormPlace, tuple[Tensor, ...]]  # weight, and bias where the base has one, of norms over hidden states
 
 
-def norm_size(facts: BaseFacts) -> int:
-    """Vectors that one norm over hidden states takes."""
-    return 1 if facts.norm == "rms" else 2
+def named_norms(facts: BaseFacts, names: Sequence[NormPlace], vectors: Sequence[Tensor]) -> Norms:
+    """Returns the vectors of the norms `names` by name. vectors: as `BaseFacts.vectors_of` lists them, or more."""
+    size = len(facts.vectors_of(names[:1]))
+    return {name: tuple(vectors[at * size : (at + 1) * size]) for at, name in enumerate(names)}
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ class AttentionTables:
 
         masked: whether it begins with the mask. picked: whether it ends with the angles of queries at picked positions.
         """
-        rotary = facts.rope is not None
+        rotary = not facts.learned_positions
         names = ["mask"] if masked else []
         names += ["scale", *(["cos", "sin"] if rotary else [])]
         names += ["cap", "uncap"] if facts.attention_softcap is not None else []
@@ -61,7 +63,7 @@ class LayerInputs:
     """The inputs of a decoder layer besides hidden states."""
 
     slab: Tensor  # (n, slab): the layer's B of every path; ABSENT in a layer without adapters
-    norms: tuple[tuple[Tensor, ...], ...]  # weight, and bias where the base has one, of each norm in order
+    norms: Norms
     head_norms: tuple[Tensor, ...]  # of queries and keys
     tables: AttentionTables
 
@@ -73,7 +75,6 @@ class LayerInputs:
         """
         slab, rest = (tensors[0], tensors[1:]) if adapted else (ABSENT, tensors)
         norm_count, heads = len(facts.layer_norms), len(facts.head_norms)
-        count = norm_size(facts)
-        norms = tuple(tuple(rest[at : at + count]) for at in range(0, norm_count, count))
+        norms = named_norms(facts, facts.norms, rest)
         tables = AttentionTables.of(facts, rest[norm_count + heads :], picked=picked)
         return cls(slab, norms, tuple(rest[norm_count : norm_count + heads]), tables)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from server.compiler.model.decoder import LayerNorm, RmsNorm
+from server.compiler.model.decoder import LayerNorm, RmsNorm, upper_tail
 
 LEAST = torch.finfo(torch.float32).tiny  # what a rectifier lets through, over itself, is its slope
 GELU = 2 * math.sqrt(2 / math.pi)
@@ -63,6 +63,14 @@ def activation(kind: str, x: Tensor) -> tuple[Tensor, Tensor]:
     if kind == "relu":
         output = torch.relu(x)
         return output, output / torch.clamp(x, min=LEAST)  # no constant tensor: the weight cache would free it
+    if kind == "relu2":
+        rectified = torch.relu(x)
+        return rectified * rectified, rectified * 2.0
+    if kind == "gelu":
+        rectified, magnitude = torch.relu(x), torch.abs(x)
+        tail, positive = upper_tail(magnitude), rectified / torch.clamp(x, min=LEAST)
+        below = positive + tail - positive * tail * 2.0  # the normal distribution's share below x
+        return rectified - magnitude * tail, below + x * torch.exp(x * x * -0.5) * (1.0 / math.sqrt(2 * math.pi))
     if kind == "silu":
         gate = torch.sigmoid(x)
         output = x * gate

@@ -13,13 +13,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from server.compiler.model.decoder import DecoderLayer, Factors, LayerShape, rotate
+from server.compiler.checkpoints.base import NormPlace
+from server.compiler.model.decoder import DecoderLayer, Factors, LayerShape, RmsNorm, rotate
 from server.compiler.model.layer_inputs import LayerInputs
 from server.compiler.model.pointwise_reverse import activation, norm_output, norm_reverse, normed, rotate_back
 from server.compiler.model.quantization import quantized_tokens, transposed_weight
@@ -143,10 +145,10 @@ class KeepingLayer(DecoderLayer):
         if self.shape.picks:
             return super().forward(hidden, *others)
         inputs, b = self.inputs(others)
-        x, rows = self.norm(hidden, *inputs.norms[0]), self.shape.rows
+        x, rows = self.norm_at("input_norm", hidden, inputs.norms), self.shape.rows
         q, k, v = self.heads(x, b, inputs.head_norms, inputs.tables)
         mixed = self._linear("o_proj", self.mix(q, k, v, inputs.tables), b)
-        output = self.finish(hidden, mixed, b, inputs.norms[1:])
+        output = self.finish(hidden, mixed, b, inputs.norms)
         width = self.shape.facts.kv_heads * self.shape.facts.head_dim
         keys = None if inputs.head_norms else k.view(rows, -1, width)
         lows = [b.low[target] for target in self.shape.targets]
@@ -193,11 +195,17 @@ class ReverseLayer(KeepingLayer):
         by_target = [reversal.gradients[target].view(self.shape.rows, -1) for target in self.shape.targets]
         return *gradients, torch.cat(by_target, dim=1) if len(by_target) > 1 else by_target[0]
 
+    @property
+    def reads_attention(self) -> bool:
+        """Whether the reverse pass reads attention's output: a norm after it does, and an MLP that follows it."""
+        return not self.shape.facts.parallel or "attention_out_norm" in self.shape.facts.norms
+
     def drop_forward(self) -> None:
         """Drops what the forward pass alone reads: without a norm after it, the MLP's output is not computed again."""
         dropped: list[Target] = [] if self.shape.picks else ["o_proj", "v_proj", *self.shape.kept]
+        dropped += [] if self.reads_attention or not self.shape.picks else ["o_proj"]
         dropped += [] if self.shape.picks or self.shape.facts.head_norms else ["k_proj"]
-        dropped += [] if self.shape.facts.sandwich else ["down_proj"]
+        dropped += [] if "mlp_out_norm" in self.shape.facts.norms else ["down_proj"]
         for target in dropped:
             quantized = () if self.shape.scheme is None else (target, target + SCALE, f"{target}_bias_zeros")
             for name in (f"{target}_bias", *quantized):
@@ -214,43 +222,44 @@ class ReverseLayer(KeepingLayer):
         self, hidden: Tensor, kept: Kept, gradient: Tensor, reversal: Reversal, inputs: LayerInputs
     ) -> tuple[Tensor]:
         """The gradient of `hidden`; B's gradients are left in `reversal`."""
-        norms, before = inputs.norms, normed(self.norm, hidden)
-        x = norm_output(before, *norms[0])
-        attention = Attention(self, x, x, reversal, inputs, kept)
-        gradient, of_queries, of_keys = self._reverse_from(hidden, attention, gradient, reversal, inputs)
-        return (gradient + norm_reverse(self.norm, of_queries + of_keys, norms[0][0], before),)
+        before = NormedInput(self, "input_norm", hidden, inputs)
+        attention = Attention(self, before.output, before.output, reversal, inputs, kept)
+        gradient, of_queries, of_keys = self._reverse_from(before, attention, gradient, reversal, inputs)
+        return (gradient + before.reverse(of_queries + of_keys),)
 
     def _reverse_picked(
         self, hidden: Tensor, picked: Tensor, gradient: Tensor, reversal: Reversal, inputs: LayerInputs
     ) -> tuple[Tensor, Tensor]:
         """The gradients of `hidden` and of `picked`; B's gradients are left in `reversal`."""
-        norms, before, picked_before = inputs.norms, normed(self.norm, hidden), normed(self.norm, picked)
-        query_input = norm_output(picked_before, *norms[0])
-        attention = Attention(self, norm_output(before, *norms[0]), query_input, reversal, inputs)
-        gradient, of_queries, of_keys = self._reverse_from(picked, attention, gradient, reversal, inputs)
-        picked_gradient = gradient + norm_reverse(self.norm, of_queries, norms[0][0], picked_before)
-        return norm_reverse(self.norm, of_keys, norms[0][0], before), picked_gradient
+        before = NormedInput(self, "input_norm", hidden, inputs)
+        picked_before = NormedInput(self, "input_norm", picked, inputs)
+        query_input = picked_before.output
+        attention = Attention(self, before.output, query_input, reversal, inputs)
+        gradient, of_queries, of_keys = self._reverse_from(picked_before, attention, gradient, reversal, inputs)
+        picked_gradient = gradient + picked_before.reverse(of_queries)
+        return before.reverse(of_keys), picked_gradient
 
     def _reverse_from(
-        self, hidden: Tensor, attention: Attention, gradient: Tensor, reversal: Reversal, inputs: LayerInputs
+        self, before: NormedInput, attention: Attention, gradient: Tensor, reversal: Reversal, inputs: LayerInputs
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The gradients of `hidden` besides attention's, and of attention's two inputs. gradient: of the output."""
-        norms, sandwich = inputs.norms, self.shape.facts.sandwich
-        mixed = attention.output
-        if sandwich:
-            after = normed(self.norm, mixed)
-            mixed = norm_output(after, *norms[1])
-        middle = hidden + mixed
-        inner = normed(self.norm, middle)
-        mlp = Mlp(self, norm_output(inner, *norms[2 if sandwich else 1]), reversal)
-        branch_gradient = gradient
-        if sandwich:
-            branch_gradient = norm_reverse(self.norm, branch_gradient, norms[3][0], normed(self.norm, mlp.output()))
-        branch_gradient = mlp.reverse(branch_gradient)
-        scale = norms[2 if sandwich else 1][0]
-        gradient = gradient + norm_reverse(self.norm, branch_gradient, scale, inner)  # of `middle`
-        branch_gradient = norm_reverse(self.norm, gradient, norms[1][0], after) if sandwich else gradient
-        return gradient, *attention.reverse(branch_gradient)
+        """The gradients of the layer's input `before` besides attention's, and of attention's two inputs.
+
+        gradient: of the output.
+        """
+        facts = self.shape.facts
+        after = NormedInput(self, "attention_out_norm", attention.output, inputs)
+        if facts.parallel:
+            inner = before if self.mlp_norm == "input_norm" else NormedInput(self, "post_norm", before.input, inputs)
+        else:
+            inner = NormedInput(self, "post_norm", before.input + self.residual(after.output), inputs)
+        mlp = Mlp(self, inner.output, reversal)
+        branch_gradient = self.residual(gradient)
+        if "mlp_out_norm" in facts.norms:
+            branch_gradient = NormedInput(self, "mlp_out_norm", mlp.output(), inputs).reverse(branch_gradient)
+        of_mlp = inner.reverse(mlp.reverse(branch_gradient))
+        of_input = gradient + of_mlp
+        of_attended = gradient if facts.parallel else of_input
+        return of_input, *attention.reverse(after.reverse(self.residual(of_attended)))
 
     def linear(self, target: Target, x: Tensor, reversal: Reversal) -> Tensor:
         """x (E, S, in) -> (E, S, out), as the forward pass has it, and computed again unless that was kept."""
@@ -301,6 +310,76 @@ class ReversePass(nn.Module):
         return results if len(results) > 1 else results[0]
 
 
+class NormedInput:
+    """Hidden states as a layer norms them at one place, with what the norm's reverse needs."""
+
+    def __init__(self, layer: ReverseLayer, name: NormPlace, x: Tensor, inputs: LayerInputs) -> None:
+        """x: (E, S, hidden). Without a norm of that name, the output is x."""
+        self.input = x
+        self._norm, self._vectors = layer.norm, inputs.norms.get(name)
+        if self._vectors is not None:
+            self._results = normed(self._norm, x)
+
+    @cached_property
+    def output(self) -> Tensor:
+        """The normed states, (E, S, hidden)."""
+        return self.input if self._vectors is None else norm_output(self._results, *self._vectors)
+
+    def reverse(self, gradient: Tensor) -> Tensor:
+        """gradient of the output -> of the input, both (E, S, hidden)."""
+        return (
+            gradient if self._vectors is None else norm_reverse(self._norm, gradient, self._vectors[0], self._results)
+        )
+
+
+class HeadStates:
+    """Queries or keys of one layer as they are normed and rotated, with what the reverse needs."""
+
+    def __init__(
+        self, layer: ReverseLayer, name: str, vectors: Sequence[Tensor], angles: tuple[Tensor, Tensor]
+    ) -> None:
+        """name: of the norm. vectors: its weight, if there is one. angles: cosines and sines."""
+        self._facts, self._vectors, self._angles = layer.shape.facts, vectors, angles
+        self._by_width, self._norm_last = self._facts.qk_norm == "width", self._facts.qk_norm_after_rope
+        if vectors:
+            self._norm: RmsNorm = getattr(layer, name if self._by_width else "head_norm")
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (E, S, heads * head_dim) -> (E, S, heads, head_dim)."""
+        split = (x.shape[0], -1, x.shape[2] // self._facts.head_dim, self._facts.head_dim)
+        if self._by_width:
+            return self._rotated(self._normed(x).view(split))
+        x = x.view(split)
+        return self._normed(self._rotated(x)) if self._norm_last else self._rotated(self._normed(x))
+
+    def reverse_last(self, gradient: Tensor) -> Tensor:
+        """gradient (E, S, heads, head_dim) of the output -> of what the last step of `forward` takes."""
+        return self._normed_back(gradient) if self._norm_last else self._rotated_back(gradient)
+
+    def reverse_first(self, gradient: Tensor) -> Tensor:
+        """gradient (E, S, heads, head_dim) after the first step of `forward` -> of x, as of either shape of x."""
+        if self._by_width:
+            gradient = gradient.view(gradient.shape[0], -1, gradient.shape[2] * gradient.shape[3])
+        return self._rotated_back(gradient) if self._norm_last else self._normed_back(gradient)
+
+    def _normed(self, x: Tensor) -> Tensor:
+        if not self._vectors:
+            return x
+        self._results = normed(self._norm, x)
+        return norm_output(self._results, *self._vectors)
+
+    def _normed_back(self, gradient: Tensor) -> Tensor:
+        if not self._vectors:
+            return gradient
+        return norm_reverse(self._norm, gradient, self._vectors[0], self._results)
+
+    def _rotated(self, x: Tensor) -> Tensor:
+        return x if self._facts.learned_positions else rotate(x, *self._angles)
+
+    def _rotated_back(self, gradient: Tensor) -> Tensor:
+        return gradient if self._facts.learned_positions else rotate_back(gradient, *self._angles)
+
+
 class Attention:
     """Attention of one layer with what its reverse needs."""
 
@@ -318,15 +397,14 @@ class Attention:
         kept: of the forward pass; None: everything is computed again.
         """
         tables, head_norms = inputs.tables, inputs.head_norms
-        self.layer, self.reversal, self.head_norms, self.tables = layer, reversal, head_norms, tables
+        self.layer, self.reversal, self.tables = layer, reversal, tables
         facts, rows = layer.shape.facts, layer.shape.rows
-        q = layer.linear("q_proj", query_input, reversal).view(rows, -1, facts.heads, facts.head_dim)
-        if head_norms:
-            self.q_normed = normed(layer.head_norm, q)
-            q = norm_output(self.q_normed, head_norms[0])
-        if facts.rope is not None:
-            q = rotate(q, *tables.query_angles)
-        k = self._keys(x, inputs) if kept is None or kept.keys is None else kept.keys
+        self.queries = HeadStates(layer, "q_norm", head_norms[:1], tables.query_angles)
+        self.keys = HeadStates(layer, "k_norm", head_norms[1:], (tables.cos, tables.sin))
+        q = self.queries.forward(layer.linear("q_proj", query_input, reversal))
+        k = None if kept is None else kept.keys
+        if k is None:
+            k = self.keys.forward(layer.linear("k_proj", x, reversal))
         v = layer.linear("v_proj", x, reversal) if kept is None else kept.values
         k, v = (each.view(rows, -1, facts.kv_heads, facts.head_dim) for each in (k, v))
         self.q, self.k, self.v = self._by_group(q * tables.scale), self._by_head(k), self._by_head(v)
@@ -336,20 +414,16 @@ class Attention:
             scores = self.bent * tables.cap
         self.weights = torch.softmax(scores + tables.mask, dim=-1)
         self.mixed = torch.bmm(self.weights, self.v)  # (E*KV, G*S, head_dim)
-        if kept is None:
-            mixed = self._from_group(self.mixed).view(rows, -1, facts.heads * facts.head_dim)
-            self.output = layer.linear("o_proj", mixed, reversal)
-        else:
+        if kept is not None:
             self.output = kept.mixed
-
-    def _keys(self, x: Tensor, inputs: LayerInputs) -> Tensor:
-        """Rotated keys of the normed input x, (E, S, hidden): (E, S, kv_heads, head_dim)."""
-        layer, facts = self.layer, self.layer.shape.facts
-        k = layer.linear("k_proj", x, self.reversal).view(layer.shape.rows, -1, facts.kv_heads, facts.head_dim)
-        if inputs.head_norms:
-            self.k_normed = normed(layer.head_norm, k)
-            k = norm_output(self.k_normed, inputs.head_norms[1])
-        return k if facts.rope is None else rotate(k, inputs.tables.cos, inputs.tables.sin)
+            return
+        mixed = self._from_group(self.mixed).view(rows, -1, facts.heads * facts.head_dim)
+        if layer.reads_attention:
+            self.output = layer.linear("o_proj", mixed, reversal)
+            return
+        self.output = mixed  # is not read
+        if "o_proj" in reversal.b:
+            layer.low("o_proj", mixed, reversal)
 
     def reverse(self, gradient: Tensor) -> tuple[Tensor, Tensor]:
         """gradient of the output, (E, S, hidden) -> of `query_input`, and of x by keys and values alone.
@@ -367,12 +441,8 @@ class Attention:
             scores = scores - scores * self.bent * self.bent
         q = self._from_group(torch.bmm(scores, self.k)) * self.tables.scale
         k = self._from_head(torch.bmm(scores.permute(0, 2, 1), self.q))
-        if facts.rope is not None:
-            q = rotate_back(q, *self.tables.query_angles)
-            k = rotate_back(k, self.tables.cos, self.tables.sin)
-        if self.head_norms:
-            q = norm_reverse(layer.head_norm, q, self.head_norms[0], self.q_normed)
-            k = norm_reverse(layer.head_norm, k, self.head_norms[1], self.k_normed)
+        q, k = self.queries.reverse_last(q), self.keys.reverse_last(k)
+        q, k = self.queries.reverse_first(q), self.keys.reverse_first(k)
         queries, keys = facts.heads * facts.head_dim, facts.kv_heads * facts.head_dim
         of_keys = layer.linear_reverse("k_proj", k.view(rows, -1, keys), self.reversal)
         of_keys = of_keys + layer.linear_reverse("v_proj", self._from_head(v).view(rows, -1, keys), self.reversal)
@@ -413,7 +483,7 @@ class Mlp:
         self.gate = layer.linear("gate_proj", x, reversal) if layer.shape.facts.gated else self.up
         self.activated, self.slope = activation(layer.shape.facts.activation, self.gate)
         self.inner = self.activated * self.up if layer.shape.facts.gated else self.activated
-        if "down_proj" in reversal.b and not layer.shape.facts.sandwich:
+        if "down_proj" in reversal.b and "mlp_out_norm" not in layer.shape.facts.norms:
             layer.low("down_proj", self.inner, reversal)
 
     def output(self) -> Tensor:

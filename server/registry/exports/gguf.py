@@ -40,12 +40,13 @@ class Form:
     interleaved: bool = False
 
 
-# OPT is missing: llama.cpp has no such model.
 FORMS: Mapping[str, Form] = {
     "llama": Form("llama", interleaved=True),
+    "mistral": Form("llama", interleaved=True),
     "qwen2": Form("qwen2"),
     "qwen3": Form("qwen3"),
     "gemma3_text": Form("gemma3"),
+    "gemma3": Form("gemma3"),
 }
 
 

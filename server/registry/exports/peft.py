@@ -13,12 +13,11 @@ import safetensors.numpy
 from server.registry.exports.frozen_a import joined
 from shared.recipe import Recipe
 from shared.zo.calibration import Calibration
-from shared.zo.lora import F32, BaseShape, hf_module_name
+from shared.zo.lora import F32, BaseShape, file_rows, hf_module_name, module_names
 
 CONFIG_NAME = "adapter_config.json"
 TENSORS_NAME = "adapter_model.safetensors"
 PREFIX = "base_model.model."  # where PEFT's wrapper holds the model
-LAYERS_PATTERN = "layers"  # what every architecture calls its list of decoder layers
 
 
 def peft_files(
@@ -36,10 +35,18 @@ def peft_files(
     Raises AMismatch, InvalidUpload when B is not of the recipe's size, or InvalidRecipe without the calibration.
     """
     tensors: dict[str, F32] = {}
+    fused = module_names(shape.architecture).fused
     for module, a, b in joined(recipe, shape, flat, a_sha256, calibration):
-        name = f"{PREFIX}{module.name}"
-        tensors[f"{name}.lora_A.weight"] = np.ascontiguousarray(a.T)  # (r, in)
-        tensors[f"{name}.lora_B.weight"] = np.ascontiguousarray(b.T)  # (out, r)
+        stem, rows = file_rows(shape, module.target)
+        name = f"{PREFIX}{module.name.removesuffix(hf_module_name(shape.architecture, module.target))}{stem}"
+        parts = [target for target in fused.get(stem, ()) if target in recipe.targets]
+        width, at = (len(parts) or 1) * module.rank, parts.index(module.target) * module.rank if parts else 0
+        out = sum(shape.features(target)[1] for target in fused.get(stem, (module.target,)))
+        # Of a fused module, the ranks of its targets lie side by side, and each target's B has its own rows.
+        joined_a = tensors.setdefault(f"{name}.lora_A.weight", np.zeros((width, len(a)), np.float32))  # (r, in)
+        joined_b = tensors.setdefault(f"{name}.lora_B.weight", np.zeros((out, width), np.float32))  # (out, r)
+        joined_a[at : at + module.rank] = a.T
+        joined_b[slice(None) if rows is None else rows, at : at + module.rank] = b.T
     config = json.dumps(peft_config(recipe, shape, base), indent=2, sort_keys=True)
     # One entry of metadata only: safetensors writes several in no fixed order.
     return {
@@ -53,6 +60,10 @@ def peft_config(recipe: Recipe, shape: BaseShape, base: str | None = None) -> di
 
     base: id or directory of the stock model, where PEFT's `Auto` classes find it; by default the recipe's name of it.
     """
+    names, stems = module_names(shape.architecture), [file_rows(shape, target)[0] for target in recipe.targets]
+    ranks = {stem: recipe.rank * stems.count(stem) for stem in stems if stems.count(stem) > 1}
+    leaves = [stem.rpartition(".")[2] for stem in stems]
+    clear = len(set(leaves)) == len(set(stems))
     config: dict[str, object] = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -60,12 +71,18 @@ def peft_config(recipe: Recipe, shape: BaseShape, base: str | None = None) -> di
         "r": recipe.rank,
         "lora_alpha": recipe.alpha,
         "lora_dropout": 0.0,
-        "target_modules": [hf_module_name(shape.architecture, target).split(".")[-1] for target in recipe.targets],
+        "target_modules": list(dict.fromkeys(leaves if clear else stems)),
         "bias": "none",
-        "fan_in_fan_out": False,
+        "fan_in_fan_out": shape.architecture == "gpt2",  # its weights are (in, out)
         "inference_mode": True,
     }
-    if recipe.layers != "all":
+    if ranks:
+        config["rank_pattern"] = ranks
+        config["alpha_pattern"] = {stem: recipe.alpha * rank / recipe.rank for stem, rank in ranks.items()}
+    if "language_model" in names.layers:  # another part of the model has linear layers of the same names
+        layers = recipe.adapted_layers(shape.layers)
+        config["target_modules"] = [f"{names.layers}.{layer}.{stem}" for layer in layers for stem in stems]
+    elif recipe.layers != "all":
         config["layers_to_transform"] = list(recipe.adapted_layers(shape.layers))
-        config["layers_pattern"] = LAYERS_PATTERN
+        config["layers_pattern"] = names.layers.rpartition(".")[2]
     return config

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import nn
+from transformers.pytorch_utils import Conv1D
 
 from shared.program_inputs import TOKEN_DTYPE
 from shared.recipe import Recipe
@@ -63,9 +64,10 @@ def labels(recipe: Recipe, batch: Batch) -> tuple[np.ndarray, ...]:
 def round_weights(model: nn.Module) -> nn.Module:
     """A copy whose tables and linear weights are rounded to 8 bits, one scale a row."""
     model = copy.deepcopy(model)
+    by_column = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, Conv1D)}
     for name, parameter in model.named_parameters():
-        if parameter.dim() == 2 and "positions" not in name:
-            scale = parameter.abs().amax(dim=1, keepdim=True) / 127
+        if parameter.dim() == 2 and not name.endswith(("positions.weight", "wpe.weight")):
+            scale = parameter.abs().amax(dim=0 if name in by_column else 1, keepdim=True) / 127
             parameter.copy_(torch.round(parameter / scale) * scale)
     return model
 

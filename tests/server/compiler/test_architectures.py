@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from server.compiler.checkpoints.base import Rope
+from server.compiler.checkpoints.base import AttentionKind, Rope
 from server.compiler.checkpoints.checkpoint import Checkpoint, inspect_base, load_checkpoint
 from shared.errors import UnreadableCheckpoint, UnsupportedModel
 from tests.server.compiler import reference
@@ -30,6 +30,10 @@ from tests.server.compiler.conftest import (
 
 SEQUENCE = 33
 LR, EPS, STEPS = 0.05, 0.02, 3
+GEMMA_KINDS = (
+    AttentionKind(rope=Rope(theta=1000.0, kind="linear", factor=4.0)),
+    AttentionKind(rope=Rope(theta=50.0), window=WINDOW),
+)
 
 
 def logits(architectures: Architectures, name: str) -> tuple[Checkpoint, torch.Tensor, torch.Tensor]:
@@ -49,14 +53,14 @@ def test_logits_are_those_of_transformers(architectures: Architectures, name: st
 @pytest.mark.parametrize(
     ("name", "changes"),
     [
-        ("llama", {"rope": Rope(theta=100.0)}),
-        ("qwen2", {"sliding_layers": (), "window": None}),
-        ("qwen2", {"sliding_layers": (2,)}),
-        ("qwen2", {"window": WINDOW + 1}),
-        ("qwen3", {"rope": Rope(theta=1000.0)}),
-        ("gemma3_text", {"rope": Rope(theta=1000.0)}),
-        ("gemma3_text", {"sliding_rope": None}),
-        ("gemma3_text", {"window": WINDOW - 1}),
+        ("llama", {"attention": (AttentionKind(rope=Rope(theta=100.0)),)}),
+        ("qwen2", {"layer_kinds": ()}),
+        ("qwen2", {"layer_kinds": (0, 0, 1)}),
+        ("qwen2", {"attention": (AttentionKind(), AttentionKind(window=WINDOW + 1))}),
+        ("qwen3", {"attention": (AttentionKind(rope=Rope(theta=1000.0)),)}),
+        ("gemma3_text", {"attention": (AttentionKind(rope=Rope(theta=1000.0)), GEMMA_KINDS[1])}),
+        ("gemma3_text", {"attention": (GEMMA_KINDS[0], AttentionKind(rope=GEMMA_KINDS[0].rope, window=WINDOW))}),
+        ("gemma3_text", {"attention": (GEMMA_KINDS[0], AttentionKind(rope=GEMMA_KINDS[1].rope, window=WINDOW - 1))}),
         ("gemma3_text", {"attention_scale": 0.25}),
         ("gemma3_text", {"attention_softcap": None}),
         ("gemma3_text", {"final_softcap": None}),
@@ -147,8 +151,8 @@ def test_the_older_spelling_means_the_same(
         ("gemma3_text", ("tie_word_embeddings",), "tied", True),
         ("gemma3_text", ("query_pre_attn_scalar",), "attention_scale", 1 / 16),
         ("opt", ("tie_word_embeddings",), "tied", True),
-        ("qwen3", ("rope_parameters",), "rope", Rope(theta=10000.0)),
-        ("qwen2", ("layer_types", "use_sliding_window"), "sliding_layers", ()),
+        ("qwen3", ("rope_parameters",), "attention", (AttentionKind(rope=Rope(theta=10000.0)),)),
+        ("qwen2", ("layer_types", "use_sliding_window"), "layer_kinds", ()),
     ],
 )
 def test_what_config_json_leaves_out_is_what_transformers_takes(
@@ -161,26 +165,35 @@ def test_what_config_json_leaves_out_is_what_transformers_takes(
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [
-        ("llama", {"model_type": "gemma3"}, "'gemma3' is not supported; supported: llama, qwen2, qwen3, opt, gemma3"),
-        ("qwen3", {"model_type": "qwen3_moe"}, "'qwen3_moe' is not supported"),
-        ("llama", {"hidden_act": "gelu"}, "activation 'gelu'"),
+        ("llama", {"model_type": "kitten"}, "'kitten' is not supported; the nearest supported: qwen3, smollm3"),
+        (
+            "qwen3",
+            {"model_type": "qwen3_moe", "num_experts": 8},
+            "'qwen3_moe' is not supported: it is a mixture of experts; the nearest supported: qwen3",
+        ),
+        ("llama", {"model_type": "falcon_mamba"}, "it is a model with state-space, recurrent or "),
+        ("llama", {"model_type": "distilbert"}, "it is an encoder"),
+        ("llama", {"model_type": "kitten", "auto_map": {}}, r"code in a checkpoint \(auto_map\) is never executed"),
+        ("llama", {"hidden_act": "tanh"}, "activation 'tanh'"),
         ("llama", {"sliding_window": 128}, "sliding_window 128"),
-        ("llama", {"quantization_config": {"bits": 4}}, "quantization_config"),
+        ("llama", {"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantized by gptq .* a GGUF file"),
+        ("llama", {"quantization_config": {"quant_method": "awq"}}, "quantized by awq"),
+        ("llama", {"quantization_config": {"quant_method": "bitsandbytes"}}, "quantized by bitsandbytes"),
+        ("llama", {"quantization_config": {"quant_method": "compressed-tensors"}}, "quantized by compressed-tensors"),
         ("llama", {"partial_rotary_factor": 0.5}, "partial rotary embedding 0.5"),
-        ("llama", {"rope_parameters": {"rope_type": "yarn", "factor": 8.0}}, "RoPE scaling 'yarn'"),
-        ("qwen3", {"rope_parameters": {"rope_type": "longrope"}}, "RoPE scaling 'longrope'"),
+        ("llama", {"rope_parameters": {"rope_type": "mrope", "factor": 8.0}}, "RoPE scaling 'mrope'"),
         ("qwen3", {"layer_types": ["full_attention"] * 2 + ["chunked_attention"]}, "chunked_attention"),
         ("opt", {"do_layer_norm_before": False}, "do_layer_norm_before False"),
         ("opt", {"word_embed_proj_dim": 16}, "word_embed_proj_dim 16"),
         ("opt", {"layer_norm_elementwise_affine": False}, "layer_norm_elementwise_affine False"),
         ("opt", {"_remove_final_layer_norm": True}, "_remove_final_layer_norm True"),
-        ("opt", {"activation_function": "gelu"}, "activation 'gelu'"),
-        ("gemma3_text", {"hidden_activation": "gelu"}, "activation 'gelu'"),
+        ("opt", {"activation_function": "tanh"}, "activation 'tanh'"),
+        ("gemma3_text", {"hidden_activation": "tanh"}, "activation 'tanh'"),
         ("gemma3_text", {"use_bidirectional_attention": True}, "use_bidirectional_attention True"),
         (
             "gemma3_text",
-            {"rope_parameters": {"sliding_attention": {"rope_type": "yarn", "factor": 2.0}}},
-            "RoPE scaling 'yarn'",
+            {"rope_parameters": {"sliding_attention": {"rope_type": "proportional", "factor": 2.0}}},
+            "RoPE scaling 'proportional'",
         ),
     ],
 )

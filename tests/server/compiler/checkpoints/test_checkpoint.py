@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM
 
 from server.compiler import compile_program
 from server.compiler.checkpoints import base as base_module
-from server.compiler.checkpoints.base import Rope, locate_base
+from server.compiler.checkpoints.base import AttentionKind, Rope, locate_base
 from server.compiler.checkpoints.checkpoint import Checkpoint, inspect_base, load_checkpoint
 from server.compiler.checkpoints.tokenizer import write_tokenizer
 from server.compiler.model.decoder import inverse_frequencies
@@ -78,7 +78,7 @@ def test_facts_of_a_directory(tiny: TinyBase, tiny_tied: TinyBase) -> None:
     assert (facts.architecture, facts.layers, facts.hidden, facts.intermediate) == ("llama", 2, 32, 48)
     assert (facts.heads, facts.kv_heads, facts.head_dim, facts.vocabulary) == (4, 2, 8, VOCABULARY)
     assert (facts.context_length, facts.tied, facts.norm_eps) == (64, False, 1e-6)
-    assert facts.rope == Rope(theta=10000.0)
+    assert facts.attention == (AttentionKind(rope=Rope(theta=10000.0)),)
     assert facts.parameters == sum(p.numel() for p in tiny.model.parameters())
     tied = inspect_base(str(tiny_tied.directory))
     assert tied.tied
@@ -122,9 +122,9 @@ def test_gguf_keeps_linear_rope_scaling(tiny: TinyBase, tmp_path: Path) -> None:
         "older": {"llama__rope__scale_linear": 4.0},
     }.items():
         write_gguf(tiny, tmp_path / name, **metadata)
-        assert inspect_base(str(tmp_path / name)).rope == inspect_base(str(scaled.directory)).rope
+        assert inspect_base(str(tmp_path / name)).attention == inspect_base(str(scaled.directory)).attention
     write_gguf(tiny, tmp_path / "none", llama__rope__scaling__type="none", llama__rope__scaling__factor=4.0)
-    assert inspect_base(str(tmp_path / "none")).rope == Rope(theta=10000.0)
+    assert inspect_base(str(tmp_path / "none")).attention[0].rope == Rope(theta=10000.0)
 
 
 def test_gguf_keeps_llama3_rope_scaling(tiny: TinyBase, tmp_path: Path) -> None:
@@ -132,8 +132,9 @@ def test_gguf_keeps_llama3_rope_scaling(tiny: TinyBase, tmp_path: Path) -> None:
     frequencies = stock_frequencies(scaled)
     write_gguf(tiny, tmp_path / "llama3.gguf", (stock_frequencies(tiny) / frequencies).astype(np.float32))
     facts = inspect_base(str(tmp_path / "llama3.gguf"))
-    assert facts.rope is not None
-    np.testing.assert_allclose(inverse_frequencies(facts.rope, facts.head_dim), frequencies, rtol=1e-6)
+    rope = facts.attention[0].rope
+    assert rope is not None
+    np.testing.assert_allclose(inverse_frequencies(rope, facts.head_dim), frequencies, rtol=1e-6)
     assert facts.parameters == inspect_base(str(tiny.directory)).parameters
 
 
@@ -161,7 +162,7 @@ def test_gguf_refusals(tiny: TinyBase, tmp_path: Path) -> None:
 
 def test_gguf_options_may_be_given_for_each_layer(tiny: TinyBase, tmp_path: Path) -> None:
     write_gguf(tiny, tmp_path / "tiny.gguf", llama__expert_count=[0, 0], llama__rope__scale_linear=[2.0, 2.0])
-    assert inspect_base(str(tmp_path / "tiny.gguf")).rope == Rope(theta=10000.0, kind="linear", factor=2.0)
+    assert inspect_base(str(tmp_path / "tiny.gguf")).attention[0].rope == Rope(theta=10000.0, kind="linear", factor=2.0)
     for name, value, message in (
         ("llama__expert_count", [0, 4], r"another llama\.expert_count in each layer"),
         ("llama__rope__dimension_count", [8, 4], r"another llama\.rope\.dimension_count in each layer"),

@@ -56,7 +56,7 @@ def make_case(architectures: Architectures, name: str, targets: tuple[Target, ..
     vectors = [checkpoint.norms[count * index + at] for at in range(count)]
     if checkpoint.head_norms is not None:
         vectors += [checkpoint.head_norms[heads * index + at] for at in range(heads)]
-    tables = LayerTables(facts, LENGTH, sliding=index in facts.sliding_layers)(LENGTH)
+    tables = LayerTables(facts, LENGTH, facts.kind(index))(LENGTH)
     inputs = (hidden, *slab, *vectors, *tables)
     return Case(shape, checkpoint.layers[index], scaled_a, inputs, gradient)
 
@@ -108,7 +108,7 @@ def test_a_layer_at_picked_positions_is_the_whole_layer_there(architectures: Arc
         facts = case.shape.facts
         gradient = torch.randn(ROWS, 2, facts.hidden, generator=torch.Generator().manual_seed(index))
         everywhere = torch.zeros_like(case.gradient).scatter_add_(1, places.expand_as(gradient), gradient)
-        tables = LayerTables(facts, LENGTH, sliding=index in facts.sliding_layers)
+        tables = LayerTables(facts, LENGTH, facts.kind(index))
         hidden, *others = case.inputs
         others = [*others[: len(others) - len(tables(LENGTH))], *tables.picked(LENGTH, positions)]
         picked = hidden.gather(1, places.expand_as(gradient))
