@@ -25,7 +25,7 @@ from shared.access import DEFAULT_TENANT, Role
 from tests.server.actors import serving
 from tests.server.dashboard.browsing import SCHEMES, Tab, addresses, chromium
 from tests.server.dashboard.people import Person
-from tests.server.dashboard.seed import ask_to_join, populate, standing_server
+from tests.server.dashboard.seed import populate, standing_server
 from tests.server.database import population
 
 JOBS, DEVICES, QUICK_JOBS = 10_000, 1_000, 300
@@ -101,7 +101,7 @@ def pages(quick: bool) -> Measurement:
         device, _ = populate(fleet, every=25)
         tab = Tab(browser, fleet.url)
         page_paths = {"login": "/ui/login"} | addresses(fleet, device)
-        page_paths["join"] = f"/ui/devices/join?user_code={ask_to_join(fleet)['user_code']}"
+        page_paths["join"] = "/ui/devices/join"
         tab.sign_in(fleet.home.token(Role.OPERATOR))
         for name in ("login", "overview", "jobs") if quick else page_paths:
             tab.go(page_paths[name])

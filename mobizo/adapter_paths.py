@@ -26,7 +26,7 @@ def adapter_path(name: str) -> str:
 
 
 def revision_segment(name: str, revision: str | int) -> str:
-    """Returns a revision or a tag as one path segment. Raises RevisionNotFound if it cannot be one."""
+    """Returns a revision as one path segment. Raises RevisionNotFound if it cannot be one."""
     if not _SEGMENT.fullmatch(str(revision)):
         raise RevisionNotFound(f"adapter {name!r} has no version {revision!r}")
     return str(revision)

@@ -7,7 +7,6 @@ from typing import Self
 
 from mobizo.connection import Connection
 from mobizo.pinned_keys import PinnedKeys
-from mobizo.resources.adapter_grants import AdapterGrants
 from mobizo.resources.adapters import Adapters
 from mobizo.resources.approval_rules import ApprovalRules
 from mobizo.resources.bases import Bases
@@ -38,7 +37,6 @@ class Client:
         self._connection = Connection(base_url, token, pinned_keys or PinnedKeys())
         self.base_url = self._connection.base_url
         self.adapters = Adapters(self._connection)
-        self.adapter_grants = AdapterGrants(self._connection)
         self.approval_rules = ApprovalRules(self._connection)
         self.bases = Bases(self._connection)
         self.cohorts = Cohorts(self._connection)

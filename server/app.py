@@ -21,8 +21,6 @@ from server.federation.privacy import endpoints as privacy
 from server.federation.secure_aggregation import endpoints as secure_aggregation
 from server.identity import endpoints as identity
 from server.identity.devices import endpoints as devices
-from server.identity.devices import enrollment as enrollment
-from server.identity.logins import endpoints as logins
 from server.identity.signing_keys import endpoints as signing_keys
 from server.identity.signing_keys.service import load_key, prepare_keys
 from server.identity.tokens import make_last_used
@@ -36,8 +34,8 @@ from server.operations.health import endpoints as health
 from server.operations.metrics import endpoints as metrics
 from server.programs import endpoints as programs
 from server.registry import decision_endpoints as decisions
+from server.registry import device_adapters
 from server.registry import endpoints as adapters
-from server.registry.adapter_grants import endpoints as adapter_grants
 from server.registry.hub import endpoints as hub
 from server.registry.trajectories import endpoints as trajectories
 from server.results import endpoints as results
@@ -58,8 +56,6 @@ SLICES = (
     metrics,
     identity,
     devices,
-    enrollment,
-    logins,
     jobs,
     leases,
     results,
@@ -70,7 +66,7 @@ SLICES = (
     calibrations,
     adapters,
     decisions,
-    adapter_grants,
+    device_adapters,
     cohorts,
     inference,
     openai,

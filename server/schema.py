@@ -18,17 +18,14 @@ from server.federation import models as cohorts
 from server.federation.privacy import repository as privacy
 from server.federation.secure_aggregation import models as secure_aggregation
 from server.identity import audit, tenants, tokens
-from server.identity.devices import authorization
 from server.identity.devices import repository as devices
 from server.identity.devices import service as enrollment
-from server.identity.logins import service as logins
 from server.identity.signing_keys import service as signing_keys
 from server.jobs import repository as jobs
 from server.jobs.leases import repository as leases
 from server.jobs.scheduling import repository as queue
 from server.programs import service as programs
 from server.registry import models as adapters
-from server.registry.adapter_grants import service as adapter_grants
 from server.registry.trajectories import service as trajectories
 from server.storage import store as artifacts
 from server.tasks import repository as tasks
@@ -38,11 +35,9 @@ from shared.access import DEFAULT_TENANT
 
 __all__ = [
     "METADATA",
-    "adapter_grants",
     "adapters",
     "artifacts",
     "audit",
-    "authorization",
     "bases",
     "calibrations",
     "cohorts",
@@ -51,7 +46,6 @@ __all__ = [
     "idempotency",
     "jobs",
     "leases",
-    "logins",
     "prepare",
     "privacy",
     "programs",

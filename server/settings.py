@@ -119,9 +119,6 @@ class Settings(BaseSettings):
     # Network
     host: str = Field("127.0.0.1", description="The address to listen on.")
     port: int = Field(8000, ge=0, le=65535, description="The port to listen on. 0 selects a free port.")
-    public_url: str | None = Field(
-        None, description="The URL by which people reach this server. Null takes it from each request."
-    )
     forwarded_allow_ips: str = Field(
         "",
         description="The addresses or networks, separated by commas, of proxies whose forwarding headers are trusted.",

@@ -27,7 +27,7 @@ from server.jobs.service import (
     show_compile_progress,
 )
 from server.programs.service import ACCESS, MOVED, PROGRESSED, ProgramAccess, sign_programs
-from server.registry.adapter_grants.service import SHARED, granted_file
+from server.registry.device_adapters import SHARED, file_of_adapter
 from server.registry.repository import version_with_calibration
 from server.registry.service import RegistrySubscriber
 from server.registry.warm_start import StartService
@@ -52,7 +52,7 @@ def wire() -> None:
     REVOKED.connect((take_back_revoked,))
     UNBOUND.connect((take_back_unbound,))
     USERS.connect((version_with_calibration, cohort_with_calibration, job_with_calibration))
-    ACCESS.connect(ProgramAccess(program_of_tenant, file_of_tenant, (file_of_device, granted_file)))
+    ACCESS.connect(ProgramAccess(program_of_tenant, file_of_tenant, (file_of_device, file_of_adapter)))
     MOVED.connect((follow_program,))
     PROGRESSED.connect((show_compile_progress,))
     WARM_STARTS.connect(StartService)

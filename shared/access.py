@@ -28,7 +28,7 @@ class Scope(StrEnum):
     JOBS_READ = "jobs:read"  # jobs and their compiled programs
     JOBS_WRITE = "jobs:write"  # submit and cancel
     ADAPTERS_READ = "adapters:read"
-    ADAPTERS_WRITE = "adapters:write"  # approve, promote, roll back, tag, deprecate and delete
+    ADAPTERS_WRITE = "adapters:write"  # approve, promote and delete
     ADAPTERS_SCORE = "adapters:score"  # score and generate with adapters on the server
     COHORTS_READ = "cohorts:read"
     COHORTS_WRITE = "cohorts:write"  # create cohorts, add and remove members, open and close rounds
@@ -111,32 +111,3 @@ class TokenGrant(_WireModel):
 
     token: str
     view: TokenView
-
-
-class LoginRequestView(_WireModel):
-    """A login that waits for a person to confirm its code."""
-
-    user_code: str
-    name: str = Field(description="name of the program and its machine, as reported by the program")
-    address: str = Field(description="network address of the program")
-    scopes: list[Scope] = Field(description="scopes that the caller can grant, or that were granted")
-    state: Literal["pending", "approved", "denied", "used"]
-    created_at: datetime
-    expires_at: datetime
-
-
-class LoginApproval(_WireModel):
-    """The scopes that a person grants to a login."""
-
-    scopes: list[Scope] | None = Field(
-        None, max_length=len(Scope), description="null: the scopes that the program asks for and the caller has"
-    )
-
-
-class LoginToken(BaseModel):
-    """The OAuth access token of a confirmed login (RFC 6749, 5.1). Unknown fields are ignored."""
-
-    access_token: str = Field(description="shown once")
-    token_type: Literal["Bearer"] = "Bearer"  # noqa: S105
-    expires_in: int | None = Field(None, description="seconds; absent: it does not expire")
-    scope: str = Field("", description="scopes, separated by spaces")

@@ -28,7 +28,7 @@ MobizoError
 |  |- AdapterNotFound   404     an adapter that does not exist or was deleted
 |  |- CohortNotFound    404     a cohort that does not exist
 |  |- RoundNotFound     404     a round that does not exist
-|  |- RevisionNotFound  404     a version, tag or revision that does not exist
+|  |- RevisionNotFound  404     a version or revision that does not exist
 |  `- FileNotInAdapter  404     a file that the version does not have
 |- Conflict             409   the state of the resource does not allow this
 |  |- VersionHeld       409     an adapter version that waits for approval
@@ -252,7 +252,7 @@ class RoundNotFound(NotFound):
 
 
 class RevisionNotFound(NotFound):
-    """The adapter does not have this version, tag or revision."""
+    """The adapter does not have this version or revision."""
 
     code, title = "revision-not-found", "Revision not found"
 

@@ -67,7 +67,7 @@ class JobStart(BaseModel):
     revision: str = Field(
         "main",
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,95}$",
-        description="main, a tag, v7 or 7, or a revision's leading digits; resolved to all 40 on submission",
+        description="main, v7 or 7, or a revision's leading digits; resolved to all 40 on submission",
     )
 
 
@@ -120,13 +120,18 @@ class JobRequest(BaseModel):
         description="requests the trajectory beside B, or instead of it; a device sends it only if its owner's rules "
         "allow it, and otherwise sends B only",
     )
-    shrink: bool = Field(False, description="allow a smaller recipe if a device has too little memory")
     priority: int = Field(
         0,
         ge=-MAX_PRIORITY,
         le=MAX_PRIORITY,
         description="among the tenant's own jobs; higher values are compiled and trained first",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_shrink(cls, values: Any) -> Any:
+        """Drops `shrink`, which requests of earlier releases have. Estimator `auto` adapts a job to little memory."""
+        return {name: values[name] for name in values if name != "shrink"} if isinstance(values, dict) else values
 
     @model_validator(mode="after")
     def _check_patience(self) -> JobRequest:

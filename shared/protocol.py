@@ -10,7 +10,7 @@ The routes themselves are described by the server's OpenAPI document (`docs/open
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Generic, Literal, TypeVar
+from typing import Annotated, Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -91,50 +91,6 @@ class DeviceGrant(_WireModel):
     device_id: str
     token: str
     server: ServerInfo
-
-
-GRANT_TYPE = "urn:ietf:params:oauth:grant-type:device_code"  # of RFC 8628, 3.4
-
-
-class DeviceAuthorization(BaseModel):
-    """A pending enrollment that waits for an operator's approval (RFC 8628). Unknown fields are ignored."""
-
-    device_code: str = Field(description="secret of the device; it polls for its token with it")
-    user_code: str = Field(description="code that the device shows and an operator enters")
-    verification_uri: str
-    verification_uri_complete: str | None = None
-    expires_in: int = Field(ge=1, description="seconds")
-    interval: int = Field(5, ge=0, description="minimum seconds between two polls")
-
-
-class DeviceToken(BaseModel):
-    """The OAuth access token that a device receives after an operator's approval, with the fields of `DeviceGrant`."""
-
-    access_token: str = Field(description="shown once")
-    token_type: Literal["Bearer"] = "Bearer"  # noqa: S105  # OAuth's word, no password
-    device_id: str
-    server: ServerInfo
-
-
-class DeviceRequestView(_WireModel):
-    """A pending enrollment request as an operator sees it."""
-
-    user_code: str
-    name: str
-    platform: str
-    fingerprint: str = Field(description="fingerprint of the device's public key; the device shows the same one")
-    address: str = Field(description="network address of the device, as the server sees it")
-    state: Literal["pending", "approved", "denied", "used"]
-    created_at: datetime
-    expires_at: datetime
-    device_id: str | None = Field(None, description="set once the device is enrolled")
-    users: list[str] = Field(default_factory=list, description="users that the operator named when approving it")
-
-
-class DeviceApproval(_WireModel):
-    """An operator's approval of a device that asks to enroll."""
-
-    users: Users = []
 
 
 class DeviceView(_WireModel):
@@ -273,9 +229,7 @@ class AdapterVersion(_WireModel):
     result: Result
     verified: bool = Field(False, description="the server replayed the run's trajectory and got this B, bit for bit")
     created_at: datetime
-    revision: str | None = Field(
-        None, description="first 40 hexadecimal digits of the manifest's sha256; null: not signed yet"
-    )
+    revision: str = Field(description="first 40 hexadecimal digits of the manifest's sha256")
     parent: Parent | None = Field(None, description="the version that training began from; null: B = 0")
     cohort: CohortOrigin | None = Field(
         None, exclude_if=lambda value: value is None, description="the round that made it; null: one device trained it"
@@ -308,17 +262,8 @@ class AdapterView(_WireModel):
     versions: int = Field(description="number of versions created so far; numbers are never reused")
     latest: AdapterVersion | None = Field(description="latest version, held or approved; null: all were deleted")
     main: int | None = Field(None, description="the version that is `main`; null: none was approved")
-    tags: dict[str, int] = Field(default_factory=dict, description="version number by tag")
     created_at: datetime
     removed_after: datetime | None = Field(None, description="time after which a deleted adapter is purged")
-
-
-class AdapterGrantView(_WireModel):
-    """A grant that lets one device download the published versions of an adapter."""
-
-    adapter: str
-    device_id: str
-    granted_at: datetime
 
 
 class DeviceAdapter(_WireModel):

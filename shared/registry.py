@@ -1,12 +1,11 @@
-"""JSON models of the adapter registry: manifests, approval, tags, the audit trail and comparisons.
+"""JSON models of the adapter registry: manifests, approval, the audit trail and comparisons.
 
-A manifest holds facts that never change; its sha256 names the version (`revision`). State, tags and `main` can change
+A manifest holds facts that never change; its sha256 names the version (`revision`). State and `main` can change
 later and are not part of it.
 """
 
 from __future__ import annotations
 
-import re
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, Literal
@@ -23,9 +22,6 @@ from shared.training_settings import TrainingSettings
 REVISION_DIGITS = 40
 MIN_PREFIX = 7  # minimum digits of an abbreviated revision
 MAIN = "main"
-# A tag must differ from every other way to name a version.
-_TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
-_RESERVED = re.compile(rf"{MAIN}|HEAD|v?[0-9]+|[0-9a-fA-F]{{{MIN_PREFIX},{REVISION_DIGITS}}}")
 
 
 class VersionState(StrEnum):
@@ -33,7 +29,7 @@ class VersionState(StrEnum):
 
     HELD = "held"  # waits for approval; available by number or revision, never as `main`
     APPROVED = "approved"
-    DEPRECATED = "deprecated"  # still available, with a message
+    DEPRECATED = "deprecated"  # by earlier releases; still available, with a message
     DELETED = "deleted"  # not available; can be restored until it is purged
 
 
@@ -96,15 +92,6 @@ class SignedAdapter(_FrozenModel):
     manifest: AdapterManifest
     key_id: str
     signature: str = Field(description="Ed25519, base64")
-
-
-def check_tag(name: str) -> str:
-    """Returns `name` if it is a valid tag. Raises ValueError otherwise."""
-    if not _TAG.fullmatch(name):
-        raise ValueError("a tag is up to 96 letters, digits, dots, underscores and hyphens, a letter or digit first")
-    if _RESERVED.fullmatch(name):
-        raise ValueError("a tag must not look like `main`, a version number or a revision")
-    return name
 
 
 class ApprovalRule(_FrozenModel):
@@ -198,25 +185,7 @@ class Decision(_WireModel):
 class Promotion(Decision):
     """Makes an approved version `main`."""
 
-    revision: str = Field(max_length=100, description="number, tag or revision")
-
-
-class Rollback(Decision):
-    """Makes an earlier version `main` again."""
-
-    revision: str | None = Field(None, max_length=100, description="null: what `main` was before")
-
-
-class Deprecation(Decision):
-    """Asks the users of a version to stop using it."""
-
-    message: str = Field(min_length=1, max_length=1000, description="shown with the version")
-
-
-class Tagging(Decision):
-    """Sets a tag on a version, or moves it there."""
-
-    revision: str = Field(max_length=100, description="number, tag, revision or `main`")
+    revision: str = Field(max_length=100, description="number or revision")
 
 
 class AdapterAction(StrEnum):
@@ -225,12 +194,12 @@ class AdapterAction(StrEnum):
     PUBLISHED = "published"
     HELD = "held"
     APPROVED = "approved"
-    REJECTED = "rejected"
+    REJECTED = "rejected"  # of earlier releases; a person deletes the held version
     PROMOTED = "promoted"
-    ROLLED_BACK = "rolled-back"
-    TAGGED = "tagged"
-    UNTAGGED = "untagged"
-    DEPRECATED = "deprecated"
+    ROLLED_BACK = "rolled-back"  # of earlier releases; a person promotes the earlier version
+    TAGGED = "tagged"  # of earlier releases
+    UNTAGGED = "untagged"  # of earlier releases
+    DEPRECATED = "deprecated"  # of earlier releases
     DELETED = "deleted"
     UNDELETED = "undeleted"
     REMOVED = "removed"
@@ -255,7 +224,7 @@ class AdapterEvent(_WireModel):
     version: int | None
     main_before: int | None = Field(description="the version that was `main`, where the action moved it")
     main_after: int | None
-    tag: str | None = None
+    tag: str | None = Field(None, description="of earlier releases")
     reason: str = ""
 
 
@@ -284,15 +253,6 @@ class ScoreDifference(_WireModel):
     difference: float | None
 
 
-class WeightsComparison(_WireModel):
-    """Comparison of two flat B (D,) over the same A."""
-
-    cosine: float | None = Field(description="null: one of them is zero")
-    left_norm: float
-    right_norm: float
-    difference_norm: float = Field(description="Euclidean norm of right minus left")
-
-
 class Comparison(_WireModel):
     """Two versions compared."""
 
@@ -304,4 +264,3 @@ class Comparison(_WireModel):
     task: list[Difference]
     training: list[Difference]
     scores: list[ScoreDifference]
-    weights: WeightsComparison | None = Field(description="null: A or D differ, so that the numbers would say nothing")

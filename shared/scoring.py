@@ -1,6 +1,6 @@
 """JSON models of `POST /v1/score`.
 
-A row names its adapter as `name` or `name@revision`. A revision is `main` (the default), `v7` or `7`, a tag, or at
+A row names its adapter as `name` or `name@revision`. A revision is `main` (the default), `v7` or `7`, or at
 least 7 digits of a version's `revision`. A row without an adapter uses the base model alone.
 """
 

@@ -52,12 +52,6 @@ def choose_key(wanted_id: str, keys: Sequence[Ed25519PublicKey]) -> Ed25519Publi
     return next((key for key in keys if key_id(key) == wanted_id), keys[0])
 
 
-def fingerprint(public: str) -> str:
-    """Returns a key's (base64) fingerprint for people: 128 bits of its sha256 in eight groups of four digits."""
-    digits = sha256_hex(public.encode())[:32]
-    return " ".join(digits[start : start + 4] for start in range(0, 32, 4))
-
-
 def sign_manifest(manifest: ProgramManifest, key: Ed25519PrivateKey) -> SignedManifest:
     """Returns the manifest with the server's signature."""
     return SignedManifest(

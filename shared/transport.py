@@ -132,27 +132,6 @@ class Transport:
             return response
         raise AssertionError("unreachable")
 
-    def form(self, path: str, fields: dict[str, str]) -> tuple[int, dict[str, Any]]:
-        """Sends a form-encoded POST once. Returns status and JSON object of the response, also for OAuth errors.
-
-        Raises the error of a problem document, Unreachable if there was no response, or MobizoError for another
-        response.
-        """
-        try:
-            response = self._http.post(path, data=fields, headers={"Accept": "application/json"})
-        except httpx.HTTPError as error:
-            raise Unreachable(f"{self.server} cannot be reached ({error})") from error
-        except httpx.InvalidURL as error:
-            raise Unreachable(f"{self.server!r} is not a URL such as http://127.0.0.1:8000") from error
-        try:
-            document = response.json()
-        except ValueError:
-            document = None
-        if not isinstance(document, dict) or (response.is_error and "error" not in document):
-            raise_problem(response)
-            raise MobizoError(f"{self.server} does not answer as a mobizo server")
-        return response.status_code, document
-
     def _sign(self, request: httpx.Request) -> httpx.Request:
         if self._signer is not None and request.method not in _SAFE_METHODS:
             path, query = request.url.raw_path.partition(b"?")[::2]

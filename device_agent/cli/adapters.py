@@ -48,7 +48,7 @@ def pull(
 ) -> None:
     """Download the missing files of stored adapters, so that `predict` and `chat` work offline.
 
-    With a revision (main, v7, a tag, or digits of a hash): download that version and use it from now on.
+    With a revision (main, v7, or digits of a hash): download that version and use it from now on.
     """
     name, revision = (None, None) if reference is None else parse_reference(reference)
     agent_home = AgentHome.locate(home)

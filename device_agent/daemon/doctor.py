@@ -148,7 +148,7 @@ def check_memory() -> Check:
     """Checks that there is memory to train in."""
     spare = spare_bytes()
     little = spare < MIN_MEMORY
-    remedy = "jobs that need more are declined; use a smaller recipe (`shrink`) or a swap file" if little else ""
+    remedy = "jobs that need more are declined; use a smaller recipe or a swap file" if little else ""
     return Check("memory", "warn" if little else "ok", f"{spare / 1e9:.1f} GB available", remedy)
 
 

@@ -27,7 +27,7 @@ def parse_reference(text: str) -> tuple[str, str | None]:
     name, at, revision = text.partition("@")
     if not re.fullmatch(NAME, name) or (at and not _REVISION.fullmatch(revision)):
         raise BadRequest(
-            f"{text!r} is neither an adapter name nor NAME@REVISION; a revision is main, v7, a tag, or digits of a hash"
+            f"{text!r} is neither an adapter name nor NAME@REVISION; a revision is main, v7, or digits of a hash"
         )
     return name, revision if at else None
 
@@ -35,8 +35,8 @@ def parse_reference(text: str) -> tuple[str, str | None]:
 def pull(home: AgentHome, client: DeviceClient, name: str, revision: str) -> tuple[StoredAdapter, list[ProgramFile]]:
     """Stores a registry version as the newest of its name; returns it and the downloaded program files.
 
-    The current version stays available for `rollback`. Raises AdapterNotFound for a version not granted to this device,
-    RevisionNotFound, VersionHeld, Untrusted, BadRequest, DoesNotFit or Unavailable; the store is unchanged then.
+    The current version stays available for `rollback`. Raises AdapterNotFound for an adapter that is not for this
+    device, RevisionNotFound, VersionHeld, Untrusted, BadRequest, DoesNotFit or Unavailable; nothing is stored then.
     """
     offered = client.adapter(name, revision)
     adapter, program = _verify(home, client, offered, name, revision)

@@ -172,7 +172,7 @@ class DeviceClient:
         self._transport.download(path, target, size=start.size, sha256=start.sha256, progress=progress)
 
     def adapter(self, name: str, revision: str) -> DeviceAdapter:
-        """Returns an adapter version granted to this device. Raises AdapterNotFound, RevisionNotFound or
+        """Returns an adapter version that this device may have. Raises AdapterNotFound, RevisionNotFound or
         VersionHeld.
         """
         return _read(DeviceAdapter, self._request("GET", f"{_ADAPTERS}/{name}/{revision}"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import typer
 
 from mobizo.cli import (
-    adapter_grants,
     adapters,
     bases,
     cohorts,
@@ -30,8 +29,8 @@ EXIT_STATUS = (
 app = typer.Typer(help=HELP, no_args_is_help=True, context_settings=CONTEXT)
 app.callback(help=HELP, epilog=EXIT_STATUS)(common_options)
 
-adapter = typer.Typer(help="Adapters and their versions: list, download, approve, promote, tag.", no_args_is_help=True)
-for part in (adapters.commands, versions.commands, adapter_grants.commands):
+adapter = typer.Typer(help="Adapters and their versions: list, download, approve, promote.", no_args_is_help=True)
+for part in (adapters.commands, versions.commands):
     adapter.add_typer(part)
 
 NOUNS = "Nouns"

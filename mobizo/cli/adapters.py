@@ -26,7 +26,7 @@ from shared.protocol import AdapterVersion, AdapterView
 from shared.registry import Comparison, VersionState
 
 commands = typer.Typer()
-REVISIONS = "A revision is main, v7, a tag, or at least 7 digits of the version's revision."
+REVISIONS = "A revision is main, v7, or at least 7 digits of the version's revision."
 Name = Annotated[str, typer.Argument(metavar="ADAPTER", help="Name of the adapter.")]
 Version = Annotated[
     str,
@@ -87,7 +87,7 @@ def view(
     ],
     as_json: Json = False,
 ) -> None:
-    """Show an adapter with its `main`, its tags and its latest version, or one version."""
+    """Show an adapter with its `main` and its latest version, or one version."""
     name, revision = split_reference(reference)
     with connect() as client:
         item = client.adapters.get(name) if revision is None else client.adapters.version(name, revision)
@@ -99,9 +99,8 @@ def view(
 
 
 def _adapter_lines(adapter: AdapterView) -> list[str]:
-    revisions = ({} if adapter.main is None else {"main": adapter.main}) | adapter.tags
     lines = [f"{adapter.name}: {adapter.versions} versions, user {adapter.user}"]
-    lines += [f"{tag}: v{version}" for tag, version in revisions.items()]
+    lines += [] if adapter.main is None else [f"main: v{adapter.main}"]
     return lines if adapter.latest is None else [*lines, "latest:", *_version_lines(adapter.latest)]
 
 
@@ -120,7 +119,7 @@ def list_versions(
     limit: Limit = MAX_ROWS,
     as_json: Json = False,
 ) -> None:
-    """List an adapter's versions, newest first, with states, tags and accuracy."""
+    """List an adapter's versions, newest first, with states and accuracy."""
     with connect() as client:
         versions = take_newest(client.adapters.versions(name, state), limit)
         adapter = client.adapters.get(name)
@@ -129,40 +128,23 @@ def list_versions(
         return
     rows = []
     for version in versions:
-        tags = [tag for tag, number in sorted(adapter.tags.items()) if number == version.version]
-        if adapter.main == version.version:
-            tags.insert(0, "main")
         rows.append(
             (
                 f"v{version.version}",
-                (version.revision or "")[:REVISION_DIGITS],
+                version.revision[:REVISION_DIGITS],
                 version.state,
-                " ".join(tags),
+                "main" if adapter.main == version.version else "",
                 percent(version.result.before_accuracy),
                 score_text(version.result),
                 version.created_at.date().isoformat(),
             )
         )
     print_table(
-        ("version", "revision", "state", "tags", "before", "after", "created"),
+        ("version", "revision", "state", "main", "before", "after", "created"),
         rows,
-        drop=("created", "before", "revision", "tags"),
+        drop=("created", "before", "revision", "main"),
         empty="no versions in this state" if state else "no versions",
     )
-
-
-@commands.command("tags")
-@server_command
-def list_tags(connect: Connect, name: Name, as_json: Json = False) -> None:
-    """List `main` and the tags of an adapter with the versions that they name."""
-    with connect() as client:
-        adapter = client.adapters.get(name)
-    revisions = ({} if adapter.main is None else {"main": adapter.main}) | adapter.tags
-    if as_json:
-        print_json(revisions)
-        return
-    rows = [(tag, f"v{version}") for tag, version in revisions.items()]
-    print_table(("tag", "version"), rows, empty=f"no tags; `mobizo adapter tag {name}@v1 TAG` sets one")
 
 
 @commands.command()
@@ -226,7 +208,7 @@ def compare(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Show the differences between two versions in settings, scores and weights."""
+    """Show the differences between two versions in settings and scores."""
     name, first = name_and_revision(left)
     other, second = name_and_revision(right or name)
     with connect() as client:
@@ -245,11 +227,7 @@ def _comparison_lines(comparison: Comparison) -> list[str]:
     for score in comparison.scores:
         if score.difference is not None:
             lines.append(f"{score.field}: {score.left:g} -> {score.right:g} ({score.difference:+g})")
-    if comparison.weights is None:
-        return [*lines, "B: the versions have different frozen A or sizes, so their B cannot be compared"]
-    cosine = "" if comparison.weights.cosine is None else f", cosine {comparison.weights.cosine:.4f}"
-    norms = f"{comparison.weights.left_norm:.4g} -> {comparison.weights.right_norm:.4g}"
-    return [*lines, f"B: norm {norms}, norm of the difference {comparison.weights.difference_norm:.4g}{cosine}"]
+    return lines
 
 
 @commands.command("events")

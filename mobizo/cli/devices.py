@@ -21,15 +21,11 @@ from mobizo.cli.console import (
 from mobizo.cli.tables import MAX_ROWS, Limit, print_table, take_newest
 from mobizo.resources.devices import Devices
 from shared.invalid_fields import first_invalid
-from shared.protocol import DeviceApproval, DeviceChange, DeviceRequestView, DeviceView, EnrollmentRequest
+from shared.protocol import DeviceChange, DeviceView, EnrollmentRequest
 
 group = typer.Typer(
     help="Enroll, list, label and revoke devices, and bind users to them (operator).", no_args_is_help=True
 )
-Code = Annotated[
-    str, typer.Argument(metavar="CODE", help="Code that the device shows; letter case and dashes are ignored.")
-]
-
 Users = Annotated[
     list[str] | None,
     typer.Option("--user", help="User whose data is on the device; repeatable. It gets jobs of these users only."),
@@ -59,43 +55,6 @@ def create_enrollment_token(
         # Standard output is reserved for the token.
         err.print(NO_USERS, markup=False, soft_wrap=True)
     print_json(enrollment) if as_json else out.print(enrollment.token)
-
-
-@group.command()
-@server_command
-def approve(
-    connect: Connect,
-    code: Code,
-    user: Users = None,
-    yes: Yes = False,
-    as_json: Json = False,
-) -> None:
-    """Let a device enroll, after you have compared its name and key fingerprint with those on the device."""
-    try:
-        users = DeviceApproval(users=user or []).users
-    except ValidationError as error:
-        raise stop(str(first_invalid(error)), 2) from error
-    with connect() as client:
-        request = client.devices.get_request(code)
-        if not yes:
-            # Standard output is reserved for the result.
-            for name, value in _request_rows(request):
-                err.print(f"{name:12} {value}", markup=False, soft_wrap=True)
-            if not typer.confirm("Does the device show the same values, and do you want to let it enroll?", err=True):
-                raise stop("the device was not approved; `mobizo device reject` rejects its request", 1)
-        request = client.devices.approve(code, users)
-    if not users:
-        err.print(NO_USERS, markup=False, soft_wrap=True)
-    print_json(request) if as_json else out.print(f"{request.name} is approved", markup=False)
-
-
-@group.command()
-@server_command
-def reject(connect: Connect, code: Code, as_json: Json = False) -> None:
-    """Reject a device's request to enroll."""
-    with connect() as client:
-        request = client.devices.deny(code)
-    print_json(request) if as_json else out.print(f"{request.name} is rejected", markup=False)
 
 
 @group.command("list")
@@ -230,14 +189,3 @@ def _last_seen(device: DeviceView) -> str:
 def _printable(text: str) -> str:
     """Returns a text in which control characters, which a device may have sent, are replaced by `?`."""
     return "".join(letter if letter.isprintable() else "?" for letter in text)
-
-
-def _request_rows(request: DeviceRequestView) -> list[tuple[str, str]]:
-    """Returns the values that an operator compares with the device's. Control characters are replaced by `?`."""
-    rows = [
-        ("Name", request.name),
-        ("Platform", request.platform),
-        ("Fingerprint", request.fingerprint),
-        ("Address", request.address),
-    ]
-    return [(name, _printable(value)) for name, value in rows]

@@ -45,9 +45,6 @@ def submit(
     unmetered: Annotated[
         bool, typer.Option("--unmetered", help="Download and upload only over unmetered networks.")
     ] = False,
-    shrink: Annotated[
-        bool, typer.Option("--shrink", help="Allow a smaller recipe if a device has too little memory.")
-    ] = False,
     priority: Annotated[
         int | None,
         typer.Option(
@@ -85,7 +82,6 @@ def submit(
         if hours:
             rules["hours"] = [parse_hours(text) for text in hours]
         job_options = {
-            "shrink": shrink or None,
             "priority": priority,
             "start": start and parse_start(start),
             "trajectory": trajectory,

@@ -10,12 +10,11 @@ from typing import Annotated
 
 import typer
 
-from mobizo.cli.code_login import token_by_code
 from mobizo.cli.connect import Connect, ProfileName, Server, open_client, server_command
 from mobizo.cli.console import Json, err, out, print_json, stop
 from mobizo.cli.settings import DEFAULT_SERVER, choose_profile
 from mobizo.profiles import Profile, config_file, read_profiles, write_profiles
-from shared.access import Scope, WhoAmI
+from shared.access import WhoAmI
 from shared.errors import BadRequest
 
 commands = typer.Typer()
@@ -29,26 +28,15 @@ def login(
         Path | None,
         typer.Option(metavar="FILE", help="Read the token from a file.", exists=True, dir_okay=False),
     ] = None,
-    with_token: Annotated[
-        bool, typer.Option("--with-token", help="Read the token from standard input; a terminal hides what you type.")
-    ] = False,
-    scope: Annotated[
-        list[Scope] | None,
-        typer.Option(help="Scope of the new token; repeatable. Default: all of the person who confirms the code."),
-    ] = None,
-    no_browser: Annotated[bool, typer.Option("--no-browser", help="Do not open a browser.")] = False,
+    with_token: Annotated[bool, typer.Option("--with-token", help="Read the token from standard input.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Log in with a token or a code that you confirm in the browser. The token is stored in a profile.
+    """Log in with a token, which is stored in a profile. A terminal asks for it and hides what you type.
 
-    Without --with-token or --token-file, this command shows an address and a code and waits until a person who is
-    signed in there confirms the code. There is no option for the token itself, because other users of this machine can
-    see command lines.
+    There is no option for the token itself, because other users of this machine can see command lines.
     """
     if token_file is not None and with_token:
         raise stop("give one of --token-file and --with-token", 2)
-    if scope and (token_file is not None or with_token):
-        raise stop("--scope is for a login by code; a token has its scopes already", 2)
     path = config_file()
     try:
         profiles = read_profiles(path)
@@ -60,10 +48,10 @@ def login(
     url = (server or os.environ.get("MOBIZO_SERVER") or _choose_server(old_profile, interactive)).rstrip("/")
     if token_file is not None:
         token = token_file.read_text(encoding="utf-8-sig", errors="replace").strip()
-    elif with_token:
-        token = (typer.prompt("Token", hide_input=True, err=True) if interactive else sys.stdin.read()).strip()
     elif interactive:
-        token = token_by_code(url, frozenset(scope or ()), not no_browser)
+        token = typer.prompt("Token", hide_input=True, err=True).strip()
+    elif with_token:
+        token = sys.stdin.read().strip()
     else:
         raise stop("standard input is not a terminal: give the token with --token-file or --with-token", 2)
     with open_client(url, token) as client:

@@ -8,14 +8,12 @@ import typer
 from pydantic import BaseModel, ValidationError
 
 from mobizo.cli.connect import Connect, server_command
-from mobizo.cli.console import Json, Yes, err, out, print_json, stop
+from mobizo.cli.console import Json, out, print_json, stop
 from mobizo.cli.tables import MAX_ROWS, Limit, print_table, take_newest
 from shared.access import Role, Scope, TokenRequest
 from shared.invalid_fields import first_invalid
 
-group = typer.Typer(
-    help="Create, list, rotate and revoke API tokens, and confirm logins (operator).", no_args_is_help=True
-)
+group = typer.Typer(help="Create, list and revoke API tokens (operator).", no_args_is_help=True)
 TokenId = Annotated[str, typer.Argument(metavar="ID", help="Id of the token, as `mobizo token list` shows it.")]
 
 
@@ -67,15 +65,6 @@ def list_tokens(connect: Connect, limit: Limit = MAX_ROWS, as_json: Json = False
     print_table(columns, rows, drop=("last used", "user", "role", "expires"))
 
 
-@group.command("rotate")
-@server_command
-def rotate_token(connect: Connect, token_id: TokenId, as_json: Json = False) -> None:
-    """Replace a token by a new one with the same permissions. It is shown only once."""
-    with connect("mobizo token list") as client:
-        grant = client.tokens.rotate(token_id)
-    print_json(grant) if as_json else out.print(grant.token, soft_wrap=True)
-
-
 @group.command("revoke")
 @server_command
 def revoke_token(connect: Connect, token_id: TokenId) -> None:
@@ -83,28 +72,3 @@ def revoke_token(connect: Connect, token_id: TokenId) -> None:
     with connect("mobizo token list") as client:
         client.tokens.revoke(token_id)
     out.print(f"{token_id} is revoked")
-
-
-@group.command("approve")
-@server_command
-def approve_login(
-    connect: Connect,
-    code: Annotated[str, typer.Argument(metavar="CODE", help="Code that `mobizo login` or the dashboard shows.")],
-    scope: Annotated[
-        list[Scope] | None, typer.Option(help="Scope to grant; repeatable. Default: those that the program asks for.")
-    ] = None,
-    yes: Yes = False,
-    as_json: Json = False,
-) -> None:
-    """Confirm a login by its code: the program gets a token with at most the scopes of yours."""
-    with connect() as client:
-        login = client.tokens.get_login(code)
-        scopes = scope or login.scopes
-        if not yes:
-            # Standard output is reserved for the result.
-            for name, value in (("Program", login.name), ("Address", login.address), ("Scopes", " ".join(scopes))):
-                err.print(f"{name:8} {value}", markup=False, soft_wrap=True)
-            if not typer.confirm("Did you start this login, and does the program show this code?", err=True):
-                raise stop("the login was not confirmed", 1)
-        login = client.tokens.approve_login(code, scopes)
-    print_json(login) if as_json else out.print(f"{login.name} is logged in", markup=False)

@@ -1,4 +1,4 @@
-"""Commands that change versions and adapters: approve, promote, tag, deprecate, delete."""
+"""Commands that change versions and adapters: approve, promote, delete."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from mobizo.adapter_paths import split_reference
-from mobizo.cli.adapters import REVISIONS, Name, Version, name_and_revision, version_line
+from mobizo.cli.adapters import REVISIONS, version_line
 from mobizo.cli.connect import Connect, server_command
 from mobizo.cli.console import Json, Yes, out, print_json, stop
 from mobizo.client import Client
@@ -39,8 +39,7 @@ def _change(connect: Connect, as_json: bool, change: Callable[[Client], AdapterV
         text, removed_after = version_line(item), item.removed_after
     else:
         main = "none" if item.main is None else f"v{item.main}"
-        tags = "".join(f", {tag} v{version}" for tag, version in sorted(item.tags.items()))
-        text, removed_after = f"{item.name}: main {main}{tags}", item.removed_after
+        text, removed_after = f"{item.name}: main {main}", item.removed_after
     note = "" if removed_after is None else f"; deleted, can be restored until {removed_after:%Y-%m-%d %H:%M} UTC"
     out.print(text + note, markup=False, soft_wrap=True)
 
@@ -53,49 +52,8 @@ def promote(
     reason: Reason = "",
     as_json: Json = False,
 ) -> None:
-    """Make an approved version `main`."""
+    """Make an approved version `main`, such as an earlier one. The next approved version replaces it."""
     _change(connect, as_json, lambda client: client.adapters.promote(*_require_revision(version), reason))
-
-
-@commands.command()
-@server_command
-def rollback(
-    connect: Connect,
-    version: Annotated[
-        str, typer.Argument(metavar="ADAPTER[@REVISION]", help=f"Default: the previous `main`. {REVISIONS}")
-    ],
-    reason: Reason = "",
-    as_json: Json = False,
-) -> None:
-    """Make an earlier version `main` again. The next approved version replaces it."""
-    _change(connect, as_json, lambda client: client.adapters.rollback(*split_reference(version), reason))
-
-
-@commands.command()
-@server_command
-def tag(
-    connect: Connect,
-    version: Version,
-    tag: Annotated[str, typer.Argument(help="Name of the tag.")],
-    reason: Reason = "",
-    as_json: Json = False,
-) -> None:
-    """Set a tag on a version, or move the tag to it."""
-    name, revision = name_and_revision(version)
-    _change(connect, as_json, lambda client: client.adapters.tag(name, tag, revision, reason))
-
-
-@commands.command()
-@server_command
-def untag(
-    connect: Connect,
-    name: Name,
-    tag: Annotated[str, typer.Argument(help="Name of the tag.")],
-    reason: Reason = "",
-    as_json: Json = False,
-) -> None:
-    """Remove a tag."""
-    _change(connect, as_json, lambda client: client.adapters.untag(name, tag, reason))
 
 
 @commands.command()
@@ -106,33 +64,8 @@ def approve(
     reason: Reason = "",
     as_json: Json = False,
 ) -> None:
-    """Approve a held or deprecated version."""
+    """Approve a held version."""
     _change(connect, as_json, lambda client: client.adapters.approve(*_require_revision(version), reason))
-
-
-@commands.command()
-@server_command
-def reject(
-    connect: Connect,
-    version: ExactVersion,
-    reason: Reason = "",
-    as_json: Json = False,
-) -> None:
-    """Delete a held version."""
-    _change(connect, as_json, lambda client: client.adapters.reject(*_require_revision(version), reason))
-
-
-@commands.command()
-@server_command
-def deprecate(
-    connect: Connect,
-    version: ExactVersion,
-    message: Annotated[str, typer.Option(help="Warning for users of the version.")],
-    reason: Reason = "",
-    as_json: Json = False,
-) -> None:
-    """Mark a version as deprecated. It can still be downloaded."""
-    _change(connect, as_json, lambda client: client.adapters.deprecate(*_require_revision(version), message, reason))
 
 
 @commands.command()

@@ -1,11 +1,11 @@
-"""`client.adapters`: list, compare, approve, tag, delete and download adapters and their versions."""
+"""`client.adapters`: list, compare, approve, delete and download adapters and their versions."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
 
-from mobizo.adapter_paths import adapter_path, find_version, revision_segment, version_path
+from mobizo.adapter_paths import adapter_path, find_version, version_path
 from mobizo.connection import Connection
 from mobizo.downloads import DownloadProgress, Format, download_version, fetch_manifest
 from shared.protocol import AdapterVersion, AdapterView
@@ -15,7 +15,7 @@ from shared.registry import AdapterEvent, AdapterManifest, Comparison, VersionSt
 class Adapters:
     """Adapters of the tenant.
 
-    name: an adapter's name. revision: `main`, a version's number (7, "7" or "v7"), a tag, or the first 7 to 40 digits
+    name: an adapter's name. revision: `main`, a version's number (7, "7" or "v7"), or the first 7 to 40 digits
     of a version's `revision`. reason: a text for the audit trail. All methods raise AdapterNotFound and
     RevisionNotFound.
     """
@@ -29,7 +29,7 @@ class Adapters:
             yield AdapterView.model_validate(item)
 
     def get(self, name: str) -> AdapterView:
-        """Returns an adapter with its latest version, its `main` and its tags."""
+        """Returns an adapter with its latest version and its `main`."""
         return AdapterView.model_validate(self._connection.get(adapter_path(name)))
 
     def versions(self, name: str, state: VersionState | None = None) -> Iterator[AdapterVersion]:
@@ -88,39 +88,10 @@ class Adapters:
         body = {"revision": str(revision), "reason": reason}
         return AdapterView.model_validate(self._connection.send("POST", f"{adapter_path(name)}/promote", body))
 
-    def rollback(self, name: str, revision: str | int | None = None, reason: str = "") -> AdapterView:
-        """Makes an earlier version `main` again. revision: None stands for the previous `main`.
-
-        Raises Conflict if there was no previous `main`.
-        """
-        body = {"revision": None if revision is None else str(revision), "reason": reason}
-        return AdapterView.model_validate(self._connection.create(f"{adapter_path(name)}/rollback", body))
-
-    def tag(self, name: str, tag: str, revision: str | int = "main", reason: str = "") -> AdapterView:
-        """Sets a tag on a version, or moves the tag to it. Raises Conflict if the adapter has too many tags."""
-        path = f"{adapter_path(name)}/tags/{revision_segment(name, tag)}"
-        body = {"revision": str(revision), "reason": reason}
-        return AdapterView.model_validate(self._connection.send("PUT", path, body))
-
-    def untag(self, name: str, tag: str, reason: str = "") -> AdapterView:
-        """Removes a tag."""
-        path = f"{adapter_path(name)}/tags/{revision_segment(name, tag)}"
-        return AdapterView.model_validate(self._connection.send("DELETE", path, reason=reason or None))
-
     def approve(self, name: str, revision: str | int, reason: str = "") -> AdapterVersion:
-        """Approves a held or deprecated version. It becomes `main` unless a later version is approved already."""
-        return self._change_version(name, revision, "approve", {"reason": reason})
-
-    def reject(self, name: str, revision: str | int, reason: str = "") -> AdapterVersion:
-        """Deletes a held version. Raises Conflict if the version is not held."""
-        return self._change_version(name, revision, "reject", {"reason": reason})
-
-    def deprecate(self, name: str, revision: str | int, message: str, reason: str = "") -> AdapterVersion:
-        """Marks a version as deprecated; it can still be downloaded. message: a warning for its users.
-
-        Raises Conflict if the version is held.
-        """
-        return self._change_version(name, revision, "deprecate", {"message": message, "reason": reason})
+        """Approves a held version. It becomes `main` unless a later version is approved already."""
+        path = f"{version_path(self.version(name, revision))}/approve"
+        return AdapterVersion.model_validate(self._connection.send("POST", path, {"reason": reason}))
 
     def delete(self, name: str, revision: str | int | None = None, reason: str = "") -> AdapterView | AdapterVersion:
         """Deletes a version, or the adapter if `revision` is None, and returns it.
@@ -139,8 +110,4 @@ class Adapters:
         if version is None:
             return AdapterView.model_validate(self._connection.send("POST", f"{adapter_path(name)}/undelete", body))
         path = f"{adapter_path(name)}/versions/{version}/undelete"
-        return AdapterVersion.model_validate(self._connection.send("POST", path, body))
-
-    def _change_version(self, name: str, revision: str | int, action: str, body: dict[str, str]) -> AdapterVersion:
-        path = f"{version_path(self.version(name, revision))}/{action}"
         return AdapterVersion.model_validate(self._connection.send("POST", path, body))

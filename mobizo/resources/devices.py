@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from urllib.parse import quote
 
 from mobizo.connection import Connection
-from shared.protocol import DeviceApproval, DeviceChange, DeviceRequestView, DeviceView, Enrollment, EnrollmentRequest
+from shared.protocol import DeviceChange, DeviceView, Enrollment, EnrollmentRequest
 
 
 class Devices:
-    """Enrollment of devices, by a one-time token or by a code that the device shows. Requires an operator's token.
-
-    user_code: the code that a device shows; letter case and dashes are ignored. Methods with a `user_code` raise
-    NotFound if no device is waiting with this code.
-    """
+    """Enrollment of devices by one-time tokens. Requires an operator's token."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -27,19 +23,6 @@ class Devices:
         """
         body = (request or EnrollmentRequest.model_validate({})).model_dump(mode="json")
         return Enrollment.model_validate(self._connection.create("/v1/enrollments", body))
-
-    def get_request(self, user_code: str) -> DeviceRequestView:
-        """Returns the enrollment request of the device that shows this code."""
-        return DeviceRequestView.model_validate(self._connection.get(_request_path(user_code)))
-
-    def approve(self, user_code: str, users: Iterable[str] = ()) -> DeviceRequestView:
-        """Lets the device join the tenant. Raises Conflict if the request was denied before.
-
-        users: those whose data is on the device; it gets jobs of these users only.
-        """
-        body = DeviceApproval(users=list(users)).model_dump(mode="json")
-        path = f"{_request_path(user_code)}/approve"
-        return DeviceRequestView.model_validate(self._connection.send("POST", path, body))
 
     def list(self) -> Iterator[DeviceView]:
         """Yields the tenant's devices, newest first."""
@@ -68,10 +51,6 @@ class Devices:
         """Revokes a device at once; its jobs return to the queue. Raises NotFound."""
         return DeviceView.model_validate(self._connection.send("POST", f"{_device_path(device_id)}/revoke"))
 
-    def deny(self, user_code: str) -> DeviceRequestView:
-        """Rejects the device's request. Raises Conflict if the request was approved before."""
-        return DeviceRequestView.model_validate(self._connection.send("POST", f"{_request_path(user_code)}/deny"))
-
 
 def _device_path(device_id: str) -> str:
     return f"/v1/devices/{quote(device_id, safe='')}"
@@ -79,7 +58,3 @@ def _device_path(device_id: str) -> str:
 
 def _binding_path(device_id: str, user: str) -> str:
     return f"{_device_path(device_id)}/users/{quote(user, safe='')}"
-
-
-def _request_path(user_code: str) -> str:
-    return f"/v1/device-requests/{quote(user_code, safe='')}"

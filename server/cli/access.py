@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from server.cli.console import Json, Tenant, moment, open_home, output, tell, tell_rows
 from server.identity.devices.service import DeviceService
 from server.identity.quotas import Quota, QuotaService
-from server.identity.tenants import TenantRepository, TenantService, UserRepository, UserService
+from server.identity.tenants import TenantService, UserService
 from server.identity.tokens import TOKEN_DAYS, TokenService
 from server.operations.tenant_usage import tenant_usage
 from shared.access import DEFAULT_TENANT, MAX_DAYS, Role, Scope
@@ -58,7 +58,7 @@ def list_tenants(as_json: Json = False) -> None:
                 "created_at": moment(tenant.created_at),
                 "suspended_at": moment(tenant.suspended_at),
             }
-            for tenant in TenantRepository(session).all()
+            for tenant in TenantService(session).all()
         ]
     tell_rows(as_json, rows, ("name", "created_at", "suspended_at"))
 
@@ -135,7 +135,7 @@ def list_users(tenant: Tenant = DEFAULT_TENANT, as_json: Json = False) -> None:
                 "created_at": moment(user.created_at),
                 "disabled_at": moment(user.disabled_at),
             }
-            for user in UserRepository(session).all(tenant)
+            for user in UserService(session).all(tenant)
         ]
     tell_rows(as_json, rows, ("id", "name", "role", "created_at", "disabled_at"))
 

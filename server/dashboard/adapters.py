@@ -8,7 +8,6 @@ from fastapi import Query, Request, Response
 from pydantic import ValidationError
 
 from server.dashboard.access import FORM_BODY, Fields, signed_in
-from server.dashboard.lineage import lineage
 from server.dashboard.pages import page
 from server.dashboard.routes import PageRoutes
 from server.dashboard.sessions import Visitor
@@ -34,7 +33,6 @@ router = PageRoutes(prefix="/ui/adapters")
 Reader = Annotated[Visitor, signed_in(Scope.ADAPTERS_READ)]
 Asker = Annotated[Visitor, signed_in(Scope.ADAPTERS_SCORE)]
 Revision = Annotated[str, Query(max_length=100)]
-LINEAGE_VERSIONS = 40  # versions in the lineage
 AUDIT = 20  # entries of the audit trail on a version's page
 TOKENS = 128  # most tokens of a text that is tried out
 FIELD = "field-"  # before a record's field in the name of a form's
@@ -53,21 +51,17 @@ def adapters(request: Request, visitor: Reader, state: State, session: Reading, 
 def adapter(request: Request, visitor: Reader, name: str, state: State, session: Reading, paging: Paging) -> Response:
     """An adapter: its versions with their scores and lineage, its rule, and its audit trail."""
     stored_adapter = find_adapter(session, visitor.principal.tenant, name)
-    rows = AdapterRepository(session).versions(
-        stored_adapter, PageRequest(paging.before, min(paging.limit, LINEAGE_VERSIONS)), None
-    )
+    rows = AdapterRepository(session).versions(stored_adapter, paging, None)
     grace = state.settings.adapter_grace
     versions = [row.view(stored_adapter, removed_after(row.deleted_at, grace)) for row in rows.rows]
     trail = AuditTrail(session).page(visitor.principal.tenant, name, PageRequest(None, AUDIT))
-    view = AdapterService(session).view(stored_adapter, grace)
     return page(
         request,
         visitor,
         "adapter.html",
         f"Adapter {name}",
-        adapter=view,
+        adapter=AdapterService(session).view(stored_adapter, grace),
         listing=paging.page(versions, rows.before),
-        drawing=lineage(versions, view.main),
         rule=ApprovalService(session).of_adapter(stored_adapter),
         trail=[event_view(row) for row in trail.rows],
     )
@@ -75,12 +69,16 @@ def adapter(request: Request, visitor: Reader, name: str, state: State, session:
 
 @router.get("/{name}/compare")
 def compare(
-    request: Request, visitor: Reader, name: str, state: State, left: Revision, right: Revision, other: Revision = ""
+    request: Request,
+    visitor: Reader,
+    name: str,
+    session: Reading,
+    left: Revision,
+    right: Revision,
+    other: Revision = "",
 ) -> Response:
     """Two versions side by side, as GET /v1/adapters/NAME/compare."""
-    comparison = compare_revisions(
-        state.database, state.artifacts, visitor.principal.tenant, (name, left), (other or name, right)
-    )
+    comparison = compare_revisions(session, visitor.principal.tenant, (name, left), (other or name, right))
     return page(request, visitor, "versions.html", "Compare versions", name=name, compared=comparison)
 
 
@@ -99,9 +97,9 @@ def _version_page(
     **tried: Any,
 ) -> Response:
     """tried: what was asked and answered, as the template names it."""
-    task = None if version.manifest is None else version.manifest.task
+    task = version.manifest.task
     defaults: dict[str, Any] = {"fields": [], "record": {}, "scores": None, "prompt": "", "text": None}
-    if task is not None and not task.generates:
+    if not task.generates:
         defaults["fields"] = [
             (field, next((list(mapped.values) for mapped in task.mapped.values() if mapped.field == field), None))
             for field in record_fields(task)

@@ -7,7 +7,6 @@ from typing import Annotated
 from fastapi import Request, Response
 
 from server.dashboard.access import FORM_BODY, Fields, signed_in
-from server.dashboard.double_submit import Once
 from server.dashboard.pages import page, redirect
 from server.dashboard.routes import PageRoutes
 from server.dashboard.sessions import Visitor
@@ -91,7 +90,7 @@ def one_round(
 
 
 @router.post("/{cohort_name}/rounds", openapi_extra=FORM_BODY)
-def open_round(visitor: Writer, form: Fields, cohort_name: str, state: State, session: Writing, once: Once) -> Response:
+def open_round(visitor: Writer, form: Fields, cohort_name: str, state: State, session: Writing) -> Response:
     """Opens a round, as POST /v1/cohorts/NAME/rounds does."""
     stored = CohortService(session, state.artifacts).get(visitor.principal.tenant, cohort_name, lock=True)
     RoundService(session).open(stored, state.artifacts, Actor.of(visitor.principal))
@@ -100,7 +99,7 @@ def open_round(visitor: Writer, form: Fields, cohort_name: str, state: State, se
 
 @router.post("/{cohort_name}/rounds/{number}/close", openapi_extra=FORM_BODY)
 def close_round(
-    visitor: Writer, form: Fields, cohort_name: str, number: Number, state: State, session: Writing, once: Once
+    visitor: Writer, form: Fields, cohort_name: str, number: Number, state: State, session: Writing
 ) -> Response:
     """Closes a round, as POST /v1/cohorts/NAME/rounds/NUMBER/close does."""
     stored = CohortService(session, state.artifacts).get(visitor.principal.tenant, cohort_name, lock=True)

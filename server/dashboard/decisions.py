@@ -7,7 +7,6 @@ from typing import Annotated
 from fastapi import Response
 
 from server.dashboard.access import FORM_BODY, Fields, signed_in
-from server.dashboard.double_submit import Once
 from server.dashboard.pages import redirect
 from server.dashboard.routes import PageRoutes
 from server.dashboard.sessions import Visitor
@@ -31,30 +30,21 @@ def reason_of(form: Fields) -> str:
 
 
 @router.post("/versions/{version}/approve", openapi_extra=FORM_BODY)
-def approve(visitor: Writer, form: Fields, name: str, version: Version, session: Writing, once: Once) -> Response:
-    """Approves a held or deprecated version."""
+def approve(visitor: Writer, form: Fields, name: str, version: Version, session: Writing) -> Response:
+    """Approves a held version."""
     DecisionService.of(session, visitor.principal, name).approve(f"v{version}", reason_of(form))
     return redirect(f"/ui/adapters/{name}/versions/{version}", "approved")
 
 
-@router.post("/versions/{version}/reject", openapi_extra=FORM_BODY)
-def reject(visitor: Writer, form: Fields, name: str, version: Version, session: Writing, once: Once) -> Response:
-    """Deletes a held version; it can be restored for some days."""
-    DecisionService.of(session, visitor.principal, name).reject(f"v{version}", reason_of(form))
-    return redirect(f"/ui/adapters/{name}", "rejected")
+@router.post("/versions/{version}/delete", openapi_extra=FORM_BODY)
+def delete(visitor: Writer, form: Fields, name: str, version: Version, session: Writing) -> Response:
+    """Deletes a version; it can be restored for some days."""
+    DecisionService.of(session, visitor.principal, name).delete_version(f"v{version}", reason_of(form))
+    return redirect(f"/ui/adapters/{name}", "deleted")
 
 
 @router.post("/versions/{version}/promote", openapi_extra=FORM_BODY)
-def promote(visitor: Writer, form: Fields, name: str, version: Version, session: Writing, once: Once) -> Response:
+def promote(visitor: Writer, form: Fields, name: str, version: Version, session: Writing) -> Response:
     """Makes an approved version `main`."""
     DecisionService.of(session, visitor.principal, name).promote(f"v{version}", reason_of(form))
     return redirect(f"/ui/adapters/{name}/versions/{version}", "promoted")
-
-
-@router.post("/rollback", openapi_extra=FORM_BODY)
-def roll_back(visitor: Writer, form: Fields, name: str, session: Writing, once: Once) -> Response:
-    """Makes an earlier version `main` again, the previous one unless the form names another."""
-    DecisionService.of(session, visitor.principal, name).roll_back(
-        form.get("revision", "")[:100] or None, reason_of(form)
-    )
-    return redirect(f"/ui/adapters/{name}", "rolled-back")

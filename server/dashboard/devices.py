@@ -1,4 +1,4 @@
-"""Pages of devices: who trains and why not, letting a device in by its code, and revoking one."""
+"""Pages of devices: who trains and why not, the token that lets a device in, and revoking one."""
 
 from __future__ import annotations
 
@@ -6,16 +6,15 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated
 
-from fastapi import Query, Request, Response
+from fastapi import Request, Response
+from pydantic import ValidationError
 
 from server.dashboard.access import FORM_BODY, Fields, signed_in
-from server.dashboard.double_submit import Once
 from server.dashboard.overview import ONLINE
 from server.dashboard.pages import duration, page, redirect
 from server.dashboard.routes import PageRoutes
 from server.dashboard.sessions import Visitor
 from server.database.columns import utc_now
-from server.identity.devices.authorization import AuthorizationService
 from server.identity.devices.repository import BindingRepository, Device, DeviceRepository, is_cooling_down
 from server.identity.devices.service import DeviceService, revoke_device
 from server.jobs.leases.repository import LeaseRepository
@@ -24,7 +23,8 @@ from server.web.pages import Paging
 from server.web.state import Reading, State, Writing
 from shared.access import Scope
 from shared.errors import BadRequest
-from shared.job import NAME
+from shared.invalid_fields import first_invalid
+from shared.protocol import EnrollmentRequest
 
 router = PageRoutes(prefix="/ui/devices")
 Reader = Annotated[Visitor, signed_in(Scope.DEVICES_READ)]
@@ -81,32 +81,23 @@ def devices(request: Request, visitor: Reader, session: Reading, paging: Paging)
 
 
 @router.get("/join")
-def join(
-    request: Request,
-    visitor: Writer,
-    state: State,
-    session: Reading,
-    user_code: Annotated[str, Query(max_length=40)] = "",
-) -> Response:
-    """The device that shows a code, to be compared with the device before it is approved."""
-    device_request = None
-    if user_code:
-        device_request = AuthorizationService(session).find(visitor.principal.tenant, user_code)
-    return page(request, visitor, "join.html", "Let a device in", device_request=device_request, user_code=user_code)
+def join(request: Request, visitor: Writer) -> Response:
+    """The form that makes a one-time token."""
+    return page(request, visitor, "join.html", "Let a device in", enrollment=None, users="")
 
 
 @router.post("/join", openapi_extra=FORM_BODY)
-def decide(visitor: Writer, form: Fields, state: State, session: Writing, once: Once) -> Response:
-    """Approves or denies a device, as POST /v1/device-requests/CODE/approve and /deny do."""
-    users = [name for name in re.split(r"[\s,]+", form.get("users", "")) if name]
-    if invalid_names := [name for name in users if not re.fullmatch(NAME, name)]:
-        raise BadRequest(
-            f"users: {invalid_names[0][:50]!r} is not a valid user name; use small letters, digits, dots and hyphens"
-        )
-    approved = form.get("decision") == "approve"
-    service = AuthorizationService(session)
-    service.decide(visitor.principal, form.get("user_code", ""), approved=approved, users=users if approved else ())
-    return redirect("/ui/devices", "device-approved" if approved else "device-denied")
+def invite(request: Request, visitor: Writer, form: Fields, session: Writing) -> Response:
+    """Makes a one-time token, as POST /v1/enrollments does, and shows the command that uses it."""
+    users = form.get("users", "")
+    names = [name for name in re.split(r"[\s,]+", users) if name]
+    try:
+        enrollment_request = EnrollmentRequest(users=names)
+    except ValidationError as error:
+        raise BadRequest(f"users: {first_invalid(error).message}") from error
+    tenant, seconds = visitor.principal.tenant, enrollment_request.expires_in_seconds
+    enrollment = DeviceService(session).invite(tenant, seconds, names, visitor.principal)
+    return page(request, visitor, "join.html", "Let a device in", enrollment=enrollment, users=users)
 
 
 @router.get("/{device_id}")
@@ -128,7 +119,7 @@ def device(request: Request, visitor: Reader, device_id: str, session: Reading) 
 
 
 @router.post("/{device_id}/revoke", openapi_extra=FORM_BODY)
-def revoke(visitor: Writer, form: Fields, device_id: str, state: State, session: Writing, once: Once) -> Response:
+def revoke(visitor: Writer, form: Fields, device_id: str, state: State, session: Writing) -> Response:
     """Revokes a device, as POST /v1/devices/ID/revoke does; its jobs return to the queue."""
     device = DeviceService(session).get(visitor.principal.tenant, device_id)
     revoke_device(session, state.settings, device.tenant, device.id, visitor.principal)

@@ -12,7 +12,6 @@ from server.dashboard import (
     decisions,
     devices,
     jobs,
-    logins,
     operations,
     overview,
     programs,
@@ -74,7 +73,6 @@ router = _Parts(
     cohorts.router,
     programs.router,
     operations.router,
-    logins.router,
     sign_in.router,
     pages,
 )

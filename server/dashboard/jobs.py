@@ -12,7 +12,6 @@ from sqlalchemy.orm import Session
 
 from server.catalog.bases import BaseService
 from server.dashboard.access import FORM_BODY, Fields, signed_in
-from server.dashboard.double_submit import Once, Submission, Submitted
 from server.dashboard.pages import page, redirect
 from server.dashboard.routes import PageRoutes
 from server.dashboard.sessions import Visitor
@@ -77,12 +76,12 @@ def new(request: Request, visitor: Writer, state: State, session: Reading) -> Re
 
 
 @router.post("/new", openapi_extra=FORM_BODY)
-async def submit(request: Request, visitor: Writer, form: Fields, state: State, submitted: Submitted) -> Response:
+async def submit(request: Request, visitor: Writer, form: Fields, state: State) -> Response:
     """Submits a job, as POST /v1/jobs does, or shows the form again with what is wrong."""
     try:
         job_request = await run_in_threadpool(read_request, form)
         await prepare(request, visitor.principal.tenant, job_request)
-        return await state.write_queue.run(_submit, state, visitor, job_request, submitted)
+        return await state.write_queue.run(_submit, state, visitor, job_request)
     except MobizoError as error:
         if error.status >= 500:
             raise
@@ -90,13 +89,10 @@ async def submit(request: Request, visitor: Writer, form: Fields, state: State, 
             return _form(request, visitor, session, state, dict(form), error)
 
 
-def _submit(state: AppState, visitor: Visitor, job_request: JobRequest, submitted: Submission) -> Response:
+def _submit(state: AppState, visitor: Visitor, job_request: JobRequest) -> Response:
     with state.database.writing() as session:
-        record = submitted.begin(session)
         job = submit_job(visitor.principal, job_request, state, session)
-        response = redirect(f"/ui/jobs/{job.id}", "submitted")
-        submitted.keep(record, response)
-        return response
+        return redirect(f"/ui/jobs/{job.id}", "submitted")
 
 
 def read_request(form: Mapping[str, str]) -> JobRequest:
@@ -190,7 +186,7 @@ def recent_progress(session: Session, job: Job) -> list[Progress]:
 
 
 @router.post("/{job_id}/cancel", openapi_extra=FORM_BODY)
-def cancel(visitor: Writer, form: Fields, job_id: str, state: State, session: Writing, once: Once) -> Response:
+def cancel(visitor: Writer, form: Fields, job_id: str, state: State, session: Writing) -> Response:
     """Cancels a job, as POST /v1/jobs/ID/cancel does."""
     JobService(session, state.artifacts).cancel(visitor.principal.tenant, job_id)
     return redirect(f"/ui/jobs/{job_id}", "cancelled")

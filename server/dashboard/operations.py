@@ -11,7 +11,6 @@ from pydantic import SecretStr
 from sqlalchemy.engine import make_url
 
 from server.dashboard.access import FORM_BODY, Fields, signed_in
-from server.dashboard.double_submit import Once
 from server.dashboard.pages import page, redirect
 from server.dashboard.routes import PageRoutes
 from server.dashboard.sessions import Visitor
@@ -91,7 +90,6 @@ def revoke(
     form: Fields,
     token_id: str,
     session: Writing,
-    once: Once,
 ) -> Response:
     """Revokes a token, as DELETE /v1/tokens/ID does, and with it the sessions that it began."""
     TokenIssuingService(session, visitor.principal).revoke(token_id)

@@ -14,9 +14,7 @@ from server.dashboard.routes import PageRoutes
 from server.dashboard.sessions import Visitor
 from server.database.columns import utc_now
 from server.database.paging import PageRequest
-from server.identity.devices.authorization import device_requests
 from server.identity.devices.repository import DeviceRepository
-from server.identity.tenants import TenantRepository
 from server.jobs.repository import JobFilter, JobRepository
 from server.registry.repository import AdapterRepository
 from server.web.state import Reading
@@ -63,12 +61,5 @@ def _jobs(session: Session, tenant: str) -> dict[str, Any]:
 
 
 def _devices(session: Session, tenant: str) -> dict[str, Any]:
-    now = utc_now()
-    enrolled, online = DeviceRepository(session).census(tenant, now - ONLINE)
-    # A device belongs to no tenant before it is approved, so only a server with one tenant shows that some wait.
-    alone = len(TenantRepository(session).all()) == 1
-    return {
-        "enrolled": enrolled,
-        "online": online,
-        "joining": device_requests(session).waiting(now) if alone else 0,
-    }
+    enrolled, online = DeviceRepository(session).census(tenant, utc_now() - ONLINE)
+    return {"enrolled": enrolled, "online": online}

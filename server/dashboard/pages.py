@@ -46,17 +46,12 @@ NAVIGATION: tuple[tuple[str, str, Scope | None], ...] = (
 NOTES = {
     "submitted": "The job is submitted.",
     "cancelled": "The job is cancelled.",
-    "device-approved": "The device is approved. It appears here when it asks for its token, within seconds.",
-    "device-denied": "The device is refused.",
     "device-revoked": "The device is revoked. Its jobs are back in the queue.",
     "approved": "The version is approved.",
-    "rejected": "The version is rejected.",
+    "deleted": "The version is deleted.",
     "promoted": "The version is main now.",
-    "rolled-back": "Main is an earlier version again.",
     "round-opened": "The round is open.",
     "round-closed": "The round is closed.",
-    "login-approved": "The login is confirmed. The program has its token within seconds; you can close this page.",
-    "login-denied": "The login is refused.",
     "token-revoked": "The token is revoked.",
     "signed-out": "You are signed out.",
 }

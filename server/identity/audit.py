@@ -19,9 +19,11 @@ ON_HOST = "server"  # the actor of commands on the server's host
 class AccessAction(StrEnum):
     """An action in the audit trail of access."""
 
+    DEVICE_INVITED = "device-invited"  # by a one-time token
+    DEVICE_REVOKED = "device-revoked"
+    # Of earlier releases, in which devices and programs asked with a code:
     DEVICE_APPROVED = "device-approved"
     DEVICE_DENIED = "device-denied"
-    DEVICE_REVOKED = "device-revoked"
     LOGIN_APPROVED = "login-approved"
     LOGIN_DENIED = "login-denied"
 

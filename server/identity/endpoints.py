@@ -54,13 +54,6 @@ def make(
     return TokenIssuingService(session, principal).make(request)
 
 
-@router.post("/tokens/{token_id}/rotate", status_code=201, responses=raises(Conflict))
-def rotate(principal: Maker, token_id: str, response: Response, session: Writing, once: Once) -> TokenGrant:
-    """Replaces a token by one with the same permissions and another text, which is shown only once."""
-    response.headers.update(_SECRET)
-    return TokenIssuingService(session, principal).rotate(token_id)
-
-
 @router.delete("/tokens/{token_id}", status_code=204, responses=raises(NotFound))
 def revoke(principal: Maker, token_id: str, session: Writing) -> None:
     """Revokes a token at once; it may be the caller's own."""

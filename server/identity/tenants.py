@@ -46,18 +46,13 @@ class User(Numbered, Table):
     disabled_at: Mapped[datetime | None] = mapped_column(UtcTime)
 
 
-class TenantRepository:
-    """Tenants in one session."""
+class TenantService:
+    """Tenants in one transaction."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
 
-    def add(self, tenant: Tenant) -> None:
-        """Stores a new tenant."""
-        self._session.add(tenant)
-        self._session.flush()
-
-    def by_name(self, name: str) -> Tenant | None:
+    def find(self, name: str) -> Tenant | None:
         """Returns the tenant of that name."""
         return self._session.scalar(select(Tenant).where(Tenant.name == name))
 
@@ -65,50 +60,19 @@ class TenantRepository:
         """Returns every tenant, oldest first."""
         return self._session.scalars(select(Tenant).order_by(Tenant.number)).all()
 
-
-class UserRepository:
-    """Users in one session."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-
-    def add(self, user: User) -> None:
-        """Stores a new user."""
-        self._session.add(user)
-        self._session.flush()
-
-    def by_name(self, tenant: str, name: str) -> User | None:
-        """Returns a tenant's user of that name."""
-        return self._session.scalar(select(User).where(User.tenant == tenant, User.name == name))
-
-    def all(self, tenant: str) -> Sequence[User]:
-        """Returns every user of a tenant, oldest first."""
-        return self._session.scalars(select(User).where(User.tenant == tenant).order_by(User.number)).all()
-
-    def names(self, ids: set[str]) -> dict[str, str]:
-        """Returns the names of users by their ids."""
-        rows = self._session.execute(select(User.id, User.name).where(User.id.in_(ids)))
-        return {row.id: row.name for row in rows}
-
-
-class TenantService:
-    """Tenants in one transaction."""
-
-    def __init__(self, session: Session) -> None:
-        self._tenants = TenantRepository(session)
-
     def create(self, name: str) -> Tenant:
         """Creates a tenant. Raises BadRequest for an invalid name, Conflict for one that exists."""
         _check_name("tenant", name)
-        if self._tenants.by_name(name) is not None:
+        if self.find(name) is not None:
             raise Conflict(f"there is a tenant {name!r} already")
         tenant = Tenant(name=name, created_at=utc_now())
-        self._tenants.add(tenant)
+        self._session.add(tenant)
+        self._session.flush()
         return tenant
 
     def get(self, name: str) -> Tenant:
         """Returns the tenant of that name. Raises NotFound."""
-        tenant = self._tenants.by_name(name)
+        tenant = self.find(name)
         if tenant is None:
             raise NotFound(f"there is no tenant {name!r}; create it with `mobizo-server tenant create`")
         return tenant
@@ -128,8 +92,16 @@ class UserService:
     """A tenant's users in one transaction."""
 
     def __init__(self, session: Session) -> None:
-        self._tenants = TenantService(session)
-        self._users = UserRepository(session)
+        self._session = session
+
+    def all(self, tenant: str) -> Sequence[User]:
+        """Returns every user of a tenant, oldest first."""
+        return self._session.scalars(select(User).where(User.tenant == tenant).order_by(User.number)).all()
+
+    def names(self, ids: set[str]) -> dict[str, str]:
+        """Returns the names of users by their ids."""
+        rows = self._session.execute(select(User.id, User.name).where(User.id.in_(ids)))
+        return {row.id: row.name for row in rows}
 
     def create(self, tenant: str, name: str, role: Role) -> User:
         """Creates a user, whose tokens may do at most what the role may.
@@ -139,16 +111,17 @@ class UserService:
         _check_name("user", name)
         if role is Role.DEVICE:
             raise BadRequest("a user is an operator or an app; devices enroll instead")
-        self._tenants.get(tenant)
-        if self._users.by_name(tenant, name) is not None:
+        TenantService(self._session).get(tenant)
+        if self._find(tenant, name) is not None:
             raise Conflict(f"tenant {tenant!r} has a user {name!r} already")
         user = User(id=new_id("user"), tenant=tenant, name=name, role=role, created_at=utc_now())
-        self._users.add(user)
+        self._session.add(user)
+        self._session.flush()
         return user
 
     def get(self, tenant: str, name: str) -> User:
         """Returns a tenant's user. Raises NotFound."""
-        user = self._users.by_name(tenant, name)
+        user = self._find(tenant, name)
         if user is None:
             raise NotFound(f"tenant {tenant!r} has no user {name!r}; `mobizo-server user list` shows them")
         return user
@@ -159,3 +132,6 @@ class UserService:
         if user.disabled_at is None:
             user.disabled_at = utc_now()
         return user
+
+    def _find(self, tenant: str, name: str) -> User | None:
+        return self._session.scalar(select(User).where(User.tenant == tenant, User.name == name))

@@ -1,4 +1,4 @@
-"""Tokens that the holder of a token creates, lists, rotates and revokes, within its tenant and its own permissions."""
+"""Tokens that the holder of a token creates, lists and revokes, within its tenant and its own permissions."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from sqlalchemy.orm import Session
 from server.database.columns import utc_now
 from server.database.paging import PageRequest, PageRows
 from server.identity.devices.service import check_tokens
-from server.identity.tenants import UserRepository
+from server.identity.tenants import UserService
 from server.identity.tokens import TOKEN_DAYS, Principal, Token, TokenRepository, TokenService
 from shared.access import Scope, TokenGrant, TokenRequest, TokenView, default_scopes
-from shared.errors import Conflict, Forbidden, NotFound
+from shared.errors import Forbidden, NotFound
 
 
 class TokenIssuingService:
-    """Issues, lists, rotates and revokes tokens on behalf of one token's holder, in one transaction."""
+    """Issues, lists and revokes tokens on behalf of one token's holder, in one transaction."""
 
     def __init__(self, session: Session, maker: Principal) -> None:
         self._session, self._maker = session, maker
         self._service = TokenService(session)
         self._tokens = TokenRepository(session)
-        self._users = UserRepository(session)
+        self._users = UserService(session)
 
     def make(self, request: TokenRequest) -> TokenGrant:
         """Creates a token of the named user, or of the maker's user.
@@ -56,30 +56,6 @@ class TokenIssuingService:
         check_tokens(self._session, self._maker.tenant)
         return TokenGrant(token=text, view=self._views([token])[0])
 
-    def rotate(self, token_id: str) -> TokenGrant:
-        """Replaces a token by a new one with the same permissions; the old one ends at once.
-
-        The new one expires with the maker's token at the latest.
-
-        Raises NotFound, Conflict for one that ended, Forbidden for one beyond the maker's reach.
-        """
-        old = self._get(token_id, lock=True)  # of two rotations at once, one finds it revoked
-        now = utc_now()
-        if old.revoked_at is not None or (old.expires_at is not None and old.expires_at <= now):
-            raise Conflict("the token has ended; make a new one")
-        self._check_reach(old.scopes)
-        user = self._users.names({old.user_id}).get(old.user_id) if old.user_id else None
-        token, text = self._service.make(
-            old.tenant,
-            old.role,
-            old.name,
-            scopes=old.scopes,
-            lifetime=self._within_maker(None if old.expires_at is None else old.expires_at - old.created_at),
-            user=user,
-        )
-        old.revoked_at = now
-        return TokenGrant(token=text, view=self._views([token])[0])
-
     def revoke(self, token_id: str) -> None:
         """Revokes a token at once. Raises NotFound."""
         self._service.revoke(self._get(token_id).id)
@@ -89,8 +65,8 @@ class TokenIssuingService:
         page_rows = self._tokens.page(self._maker.tenant, request)
         return self._views(page_rows.rows), page_rows
 
-    def _get(self, token_id: str, lock: bool = False) -> Token:
-        token = self._tokens.of_tenant(self._maker.tenant, token_id, lock)
+    def _get(self, token_id: str) -> Token:
+        token = self._tokens.of_tenant(self._maker.tenant, token_id)
         if token is None:
             raise NotFound(f"there is no token {token_id}")
         return token

@@ -19,7 +19,7 @@ from sqlalchemy.orm import Mapped, Session, mapped_column
 from sqlalchemy.types import TypeDecorator
 
 from server.database.columns import Numbered, OneOf, Table, UtcTime, new_id, text_enum, utc_now
-from server.database.database import Database, locked, read_columns
+from server.database.database import Database, read_columns
 from server.database.paging import PageRequest, PageRows, page_of
 from server.identity.devices.repository import Device
 from server.identity.tenants import Tenant, TenantService, User, UserService
@@ -150,10 +150,10 @@ class TokenRepository:
         statement = select(Token).where(Token.tenant == tenant, Token.role != Role.DEVICE)
         return page_of(self._session, statement, Token, request)
 
-    def of_tenant(self, tenant: str, token_id: str, lock: bool = False) -> Token | None:
-        """Returns a token of a tenant's users and services, live or not. lock: until the transaction ends."""
-        statement = select(Token).where(Token.id == token_id, Token.tenant == tenant, Token.role != Role.DEVICE)
-        return self._session.scalar(locked(statement) if lock else statement)
+    def of_tenant(self, tenant: str, token_id: str) -> Token | None:
+        """Returns a token of a tenant's users and services, live or not."""
+        of_people = Token.tenant == tenant, Token.role != Role.DEVICE
+        return self._session.scalar(select(Token).where(Token.id == token_id, *of_people))
 
     def count_live(self, tenant: str, now: datetime) -> int:
         """Returns how many valid tokens a tenant's users and services have."""

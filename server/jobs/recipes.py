@@ -258,7 +258,7 @@ def choose_recipe(
     if len(needs) > 1:
         first, better = needs[0]
         earlier_causes = [] if better.estimator == AUTOMATIC[0] else causes
-        causes = [*earlier_causes, f"{_name(better)} would take about {_megabytes(first)}"]
+        causes = [*earlier_causes, f"{estimator_name(better)} would take about {_megabytes(first)}"]
     if not fits:
         need, recipe = min(needs, key=lambda each: each[0])
         causes.append("no estimator fits, and this one needs the least memory")
@@ -311,10 +311,11 @@ def _in_order(requested: RequestedRecipe, possible: PossibleEstimators) -> Itera
 
 
 def _sentence(recipe: Recipe, causes: list[str]) -> str:
-    return f"estimator {_name(recipe)}: {'; '.join(causes)}"
+    return f"estimator {estimator_name(recipe)}: {'; '.join(causes)}"
 
 
-def _name(recipe: Recipe) -> str:
+def estimator_name(recipe: Recipe) -> str:
+    """Returns a recipe's estimator with its micro-batch."""
     part = "" if recipe.micro_batch is None else f" with micro-batch {recipe.micro_batch}"
     return f"{recipe.estimator}{part}"
 

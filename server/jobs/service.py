@@ -334,16 +334,12 @@ class JobService:
         """Returns a job of the tenant. Raises NotFound."""
         return _existing(self._jobs.get(tenant, job_id), job_id)
 
-    def get_locked(self, tenant: str, job_id: str) -> Job:
-        """Returns a job of the tenant, locked until the transaction ends. Raises NotFound."""
-        return _existing(self._jobs.get_locked(tenant, job_id), job_id)
-
     def cancel(self, tenant: str, job_id: str) -> Job:
         """Cancels a job; its device learns of it at the next heartbeat.
 
         Raises NotFound, or Conflict if the job has succeeded or failed.
         """
-        job = self.get_locked(tenant, job_id)
+        job = _existing(self._jobs.get_locked(tenant, job_id), job_id)
         if job.state is not JobState.CANCELLED:
             self._lifecycle.move(job, JobState.CANCELLED)
             LeaseRepository(self._session).cancel(job.number, utc_now())

@@ -1,18 +1,14 @@
-"""Compares two versions: their settings, their scores, and the distance of their B."""
+"""Compares two versions: their settings and their scores."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 from pydantic import BaseModel
+from sqlalchemy.orm import Session
 
-from server.database.database import Database
-from server.registry.files import flat_b
 from server.registry.repository import resolve
-from server.storage.store import ArtifactStore
 from shared.job import TextScores
 from shared.registry import (
     AdapterManifest,
@@ -20,38 +16,25 @@ from shared.registry import (
     Difference,
     ScoreDifference,
     VersionRef,
-    WeightsComparison,
 )
-from shared.zo.lora import F32
 
 ACCURACIES = ("zero_shot_accuracy", "start_accuracy", "tuned_accuracy")
 TOKEN_LOSSES = ("token_loss_before", "token_loss_after")
 TEXT_SCORES = ("exact_match", "token_f1", "rouge_l")
 FIGURES = ("steps", "best_step", "train_examples")
-_CHUNK = 1 << 18  # elements converted to float64 at once
 
 
-def compare_revisions(
-    database: Database, artifacts: ArtifactStore, tenant: str, left: tuple[str, str], right: tuple[str, str]
-) -> Comparison:
-    """Compares two versions of a tenant, each named by (adapter, revision), outside of any transaction.
+def compare_revisions(session: Session, tenant: str, left: tuple[str, str], right: tuple[str, str]) -> Comparison:
+    """Compares two versions of a tenant, each named by (adapter, revision).
 
-    Raises AdapterNotFound, RevisionNotFound or Damaged.
+    Raises AdapterNotFound or RevisionNotFound.
     """
-    with database.reading() as session:
-        _, first = resolve(session, tenant, *left)
-        _, second = resolve(session, tenant, *right)
-        session.expunge_all()
-    facts = first.signed.manifest, second.signed.manifest
-    weights = None
-    if comparable(*facts):
-        left_b, right_b = (flat_b(database, artifacts, version) for version in (first, second))
-        weights = compare_weights(left_b, right_b)
-    return compare(*facts, weights)
+    first, second = (resolve(session, tenant, *side)[1].signed.manifest for side in (left, right))
+    return compare(first, second)
 
 
-def compare(left: AdapterManifest, right: AdapterManifest, weights: WeightsComparison | None) -> Comparison:
-    """Returns the differences of two manifests. weights: the comparison of their B, if possible."""
+def compare(left: AdapterManifest, right: AdapterManifest) -> Comparison:
+    """Returns the differences of two manifests."""
     return Comparison(
         left=_ref(left),
         right=_ref(right),
@@ -67,7 +50,6 @@ def compare(left: AdapterManifest, right: AdapterManifest, weights: WeightsCompa
             ),
             *_text_scores(left.result.written_after, right.result.written_after),
         ],
-        weights=weights,
     )
 
 
@@ -77,27 +59,6 @@ def _text_scores(left: TextScores | None, right: TextScores | None) -> Iterator[
         for name in TEXT_SCORES:
             scores = [None if side is None else float(getattr(side, name)) for side in (left, right)]
             yield _score(name, *scores)
-
-
-def comparable(left: AdapterManifest, right: AdapterManifest) -> bool:
-    """Returns whether both B belong to the same A, so that their elements can be compared."""
-    return (left.a_sha256, left.size_d) == (right.a_sha256, right.size_d)
-
-
-def compare_weights(left: F32, right: F32) -> WeightsComparison:
-    """Compares two flat B (D,) in double precision."""
-    dot = lefts = rights = apart = 0.0
-    for at in range(0, len(left), _CHUNK):
-        a, b = left[at : at + _CHUNK].astype(np.float64), right[at : at + _CHUNK].astype(np.float64)
-        dot, lefts, rights = dot + float(a @ b), lefts + float(a @ a), rights + float(b @ b)
-        apart += float((b - a) @ (b - a))
-    product = math.sqrt(lefts * rights)
-    return WeightsComparison(
-        cosine=max(-1.0, min(1.0, dot / product)) if product else None,
-        left_norm=math.sqrt(lefts),
-        right_norm=math.sqrt(rights),
-        difference_norm=math.sqrt(apart),
-    )
 
 
 def _ref(manifest: AdapterManifest) -> VersionRef:

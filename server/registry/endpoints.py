@@ -87,7 +87,7 @@ def versions(
 
 @router.get("/{name}/revisions/{revision}", responses=raises(*ABSENT))
 def revision(principal: Reader, name: str, revision: Revision, session: Reading) -> AdapterVersion:
-    """Shows the version of a revision: `main`, a tag, a number, or the beginning of a revision's digits."""
+    """Shows the version of a revision: `main`, a number, or the beginning of a revision's digits."""
     adapter, stored = resolve(session, principal.tenant, name, revision)
     return stored.view(adapter)
 
@@ -101,17 +101,17 @@ def adapter_events(principal: Reader, name: str, session: Reading, paging: Pagin
     return paging.page([event_view(row) for row in page_rows.rows], page_rows.before)
 
 
-@router.get("/{name}/compare", responses=raises(*ABSENT, Damaged))
+@router.get("/{name}/compare", responses=raises(*ABSENT))
 def compare(
     principal: Reader,
     name: str,
-    state: State,
+    session: Reading,
     left: Annotated[str, Query(max_length=100, description="a revision")],
     right: Annotated[str, Query(max_length=100, description="a revision")],
     other: Annotated[str | None, Query(max_length=100, description="the adapter on the right; null: the same")] = None,
 ) -> Comparison:
-    """Compares two versions: settings, scores, and B if both have the same A."""
-    return compare_revisions(state.database, state.artifacts, principal.tenant, (name, left), (other or name, right))
+    """Compares two versions: their settings and scores."""
+    return compare_revisions(session, principal.tenant, (name, left), (other or name, right))
 
 
 @router.head("/{name}/versions/{version}/lora_B.safetensors", include_in_schema=False)

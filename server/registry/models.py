@@ -1,4 +1,4 @@
-"""The tables of adapters: versions, tags, approval rules, generated files, and the audit trail with all its SQL.
+"""The tables of adapters: versions, approval rules, generated files, and the audit trail with all its SQL.
 
 An entry of the audit trail is added in the transaction of the action that it records.
 
@@ -17,7 +17,6 @@ from server.database.columns import Document, Numbered, Table, UtcTime, text_enu
 from server.database.paging import PageRequest, PageRows, page_of
 from server.identity.tokens import Principal
 from server.storage.store import FileColumn, FileReferences
-from shared.errors import Unavailable
 from shared.job import Result
 from shared.protocol import AdapterVersion
 from shared.recipe import Recipe
@@ -79,11 +78,10 @@ class StoredVersion(Numbered, Table):
     verified: Mapped[bool] = mapped_column(default=False, server_default=false())  # its trajectory yields B
     from_trajectory: Mapped[bool] = mapped_column(default=False, server_default=false())  # B is rebuilt on request
     created_at: Mapped[datetime] = mapped_column(UtcTime)
-    # NULL only until `server.registry.unsigned_versions` has signed the version.
-    manifest: Mapped[AdapterManifest | None] = mapped_column(Document(AdapterManifest))
-    revision: Mapped[str | None] = mapped_column(String(40))
-    key_id: Mapped[str | None] = mapped_column(String(16), index=True)
-    signature: Mapped[str | None] = mapped_column(String(100))
+    manifest: Mapped[AdapterManifest] = mapped_column(Document(AdapterManifest), nullable=True)
+    revision: Mapped[str] = mapped_column(String(40), nullable=True)
+    key_id: Mapped[str] = mapped_column(String(16), index=True, nullable=True)
+    signature: Mapped[str] = mapped_column(String(100), nullable=True)
     # HELD, APPROVED or DEPRECATED; a deleted version keeps its state, because it may be restored.
     kept_state: Mapped[VersionState] = mapped_column(
         text_enum(VersionState), default=VersionState.APPROVED, server_default=str(VersionState.APPROVED)
@@ -98,9 +96,7 @@ class StoredVersion(Numbered, Table):
 
     @property
     def signed(self) -> SignedAdapter:
-        """The manifest with the server's signature. Raises Unavailable if the version is not signed yet."""
-        if self.manifest is None or self.key_id is None or self.signature is None:
-            raise Unavailable(f"version {self.version} is not signed yet; it soon will be, ask again")
+        """The manifest with the server's signature."""
         return SignedAdapter(manifest=self.manifest, key_id=self.key_id, signature=self.signature)
 
     def view(self, adapter: Adapter, removed_after: datetime | None = None) -> AdapterVersion:
@@ -120,24 +116,12 @@ class StoredVersion(Numbered, Table):
             verified=self.verified,
             created_at=self.created_at,
             revision=self.revision,
-            parent=None if self.manifest is None else self.manifest.parent,
-            cohort=None if self.manifest is None else self.manifest.cohort,
+            parent=self.manifest.parent,
+            cohort=self.manifest.cohort,
             state=self.state,
             message=self.message,
             removed_after=removed_after,
         )
-
-
-class AdapterTag(Numbered, Table):
-    """A tag: a name for a version, which can be moved to another version."""
-
-    __tablename__ = "adapter_tags"
-    __table_args__ = (UniqueConstraint("adapter_number", "name"),)
-
-    adapter_number: Mapped[int] = mapped_column(ForeignKey("adapters.number", ondelete="CASCADE"))
-    name: Mapped[str] = mapped_column(String(96))
-    version_number: Mapped[int] = mapped_column(ForeignKey("adapter_versions.number", ondelete="CASCADE"), index=True)
-    moved_at: Mapped[datetime] = mapped_column(UtcTime)
 
 
 class StoredEvent(Numbered, Table):
@@ -159,7 +143,7 @@ class StoredEvent(Numbered, Table):
     version: Mapped[int | None] = mapped_column()
     main_before: Mapped[int | None] = mapped_column()
     main_after: Mapped[int | None] = mapped_column()
-    tag: Mapped[str | None] = mapped_column(String(96))
+    tag: Mapped[str | None] = mapped_column(String(96))  # of earlier releases
     reason: Mapped[str] = mapped_column(Text)
 
 
@@ -216,7 +200,6 @@ class AuditEntry:
     action: AdapterAction
     version: int | None = None
     main: tuple[int | None, int | None] = (None, None)
-    tag: str | None = None
     reason: str = ""
 
 
@@ -240,7 +223,6 @@ class AuditTrail:
             version=entry.version,
             main_before=before,
             main_after=after,
-            tag=entry.tag,
             reason=entry.reason,
         )
         self._session.add(row)
@@ -253,25 +235,6 @@ class AuditTrail:
     def of_tenant(self, tenant: str, request: PageRequest) -> PageRows[StoredEvent]:
         """Returns a page of the entries about all adapters of a tenant, newest first."""
         return page_of(self._session, select(StoredEvent).where(StoredEvent.tenant == tenant), StoredEvent, request)
-
-    def main_before(self, adapter: Adapter) -> int | None:
-        """Returns the version that was `main` before the current one, ignoring rollbacks; None if there was none."""
-        statement = (
-            select(StoredEvent.main_before)
-            .where(
-                StoredEvent.tenant == adapter.tenant,
-                StoredEvent.adapter == adapter.name,
-                StoredEvent.main_after == adapter.main_version,
-                StoredEvent.main_before != adapter.main_version,
-                # Two rollbacks in a row thus go back two versions instead of back and forth.
-                StoredEvent.action != AdapterAction.ROLLED_BACK,
-                # An earlier adapter that was removed may have had the same name.
-                StoredEvent.at >= adapter.created_at,
-            )
-            .order_by(StoredEvent.number.desc())
-            .limit(1)
-        )
-        return self._session.scalar(statement)
 
 
 def event_view(row: StoredEvent) -> AdapterEvent:

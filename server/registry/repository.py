@@ -1,6 +1,6 @@
-"""All SQL about adapters, their versions, tags and generated files, and what names and revisions stand for.
+"""All SQL about adapters, their versions and generated files, and what names and revisions stand for.
 
-A revision is `main`, a number (`v7` or `7`), a tag, or a version's revision: 40 hexadecimal digits, or a prefix of at
+A revision is `main`, a number (`v7` or `7`), or a version's revision: 40 hexadecimal digits, or a prefix of at
 least 7 digits that no other version of the adapter shares. Deleted versions and those of other tenants are not found.
 """
 
@@ -18,11 +18,10 @@ from server.database.columns import MAX_INTEGER
 from server.database.database import locked
 from server.database.paging import PageRequest, PageRows, page_of
 from server.identity.quotas import QuotaService
-from server.jobs.repository import Job
-from server.registry.models import Adapter, AdapterTag, StoredPeftFile, StoredVersion, TenantRule
+from server.registry.models import Adapter, StoredPeftFile, StoredVersion, TenantRule
 from shared.errors import AdapterNotFound, RevisionNotFound
 from shared.job import NAME
-from shared.registry import MAIN, MIN_PREFIX, REVISION_DIGITS, VersionState, check_tag
+from shared.registry import MAIN, MIN_PREFIX, REVISION_DIGITS, VersionState
 
 _LIVE = StoredVersion.deleted_at.is_(None)
 # The condition of a partial index, whose constants cannot be parameters.
@@ -33,18 +32,13 @@ def _is(tenant: str, name: str) -> ColumnElement[bool]:
     return and_(Adapter.tenant == tenant, Adapter.name == name)
 
 
-def _unsigned(key_id: str) -> ColumnElement[bool]:
-    # Three conditions, each of which an index answers.
-    return or_(StoredVersion.key_id.is_(None), StoredVersion.key_id < key_id, StoredVersion.key_id > key_id)
-
-
 class AdapterRepository:
     """Adapters in one session."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
 
-    def add(self, row: Adapter | StoredVersion | StoredPeftFile | AdapterTag) -> None:
+    def add(self, row: Adapter | StoredVersion | StoredPeftFile) -> None:
         """Stores a new row."""
         self._session.add(row)
         self._session.flush()
@@ -54,7 +48,7 @@ class AdapterRepository:
         return self._session.scalar(select(Adapter).where(_is(tenant, name)))
 
     def get_locked(self, tenant: str, name: str) -> Adapter | None:
-        """Returns an adapter of a tenant. Locks it, its versions and its tags until the transaction ends."""
+        """Returns an adapter of a tenant. Locks it and its versions until the transaction ends."""
         return self._session.scalar(locked(select(Adapter).where(_is(tenant, name))))
 
     def page(self, tenant: str, request: PageRequest, *, deleted: bool = False) -> PageRows[Adapter]:
@@ -89,14 +83,11 @@ class AdapterRepository:
         statement = select(StoredVersion).join(Adapter, Adapter.number == StoredVersion.adapter_number)
         return self._session.scalar(statement.where(_is(tenant, name), StoredVersion.revision == revision))
 
-    def by_tag(self, adapter: Adapter, name: str) -> StoredVersion | None:
-        """Returns the version that has a tag."""
-        statement = (
-            select(StoredVersion)
-            .join(AdapterTag, AdapterTag.version_number == StoredVersion.number)
-            .where(AdapterTag.adapter_number == adapter.number, AdapterTag.name == name)
-        )
-        return self._session.scalar(statement)
+    def with_b(self, tenant: str, sha256: str) -> StoredVersion | None:
+        """Returns a version of the tenant whose LoRA-B file has that hash."""
+        statement = select(StoredVersion).join(Adapter, Adapter.number == StoredVersion.adapter_number)
+        statement = statement.where(Adapter.tenant == tenant, StoredVersion.sha256 == sha256)
+        return self._session.scalars(statement.order_by(StoredVersion.number).limit(1)).first()
 
     def versions(self, adapter: Adapter, request: PageRequest, state: VersionState | None) -> PageRows[StoredVersion]:
         """Returns a page of an adapter's versions, newest first, optionally of one state."""
@@ -150,35 +141,6 @@ class AdapterRepository:
         row = self._session.execute(statement).one_or_none()
         return None if row is None else (row[0], row[1])
 
-    def tags(self, adapters: Iterable[Adapter]) -> dict[int, dict[str, int]]:
-        """Returns the version numbers by tag, by the adapter's number, without deleted versions."""
-        statement = (
-            select(AdapterTag.adapter_number, AdapterTag.name, StoredVersion.version)
-            .join(StoredVersion, StoredVersion.number == AdapterTag.version_number)
-            .where(AdapterTag.adapter_number.in_([adapter.number for adapter in adapters]), _LIVE)
-            .order_by(AdapterTag.name)
-        )
-        tags: dict[int, dict[str, int]] = {}
-        for number, name, version in self._session.execute(statement):
-            tags.setdefault(number, {})[name] = version
-        return tags
-
-    def tag(self, adapter: Adapter, name: str) -> AdapterTag | None:
-        """Returns a tag of an adapter."""
-        return self._session.scalar(
-            select(AdapterTag).where(AdapterTag.adapter_number == adapter.number, AdapterTag.name == name)
-        )
-
-    def count_tags(self, adapter: Adapter) -> int:
-        """Returns the number of an adapter's tags."""
-        statement = select(func.count()).where(AdapterTag.adapter_number == adapter.number)
-        return self._session.scalar(statement) or 0
-
-    def untag(self, tag: AdapterTag) -> None:
-        """Removes a tag."""
-        self._session.delete(tag)
-        self._session.flush()
-
     def tenant_rule(self, tenant: str) -> TenantRule | None:
         """Returns a tenant's rule, if it has one."""
         return self._session.get(TenantRule, tenant)
@@ -191,22 +153,17 @@ class AdapterRepository:
         """Removes a tenant's rule."""
         self._session.execute(delete(TenantRule).where(TenantRule.tenant == tenant))
 
-    def any_to_sign(self, key_id: str) -> bool:
-        """Returns whether there is a version that this key has not signed."""
-        return self._session.scalar(select(StoredVersion.number).where(_unsigned(key_id)).limit(1)) is not None
-
-    def to_sign(self, key_id: str, limit: int) -> Sequence[tuple[StoredVersion, Adapter, Job | None]]:
-        """Returns versions that this key has not signed, their adapters, locked, and their jobs, if any."""
+    def to_sign(self, key_id: str, limit: int, *, lock: bool = False) -> Sequence[StoredVersion]:
+        """Returns versions that this key has not signed. lock: locks their adapters."""
         statement = (
-            select(StoredVersion, Adapter, Job)
+            select(StoredVersion)
             .join(Adapter, Adapter.number == StoredVersion.adapter_number)
-            .outerjoin(Job, Job.id == StoredVersion.job_id)
-            .where(_unsigned(key_id))
+            # Two conditions, each of which an index answers.
+            .where(or_(StoredVersion.key_id < key_id, StoredVersion.key_id > key_id))
             .order_by(Adapter.number, StoredVersion.number)
             .limit(limit)
         )
-        rows = self._session.execute(locked(statement, of=Adapter)).all()
-        return [(version, adapter, job) for version, adapter, job in rows]
+        return self._session.scalars(locked(statement, of=Adapter) if lock else statement).all()
 
     def generated_files(self, version: StoredVersion) -> Sequence[StoredPeftFile]:
         """Returns the generated files of a version, by name."""
@@ -241,7 +198,7 @@ class AdapterRepository:
         return self._session.scalars(statement).all()
 
     def remove_versions(self, numbers: Sequence[int]) -> None:
-        """Purges versions with their tags and generated files."""
+        """Purges versions with their generated files."""
         stored = (
             select(Adapter.tenant, func.sum(StoredVersion.stored_bytes))
             .join(Adapter, Adapter.number == StoredVersion.adapter_number)
@@ -251,7 +208,6 @@ class AdapterRepository:
         )
         freed = self._session.execute(stored).all()
         self.delete_generated_files(numbers)
-        self._session.execute(delete(AdapterTag).where(AdapterTag.version_number.in_(numbers)))
         self._session.execute(delete(StoredVersion).where(StoredVersion.number.in_(numbers)))
         for tenant, size in freed:
             QuotaService(self._session).store(tenant, -int(size))
@@ -321,7 +277,4 @@ def _named(adapters: AdapterRepository, adapter: Adapter, revision: str) -> Stor
         if len(several) > 1:
             raise RevisionNotFound(f"adapter {adapter.name!r} has several versions {revision}...; say more digits")
         return several[0] if several else None
-    try:
-        return adapters.by_tag(adapter, check_tag(revision))
-    except ValueError:
-        return None
+    return None

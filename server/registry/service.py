@@ -28,8 +28,15 @@ from shared.training_settings import TrainingSettings
 from shared.zo.lora import BaseShape
 
 
-def make_manifest(adapter: Adapter, version: StoredVersion, job: Job, parent: Parent | None) -> AdapterManifest:
-    """Returns the manifest of a version that a job made."""
+def make_manifest(
+    adapter: Adapter,
+    version: StoredVersion,
+    task: Task,
+    training: TrainingSettings,
+    parent: Parent | None,
+    cohort: CohortOrigin | None = None,
+) -> AdapterManifest:
+    """Returns the manifest of a version."""
     return AdapterManifest(
         tenant=adapter.tenant,
         adapter=adapter.name,
@@ -45,8 +52,9 @@ def make_manifest(adapter: Adapter, version: StoredVersion, job: Job, parent: Pa
         job_id=version.job_id,
         device_id=version.device_id,
         parent=parent,
-        task=job.task,
-        training=job.request.training,
+        cohort=cohort,
+        task=task,
+        training=training,
         result=version.result,
         created_at=version.created_at,
     )
@@ -67,31 +75,6 @@ class RoundVersion:
     result: Result
     parent: Parent | None
     origin: CohortOrigin
-
-
-def make_round_manifest(adapter: Adapter, version: StoredVersion, result: RoundVersion) -> AdapterManifest:
-    """Returns the manifest of a version that a round made."""
-    return AdapterManifest(
-        tenant=adapter.tenant,
-        adapter=adapter.name,
-        version=version.version,
-        user=adapter.user,
-        base=result.recipe.base,
-        recipe=result.recipe,
-        recipe_id=result.recipe.id,
-        a_sha256=result.a_sha256,
-        sha256=result.sha256,
-        size=result.size,
-        size_d=result.size_d,
-        job_id=None,
-        device_id=None,
-        parent=result.parent,
-        cohort=result.origin,
-        task=result.task,
-        training=result.training,
-        result=result.result,
-        created_at=version.created_at,
-    )
 
 
 def sign(version: StoredVersion, manifest: AdapterManifest, key: Ed25519PrivateKey) -> None:
@@ -201,7 +184,7 @@ class AdapterService:
             result=completion.result,
             created_at=now,
         )
-        sign(version, make_manifest(adapter, version, job, publication.parent), key)
+        sign(version, make_manifest(adapter, version, job.task, job.request.training, publication.parent), key)
         self._decide(adapter, version, publication.parent)
         self._adapters.add(version)
         quotas = QuotaService(self._session)
@@ -229,7 +212,8 @@ class AdapterService:
             result=result.result,
             created_at=utc_now(),
         )
-        sign(version, make_round_manifest(adapter, version, result), key)
+        manifest = make_manifest(adapter, version, result.task, result.training, result.parent, result.origin)
+        sign(version, manifest, key)
         automatic = ApprovalService(self._session).of_adapter(adapter).rule.automatic
         self._record_decision(
             adapter, version, SERVER, None if automatic else "a person approves each version of this adapter"
@@ -267,7 +251,7 @@ class AdapterService:
 
     def views(self, adapters: Sequence[Adapter], grace: timedelta) -> list[AdapterView]:
         """Returns adapters as the API shows them."""
-        latest, tags = self._adapters.latest(adapters), self._adapters.tags(adapters)
+        latest = self._adapters.latest(adapters)
         return [
             AdapterView(
                 name=adapter.name,
@@ -275,7 +259,6 @@ class AdapterService:
                 versions=adapter.versions,
                 latest=latest[adapter.number].view(adapter) if adapter.number in latest else None,
                 main=adapter.main_version,
-                tags=tags.get(adapter.number, {}),
                 created_at=adapter.created_at,
                 removed_after=removed_after(adapter.deleted_at, grace),
             )

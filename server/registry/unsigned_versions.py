@@ -1,7 +1,6 @@
-"""Signs versions that the current key has not signed, for example after a rotation of the key.
+"""Signs versions that a previous key has signed, after a rotation of the key.
 
-Workers sign them when they start and periodically, and so does a key rotation; several may do so at once. Until then
-such a version has no manifest, or one that the previous key signed.
+Workers sign them when they start and periodically, and so does a key rotation; several may do so at once.
 """
 
 from __future__ import annotations
@@ -13,11 +12,9 @@ import structlog
 from server.database.database import Database
 from server.identity.signing_keys.service import KeyService
 from server.registry.files import MANIFEST
-from server.registry.models import Adapter, StoredVersion
 from server.registry.repository import AdapterRepository
-from server.registry.service import make_manifest, sign
+from server.registry.service import sign
 from server.settings import Settings
-from shared.registry import VersionState
 from shared.signing import key_id
 
 BATCH = 100  # versions in one transaction, so that other writers wait only briefly
@@ -33,30 +30,18 @@ def sign_backlog(database: Database, settings: Settings, stopped: Callable[[], b
     while not stopped():
         with database.reading() as session:
             current = key_id(KeyService(session, settings).public())
-            if not AdapterRepository(session).any_to_sign(current):
+            if not AdapterRepository(session).to_sign(current, 1):
                 break
         with database.writing() as session:
             key = KeyService(session, settings).private()
             adapters = AdapterRepository(session)
-            some = adapters.to_sign(key_id(key.public_key()), BATCH)
-            for version, adapter, job in some:
-                manifest = version.manifest
-                # Only versions of jobs lack a manifest; versions of rounds always have one.
-                if manifest is None and job is not None:
-                    _lift(adapter, version)
-                    manifest = make_manifest(adapter, version, job, None)
-                if manifest is not None:
-                    sign(version, manifest, key)
+            some = adapters.to_sign(key_id(key.public_key()), BATCH, lock=True)
+            for version in some:
+                sign(version, version.manifest, key)
             # The stored manifest file contains the old signature.
-            adapters.delete_generated_files([version.number for version, _, _ in some], MANIFEST)
+            adapters.delete_generated_files([version.number for version in some], MANIFEST)
         signed += len(some)
     return signed
-
-
-def _lift(adapter: Adapter, version: StoredVersion) -> None:
-    """Moves `main` to an approved version that was published before `main` existed."""
-    if version.kept_state is VersionState.APPROVED and version.version > (adapter.main_version or 0):
-        adapter.main_version = version.version
 
 
 class Signing:

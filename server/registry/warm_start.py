@@ -55,7 +55,7 @@ class StartService:
         """Returns the request with its start pinned to one version, and that version.
 
         If the request leaves the recipe out, the start's recipe is used. Raises AdapterNotFound, RevisionNotFound,
-        VersionHeld, or Unavailable for a version that is not signed yet.
+        or VersionHeld.
         """
         adapter, version = resolve(self._session, tenant, start.adapter, start.revision)
         if version.state is VersionState.HELD:

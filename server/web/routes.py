@@ -4,8 +4,7 @@ A request passes in this order: the route's rule (token and rate limit), the bod
 turn at the threads, the endpoint. An endpoint that is a coroutine takes turns itself where it uses threads. A request
 whose transaction collides with another is executed again from the beginning, here and nowhere else.
 
-The entity tag of a JSON response is a digest of its bytes, so it is strong and equal on all servers: If-None-Match for
-reads, If-Match for changes (RFC 9110).
+The entity tag of a JSON response is a digest of its bytes, so it is strong and equal on all servers (RFC 9110).
 """
 
 from __future__ import annotations
@@ -13,21 +12,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack, nullcontext
-from dataclasses import dataclass
 from enum import StrEnum
 from http import HTTPStatus
 from inspect import iscoroutinefunction
 from itertools import count
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
 import structlog
-from fastapi import APIRouter, Depends, Header, Request, Response
+from fastapi import APIRouter, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.dependencies.models import Dependant
 from fastapi.params import Form
 from fastapi.routing import APIRoute
 from fastapi.sse import EventSourceResponse
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 from starlette.requests import ClientDisconnect
 from starlette.types import Message
 
@@ -36,7 +34,7 @@ from server.settings import MEBIBYTE, Settings
 from server.web.bodies import BINARY, UnsupportedMediaType, check_json_type, parse_json
 from server.web.body_budgets import Take, make_body_memory, sender_of
 from server.web.idempotency import AlreadyAnswered, keep_once
-from server.web.openapi import TAGGED_METHODS, TAGGED_PATHS, documented, may_raise, operation_id, raised_by
+from server.web.openapi import TAGGED_METHODS, TAGGED_PATHS, documented, operation_id, raised_by
 from server.web.state import AppState, RateLimit
 from server.web.tenant_turns import MAX_REQUESTS, TenantTurns, current_tenant
 from shared.canonical import sha256_hex
@@ -64,12 +62,6 @@ _log = structlog.get_logger()
 TAG_DIGITS = 32  # 128 bits
 
 
-class PreconditionFailed(MobizoError):
-    """The thing has changed since you read it (If-Match names another version); read it again and decide anew."""
-
-    status, code, title = 412, "precondition-failed", "Precondition failed"
-
-
 def tag(content: bytes) -> str:
     """Returns the strong entity tag of a representation."""
     return f'"{sha256_hex(content)[:TAG_DIGITS]}"'
@@ -94,33 +86,6 @@ def add_tag(request: Request, response: Response) -> Response:
         return response
     headers = {name: value for name, value in response.headers.items() if name in ("etag", "cache-control", "vary")}
     return Response(status_code=304, headers=headers)
-
-
-@dataclass(frozen=True)
-class Precondition:
-    """The state that a request expects of the resource that it changes."""
-
-    tags: tuple[str, ...] | None
-
-    def check(self, view: BaseModel) -> None:
-        """Raises PreconditionFailed if the tag differs (strong comparison). view: the resource as GET shows it."""
-        if self.tags is not None and self.tags != ("*",) and tag(view.model_dump_json().encode()) not in self.tags:
-            raise PreconditionFailed
-
-
-@may_raise(PreconditionFailed)
-def precondition(
-    request: Request,
-    if_match: Annotated[
-        str | None,
-        Header(alias="If-Match", description="the ETag that it had when you read it: if it has another by now, 412"),
-    ] = None,
-) -> Precondition:
-    """Returns the precondition in If-Match."""
-    return Precondition(None if if_match is None else tuple(_listed(request.headers.getlist("if-match"))))
-
-
-IfMatch = Annotated[Precondition, Depends(precondition)]
 
 
 class BodyKind(StrEnum):

@@ -21,7 +21,7 @@ from server.catalog.calibrations.service import calibration_of
 from server.database import database
 from server.database.columns import new_id, utc_now
 from server.database.database import Database
-from server.identity.tenants import TenantRepository, TenantService
+from server.identity.tenants import TenantService
 from server.identity.tokens import TokenService
 from server.jobs.leases.repository import JobLease
 from server.jobs.leases.service import LeaseService
@@ -97,7 +97,7 @@ class Home:
     def token(self, role, tenant="default", name="", device_id=None):
         """The text of a token that never expires, of a tenant that is made if there is none."""
         with self.database.writing() as session:
-            if TenantRepository(session).by_name(tenant) is None:
+            if TenantService(session).find(tenant) is None:
                 TenantService(session).create(tenant)
             return TokenService(session).issue(role, tenant, name, device_id)[1]
 

@@ -15,14 +15,13 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from server.jobs.repository import Job
 from server.registry.models import Adapter, StoredVersion
-from server.registry.service import RoundVersion, make_manifest, make_round_manifest, sign
+from server.registry.service import make_manifest, sign
 from shared.canonical import canonical_json, sha256_hex
 from shared.chat_template import ChatTemplate
 from shared.errors import Untrusted
 from shared.federation.cohort import AggregatorSettings, AlgorithmSettings, CohortOrigin, OptimizerSettings
-from shared.job import JobRequest, Result
+from shared.job import Result
 from shared.program import ProgramFile, ProgramManifest, SignedManifest
 from shared.recipe import BaseRef, Recipe
 from shared.registry import AdapterManifest, Parent, SignedAdapter
@@ -276,12 +275,8 @@ def stored_version(job_id, device_id):
 def device_version():
     """Returns a signed version that one device trained."""
     version = stored_version("job_golden", "device_golden")
-    request = JobRequest(
-        base=BASE.name, user="alice", adapter="movies", task=TASK, dataset="reviews", training=TRAINING
-    )
-    job = Job(task=TASK, request=request)
     adapter = Adapter(tenant="acme", name="movies", user="alice")
-    sign(version, make_manifest(adapter, version, job, PARENT), KEY)
+    sign(version, make_manifest(adapter, version, TASK, TRAINING, PARENT), KEY)
     return version
 
 
@@ -297,21 +292,8 @@ def round_version():
         optimizer=OptimizerSettings(name="adam", lr=0.5),
         epsilon=2.5,
     )
-    round_version = RoundVersion(
-        recipe=SMALL_RECIPE,
-        shape=SHAPE,
-        a_sha256=version.a_sha256,
-        sha256=version.sha256,
-        size=version.size,
-        size_d=version.size_d,
-        task=TASK,
-        training=TrainingSettings(),
-        result=RESULT,
-        parent=None,
-        origin=origin,
-    )
     adapter = Adapter(tenant="acme", name="readers", user="readers")
-    sign(version, make_round_manifest(adapter, version, round_version), KEY)
+    sign(version, make_manifest(adapter, version, TASK, TrainingSettings(), None, origin), KEY)
     return version
 
 

@@ -15,7 +15,7 @@ from server.identity.tokens import Principal
 from server.web.idempotency import Once
 from server.web.openapi import raises
 from server.web.pages import Paging
-from server.web.routes import IfMatch, Routes
+from server.web.routes import Routes
 from server.web.state import Reading, State, Writing
 from shared.access import Scope
 from shared.errors import Conflict, QuotaExceeded
@@ -34,7 +34,7 @@ def invite(
     once: Once,
 ) -> Enrollment:
     """A one-time token with which one device may enroll in the operator's tenant."""
-    return DeviceService(session).invite(principal.tenant, request.expires_in_seconds, request.users)
+    return DeviceService(session).invite(principal.tenant, request.expires_in_seconds, request.users, principal)
 
 
 @router.post("/devices", status_code=201, responses=raises(QuotaExceeded))
@@ -68,12 +68,10 @@ def change(
     device_id: str,
     request: DeviceChange,
     session: Writing,
-    expected: IfMatch,
 ) -> DeviceView:
     """Sets a device's labels, by which jobs may ask for it."""
     service = DeviceService(session)
     device = service.get(principal.tenant, device_id, lock=True)
-    expected.check(_view(session, device))
     service.label(device, request.labels)
     return _view(session, device)
 

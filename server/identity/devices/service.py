@@ -1,8 +1,7 @@
 """Devices: inviting, enrolling, labelling and revoking them, their one-time tokens, and whose jobs they train.
 
 Submitters name users freely, and enrolled devices name their data sets freely. A binding connects a user to a device,
-and a device gets jobs of its users only. Only an operator makes one: when it creates the enrollment token, approves the
-device, or later.
+and a device gets jobs of its users only. Only an operator makes one: when it creates the enrollment token, or later.
 """
 
 from __future__ import annotations
@@ -87,36 +86,6 @@ class EnrollmentToken(Numbered, Table):
     )  # bound to the device when it is enrolled
 
 
-class EnrollmentRepository:
-    """One-time tokens in one session."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-
-    def add(self, enrollment: EnrollmentToken) -> None:
-        """Stores a new one-time token."""
-        self._session.add(enrollment)
-        self._session.flush()
-
-    def take(self, digest: str, now: datetime) -> EnrollmentToken | None:
-        """Uses a token up; None if there is none, it is used or it is over. Of two at once, one gets it."""
-        statement = (
-            update(EnrollmentToken)
-            .where(
-                EnrollmentToken.digest == digest, EnrollmentToken.used_at.is_(None), EnrollmentToken.expires_at > now
-            )
-            .values(used_at=now)
-            .returning(EnrollmentToken)
-        )
-        return self._session.scalar(statement)
-
-    def count_unused(self, tenant: str, now: datetime) -> int:
-        """Returns how many one-time tokens of a tenant can still be used."""
-        unused = EnrollmentToken.used_at.is_(None), EnrollmentToken.expires_at > now
-        statement = select(func.count()).select_from(EnrollmentToken).where(EnrollmentToken.tenant == tenant, *unused)
-        return self._session.scalar(statement) or 0
-
-
 def check_key(text: str) -> None:
     """Raises BadRequest for what is no Ed25519 public key."""
     try:
@@ -133,21 +102,23 @@ class DeviceService:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._devices = DeviceRepository(session)
-        self._enrollments = EnrollmentRepository(session)
         self._tokens = TokenService(session)
         self._tenants = TenantService(session)
         self._bindings = BindingService(session)
 
-    def invite(self, tenant: str, seconds: int, users: Iterable[str] = ()) -> Enrollment:
+    def invite(
+        self, tenant: str, seconds: int, users: Iterable[str] = (), person: Principal | None = None
+    ) -> Enrollment:
         """A one-time token that lasts `seconds`. users: those that the enrolled device trains for.
 
-        Raises NotFound for an unknown tenant, QuotaExceeded.
+        person: who makes it; None: a command on the server's host. Raises NotFound for an unknown tenant, or
+        QuotaExceeded.
         """
         self._tenants.get(tenant)
         now = utc_now()
         text = new_token("enroll")
         expires = now + timedelta(seconds=seconds)
-        self._enrollments.add(
+        self._session.add(
             EnrollmentToken(
                 digest=token_digest(text),
                 tenant=tenant,
@@ -157,6 +128,8 @@ class DeviceService:
             )
         )
         check_tokens(self._session, tenant)
+        subject = Subject(", ".join(sorted(set(users)))[:96] or "no user")
+        AccessTrail(self._session).add(tenant, person, AccessAction.DEVICE_INVITED, subject)
         return Enrollment(token=text, expires_at=expires)
 
     def get(self, tenant: str, device_id: str, lock: bool = False) -> Device:
@@ -185,23 +158,15 @@ class DeviceService:
     def enroll(self, one_time_token: str, request: DeviceEnrollment) -> tuple[Device, str]:
         """A new device and its token, for a one-time token that is used up by this.
 
-        Raises BadRequest for a public key that is none, Unauthorized for a token that is unknown, used or over.
+        Raises BadRequest for a public key that is none, Unauthorized for a token that is unknown, used or over,
+        QuotaExceeded.
         """
         check_key(request.public_key)
         now = utc_now()
-        enrollment = self._enrollments.take(token_digest(one_time_token), now)
+        enrollment = self._take(token_digest(one_time_token), now)
         if enrollment is None:
             raise Unauthorized("the one-time token is not known, was used, or is over; ask the operator for another")
-        device, text = self.admit(enrollment.tenant, request, enrollment.users.root)
-        enrollment.device_id = device.id
-        return device, text
-
-    def admit(self, tenant: str, request: DeviceEnrollment, users: Iterable[str]) -> tuple[Device, str]:
-        """A new device of a tenant and its token, which is shown this once. Whether it may is the caller's.
-
-        users: those that it trains for. Raises QuotaExceeded.
-        """
-        now = utc_now()
+        tenant = enrollment.tenant
         device = Device(
             id=new_id("device"),
             tenant=tenant,
@@ -212,10 +177,17 @@ class DeviceService:
             last_seen_at=now,
         )
         self._devices.add(device)
-        self._bindings.bind(device, users)
+        self._bindings.bind(device, enrollment.users.root)
         QuotaService(self._session).check(tenant, Quota.DEVICES, lambda: self._devices.count_live(tenant))
+        enrollment.device_id = device.id
         _, text = self._tokens.issue(Role.DEVICE, tenant, device.name, device.id)
         return device, text
+
+    def _take(self, digest: str, now: datetime) -> EnrollmentToken | None:
+        """Uses a one-time token up; None if there is none, it is used or it is over. Of two at once, one gets it."""
+        live = EnrollmentToken.used_at.is_(None), EnrollmentToken.expires_at > now
+        statement = update(EnrollmentToken).where(EnrollmentToken.digest == digest, *live).values(used_at=now)
+        return self._session.scalar(statement.returning(EnrollmentToken))
 
 
 def check_tokens(session: Session, tenant: str) -> None:
@@ -226,7 +198,9 @@ def check_tokens(session: Session, tenant: str) -> None:
 def count_tokens(session: Session, tenant: str) -> int:
     """Returns how many valid tokens of users and services, and unused one-time tokens, a tenant has."""
     now = utc_now()
-    return TokenRepository(session).count_live(tenant, now) + EnrollmentRepository(session).count_unused(tenant, now)
+    unused = EnrollmentToken.used_at.is_(None), EnrollmentToken.expires_at > now
+    statement = select(func.count()).select_from(EnrollmentToken).where(EnrollmentToken.tenant == tenant, *unused)
+    return TokenRepository(session).count_live(tenant, now) + (session.scalar(statement) or 0)
 
 
 def revoke_device(

@@ -1,22 +1,24 @@
-"""Declined leases: a device has too little memory, and the job shrinks, waits for another device, or fails."""
+"""Declined leases: a device has too little memory. The job gets a lighter estimator, waits or fails."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from sqlalchemy.orm import Session
 
+from server.catalog.bases import BaseModelEntry
 from server.database.columns import utc_now
 from server.identity.devices.repository import DeviceRepository
 from server.jobs.leases.repository import Ending, JobLease, LeaseRepository, MemoryDecline
 from server.jobs.leases.service import LeaseService
-from server.jobs.memory import rough
-from server.jobs.recipes import possible_for, scored_rows
+from server.jobs.memory import predicted_peak, rough
+from server.jobs.recipes import estimator_name, possible_for, scored_rows
 from server.jobs.repository import Job
 from server.jobs.service import JobLifecycle
-from server.jobs.shrink import describe_changes, estimated_need, lighter, smaller
 from server.programs.service import ProgramRepository, ProgramService
 from shared.job import JobError, JobState, Progress
 from shared.protocol import Decline, LeaseState
-from shared.recipe import Recipe
+from shared.recipe import DEFAULT_QUERIES, REVERSE_ESTIMATORS, Recipe
 
 DOES_NOT_FIT = "does-not-fit"
 MAX_BYTES = 2**63 - 1  # of a BIGINT column
@@ -62,36 +64,24 @@ class DeclineService:
         )
 
     def _resolve(self, job: Job, reason: str, declined: Decline) -> None:
-        manifest = self._leases.manifest(job).manifest
-        needed, available = declined.needed_bytes, declined.available_bytes
-        rows = scored_rows(manifest.recipe, job.task)
-        recipe = None
-        if job.request.shrink:
-            recipe = smaller(manifest, needed, available, rows)
-        elif job.request.recipe.estimator == "auto":
-            recipe = lighter(manifest, needed, available, possible_for(job.request).names, rows)
+        programs = ProgramRepository(self._session)
+        base = programs.base(programs.get_one(job.recipe_id))
+        recipe = lighter(job, base, declined) if job.request.recipe.estimator == "auto" else None
         if recipe is not None:
-            estimate = estimated_need(manifest, recipe, needed)
-            changes = describe_changes(manifest.recipe, recipe)
-            self._shrink(job, recipe, f"{reason}: {changes}")
-            self._show_waiting(job, f"{reason}; a smaller recipe takes about {estimate:,}: {changes}")
+            change = f"{estimator_name(job.recipe)} -> {estimator_name(recipe)}"
+            self._replace(job, recipe, base, f"{reason}: {change}")
+            self._show_waiting(job, f"{reason}; the estimator changes: {change}")
         elif job.only_device_id is not None:
-            remedy = (
-                "no smaller recipe would fit" if job.request.shrink else "allow `shrink`, or submit a smaller recipe"
-            )
-            error = JobError(code=DOES_NOT_FIT, detail=f"{reason}; no other device may train it: {remedy}")
+            detail = f"{reason}; no other device may train it: use estimator auto, or submit a smaller recipe"
+            error = JobError(code=DOES_NOT_FIT, detail=detail)
             self._lifecycle.move(job, JobState.FAILED, error=error)
         else:
             self._lifecycle.move(job, JobState.READY)
             self._show_waiting(job, f"{reason}; the job waits for another device")
 
-    def _shrink(self, job: Job, recipe: Recipe, reason: str) -> None:
-        """Makes the job wait for the program of a smaller recipe. Its request keeps the original recipe."""
-        before = job.recipe
-        if (recipe.estimator, recipe.micro_batch) != (before.estimator, before.micro_batch):
-            job.estimator_reason = f"estimator {recipe.estimator}: {reason}"
-        programs = ProgramRepository(self._session)
-        base = programs.base(programs.get_one(job.recipe_id))
+    def _replace(self, job: Job, recipe: Recipe, base: BaseModelEntry, reason: str) -> None:
+        """Makes the job wait for the program of another recipe. Its request keeps the original recipe."""
+        job.estimator_reason = f"estimator {recipe.estimator}: {reason}"
         state = ProgramService(self._session).request(recipe, base)
         self._lifecycle.move(job, JobState.QUEUED, recipe=recipe, recipe_id=recipe.id)
         if state is not JobState.QUEUED:
@@ -99,6 +89,33 @@ class DeclineService:
 
     def _show_waiting(self, job: Job, why: str) -> None:
         self._lifecycle.progress(job, Progress(phase="waiting", steps=job.request.training.steps, why=why))
+
+
+def lighter(job: Job, base: BaseModelEntry, declined: Decline) -> Recipe | None:
+    """Returns the recipe nearest to a job's that fits a device, with the same batch, lengths and precision.
+
+    The device's own count of what the program needs is corrected by the predicted difference. None: none fits.
+    """
+    possible, rows = possible_for(job.request).names, scored_rows(job.recipe, job.task)
+    before = predicted_peak(job.recipe, base.shape, base.parameters)
+    for recipe in _lighter(job.recipe):
+        saved = before - predicted_peak(recipe, base.shape, base.parameters)
+        fits = declined.needed_bytes - saved <= declined.available_bytes
+        if fits and recipe.estimator in possible and recipe.score_rows >= rows:
+            return recipe
+    return None
+
+
+def _lighter(recipe: Recipe) -> Iterator[Recipe]:
+    """Yields a recipe with each smaller micro-batch, then without a reverse pass. Nothing if it has no reverse pass."""
+    if recipe.estimator not in REVERSE_ESTIMATORS:
+        return
+    for rows in range(recipe.rows - 1, 0, -1):
+        if recipe.effective_batch % rows == 0:
+            yield recipe.model_copy(update={"micro_batch": rows})
+    replay = {"estimator": "replay", "queries": DEFAULT_QUERIES["replay"], "optimizer": "adam", "micro_batch": None}
+    if recipe.privacy == "none":
+        yield recipe.model_copy(update=replay)
 
 
 def _enough(lease: JobLease, declined: Decline) -> int:

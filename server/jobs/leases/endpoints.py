@@ -164,9 +164,8 @@ async def decline(
 ) -> LeaseState:
     """Declines a job whose program needs more memory than the device has.
 
-    A job that allows it (`shrink`) gets a smaller recipe, and one with estimator `auto` a smaller micro-batch or
-    estimator `replay`. Otherwise it waits for another device, or fails if no other device may train it. Repeating the
-    request changes nothing.
+    A job with estimator `auto` gets a smaller micro-batch or estimator `replay`. Otherwise it waits for another device,
+    or fails if no other device may train it. Repeating the request changes nothing.
     """
 
     def write() -> LeaseState:

@@ -18,7 +18,7 @@ from server.jobs.scheduling.repository import Head, QueueRepository
 from server.jobs.service import ROUND_TASK, WARM_STARTS, JobLifecycle, subscribers
 from shared.errors import BudgetExceeded, StartDeleted, Unauthorized
 from shared.job import JobError, JobState
-from shared.protocol import Lease, LeaseRequest
+from shared.protocol import Lease
 from shared.registry import SignedAdapter
 
 Answer = tuple[Lease | None, DeviceOffer]  # a lease if there is a job for the device, and its current offer
@@ -38,19 +38,12 @@ class LeaseGiving:
         self._lifecycle = JobLifecycle(session)
         self._subscribers = subscribers(session)
 
-    def offer(self, tenant: str, device_id: str, request: LeaseRequest, lock: bool = False) -> DeviceOffer:
-        """Returns the offer of a device, with everything that decides which jobs it may get.
-
-        lock: locks the device until the transaction ends, so that two concurrent requests get the same job. Raises
-        Unauthorized if the device was revoked.
-        """
-        result = self.offers([JobPoll(tenant, device_id, request)], lock)[0]
-        if isinstance(result, Exception):
-            raise result
-        return result
-
     def offers(self, polls: Sequence[JobPoll], lock: bool = False) -> list[DeviceOffer | Exception]:
-        """Returns the offer of each device, or the error that `offer` raises for it. lock: locks all devices."""
+        """Returns the offer of each device, with everything that decides which jobs it may get.
+
+        The answer to a device that was revoked is Unauthorized. lock: locks the devices until the transaction ends, so
+        that two concurrent requests of one get the same job.
+        """
         device_ids = {poll.device_id for poll in polls}
         if lock:
             self._leases.lock_devices(device_ids)
@@ -97,19 +90,17 @@ class LeaseGiving:
             else:
                 # Of two requests of a device, the later one finds the lease that the earlier one got.
                 again = self.offers([poll])[0]
-                answers.append(again if isinstance(again, Exception) else (self.acquire(again, poll.seconds), again))
+                answers.append(
+                    again if isinstance(again, Exception) else (self._acquire([(again, poll.seconds)])[0], again)
+                )
         return answers
 
-    def acquire(self, offer: DeviceOffer, seconds: float | None = None) -> Lease | None:
-        """Leases a job to a device: the one it has, else the one it had, else the first in the queue that it may train.
-
-        offer: read in this transaction, with the device locked. seconds: duration of the lease without a heartbeat;
-        None: the server's setting.
-        """
-        return self._acquire([(offer, seconds)])[0]
-
     def _acquire(self, asked: Sequence[tuple[DeviceOffer, float | None]]) -> list[Lease | None]:
-        """Does what `acquire` does, for different devices."""
+        """Leases to each device the job that it has, else the one it had, else the first that it may train.
+
+        asked: offers that were read in this transaction, with different devices, locked; and how long the lease lasts
+        without a heartbeat, None: the server's setting.
+        """
         # The jobs too, which the session itself would forget.
         taken: dict[str, tuple[JobLease, Job]] = {}  # by device
         held = [(offer, seconds) for offer, seconds in asked if offer.may_hold]

@@ -102,31 +102,6 @@ class LeaseService:
             states.append(self.state(lease))
         return states
 
-    def heartbeat(self, device_id: str, lease_id: str, progress: Progress) -> LeaseState:
-        """Extends a lease and stores the progress; `stop` if the job was cancelled. Raises NotFound or Gone."""
-        return self._process(Message(device_id, lease_id, progress))
-
-    def leave(self, device_id: str, lease_id: str) -> LeaseState:
-        """Shortens the lease of a device that stops; it keeps the job if it restarts soon. Raises NotFound or Gone."""
-        return self._process(Message(device_id, lease_id, Parting.LEAVE))
-
-    def fail(self, device_id: str, lease_id: str, error: JobError) -> LeaseState:
-        """Ends a job and its lease with an error, which counts as a failure of the device unless its owner refused.
-
-        Raises NotFound or Gone.
-        """
-        return self._process(Message(device_id, lease_id, error))
-
-    def release(self, device_id: str, lease_id: str) -> LeaseState:
-        """Returns the job to the queue. Raises NotFound or Gone."""
-        return self._process(Message(device_id, lease_id, Parting.RELEASE))
-
-    def _process(self, message: Message) -> LeaseState:
-        answer = self.messages([message])[0]
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
     def _checked(self, message: Message, lease: JobLease | None, fresh_nonces: set[tuple[str, str]]) -> JobLease:
         """Returns the lease of a message. Raises ReplayedRequest, NotFound or Gone; changes nothing."""
         if message.nonce is not None:

@@ -68,9 +68,9 @@ def needs_of(
     cohort: the cohort of the job's round. start_user: whose adapter the job starts from, if another user's.
     """
     requirements, rules = request.requires, request.rules
-    # Otherwise a device with too little memory declines; the job shrinks, or fails if only this device may train it.
-    may_shrink = request.shrink or (request.recipe.estimator == "auto" and recipe.estimator in REVERSE_ESTIMATORS)
-    fits_or_waits = manifest is not None and not may_shrink and request.device is None
+    # Otherwise a device with too little memory declines; the job changes, or fails if only this device may train it.
+    may_change = request.recipe.estimator == "auto" and recipe.estimator in REVERSE_ESTIMATORS
+    fits_or_waits = manifest is not None and not may_change and request.device is None
     made_by_executorch = manifest is not None and recipe.backend != "torch"
     return Needs(
         labels=requirements.labels,

@@ -8,16 +8,15 @@ goes through /v1.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import Annotated, Any
 
 from fastapi import Request, Response
 
 from server.identity.access_rules import needs
 from server.identity.tokens import Principal
-from server.registry.hub.refusals import HubRoutes, NotReleased, plain
-from server.registry.hub.schemas import Account, ModelInfo, TreeEntry
-from server.registry.hub.service import HubReader, Snapshot
+from server.registry.hub.refusals import HubRoutes, NotReleased
+from server.registry.hub.schemas import account, model_info, tree_entry
+from server.registry.hub.service import HubReader
 from server.storage.store import Collected, Damaged, StorageFull
 from server.web.downloads import FILE_ROUTE, file_response
 from server.web.middleware import RangeNotSatisfiable
@@ -25,13 +24,11 @@ from server.web.openapi import FILE, raises
 from server.web.state import AppState, State
 from shared.access import Scope
 from shared.errors import AdapterNotFound, FileNotInAdapter, RevisionNotFound
-from shared.registry import VersionState
 
 MODEL = "/api/models/{tenant}/{name}"
 _ERRORS = (AdapterNotFound, RevisionNotFound, NotReleased, FileNotInAdapter, Collected, StorageFull)
 _RESPONSES = raises(*_ERRORS)
 _FILE = FILE_ROUTE | {"responses": FILE | raises(*_ERRORS, RangeNotSatisfiable, Damaged)}
-_BARE: dict[str, Any] = {"response_model_exclude_none": True}
 _HIDDEN = re.compile(rb"%(2f|5c)", re.IGNORECASE)  # a slash or backslash that the path does not show
 _FOR_GOOD = "private, max-age=31536000, immutable, no-transform"
 _ASK_AGAIN = "private, no-cache, no-transform"
@@ -44,39 +41,26 @@ def _service(state: AppState, principal: Principal) -> HubReader:
     return HubReader(state, principal.tenant)
 
 
-def warning(snapshot: Snapshot) -> Mapping[str, str]:
-    """Returns the header that clients show to people once: the version is deprecated, and why."""
-    version = snapshot.version
-    if version.state is not VersionState.DEPRECATED:
-        return {}
-    text = f"version {version.version} of {snapshot.id} is deprecated: {version.message}"
-    return {"X-HF-Warning": plain(f"deprecated-{snapshot.commit}; {text}")}
-
-
-@router.get("/api/whoami-v2", **_BARE)
-def whoami(principal: Annotated[Principal, needs()]) -> Account:
+@router.get("/api/whoami-v2")
+def whoami(principal: Annotated[Principal, needs()]) -> dict[str, Any]:
     """Returns the account of the request's token. Its name is the tenant, the first part of repository names."""
-    return Account.of(principal)
+    return account(principal)
 
 
-@router.get(MODEL + "/revision/{revision:path}", responses=_RESPONSES, **_BARE)
-def model_revision(
-    principal: Reader, tenant: str, name: str, revision: str, state: State, response: Response
-) -> ModelInfo:
+@router.get(MODEL + "/revision/{revision:path}", responses=_RESPONSES)
+def model_revision(principal: Reader, tenant: str, name: str, revision: str, state: State) -> dict[str, Any]:
     """An adapter at a revision."""
     service = _service(state, principal)
     snapshot = service.snapshot(tenant, name, revision)
-    response.headers.update(warning(snapshot))
-    return ModelInfo.of(snapshot, service.files(snapshot))
+    return model_info(snapshot, service.files(snapshot))
 
 
-@router.get(MODEL + "/tree/{revision}", responses=_RESPONSES, **_BARE)
-def tree(principal: Reader, tenant: str, name: str, revision: str, state: State, response: Response) -> list[TreeEntry]:
+@router.get(MODEL + "/tree/{revision}", responses=_RESPONSES)
+def tree(principal: Reader, tenant: str, name: str, revision: str, state: State) -> list[dict[str, Any]]:
     """The files of a revision by name, all on one page."""
     service = _service(state, principal)
     snapshot = service.snapshot(tenant, name, revision)
-    response.headers.update(warning(snapshot))
-    return [TreeEntry.of(file) for file in service.files(snapshot)]
+    return [tree_entry(file) for file in service.files(snapshot)]
 
 
 @router.head("/{tenant}/{name}/resolve/{revision}/{path:path}", include_in_schema=False)
@@ -101,6 +85,5 @@ def resolve(
         "X-Linked-Size": str(file.size),
         # no-transform: proxies must not compress the file, since ranges and sizes refer to its own bytes.
         "Cache-Control": _FOR_GOOD if revision == snapshot.commit else _ASK_AGAIN,
-        **warning(snapshot),
     }
     return file_response(request, state.artifacts, file.sha256, file.path, headers)

@@ -53,7 +53,7 @@ class HubReader:
                 if revision == MAIN:
                     raise NotReleased from None
                 raise
-            commit = version.revision or version.signed.manifest.revision
+            commit = version.revision
             session.expunge_all()
         return Snapshot(adapter, version, commit)
 

@@ -18,7 +18,8 @@ import numpy as np
 from server.database.columns import utc_now
 from server.database.database import Database
 from server.registry.models import StoredVersion
-from server.registry.trajectories.service import TrajectoryRepository
+from server.registry.repository import AdapterRepository
+from server.registry.trajectories.service import trajectory_of
 from server.storage.store import ArtifactStore, Damaged
 from shared.canonical import sha256_hex
 from shared.errors import NotFound, NotReplayable, Unavailable
@@ -44,11 +45,11 @@ def b_file(database: Database, artifacts: ArtifactStore, version: StoredVersion)
     """
     if not version.from_trajectory or _is_stored(artifacts, version.sha256):
         return version.sha256
-    with replay_slot("" if version.manifest is None else version.manifest.tenant):
+    with replay_slot(version.manifest.tenant):
         # Another thread may have rebuilt it in the meantime.
         if not _is_stored(artifacts, version.sha256):
             with database.reading() as session:
-                stored = TrajectoryRepository(session).of_version(version)
+                stored = trajectory_of(session, version)
                 session.expunge_all()
             if stored is None:
                 raise Damaged(f"the trajectory of the LoRA-B file {version.sha256} is gone; restore it from a backup")
@@ -62,7 +63,7 @@ def start_of(database: Database, artifacts: ArtifactStore, tenant: str, header: 
     if header.start_sha256 is None:
         return np.zeros(header.size, np.float32)
     with database.reading() as session:
-        version = TrajectoryRepository(session).with_b(tenant, header.start_sha256)
+        version = AdapterRepository(session).with_b(tenant, header.start_sha256)
         session.expunge_all()
     if version is None:
         raise NotReplayable(f"the run started from the LoRA-B file {header.start_sha256}, which is gone")

@@ -9,7 +9,7 @@ from sqlalchemy.orm import Mapped, Session, mapped_column
 
 from server.database.columns import Table
 from server.jobs.leases.repository import JobLease
-from server.registry.models import Adapter, StoredVersion
+from server.registry.models import StoredVersion
 from server.registry.repository import resolve
 from server.storage.store import FileColumn, FileReferences
 from shared.errors import Conflict, NotFound
@@ -38,33 +38,9 @@ class StoredTrajectory(Table):
 FILES = FileReferences(columns=(FileColumn(StoredTrajectory.sha256),))
 
 
-class TrajectoryRepository:
-    """Trajectories in one session."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-
-    def add(self, row: StoredTrajectory) -> None:
-        """Stores a new row."""
-        self._session.add(row)
-        self._session.flush()
-
-    def of_version(self, version: StoredVersion) -> StoredTrajectory | None:
-        """Returns the trajectory of a version."""
-        return self._session.get(StoredTrajectory, version.number)
-
-    def of_job(self, job_id: str) -> StoredVersion:
-        """Returns the version that a job made."""
-        return self._session.scalars(select(StoredVersion).where(StoredVersion.job_id == job_id)).one()
-
-    def with_b(self, tenant: str, sha256: str) -> StoredVersion | None:
-        """Returns a version of the tenant whose LoRA-B file has that hash."""
-        statement = (
-            select(StoredVersion)
-            .join(Adapter, Adapter.number == StoredVersion.adapter_number)
-            .where(Adapter.tenant == tenant, StoredVersion.sha256 == sha256)
-        )
-        return self._session.scalars(statement.order_by(StoredVersion.number).limit(1)).first()
+def trajectory_of(session: Session, version: StoredVersion) -> StoredTrajectory | None:
+    """Returns the trajectory of a version."""
+    return session.get(StoredTrajectory, version.number)
 
 
 @dataclass(frozen=True)
@@ -97,13 +73,12 @@ def record(session: Session, job_id: str, proof: Proof) -> None:
 
     It is kept instead of the LoRA-B file if the file can be rebuilt from it and is larger.
     """
-    trajectories = TrajectoryRepository(session)
-    version = trajectories.of_job(job_id)
+    version = session.scalars(select(StoredVersion).where(StoredVersion.job_id == job_id)).one()
     # A run that continued another version depends on that version, which may be deleted, so its B is kept.
     is_self_contained = proof.verified and proof.start_sha256 is None
     version.verified = proof.verified
     version.from_trajectory = is_self_contained and proof.size + len(proof.head) < version.size
-    trajectories.add(
+    session.add(
         StoredTrajectory(
             version_number=version.number,
             sha256=proof.sha256,
@@ -115,25 +90,19 @@ def record(session: Session, job_id: str, proof: Proof) -> None:
     )
 
 
-class TrajectoryService:
-    """Trajectories in one transaction."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-
-    def view(self, tenant: str, name: str, version: int) -> TrajectoryView:
-        """Returns the trajectory of a version. Raises AdapterNotFound, RevisionNotFound or NotFound."""
-        adapter, stored = resolve(self._session, tenant, name, f"v{version}")
-        trajectory = TrajectoryRepository(self._session).of_version(stored)
-        if trajectory is None:
-            raise NotFound(f"version {version} of adapter {name!r} came without a trajectory")
-        return TrajectoryView(
-            adapter=adapter.name,
-            version=stored.version,
-            sha256=trajectory.sha256,
-            size=trajectory.size,
-            steps=trajectory.steps,
-            verified=stored.verified,
-            replaces_weights=stored.from_trajectory,
-            start_sha256=trajectory.start_sha256,
-        )
+def trajectory_view(session: Session, tenant: str, name: str, version: int) -> TrajectoryView:
+    """Returns the trajectory of a version. Raises AdapterNotFound, RevisionNotFound or NotFound."""
+    adapter, stored = resolve(session, tenant, name, f"v{version}")
+    trajectory = trajectory_of(session, stored)
+    if trajectory is None:
+        raise NotFound(f"version {version} of adapter {name!r} came without a trajectory")
+    return TrajectoryView(
+        adapter=adapter.name,
+        version=stored.version,
+        sha256=trajectory.sha256,
+        size=trajectory.size,
+        steps=trajectory.steps,
+        verified=stored.verified,
+        replaces_weights=stored.from_trajectory,
+        start_sha256=trajectory.start_sha256,
+    )

@@ -2,8 +2,6 @@
 
 import json
 import stat
-import time
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from typer.testing import CliRunner
@@ -38,7 +36,7 @@ def log_in(call, fleet, token, *options):
 
 
 def test_a_terminal_asks_for_the_server_and_hides_the_token(call, fleet, app, file):
-    status, screen = on_terminal("login", "--with-token", input_lines=f"{fleet.url}/\n{app.token}\n")
+    status, screen = on_terminal("login", input_lines=f"{fleet.url}/\n{app.token}\n")
     assert status == 0, screen
     assert app.token not in screen
     assert "app of tenant default" in screen
@@ -52,50 +50,6 @@ def test_a_terminal_asks_for_the_server_and_hides_the_token(call, fleet, app, fi
     assert read_profiles(file).profiles == {"default": Profile(fleet.url)}
     assert "mobizo login" in call("whoami", exit_code=2)
     assert "no token" in call("logout", exit_code=1)
-
-
-@pytest.fixture
-def browser(monkeypatch, tmp_path):
-    """A browser that only records the address; returns a function that waits for the address."""
-    program, address_file = tmp_path / "browser", tmp_path / "opened"
-    program.write_text(f'#!/bin/sh\nprintf %s "$1" > {address_file}.part && mv {address_file}.part {address_file}\n')
-    program.chmod(0o755)
-    monkeypatch.setenv("BROWSER", f"{program} %s")
-
-    def address():
-        while not address_file.exists():
-            time.sleep(0.01)
-        return address_file.read_text()
-
-    return address
-
-
-@pytest.mark.parametrize("decision", ["approve", "deny"])
-def test_a_terminal_logs_in_by_a_code(call, monkeypatch, fleet, operator, file, browser, decision):
-    monkeypatch.setattr("server.identity.logins.service.POLL_INTERVAL_SECONDS", 1)
-    with ThreadPoolExecutor() as pool:
-        login = pool.submit(on_terminal, "login", "--scope", "jobs:read", input_lines=f"{fleet.url}\n")
-        code = browser().partition("?user_code=")[2]
-        operator.post(f"/v1/login-requests/{code}/{decision}").raise_for_status()
-        status, screen = login.result()
-    assert f"{fleet.url}/ui/activate" in screen
-    assert code in screen
-    if decision == "deny":
-        assert (status, file.exists()) == (1, False)
-        assert "the login was refused" in screen
-        return
-    assert status == 0, screen
-    assert read_profiles(file).profiles["default"].token not in screen
-    assert json.loads(call("whoami", "--json"))["scopes"] == ["jobs:read"]
-
-
-def test_a_person_with_a_token_confirms_a_code_on_the_command_line(call, fleet, operator):
-    fields = {"client_id": "mobizo", "client_name": "mobizo of bob@pc", "scope": "jobs:read"}
-    authorization = fleet.actor().post("/v1/oauth/login_authorization", data=fields).json()
-    log_in(call, fleet, operator.token)
-    call("token", "approve", authorization["user_code"], stdin="n\n", exit_code=1)
-    assert "mobizo of bob@pc is logged in" in call("token", "approve", authorization["user_code"].lower(), stdin="y\n")
-    assert "no login waits with this code" in call("token", "approve", "AAAA-AAAA", "--yes", exit_code=1)
 
 
 def test_a_token_is_checked_before_it_is_stored(call, fleet, app, file, tmp_path):

@@ -7,7 +7,7 @@ from PIL import Image
 
 from shared.access import Role
 from tests.server.dashboard.browsing import NARROW, WIDE, Tab, addresses, chromium
-from tests.server.dashboard.seed import ask_to_join, ask_to_log_in, populate, standing_server
+from tests.server.dashboard.seed import populate, standing_server
 
 IMAGES = Path(__file__).resolve().parents[3] / "docs" / "images"
 COLOURS, MAX_BYTES, MAX_BYTES_IN_ALL = 64, 60_000, 1_350_000
@@ -23,16 +23,13 @@ def main():
     with standing_server() as fleet, chromium() as browser:
         device, _ = populate(fleet)
         pages = addresses(fleet, device)
-        pages["join"] = f"/ui/devices/join?user_code={ask_to_join(fleet)['user_code']}"
-        pages["activate"] = f"/ui/activate?user_code={ask_to_log_in(fleet)['user_code']}"
+        pages["join"] = "/ui/devices/join"
         token = fleet.home.token(Role.OPERATOR, name="operator")
         for ending, (scheme, size) in VARIANTS.items():
             tab = Tab(browser, fleet.url, scheme, size)
             if ending != "-small":
                 tab.go("/ui/login")
                 save(tab, f"login{ending}")
-                tab.page.get_by_role("button", name="Sign in with a code").click()
-                save(tab, f"code{ending}")
             tab.sign_in(token)
             for name in SMALL if ending == "-small" else pages:
                 tab.go(pages[name])

@@ -14,7 +14,6 @@ from server.identity.signing_keys import service as keys
 from server.settings import Settings
 from server.web.state import AppState
 from shared.canonical import sha256_hex
-from shared.signing import new_private_key, public_text
 from tests.server.actors import Fleet, result, serving
 from tests.server.federation.conftest import cohort_request, update_file
 from tests.server.homes import copy_home, fill, home_of, write_source
@@ -110,23 +109,6 @@ def run(fleet, app, device, top=0.84, value=0.5, every=3, **changes):
     )
 
 
-def ask_to_join(fleet, name="tablet"):
-    """A device's request to join; returns the code that it shows."""
-    key = public_text(new_private_key().public_key())
-    fields = {"client_id": "mobizo-agent", "device_name": name, "public_key": key, "platform": "Linux aarch64, Pixel 9"}
-    answer = fleet.actor().post("/v1/oauth/device_authorization", data=fields)
-    assert answer.status_code == 200, answer.text
-    return answer.json()
-
-
-def ask_to_log_in(fleet, **changes):
-    """A program's request to log in; returns its codes."""
-    fields = {"client_id": "mobizo", "client_name": "mobizo of alice@laptop", **changes}
-    answer = fleet.actor().post("/v1/oauth/login_authorization", data=fields)
-    assert answer.status_code == 200, answer.text
-    return answer.json()
-
-
 def populate(fleet, every=3):
     """Fills the server; returns the device that trains now, and its lease. every: steps between two reports."""
     app = fleet.app()
@@ -178,9 +160,6 @@ def populate(fleet, every=3):
     lease = phone.lease(capabilities=CAPABLE | {"battery_percent": 64, "charging": True}, **LEASED)
     report(phone, lease, 70, every=every)
     app.submit(user="bob", adapter="bob-mail", recipe={"rank": 8})
-    ask_to_join(fleet)
-    code = ask_to_log_in(fleet)["user_code"]
-    assert fleet.operator().post(f"/v1/login-requests/{code}/approve").status_code == 200
     return phone, lease
 
 

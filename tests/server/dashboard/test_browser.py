@@ -9,7 +9,7 @@ from server.app import create_app
 from shared.access import Role
 from tests.server.actors import serving
 from tests.server.dashboard.browsing import CHROMIUM, MISSING, NARROW, WIDE, Tab, addresses, chromium
-from tests.server.dashboard.seed import ask_to_join, ask_to_log_in, populate, progress, report
+from tests.server.dashboard.seed import populate, progress, report
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=MISSING)
 
@@ -50,14 +50,12 @@ def test_a_person_s_day(tab, fleet):
     """Lets a device in, submits a job, watches it, compares runs, approves and rolls back versions."""
     browser_tab = tab()
     page = browser_tab.page
-    authorization = ask_to_join(fleet, "bobs-phone")
-    page.get_by_label("Code").fill(authorization["user_code"])
-    page.get_by_role("button", name="Look it up").click()
-    page.get_by_label("Users whose data is on it").fill("bob")
-    page.get_by_role("button", name="Approve").click()
-    page.get_by_text("The device is approved.").wait_for()
+    browser_tab.go("/ui/devices/join")
+    page.get_by_label("Users whose data is on the device").fill("bob")
+    page.get_by_role("button", name="Make a token").click()
+    page.get_by_text("The token enrolls one device").wait_for()
     device = fleet.device(users=("alice",))
-    page.get_by_role("link", name="Devices", exact=True).click()
+    browser_tab.go("/ui/devices")
     page.get_by_role("link", name="phone").click()
     page.get_by_role("heading", name="phone").wait_for()
 
@@ -98,59 +96,13 @@ def test_a_person_s_day(tab, fleet):
     page.locator("#reason-approve").fill("looks good")
     page.get_by_role("button", name="Approve version 2").click()
     page.get_by_text("The version is approved.").wait_for()
-    page.get_by_text("Roll back…").click()
-    page.get_by_role("button", name="Roll back", exact=True).click()
-    page.get_by_text("Main is an earlier version again.").wait_for()
+    browser_tab.go("/ui/adapters/first/versions/1")
+    page.get_by_text("Make it main…").click()
+    page.get_by_role("button", name="Make version 1 main", exact=True).click()
+    page.get_by_text("The version is main now.").wait_for()
     assert fleet.app().get("/v1/adapters/first").json()["main"] == 1
     page.get_by_role("button", name="Sign out").click()
     page.get_by_text("You are signed out.").wait_for()
-
-
-@pytest.mark.slow
-def test_a_person_confirms_a_login_of_a_terminal(browser, fleet):
-    authorization = ask_to_log_in(fleet)
-    visitor = Tab(browser, fleet.url)
-    page = visitor.page
-    address = authorization["verification_uri_complete"].removeprefix(fleet.url)
-    visitor.go(address)
-    page.fill("#token", fleet.home.token(Role.OPERATOR, name="alice"))
-    page.get_by_role("button", name="Sign in", exact=True).click()
-    page.wait_for_url(f"{fleet.url}{address}")  # the page that was asked for
-    page.get_by_role("heading", name="mobizo of alice@laptop asks to log in").wait_for()
-    page.get_by_label("tokens:write").uncheck()
-    page.get_by_role("button", name="Confirm").click()
-    page.get_by_text("The login is confirmed.").wait_for()
-    grant = {"grant_type": "urn:ietf:params:oauth:grant-type:device_code", "client_id": "mobizo"}
-    grant["device_code"] = authorization["device_code"]
-    scopes = fleet.actor().post("/v1/oauth/login_token", data=grant).json()["scope"].split()
-    assert "jobs:write" in scopes
-    assert "tokens:write" not in scopes
-    page.get_by_label("Code").fill("0000-0000")
-    page.get_by_role("button", name="Look it up").click()
-    page.get_by_role("alert").get_by_text("No login waits with this code").wait_for()
-    visitor.go("/ui/operations/audit")
-    assert page.get_by_role("cell", name="login-approved").is_visible()
-    visitor.close()
-    visitor.errors[:] = [error for error in visitor.errors if "404" not in error]  # the wrong code's page
-    assert visitor.errors == []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("scripts", [True, False])
-def test_a_person_signs_in_with_a_code(browser, fleet, scripts):
-    visitor = Tab(browser, fleet.url, java_script_enabled=scripts)
-    page = visitor.page
-    visitor.go("/ui/login?next=/ui/jobs")
-    page.get_by_role("button", name="Sign in with a code").click()
-    page.get_by_role("heading", name="Confirm this code").wait_for()
-    if scripts:
-        assert visitor.violations() == []
-    code = page.locator(".code").inner_text()
-    assert fleet.operator().post(f"/v1/login-requests/{code}/approve").status_code == 200
-    page.wait_for_url(f"{fleet.url}/ui/jobs")
-    assert page.get_by_role("heading", name="Jobs", exact=True).is_visible()
-    visitor.close()
-    assert visitor.errors == []
 
 
 @pytest.mark.slow
@@ -187,8 +139,7 @@ def test_a_restart_of_the_server_loses_no_figure(tab, fleet, app, device, lease)
 def test_every_page_is_accessible_and_fits_every_screen(tab, fleet):
     device, _ = populate(fleet, every=25)
     problems, browser_tab, every = {}, tab(), addresses(fleet, device)
-    every["join"] = f"/ui/devices/join?user_code={ask_to_join(fleet)['user_code']}"
-    every["activate"] = f"/ui/activate?user_code={ask_to_log_in(fleet)['user_code']}"
+    every["join"] = "/ui/devices/join"
     for name, path in every.items():
         assert browser_tab.go(path) == 200, path
         if name in ("job", "compare"):

@@ -31,7 +31,6 @@ PAGES = {
     "/ui/operations": None,
     "/ui/operations/tokens": Scope.TOKENS_WRITE,
     "/ui/operations/audit": Scope.ADAPTERS_READ,
-    "/ui/activate": Scope.TOKENS_WRITE,
 }
 
 
@@ -173,9 +172,9 @@ def test_names_are_escaped(fleet, person, app):
 def test_an_empty_server_says_how_to_begin(person):
     someone = person()
     for path, words in {
-        "/": "mobizo-agent enroll",
+        "/": "/ui/devices/join",
         "/ui/jobs": "mobizo job submit",
-        "/ui/devices": "mobizo-agent enroll",
+        "/ui/devices": "Make a one-time token",
         "/ui/adapters": "A job that succeeds",
         "/ui/cohorts": "mobizo cohort create",
         "/ui/programs": "No job has asked",

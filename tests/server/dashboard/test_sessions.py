@@ -1,4 +1,4 @@
-"""Signing in and out: cookies, CSRF, rate limits, and what a stranger gets."""
+"""Signing in and out: cookies, CSRF, and rate limits. What a stranger gets: tests/server/identity/test_matrix.py."""
 
 import asyncio
 from datetime import timedelta
@@ -14,8 +14,6 @@ from server.identity.tenants import TenantService
 from server.identity.tokens import TokenService
 from shared.access import Role
 from tests.server.dashboard.people import Person
-
-PAGES = ("/", "/ui/jobs", "/ui/devices", "/ui/adapters", "/ui/cohorts", "/ui/programs", "/ui/operations", "/ui/none")
 
 
 @pytest.mark.both_databases
@@ -67,18 +65,6 @@ def test_a_suspended_tenant_gets_a_page_that_says_so(person, home):
     answer = someone.get("/")
     assert answer.status_code == 403
     assert "Ask the operator of this server" in answer.text
-
-
-def test_a_stranger_gets_the_login_page_and_its_files_only(fleet):
-    stranger = Person(fleet.url)
-    for path in PAGES:
-        answer = stranger.get(path)
-        assert answer.status_code == 303, path
-        assert answer.headers["location"].startswith("/ui/login?next="), path
-        assert not answer.content, path
-    assert stranger.get("/ui/login").status_code == 200
-    assert stranger.post("/ui/jobs/new", data={"csrf": "x"}).status_code == 303
-    stranger.close()
 
 
 @pytest.mark.parametrize("token", ["nonsense", "mobizo-operator-" + "x" * 43, ""])

@@ -117,14 +117,18 @@ def test_a_list_is_read_from_one_index_alone_and_in_its_order(database, before, 
     assert any(re.match("SEARCH jobs USING INTEGER PRIMARY KEY|Index Scan jobs pk_jobs", step) for step in rows), rows
 
 
-def ask(session, number, lock=False):
-    request = LeaseRequest(datasets=list(datasets_of(number)))
-    return LeaseGiving(session, 120).offer(tenant_of(number), device_id(number), request, lock)
+def poll(number):
+    return JobPoll(tenant_of(number), device_id(number), LeaseRequest(datasets=list(datasets_of(number))))
+
+
+def acquire(session, number):
+    ((lease, _),) = LeaseGiving(session, 120).acquire_each([poll(number)])
+    return lease
 
 
 def test_looking_for_work_reads_jobs_and_leases_by_indexes_alone(database):
     with plans(database) as query_plans, database.reading() as session:
-        offer = ask(session, IDLE)
+        (offer,) = LeaseGiving(session, 120).offers([poll(IDLE)])
         assert not LeaseRepository(session).overdue(utc_now())
         assert QueueRepository(session).heads(offer)
     assert_by_index(query_plans)
@@ -150,7 +154,7 @@ def test_looking_for_all_who_wait_counts_jobs_by_an_index_alone(database):
 @pytest.mark.parametrize("number", [BUSY, IDLE], ids=["with a lease", "without"])
 def test_a_lease_is_given_by_indexes(database, number):
     with plans(database) as query_plans, database.writing() as session:
-        assert LeaseGiving(session, 120).acquire(ask(session, number, lock=True)) is not None
+        assert acquire(session, number) is not None
         session.rollback()  # the jobs stay as they are for the next test
     assert_by_index(query_plans)
 
@@ -159,16 +163,13 @@ def test_a_lease_is_kept_and_ended_by_indexes(database):
     progress = Progress(phase="training", step=2, steps=150)
     with plans(database) as query_plans, database.writing() as session:
         service = LeaseService(session, 120)
-        lease = LeaseGiving(session, 120).acquire(ask(session, BUSY, lock=True))
-        service.heartbeat(device_id(BUSY), lease.id, progress)
-        service.release(device_id(BUSY), lease.id)
+        lease = acquire(session, BUSY)
+        for says in (progress, Parting.RELEASE):
+            (state,) = service.messages([Message(device_id(BUSY), lease.id, says)])
+            assert not isinstance(state, Exception)
         session.rollback()
     # Of many devices at once, jobs are locked in their order: those few are sorted.
     assert_by_index(query_plans, sorts=True)
-
-
-def poll(number):
-    return JobPoll(tenant_of(number), device_id(number), LeaseRequest(datasets=list(datasets_of(number))))
 
 
 def test_leases_of_many_devices_share_statements(database):

@@ -215,13 +215,13 @@ def test_a_person_approves_each_version(band, operator, problem):
     assert (band.round(2)["state"], band.round(2)["start_version"]) == ("open", 1)
 
 
-def test_after_a_rollback_the_next_round_starts_from_it(band):
+def test_the_next_round_starts_from_what_was_promoted(band):
     band.create()
     band.join("alice", "bob")
     for value in (1.0, 2.0):
         band.open()
         band.train_all(alice=value, bob=value)
-    assert band.app.post("/v1/adapters/readers/rollback", json={}).status_code == 200
+    assert band.app.post("/v1/adapters/readers/promote", json={"revision": "v1"}).status_code == 200
     assert band.open()["start_version"] == 1
     band.train_all(alice=4.0, bob=4.0)
     np.testing.assert_array_equal(band.b("v3"), np.float32(4.0))
@@ -233,22 +233,22 @@ def recipe_of(band, user):
 
 
 def test_members_have_the_estimator_of_their_device_and_one_a(band):
-    """One device has the memory for exact gradients; the other declines until its job needs no reverse pass."""
+    """One device has the memory for a whole batch at once; the other declines until its job needs less."""
     view = band.create(recipe={**JOB["recipe"], "estimator": "auto", "queries": None})
     band.join("alice", "bob")
     band.devices["alice"].lease("movies", memory_bytes=10**9, capabilities={"cohorts": True})
     band.open()
     job = band.app.get(f"/v1/jobs/{band.parts()['alice']['job_id']}").json()
     assert "device alice-phone can spare 1,000 MB" in job["estimator_reason"]
-    while (lease := band.lease("bob"))["job"]["recipe"]["estimator"] != "replay":
+    while (lease := band.lease("bob"))["job"]["recipe"].get("micro_batch") != 1:
         needed_bytes = lease["manifest"]["manifest"]["planned_bytes"] + 10**9
         body = {"needed_bytes": needed_bytes, "available_bytes": needed_bytes - 1}
         assert band.devices["bob"].post(f"/v1/leases/{lease['id']}/decline", json=body).status_code == 200
         band.home.compile()
-    exact, perturbed = recipe_of(band, "alice"), recipe_of(band, "bob")
-    assert (exact["estimator"], perturbed["estimator"]) == ("gradient", "replay")
-    assert exact == view["recipe"]
-    for recipe in (exact, perturbed):
+    whole, parts = recipe_of(band, "alice"), recipe_of(band, "bob")
+    assert (whole.get("micro_batch"), parts["micro_batch"]) == (None, 1)
+    assert whole == view["recipe"]
+    for recipe in (whole, parts):
         assert a_fingerprint(Recipe.model_validate(recipe), SHAPE) == view["a_sha256"]
     assert band.upload("bob", lease, 4.0).status_code == 200
     assert band.complete("bob", lease).status_code == 200

@@ -28,22 +28,6 @@ def at_once(call, arguments):
         return list(pool.map(wait_and_call, arguments))
 
 
-def test_a_token_is_rotated_once(operator):
-    token_id = operator.post("/v1/tokens", json={"role": "app", "name": "one"}).json()["view"]["id"]
-    statuses = at_once(lambda _: operator.post(f"/v1/tokens/{token_id}/rotate").status_code, range(AT_ONCE))
-    assert sorted(statuses) == [201] + [409] * (AT_ONCE - 1)
-
-
-def test_logins_and_devices_of_an_address_wait_in_a_bounded_number(fleet, monkeypatch):
-    monkeypatch.setattr("server.identity.logins.service.WAITING_PER_ADDRESS", 2)
-    fields = {"client_id": "mobizo", "client_name": "laptop", "scope": ""}
-    stranger = fleet.actor()
-    statuses = at_once(
-        lambda _: stranger.post("/v1/oauth/login_authorization", data=fields).status_code, range(AT_ONCE)
-    )
-    assert sorted(statuses) == [200] * 2 + [429] * (AT_ONCE - 2)
-
-
 def test_a_new_adapter_name_is_one_user_s(app):
     users = [f"user-{number}" for number in range(AT_ONCE)]
     statuses = at_once(lambda user: app.post("/v1/jobs", json=job_request(user=user)).status_code, users)

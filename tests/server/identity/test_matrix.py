@@ -43,12 +43,10 @@ ABSENT = {
     "number": "1",
     "step": "1",
     "revision": "main",
-    "tag": "stable",
     "file": "README.md",
     "tenant": "default",
     "path": "README.md",
     "platform": "linux-x86_64",
-    "user_code": "AAAA-AAAA",
     "user": "alice",
     "anything": "nothing",
 }

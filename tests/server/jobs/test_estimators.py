@@ -7,8 +7,8 @@ from server.jobs.recipes import RecipeBase, SpareMemory, choose_recipe, resolve_
 from shared.job import JobRequest
 from shared.recipe import BaseRef
 from tests.server.conftest import job_request
+from tests.server.jobs.test_memory import SMOLLM2
 from tests.server.jobs.test_recipes import tokenizer  # noqa: F401  # a fixture
-from tests.server.jobs.test_shrink import SHAPE as SMOLLM2
 
 AUTO = {"estimator": "auto", "queries": None}
 
@@ -105,23 +105,28 @@ def decline(device, lease, available):
     return device.post(f"/v1/leases/{lease['id']}/decline", json=body)
 
 
-def test_a_device_without_the_memory_gets_a_lighter_estimator_but_the_same_batch(fleet, app, device):
-    """Without `shrink`: first a smaller micro-batch, then no reverse pass, then it waits for another device."""
-    job = fleet.ready_job(app, recipe=AUTO)
+@pytest.mark.parametrize(
+    ("recipe", "expected"),
+    [
+        ({}, [("gradient", None), ("gradient", 1)]),  # `replay` would take more
+        ({"effective_batch": 1, "rank": 64}, [("gradient", None), ("replay", None)]),
+    ],
+)
+def test_a_device_without_the_memory_gets_a_lighter_estimator_but_the_same_batch(fleet, app, device, recipe, expected):
+    """First a smaller micro-batch, then no reverse pass, then it waits for another device."""
+    job = fleet.ready_job(app, recipe=AUTO | recipe)
     recipes = []
     while (lease := device.lease()) is not None:
         recipes.append(lease["job"]["recipe"])
         assert decline(device, lease, 1).status_code == 200
         fleet.home.compile()
-    assert [(recipe["estimator"], recipe.get("micro_batch")) for recipe in recipes] == [
-        ("gradient", None),
-        ("gradient", 1),
-        ("replay", None),
-    ]
-    assert {(recipe["effective_batch"], recipe["precision"]) for recipe in recipes} == {(2, "fp32")}
+    assert [(recipe["estimator"], recipe.get("micro_batch")) for recipe in recipes] == expected
+    assert {(each["effective_batch"], each["precision"]) for each in recipes} == {
+        (recipe.get("effective_batch", 2), "fp32")
+    }
     job = app.get(f"/v1/jobs/{job['id']}").json()
     assert job["state"] == "ready"
-    assert job["estimator_reason"].startswith("estimator replay: device phone can spare ")
+    assert job["estimator_reason"].startswith(f"estimator {expected[-1][0]}: device phone can spare ")
     assert job["request"]["recipe"]["estimator"] == "auto"
 
 

@@ -4,6 +4,7 @@ import pytest
 from sqlalchemy import select
 
 from server.jobs.repository import Job
+from shared.job import JobRequest
 from tests.server.conftest import job_request
 
 
@@ -123,13 +124,11 @@ def test_a_job_keeps_its_rules_for_the_device_that_gets_it(fleet, app, device):
         "metered": False,
         "daily_minutes": 90.0,
     }
-    job = fleet.ready_job(app, rules=rules, shrink=True)
+    job = fleet.ready_job(app, rules=rules)
     assert job["request"]["rules"] == rules
-    assert job["request"]["shrink"] is True
     lease = device.lease()
     assert lease["job"]["request"] == job["request"]
     plain = app.submit(adapter="plain")["request"]
-    assert plain["shrink"] is False
     assert plain["rules"]["metered"] is True
     assert not any(value for name, value in plain["rules"].items() if name != "metered")
 
@@ -159,3 +158,7 @@ def test_priority(home, app, problem):
     assert app.submit(adapter="plain")["request"]["priority"] == 0
     for wrong in (11, -11, 1.5, "high"):
         problem(app.post("/v1/jobs", json=job_request(priority=wrong)), 422, "invalid-request")
+
+
+def test_a_request_of_an_earlier_release_is_read():
+    assert JobRequest.model_validate(job_request() | {"shrink": False}) == JobRequest.model_validate(job_request())

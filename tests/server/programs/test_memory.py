@@ -7,7 +7,7 @@ from server.programs.service import compile_bytes
 from server.settings import Settings
 from server.tasks.worker import SHARE, host_budget, machine_bytes
 from shared.recipe import TARGETS, Recipe
-from tests.server.jobs.test_shrink import SHAPE as SMOLLM2
+from tests.server.jobs.test_memory import SMOLLM2
 
 SMOLLM2_PARAMETERS = 134_515_008
 TINYLLAMA = SMOLLM2.model_copy(

@@ -8,8 +8,7 @@ import rfc8785
 
 from server.identity.signing_keys.service import load_key, prepare_keys, rotate_key
 from server.registry.card import model_card
-from server.registry.models import StoredVersion
-from server.registry.unsigned_versions import Signing, sign_backlog
+from server.registry.unsigned_versions import sign_backlog
 from shared.canonical import sha256_hex
 from shared.errors import Untrusted
 from shared.registry import SignedAdapter
@@ -60,18 +59,6 @@ def test_a_card_is_one_table_whatever_names_say(app, publish):
     card = model_card(changed_manifest).decode()
     assert "| base model | a\\|b # c (sha256 " in card
     assert "\n# c" not in card
-
-
-def test_what_an_older_server_made_is_signed_by_the_worker(home, app, publish, problem):
-    versions = [publish(), publish()]
-    with home.database.writing() as session:
-        session.query(StoredVersion).update({"manifest": None, "revision": None, "key_id": None, "signature": None})
-    problem(app.get(f"{URL}/versions/1/peft"), 503, "unavailable")
-    assert app.get(f"{URL}/versions/1").json()["revision"] is None
-    Signing(home.database, home.settings, lambda: False).run()
-    assert [app.get(f"{URL}/versions/{number}").json() for number in (1, 2)] == versions
-    assert verify_adapter(SignedAdapter.model_validate_json(fetched(app)), public_key(home))
-    assert sign_backlog(home.database, home.settings) == 0
 
 
 def test_after_a_rotation_the_new_key_has_signed(home, app, publish):

@@ -57,7 +57,6 @@ def test_a_version_goes_after_its_grace_and_its_bytes_with_it(app, device, publi
     assert shared["sha256"] == second["sha256"]
     mine, others = files_of(app, 1), files_of(app, 1, "/v1/adapters/alice-books")
     assert mine & others  # adapter_config.json tells of the recipe alone
-    decide("PUT", "/tags/old", {"revision": "v1"})
     decide("DELETE", "/versions/1")
     decide("DELETE", "/versions/2")
     assert purge(29) == 0
@@ -79,7 +78,6 @@ def test_a_version_goes_after_its_grace_and_its_bytes_with_it(app, device, publi
 
 def test_an_adapter_goes_whole_and_its_trail_stays(home, app, publish, decide, purge, collect, problem):
     versions = [publish(value) for value in (0.25, 0.5)]
-    decide("PUT", "/tags/old", {"revision": "v1"})
     files_of(app, 2)
     decide("DELETE", "/versions/1")
     decide("DELETE", "?reason=gone")
@@ -102,7 +100,7 @@ def test_a_completion_that_is_said_again_after_the_removal(home, device, lease, 
 
 def test_what_refers_to_a_version_goes_with_it():
     """Tables of other slices name no version that they would keep from being removed."""
-    ours = {"peft_files.version_number", "adapter_tags.version_number"}
+    ours = {"peft_files.version_number"}
     referring: list[ForeignKey] = [
         key
         for table in METADATA.tables.values()

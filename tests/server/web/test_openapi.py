@@ -49,9 +49,8 @@ def test_every_operation_says_which_problems_it_may_answer(operations):
         problems = {status: r for status, r in operation["responses"].items() if status >= "400"}
         assert {"400", "500", "503"} <= set(problems), name
         for status, response in problems.items():
-            # OAuth (RFC 6749, 5.2) and OpenAI's API have forms of their own for errors, beside ours.
-            oauth = "/oauth/" in name[1] and status in ("400", "429")
-            own = {"application/json"} if oauth or operation["tags"] == ["openai"] else set()
+            # OpenAI's API has a form of its own for errors, beside ours.
+            own = {"application/json"} if operation["tags"] == ["openai"] else set()
             assert set(response["content"]) == {PROBLEM_JSON} | own, (name, status)
             listed_codes = response["content"][PROBLEM_JSON]["schema"]["properties"]["code"]["enum"]
             assert listed_codes, (name, status)

@@ -1,4 +1,4 @@
-"""A device without room for a program: a smaller recipe, another device, or the end, and never the same offer again."""
+"""A device without room for a program: another device, or the end, and never the same offer again."""
 
 from datetime import timedelta
 
@@ -7,8 +7,6 @@ from sqlalchemy import update
 
 from server.database.columns import utc_now
 from server.jobs.leases.repository import MemoryDecline
-from shared.job import JobRequest
-from tests.server.conftest import job_request
 
 # The fake compiler's programs have 256,000 bytes of weights, and plan 16,384 for the tests' recipe.
 SMALL = {"needed_bytes": 275_000, "available_bytes": 90_499}  # room for 8-bit weights
@@ -23,64 +21,7 @@ def view(app, lease):
     return app.get(f"/v1/jobs/{lease['job']['id']}").json()
 
 
-@pytest.fixture
-def shrinking(fleet, app, device):
-    """A lease of `device` on a job that may shrink."""
-    fleet.ready_job(app, shrink=True)
-    return device.lease()
-
-
-def test_a_job_that_may_shrink_gets_a_smaller_recipe(fleet, app, device, shrinking):
-    answer = decline(device, shrinking)
-    assert answer.status_code == 200
-    assert (answer.json()["job_state"], answer.json()["stop"]) == ("queued", False)
-    job = view(app, shrinking)
-    assert job["state"] == "queued"
-    assert job["recipe"] == shrinking["job"]["recipe"] | {"precision": "int8-weight"}
-    assert job["recipe_id"] != shrinking["job"]["recipe_id"]
-    assert JobRequest.model_validate(job["request"]).recipe == JobRequest.model_validate(job_request()).recipe
-    assert job["request"] == shrinking["job"]["request"]
-    assert job["progress"]["phase"] == "waiting"
-    reason = job["progress"]["why"]
-    assert "device phone can spare 90,000 bytes" in reason
-    assert "needs 275,000" in reason
-    assert "precision fp32 -> int8-weight" in reason
-    assert device.lease() is None
-    fleet.home.compile()
-    again = device.lease()
-    assert again["job"]["id"] == shrinking["job"]["id"]
-    assert again["manifest"]["manifest"]["recipe"]["precision"] == "int8-weight"
-    assert again["job"]["progress"] is None
-    version = device.finish(again)
-    assert version["recipe"]["precision"] == "int8-weight"
-    assert view(app, shrinking)["state"] == "succeeded"
-
-
-def test_a_smaller_program_that_is_there_is_leased_at_once(fleet, app, device, shrinking):
-    fleet.ready_job(app, adapter="other", dataset="books", recipe={"precision": "int8-weight"})
-    assert decline(device, shrinking).json()["job_state"] == "ready"
-    assert device.lease()["job"]["id"] == shrinking["job"]["id"]
-
-
-def test_shrinking_again_and_again_ends(fleet, app, device):
-    """Each decline counts: the device's figures, not our estimate, decide."""
-    fleet.ready_job(app, shrink=True, recipe={"queries": 2, "effective_batch": 2, "sequence_length": 64})
-    seen = []
-    for _ in range(20):
-        lease = device.lease()
-        if lease is None:
-            break
-        recipe = lease["job"]["recipe"]
-        assert recipe not in seen
-        seen.append(recipe)
-        decline(device, lease, {"needed_bytes": 300_000, "available_bytes": 299_000})
-        fleet.home.compile()
-    assert lease is None
-    assert len(seen) > 2
-    assert app.get("/v1/jobs").json()["items"][0]["state"] == "ready"
-
-
-def test_without_shrink_the_job_waits_for_another_device(fleet, app, device, lease):
+def test_the_job_waits_for_another_device(fleet, app, device, lease):
     assert decline(device, lease).json()["job_state"] == "ready"
     job = view(app, lease)
     assert job["recipe"] == lease["job"]["recipe"]
@@ -90,27 +31,14 @@ def test_without_shrink_the_job_waits_for_another_device(fleet, app, device, lea
     assert fleet.device(name="large").lease()["job"]["id"] == lease["job"]["id"]
 
 
-def test_where_nothing_smaller_fits_it_waits_too(fleet, app, device, shrinking):
-    assert decline(device, shrinking, TINY).json()["job_state"] == "ready"
-    assert view(app, shrinking)["recipe"] == shrinking["job"]["recipe"]
-    assert device.lease() is None
-    assert fleet.device(name="large").lease() is not None
-
-
-@pytest.mark.parametrize("shrink", [True, False])
-def test_a_job_for_that_device_alone_fails(fleet, app, device, problem, shrink):
-    fleet.ready_job(app, device=device.device_id, shrink=shrink)
+def test_a_job_for_that_device_alone_fails(fleet, app, device):
+    fleet.ready_job(app, device=device.device_id)
     lease = device.lease()
     assert decline(device, lease, TINY).json()["job_state"] == "failed"
     error = view(app, lease)["error"]
     assert error["code"] == "does-not-fit"
     assert "10,000" in error["detail"]
     assert "275,000" in error["detail"]
-
-
-def test_a_job_for_that_device_alone_may_shrink(fleet, app, device):
-    fleet.ready_job(app, device=device.device_id, shrink=True)
-    assert decline(device, device.lease()).json()["job_state"] == "queued"
 
 
 def test_the_offer_is_made_again_once_there_is_memory(device, lease):
@@ -167,11 +95,10 @@ def test_a_request_that_waits_is_not_woken_by_what_was_declined(device, lease):
     assert device.lease(wait_seconds=0.3, memory_bytes=100) is None
 
 
-def test_said_twice_it_counts_once(app, device, shrinking):
-    first = decline(device, shrinking).json()
-    again = decline(device, shrinking, TINY).json()
+def test_said_twice_it_counts_once(device, lease):
+    first = decline(device, lease).json()
+    again = decline(device, lease, TINY).json()
     assert again == first
-    assert view(app, shrinking)["recipe"]["precision"] == "int8-weight"
 
 
 def test_what_ended_otherwise_is_not_declined(app, device, lease, problem):
@@ -207,7 +134,7 @@ def test_bad_memory(device, problem, memory):
     problem(device.post("/v1/leases", json={"datasets": [], "memory_bytes": memory}), 422, "invalid-request")
 
 
-def test_nobody_else_may_decline(fleet, app, device, shrinking, problem):
+def test_nobody_else_may_decline(fleet, app, device, lease, problem):
     for stranger in (fleet.device(name="other"), fleet.device("other")):
-        problem(decline(stranger, shrinking), 404, "not-found")
-    assert view(app, shrinking)["state"] == "training"
+        problem(decline(stranger, lease), 404, "not-found")
+    assert view(app, lease)["state"] == "training"

@@ -7,6 +7,7 @@ import pytest
 from server.database.database import Database
 from server.jobs.leases.giving import LeaseGiving
 from server.jobs.leases.long_poll import LongPoll
+from server.jobs.leases.messages import JobPoll, Message, Parting
 from server.jobs.leases.service import LeaseService
 from server.web.state import Shutdown
 from shared.protocol import LeaseRequest
@@ -24,14 +25,15 @@ def database(home):
 def read_arrival(long_poll, database, device_id):
     with database.reading() as session:
         changes = long_poll.changes
-        offer = LeaseGiving(session, 60).offer("default", device_id, LeaseRequest(datasets=["movies"]))
+        poll = JobPoll("default", device_id, LeaseRequest(datasets=["movies"]))
+        (offer,) = LeaseGiving(session, 60).offers([poll])
         (arrival,) = long_poll.arrivals(session, [offer], changes)
     return arrival
 
 
 async def release(database, device_id, lease):
     with database.writing() as session:
-        LeaseService(session, 60).release(device_id, lease["id"])
+        LeaseService(session, 60).messages([Message(device_id, lease["id"], Parting.RELEASE)])
     await asyncio.sleep(0.1)  # the event loop learns of the commit
 
 

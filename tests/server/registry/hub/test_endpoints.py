@@ -10,10 +10,8 @@ from sqlalchemy import delete, select
 
 from server.identity.tenants import TenantService
 from server.identity.tokens import TokenService
-from server.registry.hub.schemas import blob_id, pointer
 from server.registry.models import StoredPeftFile, StoredVersion
 from shared.access import Scope
-from shared.registry import VersionState
 from tests.server.identity.rules import found_routes
 
 MOVIES = "/api/models/default/alice-movies"
@@ -141,43 +139,6 @@ def test_any_name_may_be_asked_for(app, published_version):
         assert len(answer.headers["x-error-message"]) <= 500
     long = app.get(f"{MOVIES}/revision/{'x' * 20_000}")
     assert (long.status_code, long.headers["x-error-code"]) == (404, "RevisionNotFound")
-
-
-def test_an_adapter_without_an_approved_version(fleet, app, device, problem):
-    fleet.ready_job(app)
-    version = device.finish(device.lease(), tuned_accuracy=0.1)
-    for path in (MAIN, f"{FILES}/main/README.md"):
-        answer = app.get(path)
-        problem(answer, 403, "not-released")
-        assert answer.headers["x-error-code"] == "GatedRepo"
-    info = app.get(f"{MOVIES}/revision/v1").json()
-    assert info["sha"] == version["revision"]
-
-
-def test_what_is_deprecated_says_so(home, app, published_version):
-    assert "x-hf-warning" not in app.get(MAIN).headers
-    with home.database.writing() as session:
-        version = session.scalars(select_version(published_version)).one()
-        version.kept_state, version.message = VersionState.DEPRECATED, "too old:\nuse v2 \u2013 really"
-    warning = app.get(MAIN).headers["x-hf-warning"]
-    assert warning.startswith(
-        f"deprecated-{published_version['revision']}; version 1 of default/alice-movies is deprecated: too old: use v2"
-    )
-    for path in (f"{MOVIES}/tree/main", f"{FILES}/v1/README.md"):
-        assert app.get(path).headers["x-hf-warning"] == warning
-
-
-def test_names_that_git_itself_gives():
-    # `git hash-object` of the empty file, of "hello\n", and of a pointer.
-    assert blob_id(b"") == "e69de29bb2d1d6434b8b29ae775ad8c2e48c5391"
-    assert blob_id(b"hello\n") == "ce013625030ba8dba906f756967f9e9ca394464a"
-    text = pointer("4d7a214614ab2935c943f9e0ff69d22eadbb8f32b1258daaa5e2ca24d17e2393", 12345)
-    # The example in the specification of Git LFS.
-    assert text == (
-        b"version https://git-lfs.github.com/spec/v1\n"
-        b"oid sha256:4d7a214614ab2935c943f9e0ff69d22eadbb8f32b1258daaa5e2ca24d17e2393\n"
-        b"size 12345\n"
-    )
 
 
 def test_it_comes_after_all_other_routes(standing, fleet, app, device):

@@ -1,8 +1,7 @@
-"""Which adapters a device may have: of its own tenant, published, and assigned to it or trained by it."""
+"""Which adapters a device may have: of its own tenant, published, and of a user who is bound to it."""
 
 import pytest
 
-from server.identity.devices.service import DeviceService
 from shared.protocol import DeviceAdapter
 from shared.signing import parse_public, verify_adapter, verify_manifest
 from tests.server.conftest import adapter_bytes
@@ -18,15 +17,15 @@ def version(device, lease):
 
 @pytest.fixture
 def tablet(fleet):
-    return fleet.device(name="tablet")
+    return fleet.device(name="tablet", users=("bob",))
 
 
 def own(device, revision="main", name=NAME, file=""):
     return device.get(f"/v1/devices/self/adapters/{name}/{revision}{file}")
 
 
-def place(device):
-    return f"/v1/adapters/{NAME}/devices/{device.device_id}"
+def bind(operator, device, user="alice"):
+    assert operator.put(f"/v1/devices/{device.device_id}/users/{user}").status_code == 200
 
 
 def test_a_device_has_what_it_trained(device, version):
@@ -44,29 +43,25 @@ def test_a_device_has_what_it_trained(device, version):
 
 
 @pytest.mark.both_databases
-def test_another_device_has_it_once_it_is_assigned(app, tablet, version, problem):
+def test_another_device_has_it_while_its_user_is_bound(operator, tablet, version, problem):
     refusal = problem(own(tablet), 404, "adapter-not-found")
     missing = problem(own(tablet, name="nobody"), 404, "adapter-not-found")
     assert refusal["detail"].replace(NAME, "nobody") == missing["detail"]
     problem(own(tablet, file="/lora_B.safetensors"), 404, "adapter-not-found")
-    first = app.put(place(tablet))
-    assert first.status_code == 200
-    assert app.put(place(tablet)).json() == first.json()
+    bind(operator, tablet)
     assert own(tablet).json()["adapter"]["manifest"]["version"] == 1
     assert own(tablet, file="/lora_B.safetensors").status_code == 200
-    assert app.get(f"/v1/adapters/{NAME}/devices").json()["items"] == [first.json()]
-    for _ in range(2):
-        assert app.delete(place(tablet)).status_code == 204
+    assert operator.delete(f"/v1/devices/{tablet.device_id}/users/alice").status_code == 204
     problem(own(tablet), 404, "adapter-not-found")
 
 
-def test_the_programs_files_come_with_it(app, tablet, version, problem):
+def test_the_programs_files_come_with_it(app, operator, tablet, version, problem):
     program = app.get(f"/v1/programs/{version['recipe_id']}").json()["manifest"]
     url = f"/v1/files/{program['files'][0]['sha256']}"
     problem(tablet.get(url), 404, "not-found")
-    app.put(place(tablet))
+    bind(operator, tablet)
     assert tablet.get(url).status_code == 200
-    app.delete(place(tablet))
+    assert operator.delete(f"/v1/devices/{tablet.device_id}/users/alice").status_code == 204
     problem(tablet.get(url), 404, "not-found")
 
 
@@ -78,17 +73,12 @@ def test_a_held_version_is_nobodys(fleet, app, device, version, problem):
     assert own(device).json()["adapter"]["manifest"]["version"] == 1
 
 
-def test_no_tenant_reaches_into_another(fleet, app, device, version, problem):
-    stranger, foreign = fleet.app("other"), fleet.device("other")
-    problem(stranger.put(place(foreign)), 404, "adapter-not-found")
-    problem(app.put(place(foreign)), 404, "not-found")
+def test_no_tenant_reaches_into_another(fleet, version, problem):
+    foreign = fleet.device("other", users=("alice",))
     problem(own(foreign), 404, "adapter-not-found")
-
-
-def test_a_revoked_device_is_assigned_nothing(fleet, app, tablet, version, problem):
-    with fleet.home.database.writing() as session:
-        DeviceService(session).revoke("default", tablet.device_id)
-    problem(app.put(place(tablet)), 404, "not-found")
+    program = version["recipe_id"]
+    sha256 = fleet.app().get(f"/v1/programs/{program}").json()["manifest"]["files"][0]["sha256"]
+    problem(foreign.get(f"/v1/files/{sha256}"), 404, "not-found")
 
 
 def test_a_deleted_adapter_is_there_for_no_device(app, device, version, problem):

@@ -1,1 +1,0 @@
-"""Grants that let devices download adapters that they did not train."""
