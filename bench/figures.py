@@ -10,9 +10,6 @@ import re
 import statistics
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from bench.result import Result, Row, results_in
 
@@ -88,23 +85,15 @@ def update_figures(text: str, results: Mapping[str, Result]) -> str:
     return MARKER.sub(replacement, text)
 
 
-def figures(
-    check: Annotated[
-        bool, typer.Option("--check", help="Change nothing; fail if a figure differs or a result has other rows.")
-    ] = False,
-    directory: Annotated[Path, typer.Option("--from", help="The directory of the results.")] = RESULTS,
-) -> None:
+def figures() -> None:
     """Update the figures that README and docs quote, and remove rows of results that they do not quote."""
-    results = results_in(directory)
+    results = results_in(RESULTS)
     new_texts = {path: update_figures(path.read_text(), results) for path in documents()}
     for name, result in results.items():
         rows = quoted_rows(name, result, new_texts.values())
-        new_texts[directory / f"{name}.json"] = result.model_copy(update={"rows": rows}).text()
+        new_texts[RESULTS / f"{name}.json"] = result.model_copy(update={"rows": rows}).text()
     stale = {path: text for path, text in new_texts.items() if text != path.read_text()}
-    if not check:
-        for path, text in stale.items():
-            path.write_text(text)
+    for path, text in stale.items():
+        path.write_text(text)
     if stale:
-        print(("not up to date: " if check else "written: ") + ", ".join(path.name for path in stale))
-        if check:
-            raise typer.Exit(1)
+        print("written: " + ", ".join(path.name for path in stale))

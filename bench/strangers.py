@@ -7,7 +7,6 @@ points; both are of the same test records.
 """
 
 import json
-import statistics
 import subprocess
 import tempfile
 import time
@@ -20,7 +19,7 @@ from typing import Any
 import typer
 
 from bench.programs import model_file
-from bench.result import Claims, Row, notes, write
+from bench.result import Row, notes, write
 from bench.runner import JsonFile, Keep, Only, Quick, load_or_compute, select_parts
 from mobizo.quickstart.processes import BIN
 
@@ -60,7 +59,7 @@ def strangers(json_file: JsonFile = None, quick: Quick = False, only: Only = Non
         directory = keep or Path(name)
         for part in select_parts(SETS, only):
             rows.append(load_or_compute(directory / f"{part}.json", partial(_run, part, quick)))
-    write(json_file, rows, _claims(rows))
+    write(json_file, rows, {})
 
 
 def _run(part: str, quick: bool) -> Row:
@@ -107,14 +106,6 @@ def _row(report: dict[str, Any], seconds: float) -> Row:
         "over_baseline": 100 * (accuracy - baseline),
         **common,
     }
-
-
-def _claims(rows: list[Row]) -> Claims:
-    """Returns the claims of the sets that were measured."""
-    claims: Claims = {"strangers_seconds_max": max(row["seconds"] for row in rows)}
-    if over := [row["over_baseline"] for row in rows if "over_baseline" in row]:
-        claims |= {"strangers_worst_over_baseline": min(over), "strangers_mean_over_baseline": statistics.mean(over)}
-    return claims
 
 
 def _first_lines(path: Path, directory: Path) -> Path:

@@ -7,7 +7,6 @@ from mobizo.pinned_keys import PinnedKeys
 from mobizo.resources.jobs import Event
 from shared.errors import MobizoError
 from shared.job import JobRequest, JobState, JobSummary, JobView
-from shared.openai.models import Completion, CompletionRequest
 from shared.registry import AdapterManifest, ApprovalRule, VersionState
 from shared.scoring import ScoreRequest, ScoreResult
 
@@ -15,8 +14,6 @@ __all__ = [
     "AdapterManifest",
     "ApprovalRule",
     "Client",
-    "Completion",
-    "CompletionRequest",
     "Curve",
     "CurvePoint",
     "Event",

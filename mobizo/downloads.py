@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from mobizo.adapter_paths import version_path
 from mobizo.connection import Connection
 from shared.canonical import file_sha256
-from shared.errors import BadRequest, BaseMismatch, MobizoError, Unavailable, Untrusted
+from shared.errors import BaseMismatch, MobizoError, Unavailable, Untrusted
 from shared.protocol import AdapterVersion, PeftFile, PeftListing
 from shared.registry import AdapterManifest, SignedAdapter
 from shared.signing import verify_adapter
@@ -110,28 +110,6 @@ def describe_file(connection: Connection, path: str, name: str) -> PeftFile:
         return PeftFile(path=name, size=int(size), sha256=etag)
     except ValueError as error:
         raise Untrusted(f"the server does not state the size and sha256 of {name}") from error
-
-
-def ollama_base(base: str) -> str:
-    """Returns the value of FROM in a Modelfile: the absolute path of a file, or the name of a model at Ollama.
-
-    Raises BadRequest if `base` is neither.
-    """
-    path = Path(base).expanduser()
-    source = str(path.resolve()) if path.is_file() else base
-    if not source.strip() or not source.isprintable() or source.startswith('"'):
-        raise BadRequest(f"--base {base!r} is neither a file nor a name at Ollama")
-    if path.suffix == ".gguf" and not path.is_file():
-        raise BadRequest(f"there is no file {base}; give a GGUF file of the base, or its name at Ollama")
-    return source
-
-
-def name_base(modelfile: Path, base: str) -> None:
-    """Writes a base, as `ollama_base` returns it, into the FROM of a Modelfile."""
-    lines = modelfile.read_text(encoding="utf-8").split("\n")
-    index = next(number for number, line in enumerate(lines) if line.startswith("FROM "))
-    lines[index] = f"FROM {base}"
-    modelfile.write_text("\n".join(lines), encoding="utf-8")
 
 
 def _files(connection: Connection, root: str, manifest: AdapterManifest, format: Format) -> list[PeftFile]:

@@ -7,6 +7,7 @@ workers does not change the outcome.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -18,7 +19,7 @@ from shared.federation.algorithms import algorithm_of
 from shared.federation.cohort import RoundTask
 from shared.zo.lora import dump_adapter
 from simulation.attacks import poisoned_devices
-from simulation.executors import Executor, Handle, results_in_order
+from simulation.executors import Executor, results_in_order
 from simulation.randomness import generator, job_seed
 from simulation.records import RunningTraining
 from simulation.settings import SimulationSettings
@@ -127,7 +128,7 @@ class AsynchronousTraining:
             on_progress,
         )
         self._server = algorithm_of(population.settings.cohort.algorithm).server
-        self._handles: dict[int, tuple[LocalTask, Handle]] = {}  # trainings in progress
+        self._handles: dict[int, tuple[LocalTask, Future[TrainingOutput]]] = {}  # trainings in progress
 
     def collect(self, number: int, previous: Arrivals) -> Arrivals:
         """Collects results until version `number` can be made. previous: the state after the last version."""

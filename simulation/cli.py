@@ -36,26 +36,17 @@ def simulate(
     config: Annotated[Path | None, typer.Option(help="TOML file; flags override its settings")] = None,
     devices: Annotated[int | None, typer.Option(help="virtual devices; default 200")] = None,
     rounds: Annotated[int | None, typer.Option(help="number of rounds; default 5")] = None,
-    participation: Annotated[float | None, typer.Option(help="share of devices selected per round")] = None,
     seed: Annotated[int | None, typer.Option(help="seed of all random choices")] = None,
     base: Annotated[str | None, typer.Option(help="Hugging Face directory or id, or .gguf; default: built in")] = None,
     data: Annotated[list[Path] | None, typer.Option(help="directory with train.jsonl; repeatable")] = None,
     task: Annotated[str | None, typer.Option(help="name of a built-in task")] = None,
     partition: Annotated[str | None, typer.Option(help="iid, dirichlet (default) or source")] = None,
-    alpha: Annotated[
-        float | None,
-        typer.Option(help="concentration of the Dirichlet distribution; small values: few labels per device"),
-    ] = None,
-    skew: Annotated[float | None, typer.Option(help="sigma of the lognormal distribution of data sizes")] = None,
-    dropout: Annotated[float | None, typer.Option(help="probability that a device drops out")] = None,
     poisoned: Annotated[float | None, typer.Option(help="share of devices that attack")] = None,
     attack: Annotated[
         str | None, typer.Option(help="sign_flip, huge, random, collusion, labels, not_finite or claims")
     ] = None,
-    algorithm: Annotated[str | None, typer.Option(help="fedavg, fedprox or fedbuff")] = None,
     aggregator: Annotated[str | None, typer.Option(help="mean, median, trimmed_mean, krum or multi_krum")] = None,
-    upload: Annotated[str | None, typer.Option(help="weights, trajectory or masked")] = None,
-    engine: Annotated[str, typer.Option(help="processes (on this machine), inline or ray")] = "processes",
+    engine: Annotated[str, typer.Option(help="processes or inline (in this process)")] = "processes",
     workers: Annotated[int | None, typer.Option(min=1, help="number of workers; default: one for each core")] = None,
     program: Annotated[
         Path | None, typer.Option(help="directory for the compiled program, shared between simulations")
@@ -67,19 +58,11 @@ def simulate(
         flags = _set_options(
             devices=devices,
             rounds=rounds,
-            participation=participation,
             seed=seed,
             base=base,
-            data=_set_options(
-                sources=[str(path) for path in data] if data else None, partition=partition, alpha=alpha, skew=skew
-            ),
-            faults=_set_options(dropout=dropout, poisoned=poisoned, attack=attack),
-            cohort=_set_options(
-                task=task,
-                algorithm=_set_options(name=algorithm) or None,
-                aggregator=_set_options(name=aggregator) or None,
-                upload=upload,
-            ),
+            data=_set_options(sources=[str(path) for path in data] if data else None, partition=partition),
+            faults=_set_options(poisoned=poisoned, attack=attack),
+            cohort=_set_options(task=task, aggregator=_set_options(name=aggregator) or None),
         )
         _run(read_settings(config, flags), directory, _engine(engine), workers, program, as_json)
     except MobizoError as error:
@@ -111,7 +94,7 @@ def _run(
     as_json: bool,
 ) -> None:
     # Imported after the settings are validated, because training and compilation load hundreds of megabytes.
-    from simulation import plots, report
+    from simulation import report
     from simulation.session import Resources, SimulationOutcome
     from simulation.session import simulate as run
 
@@ -130,8 +113,7 @@ def _run(
         outcome = run(settings, directory, Resources(engine, workers, program), on_progress)
         progress.update(rounds_task, completed=settings.rounds)
         progress.remove_task(step_task)
-    plot_files = plots.draw(outcome, directory)
-    report.write(outcome, directory, plot_files)
+    report.write(outcome, directory)
     if as_json:
         out.print(json.dumps(report.document(outcome)), markup=False, soft_wrap=True)
         return
@@ -141,9 +123,7 @@ def _run(
     out.print(table)
     for line in report.remarks(outcome):
         out.print(line, markup=False)
-    if not plot_files:
-        err.print("no plots: matplotlib is not installed (pip install 'mobizo[simulate]')", markup=False)
-    out.print(f"{directory / 'report.html'}  {time.monotonic() - start:.0f} s", markup=False, soft_wrap=True)
+    out.print(f"{directory / 'report.md'}  {time.monotonic() - start:.0f} s", markup=False, soft_wrap=True)
 
 
 def _progress() -> Progress:
@@ -165,7 +145,7 @@ def _set_options(**fields: Any) -> dict[str, Any]:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Entry point of `python -m simulation` and of `mobizo simulate`. arguments: None for the process's own."""
+    """Entry point of `mobizo simulate`. arguments: None for the process's own."""
     app = typer.Typer(add_completion=False)
     app.command()(simulate)
     app(arguments, prog_name="mobizo simulate")

@@ -5,7 +5,7 @@ base/ data/ program/               the built-in base and task, and the compiled 
 rounds/0003/adapter.safetensors    B after round 3
 rounds/0003/optimizer.safetensors  the server optimizer's state
 rounds/0003/round.json             the round's record; written last, so a round without it is repeated
-report.json report.md report.html and plots
+report.json report.md
 """
 
 from __future__ import annotations

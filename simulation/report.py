@@ -1,10 +1,8 @@
-"""The report of a simulation as JSON, Markdown and HTML. `simulation.plots` draws the plots."""
+"""The report of a simulation as JSON and Markdown."""
 
 from __future__ import annotations
 
-import html
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -102,11 +100,10 @@ def _bytes(outcome: SimulationOutcome) -> str:
     return ", ".join(f"{name} {value:,.0f}" for name, value in bytes_sent(outcome).items()) or "none"
 
 
-def markdown(outcome: SimulationOutcome, plots: Sequence[str]) -> str:
-    """Returns the report as Markdown, with links to plots in the same directory."""
+def markdown(outcome: SimulationOutcome) -> str:
+    """Returns the report as Markdown."""
     lines = ["# Simulation", "", *(f"- **{name}**: {value}" for name, value in facts(outcome)), ""]
-    lines += [f"![{Path(name).stem}]({name})" for name in plots]
-    lines += ["", f"| {' | '.join(COLUMNS)} |", "|" + "---|" * len(COLUMNS)]
+    lines += [f"| {' | '.join(COLUMNS)} |", "|" + "---|" * len(COLUMNS)]
     lines += [f"| {' | '.join(str(cell) for cell in row)} |" for row in rows(outcome)]
     lines += ["", *(f"- {line}" for line in remarks(outcome))]
     return "\n".join(lines).rstrip() + "\n"
@@ -124,29 +121,7 @@ def remarks(outcome: SimulationOutcome) -> list[str]:
     return items + [f"{count} updates rejected: {reason}" for reason, count in rejections.items()]
 
 
-def page(outcome: SimulationOutcome, plots: Sequence[str]) -> str:
-    """Returns the report as a self-contained HTML page, with plots from the same directory."""
-    items = "".join(f"<dt>{html.escape(name)}</dt><dd>{html.escape(value)}</dd>" for name, value in facts(outcome))
-    header_cells = "".join(f"<th>{name}</th>" for name in COLUMNS)
-    table_rows = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(str(cell))}</td>" for cell in row) + "</tr>" for row in rows(outcome)
-    )
-    images = "".join(f'<img src="{name}" alt="{Path(name).stem}">' for name in plots)
-    remark_items = "".join(f"<li>{html.escape(line)}</li>" for line in remarks(outcome))
-    return (
-        '<!doctype html><html lang="en"><meta charset="utf-8"><title>Simulation</title><style>'
-        "body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}"
-        "dl{display:grid;grid-template-columns:max-content 1fr;gap:.2rem 1rem}dt{font-weight:600}dd{margin:0;"
-        "overflow-wrap:anywhere}img{max-width:100%}table{border-collapse:collapse}td,th{padding:.2rem .6rem;"
-        "border-bottom:1px solid #ccc;text-align:right}"
-        "@media(prefers-color-scheme:dark){body{background:#111;color:#eee}}"
-        f"</style><h1>Simulation</h1><dl>{items}</dl>{images}<table><thead><tr>{header_cells}</tr></thead><tbody>{table_rows}</tbody>"
-        f"</table><ul>{remark_items}</ul></html>\n"
-    )
-
-
-def write(outcome: SimulationOutcome, directory: Path, plots: Sequence[str]) -> None:
-    """Writes report.json, report.md and report.html."""
+def write(outcome: SimulationOutcome, directory: Path) -> None:
+    """Writes report.json and report.md."""
     (directory / "report.json").write_text(json.dumps(document(outcome), indent=1) + "\n", encoding="utf-8")
-    (directory / "report.md").write_text(markdown(outcome, plots), encoding="utf-8")
-    (directory / "report.html").write_text(page(outcome, plots), encoding="utf-8")
+    (directory / "report.md").write_text(markdown(outcome), encoding="utf-8")

@@ -20,7 +20,7 @@ from shared.tokenizer import read_tokenizer
 from shared.zo.encoding import answer_sizes
 from simulation import tiny
 from simulation.arrivals import ProgressCallback
-from simulation.executors import Engine, ExecutorContext
+from simulation.executors import Engine, open_executor
 from simulation.pool import read_pool
 from simulation.privacy import with_noise
 from simulation.records import RoundRecord, Store, digest
@@ -81,8 +81,8 @@ def simulate(
         shards = partition(settings.data, settings.devices, settings.seed, pool.labels, pool.sources)
     except ValueError as error:
         raise BadRequest(str(error)) from error
-    with ExecutorContext(config, workers, resources.engine) as context:
-        rounds = Simulator(settings, manifest, shards, context.executor, store, on_progress).run()
+    with open_executor(config, workers, resources.engine) as executor:
+        rounds = Simulator(settings, manifest, shards, executor, store, on_progress).run()
     return SimulationOutcome(settings, manifest, shards, rounds)
 
 

@@ -62,7 +62,6 @@ def loop(root: Path, programs_directory: Path, runner: Path, quick: bool) -> Mea
     data = write_reviews(root / "reviews")
     for name, program, launcher in (
         ("native", programs["int8"], RunnerLauncher(runner)),
-        ("python", programs["int8"], PythonLauncher()),
         ("gradient", gradient, RunnerLauncher(runner)),
     ):
         share, seconds = share_outside_program(launcher, plan_of(program, data, training(steps)), root / f"loop-{name}")
@@ -72,26 +71,15 @@ def loop(root: Path, programs_directory: Path, runner: Path, quick: bool) -> Mea
     cpu, wall = agent_seconds(programs["int8"], runner, data, root / "agent", steps)
     rows.append({"what": "loop", "agent_processor_seconds_a_step": cpu, "step_seconds": wall})
     claims["agent_processor_share_training"] = cpu / wall
-    claims["loop_overhead_share"] = claims["loop_share_outside_native"] + cpu / wall
     for precision, program in programs.items():
-        for launcher in (RunnerLauncher(runner), PythonLauncher()):
-            usage = resource_usage(launcher, plan_of(program, data, training(3)), root / f"{precision}-{launcher.name}")
+        launchers: tuple[Launcher, ...] = (RunnerLauncher(runner), PythonLauncher())
+        for each in launchers:
+            usage = resource_usage(each, plan_of(program, data, training(3)), root / f"{precision}-{each.name}")
             peak, weights = usage.peak_rss_bytes, program.size("weights")
-            columns = {"what": "memory", "executor": launcher.name, "precision": precision}
+            columns = {"what": "memory", "executor": each.name, "precision": precision}
             rows.append(columns | {"peak_rss_bytes": peak, "weights_bytes": weights})
-            claims[f"peak_rss_over_weights_{launcher.name}_{precision}"] = peak / weights
-        load_seconds = load_times(RunnerLauncher(runner), program, data, root / f"{precision}-starts")
-        rows += [{"what": "start", "precision": precision, "load_seconds": seconds} for seconds in load_seconds]
-        claims[f"load_seconds_native_{precision}"] = load_seconds[0]
-        claims[f"load_seconds_again_native_{precision}"] = load_seconds[1]
+            claims[f"peak_rss_over_weights_{each.name}_{precision}"] = peak / weights
     return rows, claims
-
-
-def load_times(launcher: Launcher, program: CompiledProgram, data: Path, path: Path) -> list[float]:
-    """Returns the seconds that loading takes in a first run of a program and in a second one."""
-    Path(f"{program.path('weights')}.packed").unlink(missing_ok=True)
-    plan = plan_of(program, data, training(1))
-    return [resource_usage(launcher, plan, path.with_name(f"{path.name}-{number}")).load_seconds for number in (1, 2)]
 
 
 def write_reviews(directory: Path) -> Path:

@@ -55,7 +55,6 @@ class ContenderRuns:
                 claims[f"{prefix}core_seconds_to_{suffix}"] = mean(
                     evaluation.core_seconds for evaluation in evaluations
                 )
-                claims[f"{prefix}seconds_to_{suffix}"] = mean(evaluation.seconds for evaluation in evaluations)
         return claims
 
 
@@ -153,8 +152,6 @@ def _comparisons(runs_by_contender: dict[str, ContenderRuns]) -> Claims:
     paper = [runs_by_contender[name] for name in ("MobiZO q=4", "MobiZO q=16") if name in runs_by_contender]
     if gradient and same_help:
         claims["gradient_vs_first_order_same_help"] = same_help.core_seconds_to_target / gradient.core_seconds_to_target
-    if gradient and replay:
-        claims["gradient_vs_replay"] = replay.core_seconds_to_target / gradient.core_seconds_to_target
     if replay and paper:
         # The smaller gain.
         fastest = min(contender_runs.core_seconds_to_target for contender_runs in paper)

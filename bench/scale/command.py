@@ -5,7 +5,6 @@ pass until the weights are loaded, and `second_load_seconds` in the next run of 
 sequence. `replay` adapts all layers with q = 2, E = 2; `gradient` and `directional` (q = 256) the last 8 with E = 4.
 `floor_seconds` is a float32 step's matrix products alone, in XNNPACK. `predicted_peak_bytes` is the server's prediction
 of a run. A program that may not fit into free memory is compiled and not trained; its device columns are missing.
-`other_cores` were busy with other work in the two seconds before the row, whose seconds suffer from such work.
 """
 
 import tempfile
@@ -16,7 +15,7 @@ from pathlib import Path
 from bench.result import Claims, Row, commit, notes, write
 from bench.runner import JsonFile, Keep, Only, Quick, load_or_compute, select_parts
 from bench.scale.bases import QUICK, SIZES, Size, write_random_base
-from bench.scale.measurement import busy_cores, compilation, device_run, recipe_of
+from bench.scale.measurement import compilation, device_run, recipe_of
 from device_agent.executors.runner import RunnerLauncher
 from device_agent.runner.location import find_runner
 
@@ -47,7 +46,7 @@ def _rows_of(size_name: str, size: Size, keep: Path) -> Iterator[Row]:
             parameters = write_base()
             notes.print(f"{size_name}: {estimator} in {precision}")
             row = {"base": size_name, "parameters": parameters, "precision": precision, "estimator": estimator}
-            row |= {"commit": commit(), "other_cores": busy_cores()}
+            row |= {"commit": commit()}
             with tempfile.TemporaryDirectory(dir=name) as directory:
                 recipe = recipe_of(base, precision, estimator, size)
                 program, compiled = compilation(recipe, Path(directory), base)

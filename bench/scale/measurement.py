@@ -27,7 +27,6 @@ from shared.recipe import TARGETS, BaseRef, Recipe
 from shared.training_settings import TrainingSettings
 
 POLL_SECONDS = 0.02
-BUSY_SECONDS = 2.0
 STEPS = 3
 RECORDS = 12  # E x STEPS at most: no step reuses the states of a sentence
 MARGIN = 1.25  # of free memory over the predicted peak of a run
@@ -49,11 +48,6 @@ def recipe_of(base: Path, precision: str, estimator: str, size: Size) -> Recipe:
     settings["targets"] = tuple(each for each in settings["targets"] if size.gated or each != "gate_proj")
     reference = BaseRef(name="random", sha256=locate_base(str(base)).sha256)
     return Recipe.model_validate({"base": reference, "precision": precision, "estimator": estimator} | settings)
-
-
-def busy_cores() -> float:
-    """Returns how many of the machine's cores are busy, over BUSY_SECONDS."""
-    return float(psutil.cpu_percent(BUSY_SECONDS)) / 100 * (psutil.cpu_count() or 1)
 
 
 def compilation(recipe: Recipe, directory: Path, base: Path) -> tuple[CompiledProgram, Row]:

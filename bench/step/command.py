@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,10 +24,9 @@ from bench.baselines.steps import EagerMobizo
 from bench.programs import LR, CompiledProgram, Stepper, compile_cold, model_file, random_batch, smollm2_recipe
 from bench.result import Claims, Measurement, Row, notes
 from bench.runner import Parts, command_of, ratio, time_by_turns
-from bench.step.floor import gemm_seconds, noise_update_seconds
-from bench.step.memory import peak_rss
+from bench.step.floor import gemm_seconds
 from bench.step.reverse import reverse
-from shared.recipe import DEFAULT_EPS, TARGETS
+from shared.recipe import DEFAULT_EPS
 from shared.zo.noise import query_seeds
 
 EPS = DEFAULT_EPS["fp32"]
@@ -40,21 +39,15 @@ def ratios(rounds: int) -> Measurement:
         notes.print("compiling")
         fp32 = compile_cold(smollm2_recipe(), root / "fp32")
         int8 = compile_cold(smollm2_recipe(precision="int8"), root / "int8")
-        notes.print("measuring memory")
-        peak = peak_rss(fp32.directory)
         claims = {
             "compile_seconds_fp32": fp32.seconds,
-            "compile_seconds_int8": int8.seconds,
             "compile_seconds_cached": cached_seconds(root / "cached"),
             "pte_bytes": fp32.size("program"),
             "ptd_bytes": fp32.size("weights"),
             "ptd_bytes_int8": int8.size("weights"),
-            "planned_bytes": fp32.manifest.planned_bytes,
-            "peak_rss_bytes": peak,
-            "peak_rss_over_ptd": peak / fp32.size("weights"),
         }
         run = Comparisons(root, fp32, int8, rounds, claims)
-        for part in (against_eager, share_of_step, against_sequential, frozen_layers, all_targets):
+        for part in (against_eager, share_of_step, against_sequential, frozen_layers):
             notes.print(part.__name__.replace("_", " "))
             part(run)
     return run.rows, claims
@@ -79,7 +72,7 @@ class Comparisons:
 
 
 def against_eager(run: Comparisons) -> None:
-    """Times the whole step at q = 4, E = 4, S = 64 in both precisions and in PyTorch eager, and a shorter one."""
+    """Times the whole step at q = 4, E = 4, S = 64 in both precisions and in PyTorch eager."""
     recipe, shape = run.fp32.recipe, run.fp32.manifest.shape
     model = EagerMobizo(AdaptedModel(load_model(str(model_file())), recipe, shape), recipe.paths)
 
@@ -89,17 +82,13 @@ def against_eager(run: Comparisons) -> None:
         return losses
 
     fp32, int8 = (Stepper(program, recipe.sequence_length) for program in (run.fp32, run.int8))
-    half = Stepper(run.fp32, recipe.sequence_length // 2)
     # The comparison means something only if both implementations agree on the same seeds.
     np.testing.assert_allclose(fp32(0), eager(0), rtol=1e-3)
-    seconds = time_by_turns(run.rounds, {"eager": eager, "fp32": fp32, "int8": int8, "fp32, half length": half})
+    seconds = time_by_turns(run.rounds, {"eager": eager, "fp32": fp32, "int8": int8})
     run.record("step", seconds)
     run.claims |= {
         "fp32_speedup_vs_eager": ratio(seconds["eager"], seconds["fp32"]),
         "int8_speedup_vs_eager": ratio(seconds["eager"], seconds["int8"]),
-        "half_length_speedup": ratio(seconds["fp32"], seconds["fp32, half length"]),
-        "step_seconds_fp32": statistics.median(seconds["fp32"]),
-        "step_seconds_int8": statistics.median(seconds["int8"]),
     }
 
 
@@ -134,7 +123,7 @@ def against_sequential(run: Comparisons) -> None:
 
 
 def frozen_layers(run: Comparisons) -> None:
-    """Times adapting the last quarter of the layers, with and without cached prefixes, against adapting all."""
+    """Times adapting the last quarter of the layers, with cached prefixes, against adapting all."""
     program = compile_cold(smollm2_recipe(layers="last:25%"), run.root / "last")
     recipe, length = program.recipe, program.recipe.sequence_length
     uncached, methods = Stepper(program, length), program.methods("prefix", "suffix")
@@ -149,22 +138,9 @@ def frozen_layers(run: Comparisons) -> None:
 
     np.testing.assert_array_equal(uncached(0), cached(0))
     all_layers = Stepper(run.fp32, length)
-    calls: dict[str, Callable[[int], np.ndarray]] = {"all layers": all_layers, "last quarter": uncached}
-    calls["last quarter, cached prefix"] = cached
-    seconds = time_by_turns(run.rounds, calls)
+    seconds = time_by_turns(run.rounds, {"all layers": all_layers, "last quarter, cached prefix": cached})
     run.record("frozen layers", seconds)
     run.claims["last_quarter_speedup"] = ratio(seconds["all layers"], seconds["last quarter, cached prefix"])
-    run.claims["last_quarter_speedup_uncached"] = ratio(seconds["all layers"], seconds["last quarter"])
-
-
-def all_targets(run: Comparisons) -> None:
-    """Measures noise, perturbed copies and update of all seven linear layers' B, as a share of that step."""
-    program = compile_cold(smollm2_recipe(targets=TARGETS), run.root / "seven")
-    seconds = time_by_turns(run.rounds, {"step": Stepper(program, program.recipe.sequence_length)})
-    noise = noise_update_seconds(program.recipe, program.manifest.shape, run.rounds)
-    run.record("seven targets", seconds | {"noise and update alone": noise})
-    run.claims["noise_update_share"] = statistics.median(noise) / statistics.median(seconds["step"])
-    run.claims["pte_bytes_seven_targets"] = program.size("program")
 
 
 def cached_seconds(directory: Path) -> float:

@@ -1,9 +1,8 @@
-"""Parts of a step alone: its matrix products, and its directions and update."""
+"""The matrix products of a step alone, and the times of single methods."""
 
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
@@ -15,9 +14,8 @@ from torch.nn import functional
 from bench.programs import Methods
 from bench.runner import time_by_turns
 from server.compiler.export.emission import Signature, emit
-from server.compiler.methods.estimators import state_of
 from shared.recipe import TARGETS, Recipe
-from shared.zo.lora import BaseShape, flat_size
+from shared.zo.lora import BaseShape
 
 
 class LayerGemms(nn.Module):
@@ -53,20 +51,6 @@ def _first_element(product: Tensor) -> Tensor:
     return product[:, :1, :1] + 0.0
 
 
-class NoiseAndUpdate(nn.Module):
-    """A step without the network: directions, perturbed copies of B, the update."""
-
-    def __init__(self, recipe: Recipe, size: int) -> None:
-        super().__init__()
-        self.state: Any = state_of(recipe, size)
-
-    def forward(self, seeds: Tensor, coefficients: Tensor, eps: Tensor) -> Tensor:
-        """Returns one element of every path's B, so that all are computed."""
-        paths, z = self.state.perturb(seeds, eps)
-        self.state.update(z, coefficients, eps)
-        return paths[:, :1] + 0.0
-
-
 def gemm_example(recipe: Recipe, shape: BaseShape) -> tuple[Tensor, ...]:
     """Returns activations of a step's shapes for `LayerGemms`."""
     rows, length = recipe.score_rows, recipe.sequence_length
@@ -92,14 +76,6 @@ def gemm_seconds(recipe: Recipe, shape: BaseShape, rounds: int) -> list[float]:
         path.write_bytes(lowered.buffer)
         program, inputs = Methods(path, None, ["forward"]), [tensor.numpy() for tensor in example]
         return time_by_turns(rounds, {"gemms": lambda _number: program("forward", *inputs)})["gemms"]
-
-
-def noise_update_seconds(recipe: Recipe, shape: BaseShape, rounds: int) -> list[float]:
-    """Returns the seconds of directions, perturbation and update, once per round."""
-    queries = recipe.queries
-    example = (torch.zeros((queries, 2), dtype=torch.int32), torch.ones(queries), torch.ones(1))
-    module = NoiseAndUpdate(recipe, flat_size(recipe, shape))
-    return time_methods({"adapter": Signature(module, example)}, rounds)["adapter"]
 
 
 def time_methods(methods: Mapping[str, Signature], rounds: int) -> dict[str, list[float]]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import statistics
 import tempfile
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,12 +27,10 @@ from server.compiler.checkpoints.checkpoint import Checkpoint, load_checkpoint
 from server.compiler.export.backends.xnnpack import lower_layers
 from server.compiler.export.emission import Signature
 from server.compiler.export.gradient_network import GradientNetwork
-from server.compiler.export.lowering import LayerGroup
 from server.compiler.export.network import QuantizedBase, layer_example
 from server.compiler.export.weights import StoredKeys
 from server.compiler.methods.training import Stack
-from server.compiler.model.decoder import FrozenLinears, LayerShape
-from server.compiler.model.reverse import KeepingLayer, Kept, TransposedLinears
+from server.compiler.model.reverse import KeepingLayer, Kept
 from shared.recipe import TARGETS, Precision
 
 ROWS, LENGTH, RANK = 16, 64, 8  # of the timed layer
@@ -57,8 +54,6 @@ def reverse(rounds: int) -> Measurement:
         notes.print(f"reverse over forward, {precision}")
         last = LastLayer.of(checkpoint, precision)
         claims[f"reverse_over_forward_{precision}"] = reverse_over_forward(last, rounds)
-        if precision == "fp32":
-            claims["reverse_products_over_forward_fp32"] = products_over_forward(checkpoint, last, rounds)
     rows, program_claims = programs()
     return rows, claims | program_claims
 
@@ -102,33 +97,6 @@ class OneLayer(nn.Module):
         return outputs
 
 
-class LinearProducts(nn.Module):
-    """The products with a layer's frozen weights that its forward pass needs, or its reverse pass, and nothing else."""
-
-    def __init__(self, shape: LayerShape, weights: Mapping[str, Tensor], backward: bool) -> None:
-        """weights: float32 buffers as `quantized_layer` gives them."""
-        super().__init__()
-        self.shape, self.frozen = shape, FrozenLinears(shape, weights)
-        self.transposed = TransposedLinears(shape, weights) if backward else None
-
-    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """inputs: activations (R, S, width), one of each width of the layer. Returns sums of products, by width."""
-        by_width = {tensor.shape[-1]: tensor for tensor in inputs}
-        products: list[Tensor] = []
-        for target in self.shape.facts.linears:
-            features, out = self.shape.facts.features(target)
-            if self.transposed is None:
-                products.append(self.frozen(target, by_width[features]))
-            else:
-                gradient, weight = by_width[out].view(-1, out), getattr(self.frozen, target)
-                products.append(self.transposed(target, gradient, weight, None).view(self.shape.rows, -1, features))
-        sums: dict[int, Tensor] = {}
-        for product in products:
-            width = product.shape[-1]
-            sums[width] = sums[width] + product if width in sums else product
-        return tuple(sums.values())
-
-
 @dataclass(frozen=True)
 class LastLayer:
     """The last layer of a base, its network, and the length of its sequences."""
@@ -165,19 +133,5 @@ def reverse_over_forward(last: LastLayer, rounds: int) -> float:
         "adapter": Signature(OneLayer(forward), (states[0], *layer_inputs)),  # the forward pass
         "reverse": Signature(OneLayer(backward), (states[0], *kept, states[1], *layer_inputs, *scale_inputs)),
     }
-    seconds = time_methods(methods, rounds)
-    return ratio(seconds["reverse"], seconds["adapter"])
-
-
-def products_over_forward(checkpoint: Checkpoint, last: LastLayer, rounds: int) -> float:
-    """Returns the same ratio of the products with float32 weights alone, its floor."""
-    (shape,), weights = last.stack.shapes, QuantizedBase.of(checkpoint, "fp32").layers[checkpoint.facts.layers - 1]
-    widths = sorted({width for target in shape.facts.linears for width in shape.facts.features(target)})
-    example = tuple(torch.rand(ROWS, last.length, width) for width in widths)
-    methods: dict[str, Signature] = {}
-    for name in ("adapter", "reverse"):  # the first is the forward pass
-        module = LinearProducts(shape, weights, backward=name == "reverse")
-        ((lowered,),) = lower_layers([LayerGroup([module], example, None)], StoredKeys())
-        methods[name] = Signature(OneLayer(lowered), example)
     seconds = time_methods(methods, rounds)
     return ratio(seconds["reverse"], seconds["adapter"])

@@ -1,1 +1,1 @@
-"""Training runs that `accuracy`, `end-to-end` and `options` compare."""
+"""Training runs that `accuracy` and `end-to-end` compare."""

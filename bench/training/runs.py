@@ -24,7 +24,7 @@ from shared.training_settings import TrainingSettings
 from shared.zo.encoding import Example
 
 Split = Literal["validation", "test"]
-Calibrated = Literal["gradients", "activations", "balanced"]  # balanced: gradients, equally large in all modules
+Calibrated = Literal["gradients", "balanced"]  # balanced: gradients, equally large in all modules
 
 
 class Contender(BaseModel):
@@ -64,7 +64,7 @@ class Run(BaseModel):
     evaluations: on its split.
     """
 
-    model_config = ConfigDict(validate_by_name=True, serialize_by_alias=True)
+    model_config = ConfigDict(extra="forbid")
 
     contender: str
     task: str = "movies"
@@ -79,7 +79,7 @@ class Run(BaseModel):
     core_seconds: float = 0
     seconds: float = 0
     examples: int = 0  # in its steps, with repetitions
-    evaluations: list[Evaluation] = Field([], alias="seen")  # `seen` in the committed results
+    evaluations: list[Evaluation] = []
     diverged: bool = False
     best_step: int = 0  # step with the highest accuracy on its split; among equals, the lowest loss
     best: float | None = None  # test accuracy after `best_step`, if the split is validation

@@ -10,18 +10,10 @@ from pydantic import BaseModel
 
 from mobizo.adapter_paths import split_reference
 from mobizo.cli.connect import Connect, server_command
-from mobizo.cli.console import (
-    Json,
-    err,
-    out,
-    percent,
-    print_json,
-    score_text,
-)
+from mobizo.cli.console import Json, err, out, percent, print_json, score_text
 from mobizo.cli.progress import download_progress
 from mobizo.cli.tables import MAX_ROWS, Limit, print_table, take_newest
-from mobizo.downloads import MODELFILE_NAME, Format, name_base, ollama_base
-from shared.errors import BadRequest
+from mobizo.downloads import Format
 from shared.protocol import AdapterVersion, AdapterView
 from shared.registry import Comparison, VersionState
 
@@ -73,7 +65,6 @@ def list_adapters(
     print_table(
         ("adapter", "main", "versions", "user", "tuned accuracy", "latest"),
         rows,
-        drop=("latest", "versions", "user", "tuned accuracy"),
         empty="no adapters; a job creates the first version of one, see `mobizo job submit --help`",
     )
 
@@ -142,7 +133,6 @@ def list_versions(
     print_table(
         ("version", "revision", "state", "main", "before", "after", "created"),
         rows,
-        drop=("created", "before", "revision", "main"),
         empty="no versions in this state" if state else "no versions",
     )
 
@@ -164,26 +154,14 @@ def pull(
     base_sha256: Annotated[
         str | None, typer.Option(help="Fail unless the adapter is for the base model with this sha256.")
     ] = None,
-    base: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE|NAME",
-            help="With --format ollama: the base for FROM, a GGUF file or a name at Ollama. Default: ./base.gguf.",
-        ),
-    ] = None,
     as_json: Json = False,
 ) -> None:
     """Download a version and verify each file. An interrupted download is resumed."""
     name, revision = name_and_revision(version)
     with connect() as client, download_progress(err) as progress:
-        if base is not None and format is not Format.OLLAMA:
-            raise BadRequest("--base is for --format ollama, whose Modelfile names the base")
-        source = None if base is None else ollama_base(base)
         adapter_version = client.adapters.download(
             name, to, revision, format, base_sha256=base_sha256, progress=progress
         )
-    if source is not None:
-        name_base(to / MODELFILE_NAME, source)
     print_json(adapter_version) if as_json else out.print(
         f"{version_line(adapter_version)} -> {to}", soft_wrap=True, markup=False
     )
@@ -245,7 +223,7 @@ def list_events(connect: Connect, name: Name, limit: Limit = MAX_ROWS, as_json: 
         main = "" if event.main_after is None else f"v{event.main_after}"
         actor = event.user or event.name or event.actor
         rows.append((event.at.isoformat(" ", "seconds"), actor, event.action, version, main, event.reason))
-    print_table(("time", "actor", "action", "version", "main", "reason"), rows, drop=("main", "actor"))
+    print_table(("time", "actor", "action", "version", "main", "reason"), rows)
 
 
 @commands.command()

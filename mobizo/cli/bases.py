@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import typer
 
 from mobizo.cli.connect import Connect, server_command
-from mobizo.cli.console import Json, out, print_json, stop
+from mobizo.cli.console import Json, print_json
 from mobizo.cli.tables import print_table
 from shared.catalog import BaseView
 
@@ -31,33 +29,7 @@ def list_bases(connect: Connect, as_json: Json = False) -> None:
     print_table(
         ("base", "architecture", "parameters", "context", "precisions", "chat", "Hub id"),
         [_row(base) for base in models],
-        drop=("Hub id", "chat", "context", "precisions", "architecture"),
         empty="no base models; an operator registers one with `mobizo-server base add`",
-    )
-
-
-@group.command()
-@server_command
-def view(
-    connect: Connect,
-    name: Annotated[str, typer.Argument(metavar="BASE", help="Name of the base model.")],
-    as_json: Json = False,
-) -> None:
-    """Show a base model."""
-    with connect() as client:
-        model = next((base for base in client.bases.list() if base.name == name), None)
-    if model is None:
-        raise stop(f"there is no base model {name!r}; `mobizo base list` shows them", 1)
-    if as_json:
-        print_json(model)
-        return
-    name, architecture, parameters, context, precisions, chat, hub_id = _row(model)
-    out.print(
-        f"{name}: {architecture}, {parameters} parameters, {context} tokens of context\n"
-        f"precisions that can train: {precisions}\nchat template: {chat}\nHub id: {hub_id or 'none'}\n"
-        f"sha256: {model.sha256}",
-        markup=False,
-        soft_wrap=True,
     )
 
 

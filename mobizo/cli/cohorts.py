@@ -2,42 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from mobizo.cli.connect import Connect, server_command
-from mobizo.cli.console import (
-    Json,
-    out,
-    percent,
-    print_json,
-    stop,
-)
+from mobizo.cli.console import Json, out, percent, print_json, read_file
 from mobizo.cli.tables import MAX_ROWS, Limit, print_table, take_newest
-from shared.errors import BadRequest
 from shared.federation.cohort import CohortSettings, CohortView, RoundView
-from shared.invalid_fields import first_invalid
 
 group = typer.Typer(help="Average the adapters of many users into one, in rounds.", no_args_is_help=True)
 Name = Annotated[str, typer.Argument(metavar="COHORT", help="Name of the cohort.")]
 Number = Annotated[int | None, typer.Option("--round", help="Number of the round. Default: the latest round.", min=1)]
-
-
-def read_settings(file: Path) -> CohortSettings:
-    """Returns the cohort in a JSON file, in the format of POST /v1/cohorts.
-
-    Raises BadRequest, which names the field.
-    """
-    try:
-        return CohortSettings.model_validate_json(json.dumps(json.loads(file.read_bytes())))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise BadRequest(f"{file} is not a JSON file: {error}") from error
-    except ValidationError as error:
-        raise BadRequest(f"{file}: {first_invalid(error)}") from error
 
 
 def _version(version: int | None) -> str:
@@ -94,10 +72,7 @@ def create(
     as_json: Json = False,
 ) -> None:
     """Create a cohort. Its settings cannot be changed later."""
-    try:
-        settings = read_settings(file)
-    except BadRequest as error:
-        raise stop(error.detail, 1) from error
+    settings = read_file(file, CohortSettings)
     with connect() as client:
         _print_view(client.cohorts.create(settings), as_json)
 
@@ -120,7 +95,6 @@ def list_cohorts(connect: Connect, limit: Limit = MAX_ROWS, as_json: Json = Fals
     print_table(
         ("cohort", "members", "rounds", "version", "latest round", "algorithm"),
         rows,
-        drop=("algorithm", "rounds", "members"),
         empty="no cohorts; `mobizo cohort create FILE` creates one",
     )
 
@@ -147,7 +121,7 @@ def members(connect: Connect, name: Name, limit: Limit = MAX_ROWS, as_json: Json
         for member in member_views
     ]
     empty = f"no members; `mobizo cohort join {name} USER --device DEVICE` adds one"
-    print_table(("user", "device", "updates", "joined"), rows, drop=("joined", "updates"), empty=empty)
+    print_table(("user", "device", "updates", "joined"), rows, empty=empty)
 
 
 @group.command()
@@ -205,7 +179,6 @@ def rounds(connect: Connect, name: Name, limit: Limit = MAX_ROWS, as_json: Json 
     print_table(
         ("round", "state", "updates", "from", "published", "accuracy at start", "bytes", "reason"),
         rows,
-        drop=("bytes", "reason", "accuracy at start", "from"),
         empty=f"no rounds; `mobizo cohort open {name}` opens one",
     )
 
@@ -234,7 +207,6 @@ def updates(connect: Connect, name: Name, number: Number = None, as_json: Json =
     print_table(
         ("user", "state", "examples", "norm", "stale", "bytes", "accuracy"),
         rows,
-        drop=("stale", "bytes", "norm", "examples"),
     )
 
 

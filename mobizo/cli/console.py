@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
 
 import typer
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 from rich.console import Console
 
+from shared.invalid_fields import first_invalid
 from shared.job import Result
 
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Model = TypeVar("Model", bound=BaseModel)
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
 
@@ -22,6 +25,16 @@ def stop(message: str, status: int) -> typer.Exit:
     """Prints a message in red on standard error, and returns the exception that ends the command with this status."""
     err.print(message, style="red", markup=False, soft_wrap=True)
     return typer.Exit(status)
+
+
+def read_file(file: Path, kind: type[Model]) -> Model:
+    """Returns the object in a JSON file. Ends the command with status 2, and names the field, if it is not valid."""
+    try:
+        return kind.model_validate_json(json.dumps(json.loads(file.read_bytes())))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise stop(f"{file} is not a JSON file: {error}", 2) from error
+    except ValidationError as error:
+        raise stop(f"{file}: {first_invalid(error)}", 2) from error
 
 
 def percent(value: float | None) -> str:

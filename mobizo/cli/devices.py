@@ -73,7 +73,6 @@ def list_devices(connect: Connect, limit: Limit = MAX_ROWS, as_json: Json = Fals
     print_table(
         ("device", "name", "state", "users", "labels", "last seen"),
         rows,
-        drop=("labels", "last seen", "users", "state"),
         empty="no devices; `mobizo device enroll-token --user USER` lets one enroll",
     )
 

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from pydantic import BaseModel
 
 from mobizo.cli.connect import Connect, server_command
-from mobizo.cli.console import Json, err, out, print_json, stop
-from mobizo.cli.job_file import parse_hours, parse_start, read_request
+from mobizo.cli.console import Json, err, out, print_json, read_file, stop
 from mobizo.cli.progress import show_job_progress
 from mobizo.cli.tables import MAX_ROWS, Limit, print_table, take_newest
 from mobizo.client import Client
-from shared.errors import BadRequest
-from shared.job import MAX_PRIORITY, JobState, JobView
+from shared.job import JobRequest, JobState, JobView
 
 group = typer.Typer(help="Submit personalization jobs and follow them.", no_args_is_help=True)
 JobId = Annotated[str, typer.Argument(metavar="JOB", help="Id of the job.")]
@@ -29,68 +27,11 @@ def submit(
         Path,
         typer.Argument(help="JSON file with the job, in the format of POST /v1/jobs.", exists=True, dir_okay=False),
     ],
-    charging: Annotated[bool, typer.Option("--charging", help="Train only on external power.")] = False,
-    battery_floor: Annotated[
-        float | None,
-        typer.Option(help="Battery level in percent below which the device trains only on external power."),
-    ] = None,
-    temperature_ceiling: Annotated[
-        float | None, typer.Option(help="Highest temperature in degrees Celsius at which the device trains.")
-    ] = None,
-    daily_minutes: Annotated[float | None, typer.Option(help="Longest training per day, in minutes.")] = None,
-    hours: Annotated[
-        list[str] | None,
-        typer.Option(help="Daily time span for training, such as 22:00-06:00, in the device's time zone; repeatable."),
-    ] = None,
-    unmetered: Annotated[
-        bool, typer.Option("--unmetered", help="Download and upload only over unmetered networks.")
-    ] = False,
-    priority: Annotated[
-        int | None,
-        typer.Option(
-            min=-MAX_PRIORITY,
-            max=MAX_PRIORITY,
-            help="Jobs of the tenant with a higher priority are scheduled first.",
-        ),
-    ] = None,
-    start: Annotated[
-        str | None, typer.Option(help="Adapter to continue training from, as NAME or NAME@REVISION.")
-    ] = None,
-    trajectory: Annotated[
-        str | None,
-        typer.Option(help="Upload of the run's trajectory: none, beside (with LoRA-B) or instead (of LoRA-B)."),
-    ] = None,
-    estimator: Annotated[
-        str | None,
-        typer.Option(
-            help="Estimator of the recipe: auto (the server chooses), gradient, directional, replay or stored."
-        ),
-    ] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Show the progress until the job ends.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Submit a job. Options replace the file's fields."""
-    rule_options = {
-        "charging": charging or None,
-        "battery_floor": battery_floor,
-        "temperature_ceiling": temperature_ceiling,
-        "daily_minutes": daily_minutes,
-        "metered": False if unmetered else None,
-    }
-    try:
-        rules: dict[str, Any] = {name: value for name, value in rule_options.items() if value is not None}
-        if hours:
-            rules["hours"] = [parse_hours(text) for text in hours]
-        job_options = {
-            "priority": priority,
-            "start": start and parse_start(start),
-            "trajectory": trajectory,
-        }
-        recipe = {} if estimator is None else {"estimator": estimator}
-        changes = {name: value for name, value in job_options.items() if value is not None}
-        request = read_request(file, rules, changes, recipe)
-    except BadRequest as error:
-        raise stop(error.detail, 2) from error
+    """Submit a job."""
+    request = read_file(file, JobRequest)
     with connect() as client:
         _print_submitted(client, client.jobs.submit(request), watch, as_json)
 
@@ -187,7 +128,6 @@ def list_jobs(connect: Connect, limit: Limit = MAX_ROWS, as_json: Json = False) 
     print_table(
         ("job", "state", "adapter", "user", "created"),
         [(job.id, job.state, job.adapter, job.user, job.created_at.isoformat(" ", "seconds")) for job in jobs],
-        drop=("user", "created"),
         empty="no jobs; `mobizo job submit FILE` submits one",
     )
 

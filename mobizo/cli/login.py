@@ -63,7 +63,7 @@ def login(
     else:
         out.print(f"logged in to {url} as {_owner(me)}; profile {name} in {path}", markup=False, soft_wrap=True)
     if profiles.current != name:
-        hint = f"use it with --profile {name}; `mobizo config set profile {name}` makes it the default"
+        hint = f"use it with --profile {name}; `mobizo config use {name}` makes it the default"
         err.print(hint, markup=False, soft_wrap=True)
     for variable in ("MOBIZO_SERVER", "MOBIZO_TOKEN"):
         if os.environ.get(variable):

@@ -1,4 +1,4 @@
-"""`mobizo score` and `mobizo generate`: inference on the server."""
+"""`mobizo score`: the log-probabilities of answers, computed on the server."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from mobizo.cli.console import Json, print_json, stop
 from mobizo.cli.tables import print_table
 from shared.errors import BadRequest
 from shared.invalid_fields import first_invalid
-from shared.openai.models import CompletionRequest
 from shared.scoring import ScoreRequest
 
 commands = typer.Typer()
@@ -68,43 +67,7 @@ def score(
             mark = "*" if index == row.best else " "
             scores = f"{item.log_probability:.4f}", f"{item.probability:.1%}"
             lines.append((str(number), adapter_label, f"{mark} {item.text!r}", *scores))
-    print_table(
-        ("row", "adapter", "answer", "log-probability", "probability"), lines, drop=("adapter", "log-probability")
-    )
-
-
-@commands.command()
-@server_command
-def generate(
-    connect: Connect,
-    prompt: Annotated[str, typer.Argument(help="Text to continue.")],
-    model: Annotated[
-        str, typer.Option("--model", "-m", help="Adapter, NAME or NAME@REVISION, or the name of a base model.")
-    ],
-    max_tokens: Annotated[int, typer.Option(help="Maximum number of tokens to generate.")] = 128,
-    temperature: Annotated[float, typer.Option(help="Sampling temperature; 0 always takes the likeliest token.")] = 0.0,
-    top_p: Annotated[
-        float | None, typer.Option(help="Sample only from the likeliest tokens that together have this probability.")
-    ] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of the sampling.")] = None,
-    stop_at: Annotated[
-        list[str] | None, typer.Option("--stop", help="Text at which the generation stops; repeatable.")
-    ] = None,
-    as_json: Json = False,
-) -> None:
-    """Continue a text with an adapter or a base model on the server. The text is printed while it is generated."""
-    fields = {"model": model, "prompt": prompt, "max_tokens": max_tokens, "temperature": temperature}
-    try:
-        request = CompletionRequest.model_validate(fields | _without_none(top_p=top_p, seed=seed, stop=stop_at))
-    except ValidationError as error:
-        raise stop(str(first_invalid(error)), 2) from error
-    with connect() as client:
-        if as_json:
-            print_json(client.scoring.generate(request))
-            return
-        for piece in client.scoring.stream(request):
-            typer.echo("".join(choice.text for choice in piece.choices), nl=False)
-        typer.echo()
+    print_table(("row", "adapter", "answer", "log-probability", "probability"), lines)
 
 
 def _without_none(**fields: Any) -> dict[str, Any]:

@@ -62,7 +62,7 @@ def list_tokens(connect: Connect, limit: Limit = MAX_ROWS, as_json: Json = False
         last_used = "" if item.last_used_at is None else f"{item.last_used_at:%Y-%m-%d %H:%M}"
         rows.append((item.id, item.name, item.role, item.user or "", expiry, last_used))
     columns = "id", "name", "role", "user", "expires", "last used"
-    print_table(columns, rows, drop=("last used", "user", "role", "expires"))
+    print_table(columns, rows)
 
 
 @group.command("revoke")

@@ -27,7 +27,7 @@ from shared.zo.lora import F32, load_adapter
 RAW = "lora_B.safetensors"  # as the device uploaded it
 MANIFEST = "mobizo.json"
 GGUF_NAME, MODELFILE_NAME = "adapter.gguf", "Modelfile"
-# For Ollama, which reads the chat template from the base's GGUF file. `mobizo adapter pull --base` writes another FROM.
+# For Ollama, which reads the chat template from the base's GGUF file. Users edit FROM for a base elsewhere.
 MODELFILE = f"FROM ./base.gguf\nADAPTER ./{GGUF_NAME}\n".encode()
 LISTED = (CARD, CONFIG_NAME, TENSORS_NAME, MANIFEST)
 

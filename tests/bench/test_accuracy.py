@@ -17,7 +17,7 @@ with warnings.catch_warnings():  # the compiler's libraries warn of their own de
     warnings.simplefilter("ignore")
     from bench.accuracy import runs
     from bench.accuracy.command import Budget, Tables
-    from bench.accuracy.runs import BATCH, Runner, Sizes, contender_of
+    from bench.accuracy.runs import Runner, Sizes, contender_of
     from bench.baselines.pytorch_model import load_model
     from bench.baselines.steps import EagerMobizo
     from bench.tiny import SPLITS, write_base, write_sentences
@@ -130,16 +130,6 @@ def test_the_rate_is_the_best_on_validation_that_did_not_diverge(
     assert calls == [(1, 3), (2, 3), (3, 3), (4, 3), (3, 5)]
 
 
-def test_where_nothing_beats_the_base_the_rate_is_of_the_lowest_loss(outcomes: Iterator[Run]) -> None:
-    outcome = next(outcomes)
-    worse, better = (
-        outcome.model_copy(update={"evaluations": [evaluation(0, 0.5, 1.0), evaluation(4, 0.4, loss)]})
-        for loss in (1.2, 0.9)
-    )
-    assert better.rank[1] == worse.rank[1] == (0.5, -1.0)
-    assert better.rank > worse.rank
-
-
 def test_divergence_ends_a_run_and_counts_as_nothing_right(
     base: Path, sentences: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,11 +143,6 @@ def test_divergence_ends_a_run_and_counts_as_nothing_right(
     run = runner.run(contender_of("burst", "mobizo", queries=4, steps=5), 1.0, 0)
     assert run.diverged
     assert (run.final, run.best, run.best_step) == (0.0, zero_shot.best, 0)
-
-
-def test_every_contender_has_as_many_sequences_in_a_step() -> None:
-    recipes = [contender_of("", "mobizo", queries=q, steps=10).recipe for q in (1, 4, 16)]
-    assert [recipe.queries * recipe.effective_batch for recipe in recipes] == [BATCH] * 3
 
 
 def test_the_tables_claim_the_best_rates_of_all_contenders(base: Path, sentences: Path, tmp_path: Path) -> None:

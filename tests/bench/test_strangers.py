@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench.strangers import FILES, SETS, _claims, _row
+from bench.strangers import FILES, SETS
 from device_agent.datasets.build import FieldMap
 from device_agent.datasets.formats import open_source
 from device_agent.home import AgentHome
@@ -42,19 +42,3 @@ def test_every_file_has_its_origin_on_the_page():
         assert f"\n| `{file.name}` |" in page
         assert 400 <= file.records <= 900
         assert file.path.stat().st_size <= 300_000
-
-
-def test_claims_are_of_the_sets_with_classes():
-    report = {"records": 90, "records_cut": 3, "steps": 80, "train_seconds": 7.5, "perplexity": None}
-    report |= {"accuracy_before": 0.25, "accuracy_interval": [40, 0.5, 0.75], "majority_accuracy": 0.5}
-    rows = [
-        _row(report | {"accuracy_after": 0.75, "baseline_accuracy": 0.5}, 20.0),
-        _row(report | {"accuracy_after": 0.5, "baseline_accuracy": 0.625}, 30.0),
-        _row(report | {"perplexity": [30.0, 12.0]}, 40.0),
-    ]
-    assert _claims(rows) == {
-        "strangers_seconds_max": 40.0,
-        "strangers_worst_over_baseline": -12.5,
-        "strangers_mean_over_baseline": 6.25,
-    }
-    assert (rows[2]["perplexity_before"], rows[2]["perplexity_after"]) == (30.0, 12.0)

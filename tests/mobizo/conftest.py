@@ -22,17 +22,25 @@ def config(monkeypatch, tmp_path):
     return tmp_path / "config" / "mobizo"
 
 
+def run(*arguments, exit_code=0, stdin=None, stderr=False):
+    """Runs `mobizo`; returns what it printed, or its errors if another exit code is expected or `stderr` is set."""
+    result = CliRunner().invoke(cli, [str(argument) for argument in arguments], input=stdin)
+    assert result.exit_code == exit_code, result.output
+    assert "Traceback" not in result.output
+    return result.stderr if exit_code or stderr else result.stdout
+
+
 @pytest.fixture
 def command(fleet, app, monkeypatch):
-    """Runs `mobizo` with an app's token; returns what it printed, or with another exit code its errors."""
+    """`run` with an app's token."""
     monkeypatch.setenv("MOBIZO_SERVER", fleet.url)
     monkeypatch.setenv("MOBIZO_TOKEN", app.token)
     monkeypatch.setenv("COLUMNS", "200")
+    return run
 
-    def command(*arguments, exit_code=0, stdin=None):
-        result = CliRunner().invoke(cli, [str(argument) for argument in arguments], input=stdin)
-        assert result.exit_code == exit_code, result.output
-        assert "Traceback" not in result.output
-        return result.stdout if exit_code == 0 else result.stderr
 
-    return command
+@pytest.fixture
+def operator_command(command, operator, monkeypatch):
+    """`run` with an operator's token."""
+    monkeypatch.setenv("MOBIZO_TOKEN", operator.token)
+    return run

@@ -8,10 +8,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import httpx
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 from mobizo import Client, PinnedKeys
-from mobizo.cli import app as cli
 from shared.canonical import file_sha256
 from shared.errors import BaseMismatch, RevisionNotFound, Untrusted
 from shared.registry import SignedAdapter
@@ -61,23 +59,10 @@ def test_raw_b_is_what_the_device_uploaded(client, versions, tmp_path):
     np.testing.assert_array_equal(load_adapter(path.read_bytes(), versions[0]["size_d"]), np.float32(0.5))
 
 
-def test_ollama_gets_a_gguf_adapter_and_a_modelfile(fleet, app, client, tmp_path):
+def test_ollama_gets_a_gguf_adapter_and_a_modelfile(client, tmp_path):
     client.adapters.download(NAME, tmp_path / "a", "v1", "ollama")
     assert names(tmp_path / "a") == {"adapter.gguf", "Modelfile", "mobizo.json"}
     assert "FROM ./base.gguf\nADAPTER ./adapter.gguf\n" in (tmp_path / "a" / "Modelfile").read_text()
-    base = tmp_path / "my base.gguf"
-    base.touch()
-
-    def pull(base, format="ollama"):
-        arguments = ["adapter", "pull", NAME, "--format", format, "--to", str(tmp_path / "b"), "--base", base]
-        return CliRunner().invoke(cli, arguments, env={"MOBIZO_SERVER": fleet.url, "MOBIZO_TOKEN": app.token})
-
-    for value, expected in ((str(base), str(base)), ("hf.co/acme/tiny-GGUF:F16", "hf.co/acme/tiny-GGUF:F16")):
-        assert pull(value).exit_code == 0
-        assert f"FROM {expected}\nADAPTER" in (tmp_path / "b" / "Modelfile").read_text()
-    assert "there is no file" in pull("gone.gguf").stderr
-    assert "neither a file nor a name" in pull("a\nb").stderr
-    assert "--base is for --format ollama" in pull(str(base), "gguf").stderr
 
 
 def test_complete_files_are_not_downloaded_again(client, tmp_path):

@@ -7,9 +7,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from mobizo.cli import app as cli
 from shared.federation.cohort import CohortSettings
 from simulation.settings import read_settings
 from tests.server.conftest import job_request
@@ -25,18 +23,9 @@ def blocks(kind):
 
 
 @pytest.fixture
-def call(fleet, app, monkeypatch, tmp_path):
-    monkeypatch.setenv("MOBIZO_SERVER", fleet.url)
-    monkeypatch.setenv("MOBIZO_TOKEN", app.token)
-    monkeypatch.setenv("COLUMNS", "200")
+def call(command, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-
-    def call(line):
-        result = CliRunner().invoke(cli, shlex.split(line, comments=True)[1:])
-        assert result.exit_code == 0, (line, result.output)
-        return result.stdout
-
-    return call
+    return lambda line: command(*shlex.split(line, comments=True)[1:])
 
 
 def test_the_quick_start(call, band, tmp_path):
@@ -47,7 +36,7 @@ def test_the_quick_start(call, band, tmp_path):
     ).groups()
     settings = json.loads(body) | {"base": "tiny"}
     (tmp_path / name).write_text(json.dumps(settings))
-    job = job_request(user="dave", adapter="dave-reviews", dataset="reviews")
+    job = job_request(user="dave", adapter="dave-reviews", dataset="reviews", start={"adapter": "readers"})
     del job["recipe"]  # it is the cohort's then
     (tmp_path / "dave.json").write_text(json.dumps(job))
     create, *joins, rounds, updates, submit = commands.splitlines()

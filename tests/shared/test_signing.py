@@ -6,7 +6,6 @@ from shared.errors import Untrusted
 from shared.program import ProgramFile
 from shared.signing import (
     new_private_key,
-    parse_public,
     sign_manifest,
     verify_manifest,
 )
@@ -41,8 +40,3 @@ def test_a_recipe_id_that_does_not_fit_its_recipe_is_refused(manifest):
 def test_a_manifest_cannot_name_a_path(name):
     with pytest.raises(ValueError, match="name"):
         ProgramFile(role="weights", name=name, size=1, sha256="0" * 64)
-
-
-def test_parse_public_rejects_invalid_keys():
-    with pytest.raises(Untrusted):
-        parse_public("AAAA")

@@ -230,20 +230,3 @@ def test_doubled_braces_are_literal():
 def test_an_unknown_task_name_lists_the_known_ones():
     with pytest.raises(InvalidTask, match="sst2"):
         named_task("sst-3")
-
-
-@pytest.mark.parametrize(
-    ("kind", "metric", "others"),
-    [
-        (
-            "choice",
-            "loss",
-            {"prompt": "p", "answers": [{"text": "a", "labels": ["0"]}, {"text": "b", "labels": ["1"]}]},
-        ),
-        ("completion", "accuracy", {"prompt": "p", "answer": "{text}"}),
-        ("text", "rouge_l", {}),
-    ],
-)
-def test_a_metric_of_another_kind_is_refused(kind, metric, others):
-    with pytest.raises(ValueError, match=f"metric {metric} is not one of kind {kind}; choose"):
-        Task.model_validate({"name": "t", "kind": kind, "metric": metric, **others})

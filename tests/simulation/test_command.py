@@ -1,4 +1,4 @@
-"""`python -m simulation` as a process: its output and files, and resuming after kill -9."""
+"""`mobizo simulate` as a process: its output and files, and resuming after kill -9."""
 
 import json
 import os
@@ -15,6 +15,7 @@ from simulation.cli import main
 from simulation.records import Store
 
 ROOT = Path(__file__).resolve().parents[2]
+PROGRAM = "from simulation.cli import main; main()"
 FLAGS = ["--devices", "6", "--rounds", "3", "--engine", "inline"]
 FILE = """
 [data]
@@ -32,7 +33,7 @@ evaluation_interval = 1000
 def command(program, tmp_path):
     file = tmp_path / "settings.toml"
     file.write_text(FILE)
-    return [sys.executable, "-m", "simulation", "--config", str(file), "--program", str(program), *FLAGS]
+    return [sys.executable, "-c", PROGRAM, "--config", str(file), "--program", str(program), *FLAGS]
 
 
 def run_to_end(command, *arguments):
@@ -108,22 +109,16 @@ def test_a_damaged_round_is_named(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_command_prints_a_table_and_writes_reports_and_plots(command, tmp_path):
+def test_the_command_prints_a_table_and_writes_reports(command, tmp_path):
     directory = tmp_path / "report"
     process = run_to_end(command, str(directory))
     assert process.returncode == 0, process.stderr
     assert "accuracy" in process.stdout
-    assert str(directory / "report.html") in process.stdout.replace("\n", "")
+    assert str(directory / "report.md") in process.stdout.replace("\n", "")
     report = json.loads((directory / "report.json").read_text())
-    last = f"{report['rounds'][-1]['accuracy']:.1%}"
-    for name in ("report.md", "report.html"):
-        text = (directory / name).read_text()
-        assert last in text
-        assert report["digest"] in text
-        assert all(plot in text for plot in ("accuracy.png", "devices.png", "bytes.png"))
-    assert all(
-        (directory / f"{plot}.png").read_bytes().startswith(b"\x89PNG") for plot in ("accuracy", "devices", "bytes")
-    )
+    text = (directory / "report.md").read_text()
+    assert f"{report['rounds'][-1]['accuracy']:.1%}" in text
+    assert report["digest"] in text
 
 
 @pytest.mark.slow

@@ -1,11 +1,9 @@
 """Complete simulations on a real program: reproducible with any executor and after interruptions."""
 
-import importlib.util
-
 import numpy as np
 import pytest
 
-from shared.errors import BadRequest, Conflict
+from shared.errors import Conflict
 from simulation.records import Store
 from tests.simulation.conftest import SMALL
 
@@ -150,18 +148,6 @@ def test_masked_rounds_lose_devices_in_any_phase(run):
         assert record.published
         assert 12 - record.dropped <= record.counted <= 12
     assert run(changes).digest == outcome.digest
-
-
-@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed: pip install 'mobizo[ray]'")
-@pytest.mark.slow
-def test_ray_makes_the_same_report(run):
-    assert run(engine="ray", workers=2).digest == run().digest
-
-
-@pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="ray is installed")
-def test_without_ray_the_error_names_the_package(run):
-    with pytest.raises(BadRequest, match=r"mobizo\[ray\]"):
-        run(engine="ray")
 
 
 def test_only_so_many_devices_are_measured_after_a_round(run):

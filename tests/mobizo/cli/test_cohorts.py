@@ -58,9 +58,9 @@ def test_errors(call, file, tmp_path):
     assert "has no round 1" in call("close", "readers", exit_code=1)
     broken = tmp_path / "broken.json"
     broken.write_text("{")
-    assert "is not a JSON file" in call("create", broken, exit_code=1)
+    assert "is not a JSON file" in call("create", broken, exit_code=2)
     broken.write_text(json.dumps(cohort_request(quorum=0)))
-    assert "quorum" in call("create", broken, exit_code=1)
+    assert "quorum" in call("create", broken, exit_code=2)
 
 
 class Page(BaseHTTPRequestHandler):

@@ -4,11 +4,10 @@ import json
 import stat
 
 import pytest
-from typer.testing import CliRunner
 
-from mobizo.cli import app as cli
 from mobizo.profiles import Profile, Profiles, read_profiles, write_profiles
 from shared.errors import BadRequest
+from tests.mobizo.conftest import run
 from tests.mobizo.terminal import on_terminal
 
 
@@ -17,13 +16,7 @@ def call(monkeypatch):
     for name in ("MOBIZO_SERVER", "MOBIZO_TOKEN", "MOBIZO_PROFILE"):
         monkeypatch.delenv(name, raising=False)
 
-    def call(*arguments, stdin=None, exit_code=0):
-        result = CliRunner().invoke(cli, [str(argument) for argument in arguments], input=stdin)
-        assert result.exit_code == exit_code, result.output
-        assert "Traceback" not in result.output
-        return result.stdout if exit_code == 0 else result.stderr
-
-    return call
+    return run
 
 
 @pytest.fixture
@@ -45,7 +38,7 @@ def test_a_terminal_asks_for_the_server_and_hides_the_token(call, fleet, app, fi
     assert [path.name for path in file.parent.iterdir()] == ["config.toml"]
     assert "app of tenant default" in call("whoami")
     assert app.token not in call("config")
-    assert call("config", "path") == f"{file}\n"
+    assert str(file) in call("config")
     call("logout")
     assert read_profiles(file).profiles == {"default": Profile(fleet.url)}
     assert "mobizo login" in call("whoami", exit_code=2)
@@ -87,25 +80,18 @@ def test_options_override_the_environment_and_the_environment_the_file(call, fle
     assert "mobizo login --profile nobody" in call("whoami", "--profile", "nobody", exit_code=2)
 
 
-def test_a_token_is_sent_to_its_own_server_only(call, fleet, app, file):
+def test_a_token_is_sent_to_its_own_server_only(call, fleet, app):
     log_in(call, fleet, app.token)
     message = call("whoami", "--server", "http://127.0.0.1:9", exit_code=2)
     assert f"the token of profile default is for {fleet.url}" in message
-    call("config", "set", "server", "http://127.0.0.1:9")
-    assert read_profiles(file).profiles["default"] == Profile("http://127.0.0.1:9")
 
 
-def test_config_changes_the_file(call, fleet, app, file):
+def test_config_chooses_the_default_profile(call, fleet, app, operator, file):
     log_in(call, fleet, app.token)
-    assert "mobizo login" in call("config", "set", "token", "secret", exit_code=2)
-    assert "there is no profile 'lab'" in call("config", "set", "profile", "lab", exit_code=2)
-    call("config", "set", "server", f"{fleet.url}/", "--profile", "lab")
-    call("config", "set", "profile", "lab")
-    assert read_profiles(file) == Profiles("lab", {"default": Profile(fleet.url, app.token), "lab": Profile(fleet.url)})
-    call("config", "unset", "profile")
-    call("config", "unset", "token")
-    call("config", "unset", "server", "--profile", "lab")
-    assert read_profiles(file) == Profiles(None, {"default": Profile(fleet.url), "lab": Profile()})
+    log_in(call, fleet, operator.token, "--profile", "lab")
+    assert "there is no profile 'none'" in call("config", "use", "none", exit_code=2)
+    call("config", "use", "lab")
+    assert read_profiles(file).current == "lab"
 
 
 def test_texts_survive_the_file(tmp_path):

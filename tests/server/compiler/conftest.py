@@ -41,8 +41,11 @@ with warnings.catch_warnings():  # the compiler's libraries warn of their own de
     from executorch.extension.pybindings.portable_lib import _load_program
 
     from server.compiler import inspect_base
-    from server.compiler.checkpoints.checkpoint import Checkpoint
+    from server.compiler.checkpoints.checkpoint import Checkpoint, load_checkpoint
+    from server.compiler.export.gradient_network import GradientNetwork
+    from server.compiler.export.lowering import unchanged
     from server.compiler.export.network import QuantizedBase
+    from server.compiler.methods.gradient import GradientStep
     from server.compiler.model.backbone import Backbone
     from server.compiler.model.decoder import DecoderLayer, layer_shapes
 
@@ -245,6 +248,24 @@ def eager_logits(checkpoint: Checkpoint, tokens: torch.Tensor) -> torch.Tensor:
     layers = [DecoderLayer(shape, weights, {}) for shape, weights in zip(shapes, checkpoint.layers, strict=True)]
     hidden = backbone.forward_layers(layers, shapes, 0, backbone.embed(tokens), None)
     return backbone.cap(backbone.logits(backbone.gather_positions(hidden, torch.arange(length).repeat(rows, 1))))
+
+
+def one(value: float) -> torch.Tensor:
+    return torch.tensor([value], dtype=torch.float32)
+
+
+def batch_inputs(recipe: Recipe, batch: reference.Batch) -> list[torch.Tensor]:
+    """A training method's inputs of a batch."""
+    arrays = (batch.tokens, batch.positions, *reference.labels(recipe, batch), batch.mask)
+    return [torch.from_numpy(array) for array in arrays]
+
+
+def eager_gradient_step(base: TinyBase, recipe: Recipe) -> GradientStep:
+    """The recipe's step in eager PyTorch, its layers as they are."""
+    quantized_base = QuantizedBase.of(load_checkpoint(str(base.directory)), "fp32")
+    step = GradientNetwork(recipe, quantized_base, unchanged).methods()["step"].module
+    assert isinstance(step, GradientStep)
+    return step
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,7 @@ from server.compiler.checkpoints.base import AttentionKind, Rope
 from server.compiler.checkpoints.checkpoint import Checkpoint, inspect_base, load_checkpoint
 from shared.errors import UnreadableCheckpoint, UnsupportedModel
 from tests.server.compiler import reference
-from tests.server.compiler.checks import check_scores, check_steps
+from tests.server.compiler.checks import check_steps
 from tests.server.compiler.conftest import (
     COMPILED,
     CONFIGS,
@@ -24,7 +24,6 @@ from tests.server.compiler.conftest import (
     VOCABULARY,
     WINDOW,
     Architectures,
-    Programs,
     eager_logits,
 )
 
@@ -80,17 +79,6 @@ def test_steps_of_the_compiled_program_follow_the_algorithm(architectures: Archi
     program, rng = architectures.program(name), np.random.default_rng(7)
     batches = [reference.random_batch(rng, program.manifest.recipe, VOCABULARY) for _ in range(STEPS)]
     check_steps(program, architectures.base(name).model, batches, LR, EPS, tolerance=1e-3)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("precision", "tolerance"), [("int8", 0.1), ("int8-weight", 1e-4)])  # int8 rounds activations
-def test_quantized_layers_keep_their_biases(
-    architectures: Architectures, programs: Programs, precision: str, tolerance: float
-) -> None:
-    base = architectures.base("opt")
-    check_scores(
-        programs(base, queries=1, precision=precision), reference.round_weights(base.model), (12,), atol=tolerance
-    )
 
 
 def test_a_checkpoint_of_the_model_without_its_head_is_read(architectures: Architectures, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from shared.recipe import TARGETS, Precision, directions_at_once
 from shared.zo.noise import direction, query_seeds
 from tests.server.compiler import reference
 from tests.server.compiler.checks import check_split
-from tests.server.compiler.conftest import ADAPTED, VOCABULARY, Architectures, Program, Programs, TinyBase, make_tiny
+from tests.server.compiler.conftest import VOCABULARY, Program, Programs, TinyBase, make_tiny
 
 LR = 0.01
 
@@ -45,24 +45,6 @@ def check_gradient(program: Program, base: TinyBase, batch: reference.Batch) -> 
 @pytest.fixture(scope="session")
 def deep(tmp_path_factory: pytest.TempPathFactory) -> TinyBase:
     return make_tiny(tmp_path_factory.mktemp("deep"), seed=2, num_hidden_layers=3, tie_word_embeddings=True)
-
-
-# Head norms, and LayerNorm with biases; test_reverse.py has the reverse layer of every architecture.
-@pytest.mark.parametrize("name", ["qwen3", "opt"])
-def test_the_compiled_gradient_is_autograds(architectures: Architectures, programs: Programs, name: str) -> None:
-    base = architectures.base(name)
-    loss = "full" if name == "qwen3" else "candidates"
-    program = programs(base, **MOMENTUM, **ADAPTED[name], loss=loss)
-    manifest = program.manifest
-    batch = reference.random_batch(np.random.default_rng(7), manifest.recipe, VOCABULARY)
-    check_gradient(program, base, batch)
-    flat, gradient = gradient_of(program, batch)
-    np.testing.assert_allclose(program("adapter")[0], flat - LR * gradient, rtol=0, atol=1e-7)
-    program("load", flat)
-    loss_before, norm = program.step(batch, *UNBOUNDED)
-    expected_loss, expected = reference.gradient(base.model, manifest.recipe, manifest.shape, flat, batch)
-    np.testing.assert_allclose(loss_before, [expected_loss], rtol=1e-5)
-    np.testing.assert_allclose(norm, [np.linalg.norm(expected)], rtol=1e-5)
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ import openai
 import pytest
 import torch
 
-from mobizo import Client, CompletionRequest, MobizoError, PinnedKeys
 from server.catalog.bases import BaseRepository
 from shared.access import Role
 from shared.chat_template import ChatTemplate
@@ -189,20 +188,6 @@ def test_what_is_wrong_is_said_as_openai_says_it(client, changes, error, code, p
     assert param is None or error_info.value.param == param
     assert error_info.value.body["message"]
     assert error_info.value.body["type"] == "invalid_request_error"
-
-
-def test_the_projects_own_client(site, tmp_path):
-    keys = PinnedKeys(tmp_path / "servers.json")
-    request = CompletionRequest(model="two", prompt="a film", max_tokens=6, temperature=0)
-    with Client(site.fleet.url, site.fleet.home.token(Role.APP), pinned_keys=keys) as own:
-        whole = own.scoring.generate(request)
-        same(whole.choices[0].text, expected_text(site, "two", "a film", 6))
-        pieces = list(own.scoring.stream(request))
-        assert "".join(piece.choices[0].text for piece in pieces) == whole.choices[0].text
-        assert len(pieces) > 2
-        for refused in (own.scoring.generate, lambda request: list(own.scoring.stream(request))):
-            with pytest.raises(MobizoError, match="no adapter and no base model 'nobody'"):
-                refused(request.model_copy(update={"model": "nobody"}))
 
 
 def test_a_token_without_the_scope_and_none_at_all(site, client):

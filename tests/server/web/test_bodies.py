@@ -153,13 +153,6 @@ def test_a_body_that_is_shorter_than_it_said(fleet, app):
     assert app.get("/v1/jobs").json()["items"] == []
 
 
-@pytest.mark.parametrize("length", ["-1", "1e3", "+5", "x", "5, 6"])
-def test_a_length_that_is_none(link, app, length):
-    link.head("POST", "/v1/jobs", JSON, f"Content-Length: {length}")
-    assert link.answer()[0] == 400
-    assert app.get("/healthz").status_code == 200
-
-
 def test_two_ways_to_tell_the_length_are_one_too_many(link, app):
     """What a proxy and a server read differently is how requests are smuggled: never two requests of one."""
     link.head("POST", "/v1/jobs", JSON, "Content-Length: 5", "Transfer-Encoding: chunked")
@@ -248,42 +241,10 @@ def test_addresses_with_tricks(fleet, app):
                 json.loads(body)
 
 
-def test_the_device_routes_too(fleet, device):
-    with Link(fleet.url, device.token) as link:
-        for place in ("/v1/leases/{}/release", "/v1/leases/{}/heartbeat"):
-            for trick in TRICKS:
-                link.head("POST", place.format(trick), JSON, "Content-Length: 20")
-                link.send(b'{"phase": "loading"}')
-                status, headers, _ = link.answer()
-                assert status in (400, 404, 422), (place, trick)
-                assert headers["content-type"] == "application/problem+json"
-
-
-def test_a_nul_in_a_query_or_a_string(app, problem):
-    problem(app.get("/v1/jobs?cursor=%00"), 400, "bad-request")
-    problem(app.post("/v1/jobs", json=job_request(base="tiny\0")), 400, "bad-request")
-
-
 @pytest.mark.parametrize("method", ["OPTIONS", "TRACE", "PATCH", "DELETE", "BREW", "PROPFIND"])
 def test_methods_that_an_address_does_not_take(link, method):
     link.head(method, "/v1/jobs")
     assert link.assert_problem(405, "method-not-allowed")["allow"] == "GET, POST"
-
-
-def test_methods_are_not_changed_by_a_header(app, problem):
-    for name in ("X-HTTP-Method-Override", "X-HTTP-Method", "X-Method-Override"):
-        assert app.get("/v1/jobs", headers={name: "DELETE"}).status_code == 200
-    problem(app.delete("/v1/jobs/x?_method=GET"), 405, "method-not-allowed")
-
-
-def test_a_file_tells_its_headers_alone(fleet, app, problem):
-    job = fleet.ready_job(app)
-    file = app.get(f"/v1/programs/{job['recipe_id']}").json()["manifest"]["files"][0]
-    response = app.head(f"/v1/files/{file['sha256']}")
-    assert (response.status_code, response.headers["content-length"], response.content) == (200, str(file["size"]), b"")
-    refusal = app.delete(f"/v1/files/{file['sha256']}")
-    problem(refusal, 405, "method-not-allowed")
-    assert refusal.headers["allow"] == "GET, HEAD"
 
 
 def test_what_every_answer_carries(app):

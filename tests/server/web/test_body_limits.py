@@ -145,9 +145,3 @@ def test_errors_beyond_counting_are_not_collected(app, problem, monkeypatch):
     document = problem(app.post("/v1/jobs", json=many), 422, "invalid-request")
     assert "the body has 499" in document["detail"]
     assert document["errors"] == errors == []
-
-
-@pytest.mark.parametrize("layers", ["last:" + "9" * 5_000, "last:" + "9" * 400 + "%", "last:9999999", [10**30]])
-def test_layers_that_no_base_has(app, problem, layers):
-    answer = app.post("/v1/jobs", json=job_request(recipe={"layers": layers}))
-    problem(answer, 422, "invalid-request" if isinstance(layers, str) else "invalid-recipe")

@@ -162,19 +162,6 @@ def test_connections_of_a_trusted_proxy_have_no_share_and_do_not_give_way():
             close_all(*links, *inside)
 
 
-def test_addresses_have_their_own_shares():
-    with listening(ConnectionLimits(total=10, of_address=2)) as listener:
-        links, inside = [], []
-        for address in ("127.0.0.2", "127.0.0.3"):
-            links += from_address(address, 2, listener)
-            inside += accepted(listener)
-            begin_requests(listener, inside)
-            links += from_address(address, 1, listener)
-            inside += accepted(listener)
-        assert len(inside) == 4
-        close_all(*links, *inside)
-
-
 def test_other_work_has_its_turn_among_many_new_connections():
     with listening(MANY) as listener:
         links = open_links(listener.getsockname(), 2 * connections.ACCEPTED_AT_ONCE)

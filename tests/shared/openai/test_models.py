@@ -112,9 +112,3 @@ def test_a_large_number_of_tokens_is_lowered_to_the_limit():
 )
 def test_prompts_are_texts_or_tokens(prompt, prompts):
     assert completion(prompt=prompt).prompts == prompts
-
-
-@pytest.mark.parametrize("prompt", [[], [[]], ["a", 1], [[1], "a"], [True], [-1], [1.5], ""])
-def test_other_prompts_are_refused(prompt):
-    with pytest.raises(ValidationError):
-        completion(prompt=prompt)

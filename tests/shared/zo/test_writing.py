@@ -1,6 +1,5 @@
 """Encoding of texts to write; transformers is the reference for conversations."""
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -301,9 +300,3 @@ def test_uncounted_tokens_are_not_packed(tokenizer, recipe):
 def test_a_task_requires_the_fields_of_its_kind(fields, message):
     with pytest.raises(ValueError, match=message):
         Task.model_validate({"name": "t", **fields})
-
-
-def test_tasks_that_choose_keep_their_bytes():
-    answers = [{"text": " a", "labels": ["0"]}, {"text": " b", "labels": ["1"]}]
-    fields = json.loads(Task(name="t", prompt="x", answers=answers).model_dump_json())
-    assert sorted(fields) == ["answers", "label_field", "mapped", "metric", "name", "prompt"]

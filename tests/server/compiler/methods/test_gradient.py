@@ -12,9 +12,6 @@ import pytest
 import torch
 
 from server.compiler.checkpoints.checkpoint import load_checkpoint
-from server.compiler.export.gradient_network import GradientNetwork
-from server.compiler.export.lowering import unchanged
-from server.compiler.export.network import QuantizedBase
 from server.compiler.methods import estimators, gradient
 from server.compiler.methods.gradient import GradientStep
 from server.compiler.methods.optimizers import OptimizedB, Rates, state_size
@@ -29,7 +26,16 @@ from shared.zo.noise import query_seeds
 from shared.zo.replay import replay
 from shared.zo.trajectory import Trajectory, TrajectoryHeader
 from tests.server.compiler import reference
-from tests.server.compiler.conftest import CONFIGS, VOCABULARY, Architectures, TinyBase, make_tiny
+from tests.server.compiler.conftest import (
+    CONFIGS,
+    VOCABULARY,
+    Architectures,
+    TinyBase,
+    batch_inputs,
+    eager_gradient_step,
+    make_tiny,
+    one,
+)
 
 SIZE, STEPS = 37, 6
 RULES: dict[str, tuple[Optimizer, Callable[[Any], torch.optim.Optimizer]]] = {
@@ -40,21 +46,13 @@ RULES: dict[str, tuple[Optimizer, Callable[[Any], torch.optim.Optimizer]]] = {
 }
 
 
-def one(value: float) -> torch.Tensor:
-    return torch.tensor([value])
-
-
 def step_inputs(recipe: Recipe, batch: reference.Batch, lr: float) -> list[torch.Tensor]:
-    arrays = (batch.tokens, batch.positions, *reference.labels(recipe, batch), batch.mask)
-    return [*(torch.from_numpy(array) for array in arrays), one(lr), one(np.inf), one(0.0)]
+    return [*batch_inputs(recipe, batch), one(lr), one(np.inf), one(0.0)]
 
 
 def eager_step(base: TinyBase, recipe: Recipe, flat: np.ndarray) -> GradientStep:
     """The recipe's step at B, its layers as they are."""
-    quantized_base = QuantizedBase.of(load_checkpoint(str(base.directory)), "fp32")
-    network = GradientNetwork(recipe, quantized_base, unchanged)
-    step = network.methods()["step"].module
-    assert isinstance(step, GradientStep)
+    step = eager_gradient_step(base, recipe)
     step.state.assign(torch.from_numpy(flat))
     return step
 

@@ -11,36 +11,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from server.compiler.checkpoints.checkpoint import load_checkpoint
-from server.compiler.export.gradient_network import GradientNetwork
-from server.compiler.export.lowering import unchanged
-from server.compiler.export.network import QuantizedBase
-from server.compiler.methods.gradient import GradientStep
 from server.compiler.methods.private_gradient import BRANCHES, ExampleGradients, GradientSecret, noise_units
 from shared.privacy import MARGIN, NOISE_KEYS, NOISE_UNITS, UNITS, gradient_contributions, gradient_noise
 from shared.recipe import Recipe
 from shared.zo.noise import direction, query_seeds
 from tests.server.compiler import reference
-from tests.server.compiler.conftest import VOCABULARY, Architectures, TinyBase
+from tests.server.compiler.conftest import (
+    VOCABULARY,
+    Architectures,
+    TinyBase,
+    batch_inputs,
+    eager_gradient_step,
+    one,
+)
 
 SIGMA, EXAMPLES = 0.8, 3
 KEYS = np.random.default_rng(3).integers(-(2**31), 2**31, (NOISE_KEYS, 2)).astype(np.int32)
-
-
-def one(value: float) -> torch.Tensor:
-    return torch.tensor([value], dtype=torch.float32)
-
-
-def eager_step(base: TinyBase, recipe: Recipe) -> GradientStep:
-    quantized_base = QuantizedBase.of(load_checkpoint(str(base.directory)), "fp32")
-    network = GradientNetwork(recipe, quantized_base, unchanged)
-    step = network.methods()["step"].module
-    assert isinstance(step, GradientStep)
-    return step
-
-
-def batch_inputs(recipe: Recipe, batch: reference.Batch) -> list[torch.Tensor]:
-    labels = reference.labels(recipe, batch)
-    return [torch.from_numpy(array) for array in (batch.tokens, batch.positions, *labels, batch.mask)]
 
 
 def without(batch: reference.Batch, index: int) -> reference.Batch:
@@ -67,7 +53,7 @@ class Private:
             **{"estimator": "gradient", "privacy": "clipped", "optimizer": "momentum", "effective_batch": EXAMPLES}
             | changes
         )
-        self.step = eager_step(base, self.recipe)
+        self.step = eager_gradient_step(base, self.recipe)
         rng = np.random.default_rng(7)
         self.size = self.step.state.current().shape[0]
         self.flat = 0.1 * rng.standard_normal(self.size).astype(np.float32)

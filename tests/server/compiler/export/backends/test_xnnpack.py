@@ -43,6 +43,8 @@ def test_passes_that_are_left_out_change_no_byte(
     def compare(groups: Sequence[LayerGroup]) -> list[list[nn.Module]]:
         for group in groups:
             layer = group.layers[0]
+            if type(layer).__name__ in kinds:  # of other shapes
+                continue
             kinds.add(type(layer).__name__)
             fewer = preprocess(layer_program(layer, group.example))
             every = XnnpackBackend.preprocess(mark_linear_layers(edge_program(layer, group.example)), [])
