@@ -168,17 +168,23 @@ class ProgramManifest(BaseModel):
         return canonical_json(self.model_dump(mode="json"))
 
 
-def logits_part(rows: int, tokens: int, vocabulary: int) -> tuple[int, int]:
-    """Returns for how many of (rows, tokens) positions a program computes logits over the vocabulary at once.
+def logits_part(positions: int, vocabulary: int) -> int:
+    """Returns for how many of `positions` a program computes logits over the vocabulary at once.
 
-    Divisors of both, the largest whose logits have at most MAX_LOGITS elements, so that memory does not grow with the
-    number of answer tokens. All rows of fewer tokens would do as well; whole rows are few products.
+    The fewest parts whose logits have at most MAX_LOGITS elements, so that memory does not grow with the number of
+    answer tokens. All parts have this size; the last one overlaps the part before it.
     """
-    limit = max(MAX_LOGITS // vocabulary, 1)
-    part_tokens = max(size for size in range(1, tokens + 1) if tokens % size == 0 and (size <= limit or size == 1))
-    limit //= part_tokens
-    part_rows = max(size for size in range(1, rows + 1) if rows % size == 0 and (size <= limit or size == 1))
-    return part_rows, part_tokens
+    parts = -(-positions // max(MAX_LOGITS // vocabulary, 1))
+    return -(-positions // parts)
+
+
+def lowers_softmax(recipe: Recipe, positions: int, vocabulary: int) -> bool:
+    """Returns whether XNNPACK computes the loss over the vocabulary, softmax included, of an answer's `positions`.
+
+    Otherwise it computes the logits alone, and nothing over a float32 table: a loss over candidates needs few logits.
+    """
+    several_parts = logits_part(positions, vocabulary) < positions
+    return recipe.backend == "xnnpack" and recipe.loss == "full" and (several_parts or recipe.precision == "fp32")
 
 
 def last_layer_picks(recipe: Recipe) -> int:
@@ -215,9 +221,9 @@ def transposed_bytes(recipe: Recipe, shape: BaseShape) -> int:
         return 0
     layers = shape.layers - recipe.frozen_layers(shape.layers)
     elements = layers * sum(math.prod(shape.features(target)) for target in shape.linears)
-    if recipe.precision == "fp32":
-        return elements * 4
-    return elements + (shape.vocabulary * shape.hidden if recipe.loss == "full" else 0)
+    if recipe.loss == "full":
+        elements += shape.vocabulary * shape.hidden
+    return elements * (4 if recipe.precision == "fp32" else 1)
 
 
 class SignedManifest(BaseModel):

@@ -355,12 +355,14 @@ class Recipe(RecipeSettings):
 def directions_at_once(queries: int, size: int, *, looped: bool) -> int:
     """Returns how many of its q directions a program of estimator `directional` draws at once.
 
-    size: D. looped: the program loops over its blocks, so q is a multiple of one, and more blocks compile no longer.
+    size: D. looped: the program loops over its blocks, and more blocks compile no longer. If q is not a multiple of a
+    block, the last directions are drawn after the loop, by a second copy of the generator; a divisor of q needs none.
     """
     most = min(queries, max(1, DIRECTION_BLOCK // size))
     if not looped:
         return max(most, -(-queries // MAX_DIRECTION_BLOCKS))
-    return max(count for count in range(1, most + 1) if queries % count == 0)
+    divisor = max(count for count in range(1, most + 1) if queries % count == 0)
+    return divisor if 2 * divisor > most else most
 
 
 def layer_indices(layers: Layers, count: int) -> tuple[int, ...]:

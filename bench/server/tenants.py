@@ -34,7 +34,6 @@ from shared.canonical import canonical_json
 from shared.zo.lora import dump_adapter
 
 SECONDS, QUICK_SECONDS = 60.0, 15.0
-ALONE_SHARE = 4  # the second tenant is measured alone for this part of the time
 BODIES, STREAMS, JOBS, PRIVATE_JOBS = 150, 150, 4, 6  # of the first tenant at once
 BODY_BYTES = 4 << 20
 TASK_CHARACTERS = 7_900  # the most is 8,000
@@ -63,7 +62,7 @@ def _attacked(settings: Settings, database: str, quick: bool) -> list[Row]:
     with home.running_server(settings) as (url, server):
         with home.client(url, token) as app:
             home.submit(app, home.job(0))
-        alone, errors, alone_bytes = _serve(url, other, server, seconds / ALONE_SHARE)
+        alone, errors, alone_bytes = _serve(url, other, server, seconds)
         context = multiprocessing.get_context("spawn")
         ready = context.Event()
         attack = context.Process(target=_attack, args=(ready, url, token, credentials, seconds))

@@ -70,10 +70,20 @@ int alias_data(void *, void *other, void *original) {
 xnn_weights_cache_provider provider{nullptr,      look_up,        reserve_space, look_up_or_insert,
                                     is_finalized, offset_to_addr, delete_cache,  alias_data};
 
-// By XNNPACK runtime: packed weights whose pages are released after each invocation.
+// By XNNPACK runtime: packed weights whose pages are released once another of these runtimes is used.
 std::unordered_map<const void *, std::vector<PackedRange>> &transient_ranges() {
   static std::unordered_map<const void *, std::vector<PackedRange>> ranges;
   return ranges;
+}
+
+// Releases the pages of the runtime that was used before `runtime`. A layer that is used several times in a row, as
+// lm_head is for one part of the answers after the other, keeps its pages.
+void take_turn(const void *runtime) {
+  static const void *last = nullptr;
+  if (const auto found = transient_ranges().find(last); runtime != last && found != transient_ranges().end()) {
+    release_pages(found->second);
+  }
+  last = runtime;
 }
 
 // Returns XNNPACK's own function, or null, which is reported.
@@ -100,6 +110,7 @@ __attribute__((visibility("default"))) int xnn_create_runtime_v4(void *subgraph,
     return UNINITIALIZED;
   }
   const bool ours = packed_weights != nullptr && cache != nullptr;
+  take_turn(nullptr);
   const int status = create(subgraph, ours ? &provider : cache, workspace, threadpool, flags, runtime);
   if (ours) {
     std::vector<PackedRange> transient = packed_weights->transient(packed_weights->take_used());
@@ -118,10 +129,9 @@ __attribute__((visibility("default"))) int xnn_invoke_runtime(void *runtime) {
   if (invoke == nullptr) {
     return UNINITIALIZED;
   }
-  const int status = invoke(runtime);
-  if (const auto found = transient_ranges().find(runtime); found != transient_ranges().end()) {
-    mobizo::release_pages(found->second);
+  if (transient_ranges().count(runtime) != 0) {
+    take_turn(runtime);
   }
-  return status;
+  return invoke(runtime);
 }
 }

@@ -7,7 +7,7 @@ packed weights it holds less, but is as fast only if the system has the memory t
 
 from __future__ import annotations
 
-from shared.program import kept_products, logits_part, transposed_bytes
+from shared.program import kept_products, logits_part, lowers_softmax, transposed_bytes
 from shared.recipe import REVERSE_ESTIMATORS, Optimizer, Recipe, directions_at_once
 from shared.zo.lora import BaseShape, flat_size
 
@@ -27,6 +27,8 @@ SCORES, SCORES_REVERSE = 1, 3
 ANSWER_STATES, ANSWER_COPIES = 2, 4
 # Copies of one part's logits (`logits_part`) that the methods plan together, where the loss is over the vocabulary.
 LOGITS, LOGITS_REVERSE, LOGITS_REVERSE_QUANTIZED = 6, 9, 12
+# The same where XNNPACK computes the softmax too, and copies that it then holds for the reverse of a quantized table.
+LOGITS_LOWERED, LOGITS_WORKSPACE = 4, 6
 
 
 def predicted_peak(recipe: Recipe, shape: BaseShape, parameters: int) -> int:
@@ -75,12 +77,17 @@ def _logits(recipe: Recipe, shape: BaseShape) -> int:
     """Predicts the planned elements of logits over the vocabulary."""
     if recipe.loss != "full":
         return 0
-    rows = recipe.rows * recipe.answer_paths
-    rows, tokens = logits_part(rows, recipe.answer_length, shape.vocabulary)
     copies = LOGITS
-    if recipe.estimator in REVERSE_ESTIMATORS:
+    if lowers_softmax(recipe, _answers_at_once(recipe), shape.vocabulary):
+        copies = LOGITS_LOWERED
+    elif recipe.estimator in REVERSE_ESTIMATORS:
         copies = LOGITS_REVERSE if recipe.precision == "fp32" else LOGITS_REVERSE_QUANTIZED
-    return copies * rows * tokens * shape.vocabulary
+    return copies * logits_part(_answers_at_once(recipe), shape.vocabulary) * shape.vocabulary
+
+
+def _answers_at_once(recipe: Recipe) -> int:
+    """Returns the answer tokens of all paths and of the rows that are computed at once."""
+    return recipe.rows * recipe.answer_paths * recipe.answer_length
 
 
 def rough(size: int) -> int:
@@ -119,9 +126,12 @@ def _example_bytes(recipe: Recipe, size: int, layers: int) -> int:
 
 
 def _workspace_bytes(recipe: Recipe, shape: BaseShape) -> int:
-    """Predicts the bytes that XNNPACK holds while it computes one layer."""
+    """Predicts the bytes that XNNPACK holds while it computes one layer, or a part of the loss over the vocabulary."""
     reverse = recipe.estimator in REVERSE_ESTIMATORS
     wide, scores = (WIDE_STATES_REVERSE, SCORES_REVERSE) if reverse else (WIDE_STATES, SCORES)
     per_token = wide * shape.intermediate + scores * shape.heads * recipe.sequence_length
     tokens = max(recipe.score_rows * recipe.sequence_length, answer_tokens(recipe))
-    return FLOAT_BYTES * tokens * per_token
+    positions, head = _answers_at_once(recipe), 0
+    if reverse and recipe.precision != "fp32" and lowers_softmax(recipe, positions, shape.vocabulary):
+        head = LOGITS_WORKSPACE * logits_part(positions, shape.vocabulary) * shape.vocabulary
+    return FLOAT_BYTES * max(tokens * per_token, head)

@@ -26,9 +26,9 @@ current_tenant: ContextVar[str] = ContextVar("current_tenant", default="")
 class TenantTurns:
     """Places for work. Use it only in the thread of the event loop.
 
-    The tenants of the last RECENT_SECONDS have equal shares of the places; a tenant alone has all but one, if there are
-    several. A place that becomes free goes to the tenant whose turn it is, and there to the work that has waited
-    longest.
+    A tenant alone has all places but one, if there are several. While there are other tenants, those of the last
+    RECENT_SECONDS, they have equal shares of half of the places: fewer threads then compete for the interpreter. A
+    place that becomes free goes to the tenant whose turn it is, and there to the work that has waited longest.
     """
 
     def __init__(self, name: str, places: int, most: int | None = None) -> None:
@@ -79,7 +79,8 @@ class TenantTurns:
         oldest = time.monotonic() - RECENT_SECONDS
         while self._recent and next(iter(self._recent.values())) < oldest:
             self._recent.popitem(last=False)
-        return max(1, min(self._places - 1, self._places // max(1, len(self._recent))))
+        tenants = len(self._recent)
+        return max(1, self._places - 1 if tenants < 2 else self._places // (2 * tenants))
 
     def _give_places(self) -> None:
         share = self._share()

@@ -172,12 +172,13 @@ def test_settings_without_a_reverse_pass_are_rejected_with_the_remedy(settings, 
         (256, 10_752, 64, 97),
         (64, 10_752, 64, 64),
         (256, 331_776, 2, 16),
-        (257, 331_776, 1, 17),
+        (257, 331_776, 3, 17),  # a prime number
+        (251, 6_144, 170, 170),
         (512, 1 << 24, 1, 32),
         (1, 1, 1, 1),
     ],
 )
-def test_a_loop_draws_a_divisor_of_its_directions_at_once_and_another_graph_has_few_blocks(
+def test_a_loop_draws_about_as_many_directions_at_once_as_fit_and_another_graph_has_few_blocks(
     queries, size, looped, unrolled
 ):
     assert directions_at_once(queries, size, looped=True) == looped

@@ -12,16 +12,17 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from server.compiler.export.emission import Signature
-from server.compiler.export.lowering import Example, LayerGroup
+from server.compiler.export.lowering import Example
 from server.compiler.export.network import BaseNetwork, layer_example, lower_by_shape, score_suffix
 from server.compiler.methods.gradient import GradientStep, GradientSuffix, Restore, State
 from server.compiler.methods.optimizers import state_size
 from server.compiler.methods.step_inputs import StepInputs, zero_seeds, zero_tokens
 from server.compiler.methods.training import Adapter, Load, Prefix, Replay, Score, ScoreSuffix, Stack
 from server.compiler.model.decoder import LayerShape
-from server.compiler.model.reverse import HeadReverse, KeepingLayer, Kept, ReverseLayer, ReversePass
-from server.compiler.model.rounding import ROWS, SCALE
-from shared.program import last_layer_picks, logits_part
+from server.compiler.model.reverse import KeepingLayer, Kept, ReverseLayer, ReversePass
+from server.compiler.model.rounding import SCALE
+from server.compiler.model.vocabulary_head import HeadReverse
+from shared.program import last_layer_picks, lowers_softmax
 from shared.program_inputs import MIN_LENGTH
 
 
@@ -62,13 +63,14 @@ class GradientNetwork(BaseNetwork):
     def head_reverse(self, rows: int, picks: int) -> nn.Module | None:
         """The lowered reverse of lm_head over a quantized table, for as many positions as `head`.
 
-        None: the loss has no logits over the vocabulary, the table is float32, or the backend lowers nothing.
+        None: the loss has no logits over the vocabulary, `head` multiplies, or the backend lowers nothing.
         """
-        if self._base.precision == "fp32" or self.recipe.loss != "full":
+        values, scales = self.backbone.head_table()
+        softmax = lowers_softmax(self.recipe, rows * picks, self.facts.vocabulary)
+        if scales is None or self.recipe.loss != "full" or softmax:
             return None
-        example = (torch.zeros(*logits_part(rows, picks, self.facts.vocabulary), self.facts.vocabulary),)
-        layer = HeadReverse(getattr(self.backbone, "embedding" if self.backbone.tied else "lm_head"))
-        ((lowered,),) = self._lower([LayerGroup([layer], example, ROWS)])
+        layer = HeadReverse(values)
+        lowered = self._lowered_head(layer, self.part_of(rows, picks, self.facts.vocabulary), scales)
         return None if lowered is layer else lowered
 
     def methods(self) -> dict[str, Signature]:
@@ -76,11 +78,12 @@ class GradientNetwork(BaseNetwork):
         recipe, backbone, size = self.recipe, self.backbone, self.size
         e, s, t, c = recipe.effective_batch, recipe.sequence_length, recipe.answer_length, recipe.choices
         rows, frozen = recipe.rows, recipe.frozen_layers(self.facts.layers)
-        head = self.head(rows, t)
+        head = self.answer_head(rows, t)
         # A private step computes each example's answers by itself.
-        private = recipe.privacy == "clipped"
-        step_head = self.head(1, t) if private else head
-        heads = (step_head, self.head_reverse(1 if private else rows, t))
+        at_once = 1 if recipe.privacy == "clipped" else rows
+        multiplies = lowers_softmax(recipe, at_once * t, self.facts.vocabulary)
+        step_head = self.answer_head(at_once, t, reverse=True) if multiplies or at_once < rows else head
+        heads = (step_head, self.head_reverse(at_once, t))
         below = [self.stack(rows, 1, slice(0, frozen), adapted=False)] if frozen else []
         picks = last_layer_picks(recipe)
         adapted, reverses = self.reverses(self.stack(rows, 1, slice(frozen, None), kind=KeepingLayer, picks=picks))

@@ -37,10 +37,11 @@ from server.compiler.methods.training import (
     Suffix,
 )
 from server.compiler.model.answer_paths import AnswerLayer, AnswerTables, KeyedLayer
-from server.compiler.model.backbone import Backbone, BackboneTensors, HeadLayer, states_for
+from server.compiler.model.backbone import Backbone, BackboneTensors, states_for
 from server.compiler.model.decoder import DecoderLayer, LayerShape, LayerTables, layer_shapes, quantized_layer
 from server.compiler.model.rounding import ROWS, SCALE, SCHEMES, Scheme, quantize
-from shared.program import logits_part
+from server.compiler.model.vocabulary_head import HeadLayer, HeadReverse, SoftmaxHead
+from shared.program import logits_part, lowers_softmax
 from shared.program_inputs import MIN_LENGTH
 from shared.recipe import Precision, Recipe, Target
 from shared.zo.calibration import Calibration
@@ -179,11 +180,29 @@ class BaseNetwork:
         """
         if self._base.precision == "fp32":
             return None
-        rows, picks = logits_part(rows, picks, self.facts.vocabulary)
-        name = "embedding" if self.backbone.tied else "lm_head"
-        layer = HeadLayer(getattr(self.backbone, name), getattr(self.backbone, name + SCALE).squeeze(1))
-        example = (torch.zeros(rows, picks, self.facts.hidden),)
+        return self._lowered_head(self._head_layer(), self.part_of(rows, picks, self.facts.hidden))
+
+    def answer_head(self, rows: int, picks: int, reverse: bool = False) -> nn.Module | None:
+        """Returns a lowered `SoftmaxHead` where `lowers_softmax`, otherwise `head`. reverse: for a reverse pass."""
+        if not lowers_softmax(self.recipe, rows * picks, self.facts.vocabulary):
+            return self.head(rows, picks)
+        values, scales = self.backbone.head_table()
+        product = HeadReverse(values) if reverse else None
+        layer = SoftmaxHead(self._head_layer(), product, self.facts.final_softcap)
+        inputs = () if product is None or scales is None else (scales,)
+        return self._lowered_head(layer, self.part_of(rows, picks, self.facts.hidden), *inputs)
+
+    def _head_layer(self) -> HeadLayer:
+        values, scales = self.backbone.head_table()
+        return HeadLayer(values, None if scales is None else scales.squeeze(1))
+
+    def _lowered_head(self, layer: nn.Module, *example: Tensor) -> nn.Module:
         return self._lower([LayerGroup([layer], example, ROWS)])[0][0]
+
+    def part_of(self, rows: int, picks: int, width: int) -> Tensor:
+        """Returns zeros with the shape of one part of (rows, picks, width); see `Network.in_parts`."""
+        part = logits_part(rows * picks, self.facts.vocabulary)
+        return torch.zeros(*((rows, picks) if part == rows * picks else (1, part)), width)
 
     def methods(self) -> dict[str, Signature]:
         """Returns every method of the program with its example inputs, as listed in `shared.program`."""
@@ -191,7 +210,7 @@ class BaseNetwork:
         q, e, s = recipe.queries, recipe.effective_batch, recipe.sequence_length
         t, c, r = recipe.answer_length, recipe.choices, recipe.score_rows
         frozen = recipe.frozen_layers(self.facts.layers)
-        head = self.head(r, t)
+        head = self.answer_head(r, t)
         below, above = slice(0, frozen), slice(frozen, None)
         answers = recipe.perturbed == "answers"
         adapted = self.stack(r, recipe.paths, above, kind=KeyedLayer if answers else DecoderLayer)
@@ -202,7 +221,7 @@ class BaseNetwork:
             recipe,
             size,
             backbone,
-            head if not answers else self.head(e * recipe.answer_paths, t),
+            head if not answers else self.answer_head(e * recipe.answer_paths, t),
             *once,
             adapted,
             answer_pass=answer_pass,

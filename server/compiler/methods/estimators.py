@@ -142,9 +142,15 @@ class Directions:
         if count >= queries:
             return step(start, *rows)
         if looped and torch.compiler.is_exporting():
-            blocks = [row.reshape(queries // count, count, *row.shape[1:]) for row in rows]
+            whole = queries - queries % count
+            in_loop = rows if whole == queries else [row[:whole] for row in rows]
+            blocks = [row.reshape(whole // count, count, *row.shape[1:]) for row in in_loop]
             carried, results = scan(lambda carry, block: step(carry, *block), start + 0.0, blocks)
-            return carried, (results + 0.0).reshape(queries, *results.shape[2:])  # a sum, as results have no views
+            looped_rows = (results + 0.0).reshape(whole, *results.shape[2:])  # a sum, as results have no views
+            if whole == queries:
+                return carried, looped_rows
+            carried, rest = step(carried, *(row[whole:] for row in rows))
+            return carried, torch.cat((looped_rows, rest))
         carried, parts = start, list[Tensor]()
         for at in range(0, queries, count):
             carried, part = step(carried, *(row[at : at + count] for row in rows))

@@ -18,15 +18,14 @@ from torch import Tensor, nn
 from server.compiler.methods.clipping import noised_sums, single_rows
 from server.compiler.methods.private_gradient import ExampleGradients, mean_gradient, noise_units
 from server.compiler.methods.step_inputs import StepInputs
-from server.compiler.methods.training import EXCLUDED, Method, Network, Stack
+from server.compiler.methods.training import EXCLUDED, Method, Network, Stack, picked_log_probabilities
 from server.compiler.model.backbone import Backbone, picked_states, states_for
 from server.compiler.model.pointwise_reverse import norm_output, norm_reverse, normed
-from server.compiler.model.rounding import SCALE
 from shared.privacy import UNITS
+from shared.program import lowers_softmax
 from shared.recipe import Recipe
 
 PIECE = 4096  # rows of a quantized table that are in float32 at once
-LEVELS = (2.0**-6, 2.0**-12)  # parts of a probability that are quantized apart; the last one loses less than 2^-20
 
 
 class GradientSuffix(Network):
@@ -43,7 +42,7 @@ class GradientSuffix(Network):
         scales: Tensor | None,
         *stacks: Stack,
     ) -> None:
-        """head_reverse: (R, T, V) times lm_head's quantized table; None: `table_product` multiplies in float32.
+        """head_reverse: a lowered `HeadReverse`; None: it is in `head`, or `table_product` multiplies in float32.
 
         reverses: of the last stack's layers. scales: of their linear weights, (layers, outputs); None: float32."""
         super().__init__(recipe, size, backbone, head, *stacks)
@@ -52,6 +51,8 @@ class GradientSuffix(Network):
         self.register_buffer("scales", scales, persistent=False)
         # One longer than the bound: an exporter takes a slice of the whole for no slice.
         self.register_buffer("at", torch.arange(recipe.sequence_length + 1), persistent=False)
+        positions = recipe.answer_length * (1 if recipe.privacy == "clipped" else recipe.rows)
+        self.head_multiplies = lowers_softmax(recipe, positions, backbone.facts.vocabulary)
 
     def forward(self, first: Tensor, *inputs: Tensor) -> tuple[Tensor, Tensor]:
         """One step. first: hidden states or tokens. inputs: those of `StepInputs`.
@@ -171,7 +172,8 @@ class GradientSuffix(Network):
         vectors = backbone.final_vectors()
         answers = norm_output(normed_answers, *vectors)
         if self.recipe.loss == "full":
-            nll, gradient = self.in_parts(self.vocabulary_gradient, answers, inputs.answers)
+            truth = inputs.answers.to(torch.int64)
+            nll, gradient = self.in_parts(self.vocabulary_gradient, answers, truth)
         else:
             nll, gradient = self.candidates_gradient(answers, inputs.choices, inputs.choice_mask)
         gradient = norm_reverse(backbone.final_norm, gradient * inputs.mask.unsqueeze(2), vectors[0], normed_answers)
@@ -190,11 +192,19 @@ class GradientSuffix(Network):
 
         A softmax p's negative log-likelihood has the gradient p - 1 at the truth, p elsewhere.
         """
-        logits = self.vocabulary_logits(answers)
+        at, row = truth.unsqueeze(2), self.backbone.head_rows(truth)
+        if self.head_multiplies:
+            scales = self.backbone.head_table()[1]
+            logits, weights, product = self.vocabulary(answers, *(() if scales is None else (scales,)))
+            slope = self.cap_slope(torch.gather(logits, 2, at))
+            return (
+                -picked_log_probabilities(logits, weights, at).squeeze(2),
+                product - (row if slope is None else row * slope),
+            )
+        (logits,) = self.vocabulary(answers)
         log_p = torch.log_softmax(logits, dim=-1)
-        at, slope = truth.to(torch.int64).unsqueeze(2), self.cap_slope(logits)
+        slope = self.cap_slope(logits)
         weights = torch.exp(log_p)
-        row = self.backbone.head_rows(truth)
         if slope is not None:
             weights, row = weights * slope, row * torch.gather(slope, 2, at)
         return -torch.gather(log_p, 2, at).squeeze(2), self.table_product(weights) - row
@@ -222,21 +232,14 @@ class GradientSuffix(Network):
 
     def table_product(self, weights: Tensor) -> Tensor:
         """weights (E, T, V), not negative, times lm_head's table (V, hidden): (E, T, hidden)."""
-        name = "embedding" if self.backbone.tied else "lm_head"
-        table, scales = getattr(self.backbone, name), getattr(self.backbone, name + SCALE, None)
+        table, scales = self.backbone.head_table()
+        if self.head_reverse is not None:
+            product: Tensor = self.head_reverse(weights, scales)
+            return product
         if scales is None:
             return torch.mm(weights.reshape(-1, table.shape[0]), table).reshape(*weights.shape[:2], -1)
         # The scales are folded in, without a view of a constant that another file holds.
-        scaled = (weights.unsqueeze(3) * scales).squeeze(3)
-        if self.head_reverse is not None:
-            # By parts that are quantized apart: beside a large probability, small ones would round to nothing.
-            products: list[Tensor] = []
-            for level in LEVELS:
-                below = torch.minimum(scaled.unsqueeze(3), scales * level).squeeze(3)
-                products.append(self.head_reverse(scaled - below))
-                scaled = below
-            return sum(products, self.head_reverse(scaled))
-        flat = scaled.reshape(-1, table.shape[0])
+        flat = (weights.unsqueeze(3) * scales).squeeze(3).reshape(-1, table.shape[0])
         pieces = [
             torch.mm(flat[:, start : start + PIECE], table[start : start + PIECE].to(torch.float32))
             for start in range(0, table.shape[0], PIECE)

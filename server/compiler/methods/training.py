@@ -49,7 +49,7 @@ class Network(Method):
     """A method that runs the base model."""
 
     def __init__(self, recipe: Recipe, size: int, backbone: Backbone, head: nn.Module | None, *stacks: Stack) -> None:
-        """head: normed hidden states (R, T, hidden) to logits (R, T, V); None: the backbone's float32 table."""
+        """head: a lowered `HeadLayer` or `SoftmaxHead`; None: the backbone's float32 table."""
         super().__init__(recipe, size)
         self.backbone = backbone
         self.head = head
@@ -73,38 +73,43 @@ class Network(Method):
 
     def log_probabilities(self, answers: Tensor, choices: Tensor) -> Tensor:
         """Log-softmax over the whole vocabulary at `answers` (R, T, hidden), of `choices` (R, T, C): (R, T, C)."""
-        (log_p,) = self.in_parts(
-            lambda answers, choices: (
-                torch.gather(torch.log_softmax(self.vocabulary_logits(answers), -1), 2, choices.to(torch.int64)),
-            ),
-            answers,
-            choices,
-        )
+        (log_p,) = self.in_parts(self.part_log_probabilities, answers, choices.to(torch.int64))
         return log_p
 
-    def vocabulary_logits(self, answers: Tensor) -> Tensor:
-        """Capped logits over the whole vocabulary of one part's `answers` (rows, tokens, hidden)."""
-        return self.backbone.cap(self.backbone.logits(answers) if self.head is None else self.head(answers))
+    def part_log_probabilities(self, answers: Tensor, choices: Tensor) -> tuple[Tensor]:
+        """As `log_probabilities`, of one part."""
+        logits, *lowered = self.vocabulary(answers)
+        if lowered:
+            return (picked_log_probabilities(logits, lowered[0], choices),)
+        return (torch.gather(torch.log_softmax(logits, -1), 2, choices),)
+
+    def vocabulary(self, answers: Tensor, *scales: Tensor) -> tuple[Tensor, ...]:
+        """Capped logits over the whole vocabulary of one part's `answers` (rows, tokens, hidden).
+
+        Followed by what a `SoftmaxHead` returns besides; scales: see there.
+        """
+        output = self.backbone.logits(answers) if self.head is None else self.head(answers, *scales)
+        return (self.backbone.cap(output),) if isinstance(output, Tensor) else tuple(output)
 
     def in_parts(self, compute: Callable[..., tuple[Tensor, ...]], *inputs: Tensor) -> tuple[Tensor, ...]:
-        """Calls `compute` with the parts of `inputs` (R, T, ...) that `logits_part` allows, and joins its results.
+        """Calls `compute` with parts of `inputs` (R, T, ...) as large as `logits_part` allows, and joins its results.
 
-        Each part's logits are freed before the next part's are computed, so the runtime plans memory for one part.
+        Several parts are (1, positions, ...) each. Each part's logits are freed before the next part's are computed, so
+        the runtime plans memory for one part.
         """
         rows, tokens = inputs[0].shape[:2]
-        part_rows, part_tokens = logits_part(rows, tokens, self.backbone.facts.vocabulary)
-        if (part_rows, part_tokens) == (rows, tokens):
+        positions = rows * tokens
+        size = logits_part(positions, self.backbone.facts.vocabulary)
+        if size == positions:
             return compute(*inputs)
-        columns = []
-        for row in range(0, rows, part_rows):
-            parts_of_rows = [
-                compute(*(each[row : row + part_rows, at : at + part_tokens] for each in inputs))
-                for at in range(0, tokens, part_tokens)
-            ]
-            columns.append(
-                [torch.cat(parts, 1) if len(parts) > 1 else parts[0] for parts in zip(*parts_of_rows, strict=True)]
-            )
-        return tuple(torch.cat(parts) if len(parts) > 1 else parts[0] for parts in zip(*columns, strict=True))
+        flat = [each.reshape(1, positions, *each.shape[2:]) for each in inputs]
+        results = []
+        for at in range(0, positions, size):
+            start = min(at, positions - size)
+            outputs = compute(*(each[:, start : start + size] for each in flat))
+            results.append([each[:, at - start :] if at > start else each for each in outputs])
+        joined = [torch.cat(parts, 1) for parts in zip(*results, strict=True)]
+        return tuple(each.reshape(rows, tokens, *each.shape[2:]) for each in joined)
 
     def choice_logits(self, answers: Tensor, choices: Tensor) -> Tensor:
         """Logits of `choices` (E, T, C) alone, by their rows of lm_head: (R, T, C) for `answers` (R, T, hidden)."""
@@ -114,6 +119,15 @@ class Network(Method):
         by_path = answers.reshape(self.recipe.answer_paths, examples * tokens, -1).permute(1, 2, 0)  # (E*T, hidden, n)
         logits = torch.bmm(rows, by_path)  # (E*T, C, n)
         return self.backbone.cap(logits.permute(2, 0, 1).reshape(-1, tokens, count))
+
+
+def picked_log_probabilities(logits: Tensor, softmax: Tensor, choices: Tensor) -> Tensor:
+    """The log-probabilities (R, T, C) of int64 `choices`, from logits (R, T, V) and their softmax.
+
+    By the likeliest token, whose probability is at least 1 / V; that of others may be 0 in float32.
+    """
+    partition = torch.amax(logits, -1, keepdim=True) - torch.log(torch.amax(softmax, -1, keepdim=True))
+    return torch.gather(logits, 2, choices) - partition
 
 
 class Prefix(Network):

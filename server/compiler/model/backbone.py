@@ -15,8 +15,7 @@ from torch.nn import functional
 
 from server.compiler.checkpoints.base import BaseFacts
 from server.compiler.model.decoder import LayerShape, LayerTables, norm_of
-from server.compiler.model.quantization import linear
-from server.compiler.model.rounding import ROWS, SCALE
+from server.compiler.model.rounding import SCALE
 
 
 @dataclass(frozen=True)
@@ -64,6 +63,11 @@ class Backbone(nn.Module):
         values, scales = getattr(self, table), getattr(self, table + SCALE, None)
         rows = functional.embedding(indices, values)
         return rows if scales is None else rows.to(torch.float32) * functional.embedding(indices, scales)
+
+    def head_table(self) -> tuple[Tensor, Tensor | None]:
+        """lm_head's table (V, hidden), the embedding's when tied, and its scales (V, 1) if it is quantized."""
+        name = "embedding" if self.tied else "lm_head"
+        return getattr(self, name), getattr(self, name + SCALE, None)
 
     def head_rows(self, indices: Tensor) -> Tensor:
         """Rows of lm_head, (..., hidden); the embedding's when tied, so that the table is stored once."""
@@ -136,7 +140,7 @@ class Backbone(nn.Module):
 
     def logits(self, answers: Tensor) -> Tensor:
         """lm_head over the whole vocabulary on the float32 table: answers (..., hidden) -> (..., V)."""
-        return functional.linear(answers, self.embedding if self.tied else self.lm_head)
+        return functional.linear(answers, self.head_table()[0])
 
 
 def picked_states(hidden: Tensor, positions: Tensor) -> Tensor:
@@ -149,17 +153,3 @@ def states_for(shape: LayerShape, hidden: Tensor, positions: Tensor | None) -> t
     if not shape.picks or positions is None:
         return (hidden,)
     return hidden, picked_states(hidden, positions)
-
-
-class HeadLayer(nn.Module):
-    """lm_head on a quantized table, as a layer to lower: XNNPACK reads the same bytes as the table's rows."""
-
-    def __init__(self, values: Tensor, scales: Tensor) -> None:
-        """values: int8 (V, hidden); scales: (V,)."""
-        super().__init__()
-        self.register_buffer("lm_head", values)
-        self.register_buffer("lm_head" + SCALE, scales)
-
-    def forward(self, answers: Tensor) -> Tensor:
-        """answers (R, T, hidden) -> logits (R, T, V)."""
-        return linear(answers, (self.lm_head, self.lm_head_scale), None, ROWS)

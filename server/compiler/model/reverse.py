@@ -77,22 +77,6 @@ class TransposedLinears(nn.Module):
         return torch.addmm(bias, quantized_tokens(gradient * scale), transposed_weight(values))
 
 
-class HeadReverse(nn.Module):
-    """Products of (R, T, V) with a quantized lm_head table (V, hidden), as a layer to lower. No scale is applied."""
-
-    def __init__(self, values: Tensor) -> None:
-        """values: int8 (V, hidden)."""
-        super().__init__()
-        self.register_buffer("lm_head", values)
-        self.register_buffer("bias", no_bias(values.shape[1]), persistent=False)
-
-    def forward(self, weights: Tensor) -> Tensor:
-        """weights (R, T, V), which are quantized per token -> (R, T, hidden)."""
-        flat = quantized_tokens(weights.reshape(-1, weights.shape[2]))
-        product = torch.addmm(self.bias, flat, transposed_weight(self.lm_head))
-        return product.reshape(weights.shape[0], -1, product.shape[1])
-
-
 @dataclass(frozen=True)
 class Kept:
     """What a layer keeps of its forward pass besides its input, so that its reverse pass does not compute it again."""

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from server.compiler import compile_program
+from server.compiler.methods.training import Network, picked_log_probabilities
+from server.compiler.model.vocabulary_head import HeadLayer, HeadReverse, SoftmaxHead
 from shared import program as interface
 from shared.program import logits_part
 from shared.program_inputs import TOKEN_DTYPE
@@ -17,18 +21,55 @@ from tests.server.compiler.conftest import VOCABULARY, Program, make_tiny
 
 
 @pytest.mark.parametrize(
-    ("rows", "tokens", "vocabulary", "part"),
+    ("positions", "vocabulary", "part"),
     [
-        (8, 1, 49152, (8, 1)),
-        (8, 64, 49152, (1, 32)),
-        (32, 16, 49152, (2, 16)),
-        (8, 95, 49152, (2, 19)),
-        (8, 127, 151936, (8, 1)),  # a prime number of tokens
-        (4, 4, 10_000_000, (1, 1)),
+        (8, 49152, 8),
+        (42, 49152, 42),
+        (43, 49152, 22),
+        (127, 49152, 32),  # a prime number
+        (8 * 511, 49152, 42),
+        (127, 151936, 13),
+        (16, 10_000_000, 1),
     ],
 )
-def test_parts_are_divisors_that_fit(rows: int, tokens: int, vocabulary: int, part: tuple[int, int]) -> None:
-    assert logits_part(rows, tokens, vocabulary) == part
+def test_parts_are_as_few_as_fit(positions: int, vocabulary: int, part: int) -> None:
+    assert logits_part(positions, vocabulary) == part
+
+
+@pytest.mark.parametrize(("rows", "tokens", "calls"), [(1, 127, 4), (3, 31, 3), (6, 7, 1), (2, 43, 3)])
+def test_every_position_is_computed_and_returned_once(rows: int, tokens: int, calls: int) -> None:
+    """Every number of tokens costs as few passes over the table as its neighbours, prime or not."""
+    network: Any = SimpleNamespace(backbone=SimpleNamespace(facts=SimpleNamespace(vocabulary=49152)))
+    numbers, sizes = torch.arange(rows * tokens * 2, dtype=torch.float32).reshape(rows, tokens, 2), []
+
+    def compute(states: torch.Tensor, flags: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        sizes.append(states.shape[0] * states.shape[1])
+        return states + 1.0, flags * 2.0
+
+    states, flags = Network.in_parts(network, compute, numbers, numbers[:, :, 1])
+    assert sizes == [sizes[0]] * calls
+    assert sizes[0] * 49152 <= interface.MAX_LOGITS
+    assert torch.equal(states, numbers + 1.0)
+    assert torch.equal(flags, numbers[:, :, 1] * 2.0)
+
+
+@pytest.mark.parametrize("cap", [None, 2.0])
+def test_a_lowered_softmax_gives_exact_gradients(cap: float | None) -> None:
+    """Of a loss and of its reverse pass against autograd, also where a token's probability is 0 in float32."""
+    draw = torch.Generator().manual_seed(6)
+    table, truth = torch.randn(50, 8, generator=draw), torch.tensor([[[3], [7], [0]]])
+    answers = torch.randn(1, 3, 8, generator=draw)
+    answers[0, 2] = -100.0 * table[0]
+    answers.requires_grad_()
+    logits = answers @ table.T
+    logits = logits if cap is None else torch.tanh(logits / cap) * cap
+    expected = torch.log_softmax(logits, -1).gather(2, truth)
+    (gradient,) = torch.autograd.grad(torch.logsumexp(logits, -1).sum(), answers)
+    head = SoftmaxHead(HeadLayer(table, None), HeadReverse(table), cap)
+    capped, softmax, product = head(answers)
+    torch.testing.assert_close(picked_log_probabilities(capped, softmax, truth), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(product, gradient, rtol=1e-5, atol=1e-5)
+    assert cap is not None or float(expected.detach()[0, 2, 0]) < -150
 
 
 @pytest.mark.slow
@@ -37,19 +78,29 @@ def test_parts_are_divisors_that_fit(rows: int, tokens: int, vocabulary: int, pa
     [
         {"estimator": "gradient", "optimizer": "momentum", "queries": 1},
         {"estimator": "gradient", "optimizer": "momentum", "queries": 1, "precision": "int8"},
+        {
+            "estimator": "gradient",
+            "optimizer": "momentum",
+            "queries": 1,
+            "precision": "int8-weight",
+            "layers": "last:1",
+        },
         {"estimator": "replay", "queries": 2, "precision": "int8"},
+        {"estimator": "replay", "queries": 2, "precision": "int4"},
+        {"estimator": "replay", "queries": 2},
+        {"estimator": "gradient", "optimizer": "sgd", "queries": 1, "backend": "portable"},
     ],
-    ids=["gradient", "gradient int8", "replay int8"],
+    ids=["gradient", "gradient int8", "gradient int8-weight", "replay int8", "replay int4", "replay", "portable"],
 )
 def test_parts_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]) -> None:
-    base = make_tiny(tmp_path / "base", seed=5, hidden_size=64, tie_word_embeddings=True)
-    recipe = base.recipe(loss="full", answer_length=4, effective_batch=4, **settings)
+    base = make_tiny(tmp_path / "base", seed=5, hidden_size=64, intermediate_size=64, tie_word_embeddings=True)
+    recipe = base.recipe(loss="full", answer_length=5, effective_batch=4, **settings)
     batch = reference.random_batch(np.random.default_rng(7), recipe, VOCABULARY)
     draw, r, t = np.random.default_rng(8), recipe.score_rows, recipe.answer_length
     shapes = ((VOCABULARY, (r, recipe.sequence_length)), (recipe.sequence_length, (r, t)), (VOCABULARY, (r, t, 3)))
     inputs = [draw.integers(0, bound, shape).astype(TOKEN_DTYPE) for bound, shape in shapes]
     outputs = []
-    for name, most in (("whole", interface.MAX_LOGITS), ("parts", 2 * 2 * VOCABULARY)):
+    for name, most in (("whole", interface.MAX_LOGITS), ("parts", 3 * VOCABULARY)):
         monkeypatch.setattr(interface, "MAX_LOGITS", most)
         manifest = compile_program(recipe, str(base.directory), tmp_path / name, inference=False)
         program = Program(tmp_path / name, manifest)

@@ -67,15 +67,15 @@ def test_one_tenant_leaves_a_place_to_the_others():
 
 def test_the_tenants_of_the_last_seconds_have_equal_shares(monkeypatch):
     async def scenario():
-        work = Work(4)
+        work = Work(8)
         await work.begin("b", "b0")
         await work.end("b0")  # b may come again at any time
         for number in range(4):
             await work.begin("a", f"a{number}")
-        assert work.began == ["b0", "a0", "a1"]
+        assert work.began == ["b0", "a0", "a1"]  # half of the places, shared by two
         monkeypatch.setattr(tenant_turns, "RECENT_SECONDS", -1.0)
         await work.begin("a", "a4")
-        assert work.began == ["b0", "a0", "a1", "a2"]  # alone, it leaves one place
+        assert work.began == ["b0", "a0", "a1", "a2", "a3", "a4"]
         for number in range(5):
             await work.end(f"a{number}")
 

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from server.compiler.checkpoints.checkpoint import load_checkpoint
-from server.compiler.methods import estimators, gradient
+from server.compiler.methods import estimators
 from server.compiler.methods.gradient import GradientStep
 from server.compiler.methods.optimizers import OptimizedB, Rates, state_size
 from server.compiler.methods.step_inputs import StepInputs
 from server.compiler.methods.training import Replay
-from server.compiler.model.reverse import HeadReverse
+from server.compiler.model import vocabulary_head
 from server.compiler.model.rounding import ROWS, quantize
 from shared.recipe import Optimizer, Recipe
 from shared.zo.lora import flat_size
@@ -210,7 +209,7 @@ def test_an_assigned_b_begins_the_optimizer_anew(tiny: TinyBase, optimizer: Opti
     assert torch.equal(state.optimized, first)
 
 
-@pytest.mark.parametrize("levels", [gradient.LEVELS, ()], ids=["in parts", "at once"])
+@pytest.mark.parametrize("levels", [vocabulary_head.LEVELS, ()], ids=["in parts", "at once"])
 def test_a_quantized_table_is_multiplied_in_parts(monkeypatch: pytest.MonkeyPatch, levels: tuple[float, ...]) -> None:
     """Half of the probability lies on thousands of tokens, none of which is 1/255 of the likeliest one's."""
     generator, vocabulary, hidden = torch.Generator().manual_seed(3), 20_000, 16
@@ -218,10 +217,8 @@ def test_a_quantized_table_is_multiplied_in_parts(monkeypatch: pytest.MonkeyPatc
     tail = torch.rand(1, 2, vocabulary, generator=generator) ** 4
     weights = 0.5 * tail / tail.sum(dim=2, keepdim=True)
     weights[:, :, :3] += torch.tensor([0.3, 0.15, 0.05])
-    monkeypatch.setattr(gradient, "LEVELS", levels)
-    backbone = SimpleNamespace(tied=True, embedding=values, embedding_scale=scales.unsqueeze(1))
-    head = SimpleNamespace(backbone=backbone, head_reverse=HeadReverse(values))
-    product = GradientStep.table_product(cast(Any, head), weights)
+    monkeypatch.setattr(vocabulary_head, "LEVELS", levels)
+    product = vocabulary_head.HeadReverse(values)(weights, scales.unsqueeze(1))
     expected = weights.double() @ (values * scales.unsqueeze(1)).double()
     error = (product - expected).norm() / expected.norm()
     assert error < 0.012 if levels else error > 0.1
