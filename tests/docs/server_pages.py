@@ -94,7 +94,8 @@ whatever it contains. [openapi.json](openapi.json) describes requests and respon
 - **Turns**: tokens that are looked up, requests that are handled in threads, event streams that open or read, writes,
   large JSON bodies, checks of uploads, reading and replaying trajectories and exact privacy costs have a few places
   each. The tenants of the last 5 seconds (tokens: each by itself) have equal shares of half of them, and one alone
-  leaves a place to the others. 5,000 requests of a tenant may wait, 100 of the heavy ones; beyond that the response is 429.
+  leaves a place to the others. 5,000 requests of a tenant may wait, 100 of the heavy ones; beyond that the response is
+  429.
 - **Refusals**: of one token, session or address, 10 responses 429 are sent a second, 20 at once; further ones are
   held back, each for up to 30 seconds.
 - **Quotas** bound what a tenant has; beyond one the response is 409 `quota-exceeded`, which names it.
