@@ -127,11 +127,13 @@ def test_a_tenant_may_have_so_much_waiting_and_no_more(monkeypatch):
 
 
 def test_writes_of_tenants_take_turns(home):
-    order, done = [], threading.Event()
+    order, full, done = [], threading.Event(), threading.Event()
     places = 1 if home.database.engine.dialect.name == "sqlite" else WRITERS
 
     def work(name):
         order.append(name)
+        if len(order) >= places:
+            full.set()
         assert done.wait(60)
 
     async def scenario():
@@ -142,8 +144,7 @@ def test_writes_of_tenants_take_turns(home):
             await queue.run(work, f"{tenant}{number}")
 
         async def end():
-            while len(order) < places:
-                await asyncio.sleep(0.01)
+            assert await asyncio.to_thread(full.wait, 60)
             done.set()
 
         await asyncio.gather(*(write("a", number) for number in range(20)), write("b", 0), end())
