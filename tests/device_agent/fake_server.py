@@ -39,7 +39,7 @@ from shared.protocol import (
     ServerInfo,
     UploadReceipt,
 )
-from shared.registry import SignedAdapter
+from shared.registry import REVISION_DIGITS, SignedAdapter
 from shared.request_signature import parse_signature
 from shared.signing import key_id, public_text, sign_manifest
 from shared.training_settings import TrainingSettings
@@ -302,6 +302,7 @@ class FakeServer:
             size_d=manifest.size,
             result=completion.result,
             created_at=NOW,
+            revision=completion.adapter_sha256[:REVISION_DIGITS],
         )
 
     def _files(self, body, parts):

@@ -49,7 +49,8 @@ def test_a_reverse_pass_counts_the_weights_that_it_packs_transposed():
 
     layer = 576 * (576 + 192 + 192 + 576 + 3 * 1536)
     assert size(layers="last:8") == 0
-    assert size(layers="last:8", estimator="gradient") == 8 * layer * 4
+    assert size(layers="last:8", estimator="gradient", loss="candidates") == 8 * layer * 4
+    assert size(layers="last:8", estimator="gradient", loss="full") == (8 * layer + 49152 * 576) * 4
     int8 = {"layers": "last:8", "estimator": "gradient", "precision": "int8"}
     assert size(**int8, loss="candidates") == 8 * layer
     assert size(**int8, loss="full") == 8 * layer + 49152 * 576
