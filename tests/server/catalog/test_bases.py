@@ -18,6 +18,3 @@ def test_base_models_are_listed_by_client_and_command(fleet, app, monkeypatch):
     assert row["precisions"] == ["fp32", "int8", "int4", "int8-weight"]
     assert row["chat_template"] is False
     assert "acme/tiny" in CliRunner().invoke(cli, ["base", "list"]).stdout
-    result = CliRunner().invoke(cli, ["base", "view", "tiny", "--json"])
-    assert json.loads(result.stdout) == row
-    assert "`mobizo base list`" in CliRunner().invoke(cli, ["base", "view", "none"]).stderr

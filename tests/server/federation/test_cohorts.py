@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from server.identity.devices.service import DeviceService
+from server.identity.devices.service import revoke_device
 from shared.recipe import Recipe
 from shared.zo.lora import a_fingerprint, flat_size
 from tests.server.conftest import SHAPE
@@ -72,7 +72,7 @@ def test_a_device_of_another_tenant_or_a_revoked_one_cannot_join(band, fleet, ho
     band.create()
     foreign, revoked_device = fleet.device("other"), fleet.device(name="lost")
     with home.database.writing() as session:
-        DeviceService(session).revoke("default", revoked_device.device_id)
+        revoke_device(session, home.settings, "default", revoked_device.device_id)
     for device in (foreign, revoked_device):
         problem(band.app.put(f"{URL}/members/alice", json={"device": device.device_id}), 404, "not-found")
 
@@ -81,7 +81,7 @@ def test_a_member_whose_device_was_revoked_is_not_waited_for(band, home):
     band.create(quorum=1)
     band.join("alice", "bob")
     with home.database.writing() as session:
-        DeviceService(session).revoke("default", band.devices["bob"].device_id)
+        revoke_device(session, home.settings, "default", band.devices["bob"].device_id)
     band.open()
     assert band.parts()["bob"]["state"] == "failed"
     band.train("alice", 1.0)

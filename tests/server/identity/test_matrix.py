@@ -13,7 +13,7 @@ from fastapi import APIRouter, FastAPI
 from server.dashboard.access import SignedIn
 from server.identity.access_rules import Device as DeviceCaller
 from server.identity.access_rules import Holder, OneTime, Open
-from server.identity.devices.service import DeviceService
+from server.identity.devices.service import revoke_device
 from server.identity.tenants import TenantService, UserService
 from server.identity.tokens import TokenService
 from server.web.state import Reading
@@ -174,7 +174,7 @@ def callers(fleet, home):
         bob = UserService(session).create("default", "bob", Role.OPERATOR)
         _, bobs = TokenService(session).issue(Role.OPERATOR, "default", "", user=bob)
         UserService(session).disable("default", "bob")
-        DeviceService(session).revoke("default", revoked_device.device_id)
+        revoke_device(session, home.settings, "default", revoked_device.device_id)
         TenantService(session).suspend("shut")
     by_name = {
         "nobody": Caller(fleet.actor(), unauthorized),
