@@ -25,7 +25,7 @@ from shared.chat_template import ChatTemplate
 from shared.signing import new_private_key
 from tests.device_agent.conftest import ROOT, start_agent
 from tests.device_agent.use import keep_adapter
-from tests.other_clients import other_clients, plain_turns
+from tests.other_clients import answers_of, other_clients, plain_answers
 
 TURNS = [{"role": "system", "content": "warm"}, {"role": "user", "content": "dull plot"}]
 TEMPLATE = (
@@ -152,8 +152,8 @@ def test_a_conversation_goes_on_with_the_answers_own_message(site, client):
 
 
 @other_clients
-def test_other_libraries_hold_a_conversation(site, client, converse):
-    assert converse(site.url, site.token, "red", "warm") == plain_turns(client, "red", "warm")
+def test_other_libraries_hold_a_conversation(site, client, name):
+    assert answers_of(name, site.url, site.token, "red", "warm") == plain_answers(client, "red", "warm")
 
 
 def test_prompts_may_be_tokens(site, client):

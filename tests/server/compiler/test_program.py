@@ -31,7 +31,7 @@ def test_the_manifest_describes_the_files(plain: Program) -> None:
         assert (file.size, file.sha256) == (path.stat().st_size, file_sha256(path))
     assert manifest.recipe_id == manifest.recipe.id
     assert manifest.size == flat_size(manifest.recipe, manifest.shape)
-    assert manifest.delegates == 2 * manifest.shape.layers  # step's and score's, one a layer
+    assert manifest.delegates == 2 * (manifest.shape.layers + 1)  # step's and score's: one a layer, and the head
     assert manifest.planned_bytes > 4 * manifest.size
     # 16 rows of 12 tokens, 2 layers: 7,680 base and 448 LoRA weights a token, attention, 2 answers' logits
     assert manifest.flops_per_step == 2 * (2 * (192 * (7680 + 448) + 2 * 16 * 144 * 32) + 16 * 2 * 32 * 96)

@@ -8,7 +8,7 @@ import torch
 from server.catalog.bases import BaseRepository
 from shared.access import Role
 from shared.chat_template import ChatTemplate
-from tests.other_clients import other_clients, plain_turns
+from tests.other_clients import answers_of, other_clients, plain_answers
 
 TOLERANCE = 1e-3  # nats
 TURNS = [{"role": "system", "content": "a very"}, {"role": "user", "content": "good film"}]
@@ -117,9 +117,9 @@ def test_a_conversation_goes_on_with_the_answers_own_message(site, client):
 
 
 @other_clients
-def test_other_libraries_hold_a_conversation(site, client, converse):
+def test_other_libraries_hold_a_conversation(site, client, name):
     url, token = f"{site.fleet.url}/v1", site.fleet.home.token(Role.APP)
-    assert converse(url, token, "red", "good film") == plain_turns(client, "red", "good film")
+    assert answers_of(name, url, token, "red", "good film") == plain_answers(client, "red", "good film")
 
 
 def test_prompts_may_be_tokens(site, client):
