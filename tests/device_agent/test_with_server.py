@@ -102,13 +102,13 @@ def test_a_job_goes_on_from_a_version_and_another_device_pulls_it(ask, agent, ca
     last = load_adapter(run.last.read_bytes(), first["size_d"])
     np.testing.assert_array_equal(trajectory.replay(start), last)
 
-    token = ask("POST", "/v1/enrollments", json={"users": ["alice"]}).json()["token"]
+    token = ask("POST", "/v1/enrollments", json={"users": ["bob"]}).json()["token"]
     tablet = AgentHome(tmp_path / "tablet")
     call("device_agent", "enroll", "--server", service.url, "--token", token, "--name", "tablet", "--home", tablet.path)
     pull = ("device_agent", "adapter", "pull", "--home", tablet.path)
     with pytest.raises(AssertionError, match="there is no adapter"):
         call(*pull, "lineage@v1")
-    ask("PUT", f"/v1/adapters/lineage/devices/{tablet.config().device_id}")
+    ask("PUT", f"/v1/devices/{tablet.config().device_id}/users/alice")
     assert "version 1" in call(*pull, "lineage@v1")
     assert "version 2" in call(*pull, "lineage@main")
     assert "version 1" in call("device_agent", "adapter", "rollback", "lineage", "--home", tablet.path)
