@@ -27,7 +27,12 @@ def test_commands_of_the_server_run_as_they_stand(tmp_path):
     write_llama(tmp_path / "source")
     text = "\n".join(block for page in PAGES for block in shown(page))
     assert len(RUNS.findall(text)) == 2
-    places = {"/backup": f"{tmp_path}/backup", "/var/lib/mobizo": f"{tmp_path}/var", "NAME SOURCE": "tiny source"}
+    places = {
+        "/backup": f"{tmp_path}/backup",
+        "/var/lib/mobizo": f"{tmp_path}/var",
+        "NAME SOURCE": "tiny source",
+        "check SOURCE": "check source",
+    }
     for place, here in places.items():
         assert place in text
         text = text.replace(place, here)
