@@ -60,6 +60,7 @@ def test_methods_that_perturb_call_it_once(methods: dict[str, list[str]]) -> Non
 
 @pytest.mark.slow
 def test_nothing_of_the_arithmetic_is_left_in_the_graph(methods: dict[str, list[str]]) -> None:
-    drawing = ("aten::bitwise", "aten::log.out", "aten::sqrt.out", "aten::randn")
+    drawing = ("aten::bitwise", "aten::sqrt.out", "aten::randn")
+    of_a_model = ("aten::log.out", "aten::sin", "aten::cos")  # its loss, and RoPE's tables
     assert not [name for name in methods["step"] if name.startswith(drawing)]
-    assert not [name for name in methods["replay"] if name.startswith((*drawing, "aten::sin", "aten::cos"))]
+    assert not [name for name in methods["replay"] if name.startswith((*drawing, *of_a_model))]
