@@ -63,12 +63,6 @@ class SchemaBehind(Unavailable):
     code, title = "schema-behind", "Database not up to date"
 
 
-class TooOld(Unavailable):
-    """An unreleased version made the database: export its adapters with that version, and create a new home."""
-
-    code, title = "database-too-old", "Database too old"
-
-
 @cache
 def release() -> tuple[str, ...]:
     """Returns the migrations of this release, first to last."""
@@ -77,12 +71,10 @@ def release() -> tuple[str, ...]:
 
 
 def lacking(connection: Connection) -> tuple[str, ...]:
-    """Returns the migrations that the database lacks, in order; all of them if it is empty. Raises TooOld."""
+    """Returns the migrations that the database lacks, in order; all of them if it is empty."""
     at = MigrationContext.configure(connection).get_current_revision()
     if at is None:
         return release()
-    if at < release()[0]:
-        raise TooOld
     return release()[release().index(at) + 1 :] if at in release() else ()
 
 
