@@ -31,9 +31,9 @@ def login(
     with_token: Annotated[bool, typer.Option("--with-token", help="Read the token from standard input.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Log in with a token, which is stored in a profile. A terminal asks for it and hides what you type.
+    """Log in with a token, which is stored in a profile. You are asked for the token, and what you type is hidden.
 
-    There is no option for the token itself, because other users of this machine can see command lines.
+    No option takes the token, because other users of this machine can see command lines.
     """
     if token_file is not None and with_token:
         raise stop("give one of --token-file and --with-token", 2)
