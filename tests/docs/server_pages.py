@@ -17,7 +17,8 @@ from fastapi import FastAPI
 from starlette.routing import BaseRoute
 
 from server.app import create_api
-from server.compiler.checkpoints.hf_config import ARCHITECTURES, MULTIMODAL, config_facts
+from server.compiler.checkpoints.architectures import ARCHITECTURES, MULTIMODAL
+from server.compiler.checkpoints.hf_config import config_facts
 from server.identity.quotas import DEFAULTS
 from server.jobs.service import MAX_EVENTS
 from server.results.endpoints import READERS

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from server.compiler.checkpoints.hf_config import QKV
+from server.compiler.checkpoints.architectures import QKV
 from shared.recipe import Target
 
 TOP_NAMES: Mapping[str, str] = {"token_embd": "embedding", "output_norm": "norm", "output": "lm_head"}

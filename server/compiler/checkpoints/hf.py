@@ -20,8 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
+from server.compiler.checkpoints.architectures import MULTIMODAL, architecture_of
 from server.compiler.checkpoints.base import INDEX, UNHASHED, BaseFacts, BaseFiles, weight_files, weight_map
-from server.compiler.checkpoints.hf_config import MULTIMODAL, architecture_of, config_facts
+from server.compiler.checkpoints.hf_config import config_facts
 from server.compiler.checkpoints.lazy import LazyTensor
 from shared.errors import UnreadableCheckpoint, UnsupportedModel
 from shared.recipe import TARGETS

@@ -1,7 +1,7 @@
 """Every family of models that is accepted, as a tiny random model of transformers: logits, gradients, int8 and exports.
 
 The layers run as they are, without a compilation, so that a family costs about a second. A family is one entry of
-`FAMILIES` and its facts in `server/compiler/checkpoints/hf_config.py`.
+`FAMILIES` and its facts in `server/compiler/checkpoints/architectures.py`.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
 
 from server.catalog.chat_templates import read_chat_template
+from server.compiler.checkpoints.architectures import ARCHITECTURES, MULTIMODAL
 from server.compiler.checkpoints.base import locate_base
 from server.compiler.checkpoints.checkpoint import Checkpoint, load_checkpoint
-from server.compiler.checkpoints.hf_config import ARCHITECTURES, MULTIMODAL
 from server.compiler.export.gradient_network import GradientNetwork
 from server.compiler.export.lowering import unchanged
 from server.compiler.export.network import BaseNetwork, QuantizedBase
