@@ -229,6 +229,11 @@ class Settings(BaseSettings):
         return self.home / "artifacts"
 
     @property
+    def lowered_path(self) -> Path:
+        """Layers that this machine's compilations lowered, which later ones use. It may be removed at any time."""
+        return self.home / "lowered"
+
+    @property
     def key_path(self) -> Path:
         """The Ed25519 key that signs manifests."""
         return self.home / "keys" / "manifest.ed25519"

@@ -135,7 +135,14 @@ class ProgramStore:
             list_operators_once()
             gc.disable()  # it would walk through the many small objects of the graphs again and again
             try:
-                manifest = compile_program(recipe, str(source), making, inference=inference, calibration=calibration)
+                manifest = compile_program(
+                    recipe,
+                    str(source),
+                    making,
+                    inference=inference,
+                    calibration=calibration,
+                    kept=self.directory / "lowered",
+                )
             finally:
                 gc.enable()
         (making / MANIFEST).write_text(manifest.model_dump_json())

@@ -21,7 +21,7 @@ from tests.programs import ProgramStore
 
 directory, log, recipe, source = sys.argv[1:]
 
-def compile_program(recipe, source, out_dir, *, inference, calibration):
+def compile_program(recipe, source, out_dir, *, inference, calibration, kept):
     with Path(log).open("a") as file:
         file.write("compiled\\n")
     time.sleep(0.5)

@@ -1,12 +1,14 @@
 """`python -m server.compiler RECIPE.json SOURCE OUT_DIR [CALIBRATION]`: runs one compilation in a separate process.
 
 Prints one JSON object per line: {"stage", "fraction"} during the compilation, then {"manifest"}, or {"error": {"code",
-"detail"}} with exit code 1. To cancel a compilation, kill the process.
+"detail"}} with exit code 1. To cancel a compilation, kill the process. The environment's LOWERED names a directory of
+what earlier compilations lowered.
 """
 
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 import traceback
 from pathlib import Path
@@ -14,7 +16,7 @@ from pathlib import Path
 import pydantic
 
 from server.compiler.program import compile_program
-from server.compiler.worker_protocol import Lines
+from server.compiler.worker_protocol import LOWERED, Lines
 from shared.errors import CompileFailed, InvalidRecipe, MobizoError
 from shared.invalid_fields import first_invalid
 from shared.recipe import Recipe
@@ -32,7 +34,12 @@ def main(arguments: list[str]) -> int:
     try:
         recipe = _read_recipe(Path(recipe_path))
         manifest = compile_program(
-            recipe, source, Path(out_dir), lines.stage, calibration=read_calibration(Path(rest[0])) if rest else None
+            recipe,
+            source,
+            Path(out_dir),
+            lines.stage,
+            calibration=read_calibration(Path(rest[0])) if rest else None,
+            kept=Path(os.environ[LOWERED]) if os.environ.get(LOWERED) else None,
         )
     except Exception as error:
         if not isinstance(error, MobizoError):

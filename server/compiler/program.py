@@ -14,6 +14,7 @@ from server.compiler.checkpoints.tokenizer import end_tokens, write_tokenizer
 from server.compiler.cost import step_flops
 from server.compiler.export.backends import backend
 from server.compiler.export.gradient_network import GradientNetwork
+from server.compiler.export.lowered_files import LoweredFiles
 from server.compiler.export.network import BaseNetwork, QuantizedBase
 from server.compiler.methods.inference import InferenceNetwork
 from shared.canonical import file_sha256
@@ -35,11 +36,13 @@ def compile_program(
     *,
     inference: bool = True,
     calibration: Calibration | None = None,
+    kept: Path | None = None,
 ) -> ProgramManifest:
     """Compiles `recipe` for the base at `source` into `out_dir` and returns the manifest, not yet signed.
 
     progress: called with the name of a stage and the fraction done, 0 to 1. inference: also write the inference file,
     if the backend supports it. calibration: the calibration named by the recipe, or None.
+    kept: directory of what earlier compilations lowered, to which this one adds; None: it begins anew.
     Raises InvalidRecipe, UnknownBase, UnreadableCheckpoint, UnsupportedModel, ToolchainMissing or CompileFailed.
     """
     report = progress or (lambda stage, fraction: None)
@@ -59,13 +62,14 @@ def compile_program(
         stored = target.write_weights(base.stored, out_dir / files["weights"])
         report("lower", 0.0)
         kind = GradientNetwork if recipe.estimator in REVERSE_ESTIMATORS else BaseNetwork
-        network = kind(recipe, base, partial(target.lower, stored=stored), target.dynamic_length, calibration)
+        lower = partial(target.lower, stored=stored, kept=LoweredFiles(kept))
+        network = kind(recipe, base, lower, target.dynamic_length, calibration)
         report("emit", 0.0)
         methods = network.methods()
         emitted = target.emit(methods, stored, out_dir / files["program"])
         context = None
         if "inference" in files:
-            serving = InferenceNetwork(recipe, base, partial(target.lower, stored=stored), calibration=calibration)
+            serving = InferenceNetwork(recipe, base, lower, calibration=calibration)
             target.emit(serving.methods(), stored, out_dir / files["inference"])
             context = serving.context
     report("emit", 1.0)

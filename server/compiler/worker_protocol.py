@@ -1,4 +1,4 @@
-"""The messages of a child process to its worker: one JSON object per line on standard output."""
+"""What a child process is told by its worker, and its messages: one JSON object per line on standard output."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import json
 import os
 import sys
 from typing import Any
+
+LOWERED = "MOBIZO_LOWERED_LAYERS"  # environment variable: directory of what earlier compilations lowered
 
 
 class Lines:

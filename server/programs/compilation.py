@@ -115,6 +115,7 @@ class CompileHandler:
             memory_limit=self.settings.compile_budget_bytes,
             keep=run.should_continue,
             on_stage=order.progress.update,
+            lowered=self.settings.lowered_path,
         )
         run.child_peak_bytes = lambda: compiler.peak_rss_bytes
         with self.artifacts.workspace(run.id) as workspace:

@@ -22,6 +22,7 @@ import psutil
 import pydantic
 import structlog
 
+from server.compiler.worker_protocol import LOWERED
 from server.tasks.child_process import ONE_THREAD, Stopped, bound_to_parent
 from shared.errors import CompileFailed, from_problem
 from shared.program import ProgramManifest
@@ -47,7 +48,8 @@ class CompilerProcess:
     """One compilation.
 
     keep: called every `interval` seconds; returns whether it continues. on_stage: called with each stage. log: receives
-    all other output of the compiler and its libraries; None: this process's standard error.
+    all other output of the compiler and its libraries; None: this process's standard error. lowered: directory of what
+    earlier compilations lowered; None: this one begins anew.
     """
 
     command: list[str]
@@ -56,6 +58,7 @@ class CompilerProcess:
     keep: Callable[[], bool]
     on_stage: Callable[[dict[str, Any]], None] = _log_stage
     log: IO[bytes] | None = None
+    lowered: Path | None = None
     peak_rss_bytes: int = 0
 
     def run(
@@ -92,7 +95,7 @@ class CompilerProcess:
             stdout=subprocess.PIPE,
             stdin=subprocess.DEVNULL,
             stderr=self.log,
-            env=ONE_THREAD | os.environ,
+            env=ONE_THREAD | os.environ | ({} if self.lowered is None else {LOWERED: str(self.lowered)}),
             start_new_session=True,
         )
         output = _Listener(process.stdout, self.on_stage)

@@ -13,6 +13,7 @@ from typing import Protocol
 from torch import nn
 
 from server.compiler.export.emission import Emitted, Signature
+from server.compiler.export.lowered_files import LoweredFiles
 from server.compiler.export.lowering import LayerGroup
 from server.compiler.export.weights import Stored, StoredKeys
 from shared.program import Role
@@ -41,8 +42,8 @@ class Backend(Protocol):
     def write_weights(self, tensors: Iterable[Stored], path: Path) -> StoredKeys:
         """Writes a base's tensors and returns their keys. The bytes depend on base and precision only."""
 
-    def lower(self, groups: Sequence[LayerGroup], stored: StoredKeys) -> list[list[nn.Module]]:
-        """Lowers the layers of every group. stored: keys in the weights file."""
+    def lower(self, groups: Sequence[LayerGroup], stored: StoredKeys, kept: LoweredFiles) -> list[list[nn.Module]]:
+        """Lowers the layers of every group. stored: keys in the weights file. kept: graphs lowered before."""
 
     def emit(self, methods: Mapping[str, Signature], stored: StoredKeys, path: Path) -> Emitted:
         """Exports every method and writes the program file. stored: keys in the weights file."""

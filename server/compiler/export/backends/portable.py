@@ -8,6 +8,7 @@ from pathlib import Path
 from torch import nn
 
 from server.compiler.export.emission import Emitted, Signature, emit
+from server.compiler.export.lowered_files import LoweredFiles
 from server.compiler.export.lowering import LayerGroup, unchanged
 from server.compiler.export.weights import Stored, StoredKeys, write_weights
 from shared.program import Role
@@ -28,7 +29,7 @@ class Portable:
         """Writes the `.ptd`; see `Backend.write_weights`."""
         return write_weights(tensors, path)
 
-    def lower(self, groups: Sequence[LayerGroup], stored: StoredKeys) -> list[list[nn.Module]]:
+    def lower(self, groups: Sequence[LayerGroup], stored: StoredKeys, kept: LoweredFiles) -> list[list[nn.Module]]:
         """Returns the layers unchanged."""
         return unchanged(groups)
 

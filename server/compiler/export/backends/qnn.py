@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from server.compiler.export.backends.portable import Portable
+from server.compiler.export.lowered_files import LoweredFiles
 from server.compiler.export.lowering import LayerGroup
 from server.compiler.export.weights import StoredKeys
 from shared.errors import ToolchainMissing
@@ -56,7 +57,7 @@ class Qnn(Portable):
         if os.environ.get(CHIP) not in chips:
             raise ToolchainMissing(f"backend qnn compiles for one chip; set {CHIP} to one of {', '.join(chips)}")
 
-    def lower(self, groups: Sequence[LayerGroup], stored: StoredKeys) -> list[list[nn.Module]]:
+    def lower(self, groups: Sequence[LayerGroup], stored: StoredKeys, kept: LoweredFiles) -> list[list[nn.Module]]:
         """Lowers each layer to one delegate with its own weights; see `Backend.lower`."""
         from executorch.backends.qualcomm.serialization.qc_schema import QcomChipset
         from executorch.backends.qualcomm.utils.utils import (

@@ -21,6 +21,7 @@ from torch.export import ExportedProgram
 from torch.export.pt2_archive import PT2ArchiveWriter, constants
 
 from server.compiler.export.emission import Emitted, Signature
+from server.compiler.export.lowered_files import LoweredFiles
 from server.compiler.export.lowering import LayerGroup, unchanged
 from server.compiler.export.weights import Stored, StoredKeys
 from server.compiler.methods.estimators import STATE
@@ -49,7 +50,7 @@ class TorchExport:
         save_file({str(stored.name): stored.tensor.numpy() for stored in named_tensors}, path)
         return StoredKeys(named_tensors)
 
-    def lower(self, groups: Sequence[LayerGroup], stored: StoredKeys) -> list[list[nn.Module]]:
+    def lower(self, groups: Sequence[LayerGroup], stored: StoredKeys, kept: LoweredFiles) -> list[list[nn.Module]]:
         """Returns the layers unchanged."""
         return unchanged(groups)
 

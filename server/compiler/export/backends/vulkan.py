@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 
 from torch import nn
-from torch.export import ExportedProgram
+from torch.export import ExportedProgram, export
 
 from server.compiler.export.backends.portable import Portable
+from server.compiler.export.lowered_files import LoweredFiles
 from server.compiler.export.lowering import LayerGroup
 from server.compiler.export.weights import StoredKeys
 from shared.errors import ToolchainMissing
@@ -32,7 +33,7 @@ class Vulkan(Portable):
                 "installation lacks; install the executorch wheel from PyPI, which has it"
             )
 
-    def lower(self, groups: Sequence[LayerGroup], stored: StoredKeys) -> list[list[nn.Module]]:
+    def lower(self, groups: Sequence[LayerGroup], stored: StoredKeys, kept: LoweredFiles) -> list[list[nn.Module]]:
         """Returns one delegate per layer, or a group's unchanged layers; see `Backend.lower`."""
         from executorch.backends.vulkan.vulkan_preprocess import VulkanBackend
 
@@ -40,8 +41,8 @@ class Vulkan(Portable):
 
         lowered: list[list[nn.Module]] = []
         for group in groups:
-            if takes_whole(edge_program(group.layers[0], group.example)):
-                lowered += lower_layers([group], stored, VulkanBackend)
+            if takes_whole(edge_program(export(group.layers[0], group.example, strict=False))):
+                lowered += lower_layers([group], stored, kept, VulkanBackend)
             else:
                 lowered.append(list(group.layers))
         return lowered

@@ -3,7 +3,7 @@
 XNNPACK names a delegate's constants by the sha256 of their bytes. All layers of a shape share one graph, so a template
 layer with distinct random weights is lowered, and the delegate of a layer is the template's delegate with the keys of
 its own weights. That takes seconds, whereas lowering each layer takes minutes. Constants in the `.ptd` are omitted from
-the `.pte`; the others (A) are included.
+the `.pte`; the others (A) are included. What a template was lowered to is kept for later compilations (`LoweredFiles`).
 """
 
 # mypy: disallow-subclassing-any=False
@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
+from pathlib import Path
 
 import torch
 from executorch.backends.xnnpack._passes import XNNPACKPassManager, XNNPACKRemoveCloneOpsTransform
@@ -42,10 +42,12 @@ from torch.export import ExportedProgram, export
 
 from server.compiler.export.backends.portable import Portable
 from server.compiler.export.emission import WHOLE, edge_config
+from server.compiler.export.lowered_files import LoweredFiles, LoweredGraph, graph_name
 from server.compiler.export.lowering import Example, LayerGroup, at_once
 from server.compiler.export.weights import StoredKeys
 from server.compiler.model.quantization import stored_bytes, stored_key
 from server.compiler.model.rounding import SCHEMES, Scheme
+from shared.canonical import file_sha256
 from shared.errors import CompileFailed
 from shared.program import Role
 from shared.recipe import Precision
@@ -60,9 +62,9 @@ class Xnnpack(Portable):
     precisions: frozenset[Precision] = frozenset({"fp32", *SCHEMES})
     files: Mapping[Role, str] = {**Portable.files, "inference": "inference.pte"}
 
-    def lower(self, groups: Sequence[LayerGroup], stored: StoredKeys) -> list[list[nn.Module]]:
+    def lower(self, groups: Sequence[LayerGroup], stored: StoredKeys, kept: LoweredFiles) -> list[list[nn.Module]]:
         """Returns one delegate per layer; see `Backend.lower`."""
-        return lower_layers(groups, stored)
+        return lower_layers(groups, stored, kept)
 
 
 class StandIn(nn.Module):
@@ -83,14 +85,12 @@ class StandIn(nn.Module):
         return outputs if len(outputs) > 1 else outputs[0]
 
     def _output(self, states: Tensor, dimensions: int, width: int) -> Tensor:
-        if dimensions == states.dim() and states.shape[-1] == width:
-            return states + 0.0
-        first = states[..., :1] if dimensions == states.dim() else states[:, 0, :1]
-        return first.repeat(*(1 for _ in first.shape[:-1]), width)
+        leading = states.shape[:-1] if dimensions == states.dim() else states.shape[:1]
+        return states.new_empty((*leading, width), dtype=torch.float32)
 
 
 class Outline(ExportedProgram):
-    """The graph of a stand-in. Every trace through a delegate asks for its module, which is made once."""
+    """The graph of a stand-in, whose module is the stand-in: a pass traces it at every call of every delegate."""
 
     def __init__(self, stand_in: nn.Module, example: Example) -> None:
         traced = export(stand_in, example, strict=False)
@@ -105,82 +105,91 @@ class Outline(ExportedProgram):
             constants=traced.constants,
             verifiers=traced.verifiers,
         )
-        self._cached_module: nn.Module | None = None
+        self._stand_in = stand_in
 
     def module(self, check_guards: bool = True) -> nn.Module:
         """See the base class."""
-        if self._cached_module is None:
-            self._cached_module = super().module(check_guards)
-        return self._cached_module
-
-
-@dataclass(frozen=True)
-class Lowered:
-    """The delegate of a group's template layer."""
-
-    kind: type[BackendDetails]
-    payload: bytes
-    keys: Mapping[str, str]  # in the payload, of the layer's tensors by name
-    constants: Mapping[str, bytes]  # all others, by key
-    sizes: Sequence[torch.Size]  # of its outputs
-
-    @classmethod
-    def of(cls, group: LayerGroup, kind: type[BackendDetails]) -> Lowered:
-        """Lowers the group's graph. Raises CompileFailed if the payload does not name the layer's tensors."""
-        template = _template(group.layers[0], group.scheme)
-        if kind is XnnpackBackend:
-            program = layer_program(template, group.example)
-            result = preprocess(program)
-        else:
-            program = edge_program(template, group.example)
-            result = kind.preprocess(program, [])
-        keys = {name: stored_key(name, tensor, group.scheme) for name, tensor in template.state_dict().items()}
-        if absent := [name for name, key in keys.items() if result.processed_bytes.count(key.encode()) != 1]:
-            raise CompileFailed(
-                f"{kind.__name__} did not store {', '.join(absent)} as given; this ExecuTorch is not supported"
-            )
-        constants = {
-            key: result.data_store_output.buffers[entry.buffer_index]
-            for key, entry in result.data_store_output.pte_data.items()
-            if key not in keys.values()
-        }
-        return cls(kind, result.processed_bytes, keys, constants, [output.shape for output in outputs(program)])
-
-    def delegate(
-        self, outline: Outline, layer: nn.Module, scheme: Scheme | None, stored: StoredKeys
-    ) -> LoweredBackendModule:
-        """Returns the template's delegate with the layer's tensors."""
-        data, payload = NamedDataStore(), self.payload
-        for key, constant in self.constants.items():
-            data.add_named_data(key, constant, alignment=16)
-        for name, tensor in layer.state_dict().items():
-            layer_key = stored.key(name, tensor, scheme)
-            payload = payload.replace(self.keys[name].encode(), layer_key.encode())
-            if layer_key not in stored:
-                data.add_named_data(layer_key, stored_bytes(name, tensor, scheme), alignment=16)
-        module = LoweredBackendModule(
-            edge_program=outline,
-            backend_id=self.kind.__name__,
-            processed_bytes=payload,
-            compile_specs=[],
-            named_data_store_output=data.get_named_data_store_output(),
-        )
-        module.meta = {"debug_handle_map": {}}
-        return module
+        return self._stand_in
 
 
 def lower_layers(
-    groups: Sequence[LayerGroup], stored: StoredKeys, kind: type[BackendDetails] = XnnpackBackend
+    groups: Sequence[LayerGroup], stored: StoredKeys, kept: LoweredFiles, kind: type[BackendDetails] = XnnpackBackend
 ) -> list[list[nn.Module]]:
     """Returns one delegate per layer of each group.
 
-    stored: keys in the `.ptd`. kind: the partitioner; it must name constants as XNNPACK does.
+    stored: keys in the `.ptd`. kept: graphs that were lowered before. kind: the partitioner; it must name constants as
+    XNNPACK does.
     """
     delegates: list[list[nn.Module]] = []
-    for group, lowered in zip(groups, at_once([partial(Lowered.of, group, kind) for group in groups]), strict=True):
-        outline = Outline(StandIn(lowered.sizes, group.example), group.example)
-        delegates.append([lowered.delegate(outline, layer, group.scheme, stored) for layer in group.layers])
+    graphs = at_once([partial(_lower, group, kind, kept) for group in groups])
+    for group, graph in zip(groups, graphs, strict=True):
+        outline = Outline(StandIn([torch.Size(size) for size in graph.sizes], group.example), group.example)
+        delegates.append([_delegate(graph, kind, outline, layer, group.scheme, stored) for layer in group.layers])
     return delegates
+
+
+def _lower(group: LayerGroup, kind: type[BackendDetails], kept: LoweredFiles) -> LoweredGraph:
+    """Lowers a group's graph. Raises CompileFailed if the payload does not name the layer's tensors."""
+    template = _template(group.layers[0], group.scheme)
+    exported = export(template, group.example, strict=False)
+    name = graph_name(exported, (kind.__name__, repr(group.scheme), _own_source()))
+    graph = kept.read(name)
+    if graph is not None:
+        return graph
+    if kind is XnnpackBackend:
+        program = layer_program(exported)
+        result = preprocess(program)
+    else:
+        program = edge_program(exported)
+        result = kind.preprocess(program, [])
+    keys = {name: stored_key(name, tensor, group.scheme) for name, tensor in template.state_dict().items()}
+    if absent := [name for name, key in keys.items() if result.processed_bytes.count(key.encode()) != 1]:
+        raise CompileFailed(
+            f"{kind.__name__} did not store {', '.join(absent)} as given; this ExecuTorch is not supported"
+        )
+    constants = {
+        key: bytes(result.data_store_output.buffers[entry.buffer_index])
+        for key, entry in result.data_store_output.pte_data.items()
+        if key not in keys.values()
+    }
+    sizes = [output.shape for output in outputs(program)]
+    graph = LoweredGraph(bytes(result.processed_bytes), keys, constants, sizes)
+    kept.write(name, graph)
+    return graph
+
+
+@cache
+def _own_source() -> str:
+    """The digest of this module, whose passes decide what a graph is lowered to."""
+    return file_sha256(Path(__file__))
+
+
+def _delegate(
+    graph: LoweredGraph,
+    kind: type[BackendDetails],
+    outline: Outline,
+    layer: nn.Module,
+    scheme: Scheme | None,
+    stored: StoredKeys,
+) -> LoweredBackendModule:
+    """Returns the template's delegate with the layer's tensors."""
+    data, payload = NamedDataStore(), graph.payload
+    for key, constant in graph.constants.items():
+        data.add_named_data(key, constant, alignment=16)
+    for name, tensor in layer.state_dict().items():
+        layer_key = stored.key(name, tensor, scheme)
+        payload = payload.replace(graph.keys[name].encode(), layer_key.encode())
+        if layer_key not in stored:
+            data.add_named_data(layer_key, stored_bytes(name, tensor, scheme), alignment=16)
+    module = LoweredBackendModule(
+        edge_program=outline,
+        backend_id=kind.__name__,
+        processed_bytes=payload,
+        compile_specs=[],
+        named_data_store_output=data.get_named_data_store_output(),
+    )
+    module.meta = {"debug_handle_map": {}}
+    return module
 
 
 def preprocess(program: ExportedProgram) -> PreprocessResult:
@@ -214,9 +223,8 @@ def outputs(program: ExportedProgram) -> list[Tensor]:
     return [node.meta["val"] for node in program.graph.output_node().args[0]]
 
 
-def edge_program(module: nn.Module, example: Example) -> ExportedProgram:
-    """Exports a layer's graph for a backend."""
-    exported = export(module, example, strict=False)
+def edge_program(exported: ExportedProgram) -> ExportedProgram:
+    """Returns an exported layer's graph for a backend."""
     return to_edge(exported, compile_config=edge_config()).exported_program()
 
 
@@ -228,7 +236,7 @@ def mark_linear_layers(program: ExportedProgram) -> ExportedProgram:
     return program
 
 
-def layer_program(module: nn.Module, example: Example) -> ExportedProgram:
+def layer_program(exported: ExportedProgram) -> ExportedProgram:
     """Returns what `edge_program` does, marked, with those of `to_edge`'s passes that change a layer of ours.
 
     Each pass traces the whole graph again.
@@ -236,9 +244,9 @@ def layer_program(module: nn.Module, example: Example) -> ExportedProgram:
     decompositions = _default_decomposition_table()
     for operator in WHOLE:
         decompositions.pop(operator, None)
-    exported = export(module, example, strict=False).run_decompositions(decompositions)
     verifier = EXIREdgeDialectVerifier(edge_compile_config=edge_config(), class_only=True)
-    edge = _transform(exported, *(each() for each in EDGE_PASSES), override_verifiers=[verifier])
+    decomposed = exported.run_decompositions(decompositions)
+    edge = _transform(decomposed, *(each() for each in EDGE_PASSES), override_verifiers=[verifier])
     return mark_linear_layers(
         _transform(lift_constant_tensor_pass(edge), dead_code_elimination_pass, DebugHandleGeneratorPass())
     )

@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from server.compiler.export import lowering
 from server.compiler.export.backends.xnnpack import lower_layers
+from server.compiler.export.lowered_files import LoweredFiles
 from server.compiler.export.lowering import LayerGroup, at_once
 from server.compiler.export.weights import StoredKeys
 from shared.errors import CompileFailed, UnsupportedModel
@@ -68,7 +69,7 @@ def test_delegates_do_not_depend_on_the_number_of_cores(monkeypatch: pytest.Monk
     payloads = []
     for count in CORES.values():
         monkeypatch.setattr(lowering, "cores", lambda count=count: count)
-        delegates = lower_layers(groups, StoredKeys())
+        delegates = lower_layers(groups, StoredKeys(), LoweredFiles())
         payloads.append([[delegate.processed_bytes for delegate in group] for group in delegates])
     assert payloads[0] == payloads[1]
     assert len({payload for group in payloads[0] for payload in group}) == 6

@@ -14,6 +14,7 @@ from torch.export import ExportedProgram, export
 
 from server.compiler import compile_program
 from server.compiler.export.backends.qnn import CHIP, ROOT, Qnn, whole_delegate
+from server.compiler.export.lowered_files import LoweredFiles
 from server.compiler.export.lowering import LayerGroup
 from server.compiler.export.weights import StoredKeys
 from shared.errors import ToolchainMissing
@@ -40,7 +41,7 @@ def test_the_way_of_lowering_reaches_the_sdk(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setenv(ROOT, str(tmp_path))
     monkeypatch.setenv(CHIP, "SM8650")
     with pytest.raises(RuntimeError, match="Failed to initialize QNN backend"):
-        Qnn().lower([LayerGroup([Gate()], (torch.zeros(2, 8),), None)], StoredKeys())
+        Qnn().lower([LayerGroup([Gate()], (torch.zeros(2, 8),), None)], StoredKeys(), LoweredFiles())
 
 
 class Gate(nn.Module):

@@ -1,0 +1,122 @@
+"""What is lowered is kept for later compilations, which make the same bytes, and is never used where it is wrong."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from server.compiler import compile_program
+from server.compiler.export import lowered_files
+from server.compiler.export.backends import xnnpack
+from server.compiler.export.lowered_files import LoweredFiles
+from server.compiler.export.lowering import LayerGroup
+from server.compiler.export.weights import StoredKeys
+from tests.server.compiler.conftest import TinyBase, make_tiny
+
+EXAMPLE = (torch.zeros(2, 8),)
+
+
+class Layer(nn.Module):
+    """A linear layer in small, with a constant in its graph."""
+
+    weight: Tensor
+    table: Tensor
+
+    def __init__(self, seed: int = 0, outputs: int = 4, factor: float = 2.0, shift: float = 0.5) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed)
+        self.register_buffer("weight", torch.randn(outputs, 8, generator=generator))
+        self.register_buffer("table", torch.full((outputs,), shift), persistent=False)
+        self.factor = factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.linear(x, self.weight) * self.factor + self.table
+
+
+@pytest.fixture
+def lowerings(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """One entry for each graph that is lowered."""
+    calls: list[int] = []
+    lower = xnnpack.preprocess
+    monkeypatch.setattr(xnnpack, "preprocess", lambda program: (calls.append(0), lower(program))[1])
+    return calls
+
+
+def delegate(layer: nn.Module, directory: Path | None) -> tuple[bytes, list[bytes]]:
+    """A layer's delegate: its payload and its constants."""
+    ((module,),) = xnnpack.lower_layers([LayerGroup([layer], EXAMPLE, None)], StoredKeys(), LoweredFiles(directory))
+    return module.processed_bytes, [bytes(buffer) for buffer in module.named_data_store_output.buffers]
+
+
+def test_a_later_compilation_and_another_base_use_it(lowerings: list[int], tmp_path: Path) -> None:
+    fresh = [delegate(Layer(seed), None) for seed in range(2)]
+    assert delegate(Layer(0), tmp_path) == fresh[0]
+    assert len(lowerings) == 3
+    assert [delegate(Layer(seed), tmp_path) for seed in range(2)] == fresh
+    assert len(lowerings) == 3
+    assert fresh[0] != fresh[1]
+
+
+@pytest.mark.parametrize("other", [{"outputs": 5}, {"factor": 3.0}, {"shift": 0.25}], ids=str)
+def test_another_graph_does_not(lowerings: list[int], tmp_path: Path, other: dict[str, float]) -> None:
+    expected = delegate(Layer(0, **other), None)
+    delegate(Layer(0), tmp_path)
+    assert delegate(Layer(0, **other), tmp_path) == expected
+    assert len(lowerings) == 3
+
+
+def test_another_toolchain_does_not(lowerings: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    delegate(Layer(0), tmp_path)
+    monkeypatch.setattr(lowered_files, "version", lambda library: "0.0")
+    delegate(Layer(0), tmp_path)
+    assert len(lowerings) == 2
+
+
+@pytest.mark.parametrize("place", [0, 100, -1])
+def test_a_damaged_file_is_written_anew(lowerings: list[int], tmp_path: Path, place: int) -> None:
+    expected = delegate(Layer(0), tmp_path)
+    (path,) = tmp_path.iterdir()
+    content = bytearray(path.read_bytes())
+    content[place] ^= 1
+    path.write_bytes(content)
+    assert [delegate(Layer(0), tmp_path) for _ in range(2)] == [expected] * 2
+    assert len(lowerings) == 2
+    path.write_bytes(content[: len(content) // 2])
+    assert delegate(Layer(0), tmp_path) == expected
+
+
+def test_the_ones_that_were_read_least_lately_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lowered_files, "MAX_FILES", 2)
+    for number, outputs in enumerate((4, 5)):
+        delegate(Layer(0, outputs), tmp_path)
+        for path in tmp_path.iterdir():
+            os.utime(path, (number, number))
+    kept = set(tmp_path.iterdir())
+    delegate(Layer(0, 4), tmp_path)
+    delegate(Layer(0, 6), tmp_path)
+    assert len(list(tmp_path.iterdir())) == 2
+    assert len(kept & set(tmp_path.iterdir())) == 1
+
+
+def test_a_directory_that_cannot_be_written_costs_nothing(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert delegate(Layer(0), tmp_path / "file") == delegate(Layer(0), None)
+
+
+@pytest.mark.slow
+def test_a_program_of_another_base_and_recipe_has_the_same_bytes(
+    lowerings: list[int], tiny: TinyBase, tmp_path: Path
+) -> None:
+    other, kept = make_tiny(tmp_path / "other", seed=9), tmp_path / "kept"
+    compile_program(tiny.recipe(precision="int8"), str(tiny.directory), tmp_path / "first", kept=kept)
+    lowerings.clear()
+    recipe = other.recipe(precision="int8", a_seed=7)
+    manifest = compile_program(recipe, str(other.directory), tmp_path / "kept", kept=kept)
+    assert not lowerings
+    assert manifest == compile_program(recipe, str(other.directory), tmp_path / "anew")
