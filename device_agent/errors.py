@@ -4,6 +4,7 @@ MobizoError
 |- OwnerRefuses              the owner of this device does not allow the job; its text depends on no record
 |  |- TaskNotApproved        the owner has not approved the task for the data set
 |  `- PrivacyLimitReached    the job would exceed the owner's privacy limit for the data set
+|- TooFewNewRecords          too few records are new since the start of a job that repeats
 |- NotEnrolled               this device is not enrolled
 |- AlreadyRunning            another agent uses the same home
 |- NotRunning                no agent runs in the home
@@ -21,7 +22,7 @@ MobizoError
 from __future__ import annotations
 
 from shared.errors import MobizoError, Unavailable
-from shared.job import PRIVACY_LIMIT_REACHED, TASK_NOT_APPROVED
+from shared.job import PRIVACY_LIMIT_REACHED, TASK_NOT_APPROVED, TOO_FEW_NEW_RECORDS
 
 
 class OwnerRefuses(MobizoError):
@@ -38,6 +39,12 @@ class PrivacyLimitReached(OwnerRefuses):
     """The job would exceed the privacy limit that the owner of this device set for the data set."""
 
     code, title = PRIVACY_LIMIT_REACHED, "Privacy limit reached"
+
+
+class TooFewNewRecords(MobizoError):
+    """The data set has too few records that are new since the start of a job that repeats."""
+
+    code, title = TOO_FEW_NEW_RECORDS, "Too few new records"
 
 
 class NotEnrolled(MobizoError):

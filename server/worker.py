@@ -14,6 +14,7 @@ from server.federation.sweep import ROUNDS, RoundWatch
 from server.identity.signing_keys.service import load_key
 from server.jobs.leases.service import LeaseService
 from server.jobs.retention import EventPurge
+from server.jobs.series import SERIES, SeriesWatch
 from server.logs import configure_logs
 from server.programs.compilation import CompileHandler
 from server.registry.purge import AdapterPurge
@@ -38,6 +39,7 @@ def create_worker(settings: Settings, database: Database) -> Worker:
     stopping = worker.stopping.is_set
     worker.sweep("leases", EVERY_MINUTE, lambda: take_back_leases(settings, database))
     worker.sweep(ROUNDS, EVERY_TWO_SECONDS, RoundWatch(database, artifacts).run)
+    worker.sweep(SERIES, EVERY_MINUTE, SeriesWatch(database, artifacts).run)
     worker.sweep("workspaces", EVERY_MINUTE, artifacts.remove_abandoned_workspaces)
     worker.sweep("signing", EVERY_TEN_MINUTES, Signing(database, settings, stopping).run)
     worker.sweep("adapters", EVERY_TEN_MINUTES, AdapterPurge(database, settings.adapter_grace, stopping).run)

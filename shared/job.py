@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from shared.capabilities import Requirements
 from shared.errors import MobizoError
@@ -22,6 +22,7 @@ MAX_PRIORITY = 10
 # Codes of errors by which a device's owner refuses a job. They are no failures of the device.
 TASK_NOT_APPROVED, PRIVACY_LIMIT_REACHED = "task-not-approved", "privacy-limit-reached"
 OWNER_REFUSALS = frozenset({TASK_NOT_APPROVED, PRIVACY_LIMIT_REACHED})
+TOO_FEW_NEW_RECORDS = "too-few-new-records"  # of a job that repeats; no failure of the device either
 NAME = r"^[a-z0-9][a-z0-9._-]{0,95}$"  # of adapters, users, data sets and devices: safe in URLs and paths
 Phase = Literal["compiling", "downloading", "loading", "evaluating", "training", "waiting", "uploading"]
 TrajectoryUpload = Literal["none", "beside", "instead"]  # of B: whether the trajectory is sent beside it or instead
@@ -85,6 +86,24 @@ class RoundRef(BaseModel):
         return f"round {self.number} of cohort {self.cohort}"
 
 
+class Repeat(BaseModel):
+    """A series of jobs: each starts from `main` of the adapter as it is then, once new records have come."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    every: str = Field(
+        pattern=r"^[1-9][0-9]{0,2}[hd]$", description="time from the end of a job to the next one, such as 12h or 7d"
+    )
+    min_new_records: int = Field(
+        50, ge=0, le=1_000_000_000, description="the device does not train a job with fewer records since its start"
+    )
+    until: AwareDatetime | None = Field(None, description="no job is created after this time; null: until cancelled")
+
+    def after(self, moment: datetime) -> datetime:
+        """Returns when the next job is due after one that ended at `moment`."""
+        return moment + timedelta(hours=int(self.every[:-1]) * (24 if self.every.endswith("d") else 1))
+
+
 class JobRequest(BaseModel):
     """The body of `POST /v1/jobs`."""
 
@@ -110,6 +129,11 @@ class JobRequest(BaseModel):
         None,
         max_length=64,
         description="id of the only device that may train the job; null: any device with the data set",
+    )
+    repeat: Repeat | None = Field(
+        None,
+        exclude_if=lambda value: value is None,  # agents of earlier releases refuse a field that they do not know
+        description="creates another job after each one has ended; null: the job does not repeat",
     )
     rules: Rules = Field(
         default_factory=Rules, description="when the job may be trained, in addition to the device's own rules"
@@ -223,6 +247,17 @@ class Result(BaseModel):
         exclude_if=lambda value: value is None,
         description="accuracy of a logistic regression on hashed n-grams of the prompts, trained on the device on the "
         "same examples as the adapter",
+    )
+    earlier_accuracy_before: float | None = Field(
+        None,
+        ge=0,
+        le=1,
+        exclude_if=lambda value: value is None,
+        description="of a job with a start that rehearses: accuracy of the start on held-out records of the earlier "
+        "jobs of this device that made it",
+    )
+    earlier_accuracy_after: float | None = Field(
+        None, ge=0, le=1, exclude_if=lambda value: value is None, description="the same of the adapter"
     )
     token_loss_before: float | None = Field(
         None,
@@ -406,6 +441,17 @@ class JobView(BaseModel):
         None,
         exclude_if=lambda value: value is None,  # agents of earlier releases refuse a field that they do not know
         description="federated round that the job belongs to; set only by the server",
+    )
+    series: str | None = Field(
+        None,
+        exclude_if=lambda value: value is None,
+        description="of a job that repeats: id of the first job of its series",
+    )
+    next_at: datetime | None = Field(
+        None, exclude_if=lambda value: value is None, description="when the next job of the series is created"
+    )
+    series_end: str | None = Field(
+        None, exclude_if=lambda value: value is None, description="why the series ended with this job"
     )
     attempts: int
     device_id: str | None

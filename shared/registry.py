@@ -22,6 +22,7 @@ from shared.training_settings import TrainingSettings
 REVISION_DIGITS = 40
 MIN_PREFIX = 7  # minimum digits of an abbreviated revision
 MAIN = "main"
+EARLIER_MARGIN = 0.02  # how far the accuracy on earlier jobs' records may fall, if the rule's margin is smaller
 
 
 class VersionState(StrEnum):
@@ -118,7 +119,8 @@ class ApprovalRule(_FrozenModel):
 
         parent_score: the accuracy of the parent version, if known. The device's own measurement before training also
         counts as the parent's, on the same data. The new version must not fall below either, or below the device's
-        baselines, by more than the margin. A version that is its start is held whatever the rule says of scores.
+        baselines, by more than the margin, nor on the records of earlier jobs by more than that or EARLIER_MARGIN. A
+        version that is its start is held whatever the rule says of scores.
         """
         if not self.automatic:
             return "a person approves each version of this adapter"
@@ -130,7 +132,15 @@ class ApprovalRule(_FrozenModel):
         if result.perplexities is not None:
             return self._objection_to_texts(result)
         before = [score for score in (result.before_accuracy, parent_score) if score is not None]
-        return self._objection_to_scores(before, result.tuned_accuracy) or self._objection_to_baseline(result)
+        objection = self._objection_to_scores(before, result.tuned_accuracy) or self._objection_to_baseline(result)
+        return objection or self._objection_to_earlier(result)
+
+    def _objection_to_earlier(self, result: Result) -> str | None:
+        """As `objection`, for a version that has become worse on the records of the jobs before it."""
+        before, after = result.earlier_accuracy_before, result.earlier_accuracy_after
+        if before is None or after is None or before - after <= max(self.margin, EARLIER_MARGIN) + 1e-9:
+            return None
+        return f"the score on the records of earlier jobs fell from {before:.1%} to {after:.1%}"
 
     def _objection_to_baseline(self, result: Result) -> str | None:
         """As `objection`, against simple classifiers that the device trained on the same records."""

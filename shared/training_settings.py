@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from shared.recipe import DEFAULT_EPS, MAX_SEED, RequestedRecipe
 
 Schedule = Literal["constant", "linear", "cosine"]
+DEFAULT_REHEARSAL = 0.3
 
 
 class TrainingSettings(BaseModel):
@@ -67,6 +68,17 @@ class TrainingSettings(BaseModel):
         allow_inf_nan=False,
         exclude_if=lambda value: value == 0,
         description="weight decay of B, decoupled from the gradient (AdamW), with estimator gradient",
+    )
+
+    rehearsal: float = Field(
+        DEFAULT_REHEARSAL,
+        ge=0,
+        lt=1,
+        allow_inf_nan=False,
+        exclude_if=lambda value: value == DEFAULT_REHEARSAL,
+        description="of a job with a start: the share of the examples that the device draws from records that it "
+        "trained with the same task to make the start; the others are new. 0: all records are drawn alike. Private "
+        "jobs and cohorts rehearse nothing",
     )
 
     @model_validator(mode="after")

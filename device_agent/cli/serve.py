@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import secrets
 import signal
 from pathlib import Path
@@ -14,6 +15,7 @@ from device_agent.cli.options import HomeOption, JsonOption
 from device_agent.durable import write_durably
 from device_agent.home import AgentHome
 from shared.errors import BadRequest
+from shared.job import NAME
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
@@ -27,14 +29,20 @@ def serve(
     ],
     port: Annotated[int, typer.Option(min=0, max=65535, help="port to listen on; 0: any free port")] = 8321,
     queue: Annotated[int, typer.Option(min=1, max=1000, help="requests in progress and waiting; more get 429")] = 16,
+    feedback: Annotated[
+        str | None,
+        typer.Option(metavar="DATASET", help="add ratings and edits of answers to this data set; default: refuse them"),
+    ] = None,
     home: HomeOption = None,
     json_lines: JsonOption = False,
 ) -> None:
     """Serve stored adapters by OpenAI's API until interrupted; clients send the token that the first start prints."""
     agent_home = AgentHome.locate(home)
     agent_home.config()  # raises NotEnrolled
+    if feedback is not None and not re.fullmatch(NAME, feedback):
+        raise BadRequest(f"--feedback {feedback!r} must be lower-case letters, digits, '.', '_' or '-'")
     token, is_new = _token(agent_home.serve_token)
-    _serve(agent_home, host, port, queue, token, is_new, json_lines)
+    _serve(agent_home, host, port, queue, feedback, token, is_new, json_lines)
 
 
 def _token(path: Path) -> tuple[str, bool]:
@@ -52,7 +60,18 @@ def _token(path: Path) -> tuple[str, bool]:
     return token, False
 
 
-def _serve(home: AgentHome, host: str, port: int, queue: int, token: str, is_new: bool, json_lines: bool) -> None:
+def _serve(
+    home: AgentHome,
+    host: str,
+    port: int,
+    queue: int,
+    dataset: str | None,
+    token: str,
+    is_new: bool,
+    json_lines: bool,
+) -> None:
+    from device_agent.datasets.store import DatasetStore
+    from device_agent.serving.feedback import Feedback
     from device_agent.serving.http import http_server, listen
     from device_agent.serving.models import DeviceModels
     from device_agent.serving.routes import DeviceRoutes
@@ -61,7 +80,8 @@ def _serve(home: AgentHome, host: str, port: int, queue: int, token: str, is_new
         listening = listen(host, port)
     except OSError as error:
         raise BadRequest(f"cannot listen on {host}:{port} ({error}); choose another port with --port") from error
-    routes = DeviceRoutes(DeviceModels(home), token, queue)
+    feedback = None if dataset is None else Feedback(DatasetStore(home.data), dataset)
+    routes = DeviceRoutes(DeviceModels(home), token, queue, feedback)
     server = http_server(routes)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, server.handle_exit)  # stays in place: uvicorn raises the signal again after its stop

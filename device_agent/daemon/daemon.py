@@ -113,6 +113,7 @@ class Daemon:
             self._consents,
             TaskApprovals(home.tasks),
             PrivacyLedger(home.privacy, self._consents, self._datasets),
+            self._datasets,
             home,
         )
         self._pauses = Backoff(pause_seconds, MAX_PAUSE_SECONDS)

@@ -19,7 +19,7 @@ from device_agent.datasets.formats import Located, Source, no_column
 from device_agent.datasets.splits import SplitRule, record_bytes
 from device_agent.datasets.store import DatasetAbout, DatasetStore
 from device_agent.datasets.task_check import TaskCheck
-from shared.errors import BadRequest, InvalidDataset, MobizoError
+from shared.errors import BadRequest, InvalidDataset, MobizoError, TooLarge
 from shared.scoring import MAX_TEXT
 from shared.task import MISSING, Task, field_value, is_field_name
 
@@ -94,7 +94,7 @@ class Addition:
     """A request to add files.
 
     rule: None: the data set's own rule; for a new data set, the default. tokenizer: of the base that will be trained;
-    None: lengths in tokens are estimated.
+    None: lengths in tokens are estimated. records: added as they are, after the files.
     """
 
     name: str
@@ -105,6 +105,7 @@ class Addition:
     task: Task | None = None
     tokenizer: Tokenizer | None = None
     dry_run: bool = False
+    records: Sequence[dict[str, Any]] = ()
 
 
 @dataclass
@@ -139,8 +140,11 @@ def add(store: DatasetStore, addition: Addition) -> AdditionOutcome:
                         builder.keep(location, record)
                     for source in addition.sources:
                         builder.read(source)
+                    for record in addition.records:
+                        builder.keep("the record", record)
                 outcome = builder.outcome
-                _check(outcome)
+                if addition.sources:  # a data set that grows by single records begins too small to train
+                    _check(outcome)
                 if version is not None:
                     about = DatasetAbout(
                         shares=rule.shares,
@@ -152,6 +156,18 @@ def add(store: DatasetStore, addition: Addition) -> AdditionOutcome:
             return outcome
     except OSError as error:
         raise MobizoError(f"data set {addition.name} is unchanged ({error}); correct that and add it again") from error
+
+
+def append_record(store: DatasetStore, name: str, record: dict[str, Any]) -> bool:
+    """Adds one record to a data set, as `add` does, or creates the data set with it; returns whether the record is new.
+
+    Raises TooLarge for a record of more than MAX_RECORD_BYTES, and what `add` raises.
+    """
+    mode = Mode.APPEND if name in store.directories() else Mode.NEW
+    outcome = add(store, Addition(name=name, sources=(), mode=mode, records=(record,)))
+    if outcome.too_long:
+        raise TooLarge(f"the record has more than {MAX_RECORD_BYTES} bytes as JSON")
+    return outcome.duplicates == 0
 
 
 def _existing(store: DatasetStore, addition: Addition) -> tuple[SplitRule, Iterable[Located]]:

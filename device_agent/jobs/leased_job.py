@@ -6,6 +6,7 @@ Every error is handled here; reports to the server contain none of the device's 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -15,9 +16,17 @@ import structlog
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from pydantic import ValidationError
 
-from device_agent.datasets.store import DatasetRemoved, HeldDataset
+from device_agent.datasets.store import AvailableDatasets, DatasetRemoved, HeldDataset
 from device_agent.durable import describe_error
-from device_agent.errors import ExecutorEnded, NoRunner, OwnerRefuses, PolicyForbids, RuntimeFailed, TooLittleMemory
+from device_agent.errors import (
+    ExecutorEnded,
+    NoRunner,
+    OwnerRefuses,
+    PolicyForbids,
+    RuntimeFailed,
+    TooFewNewRecords,
+    TooLittleMemory,
+)
 from device_agent.executors.process import Launcher
 from device_agent.home import AgentHome
 from device_agent.inference.adapter_store import AdapterStore
@@ -29,6 +38,7 @@ from device_agent.policy.privacy_ledger import PrivacyCost, PrivacyLedger, spend
 from device_agent.policy.task_approvals import TaskApprovals
 from device_agent.programs import ProgramCache, RollbackProtection, verify_program, verify_start
 from device_agent.protocol.client import DeviceClient
+from device_agent.training.rehearsal import TrainingHistory, count_new_records, prepare_rehearsal
 from device_agent.training.run_directory import RunDirectory
 from device_agent.training.run_plan import RunPlan
 from shared.canonical import file_sha256
@@ -48,6 +58,7 @@ from shared.federation.secure_aggregation.redaction import redacted_progress
 from shared.job import JobError, Progress, Result, TrajectoryUpload
 from shared.program import ProgramFile, ProgramManifest
 from shared.protocol import Decline, Lease
+from shared.registry import AdapterManifest
 from shared.transport import ByteProgress
 
 COOLDOWN_SECONDS = 300.0  # after a job that this device cannot train now; the server may lease it again at once
@@ -92,6 +103,7 @@ class AgentContext:
     consents: OwnerConsent
     tasks: TaskApprovals
     privacy: PrivacyLedger
+    datasets: AvailableDatasets
     home: AgentHome
 
 
@@ -129,7 +141,7 @@ class LeasedJob:
             return self._release(error.detail, COOLDOWN_SECONDS)
         except (TooManyRequests, Unavailable) as error:
             return self._release(error.detail)
-        except OwnerRefuses as error:
+        except (OwnerRefuses, TooFewNewRecords) as error:
             return self._refuse(error)
         except MobizoError as error:
             if (removed := self._removed()) is not None:
@@ -164,6 +176,7 @@ class LeasedJob:
                 from device_agent.jobs.text_scores import score_texts
 
                 result = score_texts(self.context.cache, self._fetch, policy_run, self.run, result)
+        self._record_training()
         if not self._private:
             result = result.model_copy(update={"phase_seconds": policy_run.phase_seconds()})
         try:
@@ -263,6 +276,7 @@ class LeasedJob:
         cache = self.context.cache
         cache.reserve(manifest.training_files)
         start = verify_start(self.lease, manifest, self.keys)
+        self._check_new_records(start)
         paths = {file.role: self._fetch(policy_run, file) for file in manifest.training_files}
         if start is not None and not (self.run.start.is_file() and file_sha256(self.run.start) == start.sha256):
             self.run.path.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -283,7 +297,60 @@ class LeasedJob:
             start_sha256=None if start is None else start.sha256,
             round=self.lease.round,
             privacy=self.lease.job.request.privacy,
+            earlier=self._earlier_records(start),
         )
+
+    def _check_new_records(self, start: AdapterManifest | None) -> None:
+        """Raises TooFewNewRecords if a job that repeats would train too little that its start has not seen.
+
+        The number that the server asked for is all that it learns. A private job trains whatever is new: what an
+        earlier one trained is not recorded.
+        """
+        repeat = self.lease.job.request.repeat
+        if repeat is None or start is None or self._private or self.run.trajectory.exists():
+            return
+        history = TrainingHistory(self.context.home.trained).behind(start.sha256)
+        if count_new_records(history, self.dataset) < repeat.min_new_records:
+            raise TooFewNewRecords(
+                f"data set {self.dataset.name!r} has fewer than {repeat.min_new_records} records since the job's start"
+            )
+
+    def _earlier_records(self, start: AdapterManifest | None) -> dict[str, int]:
+        """Returns the run's `earlier`, as it was at first, after preparing its rehearsal.
+
+        Private runs, whose accounting covers one data set, and runs of rounds rehearse nothing, nor do runs that start
+        from another user's adapter.
+        """
+        job = self.lease.job
+        if start is None or start.user != job.request.user or job.request.training.rehearsal == 0:
+            return {}
+        if self._private or self.lease.round is not None:
+            return {}
+        with suppress(FileNotFoundError, ValidationError):
+            return self.run.plan().earlier
+        history = TrainingHistory(self.context.home.trained).behind(start.sha256)
+        return prepare_rehearsal(
+            self.run, history, job.task, self.dataset, self.context.datasets, self._may_be_rehearsed
+        )
+
+    def _may_be_rehearsed(self, dataset: HeldDataset) -> bool:
+        """Returns whether the owner lets this job read another data set."""
+        job = self.lease.job
+        cost = PrivacyCost(job_id=job.id, dataset=dataset.name, directory=dataset.directory, spending=None)
+        try:
+            self.context.tasks.check(job.task, dataset.name)
+            self.context.privacy.check(cost, self.run)
+        except OwnerRefuses:
+            return False
+        return True
+
+    def _record_training(self) -> None:
+        """Records what the trained adapter has learned from, for rehearsal by later jobs."""
+        plan = self.run.plan()
+        if plan.privacy is None and plan.round is None and plan.dataset.is_dir():
+            TrainingHistory(self.context.home.trained).record(
+                file_sha256(self.run.best), plan.start_sha256, self.dataset.name, plan.task, plan.dataset
+            )
 
     def _fetch(self, policy_run: PolicyGatedRun, file: ProgramFile) -> Path:
         def move(progress: ByteProgress | None) -> Path:
@@ -352,8 +419,10 @@ class LeasedJob:
         self._notify(lambda: self.client.fail(self.lease.id, reason))
         return JobEnd(Outcome.FAILED, detail)
 
-    def _refuse(self, error: OwnerRefuses) -> JobEnd:
-        """Reports that the owner does not allow the job; the reason depends on no record."""
+    def _refuse(self, error: OwnerRefuses | TooFewNewRecords) -> JobEnd:
+        """Reports why the job is not trained: the owner does not allow it, or too few records are new. The reason
+        depends on no record's content.
+        """
         self._notify(lambda: self.client.fail(self.lease.id, JobError(code=error.code, detail=error.detail[:4000])))
         return JobEnd(Outcome.FAILED, error.detail)
 

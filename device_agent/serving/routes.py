@@ -1,4 +1,4 @@
-"""OpenAI's routes on this device: `/v1/models`, `/v1/completions` and `/v1/chat/completions`.
+"""OpenAI's routes on this device, `/v1/models`, `/v1/completions` and `/v1/chat/completions`, and `/v1/feedback`.
 
 Texts are generated one at a time, in order of arrival, by one thread.
 """
@@ -21,9 +21,11 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from device_agent.serving.feedback import Feedback, FeedbackRequest
 from device_agent.serving.models import DeviceAnswers, DeviceModels
 from shared.errors import (
     BadRequest,
+    Forbidden,
     InvalidRequest,
     MobizoError,
     NotFound,
@@ -53,16 +55,16 @@ Body = TypeVar("Body", bound=BaseModel)
 
 
 class WrongMethod(BadRequest):
-    """This address takes another method: GET for models, POST for completions."""
+    """This address takes another method: GET for models, POST for completions and feedback."""
 
     status, code, title = 405, "method-not-allowed", "Method not allowed"
 
 
 class DeviceRoutes:
-    """An ASGI application. queue: requests that may generate or wait; more are refused."""
+    """An ASGI application. queue: requests that may generate or wait; more are refused. feedback: None: refused."""
 
-    def __init__(self, models: DeviceModels, token: str, queue: int) -> None:
-        self._models, self._token, self._queue = models, token.encode(), queue
+    def __init__(self, models: DeviceModels, token: str, queue: int, feedback: Feedback | None = None) -> None:
+        self._models, self._token, self._queue, self._feedback = models, token.encode(), queue, feedback
         self._thread = ThreadPoolExecutor(1, "inference")
         self._turn = asyncio.Lock()
         self._admitted = 0
@@ -72,6 +74,7 @@ class DeviceRoutes:
                 Route("/v1/models/{name:path}", self._find),
                 Route("/v1/completions", self._complete, methods=["POST"]),
                 Route("/v1/chat/completions", self._chat, methods=["POST"]),
+                Route("/v1/feedback", self._rate, methods=["POST"]),
             ],
             exception_handlers={404: _refuse, 405: _refuse, MobizoError: _refuse, ClientDisconnect: _refuse},
         )
@@ -106,8 +109,13 @@ class DeviceRoutes:
         answers = DeviceAnswers(self._models, completion_request)
         return await self._answer(request, answers, CompletionWriter(completion_request, answers))
 
+    async def _rate(self, request: Request) -> Response:
+        if self._feedback is None:
+            raise Forbidden("this device takes no feedback; start `mobizo-agent serve` with --feedback DATASET")
+        return _json(await self._feedback.add(await _read(FeedbackRequest, request)))
+
     async def _answer(self, request: Request, answers: DeviceAnswers, writer: Writer) -> Response:
-        steps = self._steps(request, answers)
+        steps = self._steps(request, answers, writer.id)
         if not answers.request.stream:
             async with aclosing(steps):
                 return _json(writer.response([step async for step in steps if isinstance(step, FinishedText)]))
@@ -118,7 +126,9 @@ class DeviceRoutes:
         # A client that disconnects may leave the stream suspended between two events.
         return StreamingResponse(stream, media_type="text/event-stream", background=BackgroundTask(stream.aclose))
 
-    async def _steps(self, request: Request, answers: DeviceAnswers) -> AsyncGenerator[ResponsePiece, None]:
+    async def _steps(
+        self, request: Request, answers: DeviceAnswers, answer_id: str
+    ) -> AsyncGenerator[ResponsePiece, None]:
         """Yields the steps of a request in its turn. Ends early if the client has disconnected."""
         if self._admitted >= self._queue:
             raise TooManyRequests(f"{self._queue} requests are in progress or waiting; try again when one has ended")
@@ -131,6 +141,8 @@ class DeviceRoutes:
                         step = await self._run(lambda: next(steps, None))
                         if step is None:
                             return
+                        if self._feedback is not None and isinstance(step, FinishedText):
+                            self._feedback.remember(answer_id, answers.request, step.text)
                         yield step
                 finally:
                     self._thread.submit(steps.close)  # after the step that may still be computed
@@ -163,7 +175,7 @@ async def _refuse(_request: Request, error: Exception) -> Response:
     """Answers an error of a route, or of Starlette, which found none (404) or none for the method (405)."""
     if isinstance(error, MobizoError):
         return _error(error)
-    routes = "the routes are /v1/completions, /v1/chat/completions and /v1/models"
+    routes = "the routes are /v1/completions, /v1/chat/completions, /v1/feedback and /v1/models"
     return _error(WrongMethod() if getattr(error, "status_code", None) == WrongMethod.status else NotFound(routes))
 
 

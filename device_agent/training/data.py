@@ -8,16 +8,17 @@ decides it. A split of which nothing fits has a blank example instead, and train
 A step's batch depends only on job seed and step number, so resumed runs see the same batches. The epochs' orders are
 laid end to end and cut into batches of E; the epoch's short last batch is filled from the next epoch, so every step has
 E examples. Within an epoch the right answers alternate in proportion to their counts: a batch of one answer only would
-move the model's overall preference, which is noise in every direction it steps in.
+move the model's overall preference, which is noise in every direction it steps in. A run that rehearses has two such
+orders, one of the new examples and one of those of earlier runs, of which the settings' share of all visits is taken.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -62,9 +63,11 @@ class Splits:
     train: Sequence[Example]
     validation: Sequence[Example]
     test: Sequence[Example] | None
-    counts: ExampleCounts  # of the training split, noised
+    counts: ExampleCounts  # of the data set's training split, noised
     reasons: tuple[str, ...] = ()  # why records of any split do not fit, for the owner only; the first line sums up
     blank: bool = False  # no training record fits; `train` has a blank example
+    rehearsed: int = 0  # examples at the end of `train` that earlier runs trained
+    earlier: Sequence[Example] | None = None  # held-out examples of earlier runs, of tasks of kind choice
 
     @classmethod
     def of(cls, train: Sequence[Example], validation: Sequence[Example], test: Sequence[Example] | None) -> Splits:
@@ -77,6 +80,18 @@ class Splits:
         measured = {"validation": self.validation, "test": self.test or ()}
         tokens = {name: sum(len(each.correct_row.targets) for each in split) for name, split in measured.items()}
         return replace(self, counts=self.counts.model_copy(update={"answer_tokens": tokens}))
+
+
+@dataclass(frozen=True)
+class EarlierRecords:
+    """Records of earlier runs. own: how many at the beginning of each split of the data set.
+
+    train, held_out: files with records of other data sets.
+    """
+
+    own: Mapping[str, int]
+    train: Path
+    held_out: Path
 
 
 def text_format_of(manifest: ProgramManifest, now: datetime | None = None) -> TextFormat:
@@ -100,6 +115,7 @@ def read_splits(
     noise_key: str,
     with_test: bool = True,
     text_format: TextFormat = PLAIN_FORMAT,
+    earlier: EarlierRecords | None = None,
 ) -> Splits:
     """Returns the splits of a data set: train.jsonl, and validation.jsonl and test.jsonl if present.
 
@@ -110,6 +126,8 @@ def read_splits(
     for files that cannot be read or have no records, and for a file of which less than MIN_SHARE fits the task: its
     noised count of fitting records must miss that share by more than SLACK. The recipe's lengths do not matter there: a
     submitter who varies them gets no further answers.
+
+    earlier: records of earlier runs, which the run rehearses if some of its own are new.
 
     A recipe with clipping trains on all of train.jsonl and measures nothing, because neither the split nor the accuracy
     may depend on private examples. It never fails for the number of records that fit.
@@ -122,17 +140,27 @@ def read_splits(
     if recipe.privacy == "clipped":
         return reader.splits(train)
     reader.check(directory / "train.jsonl")
+    own = {} if earlier is None else earlier.own
+    trained = own.get("train", 0)
     if (directory / "validation.jsonl").is_file():
         validation = reader.read(directory / "validation.jsonl")
         reader.check(directory / "validation.jsonl")
+        measured = validation[: own.get("validation", 0)]
     else:
-        train, validation = hold_out(train, directory)
+        kept, held_out = hold_out(range(len(train)), directory)
+        validation = [train[index] for index in held_out]
+        measured = [train[index] for index in held_out if index < trained]
+        trained, train = sum(index < trained for index in kept), [train[index] for index in kept]
     test = None
     if with_test and (directory / "test.jsonl").is_file():
-        test = reader.scored(sample(reader.read(directory / "test.jsonl"), settings.test_limit))
+        test_records = reader.read(directory / "test.jsonl")
         reader.check(directory / "test.jsonl")
+        measured = test_records[: own.get("test", 0)]
+        test = reader.scored(sample(test_records, settings.test_limit))
     validation = reader.scored(sample(validation, settings.validation_limit))
     splits = reader.splits(train, validation, test, (settings.validation_limit, settings.test_limit))
+    if earlier is not None:
+        splits = reader.with_earlier(splits, train, trained, measured, earlier, settings.validation_limit)
     blank = _blank(tokenizer, 1 if task.generates else 2)
     splits = replace(
         splits,
@@ -226,6 +254,34 @@ class _Reader:
             reasons=(summary, *self.reasons) if self.unusable else (),
         )
 
+    def with_earlier(
+        self,
+        splits: Splits,
+        train: Sequence[Record],
+        trained: int,
+        measured: Sequence[Record],
+        earlier: EarlierRecords,
+        limit: int | None,
+    ) -> Splits:
+        """Returns the splits with the examples of earlier runs at the end of `train`, if other records are new.
+
+        trained: records at the beginning of `train` that earlier runs had. measured: held-out records that they had.
+        limit: of the examples that are measured.
+        """
+        new, rehearsed = _usable(train[trained:]), _usable([*train[:trained], *self._read_copy(earlier.train)])
+        if not new or not rehearsed:
+            return splits
+        held_out: list[Record] = []
+        if not self.encoder.task.generates:
+            held_out = self.scored(sample([*measured, *self._read_copy(earlier.held_out)], limit))
+        return replace(
+            splits, train=[*new, *rehearsed], rehearsed=len(rehearsed), earlier=_usable(held_out, limit) or None
+        )
+
+    def _read_copy(self, path: Path) -> list[Record]:
+        """Returns the records of a file of the run's directory, which exists if the run rehearses other data sets."""
+        return self.read(path) if path.is_file() else []
+
     def _noised(self, purpose: str, count: int, records: int) -> int:
         """Returns a count of training records with noise, between 0 and their number."""
         recipe, (_, _, sha256) = self.encoder.recipe, self.files["train.jsonl"]
@@ -285,18 +341,47 @@ def sample(examples: Sequence[T], limit: int | None) -> Sequence[T]:
 
 @dataclass(frozen=True)
 class BatchSampler:
-    """The order in which a run visits training examples, `batch` (E) a step. answers: each one's right answer."""
+    """The order in which a run visits training examples, `batch` (E) a step. answers: each one's right answer.
+
+    rehearsed: examples at the end, of which a `share` of all visits are. They and the others have epochs of their own.
+    """
 
     seed: int
     answers: tuple[int, ...]
     batch: int
-    _epochs: dict[int, list[int]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    rehearsed: int = 0
+    share: float = 0.0
+
+    @cached_property
+    def _orders(self) -> tuple[_Order, _Order]:
+        new = len(self.answers) - self.rehearsed
+        return _Order(self.seed, self.answers[:new]), _Order(self.seed, self.answers[new:])
 
     def indices(self, step: int) -> list[int]:
         """The E example indices of one 0-based step."""
-        size = len(self.answers)
-        positions = range(step * self.batch, (step + 1) * self.batch)
-        return [self._epoch(position // size)[position % size] for position in positions]
+        return [self._index(position) for position in range(step * self.batch, (step + 1) * self.batch)]
+
+    def _index(self, position: int) -> int:
+        new, rehearsed = self._orders
+        if not self.rehearsed:
+            return new.index(position)
+        before = int(position * self.share)  # rehearsed visits
+        if int((position + 1) * self.share) > before:
+            return len(new.answers) + rehearsed.index(before)
+        return new.index(position - before)
+
+
+@dataclass(frozen=True)
+class _Order:
+    """The order in which examples with these right answers are visited, epoch by epoch."""
+
+    seed: int
+    answers: tuple[int, ...]
+    _epochs: dict[int, list[int]] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def index(self, position: int) -> int:
+        """Returns the example at a position, counted from 0 through all epochs."""
+        return self._epoch(position // len(self.answers))[position % len(self.answers)]
 
     def _epoch(self, epoch: int) -> list[int]:
         """Returns the order of one epoch. The last two are kept: a batch may end in the epoch after its own."""

@@ -93,6 +93,7 @@ def build_result(
     tested = recorded(trajectory, "test", 0)
     tuned = best if tested is None else recorded(trajectory, "test", best.step, "best")
     zero = recorded(trajectory, "validation", 0) if tested is None else tested
+    earlier = recorded(trajectory, "earlier", 0), recorded(trajectory, "earlier", best.step, "best")
     tokens = (examples.answer_tokens or {}).get("validation" if tested is None else "test")
     if tokens is None:
         names = ("zero_shot_accuracy" if plan.start is None else "start_accuracy", "tuned_accuracy")
@@ -113,5 +114,7 @@ def build_result(
         accuracy_split="validation" if tested is None else "test",
         majority_accuracy=None if baseline is None else baseline.majority,
         baseline_accuracy=None if baseline is None else baseline.ngrams,
+        earlier_accuracy_before=earlier[0] and earlier[0].accuracy,
+        earlier_accuracy_after=earlier[1] and earlier[1].accuracy,
         **dict(zip(names, values, strict=True)),
     )

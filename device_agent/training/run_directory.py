@@ -6,6 +6,8 @@ figures.json        seconds and memory of the processes that worked on it so far
 best.safetensors    B at the best validation, in a cohort's round after the last step; the file that is uploaded
 last.safetensors    B after the last step, kept beside it
 start.safetensors   the initial B of a warm start
+rehearsed.jsonl     training records of other data sets (`rehearsal`); removed when the run has its result
+held_out.jsonl      held-out records of other data sets; removed when the run has its result
 draws.npz           samples and noise of a private run; secret, removed when the run has its result
 checkpoints/        B and the optimizer's state after some steps, if the program has a `state`
 unusable.log        which records of the data set do not fit the task, and why; it stays on the device
@@ -83,6 +85,7 @@ class RunDirectory:
         self.best, self.last = path / "best.safetensors", path / "last.safetensors"
         self.start, self.trajectory = path / "start.safetensors", path / "trajectory.bin"
         self.dp_samples_file, self.charge = path / "draws.npz", path / "charge.json"
+        self.rehearsed, self.held_out = path / "rehearsed.jsonl", path / "held_out.jsonl"
         self.result_file = path / "result.json"
         self.checkpoints = Checkpoints(path / "checkpoints")
 
@@ -124,9 +127,10 @@ class RunDirectory:
         return self._read(self.result_file.name, Result)
 
     def finish(self, result: Result) -> None:
-        """Records the result, after both adapters were written, and deletes secret samples."""
+        """Records the result, after both adapters were written, and deletes secret samples and rehearsed records."""
         write_document(self.result_file, result)
-        self.dp_samples_file.unlink(missing_ok=True)
+        for path in (self.dp_samples_file, self.rehearsed, self.held_out):
+            path.unlink(missing_ok=True)
 
     def dp_samples(self, plan: RunPlan, examples: int, entropy: Entropy = os.urandom) -> DPSamples:
         """Returns the samples and noise of a private run; equal at every call. entropy: for those not yet drawn.

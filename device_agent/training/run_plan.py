@@ -43,6 +43,9 @@ class RunPlan(BaseModel):
     round: RoundTask | None = Field(None, description="of a cohort; null: the run is its user's own")
 
     privacy: ExamplePrivacy | None = None
+    earlier: dict[str, int] = Field(
+        {}, description="records at the beginning of each split that earlier runs had (`rehearsal`)"
+    )
     blank: bool = Field(False, description="no training record fits the task; steps leave B as it is")
 
     def lr_at(self, step: int) -> float:

@@ -43,7 +43,7 @@ from shared.zo.trajectory import Evaluation, TrajectoryFile
 SLICE_SECONDS = 0.1  # of a pause, between two checks whether to stop
 
 Secret = PrivateStepInput | PrivateGradientInput
-Split = Literal["validation", "test"]
+Split = Literal["validation", "test", "earlier"]
 
 
 class Trainer:
@@ -70,7 +70,8 @@ class Trainer:
         self._settings, self._recipe = plan.training, plan.manifest.recipe
         self._eps = plan.training.eps_for(plan.manifest.recipe)
         answers = tuple(example.correct for example in splits.train)
-        self._order = BatchSampler(plan.training.seed, answers, self._recipe.effective_batch)
+        share = plan.training.rehearsal
+        self._order = BatchSampler(plan.training.seed, answers, self._recipe.effective_batch, splits.rehearsed, share)
         self._dp_samples: DPSamples | None = None if plan.privacy is None else run.dp_samples(plan, len(splits.train))
         self._prefix = frozen or prefix_cache(program, plan.manifest, dynamic=plan.dynamic_length)
         self._start, self._algorithm = plan.begin_b(), plan.device_algorithm
@@ -88,6 +89,7 @@ class Trainer:
             self._restore_b(self._steps)
             if self._steps == 0:
                 self._evaluate("test", self._splits.test)
+                self._evaluate("earlier", self._splits.earlier)
             # Evaluations that the trajectory has are skipped: a kill may have come just before one or just after.
             while self._steps < self._settings.steps:
                 if self._steps % self._settings.evaluation_interval == 0:
@@ -221,6 +223,7 @@ class Trainer:
         self._run.write_adapter(self._run.last, last, self._plan, last_step)
         self._run.write_adapter(self._run.best, best_adapter, self._plan, best_step)
         self._evaluate("test", self._splits.test, best=best_step)
+        self._evaluate("earlier", self._splits.earlier, best=best_step)
         return build_result(
             self._plan, self._trajectory, self._record_usage(), self._splits.counts, self._measure_baseline()
         )
@@ -252,7 +255,7 @@ class Trainer:
             return None, 0
         visited = self._settings.steps * self._recipe.effective_batch * self._recipe.sequence_length
         reserved = min(visited, sum(len(example.correct_row.tokens) for example in self._splits.train))
-        if split == "test":
+        if split != "validation":
             reserved += sum(len(row.tokens) for example in self._splits.validation for row in example.rows)
         return self._prefix, self._prefix.state_bytes(reserved)
 

@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from mobizo.cli.connect import Connect, server_command
 from mobizo.cli.console import Json, err, out, print_json, read_file, stop
 from mobizo.cli.progress import show_job_progress
 from mobizo.cli.tables import MAX_ROWS, Limit, print_table, take_newest
 from mobizo.client import Client
-from shared.job import JobRequest, JobState, JobView
+from shared.job import JobRequest, JobState, JobView, Repeat
 
 group = typer.Typer(help="Submit personalization jobs and follow them.", no_args_is_help=True)
 JobId = Annotated[str, typer.Argument(metavar="JOB", help="Id of the job.")]
@@ -28,10 +28,19 @@ def submit(
         typer.Argument(help="JSON file with the job, in the format of POST /v1/jobs.", exists=True, dir_okay=False),
     ],
     watch: Annotated[bool, typer.Option("--watch", help="Show the progress until the job ends.")] = False,
+    every: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="Repeat the job this long after each has ended, such as 12h or 7d."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Submit a job."""
     request = read_file(file, JobRequest)
+    if every is not None:
+        try:
+            request = request.model_copy(update={"repeat": Repeat(every=every)})
+        except ValidationError as error:
+            raise stop(f"--every {every!r} must be hours or days, such as 12h or 7d", 2) from error
     with connect() as client:
         _print_submitted(client, client.jobs.submit(request), watch, as_json)
 
@@ -73,6 +82,10 @@ def view(connect: Connect, job_id: JobId, as_json: Json = False) -> None:
         lines.append(waiting.why)
     if job.error is not None:
         lines.append(f"{job.error.code}: {job.error.detail}")
+    if job.next_at is not None:
+        lines.append(f"series {job.series}: the next job is created at {job.next_at:%Y-%m-%d %H:%M} UTC")
+    elif job.series_end is not None:
+        lines.append(f"series {job.series} has ended: {job.series_end}")
     if job.state_seconds:
         lines.append(f"seconds: {_time_line(job)}")
     out.print("\n".join(lines), markup=False, soft_wrap=True)
@@ -148,7 +161,7 @@ def retry(
 @group.command()
 @server_command
 def cancel(connect: Connect, job_id: JobId, as_json: Json = False) -> None:
-    """Cancel a job."""
+    """Cancel a job. Of a job that repeats, this ends the series, also between two jobs."""
     with connect("mobizo job list") as client:
         job = client.jobs.cancel(job_id)
     print_json(job) if as_json else out.print(f"{job.id}  {job.state}")

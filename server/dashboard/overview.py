@@ -19,7 +19,7 @@ from server.jobs.repository import JobFilter, JobRepository
 from server.registry.repository import AdapterRepository
 from server.web.state import Reading
 from shared.access import Scope
-from shared.job import OWNER_REFUSALS, JobState
+from shared.job import OWNER_REFUSALS, TOO_FEW_NEW_RECORDS, JobState
 
 ONLINE = timedelta(minutes=5)  # since the last request of a device
 MAX_ROWS = 5  # rows of each list
@@ -49,7 +49,8 @@ def _jobs(session: Session, tenant: str) -> dict[str, Any]:
         return [job.summary() for job in rows]
 
     since = utc_now() - RECENT
-    failed = [job for job in newest(JobState.FAILED, 50) if job.updated_at >= since]
+    ended = [job for job in newest(JobState.FAILED, 50) if job.updated_at >= since]
+    failed = [job for job in ended if job.error is None or job.error.code != TOO_FEW_NEW_RECORDS]
     refused = [job for job in failed if job.error is not None and job.error.code in OWNER_REFUSALS]
     return {
         "counts": jobs.counts(tenant),

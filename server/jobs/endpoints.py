@@ -73,7 +73,8 @@ def submit(
 ) -> JobView:
     """Submits a job. Its state is at the Location, and its events at /events.
 
-    With `start` the job continues from an adapter version of the tenant, which also requires the scope `adapters:read`.
+    With `start` the job continues from an adapter version of the tenant, and with `repeat` later jobs do, which also
+    requires the scope `adapters:read`.
     """
     job = submit_job(principal, request, state, session)
     response.headers["Location"] = f"/v1/jobs/{job.id}"
@@ -108,7 +109,10 @@ def waiting(principal: Reader, job_id: str, state: State, session: Reading) -> J
 
 @router.post("/{job_id}/cancel", responses=raises(Conflict))
 def cancel(principal: Writer, job_id: str, state: State, session: Writing) -> JobView:
-    """Cancels a job in any state that is not final. Cancelling it again changes nothing."""
+    """Cancels a job in any state that is not final. Cancelling it again changes nothing.
+
+    Of a job that repeats, cancels the latest job of the series and ends the series, also between two jobs.
+    """
     return JobService(session, state.artifacts).cancel(principal.tenant, job_id).view()
 
 

@@ -22,6 +22,8 @@ from shared.task import Task
 
 JOB_EVENT, PROGRESS_EVENT = "job", "progress"  # kinds of events
 _QUEUED = text("state = 'queued'")
+MAX_DUE = 1000  # jobs of series that are created at once
+_REPEATS = text("repeat_at IS NOT NULL")
 # Ended jobs whose progress events are still stored. Queries must use this exact text for the partial index to match.
 NOT_PURGED = text("NOT purged AND state IN ('succeeded', 'failed', 'cancelled')")
 
@@ -53,6 +55,7 @@ class Job(Numbered, Table):
         Index("ix_jobs_adapter", "tenant", "adapter", "number", "state", "user"),
         Index("ix_jobs_recipe", "recipe_id", "state", "tenant", "number"),
         Index("ix_jobs_lane", "lane_number", "start_tag", "number"),
+        Index("ix_jobs_repeat", "repeat_at", sqlite_where=_REPEATS, postgresql_where=_REPEATS),
         Index("ix_jobs_ended", "updated_at", "number", sqlite_where=NOT_PURGED, postgresql_where=NOT_PURGED),
     )
 
@@ -83,9 +86,16 @@ class Job(Numbered, Table):
     result: Mapped[Result | None] = mapped_column(Document(Result))
     adapter_version: Mapped[int | None] = mapped_column()
     error: Mapped[JobError | None] = mapped_column(Document(JobError))
+    series: Mapped[str | None] = mapped_column(String(64))  # id of the first job, if it repeats
+    repeat_at: Mapped[datetime | None] = mapped_column(UtcTime)  # when the next job of the series is due
+    series_end: Mapped[str | None] = mapped_column(Text)  # why the series ended with this job
     times: Mapped[StateTimes] = mapped_column(Document(StateTimes), default=lambda: StateTimes(since=utc_now()))
     created_at: Mapped[datetime] = mapped_column(UtcTime)
     updated_at: Mapped[datetime] = mapped_column(UtcTime)
+
+    def end_series(self, reason: str) -> None:
+        """Ends the series of the job: no next one is created."""
+        self.repeat_at, self.series_end = None, reason
 
     def summary(self) -> JobSummary:
         """Returns the job as a list shows it."""
@@ -120,6 +130,9 @@ class Job(Numbered, Table):
             recipe_id=self.recipe_id,
             estimator_reason=self.estimator_reason,
             round=self.round,
+            series=self.series,
+            next_at=self.repeat_at,
+            series_end=self.series_end,
             attempts=self.attempts,
             device_id=self.device_id,
             progress=self.progress,
@@ -185,6 +198,16 @@ class JobRepository:
     def get_locked(self, tenant: str, job_id: str) -> Job | None:
         """Returns a job of a tenant, locked until the transaction ends."""
         return self._session.scalar(locked(select(Job).where(Job.tenant == tenant, Job.id == job_id)))
+
+    def latest_of_series(self, job: Job) -> Job:
+        """Returns the latest job of the series of a job, locked."""
+        same = Job.tenant == job.tenant, Job.adapter == job.adapter, Job.series == job.series
+        return self._session.scalars(locked(select(Job).where(*same).order_by(Job.number.desc()).limit(1))).one()
+
+    def due(self, now: datetime) -> Sequence[int]:
+        """Returns the numbers of the jobs whose series' next job is due."""
+        statement = select(Job.number).where(Job.repeat_at <= now).order_by(Job.repeat_at).limit(MAX_DUE)
+        return self._session.scalars(statement).all()
 
     def by_number(self, number: int) -> Job:
         """Returns a job that is known to exist."""

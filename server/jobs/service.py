@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Protocol
 
 from sqlalchemy.orm import Session
@@ -28,16 +29,17 @@ from server.ports import Port
 from server.programs.service import COMPILE, JOB_STATES, Program, ProgramRepository, ProgramService, ProgramState
 from server.storage.store import ArtifactStore
 from server.tasks.turns import TaskService
-from shared.errors import Conflict, NotFound
+from shared.errors import AdapterNotFound, Conflict, NotFound, RevisionNotFound
 from shared.federation.cohort import RoundTask
 from shared.federation.secure_aggregation.redaction import redacted_progress, redacted_result
-from shared.job import TRANSITIONS, JobRequest, JobStart, JobState, Progress, RoundRef
+from shared.job import OWNER_REFUSALS, TRANSITIONS, JobRequest, JobStart, JobState, Progress, RoundRef
 from shared.program import SignedManifest
 from shared.recipe import BaseRef, Recipe
 from shared.registry import Parent, SignedAdapter
 from shared.task import Task
 from shared.zo.lora import BaseShape
 
+CANCELLED = "it was cancelled"  # why a series ended
 MAX_EVENTS = 10_000  # of one job with progress; those of its states come on top
 
 
@@ -137,6 +139,7 @@ class JobLifecycle:
         change_state(job, state, TRANSITIONS, f"job {job.id}", changes)
         job.times = job.times.after(before, now)
         if state.final:
+            _continue_series(job, now)
             for subscriber in self._subscribers:
                 subscriber.ended(job)
         self._enqueue(job)
@@ -232,8 +235,10 @@ class JobService:
         self._subscribers = subscribers(session)
         self._bases = BaseService(session, artifacts)
 
-    def submit(self, tenant: str, request: JobRequest) -> Job:
+    def submit(self, tenant: str, request: JobRequest, series: str | None = None) -> Job:
         """Creates a job, which is READY at once if its recipe was compiled before.
+
+        series: to which it belongs; None: a job that repeats begins one.
 
         Raises UnknownBase, InvalidTask, InvalidRecipe, NotFound for an unknown device, DeviceNotBound for one that does
         not train for the user, Conflict if the adapter belongs to another user or was deleted, BudgetExceeded,
@@ -263,10 +268,30 @@ class JobService:
         parent = None if start is None else start.parent
         self._check_user(tenant, request)
         resolved = ResolvedJob(base, task, recipe, parent, start_user, estimator_reason=choice.reason)
-        job = self._begin(tenant, request, resolved)
+        job = self._begin(tenant, request, resolved, series=series)
         quotas = QuotaService(self._session)
         quotas.check(tenant, Quota.WAITING_JOBS, lambda: self._jobs.count_waiting(tenant))
         return job
+
+    def repeat(self, number: int) -> None:
+        """Submits the job that follows one in its series, from the adapter's `main` if it has one; does nothing if it
+        is not due. Raises as `submit`.
+        """
+        former = self._jobs.by_number(number)
+        self._lock_series(former)
+        former = self._jobs.latest_of_series(former)
+        if former.number != number or former.repeat_at is None or former.repeat_at > utc_now():
+            return
+        former.repeat_at = None
+        main = former.request.model_copy(update={"start": JobStart(adapter=former.adapter)})
+        try:
+            self.submit(former.tenant, main, former.series)
+        except (AdapterNotFound, RevisionNotFound):  # no version was approved so far
+            self.submit(former.tenant, former.request, former.series)
+
+    def _lock_series(self, job: Job) -> None:
+        """Waits for other transactions that create or cancel jobs of the same series."""
+        lock_name(self._session, "series", job.tenant, job.series or job.id)
 
     def submit_part(self, tenant: str, request: JobRequest, resolved: ResolvedJob, part: RoundRef) -> Job:
         """Creates a resolved job for a member's part in a cohort's round.
@@ -276,14 +301,21 @@ class JobService:
         self._check_device(tenant, request, None)
         return self._begin(tenant, request, resolved, part)
 
-    def _begin(self, tenant: str, request: JobRequest, resolved: ResolvedJob, part: RoundRef | None = None) -> Job:
+    def _begin(
+        self,
+        tenant: str,
+        request: JobRequest,
+        resolved: ResolvedJob,
+        part: RoundRef | None = None,
+        series: str | None = None,
+    ) -> Job:
         recipe = resolved.recipe
         for subscriber in self._subscribers:
             subscriber.admit(tenant, request)
         state = ProgramService(self._session).request(recipe, resolved.base)
-        now = utc_now()
+        now, job_id = utc_now(), new_id("job")
         job = Job(
-            id=new_id("job"),
+            id=job_id,
             tenant=tenant,
             state=state,
             request=request,
@@ -298,6 +330,7 @@ class JobService:
             start=resolved.start,
             start_user=resolved.start_user,
             round=part,
+            series=series or (None if request.repeat is None else job_id),
             hides_figures=resolved.hides_figures,
             only_device_id=request.device,
             attempts=0,
@@ -335,15 +368,39 @@ class JobService:
         return _existing(self._jobs.get(tenant, job_id), job_id)
 
     def cancel(self, tenant: str, job_id: str) -> Job:
-        """Cancels a job; its device learns of it at the next heartbeat.
+        """Cancels a job; its device learns of it at the next heartbeat. Of a series, the latest job is cancelled.
 
-        Raises NotFound, or Conflict if the job has succeeded or failed.
+        Returns the job that was cancelled, or after which its series ended. Raises NotFound, or Conflict if the job has
+        succeeded or failed and is followed by none.
         """
-        job = _existing(self._jobs.get_locked(tenant, job_id), job_id)
-        if job.state is not JobState.CANCELLED:
+        job = self.get(tenant, job_id)
+        if job.series is None:
+            job = _existing(self._jobs.get_locked(tenant, job_id), job_id)
+        else:
+            self._lock_series(job)
+            job = self._jobs.latest_of_series(job)
+        if job.repeat_at is not None:
+            job.end_series(CANCELLED)
+        elif job.state is not JobState.CANCELLED:
             self._lifecycle.move(job, JobState.CANCELLED)
             LeaseRepository(self._session).cancel(job.number, utc_now())
         return job
+
+
+def _continue_series(job: Job, now: datetime) -> None:
+    """Notes when the job after one that has ended is due, or why its series ends."""
+    repeat = job.request.repeat
+    if repeat is None:
+        return
+    next_at = repeat.after(now)
+    if job.state is JobState.CANCELLED:
+        job.end_series(CANCELLED)
+    elif job.error is not None and job.error.code in OWNER_REFUSALS:
+        job.end_series(job.error.detail)
+    elif repeat.until is not None and next_at > repeat.until:
+        job.end_series(f"it repeats until {repeat.until.isoformat()}")
+    else:
+        job.repeat_at = next_at
 
 
 def _existing(job: Job | None, job_id: str) -> Job:

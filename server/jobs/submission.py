@@ -59,8 +59,9 @@ def make_program_counter(registry: CollectorRegistry) -> Counter:
 
 def submit_job(principal: Principal, request: JobRequest, state: AppState, session: Session) -> Job:
     """Submits a job of a caller with the scope `jobs:write`, whose privacy was prepared, and counts it."""
-    if request.start is not None and Scope.ADAPTERS_READ not in principal.scopes:
-        raise Forbidden("start: the token lacks: adapters:read", missing=[Scope.ADAPTERS_READ])
+    starts = "start" if request.start is not None else "repeat" if request.repeat is not None else None
+    if starts is not None and Scope.ADAPTERS_READ not in principal.scopes:
+        raise Forbidden(f"{starts}: the token lacks: adapters:read", missing=[Scope.ADAPTERS_READ])
     job = JobService(session, state.artifacts).submit(principal.tenant, request)
     state.meters.part(make_program_counter).labels("hit" if job.state is JobState.READY else "miss").inc()
     _log.info("job-submitted", job=job.id, recipe=job.recipe_id, state=job.state)

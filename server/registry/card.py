@@ -59,6 +59,9 @@ def _scores(result: Result) -> tuple[tuple[str, str], ...]:
     ):
         if accuracy is not None:
             rows.append((f"{split} accuracy of the baseline: {baseline}", f"{accuracy:.1%}"))
+    if result.earlier_accuracy_before is not None:
+        before, after = _share(result.earlier_accuracy_before), _share(result.earlier_accuracy_after)
+        rows.append(("accuracy on held-out records of earlier jobs", f"{before} before, {after} after"))
     for when, scores in (("before", result.written_before), ("after", result.written_after)):
         if scores is not None:
             text = f"exact match {scores.exact_match:.1%}, token F1 {scores.token_f1:.1%}, ROUGE-L {scores.rouge_l:.1%}"

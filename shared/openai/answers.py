@@ -149,6 +149,10 @@ class GenerationState(Protocol):
 class Writer(Protocol):
     """Writes the texts of one request."""
 
+    @property
+    def id(self) -> str:
+        """The id of the answer, which each event of its stream repeats."""
+
     def response(self, texts: Sequence[FinishedText]) -> ChatCompletion | Completion:
         """Returns the answer that has all texts, in the request's order."""
 
@@ -165,6 +169,7 @@ class ChatWriter:
     def __init__(self, request: ChatRequest, state: GenerationState) -> None:
         self._request, self._state = request, state
         self._common_fields = _common_fields("chatcmpl", request.model)
+        self.id: str = self._common_fields["id"]
 
     def response(self, texts: Sequence[FinishedText]) -> ChatCompletion:
         """Returns the answer that has all texts."""
@@ -205,6 +210,7 @@ class CompletionWriter:
     def __init__(self, request: CompletionRequest, state: GenerationState) -> None:
         self._request, self._state = request, state
         self._common_fields = _common_fields("cmpl", request.model)
+        self.id: str = self._common_fields["id"]
 
     def response(self, texts: Sequence[FinishedText]) -> Completion:
         """Returns the answer that has all texts."""

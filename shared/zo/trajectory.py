@@ -77,7 +77,9 @@ class Evaluation(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     step: int = Field(ge=0)
-    split: Literal["validation", "test"]
+    split: Literal["validation", "test", "earlier"] = Field(
+        description="earlier: held-out records of the earlier runs that a job with rehearsal continues"
+    )
     correct: int = Field(ge=0)
     total: int = Field(ge=1)
     loss: float = Field(

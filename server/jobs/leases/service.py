@@ -32,13 +32,14 @@ from shared.errors import (
     NotFound,
     ReplayedRequest,
 )
-from shared.job import OWNER_REFUSALS, JobError, JobState, Progress
+from shared.job import OWNER_REFUSALS, TOO_FEW_NEW_RECORDS, JobError, JobState, Progress
 from shared.program import SignedManifest
 from shared.protocol import LeaseState
 
 LEASE_ATTEMPTS = 5  # leases of one job that may expire before the job fails
 LEAVE_LASTS = timedelta(seconds=20)  # a device that stops keeps its job this long, so that its service may restart
 LOST = "lost-by-devices"
+REFUSALS = OWNER_REFUSALS | {TOO_FEW_NEW_RECORDS}  # by which no device fails
 
 
 class LeaseService:
@@ -113,7 +114,7 @@ class LeaseService:
         return lease
 
     def _apply(self, lease: JobLease, says: Progress | JobError | Parting) -> None:
-        if isinstance(says, JobError) and lease.ending is None and says.code not in OWNER_REFUSALS:
+        if isinstance(says, JobError) and lease.ending is None and says.code not in REFUSALS:
             count_failure(self._devices.by_id(lease.device_id), utc_now())
         self.renew(lease)
         job = self._jobs.by_number(lease.job_number)

@@ -7,17 +7,18 @@ import signal
 import stat
 import sys
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from device_agent.datasets.build import MAX_RECORD_BYTES, Addition, FieldMap, Mode, SeenDigests, add
+from device_agent.datasets.build import MAX_RECORD_BYTES, Addition, FieldMap, Mode, SeenDigests, add, append_record
 from device_agent.datasets.formats import open_source
 from device_agent.datasets.splits import SPLITS, SplitRule, record_bytes
 from device_agent.datasets.store import DatasetStore
-from shared.errors import BadRequest, Conflict, InvalidDataset, MobizoError, NotFound
+from shared.errors import BadRequest, Conflict, InvalidDataset, MobizoError, NotFound, TooLarge
 from shared.task import Task
 from shared.task_templates import named_task
 
@@ -303,3 +304,19 @@ def test_a_kill_at_any_access_to_the_disk_leaves_the_old_or_the_new_data_set(sto
     assert outcomes == {True, False}
     with store.changing():
         assert len(list((store.path / ".versions").iterdir())) == 1
+
+
+def test_single_records_make_a_data_set_and_a_kill_leaves_it_with_or_without_the_last_one(store):
+    assert append_record(store, "a", {"text": "first"})
+    assert not append_record(store, "a", {"text": "first"})
+    with pytest.raises(TooLarge):
+        append_record(store, "a", {"text": "x" * MAX_RECORD_BYTES})
+    number, outcomes, died = 0, set(), True
+    while died:
+        number += 1
+        died = killed_at(partial(append_record, store, "a", {"text": f"record {number}"}), number)
+        texts = [record["text"] for split in records(store).values() for record in split]
+        assert "first" in texts
+        outcomes.add(f"record {number}" in texts)
+    assert number > 20
+    assert outcomes == {True, False}

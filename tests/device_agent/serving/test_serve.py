@@ -18,6 +18,7 @@ import openai
 import pytest
 from transformers import PreTrainedTokenizerFast
 
+from device_agent.datasets.store import DatasetStore
 from device_agent.home import HOME_VARIABLE, AgentHome
 from device_agent.inference.adapter_store import AdapterStore
 from device_agent.inference.personal_model import open_personal
@@ -45,7 +46,7 @@ def site(tmp_path_factory, rademacher):
     for seed, name in ((1, "red"), (3, "blue"), (2, "blue")):
         keep_adapter(home, program, key, name, seed=seed)
     with ExitStack() as stack:
-        details = stack.enter_context(serving(home, "--queue", "3"))
+        details = stack.enter_context(serving(home, "--queue", "3", "--feedback", "ratings"))
         models = {name: open_personal(home, name) for name in ("red", "blue")}
         models["tiny"] = open_personal(home, "red", base=True)
         for model in models.values():
@@ -199,6 +200,42 @@ def test_what_is_wrong_is_said_as_openai_says_it(client, changes, error, code, p
         client.chat.completions.create(**{"model": "red", "messages": TURNS} | changes)
     assert (refusal.value.code, refusal.value.param) == (code, param)
     assert refusal.value.body["message"]
+
+
+def rate(client, **body):
+    return client.post("/feedback", body={"rating": "up"} | body, cast_to=object)
+
+
+def test_answers_and_streams_are_rated_by_their_id_in_the_owners_data_set_alone(site, client):
+    request = {"model": "red", "max_tokens": 4, "temperature": 0}
+    answer = client.chat.completions.create(messages=TURNS, **request)
+    chunks = list(client.completions.create(prompt="It was", stream=True, **request))
+    streamed = "".join(chunk.choices[0].text for chunk in chunks)
+    assert rate(client, id=answer.id) == {"id": answer.id, "object": "feedback", "dataset": "ratings", "added": True}
+    assert rate(client, id=chunks[0].id, rating="down", edit=" warm")["added"]
+    store = DatasetStore(site.home.data)
+    records = [record for split in store.about("ratings").records for _, record in store.records("ratings", split)]
+    written = [{"role": "assistant", "content": answer.choices[0].message.content}]
+    pair = {"prompt": "It was", "chosen": " warm", "rejected": streamed}
+    assert sorted(records, key=str) == sorted([{"prompt": TURNS, "completion": written, "label": True}, pair], key=str)
+    for body, error, code, param in (
+        ({"id": answer.id}, openai.ConflictError, "conflict", None),
+        ({"id": "cmpl-unknown"}, openai.NotFoundError, "not-found", None),
+        ({"id": "x", "edit": "y" * 1_000_000}, openai.UnprocessableEntityError, "invalid-request", "edit"),
+        ({"id": "x", "rating": "good"}, openai.UnprocessableEntityError, "invalid-request", "rating"),
+    ):
+        with pytest.raises(error) as refusal:
+            rate(client, **body)
+        assert (refusal.value.code, refusal.value.param) == (code, param)
+
+
+def test_without_the_option_feedback_is_refused_with_the_remedy(site):
+    with (
+        serving(site.home) as details,
+        openai.OpenAI(base_url=details["url"], api_key=site.token) as client,
+        pytest.raises(openai.PermissionDeniedError, match="with --feedback DATASET"),
+    ):
+        rate(client, id="x")
 
 
 def test_a_stranger_is_refused_before_the_body(site, client):

@@ -32,6 +32,17 @@ def test_submit_list_cancel(command, request_file):
     assert f"mobizo job retry {job['id']}" in command("job", "watch", job["id"], exit_code=1)
 
 
+def test_a_job_repeats_until_it_is_cancelled_after_its_end(command, home, fleet, app, device, request_file):
+    assert "such as 12h or 7d" in command("job", "submit", request_file(), "--every", "week", exit_code=2)
+    job = json.loads(command("job", "submit", request_file(), "--every", "7d", "--json"))
+    assert job["request"]["repeat"]["every"] == "7d"
+    home.compile()
+    device.finish(device.lease())
+    assert f"series {job['id']}: the next job is created at" in command("job", "view", job["id"])
+    command("job", "cancel", job["id"])
+    assert f"series {job['id']} has ended: it was cancelled" in command("job", "view", job["id"])
+
+
 def test_retry_submits_the_same_request_as_a_new_job(command, fleet, app, device, request_file):
     fleet.ready_job(app)
     device.finish(device.lease())

@@ -39,6 +39,21 @@ def test_a_job_is_submitted_by_fields_or_as_json_and_cancelled(person, app):
     assert "/cancel" not in someone.get(address).text
 
 
+def test_the_page_of_a_job_that_repeats_names_its_series_and_ends_it(person, fleet, app, device):
+    first = fleet.ready_job(app, adapter="weekly", repeat={"every": "7d"})
+    address, someone = f"/ui/jobs/{first['id']}", person(Role.APP)
+    assert "The series ends." in someone.get(address).text
+    while (lease := device.lease())["job"]["id"] != first["id"]:
+        device.finish(lease)
+    device.finish(lease, earlier_accuracy_before=0.8, earlier_accuracy_after=0.79)
+    text = someone.get(address).text
+    assert "every 7d since" in text
+    assert "80.0% before, 79.0% after" in text
+    assert "End the series" in text
+    assert someone.act(f"{address}/cancel", address).status_code == 303
+    assert "ended: it was cancelled" in someone.get(address).text
+
+
 @pytest.mark.parametrize(
     ("changes", "status", "words"),
     [

@@ -52,9 +52,16 @@ def test_a_version_that_is_its_start_is_held(rule):
         ),
         ({}, {"majority_accuracy": 0.5, "baseline_accuracy": 0.8}, "the 80.0% of a logistic regression on n-grams"),
         ({"margin": 0.05}, {"majority_accuracy": 0.5, "baseline_accuracy": 0.8}, None),
+        (
+            {},
+            {"earlier_accuracy_before": 0.8, "earlier_accuracy_after": 0.77},
+            "on the records of earlier jobs fell from 80.0% to 77.0%",
+        ),
+        ({}, {"earlier_accuracy_before": 0.8, "earlier_accuracy_after": 0.78}, None),
+        ({"margin": 0.03}, {"earlier_accuracy_before": 0.8, "earlier_accuracy_after": 0.77}, None),
     ],
 )
-def test_a_version_below_a_baseline_of_its_device_is_held(rule, figures, message):
+def test_a_version_below_a_baseline_of_its_device_or_worse_on_earlier_records_is_held(rule, figures, message):
     reason = objection(None, rule, zero_shot_accuracy=0.5, tuned_accuracy=0.75, **figures)
     assert reason is None if message is None else message in reason
 

@@ -1,0 +1,231 @@
+"""Runs that continue an adapter draw from records of earlier runs: which ones, how often, and with the same bytes."""
+
+import json
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from device_agent.datasets.store import AvailableDatasets, DatasetStore, HeldDataset
+from device_agent.jobs.leased_job import Outcome
+from device_agent.policy.task_approvals import TaskApprovals, TaskState
+from device_agent.training.data import BatchSampler, EarlierRecords, read_splits
+from device_agent.training.rehearsal import TrainingHistory, count_new_records, prepare_rehearsal
+from shared.canonical import file_sha256
+from shared.job import TOO_FEW_NEW_RECORDS, Repeat
+from shared.privacy import ExamplePrivacy
+from shared.training_settings import TrainingSettings
+from tests.device_agent.conftest import NOISE_KEY, TASK, write_dataset, write_records
+from tests.device_agent.training.runs import begun, hashes, ledger, train, train_until
+from tests.device_agent.warm_starts import vouched
+
+OWN = {"train": 10, "validation": 6, "test": 5}
+
+
+@given(
+    seed=st.integers(0, 1000),
+    new=st.integers(1, 30),
+    rehearsed=st.integers(1, 30),
+    batch=st.integers(1, 9),
+    share=st.sampled_from((0.0, 0.1, 0.3, 0.5, 0.9)),
+)
+def test_a_share_of_all_visits_is_rehearsed_and_each_part_is_visited_evenly(seed, new, rehearsed, batch, share):
+    sampler = BatchSampler(
+        seed,
+        (0, 1) * 15 + (0,) * (new + rehearsed - 30) if new + rehearsed > 30 else (0,) * (new + rehearsed),
+        batch,
+        rehearsed,
+        share,
+    )
+    visits = [index for step in range(60) for index in sampler.indices(step)]
+    again = [index for index in visits if index >= new]
+    assert len(again) == int(60 * batch * share)
+    for part, size in ((again, rehearsed), ([index for index in visits if index < new], new)):
+        counts = Counter(part)
+        assert set(counts) <= set(range(new + rehearsed))
+        if part:
+            assert max(counts.values()) - min(counts[index] for index in counts) <= 1
+            assert len(counts) == min(size, len(part))
+    assert sampler.indices(7) == visits[7 * batch : 8 * batch]
+
+
+@pytest.fixture
+def history(tmp_path):
+    return TrainingHistory(tmp_path / "trained")
+
+
+@pytest.fixture
+def others(tmp_path):
+    """Data sets `products` and `songs` beside the run's own, `movies`."""
+    directories = {name: write_dataset(tmp_path / name) for name in ("products", "songs")}
+    return AvailableDatasets(DatasetStore(tmp_path / "data"), directories)
+
+
+def prepare(run, history, dataset, others, may_read=lambda _: True):
+    return prepare_rehearsal(
+        run, history.behind("2" * 64), TASK, HeldDataset("movies", dataset, dataset), others, may_read
+    )
+
+
+def test_what_was_trained_is_known_by_its_hash_while_it_only_grows(run, history, dataset, others, tmp_path):
+    history.record("1" * 64, None, "products", TASK, others["products"])
+    history.record("2" * 64, "1" * 64, "movies", TASK, dataset)
+    copied = sorted((others["products"] / "train.jsonl").read_bytes().splitlines())
+    for name in ("train.jsonl", "test.jsonl"):
+        with (dataset / name).open("a") as file:
+            file.write('{"text": "new", "label": "positive"}\n')
+    with (others["products"] / "train.jsonl").open("a") as file:
+        file.write('{"text": "not trained", "label": "positive"}\n')
+    assert prepare(run, history, dataset, others) == {"train": 13, "validation": 9, "test": 7}
+    assert sorted(run.rehearsed.read_bytes().splitlines()) == copied
+    assert len(run.held_out.read_bytes().splitlines()) == 7
+    prepare(run, history, dataset, others, lambda held: held.name != "products")
+    assert run.rehearsed.read_bytes() == b""
+    write_records(dataset / "train.jsonl", 20, 8)
+    write_records(others["products"] / "train.jsonl", 20, 8)
+    (others["products"] / "test.jsonl").unlink()
+    assert prepare(run, history, dataset, others) == {"train": 0, "validation": 9, "test": 7}
+    assert run.rehearsed.read_bytes() == b""
+    assert history.behind("3" * 64) == ()
+    assert count_new_records(history.behind("2" * 64), HeldDataset("movies", dataset, dataset)) == 20 + 0 + 1
+    assert count_new_records((), HeldDataset("movies", dataset, dataset)) == 20 + 9 + 8
+    kinds = [path.name for path in (tmp_path / "trained").iterdir()]
+    assert sorted(kinds) == [f"{number * 64}.json" for number in "12"]
+    assert b"film" not in (tmp_path / "trained" / kinds[0]).read_bytes()
+
+
+def splits_of(rademacher, dataset, run, own, **settings):
+    earlier = EarlierRecords(own, run.rehearsed, run.held_out)
+    recipe, training = rademacher.manifest.recipe, TrainingSettings(**settings)
+    return read_splits(dataset, TASK, rademacher.tokenizer, recipe, training, noise_key=NOISE_KEY, earlier=earlier)
+
+
+def test_new_examples_come_before_those_of_earlier_runs(rademacher, dataset, run):
+    plain = rademacher.splits(dataset, TrainingSettings())
+    splits = splits_of(rademacher, dataset, run, OWN)
+    assert (splits.train, splits.rehearsed) == ([*plain.train[10:], *plain.train[:10]], 10)
+    assert splits.earlier == plain.test[:5]
+    assert (splits.validation, splits.test, splits.counts) == (plain.validation, plain.test, plain.counts)
+    run.path.mkdir()
+    write_records(run.rehearsed, 4, 5)
+    write_records(run.held_out, 3, 6)
+    both = splits_of(rademacher, dataset, run, OWN)
+    assert (len(both.train), both.rehearsed, len(both.earlier)) == (17, 14, 8)
+    assert both.counts == plain.counts
+    assert len(splits_of(rademacher, dataset, run, OWN, validation_limit=2).earlier) == 2
+    for path in (run.rehearsed, run.held_out):
+        path.unlink()
+    for own in ({}, {"train": 13, "validation": 9, "test": 7}):  # nothing is earlier, or nothing is new
+        unchanged = splits_of(rademacher, dataset, run, own)
+        assert (unchanged.train, unchanged.rehearsed, unchanged.earlier) == (plain.train, 0, None)
+
+
+def test_without_a_validation_file_the_held_out_part_has_earlier_records_too(rademacher, dataset, run):
+    for name in ("validation", "test"):
+        (dataset / f"{name}.jsonl").unlink()
+    plain, splits = rademacher.splits(dataset, TrainingSettings()), splits_of(rademacher, dataset, run, OWN)
+    lines = (dataset / "train.jsonl").read_text().splitlines()
+    (dataset / "train.jsonl").write_text("\n".join(lines[:10]))
+    first = [
+        example
+        for split in (rademacher.splits(dataset, TrainingSettings()),)
+        for example in (*split.train, *split.validation)
+    ]
+    assert all(example in first for example in splits.train[-splits.rehearsed :])
+    assert not any(example in first for example in splits.train[: -splits.rehearsed])
+    assert splits.earlier == [example for example in plain.validation if example in first] or splits.earlier is None
+    assert sorted(map(str, splits.train)) == sorted(map(str, plain.train))
+
+
+def test_a_run_that_rehearses_resumes_to_the_same_bytes_and_measures_earlier_records(
+    rademacher, dataset, launcher, tmp_path
+):
+    plan = rademacher.plan(dataset, steps=20, lr=0.3, seed=3, evaluation_interval=12)
+    plain = begun(tmp_path / "plain", plan)
+    whole, run = (begun(tmp_path / name, plan.model_copy(update={"earlier": OWN})) for name in ("whole", "run"))
+    for each in (whole, run):
+        write_records(each.rehearsed, 4, 5)
+    result = train(whole, launcher)
+    for step in (3, 13):
+        train_until(run, launcher, step)
+    train(run, launcher)
+    train(plain, launcher)
+    assert hashes(run) == hashes(whole) != hashes(plain)
+    measured = [evaluation for evaluation in ledger(whole).evaluations if evaluation.split == "earlier"]
+    assert [(each.step, each.adapter, each.total) for each in measured] == [
+        (0, "current", 5),
+        (result.best_step, "best", 5),
+    ]
+    assert (result.earlier_accuracy_before, result.earlier_accuracy_after) == tuple(each.accuracy for each in measured)
+    assert not whole.rehearsed.exists()
+
+
+def test_a_job_that_continues_rehearses_what_the_owner_still_lets_it_read(
+    make, enrolled, server, server_key, rademacher, dataset, tmp_path
+):
+    products = write_dataset(tmp_path / "products")
+    daemon = make(enrolled, {"movies": dataset, "products": products})
+    training = {"steps": 4, "evaluation_interval": 2}
+    server.add_job(rademacher, **training)
+    assert daemon.run(once=True).outcome is Outcome.COMPLETED
+    best = enrolled.run("job-1").best
+    (signed, _), data = (
+        vouched(rademacher, server_key, sha256=file_sha256(best), size=best.stat().st_size),
+        best.read_bytes(),
+    )
+    for number, settings, rehearsed in ((2, {}, 7), (3, {"rehearsal": 0.0}, None), (4, {}, None)):
+        if number == 4:
+            TaskApprovals(enrolled.tasks).decide(TASK, ["movies"], TaskState.REVOKED)
+        server.add_job(rademacher, "products", f"job-{number}", start=(signed, data), **training | settings)
+        assert daemon.run(once=True).outcome is Outcome.COMPLETED
+        totals = [each.total for each in server.completions[-1].result.evaluations if each.split == "earlier"]
+        assert totals == ([] if rehearsed is None else [rehearsed] * 2)
+    texts = {json.loads(line)["text"] for line in (dataset / "train.jsonl").read_text().splitlines()}
+    assert not any(text.encode() in server.received_bytes for text in texts)
+    assert [
+        each.dataset for each in TrainingHistory(enrolled.trained).behind(file_sha256(enrolled.run("job-2").best))
+    ] == ["movies", "products"]
+
+
+def test_a_job_that_repeats_is_trained_once_enough_records_are_new(
+    make, enrolled, server, server_key, rademacher, dataset
+):
+    daemon, training = (
+        make(enrolled, {"movies": dataset}),
+        {"steps": 2, "repeat": Repeat(every="7d", min_new_records=3)},
+    )
+    server.add_job(rademacher, **training)
+    assert daemon.run(once=True).outcome is Outcome.COMPLETED
+    best = enrolled.run("job-1").best
+    (signed, _), data = (
+        vouched(rademacher, server_key, sha256=file_sha256(best), size=best.stat().st_size),
+        best.read_bytes(),
+    )
+    for number, outcome in ((2, Outcome.FAILED), (3, Outcome.COMPLETED)):
+        with (dataset / "train.jsonl").open("a") as file:
+            file.write(f'{{"text": "warm {number}", "label": "positive"}}\n' * 2)
+        server.add_job(rademacher, job_id=f"job-{number}", start=(signed, data), **training)
+        assert daemon.run(once=True).outcome is outcome
+    (failure,) = server.failures
+    assert (failure.code, failure.detail) == (
+        TOO_FEW_NEW_RECORDS,
+        "data set 'movies' has fewer than 3 records since the job's start",
+    )
+
+
+def test_a_private_job_rehearses_nothing_and_is_not_rehearsed(
+    make, enrolled, server, server_key, clipped, dataset, others
+):
+    daemon = make(enrolled, {"movies": dataset, "products": others["products"]})
+    start = vouched(clipped, server_key)
+    history = TrainingHistory(enrolled.trained)
+    history.record(start[0].manifest.sha256, None, "products", TASK, others["products"])
+    privacy = ExamplePrivacy(clip=0.5, noise_multiplier=1.0, sampling_rate=0.2)
+    repeat = Repeat(every="7d", min_new_records=1_000)
+    server.add_job(clipped, start=start, steps=2, privacy=privacy, repeat=repeat)
+    assert daemon.run(once=True).outcome is Outcome.COMPLETED
+    run = enrolled.run("job-1")
+    assert run.plan().earlier == {}
+    assert not run.rehearsed.exists()
+    assert history.behind(file_sha256(run.best)) == ()
