@@ -115,8 +115,10 @@ class Calibration:
         console.print("[bold]calibration[/bold]: directions from product reviews, which are public")
         self._path, self._site = str(site.directory / "calibration.safetensors"), site
         command = [SERVER, "calibrate", "--base", BASE, "--task", "sst2", "--data", str(PUBLIC_DATA), "--json"]
-        command += ["--to", self._path, "--targets", ",".join(CALIBRATED), "--layers", FORWARD["layers"]]
-        command += ["--balance", "--width", "1", "--loss", "candidates", "--sequence-length", "36"]
+        recipe = {"targets": CALIBRATED, "layers": FORWARD["layers"], "rank": 1, "loss": "candidates"}
+        recipe_file = site.directory / "calibration.json"
+        recipe_file.write_text(json.dumps(recipe | {"sequence_length": 36}))
+        command += ["--to", self._path, "--recipe", str(recipe_file), "--balance"]
         command += ["--examples", str(min(max_examples, CALIBRATION_EXAMPLES))]
         self._process = processes.start("calibrate", command, site.env | ONE_THREAD)
 

@@ -42,7 +42,7 @@ from server.results import endpoints as results
 from server.schema import prepare
 from server.settings import Settings
 from server.storage.opening import open_artifacts
-from server.tasks.turns import load_queue
+from server.tasks.requests import load_queue
 from server.web.middleware import Envelope, Meter, add_problem_handlers
 from server.web.openapi import describe
 from server.web.state import AppState

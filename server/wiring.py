@@ -17,7 +17,7 @@ from server.identity.devices.service import REVOKED, UNBOUND
 from server.identity.signing_keys.service import RESIGNERS
 from server.jobs.leases.repository import file_of_device
 from server.jobs.leases.service import take_back_revoked, take_back_unbound
-from server.jobs.repository import file_of_tenant, job_with_calibration, program_of_tenant
+from server.jobs.repository import file_of_tenant, is_awaited, job_with_calibration, program_of_tenant
 from server.jobs.service import (
     PREPARATIONS,
     ROUND_TASK,
@@ -52,7 +52,7 @@ def wire() -> None:
     REVOKED.connect((take_back_revoked,))
     UNBOUND.connect((take_back_unbound,))
     USERS.connect((version_with_calibration, cohort_with_calibration, job_with_calibration))
-    ACCESS.connect(ProgramAccess(program_of_tenant, file_of_tenant, (file_of_device, file_of_adapter)))
+    ACCESS.connect(ProgramAccess(program_of_tenant, file_of_tenant, (file_of_device, file_of_adapter), is_awaited))
     MOVED.connect((follow_program,))
     PROGRESSED.connect((show_compile_progress,))
     WARM_STARTS.connect(StartService)

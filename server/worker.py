@@ -10,15 +10,15 @@ import signal
 
 from server.database.database import Database
 from server.federation.aggregation import AggregationHandler
-from server.federation.sweep import ROUNDS, RoundWatch
+from server.federation.sweep import ROUNDS, watch_rounds
 from server.identity.signing_keys.service import load_key
 from server.jobs.leases.service import LeaseService
-from server.jobs.retention import EventPurge
+from server.jobs.retention import purge_events
 from server.jobs.series import SERIES, SeriesWatch
 from server.logs import configure_logs
 from server.programs.compilation import CompileHandler
-from server.registry.purge import AdapterPurge
-from server.registry.unsigned_versions import Signing
+from server.registry.purge import purge_adapters
+from server.registry.unsigned_versions import sign_backlog
 from server.settings import Settings
 from server.storage.garbage_collection import Collector
 from server.storage.opening import open_artifacts
@@ -38,12 +38,12 @@ def create_worker(settings: Settings, database: Database) -> Worker:
     )
     stopping = worker.stopping.is_set
     worker.sweep("leases", EVERY_MINUTE, lambda: take_back_leases(settings, database))
-    worker.sweep(ROUNDS, EVERY_TWO_SECONDS, RoundWatch(database, artifacts).run)
+    worker.sweep(ROUNDS, EVERY_TWO_SECONDS, lambda: watch_rounds(database, artifacts))
     worker.sweep(SERIES, EVERY_MINUTE, SeriesWatch(database, artifacts).run)
     worker.sweep("workspaces", EVERY_MINUTE, artifacts.remove_abandoned_workspaces)
-    worker.sweep("signing", EVERY_TEN_MINUTES, Signing(database, settings, stopping).run)
-    worker.sweep("adapters", EVERY_TEN_MINUTES, AdapterPurge(database, settings.adapter_grace, stopping).run)
-    worker.sweep("events", EVERY_TEN_MINUTES, EventPurge(database, settings.event_days, stopping).run)
+    worker.sweep("signing", EVERY_TEN_MINUTES, lambda: sign_backlog(database, settings, stopping))
+    worker.sweep("adapters", EVERY_TEN_MINUTES, lambda: purge_adapters(database, settings.adapter_grace, stopping))
+    worker.sweep("events", EVERY_TEN_MINUTES, lambda: purge_events(database, settings.event_days, stopping))
     collector = Collector(database, artifacts, stopping)
     worker.sweep("files", EVERY_TEN_MINUTES, lambda: collector.collect_if_due(settings))
     return worker

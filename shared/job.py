@@ -148,7 +148,7 @@ class JobRequest(BaseModel):
         0,
         ge=-MAX_PRIORITY,
         le=MAX_PRIORITY,
-        description="among the tenant's own jobs; higher values are compiled and trained first",
+        description="among the tenant's own jobs; higher values are trained first",
     )
 
     @model_validator(mode="before")

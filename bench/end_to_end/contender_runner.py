@@ -37,8 +37,9 @@ from shared.zo.encoding import Example
 TARGET = 0.75
 PROCESSES = 2  # trials at a time
 TEST_SENTENCES = 500  # sentences of a split; with 200, seeds and the choice of sentences differ by more than settings
-CALIBRATION = ["--layers", "last:8", "--targets", "v_proj,o_proj,down_proj", "--width", "4", "--loss", "candidates"]
-CALIBRATION += ["--sequence-length", "36", "--task", "sst2", "--data", str(PRODUCTS / "train.jsonl"), "--json"]
+CALIBRATION = ["--task", "sst2", "--data", str(PRODUCTS / "train.jsonl"), "--json"]
+CALIBRATED = {"layers": "last:8", "targets": ["v_proj", "o_proj", "down_proj"], "rank": 4, "loss": "candidates"}
+CALIBRATED |= {"sequence_length": 36}
 
 
 @dataclass
@@ -130,6 +131,8 @@ class ContenderRunner:
             notes.print(f"calibrating on the product reviews, {kind}")
             path.parent.mkdir(parents=True, exist_ok=True)
             command = [sys.executable, "-W", "ignore", "-m", "server.cli.main", "calibrate", *CALIBRATION]
+            path.with_name("calibration-recipe.json").write_text(json.dumps(CALIBRATED))
+            command += ["--recipe", str(path.with_name("calibration-recipe.json"))]
             command += ["--base", str(model_file()), "--examples", str(self.examples)]
             command += ["--balance"] if kind == "balanced" else ["--kind", kind]
             command += ["--to", str(path)]

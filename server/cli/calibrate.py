@@ -13,7 +13,7 @@ from typing import Annotated, Any, cast, get_args
 import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from server.cli.compile import layers_of, quiet_libraries, settings_of
+from server.cli.compile import RecipeFile, quiet_libraries, read_recipe
 from server.cli.console import Json, complaints, open_home, output
 from shared.errors import InvalidTask
 from shared.task import Task
@@ -28,15 +28,8 @@ def calibrate(
         Path, typer.Option(help="JSONL file of public records; do not use private training data of devices")
     ],
     out: Annotated[Path, typer.Option("--to", help="output file")],
+    recipe: RecipeFile = None,
     kind: Annotated[str, typer.Option(help="gradients or activations")] = "gradients",
-    targets: Annotated[str, typer.Option(help="linear layers, comma-separated")] = "q_proj,v_proj",
-    layers: Annotated[str, typer.Option(help="decoder layers: all, last:K, last:P%, or 0,1,...")] = "all",
-    width: Annotated[
-        int,
-        typer.Option(
-            min=1, max=256, help="directions per linear layer; the largest LoRA rank that the calibration supports"
-        ),
-    ] = 16,
     examples: Annotated[int, typer.Option(min=1, help="maximum number of records")] = 200,
     balance: Annotated[
         bool,
@@ -46,29 +39,15 @@ def calibrate(
             "steps have one rate for all",
         ),
     ] = False,
-    loss: Annotated[str, typer.Option(help="loss for kind gradients: full or candidates")] = "full",
-    sequence_length: Annotated[int, typer.Option(help="maximum tokens per example")] = 64,
-    answer_length: Annotated[
-        int | None, typer.Option(help="maximum tokens per answer, for tasks whose answers depend on the record")
-    ] = None,
-    choices: Annotated[
-        int | None, typer.Option(help="maximum answers per example, for tasks whose answers depend on the record")
-    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Create a calibration: the most important input directions of each linear layer, used as A by recipes."""
+    """Create a calibration: the most important input directions of each linear layer, used as A by recipes.
+
+    The recipe's rank is the number of directions, and the largest LoRA rank that the calibration supports. Its targets,
+    layers, loss and sequence_length count, too, and answer_length and choices if answers depend on the record.
+    """
     began = time.monotonic()
-    settings = settings_of(
-        {
-            "rank": width,
-            "targets": tuple(target.strip() for target in targets.split(",")),
-            "layers": layers_of(layers),
-            "loss": loss,
-            "sequence_length": sequence_length,
-            "answer_length": answer_length,
-            "choices": choices,
-        }
-    )
+    settings = read_recipe(recipe)
     if kind not in get_args(Kind):
         complaints.print(f"error: --kind: must be {' or '.join(get_args(Kind))}", style="red", markup=False)
         raise typer.Exit(2)

@@ -50,9 +50,7 @@ def rotate(
     if (
         compromised
         and not yes
-        and not typer.confirm(
-            "Every device loses access and must enroll again with a new one-time token or code. Continue?"
-        )
+        and not typer.confirm("Every device loses access and must enroll again with a new one-time token. Continue?")
     ):
         raise BadRequest("nothing was changed")
     settings, database = open_home()

@@ -6,16 +6,15 @@ from typing import Annotated
 
 import typer
 
-from server.cli.console import Json, moment, open_home, output, tell_rows
+from server.cli.console import Json, open_home, output, tell_rows
 from server.database.paging import PageRequest
-from server.programs.service import COMPILE, ProgramRepository, ProgramService
-from server.tasks.repository import TaskRepository
+from server.programs.service import ProgramRepository, ProgramService
 
 app = typer.Typer()
 programs = typer.Typer(help="Programs compiled from recipes.", no_args_is_help=True)
 app.add_typer(programs, name="program")
 
-COLUMNS = ("recipe_id", "base", "state", "version", "attempts", "next_attempt_at", "memory_bytes", "doing", "error")
+COLUMNS = ("recipe_id", "base", "state", "version", "doing", "error")
 
 
 @programs.command("list")
@@ -27,20 +26,16 @@ def list_programs(
     _, database = open_home()
     with database.reading() as session:
         newest = ProgramRepository(session).page(PageRequest(None, limit)).rows
-        tasks = TaskRepository(session).of(COMPILE, [program.recipe_id for program in newest])
         rows = [
             {
                 "recipe_id": program.recipe_id,
                 "base": program.recipe.base.name,
                 "state": program.state,
                 "version": None if program.signed is None else program.signed.manifest.version,
-                "attempts": 0 if task is None else task.attempts,
-                "next_attempt_at": moment(None if task is None else task.not_before),
-                "memory_bytes": None if task is None else task.memory_bytes,
                 "doing": None if program.progress is None else program.progress.why,
                 "error": None if program.error is None else program.error.detail,
             }
-            for program, task in ((program, tasks.get(program.recipe_id)) for program in newest)
+            for program in newest
         ]
     tell_rows(as_json, rows, COLUMNS)
 

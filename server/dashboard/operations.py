@@ -20,9 +20,9 @@ from server.identity.token_issuing import TokenIssuingService
 from server.operations.health.readiness import readiness
 from server.operations.health.service import server_usage
 from server.operations.tenant_usage import tenant_usage
+from server.programs.service import ProgramRepository
 from server.registry.models import AuditTrail, event_view
 from server.settings import Settings
-from server.tasks.repository import TaskRepository
 from server.tasks.sweeps import failing_sweeps
 from server.web.pages import Paging
 from server.web.state import Reading, State, Writing
@@ -35,14 +35,14 @@ ACCESS = 50  # entries about devices and logins
 
 @router.get("")
 def operations(request: Request, visitor: Annotated[Visitor, signed_in()], state: State, session: Reading) -> Response:
-    """The session and its tenant's quotas; with the scope `server:read` also readiness, storage, tasks and settings."""
+    """The session and its tenant's quotas; with `server:read` also readiness, storage, programs and settings."""
     server: dict[str, Any] | None = None
     if visitor.may(Scope.SERVER_READ):
         server = {
             "checks": readiness(state),
             "disk": shutil.disk_usage(state.settings.home),
             "usage": server_usage(session, state.started_at),
-            "tasks": TaskRepository(session).counts(),
+            "programs": ProgramRepository(session).counts(),
             "sweeps": failing_sweeps(session),
             "settings": shown_settings(state.settings),
             "started_at": state.started_at,

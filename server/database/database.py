@@ -22,16 +22,17 @@ The following rows guard data. Locks are taken in this order, to avoid deadlocks
 0. the row of the current signing key (`server.identity.signing_keys`): shared for signing, exclusive for key rotation
 1. a cohort's row guards its members, its rounds and their updates
 2. a device's row guards its users and its leases; a transaction that grants or updates a lease writes this row first
-3. a machine's row guards the assignment of tasks to its workers
-4. a program's row guards its state and the jobs that wait for it; a task's row, which guards who runs the task, is
-   locked right after the row of its subject: a program or a round's cohort
-5. a job's row guards the job, the numbers of its events, and its leases: a lease changes only with its job locked
-6. an adapter's row guards its versions, its tags and `main`
-7. a masked round's row guards its phase and the messages of its devices
-8. a tenant's row guards its stored bytes
+3. a program's row guards its state and the jobs that wait for it
+4. a job's row guards the job, the numbers of its events, and its leases: a lease changes only with its job locked
+5. an adapter's row guards its versions and `main`
+6. a masked round's row guards its phase and the messages of its devices
+7. a tenant's row guards its stored bytes
+
+A worker's transaction first locks the row of its task, which guards who runs the task, and then, for a claim, the name
+of its machine.
 
 Names are locked (`lock_name`) where no row stands for what is checked: an adapter's name before a job or a cohort takes
-it, a tenant's quota after something was added to it, and the requests that wait for a person.
+it, and a tenant's quota after something was added to it.
 
 A statement that waits for a lock sees the locked row as the previous transaction left it, but all other data, such as
 the result of an EXISTS, as of the start of the statement. Read data that depends on a lock in a later statement.

@@ -43,16 +43,15 @@ class AggregationHandler:
     kind: ClassVar[str] = AGGREGATE
     subject_name: ClassVar[str] = "round"
 
-    def lock(self, session: Session, subject: str, *, signs: bool = False) -> bool:
-        """Locks the round's cohort, which guards the round."""
-        if signs:
-            KeyService(session, self.settings).private()
-        CohortRepository(session).of_round_locked(subject)
-        return RoundRepository(session).get_one(subject).state is RoundState.AGGREGATING
+    def memory_bytes(self, session: Session, subject: str) -> int:
+        """Returns 0: an aggregation takes O(D) memory."""
+        return 0
 
-    def begin(self, session: Session, subject: str) -> RoundOrder:
+    def begin(self, session: Session, subject: str) -> RoundOrder | None:
         """Raises Postponed while the starting version waits for approval, or NoVersion if it was deleted."""
-        cohort, cohort_round = self._round(session, subject)
+        cohort, cohort_round = self._locked_round(session, subject)
+        if cohort_round.state is not RoundState.AGGREGATING:
+            return None
         service = RoundService(session)
         if cohort.settings.algorithm.asynchronous and service.waits_for_approval(cohort):
             raise Postponed(_HELD_SECONDS)
@@ -62,8 +61,9 @@ class AggregationHandler:
             raise NoVersion(f"the version that the round started from is gone: {error.detail}") from error
         return _order(RoundRepository(session), cohort, cohort_round, base)
 
-    def heartbeat(self, session: Session, order: RoundOrder) -> None:
-        """Does nothing: an aggregation reports no progress."""
+    def heartbeat(self, session: Session, order: RoundOrder) -> bool:
+        """Returns whether the round still waits for its version."""
+        return RoundRepository(session).get_one(order.round_id).state is RoundState.AGGREGATING
 
     def run(self, order: RoundOrder, run: TaskRun) -> StoredFiles:
         """Aggregates the updates and stores the resulting files."""
@@ -71,7 +71,13 @@ class AggregationHandler:
         return StoredFiles(self.artifacts.put(files.adapter), len(files.adapter), self.artifacts.put(files.optimizer))
 
     def publish(self, session: Session, order: RoundOrder, result: StoredFiles) -> bool:
-        """Publishes the version. Returns False if a member has left: the version is recomputed without that update."""
+        """Publishes the version, with the signing key locked, and then the cohort.
+
+        Returns False if a member has left: the version is recomputed without that update.
+        """
+        KeyService(session, self.settings).private()
+        if self._locked_round(session, order.round_id)[1].state is not RoundState.AGGREGATING:
+            return False
         return Publisher(self.settings, self.artifacts).publish(session, order, result)
 
     def wait(self, session: Session, subject: str, why: str | None) -> None:
@@ -79,26 +85,17 @@ class AggregationHandler:
 
     def fail(self, session: Session, subject: str, error: MobizoError) -> None:
         """Abandons the round."""
-        cohort, cohort_round = self._round(session, subject)
-        RoundService(session).abandon(cohort, cohort_round, error.detail)
+        cohort, cohort_round = self._locked_round(session, subject)
+        if cohort_round.state is RoundState.AGGREGATING:
+            RoundService(session).abandon(cohort, cohort_round, error.detail)
 
     def is_transient(self, error: MobizoError) -> bool:
         """Returns whether a retry may succeed: always, unless the updates themselves are at fault."""
         return not isinstance(error, NoVersion)
 
-    def too_large(self, memory_bytes: int, most_bytes: int) -> MobizoError:
-        """Returns the error for a machine with too little memory. Aggregation tasks request none, so it is not used."""
-        return NoVersion(
-            f"the aggregation needs {memory_bytes:,} bytes of memory; the largest machine has {most_bytes:,}"
-        )
-
-    def killed(self) -> MobizoError:
-        """Returns the error for a worker that was killed in every attempt, usually because memory ran out."""
-        return NoVersion("the worker was killed in every attempt; check that it has enough memory")
-
-    def _round(self, session: Session, subject: str) -> tuple[Cohort, CohortRound]:
-        cohort_round = RoundRepository(session).get_one(subject)
-        return CohortRepository(session).by_number(cohort_round.cohort_number), cohort_round
+    def _locked_round(self, session: Session, subject: str) -> tuple[Cohort, CohortRound]:
+        """Returns a round and its cohort, which guards it, locked."""
+        return CohortRepository(session).of_round_locked(subject), RoundRepository(session).get_one(subject)
 
     def _base(
         self, session: Session, service: RoundService, cohort: Cohort, cohort_round: CohortRound

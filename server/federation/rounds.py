@@ -28,7 +28,7 @@ from server.registry.models import SERVER, Actor, Adapter, StoredVersion
 from server.registry.repository import AdapterRepository, find_adapter, find_version
 from server.registry.warm_start import parent_of
 from server.storage.store import ArtifactStore
-from server.tasks.turns import TaskService
+from server.tasks.requests import request_task
 from shared.errors import (
     BaseMismatch,
     BudgetExceeded,
@@ -58,7 +58,6 @@ class RoundService:
         self._session = session
         self._cohorts, self._rounds = CohortRepository(session), RoundRepository(session)
         self._lifecycle = JobLifecycle(session)
-        self._tasks = TaskService(session)
         self._secure_aggregation = SecureAggregationProgress(session)
 
     def get(self, cohort: Cohort, position: int) -> CohortRound:
@@ -309,7 +308,6 @@ class RoundService:
         """Ends a round without a version and discards its updates."""
         cohort_round.state, cohort_round.why, cohort_round.ended_at = RoundState.ABANDONED, why, utc_now()
         self._cancel_waiting(cohort_round)
-        self._tasks.cancel(AGGREGATE, cohort_round.id)
         self.ended(cohort, cohort_round)
         record(self._session, cohort, SERVER, AdapterAction.ROUND_ABANDONED, f"round {cohort_round.position}: {why}")
 
@@ -325,8 +323,7 @@ class RoundService:
         """Requests the aggregation of the first waiting round: the versions of a cohort are produced in order."""
         for cohort_round in self._rounds.under_way(cohort):
             if cohort_round.state is RoundState.AGGREGATING:
-                self._tasks.schedule(AGGREGATE, cohort_round.id)
-                self._tasks.request(AGGREGATE, cohort_round.id, cohort_round.id, cohort.tenant)
+                request_task(self._session, AGGREGATE, cohort_round.id, cohort.tenant)
                 return
 
     def _cancel_waiting(self, cohort_round: CohortRound) -> None:

@@ -5,7 +5,6 @@ Any number of workers may run it at once: each cohort's row is locked, and every
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 
 from sqlalchemy.orm import Session
@@ -21,36 +20,30 @@ from server.tasks.sweeps import run_guarded
 ROUNDS = "rounds"  # the name of the sweep
 
 
-@dataclass(frozen=True)
-class RoundWatch:
-    """Runs the sweep in one worker."""
+def watch_rounds(database: Database, artifacts: ArtifactStore) -> None:
+    """Performs every due action."""
+    # First without locks, so that cohorts that wait for an approval do not block other writers.
+    with database.reading() as session:
+        due = [number for number in RoundRepository(session).due(utc_now()) if _may_act(session, number)]
+        ready = [number for number in CohortRepository(session).to_open() if _may_open(session, number)]
+    # Each cohort by itself, so that one that fails does not stop the others.
+    for act, numbers in ((_end, due), (_open, ready)):
+        for number in numbers:
+            run_guarded(database, ROUNDS, partial(act, database, artifacts, number), f"cohort {number}")
 
-    database: Database
-    artifacts: ArtifactStore
 
-    def run(self) -> None:
-        """Performs every due action."""
-        # First without locks, so that cohorts that wait for an approval do not block other writers.
-        with self.database.reading() as session:
-            due = [number for number in RoundRepository(session).due(utc_now()) if _may_act(session, number)]
-            ready = [number for number in CohortRepository(session).to_open() if _may_open(session, number)]
-        # Each cohort by itself, so that one that fails does not stop the others.
-        for number in due:
-            run_guarded(self.database, ROUNDS, partial(self._end, number), f"cohort {number}")
-        for number in ready:
-            run_guarded(self.database, ROUNDS, partial(self._open, number), f"cohort {number}")
+def _end(database: Database, artifacts: ArtifactStore, number: int) -> None:
+    with database.writing() as session:
+        cohort = CohortRepository(session).by_number_locked(number)
+        RoundService(session).end_if_due(cohort)
+        RoundService(session).issue(cohort, artifacts)
 
-    def _end(self, number: int) -> None:
-        with self.database.writing() as session:
-            cohort = CohortRepository(session).by_number_locked(number)
-            RoundService(session).end_if_due(cohort)
-            RoundService(session).issue(cohort, self.artifacts)
 
-    def _open(self, number: int) -> None:
-        with self.database.writing() as session:
-            cohort, rounds = CohortRepository(session).by_number_locked(number), RoundService(session)
-            if cohort.opens and rounds.may_open(cohort):
-                rounds.open(cohort, self.artifacts)
+def _open(database: Database, artifacts: ArtifactStore, number: int) -> None:
+    with database.writing() as session:
+        cohort, rounds = CohortRepository(session).by_number_locked(number), RoundService(session)
+        if cohort.opens and rounds.may_open(cohort):
+            rounds.open(cohort, artifacts)
 
 
 def _may_act(session: Session, number: int) -> bool:

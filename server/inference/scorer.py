@@ -21,12 +21,11 @@ from itertools import count
 from multiprocessing import get_context
 from typing import Any
 
-import psutil
+import prometheus_client
 import structlog
 
 from server.inference import worker
 from server.inference.errors import ScorerBusy, ScorerFull, ScorerLate, ScorerOff, ScorerStopped
-from server.inference.metrics import ScorerMeters
 from server.inference.texts import ServedAdapterRef, ServedBaseRef, Text
 from server.settings import Settings
 from server.web.state import AppState
@@ -77,6 +76,16 @@ class Request:
 
 
 Place = tuple[Request, int]  # of a text: its request and its index there
+
+
+class ScorerMeters:
+    """Metrics of one server's scorer."""
+
+    def __init__(self, registry: prometheus_client.CollectorRegistry) -> None:
+        waiting = "mobizo_scorer_waiting_tokens", "Tokens of unanswered requests"
+        self.waiting = prometheus_client.Gauge(*waiting, registry=registry)
+        starts = "mobizo_scorer_starts", "Starts of the scorer process"
+        self.starts = prometheus_client.Counter(*starts, registry=registry)
 
 
 class Scorer:
@@ -203,7 +212,7 @@ class Scorer:
             batch = sorted(((request, index) for request, index in part if index in request.open), key=_adapter)
             if batch:
                 texts = [request.texts[index] for request, index in batch]
-                scores = await self._batch("score", texts, group[0].base, texts)
+                scores = await self._call("score", group[0].base, texts)
                 for (request, index), text_scores in zip(batch, scores, strict=True):
                     request.scores[index] = text_scores
                     request.open.discard(index)
@@ -222,14 +231,14 @@ class Scorer:
         tokens: list[GeneratedToken | None] = []
         for part in self._split(places):
             start, stop = len(tokens), len(tokens) + len(part)
-            tokens += await self._batch("read", texts[start:stop], number, start, stop)
+            tokens += await self._call("read", number, start, stop)
             yield
         rows = list(range(len(places)))
         while rows:
             for row, token in zip(rows, tokens, strict=True):
                 _add_token(*places[row], token)
             rows = [row for row, (request, index) in enumerate(places) if index in request.open]
-            tokens = await self._batch("generate", [texts[row] for row in rows], number, rows)
+            tokens = await self._call("generate", number, rows)
             yield
 
     def _split(self, places: Sequence[Place]) -> Iterator[list[Place]]:
@@ -245,22 +254,6 @@ class Scorer:
                 batch, longest, sizes = [], len(text.tokens), {text.adapter: sizes[text.adapter]}
             batch.append((request, index))
         yield batch
-
-    async def _batch(self, work: str, texts: Sequence[Text], *arguments: Any) -> list[Any]:
-        """Runs a batch of these texts, and records it."""
-        began = time.perf_counter()
-        results: list[Any] = await self._call(work, *arguments)
-        if texts:
-            with suppress(psutil.NoSuchProcess):  # it may have died since
-                self._meters.count(
-                    work,
-                    rows=len(texts),
-                    tokens=len(texts) * (1 if work == "generate" else max(len(text.tokens) for text in texts)),
-                    adapters=len({text.adapter for text in texts} - {None}),
-                    seconds=time.perf_counter() - began,
-                    resident_bytes=psutil.Process(self.pid).memory_info().rss,
-                )
-        return results
 
     async def _call(self, method: str, *arguments: Any) -> Any:
         """Calls a method of the process's `Worker`. Raises its errors, ScorerOff, ScorerStopped or ScorerLate."""

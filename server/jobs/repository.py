@@ -246,6 +246,11 @@ class JobRepository:
         statement = select(Job).where(Job.recipe_id == recipe_id, Job.state.in_(AWAITING_PROGRAM)).order_by(Job.number)
         return self._session.scalars(locked(statement)).all()
 
+    def awaits_program(self, recipe_id: str, tenant: str, besides: int) -> bool:
+        """Returns whether a job of a tenant waits for the program of this recipe, besides the job of this number."""
+        jobs = select(Job.number).where(Job.recipe_id == recipe_id, Job.state.in_(AWAITING_PROGRAM))
+        return self._session.scalar(jobs.where(Job.tenant == tenant, Job.number != besides).limit(1)) is not None
+
     def pinned(self, device_id: str) -> Sequence[Job]:
         """Returns the open jobs that only this device may train, locked."""
         statement = select(Job).where(Job.only_device_id == device_id, Job.state.in_(OPEN)).order_by(Job.number)
@@ -303,6 +308,12 @@ def job_with_calibration(session: Session, sha256: str) -> str | None:
     """Returns the name of an unfinished job whose A comes from the calibration of that sha256."""
     job = session.scalar(select(Job.id).where(Job.state.in_(OPEN), names_calibration(Job.recipe, sha256)).limit(1))
     return None if job is None else f"job {job}"
+
+
+def is_awaited(session: Session, recipe_id: str) -> bool:
+    """Returns whether any job waits for the program of a recipe."""
+    jobs = select(Job.number).where(Job.recipe_id == recipe_id, Job.state.in_(AWAITING_PROGRAM))
+    return session.scalar(jobs.limit(1)) is not None
 
 
 def program_of_tenant(session: Session, tenant: str, recipe_id: str) -> Program | None:

@@ -19,29 +19,19 @@ BATCH = 100  # jobs in one transaction, so that other writers wait only briefly
 _log = structlog.get_logger()
 
 
-class EventPurge:
-    """The sweep of a worker that removes old progress events."""
+def purge_events(database: Database, days: float, stopped: Callable[[], bool] = lambda: False) -> int:
+    """Removes the events of jobs that ended longer ago. Returns the number of jobs. For a sweep of any worker.
 
-    def __init__(self, database: Database, days: float, stopping: Callable[[], bool]) -> None:
-        """days: how long events are kept after the job has ended; 0: for ever."""
-        self._database, self._days, self._stopping = database, timedelta(days=days), stopping
-
-    def run(self) -> None:
-        """Purges old events unless they are kept for ever."""
-        if not self._days:
-            return
-        jobs = self.purge()
-        if jobs:
-            _log.info("events-purged", jobs=jobs)
-
-    def purge(self) -> int:
-        """Purges old events and returns the number of jobs."""
-        before, jobs = utc_now() - self._days, 0
-        while not self._stopping():
-            with self._database.writing() as session:
-                numbers = JobRepository(session).purge_events(before, BATCH)
-                LeaseRepository(session).purge(numbers)
-            jobs += len(numbers)
-            if len(numbers) < BATCH:
-                break
-        return jobs
+    days: how long events are kept after the job has ended; 0: for ever.
+    """
+    before, jobs = utc_now() - timedelta(days=days), 0
+    found = BATCH if days else 0
+    while found == BATCH and not stopped():
+        with database.writing() as session:
+            numbers = JobRepository(session).purge_events(before, BATCH)
+            LeaseRepository(session).purge(numbers)
+        found = len(numbers)
+        jobs += found
+    if jobs:
+        _log.info("events-purged", jobs=jobs)
+    return jobs

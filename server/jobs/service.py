@@ -28,7 +28,7 @@ from server.jobs.scheduling.repository import QueueRepository, mark_ready
 from server.ports import Port
 from server.programs.service import COMPILE, JOB_STATES, Program, ProgramRepository, ProgramService, ProgramState
 from server.storage.store import ArtifactStore
-from server.tasks.turns import TaskService
+from server.tasks.requests import request_task
 from shared.errors import AdapterNotFound, Conflict, NotFound, RevisionNotFound
 from shared.federation.cohort import RoundTask
 from shared.federation.secure_aggregation.redaction import redacted_progress, redacted_result
@@ -120,7 +120,6 @@ class JobLifecycle:
         self._queue = QueueRepository(session)
         self._programs = ProgramRepository(session)
         self._subscribers = subscribers(session)
-        self._tasks = TaskService(session)
         self._signed: dict[str, SignedManifest | None] = {}  # by recipe: one program may make many jobs ready
 
     def begin(self, job: Job) -> None:
@@ -128,7 +127,7 @@ class JobLifecycle:
         job.start_tag = self._queue.next_start_tag(job.tenant, job.user)
         self._enqueue(job)
         self._jobs.add(job)
-        self._request_program(job, waited=False)
+        self._request_program(job)
         self._jobs.add_event(job, JOB_EVENT, job.view().model_dump_json())
 
     def move(self, job: Job, state: JobState, **changes: Any) -> None:
@@ -143,20 +142,15 @@ class JobLifecycle:
             for subscriber in self._subscribers:
                 subscriber.ended(job)
         self._enqueue(job)
-        self._request_program(job, before in AWAITING_PROGRAM)
+        if before not in AWAITING_PROGRAM:
+            self._request_program(job)
         job.updated_at = now
         self._jobs.add_event(job, JOB_EVENT, job.view().model_dump_json())
 
-    def _request_program(self, job: Job, waited: bool) -> None:
-        """Requests the compile task of a job's program, or withdraws the request when the job no longer waits for it.
-
-        waited: whether the job waited for its program before this change.
-        """
-        waits = job.state in AWAITING_PROGRAM
-        if waits and not waited:
-            self._tasks.request(COMPILE, job.recipe_id, job.id, job.tenant, job.priority)
-        elif waited and not waits:
-            self._tasks.withdraw(job.id)
+    def _request_program(self, job: Job) -> None:
+        """Requests the compile task of a program that no other job of the tenant waits for. It must be locked."""
+        if job.state in AWAITING_PROGRAM and not self._jobs.awaits_program(job.recipe_id, job.tenant, job.number):
+            request_task(self._session, COMPILE, job.recipe_id, job.tenant)
 
     def progress(self, job: Job, progress: Progress) -> None:
         """Stores the progress of training.

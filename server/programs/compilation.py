@@ -14,12 +14,22 @@ from server.catalog.calibrations.service import calibration_file
 from server.database.columns import utc_now
 from server.identity.signing_keys.service import KeyService
 from server.programs.compiler_process import CompilerCrashed, CompilerProcess
-from server.programs.service import COMPILE, PROGRESSED, ProgramBlob, ProgramLifecycle, ProgramRepository, ProgramState
+from server.programs.service import (
+    ACCESS,
+    COMPILE,
+    PROGRESSED,
+    Program,
+    ProgramBlob,
+    ProgramLifecycle,
+    ProgramRepository,
+    ProgramState,
+    compile_bytes,
+)
 from server.settings import Settings
 from server.storage.store import ArtifactStore, hold
 from server.tasks.child_process import Stopped
 from server.tasks.handlers import TaskRun
-from shared.errors import CompileFailed, CompileTooLarge, MobizoError
+from shared.errors import MobizoError
 from shared.job import JobError, Progress
 from shared.program import ProgramManifest
 from shared.recipe import Recipe
@@ -84,28 +94,32 @@ class CompileHandler:
     kind: ClassVar[str] = COMPILE
     subject_name: ClassVar[str] = "recipe"
 
-    def lock(self, session: Session, subject: str, *, signs: bool = False) -> bool:
-        """Locks the program, and with `signs` first the signing key."""
-        if signs:
-            KeyService(session, self.settings).private()
-        return ProgramRepository(session).get_locked(subject) is not None
-
-    def begin(self, session: Session, subject: str) -> CompileOrder:
-        """Moves the program and its jobs to COMPILING and returns the order."""
+    def memory_bytes(self, session: Session, subject: str) -> int:
+        """Returns the estimated peak memory of compiling the program."""
         programs = ProgramRepository(session)
         program = programs.get_one(subject)
+        base = programs.base(program)
+        return compile_bytes(program.recipe, base.shape, base.parameters)
+
+    def begin(self, session: Session, subject: str) -> CompileOrder | None:
+        """Moves the program and its jobs to COMPILING and returns the order; None if nothing waits for the program."""
+        programs = ProgramRepository(session)
+        program = programs.get_one_locked(subject)
+        if program.state is not ProgramState.PENDING or not _is_awaited(session, program):
+            return None
         ProgramLifecycle(session).move(program, ProgramState.COMPILING, started_at=utc_now())
         # A worker that lost its claim may have used the same number; its result is never published.
         version = 1 if program.signed is None else program.signed.manifest.version + 1
         progress = CompileProgress(_log.bind(recipe=subject))
         return CompileOrder(program.recipe, programs.source(program), version, progress)
 
-    def heartbeat(self, session: Session, order: CompileOrder) -> None:
-        """Publishes the progress to the waiting jobs."""
-        program, progress = ProgramRepository(session).get_one(order.recipe.id), order.progress.news()
+    def heartbeat(self, session: Session, order: CompileOrder) -> bool:
+        """Publishes the progress to the waiting jobs. Returns False if there are none."""
+        program, progress = ProgramRepository(session).get_one_locked(order.recipe.id), order.progress.news()
         if progress is not None and progress != program.progress:
             program.progress = progress
             self._show_progress(session, order.recipe.id, progress)
+        return _is_awaited(session, program)
 
     def run(self, order: CompileOrder, run: TaskRun) -> ProgramManifest | Stopped:
         """Compiles the program and stores its files."""
@@ -128,31 +142,33 @@ class CompileHandler:
         return manifest.model_copy(update={"version": order.version})
 
     def publish(self, session: Session, order: CompileOrder, result: ProgramManifest) -> bool:
-        """Signs the program and moves it and its jobs to READY, in one transaction with the signing key locked."""
+        """Signs the program and moves it and its jobs to READY, with the signing key locked, and then the program."""
+        key = KeyService(session, self.settings).private()
+        programs, version = ProgramRepository(session), result.version
+        program = programs.get_one_locked(result.recipe_id)
         hold(session, self.artifacts, [file.sha256 for file in result.files])
         base = BaseService(session, self.artifacts).find(result.recipe.base.name)
         if base is not None and base.sha256 == result.recipe.base.sha256:
             result = result.model_copy(update={"chat_template": base.chat_template})
-        signed = sign_manifest(result, KeyService(session, self.settings).private())
-        programs, version = ProgramRepository(session), result.version
+        signed = sign_manifest(result, key)
         files = [
             ProgramBlob(recipe_id=result.recipe_id, version=version, role=file.role, name=file.name, sha256=file.sha256)
             for file in result.files
         ]
         programs.set_files(result.recipe_id, version, files)
         ready = {"signed": signed, "ready_at": utc_now(), "recompiling": False, "error": None}
-        ProgramLifecycle(session).move(programs.get_one(result.recipe_id), ProgramState.READY, **ready)
+        ProgramLifecycle(session).move(program, ProgramState.READY, **ready)
         return True
 
     def wait(self, session: Session, subject: str, why: str | None) -> None:
         """Moves the program and its jobs back to waiting; after a crash or an outage the jobs show it."""
-        ProgramLifecycle(session).move(ProgramRepository(session).get_one(subject), ProgramState.PENDING)
+        ProgramLifecycle(session).move(ProgramRepository(session).get_one_locked(subject), ProgramState.PENDING)
         if why is not None:
             self._show_progress(session, subject, Progress(phase="compiling", why=why))
 
     def fail(self, session: Session, subject: str, error: MobizoError) -> None:
         """Moves the program and its jobs to FAILED. If a recompilation fails, the current version stays READY."""
-        program = ProgramRepository(session).get_one(subject)
+        program = ProgramRepository(session).get_one_locked(subject)
         reason = JobError.of(error)
         state = ProgramState.READY if program.recompiling and program.signed is not None else ProgramState.FAILED
         ProgramLifecycle(session).move(program, state, error=reason, recompiling=False)
@@ -161,17 +177,11 @@ class CompileHandler:
         """Crashes are retried; errors that the compiler reports are not."""
         return isinstance(error, CompilerCrashed)
 
-    def too_large(self, memory_bytes: int, most_bytes: int) -> MobizoError:
-        """Returns the error of a compilation that no machine has memory for."""
-        return CompileTooLarge(
-            f"compiling this takes about {memory_bytes:,} bytes of memory, and no machine with workers may "
-            f"give more than {most_bytes:,} (MOBIZO_COMPILE_BUDGET_BYTES); use a smaller base model or a larger machine"
-        )
-
-    def killed(self) -> MobizoError:
-        """Returns the error of a compilation whose process was killed in every attempt."""
-        return CompileFailed("the compiler was killed every time; is there enough memory?")
-
     def _show_progress(self, session: Session, recipe_id: str, progress: Progress) -> None:
         for show_progress in PROGRESSED.get():
             show_progress(session, recipe_id, progress)
+
+
+def _is_awaited(session: Session, program: Program) -> bool:
+    """Returns whether an operator or a job waits for a program."""
+    return program.recompiling or ACCESS.get().is_awaited(session, program.recipe_id)

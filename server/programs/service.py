@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from sqlalchemy import ForeignKey, String, Text, bindparam, delete, false, select, type_coerce
+from sqlalchemy import ForeignKey, String, Text, bindparam, delete, false, func, select, type_coerce
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
 from server.catalog.bases import BaseModelEntry
@@ -23,7 +23,7 @@ from server.database.database import add_if_absent, change_state, locked
 from server.database.paging import PageRequest, PageRows, page_of
 from server.ports import Port
 from server.storage.store import FileColumn, FileReferences
-from server.tasks.turns import TaskService
+from server.tasks.requests import request_task
 from shared.errors import Conflict, NotFound
 from shared.job import JobError, JobState, Progress
 from shared.program import SignedManifest
@@ -94,10 +94,6 @@ class ProgramRepository:
         """Returns the program of a recipe."""
         return self._session.scalar(select(Program).where(Program.recipe_id == recipe_id))
 
-    def get_locked(self, recipe_id: str) -> Program | None:
-        """Returns the program of a recipe, locked until the transaction ends."""
-        return self._session.scalar(locked(select(Program).where(Program.recipe_id == recipe_id)))
-
     def get_one(self, recipe_id: str) -> Program:
         """Returns the program of a recipe, which is known to exist."""
         return self._session.scalars(select(Program).where(Program.recipe_id == recipe_id)).one()
@@ -109,6 +105,13 @@ class ProgramRepository:
     def page(self, request: PageRequest) -> PageRows[Program]:
         """Some of all programs, newest first."""
         return page_of(self._session, select(Program), Program, request)
+
+    def counts(self) -> dict[ProgramState, int]:
+        """Returns the number of programs in each state."""
+        counts = dict.fromkeys(ProgramState, 0)
+        for state, count in self._session.execute(select(Program.state, func.count()).group_by(Program.state)):
+            counts[state] = count
+        return counts
 
     def base(self, program: Program) -> BaseModelEntry:
         """The program's base model."""
@@ -158,12 +161,14 @@ class ProgramAccess:
     """Finds the programs that callers may read; each function returns None for one that the caller may not read.
 
     program_of_tenant: takes a tenant and a recipe id. file_of_tenant: takes a tenant and a sha256. files_of_device:
-    each takes a device id and a sha256, and the first file found counts.
+    each takes a device id and a sha256, and the first file found counts. is_awaited: returns whether a job waits for
+    the program of a recipe id.
     """
 
     program_of_tenant: Callable[[Session, str, str], Program | None]
     file_of_tenant: FindFile
     files_of_device: tuple[FindFile, ...]
+    is_awaited: Callable[[Session, str], bool]
 
 
 ACCESS: Port[ProgramAccess] = Port("programs.access")
@@ -230,15 +235,13 @@ class ProgramService:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._programs = ProgramRepository(session)
-        self._tasks = TaskService(session)
         self._lifecycle = ProgramLifecycle(session)
 
     def request(self, recipe: Recipe, base: BaseModelEntry) -> JobState:
-        """Requests a recipe's program and returns the initial state of a job that waits for it.
+        """Ensures that a recipe has a program, locked unless it is ready. Returns the state of a job that uses it.
 
         A program is compiled at most once. One that failed before is compiled again, because the cause may be gone.
         """
-        memory_bytes = compile_bytes(recipe, base.shape, base.parameters)
         program = self._programs.get(recipe.id)
         if program is None:
             add_if_absent(
@@ -255,8 +258,6 @@ class ProgramService:
             program = self._programs.get_one_locked(recipe.id)
         if program.state is ProgramState.FAILED:
             self._lifecycle.move(program, ProgramState.PENDING, error=None)
-        if program.state is not ProgramState.READY:
-            self._tasks.schedule(COMPILE, recipe.id, memory_bytes)
         return JOB_STATES[program.state]
 
     def recompile(self, recipe_id: str) -> Program:
@@ -270,9 +271,7 @@ class ProgramService:
         if program.state not in (ProgramState.READY, ProgramState.FAILED):
             raise Conflict(f"the program of recipe {recipe_id} is {program.state}; it is compiled anyway")
         self._lifecycle.move(program, ProgramState.PENDING, error=None, recompiling=True)
-        base = self._programs.base(program)
-        self._tasks.schedule(COMPILE, recipe_id, compile_bytes(program.recipe, base.shape, base.parameters))
-        self._tasks.request(COMPILE, recipe_id, f"operator:{recipe_id}", OPERATOR)
+        request_task(self._session, COMPILE, recipe_id, OPERATOR)
         return program
 
     def manifest(self, tenant: str, recipe_id: str) -> SignedManifest:

@@ -41,17 +41,6 @@ def sign_backlog(database: Database, settings: Settings, stopped: Callable[[], b
             # The stored manifest file contains the old signature.
             adapters.delete_generated_files([version.number for version in some], MANIFEST)
         signed += len(some)
+    if signed:
+        _log.info("adapters-signed", versions=signed)
     return signed
-
-
-class Signing:
-    """The sweep of a worker that signs unsigned versions."""
-
-    def __init__(self, database: Database, settings: Settings, stopping: Callable[[], bool]) -> None:
-        self._database, self._settings, self._stopping = database, settings, stopping
-
-    def run(self) -> None:
-        """Signs unsigned versions."""
-        signed = sign_backlog(self._database, self._settings, self._stopping)
-        if signed:
-            _log.info("adapters-signed", versions=signed)

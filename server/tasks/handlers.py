@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 
 from server.storage.store import Damaged, StorageFull
 from server.tasks.child_process import Stopped
-from shared.errors import MobizoError, Unavailable
+from shared.errors import CompileFailed, MobizoError, Unavailable
 
 
 class Postponed(Exception):
@@ -32,27 +32,30 @@ class TaskRun:
     child_peak_bytes: Callable[[], int] = lambda: 0  # of the handler's child process; the worker reports it
 
 
+class Killed(CompileFailed):
+    """The worker was killed in every attempt; is there enough memory?"""
+
+
 class Handler(Protocol):
     """One kind of task. `begin` returns an order for `run`; handlers choose the types of orders and results.
 
-    Every method that takes a session is called in a writing transaction; all but `lock` are called with the subject
-    and the task locked.
+    Every method that takes a session is called in a writing transaction with the task locked, and locks the subject.
     """
 
     kind: ClassVar[str]
     subject_name: ClassVar[str]  # what log lines call the subject
 
-    def lock(self, session: Session, subject: str, *, signs: bool = False) -> bool:
-        """Locks the subject; False if it no longer exists. signs: first locks the signing key, for `publish`."""
+    def memory_bytes(self, session: Session, subject: str) -> int:
+        """Returns the estimated peak memory of the task."""
 
-    def begin(self, session: Session, subject: str) -> Any:
-        """Marks the subject as running and returns the order.
+    def begin(self, session: Session, subject: str) -> Any | None:
+        """Marks the subject as running and returns the order; None if the subject waits for no worker.
 
         Raises Postponed, or a MobizoError, which fails the task permanently.
         """
 
-    def heartbeat(self, session: Session, order: Any) -> None:
-        """Publishes the progress, if there is any."""
+    def heartbeat(self, session: Session, order: Any) -> bool:
+        """Publishes the progress, if there is any. Returns False if nothing waits for the result any more."""
 
     def run(self, order: Any, run: TaskRun) -> Any | Stopped:
         """Runs the task outside of transactions and returns its result.
@@ -71,12 +74,6 @@ class Handler(Protocol):
 
     def is_transient(self, error: MobizoError) -> bool:
         """Returns whether another attempt may succeed. Not called for a store that is unavailable or full."""
-
-    def too_large(self, memory_bytes: int, most_bytes: int) -> MobizoError:
-        """Returns the error of a task that no machine has memory for."""
-
-    def killed(self) -> MobizoError:
-        """Returns the error of a task whose worker died in every attempt."""
 
 
 def as_error(error: Exception) -> MobizoError:

@@ -1,9 +1,9 @@
-"""The worker: runs turns of the work queue and periodic sweeps, which DBOS starts, and sends heartbeats.
+"""The worker: runs tasks and periodic sweeps, which DBOS starts, and sends heartbeats.
 
 `server.worker` registers handlers and sweeps and starts the process. Any number of workers may run at once, and each
-runs one task of each kind at a time. Each may be killed at any time: DBOS keeps its turns, and another worker that
-misses its heartbeats takes its tasks back and resumes its turns. Workers of one machine share its memory for tasks and
-notice each other's death at once.
+runs one task of each kind at a time. Each may be killed at any time: another worker that misses its heartbeats takes
+its tasks back, and resumes what DBOS had started in it. Workers of one machine share its memory for tasks and notice
+each other's death at once.
 """
 
 from __future__ import annotations
@@ -29,12 +29,11 @@ from server.database.columns import new_id, utc_now
 from server.database.database import Database
 from server.settings import Settings
 from server.tasks.child_process import Stopped
-from server.tasks.handlers import Handler, TaskRun, as_error, is_outage
+from server.tasks.handlers import Handler, TaskRun, as_error
 from server.tasks.queue import Claim, TaskQueue
-from server.tasks.repository import TaskRepository, WorkerProcess, WorkerRepository
+from server.tasks.repository import TaskRepository, WorkerProcess
+from server.tasks.requests import APPLICATION, FIRST, TASK, enqueue
 from server.tasks.sweeps import EVERY_MINUTE, OUTAGES, Sweep, run_guarded
-from server.tasks.turns import APPLICATION, TURN, enqueue_turn
-from shared.errors import MobizoError
 from shared.stop_signal import StopSignal
 
 KIBIBYTE = 1024
@@ -45,7 +44,7 @@ _SWEEPS_AT_ONCE = 4
 _CONNECTIONS = 5  # of DBOS to the database, beside our own
 _SWEEP_POLLS = 4  # a queue of sweeps is polled so many times more seldom: none of them is urgent to a second
 _RETRY_SECONDS = 1.0  # between two attempts to end a task while the database is unavailable
-_KEEP_ENDED = timedelta(hours=1)  # rows of ended turns and sweeps
+_KEEP_ENDED = timedelta(hours=1)  # rows of ended tasks and sweeps
 _DELETED_AT_ONCE = 500
 _REPORT_SECONDS = 5.0  # between two heartbeats of a worker
 _UPKEEP_SECONDS = 2.0
@@ -68,8 +67,6 @@ class Worker:
         self._interval = min(1.0, settings.compile_lease_seconds / 4)
         self._pid_space = pid_space()
         self._runs: dict[str, TaskRun] = {}
-        self._alive: set[str] = set()  # workers, as of when turns were resumed last
-        self._active: list[str] = []  # the names of the turns and sweeps that run
         self._sweeping: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
 
     def handle(self, *handlers: Handler) -> None:
@@ -87,35 +84,45 @@ class Worker:
     def run(self) -> None:
         """Works until stopped."""
         self.register()
-        self.sweep("ended-turns", EVERY_MINUTE, _delete_ended)
+        self.sweep("ended-tasks", EVERY_MINUTE, _delete_ended)
         with self._repeated(min(_REPORT_SECONDS, self._settings.compile_lease_seconds / 4), self._report):
             self._launch()
             _log.info("worker-started", worker=self.id)
             with self._repeated(_UPKEEP_SECONDS, self._keep_up):
                 self.stopping.wait()
-            # With a timeout DBOS waits for at least a second.
-            DBOS.destroy(workflow_completion_timeout_sec=DRAIN_SECONDS if self._active else 0)
+            # With a timeout DBOS waits for at least a second. A sweep may end at any time.
+            DBOS.destroy(workflow_completion_timeout_sec=DRAIN_SECONDS if self._runs else 0)
         _log.info("worker-stopped", worker=self.id)
 
     def register(self) -> None:
         """Registers this worker and the memory of its machine."""
-        now, host = utc_now(), socket.gethostname()
-        worker = WorkerProcess(
-            id=self.id, pid=os.getpid(), host=host, pid_space=self._pid_space, started_at=now, seen_at=now
-        )
+        now, (memory_bytes, limited) = utc_now(), host_budget(self._settings)
         with self._database.writing() as session:
-            WorkerRepository(session).add(worker)
-            WorkerRepository(session).set_host(host, *host_budget(self._settings), now)
+            session.add(
+                WorkerProcess(
+                    id=self.id,
+                    pid=os.getpid(),
+                    host=socket.gethostname(),
+                    pid_space=self._pid_space,
+                    started_at=now,
+                    seen_at=now,
+                    memory_bytes=memory_bytes,
+                    limited=limited,
+                )
+            )
 
-    def run_turn(self, kind: str, tenant: str, tag: int) -> bool:
-        """Runs a task of a tenant in its turn, if one waits. Returns whether one was claimed."""
+    def run_task(self, kind: str, subject: str, tag: int, since: float) -> bool:
+        """Runs a task that DBOS has started. Returns whether it was claimed."""
+        if kind not in self._handlers:
+            _log.error("task-unknown", kind=kind, subject=subject)
+            return False
 
         def claimed() -> Claim | None:
             with self._database.writing() as session:
                 if self.stopping.is_set():
-                    enqueue_turn(session, kind, tenant, tag)
+                    enqueue(session, kind, subject, tag, since=since)
                     return None
-                claim = self._queue(session).claim(kind, tenant, tag)
+                claim = self._queue(session).claim(kind, subject, tag, since)
                 session.flush()
                 session.expunge_all()  # an order may contain rows
                 return claim
@@ -123,9 +130,9 @@ class Worker:
         try:
             claim = insist(claimed, self.stopping)
         except Exception:
-            _log.exception("claim-failed", worker=self.id, kind=kind, tenant=tenant)
+            _log.exception("claim-failed", worker=self.id, kind=kind, subject=subject)
             with self._database.writing() as session:
-                enqueue_turn(session, kind, tenant, tag, _CLAIM_AGAIN_SECONDS)
+                enqueue(session, kind, subject, FIRST, since=since, delay=_CLAIM_AGAIN_SECONDS)
             return False
         if claim is not None:
             self._run(claim)
@@ -144,13 +151,12 @@ class Worker:
         """Takes the tasks of dead workers back. Returns the ids of the workers that are alive."""
         since = utc_now() - timedelta(seconds=self._settings.compile_lease_seconds)
         with self._database.reading() as session:
-            alive = {worker.id for worker in WorkerRepository(session).seen(since) if not self._is_dead(worker)}
-            lost = [task for task in TaskRepository(session).running() if task.worker_id not in alive]
+            tasks = TaskRepository(session)
+            alive = {worker.id for worker in tasks.seen(since) if not self._is_dead(worker)}
+            lost = tasks.lost(alive, lock=False)
         if lost:
             with self._database.writing() as session:
-                for task in lost:
-                    _log.warning("task-lost", kind=task.kind, subject=task.subject, worker=task.worker_id)
-                    self._queue(session).take_back(task)
+                self._queue(session).take_back(alive)
         return alive
 
     def _launch(self) -> None:
@@ -160,7 +166,7 @@ class Worker:
                 "name": APPLICATION,
                 "system_database_url": self._settings.url,
                 "executor_id": self.id,
-                "application_version": "1",  # of all releases, so that a turn of one release runs in another
+                "application_version": "1",  # of all releases, so that a task of one release runs in another
                 "use_listen_notify": False,
                 "enable_otlp": False,
                 "log_level": "WARNING",
@@ -168,15 +174,13 @@ class Worker:
             }
         )
 
-        @DBOS.workflow(name=TURN)
-        def run_turn(kind: str, tenant: str, tag: int) -> None:
-            with self._counted(kind):
-                self.run_turn(kind, tenant, tag)
+        @DBOS.workflow(name=TASK)
+        def run_task(kind: str, subject: str, tag: int, since: float) -> None:
+            self.run_task(kind, subject, tag, since)
 
         @DBOS.workflow(name="sweep")
         def run_sweep(scheduled_at: datetime, name: str) -> None:
-            with self._counted(name):
-                self.run_sweep(name)
+            self.run_sweep(name)
 
         DBOS.launch()
         for queue in (*self._handlers, SWEEPS):
@@ -202,27 +206,9 @@ class Worker:
             ]
         )
 
-    @contextmanager
-    def _counted(self, name: str) -> Iterator[None]:
-        self._active.append(name)
-        try:
-            yield
-        finally:
-            self._active.remove(name)
-
     def _keep_up(self) -> None:
-        """Notices dead workers, takes back their tasks and resumes their turns."""
-        run_guarded(self._database, "lost-tasks", lambda: self._resume_turns(self.take_back()))
-
-    def _resume_turns(self, alive: set[str]) -> None:
-        if alive == self._alive:
-            return  # none has died since
-        # A turn that two workers resume may run twice, which is harmless: the second finds no waiting task.
-        for turn in DBOS.list_workflows(status="PENDING", load_input=False, load_output=False):
-            if turn.executor_id not in alive:
-                _log.warning("turn-resumed", worker=turn.executor_id, queue=turn.queue_name)
-                DBOS.resume_workflow(turn.workflow_id, queue_name=turn.queue_name)
-        self._alive = alive
+        """Notices dead workers, takes back their tasks and resumes what DBOS had started in them."""
+        run_guarded(self._database, "lost-tasks", lambda: resume(self.take_back()))
 
     def _is_dead(self, worker: WorkerProcess) -> bool:
         """Returns whether a worker of this machine has ended; False if that is unknown."""
@@ -250,19 +236,10 @@ class Worker:
                 log.info(f"{claim.kind}-finished", counted=was_counted)
         except Exception as failure:
             error = as_error(failure)
-            self._end_badly(claim, error)
+            self._end(lambda queue: queue.fail(claim, error))
             log.error(f"{claim.kind}-failed", code=error.code, detail=error.detail, exc_info=error is not failure)
         finally:
             del self._runs[claim.id]
-
-    def _end_badly(self, claim: Claim, error: MobizoError) -> None:
-        """Ends an attempt that raised: it waits for a store, is tried again, or fails the task."""
-        if is_outage(error):
-            self._end(lambda queue: queue.await_store(claim, error))
-        elif self._handlers[claim.kind].is_transient(error):
-            self._end(lambda queue: queue.retry(claim, error))
-        else:
-            self._end(lambda queue: queue.fail(claim, error))
 
     def _end(self, end: Callable[[TaskQueue], Ended]) -> Ended:
         """Ends a claim in one transaction, and retries while the database is unavailable."""
@@ -274,7 +251,7 @@ class Worker:
         return insist(ended, self.stopping, DRAIN_SECONDS)
 
     def _beat(self, claim: Claim, lost: threading.Event) -> None:
-        """Sets `lost` once the claim is lost or the task has no requests."""
+        """Sets `lost` once the claim is lost or nothing waits for the result."""
         with self._database.writing() as session:
             if not self._queue(session).heartbeat(claim):
                 lost.set()
@@ -307,10 +284,8 @@ class Worker:
         worker_peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIBIBYTE
         running = [run.child_peak_bytes() for run in list(self._runs.values())]
         with self._database.writing() as session:
-            workers = WorkerRepository(session)
-            worker = workers.get(self.id)
+            worker = session.get_one(WorkerProcess, self.id)
             worker.seen_at = utc_now()
-            workers.set_host(worker.host, *host_budget(self._settings), worker.seen_at)
             worker.peak_rss_bytes = worker_peak
             worker.compiler_peak_rss_bytes = max(worker.compiler_peak_rss_bytes, child_peak, *running)
 
@@ -333,6 +308,17 @@ def insist(do: Callable[[], Ended], stopping: StopSignal, grace_seconds: float =
                 time.sleep(_RETRY_SECONDS)
             else:
                 stopping.wait(_RETRY_SECONDS)
+
+
+def resume(alive: set[str]) -> None:
+    """Lets other workers run what DBOS had started in workers that are not alive.
+
+    A task that two workers resume may run twice, which is harmless: the second finds it claimed or ended.
+    """
+    for started in DBOS.list_workflows(status="PENDING", load_input=False, load_output=False):
+        if started.executor_id not in alive:
+            _log.warning("workflow-resumed", worker=started.executor_id, queue=started.queue_name)
+            DBOS.resume_workflow(started.workflow_id, queue_name=started.queue_name)
 
 
 def _delete_ended() -> None:

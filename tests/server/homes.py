@@ -32,7 +32,7 @@ from server.storage.opening import open_artifacts
 from server.tasks import queue
 from server.tasks.queue import TaskQueue
 from server.tasks.repository import Task, WorkerProcess
-from server.tasks.turns import TURN
+from server.tasks.requests import TASK
 from server.wiring import wire
 from shared.zo.lora import BaseShape
 from tests.server import fake_compiler
@@ -124,17 +124,11 @@ class Home:
             assert worker.do(name, handler, "complete", claim, manifest.model_copy(update={"version": order.version}))
 
     def task(self, subject):
-        """The task of a program or round by its id."""
+        """The attempts at the task of a program or round; None if it waits for the first one, or has ended."""
         with self.database.reading() as session:
-            task = session.scalars(select(Task).where(Task.subject == subject)).one()
+            task = session.scalars(select(Task).where(Task.subject == subject)).one_or_none()
             session.expunge_all()
             return task
-
-    def set_task(self, subject=None, **values):
-        """Sets columns of a task, or of all."""
-        statement = update(Task) if subject is None else update(Task).where(Task.subject == subject)
-        with self.database.writing() as session:
-            session.execute(statement.values(**values))
 
     def let_run_out(self, lease):
         """Puts a lease's end into the past."""
@@ -152,21 +146,20 @@ class Home:
         return sorted(path.name for path in (self.settings.artifacts_path / "objects").rglob("*") if path.is_file())
 
 
-def turns(database, *kinds):
-    """Takes the turns that wait, in the order in which DBOS begins them, those with a delay included.
+def waiting_tasks(database, *kinds, delayed=True):
+    """Takes the tasks that wait, in the order in which DBOS begins them. delayed: those with a delay, too.
 
-    Yields kind, tenant and start tag of each; a turn that is put back meanwhile is not among them.
+    Yields the arguments of each; a task that is enqueued again meanwhile is not among them.
     """
     client = DBOSClient(system_database_url=database.engine.url.render_as_string(hide_password=False))
     try:
+        states = ["ENQUEUED", "DELAYED"] if delayed else ["ENQUEUED"]
         waiting = [
-            turn
-            for turn in client.list_workflows(status=["ENQUEUED", "DELAYED"], name=TURN)
-            if not kinds or turn.queue_name in kinds
+            task for task in client.list_workflows(status=states, name=TASK) if not kinds or task.queue_name in kinds
         ]
-        for turn in sorted(waiting, key=lambda turn: (turn.priority, turn.created_at)):
-            client.delete_workflows([turn.workflow_id])
-            yield tuple(turn.input["args"])
+        for task in sorted(waiting, key=lambda task: (task.priority, task.created_at)):
+            client.delete_workflows([task.workflow_id])
+            yield tuple(task.input["args"])
     finally:
         client.destroy()
 
@@ -179,13 +172,14 @@ def sweep(worker):
 
 
 def drain(worker):
-    """Runs the sweeps of a worker and the turns that wait in this process, until no turn waits that may begin."""
-    worked = True
+    """Runs the sweeps of a worker and the tasks that wait in this process, as if the delays so far had passed."""
+    worked = delayed = True
     while worked:
         sweep(worker)
         worked = False
-        for turn in turns(worker._database):
-            worked |= worker.run_turn(*turn)
+        for task in waiting_tasks(worker._database, delayed=delayed):
+            worked |= worker.run_task(*task)
+        delayed = False
 
 
 class Workers:
@@ -199,11 +193,17 @@ class Workers:
                 session.add(WorkerProcess(id=name, pid=1, host=host, started_at=now, seen_at=now))
 
     def claim(self, name, handler):
-        """The claim of the first turn of this kind of task that finds a task; None if there is none."""
-        for turn in turns(self.home.database, handler.kind):
-            if (claim := self.do(name, handler, "claim", *turn)) is not None:
+        """The claim of the first waiting task of this kind that can begin; None if there is none."""
+        for task in waiting_tasks(self.home.database, handler.kind):
+            if (claim := self.do(name, handler, "claim", *task)) is not None:
                 return claim
         return None
+
+    def lose(self, name, handler):
+        """Takes the tasks of a worker back, as another one does that misses its heartbeats."""
+        with self.home.database.reading() as session:
+            others = set(session.scalars(select(WorkerProcess.id).where(WorkerProcess.id != name)))
+        self.do(name, handler, "take_back", others)
 
     def do(self, name, handler, action, *arguments):
         with self.home.database.writing() as session:

@@ -7,7 +7,7 @@ from datetime import datetime
 
 from sqlalchemy.orm import Session
 
-from server.tasks.repository import WorkerRepository
+from server.tasks.repository import TaskRepository
 from shared.protocol import ServerUsage
 
 KIBIBYTE = 1024
@@ -20,7 +20,7 @@ def own_peak_rss() -> int:
 
 def server_usage(session: Session, since: datetime) -> ServerUsage:
     """Returns the peak memory of the server's processes, including workers with a heartbeat after `since`."""
-    worker, compiler = WorkerRepository(session).peaks(since)
+    _, worker, compiler = TaskRepository(session).peaks(since)
     server_peak = own_peak_rss()
     return ServerUsage(
         peak_rss_bytes=max(server_peak, worker, compiler),

@@ -15,7 +15,7 @@ from sqlalchemy.pool import QueuePool
 
 from server.database.columns import utc_now
 from server.database.database import Database
-from server.inference.metrics import ScorerMeters
+from server.inference.scorer import ScorerMeters
 from server.jobs.leases.endpoints import make_polls_gauge
 from server.jobs.submission import make_program_counter
 from server.operations.metrics.repository import LIVE, Census, CensusRepository

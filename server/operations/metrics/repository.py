@@ -13,8 +13,8 @@ from server.identity.devices.repository import Device
 from server.identity.tenants import Tenant
 from server.jobs.leases.repository import Ending, LeaseRepository
 from server.jobs.repository import Job
-from server.programs.service import Program, ProgramState
-from server.tasks.repository import WorkerProcess
+from server.programs.service import Program, ProgramRepository, ProgramState
+from server.tasks.repository import TaskRepository
 from shared.job import JobState
 
 WAITING = (JobState.QUEUED, JobState.COMPILING, JobState.READY)
@@ -71,9 +71,9 @@ class CensusRepository:
             devices_seen={name: self._devices(now - window) for name, window in SEEN_WINDOWS.items()},
             leases={LIVE: leases[None]} | {ending: leases[ending] for ending in Ending},
             reassigned=reassigned,
-            programs=self._programs(),
+            programs=ProgramRepository(self._session).counts(),
             compile_seconds={"ready": self._compiled(), "failed": self._not_compiled()},
-            workers=self._workers(now - WORKER_ALIVE),
+            workers=WorkerCensus(*TaskRepository(self._session).peaks(now - WORKER_ALIVE)),
         )
 
     def _jobs(self) -> tuple[dict[JobState, int], dict[JobState, int]]:
@@ -95,12 +95,6 @@ class CensusRepository:
             statement = statement.where(Device.last_seen_at >= seen_after)
         return self._session.scalar(statement) or 0
 
-    def _programs(self) -> dict[ProgramState, int]:
-        counts = dict.fromkeys(ProgramState, 0)
-        for state, count in self._session.execute(select(Program.state, func.count()).group_by(Program.state)):
-            counts[state] = count
-        return counts
-
     def _compiled(self) -> list[float]:
         times = select(Program.started_at, Program.ready_at).where(Program.state == ProgramState.READY)
         return _seconds(self._session.execute(times).all())
@@ -114,8 +108,3 @@ class CensusRepository:
             .group_by(Program.number)
         )
         return _seconds(self._session.execute(times).all())
-
-    def _workers(self, seen_after: datetime) -> WorkerCensus:
-        columns = func.count(), func.max(WorkerProcess.peak_rss_bytes), func.max(WorkerProcess.compiler_peak_rss_bytes)
-        alive, peak, compiler = self._session.execute(select(*columns).where(WorkerProcess.seen_at >= seen_after)).one()
-        return WorkerCensus(alive, peak or 0, compiler or 0)

@@ -18,7 +18,7 @@ from shared.errors import (
 )
 from shared.zo.calibration import load_calibration, read_calibration
 from tests.server.cli.conftest import call
-from tests.server.cli.test_compile import FAKE, SMALL
+from tests.server.cli.test_compile import FAKE, SMALL, write_recipe
 from tests.server.conftest import write_source
 from tests.server.llama import write_llama
 
@@ -48,12 +48,25 @@ def data(tmp_path):
 
 
 @pytest.fixture
-def arguments(llama, data, tmp_path):
-    return ["calibrate", "--base", llama, "--task", "sst2", "--data", data, "--width", 2, "--to", tmp_path / "made"]
+def recipe(tmp_path):
+    """Writes the recipe that `arguments` name."""
+
+    def recipe(**settings):
+        write_recipe(tmp_path / "recipe.json", **{"rank": 2} | settings)
+
+    recipe()
+    return recipe
 
 
-def test_a_file_and_its_figures(arguments, llama, tmp_path):
-    figures = json.loads(call(*arguments, "--layers", "last:1", "--loss", "candidates", "--json"))
+@pytest.fixture
+def arguments(llama, data, tmp_path, recipe):
+    options = ("--task", "sst2", "--data", data, "--recipe", tmp_path / "recipe.json", "--to", tmp_path / "made")
+    return ["calibrate", "--base", llama, *options]
+
+
+def test_a_file_and_its_figures(arguments, recipe, llama, tmp_path):
+    recipe(layers="last:1", loss="candidates")
+    figures = json.loads(call(*arguments, "--json"))
     calibration = read_calibration(tmp_path / "made")
     assert figures.pop("seconds") >= 0
     assert figures == {
@@ -74,9 +87,9 @@ def test_a_file_and_its_figures(arguments, llama, tmp_path):
     }
 
 
-def test_a_balanced_file_has_a_factor_for_each_module(arguments, tmp_path):
-    options = "--layers", "last:1", "--loss", "candidates"
-    assert json.loads(call(*arguments, *options, "--balance", "--json"))["balanced"] is True
+def test_a_balanced_file_has_a_factor_for_each_module(arguments, recipe, tmp_path):
+    recipe(layers="last:1", loss="candidates")
+    assert json.loads(call(*arguments, "--balance", "--json"))["balanced"] is True
     calibration = read_calibration(tmp_path / "made")
     assert calibration.metadata.scales.keys() == calibration.directions.keys()
     assert len(set(calibration.metadata.scales.values())) > 1
@@ -86,9 +99,12 @@ def test_inputs_have_no_gradients_to_balance(arguments):
     assert "--balance: needs --kind gradients" in call(*arguments, "--kind", "activations", "--balance", code=2)
 
 
-def test_kinds_and_numbers_of_examples(arguments, tmp_path):
+def test_kinds_and_numbers_of_examples(arguments, recipe, tmp_path):
     directions = set()
-    for options in ([], ["--examples", 4], ["--kind", "activations"], ["--loss", "candidates"]):
+    for options in ([], ["--examples", 4], ["--kind", "activations"], None):
+        if options is None:
+            recipe(loss="candidates")
+            options = []
         assert "sha256: " in call(*arguments, *options)
         calibration = read_calibration(tmp_path / "made")
         assert calibration.metadata.examples == (4 if "--examples" in options else len(RECORDS))
@@ -96,7 +112,7 @@ def test_kinds_and_numbers_of_examples(arguments, tmp_path):
     assert len(directions) == 4
 
 
-def test_a_task_of_ones_own(arguments, tmp_path):
+def test_a_task_of_ones_own(arguments, recipe, tmp_path):
     answers = [{"text": " {yes}", "labels": ["positive"]}, {"text": " bad", "labels": ["negative"]}]
     task = {"name": "mine", "prompt": "{text}", "answers": answers}
     (tmp_path / "task.json").write_text(json.dumps(task))
@@ -104,11 +120,12 @@ def test_a_task_of_ones_own(arguments, tmp_path):
     arguments[arguments.index("sst2")] = tmp_path / "task.json"
     with pytest.raises(InvalidTask, match="answers from the record"):
         call(*arguments)
-    call(*arguments, "--answer-length", 1, "--choices", 2)
+    recipe(answer_length=1, choices=2)
+    call(*arguments)
     assert read_calibration(tmp_path / "made").metadata.task == "mine"
 
 
-def test_what_cannot_be_made(arguments, llama, data, tmp_path):
+def test_what_cannot_be_made(arguments, recipe, llama, data, tmp_path):
     def assert_refused(error, message, **changes):
         # The last of an option that is given twice counts.
         with pytest.raises(error, match=message):
@@ -123,11 +140,14 @@ def test_what_cannot_be_made(arguments, llama, data, tmp_path):
     bad.write_text("{}")
     assert_refused(InvalidTask, "not a valid task", task=bad.rename(tmp_path / "bad.json"))
     assert_refused(UnknownBase, "neither a local directory", base="no such model")
-    assert_refused(InvalidRecipe, "2 layers", layers="last:3")
-    assert_refused(InvalidDataset, "fewer than 16 directions", width=16, examples=1)
     assert_refused(BadRequest, "cannot be written", to=tmp_path / "no" / "place")
     assert "--kind" in call(*arguments, "--kind", "weights", code=2)
-    assert "--targets" in call(*arguments, "--targets", "lm_head", code=2)
+    recipe(layers="last:3")
+    assert_refused(InvalidRecipe, "2 layers")
+    recipe(rank=16)
+    assert_refused(InvalidDataset, "fewer than 16 directions", examples=1)
+    recipe(targets=["lm_head"])
+    assert_refused(InvalidRecipe, "targets")
 
 
 def test_a_home_and_its_calibrations(arguments, llama, tmp_path):
@@ -165,7 +185,8 @@ def test_a_program_takes_a_from_it(tmp_path, monkeypatch, arguments):
         raise BadRequest
 
     monkeypatch.setattr(local_compilation.CompilerProcess, "run", stop)
-    compile_ = ["compile", "--base", source, *SMALL, "--layers", "all", "--to", tmp_path / "out"]
+    file = write_recipe(tmp_path / "small.json", **SMALL)
+    compile_ = ["compile", "--base", source, "--recipe", file, "--to", tmp_path / "out"]
     for options in ([], ["--calibration", tmp_path / "made"]):
         with pytest.raises(BadRequest):
             call(*compile_, *options)

@@ -1,7 +1,6 @@
 """`mobizo-server compile`: one real program, and every way around the compiler with a fake one."""
 
 import json
-import re
 import signal
 import subprocess
 import sys
@@ -20,7 +19,7 @@ from tests.server.cli.conftest import call
 from tests.server.conftest import write_source
 from tests.server.llama import write_llama
 
-SMALL = ("--rank", "2", "--queries", "1", "--effective-batch", "2", "--sequence-length", "16")
+SMALL = {"rank": 2, "queries": 1, "effective_batch": 2, "sequence_length": 16}
 FAKE = [sys.executable, fake_compiler.__file__]
 
 
@@ -35,7 +34,8 @@ def llama(tmp_path_factory):
 def real(llama, tmp_path_factory):
     """(arguments, output directory, figures) of one real compilation."""
     out = tmp_path_factory.mktemp("programs") / "real"
-    arguments = ("compile", "--base", llama, *SMALL, "--layers", "last:50%", "--to", out, "--json")
+    recipe = write_recipe(out.with_name("recipe.json"), **SMALL, layers="last:50%")
+    arguments = ("compile", "--base", llama, "--recipe", recipe, "--to", out, "--json")
     return arguments, out, json.loads(call(*arguments))
 
 
@@ -52,11 +52,17 @@ def source(tmp_path, monkeypatch):
 
 @pytest.fixture
 def compile_(source, tmp_path):
-    def compile_(*options, **behaviour):
+    def compile_(rank=2, **behaviour):
         (source / "behaviour.json").write_text(json.dumps(behaviour))
-        return json.loads(call("compile", "--base", source, *SMALL, "--to", tmp_path / "out", "--json", *options))
+        recipe = write_recipe(tmp_path / "recipe.json", **SMALL | {"rank": rank})
+        return json.loads(call("compile", "--base", source, "--recipe", recipe, "--to", tmp_path / "out", "--json"))
 
     return compile_
+
+
+def write_recipe(path, **settings):
+    path.write_text(json.dumps(settings))
+    return path
 
 
 def starts(source):
@@ -111,7 +117,7 @@ def test_what_is_whole_is_not_compiled_again(compile_, source, tmp_path):
     assert (first["cached"], starts(source)) == (False, 1)
     assert "inference_bytes" not in first
     assert (compile_()["cached"], starts(source)) == (True, 1)
-    other = compile_("--rank", "3")
+    other = compile_(3)
     assert (other["cached"], starts(source)) == (False, 2)
     assert other["recipe_id"] != first["recipe_id"]
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
@@ -153,7 +159,7 @@ def test_a_failure_leaves_what_was_there(compile_, source, tmp_path, behaviour, 
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["compile.log"]
     compile_()
     with pytest.raises(error):
-        compile_("--rank", "3", **behaviour)
+        compile_(3, **behaviour)
     assert compile_()["cached"] is True
     assert not [path for path in (tmp_path / "out").iterdir() if path.name.startswith(".")]
 
@@ -174,22 +180,20 @@ def test_ctrl_c_ends_the_compiler_too(source, tmp_path):
     assert [path.name for path in out.iterdir()] == ["compile.log"]
 
 
-@pytest.mark.parametrize(
-    ("option", "value", "message"),
-    [
-        ("--precision", "int9", "--precision: .*fp32"),
-        ("--rank", "0", "--rank: "),
-        ("--layers", "1,1", "--layers: "),
-        ("--queries", "65", "estimator 'replay' runs 2q paths at once and has at most 64 queries"),
-        ("--optimizer", "lion", "--optimizer: .*'momentum' or 'adam'"),
-    ],
-)
-def test_values_that_no_recipe_has(source, tmp_path, option, value, message):
-    output = call("compile", "--base", source, "--to", tmp_path / "out", option, value, code=2)
-    assert output.count("\n") == 1
-    assert output.startswith("error: ")
-    assert re.search(message, output)
-    assert not (tmp_path / "out").exists()
+def test_recipes_that_are_none(source, tmp_path):
+    def assert_refused(message):
+        with pytest.raises(InvalidRecipe, match=message):
+            call("compile", "--base", source, "--recipe", recipe, "--to", tmp_path / "out")
+        assert not (tmp_path / "out").exists()
+
+    recipe = tmp_path / "recipe.json"
+    assert_refused("recipe.json: cannot be read")
+    write_recipe(recipe, precision="int9")
+    assert_refused("recipe.json: precision: .*fp32")
+    write_recipe(recipe, queries=65)
+    assert_refused("estimator 'replay' runs 2q paths at once and has at most 64 queries")
+    recipe.write_text("rank: 2")
+    assert_refused("recipe.json: Invalid JSON")
 
 
 def test_bases_that_are_none(source, tmp_path, monkeypatch):
@@ -217,26 +221,29 @@ def submitted_recipes(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("options", "settings"),
+    ("recipe", "settings"),
     [
-        ((), {"estimator": "replay", "queries": 4, "optimizer": "adam", "micro_batch": None}),
-        (("--estimator", "gradient", "--optimizer", "momentum"), {"queries": 1, "optimizer": "momentum"}),
-        (("--estimator", "directional"), {"queries": 256}),
-        (("--estimator", "directional", "--queries", "64", "--micro-batch", "2"), {"queries": 64, "micro_batch": 2}),
+        ({}, {"estimator": "replay", "queries": 4, "optimizer": "adam", "micro_batch": None}),
+        ({"estimator": "gradient", "optimizer": "momentum"}, {"queries": 1, "optimizer": "momentum"}),
+        ({"estimator": "directional"}, {"queries": 256}),
     ],
 )
-def test_estimators_bring_their_own_queries(llama, tmp_path, submitted_recipes, options, settings):
+def test_estimators_bring_their_own_queries(llama, tmp_path, submitted_recipes, recipe, settings):
+    file = write_recipe(tmp_path / "recipe.json", **recipe)
     with pytest.raises(CompileFailed):
-        call("compile", "--base", llama, "--sequence-length", "16", *options, "--to", tmp_path / "out")
+        call("compile", "--base", llama, "--recipe", file, "--to", tmp_path / "out")
     assert {name: getattr(submitted_recipes[0], name) for name in settings} == settings
 
 
 def test_layers_by_index(source, tmp_path, llama, submitted_recipes):
     """Every way to say the same layers is one recipe; the base's own layers are counted."""
-    for layers in ("last:1", "1", "last:50%", "0,1", "all"):
+    file = tmp_path / "recipe.json"
+    for layers in ("last:1", [1], "last:50%", [0, 1], "all"):
+        write_recipe(file, **SMALL, layers=layers)
         with pytest.raises(CompileFailed):
-            call("compile", "--base", llama, *SMALL, "--layers", layers, "--to", tmp_path / "out")
+            call("compile", "--base", llama, "--recipe", file, "--to", tmp_path / "out")
     assert [recipe.layers for recipe in submitted_recipes] == ["last:1"] * 3 + ["all"] * 2
     assert all(isinstance(recipe, Recipe) for recipe in submitted_recipes)
+    write_recipe(file, layers="last:3")
     with pytest.raises(InvalidRecipe, match="2 layers"):
-        call("compile", "--base", llama, *SMALL, "--layers", "last:3", "--to", tmp_path / "out")
+        call("compile", "--base", llama, "--recipe", file, "--to", tmp_path / "out")

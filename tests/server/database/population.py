@@ -16,15 +16,13 @@ from sqlalchemy.orm import Session
 
 from server.database.columns import utc_now
 from server.database.database import Database
-from server.federation.models import AGGREGATE
 from server.identity.tenants import TenantService
 from server.jobs.leases.repository import Ending
 from server.jobs.repository import AWAITING_PROGRAM, StateTimes
 from server.jobs.scheduling.matching import needs_of
 from server.jobs.scheduling.repository import QueueRepository
-from server.programs.service import COMPILE, ProgramState
+from server.programs.service import ProgramState
 from server.schema import bases, jobs, programs
-from server.tasks.repository import Task, TaskRepository, TaskTurn
 from shared.job import JobRequest, JobState, Progress
 from shared.program import ProgramFile, ProgramManifest, SignedManifest
 from shared.recipe import BaseRef, Recipe, RecipeSettings
@@ -36,7 +34,6 @@ from tests.server.conftest import SHAPE
 
 JOBS = 10_000
 TENANTS, USERS, DATASETS, RANKS = 4, 25, 20, 8
-ROUNDS = 500
 BASE = BaseRef(name="tiny", sha256="b" * 64)
 ENDINGS = {
     JobState.SUCCEEDED: Ending.COMPLETED,
@@ -97,38 +94,12 @@ def populate(database: Database, number: int = JOBS) -> int:
         _insert(session, "jobs", job_rows)
         _insert(session, "job_events", [event for row in job_rows for event in _events(row)])
         _insert(session, "leases", _leases(job_rows, now))
-        _ask(session, [row for row in job_rows if row["state"] in AWAITING_PROGRAM], recipes[-1], now)
     if database.engine.dialect.name == "postgresql":
         _advance_sequences(database)
         # Its own autovacuum does the same within a minute.
         with database.engine.execution_options(isolation_level="AUTOCOMMIT").connect() as connection:
             connection.exec_driver_sql("VACUUM ANALYZE")
     return training
-
-
-def _ask(session: Session, waiting: Rows, recipe: StoredRecipe, now: datetime) -> None:
-    """Requests the compile of a recipe for the jobs that wait for it, and rounds, each of which waits alone."""
-    tasks = TaskRepository(session)
-    task = tasks.ensure(COMPILE, recipe.id, 0)
-    for tenant in range(TENANTS):
-        session.add(TaskTurn(tenant=tenant_of(tenant), kind=COMPILE, turn=0))
-        session.add(TaskTurn(tenant=tenant_of(tenant), kind=AGGREGATE, turn=0))
-    requests = [_task_request(task, row["id"], row["tenant"], now) for row in waiting]
-    for index in range(ROUNDS):
-        name = f"round-{index}"
-        requests.append(_task_request(tasks.ensure(AGGREGATE, name, 0), name, tenant_of(index % TENANTS), now))
-    _insert(session, "task_requests", requests)
-
-
-def _task_request(task: Task, requester: str, tenant: str, now: datetime) -> dict[str, object]:
-    return {
-        "task_number": task.number,
-        "requester": requester,
-        "kind": task.kind,
-        "tenant": tenant,
-        "priority": 0,
-        "created_at": _naive(now),
-    }
 
 
 def _advance_sequences(database: Database) -> None:

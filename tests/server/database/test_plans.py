@@ -9,27 +9,25 @@ import re
 from contextlib import contextmanager
 
 import pytest
-from sqlalchemy import event
+from sqlalchemy import event, select
 
 from server.database.columns import utc_now
 from server.database.database import Database
 from server.database.paging import PageRequest
-from server.federation.models import AGGREGATE
 from server.jobs.leases.giving import LeaseGiving
 from server.jobs.leases.messages import JobPoll, Message, Parting
 from server.jobs.leases.repository import LeaseRepository
 from server.jobs.leases.service import LeaseService
-from server.jobs.repository import JobFilter, JobRepository
+from server.jobs.repository import Job, JobFilter, JobRepository, is_awaited
 from server.jobs.scheduling.repository import QueueRepository
 from server.schema import upgrade
-from server.tasks.repository import TaskRepository
 from shared.job import JobState, Progress
 from shared.protocol import LeaseRequest
 from tests.server.conftest import BOTH
 from tests.server.database.population import JOBS, datasets_of, device_id, populate, tenant_of
 
 DATABASES = BOTH
-LARGE = {"jobs", "leases", "job_events", "devices", "task_requests"}
+LARGE = {"jobs", "leases", "job_events", "devices"}
 BUSY, IDLE = 3, JOBS // len(JobState) + 2
 MANY = 20
 TENANT, USER, ADAPTER = "tenant-1", "user-3", "user-3-1"
@@ -209,16 +207,13 @@ def test_messages_of_many_devices_share_statements(database, releases):
     assert len([each for each, _ in statements if "FROM lanes" not in each]) < MANY, statements
 
 
-def test_claims_are_found_by_indexes(database):
+def test_who_waits_for_a_program_is_found_by_an_index(database):
+    with database.reading() as session:
+        recipe_id = session.scalars(select(Job.recipe_id).where(Job.state == JobState.QUEUED).limit(1)).one()
     with plans(database) as query_plans, database.reading() as session:
-        tasks = TaskRepository(session)
-        assert tasks.next("compile", TENANT, utc_now()) is not None
-        assert tasks.next("compile", TENANT, utc_now(), 1000) is not None
-        assert tasks.waiting("compile", TENANT) is not None
-        assert not tasks.is_overdue(0, 1e12, utc_now())
-        assert not tasks.running()
-        assert tasks.is_requested(tasks.get(AGGREGATE, "round-1"), TENANT)
-    assert_by_index(query_plans, sorts=True)
+        assert is_awaited(session, recipe_id)
+        assert JobRepository(session).awaits_program(recipe_id, TENANT, 0)
+    assert_by_index(query_plans)
 
 
 def test_events_are_read_in_order_by_an_index(database):

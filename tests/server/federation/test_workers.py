@@ -43,7 +43,7 @@ def test_killed_in_the_middle_it_is_made_again_and_counts_nobody_twice(home, ful
     path.unlink()
     os.mkfifo(path)  # whoever reads it waits
     first = start_worker()
-    eventually(lambda: home.task(row(home).id).worker_id is not None)
+    eventually(lambda: home.task(row(home).id))
     first.kill()
     first.join()
     assert row(home).state == "aggregating"
@@ -53,19 +53,17 @@ def test_killed_in_the_middle_it_is_made_again_and_counts_nobody_twice(home, ful
     eventually(lambda: full.round()["state"] == "published")
     np.testing.assert_array_equal(full.b(), np.float32(3.0))
     assert full.app.get("/v1/adapters/readers").json()["versions"] == 1
-    assert (home.task(row(home).id).attempts, row(home).updates) == (2, 3)
+    assert (home.task(row(home).id), row(home).updates) == (None, 3)
 
 
 class Aggregators(Workers):
     """Two workers that make rounds' versions."""
 
-    def queue(self, name, action, *arguments):
-        handler = AggregationHandler(self.home.settings, self.home.database, self.home.artifacts)
-        return self.do(name, handler, action, *arguments)
+    def handler(self):
+        return AggregationHandler(self.home.settings, self.home.database, self.home.artifacts)
 
     def claim(self, name):
-        handler = AggregationHandler(self.home.settings, self.home.database, self.home.artifacts)
-        return super().claim(name, handler)
+        return super().claim(name, self.handler())
 
     def publish(self, name, claim):
         artifacts = self.home.artifacts
@@ -73,7 +71,7 @@ class Aggregators(Workers):
         stored_files = StoredFiles(
             artifacts.put(version.adapter), len(version.adapter), artifacts.put(version.optimizer)
         )
-        return self.queue(name, "complete", claim, stored_files)
+        return self.do(name, self.handler(), "complete", claim, stored_files)
 
 
 @pytest.fixture
@@ -102,8 +100,8 @@ def test_who_leaves_while_it_is_made_may_take_the_quorum(full, workers):
 
 def test_killed_every_time_it_is_abandoned(home, full, workers):
     for _ in range(home.settings.compile_attempts):
-        claim = workers.claim("one")
-        workers.queue("two", "take_back", home.task(claim.subject))
+        assert workers.claim("one") is not None
+        workers.lose("one", workers.handler())
     assert full.round()["state"] == "abandoned"
     assert "killed in every attempt" in full.round()["why"]
     assert workers.claim("one") is None

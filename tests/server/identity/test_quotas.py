@@ -7,7 +7,7 @@ import pytest
 
 from server.identity.quotas import DEFAULTS, Quota, QuotaService
 from server.jobs import service
-from server.registry.purge import AdapterPurge
+from server.registry.purge import purge_adapters
 from tests.server.conftest import adapter_bytes, job_request, result
 
 COHORT = {"base": "tiny", "task": "sst2", "dataset": "movies", "recipe": {"rank": 2, "sequence_length": 16}}
@@ -94,7 +94,7 @@ def test_stored_bytes(home, fleet, app, device, problem, limit):
     limit(Quota.STORED_BYTES, size)
     refused(problem, device.upload(lease), "stored_bytes", size)
     app.delete("/v1/adapters/alice-movies")
-    assert AdapterPurge(home.database, timedelta(0), lambda: False).purge() == 1
+    assert purge_adapters(home.database, timedelta(0)) == 1
     with home.database.reading() as session:
         assert QuotaService(session).stored_bytes("default") == 0
 

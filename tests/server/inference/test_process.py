@@ -12,8 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from server.inference import scorer as scorer_module
 from server.inference.errors import ScorerLate
-from server.inference.metrics import ScorerMeters
-from server.inference.scorer import Scorer
+from server.inference.scorer import Scorer, ScorerMeters
 from shared.chat_template import ChatTemplate, InvalidConversation
 from tests.server.operations.test_serving import PATIENCE, family, running, wait_for_exit
 

@@ -13,9 +13,8 @@ from server.compiler.checkpoints.checkpoint import inspect_base
 from server.inference import scorer as scorer_module
 from server.inference import worker
 from server.inference.errors import BaseNotServed, ScorerBusy, ScorerFull, ScorerStopped
-from server.inference.metrics import ScorerMeters
 from server.inference.model import TextBatch
-from server.inference.scorer import Scorer
+from server.inference.scorer import Scorer, ScorerMeters
 from server.inference.texts import ServedAdapterRef, ServedBaseRef, Text
 from server.storage.opening import open_artifacts
 from server.storage.store import Damaged
@@ -34,16 +33,23 @@ class LocalScorer(Scorer):
 
     def __init__(self, settings):
         super().__init__(settings, ScorerMeters(CollectorRegistry()))
-        self.worker, self.batches = worker.Worker(settings), []
+        self.worker, self.batches, self.generated = worker.Worker(settings), [], {}
 
     async def _call(self, method, *arguments):
         await asyncio.sleep(0)
+        if texts := self._texts(method, *arguments):
+            self.batches.append((method, len(texts), len({text.adapter for text in texts} - {None})))
         return worker.reported(getattr(self.worker, method), *arguments)
 
-    async def _batch(self, work, texts, *arguments):
-        if texts:
-            self.batches.append((work, len(texts), len({text.adapter for text in texts} - {None})))
-        return await super()._batch(work, texts, *arguments)
+    def _texts(self, method, *arguments):
+        """The texts of a batch."""
+        if method == "score":
+            return arguments[1]
+        if method == "begin":
+            self.generated[arguments[0]] = arguments[2]
+        if method == "read":
+            return self.generated[arguments[0]][slice(*arguments[1:])]
+        return [self.generated[arguments[0]][row] for row in arguments[1]] if method == "generate" else ()
 
 
 class Bench:

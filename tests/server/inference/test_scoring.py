@@ -184,17 +184,6 @@ def test_the_context_ends_a_text(site):
     assert (response.status_code, response.json()["error"]["code"]) == (422, "text-too-long")
 
 
-def metric(site, name, **labels):
-    return site.app.state.mobizo.meters.registry.get_sample_value(name, labels) or 0
-
-
-def test_operators_see_what_it_does(site):
-    before = metric(site, "mobizo_scorer_batch_rows_sum", work="score")
-    score(site.fleet.app(), *[{"adapter": name, "prompt": "a", "answers": ["x"]} for name in FIVE])
-    eventually(lambda: metric(site, "mobizo_scorer_batch_rows_sum", work="score") == before + 5)
-    assert metric(site, "mobizo_scorer_resident_bytes") > 0
-
-
 def test_who_goes_away_is_not_worked_for(site):
     app = site.fleet.app()
     body = {"prompt": "a", "model": "red", "max_tokens": 60, "stream": True}
@@ -224,7 +213,7 @@ def test_a_scorer_that_was_killed_is_started_again(site, problem):
     problem(response, 503, "scorer-stopped")
     assert response.headers["retry-after"]
     assert score(app, row) == expected
-    assert metric(site, "mobizo_scorer_starts_total") >= 3
+    assert site.app.state.mobizo.meters.registry.get_sample_value("mobizo_scorer_starts_total") >= 3
 
 
 def test_a_version_is_tried_out_on_its_page_with_and_without_a_script(site):

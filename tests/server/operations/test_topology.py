@@ -215,7 +215,7 @@ def test_a_whole_job_with_a_server_and_a_worker_killed(topology, tmp_path):
     # The worker that compiles is killed: the other one compiles it.
     engine = create_engine(Settings(**database_of(topology)).url)
     running_worker = text(
-        "SELECT workers.pid FROM tasks JOIN workers ON workers.id = worker_id WHERE state = 'running'"
+        "SELECT workers.pid FROM tasks JOIN workers ON workers.id = worker_id WHERE claim_id IS NOT NULL"
     )
 
     def compiling():

@@ -6,9 +6,10 @@ from sqlalchemy import select, update
 from server.catalog.bases import BaseRepository
 from server.identity.signing_keys.service import KeyService
 from server.programs.compilation import CompileHandler
+from server.programs.compiler_process import CompilerCrashed
 from server.programs.service import Program, ProgramBlob, ProgramLifecycle, ProgramState
 from shared.chat_template import ChatTemplate
-from shared.errors import CompileFailed, Conflict, InvalidRecipe
+from shared.errors import Conflict, InvalidRecipe
 from shared.recipe import Recipe
 from shared.signing import verify_manifest
 from tests.server import fake_compiler
@@ -22,14 +23,17 @@ class Compilers(Workers):
         super().__init__(home, *names, **where)
         self.settings, self.claims = home.settings, {}
 
+    def handler(self):
+        return CompileHandler(self.settings, self.home.artifacts)
+
     def queue(self, name, action, *arguments):
         self.home.settings = self.settings
-        return self.do(name, CompileHandler(self.settings, self.home.artifacts), action, *arguments)
+        return self.do(name, self.handler(), action, *arguments)
 
     def claim(self, name):
         """The order that the worker gets, or None."""
         self.home.settings = self.settings
-        claim = super().claim(name, CompileHandler(self.settings, self.home.artifacts))
+        claim = super().claim(name, self.handler())
         if claim is None:
             return None
         self.claims[name, claim.subject] = claim
@@ -47,9 +51,6 @@ class Compilers(Workers):
     def fail(self, name, recipe_id, error):
         self.queue(name, "fail", self.claim_of(name, recipe_id), error)
 
-    def retry(self, name, recipe_id, error):
-        self.queue(name, "retry", self.claim_of(name, recipe_id), error)
-
     def release(self, name, recipe_id):
         self.queue(name, "release", self.claim_of(name, recipe_id))
 
@@ -65,9 +66,8 @@ class Compilers(Workers):
         with self.home.database.writing() as session:
             session.execute(update(Program).values(state=ProgramState.PENDING))
 
-    def lose(self, name, recipe_id):
-        """Takes the program of a worker back, as another worker does that misses its heartbeats."""
-        self.queue(name, "take_back", self.home.task(recipe_id))
+    def lose(self, name):
+        super().lose(name, self.handler())
 
 
 @pytest.fixture
@@ -113,13 +113,13 @@ def test_a_claim_is_one_worker_s_and_its_program_all_tenants(fleet, app, workers
 def test_a_dead_worker_s_program_is_another_s_and_counts_once(app, workers, state):
     job = app.submit()
     workers.claim("one")
-    workers.lose("two", job["recipe_id"])
+    workers.lose("one")
     assert workers.claim("two").recipe.id == job["recipe_id"]
     # The first was only slow, and reports after all.
     assert workers.heartbeat("one", job["recipe_id"]) is False
     assert workers.complete("one", job) is False
     workers.fail("one", job["recipe_id"], InvalidRecipe("late"))
-    workers.retry("one", job["recipe_id"], CompileFailed("late"))
+    workers.fail("one", job["recipe_id"], CompilerCrashed("late"))
     workers.release("one", job["recipe_id"])
     assert state(job) == "compiling"
     assert workers.complete("two", job) is True
@@ -155,9 +155,9 @@ def test_failure_and_workers_that_die_of_it_end_the_jobs(app, workers, state):
     assert workers.claim("one") is not None
     assert workers.home.task(workers.program().recipe_id).attempts == 1
     for _ in range(2):
-        workers.lose("two", again["recipe_id"])
+        workers.lose("one")
         assert workers.claim("one") is not None
-    workers.lose("two", again["recipe_id"])
+    workers.lose("one")
     assert workers.claim("two") is None
     view = app.get(f"/v1/jobs/{again['id']}").json()
     assert (view["state"], view["error"]["code"]) == ("failed", "compile-failed")
@@ -190,7 +190,7 @@ def test_versions_rise_with_the_programs_that_were_published(app, workers):
     job = app.submit()
     recipe_id = job["recipe_id"]
     assert workers.claim("one").version == 1
-    workers.retry("one", recipe_id, CompileFailed("died"))
+    workers.fail("one", recipe_id, CompilerCrashed("died"))
     assert workers.claim("one").version == 1
     workers.fail("one", recipe_id, InvalidRecipe("no"))
     again = app.submit()

@@ -7,7 +7,7 @@ from sqlalchemy import ForeignKey, update
 
 from server.database.columns import utc_now
 from server.registry.models import Adapter, StoredVersion
-from server.registry.purge import AdapterPurge
+from server.registry.purge import purge_adapters
 from server.schema import METADATA
 from server.storage.garbage_collection import Collector
 from tests.server.registry.conftest import URL
@@ -27,7 +27,7 @@ def purge(home):
             then = utc_now() - timedelta(days=days)
             for table in (Adapter, StoredVersion):
                 session.execute(update(table).where(table.deleted_at.is_not(None)).values(deleted_at=then))
-        return AdapterPurge(home.database, GRACE, lambda: False).purge()
+        return purge_adapters(home.database, GRACE)
 
     return look
 

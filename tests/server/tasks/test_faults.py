@@ -14,11 +14,11 @@ from server.federation.models import Cohort
 from server.federation.rounds import RoundService
 from server.settings import Tuning
 from server.storage.directory import DiskArtifacts
+from server.tasks import requests
 from server.tasks.child_process import Stopped
 from server.tasks.queue import MAX_OUTAGE
-from server.tasks.repository import Task, TaskRequest, TaskState
+from server.tasks.repository import Task, WorkerProcess
 from server.tasks.sweeps import SweepFailure, failing_sweeps, run_guarded
-from server.tasks.turns import TaskService
 from server.worker import create_worker
 from shared.errors import MobizoError, Unavailable
 from tests.server.federation.conftest import band  # noqa: F401  # a fixture
@@ -31,10 +31,10 @@ class Attempts:
     kind, subject_name = "attempt", "subject"
 
     def __init__(self):
-        self.outcomes, self.failed, self.waited, self.runs, self.beats = [], [], [], 0, []
+        self.outcomes, self.failed, self.waited, self.runs, self.beats, self.published = [], [], [], 0, [], []
 
-    def lock(self, session, subject, *, signs=False):
-        return True
+    def memory_bytes(self, session, subject):
+        return 0
 
     def begin(self, session, subject):
         return subject
@@ -42,6 +42,7 @@ class Attempts:
     def heartbeat(self, session, order):
         if self.beats:
             raise self.beats.pop()
+        return True
 
     def run(self, order, run):
         self.runs += 1
@@ -51,6 +52,7 @@ class Attempts:
         return outcome() if callable(outcome) else outcome
 
     def publish(self, session, order, result):
+        self.published.append(order)
         return True
 
     def wait(self, session, subject, why):
@@ -80,16 +82,9 @@ def worker(home, attempts):
 def request_task(home):
     def request_task(kind="attempt", subject="one"):
         with home.database.writing() as session:
-            TaskService(session).schedule(kind, subject)
-            TaskService(session).request(kind, subject, f"request of {subject}", "default")
+            requests.request_task(session, kind, subject, "default")
 
     return request_task
-
-
-def expire(home, **values):
-    """Lets the pause of each waiting task pass."""
-    with home.database.writing() as session:
-        session.execute(update(Task).values(not_before=None, **values))
 
 
 @pytest.mark.parametrize(
@@ -109,9 +104,8 @@ def test_whatever_a_handler_raises_fails_its_task(home, worker, attempts, reques
     drain(worker)
     assert attempts.failed == [(code, detail)]
     assert attempts.runs == 2
-    error = home.task("one").error
-    assert (home.task("one").state, error.code, error.detail) == (TaskState.FAILED, code, detail)
-    assert home.task("two").state is TaskState.DONE
+    assert attempts.published == ["two"]
+    assert home.task("one") is home.task("two") is None
 
 
 def test_what_begin_raises_fails_its_task(home, worker, attempts, request_task, monkeypatch):
@@ -129,20 +123,18 @@ def test_a_full_disk_is_waited_for(home, worker, attempts, request_task):
     request_task()
     for _ in range(5):
         drain(worker)
-        assert (home.task("one").state, home.task("one").attempts) == (TaskState.WAITING, 0)
-        expire(home)
+        assert (home.task("one").claim_id, home.task("one").attempts) == (None, 0)
     assert attempts.waited == ["waiting: The server's disk is full; nothing was stored, try again later."] * 5
     drain(worker)
-    assert home.task("one").state is TaskState.DONE
-    assert home.task("one").unavailable_since is None
-    assert attempts.failed == []
+    assert (attempts.published, attempts.failed) == (["one"], [])
 
 
 def test_an_outage_ends_the_task_after_a_long_time(home, worker, attempts, request_task):
     attempts.outcomes = [Unavailable("the bucket does not answer")] * 2
     request_task()
     drain(worker)
-    expire(home, unavailable_since=utc_now() - MAX_OUTAGE - timedelta(seconds=1))
+    with home.database.writing() as session:
+        session.execute(update(Task).values(unavailable_since=utc_now() - MAX_OUTAGE - timedelta(seconds=1)))
     drain(worker)
     assert attempts.failed == [("unavailable", "the bucket does not answer")]
 
@@ -152,14 +144,12 @@ def test_an_exception_in_a_heartbeat_does_not_end_the_heartbeats(home, worker, a
 
     def wait():
         eventually(lambda: not attempts.beats)
-        with home.database.writing() as session:
-            session.execute(update(TaskRequest).values(kind="attempt"))  # the claim is still valid
         return "done"
 
     attempts.outcomes = [wait]
     request_task()
     drain(worker)
-    assert (home.task("one").state, attempts.runs) == (TaskState.DONE, 1)
+    assert (attempts.published, attempts.runs) == (["one"], 1)
 
 
 def test_a_stopping_worker_releases_its_task_once_the_database_is_free(home, attempts, request_task):
@@ -177,23 +167,20 @@ def test_a_stopping_worker_releases_its_task_once_the_database_is_free(home, att
     attempts.outcomes = [stop]
     request_task()
     drain(worker)
-    assert (home.task("one").state, home.task("one").attempts) == (TaskState.WAITING, 0)
+    assert (home.task("one").claim_id, home.task("one").attempts) == (None, 0)
     lock.close()
 
 
-def test_a_task_of_a_kind_without_a_handler_fails(home, worker, request_task):
+def test_a_task_of_a_kind_without_a_handler_ends(home, worker, attempts, request_task):
+    with home.database.writing() as session:
+        session.add(WorkerProcess(id="gone", pid=1, started_at=utc_now(), seen_at=utc_now() - timedelta(days=1)))
+        session.flush()
+        session.add(Task(kind="conversion-of-old", subject="lost", worker_id="gone", claim_id="claim", attempts=1))
     request_task(kind="conversion-of-old", subject="old")
+    request_task()
     drain(worker)
-    error = home.task("old").error
-    assert (home.task("old").state, error.code) == (TaskState.FAILED, "unknown-task")
-    assert "'conversion-of-old'" in error.detail
-
-
-def test_a_lost_task_of_a_kind_without_a_handler_fails(home, worker, request_task):
-    request_task(kind="gone", subject="old")
-    home.set_task("old", state=TaskState.RUNNING, claim_id="claim")
-    worker.take_back()
-    assert home.task("old").state is TaskState.FAILED
+    assert home.task("lost") is home.task("old") is None
+    assert attempts.published == ["one"]
 
 
 def failures(home):

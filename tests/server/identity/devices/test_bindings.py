@@ -65,13 +65,6 @@ def test_a_submitter_cannot_pin_a_job_to_a_device_of_other_users(fleet, app, dev
     assert app.get("/v1/jobs").json()["items"] == []
 
 
-def test_only_operators_bind(app, device, problem):
-    path = f"/v1/devices/{device.device_id}/users/bob"
-    problem(app.put(path), 403, "forbidden")
-    problem(app.delete(path), 403, "forbidden")
-    problem(device.put(path), 403, "forbidden")
-
-
 def test_binding_is_idempotent_and_bounded(fleet, operator, device, problem):
     assert bind(operator, device, "bob") == bind(operator, device, "bob") == ["alice", "bob"]
     devices = operator.get("/v1/devices").json()["items"]

@@ -169,13 +169,6 @@ def test_a_run_over_the_servers_limit_stays_unverified(monkeypatch, device, leas
     assert complete(device, lease, run.adapter(), run.ledger, run.result()).json()["verified"] is False
 
 
-def test_trajectories_are_for_people_of_the_tenant(fleet, device, lease, run, problem):
-    finish(device, lease, run)
-    for path in ("trajectory", "trajectory.bin"):
-        problem(fleet.app("elsewhere").get(f"{version_url(lease)}/{path}"), 404, "adapter-not-found")
-        problem(device.get(f"{version_url(lease)}/{path}"), 403, "forbidden")
-
-
 def test_a_run_that_goes_on_from_an_adapter(fleet, app, device, lease, run, tmp_path, problem):
     finish(device, lease, run)
     fleet.ready_job(app, training=TRAINING, recipe={"rank": 2}, start={"adapter": "alice-movies"})
