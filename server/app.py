@@ -84,6 +84,8 @@ def create_api(lifespan: Lifespan[FastAPI] | None = None) -> FastAPI:
         description="Personalizes language models on the devices that hold the data, with forward passes only.",
         lifespan=lifespan,
         redirect_slashes=False,
+        docs_url=None,  # the dashboard's, which loads nothing from elsewhere
+        redoc_url=None,
     )
     for slice_ in SLICES:
         # Not `include_router`: what is included is looked through route by route for each request, which takes longer

@@ -60,7 +60,7 @@ TRANSITIONS: dict[JobState, frozenset[JobState]] = {
 
 
 class JobStart(BaseModel):
-    """The adapter version, of the same tenant, that a job continues from."""
+    """The adapter version, of the same tenant, that a job continues from; as text, ADAPTER@REVISION."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -70,6 +70,15 @@ class JobStart(BaseModel):
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,95}$",
         description="main, v7 or 7, or a revision's leading digits; resolved to all 40 on submission",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_text(cls, value: Any) -> Any:
+        """Splits the text `ADAPTER` or `ADAPTER@REVISION`."""
+        if not isinstance(value, str):
+            return value
+        adapter, at, revision = value.partition("@")
+        return {"adapter": adapter, "revision": revision} if at else {"adapter": adapter}
 
 
 class RoundRef(BaseModel):
@@ -117,7 +126,9 @@ class JobRequest(BaseModel):
     recipe: RequestedRecipe = Field(
         default_factory=RequestedRecipe, description="leave out if the job has a start, whose recipe is then used"
     )
-    start: JobStart | None = Field(None, description="adapter version to continue from; null: start from B = 0")
+    start: JobStart | None = Field(
+        None, description="adapter version to continue from, an object or ADAPTER@REVISION; null: B = 0"
+    )
     training: TrainingSettings = Field(default_factory=TrainingSettings)
     privacy: ExamplePrivacy | None = Field(
         None,

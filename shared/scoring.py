@@ -1,4 +1,4 @@
-"""JSON models of `POST /v1/score`.
+"""JSON models of `POST /v1/score` and `POST /v1/adapters/{name}/classify`.
 
 A row names its adapter as `name` or `name@revision`. A revision is `main` (the default), `v7` or `7`, or at
 least 7 digits of a version's `revision`. A row without an adapter uses the base model alone.
@@ -6,13 +6,14 @@ least 7 digits of a version's `revision`. A row without an adapter uses the base
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from shared.errors import BadRequest
+from shared.errors import BadRequest, InvalidRequest
 from shared.recipe import Sha256
-from shared.task import Task, TaskName
+from shared.task import MISSING, Task, TaskName, field_value, record_fields, template_values
 
 MAX_ROWS = 1024
 MAX_ANSWERS = 64  # of one row, as of a task
@@ -77,6 +78,33 @@ class ScoreRequest(_WireModel):
         return self
 
 
+class ClassifyRequest(_WireModel):
+    """A record to classify, without its label. The adapter's own task makes the prompt of it."""
+
+    fields: dict[Annotated[str, Field(max_length=100)], Any] = Field(
+        max_length=100, description="values of the fields that the adapter's task names; others are not used"
+    )
+
+    def record(self, task: Task) -> dict[str, Any]:
+        """Returns the record of a task.
+
+        Raises BadRequest for a task that writes text, InvalidRequest naming all missing fields, and InvalidDataset for
+        a value that the task does not accept.
+        """
+        if task.generates:
+            raise BadRequest(f"task {task.name!r} writes text and has no labels; use /v1/completions")
+        missing = [name for name in record_fields(task) if field_value(self.fields, name) is MISSING]
+        if missing:
+            errors = [{"field": f"fields.{name}", "message": "missing"} for name in missing]
+            needed = ", ".join(record_fields(task))
+            raise InvalidRequest(
+                f"fields: {', '.join(missing)} missing; the adapter's task {task.name!r} needs {needed}",
+                errors=errors,
+            )
+        template_values(task, self.fields, "fields")
+        return self.fields
+
+
 class ScoredBy(_WireModel):
     """The base model and the adapter version that were used."""
 
@@ -110,3 +138,26 @@ class ScoreResult(_WireModel):
     """The scored rows, in the order of the request."""
 
     rows: tuple[RowScore, ...]
+
+
+class LabelScore(_WireModel):
+    """A label of the adapter's task. The scores are those of its answer, see `AnswerScore`."""
+
+    label: str
+    probability: float
+    log_probability: float
+
+
+class ClassifyResult(ScoredBy):
+    """The labels of the adapter's task, the most likely first. version: null on a device."""
+
+    label: str = Field(description="the most likely label")
+    labels: tuple[LabelScore, ...]
+
+    @classmethod
+    def of(cls, scored_by: ScoredBy, scores: Iterable[tuple[str, float, float]]) -> ClassifyResult:
+        """Returns the result. scores: label, probability and log-probability of each, in any order."""
+        labels = (LabelScore(label=label, probability=p, log_probability=log_p) for label, p, log_p in scores)
+        ranked = tuple(sorted(labels, key=lambda each: -each.log_probability))
+        origin = {name: getattr(scored_by, name) for name in ScoredBy.model_fields}
+        return cls(label=ranked[0].label, labels=ranked, **origin)

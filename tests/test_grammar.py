@@ -73,6 +73,23 @@ def test_every_command_has_help():
     assert lacking == set()
 
 
+def test_help_texts_are_sentences():
+    texts = {
+        " ".join((*words, item.name)): (item.help or "").partition(" [env var: ")[0]
+        for words, command in LEAVES.items()
+        for item in command.params
+        if item.name != "help"
+    }
+    assert len(texts) > 200
+    odd = {name: text for name, text in texts.items() if not re.fullmatch(r"[A-Z].*[.]", text, re.DOTALL)}
+    assert odd == {}
+
+
+def test_flags_have_no_type_in_help():
+    pages = (ROOT / "docs" / "commands").glob("*.md")
+    assert [page.name for page in pages if "<bool>" in page.read_text()] == []
+
+
 def test_lists_and_views_have_json_and_plural_verbs_are_lists():
     listing = {words for words in LEAVES if words[-1] in ("list", "view") or words[-1].endswith("s")}
     listing -= {words for words in listing if words[-1] in ("logs",)}  # lines of text, with --json too
@@ -154,4 +171,4 @@ def test_the_page_lists_every_command_of_the_client_and_schemas_that_exist():
     assert listed == names
     schemas = json.loads((ROOT / "docs" / "openapi.json").read_text())["components"]["schemas"]
     named = {name for _, text in rows for name in re.findall(r"`([A-Z]\w+)", text)}
-    assert named - {name.partition("-")[0] for name in schemas} == set()  # `-Input` and `-Output` are one
+    assert named - set(schemas) == set()

@@ -41,7 +41,7 @@ def list_adapters(home: HomeOption = None, json_lines: JsonOption = False) -> No
 def pull(
     reference: Annotated[
         str | None,
-        typer.Argument(metavar="[ADAPTER[@REVISION]]", help="default: every stored adapter"),
+        typer.Argument(metavar="[ADAPTER[@REVISION]]", help="Default: every stored adapter."),
     ] = None,
     home: HomeOption = None,
     json_lines: JsonOption = False,

@@ -27,9 +27,9 @@ app = new_app()
 
 @app.command()
 def enroll(
-    server: Annotated[str, typer.Option(help="the server's URL")],
-    name: Annotated[str, typer.Option(help="this device's name")],
-    token: Annotated[str, typer.Option(help="one-time token from the operator")],
+    server: Annotated[str, typer.Option(help="The server's URL.")],
+    name: Annotated[str, typer.Option(help="This device's name.")],
+    token: Annotated[str, typer.Option(help="One-time token from the operator.")],
     home: HomeOption = None,
     json_lines: JsonOption = False,
 ) -> None:

@@ -31,41 +31,49 @@ app = typer.Typer(
     help="Manage the data sets in the agent's home.", no_args_is_help=True, pretty_exceptions_enable=False
 )
 
-DatasetArgument = Annotated[str, typer.Argument(metavar="NAME", help="data set; see `mobizo-agent data list`")]
+DatasetArgument = Annotated[str, typer.Argument(metavar="NAME", help="Data set; see `mobizo-agent data list`.")]
 BaseOption = Annotated[
     Path | None,
-    typer.Option(help="the base's tokenizer.json, or the directory with it: lengths are then counted, not estimated"),
+    typer.Option(help="The base's tokenizer.json, or the directory with it: lengths are then counted, not estimated."),
 ]
-TASK_HELP = "a task: a JSON file, a shipped task's name, or digits of a task's digest"
+TASK_HELP = "a JSON file, a shipped task's name, or digits of a task's digest."
 
 
 @app.command("add")
 def add_files(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="the name by which jobs ask for the data set")],
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="the files with the records")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The name by which jobs ask for the data set.")],
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="The files with the records.")],
     fields: Annotated[
         list[str] | None,
-        typer.Option("--map", metavar="FIELD=COLUMN", help="keep this column as this field; default: keep all columns"),
+        typer.Option(
+            "--map", metavar="FIELD=COLUMN", help="Keep this column as this field. Default: keep all columns."
+        ),
     ] = None,
     constants: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="FIELD=VALUE", help="give every record this field, such as a label"),
+        typer.Option("--set", metavar="FIELD=VALUE", help="Give every record this field, such as a label."),
     ] = None,
-    form: Annotated[Format | None, typer.Option("--format", help="default: by the file's suffix")] = None,
+    form: Annotated[
+        Format | None, typer.Option("--format", help="Format of the files. Default: by their suffix.")
+    ] = None,
     delimiter: Annotated[
         str | None,
-        typer.Option(help=f"of CSV: one character or {', '.join(DELIMITERS)}; default: found from the first rows"),
+        typer.Option(help=f"For CSV: one character or {', '.join(DELIMITERS)}. Default: found from the first rows."),
     ] = None,
-    encoding: Annotated[str | None, typer.Option(help="of text files, such as cp1252; default: UTF-8")] = None,
+    encoding: Annotated[
+        str | None, typer.Option(help="Encoding of text files, such as cp1252. Default: UTF-8.")
+    ] = None,
     split: Annotated[
-        str | None, typer.Option(help="percent of train/validation/test; default: 80/10/10, with --append as before")
+        str | None, typer.Option(help="Percent of train/validation/test. Default: 80/10/10, with --append as before.")
     ] = None,
-    seed: Annotated[int | None, typer.Option(min=0, max=2**32 - 1, help="of the split; default: 0")] = None,
-    task: Annotated[str | None, typer.Option(help=f"compare the records with {TASK_HELP}")] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, max=2**32 - 1, help="Random seed of the split. Default: 0.")
+    ] = None,
+    task: Annotated[str | None, typer.Option(help=f"Compare the records with a task: {TASK_HELP}")] = None,
     base: BaseOption = None,
-    replace: Annotated[bool, typer.Option("--replace", help="replace the data set of this name")] = False,
-    append: Annotated[bool, typer.Option("--append", help="add to the data set of this name")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="show what would be added and write nothing")] = False,
+    replace: Annotated[bool, typer.Option("--replace", help="Replace the data set of this name.")] = False,
+    append: Annotated[bool, typer.Option("--append", help="Add to the data set of this name.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be added and write nothing.")] = False,
     home: HomeOption = None,
     json_lines: JsonOption = False,
 ) -> None:
@@ -198,7 +206,7 @@ def view(name: DatasetArgument, home: HomeOption = None, json_lines: JsonOption 
 @app.command()
 def check(
     name: DatasetArgument,
-    task: Annotated[str, typer.Option(help=TASK_HELP)],
+    task: Annotated[str, typer.Option(help=f"Task: {TASK_HELP}")],
     base: BaseOption = None,
     home: HomeOption = None,
     json_lines: JsonOption = False,

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(pretty_exceptions_enable=False)
 
-BaseOption = Annotated[bool, typer.Option("--base", help="use the base model without the adapter, for comparison")]
+BaseOption = Annotated[bool, typer.Option("--base", help="Use the base model without the adapter, for comparison.")]
 
 
 class PromptFormat(StrEnum):
@@ -36,9 +36,9 @@ class PromptFormat(StrEnum):
 @app.command()
 def predict(
     name: NameArgument,
-    text: Annotated[str | None, typer.Option("--text", help="value of the task's only text field")] = None,
+    text: Annotated[str | None, typer.Option("--text", help="Value of the task's only text field.")] = None,
     field: Annotated[
-        list[str] | None, typer.Option("--field", metavar="NAME=VALUE", help="value of one field of the task")
+        list[str] | None, typer.Option("--field", metavar="NAME=VALUE", help="Value of one field of the task.")
     ] = None,
     base: BaseOption = False,
     home: HomeOption = None,
@@ -85,13 +85,15 @@ def _show(prediction: Prediction, json_lines: bool) -> None:
 @app.command()
 def chat(
     name: NameArgument,
-    text: Annotated[str | None, typer.Option("--text", help="answer this text, then exit")] = None,
-    max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="maximum number of tokens in an answer")] = 128,
+    text: Annotated[str | None, typer.Option("--text", help="Answer this text, then exit.")] = None,
+    max_tokens: Annotated[
+        int, typer.Option("--max-tokens", min=1, help="Maximum number of tokens in an answer.")
+    ] = 128,
     temperature: Annotated[
-        float, typer.Option(min=0, help="sampling temperature; 0 always takes the most likely token")
+        float, typer.Option(min=0, help="Sampling temperature; 0 always takes the most likely token.")
     ] = 0.0,
-    seed: Annotated[int, typer.Option(min=0, help="random seed for a temperature above 0")] = 0,
-    form: Annotated[PromptFormat, typer.Option(help="format of the prompt")] = PromptFormat.AUTO,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed for a temperature above 0.")] = 0,
+    form: Annotated[PromptFormat, typer.Option(help="Format of the prompt.")] = PromptFormat.AUTO,
     base: BaseOption = False,
     home: HomeOption = None,
     json_lines: JsonOption = False,
@@ -121,9 +123,9 @@ def chat(
 @app.command()
 def samples(
     name: NameArgument,
-    data: Annotated[str, typer.Option("--data", metavar="NAME", help="data set of the home that has the records")],
-    limit: Annotated[int, typer.Option(min=1, max=100, help="number of records")] = 3,
-    max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="maximum number of tokens of each text")] = 64,
+    data: Annotated[str, typer.Option("--data", metavar="NAME", help="Data set of the home that has the records.")],
+    limit: Annotated[int, typer.Option(min=1, max=100, help="Number of records.")] = 3,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Maximum number of tokens of each text.")] = 64,
     home: HomeOption = None,
     json_lines: JsonOption = False,
 ) -> None:

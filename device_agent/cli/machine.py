@@ -37,9 +37,9 @@ def doctor(adb: AdbOption = None, home: HomeOption = None, json_lines: JsonOptio
 def install_service(
     data: DataOption = None,
     user: Annotated[
-        bool, typer.Option("--user", help="install for this user's systemd: needs no root, but isolates less")
+        bool, typer.Option("--user", help="Install for this user's systemd: needs no root, but isolates less.")
     ] = False,
-    printed: Annotated[bool, typer.Option("--print", help="print the unit without installing it")] = False,
+    printed: Annotated[bool, typer.Option("--print", help="Print the unit without installing it.")] = False,
     executor: ExecutorOption = None,
     adb: AdbOption = None,
     rules: RulesOption = None,

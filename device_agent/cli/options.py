@@ -13,7 +13,7 @@ HomeOption = Annotated[
     Path | None,
     typer.Option(
         "--home",
-        help="home directory; default: $MOBIZO_AGENT_HOME or the platform's data directory",
+        help="Home directory. Default: $MOBIZO_AGENT_HOME or the platform's data directory.",
     ),
 ]
 DataOption = Annotated[
@@ -21,22 +21,22 @@ DataOption = Annotated[
     typer.Option(
         "--data",
         metavar="NAME=DIR",
-        help="a further data set: its directory with train.jsonl and optionally validation.jsonl and test.jsonl",
+        help="A further data set: its directory with train.jsonl and optionally validation.jsonl and test.jsonl.",
     ),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="print JSON lines on standard output")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON lines on standard output.")]
 RulesOption = Annotated[
     Path | None,
-    typer.Option("--rules", metavar="FILE", help="the owner's rules; default: rules.toml in the home directory"),
+    typer.Option("--rules", metavar="FILE", help="The owner's rules. Default: rules.toml in the home directory."),
 ]
 AdbOption = Annotated[
     str | None,
     typer.Option(
-        "--adb", metavar="[SERIAL]", help="train on the phone with this serial number, or on the only connected phone"
+        "--adb", metavar="[SERIAL]", help="Train on the phone with this serial number, or on the only connected phone."
     ),
 ]
 NameArgument = Annotated[
-    str, typer.Argument(metavar="ADAPTER", help="name of an adapter; see `mobizo-agent adapter list`")
+    str, typer.Argument(metavar="ADAPTER", help="Name of an adapter; see `mobizo-agent adapter list`.")
 ]
 
 

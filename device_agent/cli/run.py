@@ -38,7 +38,7 @@ app.add_typer(rounds, name="round")
 
 
 ExecutorOption = Annotated[
-    ExecutorName | None, typer.Option("--executor", help="what runs programs; default: the native runner if installed")
+    ExecutorName | None, typer.Option("--executor", help="What runs programs. Default: the native runner if installed.")
 ]
 
 
@@ -52,7 +52,7 @@ def _enrolled(home: Path | None) -> AgentHome:
 @app.command()
 def run(
     data: DataOption = None,
-    once: Annotated[bool, typer.Option("--once", help="exit after one job, or if no job is waiting")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Exit after one job, or if no job is waiting.")] = False,
     executor: ExecutorOption = None,
     adb: AdbOption = None,
     rules: RulesOption = None,
@@ -191,7 +191,7 @@ def stop(home: HomeOption = None, json_lines: JsonOption = False) -> None:
 @app.command()
 def logs(
     lines: Annotated[
-        int, typer.Option("--lines", "-n", min=0, max=1_000_000, help="number of lines from the end")
+        int, typer.Option("--lines", "-n", min=0, max=1_000_000, help="Number of lines from the end.")
     ] = 50,
     home: HomeOption = None,
     json_lines: JsonOption = False,

@@ -24,14 +24,14 @@ app = typer.Typer(pretty_exceptions_enable=False)
 
 @app.command()
 def serve(
-    host: Annotated[str, typer.Option(help="address to listen on; another than loopback has no encryption")] = LOOPBACK[
-        0
-    ],
-    port: Annotated[int, typer.Option(min=0, max=65535, help="port to listen on; 0: any free port")] = 8321,
-    queue: Annotated[int, typer.Option(min=1, max=1000, help="requests in progress and waiting; more get 429")] = 16,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; another than loopback has no encryption.")
+    ] = LOOPBACK[0],
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: any free port.")] = 8321,
+    queue: Annotated[int, typer.Option(min=1, max=1000, help="Requests in progress and waiting; more get 429.")] = 16,
     feedback: Annotated[
         str | None,
-        typer.Option(metavar="DATASET", help="add ratings and edits of answers to this data set; default: refuse them"),
+        typer.Option(metavar="DATASET", help="Add ratings and edits of answers to this data set. Default: refuse."),
     ] = None,
     home: HomeOption = None,
     json_lines: JsonOption = False,

@@ -30,9 +30,9 @@ app = typer.Typer(
 )
 
 TaskArgument = Annotated[
-    str, typer.Argument(metavar="TASK", help=f"at least {MIN_DIGITS} digits of a task's digest, or a shipped task")
+    str, typer.Argument(metavar="TASK", help=f"At least {MIN_DIGITS} digits of a task's digest, or a shipped task.")
 ]
-DatasetsOption = Annotated[list[str] | None, typer.Option("--data", metavar="NAME", help="data set; may be repeated")]
+DatasetsOption = Annotated[list[str] | None, typer.Option("--data", metavar="NAME", help="Data set; may be repeated.")]
 
 
 @app.command("list")
@@ -59,11 +59,11 @@ def list_tasks(home: HomeOption = None, json_lines: JsonOption = False) -> None:
 def approve(
     task: Annotated[
         str | None,
-        typer.Argument(metavar="[TASK]", help=f"at least {MIN_DIGITS} digits of a task's digest, or a shipped task"),
+        typer.Argument(metavar="[TASK]", help=f"At least {MIN_DIGITS} digits of a task's digest, or a shipped task."),
     ] = None,
     data: DatasetsOption = None,
     file: Annotated[
-        Path | None, typer.Option("--file", help="approve the task in this JSON file, before any job brings it")
+        Path | None, typer.Option("--file", help="Approve the task in this JSON file, before any job brings it.")
     ] = None,
     home: HomeOption = None,
     json_lines: JsonOption = False,

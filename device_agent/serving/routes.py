@@ -1,4 +1,4 @@
-"""OpenAI's routes on this device, `/v1/models`, `/v1/completions` and `/v1/chat/completions`, and `/v1/feedback`.
+"""This device's routes: OpenAI's `models`, `completions` and `chat/completions`, classification and feedback.
 
 Texts are generated one at a time, in order of arrival, by one thread.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from typing import TypeVar
@@ -21,6 +21,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from device_agent.serving.classification import classify
 from device_agent.serving.feedback import Feedback, FeedbackRequest
 from device_agent.serving.models import DeviceAnswers, DeviceModels
 from shared.errors import (
@@ -45,6 +46,7 @@ from shared.openai.answers import (
     events,
 )
 from shared.openai.models import ChatRequest, CompletionRequest, ModelList
+from shared.scoring import ClassifyRequest
 
 MAX_BODY_BYTES = 4_000_000
 BODY_SECONDS = 30  # that a body may take to arrive
@@ -74,6 +76,7 @@ class DeviceRoutes:
                 Route("/v1/models/{name:path}", self._find),
                 Route("/v1/completions", self._complete, methods=["POST"]),
                 Route("/v1/chat/completions", self._chat, methods=["POST"]),
+                Route("/v1/adapters/{name:path}/classify", self._classify, methods=["POST"]),
                 Route("/v1/feedback", self._rate, methods=["POST"]),
             ],
             exception_handlers={404: _refuse, 405: _refuse, MobizoError: _refuse, ClientDisconnect: _refuse},
@@ -109,13 +112,21 @@ class DeviceRoutes:
         answers = DeviceAnswers(self._models, completion_request)
         return await self._answer(request, answers, CompletionWriter(completion_request, answers))
 
+    async def _classify(self, request: Request) -> Response:
+        classify_request = await _read(ClassifyRequest, request)
+        steps = self._steps(request, classify(self._models, request.path_params["name"], classify_request))
+        async with aclosing(steps):
+            async for result in steps:
+                return _json(result)
+        raise ClientDisconnect
+
     async def _rate(self, request: Request) -> Response:
         if self._feedback is None:
             raise Forbidden("this device takes no feedback; start `mobizo-agent serve` with --feedback DATASET")
         return _json(await self._feedback.add(await _read(FeedbackRequest, request)))
 
     async def _answer(self, request: Request, answers: DeviceAnswers, writer: Writer) -> Response:
-        steps = self._steps(request, answers, writer.id)
+        steps = self._texts(request, answers, writer.id)
         if not answers.request.stream:
             async with aclosing(steps):
                 return _json(writer.response([step async for step in steps if isinstance(step, FinishedText)]))
@@ -126,23 +137,28 @@ class DeviceRoutes:
         # A client that disconnects may leave the stream suspended between two events.
         return StreamingResponse(stream, media_type="text/event-stream", background=BackgroundTask(stream.aclose))
 
-    async def _steps(
+    async def _texts(
         self, request: Request, answers: DeviceAnswers, answer_id: str
     ) -> AsyncGenerator[ResponsePiece, None]:
+        """Yields the steps of a request, whose texts are remembered for feedback."""
+        async with aclosing(self._steps(request, answers.steps())) as steps:
+            async for step in steps:
+                if self._feedback is not None and isinstance(step, FinishedText):
+                    self._feedback.remember(answer_id, answers.request, step.text)
+                yield step
+
+    async def _steps(self, request: Request, steps: Generator[Result, None, None]) -> AsyncGenerator[Result, None]:
         """Yields the steps of a request in its turn. Ends early if the client has disconnected."""
         if self._admitted >= self._queue:
             raise TooManyRequests(f"{self._queue} requests are in progress or waiting; try again when one has ended")
         self._admitted += 1
         try:
             async with self._turn:
-                steps = answers.steps()
                 try:
                     while not await request.is_disconnected():
                         step = await self._run(lambda: next(steps, None))
                         if step is None:
                             return
-                        if self._feedback is not None and isinstance(step, FinishedText):
-                            self._feedback.remember(answer_id, answers.request, step.text)
                         yield step
                 finally:
                     self._thread.submit(steps.close)  # after the step that may still be computed
@@ -175,7 +191,9 @@ async def _refuse(_request: Request, error: Exception) -> Response:
     """Answers an error of a route, or of Starlette, which found none (404) or none for the method (405)."""
     if isinstance(error, MobizoError):
         return _error(error)
-    routes = "the routes are /v1/completions, /v1/chat/completions, /v1/feedback and /v1/models"
+    routes = (
+        "the routes are /v1/completions, /v1/chat/completions, /v1/feedback, /v1/models and /v1/adapters/NAME/classify"
+    )
     return _error(WrongMethod() if getattr(error, "status_code", None) == WrongMethod.status else NotFound(routes))
 
 

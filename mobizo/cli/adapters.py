@@ -147,7 +147,7 @@ def pull(
         Format,
         typer.Option(
             "--format",
-            help="peft: a PEFT directory; gguf: one file for llama.cpp; ollama: that file and a Modelfile; "
+            help="Files. peft: a PEFT directory; gguf: one file for llama.cpp; ollama: that file and a Modelfile; "
             "raw: LoRA-B.",
         ),
     ] = Format.PEFT,

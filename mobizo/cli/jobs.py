@@ -13,7 +13,9 @@ from mobizo.cli.console import Json, err, out, print_json, read_file, stop
 from mobizo.cli.progress import show_job_progress
 from mobizo.cli.tables import MAX_ROWS, Limit, print_table, take_newest
 from mobizo.client import Client
-from shared.job import JobRequest, JobState, JobView, Repeat
+from shared.errors import Forbidden, NotFound
+from shared.job import JobRequest, JobState, JobView, Repeat, Result
+from shared.registry import VersionState
 
 group = typer.Typer(help="Submit personalization jobs and follow them.", no_args_is_help=True)
 JobId = Annotated[str, typer.Argument(metavar="JOB", help="Id of the job.")]
@@ -49,9 +51,49 @@ def _print_submitted(client: Client, job: JobView, watch: bool, as_json: bool) -
     """Prints a new job; with `watch`, waits for its end first. Ends the command with status 1 if the job failed."""
     if watch:
         job = show_job_progress(client, job.id, err)
-    print_json(job) if as_json else out.print(f"{job.id}  {job.state}")
+    print_json(job) if as_json else _print_end(client, job)
     if watch:
         _check_success(job)
+
+
+def _print_end(client: Client, job: JobView) -> None:
+    """Prints a job's state, and what came of it if it has succeeded."""
+    out.print("\n".join((f"{job.id}  {job.state}", *_outcome(client, job))), markup=False, soft_wrap=True)
+
+
+def _outcome(client: Client, job: JobView) -> list[str]:
+    """Returns the scores of a job that has succeeded, and whether its version is approved or held and why."""
+    if job.state is not JobState.SUCCEEDED or job.result is None:
+        return []
+    lines = [_score_line(job.result)]
+    if job.adapter_version is not None:
+        name = f"{job.request.adapter}@v{job.adapter_version}"
+        try:
+            version = client.adapters.version(job.request.adapter, job.adapter_version)
+        except (Forbidden, NotFound):  # a token without adapters:read, or a version that was deleted
+            return lines
+        lines.append(f"{name} is {version.state}{': ' if version.message else ''}{version.message}")
+        if version.state is VersionState.HELD:
+            lines.append(f"`mobizo adapter approve {name}` approves it, `mobizo adapter delete {name}` deletes it")
+    return lines
+
+
+def _score_line(result: Result) -> str:
+    """Returns the score of a run beside the scores that it is compared with."""
+    split = result.accuracy_split or "test"
+    if result.perplexities is not None:
+        before, after = result.perplexities
+        return f"{split} perplexity {after:.2f}, before training {before:.2f}"
+    if result.tuned_accuracy is None:
+        return "the device reported no score"
+    others = {
+        "before training": result.before_accuracy,
+        "always the most frequent answer": result.majority_accuracy,
+        "n-grams": result.baseline_accuracy,
+    }
+    compared = [f"{name} {accuracy:.1%}" for name, accuracy in others.items() if accuracy is not None]
+    note = f" ({result.small_split_note})" if result.small_split_note else ""
+    return ", ".join((f"{split} accuracy {result.tuned_accuracy:.1%}", *compared)) + note
 
 
 def _check_success(job: JobView) -> None:
@@ -66,10 +108,12 @@ def _check_success(job: JobView) -> None:
 @group.command()
 @server_command
 def view(connect: Connect, job_id: JobId, as_json: Json = False) -> None:
-    """Show a job's state, and the reason if it waits or failed."""
+    """Show a job's state and score, why it waits or failed, and what an operator can do about it."""
     with connect("mobizo job list") as client:
         job = client.jobs.get(job_id)
-        waiting = client.jobs.waiting_reason(job_id) if job.state is JobState.READY and not as_json else None
+        is_waiting = job.state in (JobState.QUEUED, JobState.READY)
+        waiting = client.jobs.waiting_reason(job_id) if is_waiting and not as_json else None
+        outcome = [] if as_json else _outcome(client, job)
     if as_json:
         print_json(job)
         return
@@ -80,8 +124,11 @@ def view(connect: Connect, job_id: JobId, as_json: Json = False) -> None:
         lines.append(job.progress.line())
     if waiting is not None:
         lines.append(waiting.why)
+    lines += outcome
     if job.error is not None:
         lines.append(f"{job.error.code}: {job.error.detail}")
+        if job.round is None:  # a round submits its own jobs
+            lines.append(f"`mobizo job retry {job.id}` submits it again")
     if job.next_at is not None:
         lines.append(f"series {job.series}: the next job is created at {job.next_at:%Y-%m-%d %H:%M} UTC")
     elif job.series_end is not None:
@@ -124,7 +171,7 @@ def watch(connect: Connect, job_id: JobId, as_json: Json = False) -> None:
                 job = event if isinstance(event, JobView) else job
         else:
             job = show_job_progress(client, job_id, err)
-            out.print(f"{job.id}  {job.state}")
+            _print_end(client, job)
     if job is not None:
         _check_success(job)
 

@@ -26,7 +26,7 @@ def quickstart(
     task: Annotated[
         str | None,
         typer.Option(
-            help="Task: a JSON file or a shipped task's name; default: what the columns suggest: text "
+            help="Task: a JSON file or a shipped task's name. Default: what the columns suggest: text "
             "and label, text alone, prompt and answer, or messages."
         ),
     ] = None,
@@ -34,7 +34,7 @@ def quickstart(
         list[str] | None, typer.Option("--map", metavar="FIELD=COLUMN", help="Read this column as this field.")
     ] = None,
     name: Annotated[
-        str | None, typer.Option(help="Name of data set and adapter; default: derived from the file's name.")
+        str | None, typer.Option(help="Name of data set and adapter. Default: derived from the file's name.")
     ] = None,
     add: Annotated[
         bool,
@@ -45,13 +45,13 @@ def quickstart(
         typer.Option("--continue", help="As --add, but start from the adapter's current version."),
     ] = False,
     form: Annotated[
-        str | None, typer.Option("--format", help="Format, as `mobizo-agent data add` has it; default: by the suffix.")
+        str | None, typer.Option("--format", help="Format, as `mobizo-agent data add` has it. Default: by the suffix.")
     ] = None,
     delimiter: Annotated[
-        str | None, typer.Option(help="Of CSV: one character, comma, semicolon, tab or pipe; default: found.")
+        str | None, typer.Option(help="For CSV: one character, comma, semicolon, tab or pipe. Default: found.")
     ] = None,
     encoding: Annotated[
-        str | None, typer.Option(help="Of text, such as cp1252; default: UTF-8, or by the byte order mark.")
+        str | None, typer.Option(help="Encoding of text, such as cp1252. Default: UTF-8, or by the byte order mark.")
     ] = None,
     minutes: Annotated[
         float | None, typer.Option(min=0, help="About how long training may take; sets the number of steps.")

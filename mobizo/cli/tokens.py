@@ -22,7 +22,7 @@ TokenId = Annotated[str, typer.Argument(metavar="ID", help="Id of the token, as 
 def create_token(
     connect: Connect,
     name: Annotated[str, typer.Option(help="Name that tells the token apart from others.")] = "",
-    role: Annotated[Role, typer.Option(help="operator or app.")] = Role.APP,
+    role: Annotated[Role, typer.Option(help="Operator or app.")] = Role.APP,
     scope: Annotated[
         list[Scope] | None, typer.Option(help="Scope of the token; repeatable. Default: all scopes of the role.")
     ] = None,

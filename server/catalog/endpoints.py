@@ -16,6 +16,8 @@ router = Routes(prefix="/v1/bases", tags=["bases"])
 
 
 @router.get("")
-def bases(principal: Annotated[Principal, needs(Scope.JOBS_READ)], session: Reading, state: State) -> list[BaseView]:
+def list_bases(
+    principal: Annotated[Principal, needs(Scope.JOBS_READ)], session: Reading, state: State
+) -> list[BaseView]:
     """Lists the base models that jobs may use, by name."""
     return BaseService(session, state.artifacts).views()

@@ -24,6 +24,8 @@ app = typer.Typer()
 tenants = typer.Typer(
     help="Tenants: isolated customer accounts with their own jobs, devices and adapters.", no_args_is_help=True
 )
+TenantName = Annotated[str, typer.Argument(help="Name of the tenant.")]
+UserName = Annotated[str, typer.Argument(help="Name of the user.")]
 users = typer.Typer(help="Users of a tenant, who own tokens.", no_args_is_help=True)
 tokens = typer.Typer(help="Tokens of operators and apps; `mobizo token` has the other commands.", no_args_is_help=True)
 app.add_typer(tenants, name="tenant")
@@ -38,7 +40,7 @@ MAX_DIGITS = 18  # of a quota
 
 
 @tenants.command("create")
-def create_tenant(name: str, as_json: Json = False) -> None:
+def create_tenant(name: TenantName, as_json: Json = False) -> None:
     """Create a tenant."""
     _, database = open_home()
     with database.writing() as session:
@@ -64,7 +66,7 @@ def list_tenants(as_json: Json = False) -> None:
 
 
 @tenants.command("view")
-def view_tenant(name: str, as_json: Json = False) -> None:
+def view_tenant(name: TenantName, as_json: Json = False) -> None:
     """Show a tenant's quotas and how much of them is used."""
     _, database = open_home()
     with database.reading() as session:
@@ -75,9 +77,9 @@ def view_tenant(name: str, as_json: Json = False) -> None:
 
 @tenants.command("quota")
 def set_quota(
-    name: str,
-    quota: Quota,
-    limit: Annotated[str, typer.Argument(help=f"number, or `{DEFAULT_LIMIT}`")],
+    name: TenantName,
+    quota: Annotated[Quota, typer.Argument(help="Quota to change.")],
+    limit: Annotated[str, typer.Argument(help=f"Number, or `{DEFAULT_LIMIT}`.")],
 ) -> None:
     """Change a quota of a tenant. What the tenant has already stays."""
     if limit != DEFAULT_LIMIT and not (limit.isascii() and limit.isdigit() and len(limit) <= MAX_DIGITS):
@@ -89,7 +91,7 @@ def set_quota(
 
 
 @tenants.command("suspend")
-def suspend_tenant(name: str) -> None:
+def suspend_tenant(name: TenantName) -> None:
     """Deny access to a tenant's apps, operators and devices immediately. Nothing is deleted."""
     _, database = open_home()
     with database.writing() as session:
@@ -98,7 +100,7 @@ def suspend_tenant(name: str) -> None:
 
 
 @tenants.command("resume")
-def resume_tenant(name: str) -> None:
+def resume_tenant(name: TenantName) -> None:
     """Restore access for a suspended tenant."""
     _, database = open_home()
     with database.writing() as session:
@@ -108,8 +110,8 @@ def resume_tenant(name: str) -> None:
 
 @users.command("create")
 def create_user(
-    name: str,
-    role: Annotated[Role, typer.Option(help="operator or app: limits the scopes of the user's tokens")],
+    name: UserName,
+    role: Annotated[Role, typer.Option(help="Operator or app: limits the scopes of the user's tokens.")],
     tenant: Tenant = DEFAULT_TENANT,
     as_json: Json = False,
 ) -> None:
@@ -141,7 +143,7 @@ def list_users(tenant: Tenant = DEFAULT_TENANT, as_json: Json = False) -> None:
 
 
 @users.command("disable")
-def disable_user(name: str, tenant: Tenant = DEFAULT_TENANT) -> None:
+def disable_user(name: UserName, tenant: Tenant = DEFAULT_TENANT) -> None:
     """Disable a user: all tokens of the user stop working immediately."""
     _, database = open_home()
     with database.writing() as session:
@@ -162,16 +164,16 @@ def _lifetime(text: str | None) -> timedelta | None:
 @tokens.command("create")
 def create_token(
     role: Annotated[
-        Role | None, typer.Option(help="operator or app; default: the role of --user. Devices enroll instead")
+        Role | None, typer.Option(help="Operator or app. Default: the role of --user. Devices enroll instead.")
     ] = None,
     tenant: Tenant = DEFAULT_TENANT,
-    name: Annotated[str, typer.Option(help="label shown in the list of tokens")] = "",
-    user: Annotated[str | None, typer.Option(help="user who owns the token; default: a service token")] = None,
+    name: Annotated[str, typer.Option(help="Label shown in the list of tokens.")] = "",
+    user: Annotated[str | None, typer.Option(help="User who owns the token. Default: a service token.")] = None,
     scope: Annotated[
-        list[Scope] | None, typer.Option(help="allowed scope; repeatable; default: the scopes of the role")
+        list[Scope] | None, typer.Option(help="Allowed scope; repeatable. Default: the scopes of the role.")
     ] = None,
     expires_in_days: Annotated[
-        str | None, typer.Option(help=f"number of days, or `{NEVER}`; default: {TOKEN_DAYS}")
+        str | None, typer.Option(help=f"Number of days, or `{NEVER}`. Default: {TOKEN_DAYS}.")
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -194,10 +196,12 @@ def create_token(
 @devices.command("enroll-token")
 def enroll_token(
     tenant: Tenant = DEFAULT_TENANT,
-    expires_in_seconds: Annotated[int, typer.Option(min=1, help="lifetime of the token")] = 3600,
+    expires_in_seconds: Annotated[int, typer.Option(min=1, help="Lifetime of the token.")] = 3600,
     user: Annotated[
         list[str] | None,
-        typer.Option(help="user whose data is on the device; repeatable; without one it gets no job until it is bound"),
+        typer.Option(
+            help="User whose data is on the device; repeatable; without one it gets no job until it is bound."
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:

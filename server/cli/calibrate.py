@@ -22,21 +22,21 @@ from shared.zo.calibration import Kind
 
 
 def calibrate(
-    base: Annotated[str, typer.Option(help="name of a registered base, Hugging Face directory or id, or .gguf file")],
-    task: Annotated[str, typer.Option(help="name of a built-in task, or a .json file with a task")],
+    base: Annotated[str, typer.Option(help="Name of a registered base, Hugging Face directory or id, or .gguf file.")],
+    task: Annotated[str, typer.Option(help="Name of a built-in task, or a .json file with a task.")],
     data: Annotated[
-        Path, typer.Option(help="JSONL file of public records; do not use private training data of devices")
+        Path, typer.Option(help="JSONL file of public records; do not use private training data of devices.")
     ],
-    out: Annotated[Path, typer.Option("--to", help="output file")],
+    out: Annotated[Path, typer.Option("--to", help="Output file.")],
     recipe: RecipeFile = None,
-    kind: Annotated[str, typer.Option(help="gradients or activations")] = "gradients",
-    examples: Annotated[int, typer.Option(min=1, help="maximum number of records")] = 200,
+    kind: Annotated[str, typer.Option(help="Kind: gradients or activations.")] = "gradients",
+    examples: Annotated[int, typer.Option(min=1, help="Maximum number of records.")] = 200,
     balance: Annotated[
         bool,
         typer.Option(
             "--balance",
-            help="scale each linear layer's A so that gradients are equally large in all; for estimator replay, whose "
-            "steps have one rate for all",
+            help="Scale each linear layer's A so that gradients are equally large in all; for estimator replay, whose "
+            "steps have one rate for all.",
         ),
     ] = False,
     as_json: Json = False,

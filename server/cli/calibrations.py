@@ -22,7 +22,7 @@ COLUMNS = ("sha256", "base", "kind", "task", "examples", "modules", "width", "si
 
 @calibrations.command("add")
 def add(
-    file: Annotated[Path, typer.Argument(help="file created by `mobizo-server calibrate`")], as_json: Json = False
+    file: Annotated[Path, typer.Argument(help="File created by `mobizo-server calibrate`.")], as_json: Json = False
 ) -> None:
     """Register a calibration, so that jobs of every tenant may use it."""
     try:
@@ -38,7 +38,7 @@ def add(
 
 @calibrations.command("list")
 def list_calibrations(
-    limit: Annotated[int, typer.Option(min=1, max=10_000, help="maximum number of rows")] = 100,
+    limit: Annotated[int, typer.Option(min=1, max=10_000, help="Maximum number of rows.")] = 100,
     as_json: Json = False,
 ) -> None:
     """List calibrations, newest first."""
@@ -50,7 +50,7 @@ def list_calibrations(
 
 
 @calibrations.command("remove")
-def remove(sha256: Annotated[str, typer.Argument(help="sha256 of the calibration, or a prefix of it")]) -> None:
+def remove(sha256: Annotated[str, typer.Argument(help="The calibration's sha256, or a prefix of it.")]) -> None:
     """Remove a calibration that no adapter, cohort or unfinished job uses."""
     settings, database = open_home()
     with database.writing() as session:

@@ -25,16 +25,16 @@ from shared.zo.calibration import read_calibration
 
 RecipeFile = Annotated[
     Path | None,
-    typer.Option(help="JSON file with settings as in `recipe` of a job, for example rank and layers; default: {}"),
+    typer.Option(help="JSON file with settings as in `recipe` of a job, for example rank and layers. Default: {}."),
 ]
 
 
 def compile_program(
-    base: Annotated[str, typer.Option(help="base model: Hugging Face directory or id, or a .gguf file")],
-    out: Annotated[Path, typer.Option("--to", help="directory for the program, its weights and manifest.json")],
+    base: Annotated[str, typer.Option(help="Base model: Hugging Face directory or id, or a .gguf file.")],
+    out: Annotated[Path, typer.Option("--to", help="Directory for the program, its weights and manifest.json.")],
     recipe: RecipeFile = None,
     calibration: Annotated[
-        Path | None, typer.Option(help="file created by `calibrate` from which A is taken; default: random A")
+        Path | None, typer.Option(help="File created by `calibrate` from which A is taken. Default: random A.")
     ] = None,
     as_json: Json = False,
 ) -> None:

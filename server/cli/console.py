@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from server.database.database import Database
     from server.settings import Settings
 
-Json = Annotated[bool, typer.Option("--json", help="print JSON")]
-Tenant = Annotated[str, typer.Option(help="name of the tenant")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Tenant = Annotated[str, typer.Option(help="Name of the tenant.")]
 output = Console(highlight=False, soft_wrap=True)
 complaints = Console(stderr=True, highlight=False, soft_wrap=True)
 

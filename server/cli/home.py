@@ -63,18 +63,18 @@ def _protect(settings: Settings) -> None:
 
 @app.command()
 def run(
-    host: Annotated[str | None, typer.Option(help="address to listen on; default: MOBIZO_HOST or 127.0.0.1")] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on. Default: MOBIZO_HOST or 127.0.0.1.")] = None,
     port: Annotated[
         int | None,
-        typer.Option(min=0, max=65535, help="port to listen on; default: MOBIZO_PORT or 8000; 0: any free port"),
+        typer.Option(min=0, max=65535, help="Port to listen on; default: MOBIZO_PORT or 8000; 0: any free port."),
     ] = None,
     workers: Annotated[
-        int, typer.Option(min=0, max=64, help="worker processes to start; 0: workers run on other machines")
+        int, typer.Option(min=0, max=64, help="Worker processes to start; 0: workers run on other machines.")
     ] = 1,
-    tls_cert: Annotated[Path | None, typer.Option(exists=True, dir_okay=False, help="certificate chain, PEM")] = None,
-    tls_key: Annotated[Path | None, typer.Option(exists=True, dir_okay=False, help="private key, PEM")] = None,
+    tls_cert: Annotated[Path | None, typer.Option(exists=True, dir_okay=False, help="Certificate chain, PEM.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(exists=True, dir_okay=False, help="Private key, PEM.")] = None,
     insecure_dev: Annotated[
-        bool, typer.Option("--insecure-dev", help="allow unsafe settings, such as remote clients without TLS")
+        bool, typer.Option("--insecure-dev", help="Allow unsafe settings, such as remote clients without TLS.")
     ] = False,
 ) -> None:
     """Serve the API and run compile workers until interrupted."""
@@ -111,11 +111,11 @@ def worker() -> None:
 
 @bases.command("add")
 def add_base(
-    name: Annotated[str, typer.Argument(help="name that jobs will use")],
-    source: Annotated[str, typer.Argument(help="Hugging Face directory or id, or a .gguf file")],
+    name: Annotated[str, typer.Argument(help="Name that jobs will use.")],
+    source: Annotated[str, typer.Argument(help="Hugging Face directory or id, or a .gguf file.")],
     hub_id: Annotated[
         str | None,
-        typer.Option(metavar="OWNER/NAME", help="the model's id on the Hugging Face Hub, named by exported adapters"),
+        typer.Option(metavar="OWNER/NAME", help="The model's id on the Hugging Face Hub, named by exported adapters."),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -131,7 +131,7 @@ def add_base(
 
 @bases.command("check")
 def check_source(
-    source: Annotated[str, typer.Argument(help="Hugging Face directory or id, or a .gguf file")],
+    source: Annotated[str, typer.Argument(help="Hugging Face directory or id, or a .gguf file.")],
     as_json: Json = False,
 ) -> None:
     """Say what a base model could do here, or why not, without reading or downloading its weights.
@@ -146,8 +146,8 @@ def check_source(
 
 @bases.command("tokenizer")
 def write_base_tokenizer(
-    name: Annotated[str, typer.Argument(help="name of a registered base")],
-    file: Annotated[Path, typer.Argument(help="file to write")],
+    name: Annotated[str, typer.Argument(help="Name of a registered base.")],
+    file: Annotated[Path, typer.Argument(help="File to write.")],
     as_json: Json = False,
 ) -> None:
     """Write the tokenizer.json of a base model, with which `mobizo-agent data add --base` counts tokens."""

@@ -41,9 +41,9 @@ def list_keys(as_json: Json = False) -> None:
 @keys.command()
 def rotate(
     compromised: Annotated[
-        bool, typer.Option("--compromised", help="the private key has leaked: every device must enroll again")
+        bool, typer.Option("--compromised", help="The private key has leaked: every device must enroll again.")
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="do not ask for confirmation")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     as_json: Json = False,
 ) -> None:
     """Create a new signing key and use it from now on. Servers, workers and devices switch to it automatically."""

@@ -25,7 +25,7 @@ app = typer.Typer()
 @app.command()
 def doctor(
     quick: Annotated[
-        bool, typer.Option("--quick", help="skip the compiler check, which takes several seconds")
+        bool, typer.Option("--quick", help="Skip the compiler check, which takes several seconds.")
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -58,9 +58,9 @@ def migrate(as_json: Json = False) -> None:
 
 @app.command()
 def backup(
-    target: Annotated[Path, typer.Argument(help="directory to create")],
+    target: Annotated[Path, typer.Argument(help="Directory to create.")],
     with_keys: Annotated[
-        bool, typer.Option("--with-keys", help="include the signing keys; then protect the backup like the keys")
+        bool, typer.Option("--with-keys", help="Include the signing keys; then protect the backup like the keys.")
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -78,12 +78,12 @@ def backup(
 @app.command("gc")
 def collect(
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="report what would be removed without removing it")
+        bool, typer.Option("--dry-run", help="Report what would be removed without removing it.")
     ] = False,
     grace_hours: Annotated[
         float | None,
         typer.Option(
-            min=0, help="minimum age of an unreferenced file; default: MOBIZO_COLLECT_GRACE_HOURS or 24 hours"
+            min=0, help="Minimum age of an unreferenced file. Default: MOBIZO_COLLECT_GRACE_HOURS or 24 hours."
         ),
     ] = None,
     as_json: Json = False,

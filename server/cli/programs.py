@@ -19,7 +19,7 @@ COLUMNS = ("recipe_id", "base", "state", "version", "doing", "error")
 
 @programs.command("list")
 def list_programs(
-    limit: Annotated[int, typer.Option(min=1, max=10_000, help="maximum number of rows")] = 100,
+    limit: Annotated[int, typer.Option(min=1, max=10_000, help="Maximum number of rows.")] = 100,
     as_json: Json = False,
 ) -> None:
     """List programs, newest first."""
@@ -41,7 +41,7 @@ def list_programs(
 
 
 @programs.command("recompile")
-def recompile(recipe_id: Annotated[str, typer.Argument(help="recipe id of the program")]) -> None:
+def recompile(recipe_id: Annotated[str, typer.Argument(help="Recipe id of the program.")]) -> None:
     """Recompile a program as its next version. Devices get it with their next lease; running jobs continue."""
     _, database = open_home()
     with database.writing() as session:

@@ -78,8 +78,10 @@ def compare(
     other: Revision = "",
 ) -> Response:
     """Two versions side by side, as GET /v1/adapters/NAME/compare."""
-    comparison = compare_revisions(session, visitor.principal.tenant, (name, left), (other or name, right))
-    return page(request, visitor, "versions.html", "Compare versions", name=name, compared=comparison)
+    tenant, sides = visitor.principal.tenant, ((name, left), (other or name, right))
+    comparison = compare_revisions(session, tenant, *sides)
+    splits = [resolve(session, tenant, *side)[1].result.accuracy_split for side in sides]
+    return page(request, visitor, "versions.html", "Compare versions", name=name, compared=comparison, splits=splits)
 
 
 @router.get("/{name}/versions/{version}")

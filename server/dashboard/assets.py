@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from importlib.resources import files
 from pathlib import PurePosixPath
 
@@ -22,11 +22,15 @@ _IMMUTABLE = "public, max-age=31536000, immutable"
 
 @dataclass(frozen=True)
 class Asset:
-    """A static file, also compressed."""
+    """A static file."""
 
     content: bytes
-    compressed: bytes
     media_type: str
+
+    @cached_property
+    def compressed(self) -> bytes:
+        """The content as gzip."""
+        return gzip.compress(self.content, 9, mtime=0)
 
 
 def _named(name: str, content: bytes) -> str:
@@ -43,7 +47,7 @@ def _assets() -> tuple[dict[str, Asset], dict[str, str]]:
         content = entry.read_bytes()
         name = _named(entry.name, content)
         kind = TYPES[PurePosixPath(entry.name).suffix]
-        assets[name] = Asset(content, gzip.compress(content, 9, mtime=0), f"{kind}; charset=utf-8")
+        assets[name] = Asset(content, f"{kind}; charset=utf-8")
         names[entry.name] = name
     return assets, names
 

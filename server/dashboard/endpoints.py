@@ -1,4 +1,4 @@
-"""All routes of the dashboard: signing out, static files, and the pages of its parts."""
+"""All routes of the dashboard: signing out, static files, the API's reference, and the pages of its parts."""
 
 from __future__ import annotations
 
@@ -20,13 +20,15 @@ from server.dashboard import (
 )
 from server.dashboard.access import COOKIE, FORM_BODY, Fields, signed_in
 from server.dashboard.assets import asset_response
-from server.dashboard.pages import LOGIN, redirect
+from server.dashboard.pages import CONTENT_POLICY, LOGIN, page, redirect
 from server.dashboard.routes import PageRoutes
 from server.dashboard.sessions import SessionService, Visitor
 from server.identity.access_rules import PUBLIC
 from server.web.state import AppState, State
 from shared.errors import NotFound
 
+# Swagger UI sets styles of elements, and its style sheet contains images.
+SWAGGER_POLICY = f"{CONTENT_POLICY}; style-src 'self' 'unsafe-inline'; img-src 'self' data:"
 pages = PageRoutes()
 
 
@@ -48,6 +50,14 @@ def _end(state: AppState, secret: str) -> None:
 async def static_file(request: Request, name: str) -> Response:
     """A static file of the pages."""
     return asset_response(request, name)
+
+
+@pages.get("/docs", dependencies=[PUBLIC])
+async def api_reference(request: Request) -> Response:
+    """The API's reference, which Swagger UI makes from /openapi.json in the browser."""
+    response = page(request, None, "docs.html", "API")
+    response.headers["Content-Security-Policy"] = SWAGGER_POLICY
+    return response
 
 
 @pages.get("/ui/{anything}")

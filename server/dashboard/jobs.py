@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from fastapi import Query, Request, Response
@@ -15,17 +15,18 @@ from server.dashboard.access import FORM_BODY, Fields, signed_in
 from server.dashboard.pages import page, redirect
 from server.dashboard.routes import PageRoutes
 from server.dashboard.sessions import Visitor
-from server.identity.devices.repository import DeviceRepository
+from server.identity.devices.repository import BindingRepository, Device, DeviceRepository
 from server.jobs.repository import Job, JobFilter, JobRepository
 from server.jobs.scheduling.explanation import ExplanationService
 from server.jobs.service import JobService
 from server.jobs.submission import prepare, submit_job
 from server.web.bodies import parse_json
+from server.web.middleware import MAX_ERRORS
 from server.web.pages import Paging
 from server.web.state import AppState, Reading, State, Writing
 from shared.access import Scope
 from shared.errors import BadRequest, MobizoError
-from shared.invalid_fields import first_invalid
+from shared.invalid_fields import invalid_fields
 from shared.job import NAME, JobRequest, JobState, Progress
 from shared.task_templates import TASKS
 
@@ -34,21 +35,34 @@ Reader = Annotated[Visitor, signed_in(Scope.JOBS_READ)]
 Writer = Annotated[Visitor, signed_in(Scope.JOBS_WRITE)]
 Name = Annotated[str, Query(pattern=rf"^$|{NAME}", max_length=96)]
 RECENT_EVENTS = 6  # in the table of a job's page
-# The fields of the simple form: where each belongs in the request, and how it is read.
-SIMPLE: Mapping[str, tuple[tuple[str, ...], type[str] | type[int] | type[float]]] = {
-    "base": (("base",), str),
-    "user": (("user",), str),
-    "adapter": (("adapter",), str),
-    "task": (("task",), str),
-    "dataset": (("dataset",), str),
-    "device": (("device",), str),
-    "estimator": (("recipe", "estimator"), str),
-    "rank": (("recipe", "rank"), int),
-    "steps": (("training", "steps"), int),
-    "lr": (("training", "lr"), float),
-    "priority": (("priority",), int),
+DEVICES = 200  # newest ones, whose users and data sets the form offers
+# The fields of the simple form: where each belongs in the request, how it is read, and its name for people.
+SIMPLE: Mapping[str, tuple[tuple[str, ...], type[str] | type[int] | type[float], str]] = {
+    "base": (("base",), str, "Base model"),
+    "user": (("user",), str, "User"),
+    "adapter": (("adapter",), str, "Adapter"),
+    "task": (("task",), str, "Task"),
+    "dataset": (("dataset",), str, "Data set"),
+    "device": (("device",), str, "Device"),
+    "precision": (("recipe", "precision"), str, "Precision"),
+    "layers": (("recipe", "layers"), str, "Layers"),
+    "estimator": (("recipe", "estimator"), str, "Estimator"),
+    "rank": (("recipe", "rank"), int, "LoRA rank"),
+    "steps": (("training", "steps"), int, "Steps"),
+    "lr": (("training", "lr"), float, "Learning rate"),
+    "priority": (("priority",), int, "Priority"),
 }
-DEFAULTS = {"estimator": "auto", "rank": "16", "steps": "150", "lr": "0.01", "priority": "0"}
+LABELS = {".".join(path): label for path, _, label in SIMPLE.values()}
+DEFAULTS = {
+    "precision": "int8",
+    "layers": "last:40%",  # 12 of 30, as quickstart adapts
+    "estimator": "auto",
+    "rank": "16",
+    "steps": "150",
+    "lr": "0.01",
+    "priority": "0",
+}
+NAME_RULE = "use lower-case letters, digits, dots, hyphens and underscores, with a letter or digit first"
 
 
 @router.get("")
@@ -79,7 +93,7 @@ def new(request: Request, visitor: Writer, state: State, session: Reading) -> Re
 async def submit(request: Request, visitor: Writer, form: Fields, state: State) -> Response:
     """Submits a job, as POST /v1/jobs does, or shows the form again with what is wrong."""
     try:
-        job_request = await run_in_threadpool(read_request, form)
+        job_request = await run_in_threadpool(read_request, state, visitor.principal.tenant, form)
         await prepare(request, visitor.principal.tenant, job_request)
         return await state.write_queue.run(_submit, state, visitor, job_request)
     except MobizoError as error:
@@ -95,27 +109,62 @@ def _submit(state: AppState, visitor: Visitor, job_request: JobRequest) -> Respo
         return redirect(f"/ui/jobs/{job.id}", "submitted")
 
 
-def read_request(form: Mapping[str, str]) -> JobRequest:
-    """Returns the request of a form: of its JSON text if it has one, otherwise of its fields. Raises BadRequest."""
-    text = form.get("json", "").strip()
-    body = parse_json(text.encode()) if text else _body(form)
+def read_request(state: AppState, tenant: str, form: Mapping[str, str]) -> JobRequest:
+    """Returns the request of a form: of its JSON text if it has one, otherwise of its fields.
+
+    Raises BadRequest with all `errors`: what is invalid, and a user or data set that no device has.
+    """
+    text, faults = form.get("json", "").strip(), dict[str, str]()
+    body = parse_json(text.encode()) if text else _body(form, faults)
+    request = None
     try:
-        return JobRequest.model_validate(body)
+        request = JobRequest.model_validate(body)
     except ValidationError as error:
-        first = first_invalid(error)
-        raise BadRequest(f"{first.path or 'the request'}: {first.message}") from error
+        for invalid in invalid_fields(error):
+            faults.setdefault(invalid.path, _in_words(invalid.message))
+    if isinstance(body, dict):
+        with state.database.reading() as session:
+            faults |= _missing_on_devices(session, tenant, body, faults)
+    if request is None or faults:
+        errors = [{"field": path, "message": f"{LABELS.get(path, path)}: {fault}"} for path, fault in faults.items()]
+        raise BadRequest("; ".join(each["message"] for each in errors[:MAX_ERRORS]), errors=errors[:MAX_ERRORS])
+    return request
 
 
-def _body(form: Mapping[str, str]) -> dict[str, Any]:
+def _in_words(message: str) -> str:
+    """Returns a message of pydantic for people who fill in a form."""
+    if message == "Field required":
+        return "fill this in"
+    return NAME_RULE if message.startswith("String should match pattern") else message
+
+
+def _missing_on_devices(
+    session: Session, tenant: str, body: Mapping[str, Any], faults: Mapping[str, str]
+) -> dict[str, str]:
+    """Returns what is wrong with a user without a device, or with a data set that no device of the user offers."""
+    user, dataset = body.get("user"), body.get("dataset")
+    if not isinstance(user, str) or not isinstance(dataset, str) or {"user", "dataset"} & faults.keys():
+        return {}
+    devices = BindingRepository(session).newest_devices(tenant, user, DEVICES)
+    if not devices:
+        return {"user": f"no device is bound to {user}; `mobizo device bind DEVICE {user}` binds one"}
+    if any(device.report is not None and dataset in device.report.datasets for device in devices):
+        return {}
+    return {"dataset": f"no device of {user} offers {dataset}; `mobizo-agent data add {dataset} FILE` adds it to one"}
+
+
+def _body(form: Mapping[str, str], faults: dict[str, str]) -> dict[str, Any]:
+    """Returns the request of the form's fields, and adds what is no number to `faults`, by the path in the request."""
     body: dict[str, Any] = {}
-    for name, (path, kind) in SIMPLE.items():
+    for name, (path, kind, _) in SIMPLE.items():
         text = form.get(name, "").strip()
         if not text:
             continue
         try:
             value = kind(text)
-        except ValueError as error:
-            raise BadRequest(f"{name}: {text[:50]!r} is not a number") from error
+        except ValueError:
+            faults[".".join(path)] = f"{text[:50]!r} is not a number"
+            continue
         *outer, last = path
         inner = body
         for part in outer:
@@ -133,7 +182,11 @@ def _form(
     error: MobizoError | None = None,
 ) -> Response:
     bases = [base.name for base in BaseService(session, state.artifacts).all()]
-    devices = DeviceRepository(session).newest(visitor.principal.tenant, 200) if visitor.may(Scope.DEVICES_READ) else []
+    devices: Sequence[Device] = []
+    if visitor.may(Scope.DEVICES_READ):
+        devices = DeviceRepository(session).newest(visitor.principal.tenant, DEVICES)
+    users = BindingRepository(session).users_of([device.id for device in devices])
+    errors = [] if error is None else error.extra.get("errors", [{"field": "", "message": error.detail}])
     return page(
         request,
         visitor,
@@ -141,12 +194,14 @@ def _form(
         "Submit a job",
         200 if error is None else error.status,
         values=dict.fromkeys((*SIMPLE, "json"), "") | dict(values),
-        error=error,
-        field=error.detail.partition(":")[0] if error is not None else "",
+        labels={name: label for name, (_, _, label) in SIMPLE.items()},
+        errors=errors,
+        wrong={each["field"].rpartition(".")[2] for each in errors},
         bases=bases,
         tasks=sorted(TASKS),
         devices=devices,
-        name_pattern=NAME.strip("^$"),
+        users=sorted({user for each in users.values() for user in each}),
+        datasets=sorted({name for device in devices if device.report for name in device.report.datasets}),
     )
 
 

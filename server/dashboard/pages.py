@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 from datetime import datetime
 from functools import cache
 from importlib.resources import files
@@ -22,10 +23,9 @@ from shared.job import JobState, Result
 
 HTML = "text/html"
 COMPRESSED_FROM = 1024  # bytes; smaller pages fit one packet anyway
+CONTENT_POLICY = "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'; object-src 'none'"
 SECURITY_HEADERS = {
-    "Content-Security-Policy": (
-        "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'; object-src 'none'"
-    ),
+    "Content-Security-Policy": CONTENT_POLICY,
     "Referrer-Policy": "same-origin",
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
@@ -123,11 +123,23 @@ def before(result: Result | None) -> str:
 
 
 def after(result: Result | None) -> str:
-    """Returns the score of the trained adapter, as `before`."""
+    """Returns the score of the trained adapter, as `before`, and on which examples both were measured."""
     if result is None:
         return NOTHING
     perplexities = result.perplexities
-    return percent(result.tuned_accuracy) if perplexities is None else f"perplexity {perplexities[1]:.1f}"
+    score = percent(result.tuned_accuracy) if perplexities is None else f"perplexity {perplexities[1]:.1f}"
+    return f"{score} ({result.accuracy_split})" if result.accuracy_split and score != NOTHING else score
+
+
+def plain(value: Any) -> str:
+    """Returns a setting's value as text: lists with commas, other documents as JSON."""
+    if value is None:
+        return NOTHING
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list) and all(isinstance(each, str | int | float) for each in value):
+        return ", ".join(map(plain, value))
+    return json.dumps(value, ensure_ascii=False)
 
 
 def figure(number: float | None, digits: int = 3) -> str:
@@ -162,6 +174,7 @@ def environment() -> Environment:
         "percent": percent,
         "before": before,
         "after": after,
+        "plain": plain,
         "figure": figure,
         "state": _state,
     }

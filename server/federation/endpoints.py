@@ -71,7 +71,7 @@ Prepared = Annotated[None, Depends(_prepare)]
     status_code=201,
     responses=LOCATION | raises(UnknownBase, InvalidTask, InvalidRecipe, BudgetExceeded, Conflict, QuotaExceeded),
 )
-def create(
+def create_cohort(
     principal: Writer,
     settings: CohortSettings,
     response: Response,
@@ -87,20 +87,20 @@ def create(
 
 
 @router.get("")
-def cohorts(principal: Reader, session: Reading, paging: Paging) -> Page[CohortView]:
+def list_cohorts(principal: Reader, session: Reading, paging: Paging) -> Page[CohortView]:
     """Lists the tenant's cohorts, newest first."""
     page_rows = CohortRepository(session).page(principal.tenant, paging)
     return paging.page(CohortViews(session).cohorts(page_rows.rows), page_rows.before)
 
 
 @router.get("/{cohort_name}", responses=ABSENT)
-def cohort(principal: Reader, cohort_name: str, state: State, session: Reading) -> CohortView:
+def get_cohort(principal: Reader, cohort_name: str, state: State, session: Reading) -> CohortView:
     """Returns a cohort with its latest round."""
     return CohortViews(session).cohort(CohortService(session, state.artifacts).get(principal.tenant, cohort_name))
 
 
 @router.get("/{cohort_name}/privacy", responses=ABSENT)
-async def privacy(principal: Reader, cohort_name: str, state: State, connection: Request) -> CohortPrivacy:
+async def get_cohort_privacy(principal: Reader, cohort_name: str, state: State, connection: Request) -> CohortPrivacy:
     """Returns the privacy budget that the published rounds have spent, for members and for their examples."""
 
     def read() -> CohortPrivacy:
@@ -113,7 +113,9 @@ async def privacy(principal: Reader, cohort_name: str, state: State, connection:
 
 
 @router.get("/{cohort_name}/members", responses=ABSENT)
-def members(principal: Reader, cohort_name: str, state: State, session: Reading, paging: Paging) -> Page[MemberView]:
+def list_members(
+    principal: Reader, cohort_name: str, state: State, session: Reading, paging: Paging
+) -> Page[MemberView]:
     """Lists the members of a cohort, newest first."""
     cohort = CohortService(session, state.artifacts).get(principal.tenant, cohort_name)
     page_rows = CohortRepository(session).members_page(cohort, paging)
@@ -121,7 +123,7 @@ def members(principal: Reader, cohort_name: str, state: State, session: Reading,
 
 
 @router.put("/{cohort_name}/members/{user}", responses=raises(CohortNotFound, NotFound, DeviceNotBound, Conflict))
-def join(
+def join_cohort(
     principal: Writer, cohort_name: str, user: User, member: MemberRequest, state: State, session: Writing
 ) -> MemberView:
     """Adds a user with the device that trains for the user, or changes the device. Idempotent.
@@ -137,14 +139,14 @@ def join(
 
 
 @router.delete("/{cohort_name}/members/{user}", status_code=204, responses=raises(CohortNotFound, NotFound))
-def leave(principal: Writer, cohort_name: str, user: User, state: State, session: Writing) -> None:
+def leave_cohort(principal: Writer, cohort_name: str, user: User, state: State, session: Writing) -> None:
     """Removes a user. The user's updates to rounds that have not ended are discarded. Idempotent."""
     service = CohortService(session, state.artifacts)
     service.leave(service.get(principal.tenant, cohort_name, lock=True), user, Actor.of(principal))
 
 
 @router.get("/{cohort_name}/rounds", responses=ABSENT)
-def rounds(principal: Reader, cohort_name: str, state: State, session: Reading, paging: Paging) -> Page[RoundView]:
+def list_rounds(principal: Reader, cohort_name: str, state: State, session: Reading, paging: Paging) -> Page[RoundView]:
     """Lists the rounds of a cohort, newest first."""
     cohort = CohortService(session, state.artifacts).get(principal.tenant, cohort_name)
     page_rows = RoundRepository(session).page(cohort, paging)
@@ -167,7 +169,7 @@ def open_round(
 
 
 @router.get("/{cohort_name}/rounds/{number}", responses=raises(CohortNotFound, RoundNotFound))
-def one_round(principal: Reader, cohort_name: str, number: Number, state: State, session: Reading) -> RoundView:
+def get_round(principal: Reader, cohort_name: str, number: Number, state: State, session: Reading) -> RoundView:
     """Returns a round."""
     cohort = CohortService(session, state.artifacts).get(principal.tenant, cohort_name)
     return CohortViews(session).round(cohort, RoundService(session).get(cohort, number))
@@ -187,7 +189,7 @@ def close_round(principal: Writer, cohort_name: str, number: Number, state: Stat
 
 
 @router.get("/{cohort_name}/rounds/{number}/updates", responses=raises(CohortNotFound, RoundNotFound))
-def updates(
+def list_updates(
     principal: Reader, cohort_name: str, number: Number, state: State, session: Reading, paging: Paging
 ) -> Page[UpdateView]:
     """Lists each member's part in a round, newest first, without the contents of the updates."""

@@ -24,7 +24,7 @@ _SECRET = {"Cache-Control": "no-store"}
 
 
 @router.get("/whoami")
-def whoami(principal: Annotated[Principal, needs(or_device=True)]) -> WhoAmI:
+def get_caller(principal: Annotated[Principal, needs(or_device=True)]) -> WhoAmI:
     """The holder of the request's token, and what the token allows."""
     return WhoAmI(
         tenant=principal.tenant,
@@ -39,14 +39,14 @@ def whoami(principal: Annotated[Principal, needs(or_device=True)]) -> WhoAmI:
 
 
 @router.get("/tokens")
-def tokens(principal: Maker, session: Reading, paging: Paging) -> Page[TokenView]:
+def list_tokens(principal: Maker, session: Reading, paging: Paging) -> Page[TokenView]:
     """The tokens of the tenant's users and services, newest first, including revoked and expired ones."""
     views, page_rows = TokenIssuingService(session, principal).page(paging)
     return paging.page(views, page_rows.before)
 
 
 @router.post("/tokens", status_code=201, responses=raises(NotFound, Conflict, QuotaExceeded))
-def make(
+def create_token(
     principal: Maker, request: TokenRequest, response: Response, state: State, session: Writing, once: Once
 ) -> TokenGrant:
     """Creates a token in the caller's tenant, which may do no more than the caller's; its text is shown only once."""
@@ -55,6 +55,6 @@ def make(
 
 
 @router.delete("/tokens/{token_id}", status_code=204, responses=raises(NotFound))
-def revoke(principal: Maker, token_id: str, session: Writing) -> None:
+def revoke_token(principal: Maker, token_id: str, session: Writing) -> None:
     """Revokes a token at once; it may be the caller's own."""
     TokenIssuingService(session, principal).revoke(token_id)

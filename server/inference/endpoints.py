@@ -1,4 +1,4 @@
-"""The route of scores, and the errors and the scope that it shares with OpenAI's routes."""
+"""The routes of scores and labels, and the errors and the scope that it shares with OpenAI's routes."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from fastapi import Request
 from server.identity.access_rules import needs
 from server.identity.tokens import Principal
 from server.inference import responses
+from server.inference.classification import classify
 from server.inference.errors import BaseNotServed, ScorerBusy, ScorerFull, ScorerLate, ScorerOff, ScorerStopped
 from server.storage.store import Damaged
 from server.web.openapi import raises
@@ -26,7 +27,7 @@ from shared.errors import (
     UnknownBase,
     VersionHeld,
 )
-from shared.scoring import ScoreRequest, ScoreResult, TextTooLong
+from shared.scoring import ClassifyRequest, ClassifyResult, ScoreRequest, ScoreResult, TextTooLong
 from shared.tokenizer import UnknownToken
 
 router = Routes(prefix="/v1", tags=["scoring"])
@@ -47,9 +48,22 @@ REFUSALS: tuple[type[MobizoError], ...] = (
 
 
 @router.post("/score", responses=raises(*REFUSALS, InvalidDataset))
-async def score(principal: ScoringPrincipal, request: ScoreRequest, connection: Request, state: State) -> ScoreResult:
+async def score_answers(
+    principal: ScoringPrincipal, request: ScoreRequest, connection: Request, state: State
+) -> ScoreResult:
     """Returns the log-probabilities of answers after their prompts. Each row has its own adapter; rows share batches.
 
     A score does not depend on the other rows of a request. Texts are read whole, up to the base's context.
     """
     return await cancelled_on_disconnect(connection, responses.score(state, principal.tenant, request))
+
+
+@router.post("/adapters/{name}/classify", responses=raises(*REFUSALS, InvalidDataset))
+async def classify_record(
+    principal: ScoringPrincipal, name: str, request: ClassifyRequest, connection: Request, state: State
+) -> ClassifyResult:
+    """Returns the probability of each label for a record. `name` is NAME or NAME@REVISION; the default is `main`.
+
+    The adapter's own task makes the prompt of the fields. The scores are those of `POST /v1/score`.
+    """
+    return await cancelled_on_disconnect(connection, classify(state, principal.tenant, name, request))

@@ -62,7 +62,7 @@ async def _prepare(principal: Writer, request: JobRequest, connection: Request) 
         *(AdapterNotFound, RevisionNotFound, StartMismatch, VersionHeld, BudgetExceeded, QuotaExceeded),
     ),
 )
-def submit(
+def create_job(
     principal: Writer,
     request: JobRequest,
     response: Response,
@@ -82,7 +82,7 @@ def submit(
 
 
 @router.get("")
-def jobs(
+def list_jobs(
     principal: Reader,
     session: Reading,
     paging: Paging,
@@ -96,19 +96,19 @@ def jobs(
 
 
 @router.get("/{job_id}")
-def job(principal: Reader, job_id: str, state: State, session: Reading) -> JobView:
+def get_job(principal: Reader, job_id: str, state: State, session: Reading) -> JobView:
     """Shows one job."""
     return JobService(session, state.artifacts).get(principal.tenant, job_id).view()
 
 
 @router.get("/{job_id}/waiting")
-def waiting(principal: Reader, job_id: str, state: State, session: Reading) -> JobWaiting:
+def explain_waiting(principal: Reader, job_id: str, state: State, session: Reading) -> JobWaiting:
     """Explains why a job waits: for its program, for a suitable device, or for the jobs ahead of it."""
     return ExplanationService(session).explain(JobService(session, state.artifacts).get(principal.tenant, job_id))
 
 
 @router.post("/{job_id}/cancel", responses=raises(Conflict))
-def cancel(principal: Writer, job_id: str, state: State, session: Writing) -> JobView:
+def cancel_job(principal: Writer, job_id: str, state: State, session: Writing) -> JobView:
     """Cancels a job in any state that is not final. Cancelling it again changes nothing.
 
     Of a job that repeats, cancels the latest job of the series and ends the series, also between two jobs.
@@ -136,7 +136,7 @@ def _number(
 
 
 @router.get("/{job_id}/events", response_class=EventSourceResponse)
-async def events(
+async def watch_job(
     principal: Reader, number: Annotated[int, Depends(_number)], after: LastEventId, state: State
 ) -> AsyncIterator[ServerSentEvent]:
     """Streams a job's events from its beginning, or after `Last-Event-ID`.

@@ -21,7 +21,7 @@ Digest = Annotated[str, Path(pattern=r"^[0-9a-f]{64}$", description="sha256, hex
 
 
 @router.get("/programs/{recipe_id}")
-def program(
+def get_program(
     principal: Annotated[Principal, needs(Scope.JOBS_READ)], recipe_id: Digest, session: Reading
 ) -> SignedManifest:
     """The signed manifest of a compiled program that one of the tenant's jobs asked for."""
@@ -30,7 +30,7 @@ def program(
 
 @router.head("/files/{sha256}", include_in_schema=False)
 @router.get("/files/{sha256}", **FILE_ROUTE)
-def file(
+def download_file(
     principal: Annotated[Principal, needs(Scope.JOBS_READ, or_device=True)],
     sha256: Digest,
     request: Request,

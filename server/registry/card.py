@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 from shared.job import Result
 from shared.recipe import REVERSE_ESTIMATORS, Recipe
 from shared.registry import AdapterManifest
+from shared.task import Task, read_question, record_fields
 
 CARD = "README.md"
 
@@ -69,6 +72,55 @@ def _scores(result: Result) -> tuple[tuple[str, str], ...]:
     return tuple(rows)
 
 
+_USE = """import torch
+from transformers import AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained({base})
+candidates = {candidates}
+scores = {{}}
+for label, (prompt, answer) in candidates.items():
+    start = len(tokenizer(prompt).input_ids)
+    tokens = tokenizer(prompt + answer, return_tensors="pt").input_ids
+    with torch.no_grad():
+        log_probabilities = model(tokens).logits[0, start - 1 : -1].log_softmax(-1)
+    scores[label] = float(log_probabilities.gather(1, tokens[0, start:, None]).sum())
+print(max(scores, key=scores.get))
+"""
+
+
+def _prompt(manifest: AdapterManifest, hub_id: str | None) -> str:
+    """Returns the section with the prompt that the adapter was trained with, and how it is used."""
+    task = manifest.task
+    # As JSON, no text of a task can end its block.
+    template = json.dumps(task.model_dump(mode="json", exclude_defaults=True), indent=2, ensure_ascii=False)
+    section = (
+        "\n## Prompt\n\nThe adapter was trained with the prompts of this task. Braces contain names of a record's "
+        f"fields.\n\n```json\n{template}\n```\n"
+    )
+    if task.generates:
+        return section
+    fields = _example(task)
+    body = json.dumps({"fields": fields}, ensure_ascii=False)
+    question = read_question(task, fields | {task.label_field: task.answers[0].labels[0]}, task.name)
+    candidates = {
+        answer.labels[0]: (choice.prompt, choice.answer)
+        for answer, choice in zip(task.answers, question.choices, strict=True)
+    }
+    use = _USE.format(base=repr(hub_id or "directory of the base model"), candidates=candidates)
+    return (
+        f"{section}\n"
+        "mobizo's server, and `mobizo-agent serve` on a device, make the prompt and return the labels with their\n"
+        f"probabilities. `POST /v1/adapters/{manifest.adapter}/classify` takes the fields:\n\n"
+        f"```json\n{body}\n```\n\nWith `model` as loaded above:\n\n```python\n{use}```\n"
+    )
+
+
+def _example(task: Task) -> dict[str, str]:
+    """Returns a record without a label; most values are the names of their fields."""
+    fields = {field: f"<{field}>" for field in record_fields(task)}
+    return fields | {each.field: next(iter(each.values)) for each in task.mapped.values()}
+
+
 def model_card(manifest: AdapterManifest, hub_id: str | None = None) -> bytes:
     """Returns README.md of a PEFT directory. hub_id: the base model's id on the Hugging Face Hub, if it is known."""
     recipe, result, training = manifest.recipe, manifest.result, manifest.training
@@ -114,6 +166,6 @@ def model_card(manifest: AdapterManifest, hub_id: str | None = None) -> bytes:
         f"A LoRA adapter that was trained with {how}, on {where} the data. The data did\n"
         "not leave the device.\n\n"
         f"| | |\n|---|---|\n{table}\n\n"
-        f"Load it with PEFT:\n\n```python\n{usage}\n```\n"
+        f"Load it with PEFT:\n\n```python\n{usage}\n```\n{_prompt(manifest, hub_id)}"
     )
     return text.encode()

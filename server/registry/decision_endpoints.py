@@ -38,7 +38,7 @@ def _version_view(state: AppState, decisions: DecisionService, version: StoredVe
 
 
 @router.post("/adapters/{name}/promote", responses=DECIDED)
-def promote(principal: Writer, name: str, promotion: Promotion, state: State, session: Writing) -> AdapterView:
+def promote_version(principal: Writer, name: str, promotion: Promotion, state: State, session: Writing) -> AdapterView:
     """Makes an approved version `main`, such as the one that was it before. The next approval moves `main` on."""
     decisions = DecisionService.of(session, principal, name)
     decisions.promote(promotion.revision, promotion.reason)
@@ -46,7 +46,7 @@ def promote(principal: Writer, name: str, promotion: Promotion, state: State, se
 
 
 @router.delete("/adapters/{name}", responses=raises(AdapterNotFound))
-def delete(principal: Writer, name: str, state: State, session: Writing, reason: Reason = "") -> AdapterView:
+def delete_adapter(principal: Writer, name: str, state: State, session: Writing, reason: Reason = "") -> AdapterView:
     """Deletes an adapter with its versions; it can be restored until `removed_after`."""
     decisions = DecisionService.of(session, principal, name)
     decisions.delete(reason)
@@ -54,7 +54,7 @@ def delete(principal: Writer, name: str, state: State, session: Writing, reason:
 
 
 @router.post("/adapters/{name}/undelete", responses=raises(AdapterNotFound))
-def undelete(principal: Writer, name: str, state: State, session: Writing, why: Why = None) -> AdapterView:
+def undelete_adapter(principal: Writer, name: str, state: State, session: Writing, why: Why = None) -> AdapterView:
     """Restores a deleted adapter."""
     decisions = DecisionService.of(session, principal, name, deleted=True)
     decisions.undelete(why.reason if why else "")
@@ -62,7 +62,7 @@ def undelete(principal: Writer, name: str, state: State, session: Writing, why: 
 
 
 @router.post("/adapters/{name}/versions/{version}/approve", responses=raises(*ABSENT))
-def approve(
+def approve_version(
     principal: Writer, name: str, version: Version, state: State, session: Writing, why: Why = None
 ) -> AdapterVersion:
     """Approves a held version; it becomes `main` if no later version was approved."""
@@ -90,13 +90,13 @@ def undelete_version(
 
 
 @router.get("/adapters/{name}/rule", responses=raises(AdapterNotFound))
-def adapter_rule(principal: Reader, name: str, session: Reading) -> RuleView:
+def get_adapter_rule(principal: Reader, name: str, session: Reading) -> RuleView:
     """Shows the rule that approves the adapter's new versions."""
     return ApprovalService(session).of_adapter(find_adapter(session, principal.tenant, name))
 
 
 @router.put("/adapters/{name}/rule", responses=raises(AdapterNotFound))
-def put_adapter_rule(principal: Writer, name: str, change: RuleChange, session: Writing) -> RuleView:
+def set_adapter_rule(principal: Writer, name: str, change: RuleChange, session: Writing) -> RuleView:
     """Sets the adapter's own rule for future versions; null: the tenant's rule applies."""
     decisions, approval = DecisionService.of(session, principal, name), ApprovalService(session)
     decisions.rule(change.rule)
@@ -104,13 +104,13 @@ def put_adapter_rule(principal: Writer, name: str, change: RuleChange, session: 
 
 
 @router.get("/approval-rule")
-def tenant_rule(principal: Reader, session: Reading) -> RuleView:
+def get_approval_rule(principal: Reader, session: Reading) -> RuleView:
     """Shows the rule of adapters without a rule of their own."""
     return ApprovalService(session).of_tenant(principal.tenant)
 
 
 @router.put("/approval-rule")
-def put_tenant_rule(principal: Writer, change: RuleChange, session: Writing) -> RuleView:
+def set_approval_rule(principal: Writer, change: RuleChange, session: Writing) -> RuleView:
     """Sets the tenant's rule for future versions; null: the server's rule applies."""
     approval = ApprovalService(session)
     approval.set_tenant_rule(principal.tenant, change.rule)

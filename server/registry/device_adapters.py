@@ -71,7 +71,7 @@ def _version(session: Session, device: Device, name: str, revision: str) -> Stor
 
 
 @router.get("", responses=raises(*ABSENT, VersionHeld))
-def own(principal: Device, name: str, revision: str, session: Reading) -> DeviceAdapter:
+def get_device_adapter(principal: Device, name: str, revision: str, session: Reading) -> DeviceAdapter:
     """A published version of a user of this device or of its cohort, with its program."""
     version = _version(session, principal, name, revision)
     program = ProgramRepository(session).signed(version.recipe_id)
@@ -82,7 +82,7 @@ def own(principal: Device, name: str, revision: str, session: Reading) -> Device
 
 @router.head("/lora_B.safetensors", include_in_schema=False)
 @router.get("/lora_B.safetensors", **OWN_FILE)
-def own_lora_b(principal: Device, name: str, revision: str, request: Request, state: State) -> Response:
+def download_device_adapter(principal: Device, name: str, revision: str, request: Request, state: State) -> Response:
     """The LoRA-B of that version; supports Range."""
     with state.database.reading() as session:
         version = _version(session, principal, name, revision)

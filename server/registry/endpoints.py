@@ -39,7 +39,7 @@ FILE_OF_ADAPTER = FILE_ROUTE | {
 
 
 @router.get("")
-def adapters(
+def list_adapters(
     principal: Reader,
     state: State,
     session: Reading,
@@ -52,21 +52,21 @@ def adapters(
 
 
 @router.get("/{name}", responses=raises(AdapterNotFound))
-def adapter(principal: Reader, name: str, state: State, session: Reading) -> AdapterView:
+def get_adapter(principal: Reader, name: str, state: State, session: Reading) -> AdapterView:
     """Shows an adapter with its latest version."""
     stored = find_adapter(session, principal.tenant, name)
     return AdapterService(session).view(stored, state.settings.adapter_grace)
 
 
 @router.get("/{name}/versions/{version}", responses=raises(*ABSENT))
-def version(principal: Reader, name: str, version: Version, session: Reading) -> AdapterVersion:
+def get_version(principal: Reader, name: str, version: Version, session: Reading) -> AdapterVersion:
     """Shows an immutable version."""
     adapter, stored = resolve(session, principal.tenant, name, f"v{version}")
     return stored.view(adapter)
 
 
 @router.get("/{name}/versions", responses=raises(AdapterNotFound))
-def versions(
+def list_versions(
     principal: Reader,
     name: str,
     state: State,
@@ -86,14 +86,14 @@ def versions(
 
 
 @router.get("/{name}/revisions/{revision}", responses=raises(*ABSENT))
-def revision(principal: Reader, name: str, revision: Revision, session: Reading) -> AdapterVersion:
+def get_revision(principal: Reader, name: str, revision: Revision, session: Reading) -> AdapterVersion:
     """Shows the version of a revision: `main`, a number, or the beginning of a revision's digits."""
     adapter, stored = resolve(session, principal.tenant, name, revision)
     return stored.view(adapter)
 
 
 @router.get("/{name}/events", responses=raises(AdapterNotFound))
-def adapter_events(principal: Reader, name: str, session: Reading, paging: Paging) -> Page[AdapterEvent]:
+def list_adapter_events(principal: Reader, name: str, session: Reading, paging: Paging) -> Page[AdapterEvent]:
     """Lists an adapter's audit trail, newest first, also after the adapter was deleted or removed."""
     page_rows = AuditTrail(session).page(principal.tenant, name, paging)
     if not page_rows.rows and paging.before is None:
@@ -102,7 +102,7 @@ def adapter_events(principal: Reader, name: str, session: Reading, paging: Pagin
 
 
 @router.get("/{name}/compare", responses=raises(*ABSENT))
-def compare(
+def compare_versions(
     principal: Reader,
     name: str,
     session: Reading,
@@ -116,14 +116,14 @@ def compare(
 
 @router.head("/{name}/versions/{version}/lora_B.safetensors", include_in_schema=False)
 @router.get("/{name}/versions/{version}/lora_B.safetensors", **FILE_OF_ADAPTER)
-def lora_b(principal: Reader, name: str, version: Version, request: Request, state: State) -> Response:
+def download_lora_b(principal: Reader, name: str, version: Version, request: Request, state: State) -> Response:
     """Downloads the LoRA-B file as the device made it; supports Range."""
     sha256 = b_file(state.database, state.artifacts, _stored(state, principal, name, version))
     return file_response(request, state.artifacts, sha256, f"{name}-{version}.lora_B.safetensors")
 
 
 @router.get("/{name}/versions/{version}/peft", responses=raises(*ABSENT, AMismatch, Collected, StorageFull))
-def peft(principal: Reader, name: str, version: Version, state: State) -> PeftListing:
+def list_peft_files(principal: Reader, name: str, version: Version, state: State) -> PeftListing:
     """Lists the files of the version's PEFT directory."""
     stored = _stored(state, principal, name, version)
     peft_rows = files.listing(state, stored)
@@ -133,7 +133,9 @@ def peft(principal: Reader, name: str, version: Version, state: State) -> PeftLi
 
 @router.head("/{name}/versions/{version}/peft/{file}", include_in_schema=False)
 @router.get("/{name}/versions/{version}/peft/{file}", **FILE_OF_ADAPTER)
-def peft_file(principal: Reader, name: str, version: Version, file: str, request: Request, state: State) -> Response:
+def download_peft_file(
+    principal: Reader, name: str, version: Version, file: str, request: Request, state: State
+) -> Response:
     """Downloads a file of the PEFT directory, or of another export format by name; supports Range."""
     stored_file = files.find(state, _stored(state, principal, name, version), file)
     return file_response(request, state.artifacts, stored_file.sha256, stored_file.path)

@@ -80,7 +80,7 @@ _UPLOADED = (Gone, Collected, ReplayedRequest, StorageFull, TooLarge, TooSlow, U
 
 @router.head("/{lease_id}/start", include_in_schema=False)
 @router.get("/{lease_id}/start", **START_FILE)
-def start(principal: Device, lease_id: str, request: Request, state: State) -> Response:
+def download_start(principal: Device, lease_id: str, request: Request, state: State) -> Response:
     """Downloads the LoRA-B that the leased job continues; only for the device with the lease. Supports Range."""
     with state.database.reading() as session:
         leases = LeaseService(session, state.settings.lease_seconds)
@@ -95,7 +95,7 @@ def start(principal: Device, lease_id: str, request: Request, state: State) -> R
     responses=raises(InvalidUpload, CohortMismatch, InvalidUpdate, RoundClosed, NotAMember, QuotaExceeded, *_UPLOADED),
     openapi_extra=BYTES,
 )
-async def upload(
+async def upload_adapter(
     principal: Device, lease_id: str, request: Request, state: State, signature: ResultSignature
 ) -> UploadReceipt:
     """Uploads the trained LoRA-B: a safetensors file with one float32 tensor `lora_B` of D finite elements."""
@@ -136,7 +136,7 @@ async def upload_trajectory(
         *(RoundClosed, NotAMember, InvalidUpdate),
     ),
 )
-async def complete(
+async def complete_lease(
     principal: Device, lease_id: str, completion: Completion, state: State, signature: WholeResultSignature
 ) -> AdapterVersion | RoundReceipt:
     """Publishes the uploaded file as the adapter's next version and ends the job. A repeated request changes nothing.

@@ -14,6 +14,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute
 
+from server.web.request_examples import REQUEST_EXAMPLES
 from shared.errors import PROBLEM_TYPE, MobizoError
 
 PROBLEM_JSON = "application/problem+json"
@@ -146,14 +147,8 @@ FILE: Responses = {
 
 
 def operation_id(route: APIRoute) -> str:
-    """Returns a stable, readable name: the slice and the action, such as `jobs_submit`."""
-    tag = str(route.tags[0]).replace("-", "_") if route.tags else ""
-    name = route.name
-    if name == tag:
-        name = "list"
-    elif name + "s" == tag:
-        name = "get"
-    return f"{tag}_{name}"
+    """Returns the name of a route's function, such as `create_job`; generated clients have functions of these names."""
+    return route.name
 
 
 def describe(app: FastAPI) -> dict[str, Any]:
@@ -161,7 +156,12 @@ def describe(app: FastAPI) -> dict[str, Any]:
     if app.openapi_schema is not None:
         return app.openapi_schema
     document = get_openapi(
-        title=app.title, version=app.version, description=app.description, routes=app.routes, tags=app.openapi_tags
+        title=app.title,
+        version=app.version,
+        description=app.description,
+        routes=app.routes,
+        tags=app.openapi_tags,
+        separate_input_output_schemas=False,
     )
     schemas = document.setdefault("components", {}).setdefault("schemas", {})
     for unused in ("HTTPValidationError", "ValidationError"):
@@ -170,6 +170,7 @@ def describe(app: FastAPI) -> dict[str, Any]:
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
             _add_headers(operation)
+            _add_example(operation)
             if path.startswith(TAGGED_PATHS) and method.upper() in TAGGED_METHODS:
                 _add_tags(method, operation)
     app.openapi_schema = document
@@ -185,6 +186,15 @@ def _add_headers(operation: dict[str, Any]) -> None:
             headers["Idempotency-Replayed"] = _text("true: this is the answer that its key got before")
         if headers:
             response["headers"] = response.get("headers", {}) | headers
+
+
+def _add_example(operation: dict[str, Any]) -> None:
+    """Adds the example of a JSON body."""
+    body = operation.get("requestBody", {}).get("content", {}).get("application/json")
+    if body is not None:
+        # A body that may be left out is that of a model, or null.
+        schema = body["schema"].get("anyOf", [body["schema"]])[0]
+        body["example"] = REQUEST_EXAMPLES[schema["$ref"].rpartition("/")[2]]
 
 
 def _add_tags(method: str, operation: dict[str, Any]) -> None:

@@ -17,7 +17,7 @@ from shared.errors import AdapterNotFound, MobizoError, RevisionNotFound, TooMan
 from shared.generated_text import GeneratedToken
 from shared.openai.models import (
     COMPLETION_TOKENS,
-    Answer,
+    AssistantMessage,
     ChatChoice,
     ChatChunk,
     ChatChunkChoice,
@@ -25,13 +25,13 @@ from shared.openai.models import (
     ChatLogprob,
     ChatLogprobs,
     ChatRequest,
-    Completion,
     CompletionChoice,
     CompletionLogprobs,
     CompletionRequest,
     Delta,
     Finish,
     LikelyToken,
+    TextCompletion,
     Usage,
 )
 from shared.recipe import MAX_SEED
@@ -153,13 +153,13 @@ class Writer(Protocol):
     def id(self) -> str:
         """The id of the answer, which each event of its stream repeats."""
 
-    def response(self, texts: Sequence[FinishedText]) -> ChatCompletion | Completion:
+    def response(self, texts: Sequence[FinishedText]) -> ChatCompletion | TextCompletion:
         """Returns the answer that has all texts, in the request's order."""
 
-    def chunk(self, piece: ResponsePiece) -> ChatChunk | Completion:
+    def chunk(self, piece: ResponsePiece) -> ChatChunk | TextCompletion:
         """Returns one event of a stream."""
 
-    def usage_event(self) -> ChatChunk | Completion | None:
+    def usage_event(self) -> ChatChunk | TextCompletion | None:
         """Returns the event that follows all texts, if the request asked for usage."""
 
 
@@ -176,7 +176,7 @@ class ChatWriter:
         choices = tuple(
             ChatChoice(
                 index=text.index,
-                message=Answer(content=text.text),
+                message=AssistantMessage(content=text.text),
                 logprobs=text.chat_logprobs if self._request.logprobs else None,
                 finish_reason=text.finish,
             )
@@ -212,20 +212,20 @@ class CompletionWriter:
         self._common_fields = _common_fields("cmpl", request.model)
         self.id: str = self._common_fields["id"]
 
-    def response(self, texts: Sequence[FinishedText]) -> Completion:
+    def response(self, texts: Sequence[FinishedText]) -> TextCompletion:
         """Returns the answer that has all texts."""
         return self._completion(tuple(map(self._choice, texts)), self._state.usage)
 
-    def chunk(self, piece: ResponsePiece) -> Completion:
+    def chunk(self, piece: ResponsePiece) -> TextCompletion:
         """Returns one event of a stream."""
         return self._completion((self._choice(piece),))
 
-    def usage_event(self) -> Completion | None:
+    def usage_event(self) -> TextCompletion | None:
         """Returns the event with the usage, or None."""
         return self._completion((), self._state.usage) if _wants_usage(self._request) else None
 
-    def _completion(self, choices: tuple[CompletionChoice, ...], usage: Usage | None = None) -> Completion:
-        return Completion(
+    def _completion(self, choices: tuple[CompletionChoice, ...], usage: Usage | None = None) -> TextCompletion:
+        return TextCompletion(
             **self._common_fields, system_fingerprint=self._state.fingerprint, choices=choices, usage=usage
         )
 
@@ -252,7 +252,7 @@ def unix_seconds(moment: datetime) -> int:
     return int(moment.replace(tzinfo=UTC).timestamp())
 
 
-def event(chunk: ChatChunk | Completion) -> bytes:
+def event(chunk: ChatChunk | TextCompletion) -> bytes:
     """Returns a chunk as an event of a stream."""
     body = chunk.model_dump(mode="json")
     if body["usage"] is None:

@@ -222,7 +222,7 @@ class CompletionLogprobs(_WireModel):
 Finish = Literal["stop", "length"]
 
 
-class Answer(_WireModel):
+class AssistantMessage(_WireModel):
     """The assistant's turn."""
 
     role: Literal["assistant"] = "assistant"
@@ -234,7 +234,7 @@ class ChatChoice(_WireModel):
     """One answer."""
 
     index: int
-    message: Answer
+    message: AssistantMessage
     logprobs: ChatLogprobs | None = None
     finish_reason: Finish
 
@@ -288,7 +288,7 @@ class CompletionChoice(_WireModel):
     finish_reason: Finish | None
 
 
-class Completion(_WireModel):
+class TextCompletion(_WireModel):
     """Completions, or an event of a stream of them."""
 
     id: str

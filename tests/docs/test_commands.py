@@ -25,6 +25,7 @@ RUN = {
     ("docs/clients.md", "python"): "tests/docs/test_clients.py",
     ("README.md", "python"): "tests/docs/test_clients.py",
     ("docs/own-data.md", "sh"): "tests/docs/test_own_data.py",
+    ("docs/start.md", "sh"): "tests/docs/test_start.py",
     ("docs/federation.md", "bash"): "tests/mobizo/test_federation_docs.py",
     ("docs/serving.md", "sh"): "tests/device_agent/serving/test_serve.py",
     ("docs/serving.md", "python"): "tests/device_agent/serving/test_serve.py",

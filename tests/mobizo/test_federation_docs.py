@@ -36,7 +36,7 @@ def test_the_quick_start(call, band, tmp_path):
     ).groups()
     settings = json.loads(body) | {"base": "tiny"}
     (tmp_path / name).write_text(json.dumps(settings))
-    job = job_request(user="dave", adapter="dave-reviews", dataset="reviews", start={"adapter": "readers"})
+    job = job_request(user="dave", adapter="dave-reviews", dataset="reviews", start="readers")
     del job["recipe"]  # it is the cohort's then
     (tmp_path / "dave.json").write_text(json.dumps(job))
     create, *joins, rounds, updates, submit = commands.splitlines()

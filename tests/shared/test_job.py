@@ -1,8 +1,17 @@
 import pytest
 from pydantic import ValidationError
 
-from shared.job import TRANSITIONS, JobRequest, JobState, Progress, Result
+from shared.job import TRANSITIONS, JobRequest, JobStart, JobState, Progress, Result
 from shared.zo.trajectory import Evaluation
+
+
+def test_a_start_is_also_read_as_text():
+    whole = {"adapter": "alice-movies", "revision": "v2"}
+    assert JobStart.model_validate("alice-movies@v2") == JobStart.model_validate(whole)
+    assert JobStart.model_validate("alice-movies").revision == "main"
+    for wrong in ("alice-movies@", "@v2", "a@b@c", ""):
+        with pytest.raises(ValidationError):
+            JobStart.model_validate(wrong)
 
 
 def test_every_state_but_the_first_can_be_reached_and_every_open_one_cancelled():

@@ -18,7 +18,7 @@ router = Routes(prefix="/v1/calibrations", tags=["calibrations"])
 
 
 @router.get("")
-def calibrations(
+def list_calibrations(
     principal: Annotated[Principal, needs(Scope.JOBS_READ)], session: Reading, paging: Paging
 ) -> Page[CalibrationView]:
     """Lists calibrations, newest first. `recipe.calibration` of a job is the sha256 of one."""

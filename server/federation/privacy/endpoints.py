@@ -24,7 +24,7 @@ User = Annotated[str, Path(pattern=NAME)]
 
 
 @router.get("/users/{user}/privacy")
-async def spent(principal: Reader, user: User, state: State, connection: Request) -> UserPrivacy:
+async def get_user_privacy(principal: Reader, user: User, state: State, connection: Request) -> UserPrivacy:
     """The privacy spent on a user's data by all jobs, reserved runs included; zero for a user without jobs."""
 
     def read() -> UserPrivacy:
@@ -35,7 +35,9 @@ async def spent(principal: Reader, user: User, state: State, connection: Request
 
 
 @router.get("/devices/{device_id}/privacy")
-async def spent_on_device(principal: Reader, device_id: str, state: State, connection: Request) -> list[DatasetPrivacy]:
+async def get_device_privacy(
+    principal: Reader, device_id: str, state: State, connection: Request
+) -> list[DatasetPrivacy]:
     """The privacy that private runs have spent on each data set of a device, for all users together."""
 
     def read() -> list[DatasetPrivacy]:
@@ -47,7 +49,9 @@ async def spent_on_device(principal: Reader, device_id: str, state: State, conne
 
 
 @router.put("/users/{user}/privacy")
-async def limit(principal: Writer, user: User, budget: PrivacyBudget, state: State, connection: Request) -> UserPrivacy:
+async def set_user_privacy(
+    principal: Writer, user: User, budget: PrivacyBudget, state: State, connection: Request
+) -> UserPrivacy:
     """Sets a user's budget: from now on a job that would exceed it is refused, and so is any without `privacy`."""
 
     def write() -> None:
@@ -55,4 +59,4 @@ async def limit(principal: Writer, user: User, budget: PrivacyBudget, state: Sta
             PrivacyService(session).set_limit(principal.tenant, user, budget.epsilon, budget.delta)
 
     await state.write_queue.run(write)
-    return await spent(principal, user, state, connection)
+    return await get_user_privacy(principal, user, state, connection)

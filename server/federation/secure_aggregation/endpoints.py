@@ -76,7 +76,7 @@ def _advance(state: AppState, principal: DevicePrincipal, lease_id: str) -> None
 
 
 @router.get("/{lease_id}/masking", responses=raises(Gone, Conflict))
-async def masked_round(
+async def get_masked_round(
     principal: Device,
     lease_id: str,
     state: State,
@@ -91,7 +91,7 @@ async def masked_round(
 
 
 @router.post("/{lease_id}/masking/keys", responses=ERRORS | raises(BadSignature))
-def advertise(
+def advertise_keys(
     principal: Device, lease_id: str, advertisement: Advertisement, state: State, session: SignedWriting
 ) -> SecureAggregationView:
     """Phase `keys`: accepts the device's public keys for this round, signed with its enrollment key."""
@@ -109,7 +109,7 @@ def advertise(
 
 
 @router.post("/{lease_id}/masking/shares", responses=ERRORS)
-def share(
+def share_keys(
     principal: Device, lease_id: str, shares: SealedShares, state: State, session: SignedWriting
 ) -> SecureAggregationView:
     """Phase `shares`: accepts the shares of the device's two secrets, encrypted for each other device of the roster."""
@@ -121,7 +121,7 @@ def share(
     responses=ERRORS | raises(Collected, ReplayedRequest, StorageFull, TooLarge, TooSlow, UnsupportedMediaType),
     openapi_extra=BYTES,
 )
-async def mask(
+async def upload_masked_vector(
     principal: Device, lease_id: str, request: Request, state: State, signature: ResultSignature
 ) -> SecureAggregationView:
     """Phase `vectors`: accepts the masked update and weight, D + 1 little-endian words of the round's width."""
@@ -151,7 +151,7 @@ def _submit_vector(
 
 
 @router.post("/{lease_id}/masking/consent", responses=ERRORS)
-def consent(
+def consent_to_unmasking(
     principal: Device, lease_id: str, consent: Consent, state: State, session: SignedWriting
 ) -> SecureAggregationView:
     """Phase `consents`: accepts the device's signature over the list of devices in the sum."""
@@ -159,7 +159,7 @@ def consent(
 
 
 @router.post("/{lease_id}/masking/unmask", responses=ERRORS)
-def unmask(
+def unmask_round(
     principal: Device, lease_id: str, unmasking: Unmasking, state: State, session: SignedWriting
 ) -> SecureAggregationView:
     """Phase `unmasking`: accepts the shares that remove the masks from the sum, and from nothing else."""

@@ -9,7 +9,8 @@ from sqlalchemy.orm import Session
 
 from server.identity.access_rules import Enrolling, needs
 from server.identity.devices.repository import BindingRepository, Device, DeviceRepository
-from server.identity.devices.service import BindingService, DeviceService, revoke_device
+from server.identity.devices.service import BindingService, DeviceService
+from server.identity.devices.service import revoke_device as revoke
 from server.identity.signing_keys.service import KeyService, server_info
 from server.identity.tokens import Principal
 from server.web.idempotency import Once
@@ -27,7 +28,7 @@ User = Annotated[str, Path(pattern=NAME)]
 
 
 @router.post("/enrollments", status_code=201, responses=raises(QuotaExceeded))
-def invite(
+def create_enrollment(
     principal: Annotated[Principal, needs(Scope.DEVICES_WRITE)],
     request: EnrollmentRequest,
     session: Writing,
@@ -38,7 +39,9 @@ def invite(
 
 
 @router.post("/devices", status_code=201, responses=raises(QuotaExceeded))
-def enroll(bearer: Enrolling, request: DeviceEnrollment, state: State, session: Writing, once: Once) -> DeviceGrant:
+def enroll_device(
+    bearer: Enrolling, request: DeviceEnrollment, state: State, session: Writing, once: Once
+) -> DeviceGrant:
     """Enrolls a device; the one-time token is the request's bearer token."""
     device, token = DeviceService(session).enroll(bearer, request)
     return DeviceGrant(
@@ -47,7 +50,7 @@ def enroll(bearer: Enrolling, request: DeviceEnrollment, state: State, session: 
 
 
 @router.get("/devices")
-def devices(
+def list_devices(
     principal: Annotated[Principal, needs(Scope.DEVICES_READ)], session: Reading, paging: Paging
 ) -> Page[DeviceView]:
     """The tenant's devices, newest first."""
@@ -57,13 +60,15 @@ def devices(
 
 
 @router.get("/devices/{device_id}")
-def device(principal: Annotated[Principal, needs(Scope.DEVICES_READ)], device_id: str, session: Reading) -> DeviceView:
+def get_device(
+    principal: Annotated[Principal, needs(Scope.DEVICES_READ)], device_id: str, session: Reading
+) -> DeviceView:
     """Returns one device: its own report, and the labels and users that operators gave it."""
     return _view(session, DeviceService(session).get(principal.tenant, device_id))
 
 
 @router.patch("/devices/{device_id}")
-def change(
+def update_device(
     principal: Annotated[Principal, needs(Scope.DEVICES_WRITE)],
     device_id: str,
     request: DeviceChange,
@@ -77,16 +82,16 @@ def change(
 
 
 @router.post("/devices/{device_id}/revoke")
-def revoke(
+def revoke_device(
     principal: Annotated[Principal, needs(Scope.DEVICES_WRITE)], device_id: str, state: State, session: Writing
 ) -> DeviceView:
     """Revokes a device at once: its tokens end and its jobs return to the queue. Repeating it changes nothing."""
     device = DeviceService(session).get(principal.tenant, device_id)
-    return _view(session, revoke_device(session, state.settings, principal.tenant, device.id, principal))
+    return _view(session, revoke(session, state.settings, principal.tenant, device.id, principal))
 
 
 @router.put("/devices/{device_id}/users/{user}", responses=raises(Conflict))
-def bind(
+def bind_user(
     principal: Annotated[Principal, needs(Scope.DEVICES_WRITE)], device_id: str, user: User, session: Writing
 ) -> DeviceView:
     """Binds a user to a device: from now on the device gets the user's jobs. Idempotent."""
@@ -96,7 +101,7 @@ def bind(
 
 
 @router.delete("/devices/{device_id}/users/{user}", status_code=204)
-def unbind(
+def unbind_user(
     principal: Annotated[Principal, needs(Scope.DEVICES_WRITE)],
     device_id: str,
     user: User,

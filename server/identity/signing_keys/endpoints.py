@@ -12,6 +12,6 @@ router = Routes(prefix="/v1/server", tags=["server"])
 
 
 @router.get("/keys", dependencies=[PUBLIC])
-def keys(state: State, session: Reading) -> ServerKeys:
+def get_server_keys(state: State, session: Reading) -> ServerKeys:
     """The current signing key and the key rotation statements that lead to it. Requires no token."""
     return KeyService(session, state.settings).chain()

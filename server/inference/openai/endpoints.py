@@ -22,14 +22,14 @@ from server.web.streams import STREAMED, cancelled_on_disconnect, event_stream
 from shared.chat_template import InvalidConversation, NoChatTemplate
 from shared.errors import AdapterNotFound, RevisionNotFound, VersionHeld
 from shared.openai.answers import ChatWriter, CompletionWriter, unix_seconds
-from shared.openai.models import ChatCompletion, ChatRequest, Completion, CompletionRequest, Model, ModelList
+from shared.openai.models import ChatCompletion, ChatRequest, CompletionRequest, Model, ModelList, TextCompletion
 
 router = OpenAIRoutes(prefix="/v1", tags=["openai"])
 MAX_LISTED = 1_000
 
 
 @router.get("/models")
-def models(principal: ScoringPrincipal, state: State) -> ModelList:
+def list_models(principal: ScoringPrincipal, state: State) -> ModelList:
     """The models that completions and chats may name."""
     with state.database.reading() as session:
         adapters = AdapterRepository(session).page(principal.tenant, PageRequest(before=None, limit=MAX_LISTED)).rows
@@ -48,7 +48,7 @@ def models(principal: ScoringPrincipal, state: State) -> ModelList:
 
 
 @router.get("/models/{model:path}", responses=raises(AdapterNotFound, RevisionNotFound, VersionHeld))
-def model(principal: ScoringPrincipal, model: str, state: State) -> Model:
+def get_model(principal: ScoringPrincipal, model: str, state: State) -> Model:
     """One model, by the name that requests give it."""
     with state.database.reading() as session:
         target = ScoringService(session, state.artifacts, principal.tenant).resolve_model(model)
@@ -67,7 +67,9 @@ def _base_model(base: BaseModelEntry) -> Model:
     response_model=ChatCompletion,
     responses=STREAMED | raises(*REFUSALS, NoChatTemplate, InvalidConversation),
 )
-async def chat(principal: ScoringPrincipal, request: ChatRequest, connection: Request, state: State) -> Any:
+async def create_chat_completion(
+    principal: ScoringPrincipal, request: ChatRequest, connection: Request, state: State
+) -> Any:
     """The assistant's next turn, by the base model's own chat template."""
     generation = Generation(state, principal.tenant, request)
     writer = ChatWriter(request, generation)
@@ -76,8 +78,8 @@ async def chat(principal: ScoringPrincipal, request: ChatRequest, connection: Re
     return writer.response(await cancelled_on_disconnect(connection, generation.whole()))
 
 
-@router.post("/completions", response_model=Completion, responses=STREAMED | raises(*REFUSALS))
-async def completions(
+@router.post("/completions", response_model=TextCompletion, responses=STREAMED | raises(*REFUSALS))
+async def create_completion(
     principal: ScoringPrincipal, request: CompletionRequest, connection: Request, state: State
 ) -> Any:
     """Continues each prompt."""

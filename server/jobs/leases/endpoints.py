@@ -95,7 +95,7 @@ def make_acquisitions(state: AppState) -> GroupCommit[JobPoll, Answer]:
 
 
 @router.post("", response_model=Lease, responses={204: {"description": "no job for this device now"}})
-async def acquire(
+async def acquire_lease(
     principal: Device, lease_request: LeaseRequest, request: Request, state: State, signature: Signature
 ) -> Lease | Response:
     """Leases a job to the device: the one it has, else the one it had, else the first in the queue that it may train.
@@ -132,7 +132,7 @@ async def acquire(
 
 
 @router.post("/{lease_id}/heartbeat", responses=raises(Gone, ReplayedRequest))
-async def heartbeat(
+async def renew_lease(
     principal: Device, lease_id: str, progress: Progress, state: State, signature: Signature
 ) -> LeaseState:
     """Extends the lease. `stop` is true if the job was cancelled. 410 once the lease is lost."""
@@ -141,25 +141,27 @@ async def heartbeat(
 
 
 @router.post("/{lease_id}/leave", responses=raises(Gone, ReplayedRequest))
-async def leave(principal: Device, lease_id: str, state: State, signature: Signature) -> LeaseState:
+async def leave_lease(principal: Device, lease_id: str, state: State, signature: Signature) -> LeaseState:
     """Announces that the device stops: the job goes to another device unless this one returns within seconds."""
     return await _process(state, principal, lease_id, Parting.LEAVE, signature)
 
 
 @router.post("/{lease_id}/fail", responses=raises(Gone, ReplayedRequest))
-async def fail(principal: Device, lease_id: str, error: JobError, state: State, signature: Signature) -> LeaseState:
+async def fail_lease(
+    principal: Device, lease_id: str, error: JobError, state: State, signature: Signature
+) -> LeaseState:
     """Ends the job with an error that the device reports."""
     return await _process(state, principal, lease_id, error, signature)
 
 
 @router.post("/{lease_id}/release", responses=raises(Gone, ReplayedRequest))
-async def release(principal: Device, lease_id: str, state: State, signature: Signature) -> LeaseState:
+async def release_lease(principal: Device, lease_id: str, state: State, signature: Signature) -> LeaseState:
     """Returns the job to the queue."""
     return await _process(state, principal, lease_id, Parting.RELEASE, signature)
 
 
 @router.post("/{lease_id}/decline", responses=raises(Gone, ReplayedRequest))
-async def decline(
+async def decline_lease(
     principal: Device, lease_id: str, declined: Decline, state: State, signature: Signature
 ) -> LeaseState:
     """Declines a job whose program needs more memory than the device has.

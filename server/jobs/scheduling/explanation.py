@@ -6,7 +6,7 @@ Examines a bounded number of the user's most recently enrolled devices, by their
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from sqlalchemy.orm import Session
 
@@ -21,8 +21,9 @@ from shared.protocol import JobWaiting
 
 MAX_DEVICES = 1000
 MAX_AHEAD = 1000
+NO_REQUEST = "has not requested a job yet"
 _OTHERWISE = {
-    JobState.QUEUED: "its program is waiting to be compiled",
+    JobState.QUEUED: "its program is waiting to be compiled; if it waits for long, `mobizo-server doctor` shows why",
     JobState.COMPILING: "its program is being compiled",
     JobState.TRAINING: "a device is training it",
     JobState.SUCCEEDED: "it has succeeded",
@@ -79,7 +80,7 @@ def _unsuitable(lane: Lane, device: Device, users: frozenset[str], busy: bool, d
     """The first reason why a device cannot take the lane's jobs, as a predicate; None if it can. users: bound to it."""
     report = device.report
     if report is None:
-        return "has not requested a job yet"
+        return NO_REQUEST
     if lane.dataset not in report.datasets:
         return f"lacks data set {lane.dataset!r}"
     offer = DeviceOffer(
@@ -103,11 +104,25 @@ def _unsuitable(lane: Lane, device: Device, users: frozenset[str], busy: bool, d
 def _reason(job: Job, devices: Sequence[Device], eligible: int, unsuitable: Counter[str], ahead: int) -> str:
     alone = job.only_device_id is not None
     if not devices:
-        return "the only device that may train it is not enrolled or not bound" if alone else "no device is enrolled"
+        if alone:
+            return (
+                "the only device that may train it is not enrolled or not bound; an operator runs "
+                f"`mobizo device bind DEVICE {job.user}`"
+            )
+        return f"no device is enrolled; an operator runs `mobizo device enroll-token --user {job.user}`"
     if eligible:
         wait = f"{eligible} of {len(devices)} devices of the user can take it when they next request a job"
         return f"{wait}; {ahead} jobs are ahead of it" if ahead else wait
+    remedy = "; ".join(_remedies(job, unsuitable))
     if alone:
-        return f"the only device that may train it {next(iter(unsuitable))}"
+        return f"the only device that may train it {next(iter(unsuitable))}{remedy and '; '}{remedy}"
     reasons = ", ".join(f"{reason} ({count})" for reason, count in unsuitable.most_common())
-    return f"none of {len(devices)} devices of the user can take it: {reasons}"
+    return f"none of {len(devices)} devices of the user can take it: {reasons}{remedy and '; '}{remedy}"
+
+
+def _remedies(job: Job, unsuitable: Counter[str]) -> Iterator[str]:
+    """Yields what to do where a device does not become suitable by itself."""
+    if f"lacks data set {job.request.dataset!r}" in unsuitable:
+        yield f"on a device that has the data, `mobizo-agent data add {job.request.dataset} FILE` adds the data set"
+    if NO_REQUEST in unsuitable:
+        yield "`mobizo-agent run` on the device requests jobs"

@@ -20,25 +20,25 @@ router = Routes(tags=["server"])
 
 
 @router.get("/v1/server", dependencies=[PUBLIC])
-def info(state: State, session: Reading) -> ServerInfo:
+def get_server(state: State, session: Reading) -> ServerInfo:
     """Returns the version and the signing key. Requires no token."""
     return server_info(KeyService(session, state.settings).public())
 
 
 @router.get("/v1/server/usage")
-def usage(principal: Annotated[Principal, needs(Scope.SERVER_READ)], state: State, session: Reading) -> ServerUsage:
+def get_usage(principal: Annotated[Principal, needs(Scope.SERVER_READ)], state: State, session: Reading) -> ServerUsage:
     """Returns the peak memory of the server, its workers and its compilers since the server started."""
     return server_usage(session, state.started_at)
 
 
 @router.get("/healthz", dependencies=[PROBE])
-async def alive() -> dict[str, str]:
+async def check_liveness() -> dict[str, str]:
     """Liveness probe: succeeds if the process responds."""
     return {"status": "ok"}
 
 
 @router.get("/readyz", dependencies=[PROBE], responses=raises(NotReady))
-def ready(state: State) -> dict[str, str]:
+def check_readiness(state: State) -> dict[str, str]:
     """Readiness probe of database, files, key and disk. Returns 503 with the failed checks, and during shutdown.
 
     `sweeps` names the periodic sweeps of workers that fail; the server can still serve requests.

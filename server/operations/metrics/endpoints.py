@@ -18,6 +18,6 @@ router = Routes(tags=["server"])
 
 
 @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
-def metrics(principal: Annotated[Principal, needs(Scope.METRICS_READ)], state: State) -> Response:
+def get_metrics(principal: Annotated[Principal, needs(Scope.METRICS_READ)], state: State) -> Response:
     """Returns metrics of the whole server in Prometheus's text format, without names of jobs, devices or tenants."""
     return Response(state.get(make_exposition).text(), media_type=CONTENT_TYPE_LATEST)

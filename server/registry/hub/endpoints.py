@@ -42,13 +42,13 @@ def _service(state: AppState, principal: Principal) -> HubReader:
 
 
 @router.get("/api/whoami-v2")
-def whoami(principal: Annotated[Principal, needs()]) -> dict[str, Any]:
+def get_hub_account(principal: Annotated[Principal, needs()]) -> dict[str, Any]:
     """Returns the account of the request's token. Its name is the tenant, the first part of repository names."""
     return account(principal)
 
 
 @router.get(MODEL + "/revision/{revision:path}", responses=_RESPONSES)
-def model_revision(principal: Reader, tenant: str, name: str, revision: str, state: State) -> dict[str, Any]:
+def get_hub_model(principal: Reader, tenant: str, name: str, revision: str, state: State) -> dict[str, Any]:
     """An adapter at a revision."""
     service = _service(state, principal)
     snapshot = service.snapshot(tenant, name, revision)
@@ -56,7 +56,7 @@ def model_revision(principal: Reader, tenant: str, name: str, revision: str, sta
 
 
 @router.get(MODEL + "/tree/{revision}", responses=_RESPONSES)
-def tree(principal: Reader, tenant: str, name: str, revision: str, state: State) -> list[dict[str, Any]]:
+def list_hub_files(principal: Reader, tenant: str, name: str, revision: str, state: State) -> list[dict[str, Any]]:
     """The files of a revision by name, all on one page."""
     service = _service(state, principal)
     snapshot = service.snapshot(tenant, name, revision)
@@ -65,7 +65,7 @@ def tree(principal: Reader, tenant: str, name: str, revision: str, state: State)
 
 @router.head("/{tenant}/{name}/resolve/{revision}/{path:path}", include_in_schema=False)
 @router.get("/{tenant}/{name}/resolve/{revision}/{path:path}", **_FILE)
-def resolve(
+def download_hub_file(
     principal: Reader, tenant: str, name: str, revision: str, path: str, request: Request, state: State
 ) -> Response:
     """A file; takes Range. HEAD tells its sha256 (ETag), size and version (X-Repo-Commit).

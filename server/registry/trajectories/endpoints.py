@@ -16,14 +16,14 @@ router = Routes(prefix="/v1/adapters/{name}/versions/{version}", tags=["trajecto
 
 
 @router.get("/trajectory", responses=raises(*ABSENT))
-def trajectory(principal: Reader, name: str, version: Version, session: Reading) -> TrajectoryView:
+def get_trajectory(principal: Reader, name: str, version: Version, session: Reading) -> TrajectoryView:
     """Shows the trajectory of a version; 404 if it has none."""
     return trajectory_view(session, principal.tenant, name, version)
 
 
 @router.head("/trajectory.bin", include_in_schema=False)
 @router.get("/trajectory.bin", **FILE_OF_ADAPTER)
-def trajectory_file(
+def download_trajectory(
     principal: Reader, name: str, version: Version, request: Request, state: State, session: Reading
 ) -> Response:
     """Downloads the trajectory as the device sent it; supports Range."""

@@ -22,6 +22,7 @@ from device_agent.datasets.store import DatasetStore
 from device_agent.home import HOME_VARIABLE, AgentHome
 from device_agent.inference.adapter_store import AdapterStore
 from device_agent.inference.personal_model import open_personal
+from device_agent.inference.predict import predict
 from shared.chat_template import ChatTemplate
 from shared.signing import new_private_key
 from tests.device_agent.conftest import ROOT, start_agent
@@ -185,6 +186,23 @@ def test_log_probabilities_stops_and_seeds(site, client):
     assert nearly.text == plain.text
 
 
+def test_a_record_is_classified_as_predict_does(site, client):
+    def ask(name, fields):
+        return client.post(f"/adapters/{name}/classify", body={"fields": fields}, cast_to=dict)
+
+    result = ask("red", {"text": "a film"})
+    prediction = predict(site.models["red"], {"text": "a film"}, "here")
+    expected = {each.label: (each.probability, each.log_probability) for each in prediction.candidates}
+    assert {each["label"]: (each["probability"], each["log_probability"]) for each in result["labels"]} == expected
+    assert result["label"] == result["labels"][0]["label"] == prediction.best.label
+    assert (result["base"], result["adapter"], result["version"]) == ("tiny", "red", None)
+    assert ask("blue", {"text": "a film"})["labels"] != result["labels"]
+    with pytest.raises(openai.UnprocessableEntityError, match="fields: text missing; the adapter's task 'sst2' needs"):
+        ask("red", {"sentence": "a film"})
+    with pytest.raises(openai.NotFoundError):
+        ask("nobody", {"text": "a film"})
+
+
 @pytest.mark.parametrize(
     ("changes", "error", "code", "param"),
     [
@@ -309,3 +327,4 @@ def test_the_page_runs_as_it_stands(site):
     process = subprocess.run(["bash", "-ec", script], env=environment, capture_output=True, text=True, check=False)
     assert process.returncode == 0, process.stderr
     assert '"id":"red"' in process.stdout
+    assert '"label":' in process.stdout

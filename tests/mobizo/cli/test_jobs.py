@@ -79,6 +79,35 @@ def test_a_finished_job_is_watched_listed_and_downloaded(command, fleet, app, de
     assert names == {"adapter_config.json", "adapter_model.safetensors", "README.md", "mobizo.json"}
 
 
+def test_the_end_is_scored_and_decided(command, fleet, app, device, request_file):
+    scores = {"accuracy_split": "test", "majority_accuracy": 0.6, "baseline_accuracy": 0.7}
+    fleet.ready_job(app)
+    device.finish(device.lease(), **scores)
+    first = json.loads(command("job", "list", "--json"))[0]["id"]
+    score = "test accuracy 75.0%, before training 50.0%, always the most frequent answer 60.0%, n-grams 70.0%"
+    for verb in ("watch", "view"):
+        lines = command("job", verb, first).splitlines()
+        assert score in lines
+        assert "alice-movies@v1 is approved" in lines
+    fleet.ready_job(app, start="alice-movies@v1")
+    device.finish(device.lease(), zero_shot_accuracy=None, start_accuracy=0.75, tuned_accuracy=0.5, **scores)
+    second = json.loads(command("job", "list", "--json"))[0]["id"]
+    held = command("job", "watch", second)
+    assert "alice-movies@v2 is held: the score fell from 75.0% to 50.0%" in held
+    assert "`mobizo adapter approve alice-movies@v2` approves it" in held
+    third = json.loads(command("job", "submit", request_file(start="alice-movies@v1"), "--json"))
+    assert third["request"]["start"]["adapter"] == "alice-movies"
+    assert len(third["request"]["start"]["revision"]) == 40
+
+
+def test_what_an_operator_can_do_is_shown(command, fleet, app):
+    queued = app.submit(adapter="first")
+    assert "; if it waits for long, `mobizo-server doctor` shows why" in command("job", "view", queued["id"])
+    job = fleet.ready_job(app, adapter="second")
+    shown = command("job", "view", job["id"])
+    assert "no device is enrolled; an operator runs `mobizo device enroll-token --user alice`" in shown
+
+
 def test_watch_from_the_start_sees_the_end(fleet, app, device):
     job = fleet.ready_job(app)
     events = []

@@ -21,7 +21,14 @@ NEW = {
 }
 
 
-def test_a_job_is_submitted_by_fields_or_as_json_and_cancelled(person, app):
+@pytest.fixture
+def offering(device):
+    """A device of `alice` that has reported its data set."""
+    assert device.lease("movies") is None
+    return device
+
+
+def test_a_job_is_submitted_by_fields_or_as_json_and_cancelled(person, app, offering):
     someone = person(Role.APP)
     answer = someone.act("/ui/jobs/new", "/ui/jobs/new", **NEW, estimator="replay", lr="0.01", priority="2")
     assert answer.status_code == 303, answer.text
@@ -57,9 +64,13 @@ def test_the_page_of_a_job_that_repeats_names_its_series_and_ends_it(person, fle
 @pytest.mark.parametrize(
     ("changes", "status", "words"),
     [
-        ({"rank": "many"}, 400, "rank"),
-        ({"rank": "0"}, 400, "recipe.rank"),
-        ({"user": ""}, 400, "user"),
+        ({"rank": "many"}, 400, "LoRA rank: &#39;many&#39; is not a number"),
+        ({"rank": "0"}, 400, "LoRA rank: Input should be"),
+        ({"user": ""}, 400, "User: fill this in"),
+        ({"user": "bob"}, 400, "User: no device is bound to bob; `mobizo device bind DEVICE bob` binds one"),
+        ({"dataset": "books"}, 400, "Data set: no device of alice offers books; `mobizo-agent data add books FILE`"),
+        ({"layers": "few"}, 400, "Layers: must be all, last:K"),
+        ({"json": json.dumps({**JOB, "user": "bob"})}, 400, "no device is bound to bob"),
         ({"base": "none"}, 404, "none"),
         ({"json": "{"}, 400, "not JSON"),
         ({"json": "[" * 100 + "]" * 100}, 400, "nested"),
@@ -67,7 +78,7 @@ def test_the_page_of_a_job_that_repeats_names_its_series_and_ends_it(person, fle
         ({"json": json.dumps({**JOB, "device": "device_none"})}, 404, "device"),
     ],
 )
-def test_a_job_that_cannot_be_submitted_comes_back_with_what_is_wrong(person, changes, status, words):
+def test_a_job_that_cannot_be_submitted_comes_back_with_what_is_wrong(person, offering, changes, status, words):
     someone = person()
     answer = someone.act("/ui/jobs/new", "/ui/jobs/new", **{**NEW, **changes})
     assert answer.status_code == status
@@ -75,6 +86,26 @@ def test_a_job_that_cannot_be_submitted_comes_back_with_what_is_wrong(person, ch
     assert words in answer.text.split('role="alert"')[1][:200]
     assert 'value="mine"' in answer.text  # what was typed is still there
     assert "No job was submitted" in someone.get("/ui/jobs").text
+
+
+def test_everything_wrong_is_said_at_once_and_in_words(person, offering):
+    someone = person()
+    wrong = {"adapter": "My adapter!", "user": "bob", "rank": "0", "steps": "few"}
+    alert = (
+        someone.act("/ui/jobs/new", "/ui/jobs/new", **{**NEW, **wrong}).text.split('role="alert"')[1].split("</div>")[0]
+    )
+    for words in ("Adapter: use lower-case letters", "User: no device is bound", "LoRA rank:", "Steps:"):
+        assert words in alert
+    assert "pattern" not in alert
+
+
+def test_the_form_offers_what_exists(person, offering):
+    form = person().get("/ui/jobs/new").text
+    assert re.search(r'<select id="user"[^>]*><option>alice</option>', form)
+    assert re.search(r'<select id="dataset"[^>]*><option>movies</option>', form)
+    assert "<option selected>int8</option>" in form
+    assert 'value="last:40%"' in form
+    assert '<input id="user"' in person(Role.APP).get("/ui/jobs/new").text  # it may not read devices
 
 
 def test_forms_larger_than_a_form_are_refused(person):
@@ -108,13 +139,16 @@ def test_a_revoked_device_gives_its_job_back(fleet, person, app, device, lease):
 def test_decisions_about_versions_are_the_registry_s(fleet, person, app, device):
     for number, score in enumerate((0.7, 0.8, 0.4)):
         fleet.ready_job(app)
-        device.finish(device.lease(), value=0.1 * number, zero_shot_accuracy=0.5, tuned_accuracy=score)
+        scores = {"zero_shot_accuracy": 0.5, "tuned_accuracy": score, "accuracy_split": "test"}
+        device.finish(device.lease(), value=0.1 * number, **scores)
     someone, at = person(), "/ui/adapters/alice-movies"
 
     def main():
         return app.get("/v1/adapters/alice-movies").json()["main"]
 
     assert "alice-movies v3" in someone.get("/").text  # it is held, since its score fell
+    assert "mobizo adapter pull" not in someone.get(f"{at}/versions/3").text
+    assert "mobizo adapter pull alice-movies@v2 --to alice-movies-v2" in someone.get(f"{at}/versions/2").text
     assert someone.act(f"{at}/versions/3/promote", reason="it is held").status_code == 409
     assert someone.act(f"{at}/versions/3/approve", f"{at}/versions/3", reason="checked by hand").status_code == 303
     assert main() == 3

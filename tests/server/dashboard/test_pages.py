@@ -134,6 +134,27 @@ def test_settings_hide_secrets(home):
     assert len(rows) == len(type(settings).model_fields)
 
 
+def test_scores_say_on_which_examples_and_settings_are_no_python(fleet, person, app, device):
+    first = fleet.ready_job(app)
+    device.finish(device.lease(), accuracy_split="validation")
+    second = fleet.ready_job(app, recipe={"targets": ["q_proj", "k_proj"]}, rules={"charging": True})
+    device.finish(device.lease(), accuracy_split="test")
+    someone = person()
+    assert "75.0% (validation)" in someone.get("/ui/adapters/alice-movies/versions/1").text
+    assert "75.0% (test)" in someone.get("/ui/adapters/alice-movies").text
+    compared = someone.get("/ui/adapters/alice-movies/compare?left=v1&right=v2").text
+    assert "v1 (validation)" in compared
+    assert "v2 (test)" in compared
+    for path in (
+        f"/ui/compare?job={first['id']}&job={second['id']}",
+        "/ui/adapters/alice-movies/compare?left=v1&right=v2",
+    ):
+        text = someone.get(path).text
+        assert "q_proj, k_proj" in text
+        for python in ("[&#39;", "{&#39;", ">True<", ">None<"):
+            assert python not in text
+
+
 def test_lists_are_paged(fleet, person, app):
     for number in range(5):
         app.submit(adapter=f"a-{number}")
@@ -184,7 +205,16 @@ def test_an_empty_server_says_how_to_begin(person):
 
 def test_files_are_compressed_cached_and_public(fleet):
     stranger = fleet.actor()
-    for name in ("app.css", "app.js", "htmx.min.js", "uplot.min.js", "uplot.min.css", "htmx.LICENSE.txt", "icon.svg"):
+    for name in (
+        "app.css",
+        "app.js",
+        "htmx.min.js",
+        "uplot.min.js",
+        "uplot.min.css",
+        "htmx.LICENSE.txt",
+        "icon.svg",
+        "swagger-ui-bundle.js",
+    ):
         answer = stranger.get(asset_url(name))
         assert answer.status_code == 200
         assert "immutable" in answer.headers["cache-control"]

@@ -25,7 +25,7 @@ from tests.server.registry.trajectories.runs import Run, finish
 
 WITHOUT_SESSION = ("nobody", "operator", "device")  # who are asked; tests/server/dashboard has people with sessions
 # The pages that describe the API: plain routes of FastAPI's, open to all, about no tenant.
-PAGES = {"/openapi.json", "/docs", "/docs/oauth2-redirect", "/redoc"}
+PAGES = {"/openapi.json"}
 HERE = "add it to ROWS in tests/server/identity/rows.py, with who may ask it"
 
 # What a path may name: nothing of the sort here, and (in `theirs`) a thing of tenant `default`.

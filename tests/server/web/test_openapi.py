@@ -4,9 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
+from pydantic import TypeAdapter
 
 from server.app import create_api
 from server.web.openapi import PROBLEM_JSON
+from server.web.routes import Route
 from shared.errors import MobizoError
 from tests.docs.server_pages import DOCS, pages
 
@@ -34,7 +36,23 @@ def test_names_of_operations_are_readable_and_each_is_one(operations):
     names = [operation["operationId"] for operation in operations.values()]
     assert len(set(names)) == len(names)
     assert all(name.isidentifier() and name == name.lower() and len(name) < 40 for name in names)
-    assert {"jobs_submit", "jobs_list", "jobs_get", "jobs_cancel", "leases_acquire", "adapters_lora_b"} <= set(names)
+    assert {"create_job", "list_jobs", "get_job", "cancel_job", "acquire_lease", "download_lora_b"} <= set(names)
+
+
+def test_each_model_has_one_name(document):
+    names = document["components"]["schemas"]
+    assert not [name for name in names if "__" in name or name.endswith(("-Input", "-Output"))]
+
+
+def test_every_json_body_has_an_example_that_is_accepted():
+    api = create_api()
+    bodies = [route for route in api.routes if isinstance(route, Route) and route.takes_json]
+    assert len(bodies) > 20
+    for route in bodies:
+        (method,) = route.methods
+        operation = api.openapi()["paths"][route.path_format][method.lower()]
+        example = operation["requestBody"]["content"]["application/json"]["example"]
+        TypeAdapter(route.body_field.field_info.annotation).validate_json(json.dumps(example))
 
 
 def error_codes(error):

@@ -12,10 +12,10 @@ from tests.server.web.fuzz import Fuzzer
 
 DOCUMENT = json.loads((Path(__file__).resolve().parents[3] / "docs" / "openapi.json").read_text())
 BODIES = {
-    "jobs_submit": job_request(),
-    "leases_heartbeat": {"phase": "training", "step": 1, "steps": 3},
-    "leases_complete": {"adapter_sha256": "0" * 64, "result": result()},
-    "leases_acquire": {"datasets": ["movies"]},
+    "create_job": job_request(),
+    "renew_lease": {"phase": "training", "step": 1, "steps": 3},
+    "complete_lease": {"adapter_sha256": "0" * 64, "result": result()},
+    "acquire_lease": {"datasets": ["movies"]},
 }
 EXAMPLES = 6  # to each operation
 
@@ -61,7 +61,7 @@ def test_an_answer_that_is_not_described_is_found(fleet, app):
     document = json.loads(json.dumps(DOCUMENT))
     del document["paths"]["/v1/jobs/{job_id}"]["get"]["responses"]["404"]
     with fuzzer(document, fleet.url, [app.token], {}, {}) as new_fuzzer, pytest.raises(FailureGroup, match="404"):
-        new_fuzzer.run(EXAMPLES, only={"jobs_get"})
+        new_fuzzer.run(EXAMPLES, only={"get_job"})
 
 
 @pytest.mark.slow

@@ -123,7 +123,9 @@ def test_a_device_keeps_no_access_to_an_adapter_of_a_user_who_was_unbound(fleet,
 def test_bindings_end_at_the_tenant(fleet, problem):
     foreign, job = fleet.device("other", users=["alice"]), fleet.ready_job(fleet.app())
     assert foreign.lease() is None
-    assert waiting(fleet.app(), job)["why"] == "no device is enrolled"
+    assert waiting(fleet.app(), job)["why"].startswith(
+        "no device is enrolled; an operator runs `mobizo device enroll-token --user "
+    )
     problem(fleet.operator().put(f"/v1/devices/{foreign.device_id}/users/bob"), 404, "not-found")
 
 

@@ -109,10 +109,13 @@ def test_a_program_is_offered_where_it_fits(fleet, app, device):
 
 def test_why_it_waits(fleet, app, device):
     queued = app.submit(adapter="first")
-    assert waiting(app, queued)["why"] == "its program is waiting to be compiled"
+    assert waiting(app, queued)["why"].startswith("its program is waiting to be compiled; ")
     job = fleet.ready_job(app, adapter="second", dataset="books")
     device.lease("films")
-    assert waiting(app, job)["why"] == "none of 1 devices of the user can take it: lacks data set 'books' (1)"
+    assert waiting(app, job)["why"] == (
+        "none of 1 devices of the user can take it: lacks data set 'books' (1); on a device that has the data, "
+        "`mobizo-agent data add books FILE` adds the data set"
+    )
     device.lease("films", "books", wait_seconds=0)
     assert waiting(app, job)["why"] == "a device is training it"
 
@@ -127,7 +130,7 @@ def test_it_waits_for_its_turn(fleet, app, device):
 
 
 def test_nobody_is_enrolled(fleet, app):
-    assert waiting(app, fleet.ready_job(app))["why"] == "no device is enrolled"
+    assert waiting(app, fleet.ready_job(app))["why"].startswith("no device is enrolled; ")
 
 
 def order(fleet, app, count):
