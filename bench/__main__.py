@@ -9,6 +9,7 @@ from bench.agent.command import agent
 from bench.dashboard import dashboard
 from bench.end_to_end.command import end_to_end
 from bench.federation.command import federation
+from bench.feedback import feedback
 from bench.figures import figures
 from bench.generate import generate
 from bench.personal import personal
@@ -39,6 +40,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     ),
     "dashboard": dashboard,
     "federation": federation,
+    "feedback": feedback,
     "figures": figures,
 }
 

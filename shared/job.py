@@ -280,6 +280,14 @@ class Result(BaseModel):
     token_loss_after: float | None = Field(
         None, allow_inf_nan=False, exclude_if=lambda value: value is None, description="the same of the adapter"
     )
+    preference_margin: float | None = Field(
+        None,
+        allow_inf_nan=False,
+        exclude_if=lambda value: value is None,
+        description="of a task of kind preference: mean over held-out records of how much more the log-probability of "
+        "the preferred answer has risen than the other one's, nats. `tuned_accuracy` is then the share of records of "
+        "which it is positive, and the token losses are those of answers that people liked",
+    )
     written_before: TextScores | None = Field(
         None,
         exclude_if=lambda value: value is None,
@@ -299,8 +307,8 @@ class Result(BaseModel):
 
     @property
     def perplexities(self) -> tuple[float, float] | None:
-        """Perplexity before and after, of a task that writes text; None if it was not measured."""
-        if self.token_loss_before is None or self.token_loss_after is None:
+        """Perplexity before and after, of a task that writes text; None of preferences, and if it was not measured."""
+        if self.token_loss_before is None or self.token_loss_after is None or self.preference_margin is not None:
             return None
         return math.exp(min(self.token_loss_before, 700.0)), math.exp(min(self.token_loss_after, 700.0))
 

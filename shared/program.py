@@ -13,6 +13,8 @@ S is any length from MIN_LENGTH to the recipe's if the manifest has `dynamic_len
              clip / UNITS (shared.privacy). They return the totals (q,) in these units instead of the losses: carried
              plus each example's clipped loss differences, or with `directional` the clipped projections of its
              gradient. A row whose mask is all 0 contributes exactly zero.
+             Losses dpo and kto take reference (E,), weights (E,) and beta [1] after the mask of loss full; rows 2i and
+             2i + 1 are one example (`shared.zo.packing.pack_preferences`), and losses are means over examples
     replay   seeds (q,2), coefficients (q,) -> first element of B (1,); the update of `step` without its forward passes
     score    tokens (R,S), positions (R,T), choices (R,T,C) -> log-probabilities (R,T,C) over the whole vocabulary
     adapter  -> B (D,)
@@ -184,7 +186,7 @@ def lowers_softmax(recipe: Recipe, positions: int, vocabulary: int) -> bool:
     Otherwise it computes the logits alone, and nothing over a float32 table: a loss over candidates needs few logits.
     """
     several_parts = logits_part(positions, vocabulary) < positions
-    return recipe.backend == "xnnpack" and recipe.loss == "full" and (several_parts or recipe.precision == "fp32")
+    return recipe.backend == "xnnpack" and recipe.loss != "candidates" and (several_parts or recipe.precision == "fp32")
 
 
 def last_layer_picks(recipe: Recipe) -> int:
@@ -221,7 +223,7 @@ def transposed_bytes(recipe: Recipe, shape: BaseShape) -> int:
         return 0
     layers = shape.layers - recipe.frozen_layers(shape.layers)
     elements = layers * sum(math.prod(shape.features(target)) for target in shape.linears)
-    if recipe.loss == "full":
+    if recipe.loss != "candidates":
         elements += shape.vocabulary * shape.hidden
     return elements * (4 if recipe.precision == "fp32" else 1)
 

@@ -13,7 +13,8 @@ from shared.errors import InvalidRecipe
 
 Target = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 TARGETS: tuple[Target, ...] = get_args(Target)  # canonical order: the order of modules in flat B
-Loss = Literal["full", "candidates"]
+Loss = Literal["full", "candidates", "dpo", "kto"]
+PREFERENCE_LOSSES: tuple[Loss, ...] = ("dpo", "kto")  # of pairs of rows, with reference log-probabilities
 Noise = Literal["rademacher", "gaussian", "randn", "operator"]
 Estimator = Literal["replay", "stored", "gradient", "directional"]
 RequestedEstimator = Literal["auto", "replay", "stored", "gradient", "directional"]
@@ -101,7 +102,9 @@ class RequestedRecipe(BaseModel):
         f"{ANSWER_QUERIES}, at least 2); directional: default "
         f"{DEFAULT_QUERIES['directional']}; gradient: always 1. null: the estimator's default",
     )
-    effective_batch: int = Field(4, ge=1, le=256, description="E: examples per path")
+    effective_batch: int = Field(
+        4, ge=1, le=256, description="E: examples per path; with losses dpo and kto each takes two of them"
+    )
     # Omitted when null, so that the ids and signatures of older recipes stay valid.
     micro_batch: int | None = Field(
         None,
@@ -114,7 +117,11 @@ class RequestedRecipe(BaseModel):
     sequence_length: int = Field(64, ge=2, le=8192, description="S: tokens per example, prompt and answer")
     answer_length: int | None = Field(None, ge=1, le=512, description="T: most answer tokens; null: from the task")
     choices: int | None = Field(None, ge=1, le=64, description="C: most answer candidates; null: from the task")
-    loss: Loss = "full"
+    loss: Loss = Field(
+        "full",
+        description="full: over the whole vocabulary; candidates: over the possible continuations of a task's answers; "
+        "dpo (Rafailov et al. 2023) and kto (Ethayarajh et al. 2024): of tasks of kind preference",
+    )
     noise: Noise = Field(
         "rademacher",
         description="randn: the runtime's own, unseedable; operator: gaussian's, by an operator that the native runner "
@@ -278,6 +285,21 @@ class RequestedRecipe(BaseModel):
                 )
         return self
 
+    @model_validator(mode="after")
+    def _pairs_of_loss(self) -> Self:
+        if self.loss not in PREFERENCE_LOSSES:
+            return self
+        if self.privacy == "clipped":
+            raise ValueError(f"loss {self.loss!r} has no privacy 'clipped'; use loss 'full' on the preferred texts")
+        if self.effective_batch % 2 or (self.micro_batch or 0) % 2:
+            raise ValueError(f"loss {self.loss!r} takes two rows an example; make effective_batch and micro_batch even")
+        return self
+
+    @property
+    def rows_per_example(self) -> int:
+        """Rows of a step that one example takes: two, side by side, with the losses of preferences."""
+        return 2 if self.loss in PREFERENCE_LOSSES else 1
+
     def requested(self) -> RequestedRecipe:
         """Returns these settings as a job's request states them, the estimator among the fields that are set."""
         return RequestedRecipe.model_validate(self.model_dump(include=set(RequestedRecipe.model_fields)))
@@ -324,6 +346,11 @@ class Recipe(RecipeSettings):
     def noised_scalars(self) -> int | None:
         """The number of scalars of a private step that the host adds noise to; None: the program adds it to D."""
         return None if self.estimator == "gradient" else self.queries
+
+    @property
+    def examples_per_step(self) -> int:
+        """The number of examples in the E rows of a step."""
+        return self.effective_batch // self.rows_per_example
 
     @property
     def rows(self) -> int:

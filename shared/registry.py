@@ -112,6 +112,15 @@ class ApprovalRule(_FrozenModel):
         description="by what a version that writes text is judged: its held-out loss per token must fall, or a score "
         "of its texts must not fall by more than the margin",
     )
+    max_increase: float = Field(
+        0.02,
+        ge=0,
+        le=1,
+        allow_inf_nan=False,
+        exclude_if=lambda value: value == 0.02,
+        description="share by which a version that learned from preferences may raise the loss per token of answers "
+        "that people liked (0.02: two percent)",
+    )
     unmeasured: Literal["hold", "approve"] = Field("hold", description="a version whose device measured no score")
 
     def objection(self, result: Result, parent_score: float | None) -> str | None:
@@ -129,6 +138,8 @@ class ApprovalRule(_FrozenModel):
                 "the adapter is no better than its start: no measurement after the first step was better; try another "
                 "lr, more steps or more records"
             )
+        if result.preference_margin is not None:
+            return self._objection_to_preferences(result)
         if result.perplexities is not None:
             return self._objection_to_texts(result)
         before = [score for score in (result.before_accuracy, parent_score) if score is not None]
@@ -152,6 +163,18 @@ class ApprovalRule(_FrozenModel):
         for name, accuracy in baselines.items():
             if accuracy is not None and tuned is not None and accuracy - tuned > self.margin + 1e-9:
                 return f"the score {tuned:.1%} is below the {accuracy:.1%} of {name}"
+        return None
+
+    def _objection_to_preferences(self, result: Result) -> str | None:
+        """As `objection`, for a task of kind preference: the adapter is compared with its own start."""
+        tuned, before, after = result.tuned_accuracy or 0.0, result.token_loss_before, result.token_loss_after
+        if tuned <= 0.5:
+            return f"the preferred answer has gained on the other one in {tuned:.1%} of the held-out records only"
+        if before is not None and after is not None and after > before * (1 + self.max_increase):
+            return (
+                f"the loss per token of answers that people liked rose from {before:.3f} to {after:.3f}, by more than "
+                f"{self.max_increase:.0%}; use fewer steps, a lower lr or a larger beta"
+            )
         return None
 
     def _objection_to_texts(self, result: Result) -> str | None:

@@ -1,8 +1,9 @@
 """Tasks: how a JSONL record becomes text to learn from, and a metric.
 
 A task of kind `choice` chooses between given answers. The other kinds train a model to write: `completion` an answer
-after a prompt, `messages` the assistant's turns of a conversation, and `text` a whole document. The paper's templates
-(Table 6, "The prompt template of the datasets") are available by name, see `shared.task_templates`.
+after a prompt, `messages` the assistant's turns of a conversation, `text` a whole document, and `preference` the one of
+two answers that people preferred. The paper's templates (Table 6, "The prompt template of the datasets") are available
+by name, see `shared.task_templates`.
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ import string
 import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from shared.errors import InvalidDataset, InvalidTask
+from shared.recipe import PREFERENCE_LOSSES, Loss
 
 MAX_TEMPLATE = 8_000  # characters
 MAX_TASK = 65_536  # characters of a whole task as JSON
@@ -26,16 +29,17 @@ MAX_LABEL = 200  # characters
 LabelText = Annotated[str, Field(max_length=MAX_LABEL)]
 MappedText = Annotated[str, Field(max_length=1_000)]
 TaskName = Annotated[str, Field(max_length=100)]
-Kind = Literal["choice", "completion", "messages", "text"]
+Kind = Literal["choice", "completion", "messages", "text", "preference"]
 Truncate = Literal["head", "tail", "middle"]
 TextMetric = Literal["exact_match", "token_f1", "rouge_l"]
-Metric = Literal["accuracy", "loss"] | TextMetric
+Metric = Literal["accuracy", "loss", "preference_accuracy"] | TextMetric
 _TEXT_METRICS: tuple[Metric, ...] = ("loss", *get_args(TextMetric))
 _METRICS: Mapping[Kind, tuple[Metric, ...]] = {
     "choice": ("accuracy",),
     "completion": _TEXT_METRICS,
     "messages": _TEXT_METRICS,
     "text": ("loss",),
+    "preference": ("preference_accuracy",),
 }
 MISSING = object()  # what `field_value` returns of a field that a record lacks or that is null
 ROLES = ("system", "user", "assistant", "tool")  # of a conversation's messages
@@ -82,6 +86,10 @@ class Task(BaseModel):
     messages    a conversation in field `messages_field`, a list of objects with `role` and `content` as OpenAI's API
                 and TRL write them; training counts the assistant's turns
     text        `answer`, a template, is a document; training counts every token
+    preference  `prompt`, `answer` (default {chosen}) and `rejected` (default {rejected}), all templates: training makes
+                the answer more likely and the rejected text less likely (recipe loss dpo). Without `rejected`, the
+                label field says whether people liked the answer, true or false (loss kto). A template that is one field
+                may also name a list of messages, as TRL writes preferences
 
     What a model is to write ends with the base's end-of-text token. Templates name fields in braces, as in
     `{text} It was`; `{answers.text}` is the field of that name, or `text` of the object in the field `answers`. Literal
@@ -100,13 +108,22 @@ class Task(BaseModel):
     metric: Metric = Field(
         "accuracy",
         description="of kind choice: accuracy. Of the others: loss, nats per answer token; of completion and messages "
-        "also exact_match, token_f1 or rouge_l, for which the device writes held-out texts after training",
+        "also exact_match, token_f1 or rouge_l, for which the device writes held-out texts after training. Of "
+        "preference: preference_accuracy, the share of held-out records whose answers the adapter ranks as people did, "
+        "compared with the model before training",
     )
     answer: str | None = Field(
         None,
         max_length=MAX_TEMPLATE,
         exclude_if=lambda answer: answer is None,
-        description="template of the text to write: of kind completion, and of kind text (default {text})",
+        description="template of the text to write: of kind completion, of kind text (default {text}), and of kind "
+        "preference (default {chosen})",
+    )
+    rejected: str | None = Field(
+        None,
+        max_length=MAX_TEMPLATE,
+        exclude_if=lambda rejected: rejected is None,
+        description="of kind preference: template of the text that people liked less; null: records have labels",
     )
     messages_field: FieldName | None = Field(
         None,
@@ -131,6 +148,9 @@ class Task(BaseModel):
             defaults["answer"] = "{text}"
         if values.get("kind") == "messages":
             defaults["messages_field"] = "messages"
+        if values.get("kind") == "preference":
+            pair = {} if values.get("answer") else {"answer": "{chosen}", "rejected": "{rejected}"}
+            defaults = {"metric": "preference_accuracy", "prompt": "{prompt}"} | pair
         return defaults | {name: value for name, value in values.items() if value is not None}
 
     @model_validator(mode="after")
@@ -140,10 +160,12 @@ class Task(BaseModel):
             "completion": {"prompt", "answer"},
             "messages": {"messages_field"},
             "text": {"answer"},
+            "preference": {"prompt", "answer"},
         }[self.kind]
-        for name in ("prompt", "answers", "answer", "messages_field"):
+        optional = {"rejected"} if self.kind == "preference" else set()
+        for name in ("prompt", "answers", "answer", "messages_field", "rejected"):
             is_present = bool(getattr(self, name))
-            if is_present and name not in required:
+            if is_present and name not in required | optional:
                 raise ValueError(f"a task of kind {self.kind} has no {name}; remove it or set another kind")
             if not is_present and name in required:
                 raise ValueError(f"a task of kind {self.kind} needs {name}")
@@ -153,8 +175,8 @@ class Task(BaseModel):
             raise ValueError(f"metric {self.metric} is not one of kind {self.kind}; choose {' or '.join(metrics)}")
         if self.truncate != "head" and self.kind not in ("choice", "completion"):
             raise ValueError(f"a task of kind {self.kind} has no prompt to truncate; remove truncate")
-        if self.kind == "messages" and self.mapped:
-            raise ValueError("a task of kind messages has no templates, and so no mapped fields")
+        if self.kind in ("messages", "preference") and self.mapped:
+            raise ValueError(f"a task of kind {self.kind} has no mapped fields; remove mapped")
         return self
 
     @model_validator(mode="after")
@@ -179,6 +201,23 @@ class Task(BaseModel):
         return self.kind != "choice"
 
     @property
+    def preference_loss(self) -> Loss | None:
+        """The recipe's loss of kind preference: dpo with rejected texts, kto with labels; None of other kinds."""
+        if self.kind != "preference":
+            return None
+        return "kto" if self.rejected is None else "dpo"
+
+    def loss_fault(self, loss: Loss) -> str | None:
+        """Returns why a recipe's loss does not fit a task of kind preference, or is one of it; None if it fits."""
+        own = self.preference_loss
+        if own is None and loss in PREFERENCE_LOSSES:
+            return f"loss {loss!r} needs a task of kind preference; task {self.name!r} is of kind {self.kind}"
+        if own not in (None, loss):
+            records = "records with labels" if own == "kto" else "pairs of texts"
+            return f"task {self.name!r} has {records} and needs loss {own!r}, not {loss!r}"
+        return None
+
+    @property
     def compares_texts(self) -> bool:
         """Whether the metric compares texts that the model writes with the examples' own."""
         return self.metric in get_args(TextMetric)
@@ -186,7 +225,7 @@ class Task(BaseModel):
     def templates(self) -> list[str]:
         """Returns all templates of the task."""
         prompts = [answer.prompt for answer in self.answers if answer.prompt is not None]
-        answer_templates = [] if self.answer is None else [self.answer]
+        answer_templates = [template for template in (self.answer, self.rejected) if template is not None]
         return [self.prompt, *prompts, *(answer.text for answer in self.answers), *answer_templates]
 
     @property
@@ -448,6 +487,11 @@ def read_messages(task: Task, record: Mapping[str, Any], location: str) -> list[
     messages = field_value(record, field)
     if not isinstance(messages, list) or not messages:
         raise InvalidDataset(f"{location}: field {field!r} must be a list of messages, which task {task.name!r} needs")
+    return _conversation(messages, location)
+
+
+def _conversation(messages: list[Any], location: str) -> list[dict[str, Any]]:
+    """Returns checked messages, as `read_messages`."""
     conversation: list[dict[str, Any]] = []
     for number, message in enumerate(messages, 1):
         if not isinstance(message, dict):
@@ -471,3 +515,66 @@ def is_learned(message: Mapping[str, Any]) -> bool:
     """Returns whether training counts a message: a turn of the assistant that its `weight` does not switch off."""
     has_content = message["content"].strip() or message.get("tool_calls")
     return message["role"] == "assistant" and bool(has_content) and message.get("weight") != 0
+
+
+@dataclass(frozen=True)
+class Preference:
+    """A record of kind preference: its answers, the preferred or the only one first, each with its prompt.
+
+    answers: texts, or conversations of which only the turns after the prompt count. liked: False if the only answer is
+    one that people did not like.
+    """
+
+    answers: tuple[Choice, ...] | tuple[list[dict[str, Any]], ...]
+    liked: bool = True
+
+
+def read_preference(task: Task, record: Mapping[str, Any], location: str) -> Preference:
+    """Returns the answers of a record, for a task of kind preference.
+
+    Raises InvalidDataset, naming `location` and none of the record's text, for a missing field, a blank text, equal
+    answers, and a label that is neither true nor false.
+    """
+    liked = task.rejected is not None or _is_liked(task, record, location)
+    templates = [template for template in (task.answer, task.rejected) if template is not None]
+    lists = [_listed(record, template) for template in templates]
+    if any(each is not None for each in lists):
+        answers: Any = _preferred_conversations(lists, _listed(record, task.prompt), location)
+    else:
+        values = template_values(task, record, location)
+        answers = tuple(_choice(task, task.prompt, _fill(template, values), values) for template in templates)
+        if not all(choice.answer.strip() for choice in answers):
+            raise InvalidDataset(f"{location}: an answer is blank")
+    if len(answers) == 2 and answers[0] == answers[1]:
+        raise InvalidDataset(f"{location}: the preferred and the rejected answer are equal; nothing can be learned")
+    return Preference(answers, liked)
+
+
+def _is_liked(task: Task, record: Mapping[str, Any], location: str) -> bool:
+    value = field_value(record, task.label_field)
+    liked = {"true": True, "1": True, "false": False, "0": False}.get("" if value is MISSING else label_key(value))
+    if liked is None:
+        raise InvalidDataset(f"{location}: field {task.label_field!r} must be true or false")
+    return liked
+
+
+def _listed(record: Mapping[str, Any], template: str) -> list[Any] | None:
+    """Returns the list in the field that is a whole template; None for a text."""
+    name = template[1:-1]
+    value = field_value(record, name) if template_fields(template) == (name,) else MISSING
+    return value if isinstance(value, list) else None
+
+
+def _preferred_conversations(
+    lists: list[list[Any] | None], prompt: list[Any] | None, location: str
+) -> tuple[list[dict[str, Any]], ...]:
+    """Returns the conversations; without a prompt, of two answers what both begin with is the prompt."""
+    answers = [answer or [] for answer in lists]
+    if not all(answers):
+        raise InvalidDataset(f"{location}: the answers must both be texts or both be lists of messages")
+    if prompt is None:
+        shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(answers[0], answers[-1], strict=False)))
+        begin = min(shared, len(answers[0]) - 1)
+        prompt, answers = answers[0][:begin], [answer[begin:] for answer in answers]
+    given = [message | {"weight": 0} if isinstance(message, dict) else message for message in prompt]
+    return tuple(_conversation([*given, *answer], location) for answer in answers)

@@ -70,6 +70,31 @@ class TrainingSettings(BaseModel):
         description="weight decay of B, decoupled from the gradient (AdamW), with estimator gradient",
     )
 
+    beta: float = Field(
+        0.1,
+        gt=0,
+        le=1e3,
+        allow_inf_nan=False,
+        exclude_if=lambda value: value == 0.1,
+        description="scale of the log-ratios with losses dpo and kto; a smaller one lets the adapter move further away "
+        "from the model before training",
+    )
+    desirable_weight: float = Field(
+        1,
+        gt=0,
+        le=1e3,
+        allow_inf_nan=False,
+        exclude_if=lambda value: value == 1,
+        description="weight of answers that people liked, with loss kto",
+    )
+    undesirable_weight: float = Field(
+        1,
+        gt=0,
+        le=1e3,
+        allow_inf_nan=False,
+        exclude_if=lambda value: value == 1,
+        description="weight of answers that people did not like, with loss kto",
+    )
     rehearsal: float = Field(
         DEFAULT_REHEARSAL,
         ge=0,

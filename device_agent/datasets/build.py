@@ -203,6 +203,8 @@ def _check(outcome: AdditionOutcome) -> None:
                 f"split {split} has {count} records and needs at least {minimum}; nothing was added; add more records"
                 f"{advice}"
             )
+    if outcome.check is not None and (fault := outcome.check.label_fault):
+        raise InvalidDataset(f"{fault}; nothing was added")
     if outcome.check is not None and not outcome.check.enough:
         reasons = ", ".join(f"{count}: {reason}" for reason, count in outcome.check.reasons.items())
         raise InvalidDataset(

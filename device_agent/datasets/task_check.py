@@ -13,11 +13,13 @@ from shared.errors import InvalidDataset
 from shared.task import (
     MISSING,
     Answer,
+    Choice,
     Task,
     answer_list_fault,
     field_value,
     read_completion,
     read_messages,
+    read_preference,
     read_question,
     record_fields,
     template_fields,
@@ -46,14 +48,16 @@ class TaskCheck:
     first: dict[str, str] = field(default_factory=dict)  # by reason: where the first such record is
     labels: Counter[str] = field(default_factory=Counter)
     _tokens: Counter[int] = field(default_factory=Counter)  # records by their tokens that the model reads
-    _answer_bits: Counter[int] = field(default_factory=Counter)  # of kind completion: records by the power of two
+    _answer_bits: Counter[int] = field(default_factory=Counter)  # records by the power of two of their answer's tokens
 
     def add(self, location: str, record: Mapping[str, Any]) -> None:
         """Counts one record."""
         try:
             length = self._read(record, location)
-        except InvalidDataset:
-            reason = self._reason(record)
+        except InvalidDataset as error:
+            # Errors of preferences have none of the record's text.
+            is_public = self.task.kind == "preference"
+            reason = error.detail.removeprefix(f"{location}: ") if is_public else self._reason(record)
             self.reasons[reason] = self.reasons.get(reason, 0) + 1
             self.first.setdefault(reason, location)
             return
@@ -68,6 +72,8 @@ class TaskCheck:
         if self.task.kind == "messages":
             messages = read_messages(self.task, record, location)
             return self._length(*(message["content"] for message in messages), others=MESSAGE_TOKENS * len(messages))
+        if self.task.kind == "preference":
+            return self._read_preference(record, location)
         if self.task.generates:
             text = read_completion(self.task, record, location)
             if self.task.kind == "completion":
@@ -77,6 +83,22 @@ class TaskCheck:
         self.labels[_label_name(self.task.answers[question.correct])] += 1
         longest = max(question.choices, key=lambda choice: len(choice.prompt) + len(choice.answer))
         return self._length(longest.prompt, longest.answer)
+
+    def _read_preference(self, record: Mapping[str, Any], location: str) -> int:
+        """As `_read`, of the longest answer; counts the label of a record that has one answer."""
+        preference = read_preference(self.task, record, location)
+        if self.task.rejected is None:
+            self.labels["true" if preference.liked else "false"] += 1
+        lengths, answer_lengths = [], []
+        for answer in preference.answers:
+            if isinstance(answer, Choice):
+                texts, others = [answer.prompt, answer.answer], 1
+            else:
+                texts, others = [message["content"] for message in answer], MESSAGE_TOKENS * len(answer)
+            lengths.append(self._length(*texts, others=others))
+            answer_lengths.append(self._length(texts[-1], others=others))
+        self._answer_bits[max(answer_lengths).bit_length()] += 1
+        return max(lengths)
 
     def _length(self, *texts: str, others: int = 0) -> int:
         """Returns the tokens of texts without the last one: counted, with `others` beside them, or estimated."""
@@ -119,6 +141,16 @@ class TaskCheck:
         return self.fitting + sum(self.reasons.values())
 
     @property
+    def label_fault(self) -> str | None:
+        """Why a task of kind preference with labels cannot learn from these records; None if it can."""
+        if self.task.preference_loss != "kto" or len(self.labels) != 1:
+            return None
+        return (
+            f"every label of task {self.task.name!r} is {next(iter(self.labels))}; a model learns what people prefer "
+            "from answers that they liked and answers that they did not: add records of the other kind"
+        )
+
+    @property
     def enough(self) -> bool:
         """Whether enough records fit, so that a job does not fail because of the others."""
         return self.fitting > 0 and self.fitting >= MIN_SHARE * self.records
@@ -138,7 +170,7 @@ class TaskCheck:
 
     @property
     def suggested_answer(self) -> int | None:
-        """The smallest power of two of tokens that holds the answers of most records, of kind completion."""
+        """The smallest power of two of tokens that holds most answers; None if the task writes none."""
         if not self._answer_bits:
             return None
         covered_answers, bits = 0, min(self._answer_bits)
@@ -165,6 +197,8 @@ class TaskCheck:
         }
 
     def _label_names(self) -> list[str]:
+        if self.task.preference_loss == "kto":
+            return ["true", "false"]
         return [_label_name(answer) for answer in self.task.answers]
 
     def lines(self) -> list[str]:
@@ -173,7 +207,7 @@ class TaskCheck:
         lines += [f"  {count} do not: {reason}; first {self.first[reason]}" for reason, count in self.reasons.items()]
         if not self.fitting:
             return lines
-        if not self.task.generates:
+        if self._label_names():
             lines.append("labels: " + ", ".join(f"{label}: {self.labels[label]}" for label in self._label_names()))
         lines.append(self.length_line(self.suggested))
         if self.suggested_answer is not None:

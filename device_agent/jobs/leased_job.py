@@ -360,7 +360,7 @@ class LeasedJob:
         return move(None) if self.context.cache.holds(file) else policy_run.download(move)
 
     def _report(self, progress: Progress) -> None:
-        if self.lease.job.task.generates:
+        if self.lease.job.task.generates and self.lease.job.task.preference_loss is None:
             progress = progress.without_accuracies()
         # Losses and accuracies would reveal the masked or noised update; reports of a private run must not depend on
         # the data.

@@ -64,6 +64,7 @@ LEARNED: dict[Kind, str] = {
     "completion": "the text after the prompt",
     "messages": "the assistant's turns of the conversations",
     "text": "the whole text",
+    "preference": "answers that people preferred; it also reads answers that people disliked",
 }
 
 
@@ -91,6 +92,10 @@ def task_lines(task: Task) -> Iterator[str]:
         yield f"prompt    {_visible(task.prompt)}"
     if task.answer is not None:
         yield f"text      {_visible(task.answer)}"
+    if task.rejected is not None:
+        yield f"disliked  {_visible(task.rejected)}"
+    elif task.kind == "preference":
+        yield f"disliked  the same text where {_visible(task.label_field)} is false"
     for answer in task.answers:
         labels = ", ".join(_visible(label) for label in answer.labels)
         yield f"answer    {_visible(answer.text)} for {_visible(task.label_field)} {labels}"

@@ -76,9 +76,13 @@ class Splits:
         return cls(train, validation, test, ExampleCounts(records=len(train), truncated=truncated))
 
     def counting_tokens(self) -> Splits:
-        """Returns the splits with the numbers of answer tokens that are measured, by which losses are divided."""
+        """Returns the splits with the numbers of answer tokens that are measured, by which losses are divided: those of
+        answers that people did not like do not count.
+        """
         measured = {"validation": self.validation, "test": self.test or ()}
-        tokens = {name: sum(len(each.correct_row.targets) for each in split) for name, split in measured.items()}
+        tokens = {
+            name: sum(len(each.correct_row.targets) for each in split if each.liked) for name, split in measured.items()
+        }
         return replace(self, counts=self.counts.model_copy(update={"answer_tokens": tokens}))
 
 
@@ -161,7 +165,7 @@ def read_splits(
     splits = reader.splits(train, validation, test, (settings.validation_limit, settings.test_limit))
     if earlier is not None:
         splits = reader.with_earlier(splits, train, trained, measured, earlier, settings.validation_limit)
-    blank = _blank(tokenizer, 1 if task.generates else 2)
+    blank = _blank(tokenizer, 1 if task.generates and task.preference_loss is None else 2)
     splits = replace(
         splits,
         train=splits.train or (blank,),
@@ -174,15 +178,10 @@ def read_splits(
 
 def _blank(tokenizer: Tokenizer, candidates: int) -> Example:
     """Returns an example that fits every recipe. With two candidates, which are equal, no model gets it right: the
-    first of several best ones is the prediction.
+    first of several best ones is the prediction. Of a preference, both answers are equal.
     """
     tokens = tuple(token_ids(tokenizer, "x", special=False)[:1]) or (0,)
     return Example((Row(tokens, tokens),) * candidates, candidates - 1, truncated=False)
-
-
-def _usable(records: Sequence[Record], limit: int | None = None) -> list[Example]:
-    """Returns the examples of all records; the first `limit` ones, if there is a limit."""
-    return [example for record in records for example in record][:limit]
 
 
 @dataclass
@@ -243,9 +242,9 @@ class _Reader:
         summary = f"{self.unusable} records of the data set do not fit task {self.encoder.task.name!r}"
         truncated = sum(any(example.truncated for example in record) for record in train)
         return Splits(
-            train=_usable(train),
-            validation=_usable(validation, limits[0]),
-            test=None if test is None else _usable(test, limits[1]),
+            train=self._usable(train),
+            validation=self._usable(validation, limits[0]),
+            test=None if test is None else self._usable(test, limits[1]),
             counts=ExampleCounts(
                 records=len(train),
                 truncated=self._noised("truncated", truncated, len(train)),
@@ -253,6 +252,10 @@ class _Reader:
             ),
             reasons=(summary, *self.reasons) if self.unusable else (),
         )
+
+    def _usable(self, records: Sequence[Record], limit: int | None = None) -> list[Example]:
+        """Returns the examples of all records; the first `limit` ones, if there is a limit."""
+        return self.encoder.with_other_answers([example for record in records for example in record][:limit])
 
     def with_earlier(
         self,
@@ -268,14 +271,15 @@ class _Reader:
         trained: records at the beginning of `train` that earlier runs had. measured: held-out records that they had.
         limit: of the examples that are measured.
         """
-        new, rehearsed = _usable(train[trained:]), _usable([*train[:trained], *self._read_copy(earlier.train)])
+        new = self._usable(train[trained:])
+        rehearsed = self._usable([*train[:trained], *self._read_copy(earlier.train)])
         if not new or not rehearsed:
             return splits
         held_out: list[Record] = []
         if not self.encoder.task.generates:
             held_out = self.scored(sample([*measured, *self._read_copy(earlier.held_out)], limit))
         return replace(
-            splits, train=[*new, *rehearsed], rehearsed=len(rehearsed), earlier=_usable(held_out, limit) or None
+            splits, train=[*new, *rehearsed], rehearsed=len(rehearsed), earlier=self._usable(held_out, limit) or None
         )
 
     def _read_copy(self, path: Path) -> list[Record]:
@@ -341,7 +345,7 @@ def sample(examples: Sequence[T], limit: int | None) -> Sequence[T]:
 
 @dataclass(frozen=True)
 class BatchSampler:
-    """The order in which a run visits training examples, `batch` (E) a step. answers: each one's right answer.
+    """The order in which a run visits training examples, `batch` a step. answers: each one's right answer or group.
 
     rehearsed: examples at the end, of which a `share` of all visits are. They and the others have epochs of their own.
     """

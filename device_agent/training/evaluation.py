@@ -8,21 +8,29 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from device_agent.errors import Diverged
 from device_agent.executors.program import TrainingProgram
 from device_agent.training.prefix import PrefixCache, UpcomingTexts, split_prefix
-from shared.recipe import Recipe
+from shared.recipe import PREFERENCE_LOSSES, Recipe
 from shared.zo.encoding import Example
 from shared.zo.packing import ScoreBatch, pack_score
 
 
 @dataclass(frozen=True)
 class SplitMetrics:
-    """Metrics of one split. loss: mean of -log P(right answer | prompt) over the examples, nats."""
+    """Metrics of one split. loss: mean of -log P(right answer | prompt) over the examples, nats.
+
+    Of preferences, an example is right if its margin is positive (`preference_margins`). margin: the mean, nats. The
+    loss is of answers that people liked.
+    """
 
     correct: int
     total: int
     loss: float
+    margin: float | None = None
 
     @property
     def accuracy(self) -> float:
@@ -47,21 +55,63 @@ def measure(
     frozen: for a program with `score_suffix`, which then scores. reserved: bytes of it that stay free. Raises Diverged
     if a log-probability is not finite.
     """
-    log_probabilities: dict[int, list[float]] = {}
+    scores = log_probabilities(
+        program, examples, recipe, before_batch, dynamic=dynamic, frozen=frozen, reserved=reserved
+    )
+    return split_metrics(examples, scores, recipe)
+
+
+def split_metrics(examples: Sequence[Example], scores: Sequence[Sequence[float]], recipe: Recipe) -> SplitMetrics:
+    """Returns the metrics of examples whose candidates have these log-probabilities."""
+    pairs = list(zip(examples, scores, strict=True))
+    loss = sum(-candidates[example.correct] for example, candidates in pairs if example.liked) / len(examples)
+    if recipe.loss in PREFERENCE_LOSSES:
+        margins = preference_margins(examples, scores, recipe)
+        return SplitMetrics(int((margins > 0).sum()), len(examples), loss, float(margins.mean()))
+    correct = sum(
+        max(range(len(candidates)), key=candidates.__getitem__) == example.correct for example, candidates in pairs
+    )
+    return SplitMetrics(correct, len(examples), loss)
+
+
+def preference_margins(
+    examples: Sequence[Example], scores: Sequence[Sequence[float]], recipe: Recipe
+) -> NDArray[np.float64]:
+    """Returns how much more each example's preferred answer has gained than the other one, nats (N,).
+
+    An answer's gain is its log-probability minus that before training. With loss kto a record has one answer: the
+    margin is its gain above the midpoint between the mean gains of liked and of other answers, or below it if the
+    answer was not liked.
+    """
+    ratios = np.array(scores) - np.array([example.reference for example in examples])  # (N, 2)
+    if recipe.loss == "dpo":
+        return np.asarray(ratios[:, 0] - ratios[:, 1])
+    gains, liked = ratios[:, 0], np.array([example.liked for example in examples])
+    midpoint = np.mean([gains[group].mean() for group in (liked, ~liked) if group.any()])
+    return np.asarray(np.where(liked, gains - midpoint, midpoint - gains))
+
+
+def log_probabilities(
+    program: TrainingProgram,
+    examples: Sequence[Example],
+    recipe: Recipe,
+    before_batch: Callable[[], None] = lambda: None,
+    *,
+    dynamic: bool = False,
+    frozen: PrefixCache | None = None,
+    reserved: int = 0,
+) -> list[list[float]]:
+    """Returns the log-probability of each candidate of each example, nats. Parameters and errors as of `measure`."""
+    scores: dict[int, list[float]] = {}
     batches = list(score_batches(examples, recipe, dynamic=dynamic))
     upcoming = UpcomingTexts(text for _, batch in batches for text in batch.texts)
     for indices, batch in batches:
         before_batch()
         hidden, inputs = split_prefix(frozen, batch.texts, batch.inputs, upcoming, reserved)
-        log_probabilities |= zip(indices, batch.read(program.score(inputs, hidden)), strict=True)
-    correct, loss = 0, 0.0
-    for index, example in enumerate(examples):
-        candidates = log_probabilities[index]
-        if not all(map(math.isfinite, candidates)):
-            raise Diverged("training diverged: the adapter's scores are NaN or infinite; lower lr")
-        correct += max(range(len(candidates)), key=candidates.__getitem__) == example.correct
-        loss -= candidates[example.correct]
-    return SplitMetrics(correct, len(examples), loss / len(examples))
+        scores |= zip(indices, batch.read(program.score(inputs, hidden)), strict=True)
+    if not all(math.isfinite(score) for candidates in scores.values() for score in candidates):
+        raise Diverged("training diverged: the adapter's scores are NaN or infinite; lower lr")
+    return [scores[index] for index in range(len(examples))]
 
 
 def score_batches(

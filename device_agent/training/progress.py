@@ -78,7 +78,7 @@ class RunProgress:
                 steps=steps,
                 loss=self._loss,
                 lr=lr,
-                examples_per_second=seconds and self._plan.manifest.recipe.effective_batch / seconds,
+                examples_per_second=seconds and self._plan.manifest.recipe.examples_per_step / seconds,
                 seconds_left=None if seconds is None else seconds * (1 + rest) * (steps - step),
                 rss_bytes=self._memory.rss_bytes,
                 accuracy=validations[-1].accuracy if validations else None,

@@ -100,7 +100,10 @@ def build_result(
         values = [each and each.accuracy for each in (zero, tuned)]
     else:
         names = ("token_loss_before", "token_loss_after")
-        values = [each and each.loss * each.total / tokens for each in (zero, tuned)]
+        values = [each and each.loss * each.total / max(tokens, 1) for each in (zero, tuned)]
+    preference = {}
+    if plan.task.preference_loss is not None and tuned is not None:
+        preference = {"tuned_accuracy": tuned.accuracy, "preference_margin": tuned.margin}
     return Result(
         steps=trajectory.steps,
         best_step=best.step,
@@ -117,4 +120,5 @@ def build_result(
         earlier_accuracy_before=earlier[0] and earlier[0].accuracy,
         earlier_accuracy_after=earlier[1] and earlier[1].accuracy,
         **dict(zip(names, values, strict=True)),
+        **preference,
     )

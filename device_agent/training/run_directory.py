@@ -10,6 +10,7 @@ rehearsed.jsonl     training records of other data sets (`rehearsal`); removed w
 held_out.jsonl      held-out records of other data sets; removed when the run has its result
 draws.npz           samples and noise of a private run; secret, removed when the run has its result
 checkpoints/        B and the optimizer's state after some steps, if the program has a `state`
+references.json     log-probabilities of a preference run's answers at its start; it stays on the device
 unusable.log        which records of the data set do not fit the task, and why; it stays on the device
 charge.json         the charge in the privacy ledger that pays for a private run
 result.json         what is reported; once it exists, only the upload is missing
@@ -74,6 +75,16 @@ class ExampleCounts(BaseModel):
     truncated: int = Field(0, ge=0)
     unusable: int = Field(0, ge=0)
     answer_tokens: dict[str, int] | None = None
+
+
+class References(BaseModel):
+    """Log-probabilities of the rows of a preference run's examples at the run's start, nats, by split."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    train: list[tuple[float, ...]]
+    validation: list[tuple[float, ...]]
+    test: list[tuple[float, ...]]
 
 
 class RunDirectory:
@@ -141,6 +152,14 @@ class RunDirectory:
             raise ValueError("a run without privacy has no secret samples")
         scalars = plan.manifest.recipe.noised_scalars
         return load_or_draw(self.dp_samples_file, plan.privacy, examples, plan.training.steps, scalars, entropy)
+
+    def references(self) -> References | None:
+        """Returns the recorded log-probabilities at the run's start; None if there are none yet."""
+        return self._read("references.json", References)
+
+    def record_references(self, references: References) -> None:
+        """Records the log-probabilities at the run's start, once."""
+        write_document(self.path / "references.json", references)
 
     def write_adapter(self, path: Path, flat: F32, plan: RunPlan, step: int) -> None:
         """Writes B (D,) after `step` steps as an adapter file; equal runs write equal bytes."""

@@ -26,17 +26,18 @@ from device_agent.executors.program import PrivateGradientInput, PrivateStepInpu
 from device_agent.training.baseline import Baseline, measure_baseline
 from device_agent.training.data import BatchSampler, Splits
 from device_agent.training.dp_sampling import DPSamples
-from device_agent.training.evaluation import measure
+from device_agent.training.evaluation import log_probabilities, measure, split_metrics
 from device_agent.training.prefix import PrefixCache, UpcomingTexts, prefix_cache, split_prefix
 from device_agent.training.progress import RunProgress
 from device_agent.training.result import build_result, out_of_patience, recorded, uploaded_validation
-from device_agent.training.run_directory import ResourceUsage, RunDirectory
+from device_agent.training.run_directory import References, ResourceUsage, RunDirectory
 from device_agent.training.run_plan import RunPlan
 from shared.job import Progress, Result
 from shared.privacy import ExamplePrivacy
+from shared.recipe import PREFERENCE_LOSSES
 from shared.zo.encoding import Example, Tokens
 from shared.zo.noise import query_seeds
-from shared.zo.packing import pack_step
+from shared.zo.packing import pack_preferences, pack_step, step_texts
 from shared.zo.proximal import proximal_step
 from shared.zo.trajectory import Evaluation, TrajectoryFile
 
@@ -69,9 +70,9 @@ class Trainer:
         self._stop, self._rest = stop, rest
         self._settings, self._recipe = plan.training, plan.manifest.recipe
         self._eps = plan.training.eps_for(plan.manifest.recipe)
-        answers = tuple(example.correct for example in splits.train)
-        share = plan.training.rehearsal
-        self._order = BatchSampler(plan.training.seed, answers, self._recipe.effective_batch, splits.rehearsed, share)
+        groups, share = tuple(example.group for example in splits.train), plan.training.rehearsal
+        batch = self._recipe.examples_per_step
+        self._order = BatchSampler(plan.training.seed, groups, batch, splits.rehearsed, share)
         self._dp_samples: DPSamples | None = None if plan.privacy is None else run.dp_samples(plan, len(splits.train))
         self._prefix = frozen or prefix_cache(program, plan.manifest, dynamic=plan.dynamic_length)
         self._start, self._algorithm = plan.begin_b(), plan.device_algorithm
@@ -86,6 +87,7 @@ class Trainer:
         Raises Stopped, Diverged, or RuntimeFailed.
         """
         try:
+            self._add_references()
             self._restore_b(self._steps)
             if self._steps == 0:
                 self._evaluate("test", self._splits.test)
@@ -143,9 +145,12 @@ class Trainer:
     def _update(self, step: int, lr: float, indices: list[int], secret: Secret | None = None) -> tuple[F32, F32]:
         """Calls the program's step once, on the training examples with these indices."""
         examples = [self._splits.train[index] for index in indices]
-        batch: Arrays = pack_step(examples, self._recipe, dynamic=self._plan.dynamic_length)
+        batch: Arrays = (
+            *pack_step(examples, self._recipe, dynamic=self._plan.dynamic_length),
+            *pack_preferences(examples, self._recipe, self._settings),
+        )
         began = time.monotonic()
-        texts = [example.correct_row.tokens for example in examples]
+        texts = step_texts(examples, self._recipe)
         hidden, batch = split_prefix(self._prefix, texts, batch, self._upcoming)
         output = self._call_program(step, lr, batch, hidden, secret)
         self._progress.program_seconds += time.monotonic() - began
@@ -177,6 +182,40 @@ class Trainer:
             self._program.replay(self._seeds(step), coefficients, self._eps)
             self._proximal_step(step)
 
+    def _add_references(self) -> None:
+        """Adds the log-probabilities at the run's start to the examples of preferences; they are computed once."""
+        if self._recipe.loss not in PREFERENCE_LOSSES:
+            return
+        by_split = {"train": self._splits.train, "validation": self._splits.validation, "test": self._splits.test or ()}
+        references = self._run.references()
+        if references is None:
+            self._program.load(self._start)
+            references = References(**{name: self._score(name, examples) for name, examples in by_split.items()})
+            self._run.record_references(references)
+        train, validation, test = (
+            [replace(example, reference=own) for example, own in zip(examples, getattr(references, name), strict=True)]
+            for name, examples in by_split.items()
+        )
+        self._splits = replace(self._splits, train=train, validation=validation, test=test or None)
+
+    def _score(self, split: str, examples: Sequence[Example]) -> list[tuple[float, ...]]:
+        """Returns the log-probabilities of each example's rows under the present B, as an evaluation computes them."""
+        frozen, reserved = self._evaluation_cache("test" if split == "test" else "validation")
+        scores = log_probabilities(
+            self._program,
+            examples,
+            self._recipe,
+            self._before_evaluation,
+            dynamic=self._plan.dynamic_length,
+            frozen=frozen,
+            reserved=0 if split == "train" else reserved,
+        )
+        return [tuple(each) for each in scores]
+
+    def _before_evaluation(self) -> None:
+        self._check_stop()
+        self._progress.report("evaluating")
+
     def _evaluate(self, split: Split, examples: Sequence[Example] | None, *, best: int | None = None) -> None:
         """Measures B and records it, unless the trajectory has it. best: the step of B, if it is the best one's.
 
@@ -188,15 +227,19 @@ class Trainer:
         if self._dp_samples is not None or examples is None or known is not None:
             return
 
-        def before_batch() -> None:
-            self._check_stop()
-            self._progress.report("evaluating")
-
-        frozen, reserved = self._evaluation_cache(split)
-        dynamic = self._plan.dynamic_length
-        measured = measure(
-            self._program, examples, self._recipe, before_batch, dynamic=dynamic, frozen=frozen, reserved=reserved
-        )
+        if self._recipe.loss in PREFERENCE_LOSSES and self._steps == 0:
+            measured = split_metrics(examples, [example.reference for example in examples], self._recipe)
+        else:
+            frozen, reserved = self._evaluation_cache(split)
+            measured = measure(
+                self._program,
+                examples,
+                self._recipe,
+                self._before_evaluation,
+                dynamic=self._plan.dynamic_length,
+                frozen=frozen,
+                reserved=reserved,
+            )
         self._trajectory_file.append_evaluation(
             Evaluation(
                 step=step,
@@ -205,6 +248,7 @@ class Trainer:
                 total=measured.total,
                 loss=measured.loss,
                 adapter=adapter,
+                margin=measured.margin,
             )
         )
         self._record_usage()
@@ -231,7 +275,7 @@ class Trainer:
     def _measure_baseline(self) -> Baseline | None:
         """Returns what simple classifiers reach; None for texts, rounds, private runs and splits without records."""
         splits = self._splits
-        if self._plan.uploads_last or self._dp_samples is not None or splits.blank or len(splits.train[0].rows) < 2:
+        if self._plan.uploads_last or self._dp_samples is not None or splits.blank or self._plan.task.generates:
             return None
         return measure_baseline(splits.train, splits.test or splits.validation)
 
@@ -244,8 +288,7 @@ class Trainer:
         # An order of its own, because each keeps two epochs only.
         samples = replace(self._order).indices if self._dp_samples is None else self._dp_samples.sample
         for later in range(step, self._settings.steps):
-            for index in samples(later):
-                yield self._splits.train[index].correct_row.tokens
+            yield from step_texts([self._splits.train[index] for index in samples(later)], self._recipe)
 
     def _evaluation_cache(self, split: Split) -> tuple[PrefixCache | None, int]:
         """Returns the cache for an evaluation, and the bytes of it that stay free for states that have precedence:
@@ -254,7 +297,7 @@ class Trainer:
         if self._prefix is None or "score_suffix" not in self._plan.manifest.methods:
             return None, 0
         visited = self._settings.steps * self._recipe.effective_batch * self._recipe.sequence_length
-        reserved = min(visited, sum(len(example.correct_row.tokens) for example in self._splits.train))
+        reserved = min(visited, sum(map(len, step_texts(self._splits.train, self._recipe))))
         if split != "validation":
             reserved += sum(len(row.tokens) for example in self._splits.validation for row in example.rows)
         return self._prefix, self._prefix.state_bytes(reserved)

@@ -29,6 +29,7 @@ from shared.task_templates import named_task
 
 TEXT, LABEL = "text", "label"
 PROMPT, ANSWER, MESSAGES = "prompt", "answer", "messages"
+CHOSEN, REJECTED = "chosen", "rejected"
 SPLITS = (SplitRule().text, "80/20", "100")  # the first one whose splits all have records is used
 MAX_LABELS = 16  # of a suggested task
 MIN_RECORDS = 2  # of each label
@@ -143,8 +144,9 @@ def check_data(options: FileOptions, home: AgentHome, tokenizer: Tokenizer | Non
 def suggest_task(name: str, source: Source, fields: FieldMap) -> Task:
     """Returns the task that the records' fields suggest.
 
-    Conversations for `messages`, completions for `prompt` and `answer`, whole texts for `text` alone, and a choice
-    between the labels for `text` with `label`. Raises BadRequest for other fields, and InvalidDataset without records.
+    Conversations for `messages`, preferences for `chosen` and `rejected`, completions for `prompt` and `answer`, whole
+    texts for `text` alone, and a choice between the labels for `text` with `label`. Raises BadRequest for other fields,
+    and InvalidDataset without records.
     """
     columns, found = dict[str, None](), set[str]()
     values: dict[str, Any] = {}  # of the fields that are not blank
@@ -163,13 +165,16 @@ def suggest_task(name: str, source: Source, fields: FieldMap) -> Task:
         raise InvalidDataset(f"column {fields.columns.get(TEXT, TEXT)!r} of {source.path} is blank; map another one")
     if isinstance(values.get(MESSAGES), list):
         return Task(name=name, kind="messages")
+    if CHOSEN in values and REJECTED in values:
+        return Task(name=name, kind="preference")
     if PROMPT in values and ANSWER in values:
         return Task(name=name, kind="completion", prompt=f"{{{PROMPT}}}\n", answer=f"{{{ANSWER}}}")
     if TEXT not in values:
         raise BadRequest(
             f"{source.path} has no column {TEXT!r} (its columns: {', '.join(columns)}); name it with --map "
             f"{TEXT}=COLUMN, and with --map {LABEL}=COLUMN what a model is to choose; columns "
-            f"{PROMPT!r} and {ANSWER!r}, or a list {MESSAGES!r}, teach it to answer; or give a task with --task"
+            f"{PROMPT!r} and {ANSWER!r}, or a list {MESSAGES!r}, teach it to answer, {CHOSEN!r} and {REJECTED!r} to "
+            "prefer one answer; or give a task with --task"
         )
     return _suggest_choice(name, source, fields) if LABEL in found else Task(name=name, kind="text")
 

@@ -181,7 +181,7 @@ def _job_request(base: BaseView, data: CheckedData, options: Options) -> JobRequ
         effective_batch=batch,
         sequence_length=length,
         answer_length=None if data.check.suggested_answer is None else min(data.check.suggested_answer, length - 1),
-        loss="full" if generates or not data.task.shares_prompt else "candidates",
+        loss=data.task.preference_loss or ("full" if generates or not data.task.shares_prompt else "candidates"),
         precision="int8",
     )
     training = TrainingSettings(
@@ -249,6 +249,7 @@ def _report(client: Client, job: JobView) -> dict[str, Any]:
         "baseline_accuracy": result.baseline_accuracy,
         "held": version.message if version.state is VersionState.HELD else None,
         "perplexity": result.perplexities,
+        "preference_margin": result.preference_margin,
         "steps": result.steps,
         "train_seconds": round(result.train_seconds, 1),
     }
@@ -281,7 +282,12 @@ def _next_commands(data: CheckedData, site: Site, environment: Path) -> list[str
 
 def show_report(report: dict[str, Any], console: Console) -> None:
     """Prints the report as text."""
-    if report["accuracy_after"] is not None:
+    if report["preference_margin"] is not None:
+        console.print(
+            f"preferred answers that gained on the others: [bold]{report['accuracy_after']:.1%}[/bold] of the "
+            f"{report['split']} records, by {report['preference_margin']:.2f} nats on average"
+        )
+    elif report["accuracy_after"] is not None:
         before, after = (
             "?" if value is None else f"{value:.1%}" for value in (report["accuracy_before"], report["accuracy_after"])
         )

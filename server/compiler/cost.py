@@ -53,7 +53,7 @@ def step_flops(recipe: Recipe, shape: BaseShape) -> int:
             answers * (_layer_weights(recipe, shape, layer in adapted) + attention)
             for layer in range(frozen, shape.layers)
         )
-    scored = shape.vocabulary if recipe.loss == "full" else recipe.choices
+    scored = recipe.choices if recipe.loss == "candidates" else shape.vocabulary
     head = answers * shape.hidden * scored * (2 if exact else 1)
     return 2 * (products + head)
 

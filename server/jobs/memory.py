@@ -75,7 +75,7 @@ def answer_tokens(recipe: Recipe) -> int:
 
 def _logits(recipe: Recipe, shape: BaseShape) -> int:
     """Predicts the planned elements of logits over the vocabulary."""
-    if recipe.loss != "full":
+    if recipe.loss == "candidates":
         return 0
     copies = LOGITS
     if lowers_softmax(recipe, _answers_at_once(recipe), shape.vocabulary):

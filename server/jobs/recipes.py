@@ -98,11 +98,12 @@ def _answer_sizes(request: JobRequest, task: Task, tokenizer: Tokenizer) -> tupl
 
 def _writing_sizes(settings: RequestedRecipe, task: Task) -> tuple[int, int]:
     """Returns (T, C) of a task that writes text: by default every token of a document, and half of another text."""
-    if settings.choices not in (None, 1):
+    choices = 1 if task.preference_loss is None else 2  # two answers may begin alike, and are then read in one text
+    if settings.choices not in (None, choices):
         raise InvalidRecipe(f"recipe.choices is {settings.choices}; task {task.name!r} writes text and has one answer")
     length = settings.sequence_length
     default = length - 1 if task.kind == "text" else max(length // 2, 1)
-    return settings.answer_length or min(default, MAX_ANSWER_TOKENS), 1
+    return settings.answer_length or min(default, MAX_ANSWER_TOKENS), choices
 
 
 def scored_rows(recipe: Recipe, task: Task) -> int:
@@ -161,6 +162,8 @@ def _check(recipe: Recipe, task: Task, shape: BaseShape, request: JobRequest) ->
             f"recipe.sequence_length is {recipe.sequence_length}; answers of {recipe.answer_length} tokens leave no "
             "room for a prompt"
         )
+    if fault := task.loss_fault(recipe.loss):
+        raise InvalidRecipe(f"recipe.loss: {fault}")
     if recipe.loss == "candidates" and task.generates:
         raise InvalidRecipe(f"recipe.loss: task {task.name!r} writes text and has no candidates; use loss 'full'")
     if task.compares_texts and recipe.backend != "xnnpack":
@@ -306,7 +309,7 @@ def _in_order(requested: RequestedRecipe, possible: PossibleEstimators) -> Itera
         if estimator in REVERSE_ESTIMATORS:
             batch = requested.effective_batch
             for rows in range((requested.micro_batch or batch) - 1, 0, -1):
-                if batch % rows == 0:
+                if batch % rows == 0 and rows % requested.rows_per_example == 0:
                     yield settings_with(requested, estimator, rows)
 
 

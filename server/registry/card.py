@@ -52,6 +52,9 @@ def _scores(result: Result) -> tuple[tuple[str, str], ...]:
         name, before, after = "perplexity of answer tokens", f"{perplexities[0]:.2f}", f"{perplexities[1]:.2f}"
     else:
         name, before, after = "accuracy", _share(result.before_accuracy), _share(result.tuned_accuracy)
+    if result.preference_margin is not None:
+        name, before = "share of preferred answers that gained on the others", "half by chance"
+        after += f", by {result.preference_margin:.2f} nats on average"
     rows = [(f"{split} {name} before", before), (f"{split} {name} after", after + selection_note)]
     if result.accuracy_interval is not None:
         total, low, high = result.accuracy_interval

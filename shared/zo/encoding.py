@@ -70,13 +70,22 @@ class Row:
 class Example:
     """An encoded record: one row for each candidate, and the index of the correct one.
 
-    prompt: of a record with candidates, the first one's prompt before it was cut.
+    prompt: of a record with candidates, the first one's prompt before it was cut. Of a record of kind preference, rows
+    are the preferred and the rejected answer; or one answer, `liked` or not, and another record's answer after the
+    same prompt. reference: the log-probabilities of the rows before training, nats.
     """
 
     rows: tuple[Row, ...]
     correct: int
     truncated: bool
     prompt: Tokens = ()
+    liked: bool = True
+    reference: tuple[float, ...] = ()
+
+    @property
+    def group(self) -> int:
+        """The examples among which batches alternate: those with the same right answer, or that were not liked."""
+        return self.correct if self.liked else -1
 
     @property
     def correct_row(self) -> Row:
@@ -250,6 +259,8 @@ def check_answers(task: Task, tokenizer: Tokenizer) -> None:
 
 def check_task(task: Task, tokenizer: Tokenizer, recipe: Recipe) -> None:
     """Raises InvalidTask if recipe and task do not fit together, whatever the records are."""
+    if fault := task.loss_fault(recipe.loss):
+        raise InvalidTask(fault)
     if recipe.loss == "candidates" and task.generates:
         raise InvalidTask(f"task {task.name!r} writes text and has no candidates; use loss 'full'")
     if recipe.loss == "candidates" and not task.shares_prompt:

@@ -10,7 +10,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from shared.errors import InvalidDataset
 from shared.program_inputs import MIN_LENGTH, TOKEN_DTYPE
-from shared.recipe import Recipe
+from shared.recipe import PREFERENCE_LOSSES, Recipe
+from shared.training_settings import TrainingSettings
 from shared.zo.encoding import Arrays, Example, Row, Tokens, restricted
 
 
@@ -35,28 +36,26 @@ def _packed_length(texts: Iterable[Tokens], recipe: Recipe, dynamic: bool) -> in
 
 
 def pack_step(examples: Sequence[Example], recipe: Recipe, *, dynamic: bool = False) -> Arrays:
-    """Returns the data inputs of `step` for at most E examples. Rows without an example are masked out.
+    """Returns the data inputs of `step` for as many examples as its E rows hold. Other rows are masked out.
 
-    Loss full: tokens (E, S), positions (E, T), answers (E, T), mask (E, T).
+    Losses full, dpo and kto: tokens (E, S), positions (E, T), answers (E, T), mask (E, T).
     Loss candidates: tokens (E, S), positions (E, T), choices (E, T, C), choice_mask (E, T, C), mask (E, T).
     dynamic: the manifest's `dynamic_length`; S is then the length of the batch's longest sequence.
 
-    Raises ValueError for more than E examples.
+    Raises ValueError for more examples.
     """
     rows, answer = recipe.effective_batch, recipe.answer_length
-    if len(examples) > rows:
+    if len(examples) > recipe.examples_per_step:
         raise ValueError(f"{len(examples)} examples for {rows} rows")
-    tokens = np.zeros(
-        (rows, _packed_length((example.correct_row.tokens for example in examples), recipe, dynamic)), TOKEN_DTYPE
-    )
+    texts = step_texts(examples, recipe)
+    tokens = np.zeros((rows, _packed_length(texts, recipe, dynamic)), TOKEN_DTYPE)
     positions = np.zeros((rows, answer), TOKEN_DTYPE)
     answers = np.zeros((rows, answer), TOKEN_DTYPE)
     mask = np.zeros((rows, answer), np.float32)
     choices = np.zeros((rows, answer, recipe.choices), TOKEN_DTYPE)
     choice_mask = np.zeros((rows, answer, recipe.choices), np.float32)
     choice_mask[:, :, 0] = 1
-    for e, example in enumerate(examples):
-        row = example.correct_row
+    for e, (example, row) in enumerate(_step_rows(examples, recipe)):
         tokens[e, : len(row.tokens)] = row.tokens
         for t, (position, token) in enumerate(row.targets):
             positions[e, t], answers[e, t], mask[e, t] = position, token, 1
@@ -67,6 +66,34 @@ def pack_step(examples: Sequence[Example], recipe: Recipe, *, dynamic: bool = Fa
     if recipe.loss == "candidates":
         return tokens, positions, choices, choice_mask, mask
     return tokens, positions, answers, mask
+
+
+def _step_rows(examples: Sequence[Example], recipe: Recipe) -> list[tuple[Example, Row]]:
+    """Returns the rows of a step, each with its example: the right answer's, or all of a preference."""
+    if recipe.loss in PREFERENCE_LOSSES:
+        return [(example, row) for example in examples for row in example.rows]
+    return [(example, example.correct_row) for example in examples]
+
+
+def step_texts(examples: Sequence[Example], recipe: Recipe) -> list[Tokens]:
+    """Returns the tokens that the rows of a step read."""
+    return [row.tokens for _, row in _step_rows(examples, recipe)]
+
+
+def pack_preferences(examples: Sequence[Example], recipe: Recipe, settings: TrainingSettings) -> Arrays:
+    """Returns reference (E,), weights (E,) and beta [1], which a step takes after `pack_step`'s inputs with the losses
+    of preferences; none with another loss. Absent examples have weight 0, and so have the second rows of loss kto.
+    """
+    if recipe.loss not in PREFERENCE_LOSSES:
+        return ()
+    reference, weights = np.zeros((2, recipe.effective_batch), np.float32)
+    for at, example in enumerate(examples):
+        reference[2 * at : 2 * at + 2] = example.reference
+        if recipe.loss == "dpo":
+            weights[2 * at : 2 * at + 2] = 1, -1
+        else:
+            weights[2 * at] = settings.desirable_weight if example.liked else -settings.undesirable_weight
+    return reference, weights, np.array([settings.beta], np.float32)
 
 
 @dataclass(frozen=True)

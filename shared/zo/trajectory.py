@@ -87,10 +87,18 @@ class Evaluation(BaseModel):
         description="mean over examples of -log P(correct answer | prompt), nats (shared.zo.encoding)",
     )
     adapter: Literal["current", "best"] = "current"
+    # Omitted when null, so that trajectories of other tasks keep their bytes.
+    margin: float | None = Field(
+        None,
+        allow_inf_nan=False,
+        exclude_if=lambda value: value is None,
+        description="of a task of kind preference: mean of how much more the log-probability of the preferred answer "
+        "has risen than the other one's since the start, nats",
+    )
 
     @property
     def accuracy(self) -> float:
-        """Share of examples whose correct answer has the highest score."""
+        """Share of examples whose correct answer has the highest score, or of preferences with a positive margin."""
         return self.correct / self.total
 
 

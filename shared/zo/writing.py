@@ -1,4 +1,5 @@
-"""Encodes the records of tasks that write text: a completion, the assistant's turns of a conversation, or a document.
+"""Encodes the records of tasks that write text: a completion, the assistant's turns of a conversation, a document, or
+answers that people preferred to others.
 
 The text to write ends with the base's end-of-text token. A text that is too long is treated by its kind:
 
@@ -6,6 +7,7 @@ completion  the prompt is cut from its front; an answer of more than T tokens do
 messages    the conversation is cut from its front to S tokens, and of the assistant's tokens in it the last T count
 text        the document becomes several examples: each token counts once, in pieces of at most T tokens, which see as
             many tokens before them as S has room for
+preference  the prompt is cut from its front, alike for both answers; one of more than T tokens does not fit
 """
 
 from __future__ import annotations
@@ -20,7 +22,16 @@ from tokenizers import Tokenizer
 from shared.chat_template import InvalidConversation
 from shared.errors import InvalidDataset, InvalidTask
 from shared.recipe import Recipe
-from shared.task import Task, Truncate, is_learned, read_completion, read_messages, read_question
+from shared.task import (
+    Choice,
+    Task,
+    Truncate,
+    is_learned,
+    read_completion,
+    read_messages,
+    read_preference,
+    read_question,
+)
 from shared.zo.encoding import (
     Example,
     Row,
@@ -104,7 +115,9 @@ class Encoder:
                 row = replace(row, answer=row.answer + self._end_tokens)
                 return (self._example(row, location, *truncation(self.tokenizer, choice)),)
             case "messages":
-                return (self._conversation(read_messages(self.task, record, location), location),)
+                return (self._cut(*self._counted(read_messages(self.task, record, location), location), location),)
+            case "preference":
+                return (self._preference(record, location),)
             case "text":
                 return self._document(read_completion(self.task, record, location).answer, location)
 
@@ -115,6 +128,8 @@ class Encoder:
                 read_question(self.task, record, location)
             case "messages":
                 read_messages(self.task, record, location)
+            case "preference":
+                read_preference(self.task, record, location)
             case _:
                 read_completion(self.task, record, location)
 
@@ -129,6 +144,44 @@ class Encoder:
     def _example(self, row: Row, location: str, truncate: Truncate = "head", ending: int = 0) -> Example:
         fitted, truncated = fit_row(row, self._bos_tokens, self.recipe, location, None, truncate, ending)
         return Example((fitted,), 0, truncated)
+
+    def _preference(self, record: Mapping[str, Any], location: str) -> Example:
+        """Returns an example of one or two answers, whose prompts leave room for the longer one."""
+        preference = read_preference(self.task, record, location)
+        rows, cuts = list[Row](), list[tuple[Truncate, int]]()
+        for answer in preference.answers:
+            if isinstance(answer, Choice):
+                row = encode_choice(self.tokenizer, answer)
+                rows.append(replace(row, answer=row.answer + self._end_tokens))
+                cuts.append(truncation(self.tokenizer, answer))
+                continue
+            if self.text_format.render is None:
+                raise InvalidDataset(f"{location}: the record has messages, but the base has no chat template")
+            tokens, positions = self._counted(answer, location)
+            begin = positions[0]
+            counted = tuple(position - begin for position in positions)
+            rows.append(Row(tuple(tokens[:begin]), tuple(tokens[begin : positions[-1] + 1]), counted))
+            cuts.append(("head", 0))
+        longest, bos_tokens = max(len(row.answer) for row in rows), self._bos_tokens
+        fitted = [
+            fit_row(row, bos_tokens, self.recipe, location, longest, *each)
+            for row, each in zip(rows, cuts, strict=True)
+        ]
+        truncated = any(cut for _, cut in fitted)
+        return Example(tuple(row for row, _ in fitted), 0, truncated, liked=preference.liked)
+
+    def with_other_answers(self, examples: Sequence[Example]) -> list[Example]:
+        """Returns the examples of a task whose records have labels with their second rows: the answer of the example
+        before them, after their own prompt. Other examples stay as they are.
+        """
+        if self.recipe.loss != "kto":
+            return list(examples)
+        bos_tokens, completed = self._bos_tokens, []
+        for at, example in enumerate(examples):
+            own, other = example.rows[0], examples[at - 1].rows[0]
+            row, _ = fit_row(replace(other, prompt=own.prompt), bos_tokens, self.recipe, "the answer of another record")
+            completed.append(replace(example, rows=(own, row)))
+        return completed
 
     def _document(self, text: str, location: str) -> tuple[Example, ...]:
         if len(text) > MAX_TEXT:
@@ -149,8 +202,9 @@ class Encoder:
         # A private step counts examples as records: one record must be one example.
         return tuple(examples[:1] if self.recipe.privacy == "clipped" else examples)
 
-    def _conversation(self, messages: list[dict[str, Any]], location: str) -> Example:
-        """Returns the example of a conversation, which is tokenized as one text like `apply_chat_template` does.
+    def _counted(self, messages: list[dict[str, Any]], location: str) -> tuple[list[int], list[int]]:
+        """Returns a conversation's tokens and the positions of those that count. It is tokenized as one text like
+        `apply_chat_template` does.
 
         A turn counts if the conversation has it as the model will write it: after the text that asks for it. Templates
         may write the last turn in another way than earlier ones, for example with an empty thought.
@@ -176,7 +230,7 @@ class Encoder:
                 f"{location}: the base's chat template writes no turn of the assistant after the text that asks for "
                 "it, so that none can be learned"
             )
-        return self._cut(encoding.ids, counted_positions, location)
+        return encoding.ids, counted_positions
 
     def _without_end(self, text: str) -> str:
         """Returns a text without the white space and the special tokens that end it."""

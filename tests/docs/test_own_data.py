@@ -1,5 +1,6 @@
 """docs/own-data.md, run as it stands: its files are written as it shows them, and its commands run in its order."""
 
+import json
 import mailbox
 import re
 import shlex
@@ -24,6 +25,9 @@ def write_files(directory):
     (directory / "tickets.csv").write_text(examples["csv"] + "".join(rows))
     (directory / "newer.csv").write_text(examples["csv"].splitlines(keepends=True)[0] + "200,Newer,1\n")
     (directory / "task.json").write_text(examples["json"])
+    (directory / "style.json").write_text(re.search(r'`(\{"name": "style", .*?\})`', PAGE)[1])
+    pairs = ({"prompt": f"Ticket {number}", "chosen": " Thanks.", "rejected": " No."} for number in range(60))
+    (directory / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
     for name in ("urgent", "other"):
         box = mailbox.mbox(directory / f"{name}.mbox")
         for number in range(50):
@@ -41,7 +45,7 @@ def test_commands_run_as_they_stand(tmp_path, monkeypatch):
         result = CliRunner().invoke(app, arguments, catch_exceptions=False)
         assert result.exit_code == 0, (command, result.output)
     store = DatasetStore(tmp_path / "home" / "data")
-    assert list(store.directories()) == ["tickets"]
+    assert list(store.directories()) == ["style", "tickets"]
     assert sum(store.about("tickets").records.values()) == 103
 
 

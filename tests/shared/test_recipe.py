@@ -159,6 +159,9 @@ def test_recipes_of_directional_gradients_say_what_they_add(recipe):
         ({"micro_batch": 2}, "estimator 'replay' has no micro_batch"),
         ({"estimator": "gradient", "micro_batch": 3}, "no.* proper divisor of effective_batch 4"),
         ({"estimator": "gradient", "micro_batch": 4}, "omit it to compute all examples at once"),
+        ({"loss": "dpo", "effective_batch": 3}, "make effective_batch and micro_batch even"),
+        ({"loss": "kto", "estimator": "gradient", "effective_batch": 6, "micro_batch": 3}, "micro_batch even"),
+        ({"loss": "dpo", "privacy": "clipped"}, "loss 'dpo' has no privacy 'clipped'"),
     ],
 )
 def test_settings_without_a_reverse_pass_are_rejected_with_the_remedy(settings, refusal):

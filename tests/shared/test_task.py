@@ -2,7 +2,15 @@ import pytest
 from pydantic import ValidationError
 
 from shared.errors import InvalidDataset, InvalidTask
-from shared.task import Answer, Task, accepted_answers, read_completion, read_messages, read_question
+from shared.task import (
+    Answer,
+    Task,
+    accepted_answers,
+    read_completion,
+    read_messages,
+    read_preference,
+    read_question,
+)
 from shared.task_templates import TASKS, named_task
 
 
@@ -230,3 +238,82 @@ def test_doubled_braces_are_literal():
 def test_an_unknown_task_name_lists_the_known_ones():
     with pytest.raises(InvalidTask, match="sst2"):
         named_task("sst-3")
+
+
+PAIRS = Task(name="style", kind="preference")
+LABELLED = Task(name="thumbs", kind="preference", answer="{completion}")
+
+
+def test_a_preference_of_two_texts():
+    preference = read_preference(PAIRS, {"prompt": "Hi", "chosen": " Hello.", "rejected": " What?"}, "f:1")
+    assert [(choice.prompt, choice.answer) for choice in preference.answers] == [("Hi", " Hello."), ("Hi", " What?")]
+    assert preference.liked
+    assert (PAIRS.preference_loss, LABELLED.preference_loss, Task(name="t", kind="text").preference_loss) == (
+        "dpo",
+        "kto",
+        None,
+    )
+
+
+@pytest.mark.parametrize(("label", "liked"), [(True, True), (False, False), (1, True), ("False", False), (0.0, False)])
+def test_a_preference_with_a_label(label, liked):
+    preference = read_preference(LABELLED, {"prompt": "Hi", "completion": " Hello.", "label": label}, "f:1")
+    assert (len(preference.answers), preference.liked) == (1, liked)
+
+
+def said(role, content):
+    return {"role": role, "content": content}
+
+
+@pytest.mark.parametrize("implicit", [False, True])
+def test_a_preference_of_conversations_as_trl_writes_them(implicit):
+    prompt = [said("system", "Be kind."), said("user", "Hi")]
+    chosen, rejected = [said("assistant", "Hello.")], [said("assistant", "What?")]
+    record = {"prompt": prompt, "chosen": chosen, "rejected": rejected}
+    if implicit:
+        record = {"chosen": prompt + chosen, "rejected": prompt + rejected}
+    first, second = read_preference(PAIRS, record, "f:1").answers
+    assert [message.get("weight") for message in first] == [0, 0, None]
+    assert [message["content"] for message in second] == ["Be kind.", "Hi", "What?"]
+
+
+@pytest.mark.parametrize(
+    ("task", "change", "message"),
+    [
+        (PAIRS, {"rejected": " Hello."}, "are equal"),
+        (PAIRS, {"chosen": [said("assistant", "a")], "rejected": [said("assistant", "a")]}, "are equal"),
+        (PAIRS, {"chosen": [said("assistant", "a")]}, "both be texts or both be lists"),
+        (PAIRS, {"chosen": [said("assistant", "a")], "rejected": [said("user", "b")]}, "no turn of the assistant"),
+        (PAIRS, {"rejected": None}, "'rejected' is missing"),
+        (PAIRS, {"rejected": "  "}, "an answer is blank"),
+        (LABELLED, {"label": "maybe"}, "'label' must be true or false"),
+        (LABELLED, {"label": None}, "'label' must be true or false"),
+    ],
+)
+def test_preferences_that_cannot_be_learned(task, change, message):
+    record = {"prompt": "Hi", "chosen": " Hello.", "rejected": " What?", "completion": " Hello.", "label": True}
+    with pytest.raises(InvalidDataset, match=message) as error:
+        read_preference(task, record | change, "f:1")
+    assert "Hello" not in error.value.detail
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"kind": "completion", "prompt": "{a}", "answer": "{b}", "rejected": "{c}"}, "has no rejected"),
+        ({"kind": "preference", "metric": "loss"}, "preference_accuracy"),
+        ({"kind": "preference", "mapped": {"a": {"field": "b", "values": {"1": "x"}}}}, "no mapped fields"),
+        ({"kind": "preference", "truncate": "tail"}, "no prompt to truncate"),
+    ],
+)
+def test_invalid_tasks_of_preferences(settings, message):
+    with pytest.raises(ValidationError, match=message):
+        Task(name="t", **settings)
+
+
+def test_losses_and_tasks_that_do_not_fit():
+    assert PAIRS.loss_fault("dpo") is None
+    assert "needs loss 'dpo', not 'full'" in PAIRS.loss_fault("full")
+    assert "records with labels and needs loss 'kto'" in LABELLED.loss_fault("dpo")
+    assert "loss 'dpo' needs a task of kind preference" in named_task("sst2").loss_fault("dpo")
+    assert named_task("sst2").loss_fault("candidates") is None

@@ -67,7 +67,7 @@ class GradientNetwork(BaseNetwork):
         """
         values, scales = self.backbone.head_table()
         softmax = lowers_softmax(self.recipe, rows * picks, self.facts.vocabulary)
-        if scales is None or self.recipe.loss != "full" or softmax:
+        if scales is None or self.recipe.loss == "candidates" or softmax:
             return None
         layer = HeadReverse(values)
         lowered = self._lowered_head(layer, self.part_of(rows, picks, self.facts.vocabulary), scales)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from server.compiler.methods.clipping import noised_sums, single_rows
+from server.compiler.methods.preferences import example_count, preference_losses
 from server.compiler.methods.private_gradient import ExampleGradients, mean_gradient, noise_units
 from server.compiler.methods.step_inputs import StepInputs
 from server.compiler.methods.training import EXCLUDED, Method, Network, Stack, picked_log_probabilities
@@ -23,7 +24,7 @@ from server.compiler.model.backbone import Backbone, picked_states, states_for
 from server.compiler.model.pointwise_reverse import norm_output, norm_reverse, normed
 from shared.privacy import UNITS
 from shared.program import lowers_softmax
-from shared.recipe import Recipe
+from shared.recipe import PREFERENCE_LOSSES, Recipe
 
 PIECE = 4096  # rows of a quantized table that are in float32 at once
 
@@ -101,21 +102,31 @@ class GradientSuffix(Network):
         return first
 
     def differentiate(self, first: Tensor, inputs: StepInputs) -> tuple[Tensor, Tensor]:
-        """The mean loss [1] over the answer tokens, and its gradient (D,) in B. first: (E, ...)."""
+        """The mean loss [1] over the answer tokens, or over the examples of preferences, and its gradient (D,) in B.
+
+        first: (E, ...).
+        """
         part, *others = inputs.micro_batches(self.recipe, first)
         nll, gradient = self.sums(*part)
         for other in others:  # each is added before the next one is computed, so that one gradient is kept
             more = self.sums(*other)
             nll, gradient = nll + more[0], gradient + more[1]
-        count = torch.clamp(inputs.mask.reshape(-1).sum(dim=0, keepdim=True), min=1.0)
+        if self.recipe.loss in PREFERENCE_LOSSES:
+            count = example_count(inputs)
+        else:
+            count = torch.clamp(inputs.mask.reshape(-1).sum(dim=0, keepdim=True), min=1.0)
         return nll / count, gradient / count
 
     def sums(self, first: Tensor, inputs: StepInputs) -> tuple[Tensor, Tensor]:
-        """The loss [1] summed over the answer tokens of one micro-batch, and its gradient (D,) in B."""
+        """The loss [1] summed over the answer tokens or the examples of one micro-batch, and its gradient (D,) in B."""
         nll, parts = self.gradients(first, inputs)
+        losses: Tensor | None = None
+        if self.recipe.loss in PREFERENCE_LOSSES:
+            losses, by_row = preference_losses(self.recipe, nll, inputs)
+            parts = [part * by_row.reshape(-1, 1) for part in parts]
         sums = [part.sum(dim=0) for part in parts]
         total = torch.cat(sums) if len(sums) > 1 else sums[0]
-        return (nll * inputs.mask).reshape(-1).sum(dim=0, keepdim=True), total
+        return (nll * inputs.mask if losses is None else losses).reshape(-1).sum(dim=0, keepdim=True), total
 
     def gradients(self, first: Tensor, inputs: StepInputs) -> tuple[Tensor, list[Tensor]]:
         """Negative log-likelihoods (rows, T), and the gradient of each row's sum over `mask` in B, by adapted layer.
@@ -171,7 +182,7 @@ class GradientSuffix(Network):
         normed_answers = normed(backbone.final_norm, states)  # (E, T, hidden)
         vectors = backbone.final_vectors()
         answers = norm_output(normed_answers, *vectors)
-        if self.recipe.loss == "full":
+        if self.recipe.loss != "candidates":
             truth = inputs.answers.to(torch.int64)
             nll, gradient = self.in_parts(self.vocabulary_gradient, answers, truth)
         else:

@@ -17,9 +17,9 @@ from server.compiler.methods.private_gradient import GradientSecret
 from server.compiler.model.layer_inputs import ABSENT
 from shared.privacy import NOISE_KEYS
 from shared.program_inputs import SEED_DTYPE, TOKEN_DTYPE
-from shared.recipe import Recipe
+from shared.recipe import PREFERENCE_LOSSES, Recipe
 
-PER_EXAMPLE = ("positions", "answers", "choices", "choice_mask", "mask")
+PER_ROW = ("positions", "answers", "choices", "choice_mask", "mask", "reference", "weights")
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,9 @@ class StepInputs:
     choices: Tensor = ABSENT  # (E, T, C): possible tokens, the first is the truth, with loss `candidates`
     choice_mask: Tensor = ABSENT  # (E, T, C): 0 at padded choices
     mask: Tensor = ABSENT  # (E, T): weights of the answer tokens, 0 at padding
+    reference: Tensor = ABSENT  # (E,): log-probabilities of the answers before training, with losses of preferences
+    weights: Tensor = ABSENT  # (E,): of the rows, positive for a text that is preferred, negative for a rejected one
+    beta: Tensor = ABSENT  # [1]: scale of log-ratios
     seeds: Tensor = ABSENT  # int32 (q, 2), of the step's directions
     lr: Tensor = ABSENT  # [1]
     eps: Tensor = ABSENT  # [1]: perturbation scale
@@ -58,6 +61,8 @@ class StepInputs:
             "choices": zero_tokens(e, t, c),
             "choice_mask": torch.ones(e, t, c),
             "mask": torch.ones(e, t),
+            "reference": torch.zeros(e),
+            "weights": torch.ones(e),
             "seeds": zero_seeds(q),
             "keys": zero_seeds(NOISE_KEYS),
             "carried": torch.zeros(size, dtype=torch.int32) if exact else torch.zeros(q),
@@ -81,8 +86,8 @@ class StepInputs:
 
     @property
     def columns(self) -> dict[str, Tensor]:
-        """The inputs with one row for each example, by name."""
-        return {name: tensor for name, tensor in vars(self).items() if name in PER_EXAMPLE and tensor is not ABSENT}
+        """The inputs with E rows, by name."""
+        return {name: tensor for name, tensor in vars(self).items() if name in PER_ROW and tensor is not ABSENT}
 
     def micro_batches(self, recipe: Recipe, first: Tensor) -> list[tuple[Tensor, StepInputs]]:
         """Returns each micro-batch's rows of `first` (E, ...) and of these inputs."""
@@ -94,10 +99,11 @@ class StepInputs:
 def input_names(recipe: Recipe) -> tuple[str, ...]:
     """Returns the names of a step's inputs after its tokens or hidden states, in the order of `StepInputs`."""
     exact, private = recipe.estimator == "gradient", recipe.privacy == "clipped"
-    labels = ("answers",) if recipe.loss == "full" else ("choices", "choice_mask")
+    labels = ("choices", "choice_mask") if recipe.loss == "candidates" else ("answers",)
+    preference = ("reference", "weights", "beta") if recipe.loss in PREFERENCE_LOSSES else ()
     rates = ("lr", "max_norm", "weight_decay") if exact else ("seeds", "lr", "eps")
     secret = ("clip", "sigma", "last", "keys", "carried") if exact else ("clip", "carried")
-    return ("positions", *labels, "mask", *rates, *(secret if private else ()))
+    return ("positions", *labels, "mask", *preference, *rates, *(secret if private else ()))
 
 
 def micro_batches(recipe: Recipe, *columns: Tensor) -> list[tuple[Tensor, ...]]:

@@ -16,13 +16,14 @@ from torch import Tensor, nn
 
 from server.compiler.methods.clipping import example_means, noised_sums
 from server.compiler.methods.estimators import state_of
+from server.compiler.methods.preferences import example_count, preference_losses
 from server.compiler.methods.step_inputs import StepInputs, micro_batches
 from server.compiler.model.answer_paths import AnswerTables
 from server.compiler.model.backbone import Backbone, picked_states
 from server.compiler.model.decoder import LayerShape
 from shared.privacy import UNITS
 from shared.program import logits_part
-from shared.recipe import Recipe
+from shared.recipe import PREFERENCE_LOSSES, Recipe
 
 EXCLUDED = -1e9  # replaces the logit of a padded choice
 
@@ -201,7 +202,7 @@ class Suffix(Network):
     def nll(self, hidden: Tensor, inputs: StepInputs, b: Tensor) -> Tensor:
         """Negative log-likelihoods (R, T) of the answer tokens, at every path's B (2q, D)."""
         paths, answers = self.recipe.answer_paths, self.answers(hidden, inputs, b)
-        if self.recipe.loss == "full":
+        if self.recipe.loss != "candidates":
             truth = inputs.answers.repeat(paths, 1)
             return -self.log_probabilities(answers, truth.unsqueeze(2)).squeeze(2)
         logits = self.choice_logits(answers, inputs.choices)
@@ -229,8 +230,13 @@ class Suffix(Network):
         """As `forward`."""
         queries = self.recipe.queries
         paths, z = self.state.perturb(inputs.seeds, inputs.eps)
-        per_path = self.nll(hidden, inputs, paths).reshape(self.recipe.answer_paths, -1)  # (paths, E*T)
-        if self.recipe.privacy == "none":
+        nll = self.nll(hidden, inputs, paths)
+        per_path = nll.reshape(self.recipe.answer_paths, -1)  # (paths, E*T)
+        if self.recipe.loss in PREFERENCE_LOSSES:
+            losses, _ = preference_losses(self.recipe, nll, inputs)
+            reported = losses.sum(dim=1) / example_count(inputs)
+            difference = self.differences(reported)
+        elif self.recipe.privacy == "none":
             weight = inputs.mask.reshape(1, -1)
             reported = (per_path * weight).sum(dim=1) / torch.clamp(weight.sum(dim=1), min=1.0)
             difference = self.differences(reported)

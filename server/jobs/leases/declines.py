@@ -111,7 +111,7 @@ def _lighter(recipe: Recipe) -> Iterator[Recipe]:
     if recipe.estimator not in REVERSE_ESTIMATORS:
         return
     for rows in range(recipe.rows - 1, 0, -1):
-        if recipe.effective_batch % rows == 0:
+        if recipe.effective_batch % rows == 0 and rows % recipe.rows_per_example == 0:
             yield recipe.model_copy(update={"micro_batch": rows})
     replay = {"estimator": "replay", "queries": DEFAULT_QUERIES["replay"], "optimizer": "adam", "micro_batch": None}
     if recipe.privacy == "none":

@@ -306,6 +306,31 @@ def test_a_kill_at_any_access_to_the_disk_leaves_the_old_or_the_new_data_set(sto
         assert len(list((store.path / ".versions").iterdir())) == 1
 
 
+LABELLED = Task(name="thumbs", kind="preference", prompt="{text}", answer="{completion}")
+
+
+def labelled(tmp_path, labels):
+    rows = [{"text": f"t{number}", "completion": f" c{number}", "label": label} for number, label in enumerate(labels)]
+    path = tmp_path / "thumbs.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return [open_source(path)]
+
+
+def test_preferences_are_counted_by_label_and_by_what_is_wrong_with_them(store, tmp_path):
+    sources = labelled(tmp_path, [True, False] * 30 + ["perhaps"])
+    check = add(store, Addition("a", sources, task=LABELLED, dry_run=True)).check
+    assert (check.fitting, check.labels) == (60, {"true": 30, "false": 30})
+    assert check.reasons == {"field 'label' must be true or false": 1}
+    assert "labels: true: 30, false: 30" in check.lines()
+    assert check.facts()["answer_length"] == 8
+
+
+def test_preferences_whose_labels_are_all_alike_are_refused(store, tmp_path):
+    with pytest.raises(InvalidDataset, match=r"every label of task 'thumbs' is true; .* nothing was added"):
+        add(store, Addition("a", labelled(tmp_path, [True] * 40), task=LABELLED))
+    assert not store.directories()
+
+
 def test_single_records_make_a_data_set_and_a_kill_leaves_it_with_or_without_the_last_one(store):
     assert append_record(store, "a", {"text": "first"})
     assert not append_record(store, "a", {"text": "first"})

@@ -114,3 +114,11 @@ def test_a_command_and_the_daemon_may_write_at_once(approvals):
         thread.join()
     states = [entry.state for entry in approvals.decisions()]
     assert states.count(TaskState.WAITING) == states.count(TaskState.APPROVED) == 8
+
+
+def test_the_owner_reads_that_a_task_takes_disliked_answers():
+    text = "\n".join(task_lines(Task(name="style", kind="preference")))
+    assert "it also reads answers that people disliked" in text
+    assert 'disliked  "{rejected}"' in text
+    labelled = "\n".join(task_lines(Task(name="thumbs", kind="preference", answer="{completion}")))
+    assert 'disliked  the same text where "label" is false' in labelled

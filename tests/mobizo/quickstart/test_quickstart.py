@@ -78,6 +78,7 @@ def test_a_batch_has_a_row_for_every_answer(tmp_path, labels, batch):
         ({"text": "A long day."}, "text"),
         ({"prompt": "Two and two?", "answer": "Four, I believe."}, "completion"),
         ({"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello."}]}, "messages"),
+        ({"prompt": "Two and two?", "chosen": "Four, I think.", "rejected": "What?"}, "preference"),
     ],
 )
 def test_records_without_labels_teach_to_write(tmp_path, record, kind):
@@ -85,7 +86,7 @@ def test_records_without_labels_teach_to_write(tmp_path, record, kind):
     path.write_text("".join(json.dumps(record | {"number": number}) + "\n" for number in range(40)))
     data = check(path)
     assert (data.task.kind, data.suggested, data.check.fitting) == (kind, True, 40)
-    assert data.check.suggested_answer == (8 if kind == "completion" else None)
+    assert data.check.suggested_answer == (8 if kind in ("completion", "preference") else None)
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ def select_rows(batch: Batch, rows: list[int | None]) -> Batch:
 
 def labels(recipe: Recipe, batch: Batch) -> tuple[np.ndarray, ...]:
     """What a program's step takes of the answers."""
-    return (batch.choices[..., 0],) if recipe.loss == "full" else (batch.choices, batch.choice_mask)
+    return (batch.choices, batch.choice_mask) if recipe.loss == "candidates" else (batch.choices[..., 0],)
 
 
 @torch.no_grad()

@@ -154,9 +154,9 @@ def test_a_device_with_memory_for_less_is_offered_the_job(fleet, app, device):
 def choose(tokenizer):  # noqa: F811
     """Chooses the recipe of a job on SmolLM2-135M, with so many bytes of memory on its device."""
 
-    def choose(available, **recipe):
+    def choose(available, task="sst2", **recipe):
         request = JobRequest.model_validate(
-            job_request(recipe=AUTO | {"effective_batch": 8, "layers": "last:8"} | recipe)
+            job_request(recipe=AUTO | {"effective_batch": 8, "layers": "last:8"} | recipe, task=task)
         )
         base = RecipeBase(BaseRef(name="smollm2", sha256="a" * 64), SMOLLM2, 134_515_008, tokenizer)
         spare = None if available is None else SpareMemory("phone", available)
@@ -183,6 +183,14 @@ def test_memory_decides_next(choose):
     assert choices[1].reason.startswith("estimator gradient with micro-batch 4: gradient would take about ")
     assert "device phone can spare" in choices[4].reason
     assert {each.recipe.precision for each in choices} == {"fp32"}
+
+
+def test_the_rows_of_a_preference_stay_in_one_micro_batch(choose):
+    preferences = {"task": {"name": "style", "kind": "preference"}, "loss": "dpo"}
+    choices = [choose(10**12, **preferences)]
+    while choices[-1].recipe.estimator == "gradient":
+        choices.append(choose(peak(choices[-1]) - 1, **preferences))
+    assert [each.recipe.micro_batch for each in choices[:-1]] == [None, 4, 2]
 
 
 def test_a_trajectory_is_kept_when_memory_is_short(choose):

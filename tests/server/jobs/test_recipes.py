@@ -59,6 +59,31 @@ def test_a_task_that_writes_has_sizes_of_its_own(resolve, kind, tokens):
     assert resolve(task=WRITES[kind], recipe={"sequence_length": 32, "answer_length": 5}).answer_length == 5
 
 
+PAIRS = {"name": "style", "kind": "preference"}
+
+
+def test_a_task_of_preferences_reads_two_answers_that_may_begin_alike(resolve):
+    recipe = resolve(task=PAIRS, recipe={"sequence_length": 32, "loss": "dpo"})
+    assert (recipe.answer_length, recipe.choices, recipe.examples_per_step) == (16, 2, 1)
+    labelled = resolve(task=PAIRS | {"answer": "{completion}"}, recipe={"loss": "kto", "estimator": "replay"})
+    assert (labelled.loss, labelled.choices) == ("kto", 2)
+
+
+@pytest.mark.parametrize(
+    ("task", "loss", "message"),
+    [
+        (PAIRS, "full", "pairs of texts and needs loss 'dpo', not 'full'"),
+        (PAIRS, "kto", "needs loss 'dpo', not 'kto'"),
+        (PAIRS | {"answer": "{completion}"}, "dpo", "records with labels and needs loss 'kto'"),
+        (WRITES["completion"], "dpo", "loss 'dpo' needs a task of kind preference"),
+        ("sst2", "kto", "task 'sst2' is of kind choice"),
+    ],
+)
+def test_a_task_and_a_loss_of_preferences_must_fit(resolve, task, loss, message):
+    with pytest.raises(InvalidRecipe, match=message):
+        resolve(task=task, recipe={"loss": loss})
+
+
 def test_equal_requests_are_one_recipe(resolve):
     assert resolve().id == resolve(recipe={"answer_length": 1, "choices": 2}).id
     assert resolve().id != resolve(recipe={"rank": 3}).id

@@ -94,6 +94,21 @@ def test_the_rule_for_scores_of_texts(rule, before, after, message):
     assert "loss per token" in objection(None, {}, **scores)
 
 
+@pytest.mark.parametrize(
+    ("rule", "accuracy", "after", "message"),
+    [
+        ({}, 0.9, 3.05, None),
+        ({}, 0.9, 3.07, "rose from 3.000 to 3.070, by more than 2%"),
+        ({"max_increase": 0.05}, 0.9, 3.07, None),
+        ({}, 0.5, 2.9, "in 50.0% of the held-out records only"),
+    ],
+)
+def test_the_rule_for_preferences(rule, accuracy, after, message):
+    figures = {"token_loss_before": 3.0, "token_loss_after": after, "preference_margin": 0.7}
+    reason = objection(None, rule, tuned_accuracy=accuracy, zero_shot_accuracy=None, **figures)
+    assert reason is None if message is None else message in reason
+
+
 def test_a_version_that_fell_waits_for_a_person(app, publish, decide, problem):
     held_version = publish(zero_shot_accuracy=0.75, tuned_accuracy=0.5)
     assert (held_version["state"], held_version["message"]) == ("held", "the score fell from 75.0% to 50.0%")

@@ -300,3 +300,34 @@ def test_uncounted_tokens_are_not_packed(tokenizer, recipe):
 def test_a_task_requires_the_fields_of_its_kind(fields, message):
     with pytest.raises(ValueError, match=message):
         Task.model_validate({"name": "t", **fields})
+
+
+PAIRS = Task(name="style", kind="preference", prompt="Q: {prompt}\nA:")
+
+
+def test_a_preference_of_texts_has_one_prompt_that_leaves_room_for_the_longer_answer(tokenizer, recipe):
+    record = {"prompt": "two and two", "chosen": " 4", "rejected": " I do not care"}
+    (example,) = encoder(tokenizer, recipe, PAIRS, loss="dpo").encode(record, "f:1")
+    first, second = example.rows
+    assert spelled(tokenizer, counted(first)) == f" 4{END}"
+    assert spelled(tokenizer, counted(second)) == f" I do not care{END}"
+    assert not example.truncated
+    (cut,) = encoder(tokenizer, recipe, PAIRS, loss="dpo", sequence_length=20).encode(record, "f:1")
+    assert cut.truncated
+    assert cut.rows[0].prompt == cut.rows[1].prompt == first.prompt[-(20 - len(second.answer) + 1) :]
+    with pytest.raises(InvalidDataset, match="f:1: an answer has 15 tokens; the recipe's answer_length is 14"):
+        encoder(tokenizer, recipe, PAIRS, loss="dpo", answer_length=14).encode(record, "f:1")
+
+
+def test_a_preference_of_conversations_counts_only_what_differs(tokenizer, recipe):
+    task = Task(name="style", kind="preference")
+    record = {"chosen": CONVERSATION, "rejected": [*CONVERSATION[:-1], {"role": "assistant", "content": "Why?"}]}
+    (example,) = encoder(tokenizer, recipe, task, loss="dpo").encode(record, "f:1")
+    first, second = example.rows
+    assert spelled(tokenizer, counted(first)) == f"Well.{END}"
+    assert spelled(tokenizer, counted(second)) == f"Why?{END}"
+    assert first.prompt == second.prompt
+    assert spelled(tokenizer, first.prompt) == render(CONVERSATION[:-1], answer=True)
+    plain = Encoder(task, tokenizer, recipe.model_copy(update={"loss": "dpo"}))
+    with pytest.raises(InvalidDataset, match="has messages, but the base has no chat template"):
+        plain.encode(record, "f:1")

@@ -1,0 +1,183 @@
+"""Runs that learn which answers people prefer, by the native runner; the stock model with autograd is the oracle."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from device_agent.training.data import BatchSampler, read_splits
+from device_agent.training.run_directory import RunDirectory
+from shared.errors import InvalidTask
+from shared.task import Task
+from shared.training_settings import TrainingSettings
+from tests.device_agent.conftest import NOISE_KEY, WORDS
+from tests.device_agent.training.runs import DyingProgram, Killed, hashes, last_b, opened, train
+from tests.server.compiler import reference
+
+PAIRS = Task(name="style", kind="preference")
+LABELLED = Task(name="thumbs", kind="preference", answer="{completion}")
+TASKS = {"dpo": PAIRS, "kto": LABELLED}
+BETA = 0.5
+
+
+def records(count, seed):
+    rng = np.random.default_rng(seed)
+    for index in range(count):
+        prompt = " ".join(["the", *rng.permutation(WORDS)[:3]])
+        good, bad = " It was great", " It was terrible and dull"
+        yield {
+            "prompt": prompt,
+            "chosen": good,
+            "rejected": bad,
+            "completion": bad if index % 2 else good,
+            "label": index % 2 == 0,
+        }
+
+
+@pytest.fixture
+def pairs(tmp_path):
+    """A data set whose records are pairs, and have a completion and a label besides."""
+    directory = tmp_path / "style"
+    directory.mkdir()
+    for seed, (split, count) in enumerate((("train", 14), ("validation", 6), ("test", 6))):
+        lines = (json.dumps(record) + "\n" for record in records(count, seed))
+        (directory / f"{split}.jsonl").write_text("".join(lines))
+    return directory
+
+
+@pytest.fixture(scope="session")
+def preferring(compile_tiny):
+    def compile_loss(loss):
+        settings = {"estimator": "gradient", "layers": "last:1", "queries": 1, "choices": 2, "answer_length": 24}
+        return compile_tiny(f"preferring-{loss}", loss=loss, optimizer="sgd", sequence_length=60, **settings)
+
+    return compile_loss
+
+
+def plan_of(program, loss, directory, **training):
+    return program.plan(directory, beta=BETA, **training).model_copy(update={"task": TASKS[loss]})
+
+
+def splits_of(plan, program):
+    recipe = plan.manifest.recipe
+    return read_splits(plan.dataset, plan.task, program.tokenizer, recipe, plan.training, noise_key=NOISE_KEY)
+
+
+def logps(model, rows):
+    """The log-probability of each row's answer, (rows,), by the stock model."""
+    sums = []
+    for row in rows:
+        log_probabilities = torch.log_softmax(model(torch.tensor([row.tokens])).logits[0], -1)
+        sums.append(sum(log_probabilities[position, token] for position, token in row.targets))
+    return torch.stack(sums)
+
+
+def first_update(base, program, plan, loss):
+    """The first step's gradient (D,) by autograd of the losses of TRL."""
+    recipe, shape = program.manifest.recipe, program.manifest.shape
+    model = AutoModelForCausalLM.from_pretrained(base).eval()
+    splits = splits_of(plan, program)
+    order = BatchSampler(plan.training.seed, tuple(each.group for each in splits.train), recipe.examples_per_step)
+    examples = [splits.train[index] for index in order.indices(0)]
+    b = torch.zeros(program.manifest.size, requires_grad=True)
+    with reference.lora(model, recipe, shape, b):
+        own = torch.stack([logps(model, each.rows) for each in examples])
+    ratios = own - own.detach()
+    if loss == "dpo":
+        mean = -torch.nn.functional.logsigmoid(BETA * (ratios[:, 0] - ratios[:, 1])).mean()
+    else:
+        signs = torch.tensor([1.0 if each.liked else -1.0 for each in examples])
+        mean = (1 - torch.sigmoid(BETA * signs * ratios[:, 0])).mean()
+    return torch.autograd.grad(mean, b)[0].numpy()
+
+
+@pytest.mark.parametrize("loss", ["dpo", pytest.param("kto", marks=pytest.mark.slow)])
+def test_a_run_learns_what_people_prefer(launcher, base, run, pairs, preferring, tmp_path, loss):
+    program = preferring(loss)
+    one_step = RunDirectory(tmp_path / "one")
+    plan = plan_of(program, loss, pairs, steps=1, lr=1.0)
+    one_step.begin(plan)
+    train(one_step, launcher)
+    expected = first_update(base, program, plan, loss)
+    assert np.linalg.norm(last_b(one_step, program) + expected) < 1e-3 * np.linalg.norm(expected)
+
+    run.begin(plan_of(program, loss, pairs, steps=24, lr=0.3 if loss == "dpo" else 1.0, evaluation_interval=8))
+    result = train(run, launcher)
+    first, *_, last = result.evaluations
+    assert (first.split, first.correct, first.margin) == ("test", 0, 0.0)
+    assert last.margin == result.preference_margin > 0
+    assert result.tuned_accuracy == last.accuracy > 0.6
+    assert result.zero_shot_accuracy is None
+    assert result.perplexities is None
+    assert result.token_loss_after < result.token_loss_before  # of liked answers, which are short and alike
+    model = AutoModelForCausalLM.from_pretrained(base).eval()
+    examples = splits_of(plan, program).train
+    with torch.no_grad():
+        expected_references = [logps(model, each.rows).tolist() for each in examples]
+    np.testing.assert_allclose(run.references().train, expected_references, rtol=1e-4)
+
+
+def test_killed_at_every_call_it_ends_with_the_same_bytes(run, pairs, preferring, tmp_path):
+    from device_agent.training.checkpointed_trainer import trainer_of
+
+    program = preferring("dpo")
+    plan = plan_of(program, "dpo", pairs, steps=5, lr=0.3, evaluation_interval=3)
+    runtime = opened(plan, resident=True)
+
+    def train_by(directory, executor):
+        if not directory.path.exists():
+            directory.begin(plan)
+        trainer = trainer_of(plan.manifest)
+        return trainer(directory, plan, splits_of(plan, program), executor, lambda _: None, lambda: False).train()
+
+    train_by(run, runtime)
+    pieces, kills = RunDirectory(tmp_path / "pieces"), 0
+    while True:
+        try:
+            train_by(pieces, DyingProgram(runtime, 1 + kills % 23))
+            break
+        except Killed:
+            kills += 1
+            assert kills < 200
+    assert kills > 10
+    assert hashes(pieces) == hashes(run)
+    assert pieces.references() == run.references()
+    runtime.close()
+
+
+def test_a_second_row_of_kto_is_the_answer_of_the_record_before(preferring, pairs):
+    program = preferring("dpo")
+    recipe = program.manifest.recipe.model_copy(update={"loss": "kto"})
+    splits = read_splits(pairs, LABELLED, program.tokenizer, recipe, TrainingSettings(), noise_key=NOISE_KEY)
+    assert {each.liked for each in splits.train} == {True, False}
+    for at, example in enumerate(splits.train):
+        own, other = example.rows
+        assert other.prompt == own.prompt
+        assert other.answer == splits.train[at - 1].rows[0].answer
+
+
+def test_records_that_cannot_be_learned_from_are_left_out(preferring, pairs):
+    good = next(records(1, 0))
+    bad = [
+        good | {"rejected": good["chosen"]},
+        good | {"chosen": " It was great" * 30},
+        good | {"rejected": " "},
+        {"prompt": "the film", "chosen": " It was great"},
+    ]
+    path = pairs / "train.jsonl"
+    path.write_text("".join(json.dumps(each) + "\n" for each in [*records(8, 1), *bad]))
+    program = preferring("dpo")
+    splits = splits_of(plan_of(program, "dpo", pairs, steps=1), program)
+    assert len(splits.train) == 8
+    text = " ".join(splits.reasons)
+    for part in ("are equal", "answer_length is 24", "an answer is blank", "'rejected' is missing"):
+        assert part in text
+
+
+@pytest.mark.parametrize("loss", ["full", "kto"])
+def test_a_task_and_a_loss_that_do_not_fit(preferring, pairs, loss):
+    recipe = preferring("dpo").manifest.recipe.model_copy(update={"loss": loss})
+    with pytest.raises(InvalidTask, match=f"needs loss 'dpo', not '{loss}'"):
+        read_splits(pairs, PAIRS, preferring("dpo").tokenizer, recipe, TrainingSettings(), noise_key=NOISE_KEY)
