@@ -1,11 +1,7 @@
-"""`bench federation`: the cost of aggregating, masking and simulating updates, and the benefit of a cohort.
+"""`bench federation`: the cost of aggregating and simulating updates, and the benefit of a cohort.
 
 - bytes: what one device sends in one round, in each form: the files themselves, before HTTP, created and not estimated.
-  The keys and shares of a masked round grow with the number of devices; only part `masking` includes them.
-- masking: bytes and seconds of each device and the server in masked rounds of 16, 64, 256 devices. The real halves of
-  device and server run in one process, without HTTP and database (`simulation.secure_aggregation`). A tenth of the
-  devices fails when it costs the server most, after the shares and before the vectors. The sum must equal that of the
-  devices' integers.
+  The keys and shares of a masked round are not included.
 - simulate: the duration of `mobizo simulate`, 200 virtual devices, 5 rounds, the built-in base. The whole command in a
   process of its own, with Python's start, workers and report. The program is compiled before, as it is kept
   between simulations; compiling has a row of its own.
@@ -17,106 +13,19 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from statistics import mean
-from typing import Any
 
 import numpy as np
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from bench.federation import aggregate, learning
 from bench.result import Measurement, Row, commit
 from bench.runner import JsonFile, Keep, Only, Quick, load_or_compute, run_parts
-from device_agent.secure_aggregation.participant import SecureAggregationParticipant
 from mobizo.quickstart.processes import BIN
-from shared.federation.secure_aggregation.fixed_point import IntegerVector, decode, element_dtype, encode, vector_bytes
-from shared.federation.secure_aggregation.messages import Phase, SecureAggregationView
+from shared.federation.secure_aggregation.fixed_point import vector_bytes
 from shared.federation.secure_aggregation.settings import Bits, SecureAggregationParameters
 from shared.zo.lora import adapter_file
 from shared.zo.trajectory import MAGIC, Evaluation, TrajectoryHeader, frame
-from simulation.secure_aggregation import RoundLink, RoundServer
 
 SIZE = 368_640  # D of SmolLM2-135M at rank 16 on q_proj and v_proj
-DEVICES, QUICK_DEVICES = (16, 64, 256), (16,)
-
-
-def measure_masking(quick: bool) -> Measurement:
-    """Returns a row for each number of devices. quick: only 16."""
-    rows = [masked_round(count) for count in (QUICK_DEVICES if quick else DEVICES)]
-    last = rows[-1]
-    return rows, {
-        "masking_device_seconds": last["device_seconds"],
-        "masking_device_bytes": last["sent_bytes"] + last["received_bytes"],
-    }
-
-
-class MeasuredLink:
-    """A device's link that counts the bytes received and the seconds of the server's half."""
-
-    def __init__(self, link: RoundLink) -> None:
-        self.link, self.received, self.server_seconds = link, 0, 0.0
-
-    def __getattr__(self, name: str) -> Callable[..., SecureAggregationView]:
-        def call(*arguments: object) -> SecureAggregationView:
-            start = time.perf_counter()
-            view: SecureAggregationView = getattr(self.link, name)(*arguments)
-            self.server_seconds += time.perf_counter() - start
-            self.received += len(view.model_dump_json())
-            return view
-
-        return call
-
-
-def masked_round(count: int) -> Row:
-    """Runs one round of `count` devices, of which a tenth drops out before its vector."""
-    parameters = parameters_of(count, 32)
-    server = RoundServer(parameters, count)
-    links: list[Any] = []
-    parts = []
-    for number in range(count):
-        link = RoundLink(server, f"device_{number:04}", Ed25519PrivateKey.generate())
-        links.append(MeasuredLink(link))
-        arguments = (links[-1], None, parameters, link.member, link.identity)
-        parts.append(
-            SecureAggregationParticipant(
-                *arguments, lambda _members: None, partial(_encoded_update, number, parameters)
-            )
-        )
-    remaining = count - count // 10
-    seconds = [0.0] * count
-    phase = Phase.KEYS
-    while phase is not Phase.SUMMING:
-        active = count if phase in (Phase.KEYS, Phase.SHARES) else remaining
-        for number, part in enumerate(parts[:active]):
-            start = time.perf_counter()
-            part.advance()
-            seconds[number] += time.perf_counter() - start
-        phase = server.end_phase()
-    unmask_start = time.perf_counter()
-    total = server.session.total()
-    unmask_seconds = time.perf_counter() - unmask_start
-    expected = np.zeros(SIZE + 1, element_dtype(parameters))
-    for number in range(remaining):
-        expected += _encoded_update(number, parameters)
-    if not np.array_equal(total.mean, decode(expected, remaining, parameters).mean):
-        raise AssertionError("the sum is not that of the devices' integers")
-    return {
-        "what": "masked round",
-        "devices": count,
-        "dropped": count - remaining,
-        "size_d": SIZE,
-        "bits": parameters.bits,
-        "sent_bytes": mean(link.link.bytes_sent for link in links[:remaining]),
-        "received_bytes": mean(link.received for link in links[:remaining]),
-        "device_seconds": mean(seconds[index] - links[index].server_seconds for index in range(remaining)),
-        "server_phase_seconds": sum(link.server_seconds for link in links),
-        "unmask_seconds": unmask_seconds,
-    }
-
-
-def _encoded_update(number: int, parameters: SecureAggregationParameters) -> IntegerVector:
-    """Returns the update of one device, the same at every call."""
-    update = np.random.default_rng(number).normal(size=SIZE, scale=parameters.clip / np.sqrt(SIZE)).astype(np.float32)
-    return encode(update, 1, parameters)
 
 
 def parameters_of(members: int, bits: Bits) -> SecureAggregationParameters:
@@ -136,13 +45,12 @@ def parameters_of(members: int, bits: Bits) -> SecureAggregationParameters:
 
 
 def federation(json_file: JsonFile = None, quick: Quick = False, only: Only = None, keep: Keep = None) -> None:
-    """Aggregate, mask, simulate, and train a cohort of the real model, with and without privacy."""
+    """Aggregate, simulate, and train a cohort of the real model, with and without privacy."""
     with tempfile.TemporaryDirectory() as name:
         directory = keep or Path(name)
         parts: dict[str, Callable[[bool], Measurement]] = {
             "aggregate": aggregate.measure,
             "bytes": upload_sizes,
-            "masking": measure_masking,
             "simulate": measure_simulation,
             # The cohort without privacy is the same for both parts and is trained once.
             "warm-start": partial(learning.warm_start, directory=directory),
