@@ -48,7 +48,7 @@ def main(arguments):
     return compiler.main(arguments)
 
 
-def compile_into_cache(recipe, source, out_dir, progress, *, calibration):
+def compile_into_cache(recipe, source, out_dir, progress, *, calibration, kept):  # it keeps its own
     """Does what `compile_program` does, by the cache."""
     return shared_store().put(recipe, source, out_dir, wants_inference(), calibration)
 

@@ -84,17 +84,23 @@ class TrainingHistory:
         return () if read is None else read.datasets
 
     def record(self, adapter_sha256: str, start_sha256: str | None, dataset: str, task: Task, directory: Path) -> None:
-        """Records the data set that a run has trained, in a version's directory, after those behind its start."""
+        """Records the data set that a run has trained, in a version's directory, after those behind its start.
+
+        Once for each file: a finished run that is uploaded again needs no disk.
+        """
+        path = self._directory / f"{adapter_sha256}.json"
+        if path.exists():
+            return
         files = {
-            split: FileStart(size=path.stat().st_size, sha256=file_sha256(path))
+            split: FileStart(size=file.stat().st_size, sha256=file_sha256(file))
             for split in SPLITS
-            if (path := directory / f"{split}.jsonl").is_file()
+            if (file := directory / f"{split}.jsonl").is_file()
         }
         before = () if start_sha256 is None else self.behind(start_sha256)
         others = [each for each in before if (each.dataset, each.task) != (dataset, task)]
         trained = (*others, TrainedDataset(dataset=dataset, task=task, files=files))
         self._directory.mkdir(exist_ok=True, mode=0o700)
-        write_document(self._directory / f"{adapter_sha256}.json", _TrainedDatasets(datasets=trained))
+        write_document(path, _TrainedDatasets(datasets=trained))
         for old in sorted(self._directory.glob("*.json"), key=lambda path: path.stat().st_mtime)[:-KEPT_FILES]:
             old.unlink()
 
