@@ -15,6 +15,7 @@ from torch.export import Dim
 from bench.programs import Methods
 from server.compiler.checkpoints.checkpoint import load_checkpoint
 from server.compiler.export.backends.xnnpack import lower_layers
+from server.compiler.export.lowered_files import LoweredFiles
 from server.compiler.export.emission import Signature, emit
 from server.compiler.export.network import BaseNetwork, QuantizedBase
 from server.compiler.export.weights import StoredKeys
@@ -59,7 +60,7 @@ def emit_sequential(recipe: Recipe, source: str, path: Path) -> None:
     """Writes the program to `path`. Its weights file is that of any program of the same base and precision."""
     base = QuantizedBase.of(load_checkpoint(source), recipe.precision)
     stored = StoredKeys(base.stored)
-    network = BaseNetwork(recipe, base, partial(lower_layers, stored=stored))
+    network = BaseNetwork(recipe, base, partial(lower_layers, stored=stored, kept=LoweredFiles()))
     stack = network.stack(recipe.effective_batch, 1, slice(None))
     e, s, t, c = recipe.effective_batch, recipe.sequence_length, recipe.answer_length, recipe.choices
     module = PathLoss(recipe, network.size, network.backbone, None, stack)

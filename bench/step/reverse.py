@@ -25,6 +25,7 @@ from bench.runner import ratio
 from bench.step.floor import time_methods
 from server.compiler.checkpoints.checkpoint import Checkpoint, load_checkpoint
 from server.compiler.export.backends.xnnpack import lower_layers
+from server.compiler.export.lowered_files import LoweredFiles
 from server.compiler.export.emission import Signature
 from server.compiler.export.gradient_network import GradientNetwork
 from server.compiler.export.network import QuantizedBase, layer_example
@@ -118,7 +119,7 @@ class LastLayer:
             sequence_length=length,
         )
         base = QuantizedBase.of(checkpoint, precision)
-        network = GradientNetwork(recipe, base, partial(lower_layers, stored=StoredKeys()))
+        network = GradientNetwork(recipe, base, partial(lower_layers, stored=StoredKeys(), kept=LoweredFiles()))
         return cls(network, network.stack(ROWS, 1, slice(checkpoint.facts.layers - 1, None), kind=KeepingLayer), length)
 
 
