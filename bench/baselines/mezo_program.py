@@ -15,8 +15,8 @@ from torch.export import Dim
 from bench.programs import Methods
 from server.compiler.checkpoints.checkpoint import load_checkpoint
 from server.compiler.export.backends.xnnpack import lower_layers
-from server.compiler.export.lowered_files import LoweredFiles
 from server.compiler.export.emission import Signature, emit
+from server.compiler.export.lowered_files import LoweredFiles
 from server.compiler.export.network import BaseNetwork, QuantizedBase
 from server.compiler.export.weights import StoredKeys
 from server.compiler.methods.noise import directions

@@ -25,9 +25,9 @@ from bench.runner import ratio
 from bench.step.floor import time_methods
 from server.compiler.checkpoints.checkpoint import Checkpoint, load_checkpoint
 from server.compiler.export.backends.xnnpack import lower_layers
-from server.compiler.export.lowered_files import LoweredFiles
 from server.compiler.export.emission import Signature
 from server.compiler.export.gradient_network import GradientNetwork
+from server.compiler.export.lowered_files import LoweredFiles
 from server.compiler.export.network import QuantizedBase, layer_example
 from server.compiler.export.weights import StoredKeys
 from server.compiler.methods.training import Stack
