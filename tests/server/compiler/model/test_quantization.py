@@ -23,6 +23,7 @@ from torch import nn
 
 from server.compiler.checkpoints.checkpoint import load_checkpoint
 from server.compiler.export.backends.xnnpack import lower_layers
+from server.compiler.export.lowered_files import LoweredFiles
 from server.compiler.export.lowering import LayerGroup
 from server.compiler.export.network import QuantizedBase, layer_example
 from server.compiler.export.weights import StoredKeys, write_weights
@@ -280,7 +281,7 @@ def test_layers_of_int4_use_xnnpacks_kernels_for_groups(wide: TinyBase, monkeypa
     base = QuantizedBase.of(load_checkpoint(str(wide.directory)), "int4")
     shape = LayerShape(base.facts, "int4", paths=1, rows=2, rank=4, targets=())
     layer = DecoderLayer(shape, base.layers[0], {})
-    lower_layers([LayerGroup([layer], layer_example(shape, 8), shape.scheme)], StoredKeys())
+    lower_layers([LayerGroup([layer], layer_example(shape, 8), shape.scheme)], StoredKeys(), LoweredFiles())
     (graph,) = graphs
     values = [getattr(each.xvalue_union, "tensor_value", each.xvalue_union) for each in graph.xvalues]
     types = {value.id_out: value.datatype for value in values}
