@@ -23,7 +23,7 @@ class DeadlineProtocol(H11Protocol):
     uvicorn's timer of idle connections begins with the connection here, and ends when a request's headers are complete.
     """
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # asyncio's stubs have BaseTransport
         """Begins to wait for a request."""
         super().connection_made(transport)
         self.timeout_keep_alive_task = self.loop.call_later(HEAD_SECONDS, self.timeout_keep_alive_handler)

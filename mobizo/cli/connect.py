@@ -127,5 +127,5 @@ def server_command(run: Callable[..., None]) -> Callable[..., None]:
         connect = Connect(*(arguments.pop(name) for name in options))
         run(connect=connect, **arguments)
 
-    command.__signature__ = inspect.Signature([*own_parameters, *option_parameters])  # type: ignore[attr-defined]
+    command.__signature__ = inspect.Signature([*own_parameters, *option_parameters])  # type: ignore[attr-defined]  # typer reads it
     return command
