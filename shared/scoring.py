@@ -13,7 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from shared.errors import BadRequest, InvalidRequest
 from shared.recipe import Sha256
-from shared.task import MISSING, Task, TaskName, field_value, record_fields, template_values
+from shared.task import Task, TaskName, record_fields
+from shared.task_records import MISSING, field_value, template_values
 
 MAX_ROWS = 1024
 MAX_ANSWERS = 64  # of one row, as of a task

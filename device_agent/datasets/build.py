@@ -21,7 +21,8 @@ from device_agent.datasets.store import DatasetAbout, DatasetStore
 from device_agent.datasets.task_check import TaskCheck
 from shared.errors import BadRequest, InvalidDataset, MobizoError, TooLarge
 from shared.scoring import MAX_TEXT
-from shared.task import MISSING, Task, field_value, is_field_name
+from shared.task import Task, is_field_name
+from shared.task_records import MISSING, field_value
 
 MAX_RECORD_BYTES = MAX_TEXT  # bytes of a record as JSON; longer ones are dropped
 PREVIEW = 3  # records

@@ -10,19 +10,16 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from shared.errors import InvalidDataset
-from shared.task import (
+from shared.task import Answer, Task, record_fields, template_fields
+from shared.task_records import (
     MISSING,
-    Answer,
     Choice,
-    Task,
     answer_list_fault,
     field_value,
     read_completion,
     read_messages,
     read_preference,
     read_question,
-    record_fields,
-    template_fields,
     template_values,
 )
 from shared.zo.encoding import token_ids

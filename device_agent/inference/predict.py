@@ -10,7 +10,8 @@ import numpy as np
 
 from device_agent.inference.personal_model import PersonalModel
 from shared.errors import BadRequest, InvalidDataset
-from shared.task import Task, read_question, record_fields
+from shared.task import Task, record_fields
+from shared.task_records import read_question
 from shared.zo.encoding import JSON, Row, encode_question
 
 

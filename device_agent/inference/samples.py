@@ -19,7 +19,7 @@ from device_agent.inference.chat import ends
 from device_agent.inference.personal_model import PersonalModel, load_program
 from device_agent.training.data import hold_out, sample, text_format_of
 from shared.errors import BadRequest, InvalidDataset
-from shared.task import accepted_answers
+from shared.task_records import accepted_answers
 from shared.zo.encoding import Example, read_jsonl
 from shared.zo.writing import Encoder
 

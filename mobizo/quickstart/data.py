@@ -24,7 +24,8 @@ from device_agent.home import AgentHome
 from device_agent.policy.task_approvals import TaskApprovals, TaskState
 from shared.canonical import canonical_json, file_sha256, sha256_hex
 from shared.errors import BadRequest, InvalidDataset
-from shared.task import MAX_LABEL, MISSING, Answer, Task, field_value, label_key
+from shared.task import MAX_LABEL, Answer, Task
+from shared.task_records import MISSING, field_value, label_key
 from shared.task_templates import named_task
 
 TEXT, LABEL = "text", "label"

@@ -154,7 +154,7 @@ def _missing_on_devices(
 
 
 def _body(form: Mapping[str, str], faults: dict[str, str]) -> dict[str, Any]:
-    """Returns the request of the form's fields. Fields that are not numbers go to `faults`, by the path in the request."""
+    """Returns the request of the form's fields; adds those that are not numbers to `faults`, by their path in it."""
     body: dict[str, Any] = {}
     for name, (path, kind, _) in SIMPLE.items():
         text = form.get(name, "").strip()

@@ -21,7 +21,8 @@ from server.storage.store import ArtifactStore
 from shared.errors import AdapterNotFound, BadRequest, BaseMismatch, VersionHeld
 from shared.registry import MAIN, VersionState
 from shared.scoring import AnswerScore, RowScore, ScoredBy, ScoreRequest, ScoreRow, TextTooLong
-from shared.task import Choice, Task, filled_length, read_question
+from shared.task import Task
+from shared.task_records import Choice, filled_length, read_question
 from shared.task_templates import named_task
 from shared.tokenizer import check_known
 from shared.zo.encoding import Row, encode_choice, same_beginning

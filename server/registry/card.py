@@ -7,7 +7,8 @@ import json
 from shared.job import Result
 from shared.recipe import REVERSE_ESTIMATORS, Recipe
 from shared.registry import AdapterManifest
-from shared.task import Task, read_question, record_fields
+from shared.task import Task, record_fields
+from shared.task_records import read_question
 
 CARD = "README.md"
 

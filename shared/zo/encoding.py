@@ -33,7 +33,8 @@ from tokenizers import Tokenizer
 
 from shared.errors import InvalidDataset, InvalidTask
 from shared.recipe import Recipe
-from shared.task import Choice, Question, Task, Truncate, read_question
+from shared.task import Task, Truncate
+from shared.task_records import Choice, Question, read_question
 from shared.tokenizer import UnknownToken, check_known
 
 # Of records: NaN and infinite numbers, which Python and pandas write, are null.

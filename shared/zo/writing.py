@@ -22,16 +22,8 @@ from tokenizers import Tokenizer
 from shared.chat_template import InvalidConversation
 from shared.errors import InvalidDataset, InvalidTask
 from shared.recipe import Recipe
-from shared.task import (
-    Choice,
-    Task,
-    Truncate,
-    is_learned,
-    read_completion,
-    read_messages,
-    read_preference,
-    read_question,
-)
+from shared.task import Task, Truncate
+from shared.task_records import Choice, is_learned, read_completion, read_messages, read_preference, read_question
 from shared.zo.encoding import (
     Example,
     Row,

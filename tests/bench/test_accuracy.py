@@ -10,7 +10,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from shared.task import read_question
+from shared.task_records import read_question
 from shared.zo.encoding import read_jsonl
 
 with warnings.catch_warnings():  # the compiler's libraries warn of their own deprecations as they are imported

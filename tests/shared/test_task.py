@@ -2,15 +2,8 @@ import pytest
 from pydantic import ValidationError
 
 from shared.errors import InvalidDataset, InvalidTask
-from shared.task import (
-    Answer,
-    Task,
-    accepted_answers,
-    read_completion,
-    read_messages,
-    read_preference,
-    read_question,
-)
+from shared.task import Answer, Task
+from shared.task_records import accepted_answers, read_completion, read_messages, read_preference, read_question
 from shared.task_templates import TASKS, named_task
 
 

@@ -7,7 +7,7 @@ from device_agent.executors.python import open_program
 from device_agent.inference.personal_model import open_personal
 from device_agent.inference.predict import predict, record_of, records_of
 from shared.errors import BadRequest, InvalidDataset, NotFound
-from shared.task import read_question
+from shared.task_records import read_question
 from shared.task_templates import named_task
 from shared.zo.encoding import encode_question
 from shared.zo.packing import pack_score

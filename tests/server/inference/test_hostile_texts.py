@@ -6,7 +6,8 @@ from server.inference import service
 from server.inference.service import ScoringService
 from shared.errors import BadRequest
 from shared.scoring import ScoreRequest, TextTooLong
-from shared.task import MAX_TASK, Answer, Task, filled_length, read_question
+from shared.task import MAX_TASK, Answer, Task
+from shared.task_records import filled_length, read_question
 
 
 @pytest.fixture

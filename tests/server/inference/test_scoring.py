@@ -20,7 +20,7 @@ from server.registry.repository import resolve
 from shared.access import Role
 from shared.errors import BadRequest
 from shared.recipe import BaseRef, Recipe
-from shared.task import Choice
+from shared.task_records import Choice
 from shared.zo.encoding import Row
 from tests.server.dashboard.people import FIELD, Person
 from tests.server.homes import eventually

@@ -7,7 +7,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from shared.errors import InvalidDataset, InvalidTask
 from shared.program_inputs import MIN_LENGTH
-from shared.task import Answer, Choice, Question, Task
+from shared.task import Answer, Task
+from shared.task_records import Choice, Question
 from shared.task_templates import named_task
 from shared.zo.encoding import answer_sizes, check_task, encode_question, load_examples, read_jsonl, token_ids
 from shared.zo.packing import pack_score, pack_step
