@@ -121,6 +121,11 @@ def _version_page(
     )
 
 
+def _decides(visitor: Visitor) -> bool:
+    """Returns whether a visitor may approve held versions, and so try them before."""
+    return visitor.may(Scope.ADAPTERS_WRITE)
+
+
 @router.post("/{name}/versions/{version}/choose", openapi_extra=FORM_BODY)
 async def choose(request: Request, visitor: Asker, form: Fields, name: str, version: Version, state: State) -> Response:
     """Chooses among the answers of the version's task, as POST /v1/score does, by the version and by its base."""
@@ -136,7 +141,7 @@ async def choose(request: Request, visitor: Asker, form: Fields, name: str, vers
         score_request = ScoreRequest(
             task=manifest.task, base=manifest.base.name, base_sha256=manifest.base.sha256, rows=rows
         )
-        scores = await cancelled_on_disconnect(request, score(state, tenant, score_request))
+        scores = await cancelled_on_disconnect(request, score(state, tenant, score_request, _decides(visitor)))
     except MobizoError as error:
         problem = error
     with state.database.reading() as session:
@@ -164,7 +169,7 @@ async def try_out(
         )
     except (ValidationError, ValueError) as error:
         raise BadRequest("write a prompt, and numbers for tokens and temperature") from error
-    generation = Generation(state, tenant, completion_request)
+    generation = Generation(state, tenant, completion_request, _decides(visitor))
     if stream:
         return await event_stream(state, await generation.events(CompletionWriter(completion_request, generation)))
     text, problem = None, None

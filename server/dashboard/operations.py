@@ -7,8 +7,9 @@ from importlib.metadata import version
 from typing import Annotated, Any
 
 from fastapi import Request, Response
-from pydantic import SecretStr
+from pydantic import SecretStr, ValidationError
 from sqlalchemy.engine import make_url
+from sqlalchemy.orm import Session
 
 from server.dashboard.access import FORM_BODY, Fields, signed_in
 from server.dashboard.pages import page, redirect
@@ -26,11 +27,13 @@ from server.settings import Settings
 from server.tasks.sweeps import failing_sweeps
 from server.web.pages import Paging
 from server.web.state import Reading, State, Writing
-from shared.access import Scope
+from shared.access import MAX_DAYS, Scope, TokenGrant, TokenRequest
+from shared.errors import BadRequest
 
 router = PageRoutes(prefix="/ui/operations")
 HIDDEN = "(hidden)"
 ACCESS = 50  # entries about devices and logins
+SCOPE = "scope-"  # before a scope in the name of a form's checkbox
 
 
 @router.get("")
@@ -80,8 +83,49 @@ def tokens(
     request: Request, visitor: Annotated[Visitor, signed_in(Scope.TOKENS_WRITE)], session: Reading, paging: Paging
 ) -> Response:
     """The tokens of the tenant's users and services, newest first."""
+    return _tokens_page(request, visitor, session, paging)
+
+
+def _tokens_page(
+    request: Request, visitor: Visitor, session: Session, paging: PageRequest, granted: TokenGrant | None = None
+) -> Response:
+    """granted: a new token, which is shown this once."""
     views, rows = TokenIssuingService(session, visitor.principal).page(paging)
-    return page(request, visitor, "tokens.html", "Tokens", listing=paging.page(views, rows.before))
+    return page(
+        request,
+        visitor,
+        "tokens.html",
+        "Tokens",
+        listing=paging.page(views, rows.before),
+        granted=granted,
+        offered=sorted(visitor.principal.scopes),
+        max_days=MAX_DAYS,
+    )
+
+
+@router.post("/tokens", openapi_extra=FORM_BODY)
+def make_token(
+    request: Request,
+    visitor: Annotated[Visitor, signed_in(Scope.TOKENS_WRITE)],
+    form: Fields,
+    session: Writing,
+    paging: Paging,
+) -> Response:
+    """Creates a token, as POST /v1/tokens does, and shows it once."""
+    fields = {
+        "name": form.get("name", ""),
+        "role": form.get("role"),
+        "scopes": [field.removeprefix(SCOPE) for field in form if field.startswith(SCOPE)],
+    }
+    try:
+        days = int(form["days"]) if form.get("days") else None
+        token_request = TokenRequest.model_validate(fields | {"expires_in_days": days})
+    except (ValidationError, ValueError) as error:
+        raise BadRequest(
+            f"choose a role and scopes, a name of at most 96 characters, and 1 to {MAX_DAYS} days"
+        ) from error
+    granted = TokenIssuingService(session, visitor.principal).make(token_request)
+    return _tokens_page(request, visitor, session, paging, granted)
 
 
 @router.post("/tokens/{token_id}/revoke", openapi_extra=FORM_BODY)

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from fastapi import Request, Response
 from sqlalchemy.orm import Session
 
+from server.catalog.bases import BaseRepository
 from server.dashboard.access import signed_in
 from server.dashboard.pages import page
 from server.dashboard.routes import PageRoutes
@@ -31,13 +32,15 @@ router = PageRoutes()
 @router.get("/")
 def overview(request: Request, visitor: Annotated[Visitor, signed_in()], session: Reading) -> Response:
     """Shows the items that need a decision, and a summary of the fleet."""
-    context: dict[str, Any] = {}
+    context: dict[str, Any] = {"first_steps": []}
     if visitor.may(Scope.JOBS_READ):
         context |= _jobs(session, visitor.principal.tenant)
     if visitor.may(Scope.DEVICES_READ):
         context |= _devices(session, visitor.principal.tenant)
     if visitor.may(Scope.ADAPTERS_READ):
         context["held_versions"] = AdapterRepository(session).held_versions(visitor.principal.tenant, MAX_ROWS + 1)
+    if visitor.may(Scope.JOBS_READ, Scope.JOBS_WRITE, Scope.DEVICES_READ, Scope.DEVICES_WRITE):
+        context["first_steps"] = _first_steps(session, context)
     return page(request, visitor, "overview.html", "Overview", most_rows=MAX_ROWS, **context)
 
 
@@ -57,8 +60,25 @@ def _jobs(session: Session, tenant: str) -> dict[str, Any]:
         "training": newest(JobState.TRAINING, MAX_ROWS),
         "refused": refused,
         "failed": [job for job in failed if job not in refused],
-        "recent_days": RECENT.days,
     }
+
+
+def _first_steps(session: Session, context: dict[str, Any]) -> list[tuple[bool, str, str, str]]:
+    """Returns what a new operator does first: whether it is done, its title, how, and the page for it.
+
+    Empty once all is done.
+    """
+    steps = [
+        (
+            bool(BaseRepository(session).all()),
+            "Register a base model",
+            "On the server's host: mobizo-server base add NAME FILE.gguf",
+            "",
+        ),
+        (context["enrolled"] > 0, "Enroll a device", "The page shows the command to run on it.", "/ui/devices/join"),
+        (sum(context["counts"].values()) > 0, "Submit a job", "The form offers what the device has.", "/ui/jobs/new"),
+    ]
+    return [] if all(done for done, *_ in steps) else steps
 
 
 def _devices(session: Session, tenant: str) -> dict[str, Any]:

@@ -20,6 +20,7 @@ class AccessAction(StrEnum):
     """An action in the audit trail of access."""
 
     DEVICE_INVITED = "device-invited"  # by a one-time token
+    DEVICE_ENROLLED = "device-enrolled"  # by itself, with its one-time token
     DEVICE_REVOKED = "device-revoked"
     # Of earlier releases, in which devices and programs asked with a code:
     DEVICE_APPROVED = "device-approved"
@@ -29,7 +30,10 @@ class AccessAction(StrEnum):
 
 
 class AccessEvent(Numbered, Table):
-    """One entry. subject: the name of the device or program. actor: the id of a token, or `server`."""
+    """One entry.
+
+    subject: the name of the device or program. actor: the id of a token or of a device that enrolled, or `server`.
+    """
 
     __tablename__ = "access_events"
     __table_args__ = (Index("ix_access_events_tenant", "tenant", "number"),)
@@ -59,13 +63,16 @@ class AccessTrail:
         self._session = session
 
     def add(self, tenant: str, person: Principal | None, action: AccessAction, subject: Subject) -> None:
-        """Adds an entry. person: whose token it was; None: a command on the server's host."""
+        """Adds an entry. person: whose token it was; None: a command on the server's host, or a device that enrolls."""
+        actor, name = (ON_HOST, "") if person is None else (person.token_id, person.name)
+        if action is AccessAction.DEVICE_ENROLLED:
+            actor, name = subject.id or "", subject.name
         self._session.add(
             AccessEvent(
                 tenant=tenant,
                 at=utc_now(),
-                actor=ON_HOST if person is None else person.token_id,
-                actor_name="" if person is None else person.name,
+                actor=actor,
+                actor_name=name,
                 user=None if person is None else person.user,
                 action=action,
                 subject=subject.name,

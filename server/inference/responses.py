@@ -34,14 +34,16 @@ def _make_readers(state: AppState) -> CapacityLimiter:
     return CapacityLimiter(READERS)
 
 
-async def score(state: AppState, tenant: str, request: ScoreRequest) -> ScoreResult:
+async def score(state: AppState, tenant: str, request: ScoreRequest, allow_held: bool = False) -> ScoreResult:
     """Scores every row of a request. Raises the errors of the request or of the scorer.
+
+    allow_held: as for ScoringService.
 
     Stops when it is cancelled, also while the texts are tokenized.
     """
     disconnected = threading.Event()
     try:
-        read = partial(_read_rows, state, tenant, request, disconnected.is_set)
+        read = partial(_read_rows, state, tenant, request, allow_held, disconnected.is_set)
         rows = await anyio.to_thread.run_sync(read, limiter=state.get(_make_readers), abandon_on_cancel=True)
     finally:
         disconnected.set()
@@ -57,9 +59,11 @@ async def score(state: AppState, tenant: str, request: ScoreRequest) -> ScoreRes
     return ScoreResult(rows=tuple(results[at] for at in range(len(rows))))
 
 
-def _read_rows(state: AppState, tenant: str, request: ScoreRequest, cancelled: Callable[[], bool]) -> list[ReadRow]:
+def _read_rows(
+    state: AppState, tenant: str, request: ScoreRequest, allow_held: bool, cancelled: Callable[[], bool]
+) -> list[ReadRow]:
     with state.database.reading() as session:
-        rows = ScoringService(session, state.artifacts, tenant).read(request, cancelled)
+        rows = ScoringService(session, state.artifacts, tenant, allow_held).read(request, cancelled)
         session.expunge_all()
     for target in {id(row.target): row.target for row in rows}.values():
         _store_adapter(state, target)
@@ -80,8 +84,11 @@ class Generation:
 
     target: ResolvedTarget
 
-    def __init__(self, state: AppState, tenant: str, request: ChatRequest | CompletionRequest) -> None:
-        self._state, self._tenant, self._request = state, tenant, request
+    def __init__(
+        self, state: AppState, tenant: str, request: ChatRequest | CompletionRequest, allow_held: bool = False
+    ) -> None:
+        """allow_held: as for ScoringService."""
+        self._state, self._tenant, self._request, self._allow_held = state, tenant, request, allow_held
         self._options = TextOptions.of(request, 0)
         self._scorer, self._readers = state.get(make_scorer), state.get(_make_readers)
         self._prompt_tokens = 0
@@ -135,7 +142,7 @@ class Generation:
 
     def _resolve(self) -> tuple[ResolvedTarget, Tokenizer]:
         with self._state.database.reading() as session:
-            service = ScoringService(session, self._state.artifacts, self._tenant)
+            service = ScoringService(session, self._state.artifacts, self._tenant, self._allow_held)
             target = service.resolve_model(self._request.model)
             tokenizer = service.tokenizer(target)
             session.expunge_all()

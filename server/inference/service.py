@@ -114,8 +114,9 @@ class ReadRow:
 class ScoringService:
     """Resolves one request in one transaction."""
 
-    def __init__(self, session: Session, artifacts: ArtifactStore, tenant: str) -> None:
-        self._session, self._tenant = session, tenant
+    def __init__(self, session: Session, artifacts: ArtifactStore, tenant: str, allow_held: bool = False) -> None:
+        """allow_held: whether held versions are used too, for a person who decides about them."""
+        self._session, self._tenant, self._allow_held = session, tenant, allow_held
         self._bases = BaseService(session, artifacts)
 
     def read(self, request: ScoreRequest, cancelled: Callable[[], bool]) -> list[ReadRow]:
@@ -160,7 +161,7 @@ class ScoringService:
         else:
             name, _, revision = adapter.partition("@")
             _, version = resolve(self._session, self._tenant, name, revision or MAIN)
-            if version.state is VersionState.HELD:
+            if version.state is VersionState.HELD and not self._allow_held:
                 raise VersionHeld(f"version {version.version} of adapter {name!r} is waiting for approval")
             own = version.recipe.base
             target = ResolvedTarget(requested_base or self._bases.by_name(own.name), name, version)

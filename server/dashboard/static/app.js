@@ -91,6 +91,8 @@
         points: { show: name === "accuracy" || name === "validation", size: 6 },
       }))],
       cursor: { drag: { x: false, y: false } },
+      // Without a pointer, the legend shows the last step.
+      hooks: { setLegend: [(self) => { if (self.legend.idx == null && self.data[0].length) self.setLegend({ idx: self.data[0].length - 1 }); }] },
     };
     box.replaceChildren();
     return new uPlot(options, [[]], box);
@@ -193,6 +195,12 @@
     }
   }
 
+  // A note tells about one action: a reload or a bookmark of the page must not repeat it.
+  const address = new URL(location.href);
+  if (address.searchParams.has("note")) {
+    address.searchParams.delete("note");
+    history.replaceState(null, "", address);
+  }
   for (const area of document.querySelectorAll("[data-runs]")) if (window.uPlot) watch(area);
   for (const form of document.querySelectorAll("[data-try]")) playground(form);
   for (const form of document.querySelectorAll("form[data-once]")) {

@@ -180,6 +180,7 @@ class DeviceService:
         self._bindings.bind(device, enrollment.users.root)
         QuotaService(self._session).check(tenant, Quota.DEVICES, lambda: self._devices.count_live(tenant))
         enrollment.device_id = device.id
+        AccessTrail(self._session).add(tenant, None, AccessAction.DEVICE_ENROLLED, Subject(device.name, device.id))
         _, text = self._tokens.issue(Role.DEVICE, tenant, device.name, device.id)
         return device, text
 

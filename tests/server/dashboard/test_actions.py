@@ -2,10 +2,11 @@
 
 import json
 import re
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from shared.access import Role
+from shared.access import Role, Scope
 from shared.signing import new_private_key, public_text
 from tests.server.actors import JOB, job_request
 from tests.server.dashboard.seed import progress
@@ -128,6 +129,7 @@ def test_a_device_is_let_in_by_a_token_and_revoked(fleet, person):
     assert fleet.operator().get(f"/v1/devices/{device}").json()["revoked_at"]
     trail = someone.get("/ui/operations/audit").text
     assert "device-invited" in trail
+    assert "device-enrolled" in trail
     assert "device-revoked" in trail
 
 
@@ -148,6 +150,9 @@ def test_decisions_about_versions_are_the_registry_s(fleet, person, app, device)
 
     assert "alice-movies v3" in someone.get("/").text  # it is held, since its score fell
     assert "mobizo adapter pull" not in someone.get(f"{at}/versions/3").text
+    assert 'action="/ui/adapters/alice-movies/versions/3/choose"' in someone.get(f"{at}/versions/3").text
+    reader = person(scopes=[Scope.ADAPTERS_READ, Scope.ADAPTERS_SCORE])
+    assert "can be tried here by those who may approve it" in reader.get(f"{at}/versions/3").text
     assert "mobizo adapter pull alice-movies@v2 --to alice-movies-v2" in someone.get(f"{at}/versions/2").text
     assert someone.act(f"{at}/versions/3/promote", reason="it is held").status_code == 409
     assert someone.act(f"{at}/versions/3/approve", f"{at}/versions/3", reason="checked by hand").status_code == 303
@@ -176,6 +181,27 @@ def test_revoking_a_token_ends_its_sessions(fleet, person):
     assert someone.act(f"/ui/operations/tokens/{token_id}/revoke", "/ui/operations/tokens").status_code == 303
     assert other.get("/").status_code == 303
     assert someone.get("/").status_code == 200
+
+
+def test_a_token_is_created_with_scopes_and_an_end_and_shown_once(fleet, person):
+    someone, at = person(), "/ui/operations/tokens"
+    fields = {"name": "importer", "role": "app", "scope-jobs:read": "on", "scope-adapters:read": "on", "days": "30"}
+    text = re.search(r"mobizo-app-[\w-]+", someone.act(at, at, **fields).text)[0]
+    view = fleet.actor(text).get("/v1/whoami").json()
+    assert (view["name"], view["scopes"]) == ("importer", ["adapters:read", "jobs:read"])
+    assert timedelta(days=29) < datetime.fromisoformat(view["expires_at"]) - datetime.now(UTC) < timedelta(days=30)
+    assert text not in someone.get(at).text
+    for wrong in ({"days": "0"}, {"days": "soon"}, {"role": "device"}, {"scope-all": "on"}, {"name": "x" * 97}):
+        assert someone.act(at, at, **fields | wrong).status_code == 400
+    limited = person(scopes=[Scope.TOKENS_WRITE])
+    assert limited.act(at, at, **fields).status_code == 403  # more than its own scopes
+
+
+def test_a_new_operator_is_shown_the_first_steps(fleet, person):
+    page = person().get("/").text
+    assert "First steps" in page
+    assert 'href="/ui/devices/join">Enroll a device' in page
+    assert "First steps" not in person(Role.APP).get("/").text
 
 
 def test_events_continue_where_a_page_left_off(fleet, person, app, device, lease):

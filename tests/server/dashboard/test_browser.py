@@ -102,6 +102,7 @@ def test_a_person_s_day(tab, fleet):
     page.get_by_role("button", name="Compare selected").click()
     page.locator('[data-chart="loss"] canvas').wait_for()
     assert page.locator('[data-chart="loss"] .u-series').count() == 3
+    assert "--" not in page.locator('[data-chart="loss"] .u-legend').inner_text()  # the last step's values
 
     browser_tab.go("/")
     page.get_by_role("link", name="first v2").click()

@@ -156,6 +156,7 @@ ROWS = {
     "GET /ui/programs/{recipe_id}": Row(SESSION + " jobs:read"),
     "GET /ui/operations": Row(SESSION),
     "GET /ui/operations/tokens": Row(SESSION + " tokens:write"),
+    "POST /ui/operations/tokens": Row(SESSION + " tokens:write", FORM),
     "POST /ui/operations/tokens/{token_id}/revoke": Row(SESSION + " tokens:write", FORM),
     "GET /ui/operations/audit": Row(SESSION + " adapters:read"),
     "GET /api/whoami-v2": Row(PERSON),

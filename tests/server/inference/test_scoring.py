@@ -131,6 +131,13 @@ def test_held_versions_wait_and_deleted_ones_are_gone(site, problem):
     held = app.post("/v1/completions", json={"model": "worse@1", "prompt": "a"})
     assert (held.status_code, held.json()["error"]["code"]) == (409, "version-held")
     problem(app.post("/v1/score", json={"rows": [{"adapter": "worse", **row}]}), 404, "revision-not-found")
+    with Person(site.fleet.url) as person:  # those who decide about it try it on its page
+        assert person.sign_in(site.fleet.home.token(Role.APP)).status_code == 303
+        at = "/ui/adapters/worse/versions/1"
+        page = person.get(at)
+        assert person.send_form(f"{at}/try", page, prompt="a", max_tokens="2").status_code == 200
+        answer = person.send_form(f"{at}/choose", page, **{"field-text": "a very good film"})
+        assert "This version answers" in answer.text
     site.publish("default", "gone", 41)
     score(app, {"adapter": "gone", **row})
     with site.fleet.home.database.writing() as session:
