@@ -92,7 +92,8 @@ def quickstart(options: Options, console: Console) -> dict[str, Any]:
         site.start_device(client, DEVICE, USER)
         view = next(view for view in client.bases.list() if view.name == base)
         length = _sequence_length(view, data)
-        console.print(f"  {data.check.length_line(length)}", markup=False, soft_wrap=True)
+        for line in data.check.length_lines(length):
+            console.print(f"  {line}", markup=False, soft_wrap=True)
         job = _run_job(client, site, data, _job_request(view, data, options), console)
         if job.state is not JobState.SUCCEEDED:
             processes.check()

@@ -188,10 +188,16 @@ def test_lengths_are_those_of_the_tokenizer(store, source):
     # " It was terrible" has 16 tokens, of which the last one is not read.
     assert (check.cut(23 + 15), check.cut(23 + 14), check.cut(103 + 15), check.cut(103 + 14)) == (60, 100, 0, 60)
     assert (check.suggested, check.facts()["cut"], check.facts()["by_tokenizer"]) == (128, 0, True)
-    assert "sequence_length 64 holds 40% of the records uncut; 60 are cut (by the base's" in check.length_line(64)
+    counted, language = check.length_lines(64)
+    assert "sequence_length 64 holds 40% of the records uncut; 60 are cut (by the base's" in counted
+    assert 1 < check.bytes_per_token < 2  # "ü" has two bytes
+    assert "another base is likely to learn more" in language
+    words = Tokenizer(models.WordLevel({"<unk>": 0}, unk_token="<unk>"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    assert len(add(store, replace(addition, tokenizer=words)).check.length_lines(64)) == 1
     estimated = add(store, replace(addition, tokenizer=None)).check
     assert estimated.suggested == 32
-    assert "an estimate of 4 characters a token" in estimated.length_line(32)
+    assert "an estimate of 4 characters a token" in estimated.length_lines(32)[0]
 
 
 def test_nulls_are_missing_and_a_column_may_be_missing_from_the_first_records(store, tmp_path):
