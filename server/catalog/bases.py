@@ -70,21 +70,26 @@ class BaseRepository:
         return self._session.scalars(select(BaseModelEntry).order_by(BaseModelEntry.name)).all()
 
 
-def inspect(name: str, source: str, artifacts: ArtifactStore, hub_id: str | None = None) -> BaseModelEntry:
-    """Reads the model at `source` (a directory, a .gguf file or a Hugging Face id) and returns its unsaved row.
-
-    hub_id: the model's id on the Hugging Face Hub, which exported adapters name; by default `source` if it is one.
-    What is refused is refused before the files are hashed. Raises UnknownBase, UnreadableCheckpoint, UnsupportedModel,
-    UnknownToken, or BadRequest for a name or a Hub id that cannot be one.
-    """
-    from server.compiler.checkpoints.base import locate_base
-    from server.compiler.checkpoints.checkpoint import open_checkpoint
-    from server.compiler.checkpoints.tokenizer import end_tokens, write_tokenizer
-
+def check_names(name: str, hub_id: str | None) -> None:
+    """Raises BadRequest for a name or a Hub id that a base cannot have."""
     if not 0 < len(name) <= MAX_NAME:
         raise BadRequest(f"a base model's name has 1 to {MAX_NAME} characters")
     if hub_id is not None and not (len(hub_id) <= MAX_NAME and HUB_ID.fullmatch(hub_id)):
         raise BadRequest(f"{hub_id[:MAX_NAME]!r} is not an id of the Hugging Face Hub; it looks like OWNER/NAME")
+
+
+def inspect(name: str, source: str, artifacts: ArtifactStore, hub_id: str | None = None) -> BaseModelEntry:
+    """Reads the model at `source` (a directory, a .gguf file or a Hugging Face id) and returns its unsaved row.
+
+    hub_id: the model's id on the Hugging Face Hub, which exported adapters name; by default `source` if it is one.
+    The headers and the chat template are checked before the tokenizer is converted and the files are hashed. Raises
+    UnknownBase, UnreadableCheckpoint, UnsupportedModel, UnknownToken, or BadRequest as `check_names`.
+    """
+    from server.compiler.checkpoints.base import locate_base
+    from server.compiler.checkpoints.checkpoint import check_headers, open_checkpoint
+    from server.compiler.checkpoints.tokenizer import end_tokens, write_tokenizer
+
+    check_names(name, hub_id)
     path = Path(source)
     if path.exists():
         # A relative path would be another file in the working directory of a worker.
@@ -92,13 +97,14 @@ def inspect(name: str, source: str, artifacts: ArtifactStore, hub_id: str | None
     else:
         hub_id = hub_id or source
     files = locate_base(source)
+    check_headers(files)
+    chat_template = read_chat_template(files)
     facts, _ = open_checkpoint(files)
     with tempfile.TemporaryDirectory() as directory:
         tokenizer = Path(directory) / "tokenizer.json"
         write_tokenizer(files, tokenizer)
         content = tokenizer.read_bytes()
     check_known(read_tokenizer(content).encode("x").ids, facts.vocabulary, "the tokenizer's encoding of a short text")
-    chat_template = read_chat_template(files)
     return BaseModelEntry(
         name=name,
         source=source,

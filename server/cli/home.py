@@ -1,4 +1,4 @@
-"""The `mobizo-server` commands that create a home, run the server and its workers, and register base models."""
+"""The `mobizo-server` commands that create a home, and run the server and its workers."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from typing import Annotated
 
 import typer
 
-from server.catalog.bases import BaseRepository, BaseService, inspect
-from server.cli.console import Json, complaints, moment, open_home, output, tell, tell_rows
+from server.cli.console import Json, complaints, moment, output, tell
 from server.database.database import Database
 from server.identity.signing_keys import service as keys
 from server.identity.tokens import TOKEN_DAYS, TokenService
@@ -22,9 +21,6 @@ from shared.access import DEFAULT_TENANT, Role
 from shared.errors import BadRequest, Conflict
 
 app = typer.Typer()
-BASE_COLUMNS = ("name", "parameters", "hub_id", "sha256", "source")
-bases = typer.Typer(help="Base models that jobs may use.", no_args_is_help=True)
-app.add_typer(bases, name="base")
 
 
 @app.command()
@@ -107,62 +103,3 @@ def worker() -> None:
     from server.worker import main as work
 
     work()
-
-
-@bases.command("add")
-def add_base(
-    name: Annotated[str, typer.Argument(help="Name that jobs will use.")],
-    source: Annotated[str, typer.Argument(help="Hugging Face directory or id, or a .gguf file.")],
-    hub_id: Annotated[
-        str | None,
-        typer.Option(metavar="OWNER/NAME", help="The model's id on the Hugging Face Hub, named by exported adapters."),
-    ] = None,
-    as_json: Json = False,
-) -> None:
-    """Register a base model: read its configuration and tokenizer, and allow jobs to use it."""
-    settings, database = open_home()
-    artifacts = open_artifacts(settings)
-    inspected = inspect(name, source, artifacts, hub_id)
-    with database.writing() as session:
-        base = BaseService(session, artifacts).register(inspected)
-    value = {column: getattr(base, column) for column in BASE_COLUMNS}
-    tell(as_json, value, f"{base.name}: {base.shape.architecture}, {base.parameters:,} parameters, {base.sha256}")
-
-
-@bases.command("check")
-def check_source(
-    source: Annotated[str, typer.Argument(help="Hugging Face directory or id, or a .gguf file.")],
-    as_json: Json = False,
-) -> None:
-    """Say what a base model could do here, or why not, without reading or downloading its weights.
-
-    Prints its architecture, precisions, estimators and back ends, and the predicted memory of the default recipe.
-    """
-    from server.jobs.base_check import check_base
-
-    check = check_base(source)
-    tell(as_json, check.model_dump(mode="json"), "\n".join(check.lines))
-
-
-@bases.command("tokenizer")
-def write_base_tokenizer(
-    name: Annotated[str, typer.Argument(help="Name of a registered base.")],
-    file: Annotated[Path, typer.Argument(help="File to write.")],
-    as_json: Json = False,
-) -> None:
-    """Write the tokenizer.json of a base model, with which `mobizo-agent data add --base` counts tokens."""
-    settings, database = open_home()
-    artifacts = open_artifacts(settings)
-    with database.reading() as session:
-        base = BaseService(session, artifacts).by_name(name)
-    file.write_bytes(artifacts.read(base.tokenizer_sha256))
-    tell(as_json, {"name": name, "file": str(file)}, f"{file}")
-
-
-@bases.command("list")
-def list_bases(as_json: Json = False) -> None:
-    """List base models."""
-    _, database = open_home()
-    with database.reading() as session:
-        rows = [{column: getattr(base, column) for column in BASE_COLUMNS} for base in BaseRepository(session).all()]
-    tell_rows(as_json, rows, BASE_COLUMNS)

@@ -11,6 +11,7 @@ import typer
 from pydantic import ValidationError
 from typer.core import TyperGroup
 
+from server.cli.bases import app as bases
 from server.cli.calibrate import calibrate
 from server.cli.compile import compile_program
 from server.cli.console import complaints
@@ -61,6 +62,7 @@ app = typer.Typer(
 app.callback(help=HELP)(common_options)
 app.command("compile")(compile_program)
 app.command("calibrate")(calibrate)
+app.add_typer(bases, name="base")
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Floating-point operations of one step, computed from shapes. A multiply-add counts as two."""
+"""What a recipe costs, computed from shapes: the operations of one step, and the memory of its compilation."""
 
 from __future__ import annotations
 
@@ -6,7 +6,14 @@ from collections.abc import Sequence
 
 from shared.program import WIDE_PRODUCTS, kept_products, last_layer_picks
 from shared.recipe import REVERSE_ESTIMATORS, Recipe, Target
-from shared.zo.lora import BaseShape
+from shared.zo.lora import BaseShape, flat_size
+
+# Parts of a compilation's peak resident size, fitted to what tests/server/programs/test_memory.py lists.
+LIBRARIES_BYTES = 500 << 20  # torch, ExecuTorch and a checkpoint's metadata
+_READ_BYTES = 8  # for each element of the largest tensor: as stored in the checkpoint, in float32, and rounded
+_CONSTANT_COPIES = 3  # of a tensor that graphs hold, while a program is emitted
+_LAYER_COPIES = 2  # of one decoder layer, while it is lowered
+_ADAPTED_BYTES = 55  # for each element of B: B, A and the graphs that contain them
 
 
 def step_flops(recipe: Recipe, shape: BaseShape) -> int:
@@ -14,7 +21,7 @@ def step_flops(recipe: Recipe, shape: BaseShape) -> int:
 
     E sequences pass the frozen layers below the first adapted one. 2 q E sequences pass the other layers, or E with an
     exact gradient. Where the answer's positions alone are perturbed, E sequences and the answers of 2 q E pass them.
-    Norms and a gradient's projections on directions are not counted.
+    A multiply-add counts as two. Norms and a gradient's projections on directions are not counted.
     """
     adapted, frozen = set(recipe.adapted_layers(shape.layers)), recipe.frozen_layers(shape.layers)
     once, every = recipe.effective_batch, recipe.paths * recipe.effective_batch  # sequences
@@ -56,6 +63,21 @@ def step_flops(recipe: Recipe, shape: BaseShape) -> int:
     scored = recipe.choices if recipe.loss == "candidates" else shape.vocabulary
     head = answers * shape.hidden * scored * (2 if exact else 1)
     return 2 * (products + head)
+
+
+def compile_bytes(recipe: Recipe, shape: BaseShape, parameters: int) -> int:
+    """Estimates the peak resident bytes of compiling `recipe` for a base of that shape and number of parameters.
+
+    The compiler holds one tensor while it reads, then one layer and the tables. Back ends other than XNNPACK have all
+    weights in graphs.
+    """
+    layer = sum(int.__mul__(*shape.features(target)) for target in shape.linears)
+    outside = parameters - shape.layers * layer  # embedding, lm_head, positions and norms
+    largest = max(shape.vocabulary * shape.hidden, *(int.__mul__(*shape.features(each)) for each in shape.linears))
+    size = 4 if recipe.precision == "fp32" else 1
+    constants = outside if recipe.backend == "xnnpack" else parameters
+    emitted = size * (_CONSTANT_COPIES * constants + _LAYER_COPIES * layer) + _ADAPTED_BYTES * flat_size(recipe, shape)
+    return LIBRARIES_BYTES + max(_READ_BYTES * largest, emitted)
 
 
 def _layer_products(recipe: Recipe, shape: BaseShape, rows: int, adapted: bool) -> int:

@@ -10,8 +10,8 @@ from pydantic import BaseModel, Field
 
 from server.catalog.chat_templates import has_chat_template
 from server.compiler.checkpoints.checkpoint import inspect_headers
+from server.compiler.cost import compile_bytes
 from server.jobs.memory import predicted_peak
-from server.programs.service import compile_bytes
 from shared.errors import InvalidRecipe
 from shared.precisions import check_precision
 from shared.recipe import (

@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session
 
 from server.catalog.bases import BaseService
 from server.catalog.calibrations.service import calibration_file
+from server.compiler.cost import compile_bytes
 from server.database.columns import utc_now
 from server.identity.signing_keys.service import KeyService
 from server.programs.compiler_process import CompilerCrashed, CompilerProcess
@@ -23,7 +24,6 @@ from server.programs.service import (
     ProgramLifecycle,
     ProgramRepository,
     ProgramState,
-    compile_bytes,
 )
 from server.settings import Settings
 from server.storage.store import ArtifactStore, hold

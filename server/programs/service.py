@@ -29,7 +29,6 @@ from shared.job import JobError, JobState, Progress
 from shared.program import SignedManifest
 from shared.recipe import Recipe
 from shared.signing import sign_manifest
-from shared.zo.lora import BaseShape, flat_size
 
 COMPILE = "compile"  # the kind of task, whose subject is the recipe's id
 
@@ -148,12 +147,6 @@ def _parse_signed(text: str) -> SignedManifest:
 
 
 FindFile = Callable[[Session, str, str], ProgramBlob | None]
-# Parts of a compilation's peak resident size, fitted to what tests/server/programs/test_memory.py lists.
-LIBRARIES_BYTES = 500 << 20  # torch, ExecuTorch and a checkpoint's metadata
-_READ_BYTES = 8  # for each element of the largest tensor: as stored in the checkpoint, in float32, and rounded
-_CONSTANT_COPIES = 3  # of a tensor that graphs hold, while a program is emitted
-_LAYER_COPIES = 2  # of one decoder layer, while it is lowered
-_ADAPTED_BYTES = 55  # for each element of B: B, A and the graphs that contain them
 
 
 @dataclass(frozen=True)
@@ -209,21 +202,6 @@ class ProgramLifecycle:
         program.progress = None
         for notify in MOVED.get():
             notify(self._session, program)
-
-
-def compile_bytes(recipe: Recipe, shape: BaseShape, parameters: int) -> int:
-    """Estimates the peak resident bytes of compiling `recipe` for a base of that shape and number of parameters.
-
-    The compiler holds one tensor while it reads, then one layer and the tables. Back ends other than XNNPACK have all
-    weights in graphs.
-    """
-    layer = sum(int.__mul__(*shape.features(target)) for target in shape.linears)
-    outside = parameters - shape.layers * layer  # embedding, lm_head, positions and norms
-    largest = max(shape.vocabulary * shape.hidden, *(int.__mul__(*shape.features(each)) for each in shape.linears))
-    size = 4 if recipe.precision == "fp32" else 1
-    constants = outside if recipe.backend == "xnnpack" else parameters
-    emitted = size * (_CONSTANT_COPIES * constants + _LAYER_COPIES * layer) + _ADAPTED_BYTES * flat_size(recipe, shape)
-    return LIBRARIES_BYTES + max(_READ_BYTES * largest, emitted)
 
 
 OPERATOR = ""  # the tenant of an operator's requests in the task queue; no tenant can have this name

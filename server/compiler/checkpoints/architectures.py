@@ -36,6 +36,7 @@ COMMON: Options = {  # transformers' defaults for options that config.json omits
     "layer_types": None,
     "sliding_window": None,
     "quantization_config": None,
+    "quantization": None,  # MLX's name of it
     "use_sliding_window": True,
 }
 ANY: tuple[Any, ...] = ("any value",)  # of an option that is always supported
@@ -510,6 +511,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
 }
 USUAL = ("qwen3", "smollm3", "granite", "llama")  # for models whose family has no supported member
+UNQUANTIZED = "use the model's checkpoint in BF16 or F16, or a GGUF file of it"
 # Models with other parts besides text, and the model_type whose tensor names their text model has.
 MULTIMODAL: Mapping[str, str] = {"gemma3": "gemma3_text", "mistral3": "mistral"}
 

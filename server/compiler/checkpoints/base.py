@@ -165,19 +165,28 @@ def locate_base(source: str) -> BaseFiles:
         return BaseFiles("gguf", path, (path,))
     all_patterns = (*PINNED_PATTERNS, "*.safetensors", INDEX, *VOCABULARY_FILES, *TEXT_FILES)
     if not path.is_dir():
-        check_config(download(source, ("config.json",)))  # before the weights, which take minutes
+        check_config(source, download(source, ("config.json",)))  # before the weights, which take minutes
     directory = path if path.is_dir() else download(source, all_patterns)
     patterns = PINNED_PATTERNS if (directory / "tokenizer.json").is_file() else (*PINNED_PATTERNS, *VOCABULARY_FILES)
-    if not (directory / "config.json").is_file():
-        raise UnreadableCheckpoint(f"{source} has no config.json; give a Hugging Face model directory or a .gguf file")
+    require_config(source, directory)
     if (directory / "adapter_config.json").is_file():
         raise UnreadableCheckpoint(f"{source} has an adapter beside the model; merge it, or remove adapter_config.json")
     configured = {file for pattern in patterns for file in directory.glob(pattern)}
     return BaseFiles("huggingface", directory, tuple(sorted(configured | set(weight_files(directory)))))
 
 
-def check_config(directory: Path) -> None:
-    """Raises UnsupportedModel for a config.json of another architecture or with unsupported options."""
+def require_config(source: str, directory: Path) -> None:
+    """Raises UnreadableCheckpoint if the files of `source` in `directory` have no config.json."""
+    if not (directory / "config.json").is_file():
+        raise UnreadableCheckpoint(f"{source} has no config.json; give a Hugging Face model directory or a .gguf file")
+
+
+def check_config(source: str, directory: Path) -> None:
+    """Raises UnsupportedModel for a config.json of another architecture or with unsupported options.
+
+    Raises UnreadableCheckpoint without a config.json.
+    """
+    require_config(source, directory)
     from server.compiler.checkpoints.hf_config import config_facts  # which imports this module
 
     with suppress(OSError, ValueError, KeyError, TypeError, ArithmeticError):  # reported with the other files

@@ -11,15 +11,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from server.compiler.checkpoints.base import PINNED_PATTERNS, TEXT_FILES, BaseFacts, BaseFiles, locate_base
+from server.compiler.checkpoints.base import TEXT_FILES, BaseFacts, BaseFiles, locate_base, require_config
 from server.compiler.checkpoints.gguf import gguf_checkpoint
 from server.compiler.checkpoints.hf import config_only, hf_checkpoint
 from server.compiler.checkpoints.hub import download
 from server.compiler.checkpoints.lazy import LazyTensor, LazyTensors
+from server.compiler.checkpoints.tokenizer import check_tokenizer
 from shared.errors import UnreadableCheckpoint, UnsupportedModel
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+CONFIGURATION = ("config.json", "tokenizer_config.json", "special_tokens_map.json", *TEXT_FILES)
 
 
 @dataclass(frozen=True)
@@ -46,13 +49,14 @@ def inspect_base(source: str) -> BaseFacts:
 def inspect_headers(source: str) -> tuple[BaseFacts, BaseFiles]:
     """Returns the facts of the base model at `source` and the files that they were read from, without any weight.
 
-    The digest is not computed. Of a Hugging Face id only the configuration is downloaded, and its tensors are taken
-    to be those that the configuration requires. Raises the errors of `inspect_base`.
+    The digest is not computed, and torch is not imported. Of a Hugging Face id only the configuration is downloaded,
+    and its tensors are taken to be those that the configuration requires. Raises the errors of `inspect_base`.
     """
     if Path(source).exists():
         files = locate_base(source)
-        return open_checkpoint(files)[0], files
-    directory = download(source, (*PINNED_PATTERNS, *TEXT_FILES))
+        return check_headers(files), files
+    directory = download(source, CONFIGURATION)
+    require_config(source, directory)
     facts = config_only(directory)
     parameters = sum(math.prod(shape) for shape in tensor_shapes(facts).values())
     return facts.model_copy(update={"parameters": parameters}), BaseFiles("huggingface", directory, ())
@@ -84,12 +88,23 @@ def load_checkpoint(source: str) -> Checkpoint:
     )
 
 
-def open_checkpoint(files: BaseFiles) -> tuple[BaseFacts, dict[str, LazyTensor]]:
+def check_headers(files: BaseFiles) -> BaseFacts:
+    """Returns the facts by the configuration and the headers of the files alone, within a second.
+
+    Where the configuration says that lm_head is the embedding table, a second table is taken to be a copy. Raises the
+    errors of `inspect_base`, and those of a base without a tokenizer that can be used.
+    """
+    facts, _ = open_checkpoint(files, compare_tables=False)
+    check_tokenizer(files)
+    return facts
+
+
+def open_checkpoint(files: BaseFiles, *, compare_tables: bool = True) -> tuple[BaseFacts, dict[str, LazyTensor]]:
     """Returns the facts, without the digest of the files, and every tensor by canonical name, checked.
 
-    Raises the errors of `inspect_base`.
+    compare_tables: read both tables of a base that ties them and has two. Raises the errors of `inspect_base`.
     """
-    facts, tensors = gguf_checkpoint(files) if files.form == "gguf" else hf_checkpoint(files)
+    facts, tensors = gguf_checkpoint(files) if files.form == "gguf" else hf_checkpoint(files, compare_tables)
     _check_shapes(facts, tensors)
     return facts, tensors
 

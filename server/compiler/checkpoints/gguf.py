@@ -1,7 +1,8 @@
 """Reads a checkpoint in GGUF format, one file of metadata and (quantized) tensors. Architectures: `gguf_names`.
 
-It maps tensor names, dequantizes blocks and restores the order of query and key rows. Tensors are read one at a time.
-Tensors and settings that the decoder does not use are rejected. torch is imported when a tensor is read.
+The metadata are read as the options of a config.json, by the table of architectures. Blocks are dequantized, and rows
+of queries and keys are put into the order of the decoder. Tensors are read one at a time. Tensors and settings that the
+decoder does not use are rejected. torch is imported when a tensor is read.
 """
 
 from __future__ import annotations
@@ -9,37 +10,49 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from gguf import GGMLQuantizationType
+from numpy.typing import NDArray
 
-from server.compiler.checkpoints.base import UNHASHED, AttentionKind, BaseFacts, BaseFiles, NormPlace, Rope
-from server.compiler.checkpoints.gguf_file import GgufFile, GgufTensor
+from server.compiler.checkpoints.architectures import Architecture, architecture_of, check_supported
+from server.compiler.checkpoints.base import UNHASHED, AttentionKind, BaseFacts, BaseFiles, Rope
+from server.compiler.checkpoints.gguf_file import GgufFile, GgufTensor, can_dequantize
 from server.compiler.checkpoints.gguf_names import (
     ARCHITECTURES,
-    GEMMA_27B_LAYERS,
-    GEMMA_PATTERN,
-    GEMMA_SLIDING_THETA,
+    FACTORS,
+    GATE_UP,
+    LINEARS,
+    ORIGINAL_CONTEXT,
+    SIZES,
+    SLIDING_THETA,
+    SOFTCAPS,
     TOP_NAMES,
     GgufArchitecture,
 )
+from server.compiler.checkpoints.hf import absent_biases
+from server.compiler.checkpoints.hf_config import config_facts
 from server.compiler.checkpoints.lazy import LazyTensor
 from shared.errors import UnreadableCheckpoint, UnsupportedModel
+from shared.recipe import TARGETS, Target
+from shared.zo.lora import head_order
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 ROPE_FACTORS = "rope_freqs.weight"  # Llama 3's RoPE scaling, computed by llama.cpp's converter
-LAYER_PATTERN = re.compile(r"blk\.(\d+)\.(.+)")
+LONG_ROPE = {"short_factor": "rope_factors_short.weight", "long_factor": "rope_factors_long.weight"}
+TENSOR_NAME = re.compile(r"(?:blk\.(\d+)\.)?(.+)\.(weight|bias)")
 
 
 def gguf_checkpoint(files: BaseFiles) -> tuple[BaseFacts, dict[str, LazyTensor]]:
     """Returns the facts and all tensors by canonical name. Raises UnreadableCheckpoint, UnsupportedModel."""
     try:
         reader = _Reader(files)
-        return reader.facts(), dict(reader.tensors())
-    except (TypeError, ValueError, ArithmeticError) as error:
+        facts = reader.facts()
+        return facts, {**absent_biases(facts), **dict(reader.tensors(facts))}
+    except (KeyError, TypeError, ValueError, ArithmeticError) as error:
         raise UnreadableCheckpoint(f"the GGUF file's metadata lack a usable value: {error}") from error
 
 
@@ -47,89 +60,181 @@ class _Reader:
     """One file, read by the rules of its architecture."""
 
     def __init__(self, files: BaseFiles) -> None:
-        self._files = files
         self._file = GgufFile.read(files.root)
         if (parts := int(self._field("split.count", 0))) > 1:
             raise UnsupportedModel(
                 f"{files.root.name} is one of {parts} parts of a model; join them with `llama-gguf-split --merge`"
             )
-        architecture = str(self._field("general.architecture"))
-        if architecture not in ARCHITECTURES:
+        name = str(self._field("general.architecture"))
+        if name not in ARCHITECTURES:
             raise UnsupportedModel(
-                f"architecture {architecture!r} is not supported as GGUF; supported: {', '.join(ARCHITECTURES)}"
+                f"architecture {name!r} is not supported as GGUF; supported: {', '.join(ARCHITECTURES)}"
             )
-        self.form: GgufArchitecture = ARCHITECTURES[architecture]
-        self._weights: list[GgufTensor] = [tensor for tensor in self._file.tensors if tensor.name != ROPE_FACTORS]
-        self._heads = int(self._option("attention.head_count"))
-        self._kv_heads = int(self._option("attention.head_count_kv", self._heads))
+        self.form: GgufArchitecture = ARCHITECTURES[name]
+        self._architecture: Architecture = architecture_of(self.form.model_type)
+        self._tensors = {tensor.name: tensor for tensor in self._file.tensors}
+        of_rope = (ROPE_FACTORS, *LONG_ROPE.values())
+        self._weights = [tensor for tensor in self._file.tensors if tensor.name not in of_rope]
 
     def facts(self) -> BaseFacts:
         """Returns the facts in the metadata."""
-        names = [self._canonical(tensor.name) for tensor in self._weights]
-        self._refuse_features()
-        gemma = self.form.model_type == "gemma3_text"
-        hidden, layers = int(self._option("embedding_length")), int(self._option("block_count"))
-        head_dim = int(self._option("attention.key_length", 256 if gemma else hidden // self._heads))
-        for name in ("attention.value_length", "rope.dimension_count"):
-            if int(self._option(name, head_dim)) != head_dim:
-                raise UnsupportedModel(
-                    f"this {self.form.name} checkpoint has {self.form.name}.{name} {self._option(name)} with heads "
-                    f"of {head_dim} features, which the decoder does not compute"
-                )
-        embedding = next((tensor for tensor in self._weights if tensor.name == "token_embd.weight"), None)
-        if embedding is None:
-            raise UnreadableCheckpoint("the GGUF file has no token_embd.weight")
-        window = int(self._option("attention.sliding_window", 0)) if gemma else 0
-        return BaseFacts(
-            architecture=self.form.model_type,
-            layers=layers,
-            hidden=hidden,
-            intermediate=int(self._option("feed_forward_length")),
-            heads=self._heads,
-            kv_heads=self._kv_heads,
-            head_dim=head_dim,
-            vocabulary=embedding.shape[0],
-            context_length=int(self._option("context_length")),
+        names = [name for tensor in self._weights for name in self._canonical(tensor.name)]
+        facts = BaseFacts(
+            **config_facts(self._config()),
             sha256=UNHASHED,
             form="gguf",
-            tied="lm_head" not in names,
-            attention_scale=(hidden // self._heads if gemma and layers == GEMMA_27B_LAYERS else head_dim) ** -0.5,
-            norm_eps=float(self._option("attention.layer_norm_rms_epsilon")),
             parameters=sum(tensor.elements for tensor in self._weights),
-            biases=self.form.biases,
-            qk_norm="head" if self.form.qk_norm else None,
-            norms=tuple(name for name in get_args(NormPlace) if name in self.form.norms.values()),
-            activation="gelu_tanh" if gemma else "silu",
-            embedding_scale=hidden**0.5 if gemma else 1.0,
-            **self._attention(head_dim, layers, window),
         )
+        self._refuse_features(facts)
+        found: dict[str, Any] = {"tied": "lm_head" not in names}
+        if "biases" not in self._architecture.facts:
+            found["biases"] = tuple(target for target in TARGETS if f"layers.0.{target}_bias" in names)
+        if ROPE_FACTORS in self._tensors:
+            found["attention"] = (self._by_factors(facts), *facts.attention[1:])
+        return facts.model_copy(update=found)
 
-    def _attention(self, head_dim: int, layers: int, window: int) -> dict[str, Any]:
-        """Returns the kinds of attention, and each layer's. window: of sliding layers; 0: no layer slides."""
-        kinds = [AttentionKind(rope=self._rope(head_dim))]
-        if not window:
-            return {"attention": tuple(kinds)}
-        theta = float(self._option("rope.freq_base_swa", GEMMA_SLIDING_THETA))
-        kinds.append(AttentionKind(rope=Rope(theta=theta), window=window))
-        return {
-            "attention": tuple(kinds),
-            "layer_kinds": tuple(int(bool((each + 1) % GEMMA_PATTERN)) for each in range(layers)),
-        }
-
-    def tensors(self) -> Iterator[tuple[str, LazyTensor]]:
+    def tensors(self, facts: BaseFacts) -> Iterator[tuple[str, LazyTensor]]:
         """Yields every weight with its canonical name."""
         for tensor in self._weights:
-            name = self._canonical(tensor.name)
-            try:
-                tensor.values(rows=1)
-            except (NotImplementedError, ValueError) as error:
+            if not can_dequantize(tensor.type):
                 raise UnsupportedModel(
                     f"tensor {tensor.name} has the unsupported type {tensor.type.name}; convert the file to another "
                     "type, for example Q8_0"
-                ) from error
-            heads = {"q_proj": self._heads, "k_proj": self._kv_heads}.get(name.rpartition(".")[2], 0)
-            permuted = heads if self.form.interleaved else 0
-            yield name, LazyTensor(tensor.shape, partial(_dequantized, tensor, permuted))
+                )
+            names = self._canonical(tensor.name)
+            targets = [name.rpartition(".")[2].removesuffix("_bias") for name in names]
+            widths = [facts.features(target)[1] for target in targets if target in TARGETS]
+            for place, (name, target) in enumerate(zip(names, targets, strict=True)):
+                shape, rows = tensor.shape, None
+                if len(names) > 1 and shape[0] == sum(widths):
+                    shape = (widths[place], *shape[1:])
+                if target in TARGETS:
+                    rows = self._rows(facts, target, sum(widths[:place]))
+                    rows = None if np.array_equal(rows, np.arange(tensor.shape[0])) else rows
+                factor = facts.logits_scale if name in facts.final_norms else 1.0
+                yield name, LazyTensor(shape, partial(_dequantized, tensor, rows, factor))
+
+    def _config(self) -> dict[str, Any]:
+        """Returns the metadata as the config.json of the architecture."""
+        embedding = self._tensors.get("token_embd.weight")
+        if embedding is None:
+            raise UnreadableCheckpoint("the GGUF file has no token_embd.weight")
+        sizes = {option: int(self._option(name)) for name, option in SIZES.items()}
+        heads, epsilon = sizes["num_attention_heads"], "attention.layer_norm_rms_epsilon"
+        mean_width = sizes["hidden_size"] // heads
+        head_dim = int(self._option("attention.key_length", mean_width))
+        by_mean_width = sizes["num_hidden_layers"] == self.form.mean_width_layers
+        if self._architecture.facts.get("norm") == "layer":
+            epsilon = "attention.layer_norm_epsilon"
+        options: dict[str, Any] = {
+            **sizes,
+            **{option: self._option(name) for name, option in self.form.options.items() if self._has(name)},
+            "vocab_size": embedding.shape[0],
+            "num_key_value_heads": int(self._option("attention.head_count_kv", heads)),
+            "head_dim": head_dim,
+            "rms_norm_eps": float(self._option(epsilon)),
+            "query_pre_attn_scalar": mean_width if by_mean_width else head_dim,
+            "sliding_window": self._window() or None,
+            "rope_theta": float(self._option("rope.freq_base", 10000.0)),
+            "rope_local_base_freq": float(self._option("rope.freq_base_swa", SLIDING_THETA)),
+            "partial_rotary_factor": self._rotary_share(head_dim),
+            "rope_scaling": self._rope_scaling(),
+        }
+        if self._has(ORIGINAL_CONTEXT) and self._long_rope():
+            options["original_max_position_embeddings"] = self._option(ORIGINAL_CONTEXT)
+        spelling = {usual: own for own, usual in self._architecture.spelling.items()}
+        config = {spelling.get(option, option): value for option, value in options.items()}
+        return {"model_type": self.form.model_type, **config}
+
+    def _window(self) -> int:
+        """Returns the attention window of sliding layers; 0: no layer slides."""
+        return int(self._option("attention.sliding_window", self.form.window))
+
+    def _rotary_share(self, head_dim: int) -> float | None:
+        """Returns the share of a head's features that are rotated; None for all of them."""
+        for name in ("attention.value_length", "rope.dimension_count"):
+            size = int(self._option(name, head_dim))
+            partial_rotary = name.startswith("rope") and self._architecture.rotary_share is not None
+            if size != head_dim and not partial_rotary:
+                raise UnsupportedModel(
+                    f"this {self.form.name} checkpoint has {self.form.name}.{name} {size} with heads of {head_dim} "
+                    "features, which the decoder does not compute"
+                )
+        return None if self._architecture.rotary_share is None else size / head_dim
+
+    def _rope_scaling(self) -> dict[str, Any] | None:
+        """Returns the scaling. As in llama.cpp, a factor without a type is linear, and a factor of 0 is none."""
+        if self._long_rope():
+            factors = {name: self._tensors[tensor].values().tolist() for name, tensor in LONG_ROPE.items()}
+            return {"type": "longrope", **factors, "attention_factor": self._attention_factor()}
+        factor = float(self._option("rope.scaling.factor", self._option("rope.scale_linear", 0.0)))
+        if factor in (0.0, 1.0) or self._scaling() != "linear":
+            return None
+        return {"type": "linear", "factor": factor}
+
+    def _long_rope(self) -> bool:
+        return all(tensor in self._tensors for tensor in LONG_ROPE.values())
+
+    def _scaling(self) -> str:
+        return str(self._option("rope.scaling.type", "linear"))
+
+    def _attention_factor(self) -> float:
+        return float(self._option("rope.scaling.attn_factor", 1.0))
+
+    def _by_factors(self, facts: BaseFacts) -> AttentionKind:
+        """Returns the first kind of attention, whose RoPE the tensor ROPE_FACTORS scales."""
+        tensor, kind = self._tensors[ROPE_FACTORS], facts.attention[0]
+        float32 = tensor.type == GGMLQuantizationType.F32
+        if kind.rope is None or kind.rope.kind != "default" or not float32 or tensor.elements != facts.head_dim // 2:
+            raise UnsupportedModel(
+                f"{ROPE_FACTORS} is not {facts.head_dim // 2} float32 factors of an otherwise unscaled RoPE"
+            )
+        factors = tuple(float(value) for value in tensor.values().reshape(-1))
+        return AttentionKind(rope=Rope(theta=kind.rope.theta, kind="factors", factors=factors), window=kind.window)
+
+    def _rows(self, facts: BaseFacts, target: Target, first: int) -> NDArray[np.int64]:
+        """Returns, for each row of a linear layer here, its place in the file. first: that of its first row."""
+        rows = np.arange(facts.features(target)[1])
+        if target in ("q_proj", "k_proj"):
+            order = head_order(facts.head_dim, facts.rotary_dim, self.form.permuted or facts.interleaved)
+            rows = rows.reshape(-1, facts.head_dim)[:, order].reshape(-1)
+        return rows + first
+
+    def _canonical(self, name: str) -> list[str]:
+        """Returns the canonical names of what the tensor `name` holds."""
+        match = TENSOR_NAME.fullmatch(name)
+        if match is not None:
+            layer, stem, kind = match.groups()
+            ending = "_bias" if kind == "bias" else ""
+            if layer is None and stem in TOP_NAMES:
+                return [TOP_NAMES[stem] + ending]
+            if layer is not None and stem in self.form.norms:
+                return [f"layers.{layer}.{self.form.norms[stem]}{ending}"]
+            if layer is not None and stem in LINEARS:
+                gated = self._architecture.facts.get("gated", True)
+                joined = stem == "ffn_up" and gated and f"blk.{layer}.ffn_gate.weight" not in self._tensors
+                return [f"layers.{layer}.{target}{ending}" for target in (GATE_UP if joined else LINEARS[stem])]
+        raise UnsupportedModel(f"tensor {name} is not part of the supported {self.form.name} decoder")
+
+    def _refuse_features(self, facts: BaseFacts) -> None:
+        scaling, window, long = self._scaling(), self._window(), self._long_rope()
+        pattern = self._file.metadata.get(f"{self.form.name}.attention.sliding_window_pattern")
+        every = self._architecture.defaults.get("sliding_window_pattern")
+        usual = (None, every, [bool((layer + 1) % every) for layer in range(facts.layers)] if every else every)
+        factors = {name: self._option(name, 1) for name in FACTORS if name not in self.form.options}
+        features = {
+            f"RoPE scaling {scaling!r}": scaling not in ("none", "linear", *(["longrope"] if long else [])),
+            f"RoPE attention factor {self._attention_factor()}": self._attention_factor() != 1.0 and not long,
+            "sliding-window attention": 0 < window < facts.context_length and not facts.windowed,
+            f"a sliding-window pattern of {pattern}": window > 0 and pattern not in usual,
+            "soft caps": any(self._option(name, 0.0) for name in SOFTCAPS if name not in self.form.options),
+            "experts": bool(self._option("expert_count", 0)),
+            **{f"{name} {value}": value not in (0, 1) for name, value in factors.items()},
+        }
+        check_supported(self.form.name, [name for name, present in features.items() if present])
+
+    def _has(self, name: str) -> bool:
+        return f"{self.form.name}.{name}" in self._file.metadata
 
     def _field(self, name: str, default: Any = None) -> Any:
         if name in self._file.metadata:
@@ -150,65 +255,10 @@ class _Reader:
             )
         return value[0]
 
-    def _rope(self, head_dim: int) -> Rope:
-        """Returns the rotary embedding. As in llama.cpp, a factor without a type is linear, a factor of 0 is none."""
-        theta = float(self._option("rope.freq_base", 10000.0))
-        factor = float(self._option("rope.scaling.factor", self._option("rope.scale_linear", 0.0)))
-        linear = factor not in (0.0, 1.0) and self._scaling() == "linear"
-        tensor = next((tensor for tensor in self._file.tensors if tensor.name == ROPE_FACTORS), None)
-        if tensor is None:
-            return Rope(theta=theta, kind="linear", factor=factor) if linear else Rope(theta=theta)
-        if linear or tensor.type != GGMLQuantizationType.F32 or tensor.elements != head_dim // 2:
-            raise UnsupportedModel(
-                f"{ROPE_FACTORS} is not {head_dim // 2} float32 factors of an otherwise unscaled RoPE"
-            )
-        return Rope(theta=theta, kind="factors", factors=tuple(float(value) for value in tensor.values().reshape(-1)))
 
-    def _scaling(self) -> str:
-        return str(self._option("rope.scaling.type", "linear"))
-
-    def _canonical(self, name: str) -> str:
-        stem = name.removesuffix(".weight")
-        if stem != name and stem in TOP_NAMES:
-            return TOP_NAMES[stem]
-        match = LAYER_PATTERN.fullmatch(name)
-        canonical = self.form.layer_names.get(match[2]) if match else None
-        if match is None or canonical is None:
-            raise UnsupportedModel(f"tensor {name} is not part of the supported {self.form.name} decoder")
-        return f"layers.{match[1]}.{canonical}"
-
-    def _refuse_features(self) -> None:
-        scaling = self._scaling()
-        attention = float(self._option("rope.scaling.attn_factor", 1.0))
-        slides = bool(self._option("attention.sliding_window", 0))
-        pattern = self._field(f"{self.form.name}.attention.sliding_window_pattern", GEMMA_PATTERN)
-        if pattern == [bool((each + 1) % GEMMA_PATTERN) for each in range(int(self._option("block_count")))]:
-            pattern = GEMMA_PATTERN
-        gemma = self.form.model_type == "gemma3_text"
-        features = {
-            f"RoPE scaling {scaling!r}": scaling not in ("none", "linear"),
-            f"RoPE attention factor {attention}": attention != 1.0,
-            "sliding-window attention": slides and not gemma,
-            f"a sliding-window pattern of {pattern}": slides and gemma and pattern != GEMMA_PATTERN,
-            "soft caps": any(self._option(f"{name}_logit_softcapping", 0.0) for name in ("attn", "final")),
-            "experts": bool(self._option("expert_count", 0)),
-        }
-        if names := [name for name, present in features.items() if present]:
-            raise UnsupportedModel(
-                f"this {self.form.name} checkpoint uses {', '.join(names)}, which the decoder does not compute"
-            )
-
-
-def _dequantized(tensor: GgufTensor, heads: int) -> Tensor:
-    """Returns a tensor in float32 and in Hugging Face's row order. heads: those whose rows llama.cpp permuted, or 0."""
+def _dequantized(tensor: GgufTensor, rows: NDArray[np.int64] | None, factor: float) -> Tensor:
+    """Returns a tensor in float32, times a factor. rows: the places of its rows in the file; None: all in order."""
     import torch
 
-    values = tensor.values()
-    return torch.from_numpy(np.ascontiguousarray(_unpermute(values, heads) if heads else values))
-
-
-def _unpermute(rows: np.ndarray, heads: int) -> np.ndarray:
-    """Returns rows (heads * head_dim, in) in Hugging Face's order: llama.cpp interleaves the rotary halves."""
-    out_features, in_features = rows.shape
-    pairs = rows.reshape(heads, out_features // heads // 2, 2, in_features)
-    return pairs.swapaxes(1, 2).reshape(out_features, in_features)
+    values = tensor.values() if rows is None else tensor.values()[rows]
+    return torch.from_numpy(np.ascontiguousarray(values if factor == 1.0 else values * np.float32(factor)))

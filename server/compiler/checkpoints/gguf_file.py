@@ -10,12 +10,13 @@ import mmap
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf import GGMLQuantizationType, GGUFValueType, dequantize
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType, dequantize
 from gguf.quants import quant_shape_to_byte_shape
 from numpy.typing import NDArray
 
@@ -60,18 +61,23 @@ class GgufTensor:
         byte_shape: tuple[int, ...] = quant_shape_to_byte_shape(self.shape, self.type)
         return byte_shape
 
-    def values(self, rows: int | None = None) -> NDArray[np.float32]:
-        """Reads its values, or those of the first `rows` rows of a matrix.
-
-        Raises NotImplementedError or ValueError for a type that `gguf` cannot dequantize.
-        """
+    def values(self) -> NDArray[np.float32]:
+        """Reads its values. Raises NotImplementedError or ValueError for a type that `gguf` cannot dequantize."""
         shape = self.byte_shape
-        if rows is not None and len(shape) > 1:
-            shape = (min(rows, shape[0]), *shape[1:])
         # Read, not mapped: a mapping would keep the pages of all tensors in memory.
         data = np.fromfile(self.path, np.uint8, prod(shape), offset=self.offset)
         values: NDArray[np.float32] = dequantize(data.reshape(shape), self.type).astype(np.float32, copy=False)
         return values
+
+
+@lru_cache
+def can_dequantize(kind: GGMLQuantizationType) -> bool:
+    """Whether `gguf` can dequantize a type, tried on one block of zeros."""
+    try:
+        dequantize(np.zeros((1, GGML_QUANT_SIZES[kind][1]), np.uint8), kind)
+    except NotImplementedError:
+        return False
+    return True
 
 
 @dataclass(frozen=True)

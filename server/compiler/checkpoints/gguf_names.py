@@ -1,7 +1,7 @@
-"""How llama.cpp holds each architecture in a GGUF file: its name, the tensors' names, the order of query and key rows.
+"""How llama.cpp holds each architecture in a GGUF file: its name, its metadata, the tensors' names, the order of rows.
 
 Source: llama.cpp's `convert_hf_to_gguf.py` and the tensor names of its `gguf` package. Norms that multiply by
-1 + weight (Gemma) are stored with their one added, which is also their canonical form here.
+1 + weight (Gemma, Nemotron) are stored with their one added, which is also their canonical form here.
 """
 
 from __future__ import annotations
@@ -9,22 +9,46 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from server.compiler.checkpoints.architectures import QKV
+from server.compiler.checkpoints.architectures import CONTEXT, QKV
 from shared.recipe import Target
 
-TOP_NAMES: Mapping[str, str] = {"token_embd": "embedding", "output_norm": "norm", "output": "lm_head"}
-LINEARS: Mapping[str, Target] = {
-    "attn_q": "q_proj",
-    "attn_k": "k_proj",
-    "attn_v": "v_proj",
-    "attn_output": "o_proj",
-    "ffn_gate": "gate_proj",
-    "ffn_up": "up_proj",
-    "ffn_down": "down_proj",
+TOP_NAMES: Mapping[str, str] = {
+    "token_embd": "embedding",
+    "position_embd": "positions",
+    "output_norm": "norm",
+    "output": "lm_head",
 }
-NORMS: Mapping[str, str] = {"attn_norm": "input_norm", "ffn_norm": "post_norm"}
-HEAD_NORMS: Mapping[str, str] = {"attn_q_norm": "q_norm", "attn_k_norm": "k_norm"}
-SANDWICH: Mapping[str, str] = {"post_attention_norm": "attention_out_norm", "post_ffw_norm": "mlp_out_norm"}
+LINEARS: Mapping[str, tuple[Target, ...]] = {
+    "attn_q": ("q_proj",),
+    "attn_k": ("k_proj",),
+    "attn_v": ("v_proj",),
+    "attn_qkv": QKV,
+    "attn_output": ("o_proj",),
+    "ffn_gate": ("gate_proj",),
+    "ffn_up": ("up_proj",),
+    "ffn_down": ("down_proj",),
+}
+GATE_UP: tuple[Target, ...] = ("gate_proj", "up_proj")  # in `ffn_up`, where a gated MLP has no `ffn_gate`
+NORMS: Mapping[str, str] = {
+    "attn_norm": "input_norm",
+    "attn_q_norm": "q_norm",
+    "attn_k_norm": "k_norm",
+    "post_attention_norm": "attention_out_norm",
+    "ffn_norm": "post_norm",
+    "post_ffw_norm": "mlp_out_norm",
+}
+# llama.cpp's name of an option, after that of the architecture -> Llama's in config.json
+SIZES: Mapping[str, str] = {
+    "block_count": "num_hidden_layers",
+    "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size",
+    "context_length": CONTEXT,
+    "attention.head_count": "num_attention_heads",
+}
+ORIGINAL_CONTEXT = "rope.scaling.original_context_length"
+SOFTCAPS = {name: name for name in ("attn_logit_softcapping", "final_logit_softcapping")}
+# Factors of the arithmetic, which change nothing if they are 0 or 1.
+FACTORS = ("attention.scale", "embedding_scale", "residual_scale", "logit_scale")
 
 
 @dataclass(frozen=True)
@@ -33,32 +57,48 @@ class GgufArchitecture:
 
     name: str  # in `general.architecture`, and before the names of its metadata
     model_type: str  # in transformers
-    interleaved: bool = False  # rows of a query or key head are neighbours that rotate together, not halves
+    permuted: bool = False  # rows of a query or key head that rotate together are neighbours instead of halves
+    options: Mapping[str, str] = field(default_factory=dict)  # as SIZES: further options
     norms: Mapping[str, str] = field(default_factory=lambda: NORMS)  # llama.cpp's name -> canonical name
-    biases: tuple[Target, ...] = ()
-    qk_norm: bool = False
-
-    @property
-    def layer_names(self) -> dict[str, str]:
-        """llama.cpp's names of one layer's weights and biases, after `blk.N.`, with their canonical names."""
-        weights = {f"{gguf_name}.weight": canonical for gguf_name, canonical in {**self.norms, **LINEARS}.items()}
-        return weights | {
-            f"{gguf_name}.bias": f"{canonical}_bias"
-            for gguf_name, canonical in LINEARS.items()
-            if canonical in self.biases
-        }
+    window: int = 0  # attention window of sliding layers in a file that does not name it; 0: no layer slides
+    mean_width_layers: int = 0  # of Gemma's one size whose attention scores are scaled by the mean width of a head
 
 
 ARCHITECTURES: Mapping[str, GgufArchitecture] = {
     form.name: form
     for form in (
-        GgufArchitecture("llama", "llama", interleaved=True),
-        GgufArchitecture("qwen2", "qwen2", biases=QKV),
-        GgufArchitecture("qwen3", "qwen3", norms={**NORMS, **HEAD_NORMS}, qk_norm=True),
-        GgufArchitecture("gemma3", "gemma3_text", norms={**NORMS, **HEAD_NORMS, **SANDWICH}, qk_norm=True),
+        GgufArchitecture("llama", "llama", permuted=True),
+        GgufArchitecture("qwen2", "qwen2"),
+        GgufArchitecture("qwen3", "qwen3"),
+        GgufArchitecture("gemma", "gemma"),
+        GgufArchitecture("gemma2", "gemma2", options=SOFTCAPS, window=4096, mean_width_layers=46),
+        GgufArchitecture("gemma3", "gemma3_text", mean_width_layers=62),
+        GgufArchitecture("phi3", "phi3"),
+        GgufArchitecture("smollm3", "smollm3", permuted=True),
+        GgufArchitecture(
+            "granite",
+            "granite",
+            permuted=True,
+            options={
+                "attention.scale": "attention_multiplier",
+                "embedding_scale": "embedding_multiplier",
+                "residual_scale": "residual_multiplier",
+                "logit_scale": "logits_scaling",
+            },
+        ),
+        GgufArchitecture("arcee", "arcee", permuted=True),
+        GgufArchitecture("ernie4_5", "ernie4_5"),
+        GgufArchitecture("hunyuan-dense", "hunyuan_v1_dense"),
+        GgufArchitecture("seed_oss", "seed_oss", norms={**NORMS, "post_attention_norm": "post_norm"}),
+        GgufArchitecture("exaone4", "exaone4"),
+        GgufArchitecture("olmo2", "olmo2"),
+        GgufArchitecture("gptneox", "gpt_neox", options={"use_parallel_residual": "use_parallel_residual"}),
+        GgufArchitecture("starcoder2", "starcoder2"),
+        GgufArchitecture("command-r", "cohere", options={"logit_scale": "logit_scale"}),
+        GgufArchitecture("cohere2", "cohere2", options={"logit_scale": "logit_scale"}),
+        GgufArchitecture("glm4", "glm4"),
+        GgufArchitecture("nemotron", "nemotron"),
+        GgufArchitecture("gpt2", "gpt2"),
     )
 }
-# llama.cpp computes these of Gemma 3 without reading them from the file.
-GEMMA_PATTERN = 6  # every sixth layer sees the whole context, the others a window
-GEMMA_SLIDING_THETA = 10000.0
-GEMMA_27B_LAYERS = 62  # the one size whose attention scores are scaled by the mean width of a head
+SLIDING_THETA = 10000.0  # of sliding layers of Gemma 3, in a file that does not name it

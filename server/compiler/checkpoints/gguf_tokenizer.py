@@ -21,14 +21,18 @@ _SUFFIXES = r"'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD]"
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _QWEN2 = (rf"(?:{_SUFFIXES})|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}|{_REST}",)
 _LLAMA3 = (rf"(?:{_SUFFIXES})|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{_REST}",)
+_CAPITALS, _SMALL = r"((?=[\p{L}])([^a-z]))", r"((?=[\p{L}])([^A-Z]))"  # letters that begin a word, and go on
+_WORD = rf"[^\r\n\p{{L}}\p{{N}}]?(?:{_CAPITALS}*{_SMALL}+|{_CAPITALS}+{_SMALL}*)(?:{_SUFFIXES})?"
+_GPT4O = (rf"{_WORD}|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",)
 _SINGLE_DIGITS = (r"\p{N}", _GPT2)
 # By `tokenizer.ggml.pre`: the patterns by which a text is split, each in the parts that the one before left.
 PATTERNS: Mapping[str, Sequence[str]] = {
     "default": (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]"),
-    **dict.fromkeys(("gpt-2", "olmo", "mpt"), (_GPT2,)),
+    **dict.fromkeys(("gpt-2", "olmo", "mpt", "exaone4"), (_GPT2,)),
     **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell"), _SINGLE_DIGITS),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2", "megrez"), _QWEN2),
-    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3"), _LLAMA3),
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "dbrx", "smaug-bpe", "chatglm-bpe", "glm4"), _LLAMA3),
+    "gpt-4o": _GPT4O,
 }
 WHOLE_WORDS = ("llama-bpe", "llama3", "llama-v3")  # whose words in the vocabulary are one token; BOS begins a text
 # llama.cpp parses these as special tokens, whatever type the file gives them.
@@ -53,22 +57,15 @@ class _Type(IntEnum):
 
 def gguf_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
     """Returns the tokenizer of a GGUF file's metadata. Raises UnreadableCheckpoint, UnsupportedModel."""
-    fields = {name.removeprefix("tokenizer.ggml."): value for name, value in metadata.items()}
-    kind, tokens = fields.get("model"), fields.get("tokens")
-    if not isinstance(kind, str) or not isinstance(tokens, list) or not tokens:
-        raise UnreadableCheckpoint("the GGUF file has no tokenizer; convert the model again, with its tokenizer")
+    fields = check_fields(metadata)
+    tokens, bos = fields["tokens"], fields.get("bos_token_id")
     types = fields.get("token_type") or [_Type.NORMAL] * len(tokens)
-    if len(types) != len(tokens):
-        raise UnreadableCheckpoint(f"the GGUF file has {len(tokens)} tokens and {len(types)} types of tokens")
     vocabulary = {token: number for number, token in enumerate(tokens)}
-    bos = fields.get("bos_token_id")
-    if kind == "gpt2":
+    if fields["model"] == "gpt2":
         tokenizer, adds_bos = _byte_level(fields, vocabulary)
-    elif kind == "llama":
+    else:
         tokenizer, adds_bos = _sentencepiece(fields, vocabulary, types), True
         bos = 1 if bos is None else bos
-    else:
-        raise UnsupportedModel(f"the GGUF file's tokenizer {kind!r} is not supported; supported: gpt2, llama")
     tokenizer.add_tokens([token for token in map(_added_token, tokens, types) if token is not None])
     if fields.get("add_bos_token", adds_bos) and bos is not None:
         if not 0 <= bos < len(tokens):
@@ -76,6 +73,30 @@ def gguf_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
         front = (tokens[bos], bos)
         tokenizer.post_processor = processors.TemplateProcessing(single=[front[0], "$A"], special_tokens=[front])
     return tokenizer
+
+
+def check_fields(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the fields of a GGUF file's tokenizer, without their prefix, if there is one of a supported kind.
+
+    Raises UnreadableCheckpoint, UnsupportedModel.
+    """
+    fields = {name.removeprefix("tokenizer.ggml."): value for name, value in metadata.items()}
+    kind, tokens, pre = fields.get("model"), fields.get("tokens"), fields.get("pre", "default")
+    if not isinstance(kind, str) or not isinstance(tokens, list) or not tokens:
+        raise UnreadableCheckpoint("the GGUF file has no tokenizer; convert the model again, with its tokenizer")
+    if len(types := fields.get("token_type") or tokens) != len(tokens):
+        raise UnreadableCheckpoint(f"the GGUF file has {len(tokens)} tokens and {len(types)} types of tokens")
+    if kind not in ("gpt2", "llama"):
+        raise UnsupportedModel(f"the GGUF file's tokenizer {kind!r} is not supported; supported: gpt2, llama")
+    if kind == "gpt2" and pre not in PATTERNS:
+        raise UnsupportedModel(
+            f"the GGUF file's pre-tokenizer {pre!r} is not supported; supported: {', '.join(PATTERNS)}; use the model "
+            "in Hugging Face's format"
+        )
+    scores = fields.get("scores")
+    if kind == "llama" and not (isinstance(scores, list) and len(scores) == len(tokens)):
+        raise UnreadableCheckpoint("the GGUF file's tokenizer has no score for each token; convert the model again")
+    return fields
 
 
 def _added_token(text: str, kind: int) -> AddedToken | None:
@@ -88,11 +109,6 @@ def _added_token(text: str, kind: int) -> AddedToken | None:
 def _byte_level(fields: Mapping[str, Any], vocabulary: dict[str, int]) -> tuple[Tokenizer, bool]:
     """Returns a byte-level BPE, and whether BOS begins a text unless the file says otherwise."""
     pre = fields.get("pre", "default")
-    if pre not in PATTERNS:
-        raise UnsupportedModel(
-            f"the GGUF file's pre-tokenizer {pre!r} is not supported; supported: {', '.join(PATTERNS)}; use the model "
-            "in Hugging Face's format"
-        )
     merges = []
     for merge in fields.get("merges") or []:
         at = merge.find(" ", 1)
@@ -109,9 +125,7 @@ def _byte_level(fields: Mapping[str, Any], vocabulary: dict[str, int]) -> tuple[
 
 def _sentencepiece(fields: Mapping[str, Any], vocabulary: dict[str, int], types: Sequence[int]) -> Tokenizer:
     """Returns a SentencePiece BPE: of all pairs of pieces that are a piece together, the highest score merges first."""
-    tokens, scores = fields["tokens"], fields.get("scores")
-    if not isinstance(scores, list) or len(scores) != len(tokens):
-        raise UnreadableCheckpoint("the GGUF file's tokenizer has no score for each token; convert the model again")
+    tokens, scores = fields["tokens"], fields["scores"]
     merges = []
     for number, token in enumerate(tokens):
         if vocabulary[token] == number and types[number] in (_Type.NORMAL, _Type.USER_DEFINED, _Type.UNUSED):

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
-from server.compiler.checkpoints.architectures import MULTIMODAL, architecture_of
+from server.compiler.checkpoints.architectures import MULTIMODAL, UNQUANTIZED, architecture_of
 from server.compiler.checkpoints.base import INDEX, UNHASHED, BaseFacts, BaseFiles, weight_files, weight_map
 from server.compiler.checkpoints.hf_config import config_facts
 from server.compiler.checkpoints.lazy import LazyTensor
@@ -50,18 +50,25 @@ NAME = re.compile(r"(?:(?:layers|h)\.(\d+)\.)?(.+)\.(weight|bias)")
 # Stored by old checkpoints: what follows from rope_theta, and causal masks.
 DERIVED = re.compile(r".*rotary_emb\.inv_freq|.*\.(attn|attention)\.(masked_)?bias")
 OTHER_PARTS = re.compile(r"(model\.)?(vision_tower|vision_model|multi_modal_projector)\..*")  # of multimodal models
+# Of weights that GPTQ, AWQ, bitsandbytes, compressed-tensors or MLX quantized.
+QUANTIZED = re.compile(
+    r".*\.(qweight|qzeros|scales|biases|g_idx|SCB|weight_packed|weight_scale|weight\.(absmax|quant_state\..*))"
+)
 FLOATS = ("BF16", "F16", "F32", "F64")
 
 
-def hf_checkpoint(files: BaseFiles) -> tuple[BaseFacts, dict[str, LazyTensor]]:
-    """Returns the facts and all tensors by canonical name. Raises UnreadableCheckpoint, UnsupportedModel."""
+def hf_checkpoint(files: BaseFiles, compare_tables: bool = True) -> tuple[BaseFacts, dict[str, LazyTensor]]:
+    """Returns the facts and all tensors by canonical name. Raises UnreadableCheckpoint, UnsupportedModel.
+
+    compare_tables: see `open_checkpoint`.
+    """
     facts = config_only(files.root)
     tensors = _tensors(files.root, facts)
     found = {
-        "tied": facts.tied and _tie(tensors),
+        "tied": facts.tied and _tie(tensors, compare_tables),
         "parameters": sum(math.prod(tensor.stored_shape) for tensor in tensors.values()),
     }
-    return facts.model_copy(update=found), {**_absent_biases(facts), **tensors}
+    return facts.model_copy(update=found), {**absent_biases(facts), **tensors}
 
 
 def config_only(directory: Path) -> BaseFacts:
@@ -84,15 +91,19 @@ class _StoredTensor(LazyTensor):
     stored_shape: tuple[int, ...]
 
 
-def _absent_biases(facts: BaseFacts) -> dict[str, LazyTensor]:
+def absent_biases(facts: BaseFacts) -> dict[str, LazyTensor]:
     """Returns biases of zeros for an architecture whose layer norms have none."""
-    import torch
-
     if facts.norm == "rms" or architecture_of(facts.architecture).norm_biases:
         return {}
-    zeros = LazyTensor((facts.hidden,), partial(torch.zeros, facts.hidden))
+    zeros = LazyTensor((facts.hidden,), partial(_zeros, facts.hidden))
     layers = [f"layers.{index}.{name}" for index in range(facts.layers) for name in facts.layer_norms]
     return {name: zeros for name in (*layers, *facts.final_norms) if name.endswith("_bias")}
+
+
+def _zeros(size: int) -> Tensor:
+    import torch
+
+    return torch.zeros(size)
 
 
 def _tensors(directory: Path, facts: BaseFacts) -> dict[str, _StoredTensor]:
@@ -147,17 +158,18 @@ def head_norm_rows(facts: BaseFacts, name: str) -> NDArray[np.int64]:
     return np.arange(facts.head_norm_size(name)).reshape(-1, facts.head_dim)[:, order].reshape(-1)
 
 
-def _tie(tensors: dict[str, _StoredTensor]) -> bool:
+def _tie(tensors: dict[str, _StoredTensor], compare: bool) -> bool:
     """Returns whether lm_head is the embedding table in a model whose configuration says so; drops a copy of it.
 
     As in transformers, a checkpoint that has two different tables is not tied, whatever its configuration says.
+    compare: their values, and not their shapes alone.
     """
     if "embedding" not in tensors and "lm_head" in tensors:
         tensors["embedding"] = tensors.pop("lm_head")
     if "lm_head" not in tensors:
         return True
     embedding, lm_head = tensors["embedding"], tensors["lm_head"]
-    if embedding.shape != lm_head.shape or not bool((embedding.read() == lm_head.read()).all()):
+    if embedding.shape != lm_head.shape or (compare and not bool((embedding.read() == lm_head.read()).all())):
         return False
     del tensors["lm_head"]
     return True
@@ -208,6 +220,8 @@ def _canonical(facts: BaseFacts, stems: Mapping[str, Sequence[str]], name: str) 
             return [TOP_NAMES[stem] + ending]
         if layer is not None and stem in stems:
             return [f"layers.{layer}.{canonical}{ending}" for canonical in stems[stem]]
+    if QUANTIZED.fullmatch(name):
+        raise UnsupportedModel(f"the weights are quantized (tensor {name}); {UNQUANTIZED}")
     raise UnsupportedModel(f"tensor {name} is not part of the supported {facts.architecture} decoder")
 
 

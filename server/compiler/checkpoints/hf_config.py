@@ -20,6 +20,7 @@ from server.compiler.checkpoints.architectures import (
     ONLY,
     SIZES,
     SLIDING,
+    UNQUANTIZED,
     USUAL,
     Architecture,
     Options,
@@ -78,21 +79,24 @@ def config_facts(config: Mapping[str, Any]) -> dict[str, Any]:
 def _unknown(config: Mapping[str, Any]) -> str:
     """Returns why a model_type is not supported, and what is."""
     model_type, names = str(config["model_type"]), [*ARCHITECTURES, *MULTIMODAL]
-    options = " ".join([model_type, *map(str, config)])
+    text = config["text_config"] if isinstance(config.get("text_config"), dict) else {}
+    text_type = str(text.get("model_type", model_type))
+    options = " ".join([model_type, text_type, *map(str, config), *map(str, text)])
     kinds = {
         "a mixture of experts": ("moe", "expert", "mixtral"),
         "a model with state-space, recurrent or convolution layers": (
             *("mamba", "ssm", "rwkv", "linear_attention", "linear_num", "conv_L_cache"),
         ),
+        f"a multimodal model, whose text model is {text_type!r}": ("vision_config", "audio_config"),
         "an encoder": ("encoder", "bert", "t5", "bart", "whisper"),
     }
     kind = next((kind for kind, words in kinds.items() if any(word in options for word in words)), None)
     why = f"architecture {model_type!r} is not supported" + (f": it is {kind}" if kind else "")
     if "auto_map" in config:
         why += "; code in a checkpoint (auto_map) is never executed"
-    family = re.match("[a-z]*", model_type)
+    family = re.match("[a-z]*", text_type)
     nearest = [name for name in names if family and family[0] and name.startswith(family[0])] or USUAL
-    nearest = sorted(nearest, key=lambda name: not model_type.startswith(name))
+    nearest = sorted(nearest, key=lambda name: not text_type.startswith(name))
     return f"{why}; the nearest supported: {', '.join(nearest)}; all supported: {', '.join(names)}"
 
 
@@ -108,11 +112,10 @@ def _options(architecture: Architecture, config: Mapping[str, Any]) -> dict[str,
 
 
 def _refuse(model_type: str, architecture: Architecture, options: Options) -> None:
-    if quantization := options["quantization_config"]:
+    if quantization := options["quantization_config"] or options["quantization"]:
         method = quantization.get("quant_method", "an unnamed method") if isinstance(quantization, dict) else "?"
         raise UnsupportedModel(
-            f"this {model_type} checkpoint is quantized by {method!s:.40} (quantization_config); use the model's "
-            "checkpoint in BF16 or F16, or a GGUF file of it"
+            f"this {model_type} checkpoint is quantized by {method!s:.40} (quantization_config); {UNQUANTIZED}"
         )
     width = options.get("word_embed_proj_dim")
     features = {

@@ -9,9 +9,9 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
 
-from server.compiler.checkpoints.base import BaseFiles
+from server.compiler.checkpoints.base import VOCABULARY_FILES, BaseFiles
 from server.compiler.checkpoints.gguf_file import GgufFile
-from server.compiler.checkpoints.gguf_tokenizer import gguf_tokenizer
+from server.compiler.checkpoints.gguf_tokenizer import check_fields, gguf_tokenizer
 from shared.errors import UnreadableCheckpoint
 from shared.tokenizer import read_tokenizer
 
@@ -42,6 +42,17 @@ def write_tokenizer(files: BaseFiles, path: Path) -> None:
         gguf_tokenizer(GgufFile.read(files.root).metadata).save(str(path))
     else:
         _convert(files.root).save(str(path))
+
+
+def check_tokenizer(files: BaseFiles) -> None:
+    """Raises UnreadableCheckpoint or UnsupportedModel for a base whose tokenizer is missing or of an unsupported kind.
+
+    The tokenizer itself is not read.
+    """
+    if files.form == "gguf":
+        check_fields(GgufFile.read(files.root).metadata)
+    elif not any((files.root / name).is_file() for name in ("tokenizer.json", "tokenizer.model", *VOCABULARY_FILES)):
+        raise UnreadableCheckpoint(f"{files.root.name} has no tokenizer.json; copy or download that file too")
 
 
 def end_tokens(files: BaseFiles, vocabulary: int) -> tuple[int, ...]:

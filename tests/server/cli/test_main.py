@@ -7,7 +7,6 @@ import pytest
 
 from server.catalog import bases
 from server.catalog.bases import BaseModelEntry
-from server.cli import home as home_cli
 from server.database.columns import utc_now
 from shared.errors import MobizoError, UnknownBase
 from tests.server.cli.conftest import call
@@ -77,7 +76,7 @@ def inspected(monkeypatch):
             created_at=utc_now(),
         )
 
-    monkeypatch.setattr(home_cli, "inspect", inspect)
+    monkeypatch.setattr(bases, "inspect", inspect)
 
 
 def test_bases(command, home, inspected):

@@ -164,18 +164,17 @@ def family(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Family]:
 
     def make(name: str) -> Family:
         if name not in made:
-            made[name] = make_family(tmp_path_factory.mktemp("family"), name)
+            made[name] = make_family(tmp_path_factory.mktemp("family"), name.split()[0], FAMILIES[name])
         return made[name]
 
     return make
 
 
-def make_family(directory: Path, name: str) -> Family:
-    """Writes a random model of one of FAMILIES, with a chat template."""
+def make_family(directory: Path, model_type: str, settings: dict[str, Any]) -> Family:
+    """Writes a random model with a chat template."""
     torch.manual_seed(3)
-    model_type = name.split()[0]
     usual = GPT2 if model_type == "gpt2" else {} if model_type in MULTIMODAL else GROUPED
-    config = AutoConfig.for_model(model_type, **{**usual, **FAMILIES[name]})
+    config = AutoConfig.for_model(model_type, **{**usual, **settings})
     kind = AutoModelForImageTextToText if model_type in MULTIMODAL else AutoModelForCausalLM
     model = kind.from_config(config, attn_implementation="eager")
     base = write_base(directory, model)

@@ -3,7 +3,7 @@
 import psutil
 import pytest
 
-from server.programs.service import compile_bytes
+from server.compiler.cost import compile_bytes
 from server.settings import Settings
 from server.tasks.worker import SHARE, host_budget, machine_bytes
 from shared.recipe import TARGETS, Recipe

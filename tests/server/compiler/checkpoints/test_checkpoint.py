@@ -148,9 +148,9 @@ def test_gguf_refusals(tiny: TinyBase, tmp_path: Path) -> None:
     write_gguf(tiny, tmp_path / "short.gguf", np.ones(3, np.float32))
     with pytest.raises(UnsupportedModel, match=r"rope_freqs\.weight is not 4 float32 factors"):
         inspect_base(str(tmp_path / "short.gguf"))
-    write_gguf(tiny, tmp_path / "phi.gguf", architecture="phi3")
-    with pytest.raises(UnsupportedModel, match="phi3"):
-        inspect_base(str(tmp_path / "phi.gguf"))
+    write_gguf(tiny, tmp_path / "bloom.gguf", architecture="bloom")
+    with pytest.raises(UnsupportedModel, match="architecture 'bloom' is not supported as GGUF"):
+        inspect_base(str(tmp_path / "bloom.gguf"))
     write_gguf(tiny, tmp_path / "part.gguf", split__no=0, split__count=3)
     with pytest.raises(UnsupportedModel, match=r"part\.gguf is one of 3 parts .*`llama-gguf-split --merge`"):
         inspect_base(str(tmp_path / "part.gguf"))

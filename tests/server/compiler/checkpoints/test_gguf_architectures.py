@@ -1,5 +1,8 @@
 """GGUF bases, written by llama.cpp's rules: our decoder computes what transformers and llama.cpp compute."""
 
+import math
+from typing import Any
+
 import gguf
 import numpy as np
 import pytest
@@ -7,8 +10,9 @@ import torch
 
 from server.compiler.checkpoints.checkpoint import inspect_base, load_checkpoint
 from shared.errors import UnsupportedModel
-from tests.server.compiler.conftest import eager_logits
-from tests.server.registry.exports.stock import LlamaCpp, make_base, prompts, write_gguf
+from tests.server.compiler.conftest import WINDOW, eager_logits
+from tests.server.compiler.test_families import CLOSE, FAMILIES, make_family, relative
+from tests.server.registry.exports.stock import LlamaCpp, make_base, prompts, write_gguf, write_vocabulary
 
 BASES = ("llama", "qwen2", "qwen3", "gemma3_text-deep")
 LENGTH = 12  # three windows of the tiny Gemma
@@ -53,3 +57,141 @@ def test_what_the_decoder_lacks_is_refused_by_name(tmp_path, monkeypatch, name, 
     monkeypatch.setattr(gguf.GGUFWriter, "add_block_count", add)
     with pytest.raises(UnsupportedModel, match=reason):
         inspect_base(str(write_gguf(base, tmp_path / "base.gguf")))
+
+
+# The families that llama.cpp computes as transformers does, with settings that a GGUF file can hold; its name of each.
+SLIDING = {"head_dim": 16, "sliding_window": WINDOW}
+CAPPED = {"query_pre_attn_scalar": 16, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}
+IN_GGUF: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemma": ("gemma", {"head_dim": 16}),
+    "gemma2": ("gemma2", {**SLIDING, **CAPPED}),
+    "phi3": ("phi3", {}),
+    "phi3 longrope": ("phi3", FAMILIES["phi3 longrope"]),
+    "smollm3": ("smollm3", {"num_hidden_layers": 5}),
+    "granite": ("granite", FAMILIES["granite"]),
+    "arcee": ("arcee", {}),
+    "ernie4_5": ("ernie4_5", {"head_dim": 16}),
+    "hunyuan_v1_dense": ("hunyuan-dense", {"head_dim": 16}),
+    "seed_oss": ("seed_oss", {"head_dim": 16, "attention_out_bias": False}),
+    "exaone4": ("exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 3}),
+    "olmo2": ("olmo2", {}),
+    "gpt_neox": ("gptneox", {"rotary_pct": 0.5}),
+    "gpt_neox serial": ("gptneox", {"rotary_pct": 1.0, "use_parallel_residual": False}),
+    "starcoder2": ("starcoder2", {}),
+    "cohere": ("command-r", {"logit_scale": 0.25}),
+    "cohere2": ("cohere2", {"num_hidden_layers": 5, "sliding_window": WINDOW}),
+    "glm4": ("glm4", {"head_dim": 16}),
+    "nemotron": ("nemotron", {}),
+    "gpt2": ("gpt2", {}),
+}
+NAMED = [pytest.param(name, marks=() if name in ("phi3", "granite") else pytest.mark.slow) for name in IN_GGUF]
+PERMUTED = ("smollm3", "granite", "arcee")
+NUMBERS = {  # of config.json, by the writer's methods
+    "add_block_count": ("num_hidden_layers",),
+    "add_context_length": ("max_position_embeddings",),
+    "add_embedding_length": ("hidden_size",),
+    "add_head_count": ("num_attention_heads",),
+    "add_layer_norm_rms_eps": ("rms_norm_eps",),
+    "add_layer_norm_eps": ("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps"),
+    "add_sliding_window": ("sliding_window",),
+    "add_attn_logit_softcapping": ("attn_logit_softcapping",),
+    "add_final_logit_softcapping": ("final_logit_softcapping",),
+    "add_attention_scale": ("attention_multiplier",),
+    "add_embedding_scale": ("embedding_multiplier",),
+    "add_residual_scale": ("residual_multiplier",),
+    "add_logit_scale": ("logits_scaling", "logit_scale"),
+    "add_parallel_residual": ("use_parallel_residual",),
+}
+
+
+def write_family(model, architecture, path, kind=gguf.GGMLQuantizationType.F32):
+    """A family's model as llama.cpp's converter writes it. kind: of tensors whose rows are whole blocks."""
+    config, model_type = model.config, model.config.model_type
+    writer = gguf.GGUFWriter(path, architecture)
+    for method, names in NUMBERS.items():
+        values = (getattr(config, name, None) for name in names)
+        if (value := next((value for value in values if value is not None), None)) is not None:
+            getattr(writer, method)(value)
+    if model_type not in ("gpt_neox", "gpt2"):
+        writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_feed_forward_length(getattr(config, "intermediate_size", None) or 4 * config.hidden_size)
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
+    if model_type != "gpt2":
+        rope = config.rope_parameters
+        writer.add_rope_freq_base(rope["rope_theta"])
+        rotated = int(head_dim * (rope.get("partial_rotary_factor") or 1.0))
+        writer.add_rope_dimension_count(rotated)
+        if rope["rope_type"] == "longrope":
+            original = config.original_max_position_embeddings
+            scale = config.max_position_embeddings / original
+            writer.add_rope_scaling_orig_ctx_len(original)
+            writer.add_rope_scaling_attn_factors(math.sqrt(1 + math.log(scale) / math.log(original)))
+            for name in ("long", "short"):
+                writer.add_tensor(f"rope_factors_{name}.weight", np.array(rope[f"{name}_factor"], np.float32))
+    write_vocabulary(writer, config.vocab_size)
+    number = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+    names = gguf.get_tensor_name_map(number, config.num_hidden_layers)
+    for name, tensor in model.state_dict().items():
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        stem, _, ending = name.rpartition(".")
+        values = np.ascontiguousarray(as_llama_cpp(config, model_type, name, tensor.numpy()))
+        whole = values.ndim == 2 and values.shape[1] % gguf.GGML_QUANT_SIZES[kind][0] == 0
+        stored = kind if whole else gguf.GGMLQuantizationType.F32
+        writer.add_tensor(f"{names.get_name(stem)}.{ending}", gguf.quantize(values, stored), raw_dtype=stored)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def as_llama_cpp(config, model_type, name, values):
+    """A tensor of transformers in the form of llama.cpp."""
+    heads = config.num_attention_heads
+    if model_type in PERMUTED and ("q_proj" in name or "k_proj" in name):
+        heads = heads if "q_proj" in name else config.num_key_value_heads
+        return values.reshape(heads, 2, -1, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
+    if name.endswith("norm.weight") and model_type in ("gemma", "gemma2", "nemotron"):
+        return values + 1
+    if "query_key_value" in name:  # from head to head, and here queries, keys and values
+        return values.reshape(heads, 3, -1, *values.shape[1:]).swapaxes(0, 1).reshape(values.shape)
+    return values.T if model_type == "gpt2" and ".c_" in name and values.ndim == 2 else values
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_a_family_computes_what_transformers_and_llama_cpp_do(tmp_path, name):
+    architecture, settings = IN_GGUF[name]
+    made = make_family(tmp_path / "base", name.split()[0], settings)
+    path = write_family(made.model, architecture, tmp_path / "base.gguf")
+    checkpoint = load_checkpoint(str(path))
+    assert checkpoint.facts.parameters == made.checkpoint.facts.parameters
+    tokens = torch.from_numpy(prompts(4, LENGTH))
+    with torch.no_grad():
+        expected = made.model(tokens).logits
+        assert relative(eager_logits(checkpoint, tokens), expected) < CLOSE
+    if name == "phi3 longrope":
+        return  # llama.cpp chooses factors by the size of its context
+    likeliest = torch.log_softmax(expected[:, -1], -1).max(1)
+    llama = LlamaCpp(path)
+    answers = [llama.top(row) for row in tokens.tolist()]
+    assert [token for token, _ in answers] == likeliest.indices.tolist()
+    np.testing.assert_allclose([value for _, value in answers], likeliest.values, atol=2e-3)
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "BF16", "F16"])
+@pytest.mark.parametrize("name", ["phi3", pytest.param("granite", marks=pytest.mark.slow)])
+def test_a_quantized_family_computes_what_transformers_does_with_its_weights(tmp_path, name, kind):
+    kind = gguf.GGMLQuantizationType[kind]
+    made = make_family(tmp_path / "base", name, IN_GGUF[name][1])
+    path = write_family(made.model, IN_GGUF[name][0], tmp_path / "base.gguf", kind)
+    with torch.no_grad():
+        for parameter in made.model.parameters():  # blocks lie within a row, whatever the order of rows
+            if parameter.dim() == 2 and parameter.shape[1] % gguf.GGML_QUANT_SIZES[kind][0] == 0:
+                blocks = gguf.quantize(parameter.numpy(), kind)
+                parameter.copy_(torch.from_numpy(gguf.dequantize(blocks, kind)))
+        tokens = torch.from_numpy(prompts(4, LENGTH))
+        expected = made.model(tokens).logits
+        assert relative(eager_logits(load_checkpoint(str(path)), tokens), expected) < CLOSE
