@@ -11,8 +11,7 @@ from fastapi import FastAPI
 from fastapi.concurrency import run_in_threadpool
 from starlette.types import Lifespan
 
-from server.catalog import endpoints as bases
-from server.catalog.calibrations import endpoints as calibrations
+from server.catalog import endpoints as catalog
 from server.dashboard import endpoints as dashboard
 from server.database.columns import utc_now
 from server.database.database import Database
@@ -21,17 +20,15 @@ from server.federation.privacy import endpoints as privacy
 from server.federation.secure_aggregation import endpoints as secure_aggregation
 from server.identity import endpoints as identity
 from server.identity.devices import endpoints as devices
-from server.identity.signing_keys import endpoints as signing_keys
 from server.identity.signing_keys.service import load_key, prepare_keys
 from server.identity.tokens import make_last_used
 from server.inference import endpoints as inference
 from server.inference.openai import endpoints as openai
 from server.inference.scorer import make_scorer
 from server.jobs import endpoints as jobs
-from server.jobs.events import make_event_feed
+from server.jobs.events import EventFeed
 from server.jobs.leases import endpoints as leases
-from server.operations.health import endpoints as health
-from server.operations.metrics import endpoints as metrics
+from server.operations import health, metrics
 from server.programs import endpoints as programs
 from server.registry import decision_endpoints as decisions
 from server.registry import device_adapters
@@ -52,7 +49,6 @@ API_VERSION = "1"  # of the routes under /v1; the release is what GET /v1/server
 # The Hub's addresses begin with names of tenants, so they come after all others.
 SLICES = (
     health,
-    signing_keys,
     metrics,
     identity,
     devices,
@@ -62,8 +58,7 @@ SLICES = (
     secure_aggregation,
     privacy,
     programs,
-    bases,
-    calibrations,
+    catalog,
     adapters,
     decisions,
     device_adapters,
@@ -116,7 +111,7 @@ def create_app(settings: Settings) -> FastAPI:
             state.get(make_scorer).start()
         yield
         await state.get(make_scorer).close()
-        await state.get(make_event_feed).close()
+        await state.get(EventFeed).close()
         noting.cancel()
         await run_in_threadpool(state.get(make_last_used).write, state.database)
         database.close()

@@ -10,16 +10,16 @@ from __future__ import annotations
 
 from server import schema
 from server.catalog.calibrations.service import USERS
+from server.federation.member_recipes import round_task
 from server.federation.privacy.service import PrivacyService, prepare_privacy
 from server.federation.repository import CohortAdapters, adapters_of_member, cohort_with_calibration
-from server.federation.requests import round_task
 from server.identity.devices.service import REVOKED, UNBOUND
 from server.identity.signing_keys.service import RESIGNERS
 from server.jobs.leases.repository import file_of_device
 from server.jobs.leases.service import take_back_revoked, take_back_unbound
 from server.jobs.repository import file_of_tenant, is_awaited, job_with_calibration, program_of_tenant
 from server.jobs.service import (
-    PREPARATIONS,
+    PREPARE_PRIVACY,
     ROUND_TASK,
     SUBSCRIBERS,
     WARM_STARTS,
@@ -38,26 +38,26 @@ def wire() -> None:
     """Connects every port. Calling it again changes nothing."""
     REFERENCES.connect(
         (
-            schema.programs.FILES,
-            schema.bases.FILES,
-            schema.calibrations.FILES,
-            schema.adapters.FILES,
-            schema.trajectories.FILES,
-            schema.cohorts.FILES,
-            schema.secure_aggregation.FILES,
-            schema.leases.FILES,
+            *schema.programs.FILES,
+            *schema.bases.FILES,
+            *schema.calibrations.FILES,
+            *schema.adapters.FILES,
+            *schema.trajectories.FILES,
+            *schema.cohorts.FILES,
+            *schema.secure_aggregation.FILES,
+            *schema.leases.FILES,
         )
     )
     RESIGNERS.connect((sign_programs,))
-    REVOKED.connect((take_back_revoked,))
-    UNBOUND.connect((take_back_unbound,))
+    REVOKED.connect(take_back_revoked)
+    UNBOUND.connect(take_back_unbound)
     USERS.connect((version_with_calibration, cohort_with_calibration, job_with_calibration))
     ACCESS.connect(ProgramAccess(program_of_tenant, file_of_tenant, (file_of_device, file_of_adapter), is_awaited))
-    MOVED.connect((follow_program,))
-    PROGRESSED.connect((show_compile_progress,))
+    MOVED.connect(follow_program)
+    PROGRESSED.connect(show_compile_progress)
     WARM_STARTS.connect(StartService)
     # The first that objects decides which error a submitted job gets.
     SUBSCRIBERS.connect((CohortAdapters, PrivacyService, RegistrySubscriber))
-    PREPARATIONS.connect((prepare_privacy,))
+    PREPARE_PRIVACY.connect(prepare_privacy)
     ROUND_TASK.connect(round_task)
     SHARED.connect(adapters_of_member)

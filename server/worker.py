@@ -17,8 +17,7 @@ from server.jobs.retention import purge_events
 from server.jobs.series import SERIES, SeriesWatch
 from server.logs import configure_logs
 from server.programs.compilation import CompileHandler
-from server.registry.purge import purge_adapters
-from server.registry.unsigned_versions import sign_backlog
+from server.registry.purge import purge_adapters, sign_backlog
 from server.settings import Settings
 from server.storage.garbage_collection import Collector
 from server.storage.opening import open_artifacts

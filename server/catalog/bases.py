@@ -17,8 +17,9 @@ from sqlalchemy.orm import Mapped, Session, mapped_column
 from tokenizers import Tokenizer
 
 from server.catalog.chat_templates import read_chat_template
-from server.database.columns import Document, Numbered, Table, UtcTime, utc_now
-from server.storage.store import ArtifactStore, FileColumn, FileReferences, hold
+from server.database.columns import Document, Numbered, Table, UtcTime, utc_now, view_of
+from server.database.database import Repository
+from server.storage.store import ArtifactStore, FileColumn, hold
 from shared.catalog import BaseView
 from shared.chat_template import ChatTemplate
 from shared.errors import BadRequest, Conflict, UnknownBase
@@ -27,6 +28,7 @@ from shared.tokenizer import check_known, read_tokenizer
 from shared.zo.lora import BaseShape
 
 MAX_NAME = 200
+_OF_SHAPE = ("architecture", "layers", "hidden", "vocabulary", "context_length")
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
@@ -46,24 +48,30 @@ class BaseModelEntry(Numbered, Table):
     end_tokens: Mapped[list[int] | None] = mapped_column(JSON)  # null: registered by an earlier release
     created_at: Mapped[datetime] = mapped_column(UtcTime)
 
+    def view(self) -> BaseView:
+        """As the API shows it."""
+        shape = {name: getattr(self.shape, name) for name in _OF_SHAPE}
+        has_template = self.chat_template is not None
+        return view_of(BaseView, self, **shape, precisions=trainable_precisions(), chat_template=has_template)
 
-FILES = FileReferences(columns=(FileColumn(BaseModelEntry.tokenizer_sha256),))
+
+FILES = (FileColumn(BaseModelEntry.tokenizer_sha256),)
 
 
-class BaseRepository:
+class BaseRepository(Repository):
     """Base models in one session."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-
-    def add(self, base: BaseModelEntry) -> None:
-        """Stores a new base model."""
-        self._session.add(base)
-        self._session.flush()
 
     def by_name(self, name: str) -> BaseModelEntry | None:
         """Returns the base model of that name."""
         return self._session.scalar(select(BaseModelEntry).where(BaseModelEntry.name == name))
+
+    def get(self, name: str) -> BaseModelEntry:
+        """Returns the base model of that name. Raises UnknownBase, whose message lists the registered names."""
+        base = self.by_name(name)
+        if base is None:
+            names = ", ".join(entry.name for entry in self.all()) or "none yet"
+            raise UnknownBase(f"no base model is named {name!r}; registered are: {names}")
+        return base
 
     def all(self) -> Sequence[BaseModelEntry]:
         """Returns every base model, by name."""
@@ -110,7 +118,7 @@ def inspect(name: str, source: str, artifacts: ArtifactStore, hub_id: str | None
         source=source,
         hub_id=hub_id,
         sha256=files.sha256,
-        shape=BaseShape(**{field: getattr(facts, field) for field in BaseShape.model_fields}),
+        shape=view_of(BaseShape, facts),
         parameters=facts.parameters,
         tokenizer_sha256=artifacts.put(content),
         chat_template=chat_template,
@@ -124,12 +132,11 @@ def _tokenizer(artifacts: ArtifactStore, sha256: str) -> Tokenizer:
     return read_tokenizer(artifacts.read(sha256))
 
 
-class BaseService:
-    """Base models in one transaction."""
+class BaseService(BaseRepository):
+    """Base models and their files in one transaction."""
 
     def __init__(self, session: Session, artifacts: ArtifactStore) -> None:
-        self._session = session
-        self._bases = BaseRepository(session)
+        super().__init__(session)
         self._artifacts = artifacts
 
     def register(self, base: BaseModelEntry) -> BaseModelEntry:
@@ -137,10 +144,10 @@ class BaseService:
 
         Raises Conflict if the name belongs to another model, because recipes pin the name.
         """
-        existing = self._bases.by_name(base.name)
+        existing = self.by_name(base.name)
         hold(self._session, self._artifacts, [base.tokenizer_sha256])
         if existing is None:
-            self._bases.add(base)
+            self.add(base)
             return base
         if existing.sha256 != base.sha256:
             raise Conflict(f"{base.name!r} is already the name of another model; choose another name")
@@ -148,44 +155,6 @@ class BaseService:
         existing.tokenizer_sha256, existing.end_tokens = base.tokenizer_sha256, base.end_tokens
         return existing
 
-    def find(self, name: str) -> BaseModelEntry | None:
-        """Returns the base model of that name, None if there is none."""
-        return self._bases.by_name(name)
-
-    def all(self) -> Sequence[BaseModelEntry]:
-        """Returns every base model, by name."""
-        return self._bases.all()
-
-    def views(self) -> list[BaseView]:
-        """Returns every base model as the API shows it, by name."""
-        return [_view(base) for base in self._bases.all()]
-
-    def by_name(self, name: str) -> BaseModelEntry:
-        """Returns the base model of that name. Raises UnknownBase, whose message lists the registered names."""
-        base = self._bases.by_name(name)
-        if base is None:
-            names = ", ".join(entry.name for entry in self._bases.all()) or "none yet"
-            raise UnknownBase(f"no base model is named {name!r}; registered are: {names}")
-        return base
-
     def tokenizer(self, base: BaseModelEntry) -> Tokenizer:
         """Returns the base's tokenizer."""
         return _tokenizer(self._artifacts, base.tokenizer_sha256)
-
-
-def _view(base: BaseModelEntry) -> BaseView:
-    shape = base.shape
-    return BaseView(
-        name=base.name,
-        hub_id=base.hub_id,
-        sha256=base.sha256,
-        architecture=shape.architecture,
-        parameters=base.parameters,
-        layers=shape.layers,
-        hidden=shape.hidden,
-        vocabulary=shape.vocabulary,
-        context_length=shape.context_length,
-        precisions=trainable_precisions(),
-        chat_template=base.chat_template is not None,
-        created_at=base.created_at,
-    )

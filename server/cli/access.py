@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from pydantic import ValidationError
 
-from server.cli.console import Json, Tenant, moment, open_home, output, tell, tell_rows
+from server.cli.console import Json, Tenant, moment, output, rows_of, tell, tell_rows, transaction
 from server.identity.devices.service import DeviceService
 from server.identity.quotas import Quota, QuotaService
 from server.identity.tenants import TenantService, UserService
@@ -36,14 +36,15 @@ app.add_typer(devices, name="device")
 
 NEVER = "never"
 DEFAULT_LIMIT = "default"
+TENANT_COLUMNS = ("name", "created_at", "suspended_at")
+USER_COLUMNS = ("id", "name", "role", "created_at", "disabled_at")
 MAX_DIGITS = 18  # of a quota
 
 
 @tenants.command("create")
 def create_tenant(name: TenantName, as_json: Json = False) -> None:
     """Create a tenant."""
-    _, database = open_home()
-    with database.writing() as session:
+    with transaction(writing=True) as session:
         tenant = TenantService(session).create(name)
         value = {"name": tenant.name, "created_at": moment(tenant.created_at)}
     tell(as_json, value, f"{name} is a tenant")
@@ -52,24 +53,15 @@ def create_tenant(name: TenantName, as_json: Json = False) -> None:
 @tenants.command("list")
 def list_tenants(as_json: Json = False) -> None:
     """List tenants."""
-    _, database = open_home()
-    with database.reading() as session:
-        rows = [
-            {
-                "name": tenant.name,
-                "created_at": moment(tenant.created_at),
-                "suspended_at": moment(tenant.suspended_at),
-            }
-            for tenant in TenantService(session).all()
-        ]
-    tell_rows(as_json, rows, ("name", "created_at", "suspended_at"))
+    with transaction() as session:
+        rows = rows_of(TenantService(session).all(), TENANT_COLUMNS)
+    tell_rows(as_json, rows, TENANT_COLUMNS)
 
 
 @tenants.command("view")
 def view_tenant(name: TenantName, as_json: Json = False) -> None:
     """Show a tenant's quotas and how much of them is used."""
-    _, database = open_home()
-    with database.reading() as session:
+    with transaction() as session:
         TenantService(session).get(name)
         rows = [asdict(usage) for usage in tenant_usage(session, name)]
     tell_rows(as_json, rows, ("quota", "used", "limit", "default"))
@@ -84,8 +76,7 @@ def set_quota(
     """Change a quota of a tenant. What the tenant has already stays."""
     if limit != DEFAULT_LIMIT and not (limit.isascii() and limit.isdigit() and len(limit) <= MAX_DIGITS):
         raise BadRequest(f"LIMIT takes a number of at most {MAX_DIGITS} digits, or `{DEFAULT_LIMIT}`")
-    _, database = open_home()
-    with database.writing() as session:
+    with transaction(writing=True) as session:
         QuotaService(session).set_limit(name, quota, None if limit == DEFAULT_LIMIT else int(limit))
     output.print(f"the quota of {quota} of {name} is {limit}")
 
@@ -93,8 +84,7 @@ def set_quota(
 @tenants.command("suspend")
 def suspend_tenant(name: TenantName) -> None:
     """Deny access to a tenant's apps, operators and devices immediately. Nothing is deleted."""
-    _, database = open_home()
-    with database.writing() as session:
+    with transaction(writing=True) as session:
         TenantService(session).suspend(name)
     output.print(f"{name} is suspended")
 
@@ -102,8 +92,7 @@ def suspend_tenant(name: TenantName) -> None:
 @tenants.command("resume")
 def resume_tenant(name: TenantName) -> None:
     """Restore access for a suspended tenant."""
-    _, database = open_home()
-    with database.writing() as session:
+    with transaction(writing=True) as session:
         TenantService(session).resume(name)
     output.print(f"{name} is active again")
 
@@ -116,8 +105,7 @@ def create_user(
     as_json: Json = False,
 ) -> None:
     """Create a user. `mobizo-server token create --user` creates a token for the user."""
-    _, database = open_home()
-    with database.writing() as session:
+    with transaction(writing=True) as session:
         user = UserService(session).create(tenant, name, role)
         value = {"id": user.id, "name": name, "tenant": tenant, "role": role}
     tell(as_json, value, f"{name} is an {role} of tenant {tenant}")
@@ -126,27 +114,16 @@ def create_user(
 @users.command("list")
 def list_users(tenant: Tenant = DEFAULT_TENANT, as_json: Json = False) -> None:
     """List a tenant's users."""
-    _, database = open_home()
-    with database.reading() as session:
+    with transaction() as session:
         TenantService(session).get(tenant)
-        rows = [
-            {
-                "id": user.id,
-                "name": user.name,
-                "role": user.role,
-                "created_at": moment(user.created_at),
-                "disabled_at": moment(user.disabled_at),
-            }
-            for user in UserService(session).all(tenant)
-        ]
-    tell_rows(as_json, rows, ("id", "name", "role", "created_at", "disabled_at"))
+        rows = rows_of(UserService(session).all(tenant), USER_COLUMNS)
+    tell_rows(as_json, rows, USER_COLUMNS)
 
 
 @users.command("disable")
 def disable_user(name: UserName, tenant: Tenant = DEFAULT_TENANT) -> None:
     """Disable a user: all tokens of the user stop working immediately."""
-    _, database = open_home()
-    with database.writing() as session:
+    with transaction(writing=True) as session:
         UserService(session).disable(tenant, name)
     output.print(f"{name} is disabled")
 
@@ -178,9 +155,8 @@ def create_token(
     as_json: Json = False,
 ) -> None:
     """Create a token and print it. It cannot be shown again."""
-    _, database = open_home()
     lifetime = _lifetime(expires_in_days)
-    with database.writing() as session:
+    with transaction(writing=True) as session:
         token, text = TokenService(session).make(tenant, role, name, scopes=scope or None, lifetime=lifetime, user=user)
         value = {
             "id": token.id,
@@ -210,7 +186,6 @@ def enroll_token(
         names = EnrollmentRequest(users=user or []).users
     except ValidationError as error:
         raise BadRequest(f"user: {first_invalid(error).message}") from error
-    _, database = open_home()
-    with database.writing() as session:
+    with transaction(writing=True) as session:
         enrollment = DeviceService(session).invite(tenant, expires_in_seconds, names)
     tell(as_json, enrollment.model_dump(mode="json"), enrollment.token)

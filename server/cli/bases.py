@@ -83,11 +83,11 @@ def write_base_tokenizer(
     as_json: Json = False,
 ) -> None:
     """Write the tokenizer.json of a base model, with which `mobizo-agent data add --base` counts tokens."""
-    from server.catalog.bases import BaseService
+    from server.catalog.bases import BaseRepository
 
     database, artifacts = _open()
     with database.reading() as session:
-        base = BaseService(session, artifacts).by_name(name)
+        base = BaseRepository(session).get(name)
     file.write_bytes(artifacts.read(base.tokenizer_sha256))
     tell(as_json, {"name": name, "file": str(file)}, f"{file}")
 

@@ -14,7 +14,7 @@ import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from server.cli.compile import RecipeFile, quiet_libraries, read_recipe
-from server.cli.console import Json, complaints, open_home, output
+from server.cli.console import Json, complaints, output, transaction
 from shared.errors import InvalidTask
 from shared.task import Task
 from shared.task_templates import named_task
@@ -109,13 +109,9 @@ def _source(base: str) -> tuple[str, str | None]:
         return base, None
     from server.catalog.bases import BaseRepository
 
-    _, database = open_home()
-    try:
-        with database.reading() as session:
-            registered = BaseRepository(session).by_name(base)
-            return (base, None) if registered is None else (registered.source, registered.name)
-    finally:
-        database.close()
+    with transaction() as session:
+        registered = BaseRepository(session).by_name(base)
+        return (base, None) if registered is None else (registered.source, registered.name)
 
 
 @contextmanager

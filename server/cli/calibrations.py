@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from server.catalog.calibrations.service import CalibrationRepository, CalibrationService, register_file
-from server.cli.console import Json, open_home, output, tell, tell_rows
+from server.cli.console import Json, open_home, output, tell, tell_rows, transaction
 from server.database.paging import PageRequest
 from server.storage.opening import open_artifacts
 from shared.errors import BadRequest
@@ -42,8 +42,7 @@ def list_calibrations(
     as_json: Json = False,
 ) -> None:
     """List calibrations, newest first."""
-    _, database = open_home()
-    with database.reading() as session:
+    with transaction() as session:
         repository = CalibrationRepository(session)
         views = repository.views(repository.page(PageRequest(None, limit)).rows)
     tell_rows(as_json, [view.model_dump(mode="json") for view in views], COLUMNS)

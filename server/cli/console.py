@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,6 +13,8 @@ from rich.console import Console
 from rich.table import Table
 
 if TYPE_CHECKING:
+    from sqlalchemy.orm import Session
+
     from server.database.database import Database
     from server.settings import Settings
 
@@ -33,6 +37,26 @@ def open_home() -> tuple[Settings, Database]:
     prepare(database.engine, settings.migrate_at_start)
     prepare_keys(database, settings)
     return settings, database
+
+
+@contextmanager
+def transaction(*, writing: bool = False) -> Iterator[Session]:
+    """Opens a home created by `init`, and a transaction in its database."""
+    _, database = open_home()
+    try:
+        with database.writing() if writing else database.reading() as session:
+            yield session
+    finally:
+        database.close()
+
+
+def rows_of(objects: Iterable[object], columns: tuple[str, ...]) -> list[dict[str, Any]]:
+    """Returns the attributes named like the columns of each object, with times as text."""
+    return [{column: _cell(getattr(each, column)) for column in columns} for each in objects]
+
+
+def _cell(value: Any) -> Any:
+    return moment(value) if isinstance(value, datetime) else value
 
 
 def moment(value: datetime | None) -> str | None:

@@ -8,7 +8,7 @@ import typer
 
 from server.cli.console import Json, moment, open_home, tell, tell_rows
 from server.identity.signing_keys.service import KeyFiles, KeyRepository, retire_keys, rotate_key
-from server.registry.unsigned_versions import sign_backlog
+from server.registry.purge import sign_backlog
 from shared.errors import BadRequest
 
 app = typer.Typer()

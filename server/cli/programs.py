@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from server.cli.console import Json, open_home, output, tell_rows
+from server.cli.console import Json, output, tell_rows, transaction
 from server.database.paging import PageRequest
 from server.programs.service import ProgramRepository, ProgramService
 
@@ -23,8 +23,7 @@ def list_programs(
     as_json: Json = False,
 ) -> None:
     """List programs, newest first."""
-    _, database = open_home()
-    with database.reading() as session:
+    with transaction() as session:
         newest = ProgramRepository(session).page(PageRequest(None, limit)).rows
         rows = [
             {
@@ -43,8 +42,7 @@ def list_programs(
 @programs.command("recompile")
 def recompile(recipe_id: Annotated[str, typer.Argument(help="Recipe id of the program.")]) -> None:
     """Recompile a program as its next version. Devices get it with their next lease; running jobs continue."""
-    _, database = open_home()
-    with database.writing() as session:
+    with transaction(writing=True) as session:
         program = ProgramService(session).recompile(recipe_id)
         version = 1 if program.signed is None else program.signed.manifest.version + 1
     output.print(f"version {version} of {recipe_id} is queued for a worker", markup=False)

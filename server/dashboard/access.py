@@ -51,11 +51,7 @@ class SignedIn(Rule):
 
     scopes: frozenset[Scope]
     checks_token: ClassVar[bool] = True
-
-    @property
-    def rate_limit(self) -> RateLimit:
-        """By token."""
-        return RateLimit.CREDENTIAL
+    rate_limit = RateLimit.CREDENTIAL
 
     @property
     def callers(self) -> str:

@@ -1,4 +1,7 @@
-"""Pages of adapters: the list, one adapter with its lineage, one version, comparing two, and trying one out."""
+"""Pages of adapters: the list, one adapter with its lineage, one version, comparing two, and trying one out.
+
+The forms by which people decide about versions do what the REST routes of the same names do.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +11,19 @@ from fastapi import Query, Request, Response
 from pydantic import ValidationError
 
 from server.dashboard.access import FORM_BODY, Fields, signed_in
-from server.dashboard.pages import page
+from server.dashboard.pages import page, redirect
 from server.dashboard.routes import PageRoutes
 from server.dashboard.sessions import Visitor
 from server.database.paging import PageRequest
 from server.inference.responses import Generation, score
 from server.registry.comparison import compare_revisions
+from server.registry.decisions import DecisionService
 from server.registry.endpoints import Version
 from server.registry.models import Adapter, AuditTrail, StoredVersion, event_view
 from server.registry.repository import AdapterRepository, find_adapter, resolve
 from server.registry.service import AdapterService, ApprovalService, removed_after
 from server.web.pages import Paging
-from server.web.state import Reading, State
+from server.web.state import Reading, State, Writing
 from server.web.streams import EVENTS, cancelled_on_disconnect, event_stream
 from shared.access import Scope
 from shared.errors import BadRequest, MobizoError
@@ -32,9 +36,11 @@ from shared.task import record_fields
 router = PageRoutes(prefix="/ui/adapters")
 Reader = Annotated[Visitor, signed_in(Scope.ADAPTERS_READ)]
 Asker = Annotated[Visitor, signed_in(Scope.ADAPTERS_SCORE)]
+Writer = Annotated[Visitor, signed_in(Scope.ADAPTERS_WRITE)]
 Revision = Annotated[str, Query(max_length=100)]
 AUDIT = 20  # entries of the audit trail on a version's page
 TOKENS = 128  # most tokens of a text that is tried out
+MAX_REASON = 1000  # characters, as in `shared.registry.Decision`
 FIELD = "field-"  # before a record's field in the name of a form's
 
 
@@ -182,3 +188,32 @@ async def try_out(
     with state.database.reading() as session:
         at = resolve(session, tenant, name, f"v{version}")
         return _version_page(request, visitor, *at, problem, prompt=prompt, text=text)
+
+
+def reason_of(form: Fields) -> str:
+    """Returns the reason in a form. Raises BadRequest for one that is too long."""
+    reason = form.get("reason", "").strip()
+    if len(reason) > MAX_REASON:
+        raise BadRequest(f"reason: has {len(reason)} characters; at most {MAX_REASON} are kept")
+    return reason
+
+
+@router.post("/{name}/versions/{version}/approve", openapi_extra=FORM_BODY)
+def approve(visitor: Writer, form: Fields, name: str, version: Version, session: Writing) -> Response:
+    """Approves a held version."""
+    DecisionService.of(session, visitor.principal, name).approve(f"v{version}", reason_of(form))
+    return redirect(f"/ui/adapters/{name}/versions/{version}", "approved")
+
+
+@router.post("/{name}/versions/{version}/delete", openapi_extra=FORM_BODY)
+def delete(visitor: Writer, form: Fields, name: str, version: Version, session: Writing) -> Response:
+    """Deletes a version; it can be restored for some days."""
+    DecisionService.of(session, visitor.principal, name).delete_version(f"v{version}", reason_of(form))
+    return redirect(f"/ui/adapters/{name}", "deleted")
+
+
+@router.post("/{name}/versions/{version}/promote", openapi_extra=FORM_BODY)
+def promote(visitor: Writer, form: Fields, name: str, version: Version, session: Writing) -> Response:
+    """Makes an approved version `main`."""
+    DecisionService.of(session, visitor.principal, name).promote(f"v{version}", reason_of(form))
+    return redirect(f"/ui/adapters/{name}/versions/{version}", "promoted")

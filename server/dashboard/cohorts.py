@@ -16,7 +16,6 @@ from server.federation.privacy.cohorts import cohort_privacy
 from server.federation.repository import CohortRepository
 from server.federation.round_repository import RoundRepository
 from server.federation.rounds import RoundService
-from server.federation.service import CohortService
 from server.federation.views import CohortViews
 from server.registry.models import Actor
 from server.web.pages import Paging
@@ -38,12 +37,10 @@ def cohorts(request: Request, visitor: Reader, session: Reading, paging: Paging)
 
 
 @router.get("/{cohort_name}")
-def cohort(
-    request: Request, visitor: Reader, cohort_name: str, state: State, session: Reading, paging: Paging
-) -> Response:
+def cohort(request: Request, visitor: Reader, cohort_name: str, session: Reading, paging: Paging) -> Response:
     """A cohort: its rounds, members, and privacy."""
     tenant = visitor.principal.tenant
-    stored = CohortService(session, state.artifacts).get(tenant, cohort_name)
+    stored = CohortRepository(session).find(tenant, cohort_name)
     views, rounds = CohortViews(session), RoundRepository(session)
     rows = rounds.page(stored, paging)
     members = CohortRepository(session).members_page(stored, PageRequest(None, MEMBERS))
@@ -66,16 +63,10 @@ def cohort(
 
 @router.get("/{cohort_name}/rounds/{number}")
 def one_round(
-    request: Request,
-    visitor: Reader,
-    cohort_name: str,
-    number: Number,
-    state: State,
-    session: Reading,
-    paging: Paging,
+    request: Request, visitor: Reader, cohort_name: str, number: Number, session: Reading, paging: Paging
 ) -> Response:
     """A round: each member's part."""
-    stored = CohortService(session, state.artifacts).get(visitor.principal.tenant, cohort_name)
+    stored = CohortRepository(session).find(visitor.principal.tenant, cohort_name)
     cohort_round = RoundService(session).get(stored, number)
     views = CohortViews(session)
     parts = RoundRepository(session).parts_page(cohort_round, paging)
@@ -92,17 +83,15 @@ def one_round(
 @router.post("/{cohort_name}/rounds", openapi_extra=FORM_BODY)
 def open_round(visitor: Writer, form: Fields, cohort_name: str, state: State, session: Writing) -> Response:
     """Opens a round, as POST /v1/cohorts/NAME/rounds does."""
-    stored = CohortService(session, state.artifacts).get(visitor.principal.tenant, cohort_name, lock=True)
+    stored = CohortRepository(session).find(visitor.principal.tenant, cohort_name, lock=True)
     RoundService(session).open(stored, state.artifacts, Actor.of(visitor.principal))
     return redirect(f"/ui/cohorts/{stored.name}", "round-opened")
 
 
 @router.post("/{cohort_name}/rounds/{number}/close", openapi_extra=FORM_BODY)
-def close_round(
-    visitor: Writer, form: Fields, cohort_name: str, number: Number, state: State, session: Writing
-) -> Response:
+def close_round(visitor: Writer, form: Fields, cohort_name: str, number: Number, session: Writing) -> Response:
     """Closes a round, as POST /v1/cohorts/NAME/rounds/NUMBER/close does."""
-    stored = CohortService(session, state.artifacts).get(visitor.principal.tenant, cohort_name, lock=True)
+    stored = CohortRepository(session).find(visitor.principal.tenant, cohort_name, lock=True)
     rounds = RoundService(session)
     rounds.close(stored, rounds.get(stored, number), Actor.of(visitor.principal))
     return redirect(f"/ui/cohorts/{stored.name}/rounds/{number}", "round-closed")

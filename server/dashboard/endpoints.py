@@ -6,18 +6,7 @@ from typing import Annotated
 
 from fastapi import Request, Response
 
-from server.dashboard import (
-    adapters,
-    cohorts,
-    decisions,
-    devices,
-    jobs,
-    operations,
-    overview,
-    programs,
-    runs,
-    sign_in,
-)
+from server.dashboard import adapters, cohorts, devices, jobs, operations, overview, programs, runs, sign_in
 from server.dashboard.access import COOKIE, FORM_BODY, Fields, signed_in
 from server.dashboard.assets import asset_response
 from server.dashboard.pages import CONTENT_POLICY, LOGIN, page, redirect
@@ -66,23 +55,8 @@ async def unknown_page(visitor: Annotated[Visitor, signed_in()], anything: str) 
     raise NotFound("there is no such page")
 
 
-class _Parts:
-    """Collects the routes in the order in which they are tried."""
-
-    def __init__(self, *parts: PageRoutes) -> None:
-        self.routes = [route for part in parts for route in part.routes]
-
-
-router = _Parts(
-    overview.router,
-    jobs.router,
-    runs.router,
-    devices.router,
-    adapters.router,
-    decisions.router,
-    cohorts.router,
-    programs.router,
-    operations.router,
-    sign_in.router,
-    pages,
-)
+router = PageRoutes()
+# In the order in which they are tried.
+for part in (overview, jobs, runs, devices, adapters, cohorts, programs, operations, sign_in):
+    router.routes += part.router.routes
+router.routes += pages.routes

@@ -10,13 +10,13 @@ from fastapi.concurrency import run_in_threadpool
 from pydantic import ValidationError
 from sqlalchemy.orm import Session
 
-from server.catalog.bases import BaseService
+from server.catalog.bases import BaseRepository
 from server.dashboard.access import FORM_BODY, Fields, signed_in
 from server.dashboard.pages import page, redirect
 from server.dashboard.routes import PageRoutes
 from server.dashboard.sessions import Visitor
 from server.identity.devices.repository import BindingRepository, Device, DeviceRepository
-from server.jobs.repository import Job, JobFilter, JobRepository
+from server.jobs.repository import Job, JobRepository
 from server.jobs.scheduling.explanation import ExplanationService
 from server.jobs.service import JobService
 from server.jobs.submission import prepare, submit_job
@@ -76,8 +76,8 @@ def jobs(
     adapter: Name = "",
 ) -> Response:
     """The tenant's jobs, newest first, optionally of one state, user or adapter."""
-    job_filter = JobFilter(state or None, user or None, adapter or None)
-    rows = JobRepository(session).page(visitor.principal.tenant, paging, job_filter)
+    tenant = visitor.principal.tenant
+    rows = JobRepository(session).page(tenant, paging, state or None, user or None, adapter or None)
     listing = paging.page([job.summary() for job in rows.rows], rows.before)
     filters = {"state": state, "user": user, "adapter": adapter}
     return page(request, visitor, "jobs.html", "Jobs", listing=listing, filters=filters, states=list(JobState))
@@ -181,7 +181,7 @@ def _form(
     values: Mapping[str, str],
     error: MobizoError | None = None,
 ) -> Response:
-    bases = [base.name for base in BaseService(session, state.artifacts).all()]
+    bases = [base.name for base in BaseRepository(session).all()]
     devices: Sequence[Device] = []
     if visitor.may(Scope.DEVICES_READ):
         devices = DeviceRepository(session).newest(visitor.principal.tenant, DEVICES)
@@ -208,7 +208,7 @@ def _form(
 @router.get("/{job_id}")
 def job(request: Request, visitor: Reader, job_id: str, state: State, session: Reading) -> Response:
     """One job: its state and reasons, its figures as they arrive, its result and settings."""
-    stored_job = JobService(session, state.artifacts).get(visitor.principal.tenant, job_id)
+    stored_job = JobRepository(session).get(visitor.principal.tenant, job_id)
     view = stored_job.view()
     return page(
         request,

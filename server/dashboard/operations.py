@@ -17,9 +17,8 @@ from server.dashboard.routes import PageRoutes
 from server.dashboard.sessions import Visitor
 from server.database.paging import PageRequest
 from server.identity.audit import AccessTrail
-from server.identity.token_issuing import TokenIssuingService
-from server.operations.health.readiness import readiness
-from server.operations.health.service import server_usage
+from server.identity.endpoints import TokenIssuingService
+from server.operations.health import readiness, server_usage
 from server.operations.tenant_usage import tenant_usage
 from server.programs.service import ProgramRepository
 from server.registry.models import AuditTrail, event_view

@@ -16,7 +16,7 @@ from server.dashboard.sessions import Visitor
 from server.database.columns import utc_now
 from server.database.paging import PageRequest
 from server.identity.devices.repository import DeviceRepository
-from server.jobs.repository import JobFilter, JobRepository
+from server.jobs.repository import JobRepository
 from server.registry.repository import AdapterRepository
 from server.web.state import Reading
 from shared.access import Scope
@@ -48,7 +48,7 @@ def _jobs(session: Session, tenant: str) -> dict[str, Any]:
     jobs = JobRepository(session)
 
     def newest(state: JobState, number: int) -> list[Any]:
-        rows = jobs.page(tenant, PageRequest(None, number), JobFilter(state)).rows
+        rows = jobs.page(tenant, PageRequest(None, number), state).rows
         return [job.summary() for job in rows]
 
     since = utc_now() - RECENT

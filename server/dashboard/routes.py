@@ -7,15 +7,13 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 import structlog
-from fastapi import APIRouter, HTTPException, Request, Response
-from fastapi.exceptions import RequestValidationError
+from fastapi import HTTPException, Request, Response
 
 from server.dashboard.pages import LOGIN, finished, page, redirect, return_path
 from server.dashboard.sessions import Visitor
 from server.settings import Settings
-from server.web.middleware import current_request_id, from_validation, problem_response
-from server.web.openapi import operation_id
-from server.web.routes import UNCHECKED_BODY_BYTES, Handler, Route
+from server.web.middleware import current_request_id, problem_response
+from server.web.routes import UNCHECKED_BODY_BYTES, Handler, Route, Routes
 from server.web.streams import EVENTS
 from shared.errors import Forbidden, MobizoError, NotFound, TooManyRequests, Unauthorized
 
@@ -47,10 +45,6 @@ class PageRoute(Route):
         async def answer(request: Request) -> Response:
             try:
                 response = await handle(request)
-            except RequestValidationError as error:
-                response = refusal(request, from_validation(error))
-            except MobizoError as error:
-                response = refusal(request, error)
             except HTTPException:
                 raise
             except Exception:
@@ -60,12 +54,16 @@ class PageRoute(Route):
 
         return answer
 
+    def refused(self, request: Request, error: MobizoError) -> Response:
+        """Returns a page that says why, or the login page."""
+        return refusal(request, error)
 
-class PageRoutes(APIRouter):
+
+class PageRoutes(Routes):
     """The pages of one part of the dashboard."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(route_class=PageRoute, generate_unique_id_function=operation_id, tags=["dashboard"], **options)
+        super().__init__(PageRoute, tags=["dashboard"], **options)
 
 
 def refusal(request: Request, error: MobizoError) -> Response:

@@ -12,8 +12,8 @@ from server.dashboard.access import signed_in
 from server.dashboard.pages import page
 from server.dashboard.routes import PageRoutes
 from server.dashboard.sessions import Visitor
-from server.jobs.events import LastEventId, job_events, make_event_feed
-from server.jobs.service import JobService
+from server.jobs.events import EventFeed, LastEventId, job_events
+from server.jobs.repository import JobRepository
 from server.registry.comparison import flattened
 from server.web.state import Reading, State
 from shared.access import Scope
@@ -26,7 +26,7 @@ MAX_RUNS = 4  # a browser opens six connections to a server, and each run takes 
 
 
 async def _has_a_stream_left(visitor: Reader, state: State) -> AsyncIterator[None]:
-    with state.get(make_event_feed).reserved(visitor.principal.token_id):
+    with state.get(EventFeed).reserved(visitor.principal.token_id):
         yield
 
 
@@ -34,13 +34,12 @@ def _position(
     visitor: Reader,
     job_id: str,
     last: LastEventId,
-    state: State,
     allowed: Annotated[None, Depends(_has_a_stream_left)],
     session: Reading,
     after: Annotated[int, Query(ge=0, le=2**31 - 1, description="as Last-Event-ID, for a stream begun anew")] = 0,
 ) -> tuple[int, int]:
     """Returns the job's number and the position after which its events are sent."""
-    job = JobService(session, state.artifacts).get(visitor.principal.tenant, job_id)
+    job = JobRepository(session).get(visitor.principal.tenant, job_id)
     position = max(last, after)
     if position > job.events:
         raise BadRequest("Last-Event-ID is beyond this job's last event; begin without it")
@@ -60,14 +59,12 @@ async def events(
 def compare(
     request: Request,
     visitor: Reader,
-    state: State,
     session: Reading,
     job: Annotated[list[str] | None, Query(max_length=50)] = None,
 ) -> Response:
     """Several runs side by side: their curves, results, and the settings in which they differ."""
     ids = list(dict.fromkeys(job or ()))[:MAX_RUNS]
-    service = JobService(session, state.artifacts)
-    views = [service.get(visitor.principal.tenant, job_id).view() for job_id in ids]
+    views = [JobRepository(session).get(visitor.principal.tenant, job_id).view() for job_id in ids]
     return page(
         request, visitor, "compare.html", "Compare runs", jobs=views, settings=differences(views), most=MAX_RUNS
     )

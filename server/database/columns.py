@@ -109,6 +109,11 @@ def text_enum(kind: type[StrEnum]) -> Enum:
     return Enum(kind, native_enum=False, length=16, values_callable=lambda members: [str(member) for member in members])
 
 
+def view_of(kind: type[Model], row: object, **others: Any) -> Model:
+    """Returns a row as the API shows it: `others`, and of all other fields the row's attributes of the same names."""
+    return kind(**{name: getattr(row, name) for name in kind.model_fields if name not in others}, **others)
+
+
 def new_id(kind: str) -> str:
     """Returns `kind` and 96 random bits, such as `job_1f3a...`, safe in URLs and paths."""
     return f"{kind}_{secrets.token_hex(12)}"

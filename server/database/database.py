@@ -302,12 +302,15 @@ def _write_ahead(connection: Any, lock_seconds: float) -> None:
             time.sleep(_PAUSE_SECONDS)
 
 
-def locked(statement: SelectStatement, *, of: Any = None, skip: bool = False) -> SelectStatement:
+def locked(statement: SelectStatement, *, of: Any = None, skip: bool = False, lock: bool = True) -> SelectStatement:
     """Returns `statement` with row locks until the end of the transaction. Rows are read after they are locked.
 
     of: tables whose rows are locked; None: all. skip: skips rows that are locked by others instead of waiting.
+    lock: False returns the statement as it is.
     Other transactions can still insert foreign keys to a locked row.
     """
+    if not lock:
+        return statement
     locking: SelectStatement = statement.with_for_update(of=of, skip_locked=skip, key_share=True)
     return locking.execution_options(populate_existing=True)
 
@@ -337,6 +340,18 @@ def insert_or(session: Session, table: Any) -> Any:
     """Returns an INSERT into `table`, a class or a table, that can have an ON CONFLICT clause."""
     insert: Any = postgresql.insert if session.get_bind().dialect.name == "postgresql" else sqlite.insert
     return insert(table)
+
+
+class Repository:
+    """All SQL of some tables, in one session."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def add(self, *rows: Table) -> None:
+        """Stores new rows, and gives them their numbers."""
+        self._session.add_all(rows)
+        self._session.flush()
 
 
 def change_state(

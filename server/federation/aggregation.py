@@ -1,4 +1,4 @@
-"""The handler of aggregation tasks, which produce the adapter version of a cohort's round.
+"""The handler of aggregation tasks, which produce and publish the adapter version of a cohort's round.
 
 An interrupted attempt is repeated with the same updates.
 """
@@ -10,26 +10,39 @@ from typing import ClassVar
 
 from sqlalchemy.orm import Session
 
+from server.database.columns import utc_now, view_of
 from server.database.database import Database
 from server.federation.arithmetic import CountedUpdate, NoVersion, RoundOrder, make_version
 from server.federation.models import AGGREGATE, Cohort, CohortRound
-from server.federation.publication import Publisher, StoredFiles
+from server.federation.privacy.cohorts import members_epsilon
 from server.federation.repository import CohortRepository
 from server.federation.round_repository import RoundRepository
 from server.federation.rounds import RoundService
-from server.federation.secure_aggregation.progress import round_total
+from server.federation.secure_aggregation.service import round_total
 from server.identity.signing_keys.service import KeyService
 from server.registry.models import StoredVersion
 from server.registry.repository import find_adapter, find_version
+from server.registry.service import AdapterService
+from server.registry.warm_start import parent_of
 from server.settings import Settings
-from server.storage.store import ArtifactStore
+from server.storage.store import ArtifactStore, hold
 from server.tasks.handlers import Postponed, TaskRun
 from shared.errors import InvalidUpload, MobizoError, NotFound, Untrusted
-from shared.federation.cohort import RoundState, UpdateState
+from shared.federation.cohort import CohortOrigin, RoundState, UpdateState
 from shared.federation.secure_aggregation.fixed_point import Total
 from shared.federation.update import Contribution
+from shared.job import Result
 
 _HELD_SECONDS = 10  # between checks whether the starting version was approved
+
+
+@dataclass(frozen=True)
+class StoredFiles:
+    """The files that a worker stored for a round. adapter, optimizer: sha256. size: bytes of the LoRA-B file."""
+
+    adapter: str
+    size: int
+    optimizer: str
 
 
 @dataclass(frozen=True)
@@ -71,14 +84,49 @@ class AggregationHandler:
         return StoredFiles(self.artifacts.put(files.adapter), len(files.adapter), self.artifacts.put(files.optimizer))
 
     def publish(self, session: Session, order: RoundOrder, result: StoredFiles) -> bool:
-        """Publishes the version, with the signing key locked, and then the cohort.
+        """Publishes the version, with the signing key locked, and then the cohort. Raises AdapterNotFound.
 
         Returns False if a member has left: the version is recomputed without that update.
         """
-        KeyService(session, self.settings).private()
-        if self._locked_round(session, order.round_id)[1].state is not RoundState.AGGREGATING:
+        key, rounds = KeyService(session, self.settings).private(), RoundRepository(session)
+        cohort, cohort_round = self._locked_round(session, order.round_id)
+        if cohort_round.state is not RoundState.AGGREGATING:
             return False
-        return Publisher(self.settings, self.artifacts).publish(session, order, result)
+        counted = [part.sha256 for part in rounds.parts(cohort_round, UpdateState.COUNTED)]
+        if counted != [update.sha256 for update in order.updates]:
+            return False
+        hold(session, self.artifacts, [result.adapter, result.optimizer])
+        adapter, parent = find_adapter(session, cohort.tenant, cohort.name, lock=True), None
+        if order.base_version is not None:
+            parent = parent_of(find_version(session, adapter, f"v{order.base_version}", deleted=True))
+        version = StoredVersion(
+            recipe=cohort.recipe,
+            shape=cohort.shape,
+            recipe_id=cohort.recipe.id,
+            a_sha256=cohort.a_sha256,
+            sha256=result.adapter,
+            size=result.size,
+            stored_bytes=result.size,
+            size_d=cohort.size_d,
+            result=_result(rounds, cohort, cohort_round, parent is not None),
+        )
+        AdapterService(session).publish_round(
+            adapter,
+            version,
+            key,
+            task=cohort.task,
+            training=cohort.settings.training,
+            parent=parent,
+            origin=_origin(rounds, cohort, cohort_round),
+        )
+        before = rounds.optimizer_of(cohort)
+        if before is not None:
+            before.optimizer_sha256 = None
+        cohort_round.optimizer_sha256 = result.optimizer
+        cohort_round.state, cohort_round.ended_at = RoundState.PUBLISHED, utc_now()
+        cohort_round.version = version.version
+        RoundService(session).ended(cohort, cohort_round)
+        return True
 
     def wait(self, session: Session, subject: str, why: str | None) -> None:
         """Does nothing: a round that waits for a worker has the same state as one that is being aggregated."""
@@ -143,4 +191,36 @@ def _order(
             for part in parts
             if part.sha256 is not None
         ),
+    )
+
+
+def _origin(rounds: RoundRepository, cohort: Cohort, cohort_round: CohortRound) -> CohortOrigin:
+    settings = cohort.settings
+    return view_of(
+        CohortOrigin,
+        settings,
+        cohort=cohort.name,
+        round=cohort_round.position,
+        updates=cohort_round.updates,
+        epsilon=members_epsilon(settings, rounds.published_since(cohort, 0) + 1),
+    )
+
+
+def _result(rounds: RoundRepository, cohort: Cohort, cohort_round: CohortRound, started: bool) -> Result:
+    """Returns the devices' mean accuracy before the round and their number of examples; None if they are private.
+
+    The new version itself has not been measured.
+    """
+    figures = rounds.figures([cohort_round]).get(cohort_round.number)
+    steps, before = cohort.settings.training.steps, None if figures is None else figures.start_accuracy
+    return Result(
+        steps=steps,
+        best_step=steps,
+        train_seconds=0,
+        seconds=(utc_now() - cohort_round.opened_at).total_seconds(),
+        peak_rss_bytes=0,
+        train_examples=None if figures is None or not figures.examples else figures.examples,
+        truncated_examples=None,
+        zero_shot_accuracy=None if started else before,
+        start_accuracy=before if started else None,
     )

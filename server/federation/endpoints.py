@@ -94,9 +94,9 @@ def list_cohorts(principal: Reader, session: Reading, paging: Paging) -> Page[Co
 
 
 @router.get("/{cohort_name}", responses=ABSENT)
-def get_cohort(principal: Reader, cohort_name: str, state: State, session: Reading) -> CohortView:
+def get_cohort(principal: Reader, cohort_name: str, session: Reading) -> CohortView:
     """Returns a cohort with its latest round."""
-    return CohortViews(session).cohort(CohortService(session, state.artifacts).get(principal.tenant, cohort_name))
+    return CohortViews(session).cohort(CohortRepository(session).find(principal.tenant, cohort_name))
 
 
 @router.get("/{cohort_name}/privacy", responses=ABSENT)
@@ -105,7 +105,7 @@ async def get_cohort_privacy(principal: Reader, cohort_name: str, state: State, 
 
     def read() -> CohortPrivacy:
         with state.database.reading() as session:
-            cohort = CohortService(session, state.artifacts).get(principal.tenant, cohort_name)
+            cohort = CohortRepository(session).find(principal.tenant, cohort_name)
             published = RoundRepository(session).published_since(cohort, 0)
             return cohort_privacy(session, principal.tenant, cohort.settings, published, exact_epsilon_of)
 
@@ -113,11 +113,9 @@ async def get_cohort_privacy(principal: Reader, cohort_name: str, state: State, 
 
 
 @router.get("/{cohort_name}/members", responses=ABSENT)
-def list_members(
-    principal: Reader, cohort_name: str, state: State, session: Reading, paging: Paging
-) -> Page[MemberView]:
+def list_members(principal: Reader, cohort_name: str, session: Reading, paging: Paging) -> Page[MemberView]:
     """Lists the members of a cohort, newest first."""
-    cohort = CohortService(session, state.artifacts).get(principal.tenant, cohort_name)
+    cohort = CohortRepository(session).find(principal.tenant, cohort_name)
     page_rows = CohortRepository(session).members_page(cohort, paging)
     return paging.page(CohortViews(session).members(page_rows.rows), page_rows.before)
 
@@ -131,7 +129,7 @@ def join_cohort(
     If the cohort's membership is `operator`, an operator token is required.
     """
     service = CohortService(session, state.artifacts)
-    cohort = service.get(principal.tenant, cohort_name, lock=True)
+    cohort = CohortRepository(session).find(principal.tenant, cohort_name, lock=True)
     if cohort.settings.membership == "operator" and principal.role is not Role.OPERATOR:
         raise Forbidden(f"only operators can add users to cohort {cohort.name!r}")
     joined = service.join(cohort, user, member, Actor.of(principal))
@@ -141,14 +139,14 @@ def join_cohort(
 @router.delete("/{cohort_name}/members/{user}", status_code=204, responses=raises(CohortNotFound, NotFound))
 def leave_cohort(principal: Writer, cohort_name: str, user: User, state: State, session: Writing) -> None:
     """Removes a user. The user's updates to rounds that have not ended are discarded. Idempotent."""
-    service = CohortService(session, state.artifacts)
-    service.leave(service.get(principal.tenant, cohort_name, lock=True), user, Actor.of(principal))
+    cohort = CohortRepository(session).find(principal.tenant, cohort_name, lock=True)
+    CohortService(session, state.artifacts).leave(cohort, user, Actor.of(principal))
 
 
 @router.get("/{cohort_name}/rounds", responses=ABSENT)
-def list_rounds(principal: Reader, cohort_name: str, state: State, session: Reading, paging: Paging) -> Page[RoundView]:
+def list_rounds(principal: Reader, cohort_name: str, session: Reading, paging: Paging) -> Page[RoundView]:
     """Lists the rounds of a cohort, newest first."""
-    cohort = CohortService(session, state.artifacts).get(principal.tenant, cohort_name)
+    cohort = CohortRepository(session).find(principal.tenant, cohort_name)
     page_rows = RoundRepository(session).page(cohort, paging)
     return paging.page(CohortViews(session).rounds(cohort, page_rows.rows), page_rows.before)
 
@@ -162,26 +160,26 @@ def open_round(
     principal: Writer, cohort_name: str, response: Response, state: State, session: Writing, once: Once
 ) -> RoundView:
     """Opens a round: each member's device is asked to train from `main` of the cohort's adapter."""
-    cohort = CohortService(session, state.artifacts).get(principal.tenant, cohort_name, lock=True)
+    cohort = CohortRepository(session).find(principal.tenant, cohort_name, lock=True)
     opened = RoundService(session).open(cohort, state.artifacts, Actor.of(principal))
     response.headers["Location"] = f"/v1/cohorts/{cohort.name}/rounds/{opened.position}"
     return CohortViews(session).round(cohort, opened)
 
 
 @router.get("/{cohort_name}/rounds/{number}", responses=raises(CohortNotFound, RoundNotFound))
-def get_round(principal: Reader, cohort_name: str, number: Number, state: State, session: Reading) -> RoundView:
+def get_round(principal: Reader, cohort_name: str, number: Number, session: Reading) -> RoundView:
     """Returns a round."""
-    cohort = CohortService(session, state.artifacts).get(principal.tenant, cohort_name)
+    cohort = CohortRepository(session).find(principal.tenant, cohort_name)
     return CohortViews(session).round(cohort, RoundService(session).get(cohort, number))
 
 
 @router.post("/{cohort_name}/rounds/{number}/close", responses=raises(CohortNotFound, RoundNotFound))
-def close_round(principal: Writer, cohort_name: str, number: Number, state: State, session: Writing) -> RoundView:
+def close_round(principal: Writer, cohort_name: str, number: Number, session: Writing) -> RoundView:
     """Closes a round now: it is aggregated if the quorum is reached and abandoned otherwise. Idempotent.
 
     No further round opens automatically.
     """
-    cohort = CohortService(session, state.artifacts).get(principal.tenant, cohort_name, lock=True)
+    cohort = CohortRepository(session).find(principal.tenant, cohort_name, lock=True)
     rounds = RoundService(session)
     closed = rounds.get(cohort, number)
     rounds.close(cohort, closed, Actor.of(principal))
@@ -190,9 +188,9 @@ def close_round(principal: Writer, cohort_name: str, number: Number, state: Stat
 
 @router.get("/{cohort_name}/rounds/{number}/updates", responses=raises(CohortNotFound, RoundNotFound))
 def list_updates(
-    principal: Reader, cohort_name: str, number: Number, state: State, session: Reading, paging: Paging
+    principal: Reader, cohort_name: str, number: Number, session: Reading, paging: Paging
 ) -> Page[UpdateView]:
     """Lists each member's part in a round, newest first, without the contents of the updates."""
-    cohort = CohortService(session, state.artifacts).get(principal.tenant, cohort_name)
+    cohort = CohortRepository(session).find(principal.tenant, cohort_name)
     parts = RoundRepository(session).parts_page(RoundService(session).get(cohort, number), paging)
     return paging.page(CohortViews(session).updates(parts.rows), parts.before)

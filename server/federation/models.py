@@ -8,7 +8,7 @@ from sqlalchemy import BigInteger, Float, ForeignKey, Index, String, Text, Uniqu
 from sqlalchemy.orm import Mapped, mapped_column
 
 from server.database.columns import Document, Numbered, Table, UtcTime, text_enum
-from server.storage.store import FileColumn, FileReferences
+from server.storage.store import FileColumn
 from shared.federation.cohort import CohortSettings, RoundState, UpdateState
 from shared.federation.secure_aggregation.settings import SecureAggregationParameters
 from shared.recipe import Recipe
@@ -129,13 +129,11 @@ class MemberUpdate(Numbered, Table):
     updated_at: Mapped[datetime] = mapped_column(UtcTime)
 
 
-FILES = FileReferences(
-    columns=(
-        FileColumn(MemberUpdate.sha256),
-        FileColumn(MemberUpdate.start_sha256),
-        FileColumn(CohortRound.start_sha256, CohortRound.ended_at.is_(None)),
-        FileColumn(CohortRound.optimizer_sha256),
-    )
+FILES = (
+    FileColumn(MemberUpdate.sha256),
+    FileColumn(MemberUpdate.start_sha256),
+    FileColumn(CohortRound.start_sha256, CohortRound.ended_at.is_(None)),
+    FileColumn(CohortRound.optimizer_sha256),
 )
 
 

@@ -1,39 +1,44 @@
-"""All SQL queries for cohorts and their members."""
+"""All SQL queries for cohorts and their members, and the record of what happens to a cohort."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import structlog
 from sqlalchemy import ColumnElement, Select, and_, exists, func, not_, select
 from sqlalchemy.orm import Session
 
 from server.catalog.calibrations.service import names_calibration
-from server.database.database import locked
+from server.database.database import Repository, locked
 from server.database.paging import PageRequest, PageRows, page_of
 from server.federation.models import Cohort, CohortMember, CohortRound, MemberUpdate
 from server.identity.devices.repository import DeviceUser
 from server.jobs.leases.repository import JobLease
 from server.jobs.service import JobSubscriber
-from server.registry.models import Adapter
-from shared.errors import Conflict
+from server.registry.models import Actor, Adapter, AuditEntry, AuditTrail
+from server.registry.repository import AdapterRepository
+from shared.errors import CohortNotFound, Conflict
 from shared.federation.cohort import AlgorithmSettings, UpdateState
 from shared.job import JobRequest
+from shared.registry import AdapterAction
+
+_log = structlog.get_logger()
 
 
-class CohortRepository:
+class CohortRepository(Repository):
     """Cohorts in one session."""
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
+    def get(self, tenant: str, name: str, *, lock: bool = False) -> Cohort | None:
+        """Returns a cohort of a tenant, or None. lock: with its members and rounds, until the transaction ends."""
+        statement = select(Cohort).where(Cohort.tenant == tenant, Cohort.name == name)
+        return self._session.scalar(locked(statement, lock=lock))
 
-    def add(self, row: Cohort | CohortMember) -> None:
-        """Stores a new row."""
-        self._session.add(row)
-        self._session.flush()
-
-    def get(self, tenant: str, name: str) -> Cohort | None:
-        """Returns a cohort of a tenant, or None."""
-        return self._session.scalar(select(Cohort).where(Cohort.tenant == tenant, Cohort.name == name))
+    def find(self, tenant: str, name: str, *, lock: bool = False) -> Cohort:
+        """Like `get`. Raises CohortNotFound."""
+        cohort = self.get(tenant, name, lock=lock)
+        if cohort is None:
+            raise CohortNotFound(f"cohort {name!r} does not exist")
+        return cohort
 
     def count(self, tenant: str) -> int:
         """Returns how many cohorts a tenant has."""
@@ -44,17 +49,11 @@ class CohortRepository:
         settings = self._session.scalar(select(Cohort.settings).where(Cohort.tenant == tenant, Cohort.name == cohort))
         return None if settings is None else settings.algorithm
 
-    def get_locked(self, tenant: str, name: str) -> Cohort | None:
-        """Like `get`, and locks the cohort with its members and rounds until the transaction ends."""
-        return self._session.scalar(locked(select(Cohort).where(Cohort.tenant == tenant, Cohort.name == name)))
-
-    def by_number(self, number: int) -> Cohort:
-        """Returns an existing cohort."""
+    def by_number(self, number: int, *, lock: bool = False) -> Cohort:
+        """Returns an existing cohort. lock: until the transaction ends."""
+        if lock:
+            return self._session.scalars(locked(select(Cohort).where(Cohort.number == number))).one()
         return self._session.get_one(Cohort, number)
-
-    def by_number_locked(self, number: int) -> Cohort:
-        """Like `by_number`, and locks the cohort."""
-        return self._session.scalars(locked(select(Cohort).where(Cohort.number == number))).one()
 
     def of_round_locked(self, round_id: str) -> Cohort:
         """Returns the cohort of an existing round, and locks it."""
@@ -171,3 +170,11 @@ class CohortAdapters(JobSubscriber):
                 f"adapter {request.adapter!r} belongs to a cohort; choose another name, and set the job's start to "
                 "this adapter to continue training from it"
             )
+
+
+def record(session: Session, cohort: Cohort, actor: Actor, action: AdapterAction, reason: str) -> None:
+    """Adds a line to the audit trail and to the log. After the adapter is purged, only the log records events."""
+    adapter = AdapterRepository(session).get(cohort.tenant, cohort.name)
+    if adapter is not None:
+        AuditTrail(session).add(adapter, actor, AuditEntry(action, reason=reason))
+    _log.info(f"cohort-{action}", tenant=cohort.tenant, cohort=cohort.name, reason=reason)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from sqlalchemy import ColumnElement, exists, func, or_, select, update
-from sqlalchemy.orm import Session
 
+from server.database.database import Repository
 from server.database.paging import PageRequest, PageRows, page_of
 from server.federation.models import Cohort, CohortMember, CohortRound, MemberUpdate
 from server.federation.secure_aggregation.repository import due as masked_due
@@ -40,16 +40,8 @@ class Part:
     round: CohortRound
 
 
-class RoundRepository:
+class RoundRepository(Repository):
     """Rounds in one session."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-
-    def add(self, *rows: CohortRound | MemberUpdate) -> None:
-        """Stores new rows."""
-        self._session.add_all(rows)
-        self._session.flush()
 
     def get_one(self, round_id: str) -> CohortRound:
         """Returns an existing round, reloaded from the database."""

@@ -12,16 +12,14 @@ from datetime import timedelta
 import structlog
 from sqlalchemy.orm import Session
 
-from server.catalog.bases import BaseModelEntry, BaseService
+from server.catalog.bases import BaseModelEntry, BaseRepository
 from server.database.columns import new_id, utc_now
-from server.federation.audit import record
-from server.federation.member_recipes import MemberRecipes
+from server.federation.member_recipes import MemberRecipes, part_request
 from server.federation.models import AGGREGATE, Cohort, CohortMember, CohortRound, MemberUpdate
 from server.federation.privacy.cohorts import check_next_round
-from server.federation.repository import CohortRepository
-from server.federation.requests import part_request
+from server.federation.repository import CohortRepository, record
 from server.federation.round_repository import Part, RoundRepository
-from server.federation.secure_aggregation.progress import SecureAggregationProgress
+from server.federation.secure_aggregation.service import SecureAggregationProgress
 from server.jobs.leases.repository import LeaseRepository
 from server.jobs.service import JobLifecycle, JobService
 from server.registry.models import SERVER, Actor, Adapter, StoredVersion
@@ -181,7 +179,7 @@ class RoundService:
         if cohort_round is None or not parts or self.holds_back(cohort):
             return
         try:
-            base = BaseService(self._session, artifacts).by_name(cohort.settings.base)
+            base = BaseRepository(self._session).get(cohort.settings.base)
             _check_base(cohort, base)
             start = self._start_of(cohort, cohort_round)
             parent = None if start is None else parent_of(start)

@@ -12,11 +12,10 @@ from server.catalog.bases import BaseService
 from server.catalog.calibrations.service import CalibrationService, calibration_of
 from server.database.columns import utc_now
 from server.database.database import lock_name
-from server.federation.audit import record
 from server.federation.member_recipes import member_demands
 from server.federation.models import Cohort, CohortMember
 from server.federation.privacy.service import resolve_privacy
-from server.federation.repository import CohortRepository
+from server.federation.repository import CohortRepository, record
 from server.federation.rounds import RoundService
 from server.identity.devices.repository import DeviceRepository
 from server.identity.devices.service import BindingService
@@ -26,7 +25,7 @@ from server.jobs.repository import JobRepository
 from server.registry.models import Actor, Adapter
 from server.registry.repository import AdapterRepository
 from server.storage.store import ArtifactStore
-from shared.errors import CohortNotFound, Conflict, NotFound
+from shared.errors import Conflict, NotFound
 from shared.federation.cohort import CohortRecipe, CohortSettings, MemberRequest
 from shared.job import JobRequest
 from shared.recipe import BaseRef
@@ -67,7 +66,7 @@ class CohortService:
         """
         self._check_name(tenant, settings.name)
         bases = BaseService(self._session, self._artifacts)
-        base = bases.by_name(settings.base)
+        base = bases.get(settings.base)
         request = resolve_privacy(request_of_member(settings))
         task = resolve_task(request)
         reference = BaseRef(name=base.name, sha256=base.sha256)
@@ -110,13 +109,6 @@ class CohortService:
         if adapter is not None or owner is not None:
             user = adapter.user if adapter is not None else owner
             raise Conflict(f"adapter {name!r} belongs to user {user!r}; choose another name for the cohort")
-
-    def get(self, tenant: str, name: str, *, lock: bool = False) -> Cohort:
-        """Returns a cohort of the tenant. Raises CohortNotFound."""
-        cohort = self._cohorts.get_locked(tenant, name) if lock else self._cohorts.get(tenant, name)
-        if cohort is None:
-            raise CohortNotFound(f"cohort {name!r} does not exist")
-        return cohort
 
     def join(self, cohort: Cohort, user: str, request: MemberRequest, actor: Actor) -> CohortMember:
         """Adds a user with a device, adds a former member again, or changes a member's device. Idempotent.

@@ -34,14 +34,14 @@ def watch_rounds(database: Database, artifacts: ArtifactStore) -> None:
 
 def _end(database: Database, artifacts: ArtifactStore, number: int) -> None:
     with database.writing() as session:
-        cohort = CohortRepository(session).by_number_locked(number)
+        cohort = CohortRepository(session).by_number(number, lock=True)
         RoundService(session).end_if_due(cohort)
         RoundService(session).issue(cohort, artifacts)
 
 
 def _open(database: Database, artifacts: ArtifactStore, number: int) -> None:
     with database.writing() as session:
-        cohort, rounds = CohortRepository(session).by_number_locked(number), RoundService(session)
+        cohort, rounds = CohortRepository(session).by_number(number, lock=True), RoundService(session)
         if cohort.opens and rounds.may_open(cohort):
             rounds.open(cohort, artifacts)
 

@@ -15,7 +15,7 @@ from server.database.columns import utc_now
 from server.federation.models import Cohort
 from server.federation.repository import CohortRepository
 from server.federation.round_repository import Part, RoundRepository
-from server.federation.secure_aggregation.progress import SecureAggregationProgress
+from server.federation.secure_aggregation.service import SecureAggregationProgress
 from server.jobs.leases.repository import JobLease
 from server.jobs.repository import Job
 from server.storage.store import ArtifactStore

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from sqlalchemy.orm import Session
 
+from server.database.columns import view_of
 from server.federation.models import Cohort, CohortMember, CohortRound, MemberUpdate
 from server.federation.repository import CohortRepository
 from server.federation.round_repository import Figures, RoundRepository
@@ -38,33 +39,13 @@ class CohortViews:
 
     def _view(self, cohort: Cohort, members: int, latest: RoundView | None) -> CohortView:
         adapter = self._adapters.get(cohort.tenant, cohort.name)
-        return CohortView(
-            name=cohort.name,
-            settings=cohort.settings,
-            task=cohort.task,
-            recipe=cohort.recipe,
-            recipe_id=cohort.recipe_id,
-            a_sha256=cohort.a_sha256,
-            size_d=cohort.size_d,
-            members=members,
-            rounds=cohort.rounds,
-            round=latest,
-            version=None if adapter is None or adapter.deleted_at is not None else adapter.main_version,
-            created_at=cohort.created_at,
-        )
+        version = None if adapter is None or adapter.deleted_at is not None else adapter.main_version
+        return view_of(CohortView, cohort, members=members, round=latest, version=version)
 
     def members(self, members: Sequence[CohortMember]) -> list[MemberView]:
         """Returns the views of members with their numbers of accepted updates."""
         updates = self._cohorts.count_updates(members)
-        return [
-            MemberView(
-                user=member.user,
-                device_id=member.device_id,
-                joined_at=member.joined_at,
-                updates=updates.get(member.number, 0),
-            )
-            for member in members
-        ]
+        return [view_of(MemberView, member, updates=updates.get(member.number, 0)) for member in members]
 
     def rounds(self, cohort: Cohort, rounds: Sequence[CohortRound]) -> list[RoundView]:
         """Returns the views of rounds of one cohort."""
@@ -79,19 +60,13 @@ class CohortViews:
         """Returns the views of members' parts in a round."""
         jobs, members = self._rounds.jobs_of(parts), self._rounds.members_of(parts)
         return [
-            UpdateView(
+            view_of(
+                UpdateView,
+                part,
                 user=members[part.member_number].user,
                 device_id=members[part.member_number].device_id,
                 job_id=None if part.job_number is None else jobs[part.job_number].id,
-                state=part.state,
-                claimed_examples=part.claimed_examples,
-                examples=part.examples,
-                norm=part.norm,
-                staleness=part.staleness,
                 bytes=part.sent_bytes,
-                start_accuracy=part.start_accuracy,
-                tuned_accuracy=part.tuned_accuracy,
-                updated_at=part.updated_at,
             )
             for part in parts
         ]
@@ -99,20 +74,14 @@ class CohortViews:
 
 def _round(cohort: Cohort, cohort_round: CohortRound, figures: Figures | None) -> RoundView:
     figures = figures or Figures()
-    return RoundView(
+    return view_of(
+        RoundView,
+        cohort_round,
         cohort=cohort.name,
         number=cohort_round.position,
-        state=cohort_round.state,
-        why=cohort_round.why,
-        members=cohort_round.members,
-        updates=cohort_round.updates,
         start_version=None if cohort_round.start is None else cohort_round.start.version,
-        version=cohort_round.version,
         start_accuracy=figures.start_accuracy,
         tuned_accuracy=figures.tuned_accuracy,
         measured=figures.measured,
         upload_bytes=figures.upload_bytes,
-        opened_at=cohort_round.opened_at,
-        deadline=cohort_round.deadline,
-        ended_at=cohort_round.ended_at,
     )

@@ -26,7 +26,7 @@ to hold against it (`ResultSignature`, `spending`).
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -43,8 +43,8 @@ from server.identity.tokens import DevicePrincipal, Principal, TokenService, mak
 from server.settings import Settings
 from server.web.openapi import may_raise
 from server.web.routes import Rule
-from server.web.state import AppState, GroupRead, RateLimit, State, address_of
-from server.web.tenant_turns import MAX_REQUESTS, TenantTurns
+from server.web.state import AppState, Group, RateLimit, State, address_of, group_read
+from server.web.tenant_turns import MAX_REQUESTS, Places
 from shared.access import Role, Scope
 from shared.errors import (
     BadSignature,
@@ -64,25 +64,21 @@ from shared.signing import parse_public
 
 Kind = Literal["results", "all"]  # the setting from which on such a request must be signed
 SKEW_SECONDS = 300  # that a signature's time may differ from this server's
-ADMISSIONS = 8  # callers that are looked up at the same time
+# Callers that are looked up at the same time: hundreds of one token at once would occupy the event loop.
+ADMISSIONS = Places("admission", 8, MAX_REQUESTS)
 SMALL_BYTES = 1 << 16  # hashed without a thread
 MISMATCH = "the body is not what its Content-Digest says; it was changed on the way, and nothing of it was kept"
 _scheme = HTTPBearer(auto_error=False, description="a token issued by `mobizo-server`, or by enrollment")
 _Credentials = Annotated[HTTPAuthorizationCredentials | None, Depends(_scheme)]  # for the API's description
 
 
-def make_lookups(state: AppState) -> GroupRead[str, Principal]:
+def make_lookups(state: AppState) -> Group[str, Principal]:
     """Makes the lookup of tokens, for `AppState.get`."""
 
     def read(session: Session, bearers: Sequence[str]) -> list[Principal | Exception]:
         return TokenService(session).principals(bearers)
 
-    return GroupRead(state.database, read)
-
-
-def _make_admissions(state: AppState) -> TenantTurns:
-    """Makes the turns of callers: hundreds of one token at once would occupy the event loop."""
-    return TenantTurns("admission", ADMISSIONS, MAX_REQUESTS)
+    return group_read(state.database, read)
 
 
 async def _bearer(request: Request, state: AppState) -> str:
@@ -104,11 +100,7 @@ class Holder(Rule):
     devices: bool
     needs_token: ClassVar[bool] = True
     checks_token: ClassVar[bool] = True
-
-    @property
-    def rate_limit(self) -> RateLimit:
-        """By token."""
-        return RateLimit.CREDENTIAL
+    rate_limit = RateLimit.CREDENTIAL
 
     @property
     def callers(self) -> str:
@@ -130,7 +122,7 @@ class Holder(Rule):
         digest, address = token_digest(text), address_of(request)
         state.limits.before(digest, address)
         try:
-            async with state.get(_make_admissions).turn(state.limits.sender(digest, address)):
+            async with state.get(ADMISSIONS.make).turn(state.limits.sender(digest, address)):
                 principal = await state.get(make_lookups).add(text)
         except Unauthorized:
             state.limits.refused(digest, address)
@@ -153,16 +145,8 @@ class OneTime(Rule):
     """Admits any token; the route uses it up or rejects it."""
 
     needs_token: ClassVar[bool] = True
-
-    @property
-    def rate_limit(self) -> RateLimit:
-        """By address, for wrong tokens."""
-        return RateLimit.REFUSALS
-
-    @property
-    def callers(self) -> str:
-        """Who may call, in words."""
-        return "bearer of a one-time token"
+    rate_limit = RateLimit.REFUSALS
+    callers = "bearer of a one-time token"
 
     async def __call__(self, request: Request, state: State, credentials: _Credentials) -> AsyncIterator[str]:
         """Returns the token's text. If the route rejects it, that counts against the caller's address."""
@@ -187,11 +171,7 @@ class Open(Rule):
     """Admits any caller, with or without a token."""
 
     limited: bool
-
-    @property
-    def callers(self) -> str:
-        """Who may call, in words."""
-        return "anyone"
+    callers = "anyone"
 
     @property
     def rate_limit(self) -> RateLimit:
@@ -214,41 +194,30 @@ def needs(*scopes: Scope, or_device: bool = False) -> Any:
 
 
 Device = Annotated[DevicePrincipal, Depends(Holder(frozenset(), people=False, devices=True))]
-Enrolling = Annotated[str, Depends(OneTime())]
+# "function": it sees what the endpoint raises, which becomes the response afterwards.
+Enrolling = Annotated[str, Depends(OneTime(), scope="function")]
 PUBLIC = Depends(Open(limited=True))
 PROBE = Depends(Open(limited=False))
 
 
-@dataclass(frozen=True)
-class Target:
-    """The parts of a request that a signature covers besides the body, as they were sent."""
-
-    method: str
-    path: str
-    query: str
-
-    @classmethod
-    def of(cls, request: Request) -> Target:
-        """The request's."""
-        path = request.scope.get("raw_path") or request.url.path.encode()
-        return cls(request.method, path.decode("latin-1"), request.scope["query_string"].decode("latin-1"))
-
-
 def check_signature(
-    settings: Settings, principal: DevicePrincipal, target: Target, headers: Mapping[str, str], kind: Kind
+    settings: Settings, principal: DevicePrincipal, request: Request, kind: Kind
 ) -> RequestSignature | None:
     """Returns the verified signature of a device's request, whose body and nonce are checked later; None without one.
 
     Raises BadSignature or ClockSkew.
     """
-    if not is_signed(headers) and settings.signed_requests not in ("all", kind):
+    if not is_signed(request.headers) and settings.signed_requests not in ("all", kind):
         return None
-    signature = parse_signature(headers)
+    signature = parse_signature(request.headers)
     try:
         key = parse_public(principal.public_key or "")
     except Untrusted as error:
         raise BadSignature("this device enrolled without a key; enroll it again") from error
-    signature.verify(key, target.method, target.path, target.query)
+    # As they were sent.
+    path = request.scope.get("raw_path") or request.url.path.encode()
+    query = request.scope["query_string"]
+    signature.verify(key, request.method, path.decode("latin-1"), query.decode("latin-1"))
     _check_time(signature, utc_now())
     return signature
 
@@ -302,7 +271,7 @@ class _Check:
     async def __call__(self, principal: Device, request: Request, state: State) -> RequestSignature | None:
         """Raises BadSignature, ClockSkew or DigestMismatch."""
         # A tenth of a millisecond, in which the key came with the token: less than a thread's turn would cost.
-        signature = check_signature(state.settings, principal, Target.of(request), request.headers, self.kind)
+        signature = check_signature(state.settings, principal, request, self.kind)
         if signature is not None and self.whole:
             body = await request.body()
             small = len(body) <= SMALL_BYTES

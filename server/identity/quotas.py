@@ -11,9 +11,8 @@ from enum import StrEnum
 
 from pydantic import Field, RootModel
 from sqlalchemy import select, update
-from sqlalchemy.orm import Session
 
-from server.database.database import lock_name
+from server.database.database import Repository, lock_name
 from server.identity.tenants import Tenant, TenantService
 from shared.errors import QuotaExceeded
 
@@ -45,11 +44,8 @@ class QuotaChanges(RootModel[dict[Quota, int]]):
     root: dict[Quota, int] = Field(default_factory=dict)
 
 
-class QuotaService:
+class QuotaService(Repository):
     """Quotas in one transaction."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
 
     def limits(self, tenant: str) -> dict[Quota, int]:
         """Returns every quota of a tenant."""

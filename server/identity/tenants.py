@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from sqlalchemy import BigInteger, ForeignKey, String, Text, UniqueConstraint, select
-from sqlalchemy.orm import Mapped, Session, mapped_column
+from sqlalchemy.orm import Mapped, mapped_column
 
 from server.database.columns import Numbered, Table, UtcTime, new_id, text_enum, utc_now
+from server.database.database import Repository
 from shared.access import Role
 from shared.errors import BadRequest, Conflict, NotFound
 from shared.job import NAME
@@ -46,11 +47,8 @@ class User(Numbered, Table):
     disabled_at: Mapped[datetime | None] = mapped_column(UtcTime)
 
 
-class TenantService:
+class TenantService(Repository):
     """Tenants in one transaction."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
 
     def find(self, name: str) -> Tenant | None:
         """Returns the tenant of that name."""
@@ -66,8 +64,7 @@ class TenantService:
         if self.find(name) is not None:
             raise Conflict(f"there is a tenant {name!r} already")
         tenant = Tenant(name=name, created_at=utc_now())
-        self._session.add(tenant)
-        self._session.flush()
+        self.add(tenant)
         return tenant
 
     def get(self, name: str) -> Tenant:
@@ -88,11 +85,8 @@ class TenantService:
         self.get(name).suspended_at = None
 
 
-class UserService:
+class UserService(Repository):
     """A tenant's users in one transaction."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
 
     def all(self, tenant: str) -> Sequence[User]:
         """Returns every user of a tenant, oldest first."""
@@ -115,8 +109,7 @@ class UserService:
         if self._find(tenant, name) is not None:
             raise Conflict(f"tenant {tenant!r} has a user {name!r} already")
         user = User(id=new_id("user"), tenant=tenant, name=name, role=role, created_at=utc_now())
-        self._session.add(user)
-        self._session.flush()
+        self.add(user)
         return user
 
     def get(self, tenant: str, name: str) -> User:

@@ -15,11 +15,11 @@ import anyio.to_thread
 import structlog
 from sqlalchemy import Dialect, ForeignKey, Index, Row, String, Text, bindparam, func, or_, select, update
 from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.orm import Mapped, Session, mapped_column
+from sqlalchemy.orm import Mapped, mapped_column
 from sqlalchemy.types import TypeDecorator
 
 from server.database.columns import Numbered, OneOf, Table, UtcTime, new_id, text_enum, utc_now
-from server.database.database import Database, read_columns
+from server.database.database import Database, Repository, read_columns
 from server.database.paging import PageRequest, PageRows, page_of
 from server.identity.devices.repository import Device
 from server.identity.tenants import Tenant, TenantService, User, UserService
@@ -122,69 +122,6 @@ HOLDERS = (
 )
 
 
-class TokenRepository:
-    """Tokens in one session."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-
-    def add(self, token: Token) -> None:
-        """Stores a new token."""
-        self._session.add(token)
-        self._session.flush()
-
-    def holders(self, digests: Collection[str]) -> dict[str, Row[*tuple[Any, ...]]]:
-        """Returns the tokens of these digests, live or not, with the states of their users and tenants."""
-        return {row.digest: row for row in read_columns(self._session, HOLDERS, {"digests": list(digests)})}
-
-    def alive(self, token_id: str, now: datetime) -> bool:
-        """Returns whether a token is still valid."""
-        return self._session.scalar(ALIVE, {"token": token_id, "now": now}) is not None
-
-    def all_alive(self, token_ids: set[str], now: datetime) -> set[str]:
-        """Returns which of these tokens are still valid."""
-        return {token_id for token_id in token_ids if self.alive(token_id, now)}
-
-    def page(self, tenant: str, request: PageRequest) -> PageRows[Token]:
-        """Returns a page of the tokens of a tenant's users and services, newest first."""
-        statement = select(Token).where(Token.tenant == tenant, Token.role != Role.DEVICE)
-        return page_of(self._session, statement, Token, request)
-
-    def of_tenant(self, tenant: str, token_id: str) -> Token | None:
-        """Returns a token of a tenant's users and services, live or not."""
-        of_people = Token.tenant == tenant, Token.role != Role.DEVICE
-        return self._session.scalar(select(Token).where(Token.id == token_id, *of_people))
-
-    def count_live(self, tenant: str, now: datetime) -> int:
-        """Returns how many valid tokens a tenant's users and services have."""
-        live = Token.revoked_at.is_(None), or_(Token.expires_at.is_(None), Token.expires_at > now)
-        of_people = Token.tenant == tenant, Token.role != Role.DEVICE
-        return self._session.scalar(select(func.count()).select_from(Token).where(*of_people, *live)) or 0
-
-    def used(self, moments: Mapping[int, datetime]) -> None:
-        """Stores when tokens (by number) were last used, unless a later time is stored."""
-        statement = (
-            update(Token)
-            .where(
-                Token.number == bindparam("token"),
-                or_(Token.last_used_at.is_(None), Token.last_used_at < bindparam("moment")),
-            )
-            .values(last_used_at=bindparam("moment"))
-        )
-        connection = self._session.connection()
-        connection.execute(statement, [{"token": number, "moment": moment} for number, moment in moments.items()])
-
-    def revoke_device(self, device_id: str, now: datetime) -> None:
-        """Revokes every token of a device."""
-        live = update(Token).where(Token.device_id == device_id, Token.revoked_at.is_(None))
-        self._session.execute(live.values(revoked_at=now))
-
-    def revoke(self, token_id: str, now: datetime) -> bool:
-        """Revokes a token. Returns False if no live token has that id."""
-        live = update(Token).where(Token.id == token_id, Token.revoked_at.is_(None))
-        return self._session.scalar(live.values(revoked_at=now).returning(Token.id)) is not None
-
-
 @dataclass(frozen=True)
 class Principal:
     """The caller of a request, and what its token allows."""
@@ -208,12 +145,8 @@ class DevicePrincipal(Principal):
     device_id: str
 
 
-class TokenService:
+class TokenService(Repository):
     """Tokens in one transaction."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self._tokens = TokenRepository(session)
 
     def issue(
         self,
@@ -253,7 +186,7 @@ class TokenService:
             created_at=now,
             expires_at=None if lifetime is None else now + lifetime,
         )
-        self._tokens.add(token)
+        self.add(token)
         return token, text
 
     def make(
@@ -292,7 +225,7 @@ class TokenService:
         """Returns the holder of each token, or the error that `principal` raises for it."""
         # A text that does not have the form of our tokens is not looked up in the database.
         digests = [token_digest(text) if _OURS.fullmatch(text) else None for text in texts]
-        holders = self._tokens.holders({digest for digest in digests if digest is not None})
+        holders = self._holders({digest for digest in digests if digest is not None})
         results: list[Principal | Exception] = []
         for digest in digests:
             try:
@@ -303,7 +236,11 @@ class TokenService:
 
     def principal_of(self, digest: str) -> Principal:
         """Returns the holder of the token of that digest. Raises as `principal`."""
-        return self._checked(self._tokens.holders([digest]).get(digest))
+        return self._checked(self._holders([digest]).get(digest))
+
+    def _holders(self, digests: Collection[str]) -> dict[str, Row[*tuple[Any, ...]]]:
+        """Returns the tokens of these digests, live or not, with the states of their users and tenants."""
+        return {row.digest: row for row in read_columns(self._session, HOLDERS, {"digests": list(digests)})}
 
     def _checked(self, holder: Row[*tuple[Any, ...]] | None) -> Principal:
         if holder is not None and holder.revoked_at is not None and holder.role is Role.DEVICE:
@@ -330,13 +267,51 @@ class TokenService:
             public_key=holder.public_key,
         )
 
+    def alive(self, token_id: str) -> bool:
+        """Returns whether a token is still valid."""
+        return self._session.scalar(ALIVE, {"token": token_id, "now": utc_now()}) is not None
+
+    def page(self, tenant: str, request: PageRequest) -> PageRows[Token]:
+        """Returns a page of the tokens of a tenant's users and services, newest first."""
+        statement = select(Token).where(Token.tenant == tenant, Token.role != Role.DEVICE)
+        return page_of(self._session, statement, Token, request)
+
+    def of_tenant(self, tenant: str, token_id: str) -> Token:
+        """Returns a token of a tenant's users and services, live or not. Raises NotFound."""
+        of_people = Token.tenant == tenant, Token.role != Role.DEVICE
+        token = self._session.scalar(select(Token).where(Token.id == token_id, *of_people))
+        if token is None:
+            raise NotFound(f"there is no token {token_id}")
+        return token
+
+    def count_live(self, tenant: str, now: datetime) -> int:
+        """Returns how many valid tokens a tenant's users and services have."""
+        live = Token.revoked_at.is_(None), or_(Token.expires_at.is_(None), Token.expires_at > now)
+        of_people = Token.tenant == tenant, Token.role != Role.DEVICE
+        return self._session.scalar(select(func.count()).select_from(Token).where(*of_people, *live)) or 0
+
+    def used(self, moments: Mapping[int, datetime]) -> None:
+        """Stores when tokens (by number) were last used, unless a later time is stored."""
+        statement = (
+            update(Token)
+            .where(
+                Token.number == bindparam("token"),
+                or_(Token.last_used_at.is_(None), Token.last_used_at < bindparam("moment")),
+            )
+            .values(last_used_at=bindparam("moment"))
+        )
+        connection = self._session.connection()
+        connection.execute(statement, [{"token": number, "moment": moment} for number, moment in moments.items()])
+
     def revoke_device(self, device_id: str) -> None:
         """Revokes every token of a device at once."""
-        self._tokens.revoke_device(device_id, utc_now())
+        live = update(Token).where(Token.device_id == device_id, Token.revoked_at.is_(None))
+        self._session.execute(live.values(revoked_at=utc_now()))
 
     def revoke(self, token_id: str) -> None:
         """Revokes a token at once. Raises NotFound."""
-        if not self._tokens.revoke(token_id, utc_now()):
+        live = update(Token).where(Token.id == token_id, Token.revoked_at.is_(None))
+        if self._session.scalar(live.values(revoked_at=utc_now()).returning(Token.id)) is None:
             raise NotFound(f"no live token has id {token_id!r}; `mobizo token list` shows them")
 
 
@@ -363,7 +338,7 @@ class LastUsed:
             return
         try:
             with database.writing() as session:
-                TokenRepository(session).used(moments)
+                TokenService(session).used(moments)
         except (SQLAlchemyError, Unavailable) as error:
             with self._lock:
                 self._moments = moments | self._moments

@@ -9,8 +9,8 @@ from fastapi import Request
 from server.identity.access_rules import needs
 from server.identity.tokens import Principal
 from server.inference import responses
-from server.inference.classification import classify
 from server.inference.errors import BaseNotServed, ScorerBusy, ScorerFull, ScorerLate, ScorerOff, ScorerStopped
+from server.inference.responses import classify
 from server.storage.store import Damaged
 from server.web.openapi import raises
 from server.web.routes import Routes

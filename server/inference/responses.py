@@ -10,11 +10,14 @@ from itertools import islice
 
 import anyio.to_thread
 from anyio import CapacityLimiter
+from fastapi.concurrency import run_in_threadpool
 from tokenizers import Tokenizer
 
 from server.inference.scorer import make_scorer
 from server.inference.service import ReadRow, ResolvedTarget, ScoringService, check_length, check_tokens, texts_to_score
 from server.inference.texts import Text
+from server.registry.models import StoredVersion
+from server.registry.repository import resolve
 from server.registry.trajectories.reconstruction import b_file
 from server.web.state import AppState
 from shared.chat_template import NoChatTemplate
@@ -23,7 +26,8 @@ from shared.generated_text import GeneratedToken, TextPieces
 from shared.openai.answers import FinishedText, ResponsePiece, TextOptions, Writer, events
 from shared.openai.models import ChatRequest, CompletionRequest, Finish, Usage
 from shared.recipe import MAX_SEED
-from shared.scoring import RowScore, ScoreRequest, ScoreResult
+from shared.registry import MAIN
+from shared.scoring import ClassifyRequest, ClassifyResult, RowScore, ScoreRequest, ScoreResult, ScoreRow
 from shared.zo.encoding import token_ids
 
 Prompt = str | tuple[int, ...]
@@ -190,3 +194,24 @@ class Generation:
                 )
                 texts.append(text)
         return texts
+
+
+async def classify(state: AppState, tenant: str, adapter: str, request: ClassifyRequest) -> ClassifyResult:
+    """Scores the labels for a record, as `POST /v1/score` does. adapter: NAME or NAME@REVISION.
+
+    Raises the errors of `ClassifyRequest.record` and `score`.
+    """
+    name, version = await run_in_threadpool(_resolve, state, tenant, adapter)
+    task = version.manifest.task
+    row = ScoreRow(adapter=f"{name}@{version.revision}", record=request.record(task))
+    (result,) = (await score(state, tenant, ScoreRequest(task=task, rows=(row,)))).rows
+    scores = [(answer.label or answer.text, answer.probability, answer.log_probability) for answer in result.answers]
+    return ClassifyResult.of(result, scores)
+
+
+def _resolve(state: AppState, tenant: str, adapter: str) -> tuple[str, StoredVersion]:
+    name, _, revision = adapter.partition("@")
+    with state.database.reading() as session:
+        _, version = resolve(session, tenant, name, revision or MAIN)
+        session.expunge_all()
+    return name, version

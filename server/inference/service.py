@@ -153,7 +153,7 @@ class ScoringService:
 
         Raises UnknownBase, AdapterNotFound, RevisionNotFound, VersionHeld or BaseMismatch.
         """
-        requested_base = None if base is None else self._bases.by_name(base)
+        requested_base = None if base is None else self._bases.get(base)
         if adapter is None:
             if requested_base is None:
                 raise BadRequest("base is required for a row without an adapter")
@@ -164,7 +164,7 @@ class ScoringService:
             if version.state is VersionState.HELD and not self._allow_held:
                 raise VersionHeld(f"version {version.version} of adapter {name!r} is waiting for approval")
             own = version.recipe.base
-            target = ResolvedTarget(requested_base or self._bases.by_name(own.name), name, version)
+            target = ResolvedTarget(requested_base or self._bases.get(own.name), name, version)
             if target.base.sha256 != own.sha256:
                 raise BaseMismatch(
                     f"adapter {name!r} was trained on base model {own.name!r} with sha256 {own.sha256}; "
@@ -184,7 +184,7 @@ class ScoringService:
         try:
             return self.resolve(model)
         except AdapterNotFound:
-            base = self._bases.find(model)
+            base = self._bases.by_name(model)
             if base is None:
                 raise AdapterNotFound(
                     f"there is no adapter and no base model {model!r}; GET /v1/models lists what there is"

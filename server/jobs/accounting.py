@@ -17,20 +17,16 @@ from typing import TypeVar
 from fastapi import Request
 
 from server.tasks.child_process import ONE_THREAD
-from server.web.routes import make_handlers
+from server.web.routes import HANDLERS
 from server.web.state import AppState
 from server.web.streams import cancelled_on_disconnect
-from server.web.tenant_turns import TenantTurns
+from server.web.tenant_turns import Places
 from shared.errors import Unavailable, from_problem
 from shared.federation.accounting import AccountingRequest, NotAccounted, remember
 
-AT_ONCE = 2  # child processes
+ACCOUNTANTS = Places("accounting", 2)  # child processes
 MAX_SECONDS = 60  # that a request waits for its turn and its answers
 Result = TypeVar("Result")
-
-
-def _make_turns(state: AppState) -> TenantTurns:
-    return TenantTurns("accounting", AT_ONCE)
 
 
 class Accountant:
@@ -80,7 +76,7 @@ async def accounted(connection: Request, tenant: str, work: Callable[[], Result]
     """
     state: AppState = connection.app.state.mobizo
     try:
-        return await state.get(make_handlers).run(tenant, work)
+        return await state.get(HANDLERS.make).run(tenant, work)
     except NotAccounted as missing:
         first = missing.request
     return await cancelled_on_disconnect(connection, _learn_all(state, tenant, work, first))
@@ -88,11 +84,11 @@ async def accounted(connection: Request, tenant: str, work: Callable[[], Result]
 
 async def _learn_all(state: AppState, tenant: str, work: Callable[[], Result], request: AccountingRequest) -> Result:
     try:
-        async with asyncio.timeout(MAX_SECONDS), state.get(_make_turns).turn(tenant), Accountant() as accountant:
+        async with asyncio.timeout(MAX_SECONDS), state.get(ACCOUNTANTS.make).turn(tenant), Accountant() as accountant:
             while True:
                 await accountant.learn(request)
                 try:
-                    return await state.get(make_handlers).run(tenant, work)
+                    return await state.get(HANDLERS.make).run(tenant, work)
                 except NotAccounted as missing:
                     request = missing.request
     except TimeoutError as error:

@@ -11,8 +11,8 @@ from fastapi.sse import EventSourceResponse, ServerSentEvent
 
 from server.identity.access_rules import needs
 from server.identity.tokens import Principal
-from server.jobs.events import LastEventId, job_events, make_event_feed
-from server.jobs.repository import JobFilter, JobRepository
+from server.jobs.events import EventFeed, LastEventId, job_events
+from server.jobs.repository import JobRepository
 from server.jobs.scheduling.explanation import ExplanationService
 from server.jobs.service import JobService
 from server.jobs.submission import prepare, submit_job
@@ -91,20 +91,20 @@ def list_jobs(
     adapter: Annotated[str | None, Query(pattern=NAME)] = None,
 ) -> Page[JobSummary]:
     """Lists the tenant's jobs in short, newest first, optionally of one state, user or adapter."""
-    rows = JobRepository(session).page(principal.tenant, paging, JobFilter(state, user, adapter))
+    rows = JobRepository(session).page(principal.tenant, paging, state, user, adapter)
     return paging.page([job.summary() for job in rows.rows], rows.before)
 
 
 @router.get("/{job_id}")
-def get_job(principal: Reader, job_id: str, state: State, session: Reading) -> JobView:
+def get_job(principal: Reader, job_id: str, session: Reading) -> JobView:
     """Shows one job."""
-    return JobService(session, state.artifacts).get(principal.tenant, job_id).view()
+    return JobRepository(session).get(principal.tenant, job_id).view()
 
 
 @router.get("/{job_id}/waiting")
-def explain_waiting(principal: Reader, job_id: str, state: State, session: Reading) -> JobWaiting:
+def explain_waiting(principal: Reader, job_id: str, session: Reading) -> JobWaiting:
     """Explains why a job waits: for its program, for a suitable device, or for the jobs ahead of it."""
-    return ExplanationService(session).explain(JobService(session, state.artifacts).get(principal.tenant, job_id))
+    return ExplanationService(session).explain(JobRepository(session).get(principal.tenant, job_id))
 
 
 @router.post("/{job_id}/cancel", responses=raises(Conflict))
@@ -117,7 +117,7 @@ def cancel_job(principal: Writer, job_id: str, state: State, session: Writing) -
 
 
 async def _has_a_stream_left(principal: Reader, state: State) -> AsyncIterator[None]:
-    with state.get(make_event_feed).reserved(principal.token_id):
+    with state.get(EventFeed).reserved(principal.token_id):
         yield
 
 
@@ -125,11 +125,10 @@ def _number(
     principal: Reader,
     job_id: str,
     after: LastEventId,
-    state: State,
     allowed: Annotated[None, Depends(_has_a_stream_left)],
     session: Reading,
 ) -> int:
-    job = JobService(session, state.artifacts).get(principal.tenant, job_id)
+    job = JobRepository(session).get(principal.tenant, job_id)
     if after > job.events:
         raise BadRequest("Last-Event-ID is beyond this job's last event; begin without it")
     return job.number

@@ -13,11 +13,11 @@ from fastapi import Depends, Header
 from fastapi.concurrency import run_in_threadpool
 from fastapi.sse import ServerSentEvent
 
-from server.database.columns import MAX_INTEGER, utc_now
+from server.database.columns import MAX_INTEGER
 from server.database.database import DatabaseUnavailable
-from server.identity.tokens import TokenRepository
+from server.identity.tokens import TokenService
 from server.jobs.repository import JobEvent, JobRepository
-from server.web.routes import make_stream_readers
+from server.web.routes import STREAM_READERS
 from server.web.state import AppState
 from server.web.tenant_turns import current_tenant
 from shared.errors import BadRequest, TooManyRequests
@@ -42,7 +42,7 @@ LastEventId = Annotated[int, Depends(_last_event_id)]
 def _read(state: AppState, token_id: str, number: int, after: int) -> tuple[Sequence[JobEvent], bool]:
     """Returns the next events, and whether the stream ends: they are the job's last, or the token has expired."""
     with state.database.reading() as session:
-        if not TokenRepository(session).alive(token_id, utc_now()):
+        if not TokenService(session).alive(token_id):
             return [], True
         jobs = JobRepository(session)
         events = jobs.events_after(number, after, BATCH)
@@ -144,13 +144,9 @@ def _read_changes(state: AppState, watched: list[_Watcher]) -> tuple[dict[int, i
     """Returns how many events the watched jobs have, and which of the watchers' tokens are valid."""
     with state.database.reading() as session:
         events = JobRepository(session).event_counts({watcher.number for watcher in watched})
-        alive = TokenRepository(session).all_alive({watcher.token_id for watcher in watched}, utc_now())
+        tokens = TokenService(session)
+        alive = {token_id for token_id in {watcher.token_id for watcher in watched} if tokens.alive(token_id)}
     return events, alive
-
-
-def make_event_feed(state: AppState) -> EventFeed:
-    """Makes the feed of one application."""
-    return EventFeed(state)
 
 
 async def job_events(state: AppState, token_id: str, number: int, after: int) -> AsyncIterator[ServerSentEvent]:
@@ -158,7 +154,7 @@ async def job_events(state: AppState, token_id: str, number: int, after: int) ->
 
     It ends sooner if the reader's token ends, or the server stops.
     """
-    feed, readers = state.get(make_event_feed), state.get(make_stream_readers)
+    feed, readers = state.get(EventFeed), state.get(STREAM_READERS.make)
     with state.meters.streams.track_inprogress(), feed.watching(token_id, number) as watcher:
         while True:
             try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict
@@ -11,10 +10,11 @@ from sqlalchemy import ForeignKey, Index, String, Text, delete, false, func, or_
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
 from server.catalog.calibrations.service import names_calibration
-from server.database.columns import MAX_INTEGER, Document, Numbered, Table, UtcTime, text_enum, utc_now
-from server.database.database import locked
+from server.database.columns import MAX_INTEGER, Document, Numbered, Table, UtcTime, text_enum, utc_now, view_of
+from server.database.database import Repository, locked
 from server.database.paging import PageRequest, PageRows, page_of
 from server.programs.service import Program, ProgramBlob
+from shared.errors import NotFound
 from shared.job import JobError, JobRequest, JobState, JobSummary, JobView, Progress, Result, RoundRef
 from shared.recipe import Recipe
 from shared.registry import Parent
@@ -99,50 +99,11 @@ class Job(Numbered, Table):
 
     def summary(self) -> JobSummary:
         """Returns the job as a list shows it."""
-        return JobSummary(
-            id=self.id,
-            state=self.state,
-            base=self.request.base,
-            user=self.user,
-            adapter=self.adapter,
-            dataset=self.dataset,
-            task=self.task.name,
-            recipe_id=self.recipe_id,
-            priority=self.priority,
-            round=self.round,
-            attempts=self.attempts,
-            device_id=self.device_id,
-            progress=self.progress,
-            adapter_version=self.adapter_version,
-            error=self.error,
-            created_at=self.created_at,
-            updated_at=self.updated_at,
-        )
+        return view_of(JobSummary, self, base=self.request.base, task=self.task.name)
 
     def view(self) -> JobView:
         """Returns the job as the API shows it."""
-        return JobView(
-            id=self.id,
-            state=self.state,
-            request=self.request,
-            task=self.task,
-            recipe=self.recipe,
-            recipe_id=self.recipe_id,
-            estimator_reason=self.estimator_reason,
-            round=self.round,
-            series=self.series,
-            next_at=self.repeat_at,
-            series_end=self.series_end,
-            attempts=self.attempts,
-            device_id=self.device_id,
-            progress=self.progress,
-            result=self.result,
-            adapter_version=self.adapter_version,
-            error=self.error,
-            state_seconds=self.times.seconds,
-            created_at=self.created_at,
-            updated_at=self.updated_at,
-        )
+        return view_of(JobView, self, next_at=self.repeat_at, state_seconds=self.times.seconds)
 
 
 Index(
@@ -171,33 +132,15 @@ AWAITING_PROGRAM = (JobState.QUEUED, JobState.COMPILING)  # states in which a jo
 OPEN = tuple(state for state in JobState if not state.final)
 
 
-@dataclass(frozen=True)
-class JobFilter:
-    """Selects jobs of a tenant; None matches any value."""
-
-    state: JobState | None = None
-    user: str | None = None
-    adapter: str | None = None
-
-
-class JobRepository:
+class JobRepository(Repository):
     """Jobs in one session."""
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
-
-    def add(self, job: Job) -> None:
-        """Stores a new job."""
-        self._session.add(job)
-        self._session.flush()
-
-    def get(self, tenant: str, job_id: str) -> Job | None:
-        """Returns a job of a tenant."""
-        return self._session.scalar(select(Job).where(Job.tenant == tenant, Job.id == job_id))
-
-    def get_locked(self, tenant: str, job_id: str) -> Job | None:
-        """Returns a job of a tenant, locked until the transaction ends."""
-        return self._session.scalar(locked(select(Job).where(Job.tenant == tenant, Job.id == job_id)))
+    def get(self, tenant: str, job_id: str, *, lock: bool = False) -> Job:
+        """Returns a job of a tenant. lock: until the transaction ends. Raises NotFound."""
+        job = self._session.scalar(locked(select(Job).where(Job.tenant == tenant, Job.id == job_id), lock=lock))
+        if job is None:
+            raise NotFound(f"there is no job {job_id!r}")
+        return job
 
     def latest_of_series(self, job: Job) -> Job:
         """Returns the latest job of the series of a job, locked."""
@@ -213,18 +156,18 @@ class JobRepository:
         """Returns a job that is known to exist."""
         return self._session.get_one(Job, number)
 
-    def page(self, tenant: str, request: PageRequest, job_filter: JobFilter | None = None) -> PageRows[Job]:
-        """Returns a page of a tenant's jobs, newest first."""
-        statement = select(Job).where(Job.tenant == tenant)
-        if job_filter is not None:
-            for column, value in (
-                (Job.state, job_filter.state),
-                (Job.user, job_filter.user),
-                (Job.adapter, job_filter.adapter),
-            ):
-                if value is not None:
-                    statement = statement.where(column == value)
-        return page_of(self._session, statement, Job, request)
+    def page(
+        self,
+        tenant: str,
+        request: PageRequest,
+        state: JobState | None = None,
+        user: str | None = None,
+        adapter: str | None = None,
+    ) -> PageRows[Job]:
+        """Returns a page of a tenant's jobs, newest first. state, user, adapter: of these jobs only; None: of any."""
+        wanted = (Job.tenant, tenant), (Job.state, state), (Job.user, user), (Job.adapter, adapter)
+        conditions = [column == value for column, value in wanted if value is not None]
+        return page_of(self._session, select(Job).where(*conditions), Job, request)
 
     def counts(self, tenant: str) -> dict[JobState, int]:
         """Returns how many jobs of a tenant are in each state, from an index alone."""

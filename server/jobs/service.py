@@ -99,9 +99,9 @@ class JobSubscriber:
 
 WARM_STARTS: Port[Callable[[Session], WarmStarts]] = Port("jobs.warm_starts")
 SUBSCRIBERS: Port[tuple[Callable[[Session], JobSubscriber], ...]] = Port("jobs.subscribers")
-# Check outside of any transaction that every answer is known that submitting a job will need. They raise what the
+# Checks outside of any transaction that every answer is known that submitting a private job will need. Raises what the
 # request is refused with, or `shared.federation.accounting.NotAccounted`.
-PREPARATIONS: Port[tuple[Callable[[Database, str, JobRequest], None], ...]] = Port("jobs.preparations")
+PREPARE_PRIVACY: Port[Callable[[Database, str, JobRequest], None]] = Port("jobs.prepare_privacy")
 # Returns what a device must know of the round that its job belongs to. Called only for jobs of a round.
 ROUND_TASK: Port[Callable[[Session, Job], RoundTask | None]] = Port("jobs.round_task")
 
@@ -243,7 +243,7 @@ class JobService:
             request, start = WARM_STARTS.get()(self._session).pin(tenant, request, request.start)
         for subscriber in self._subscribers:
             request = subscriber.resolve_request(request)
-        base = self._bases.by_name(request.base)
+        base = self._bases.get(request.base)
         task = resolve_task(request)
         start_user = None if start is None or start.user == request.user else start.user
         self._check_device(tenant, request, start_user)
@@ -357,19 +357,15 @@ class JobService:
         if owner is not None:
             raise Conflict(f"adapter {request.adapter!r} is user {owner!r}'s; choose another name")
 
-    def get(self, tenant: str, job_id: str) -> Job:
-        """Returns a job of the tenant. Raises NotFound."""
-        return _existing(self._jobs.get(tenant, job_id), job_id)
-
     def cancel(self, tenant: str, job_id: str) -> Job:
         """Cancels a job; its device learns of it at the next heartbeat. Of a series, the latest job is cancelled.
 
         Returns the job that was cancelled, or after which its series ended. Raises NotFound, or Conflict if the job has
         succeeded or failed and is followed by none.
         """
-        job = self.get(tenant, job_id)
+        job = self._jobs.get(tenant, job_id)
         if job.series is None:
-            job = _existing(self._jobs.get_locked(tenant, job_id), job_id)
+            job = self._jobs.get(tenant, job_id, lock=True)
         else:
             self._lock_series(job)
             job = self._jobs.latest_of_series(job)
@@ -395,9 +391,3 @@ def _continue_series(job: Job, now: datetime) -> None:
         job.end_series(f"it repeats until {repeat.until.isoformat()}")
     else:
         job.repeat_at = next_at
-
-
-def _existing(job: Job | None, job_id: str) -> Job:
-    if job is None:
-        raise NotFound(f"there is no job {job_id!r}")
-    return job

@@ -7,6 +7,7 @@ all other writes.
 from __future__ import annotations
 
 from contextlib import suppress
+from functools import partial
 
 import structlog
 from fastapi import Request
@@ -18,7 +19,7 @@ from server.catalog.calibrations.service import calibration_of
 from server.identity.tokens import Principal
 from server.jobs.accounting import accounted
 from server.jobs.repository import Job
-from server.jobs.service import PREPARATIONS, JobService
+from server.jobs.service import PREPARE_PRIVACY, JobService
 from server.storage.store import Damaged
 from server.web.state import AppState
 from shared.access import Scope
@@ -34,14 +35,8 @@ async def prepare(connection: Request, tenant: str, request: JobRequest) -> None
     if request.recipe.calibration is not None:
         with suppress(Damaged):  # the transaction says what is wrong
             await run_in_threadpool(calibration_of, state.artifacts, request.recipe)
-    if request.privacy is None:
-        return
-
-    def run_all() -> None:
-        for prepare_one in PREPARATIONS.get():
-            prepare_one(state.database, tenant, request)
-
-    await accounted(connection, tenant, run_all)
+    if request.privacy is not None:
+        await accounted(connection, tenant, partial(PREPARE_PRIVACY.get(), state.database, tenant, request))
 
 
 def make_program_counter(registry: CollectorRegistry) -> Counter:

@@ -101,7 +101,7 @@ def named_files(session: Session, *, temporary: bool = False) -> set[str]:
 
     temporary: of uploads for leases instead, whose files may be missing once the lease has ended.
     """
-    columns = [each for feature in REFERENCES.get() for each in feature.columns if each.temporary is temporary]
+    columns = [each for each in REFERENCES.get() if each.temporary is temporary]
     sha256s: set[str | None] = set()
     for each in columns:
         rows = () if temporary else (each.rows,)

@@ -21,7 +21,7 @@ from server.database.database import Database
 from server.database.schema import lacking, missing_columns, reached
 from server.identity.devices.repository import Device
 from server.identity.signing_keys.service import load_key
-from server.operations.health.readiness import DISK_FLOOR_BYTES
+from server.operations.health import DISK_FLOOR_BYTES
 from server.settings import PREFIX, Settings
 from server.storage.opening import open_artifacts
 from server.tasks.repository import WorkerProcess

@@ -10,25 +10,14 @@ from pathlib import Path
 from sqlalchemy.engine import make_url
 
 from server.settings import Delivery, Settings
+from server.storage.opening import is_loopback
 from shared.errors import BadRequest
 
 # Common default secrets of examples, images and tutorials, which attackers try first.
 GUESSED = frozenset(
     {
-        *(
-            "admin",
-            "change-me",
-            "changeme",
-            "default",
-            "example",
-            "guest",
-            "letmein",
-            "pass",
-            "password",
-            "root",
-            "user",
-        ),
-        *("minio", "minioadmin", "mobizo", "postgres", "secret", "seaweedfs", "test", "testing"),
+        *("admin", "change-me", "changeme", "default", "example", "guest", "letmein", "pass", "password", "root"),
+        *("minio", "minioadmin", "mobizo", "postgres", "secret", "seaweedfs", "test", "testing", "user"),
         *("1234", "12345", "123456", "12345678"),
     }
 )
@@ -46,14 +35,6 @@ class Tls:
 
     certificate: Path
     key: Path
-
-
-def is_loopback(host: str) -> bool:
-    """Returns whether `host` is reachable only from this machine."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def dangers(settings: Settings, tls: Tls | None) -> Iterator[str]:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import structlog
 from sqlalchemy.orm import Session
 
-from server.catalog.bases import BaseService
+from server.catalog.bases import BaseRepository
 from server.catalog.calibrations.service import calibration_file
 from server.compiler.cost import compile_bytes
 from server.database.columns import utc_now
@@ -21,9 +21,9 @@ from server.programs.service import (
     PROGRESSED,
     Program,
     ProgramBlob,
-    ProgramLifecycle,
     ProgramRepository,
     ProgramState,
+    move_program,
 )
 from server.settings import Settings
 from server.storage.store import ArtifactStore, hold
@@ -104,21 +104,21 @@ class CompileHandler:
     def begin(self, session: Session, subject: str) -> CompileOrder | None:
         """Moves the program and its jobs to COMPILING and returns the order; None if nothing waits for the program."""
         programs = ProgramRepository(session)
-        program = programs.get_one_locked(subject)
+        program = programs.get_one(subject, lock=True)
         if program.state is not ProgramState.PENDING or not _is_awaited(session, program):
             return None
-        ProgramLifecycle(session).move(program, ProgramState.COMPILING, started_at=utc_now())
+        move_program(session, program, ProgramState.COMPILING, started_at=utc_now())
         # A worker that lost its claim may have used the same number; its result is never published.
         version = 1 if program.signed is None else program.signed.manifest.version + 1
         progress = CompileProgress(_log.bind(recipe=subject))
-        return CompileOrder(program.recipe, programs.source(program), version, progress)
+        return CompileOrder(program.recipe, programs.base(program).source, version, progress)
 
     def heartbeat(self, session: Session, order: CompileOrder) -> bool:
         """Publishes the progress to the waiting jobs. Returns False if there are none."""
-        program, progress = ProgramRepository(session).get_one_locked(order.recipe.id), order.progress.news()
+        program, progress = ProgramRepository(session).get_one(order.recipe.id, lock=True), order.progress.news()
         if progress is not None and progress != program.progress:
             program.progress = progress
-            self._show_progress(session, order.recipe.id, progress)
+            PROGRESSED.get()(session, order.recipe.id, progress)
         return _is_awaited(session, program)
 
     def run(self, order: CompileOrder, run: TaskRun) -> ProgramManifest | Stopped:
@@ -145,9 +145,9 @@ class CompileHandler:
         """Signs the program and moves it and its jobs to READY, with the signing key locked, and then the program."""
         key = KeyService(session, self.settings).private()
         programs, version = ProgramRepository(session), result.version
-        program = programs.get_one_locked(result.recipe_id)
+        program = programs.get_one(result.recipe_id, lock=True)
         hold(session, self.artifacts, [file.sha256 for file in result.files])
-        base = BaseService(session, self.artifacts).find(result.recipe.base.name)
+        base = BaseRepository(session).by_name(result.recipe.base.name)
         if base is not None and base.sha256 == result.recipe.base.sha256:
             result = result.model_copy(update={"chat_template": base.chat_template})
         signed = sign_manifest(result, key)
@@ -157,29 +157,25 @@ class CompileHandler:
         ]
         programs.set_files(result.recipe_id, version, files)
         ready = {"signed": signed, "ready_at": utc_now(), "recompiling": False, "error": None}
-        ProgramLifecycle(session).move(program, ProgramState.READY, **ready)
+        move_program(session, program, ProgramState.READY, **ready)
         return True
 
     def wait(self, session: Session, subject: str, why: str | None) -> None:
         """Moves the program and its jobs back to waiting; after a crash or an outage the jobs show it."""
-        ProgramLifecycle(session).move(ProgramRepository(session).get_one_locked(subject), ProgramState.PENDING)
+        move_program(session, ProgramRepository(session).get_one(subject, lock=True), ProgramState.PENDING)
         if why is not None:
-            self._show_progress(session, subject, Progress(phase="compiling", why=why))
+            PROGRESSED.get()(session, subject, Progress(phase="compiling", why=why))
 
     def fail(self, session: Session, subject: str, error: MobizoError) -> None:
         """Moves the program and its jobs to FAILED. If a recompilation fails, the current version stays READY."""
-        program = ProgramRepository(session).get_one_locked(subject)
+        program = ProgramRepository(session).get_one(subject, lock=True)
         reason = JobError.of(error)
         state = ProgramState.READY if program.recompiling and program.signed is not None else ProgramState.FAILED
-        ProgramLifecycle(session).move(program, state, error=reason, recompiling=False)
+        move_program(session, program, state, error=reason, recompiling=False)
 
     def is_transient(self, error: MobizoError) -> bool:
         """Crashes are retried; errors that the compiler reports are not."""
         return isinstance(error, CompilerCrashed)
-
-    def _show_progress(self, session: Session, recipe_id: str, progress: Progress) -> None:
-        for show_progress in PROGRESSED.get():
-            show_progress(session, recipe_id, progress)
 
 
 def _is_awaited(session: Session, program: Program) -> bool:

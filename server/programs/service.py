@@ -19,10 +19,10 @@ from sqlalchemy.orm import Mapped, Session, mapped_column
 
 from server.catalog.bases import BaseModelEntry
 from server.database.columns import Document, Numbered, Table, UtcTime, text_enum, utc_now
-from server.database.database import add_if_absent, change_state, locked
+from server.database.database import Repository, add_if_absent, change_state, locked
 from server.database.paging import PageRequest, PageRows, page_of
 from server.ports import Port
-from server.storage.store import FileColumn, FileReferences
+from server.storage.store import FileColumn
 from server.tasks.requests import request_task
 from shared.errors import Conflict, NotFound
 from shared.job import JobError, JobState, Progress
@@ -75,31 +75,19 @@ class ProgramBlob(Table):
     sha256: Mapped[str] = mapped_column(String(64), index=True)
 
 
-FILES = FileReferences(columns=(FileColumn(ProgramBlob.sha256),))
+FILES = (FileColumn(ProgramBlob.sha256),)
 
 
-class ProgramRepository:
+class ProgramRepository(Repository):
     """Programs in one session."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-
-    def add(self, program: Program) -> None:
-        """Stores a new program."""
-        self._session.add(program)
-        self._session.flush()
 
     def get(self, recipe_id: str) -> Program | None:
         """Returns the program of a recipe."""
         return self._session.scalar(select(Program).where(Program.recipe_id == recipe_id))
 
-    def get_one(self, recipe_id: str) -> Program:
-        """Returns the program of a recipe, which is known to exist."""
-        return self._session.scalars(select(Program).where(Program.recipe_id == recipe_id)).one()
-
-    def get_one_locked(self, recipe_id: str) -> Program:
-        """Returns the program of a recipe, which is known to exist, locked until the transaction ends."""
-        return self._session.scalars(locked(select(Program).where(Program.recipe_id == recipe_id))).one()
+    def get_one(self, recipe_id: str, *, lock: bool = False) -> Program:
+        """Returns the program of a recipe, which is known to exist. lock: until the transaction ends."""
+        return self._session.scalars(locked(select(Program).where(Program.recipe_id == recipe_id), lock=lock)).one()
 
     def page(self, request: PageRequest) -> PageRows[Program]:
         """Some of all programs, newest first."""
@@ -113,7 +101,7 @@ class ProgramRepository:
         return counts
 
     def base(self, program: Program) -> BaseModelEntry:
-        """The program's base model."""
+        """Returns the program's base model."""
         return self._session.get_one(BaseModelEntry, program.base_number)
 
     def signed(self, recipe_id: str) -> SignedManifest | None:
@@ -124,10 +112,6 @@ class ProgramRepository:
     def compiled(self) -> Sequence[Program]:
         """Every program that has a signed manifest."""
         return self._session.scalars(select(Program).where(Program.signed.is_not(None)).order_by(Program.number)).all()
-
-    def source(self, program: Program) -> str:
-        """Returns the location of the program's base model."""
-        return self.base(program).source
 
     def set_files(self, recipe_id: str, version: int, files: Sequence[ProgramBlob]) -> None:
         """Stores that a version of a program has these files, and forgets those of all but the version before."""
@@ -166,9 +150,9 @@ class ProgramAccess:
 
 ACCESS: Port[ProgramAccess] = Port("programs.access")
 # Called after a program has changed its state, in the same transaction.
-MOVED: Port[tuple[Callable[[Session, Program], None], ...]] = Port("programs.moved")
+MOVED: Port[Callable[[Session, Program], None]] = Port("programs.moved")
 # Called with a recipe id and the progress of its compilation, in the same transaction.
-PROGRESSED: Port[tuple[Callable[[Session, str, Progress], None], ...]] = Port("programs.progressed")
+PROGRESSED: Port[Callable[[Session, str, Progress], None]] = Port("programs.progressed")
 
 
 TRANSITIONS: dict[ProgramState, frozenset[ProgramState]] = {
@@ -187,21 +171,14 @@ JOB_STATES = {
 }
 
 
-class ProgramLifecycle:
-    """Changes to programs in one transaction."""
+def move_program(session: Session, program: Program, state: ProgramState, **changes: Any) -> None:
+    """Moves a program to `state` and sets other columns with it; jobs that wait for it follow, with its error.
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
-
-    def move(self, program: Program, state: ProgramState, **changes: Any) -> None:
-        """Moves a program to `state` and sets other columns with it; jobs that wait for it follow, with its error.
-
-        Raises Conflict if the move is not allowed.
-        """
-        change_state(program, state, TRANSITIONS, f"the program of recipe {program.recipe_id}", changes)
-        program.progress = None
-        for notify in MOVED.get():
-            notify(self._session, program)
+    Raises Conflict if the move is not allowed.
+    """
+    change_state(program, state, TRANSITIONS, f"the program of recipe {program.recipe_id}", changes)
+    program.progress = None
+    MOVED.get()(session, program)
 
 
 OPERATOR = ""  # the tenant of an operator's requests in the task queue; no tenant can have this name
@@ -213,7 +190,6 @@ class ProgramService:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._programs = ProgramRepository(session)
-        self._lifecycle = ProgramLifecycle(session)
 
     def request(self, recipe: Recipe, base: BaseModelEntry) -> JobState:
         """Ensures that a recipe has a program, locked unless it is ready. Returns the state of a job that uses it.
@@ -233,9 +209,9 @@ class ProgramService:
             )
         if program is None or program.state is not ProgramState.READY:
             # The lock orders this transaction and the one that publishes the program, so that no job misses it.
-            program = self._programs.get_one_locked(recipe.id)
+            program = self._programs.get_one(recipe.id, lock=True)
         if program.state is ProgramState.FAILED:
-            self._lifecycle.move(program, ProgramState.PENDING, error=None)
+            move_program(self._session, program, ProgramState.PENDING, error=None)
         return JOB_STATES[program.state]
 
     def recompile(self, recipe_id: str) -> Program:
@@ -245,10 +221,10 @@ class ProgramService:
         """
         if self._programs.get(recipe_id) is None:
             raise NotFound(f"there is no program of recipe {recipe_id!r}; `mobizo-server program list` shows them")
-        program = self._programs.get_one_locked(recipe_id)
+        program = self._programs.get_one(recipe_id, lock=True)
         if program.state not in (ProgramState.READY, ProgramState.FAILED):
             raise Conflict(f"the program of recipe {recipe_id} is {program.state}; it is compiled anyway")
-        self._lifecycle.move(program, ProgramState.PENDING, error=None, recompiling=True)
+        move_program(self._session, program, ProgramState.PENDING, error=None, recompiling=True)
         request_task(self._session, COMPILE, recipe_id, OPERATOR)
         return program
 

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from fastapi import Path, Query, Request, Response
 
+from server.database.columns import view_of
 from server.identity.access_rules import needs
 from server.identity.tokens import Principal
 from server.registry import files
@@ -126,8 +127,7 @@ def download_lora_b(principal: Reader, name: str, version: Version, request: Req
 def list_peft_files(principal: Reader, name: str, version: Version, state: State) -> PeftListing:
     """Lists the files of the version's PEFT directory."""
     stored = _stored(state, principal, name, version)
-    peft_rows = files.listing(state, stored)
-    peft_files = [PeftFile(path=file.path, size=file.size, sha256=file.sha256) for file in peft_rows]
+    peft_files = [view_of(PeftFile, row) for row in files.listing(state, stored)]
     return PeftListing(adapter=name, version=version, files=peft_files)
 
 

@@ -7,9 +7,8 @@ recorded in the database. If two requests generate the same file, the first one 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from server.catalog.bases import BaseModelEntry, BaseService
+from server.catalog.bases import BaseRepository
 from server.catalog.calibrations.service import calibration_of
 from server.database.database import Database
 from server.registry.card import CARD, model_card
@@ -32,56 +31,47 @@ MODELFILE = f"FROM ./base.gguf\nADAPTER ./{GGUF_NAME}\n".encode()
 LISTED = (CARD, CONFIG_NAME, TENSORS_NAME, MANIFEST)
 
 
-@dataclass(frozen=True)
-class AdapterFile:
-    """A stored file of a version."""
-
-    path: str
-    size: int
-    sha256: str
-
-
 def flat_b(database: Database, artifacts: ArtifactStore, version: StoredVersion) -> F32:
     """Returns B of a version, float32 (D,)."""
     return load_adapter(artifacts.read(b_file(database, artifacts, version)), version.size_d)
 
 
-def listing(state: AppState, version: StoredVersion) -> list[AdapterFile]:
+def listing(state: AppState, version: StoredVersion) -> list[StoredPeftFile]:
     """Returns the files of a version's PEFT directory, by name, and generates missing ones."""
     return _files(state, version, LISTED)
 
 
-def extra(state: AppState, version: StoredVersion, path: str) -> AdapterFile:
+def extra(state: AppState, version: StoredVersion, path: str) -> StoredPeftFile:
     """Returns a file that is not in the listing. Raises FileNotInAdapter."""
     if path == RAW:
-        return AdapterFile(RAW, version.size, b_file(state.database, state.artifacts, version))
+        sha256 = b_file(state.database, state.artifacts, version)
+        return StoredPeftFile(path=RAW, size=version.size, sha256=sha256)
     if path not in (GGUF_NAME, MODELFILE_NAME):
         raise FileNotInAdapter(f"version {version.version} has no file {path[:200]!r}")
     return _files(state, version, [path])[0]
 
 
-def find(state: AppState, version: StoredVersion, path: str) -> AdapterFile:
+def find(state: AppState, version: StoredVersion, path: str) -> StoredPeftFile:
     """Returns a file, listed or not. Raises FileNotInAdapter."""
     if path not in LISTED:
         return extra(state, version, path)
     return next(file for file in listing(state, version) if file.path == path)
 
 
-def _files(state: AppState, version: StoredVersion, paths: Sequence[str]) -> list[AdapterFile]:
+def _files(state: AppState, version: StoredVersion, paths: Sequence[str]) -> list[StoredPeftFile]:
     """Returns these files, and generates missing ones outside of transactions. Runs in a thread of the pool."""
     database, artifacts = state.database, state.artifacts
     with database.reading() as session:
         rows = {row.path: row for row in AdapterRepository(session).generated_files(version)}
         session.expunge_all()
-    files = {path: AdapterFile(path, row.size, row.sha256) for path, row in rows.items()}
-    absent = [path for path in paths if path not in files]
+    absent = [path for path in paths if path not in rows]
     if absent:
-        new_files = [
-            _stored(artifacts, path, data) for path, data in _generate(database, artifacts, version, absent).items()
+        new_rows = [
+            StoredPeftFile(version_number=version.number, path=path, size=len(data), sha256=artifacts.put(data))
+            for path, data in _generate(database, artifacts, version, absent).items()
         ]
-        recorded = state.write_queue.run_from_thread(lambda: _record(database, artifacts, version, new_files))
-        files |= {file.path: file for file in recorded}
-    return [files[path] for path in sorted(paths)]
+        rows = state.write_queue.run_from_thread(lambda: _record(database, artifacts, version, new_rows))
+    return [rows[path] for path in sorted(paths)]
 
 
 def _generate(
@@ -89,8 +79,7 @@ def _generate(
 ) -> dict[str, bytes]:
     recipe, shape, a_sha256, signed = version.recipe, version.shape, version.a_sha256, version.signed
     generated: dict[str, bytes] = {}
-    base = _base(database, artifacts, recipe)
-    hub_id = None if base is None else base.hub_id
+    hub_id = _hub_id(database, recipe)
     if MANIFEST in paths:
         generated[MANIFEST] = (signed.model_dump_json(indent=1) + "\n").encode()
     if CARD in paths:
@@ -109,29 +98,20 @@ def _generate(
     return {path: generated[path] for path in paths}
 
 
-def _base(database: Database, artifacts: ArtifactStore, recipe: Recipe) -> BaseModelEntry | None:
-    """Returns a recipe's base model, detached, None if it is not registered any more."""
+def _hub_id(database: Database, recipe: Recipe) -> str | None:
+    """Returns the Hub id of a recipe's base model, None if it has none or is not registered any more."""
     with database.reading() as session:
-        base = BaseService(session, artifacts).find(recipe.base.name)
-        session.expunge_all()
-    return base if base is not None and base.sha256 == recipe.base.sha256 else None
-
-
-def _stored(artifacts: ArtifactStore, path: str, data: bytes) -> AdapterFile:
-    return AdapterFile(path, len(data), artifacts.put(data))
+        base = BaseRepository(session).by_name(recipe.base.name)
+        return base.hub_id if base is not None and base.sha256 == recipe.base.sha256 else None
 
 
 def _record(
-    database: Database, artifacts: ArtifactStore, version: StoredVersion, files: list[AdapterFile]
-) -> list[AdapterFile]:
-    """Records files in the database and returns the recorded ones; a file that was recorded in the meantime wins."""
+    database: Database, artifacts: ArtifactStore, version: StoredVersion, new_rows: Sequence[StoredPeftFile]
+) -> dict[str, StoredPeftFile]:
+    """Records files in the database and returns all of the version; one that was recorded in the meantime wins."""
     with database.writing() as session:
         adapters = AdapterRepository(session)
-        rows_by_path = {row.path: row for row in adapters.generated_files(version)}
-        hold(session, artifacts, [file.sha256 for file in files])
-        for file in files:
-            if file.path not in rows_by_path:
-                row = StoredPeftFile(version_number=version.number, path=file.path, size=file.size, sha256=file.sha256)
-                adapters.add(row)
-                rows_by_path[file.path] = row
-        return [AdapterFile(file.path, rows_by_path[file.path].size, rows_by_path[file.path].sha256) for file in files]
+        rows = {row.path: row for row in adapters.generated_files(version)}
+        hold(session, artifacts, [row.sha256 for row in new_rows])
+        adapters.add(*(row for row in new_rows if row.path not in rows))
+        return {row.path: row for row in new_rows} | rows

@@ -13,10 +13,10 @@ from datetime import datetime
 from sqlalchemy import BigInteger, ForeignKey, Index, String, Text, UniqueConstraint, false, select, text
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
-from server.database.columns import Document, Numbered, Table, UtcTime, text_enum, utc_now
+from server.database.columns import Document, Numbered, Table, UtcTime, text_enum, utc_now, view_of
 from server.database.paging import PageRequest, PageRows, page_of
 from server.identity.tokens import Principal
-from server.storage.store import FileColumn, FileReferences
+from server.storage.store import FileColumn
 from shared.job import Result
 from shared.protocol import AdapterVersion
 from shared.recipe import Recipe
@@ -101,27 +101,9 @@ class StoredVersion(Numbered, Table):
 
     def view(self, adapter: Adapter, removed_after: datetime | None = None) -> AdapterVersion:
         """Returns the row as the API shows it."""
-        return AdapterVersion(
-            adapter=adapter.name,
-            version=self.version,
-            job_id=self.job_id,
-            device_id=self.device_id,
-            recipe=self.recipe,
-            recipe_id=self.recipe_id,
-            a_sha256=self.a_sha256,
-            sha256=self.sha256,
-            size=self.size,
-            size_d=self.size_d,
-            result=self.result,
-            verified=self.verified,
-            created_at=self.created_at,
-            revision=self.revision,
-            parent=self.manifest.parent,
-            cohort=self.manifest.cohort,
-            state=self.state,
-            message=self.message,
-            removed_after=removed_after,
-        )
+        parent, cohort = self.manifest.parent, self.manifest.cohort
+        others = {"adapter": adapter.name, "parent": parent, "cohort": cohort, "removed_after": removed_after}
+        return view_of(AdapterVersion, self, **others)
 
 
 class StoredEvent(Numbered, Table):
@@ -168,11 +150,9 @@ class StoredPeftFile(Table):
 
 
 # Garbage collection may remove the LoRA-B of a version that is stored as its trajectory; it is rebuilt on request.
-FILES = FileReferences(
-    columns=(
-        FileColumn(StoredVersion.sha256, StoredVersion.from_trajectory.is_(False)),
-        FileColumn(StoredPeftFile.sha256),
-    )
+FILES = (
+    FileColumn(StoredVersion.sha256, StoredVersion.from_trajectory.is_(False)),
+    FileColumn(StoredPeftFile.sha256),
 )
 
 
@@ -239,15 +219,4 @@ class AuditTrail:
 
 def event_view(row: StoredEvent) -> AdapterEvent:
     """Returns an entry as the API shows it."""
-    return AdapterEvent(
-        at=row.at,
-        actor=row.actor,
-        name=row.actor_name,
-        user=row.user,
-        action=row.action,
-        version=row.version,
-        main_before=row.main_before,
-        main_after=row.main_after,
-        tag=row.tag,
-        reason=row.reason,
-    )
+    return view_of(AdapterEvent, row, name=row.actor_name)

@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 
 from server.catalog.calibrations.service import names_calibration
 from server.database.columns import MAX_INTEGER
-from server.database.database import locked
+from server.database.database import Repository, locked
 from server.database.paging import PageRequest, PageRows, page_of
 from server.identity.quotas import QuotaService
 from server.registry.models import Adapter, StoredPeftFile, StoredVersion, TenantRule
@@ -32,24 +32,12 @@ def _is(tenant: str, name: str) -> ColumnElement[bool]:
     return and_(Adapter.tenant == tenant, Adapter.name == name)
 
 
-class AdapterRepository:
+class AdapterRepository(Repository):
     """Adapters in one session."""
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
-
-    def add(self, row: Adapter | StoredVersion | StoredPeftFile) -> None:
-        """Stores a new row."""
-        self._session.add(row)
-        self._session.flush()
-
-    def get(self, tenant: str, name: str) -> Adapter | None:
-        """Returns an adapter of a tenant, which may be deleted."""
-        return self._session.scalar(select(Adapter).where(_is(tenant, name)))
-
-    def get_locked(self, tenant: str, name: str) -> Adapter | None:
-        """Returns an adapter of a tenant. Locks it and its versions until the transaction ends."""
-        return self._session.scalar(locked(select(Adapter).where(_is(tenant, name))))
+    def get(self, tenant: str, name: str, *, lock: bool = False) -> Adapter | None:
+        """Returns an adapter of a tenant, which may be deleted. lock: with its versions, until the transaction ends."""
+        return self._session.scalar(locked(select(Adapter).where(_is(tenant, name)), lock=lock))
 
     def page(self, tenant: str, request: PageRequest, *, deleted: bool = False) -> PageRows[Adapter]:
         """Returns a page of a tenant's adapters, newest first: either existing or deleted ones."""
@@ -238,10 +226,7 @@ def find_adapter(session: Session, tenant: str, name: str, *, lock: bool = False
 
     lock: locks it until the transaction ends. deleted: also finds deleted adapters.
     """
-    adapters = AdapterRepository(session)
-    adapter = None
-    if re.fullmatch(NAME, name):
-        adapter = adapters.get_locked(tenant, name) if lock else adapters.get(tenant, name)
+    adapter = AdapterRepository(session).get(tenant, name, lock=lock) if re.fullmatch(NAME, name) else None
     if adapter is None or (adapter.deleted_at is not None and not deleted):
         raise AdapterNotFound(f"there is no adapter {name!r}")
     return adapter

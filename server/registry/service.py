@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sqlalchemy.orm import Session
 
-from server.database.columns import utc_now
+from server.database.columns import utc_now, view_of
 from server.identity.quotas import QuotaService
 from server.jobs.repository import Job
 from server.jobs.service import JobSubscriber
@@ -20,12 +20,10 @@ from shared.federation.cohort import CohortOrigin
 from shared.job import JobRequest, Result
 from shared.program import ProgramManifest
 from shared.protocol import AdapterVersion, AdapterView, Completion
-from shared.recipe import Recipe
 from shared.registry import AdapterAction, AdapterManifest, ApprovalRule, Parent, RuleView, VersionState
 from shared.signing import sign_adapter
 from shared.task import Task
 from shared.training_settings import TrainingSettings
-from shared.zo.lora import BaseShape
 
 
 def make_manifest(
@@ -37,44 +35,19 @@ def make_manifest(
     cohort: CohortOrigin | None = None,
 ) -> AdapterManifest:
     """Returns the manifest of a version."""
-    return AdapterManifest(
+    return view_of(
+        AdapterManifest,
+        version,
+        format=1,
         tenant=adapter.tenant,
         adapter=adapter.name,
-        version=version.version,
         user=adapter.user,
         base=version.recipe.base,
-        recipe=version.recipe,
-        recipe_id=version.recipe_id,
-        a_sha256=version.a_sha256,
-        sha256=version.sha256,
-        size=version.size,
-        size_d=version.size_d,
-        job_id=version.job_id,
-        device_id=version.device_id,
         parent=parent,
         cohort=cohort,
         task=task,
         training=training,
-        result=version.result,
-        created_at=version.created_at,
     )
-
-
-@dataclass(frozen=True)
-class RoundVersion:
-    """The result of a cohort's round: the LoRA-B file, its properties and its origin."""
-
-    recipe: Recipe
-    shape: BaseShape
-    a_sha256: str
-    sha256: str
-    size: int
-    size_d: int
-    task: Task
-    training: TrainingSettings
-    result: Result
-    parent: Parent | None
-    origin: CohortOrigin
 
 
 def sign(version: StoredVersion, manifest: AdapterManifest, key: Ed25519PrivateKey) -> None:
@@ -160,73 +133,58 @@ class AdapterService:
 
         Raises Conflict if the adapter belongs to another user, QuotaExceeded.
         """
-        now, completion = utc_now(), publication.completion
-        adapter = self._adapters.get_locked(job.tenant, job.adapter)
+        completion, program = publication.completion, publication.program
+        adapter = self._adapters.get(job.tenant, job.adapter, lock=True)
         if adapter is None:
-            adapter = Adapter(tenant=job.tenant, name=job.adapter, user=job.user, versions=0, created_at=now)
+            adapter = Adapter(tenant=job.tenant, name=job.adapter, user=job.user, versions=0, created_at=utc_now())
             self._adapters.add(adapter)
         if adapter.user != job.user:
             raise Conflict(f"adapter {adapter.name!r} is another user's")
-        adapter.versions += 1
         version = StoredVersion(
-            adapter_number=adapter.number,
-            version=adapter.versions,
             job_id=job.id,
             device_id=publication.device_id,
             recipe=job.recipe,
-            shape=publication.program.shape,
+            shape=program.shape,
             recipe_id=job.recipe_id,
-            a_sha256=publication.program.a_sha256,
+            a_sha256=program.a_sha256,
             sha256=completion.adapter_sha256,
             size=publication.size,
             stored_bytes=publication.size + publication.trajectory_size,
-            size_d=publication.program.size,
+            size_d=program.size,
             result=completion.result,
-            created_at=now,
         )
+        self._number(adapter, version)
         sign(version, make_manifest(adapter, version, job.task, job.request.training, publication.parent), key)
-        self._decide(adapter, version, publication.parent)
-        self._adapters.add(version)
-        quotas = QuotaService(self._session)
-        quotas.store(job.tenant, version.stored_bytes)
-        quotas.check_stored(job.tenant)
+        objection = ApprovalService(self._session).objection(adapter, version, publication.parent)
+        self._store(adapter, version, Actor(publication.device_id), objection)
+        QuotaService(self._session).check_stored(job.tenant)
         return version.view(adapter)
 
-    def publish_round(self, adapter: Adapter, result: RoundVersion, key: Ed25519PrivateKey) -> StoredVersion:
+    def publish_round(
+        self,
+        adapter: Adapter,
+        version: StoredVersion,
+        key: Ed25519PrivateKey,
+        *,
+        task: Task,
+        training: TrainingSettings,
+        parent: Parent | None,
+        origin: CohortOrigin,
+    ) -> None:
         """Publishes the next version of a cohort's adapter, signed. It is held only if a person approves each version.
 
         Its accuracy is unknown until the devices of the next round measure it. adapter: locked.
         """
-        adapter.versions += 1
-        version = StoredVersion(
-            adapter_number=adapter.number,
-            version=adapter.versions,
-            recipe=result.recipe,
-            shape=result.shape,
-            recipe_id=result.recipe.id,
-            a_sha256=result.a_sha256,
-            sha256=result.sha256,
-            size=result.size,
-            stored_bytes=result.size,
-            size_d=result.size_d,
-            result=result.result,
-            created_at=utc_now(),
-        )
-        manifest = make_manifest(adapter, version, result.task, result.training, result.parent, result.origin)
-        sign(version, manifest, key)
+        self._number(adapter, version)
+        sign(version, make_manifest(adapter, version, task, training, parent, origin), key)
         automatic = ApprovalService(self._session).of_adapter(adapter).rule.automatic
-        self._record_decision(
-            adapter, version, SERVER, None if automatic else "a person approves each version of this adapter"
-        )
-        self._adapters.add(version)
-        QuotaService(self._session).store(adapter.tenant, version.stored_bytes)
-        return version
+        self._store(adapter, version, SERVER, None if automatic else "a person approves each version of this adapter")
 
-    def _decide(self, adapter: Adapter, version: StoredVersion, parent: Parent | None) -> None:
-        objection = ApprovalService(self._session).objection(adapter, version, parent)
-        self._record_decision(adapter, version, Actor(version.device_id or ""), objection)
+    def _number(self, adapter: Adapter, version: StoredVersion) -> None:
+        adapter.versions += 1
+        version.adapter_number, version.version, version.created_at = adapter.number, adapter.versions, utc_now()
 
-    def _record_decision(self, adapter: Adapter, version: StoredVersion, actor: Actor, objection: str | None) -> None:
+    def _store(self, adapter: Adapter, version: StoredVersion, actor: Actor, objection: str | None) -> None:
         before = adapter.main_version
         if objection is None:
             version.kept_state = VersionState.APPROVED
@@ -236,6 +194,8 @@ class AdapterService:
             version.kept_state, version.message = VersionState.HELD, objection
             entry = AuditEntry(AdapterAction.HELD, version.version, reason=objection)
         self._trail.add(adapter, actor, entry)
+        self._adapters.add(version)
+        QuotaService(self._session).store(adapter.tenant, version.stored_bytes)
 
     def version_of_job(self, job: Job) -> AdapterVersion:
         """Returns the version that a succeeded job made. Raises Gone once it was purged."""

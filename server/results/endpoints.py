@@ -17,12 +17,12 @@ from server.results.trajectories import TrajectoryProofs, TrajectoryUploads
 from server.results.uploads import AdapterUploads
 from server.storage.store import Collected, StagingFile, StorageFull
 from server.web.bodies import BYTES, UnsupportedMediaType, check_binary_type
-from server.web.body_budgets import make_uploaders, remove_unreferenced, staged_body, stored
+from server.web.body_budgets import UPLOADERS, remove_unreferenced, staged_body, stored
 from server.web.downloads import FILE_ROUTE, file_response
 from server.web.openapi import raises
 from server.web.routes import Routes
 from server.web.state import AppState, State
-from server.web.tenant_turns import TenantTurns
+from server.web.tenant_turns import Places
 from shared.errors import (
     CohortMismatch,
     Conflict,
@@ -47,15 +47,8 @@ router = Routes(prefix="/v1/leases", tags=["leases"])
 START_FILE = FILE_ROUTE | {"responses": FILE_ROUTE["responses"] | raises(Gone, StartDeleted)}
 
 
-READERS = 3  # threads that read trajectories at the same time, two of them for one tenant
-
-
-def _make_readers(state: AppState) -> TenantTurns:
-    return TenantTurns("trajectories", READERS)
-
-
-def _make_replays(state: AppState) -> TenantTurns:
-    return TenantTurns("replays", REPLAYS)
+READERS = Places("trajectories", 3)  # threads that read trajectories, two of them for one tenant
+REPLAYERS = Places("replays", REPLAYS)
 
 
 def _uploads(state: AppState) -> AdapterUploads:
@@ -67,7 +60,7 @@ async def _upload(
 ) -> UploadReceipt:
     """Checks and stores an adapter file, then records it under its lease."""
     service, tenant, device_id = _uploads(state), principal.tenant, principal.device_id
-    upload = await state.get(make_uploaders).run(tenant, service.check, device_id, lease_id, size, staged)
+    upload = await state.get(UPLOADERS.make).run(tenant, service.check, device_id, lease_id, size, staged)
     async with stored(state, tenant, staged):
         receipt, replaced = await state.write_queue.run(service.record, device_id, lease_id, upload)
     await remove_unreferenced(state, tenant, replaced)
@@ -121,7 +114,7 @@ async def upload_trajectory(
         expected = await run_in_threadpool(trajectories.expect, session, device_id, lease_id)
     async with staged_body(request, expected.limit) as staged:
         check_digest(signature, bytes.fromhex(staged.sha256))
-        await state.get(_make_readers).run(principal.tenant, trajectories.check, expected, staged.path)
+        await state.get(READERS.make).run(principal.tenant, trajectories.check, expected, staged.path)
         receipt = UploadReceipt(sha256=staged.sha256, size=staged.size)
         async with stored(state, principal.tenant, staged):
             receipt, replaced = await state.write_queue.run(trajectories.record, device_id, lease_id, receipt)
@@ -160,7 +153,7 @@ async def _proof(state: AppState, principal: DevicePrincipal, lease_id: str, com
     proof_request = await state.write_queue.run(service.begin, principal.device_id, lease_id, completion)
     if proof_request is None:
         return None
-    proof = await state.get(_make_replays).run(principal.tenant, service.prove, proof_request)
+    proof = await state.get(REPLAYERS.make).run(principal.tenant, service.prove, proof_request)
     if proof.rebuilt is not None:
         async with contextmanager_in_threadpool(state.artifacts.staging_file()) as staged:
             await run_in_threadpool(staged.write, proof.rebuilt)

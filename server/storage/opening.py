@@ -47,7 +47,7 @@ def _open(settings: Settings) -> ArtifactStore:
     clear = [each for each in endpoints if each and urlsplit(each).scheme != "https"]
     if any(urlsplit(each).scheme != "http" for each in clear):
         raise BadStorage(f"the storage's endpoint is a URL such as https://s3.example.org, not {clear[0]!r}")
-    if not settings.storage_allow_http and not all(_is_loopback(urlsplit(each).hostname) for each in clear):
+    if not settings.storage_allow_http and not all(is_loopback(urlsplit(each).hostname) for each in clear):
         raise BadStorage(
             f"{clear[0]} does not use TLS: set an https URL, or MOBIZO_STORAGE_ALLOW_HTTP=true on a network that you "
             "trust"
@@ -68,7 +68,8 @@ def _revealed(setting: SecretStr | None) -> str | None:
     return setting.get_secret_value() if setting else None
 
 
-def _is_loopback(host: str | None) -> bool:
+def is_loopback(host: str | None) -> bool:
+    """Returns whether `host` is reachable only from this machine."""
     try:
         return ipaddress.ip_address(host or "").is_loopback
     except ValueError:

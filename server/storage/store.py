@@ -29,7 +29,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from sqlalchemy import BigInteger, ColumnElement, CompoundSelect, Select, String, select, true, union_all
+from sqlalchemy import BigInteger, ColumnElement, Select, String, select, true, union_all
 from sqlalchemy.orm import InstrumentedAttribute, Mapped, Session, mapped_column
 
 from server.database.columns import Table, UtcTime
@@ -219,7 +219,7 @@ def _damaged(sha256: str) -> Damaged:
     return Damaged(f"the stored file {sha256} is damaged; restore it from a backup")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class FileColumn:
     """A column of sha256 hashes that reference stored files.
 
@@ -233,15 +233,8 @@ class FileColumn:
     temporary: bool = False
 
 
-@dataclass(frozen=True, eq=False)
-class FileReferences:
-    """How the tables of one feature reference stored files."""
-
-    columns: tuple[FileColumn, ...]
-
-
-# The references of every feature. Garbage collection and backups fail if this port is not connected.
-REFERENCES: Port[tuple[FileReferences, ...]] = Port("storage.references")
+# The references of all features. Garbage collection and backups fail if this port is not connected.
+REFERENCES: Port[tuple[FileColumn, ...]] = Port("storage.references")
 
 
 class GarbageCollection(Table):
@@ -296,12 +289,7 @@ def hold(session: Session, artifacts: ArtifactStore, sha256s: Collection[str]) -
 def referenced(session: Session, sha256s: Collection[str]) -> set[str]:
     """Returns those of these files that are referenced."""
     # One statement and so one snapshot: a reference that moves from a lease to a version is never missed.
-    return set(session.scalars(_references(list(sha256s))))
-
-
-def _references(sha256s: list[str]) -> CompoundSelect[str]:
-    columns = [reference for references in REFERENCES.get() for reference in references.columns]
-    return union_all(*(_of(reference, sha256s) for reference in columns))
+    return set(session.scalars(union_all(*(_of(reference, list(sha256s)) for reference in REFERENCES.get()))))
 
 
 def _of(reference: FileColumn, sha256s: list[str]) -> Select[Any]:

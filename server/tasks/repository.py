@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from sqlalchemy import BigInteger, ForeignKey, Select, String, false, func, select, update
-from sqlalchemy.orm import Mapped, Session, mapped_column
+from sqlalchemy.orm import Mapped, mapped_column
 
 from server.database.columns import Table, UtcTime
-from server.database.database import add_if_absent, lock_name, locked
+from server.database.database import Repository, add_if_absent, lock_name, locked
 
 HOST_LASTS = timedelta(minutes=5)  # a machine without a heartbeat for longer is ignored
 
@@ -73,11 +73,8 @@ class Capacity:
     reserved: bool
 
 
-class TaskRepository:
+class TaskRepository(Repository):
     """Tasks, turns and workers in one session."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
 
     def next_tag(self, kind: str, tenant: str) -> int:
         """Returns the start tag of a tenant's next turn and advances it."""

@@ -20,13 +20,13 @@ from server.storage.garbage_collection import begin_removal, delete_files, end_r
 from server.storage.store import StagingFile
 from server.web.bodies import pieces_of
 from server.web.state import AppState, address_of, place_of
-from server.web.tenant_turns import TenantTurns
+from server.web.tenant_turns import Places
 from shared.errors import MobizoError, TooManyRequests, Unavailable
 
 Take = Callable[[int], None]
 MEMORY_BYTES = 64 * MEBIBYTE
 UPLOADS = 16  # of the largest size, whose staging files may exist at once
-UPLOADERS = 8  # threads that check and store uploads at the same time, beside those of other requests
+UPLOADERS = Places("uploading", 8)  # threads that check and store uploads, beside those of other requests
 
 
 class ByteBudget:
@@ -84,11 +84,6 @@ def make_upload_space(state: AppState) -> ByteBudget:
     return ByteBudget("uploads", UPLOADS * state.settings.upload_bytes)
 
 
-def make_uploaders(state: AppState) -> TenantTurns:
-    """Makes the turns at checking and storing uploads. A slow store leaves threads for other requests."""
-    return TenantTurns("uploading", UPLOADERS)
-
-
 def sender_of(request: Request) -> tuple[str, str]:
     """Returns the tenant and the token that an admitted request counts for."""
     principal = getattr(request.state, "principal", None)
@@ -118,7 +113,7 @@ async def stored(state: AppState, tenant: str, staged: StagingFile) -> AsyncIter
 
     Raises StorageFull.
     """
-    await state.get(make_uploaders).run(tenant, state.artifacts.adopt, staged.path, staged.sha256)
+    await state.get(UPLOADERS.make).run(tenant, state.artifacts.adopt, staged.path, staged.sha256)
     try:
         yield
     except Unavailable:
@@ -137,5 +132,5 @@ async def remove_unreferenced(state: AppState, tenant: str, sha256: str | None) 
         return
     with suppress(MobizoError):
         removal = await state.write_queue.run(begin_removal, state.database, [sha256])
-        await state.get(make_uploaders).run(tenant, delete_files, state.artifacts, removal)
+        await state.get(UPLOADERS.make).run(tenant, delete_files, state.artifacts, removal)
         await state.write_queue.run(end_removal, state.database, removal)

@@ -124,14 +124,14 @@ def handed_over(
     if settings.delivery is Delivery.ACCEL and isinstance(artifacts, DiskArtifacts):
         if request.headers.get(UNDERSTANDS[0]) != UNDERSTANDS[1]:
             return None
-        state.meters.handed_over(settings.delivery, size)
+        state.meters.handed_over.labels(settings.delivery).inc(size)
         location = {"X-Accel-Redirect": ACCEL_PREFIX + artifacts.name(sha256)}
         return Response(headers=headers | location, media_type=MEDIA_TYPE)
     if settings.delivery is Delivery.REDIRECT and isinstance(artifacts, BucketArtifacts):
         # A bucket honours Range but does not know our ETag: it would send a range that If-Range forbids.
         if size < REDIRECT_BYTES or (whole and "range" in request.headers):
             return None
-        state.meters.handed_over(settings.delivery, size)
+        state.meters.handed_over.labels(settings.delivery).inc(size)
         url = artifacts.signed_url(sha256, REDIRECT_SECONDS)
         return Response(status_code=307, headers={**more, "Location": url, "Cache-Control": "private, no-store"})
     return None

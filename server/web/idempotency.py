@@ -44,33 +44,7 @@ Key = Annotated[
 ]
 NONCE_BYTES = 12
 EXPIRED_PER_REQUEST = 20  # more than one request adds, so that expired records cannot accumulate
-
-
-class IdempotencyRepository:
-    """Idempotency records in one writing session."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-
-    def claim(self, record: IdempotencyRecord, now: datetime) -> IdempotencyRecord:
-        """Stores `record` and returns it, or returns the record already stored under its id.
-
-        Waits while another transaction stores the same id, so that only one of two concurrent requests gets its own.
-        """
-        same_id = IdempotencyRecord.id == record.id
-        self._session.execute(delete(IdempotencyRecord).where(same_id, IdempotencyRecord.kept_until <= now))
-        try:
-            with self._session.begin_nested():
-                self._session.add(record)
-        except IntegrityError:
-            return self._session.scalars(select(IdempotencyRecord).where(same_id)).one()
-        return record
-
-    def forget(self, now: datetime, limit: int) -> None:
-        """Deletes up to `limit` expired records, except those that another transaction is deleting."""
-        expired = select(IdempotencyRecord.number).where(IdempotencyRecord.kept_until <= now).limit(limit)
-        numbers = self._session.scalars(expired.with_for_update(skip_locked=True)).all()
-        self._session.execute(delete(IdempotencyRecord).where(IdempotencyRecord.number.in_(numbers)))
+RETENTION = timedelta(days=1)  # for which responses are kept
 
 
 class KeyReused(BadRequest):
@@ -79,92 +53,61 @@ class KeyReused(BadRequest):
     status, code, title = 422, "idempotency-key-reused", "Idempotency key reused"
 
 
-@dataclass(frozen=True)
-class SavedResponse:
-    """The status, headers and body of a response."""
-
-    status: int
-    headers: dict[str, str]
-    body: bytes
-
-
-@dataclass(frozen=True)
-class Sender:
-    """The bearer token and Idempotency-Key of a request."""
-
-    bearer: str
-    key: str
-
-    @property
-    def id(self) -> str:
-        """The id of the record."""
-        return sha256_hex(f"{self.bearer}\n{self.key}".encode())
-
-    def cipher(self) -> AESGCM:
-        """The cipher of the stored response. A bearer token has 256 random bits, so HKDF needs no stretching."""
-        info = b"mobizo idempotency record\n" + self.key.encode()
-        return AESGCM(HKDF(SHA256(), length=32, salt=None, info=info).derive(self.bearer.encode()))
-
-
-RETENTION = timedelta(days=1)  # for which responses are kept
-
-
-class IdempotencyService:
-    """Idempotency records in one writing transaction."""
-
-    def __init__(self, session: Session) -> None:
-        self._records = IdempotencyRepository(session)
-
-    def begin(self, sender: Sender, fingerprint: str) -> tuple[IdempotencyRecord, SavedResponse | None]:
-        """Returns this request's record, and its response if the request was executed before.
-
-        Raises KeyReused if the key was used for a request with another fingerprint.
-        """
-        now = utc_now()
-        self._records.forget(now, EXPIRED_PER_REQUEST)
-        new = IdempotencyRecord(id=sender.id, fingerprint=fingerprint, sealed=b"", kept_until=now + RETENTION)
-        record = self._records.claim(new, now)
-        if record is new:
-            return record, None
-        if record.fingerprint != fingerprint:
-            raise KeyReused
-        return record, _open(record.sealed, sender)
-
-    @staticmethod
-    def keep(record: IdempotencyRecord, sender: Sender, response: SavedResponse) -> None:
-        """Encrypts the response into its record."""
-        text = json.dumps([response.status, response.headers, response.body.decode()]).encode()
-        nonce = secrets.token_bytes(NONCE_BYTES)
-        record.sealed = nonce + sender.cipher().encrypt(nonce, text, record.id.encode())
-
-
-def _open(sealed: bytes, sender: Sender) -> SavedResponse:
-    text = sender.cipher().decrypt(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], sender.id.encode())
-    status, headers, body = json.loads(text)
-    return SavedResponse(status, headers, body.encode())
-
-
 class AlreadyAnswered(Exception):
     """Carries the stored response out of the dependency; not an error."""
 
-    def __init__(self, response: SavedResponse) -> None:
-        self.response = Response(response.body, response.status, {**response.headers, REPLAYED: "true"})
+    def __init__(self, response: Response) -> None:
+        self.response = response
         super().__init__()
 
 
 @dataclass(frozen=True)
 class ResponseRecorder:
-    """Stores the response to the current request in its record."""
+    """Stores the response to a request in its record, encrypted, and reads it again."""
 
     record: IdempotencyRecord
-    sender: Sender
+    cipher: AESGCM
+
+    @classmethod
+    def of(cls, record: IdempotencyRecord, bearer: str, key: str) -> ResponseRecorder:
+        """Returns the recorder of a request. A bearer token has 256 random bits, so HKDF needs no stretching."""
+        info = b"mobizo idempotency record\n" + key.encode()
+        return cls(record, AESGCM(HKDF(SHA256(), length=32, salt=None, info=info).derive(bearer.encode())))
 
     def keep(self, response: Response) -> None:
         """Stores the response in the request's transaction."""
         headers = {name: value for name, value in response.headers.items() if name not in _NOT_KEPT}
-        IdempotencyService.keep(
-            self.record, self.sender, SavedResponse(response.status_code, headers, bytes(response.body))
-        )
+        text = json.dumps([response.status_code, headers, bytes(response.body).decode()]).encode()
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        self.record.sealed = nonce + self.cipher.encrypt(nonce, text, self.record.id.encode())
+
+    def response(self) -> Response:
+        """Returns the stored response."""
+        nonce, sealed = self.record.sealed[:NONCE_BYTES], self.record.sealed[NONCE_BYTES:]
+        status, headers, body = json.loads(self.cipher.decrypt(nonce, sealed, self.record.id.encode()))
+        return Response(body.encode(), status, {**headers, REPLAYED: "true"})
+
+
+def _claim(session: Session, record: IdempotencyRecord, now: datetime) -> IdempotencyRecord:
+    """Stores `record` and returns it, or returns the record already stored under its id.
+
+    Waits while another transaction stores the same id, so that only one of two concurrent requests gets its own.
+    """
+    same_id = IdempotencyRecord.id == record.id
+    session.execute(delete(IdempotencyRecord).where(same_id, IdempotencyRecord.kept_until <= now))
+    try:
+        with session.begin_nested():
+            session.add(record)
+    except IntegrityError:
+        return session.scalars(select(IdempotencyRecord).where(same_id)).one()
+    return record
+
+
+def _forget_expired(session: Session, now: datetime) -> None:
+    """Deletes some expired records, except those that another transaction is deleting."""
+    expired = select(IdempotencyRecord.number).where(IdempotencyRecord.kept_until <= now).limit(EXPIRED_PER_REQUEST)
+    numbers = session.scalars(expired.with_for_update(skip_locked=True)).all()
+    session.execute(delete(IdempotencyRecord).where(IdempotencyRecord.number.in_(numbers)))
 
 
 async def _fingerprint(request: Request) -> str:
@@ -184,11 +127,17 @@ def keep_once(
     if key is None:
         return
     # The route's access rule ran first and found a valid header.
-    sender = Sender(request.headers["authorization"].partition(" ")[2], key)
-    record, response = IdempotencyService(session).begin(sender, fingerprint)
-    if response is not None:
-        raise AlreadyAnswered(response)
-    request.state.response_recorder = ResponseRecorder(record, sender)
+    bearer, now = request.headers["authorization"].partition(" ")[2], utc_now()
+    record_id = sha256_hex(f"{bearer}\n{key}".encode())
+    _forget_expired(session, now)
+    new = IdempotencyRecord(id=record_id, fingerprint=fingerprint, sealed=b"", kept_until=now + RETENTION)
+    record = _claim(session, new, now)
+    recorder = ResponseRecorder.of(record, bearer, key)
+    if record is not new:
+        if record.fingerprint != fingerprint:
+            raise KeyReused
+        raise AlreadyAnswered(recorder.response())
+    request.state.response_recorder = recorder
 
 
 Once = Annotated[None, Depends(keep_once)]

@@ -135,15 +135,7 @@ def _from_http(error: HTTPException) -> MobizoError:
 
 
 def add_problem_handlers(app: FastAPI) -> None:
-    """Makes `app` answer every error with a problem document, without internals of unexpected errors."""
-
-    @app.exception_handler(MobizoError)
-    async def mobizo(request: Request, error: MobizoError) -> Response:
-        return problem_response(error, request)
-
-    @app.exception_handler(RequestValidationError)
-    async def validation(request: Request, error: RequestValidationError) -> Response:
-        return problem_response(from_validation(error), request)
+    """Makes `app` answer what no route answers with a problem document."""
 
     @app.exception_handler(HTTPException)
     def http(request: Request, error: HTTPException) -> Response:
@@ -167,25 +159,25 @@ class Meters:
         ProcessCollector(registry=self.registry)
         build = Gauge("mobizo_build_info", "What runs here; always 1", ("version", "python"), registry=self.registry)
         build.labels(version("mobizo"), ".".join(str(part) for part in sys.version_info[:3])).set(1)
-        self._requests = Histogram(
+        self.requests = Histogram(
             "mobizo_http_request_seconds",
             "From a request's head to its answer's, by route template and status class",
             ("method", "route", "status"),
             buckets=SECONDS,
             registry=self.registry,
         )
-        self._received = Counter(
+        self.received = Counter(
             "mobizo_http_received_bytes", "Bytes of requests' bodies", ("route",), registry=self.registry
         )
-        self._sent = Counter("mobizo_http_sent_bytes", "Bytes of answers' bodies", ("route",), registry=self.registry)
-        self._handed_over = Counter(
+        self.sent = Counter("mobizo_http_sent_bytes", "Bytes of answers' bodies", ("route",), registry=self.registry)
+        self.handed_over = Counter(
             "mobizo_files_handed_over_bytes",
             "Bytes of the files that nginx (accel) or the bucket (redirect) was left to send; a part counts as whole",
             ("by",),
             registry=self.registry,
         )
         for by in ("accel", "redirect"):
-            self._handed_over.labels(by)
+            self.handed_over.labels(by)
         self.running = Gauge("mobizo_http_requests_running", "Requests being answered", registry=self.registry)
         self.streams = Gauge("mobizo_event_streams_open", "Event streams being followed", registry=self.registry)
         self._parts: dict[object, Any] = {}
@@ -198,24 +190,6 @@ class Meters:
                 self._parts[make] = make(self.registry)
             part: Instruments = self._parts[make]
             return part
-
-    def count_response(self, method: str, route: str, status: int, seconds: float) -> None:
-        """Counts a response. route: its template, "none" if no route matched."""
-        self._requests.labels(method if method in _METHODS else "other", route, f"{status // 100}xx").observe(seconds)
-
-    def count_received(self, route: str, size: int) -> None:
-        """Counts bytes of a request's body."""
-        if size:
-            self._received.labels(route).inc(size)
-
-    def count_sent(self, route: str, size: int) -> None:
-        """Counts bytes of a response's body."""
-        if size:
-            self._sent.labels(route).inc(size)
-
-    def handed_over(self, by: str, size: int) -> None:
-        """Counts the bytes of a file that nginx or the bucket sends."""
-        self._handed_over.labels(by).inc(size)
 
 
 class Meter:
@@ -237,6 +211,12 @@ class Meter:
             # The router stores the matched route in the scope.
             return getattr(scope.get("route"), "path", NO_ROUTE)
 
+        def count(status: int) -> None:
+            method = scope["method"] if scope["method"] in _METHODS else "other"
+            meters.requests.labels(method, route(), f"{status // 100}xx").observe(time.perf_counter() - began)
+            if received:
+                meters.received.labels(route()).inc(received)
+
         async def receive_counted() -> Message:
             nonlocal received
             message = await receive()
@@ -248,9 +228,9 @@ class Meter:
             # Recorded before sending, so that a client that has received the response finds it counted.
             if message["type"] == "http.response.start":
                 answered = True
-                meters.count_response(scope["method"], route(), message["status"], time.perf_counter() - began)
-                meters.count_received(route(), received)
-            meters.count_sent(route(), len(message.get("body", b"")))
+                count(message["status"])
+            if size := len(message.get("body", b"")):
+                meters.sent.labels(route()).inc(size)
             await send(message)
 
         with meters.running.track_inprogress():
@@ -258,8 +238,7 @@ class Meter:
                 await self._app(scope, receive_counted, send_counted)
             finally:
                 if not answered:
-                    meters.count_response(scope["method"], route(), UNANSWERED, time.perf_counter() - began)
-                    meters.count_received(route(), received)
+                    count(UNANSWERED)
 
 
 def _finish(message: Message, method: str, request_id: str) -> None:

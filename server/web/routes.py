@@ -22,6 +22,7 @@ import structlog
 from fastapi import APIRouter, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.dependencies.models import Dependant
+from fastapi.exceptions import RequestValidationError
 from fastapi.params import Form
 from fastapi.routing import APIRoute
 from fastapi.sse import EventSourceResponse
@@ -34,19 +35,12 @@ from server.settings import MEBIBYTE, Settings
 from server.web.bodies import BINARY, UnsupportedMediaType, check_json_type, parse_json
 from server.web.body_budgets import Take, make_body_memory, sender_of
 from server.web.idempotency import AlreadyAnswered, keep_once
+from server.web.middleware import from_validation, problem_response
 from server.web.openapi import TAGGED_METHODS, TAGGED_PATHS, documented, operation_id, raised_by
 from server.web.state import AppState, RateLimit
-from server.web.tenant_turns import MAX_REQUESTS, TenantTurns, current_tenant
+from server.web.tenant_turns import MAX_REQUESTS, Places, current_tenant
 from shared.canonical import sha256_hex
-from shared.errors import (
-    BadRequest,
-    InvalidRequest,
-    MobizoError,
-    NotFound,
-    TooLarge,
-    TooSlow,
-    Unavailable,
-)
+from shared.errors import BadRequest, InvalidRequest, MobizoError, NotFound, TooLarge, TooSlow, Unavailable
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 MAX_BODY_BYTES = 4 * MEBIBYTE  # limit of a JSON request
@@ -54,9 +48,10 @@ NO_BODY_BYTES = 1024  # limit of a route without a body
 UNCHECKED_BODY_BYTES = 64 << 10  # limit of a route that reads a body from callers without a valid token
 PARSED_AT_ONCE_BYTES = 16 << 10  # a larger JSON body is parsed in a thread, so that other requests go on
 MAX_ERRORS_OF_LARGE = 10_000  # validation errors of a body that is parsed in a thread; collecting them takes long
-HANDLERS = 8  # requests of one process that are handled in threads at the same time
-STREAM_READERS = 2  # event streams that are opened, or read their events, at the same time
-PARSERS = 3  # threads that parse at the same time, two of them for one tenant
+HANDLERS = Places("handling", 8, MAX_REQUESTS)  # requests of one process that are handled in threads
+# Event streams that are opened, or read their events: a tenant that opens many leaves the threads to others.
+STREAM_READERS = Places("streams", 2, MAX_REQUESTS)
+PARSERS = Places("parsing", 3)  # threads, two of them for one tenant
 STACK = "fastapi_function_astack"
 _log = structlog.get_logger()
 TAG_DIGITS = 32  # 128 bits
@@ -128,20 +123,6 @@ class Rule:
         raise NotImplementedError
 
 
-def _make_parsers(state: AppState) -> TenantTurns:
-    return TenantTurns("parsing", PARSERS)
-
-
-def make_handlers(state: AppState) -> TenantTurns:
-    """Makes the turns of what handles requests in threads, for `AppState.get`."""
-    return TenantTurns("handling", HANDLERS, MAX_REQUESTS)
-
-
-def make_stream_readers(state: AppState) -> TenantTurns:
-    """Makes the turns of event streams, for `AppState.get`: a tenant that opens many leaves the threads to others."""
-    return TenantTurns("streams", STREAM_READERS, MAX_REQUESTS)
-
-
 def _calls(dependant: Dependant) -> Iterator[Any]:
     for child in dependant.dependencies:
         yield child.call
@@ -162,7 +143,7 @@ class Route(APIRoute):
         if keep_once in calls and not any(isinstance(call, Rule) and call.needs_token for call in calls):
             raise TypeError(f"{path}: what anyone may do has no token that its answers could be kept for")
         self._in_thread = not iscoroutinefunction(endpoint)
-        self._make_turns = make_stream_readers if self.response_class is EventSourceResponse else make_handlers
+        self._places = STREAM_READERS if self.response_class is EventSourceResponse else HANDLERS
         self.takes_json = self.body_field is not None and not isinstance(self.body_field.field_info, Form)
         self._body_type = TypeAdapter[Any](self.body_field.field_info.annotation or Any) if self.body_field else None
         self.responses = documented(self.responses, self._errors(calls))
@@ -205,11 +186,23 @@ class Route(APIRoute):
             current_tenant.set(tenant)
             with state.get(make_body_memory).share(tenant, sender) as take:
                 request = await self._read(plain, take)
-                async with state.get(self._make_turns).turn(tenant) if self._in_thread else nullcontext():
+                async with state.get(self._places.make).turn(tenant) if self._in_thread else nullcontext():
                     response = await with_retries(request, answer)
                 return add_tag(request, response) if has_tag(self.path, request.method, response) else response
 
-        return admit_and_answer
+        async def answer_or_refuse(request: Request) -> Response:
+            try:
+                return await admit_and_answer(request)
+            except RequestValidationError as wrong:
+                return self.refused(request, from_validation(wrong))
+            except MobizoError as error:
+                return self.refused(request, error)
+
+        return answer_or_refuse
+
+    def refused(self, request: Request, error: MobizoError) -> Response:
+        """Returns the response to a request that is refused with an error: a problem document."""
+        return problem_response(error, request)
 
     @property
     def body_kind(self) -> BodyKind:
@@ -273,7 +266,7 @@ class Route(APIRoute):
             if len(body) <= PARSED_AT_ONCE_BYTES:
                 read.value = parse_json(body)
             else:
-                read.value = await state.get(_make_parsers).run(sender_of(plain)[0], self._parse_large, body)
+                read.value = await state.get(PARSERS.make).run(sender_of(plain)[0], self._parse_large, body)
         return read
 
     def _parse_large(self, body: bytes) -> Any:
@@ -291,10 +284,10 @@ class Route(APIRoute):
 
 
 class Routes(APIRouter):
-    """The routes of one feature."""
+    """The routes of one feature. kind: their class."""
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(route_class=Route, generate_unique_id_function=operation_id, **options)
+    def __init__(self, kind: type[Route] = Route, **options: Any) -> None:
+        super().__init__(route_class=kind, generate_unique_id_function=operation_id, **options)
 
 
 async def with_retries(request: Request, answer: Callable[[Request], Awaitable[Response]]) -> Response:

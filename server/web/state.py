@@ -26,7 +26,7 @@ import ipaddress
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -44,7 +44,7 @@ from server.database.database import Database, DatabaseUnavailable
 from server.settings import Settings
 from server.storage.store import ArtifactStore
 from server.web.middleware import Meters
-from server.web.tenant_turns import MAX_REQUESTS, TenantTurns, current_tenant
+from server.web.tenant_turns import MAX_REQUESTS, Places, TenantTurns, current_tenant
 from shared.errors import TooManyRequests
 
 Arguments = ParamSpec("Arguments")
@@ -198,7 +198,7 @@ class WriteQueue:
 
     def __init__(self, database: Database) -> None:
         writers = 1 if database.engine.dialect.name == "sqlite" else WRITERS
-        self._turns = TenantTurns("writes", writers, MAX_REQUESTS)
+        self._turns = TenantTurns(Places("writes", writers, MAX_REQUESTS))
 
     @asynccontextmanager
     async def holding(self, context: AbstractContextManager[Entered]) -> AsyncIterator[Entered]:
@@ -224,9 +224,11 @@ class Group(Generic[Work, Answer]):
     Use it only in the thread of the event loop.
     """
 
-    def __init__(self, most: int = MAX_IN_GROUP) -> None:
-        """most: items in one group."""
-        self._most = most
+    def __init__(
+        self, run: Callable[[Sequence[Work]], Awaitable[Sequence[Answer | Exception]]], most: int = MAX_IN_GROUP
+    ) -> None:
+        """run: processes a group; returns a result, or an exception, for each item. most: items in one group."""
+        self._run, self._most = run, most
         self._waiting: list[tuple[Work, asyncio.Future[Answer]]] = []
         self._task: asyncio.Task[None] | None = None
 
@@ -246,10 +248,6 @@ class Group(Generic[Work, Answer]):
                 await self._answer(group)
         finally:
             self._task = None
-
-    async def _run(self, work: Sequence[Work]) -> Sequence[Answer | Exception]:
-        """Processes a group; returns a result, or an exception, for each item."""
-        raise NotImplementedError
 
     async def _answer(self, group: Sequence[tuple[Work, asyncio.Future[Answer]]]) -> None:
         answers: Sequence[Answer | Exception]
@@ -273,48 +271,38 @@ class Group(Generic[Work, Answer]):
                 future.set_result(answer)
 
 
-class GroupCommit(Group[Work, Answer]):
-    """Groups writes of one kind. Use it only in the thread of the event loop."""
+def group_commit(
+    database: Database,
+    write_queue: WriteQueue,
+    write: Callable[[Session, Sequence[Work]], Sequence[Answer | Exception]],
+    most: int = MAX_IN_GROUP,
+) -> Group[Work, Answer]:
+    """Makes a group of writes. write: applies several items in a transaction, and returns as `run` of a group."""
 
-    def __init__(
-        self,
-        database: Database,
-        write_queue: WriteQueue,
-        write: Callable[[Session, Sequence[Work]], Sequence[Answer | Exception]],
-        most: int = MAX_IN_GROUP,
-    ) -> None:
-        """write: applies several items in a transaction and returns a result, or an exception, for each.
+    def transact(work: Sequence[Work]) -> Sequence[Answer | Exception]:
+        with database.writing() as session:
+            return write(session, work)
 
-        most: items in one transaction.
-        """
-        super().__init__(most)
-        self._database, self._write_queue, self._write = database, write_queue, write
+    async def run(work: Sequence[Work]) -> Sequence[Answer | Exception]:
+        return await write_queue.run(transact, work)
 
-    async def _run(self, work: Sequence[Work]) -> Sequence[Answer | Exception]:
-        return await self._write_queue.run(self._transact, work)
-
-    def _transact(self, work: Sequence[Work]) -> Sequence[Answer | Exception]:
-        with self._database.writing() as session:
-            return self._write(session, work)
+    return Group(run, most)
 
 
-class GroupRead(Group[Work, Answer]):
-    """Groups reads of one kind. Use it only in the thread of the event loop."""
+def group_read(
+    database: Database, read: Callable[[Session, Sequence[Work]], Sequence[Answer | Exception]]
+) -> Group[Work, Answer]:
+    """Makes a group of reads. read: reads several items, and returns as `run` of a group."""
 
-    def __init__(
-        self, database: Database, read: Callable[[Session, Sequence[Work]], Sequence[Answer | Exception]]
-    ) -> None:
-        """read: reads several items and returns a result, or an exception, for each."""
-        super().__init__()
-        self._database, self._read = database, read
+    def query(work: Sequence[Work]) -> Sequence[Answer | Exception]:
+        with database.autocommit() as session:
+            return read(session, work)
 
-    async def _run(self, work: Sequence[Work]) -> Sequence[Answer | Exception]:
+    async def run(work: Sequence[Work]) -> Sequence[Answer | Exception]:
         # Without what `run_in_threadpool` does for requests that are cancelled: groups are not.
-        return await asyncio.get_running_loop().run_in_executor(None, self._query, work)
+        return await asyncio.get_running_loop().run_in_executor(None, query, work)
 
-    def _query(self, work: Sequence[Work]) -> Sequence[Answer | Exception]:
-        with self._database.autocommit() as session:
-            return self._read(session, work)
+    return Group(run)
 
 
 class Shutdown:

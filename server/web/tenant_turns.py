@@ -8,6 +8,7 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import TypeVar
 
 import anyio.to_thread
@@ -23,6 +24,22 @@ RECENT_SECONDS = 5.0  # after its last work in which a tenant still has a share
 current_tenant: ContextVar[str] = ContextVar("current_tenant", default="")
 
 
+@dataclass(frozen=True)
+class Places:
+    """How much work of one kind a process does at the same time. name: of the bound on waiting work, in its error.
+
+    most: waiting work of one tenant.
+    """
+
+    name: str
+    places: int
+    most: int = MAX_WAITING
+
+    def make(self, state: object) -> TenantTurns:
+        """Makes the turns at these places, for `AppState.get`."""
+        return TenantTurns(self)
+
+
 class TenantTurns:
     """Places for work. Use it only in the thread of the event loop.
 
@@ -31,11 +48,10 @@ class TenantTurns:
     place that becomes free goes to the tenant whose turn it is, and there to the work that has waited longest.
     """
 
-    def __init__(self, name: str, places: int, most: int | None = None) -> None:
-        """name: of the bound on waiting work, in the error. most: waiting work of a tenant; None: MAX_WAITING."""
-        self._name, self._places, self._most = name, places, MAX_WAITING if most is None else most
+    def __init__(self, places: Places) -> None:
+        self._name, self._places, self._most = places.name, places.places, places.most
         self._recent: OrderedDict[str, float] = OrderedDict()  # when each tenant asked last, the longest ago first
-        self._threads = CapacityLimiter(places)
+        self._threads = CapacityLimiter(places.places)
         self._running: Counter[str] = Counter()
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()  # the next tenant first
 

@@ -134,7 +134,7 @@ def route_page(routes: Iterable[BaseRoute]) -> str:
         uploads_at_once=body_budgets.UPLOADS,
         quotas="\n".join(f"  `{quota}`: {limit:,}." for quota, limit in DEFAULTS.items()),
         events=MAX_EVENTS,
-        readers=READERS,
+        readers=READERS.places,
     )
     return head + "".join(sorted(rows))
 

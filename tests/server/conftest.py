@@ -13,7 +13,7 @@ import pytest
 from server.app import create_app
 from server.database.columns import utc_now
 from server.identity.signing_keys import service as keys
-from server.jobs.events import make_event_feed
+from server.jobs.events import EventFeed
 from server.settings import Settings
 from server.web import state
 from server.web.state import AppState
@@ -160,7 +160,7 @@ def fleet(home, standing):
     # A stream whose reader left looks into the database until the server notices.
     state, deadline = app.state.mobizo, time.monotonic() + 10
     while time.monotonic() < deadline and not (
-        state.get(make_event_feed).idle and not state.meters.registry.get_sample_value("mobizo_event_streams_open")
+        state.get(EventFeed).idle and not state.meters.registry.get_sample_value("mobizo_event_streams_open")
     ):
         time.sleep(0.005)
 

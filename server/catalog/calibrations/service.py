@@ -10,11 +10,11 @@ from sqlalchemy import BigInteger, ColumnElement, ForeignKey, String, Text, sele
 from sqlalchemy.orm import InstrumentedAttribute, Mapped, Session, mapped_column
 
 from server.catalog.bases import BaseModelEntry
-from server.database.columns import Numbered, Table, UtcTime, utc_now
-from server.database.database import Database, locked
+from server.database.columns import Numbered, Table, UtcTime, utc_now, view_of
+from server.database.database import Database, Repository, locked
 from server.database.paging import PageRequest, PageRows, page_of
 from server.ports import Port
-from server.storage.store import ArtifactStore, Damaged, FileColumn, FileReferences, hold
+from server.storage.store import ArtifactStore, Damaged, FileColumn, hold
 from shared.catalog import CalibrationView
 from shared.errors import BadRequest, Conflict, InvalidRecipe, InvalidUpload, NotFound, UnknownBase
 from shared.recipe import Recipe, RequestedRecipe
@@ -37,61 +37,21 @@ class StoredCalibration(Numbered, Table):
     size: Mapped[int] = mapped_column(BigInteger)
     created_at: Mapped[datetime] = mapped_column(UtcTime)
 
-    def view(self, base: str) -> CalibrationView:
-        """Returns the calibration as the API shows it. base: the name of its base model."""
-        return CalibrationView(
-            sha256=self.sha256,
-            base=base,
-            kind=self.kind,
-            task=self.task,
-            examples=self.examples,
-            modules=self.modules,
-            width=self.width,
-            size=self.size,
-            created_at=self.created_at,
-        )
 
-
-FILES = FileReferences(columns=(FileColumn(StoredCalibration.sha256),))
+FILES = (FileColumn(StoredCalibration.sha256),)
 
 
 # Each returns the name of an object that needs A from the calibration of that sha256, or None.
 USERS: Port[tuple[Callable[[Session, str], str | None], ...]] = Port("calibrations.users")
 
 
-class CalibrationRepository:
+class CalibrationRepository(Repository):
     """Calibrations in one session."""
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
-
-    def add(self, calibration: StoredCalibration) -> None:
-        """Stores a new calibration."""
-        self._session.add(calibration)
-        self._session.flush()
-
-    def remove(self, calibration: StoredCalibration) -> None:
-        """Removes a calibration; the next garbage collection removes its file."""
-        self._session.delete(calibration)
-
     def by_sha256(self, sha256: str) -> StoredCalibration | None:
-        """Returns the calibration of that file."""
-        return self._session.scalar(select(StoredCalibration).where(StoredCalibration.sha256 == sha256))
-
-    def by_sha256_shared(self, sha256: str) -> StoredCalibration | None:
         """Returns the calibration of that file, locked so that it is not removed until the transaction ends."""
         statement = select(StoredCalibration).where(StoredCalibration.sha256 == sha256)
         return self._session.scalar(statement.with_for_update(read=True))
-
-    def beginning_locked(self, beginning: str) -> Sequence[StoredCalibration]:
-        """Returns the calibrations whose sha256 begins so, locked so that no new recipe names them."""
-        sha256 = StoredCalibration.sha256
-        return self._session.scalars(locked(select(StoredCalibration).where(sha256.startswith(beginning)))).all()
-
-    def bases(self, sha256: str) -> Sequence[BaseModelEntry]:
-        """Returns the base models with that sha256, whatever their names."""
-        statement = select(BaseModelEntry).where(BaseModelEntry.sha256 == sha256).order_by(BaseModelEntry.number)
-        return self._session.scalars(statement).all()
 
     def base(self, calibration: StoredCalibration) -> BaseModelEntry:
         """A calibration's base model."""
@@ -103,7 +63,7 @@ class CalibrationRepository:
 
     def views(self, calibrations: Sequence[StoredCalibration]) -> list[CalibrationView]:
         """As the API shows them."""
-        return [calibration.view(self.base(calibration).name) for calibration in calibrations]
+        return [view_of(CalibrationView, each, base=self.base(each).name) for each in calibrations]
 
     def user(self, sha256: str) -> str | None:
         """Returns the name of an adapter, a cohort or an unfinished job that needs A from a calibration, or None."""
@@ -161,30 +121,32 @@ def register_file(database: Database, artifacts: ArtifactStore, data: bytes) -> 
         CalibrationService(session, artifacts).base_of(calibration)
     artifacts.put(data)
     with database.writing() as session:
-        stored = CalibrationService(session, artifacts).register(calibration, len(data))
-        return CalibrationRepository(session).views([stored])[0]
+        calibrations = CalibrationService(session, artifacts)
+        return calibrations.views([calibrations.register(calibration, len(data))])[0]
 
 
 _LISTS = "`mobizo-server calibration list` and GET /v1/calibrations list those that are"
 
 
-class CalibrationService:
-    """Calibrations in one transaction."""
+class CalibrationService(CalibrationRepository):
+    """Calibrations and their files in one transaction."""
 
     def __init__(self, session: Session, artifacts: ArtifactStore) -> None:
-        self._session, self._artifacts = session, artifacts
-        self._calibrations = CalibrationRepository(session)
+        super().__init__(session)
+        self._artifacts = artifacts
 
     def base_of(self, calibration: Calibration) -> BaseModelEntry:
         """Returns the base model that a calibration was made for. Raises UnknownBase if it is not registered."""
-        bases = self._calibrations.bases(calibration.metadata.base.sha256)
-        if not bases:
+        sha256 = calibration.metadata.base.sha256
+        statement = select(BaseModelEntry).where(BaseModelEntry.sha256 == sha256).order_by(BaseModelEntry.number)
+        base = self._session.scalars(statement).first()
+        if base is None:
             raise UnknownBase(
                 f"the calibration was made for {calibration.metadata.base.name!r} of sha256 "
-                f"{calibration.metadata.base.sha256[:12]}..., and no such base model is registered; "
+                f"{sha256[:12]}..., and no such base model is registered; "
                 "`mobizo-server base add` registers it"
             )
-        return bases[0]
+        return base
 
     def register(self, calibration: Calibration, size: int) -> StoredCalibration:
         """Registers a calibration whose file of `size` bytes is stored. Registering it again changes nothing.
@@ -194,7 +156,7 @@ class CalibrationService:
         base = self.base_of(calibration)
         sha256 = calibration.sha256
         hold(self._session, self._artifacts, [sha256])
-        existing = self._calibrations.by_sha256(sha256)
+        existing = self.by_sha256(sha256)
         if existing is not None:
             return existing
         stored = StoredCalibration(
@@ -208,7 +170,7 @@ class CalibrationService:
             size=size,
             created_at=utc_now(),
         )
-        self._calibrations.add(stored)
+        self.add(stored)
         return stored
 
     def check(self, recipe: Recipe, shape: BaseShape) -> None:
@@ -218,7 +180,7 @@ class CalibrationService:
         """
         if recipe.calibration is None:
             return
-        if self._calibrations.by_sha256_shared(recipe.calibration) is None:
+        if self.by_sha256(recipe.calibration) is None:
             raise InvalidRecipe(f"recipe.calibration: none of sha256 {recipe.calibration} is registered here; {_LISTS}")
         calibration = calibration_of(self._artifacts, recipe)
         for module in lora_modules(recipe, shape):
@@ -232,15 +194,17 @@ class CalibrationService:
 
         Raises NotFound, BadRequest if several match, or Conflict while it is in use.
         """
-        calibrations = self._calibrations.beginning_locked(beginning)
+        # Locked, so that no new recipe names them.
+        named = locked(select(StoredCalibration).where(StoredCalibration.sha256.startswith(beginning)))
+        calibrations = self._session.scalars(named).all()
         if not calibrations:
             raise NotFound(f"no calibration's sha256 begins with {beginning!r}; {_LISTS}")
         if len(calibrations) > 1:
             raise BadRequest(f"{len(calibrations)} calibrations' sha256 begin with {beginning!r}; give more digits")
-        user = self._calibrations.user(calibrations[0].sha256)
+        user = self.user(calibrations[0].sha256)
         if user is not None:
             raise Conflict(
                 f"{user} takes its A from calibration {calibrations[0].sha256}; it cannot be removed while it does"
             )
-        self._calibrations.remove(calibrations[0])
+        self._session.delete(calibrations[0])  # the next garbage collection removes its file
         return calibrations[0]

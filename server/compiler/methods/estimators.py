@@ -17,10 +17,10 @@ import torch
 from torch import Tensor, nn
 from torch._higher_order_ops.scan import scan
 
-from server.compiler.methods.clipping import single_rows
 from server.compiler.methods.noise import directions
 from server.compiler.methods.noise_operator import noise_call
 from server.compiler.methods.optimizers import OptimizedB
+from server.compiler.methods.private_gradient import single_rows
 from shared.recipe import MAX_PATH_QUERIES, Estimator, Recipe, directions_at_once
 
 SUMMED, FEWEST_SUMMED = 32, 4  # directions of a cumulative sum; with fewer, single differences are no more operations

@@ -15,9 +15,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from server.compiler.methods.clipping import noised_sums, single_rows
 from server.compiler.methods.preferences import example_count, preference_losses
-from server.compiler.methods.private_gradient import ExampleGradients, mean_gradient, noise_units
+from server.compiler.methods.private_gradient import (
+    ExampleGradients,
+    mean_gradient,
+    noise_units,
+    noised_sums,
+    single_rows,
+)
 from server.compiler.methods.step_inputs import StepInputs
 from server.compiler.methods.training import EXCLUDED, Method, Network, Stack, picked_log_probabilities
 from server.compiler.model.backbone import Backbone, picked_states, states_for

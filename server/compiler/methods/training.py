@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from server.compiler.methods.clipping import example_means, noised_sums
 from server.compiler.methods.estimators import state_of
 from server.compiler.methods.preferences import example_count, preference_losses
+from server.compiler.methods.private_gradient import example_means, noised_sums
 from server.compiler.methods.step_inputs import StepInputs, micro_batches
 from server.compiler.model.answer_paths import AnswerTables
 from server.compiler.model.backbone import Backbone, picked_states

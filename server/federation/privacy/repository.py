@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from datetime import datetime
 
-from sqlalchemy import Float, ForeignKey, Index, String, UniqueConstraint, delete, func, select
-from sqlalchemy.orm import Mapped, Session, mapped_column
+from sqlalchemy import ColumnElement, Float, ForeignKey, Index, String, UniqueConstraint, delete, func, select
+from sqlalchemy.orm import Mapped, mapped_column
 
 from server.database.columns import Numbered, Table, UtcTime
-from server.database.database import add_if_absent
+from server.database.database import Repository, add_if_absent
 from server.jobs.repository import Job
 from shared.federation.accounting import Spending
 from shared.job import JobState
@@ -44,12 +44,6 @@ class PrivacySpending(Numbered, Table):
     steps: Mapped[int] = mapped_column()
     spent_at: Mapped[datetime] = mapped_column(UtcTime)
 
-    @property
-    def spending(self) -> Spending:
-        """As it is accounted for."""
-        rate, noise = self.sampling_rate, self.noise_multiplier
-        return Spending(sampling_rate=rate, noise_multiplier=noise, times=self.steps)
-
 
 class PrivacyLimit(Numbered, Table):
     """A user's budget. Its row is what two jobs of one user wait for each other at."""
@@ -66,16 +60,8 @@ class PrivacyLimit(Numbered, Table):
 EXPOSED_STATES = (JobState.TRAINING, JobState.SUCCEEDED)  # states of jobs whose runs may have been seen
 
 
-class PrivacyRepository:
+class PrivacyRepository(Repository):
     """Spendings and budgets in one session."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-
-    def add(self, spending: PrivacySpending) -> None:
-        """Stores a new one."""
-        self._session.add(spending)
-        self._session.flush()
 
     def of_job(self, job_id: str) -> Sequence[PrivacySpending]:
         """A job's runs, the first one first."""
@@ -89,20 +75,11 @@ class PrivacyRepository:
 
     def of_user(self, tenant: str, user: str) -> list[Spending]:
         """Returns all spendings and reservations on a user's data."""
-        return _spendings(self._sums(tenant, PrivacySpending.user == user).get(user, ()))
+        return self._sums(PrivacySpending.tenant == tenant, PrivacySpending.user == user).get(user, [])
 
     def of_dataset(self, device_id: str, dataset: str) -> dict[str, list[Spending]]:
         """Returns the privacy that runs have spent on a device's data set, by the user of the job."""
-        row = PrivacySpending
-        statement = (
-            select(row.user, row.sampling_rate, row.noise_multiplier, func.sum(row.steps))
-            .where(row.device_id == device_id, row.dataset == dataset)
-            .group_by(row.user, row.sampling_rate, row.noise_multiplier)
-        )
-        spendings: dict[str, list[Spending]] = {}
-        for user, rate, noise, steps in self._session.execute(statement):
-            spendings.setdefault(user, []).extend(_spendings([(rate, noise, int(steps))]))
-        return spendings
+        return self._sums(PrivacySpending.device_id == device_id, PrivacySpending.dataset == dataset)
 
     def datasets_of(self, device_id: str) -> dict[str, int]:
         """Returns the number of private runs of each data set of a device, by its name."""
@@ -112,18 +89,15 @@ class PrivacyRepository:
 
     def of_cohort(self, tenant: str, cohort: str) -> dict[str, list[Spending]]:
         """Returns the privacy that a cohort's rounds have spent on each user's examples."""
-        return {user: _spendings(rows) for user, rows in self._sums(tenant, PrivacySpending.cohort == cohort).items()}
+        return self._sums(PrivacySpending.tenant == tenant, PrivacySpending.cohort == cohort)
 
-    def _sums(self, tenant: str, condition: object) -> dict[str, list[tuple[float, float, int]]]:
+    def _sums(self, *conditions: ColumnElement[bool]) -> dict[str, list[Spending]]:
         row = PrivacySpending
-        statement = (
-            select(row.user, row.sampling_rate, row.noise_multiplier, func.sum(row.steps))
-            .where(row.tenant == tenant, condition)  # type: ignore[arg-type]  # a column's comparison
-            .group_by(row.user, row.sampling_rate, row.noise_multiplier)
-        )
-        sums: dict[str, list[tuple[float, float, int]]] = {}
+        columns = row.user, row.sampling_rate, row.noise_multiplier
+        statement = select(*columns, func.sum(row.steps)).where(*conditions).group_by(*columns)
+        sums: dict[str, list[Spending]] = {}
         for user, rate, noise, steps in self._session.execute(statement):
-            sums.setdefault(user, []).append((rate, noise, int(steps)))
+            sums.setdefault(user, []).append(Spending(sampling_rate=rate, noise_multiplier=noise, times=int(steps)))
         return sums
 
     def runs(self, tenant: str, user: str) -> int:
@@ -162,7 +136,3 @@ class PrivacyRepository:
         if limit is not None:
             limit.epsilon, limit.delta = epsilon, delta
             self._session.flush()
-
-
-def _spendings(rows: Sequence[tuple[float, float, int]]) -> list[Spending]:
-    return [Spending(sampling_rate=rate, noise_multiplier=noise, times=steps) for rate, noise, steps in rows]

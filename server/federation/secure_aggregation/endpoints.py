@@ -6,7 +6,6 @@ contains the state of the round after the message. Messages are idempotent.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated
 
 from fastapi import Query, Request
@@ -41,7 +40,6 @@ from shared.federation.secure_aggregation.messages import (
     SecureAggregationView,
     Unmasking,
 )
-from shared.federation.secure_aggregation.session import SecureAggregationSession
 from shared.signing import parse_public
 
 router = Routes(prefix="/v1/leases", tags=["leases"])
@@ -50,17 +48,6 @@ ERRORS = raises(Gone, Conflict, LeftOutOfRound, Untrusted, InvalidUpload)
 
 def _service(state: AppState, session: Session) -> SecureAggregationService:
     return SecureAggregationService(session, state.artifacts, state.settings.lease_seconds)
-
-
-def _apply(
-    state: AppState,
-    session: Session,
-    principal: DevicePrincipal,
-    lease_id: str,
-    apply: Callable[[SecureAggregationSession, str], None],
-) -> SecureAggregationView:
-    member = principal.device_id
-    return _service(state, session).answer(member, lease_id, lambda aggregation: apply(aggregation, member))
 
 
 def _view(
@@ -72,7 +59,7 @@ def _view(
 
 def _advance(state: AppState, principal: DevicePrincipal, lease_id: str) -> None:
     with state.database.writing() as session:
-        _apply(state, session, principal, lease_id, lambda aggregation, member: None)
+        _service(state, session).answer(principal.device_id, lease_id, lambda aggregation, member: None)
 
 
 @router.get("/{lease_id}/masking", responses=raises(Gone, Conflict))
@@ -99,10 +86,8 @@ def advertise_keys(
         identity = parse_public(principal.public_key or "").public_bytes_raw()
     except Untrusted as error:
         raise BadSignature("this device enrolled without a key; enroll it again") from error
-    return _apply(
-        state,
-        session,
-        principal,
+    return _service(state, session).answer(
+        principal.device_id,
         lease_id,
         lambda aggregation, member: aggregation.advertise(member, identity, advertisement),
     )
@@ -113,7 +98,9 @@ def share_keys(
     principal: Device, lease_id: str, shares: SealedShares, state: State, session: SignedWriting
 ) -> SecureAggregationView:
     """Phase `shares`: accepts the shares of the device's two secrets, encrypted for each other device of the roster."""
-    return _apply(state, session, principal, lease_id, lambda aggregation, member: aggregation.share(member, shares))
+    return _service(state, session).answer(
+        principal.device_id, lease_id, lambda aggregation, member: aggregation.share(member, shares)
+    )
 
 
 @router.put(
@@ -141,12 +128,8 @@ def _submit_vector(
     state: AppState, principal: DevicePrincipal, lease_id: str, sha256: str, data: memoryview
 ) -> SecureAggregationView:
     with state.database.writing() as session:
-        return _apply(
-            state,
-            session,
-            principal,
-            lease_id,
-            lambda aggregation, member: aggregation.submit_vector(member, sha256, data),
+        return _service(state, session).answer(
+            principal.device_id, lease_id, lambda aggregation, member: aggregation.submit_vector(member, sha256, data)
         )
 
 
@@ -155,7 +138,9 @@ def consent_to_unmasking(
     principal: Device, lease_id: str, consent: Consent, state: State, session: SignedWriting
 ) -> SecureAggregationView:
     """Phase `consents`: accepts the device's signature over the list of devices in the sum."""
-    return _apply(state, session, principal, lease_id, lambda aggregation, member: aggregation.consent(member, consent))
+    return _service(state, session).answer(
+        principal.device_id, lease_id, lambda aggregation, member: aggregation.consent(member, consent)
+    )
 
 
 @router.post("/{lease_id}/masking/unmask", responses=ERRORS)
@@ -163,6 +148,6 @@ def unmask_round(
     principal: Device, lease_id: str, unmasking: Unmasking, state: State, session: SignedWriting
 ) -> SecureAggregationView:
     """Phase `unmasking`: accepts the shares that remove the masks from the sum, and from nothing else."""
-    return _apply(
-        state, session, principal, lease_id, lambda aggregation, member: aggregation.unmask(member, unmasking)
+    return _service(state, session).answer(
+        principal.device_id, lease_id, lambda aggregation, member: aggregation.unmask(member, unmasking)
     )

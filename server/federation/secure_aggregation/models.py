@@ -11,7 +11,7 @@ from sqlalchemy import Float, ForeignKey, Index, LargeBinary, String, Text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from server.database.columns import Document, Numbered, Table, UtcTime, text_enum
-from server.storage.store import FileColumn, FileReferences
+from server.storage.store import FileColumn
 from shared.federation.secure_aggregation.messages import Advertisement, Phase, Roster
 from shared.federation.secure_aggregation.settings import SecureAggregationParameters
 
@@ -51,4 +51,4 @@ class SecureAggregationMember(Numbered, Table):
     keys: Mapped[bytes | None] = mapped_column(LargeBinary, deferred=True)
 
 
-FILES = FileReferences(columns=(FileColumn(SecureAggregationMember.vector_sha256),))
+FILES = (FileColumn(SecureAggregationMember.vector_sha256),)

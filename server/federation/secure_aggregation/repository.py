@@ -8,7 +8,7 @@ from datetime import datetime
 from sqlalchemy import ColumnElement, exists, func, or_, select, update
 from sqlalchemy.orm import Session
 
-from server.database.database import add_if_absent, locked
+from server.database.database import Repository, add_if_absent, locked
 from server.federation.models import Cohort, CohortRound, MemberUpdate
 from server.federation.secure_aggregation.models import SecureAggregationMember, SecureAggregationRound
 from server.jobs.repository import Job
@@ -23,11 +23,8 @@ _OVER = (Phase.SUMMING, Phase.DONE, Phase.FAILED)
 _ENDED_BADLY = (JobState.FAILED, JobState.CANCELLED)
 
 
-class SecureAggregationRepository:
+class SecureAggregationRepository(Repository):
     """Queries masked rounds in one session."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
 
     def round_of(self, job: Job) -> tuple[CohortRound, Cohort] | None:
         """Returns the round that a job was submitted for and its cohort, or None."""

@@ -1,4 +1,4 @@
-"""Handles the messages of devices in masked rounds, under the leases of their jobs.
+"""Masked rounds: their phases, the messages of devices under the leases of their jobs, and the sum.
 
 A masked round begins when the first of its devices has trained. A phase ends in the transaction of the message that
 completes it. After its deadline, the next poll of a device or the periodic sweep of rounds ends it.
@@ -11,10 +11,10 @@ from collections.abc import Callable
 from sqlalchemy.orm import Session
 
 from server.database.columns import utc_now
+from server.database.database import Database
 from server.federation.models import Cohort, CohortRound, secure_aggregation_parameters
 from server.federation.repository import CohortRepository
 from server.federation.secure_aggregation.models import SecureAggregationRound
-from server.federation.secure_aggregation.progress import SecureAggregationProgress
 from server.federation.secure_aggregation.repository import DatabaseStore, SecureAggregationRepository
 from server.jobs.leases.repository import LeaseRepository
 from server.jobs.leases.service import LeaseService
@@ -22,9 +22,72 @@ from server.jobs.repository import Job
 from server.storage.store import ArtifactStore
 from shared.errors import Conflict, LeftOutOfRound, NotFound
 from shared.federation.cohort import RoundState
-from shared.federation.secure_aggregation.fixed_point import vector_bytes
+from shared.federation.secure_aggregation.fixed_point import Total, vector_bytes
 from shared.federation.secure_aggregation.messages import Phase, SecureAggregationView
+from shared.federation.secure_aggregation.server import unmask_sum
 from shared.federation.secure_aggregation.session import SecureAggregationSession
+
+
+class SecureAggregationProgress:
+    """Manages the phases of masked rounds in one transaction."""
+
+    def __init__(self, session: Session) -> None:
+        self._session, self._repository = session, SecureAggregationRepository(session)
+
+    def tick(self, masked: SecureAggregationRound) -> Phase:
+        """Ends the current phase of a locked masked round if it is complete or late. Returns the resulting phase."""
+        self._session.flush()
+        failed_members = self._repository.failed_members(masked.round_number)
+        expects_members = self._repository.expects_members(masked.round_number)
+        return self._secure_aggregation(masked).tick(expects_members, masked.least, failed_members)
+
+    def advance(self, cohort_round: CohortRound) -> SecureAggregationRound | None:
+        """Returns the masked round of a cohort's round, locked, after `tick`. None: no device has taken part yet."""
+        masked = self._repository.locked(cohort_round.number)
+        if masked is not None:
+            self.tick(masked)
+        return masked
+
+    def summed(self, masked: SecureAggregationRound) -> dict[int, str]:
+        """Returns the sha256 of each masked vector in the sum, by job number."""
+        there = {row.member for row in self._secure_aggregation(masked).in_sum()}
+        members = self._repository.members(masked.round_number)
+        return {row.job_number: row.vector_sha256 or "" for row in members if row.member in there}
+
+    def is_summed(self, cohort_round: CohortRound, device_id: str) -> bool:
+        """Returns whether all phases of a round are over and a device's vector is in the sum."""
+        masked = self._repository.get(cohort_round.number)
+        if masked is None or masked.phase not in (Phase.SUMMING, Phase.DONE):
+            return False
+        return device_id in {row.member for row in self._secure_aggregation(masked).in_sum()}
+
+    def finish(self, cohort_round: CohortRound, why: str | None = None) -> None:
+        """Discards the shares and vectors of a round that has ended. why: the reason if the round was abandoned."""
+        masked = self._repository.locked(cohort_round.number)
+        if masked is not None and masked.phase not in (Phase.DONE, Phase.FAILED):
+            self._secure_aggregation(masked).finish(why)
+
+    def _secure_aggregation(self, masked: SecureAggregationRound) -> SecureAggregationSession:
+        return _aggregation(DatabaseStore(self._session, masked))
+
+
+def _aggregation(store: DatabaseStore) -> SecureAggregationSession:
+    masked = store.session
+    return SecureAggregationSession(store, masked.parameters, masked.phase_seconds, utc_now())
+
+
+def round_total(database: Database, artifacts: ArtifactStore, round_id: str) -> Total:
+    """Returns the decoded sum of a cohort's round in phase SUMMING. Uses O(D) memory, outside of transactions.
+
+    Raises Untrusted or InvalidUpload if the shares or vectors of the devices are inconsistent.
+    """
+    with database.reading() as session:
+        masked = SecureAggregationRepository(session).of_round(round_id)
+        if masked is None:
+            raise LeftOutOfRound("no device took part in the masked round")
+        aggregation = _aggregation(DatabaseStore(session, masked))
+        inputs, vectors = aggregation.unmasking_inputs(), [row.vector_sha256 or "" for row in aggregation.in_sum()]
+    return unmask_sum(inputs, (artifacts.read(sha256) for sha256 in vectors))
 
 
 class SecureAggregationService:
@@ -60,7 +123,7 @@ class SecureAggregationService:
         return 0 if parameters is None else vector_bytes(parameters)
 
     def answer(
-        self, device_id: str, lease_id: str, apply: Callable[[SecureAggregationSession], None]
+        self, device_id: str, lease_id: str, apply: Callable[[SecureAggregationSession, str], None]
     ) -> SecureAggregationView:
         """Applies a device's message to the round of its job, and ends the phase if the message completes it.
 
@@ -73,7 +136,7 @@ class SecureAggregationService:
         masked = self._begun(job)
         aggregation = self._secure_aggregation(masked, job.number)
         before = masked.phase
-        apply(aggregation)
+        apply(aggregation, device_id)
         self._progress.tick(masked)
         return aggregation.view(device_id, before)
 
@@ -95,5 +158,4 @@ class SecureAggregationService:
         return cohort_round
 
     def _secure_aggregation(self, masked: SecureAggregationRound, job_number: int = 0) -> SecureAggregationSession:
-        store = DatabaseStore(self._session, masked, self._artifacts, job_number)
-        return SecureAggregationSession(store, masked.parameters, masked.phase_seconds, utc_now())
+        return _aggregation(DatabaseStore(self._session, masked, self._artifacts, job_number))

@@ -7,66 +7,40 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from sqlalchemy.orm import Session
 
 from server.database.columns import utc_now
 from server.identity.devices.repository import DeviceReport, DeviceRepository
-from server.web.state import AppState, GroupCommit
+from server.web.state import AppState, group_commit
 
 NOTE_SECONDS = 60.0  # between two writes of one device
 
 
-@dataclass(frozen=True)
-class Presence:
-    """A sign of life from a device. report: what it reported about itself, if anything."""
+class Presences:
+    """Records that devices are online. Use it only in the thread of the event loop."""
 
-    device_id: str
-    report: DeviceReport | None = None
-
-
-class PresenceLog:
-    """When this process last wrote each device. Use it only in the thread of the event loop."""
-
-    def __init__(self) -> None:
-        # By device: when, what lasts of its report, and that report.
+    def __init__(self, state: AppState) -> None:
+        self._writes = group_commit(state.database, state.write_queue, _write)
+        # When this process last wrote each device, what lasts of its report, and that report.
         self._noted: dict[str, tuple[float, DeviceReport | None, DeviceReport | None]] = {}
 
-    def due(self, presence: Presence) -> bool:
-        """Whether this presence is due to be written; if so, it counts as written."""
+    async def record(self, device_id: str, report: DeviceReport | None = None) -> None:
+        """Records that a device is online, unless that was recorded a moment ago. report: what it reported, if so."""
         now = time.monotonic()
-        at, noted, report = self._noted.get(presence.device_id, (-NOTE_SECONDS, None, None))
+        at, noted, latest = self._noted.get(device_id, (-NOTE_SECONDS, None, None))
         lasting = noted
-        if presence.report not in (None, report):
-            report, lasting = presence.report, presence.report.lasting()
+        if report is not None and report != latest:
+            latest, lasting = report, report.lasting()
         if now - at < NOTE_SECONDS and lasting == noted:
-            return False
-        self._noted[presence.device_id] = now, lasting, report
-        return True
+            return
+        self._noted[device_id] = now, lasting, latest
+        await self._writes.add((device_id, report))
 
 
-def write_presences(session: Session, presences: Sequence[Presence]) -> list[None]:
-    """Writes several presences in one transaction."""
+def _write(session: Session, presences: Sequence[tuple[str, DeviceReport | None]]) -> list[None]:
     reports: dict[str, DeviceReport | None] = {}
-    for presence in presences:
-        reports[presence.device_id] = presence.report or reports.get(presence.device_id)
+    for device_id, report in presences:
+        reports[device_id] = report or reports.get(device_id)
     DeviceRepository(session).record_presences(reports, utc_now())
     return [None] * len(presences)
-
-
-class Presences:
-    """Records that devices are online: many in one transaction, and each device about once a minute."""
-
-    def __init__(self, writes: GroupCommit[Presence, None]) -> None:
-        self._log, self._writes = PresenceLog(), writes
-
-    async def record(self, presence: Presence) -> None:
-        """Records that a device is online, unless that was recorded a moment ago."""
-        if self._log.due(presence):
-            await self._writes.add(presence)
-
-
-def make_presences(state: AppState) -> Presences:
-    """Makes the record of devices that are online, for `AppState.get`."""
-    return Presences(GroupCommit(state.database, state.write_queue, write_presences))

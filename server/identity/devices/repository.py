@@ -8,10 +8,10 @@ from datetime import datetime, timedelta
 
 from pydantic import BaseModel, ConfigDict, RootModel
 from sqlalchemy import ForeignKey, Index, String, bindparam, case, delete, func, select, update
-from sqlalchemy.orm import Mapped, Session, mapped_column
+from sqlalchemy.orm import Mapped, mapped_column
 
-from server.database.columns import Document, Numbered, OneOf, Table, UtcTime, utc_now
-from server.database.database import add_if_absent, insert_or, locked, read_columns
+from server.database.columns import Document, Numbered, OneOf, Table, UtcTime, utc_now, view_of
+from server.database.database import Repository, add_if_absent, insert_or, locked, read_columns
 from server.database.paging import PageRequest, PageRows, page_of
 from shared.capabilities import Capabilities, Labels
 from shared.protocol import DeviceView
@@ -62,20 +62,14 @@ class Device(Numbered, Table):
     def view(self, users: Sequence[str]) -> DeviceView:
         """As the API shows it. users: those bound to it."""
         report = self.report or DeviceReport(datasets=())
-        return DeviceView(
-            id=self.id,
-            name=self.name,
-            platform=self.platform,
-            created_at=self.created_at,
-            last_seen_at=self.last_seen_at,
-            revoked_at=self.revoked_at,
+        return view_of(
+            DeviceView,
+            self,
             labels=self.labels.root,
             users=list(users),
             datasets=list(report.datasets),
             memory_bytes=report.memory_bytes,
             capabilities=report.capabilities,
-            failures=self.failures,
-            cooldown_until=self.cooldown_until,
         )
 
 
@@ -138,24 +132,13 @@ _PRESENT = (
 )
 
 
-class DeviceRepository:
+class DeviceRepository(Repository):
     """Devices in one session."""
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
-
-    def add(self, device: Device) -> None:
-        """Stores a new device."""
-        self._session.add(device)
-        self._session.flush()
-
-    def get(self, tenant: str, device_id: str) -> Device | None:
-        """A device of a tenant."""
-        return self._session.scalar(select(Device).where(Device.tenant == tenant, Device.id == device_id))
-
-    def get_locked(self, tenant: str, device_id: str) -> Device | None:
-        """A device of a tenant, locked until the transaction ends."""
-        return self._session.scalar(locked(select(Device).where(Device.tenant == tenant, Device.id == device_id)))
+    def get(self, tenant: str, device_id: str, *, lock: bool = False) -> Device | None:
+        """A device of a tenant. lock: until the transaction ends."""
+        statement = select(Device).where(Device.tenant == tenant, Device.id == device_id)
+        return self._session.scalar(locked(statement, lock=lock))
 
     def all(self, tenant: str) -> Sequence[Device]:
         """Every device of a tenant, oldest first."""
@@ -180,10 +163,6 @@ class DeviceRepository:
         """Returns how many devices of a tenant are not revoked."""
         live = Device.tenant == tenant, Device.revoked_at.is_(None)
         return self._session.scalar(select(func.count()).select_from(Device).where(*live)) or 0
-
-    def record_presence(self, device_id: str, now: datetime) -> None:
-        """Records the time of a device's last request."""
-        self.record_presences({device_id: None}, now)
 
     def record_presences(self, reports: Mapping[str, DeviceReport | None], now: datetime) -> None:
         """Records the time of each device's last request, and the report that came with it, if any.
@@ -211,11 +190,8 @@ class DeviceRepository:
         return self._session.scalar(locked(select(Device).where(Device.id == device_id), skip=True))
 
 
-class BindingRepository:
+class BindingRepository(Repository):
     """Which users are bound to which devices, in one session."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
 
     def users(self, device_id: str) -> frozenset[str]:
         """Returns the users of a device."""
@@ -228,12 +204,7 @@ class BindingRepository:
             users[row.device_id].append(row.user)
         return {device_id: sorted(of_device) for device_id, of_device in users.items()}
 
-    def bound(self, device_id: str, user: str) -> bool:
-        """Returns whether a user is bound to a device."""
-        statement = select(DeviceUser.user).where(DeviceUser.device_id == device_id, DeviceUser.user == user)
-        return self._session.scalar(statement) is not None
-
-    def add(self, device_id: str, users: Iterable[str], now: datetime) -> None:
+    def bind(self, device_id: str, users: Iterable[str], now: datetime) -> None:
         """Binds users to a device; those that are bound already stay bound."""
         for user in users:
             add_if_absent(self._session, DeviceUser, device_id=device_id, user=user, bound_at=now)
@@ -263,11 +234,8 @@ class SpentNonce:
     until: datetime
 
 
-class NonceRepository:
+class NonceRepository(Repository):
     """Spent nonces in one session."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
 
     def spend_all(self, nonces: Collection[SpentNonce], now: datetime) -> set[tuple[str, str]]:
         """Stores nonces, and returns (device, nonce) of those that were not there. Of two at once, one gets it.

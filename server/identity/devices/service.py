@@ -20,7 +20,7 @@ from server.identity.audit import AccessAction, AccessTrail, Subject
 from server.identity.devices.repository import BindingRepository, Device, DeviceRepository, LabelSet
 from server.identity.quotas import Quota, QuotaService
 from server.identity.tenants import TenantService
-from server.identity.tokens import Principal, TokenRepository, TokenService, new_token, token_digest
+from server.identity.tokens import Principal, TokenService, new_token, token_digest
 from server.ports import Port
 from server.settings import Settings
 from shared.access import Role
@@ -29,10 +29,10 @@ from shared.invalid_fields import first_invalid
 from shared.protocol import MAX_USERS, DeviceEnrollment, Enrollment
 
 KEY_BYTES = 32
-# Take back what a device has of a user who was unbound from it, given the device's id and the user.
-UNBOUND: Port[tuple[Callable[[Session, Settings, str, str], None], ...]] = Port("devices.unbound")
-# Take back what a device has that was revoked, given its id.
-REVOKED: Port[tuple[Callable[[Session, Settings, str], None], ...]] = Port("devices.revoked")
+# Takes back what a device has of a user who was unbound from it, given the device's id and the user.
+UNBOUND: Port[Callable[[Session, Settings, str, str], None]] = Port("devices.unbound")
+# Takes back what a device has that was revoked, given its id.
+REVOKED: Port[Callable[[Session, Settings, str], None]] = Port("devices.revoked")
 
 
 class BindingService:
@@ -47,13 +47,12 @@ class BindingService:
         new = frozenset(users) - self._bindings.users(device.id)
         if len(self._bindings.users(device.id)) + len(new) > MAX_USERS:
             raise Conflict(f"device {device.name} would have more than {MAX_USERS} users; unbind others first")
-        self._bindings.add(device.id, sorted(new), utc_now())
+        self._bindings.bind(device.id, sorted(new), utc_now())
 
     def unbind(self, device: Device, user: str, settings: Settings) -> None:
         """Unbinds a user from a device, which is locked, and takes back the user's jobs. Idempotent."""
         if self._bindings.remove(device.id, user):
-            for take_back in UNBOUND.get():
-                take_back(self._session, settings, device.id, user)
+            UNBOUND.get()(self._session, settings, device.id, user)
 
     def check(self, device_id: str, *users: str) -> None:
         """Raises DeviceNotBound unless a device trains for each of these users."""
@@ -134,7 +133,7 @@ class DeviceService:
 
     def get(self, tenant: str, device_id: str, lock: bool = False) -> Device:
         """A device of the tenant; lock: until the transaction ends. Raises NotFound."""
-        device = (self._devices.get_locked if lock else self._devices.get)(tenant, device_id)
+        device = self._devices.get(tenant, device_id, lock=lock)
         if device is None:
             raise NotFound(f"there is no device {device_id!r}")
         return device
@@ -201,7 +200,7 @@ def count_tokens(session: Session, tenant: str) -> int:
     now = utc_now()
     unused = EnrollmentToken.used_at.is_(None), EnrollmentToken.expires_at > now
     statement = select(func.count()).select_from(EnrollmentToken).where(EnrollmentToken.tenant == tenant, *unused)
-    return TokenRepository(session).count_live(tenant, now) + (session.scalar(statement) or 0)
+    return TokenService(session).count_live(tenant, now) + (session.scalar(statement) or 0)
 
 
 def revoke_device(
@@ -216,7 +215,6 @@ def revoke_device(
     device = service.get(tenant, device_id, lock=True)
     if device.revoked_at is None:
         service.revoke(device)
-        for take_back in REVOKED.get():
-            take_back(session, settings, device.id)
+        REVOKED.get()(session, settings, device.id)
         AccessTrail(session).add(tenant, person, AccessAction.DEVICE_REVOKED, Subject(device.name, device.id))
     return device

@@ -24,7 +24,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
 from server.database.columns import Document, Numbered, Table, UtcTime, utc_now
-from server.database.database import Collision, Database
+from server.database.database import Collision, Database, Repository
 from server.identity.devices.repository import DeviceRepository
 from server.identity.devices.service import revoke_device
 from server.ports import Port
@@ -287,16 +287,8 @@ def revoke_all(session: Session, settings: Settings) -> int:
     return len(live)
 
 
-class KeyRepository:
+class KeyRepository(Repository):
     """Keys in one session."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-
-    def add(self, key: ServerKey) -> None:
-        """Stores the new current key."""
-        self._session.add(key)
-        self._session.flush()
 
     def current(self) -> ServerKey | None:
         """Returns the current key; None if the home's first key was not recorded yet."""

@@ -5,26 +5,52 @@ A model is a registered base or an adapter of the caller's tenant, `NAME` or `NA
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
-from fastapi import Request
+from fastapi import Request, Response
 
-from server.catalog.bases import BaseModelEntry, BaseService
+from server.catalog.bases import BaseModelEntry, BaseRepository
 from server.database.paging import PageRequest
 from server.inference.endpoints import REFUSALS, ScoringPrincipal
-from server.inference.openai.error_format import OpenAIRoutes
 from server.inference.responses import Generation
 from server.inference.service import ScoringService
 from server.registry.repository import AdapterRepository
-from server.web.openapi import raises
+from server.web.openapi import PROBLEM_JSON, raises
+from server.web.routes import Route, Routes
 from server.web.state import State
 from server.web.streams import STREAMED, cancelled_on_disconnect, event_stream
 from shared.chat_template import InvalidConversation, NoChatTemplate
-from shared.errors import AdapterNotFound, RevisionNotFound, VersionHeld
-from shared.openai.answers import ChatWriter, CompletionWriter, unix_seconds
+from shared.errors import AdapterNotFound, MobizoError, RevisionNotFound, VersionHeld
+from shared.openai.answers import ChatWriter, CompletionWriter, error_object, unix_seconds
 from shared.openai.models import ChatCompletion, ChatRequest, CompletionRequest, Model, ModelList, TextCompletion
 
-router = OpenAIRoutes(prefix="/v1", tags=["openai"])
+JSON = "application/json"
+ERROR_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {"error": {"type": "object", "required": ["message", "type", "param", "code"]}},
+}
+
+
+class OpenAIRoute(Route):
+    """A route of OpenAI's API."""
+
+    def __init__(self, path: str, endpoint: Any, **options: Any) -> None:
+        super().__init__(path, endpoint, **options)
+        for response in self.responses.values():
+            if PROBLEM_JSON in response.get("content", {}):
+                # What is refused before any route, such as an address with control characters, is a problem document.
+                response["content"][JSON] = {"schema": ERROR_SCHEMA}
+
+    def refused(self, request: Request, error: MobizoError) -> Response:
+        """Returns an error in OpenAI's form, which its clients turn into their exceptions."""
+        headers = dict(super().refused(request, error).headers)
+        del headers["content-length"], headers["content-type"]
+        return Response(json.dumps(error_object(error)), error.status, headers, JSON)
+
+
+router = Routes(OpenAIRoute, prefix="/v1", tags=["openai"])
 MAX_LISTED = 1_000
 
 
@@ -44,7 +70,7 @@ def list_models(principal: ScoringPrincipal, state: State) -> ModelList:
             for adapter in adapters
             if adapter.main_version is not None and adapter.number in latest
         ]
-        return ModelList(data=(*adapter_models, *map(_base_model, BaseService(session, state.artifacts).all())))
+        return ModelList(data=(*adapter_models, *map(_base_model, BaseRepository(session).all())))
 
 
 @router.get("/models/{model:path}", responses=raises(AdapterNotFound, RevisionNotFound, VersionHeld))

@@ -10,14 +10,8 @@ from fastapi import Request, Response
 from prometheus_client import CollectorRegistry, Gauge
 from sqlalchemy.orm import Session
 
-from server.identity.access_rules import (
-    Device,
-    Signature,
-    spend_ahead,
-    spending,
-    spent_nonce,
-)
-from server.identity.devices.presence import Presence, make_presences
+from server.identity.access_rules import Device, Signature, spend_ahead, spending, spent_nonce
+from server.identity.devices.presence import Presences
 from server.identity.devices.repository import DeviceReport
 from server.identity.tokens import DevicePrincipal
 from server.jobs.leases.declines import DeclineService
@@ -27,7 +21,7 @@ from server.jobs.leases.messages import JobPoll, Message, Parting
 from server.jobs.leases.service import LeaseService
 from server.web.openapi import raises
 from server.web.routes import Routes
-from server.web.state import AppState, GroupCommit, GroupRead, State
+from server.web.state import AppState, Group, State, group_commit, group_read
 from shared.errors import Gone, MobizoError, ReplayedRequest, Unavailable
 from shared.job import JobError, Progress
 from shared.protocol import Decline, Lease, LeaseRequest, LeaseState
@@ -38,13 +32,13 @@ LEASE_SECONDS_MOST = 3600.0  # that a device may ask for
 MAX_ACQUIRED = 20  # leases that are given in one transaction, for which heartbeats wait on SQLite
 
 
-def make_messages(state: AppState) -> GroupCommit[Message, LeaseState]:
+def make_messages(state: AppState) -> Group[Message, LeaseState]:
     """Makes the group commit of messages about leases."""
 
     def write(session: Session, messages: Sequence[Message]) -> list[LeaseState | Exception]:
         return LeaseService(session, state.settings.lease_seconds).messages(messages)
 
-    return GroupCommit(state.database, state.write_queue, write)
+    return group_commit(state.database, state.write_queue, write)
 
 
 async def _process(
@@ -73,7 +67,7 @@ def make_polls_gauge(registry: CollectorRegistry) -> Gauge:
     return Gauge("mobizo_polls_open", "Devices that wait here for a job", registry=registry)
 
 
-def make_arrivals(state: AppState) -> GroupRead[JobPoll, Arrival]:
+def make_arrivals(state: AppState) -> Group[JobPoll, Arrival]:
     """Makes the reads of what decides which jobs a device may get, and of the jobs that are ready."""
     long_poll = state.get(make_long_poll)
 
@@ -82,16 +76,16 @@ def make_arrivals(state: AppState) -> GroupRead[JobPoll, Arrival]:
         offers = LeaseGiving(session, state.settings.lease_seconds).offers(polls)
         return long_poll.arrivals(session, offers, changes)
 
-    return GroupRead(state.database, read)
+    return group_read(state.database, read)
 
 
-def make_acquisitions(state: AppState) -> GroupCommit[JobPoll, Answer]:
+def make_acquisitions(state: AppState) -> Group[JobPoll, Answer]:
     """Makes the group commit of leases that are given."""
 
     def write(session: Session, polls: Sequence[JobPoll]) -> list[Answer | Exception]:
         return LeaseGiving(session, state.settings.lease_seconds).acquire_each(polls)
 
-    return GroupCommit(state.database, state.write_queue, write, MAX_ACQUIRED)
+    return group_commit(state.database, state.write_queue, write, MAX_ACQUIRED)
 
 
 @router.post("", response_model=Lease, responses={204: {"description": "no job for this device now"}})
@@ -108,7 +102,7 @@ async def acquire_lease(
         memory_bytes=lease_request.memory_bytes,
         capabilities=lease_request.capabilities,
     )
-    await state.get(make_presences).record(Presence(principal.device_id, report))
+    await state.get(Presences).record(principal.device_id, report)
     lease = None
     requested = lease_request.lease_seconds
     seconds = None if requested is None else min(requested, LEASE_SECONDS_MOST)
@@ -136,7 +130,7 @@ async def renew_lease(
     principal: Device, lease_id: str, progress: Progress, state: State, signature: Signature
 ) -> LeaseState:
     """Extends the lease. `stop` is true if the job was cancelled. 410 once the lease is lost."""
-    await state.get(make_presences).record(Presence(principal.device_id))
+    await state.get(Presences).record(principal.device_id)
     return await _process(state, principal, lease_id, progress, signature)
 
 

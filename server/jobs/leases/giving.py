@@ -181,7 +181,7 @@ class LeaseGiving:
             seconds=seconds,
         )
         self._keeping.extend(lease)
-        self._leases.add(lease)
+        self._session.add(lease)  # stored with the next statement
         self._lifecycle.move(job, JobState.TRAINING, device_id=offer.device_id, progress=None)
         return lease
 

@@ -29,11 +29,11 @@ from sqlalchemy import (
 from sqlalchemy.orm import Mapped, Session, load_only, mapped_column
 
 from server.database.columns import Numbered, OneOf, Table, UtcTime, text_enum
-from server.database.database import insert_or, locked, read_columns
+from server.database.database import Repository, insert_or, locked, read_columns
 from server.identity.devices.repository import Device
 from server.jobs.repository import Job
 from server.programs.service import ProgramBlob
-from server.storage.store import FileColumn, FileReferences
+from server.storage.store import FileColumn
 from shared.capabilities import Labels
 from shared.job import JobState, RoundRef
 
@@ -124,11 +124,9 @@ REASSIGNED = "reassigned"
 # An expired lease may be revived while its job waits; its upload is then valid again.
 _MAY_COMPLETE = or_(JobLease.ending.is_(None), (JobLease.ending == Ending.EXPIRED) & (Job.state == JobState.READY))
 _JOB = Job, Job.number == JobLease.job_number
-FILES = FileReferences(
-    columns=tuple(
-        FileColumn(column, _MAY_COMPLETE, join=_JOB, temporary=True)
-        for column in (JobLease.upload_sha256, JobLease.trajectory_sha256)
-    )
+FILES = tuple(
+    FileColumn(column, _MAY_COMPLETE, join=_JOB, temporary=True)
+    for column in (JobLease.upload_sha256, JobLease.trajectory_sha256)
 )
 
 
@@ -159,15 +157,8 @@ _STATUSES = select(
 _OVERDUE = select(JobLease.number).where(JobLease.ending.is_(None), JobLease.expires_at < bindparam("now")).limit(1)
 
 
-class LeaseRepository:
+class LeaseRepository(Repository):
     """Leases in one session."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-
-    def add(self, lease: JobLease) -> None:
-        """Stores a new lease, with the next statement of the transaction."""
-        self._session.add(lease)
 
     def with_jobs(self, lease_ids: Collection[str], whole: bool) -> list[tuple[JobLease, Job]]:
         """Returns leases and their jobs, locked until the transaction ends.

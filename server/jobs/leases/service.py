@@ -25,13 +25,7 @@ from server.jobs.leases.repository import Ending, JobLease, LeaseRepository
 from server.jobs.repository import Job, JobRepository
 from server.jobs.service import JobLifecycle
 from server.settings import Settings
-from shared.errors import (
-    DeviceNotBound,
-    Gone,
-    MobizoError,
-    NotFound,
-    ReplayedRequest,
-)
+from shared.errors import DeviceNotBound, Gone, MobizoError, NotFound, ReplayedRequest
 from shared.job import OWNER_REFUSALS, TOO_FEW_NEW_RECORDS, JobError, JobState, Progress
 from shared.program import SignedManifest
 from shared.protocol import LeaseState
@@ -216,7 +210,7 @@ class LeaseService:
             self._lifecycle.move(job, JobState.FAILED, error=JobError(code=DeviceNotBound.code, detail=detail))
 
     def _find(self, device_id: str, lease_id: str) -> JobLease:
-        self._devices.record_presence(device_id, utc_now())
+        self._devices.record_presences({device_id: None}, utc_now())
         lease = self._leases.of_device(device_id, lease_id)
         if lease is None:
             raise _no_lease(lease_id)

@@ -12,22 +12,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import (
-    ForeignKey,
-    Index,
-    String,
-    Text,
-    bindparam,
-    case,
-    exists,
-    func,
-    or_,
-    select,
-)
+from sqlalchemy import ForeignKey, Index, String, Text, bindparam, case, exists, func, or_, select
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
 from server.database.columns import Numbered, OneOf, Table
-from server.database.database import insert_or, locked, read_columns
+from server.database.database import Repository, insert_or, locked, read_columns
 from server.jobs.repository import Job
 from server.jobs.scheduling.matching import DeviceOffer, Needs, can_run, parse_needs
 from shared.canonical import canonical_json, sha256_hex
@@ -151,11 +140,8 @@ _START_TAG_OF = select(StartTag.start_tag).where(
 )
 
 
-class QueueRepository:
+class QueueRepository(Repository):
     """Lanes and start tags in one session."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
 
     def lane(self, job: Job, needs: Needs) -> Lane:
         """Returns the lane of jobs with exactly the same needs as this job, and inserts it if it does not exist.

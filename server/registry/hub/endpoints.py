@@ -14,14 +14,15 @@ from fastapi import Request, Response
 
 from server.identity.access_rules import needs
 from server.identity.tokens import Principal
-from server.registry.hub.refusals import HubRoutes, NotReleased
-from server.registry.hub.schemas import account, model_info, tree_entry
-from server.registry.hub.service import HubReader
+from server.registry.files import listing
+from server.registry.hub.refusals import HubRoute, NotReleased
+from server.registry.hub.service import absent, account, find_file, find_snapshot, model_info, tree_entry
 from server.storage.store import Collected, Damaged, StorageFull
 from server.web.downloads import FILE_ROUTE, file_response
 from server.web.middleware import RangeNotSatisfiable
 from server.web.openapi import FILE, raises
-from server.web.state import AppState, State
+from server.web.routes import Routes
+from server.web.state import State
 from shared.access import Scope
 from shared.errors import AdapterNotFound, FileNotInAdapter, RevisionNotFound
 
@@ -33,12 +34,8 @@ _HIDDEN = re.compile(rb"%(2f|5c)", re.IGNORECASE)  # a slash or backslash that t
 _FOR_GOOD = "private, max-age=31536000, immutable, no-transform"
 _ASK_AGAIN = "private, no-cache, no-transform"
 
-router = HubRoutes(tags=["hub"])
+router = Routes(HubRoute, tags=["hub"])
 Reader = Annotated[Principal, needs(Scope.ADAPTERS_READ)]
-
-
-def _service(state: AppState, principal: Principal) -> HubReader:
-    return HubReader(state, principal.tenant)
 
 
 @router.get("/api/whoami-v2")
@@ -50,17 +47,15 @@ def get_hub_account(principal: Annotated[Principal, needs()]) -> dict[str, Any]:
 @router.get(MODEL + "/revision/{revision:path}", responses=_RESPONSES)
 def get_hub_model(principal: Reader, tenant: str, name: str, revision: str, state: State) -> dict[str, Any]:
     """An adapter at a revision."""
-    service = _service(state, principal)
-    snapshot = service.snapshot(tenant, name, revision)
-    return model_info(snapshot, service.files(snapshot))
+    snapshot = find_snapshot(state, principal.tenant, tenant, name, revision)
+    return model_info(snapshot, listing(state, snapshot.version))
 
 
 @router.get(MODEL + "/tree/{revision}", responses=_RESPONSES)
 def list_hub_files(principal: Reader, tenant: str, name: str, revision: str, state: State) -> list[dict[str, Any]]:
     """The files of a revision by name, all on one page."""
-    service = _service(state, principal)
-    snapshot = service.snapshot(tenant, name, revision)
-    return [tree_entry(file) for file in service.files(snapshot)]
+    snapshot = find_snapshot(state, principal.tenant, tenant, name, revision)
+    return [tree_entry(file) for file in listing(state, snapshot.version)]
 
 
 @router.head("/{tenant}/{name}/resolve/{revision}/{path:path}", include_in_schema=False)
@@ -73,17 +68,16 @@ def download_hub_file(
     This server always answers a HEAD itself, and a GET that is redirected to a bucket carries the same headers. Each
     try gets a signed address of its own, so that a download that is resumed after an hour does not fail.
     """
-    service = _service(state, principal)
-    snapshot = service.snapshot(tenant, name, revision)
+    snapshot = find_snapshot(state, principal.tenant, tenant, name, revision)
     if _HIDDEN.search(request.scope.get("raw_path", b"")):
-        raise service.absent(snapshot)
-    file = service.file(snapshot, path)
+        raise absent(snapshot)
+    file = find_file(state, snapshot, path)
     headers = {
-        "X-Repo-Commit": snapshot.commit,
+        "X-Repo-Commit": snapshot.version.revision,
         # The file's own, whatever becomes of ETag and Content-Length on the way.
         "X-Linked-Etag": f'"{file.sha256}"',
         "X-Linked-Size": str(file.size),
         # no-transform: proxies must not compress the file, since ranges and sizes refer to its own bytes.
-        "Cache-Control": _FOR_GOOD if revision == snapshot.commit else _ASK_AGAIN,
+        "Cache-Control": _FOR_GOOD if revision == snapshot.version.revision else _ASK_AGAIN,
     }
     return file_response(request, state.artifacts, file.sha256, file.path, headers)

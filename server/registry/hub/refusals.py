@@ -6,14 +6,10 @@ RepoNotFound.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
 from http import HTTPStatus
-from typing import Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 
-from server.web.middleware import problem_response
-from server.web.openapi import operation_id
 from server.web.routes import Route
 from shared.errors import (
     AdapterNotFound,
@@ -68,25 +64,9 @@ def refusal_headers(error: MobizoError, *, token: bool) -> dict[str, str]:
 class HubRoute(Route):
     """A route whose errors have the Hub's headers."""
 
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Returns the handler of a request."""
-        handle = super().get_route_handler()
-
-        async def answer(request: Request) -> Response:
-            try:
-                return await handle(request)
-            except MobizoError as error:
-                if error.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-                    raise
-                response = problem_response(error, request)
-                response.headers.update(refusal_headers(error, token="authorization" in request.headers))
-                return response
-
-        return answer
-
-
-class HubRoutes(APIRouter):
-    """A router of `HubRoute`."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(route_class=HubRoute, generate_unique_id_function=operation_id, **options)
+    def refused(self, request: Request, error: MobizoError) -> Response:
+        """Returns a problem document; its headers say what the client did wrong."""
+        response = super().refused(request, error)
+        if error.status < HTTPStatus.INTERNAL_SERVER_ERROR:
+            response.headers.update(refusal_headers(error, token="authorization" in request.headers))
+        return response

@@ -1,21 +1,33 @@
-"""Finds adapters as repositories: by caller, `tenant/name`, revision and path."""
+"""Finds adapters as repositories, by caller, `tenant/name`, revision and path, and describes them to huggingface_hub.
+
+A Hub repository is a git repository whose large files are pointers of Git LFS. Adapters are described as if every file
+were such a pointer; clients then check the file's own sha256, and no client asks for the pointer. Likes, downloads and
+scans do not exist here. No Xet hash is sent: clients would look for a store of chunks, which this server
+lacks, and without the hash they fetch whole files over HTTP.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 from sqlalchemy.orm import Session
 
-from server.registry.files import AdapterFile, find, listing
+from server.identity.tokens import Principal
+from server.registry.files import find
 from server.registry.hub.refusals import NotReleased
-from server.registry.models import Adapter, StoredVersion
+from server.registry.models import Adapter, StoredPeftFile, StoredVersion
 from server.registry.repository import find_adapter, find_version
 from server.web.state import AppState
 from shared.errors import AdapterNotFound, FileNotInAdapter, RevisionNotFound, UnsupportedFormat
 from shared.registry import MAIN
 
+LIBRARY = "peft"
+TAGS = [LIBRARY, "safetensors", "lora", "mobizo"]
+CARD = {"library_name": LIBRARY, "tags": ["lora", "mobizo"]}  # as README.md begins
 _FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")  # there are no folders, so nothing leads out of one
 
 
@@ -25,7 +37,6 @@ class Snapshot:
 
     adapter: Adapter
     version: StoredVersion
-    commit: str  # 40 hex digits
 
     @property
     def id(self) -> str:
@@ -33,53 +44,85 @@ class Snapshot:
         return f"{self.adapter.tenant}/{self.adapter.name}"
 
 
-@dataclass(frozen=True)
-class HubReader:
-    """The repositories that a caller of one tenant may read."""
+def find_snapshot(state: AppState, caller: str, tenant: str, name: str, revision: str) -> Snapshot:
+    """Returns an adapter at a revision, if a caller of the tenant `caller` may read it.
 
-    state: AppState
-    caller: str
-
-    def snapshot(self, tenant: str, name: str, revision: str) -> Snapshot:
-        """An adapter at a revision.
-
-        Raises AdapterNotFound, the same for another tenant's, RevisionNotFound, or NotReleased if it has no `main`.
-        """
-        with self.state.database.reading() as session:
-            adapter = self._adapter(session, tenant, name)
-            try:
-                version = find_version(session, adapter, revision)
-            except RevisionNotFound:
-                if revision == MAIN:
-                    raise NotReleased from None
-                raise
-            commit = version.revision
-            session.expunge_all()
-        return Snapshot(adapter, version, commit)
-
-    def _adapter(self, session: Session, tenant: str, name: str) -> Adapter:
-        if tenant == self.caller:
-            with suppress(AdapterNotFound):
-                return find_adapter(session, tenant, name)
-        raise AdapterNotFound(f"there is no adapter {tenant[:100]}/{name[:100]} here, or it is not yours")
-
-    def files(self, snapshot: Snapshot) -> list[AdapterFile]:
-        """Returns the listed files, which are generated at the first request."""
-        return listing(self.state, snapshot.version)
-
-    def file(self, snapshot: Snapshot, path: str) -> AdapterFile:
-        """Returns a file, listed or not. Raises FileNotInAdapter."""
-        if not _FILE.fullmatch(path):
-            raise self.absent(snapshot)
+    Raises AdapterNotFound, the same for another tenant's, RevisionNotFound, or NotReleased if it has no `main`.
+    """
+    with state.database.reading() as session:
+        adapter = _adapter(session, caller, tenant, name)
         try:
-            return find(self.state, snapshot.version, path)
-        except FileNotInAdapter:
-            raise self.absent(snapshot) from None
-        except UnsupportedFormat as error:
-            # An unsupported format counts as a missing file, because clients try several file names.
-            raise FileNotInAdapter(error.detail, revision=snapshot.commit) from None
+            version = find_version(session, adapter, revision)
+        except RevisionNotFound:
+            if revision == MAIN:
+                raise NotReleased from None
+            raise
+        session.expunge_all()
+    return Snapshot(adapter, version)
 
-    @staticmethod
-    def absent(snapshot: Snapshot) -> FileNotInAdapter:
-        """Returns the error for a missing path."""
-        return FileNotInAdapter(f"version {snapshot.version.version} has no such file", revision=snapshot.commit)
+
+def _adapter(session: Session, caller: str, tenant: str, name: str) -> Adapter:
+    if tenant == caller:
+        with suppress(AdapterNotFound):
+            return find_adapter(session, tenant, name)
+    raise AdapterNotFound(f"there is no adapter {tenant[:100]}/{name[:100]} here, or it is not yours")
+
+
+def find_file(state: AppState, snapshot: Snapshot, path: str) -> StoredPeftFile:
+    """Returns a file, listed or not. Raises FileNotInAdapter."""
+    if not _FILE.fullmatch(path):
+        raise absent(snapshot)
+    try:
+        return find(state, snapshot.version, path)
+    except FileNotInAdapter:
+        raise absent(snapshot) from None
+    except UnsupportedFormat as error:
+        # An unsupported format counts as a missing file, because clients try several file names.
+        raise FileNotInAdapter(error.detail, revision=snapshot.version.revision) from None
+
+
+def absent(snapshot: Snapshot) -> FileNotInAdapter:
+    """Returns the error for a missing path."""
+    return FileNotInAdapter(f"version {snapshot.version.version} has no such file", revision=snapshot.version.revision)
+
+
+def model_info(snapshot: Snapshot, files: Sequence[StoredPeftFile]) -> dict[str, Any]:
+    """Describes an adapter at a version: its id `tenant/name`, and `sha`, the version's revision."""
+    return {
+        "id": snapshot.id,
+        "modelId": snapshot.id,
+        "author": snapshot.adapter.tenant,
+        "sha": snapshot.version.revision,
+        "createdAt": snapshot.adapter.created_at,
+        "lastModified": snapshot.version.created_at,
+        "private": True,
+        "gated": False,
+        "disabled": False,
+        "library_name": LIBRARY,
+        "tags": TAGS,
+        "cardData": CARD,
+        "siblings": [{"rfilename": file.path} for file in files],
+        "usedStorage": sum(file.size for file in files),
+    }
+
+
+def tree_entry(file: StoredPeftFile) -> dict[str, Any]:
+    """Describes a file of a listing. There are no folders."""
+    large_file = {"oid": file.sha256, "size": file.size, "pointerSize": 0}
+    return {"type": "file", "path": file.path, "size": file.size, "oid": file.sha256[:40], "lfs": large_file}
+
+
+def account(principal: Principal) -> dict[str, Any]:
+    """Describes the account of a token. `name` is the tenant, which clients put before repository names."""
+    return {
+        "type": "user",
+        "id": principal.token_id,
+        "name": principal.tenant,
+        "fullname": principal.user or principal.name or str(principal.role),
+        "isPro": False,
+        "orgs": [],
+        "auth": {
+            "type": "access_token",
+            "accessToken": {"displayName": principal.name or principal.token_id, "role": "read"},
+        },
+    }

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from sqlalchemy import BigInteger, ForeignKey, LargeBinary, String, select
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
-from server.database.columns import Table
+from server.database.columns import Table, view_of
 from server.jobs.leases.repository import JobLease
 from server.registry.models import StoredVersion
 from server.registry.repository import resolve
-from server.storage.store import FileColumn, FileReferences
+from server.storage.store import FileColumn
 from shared.errors import Conflict, NotFound
 from shared.protocol import Completion, TrajectoryView
 
@@ -35,7 +35,7 @@ class StoredTrajectory(Table):
     head: Mapped[bytes] = mapped_column(LargeBinary)
 
 
-FILES = FileReferences(columns=(FileColumn(StoredTrajectory.sha256),))
+FILES = (FileColumn(StoredTrajectory.sha256),)
 
 
 def trajectory_of(session: Session, version: StoredVersion) -> StoredTrajectory | None:
@@ -96,13 +96,5 @@ def trajectory_view(session: Session, tenant: str, name: str, version: int) -> T
     trajectory = trajectory_of(session, stored)
     if trajectory is None:
         raise NotFound(f"version {version} of adapter {name!r} came without a trajectory")
-    return TrajectoryView(
-        adapter=adapter.name,
-        version=stored.version,
-        sha256=trajectory.sha256,
-        size=trajectory.size,
-        steps=trajectory.steps,
-        verified=stored.verified,
-        replaces_weights=stored.from_trajectory,
-        start_sha256=trajectory.start_sha256,
-    )
+    others = {"adapter": adapter.name, "version": version, "verified": stored.verified}
+    return view_of(TrajectoryView, trajectory, **others, replaces_weights=stored.from_trajectory)

@@ -8,7 +8,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from server.compiler.methods.clipping import example_means, noised_sums
+from server.compiler.methods.private_gradient import example_means, noised_sums
 from shared.privacy import UNITS, coefficients_of, contributions
 from shared.zo.noise import direction, query_seeds
 from tests.server.compiler import reference

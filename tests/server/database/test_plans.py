@@ -18,7 +18,7 @@ from server.jobs.leases.giving import LeaseGiving
 from server.jobs.leases.messages import JobPoll, Message, Parting
 from server.jobs.leases.repository import LeaseRepository
 from server.jobs.leases.service import LeaseService
-from server.jobs.repository import Job, JobFilter, JobRepository, is_awaited
+from server.jobs.repository import Job, JobRepository, is_awaited
 from server.jobs.scheduling.repository import QueueRepository
 from server.schema import upgrade
 from shared.job import JobState, Progress
@@ -106,7 +106,7 @@ def alone(step, index):
 )
 def test_a_list_is_read_from_one_index_alone_and_in_its_order(database, before, state, user, adapter):
     with plans(database) as query_plans, database.reading() as session:
-        page = JobRepository(session).page(TENANT, PageRequest(before, 50), JobFilter(state, user, adapter))
+        page = JobRepository(session).page(TENANT, PageRequest(before, 50), state, user, adapter)
     assert page.rows
     assert_by_index(query_plans)
     numbers, rows = query_plans.values()

@@ -5,10 +5,9 @@ import os
 import numpy as np
 import pytest
 
-from server.federation.aggregation import AggregationHandler
+from server.federation.aggregation import AggregationHandler, StoredFiles
 from server.federation.arithmetic import make_version
 from server.federation.models import CohortRound, MemberUpdate
-from server.federation.publication import StoredFiles
 from tests.server.conftest import Workers
 from tests.server.federation.conftest import URL
 from tests.server.homes import eventually

@@ -64,7 +64,7 @@ def test_event_streams_are_counted_before_they_open(fleet, app, monkeypatch):
 
 
 def test_a_reservation_ends_with_its_context(standing, fleet):
-    feed = standing[0].state.mobizo.get(events.make_event_feed)
+    feed = standing[0].state.mobizo.get(events.EventFeed)
     for _ in range(2 * events.MAX_STREAMS):
         with feed.reserved("token"):
             pass

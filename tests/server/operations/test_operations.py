@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from server.operations.metrics.exposition import Exposition
+from server.operations.metrics import Exposition
 from server.settings import Settings
 
 TEXT = (Path(__file__).resolve().parents[3] / "docs" / "operations.md").read_text()

@@ -7,7 +7,7 @@ from server.catalog.bases import BaseRepository
 from server.identity.signing_keys.service import KeyService
 from server.programs.compilation import CompileHandler
 from server.programs.compiler_process import CompilerCrashed
-from server.programs.service import Program, ProgramBlob, ProgramLifecycle, ProgramState
+from server.programs.service import Program, ProgramBlob, ProgramState, move_program
 from shared.chat_template import ChatTemplate
 from shared.errors import Conflict, InvalidRecipe
 from shared.recipe import Recipe
@@ -106,7 +106,7 @@ def test_a_claim_is_one_worker_s_and_its_program_all_tenants(fleet, app, workers
     assert state(job) == stranger.get(f"/v1/jobs/{foreign_job['id']}").json()["state"] == "ready"
     assert workers.claim("two") is None
     with workers.home.database.writing() as session, pytest.raises(Conflict, match="cannot become"):
-        ProgramLifecycle(session).move(session.scalars(select(Program)).one(), ProgramState.COMPILING)
+        move_program(session, session.scalars(select(Program)).one(), ProgramState.COMPILING)
 
 
 @pytest.mark.both_databases

@@ -8,7 +8,7 @@ import rfc8785
 
 from server.identity.signing_keys.service import load_key, prepare_keys, rotate_key
 from server.registry.card import model_card
-from server.registry.unsigned_versions import sign_backlog
+from server.registry.purge import sign_backlog
 from shared.canonical import sha256_hex
 from shared.errors import Untrusted
 from shared.registry import SignedAdapter

@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy import text
 
 from server.database.database import Database
-from server.web.state import GroupCommit, GroupRead, WriteQueue
+from server.web.state import WriteQueue, group_commit, group_read
 from shared.errors import Gone
 
 
@@ -39,7 +39,7 @@ def test_what_comes_at_once_is_committed_together_and_each_is_answered(database)
         return answers
 
     async def run():
-        group = GroupCommit(database, WriteQueue(database), write)
+        group = group_commit(database, WriteQueue(database), write)
         return await asyncio.gather(*(group.add(number) for number in range(20)), return_exceptions=True)
 
     answers = asyncio.run(run())
@@ -56,7 +56,7 @@ def test_one_that_breaks_the_transaction_does_not_take_the_others_with_it(databa
         return list(numbers)
 
     async def run():
-        group = GroupCommit(database, WriteQueue(database), write)
+        group = group_commit(database, WriteQueue(database), write)
         return await asyncio.gather(*(group.add(number) for number in (1, 2, 2, 3)), return_exceptions=True)
 
     answers = asyncio.run(run())
@@ -87,7 +87,7 @@ def test_a_grouped_read_begins_after_its_request_arrived(database):
         return [number if number in present_numbers else Gone(str(number)) for number in numbers]
 
     async def run():
-        group = GroupRead(database, read)
+        group = group_read(database, read)
         before = await asyncio.gather(*(group.add(number) for number in range(5)), return_exceptions=True)
         earlier = asyncio.create_task(group.add(3))
         await asyncio.sleep(0)  # this read begins, and another request's write is committed

@@ -9,7 +9,7 @@ from server.app import SLICES
 from server.database.columns import utc_now
 from server.identity.tokens import TokenService
 from server.schema import devices
-from server.web.idempotency import IdempotencyService, keep_once
+from server.web.idempotency import ResponseRecorder, keep_once
 from server.web.idempotency_record import IdempotencyRecord
 from server.web.routes import Route
 from shared.signing import new_private_key, public_text
@@ -48,11 +48,11 @@ def test_without_a_key_each_request_is_its_own(app, home):
 def test_an_answer_that_cannot_be_kept_leaves_nothing_done(app, home, problem, monkeypatch):
     """Effect and answer are one transaction: there is no moment in which a kill could part them."""
 
-    def explode(place, sender, answer):
-        assert answer.status == 202
+    def explode(recorder, answer):
+        assert answer.status_code == 202
         raise RuntimeError
 
-    monkeypatch.setattr(IdempotencyService, "keep", staticmethod(explode))
+    monkeypatch.setattr(ResponseRecorder, "keep", explode)
     problem(app.post("/v1/jobs", json=job_request(), headers=KEY), 500, "internal-error")
     monkeypatch.undo()
     assert (jobs(app), count(home, IdempotencyRecord)) == ([], 0)

@@ -1,6 +1,6 @@
 """Request ids, body limits, and that no error leaves its form."""
 
-from server.operations.health import endpoints as info
+from server.operations import health as info
 from tests.server.conftest import job_request
 
 

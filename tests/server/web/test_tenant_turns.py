@@ -10,7 +10,7 @@ from server.jobs import events
 from server.jobs.repository import JobRepository
 from server.web import tenant_turns
 from server.web.state import WRITERS, WriteQueue
-from server.web.tenant_turns import TenantTurns, current_tenant
+from server.web.tenant_turns import Places, TenantTurns, current_tenant
 from shared.errors import TooManyRequests
 from tests.server.actors import job_request
 
@@ -23,8 +23,8 @@ async def settle():
 class Work:
     """Work of tenants that ends when the test says so."""
 
-    def __init__(self, places):
-        self.turns, self.began, self.tasks = TenantTurns("x", places), [], {}
+    def __init__(self, places, **bounds):
+        self.turns, self.began, self.tasks = TenantTurns(Places("x", places, **bounds)), [], {}
 
     async def begin(self, tenant, name):
         done = asyncio.Event()
@@ -109,11 +109,9 @@ def test_cancelled_work_keeps_no_place():
     asyncio.run(scenario())
 
 
-def test_a_tenant_may_have_so_much_waiting_and_no_more(monkeypatch):
-    monkeypatch.setattr(tenant_turns, "MAX_WAITING", 2)
-
+def test_a_tenant_may_have_so_much_waiting_and_no_more():
     async def scenario():
-        work = Work(1)
+        work = Work(1, most=2)
         for name in ("a0", "a1", "a2"):
             await work.begin("a", name)
         with pytest.raises(TooManyRequests):

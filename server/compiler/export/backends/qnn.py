@@ -19,7 +19,7 @@ from operator import getitem
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from server.compiler.export.backends.portable import Portable
+from server.compiler.export.backends import Backend
 from server.compiler.export.lowered_files import LoweredFiles
 from server.compiler.export.lowering import LayerGroup
 from server.compiler.export.weights import StoredKeys
@@ -30,7 +30,7 @@ LIBRARY = "libQnnHtp.so"
 CHIP = "MOBIZO_QNN_CHIP"  # Qualcomm's name of the chip
 
 
-class Qnn(Portable):
+class Qnn(Backend):
     """Lowers a layer to one delegate if the processor supports all of it, otherwise to portable operators."""
 
     dynamic_length = False  # a delegate is compiled for one shape

@@ -8,51 +8,40 @@ record is named by its content, so that methods share it. The archive contains n
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from safetensors.numpy import save_file
-from torch import Tensor, nn
+from torch import Tensor
 from torch._export.serde.serialize import _dataclass_to_dict as to_dict
 from torch._export.serde.serialize import serialize, serialize_tensor_meta
 from torch.export import ExportedProgram
 from torch.export.pt2_archive import PT2ArchiveWriter, constants
 
+from server.compiler.export.backends import Backend
 from server.compiler.export.emission import Emitted, Signature
-from server.compiler.export.lowered_files import LoweredFiles
-from server.compiler.export.lowering import LayerGroup, unchanged
 from server.compiler.export.weights import Stored, StoredKeys
 from server.compiler.methods.estimators import STATE
 from shared.errors import CompileFailed
 from shared.program import Role
-from shared.recipe import Precision
 
 
-class TorchExport:
+class TorchExport(Backend):
     """Exports whole methods as graphs with unchanged layers."""
 
-    precisions: frozenset[Precision] = frozenset({"fp32"})
-    dynamic_length = True
     files: Mapping[Role, str] = {
         "program": "program.pt2",
         "weights": "weights.safetensors",
         "tokenizer": "tokenizer.json",
     }
 
-    def check(self) -> None:
-        """Does nothing: only torch is required."""
-
     def write_weights(self, tensors: Iterable[Stored], path: Path) -> StoredKeys:
         """Writes a safetensors file of the tensors by name; see `Backend.write_weights`."""
         named_tensors = [stored for stored in tensors if stored.name is not None]
         save_file({str(stored.name): stored.tensor.numpy() for stored in named_tensors}, path)
         return StoredKeys(named_tensors)
-
-    def lower(self, groups: Sequence[LayerGroup], stored: StoredKeys, kept: LoweredFiles) -> list[list[nn.Module]]:
-        """Returns the layers unchanged."""
-        return unchanged(groups)
 
     def emit(self, methods: Mapping[str, Signature], stored: StoredKeys, path: Path) -> Emitted:
         """Writes the `.pt2`; see `Backend.emit`. torch does not plan memory ahead of time."""

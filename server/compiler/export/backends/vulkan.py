@@ -13,14 +13,14 @@ from importlib.util import find_spec
 from torch import nn
 from torch.export import ExportedProgram, export
 
-from server.compiler.export.backends.portable import Portable
+from server.compiler.export.backends import Backend
 from server.compiler.export.lowered_files import LoweredFiles
 from server.compiler.export.lowering import LayerGroup
 from server.compiler.export.weights import StoredKeys
 from shared.errors import ToolchainMissing
 
 
-class Vulkan(Portable):
+class Vulkan(Backend):
     """Lowers a layer to one delegate if Vulkan supports all of it, otherwise to portable operators."""
 
     dynamic_length = False  # untested without a Vulkan runtime

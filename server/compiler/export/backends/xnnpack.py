@@ -40,7 +40,7 @@ from torch import Tensor, nn
 from torch._export.passes import ReplaceViewOpsWithViewCopyOpsPass
 from torch.export import ExportedProgram, export
 
-from server.compiler.export.backends.portable import Portable
+from server.compiler.export.backends import Backend
 from server.compiler.export.emission import WHOLE, edge_config
 from server.compiler.export.lowered_files import LoweredFiles, LoweredGraph, graph_name
 from server.compiler.export.lowering import Example, LayerGroup, at_once
@@ -56,11 +56,11 @@ EDGE_PASSES = (ReplaceViewOpsWithViewCopyOpsPass, ScalarToTensorPass, OpReplaceP
 NEEDED_PASSES = (XNNPACKRemoveCloneOpsTransform, ConstPropPass, FuseActivationPass, DecomposeConcatenate)
 
 
-class Xnnpack(Portable):
+class Xnnpack(Backend):
     """Lowers layers to XNNPACK delegates, in every precision."""
 
     precisions: frozenset[Precision] = frozenset({"fp32", *SCHEMES})
-    files: Mapping[Role, str] = {**Portable.files, "inference": "inference.pte"}
+    files: Mapping[Role, str] = {**Backend.files, "inference": "inference.pte"}
 
     def lower(self, groups: Sequence[LayerGroup], stored: StoredKeys, kept: LoweredFiles) -> list[list[nn.Module]]:
         """Returns one delegate per layer; see `Backend.lower`."""

@@ -37,7 +37,7 @@ def ready(fleet, standing):
 def test_each_thing_that_can_be_wrong(ready, home, tmp_path, monkeypatch):
     assert ready() == []
     with monkeypatch.context() as full:
-        full.setattr("server.operations.health.readiness.DISK_FLOOR_BYTES", 10**18)
+        full.setattr("server.operations.health.DISK_FLOOR_BYTES", 10**18)
         assert ready() == ["disk"]
     (home.settings.artifacts_path / "staging").rmdir()
     assert ready() == ["files"]

@@ -8,7 +8,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from server.operations.metrics.exposition import Exposition
+from server.operations.metrics import Exposition
 
 ROOT = Path(__file__).resolve().parents[4]
 RULES = [

@@ -11,8 +11,8 @@ from sqlalchemy import update
 from server.database.columns import new_id, utc_now
 from server.database.database import Database
 from server.jobs.repository import Job
-from server.operations.metrics import exposition as exposition_module
-from server.operations.metrics.exposition import Exposition
+from server.operations import metrics as exposition_module
+from server.operations.metrics import Exposition
 from server.programs.service import Program, ProgramState
 from server.schema import devices
 from server.settings import Delivery

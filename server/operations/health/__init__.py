@@ -1,1 +1,0 @@
-"""Server information, resource usage, liveness and readiness."""

@@ -1,1 +1,0 @@
-"""Prometheus metrics of this process and of the database."""
