@@ -43,6 +43,7 @@ from server.tasks.requests import load_queue
 from server.web.middleware import Envelope, Meter, add_problem_handlers
 from server.web.openapi import describe
 from server.web.state import AppState
+from server.webhooks import endpoints as webhooks
 from server.wiring import wire
 
 API_VERSION = "1"  # of the routes under /v1; the release is what GET /v1/server says
@@ -66,6 +67,7 @@ SLICES = (
     inference,
     openai,
     trajectories,
+    webhooks,
     dashboard,
     hub,
 )

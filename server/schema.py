@@ -31,6 +31,7 @@ from server.storage import store as artifacts
 from server.tasks import repository as tasks
 from server.tasks import sweeps
 from server.web import idempotency_record as idempotency
+from server.webhooks import repository as webhooks
 from shared.access import DEFAULT_TENANT
 
 __all__ = [
@@ -59,6 +60,7 @@ __all__ = [
     "tokens",
     "trajectories",
     "upgrade",
+    "webhooks",
 ]
 
 METADATA = Table.metadata

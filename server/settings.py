@@ -129,6 +129,11 @@ class Settings(BaseSettings):
     connections: int = Field(
         4096, ge=16, description="The maximum connections open at once per process; a quarter of them per address."
     )
+    webhook_networks: str = Field(
+        "",
+        description="The private networks, separated by commas, that webhooks may reach, also by http; others are "
+        "refused.",
+    )
     # Requests
     token_rate: float = Field(
         100, gt=0, description="The requests per second of one token, and ten times as many at once after a pause."
@@ -190,7 +195,7 @@ class Settings(BaseSettings):
     def _absolute(cls, home: Path) -> Path:
         return home.expanduser().absolute()
 
-    @field_validator("forwarded_allow_ips")
+    @field_validator("forwarded_allow_ips", "webhook_networks")
     @classmethod
     def _addresses(cls, text: str) -> str:
         parts = [part.strip() for part in text.split(",") if part.strip()]

@@ -13,8 +13,9 @@ from server.catalog.calibrations.service import USERS
 from server.federation.member_recipes import round_task
 from server.federation.privacy.service import PrivacyService, prepare_privacy
 from server.federation.repository import CohortAdapters, adapters_of_member, cohort_with_calibration
+from server.identity.audit import PUBLISH
 from server.identity.devices.service import REVOKED, UNBOUND
-from server.identity.signing_keys.service import RESIGNERS
+from server.identity.signing_keys.service import RESEAL, RESIGNERS
 from server.jobs.leases.repository import file_of_device
 from server.jobs.leases.service import take_back_revoked, take_back_unbound
 from server.jobs.repository import file_of_tenant, is_awaited, job_with_calibration, program_of_tenant
@@ -32,6 +33,8 @@ from server.registry.repository import version_with_calibration
 from server.registry.service import RegistrySubscriber
 from server.registry.warm_start import StartService
 from server.storage.store import REFERENCES
+from server.webhooks.repository import JobPublisher, publish
+from server.webhooks.service import reseal
 
 
 def wire() -> None:
@@ -48,6 +51,8 @@ def wire() -> None:
             *schema.leases.FILES,
         )
     )
+    PUBLISH.connect(publish)
+    RESEAL.connect(reseal)
     RESIGNERS.connect((sign_programs,))
     REVOKED.connect(take_back_revoked)
     UNBOUND.connect(take_back_unbound)
@@ -57,7 +62,7 @@ def wire() -> None:
     PROGRESSED.connect(show_compile_progress)
     WARM_STARTS.connect(StartService)
     # The first that objects decides which error a submitted job gets.
-    SUBSCRIBERS.connect((CohortAdapters, PrivacyService, RegistrySubscriber))
+    SUBSCRIBERS.connect((CohortAdapters, PrivacyService, RegistrySubscriber, JobPublisher))
     PREPARE_PRIVACY.connect(prepare_privacy)
     ROUND_TASK.connect(round_task)
     SHARED.connect(adapters_of_member)

@@ -1,4 +1,4 @@
-"""The worker process: compiles programs, makes versions of cohorts' rounds, and does periodic work.
+"""The worker process: compiles programs, makes versions of cohorts' rounds, sends webhooks, and does periodic work.
 
 `python -m server.worker`, with the server's settings in the environment. This module registers what each feature
 contributes; `server.tasks.worker` runs it. It imports neither torch nor uvicorn.
@@ -23,6 +23,7 @@ from server.storage.garbage_collection import Collector
 from server.storage.opening import open_artifacts
 from server.tasks.sweeps import EVERY_MINUTE, EVERY_TEN_MINUTES, EVERY_TWO_SECONDS
 from server.tasks.worker import Worker
+from server.webhooks.delivery import WebhookHandler, request_deliveries
 from server.wiring import wire
 
 
@@ -34,10 +35,12 @@ def create_worker(settings: Settings, database: Database) -> Worker:
     worker.handle(
         CompileHandler(settings, artifacts),
         AggregationHandler(settings, database, artifacts),
+        WebhookHandler(settings),
     )
     stopping = worker.stopping.is_set
     worker.sweep("leases", EVERY_MINUTE, lambda: take_back_leases(settings, database))
     worker.sweep(ROUNDS, EVERY_TWO_SECONDS, lambda: watch_rounds(database, artifacts))
+    worker.sweep("webhooks", EVERY_TWO_SECONDS, lambda: request_deliveries(database))
     worker.sweep(SERIES, EVERY_MINUTE, SeriesWatch(database, artifacts).run)
     worker.sweep("workspaces", EVERY_MINUTE, artifacts.remove_abandoned_workspaces)
     worker.sweep("signing", EVERY_TEN_MINUTES, lambda: sign_backlog(database, settings, stopping))

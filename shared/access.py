@@ -36,6 +36,7 @@ class Scope(StrEnum):
     DEVICES_READ = "devices:read"
     DEVICES_WRITE = "devices:write"  # enroll, change and revoke devices
     TOKENS_WRITE = "tokens:write"  # list, create and revoke tokens
+    WEBHOOKS_WRITE = "webhooks:write"  # create, list, test and delete webhooks; their events need the scopes of reading
     SERVER_READ = "server:read"  # the server's resource usage
     METRICS_READ = "metrics:read"  # metrics of all tenants
 
@@ -45,6 +46,7 @@ APP_SCOPES = frozenset(
         *(Scope.JOBS_READ, Scope.JOBS_WRITE),
         *(Scope.ADAPTERS_READ, Scope.ADAPTERS_WRITE, Scope.ADAPTERS_SCORE),
         *(Scope.COHORTS_READ, Scope.COHORTS_WRITE),
+        Scope.WEBHOOKS_WRITE,
     }
 )
 SERVER_SCOPES = frozenset({Scope.SERVER_READ, Scope.METRICS_READ})  # they reveal more than one tenant

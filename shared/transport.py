@@ -5,6 +5,7 @@ This is the only module that imports an HTTP library.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import os
 import random
@@ -262,6 +263,37 @@ class Transport:
                 headers={"User-Agent": "mobizo"}, timeout=self._http.timeout, verify=_tls()
             )
         return self._other_hosts
+
+
+def post_pinned(url: str, address: str, headers: dict[str, str], body: bytes, seconds: float) -> int:
+    """Sends one POST to `address`, as if the host of `url` had no other, and returns the response's status.
+
+    TLS is verified for the host of `url`. Follows no redirect, uses no proxy, and reads no body. seconds: for all of
+    it. Raises Unreachable.
+    """
+
+    async def post() -> int:
+        target = httpx.URL(url)
+        named = headers | {"Host": target.netloc.decode("ascii")}
+        async with (
+            asyncio.timeout(seconds),
+            httpx.AsyncClient(verify=_tls(), timeout=seconds, trust_env=False) as client,
+            client.stream(
+                "POST",
+                target.copy_with(host=address),
+                content=body,
+                headers=named,
+                extensions={"sni_hostname": target.host},
+            ) as response,
+        ):
+            return response.status_code
+
+    try:
+        return asyncio.run(post())
+    except (TimeoutError, httpx.TimeoutException) as error:
+        raise Unreachable(f"no answer within {seconds:.0f} s") from error
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise Unreachable(f"the request failed ({error})") from error
 
 
 def _tls() -> ssl.SSLContext:

@@ -58,7 +58,8 @@ def test_arrows(folder, may_not):
 # The packages of the server, lowest first: a package may import those before it, never those after it.
 LAYERS = (
     *("logs", "ports", "settings", "database", "storage", "web", "tasks", "identity", "compiler"),
-    *("catalog", "programs", "jobs", "registry", "federation", "results", "inference", "operations", "dashboard"),
+    *("catalog", "programs", "jobs", "registry", "federation", "results", "inference", "webhooks"),
+    *("operations", "dashboard"),
     *("schema", "wiring", "app", "serving", "worker", "cli"),
 )
 BASE = ("logs", "ports", "settings", "database", "storage", "web", "tasks")

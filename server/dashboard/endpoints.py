@@ -6,7 +6,18 @@ from typing import Annotated
 
 from fastapi import Request, Response
 
-from server.dashboard import adapters, cohorts, devices, jobs, operations, overview, programs, runs, sign_in
+from server.dashboard import (
+    adapters,
+    cohorts,
+    devices,
+    jobs,
+    operations,
+    overview,
+    programs,
+    runs,
+    sign_in,
+    webhooks,
+)
 from server.dashboard.access import COOKIE, FORM_BODY, Fields, signed_in
 from server.dashboard.assets import asset_response
 from server.dashboard.pages import CONTENT_POLICY, LOGIN, page, redirect
@@ -57,6 +68,6 @@ async def unknown_page(visitor: Annotated[Visitor, signed_in()], anything: str) 
 
 router = PageRoutes()
 # In the order in which they are tried.
-for part in (overview, jobs, runs, devices, adapters, cohorts, programs, operations, sign_in):
+for part in (overview, jobs, runs, devices, adapters, cohorts, programs, operations, webhooks, sign_in):
     router.routes += part.router.routes
 router.routes += pages.routes

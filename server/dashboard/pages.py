@@ -53,11 +53,14 @@ NOTES = {
     "round-opened": "The round is open.",
     "round-closed": "The round is closed.",
     "token-revoked": "The token is revoked.",
+    "webhook-test": "The test is sent within seconds. Reload the page to see its outcome.",
     "signed-out": "You are signed out.",
 }
 # The colour of a state, which is always shown with its word.
 TONES = {
-    **dict.fromkeys(("succeeded", "ready", "approved", "used", "published", "online", "counted", "done", "ok"), "good"),
+    **dict.fromkeys(
+        ("succeeded", "ready", "approved", "used", "published", "online", "counted", "done", "ok", "delivered"), "good"
+    ),
     **dict.fromkeys(("training", "compiling", "running", "open", "aggregating", "converting"), "busy"),
     **dict.fromkeys(("queued", "waiting", "pending", "held", "deprecated", "idle", "missed"), "wait"),
     **dict.fromkeys(("failed", "denied", "revoked", "abandoned", "deleted", "expired"), "bad"),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
+from typing import Any
 
 from sqlalchemy import Index, String, select
 from sqlalchemy.orm import Mapped, Session, mapped_column
@@ -12,8 +14,11 @@ from sqlalchemy.orm import Mapped, Session, mapped_column
 from server.database.columns import Numbered, Table, UtcTime, text_enum, utc_now
 from server.database.paging import PageRequest, PageRows, page_of
 from server.identity.tokens import Principal
+from server.ports import Port
 
 ON_HOST = "server"  # the actor of commands on the server's host
+# Takes an event of a tenant for its webhooks: its name, such as `device.revoked`, and data that can be sent as JSON.
+PUBLISH: Port[Callable[[Session, str, str, dict[str, Any]], None]] = Port("webhooks.publish")
 
 
 class AccessAction(StrEnum):
@@ -79,6 +84,8 @@ class AccessTrail:
                 subject_id=subject.id,
             )
         )
+        event = action.replace("-", ".")
+        PUBLISH.get()(self._session, tenant, event, {"id": subject.id, "name": subject.name})
 
     def page(self, tenant: str, request: PageRequest) -> PageRows[AccessEvent]:
         """Returns a page of a tenant's entries, newest first."""

@@ -27,6 +27,7 @@ class Quota(StrEnum):
     TOKENS = "tokens"  # of users and services that are valid, and one-time tokens that are not used
     DEVICES = "devices"  # that are not revoked
     COHORTS = "cohorts"
+    WEBHOOKS = "webhooks"
 
 
 DEFAULTS: dict[Quota, int] = {
@@ -35,6 +36,7 @@ DEFAULTS: dict[Quota, int] = {
     Quota.TOKENS: 1_000,
     Quota.DEVICES: 20_000,
     Quota.COHORTS: 1_000,
+    Quota.WEBHOOKS: 20,
 }
 
 

@@ -11,6 +11,7 @@ from server.identity.devices.repository import DeviceRepository
 from server.identity.devices.service import count_tokens
 from server.identity.quotas import DEFAULTS, Quota, QuotaService
 from server.jobs.repository import JobRepository
+from server.webhooks.repository import WebhookRepository
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ def tenant_usage(session: Session, tenant: str) -> list[QuotaUsage]:
         Quota.TOKENS: count_tokens(session, tenant),
         Quota.DEVICES: DeviceRepository(session).count_live(tenant),
         Quota.COHORTS: CohortRepository(session).count(tenant),
+        Quota.WEBHOOKS: WebhookRepository(session).count(tenant),
     }
     limits = quotas.limits(tenant)
     return [QuotaUsage(quota, used[quota], limits[quota], DEFAULTS[quota]) for quota in Quota]

@@ -15,6 +15,7 @@ from sqlalchemy.orm import Mapped, Session, mapped_column
 
 from server.database.columns import Document, Numbered, Table, UtcTime, text_enum, utc_now, view_of
 from server.database.paging import PageRequest, PageRows, page_of
+from server.identity.audit import PUBLISH
 from server.identity.tokens import Principal
 from server.storage.store import FileColumn
 from shared.job import Result
@@ -25,6 +26,12 @@ from shared.zo.lora import BaseShape
 
 _DELETED = text("deleted_at IS NOT NULL")
 _IS_HELD = text("kept_state = 'held' AND deleted_at IS NULL")
+_OF_COHORT = frozenset(
+    {
+        *(AdapterAction.JOINED, AdapterAction.LEFT),
+        *(AdapterAction.ROUND_OPENED, AdapterAction.ROUND_CLOSED, AdapterAction.ROUND_ABANDONED),
+    }
+)
 
 
 class Adapter(Numbered, Table):
@@ -190,7 +197,7 @@ class AuditTrail:
         self._session = session
 
     def add(self, adapter: Adapter, actor: Actor, entry: AuditEntry) -> None:
-        """Adds an entry."""
+        """Adds an entry, and publishes it to webhooks."""
         before, after = entry.main
         row = StoredEvent(
             tenant=adapter.tenant,
@@ -206,6 +213,10 @@ class AuditTrail:
             reason=entry.reason,
         )
         self._session.add(row)
+        subject = "cohort" if entry.action in _OF_COHORT else "version"
+        name = f"{subject}.{entry.action.replace('-', '_')}"
+        data = {"adapter": adapter.name, "version": entry.version, "main": after, "reason": entry.reason}
+        PUBLISH.get()(self._session, adapter.tenant, name, data)
 
     def page(self, tenant: str, name: str, request: PageRequest) -> PageRows[StoredEvent]:
         """Returns a page of the entries about an adapter, newest first. The adapter may have been removed."""

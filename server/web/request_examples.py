@@ -66,4 +66,5 @@ REQUEST_EXAMPLES: dict[str, dict[str, Any]] = {
     "SealedShares": {"sealed": "", "commitment": _KEY},
     "TokenRequest": {"name": "shop backend", "role": "app", "expires_in_days": 90},
     "Unmasking": {"seeds": "", "keys": ""},
+    "WebhookRequest": {"url": "https://shop.example/mobizo", "events": ["job.succeeded", "version.held"]},
 }

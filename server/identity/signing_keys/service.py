@@ -138,6 +138,8 @@ class ServerKey(Numbered, Table):
 # Called in the transaction of a rotation: each signs the documents of one feature with the new key, and returns their
 # number.
 RESIGNERS: Port[tuple[Callable[[Session, Ed25519PrivateKey], int], ...]] = Port("signing_keys.resigners")
+# Called there too, with the former key (None: it is compromised) and the next: encrypts secrets with the next key.
+RESEAL: Port[Callable[[Session, Ed25519PrivateKey | None, Ed25519PrivateKey], None]] = Port("signing_keys.reseal")
 
 
 @dataclass(frozen=True)
@@ -201,14 +203,16 @@ class KeyService:
         compromised: the previous key is no longer trusted and signs no statement, so that devices must enroll again.
         Raises Unavailable if this host lacks the previous key.
         """
-        public, statement = following.public_key(), None
+        public, statement, former = following.public_key(), None, None
         if compromised:
-            for former in self._keys.all():
-                former.compromised_at = former.compromised_at or utc_now()
+            for row in self._keys.all():
+                row.compromised_at = row.compromised_at or utc_now()
             self._keys.current_locked(changing=True)
         else:
-            statement = sign_key_rotation(self.private(changing=True), public, utc_now())
+            former = self.private(changing=True)
+            statement = sign_key_rotation(former, public, utc_now())
         self._add(public, statement)
+        RESEAL.get()(self._session, former, following)
         return sum(sign_again(self._session, following) for sign_again in RESIGNERS.get())
 
     def record_retired(self, former: str) -> None:

@@ -92,5 +92,6 @@ def addresses(fleet, device):
         "program": f"/ui/programs/{succeeded_jobs[0]['recipe_id']}",
         "operations": "/ui/operations",
         "tokens": "/ui/operations/tokens",
+        "webhooks": "/ui/operations/webhooks",
         "audit": "/ui/operations/audit",
     }

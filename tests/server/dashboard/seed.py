@@ -112,6 +112,7 @@ def run(fleet, app, device, top=0.84, value=0.5, every=3, **changes):
 def populate(fleet, every=3):
     """Fills the server; returns the device that trains now, and its lease. every: steps between two reports."""
     app = fleet.app()
+    app.post("/v1/webhooks", json={"url": "https://shop.example/mobizo", "events": ["job.failed", "version.held"]})
     settings = {"training": {"steps": 150, "schedule": "cosine"}}
     learning = settings | {"every": every}
     phone = fleet.device(name="alices-phone")

@@ -30,6 +30,7 @@ PAGES = {
     "/ui/programs/{recipe}": Scope.JOBS_READ,
     "/ui/operations": None,
     "/ui/operations/tokens": Scope.TOKENS_WRITE,
+    "/ui/operations/webhooks": Scope.WEBHOOKS_WRITE,
     "/ui/operations/audit": Scope.ADAPTERS_READ,
 }
 

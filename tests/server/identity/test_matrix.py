@@ -34,6 +34,7 @@ ABSENT = {
     "lease_id": "lease_none",
     "device_id": "device_none",
     "token_id": "token_none",
+    "webhook_id": "webhook_none",
     "recipe_id": "0" * 64,
     "sha256": "0" * 64,
     "name": "nothing",
@@ -149,6 +150,7 @@ OF_APP = frozenset(
         "adapters:score",
         "cohorts:read",
         "cohorts:write",
+        "webhooks:write",
     }
 )
 
@@ -250,6 +252,7 @@ def theirs(fleet, home, app, device, lease, tmp_path):
     assert app.post("/v1/cohorts", json=cohort_request(quorum=1)).status_code == 201
     assert app.put("/v1/cohorts/readers/members/alice", json={"device": device.device_id}).status_code == 200
     assert app.post("/v1/cohorts/readers/rounds").status_code == 201
+    webhook = app.post("/v1/webhooks", json={"url": "https://shop.example", "events": ["job.failed"]})
     return ABSENT | {
         "cohort_name": "readers",
         "job_id": lease["job"]["id"],  # which has ended, and so have its events
@@ -260,6 +263,7 @@ def theirs(fleet, home, app, device, lease, tmp_path):
         "model": "alice-movies",
         "device_id": device.device_id,
         "token_id": app.get("/v1/whoami").json()["token_id"],
+        "webhook_id": webhook.json()["view"]["id"],
     }
 
 
@@ -292,7 +296,7 @@ def test_another_tenant_s_things_are_as_if_they_were_not_there(fleet, routes, th
                 assert answer.status_code == 404, (route.name, answer.text)
                 assert revealed(answer, theirs) == revealed(ask(stranger, route, row, ABSENT), ABSENT), route.name
             else:
-                for id_name in ("job_id", "lease_id", "device_id", "token_id"):
+                for id_name in ("job_id", "lease_id", "device_id", "token_id", "webhook_id"):
                     assert theirs[id_name] not in answer.text, route.name
         if route.method in ("GET", "HEAD") and "{" in route.path and not row.shared:
             owner = device if row.who == DEVICE else app

@@ -50,7 +50,7 @@ def test_a_token_is_made_listed_and_revoked(fleet, operator, problem):
     assert created["token"].startswith("mobizo-app-")
     assert created["view"]["scopes"] == [
         *("adapters:read", "adapters:score", "adapters:write"),
-        *("cohorts:read", "cohorts:write", "jobs:read", "jobs:write"),
+        *("cohorts:read", "cohorts:write", "jobs:read", "jobs:write", "webhooks:write"),
     ]
     assert days(created["view"]) == 90
     shop = fleet.actor(created["token"])

@@ -30,7 +30,9 @@ def path_parameters(fleet, app, operator, device):
     held_lease = device.lease()
     version = {"name": "alice-movies", "version": 1}
     spare = operator.post("/v1/tokens", json={"name": "spare", "role": "app"}).json()
+    webhook = app.post("/v1/webhooks", json={"url": "https://shop.example", "events": ["job.failed"]}).json()
     ids = {
+        "webhook_id": webhook["view"]["id"],
         "job_id": job["id"],
         "lease_id": held_lease["id"],
         "recipe_id": second_job["recipe_id"],
