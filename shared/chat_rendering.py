@@ -70,16 +70,18 @@ def render(
     *,
     answer: bool,
     now: datetime | None = None,
+    tools: Sequence[Mapping[str, Any]] | None = None,
 ) -> str:
     """Returns a conversation as text. answer: the text ends where the assistant's next turn begins.
 
+    tools: those that the assistant may call, as OpenAI's API describes them.
     now: what the template's `strftime_now` writes; None: the present time. Raises RenderingError.
     """
     pieces: list[str] = []
     remaining = MAX_RENDERED
     variables = {
         "messages": messages,
-        "tools": None,
+        "tools": tools,
         "documents": None,
         "add_generation_prompt": answer,
         "strftime_now": (now or datetime.now().astimezone()).strftime,
@@ -128,12 +130,13 @@ def limited() -> Iterator[None]:
 
 
 def main() -> None:
-    """Reads {"template", "tokens", "messages", "answer"} and writes {"text"} or {"refused"}."""
+    """Reads {"template", "tokens", "messages", "answer", "tools"} and writes {"text"} or {"refused"}."""
     with suppress(ValueError, OSError):  # a system without this limit, or with a lower one
         resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, MAX_MEMORY))
     request = json.load(sys.stdin)
     try:
-        result = {"text": render(request["template"], request["tokens"], request["messages"], answer=request["answer"])}
+        template, tokens, messages = request.pop("template"), request.pop("tokens"), request.pop("messages")
+        result = {"text": render(template, tokens, messages, **request)}
     except RenderingError as error:
         result = {"refused": str(error)}
     except MemoryError:

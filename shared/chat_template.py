@@ -15,6 +15,7 @@ from shared.errors import BadRequest
 
 MAX_CHARACTERS = 200_000  # of a template
 RENDER_SECONDS = 20.0  # limit for rendering in a subprocess, including its start
+Tools = Sequence[Mapping[str, Any]] | None
 
 
 class NoChatTemplate(BadRequest):
@@ -37,20 +38,28 @@ class ChatTemplate(BaseModel):
     template: str = Field(min_length=1, max_length=MAX_CHARACTERS)
     tokens: dict[str, str] = Field(default_factory=dict)
 
-    def render(self, messages: Sequence[Mapping[str, Any]], *, answer: bool = True, now: datetime | None = None) -> str:
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        answer: bool = True,
+        now: datetime | None = None,
+        tools: Tools = None,
+    ) -> str:
         """Returns a conversation as text. answer: the text ends where the assistant's next turn begins.
 
-        now: the time that the template may write; None: the present time.
+        now: the time that the template may write; None: the present time. tools: those that the assistant may call, as
+        OpenAI's API describes them.
         Raises InvalidConversation if the template refuses the messages, fails, or writes a text without end.
         """
         from shared.chat_rendering import RenderingError, render  # jinja2, which a client of the server does not have
 
         try:
-            return render(self.template, self.tokens, messages, answer=answer, now=now)
+            return render(self.template, self.tokens, messages, answer=answer, now=now, tools=tools)
         except RenderingError as error:
             raise InvalidConversation(str(error)) from error
 
-    def render_limited(self, messages: Sequence[Mapping[str, Any]]) -> str:
+    def render_limited(self, messages: Sequence[Mapping[str, Any]], tools: Tools = None) -> str:
         """Like `render`, with limits of time and memory. Only for the main thread of a process without other work.
 
         Raises InvalidConversation too if a limit is exceeded.
@@ -59,18 +68,23 @@ class ChatTemplate(BaseModel):
 
         try:
             with limited():
-                return self.render(messages)
+                return self.render(messages, tools=tools)
         except RenderingError as error:
             raise InvalidConversation(str(error)) from error
 
     def render_in_subprocess(
-        self, messages: Sequence[Mapping[str, Any]], *, answer: bool = True, seconds: float = RENDER_SECONDS
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        answer: bool = True,
+        seconds: float = RENDER_SECONDS,
+        tools: Tools = None,
     ) -> str:
         """Like `render`, in a process of its own with limits of time and memory; it takes about 0.1 s.
 
         Raises InvalidConversation too if a limit is exceeded; its cause is TimeoutExpired if that is the time.
         """
-        request = self.model_dump() | {"messages": list(messages), "answer": answer}
+        request = self.model_dump() | {"messages": list(messages), "answer": answer, "tools": tools}
         command = [sys.executable, "-m", "shared.chat_rendering"]
         try:
             process = subprocess.run(

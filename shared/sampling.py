@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 from numpy.typing import NDArray
 
 from shared.generated_text import GeneratedToken
+
+if TYPE_CHECKING:
+    from shared.constrained_decoding import Constraint
 
 F32 = NDArray[np.float32]
 
@@ -13,18 +18,27 @@ F32 = NDArray[np.float32]
 class Sampler:
     """Chooses the tokens of one text. The same seed chooses the same tokens."""
 
-    def __init__(self, temperature: float, top_p: float, seed: int, drawn: int = 0) -> None:
+    def __init__(
+        self, temperature: float, top_p: float, seed: int, drawn: int = 0, constraint: Constraint | None = None
+    ) -> None:
         """temperature: divides the logits; 0 selects the likeliest token.
 
         top_p: only the likeliest tokens with this total probability are drawn. drawn: tokens of the text that an
-        earlier sampler has chosen.
+        earlier sampler has chosen. constraint: which tokens may come next.
         """
-        self._temperature, self._top_p = temperature, top_p
+        self._temperature, self._top_p, self._constraint = temperature, top_p, constraint
         self._random = np.random.default_rng(seed)
         self._random.random(drawn)  # a choice takes one number
 
     def __call__(self, logits: F32) -> int:
-        """Returns a token, given the logits (V,). Ties go to the first token."""
+        """Returns a token, given the logits (V,). Ties go to the first token. Raises the errors of the constraint."""
+        if self._constraint is None:
+            return self._choose(logits)
+        token = self._choose(self._constraint.mask(logits))
+        self._constraint.accept(token)
+        return token
+
+    def _choose(self, logits: F32) -> int:
         if self._temperature == 0:
             return int(logits.argmax())
         scaled_logits = logits.astype(np.float64) / self._temperature

@@ -87,7 +87,8 @@ class Chat:
         return token_ids(self.model.tokenizer, rendered, special=False)
 
 
-def ends(model: PersonalModel) -> frozenset[int]:
-    """Returns the tokens that end an answer: those that the base's files name, and every special one."""
+def ends(model: PersonalModel, opening: str = "") -> frozenset[int]:
+    """Returns the tokens that end an answer: those that the base's files name, and every special one but `opening`."""
     added_tokens = model.tokenizer.get_added_tokens_decoder().items()
-    return frozenset(model.manifest.ends) | {token for token, added_token in added_tokens if added_token.special}
+    special = {token for token, added_token in added_tokens if added_token.special and added_token.content != opening}
+    return frozenset(model.manifest.ends) | special

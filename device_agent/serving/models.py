@@ -13,10 +13,12 @@ from device_agent.inference.adapter_store import AdapterStore, LoadedAdapter, St
 from device_agent.inference.chat import ends
 from device_agent.inference.personal_model import PersonalModel, load_program, missing
 from shared.chat_template import NoChatTemplate
+from shared.constrained_decoding import Constraint, Vocabulary, check_schema
 from shared.errors import AdapterNotFound, BadRequest, Unavailable
 from shared.generated_text import GeneratedToken, TextPieces
 from shared.openai.answers import FinishedText, ResponsePiece, TextOptions, unix_seconds
 from shared.openai.models import ChatRequest, CompletionRequest, Finish, Model, Usage
+from shared.openai.tools import ToolUse
 from shared.sampling import Sampler
 from shared.scoring import TextTooLong
 from shared.tokenizer import check_known
@@ -33,6 +35,7 @@ class DeviceModels:
         self._home, self._store = home, AdapterStore(home)
         self._model: PersonalModel | None = None
         self._loaded: str | None = None  # sha256 of the loaded adapter file; None: B = 0
+        self._vocabulary: tuple[frozenset[int], Vocabulary] | None = None  # of the loaded program and these ends
 
     def list_models(self) -> list[Model]:
         """Returns the adapters that can be used, then their bases."""
@@ -64,11 +67,18 @@ class DeviceModels:
         origin = None if is_base else opened.about.origin
         return self._model, None if origin is None else origin.manifest.revision
 
+    def constraint(self, model: PersonalModel, schema: str, end_tokens: frozenset[int]) -> Constraint:
+        """Returns what a text of the loaded model may contain. Raises InvalidSchema."""
+        if self._vocabulary is None or self._vocabulary[0] != end_tokens:
+            vocabulary = Vocabulary(model.tokenizer, model.manifest.shape.vocabulary, end_tokens)
+            self._vocabulary = (end_tokens, vocabulary)
+        return Constraint(self._vocabulary[1], schema)
+
     def close(self) -> None:
         """Frees the program's memory."""
         if self._model is not None:
             self._model.close()
-        self._model = None
+        self._model = self._vocabulary = None
 
     def _open(self, name: str) -> tuple[LoadedAdapter, bool]:
         """Returns the adapter of a name, or an adapter of the base of that name and True."""
@@ -102,17 +112,20 @@ class DeviceAnswers:
     models: DeviceModels
     request: ChatRequest | CompletionRequest
     fingerprint: str | None = None
+    tools: ToolUse | None = None
     usage: Usage = field(default_factory=lambda: Usage(prompt_tokens=0, completion_tokens=0, total_tokens=0))
 
     def steps(self) -> Generator[ResponsePiece, None, None]:
         """Yields the pieces of each text, and its end.
 
-        Raises the errors of `DeviceModels.use`, TextTooLong, NoChatTemplate, InvalidConversation, or Unavailable if the
-        program stopped; the next request loads it again.
+        Raises the errors of `DeviceModels.use`, TextTooLong, NoChatTemplate, InvalidConversation,
+        InvalidSchema, NoTokenAllowed, or Unavailable if the program stopped; the next request loads it again.
         """
         try:
             model, self.fingerprint = self.models.use(self.request.model)
             prompts = [_tokens(model, *prompt) for prompt in self._prompts(model)]
+            if (schema := self._schema) is not None:
+                check_schema(schema, "tools" if self.tools else "response_format")
             self._count(sum(map(len, prompts)), 0)
             texts = [prompt for prompt in prompts for _ in range(self.request.n or 1)]
             for index, prompt in enumerate(texts):
@@ -129,14 +142,23 @@ class DeviceAnswers:
         if template is None:
             base = model.manifest.recipe.base.name
             raise NoChatTemplate(f"base model {base!r} has no chat template; use /v1/completions")
-        return [(template.render_in_subprocess([message.turn for message in self.request.messages]), False)]
+        self.tools = ToolUse.of(self.request, template)
+        turns = [message.turn for message in self.request.messages]
+        prompt = template.render_in_subprocess(turns, tools=self.request.tool_descriptions)
+        return [(prompt + (self.tools.prompt_end if self.tools else ""), False)]
+
+    @property
+    def _schema(self) -> str | None:
+        return self.tools.schema if self.tools else TextOptions.of(self.request, 0).schema
 
     def _text(self, model: PersonalModel, index: int, prompt: list[int]) -> Iterator[ResponsePiece]:
         options = TextOptions.of(self.request, index)
         max_tokens = min(options.max_tokens, model.context - len(prompt) + 1)
-        sampler = Sampler(options.temperature, options.top_p, options.seed)
+        special = ends(model, self.tools.format.opening if self.tools else "")
+        constraint = None if self._schema is None else self.models.constraint(model, self._schema, special)
+        sampler = Sampler(options.temperature, options.top_p, options.seed, constraint=constraint)
         text = TextPieces(model.tokenizer, prompt, options.stop, keep_textless=options.likeliest is not None)
-        special, finish, start = ends(model), "length", 0
+        finish, start = "length", 0
         tokens: list[GeneratedToken] = []
         for token in model.inference.sample(prompt, max_tokens, sampler, options.likeliest):
             if token.token in special:

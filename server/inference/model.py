@@ -23,7 +23,8 @@ from server.compiler.model.decoder import MASKED, DecoderLayer, LayerShape, Laye
 from server.compiler.model.layer_inputs import AttentionTables
 from server.inference.lora_rows import AdaptedRows, ServedAdapter
 from server.inference.texts import Text
-from shared.errors import Untrusted
+from shared.constrained_decoding import Constraint, NoTokenAllowed
+from shared.errors import MobizoError, Untrusted
 from shared.generated_text import GeneratedToken
 from shared.recipe import Target
 from shared.sampling import Sampler, generated_token
@@ -189,11 +190,20 @@ def _step_tables(facts: BaseFacts, places: Tensor, kind: int) -> tuple[Tensor, .
 class TextBatch:
     """Texts that grow together by one token in each step: keys, values and samplers. Rows are numbers of the texts."""
 
-    def __init__(self, base: ServingBase, texts: Sequence[Text], adapters: Sequence[ServedAdapter | None]) -> None:
-        """adapters: of each text."""
+    def __init__(
+        self,
+        base: ServingBase,
+        texts: Sequence[Text],
+        adapters: Sequence[ServedAdapter | None],
+        constraints: Sequence[Constraint | None],
+    ) -> None:
+        """adapters, constraints: of each text."""
         self._base, self._texts, self._adapters = base, texts, list(adapters)
         self._rows = list(range(len(texts)))  # texts that are in the batch
-        self._samplers = [Sampler(text.temperature, text.top_p, text.seed, text.drawn) for text in texts]
+        self._samplers = [
+            Sampler(text.temperature, text.top_p, text.seed, text.drawn, constraint)
+            for text, constraint in zip(texts, constraints, strict=True)
+        ]
         self._last = [0] * len(texts)  # the newest token of each text
         self._lengths = torch.zeros(len(texts), dtype=torch.int64)
         shape, limit = (base.facts.layers, len(texts), base.facts.kv_heads), max(text.limit for text in texts)
@@ -201,7 +211,7 @@ class TextBatch:
         self._values = torch.zeros(*shape, limit, base.facts.head_dim)
 
     @torch.inference_mode()
-    def read(self, start: int, stop: int) -> list[GeneratedToken | None]:
+    def read(self, start: int, stop: int) -> list[GeneratedToken | MobizoError]:
         """Reads the prompts of some texts. Returns the first token after each."""
         rows, prompts = slice(start, stop), [text.tokens for text in self._texts[start:stop]]
         caches = zip(self._keys[:, rows], self._values[:, rows], strict=True)
@@ -211,7 +221,7 @@ class TextBatch:
         return self._sample(range(start, stop), self._base.logits(hidden, places).numpy())
 
     @torch.inference_mode()
-    def step(self, rows: Sequence[int]) -> list[GeneratedToken | None]:
+    def step(self, rows: Sequence[int]) -> list[GeneratedToken | MobizoError]:
         """Appends the newest token of these texts, and removes the others. Returns the tokens after them."""
         if len(rows) < len(self._rows):
             kept, self._rows = [self._rows.index(row) for row in rows], list(rows)
@@ -224,13 +234,17 @@ class TextBatch:
         self._lengths = self._lengths + 1
         return self._sample(rows, self._base.logits(hidden, [(at, 0) for at in range(len(rows))]).numpy())
 
-    def _sample(self, rows: Sequence[int], logits: F32) -> list[GeneratedToken | None]:
-        """Returns the next token of each of these texts; None if its logits (R, V) are not numbers."""
-        tokens: list[GeneratedToken | None] = []
+    def _sample(self, rows: Sequence[int], logits: F32) -> list[GeneratedToken | MobizoError]:
+        """Returns the next token of each of these texts, or why it has none. logits (R, V)."""
+        tokens: list[GeneratedToken | MobizoError] = []
         for row, row_logits in zip(rows, logits, strict=True):
             if np.isnan(row_logits).any():
-                tokens.append(None)
+                tokens.append(MobizoError("the model's output is not a number; the adapter is probably damaged"))
                 continue
-            self._last[row] = self._samplers[row](row_logits)
+            try:
+                self._last[row] = self._samplers[row](row_logits)
+            except NoTokenAllowed as error:
+                tokens.append(error)
+                continue
             tokens.append(generated_token(self._last[row], row_logits, self._texts[row].likeliest))
         return tokens

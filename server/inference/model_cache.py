@@ -1,4 +1,4 @@
-"""The scorer's caches of base models, A matrices and adapters' B, bounded by bytes.
+"""The scorer's caches of base models, A matrices and adapters' B, bounded by bytes, and of vocabularies.
 
 Entries are keyed by content and shared between tenants; the server authorizes a request before it reaches the scorer.
 """
@@ -15,11 +15,14 @@ from server.catalog.calibrations.service import calibration_of
 from server.inference.errors import BaseNotServed, ScorerFull
 from server.inference.lora_rows import Projections, ServedAdapter
 from server.inference.model import ServingBase
-from server.inference.texts import ServedAdapterRef, ServedBaseRef
+from server.inference.texts import ServedAdapterRef, ServedBaseRef, Text
 from server.storage.store import ArtifactStore, Damaged
+from shared.constrained_decoding import Constraint, Vocabulary
 from shared.errors import BadRequest, InvalidUpload, NotFound, Untrusted
+from shared.tokenizer import read_tokenizer
 from shared.zo.lora import load_adapter
 
+VOCABULARIES = 4  # that are kept
 _log = structlog.get_logger()
 Cache = LRUCache[object, Any]
 
@@ -31,6 +34,7 @@ class ModelCache:
         self._artifacts = artifacts
         self.bases: Cache = LRUCache(base_bytes, lambda base: base.nbytes)
         self.adapters: Cache = LRUCache(adapter_bytes, lambda each: each.nbytes)
+        self._vocabularies: Cache = LRUCache(VOCABULARIES)
 
     def base(self, ref: ServedBaseRef) -> ServingBase:
         """Returns a base model. Raises ScorerFull or BaseNotServed."""
@@ -64,6 +68,16 @@ class ModelCache:
         except (NotFound, InvalidUpload) as error:
             raise Damaged(f"the stored file {ref.sha256} is damaged or gone; restore it from a backup") from error
         return adapter
+
+    def constraint(self, ref: ServedBaseRef, text: Text) -> Constraint | None:
+        """Returns what may follow the tokens of a text; None: any token. Raises InvalidSchema and as `base`."""
+        if text.schema is None:
+            return None
+        key = (ref.tokenizer, text.ends)
+        if key not in self._vocabularies:
+            tokenizer = read_tokenizer(self._artifacts.read(ref.tokenizer))
+            self._vocabularies[key] = Vocabulary(tokenizer, self.base(ref).facts.vocabulary, text.ends)
+        return Constraint(self._vocabularies[key], text.schema, text.tokens[len(text.tokens) - text.drawn :])
 
 
 def _get(cache: Cache, key: object, nbytes: int, load: Callable[[], Any]) -> Any:

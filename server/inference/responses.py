@@ -21,10 +21,12 @@ from server.registry.repository import resolve
 from server.registry.trajectories.reconstruction import b_file
 from server.web.state import AppState
 from shared.chat_template import NoChatTemplate
+from shared.constrained_decoding import check_schema
 from shared.errors import BadRequest
 from shared.generated_text import GeneratedToken, TextPieces
 from shared.openai.answers import FinishedText, ResponsePiece, TextOptions, Writer, events
 from shared.openai.models import ChatRequest, CompletionRequest, Finish, Usage
+from shared.openai.tools import ToolUse
 from shared.recipe import MAX_SEED
 from shared.registry import MAIN
 from shared.scoring import ClassifyRequest, ClassifyResult, RowScore, ScoreRequest, ScoreResult, ScoreRow
@@ -98,6 +100,7 @@ class Generation:
         self._prompt_tokens = 0
         self._texts: list[TextPieces] = []
         self.fingerprint: str | None = None
+        self.tools: ToolUse | None = None
 
     @property
     def usage(self) -> Usage:
@@ -160,15 +163,22 @@ class Generation:
         base = self.target.base
         if base.chat_template is None:
             raise NoChatTemplate(f"base model {base.name!r} has no chat template; use /v1/completions")
-        return (await self._scorer.render(base.chat_template, [message.turn for message in self._request.messages]),)
+        self.tools = ToolUse.of(self._request, base.chat_template)
+        turns = [message.turn for message in self._request.messages]
+        prompt = await self._scorer.render(base.chat_template, turns, self._request.tool_descriptions)
+        return (prompt + (self.tools.prompt_end if self.tools else ""),)
 
     def _read(self, tokenizer: Tokenizer, prompts: tuple[Prompt, ...]) -> list[Text]:
-        """Returns the prompts as tokens. Raises TextTooLong, UnknownToken.
+        """Returns the prompts as tokens. Raises TextTooLong, UnknownToken, InvalidSchema.
 
         Any special token ends a text, and the tokens that the base's files name, whether special or not.
         """
         target, options, texts = self.target, self._options, list[Text]()
-        special = (token for token, how in tokenizer.get_added_tokens_decoder().items() if how.special)
+        schema = self.tools.schema if self.tools else options.schema
+        if schema is not None:
+            check_schema(schema, "tools" if self.tools else "response_format")
+        added = tokenizer.get_added_tokens_decoder().items()
+        special = (token for token, how in added if how.special and not (self.tools and self.tools.opens(how.content)))
         ends = (*(target.base.end_tokens or ()), *special)
         for prompt in prompts:
             if isinstance(prompt, str):
@@ -191,6 +201,7 @@ class Generation:
                     seed=(options.seed + len(texts)) % (MAX_SEED + 1),
                     ends=ends,
                     likeliest=options.likeliest,
+                    schema=schema,
                 )
                 texts.append(text)
         return texts

@@ -29,7 +29,7 @@ from server.inference.errors import ScorerBusy, ScorerFull, ScorerLate, ScorerOf
 from server.inference.texts import ServedAdapterRef, ServedBaseRef, Text
 from server.settings import Settings
 from server.web.state import AppState
-from shared.chat_template import ChatTemplate
+from shared.chat_template import ChatTemplate, Tools
 from shared.errors import MobizoError, TooManyRequests
 from shared.generated_text import GeneratedToken
 
@@ -121,11 +121,11 @@ class Scorer:
             self._kill()
             await asyncio.to_thread(pool.shutdown)
 
-    async def render(self, template: ChatTemplate, messages: Sequence[Mapping[str, Any]]) -> str:
+    async def render(self, template: ChatTemplate, messages: Sequence[Mapping[str, Any]], tools: Tools = None) -> str:
         """Returns a conversation as a prompt. Raises InvalidConversation, and as `ask`."""
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
-                prompt: str = await self._call("render", template, messages)
+                prompt: str = await self._call("render", template, messages, tools)
         except TimeoutError as error:
             raise ScorerLate from error
         return prompt
@@ -228,7 +228,7 @@ class Scorer:
         places = sorted(((request, index) for request in group for index in request.open), key=_adapter)
         texts = [request.rest(index) for request, index in places]
         await self._call("begin", number, group[0].base, texts)
-        tokens: list[GeneratedToken | None] = []
+        tokens: list[GeneratedToken | MobizoError] = []
         for part in self._split(places):
             start, stop = len(tokens), len(tokens) + len(part)
             tokens += await self._call("read", number, start, stop)
@@ -301,13 +301,13 @@ def _adapter(place: Place) -> tuple[str, str]:
     return ("", "") if adapter is None else (adapter.family, adapter.sha256)
 
 
-def _add_token(request: Request, index: int, token: GeneratedToken | None) -> None:
-    """Answers a request with the next token of a text."""
+def _add_token(request: Request, index: int, token: GeneratedToken | MobizoError) -> None:
+    """Answers a request with the next token of a text, or with the error that ends it."""
     text = request.texts[index]
     if index not in request.open:
         return
-    if token is None:
-        request.fail(MobizoError("the model's output is not a number; the adapter is probably damaged"))
+    if isinstance(token, MobizoError):
+        request.fail(token)
         return
     generated = request.generated[index]
     generated.append(token.token)

@@ -58,7 +58,11 @@ class ResolvedTarget:
         base, shape = self.base, self.base.shape
         token_bytes = 2 * 4 * shape.layers * shape.kv_heads * shape.head_dim
         return ServedBaseRef(
-            sha256=base.sha256, source=base.source, nbytes=4 * base.parameters, token_bytes=token_bytes
+            sha256=base.sha256,
+            source=base.source,
+            nbytes=4 * base.parameters,
+            token_bytes=token_bytes,
+            tokenizer=base.tokenizer_sha256,
         )
 
     @cached_property

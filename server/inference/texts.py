@@ -13,13 +13,15 @@ from shared.zo.lora import BaseShape, flat_size, lora_modules
 class ServedBaseRef:
     """A base model: the files at `source` and their sha256.
 
-    nbytes: of its weights as float32. token_bytes: of the keys and values of one token.
+    nbytes: of its weights as float32. token_bytes: of the keys and values of one token. tokenizer: sha256 of the stored
+    tokenizer.json.
     """
 
     sha256: str
     source: str
     nbytes: int
     token_bytes: int
+    tokenizer: str
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,8 @@ class Text:
 
     To score: picks, the tokens whose log-probabilities are needed after a position. To generate: at most
     `max_tokens` tokens, up to one of `ends`; drawn: how many of the tokens to read were generated before; likeliest:
-    number of the likeliest tokens to report at each position with log-probabilities.
+    number of the likeliest tokens to report at each position with log-probabilities; schema: JSON schema that the text
+    satisfies, as JSON.
     """
 
     tokens: tuple[int, ...]
@@ -66,6 +69,7 @@ class Text:
     drawn: int = 0
     ends: tuple[int, ...] = ()
     likeliest: int | None = None
+    schema: str | None = None
 
     @property
     def limit(self) -> int:

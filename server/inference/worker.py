@@ -19,7 +19,7 @@ from server.inference.texts import ServedBaseRef, Text
 from server.logs import configure_logs
 from server.settings import Settings
 from server.tasks.child_process import die_with_parent
-from shared.chat_template import ChatTemplate
+from shared.chat_template import ChatTemplate, Tools
 from shared.errors import MobizoError
 from shared.generated_text import GeneratedToken
 
@@ -75,9 +75,9 @@ class Worker:
         """Returns the id of this process."""
         return os.getpid()
 
-    def render(self, template: ChatTemplate, messages: Sequence[Mapping[str, Any]]) -> str:
+    def render(self, template: ChatTemplate, messages: Sequence[Mapping[str, Any]], tools: Tools) -> str:
         """Returns a conversation as a prompt. Raises InvalidConversation."""
-        return template.render_limited(messages)
+        return template.render_limited(messages, tools)
 
     def score(self, base: ServedBaseRef, texts: Sequence[Text]) -> list[list[list[float]]]:
         """Returns the log-probabilities of each text's picks, nats, in one batch."""
@@ -90,16 +90,17 @@ class Worker:
         from server.inference.model import TextBatch
 
         adapters = [self._models.adapter(text.adapter) for text in texts]
-        self._growing[number] = TextBatch(self._models.base(base), texts, adapters)
+        constraints = [self._models.constraint(base, text) for text in texts]
+        self._growing[number] = TextBatch(self._models.base(base), texts, adapters, constraints)
 
-    def read(self, number: int, start: int, stop: int) -> list[GeneratedToken | None]:
+    def read(self, number: int, start: int, stop: int) -> list[GeneratedToken | MobizoError]:
         """Reads the prompts of some of the texts. Returns the first token after each."""
         texts = self._take(number)
-        tokens: list[GeneratedToken | None] = texts.read(start, stop)
+        tokens: list[GeneratedToken | MobizoError] = texts.read(start, stop)
         self._growing[number] = texts
         return tokens
 
-    def generate(self, number: int, rows: Sequence[int]) -> list[GeneratedToken | None]:
+    def generate(self, number: int, rows: Sequence[int]) -> list[GeneratedToken | MobizoError]:
         """Returns the next token of each of these texts and removes others; without any, frees all."""
         texts = self._take(number)
         tokens = texts.step(rows) if rows else []

@@ -29,11 +29,14 @@ from shared.openai.models import (
     CompletionLogprobs,
     CompletionRequest,
     Delta,
+    DeltaToolCall,
     Finish,
     LikelyToken,
     TextCompletion,
+    ToolCall,
     Usage,
 )
+from shared.openai.tools import ToolUse
 from shared.recipe import MAX_SEED
 from shared.scoring import MAX_NEW_TOKENS
 from shared.tokenizer import token_bytes
@@ -43,7 +46,10 @@ DONE = b"data: [DONE]\n\n"
 
 @dataclass(frozen=True)
 class TextOptions:
-    """How one text of a request is generated. likeliest: tokens reported per position; None: no log-probabilities."""
+    """How one text of a request is generated.
+
+    likeliest: tokens reported per position; None: no log-probabilities. schema: JSON schema that it satisfies, as JSON.
+    """
 
     max_tokens: int
     temperature: float
@@ -51,12 +57,14 @@ class TextOptions:
     seed: int
     stop: tuple[str, ...]
     likeliest: int | None
+    schema: str | None = None
 
     @classmethod
     def of(cls, request: ChatRequest | CompletionRequest, number: int) -> TextOptions:
         """Returns the options of text `number` of a request. Each text has a seed of its own."""
         chat = isinstance(request, ChatRequest)
         max_completion_tokens = request.max_completion_tokens if isinstance(request, ChatRequest) else None
+        response_format = request.response_format if isinstance(request, ChatRequest) else None
         max_tokens = max_completion_tokens or request.max_tokens or (MAX_NEW_TOKENS if chat else COMPLETION_TOKENS)
         seed = secrets.randbelow(MAX_SEED) if request.seed is None else (request.seed + number) % (MAX_SEED + 1)
         return cls(
@@ -66,6 +74,7 @@ class TextOptions:
             seed=seed,
             stop=request.stops,
             likeliest=request.likeliest if isinstance(request, ChatRequest) else request.logprobs,
+            schema=None if response_format is None else response_format.schema_text,
         )
 
 
@@ -140,6 +149,7 @@ class GenerationState(Protocol):
     """The usage and fingerprint of a request's texts: available with the first piece, final at the end."""
 
     fingerprint: str | None
+    tools: ToolUse | None
 
     @property
     def usage(self) -> Usage:
@@ -173,25 +183,39 @@ class ChatWriter:
 
     def response(self, texts: Sequence[FinishedText]) -> ChatCompletion:
         """Returns the answer that has all texts."""
-        choices = tuple(
-            ChatChoice(
+        choices = []
+        for text in texts:
+            content, calls = self._read(text)
+            choice = ChatChoice(
                 index=text.index,
-                message=AssistantMessage(content=text.text),
+                message=AssistantMessage(content=content, tool_calls=calls or None),
                 logprobs=text.chat_logprobs if self._request.logprobs else None,
-                finish_reason=text.finish,
+                finish_reason="tool_calls" if calls else text.finish,
             )
-            for text in texts
-        )
+            choices.append(choice)
         return ChatCompletion(
-            **self._common_fields, system_fingerprint=self._state.fingerprint, choices=choices, usage=self._state.usage
+            **self._common_fields,
+            system_fingerprint=self._state.fingerprint,
+            choices=tuple(choices),
+            usage=self._state.usage,
         )
 
+    def _read(self, text: FinishedText) -> tuple[str | None, tuple[ToolCall, ...]]:
+        """Returns the content and the tool calls of an answer."""
+        return (text.text, ()) if self._state.tools is None else self._state.tools.read(text.text)
+
     def chunk(self, piece: ResponsePiece) -> ChatChunk:
-        """Returns one event of a stream."""
-        is_last = isinstance(piece, FinishedText)
-        delta = Delta() if is_last else Delta(content=piece.text, role="assistant" if piece.first else None)
-        logprobs = piece.chat_logprobs if self._request.logprobs and not is_last else None
-        finish = piece.finish if isinstance(piece, FinishedText) else None
+        """Returns one event of a stream. With tools, the last one has the text or the calls."""
+        finish: Finish | None = None
+        if isinstance(piece, FinishedText):
+            content, calls = (None, ()) if self._state.tools is None else self._read(piece)
+            deltas = tuple(DeltaToolCall(index=index, **call.model_dump()) for index, call in enumerate(calls))
+            delta = Delta(content=content, tool_calls=deltas or None)
+            finish = "tool_calls" if calls else piece.finish
+        else:
+            content = None if self._state.tools else piece.text
+            delta = Delta(content=content, role="assistant" if piece.first else None)
+        logprobs = piece.chat_logprobs if self._request.logprobs and finish is None else None
         choice = ChatChunkChoice(index=piece.index, delta=delta, logprobs=logprobs, finish_reason=finish)
         return ChatChunk(**self._common_fields, system_fingerprint=self._state.fingerprint, choices=(choice,))
 

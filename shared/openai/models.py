@@ -7,9 +7,11 @@ supported is refused; fields such as `user`, `metadata` and `service_tier` are a
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import from_json
 
 from shared.recipe import MAX_SEED
 from shared.scoring import MAX_NEW_TOKENS, MAX_TEXT
@@ -22,6 +24,8 @@ MAX_LIKELIEST = 20
 COMPLETION_TOKENS = 16  # of a completion whose request does not say; of OpenAI's API
 MAX_STOPS = 8
 Stop = Annotated[str, Field(min_length=1, max_length=100)]
+MAX_TOOLS = 128
+ToolName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
 Stops = Annotated[tuple[Stop, ...], Field(max_length=MAX_STOPS)]
 Text = Annotated[str, Field(min_length=1, max_length=MAX_TEXT)]
 TokenIds = Annotated[tuple[Annotated[int, Field(ge=0, strict=True)], ...], Field(min_length=1, max_length=MAX_TEXT)]
@@ -89,28 +93,117 @@ class TextPart(_RequestModel):
     text: str = Field(max_length=MAX_TEXT)
 
 
+Content = Annotated[str, Field(max_length=MAX_TEXT)] | Annotated[tuple[TextPart, ...], Field(max_length=MAX_PARTS)]
+
+
+class FunctionCall(_RequestModel):
+    """The function that a turn of the assistant calls. arguments: a JSON object."""
+
+    name: ToolName
+    arguments: str = Field(max_length=MAX_TEXT)
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The arguments. Raises ValueError unless they are a JSON object."""
+        values = from_json(self.arguments, allow_inf_nan=False)  # refuses what is too deep, as json does not
+        if not isinstance(values, dict):
+            raise ValueError("arguments: a JSON object")
+        return values
+
+
+class ToolCall(_RequestModel):
+    """A call in a turn of the assistant; a turn of role `tool` answers it by its id."""
+
+    id: str = Field(min_length=1, max_length=100)
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class Function(_RequestModel):
+    """A function that the assistant may call. parameters: the JSON schema of its arguments."""
+
+    name: ToolName
+    description: str | None = Field(None, max_length=10_000)
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = Field(None, description="not used: the arguments of required calls satisfy the schema")
+
+
+class Tool(_RequestModel):
+    """A tool that the assistant may use."""
+
+    type: Literal["function"]
+    function: Function
+
+
 class Message(_RequestModel):
     """A turn of a conversation. Which roles may follow each other is for the base's chat template to say.
 
     The message of an answer can be sent back as it came.
     """
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[str, Field(max_length=MAX_TEXT)] | Annotated[tuple[TextPart, ...], Field(max_length=MAX_PARTS)]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Content | None = Field(None, description="null: only in a turn of the assistant that calls tools")
+    tool_calls: Annotated[tuple[ToolCall, ...], Field(max_length=MAX_TOOLS)] | None = None
+    tool_call_id: str | None = Field(None, max_length=100, description="with role `tool`, and only with it")
     name: str | None = Field(None, max_length=100, description="not used")
     provider_specific_fields: dict[str, Any] | None = Field(None, max_length=16, description="LiteLLM's; not used")
 
+    @model_validator(mode="after")
+    def _check_calls(self) -> Message:
+        if self.tool_calls and self.role != "assistant":
+            raise ValueError("tool_calls: only in a turn of the assistant")
+        if (self.tool_call_id is not None) != (self.role == "tool"):
+            raise ValueError("tool_call_id: with role tool, and only with it")
+        if self.content is None and not self.tool_calls:
+            raise ValueError("content: Field required")
+        _ = self.turn
+        return self
+
     @property
-    def turn(self) -> dict[str, str]:
+    def turn(self) -> dict[str, Any]:
         """The message as a chat template takes it: one text; `developer` is the newer name of `system`."""
-        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
-        return {"role": "system" if self.role == "developer" else self.role, "content": text}
+        parts = () if self.content is None else self.content
+        text = parts if isinstance(parts, str) else "".join(part.text for part in parts)
+        turn: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role, "content": text}
+        if self.tool_calls:
+            turn["tool_calls"] = [
+                call.model_dump() | {"function": {"name": call.function.name, "arguments": call.function.values}}
+                for call in self.tool_calls
+            ]
+        if self.tool_call_id is not None:
+            turn["tool_call_id"] = self.tool_call_id
+        return turn
+
+
+class JsonSchema(_RequestModel):
+    """A JSON schema that an answer satisfies; without one, an answer is any object."""
+
+    name: str = Field(min_length=1, max_length=64, description="not used")
+    description: str | None = Field(None, max_length=10_000, description="not used")
+    content: dict[str, Any] = Field({}, alias="schema", description="Draft 2020-12, of the features that compile")
+    strict: bool | None = Field(None, description="not used: answers always satisfy the schema")
 
 
 class ResponseFormat(_RequestModel):
-    """The form of an answer: any text."""
+    """The form of an answer: any text, a JSON object, or JSON that satisfies a schema."""
 
-    type: Literal["text"]
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = Field(None, description="with type `json_schema`, and only with it")
+
+    @model_validator(mode="after")
+    def _check_schema(self) -> ResponseFormat:
+        if (self.json_schema is not None) != (self.type == "json_schema"):
+            raise ValueError("json_schema: with type json_schema, and only with it")
+        return self
+
+    @property
+    def schema_text(self) -> str | None:
+        """The schema of the answer as JSON; None: any text."""
+        if self.type == "text":
+            return None
+        schema = {} if self.json_schema is None else dict(self.json_schema.content)
+        schema.pop("x-guidance", None)  # options of the compiler
+        return json.dumps(schema or {"type": "object"})
 
 
 class ChatRequest(_TextOptions):
@@ -125,13 +218,36 @@ class ChatRequest(_TextOptions):
     store: Literal[False] | None = Field(None, description="only false: nothing is stored")
     modalities: tuple[Literal["text"]] | None = Field(None, description="only text")
     parallel_tool_calls: bool | None = Field(None, description="not used")
-    tool_choice: Literal["none", "auto"] | None = Field(None, description="not used, because there are no tools")
+    tools: Annotated[tuple[Tool, ...], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | Tool | None = Field(None, description="default: auto")
 
     @model_validator(mode="after")
-    def _check_logprobs(self) -> ChatRequest:
+    def _check_options(self) -> ChatRequest:
         if self.top_logprobs is not None and not self.logprobs:
             raise ValueError("top_logprobs: only with logprobs")
+        if self.tool_choice not in (None, "none", "auto") and not self.required_tools:
+            raise ValueError("tool_choice: names no function of tools")
+        if self.offered_tools and self.response_format is not None and self.response_format.type != "text":
+            raise ValueError("response_format: not together with tools")
         return self
+
+    @property
+    def offered_tools(self) -> tuple[Tool, ...]:
+        """The tools that the answer may call."""
+        return () if self.tool_choice == "none" else self.tools or ()
+
+    @property
+    def tool_descriptions(self) -> list[dict[str, Any]] | None:
+        """The tools as chat templates take them."""
+        return [tool.model_dump(exclude_none=True) for tool in self.offered_tools] or None
+
+    @property
+    def required_tools(self) -> tuple[Tool, ...]:
+        """The tools of which the answer has to call one; empty: it need not."""
+        if isinstance(self.tool_choice, Tool):
+            name = self.tool_choice.function.name
+            return tuple(tool for tool in self.tools or () if tool.function.name == name)
+        return self.offered_tools if self.tool_choice == "required" else ()
 
     @property
     def likeliest(self) -> int | None:
@@ -219,14 +335,15 @@ class CompletionLogprobs(_WireModel):
     text_offset: tuple[int, ...]
 
 
-Finish = Literal["stop", "length"]
+Finish = Literal["stop", "length", "tool_calls"]
 
 
 class AssistantMessage(_WireModel):
     """The assistant's turn."""
 
     role: Literal["assistant"] = "assistant"
-    content: str
+    content: str | None
+    tool_calls: tuple[ToolCall, ...] | None = None
     refusal: None = None
 
 
@@ -251,11 +368,18 @@ class ChatCompletion(_WireModel):
     usage: Usage
 
 
+class DeltaToolCall(ToolCall):
+    """A call that a chunk adds to a message."""
+
+    index: int
+
+
 class Delta(_WireModel):
-    """The text that a chunk adds to a message."""
+    """The text or the calls that a chunk adds to a message."""
 
     role: Literal["assistant"] | None = None
     content: str | None = None
+    tool_calls: tuple[DeltaToolCall, ...] | None = None
 
 
 class ChatChunkChoice(_WireModel):

@@ -21,9 +21,11 @@ from server.web.routes import Route, Routes
 from server.web.state import State
 from server.web.streams import STREAMED, cancelled_on_disconnect, event_stream
 from shared.chat_template import InvalidConversation, NoChatTemplate
+from shared.constrained_decoding import InvalidSchema, NoTokenAllowed
 from shared.errors import AdapterNotFound, MobizoError, RevisionNotFound, VersionHeld
 from shared.openai.answers import ChatWriter, CompletionWriter, error_object, unix_seconds
 from shared.openai.models import ChatCompletion, ChatRequest, CompletionRequest, Model, ModelList, TextCompletion
+from shared.openai.tools import ToolsNotSupported
 
 JSON = "application/json"
 ERROR_SCHEMA: dict[str, Any] = {
@@ -91,7 +93,8 @@ def _base_model(base: BaseModelEntry) -> Model:
 @router.post(
     "/chat/completions",
     response_model=ChatCompletion,
-    responses=STREAMED | raises(*REFUSALS, NoChatTemplate, InvalidConversation),
+    responses=STREAMED
+    | raises(*REFUSALS, NoChatTemplate, InvalidConversation, InvalidSchema, NoTokenAllowed, ToolsNotSupported),
 )
 async def create_chat_completion(
     principal: ScoringPrincipal, request: ChatRequest, connection: Request, state: State

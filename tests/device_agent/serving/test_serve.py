@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 
+import jsonschema
 import numpy as np
 import openai
 import pytest
@@ -35,6 +36,13 @@ TEMPLATE = (
 )
 TEMPLATE += "{% endfor %}{% if add_generation_prompt %}\n{{ ' a:' }}{% endif %}"
 TOKENS = {"bos_token": "!"}
+END = 287  # a row of the embedding table that the tokenizer has no token for
+SCHEMA = {
+    "type": "object",
+    "properties": {"is": {"enum": ["warm", 7]}},
+    "required": ["is"],
+    "additionalProperties": False,
+}
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +52,12 @@ def site(tmp_path_factory, rademacher):
     home.create()
     template = ChatTemplate(template=TEMPLATE, tokens=TOKENS)
     program = replace(rademacher, manifest=rademacher.manifest.model_copy(update={"chat_template": template}))
+    hermes = ChatTemplate(
+        template="{# <tool_call>{ #}{% if tools %}{{ tools | length }}{% endif %}" + TEMPLATE, tokens=TOKENS
+    )
+    changes = {"end_of_text": END, "chat_template": hermes}
+    ending = replace(program, manifest=program.manifest.model_copy(update=changes))
+    keep_adapter(home, ending, key, "json", seed=1)
     for seed, name in ((1, "red"), (3, "blue"), (2, "blue")):
         keep_adapter(home, program, key, name, seed=seed)
     with ExitStack() as stack:
@@ -99,7 +113,7 @@ def test_the_token_is_made_once_for_its_owner_alone(site):
 
 def test_models_are_the_adapters_and_their_base(client):
     models = {model.id: model for model in client.models.list()}
-    assert set(models) == {"red", "blue", "tiny"}
+    assert set(models) == {"red", "blue", "json", "tiny"}
     assert (models["red"].owned_by, models["red"].parent) == ("device", "tiny")
     assert client.models.retrieve("tiny").owned_by == "base"
 
@@ -218,6 +232,48 @@ def test_what_is_wrong_is_said_as_openai_says_it(client, changes, error, code, p
         client.chat.completions.create(**{"model": "red", "messages": TURNS} | changes)
     assert (refusal.value.code, refusal.value.param) == (code, param)
     assert refusal.value.body["message"]
+
+
+def test_answers_satisfy_their_schema(client):
+    def ask(model="json", schema=SCHEMA, **options):
+        answer_format = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+        request = {"model": model, "messages": TURNS, "response_format": answer_format} | options
+        return client.chat.completions.create(**request)
+
+    complete = 0
+    for choice in ask(n=16, seed=1, temperature=1).choices:
+        if choice.finish_reason == "stop":
+            jsonschema.validate(json.loads(choice.message.content), SCHEMA)
+            complete += 1
+    assert complete > 4
+    *pieces, end = ask(seed=1, temperature=1, stream=True)
+    first = ask(seed=1, temperature=1).choices[0]
+    assert "".join(piece.choices[0].delta.content for piece in pieces) == first.message.content
+    assert end.choices[0].finish_reason == first.finish_reason
+    cut = ask(max_tokens=2, response_format={"type": "json_object"}).choices[0]
+    assert (cut.message.content[0], cut.finish_reason) == ("{", "length")
+    for refused, reason in ((ask, "film"), (lambda schema: ask("red"), "no token that ends a text")):
+        with pytest.raises(openai.BadRequestError, match=reason) as refusal:
+            refused(schema={"type": "film"})
+        assert (refusal.value.code, refusal.value.param) == ("invalid-schema", "response_format")
+
+
+def test_a_required_tool_is_called(client):
+    function = {"name": "f", "parameters": {"type": "object", "additionalProperties": False}}
+    options = {"messages": [{"role": "user", "content": "a"}], "tools": [{"type": "function", "function": function}]}
+    answers = client.chat.completions.create(model="json", n=8, seed=1, tool_choice="required", **options).choices
+    for answer in answers:
+        if answer.finish_reason == "tool_calls":
+            assert [call.function.name for call in answer.message.tool_calls] == ["f"]
+            assert json.loads(answer.message.tool_calls[0].function.arguments) == {}
+        else:
+            assert answer.message.content.startswith("{")
+    free = client.chat.completions.create(model="json", max_tokens=4, seed=1, **options).choices[0].message
+    assert free.tool_calls is None
+    assert free.content
+    with pytest.raises(openai.BadRequestError) as refusal:
+        client.chat.completions.create(model="red", **options)
+    assert (refusal.value.code, refusal.value.param) == ("tools-not-supported", "tools")
 
 
 def rate(client, **body):

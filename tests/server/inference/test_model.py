@@ -117,7 +117,7 @@ def test_texts_grow_together_as_in_peft(served_models):
     lengths = [6 + number % 3 for number in range(6)]
     served = [served_models.adapter_and_model(number) for number in range(6)]
     texts = [Text(prompt, None, max_tokens=length) for prompt, length in zip(prompts, lengths, strict=True)]
-    batch = TextBatch(served_models.base, texts, [adapter for adapter, _ in served])
+    batch = TextBatch(served_models.base, texts, [adapter for adapter, _ in served], [None] * 6)
     tokens = [[each.token] for each in batch.read(0, 2) + batch.read(2, 6)]
     while rows := [row for row in range(6) if len(tokens[row]) < lengths[row]]:
         for row, each in zip(rows, batch.step(rows), strict=True):

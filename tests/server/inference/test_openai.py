@@ -1,20 +1,34 @@
 """OpenAI's routes, asked by the unmodified `openai` client, against transformers with peft."""
 
+import json
+from concurrent.futures import ThreadPoolExecutor
+
+import jsonschema
 import numpy as np
 import openai
 import pytest
 import torch
+from tokenizers import Tokenizer, decoders, models
 
 from server.catalog.bases import BaseRepository
 from shared.access import Role
 from shared.chat_template import ChatTemplate
 from tests.other_clients import answers_of, other_clients, plain_answers
+from tests.server.conftest import SHAPE
 
 TOLERANCE = 1e-3  # nats
 TURNS = [{"role": "system", "content": "a very"}, {"role": "user", "content": "good film"}]
 TEMPLATE = "{% for turn in messages %}{{ 'x ' if turn['role'] == 'user' }}{{ turn['content'] + ' ' }}{% endfor %}"
 TEMPLATE += "{% if add_generation_prompt %}{{ 'It was' }}{% endif %}"
 RENDERED = "a very x good film It was"
+ARGUMENTS = {
+    "type": "object",
+    "properties": {"a": {"$ref": "#/$defs/b"}},
+    "required": ["a"],
+    "additionalProperties": False,
+}
+ARGUMENTS["$defs"] = {"b": {"enum": ["b", "cd", 1]}}
+TOOLS = [{"type": "function", "function": {"name": name, "parameters": ARGUMENTS}} for name in ("f", "g")]
 
 
 @pytest.fixture(scope="module")
@@ -175,7 +189,8 @@ def test_stops_seeds_and_several_texts(site, client):
         ({"model": "red@v9"}, openai.NotFoundError, "model_not_found", "model"),
         ({"temperature": 9}, openai.UnprocessableEntityError, "invalid-request", "temperature"),
         ({"messages": []}, openai.UnprocessableEntityError, "invalid-request", "messages"),
-        ({"tools": [{"type": "function"}]}, openai.UnprocessableEntityError, "invalid-request", "tools"),
+        ({"tools": [{"type": "function"}]}, openai.UnprocessableEntityError, "invalid-request", "tools.0.function"),
+        ({"tools": TOOLS}, openai.BadRequestError, "tools-not-supported", "tools"),
         ({"presence_penalty": 1}, openai.UnprocessableEntityError, "invalid-request", "presence_penalty"),
         ({"messages": [{"role": "tool", "content": "a"}]}, openai.UnprocessableEntityError, "invalid-request", None),
         ({"messages": TURNS * 20}, openai.UnprocessableEntityError, "text-too-long", None),
@@ -209,3 +224,127 @@ def test_a_base_without_a_template_continues_prompts_only(site, client):
     finally:
         with site.fleet.home.database.writing() as session:
             BaseRepository(session).by_name("tiny").chat_template = ChatTemplate(template=TEMPLATE)
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"a": {"enum": ["b", "cd"]}, "n": {"type": "integer", "minimum": 0, "maximum": 99}},
+    "required": ["a", "n"],
+    "additionalProperties": False,
+}
+
+
+def under(schema):
+    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}}
+
+
+@pytest.fixture
+def json_client(site, client):
+    """The tiny base with a tokenizer of as many tokens that can write JSON."""
+    marks = '{}[]":,-01234567abcdefgilmnrstu'
+    tokenizer = Tokenizer(models.BPE({mark: number for number, mark in enumerate(marks)}, []))
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<end>"])
+    assert tokenizer.get_vocab_size() == SHAPE.vocabulary
+    with site.fleet.home.database.writing() as session:
+        base = BaseRepository(session).by_name("tiny")
+        before = base.tokenizer_sha256
+        base.tokenizer_sha256 = site.fleet.home.artifacts.put(tokenizer.to_str().encode())
+        hermes = "{# <tool_call>{ #}{% if tools %}{{ tools | length }}{% endif %}"
+        base.chat_template = ChatTemplate(template=hermes + TEMPLATE)
+    yield client
+    with site.fleet.home.database.writing() as session:
+        base = BaseRepository(session).by_name("tiny")
+        base.tokenizer_sha256, base.chat_template = before, ChatTemplate(template=TEMPLATE)
+
+
+def test_answers_satisfy_their_schema(json_client):
+    """The cut ones are beginnings of such an answer; all of them share their batches with other texts."""
+    complete = 0
+    options = {"model": "red", "messages": TURNS, "temperature": 1}
+    plain = json_client.chat.completions.create(**options, max_tokens=40, seed=7)
+    with ThreadPoolExecutor() as pool:
+        create = json_client.chat.completions.create
+        beside = pool.submit(create, **options, max_tokens=40, seed=7)
+        requests = [
+            pool.submit(create, **options, n=8, seed=8 * seed, response_format=under(SCHEMA)) for seed in range(3)
+        ]
+        impossible = pool.submit(create, **options, response_format=under({"enum": ["z"]}))
+        anything = pool.submit(create, **options, n=8, seed=1, response_format={"type": "json_object"})
+        for choice in [choice for request in requests for choice in request.result().choices]:
+            if choice.finish_reason == "stop":
+                jsonschema.validate(json.loads(choice.message.content), SCHEMA)
+                complete += 1
+            else:
+                assert choice.finish_reason == "length"
+        for choice in anything.result().choices:
+            assert choice.finish_reason == "length" or isinstance(json.loads(choice.message.content), dict)
+        with pytest.raises(openai.UnprocessableEntityError) as refused:
+            impossible.result()
+        assert refused.value.code == "no-token-allowed"
+        assert beside.result().choices[0].message == plain.choices[0].message
+    assert complete > 12
+
+
+def test_json_is_streamed_and_ends_at_max_tokens(json_client):
+    options = {"model": "one", "messages": TURNS, "seed": 3, "response_format": under(SCHEMA)}
+    whole = json_client.chat.completions.create(**options).choices[0]
+    *pieces, end = json_client.chat.completions.create(**options, stream=True)
+    assert "".join(piece.choices[0].delta.content for piece in pieces) == whole.message.content
+    assert end.choices[0].finish_reason == whole.finish_reason
+    cut = json_client.chat.completions.create(**options, max_tokens=5).choices[0]
+    assert (cut.finish_reason, len(cut.message.content)) == ("length", 5)
+    assert whole.message.content.startswith(cut.message.content)
+
+
+@pytest.mark.parametrize(
+    ("response_format", "status"),
+    [
+        (under({"type": "film"}), 400),
+        (under({"$ref": "file:///etc/passwd"}), 400),
+        (under({"enum": ["x" * 100_000]}), 400),
+        ({"type": "json_schema"}, 422),
+        ({"type": "grammar"}, 422),
+    ],
+)
+def test_a_format_that_cannot_be_kept_is_refused_by_name(json_client, response_format, status):
+    with pytest.raises(openai.APIStatusError) as refused:
+        json_client.chat.completions.create(model="red", messages=TURNS, response_format=response_format)
+    assert refused.value.status_code == status
+    assert refused.value.param.startswith("response_format")
+    assert refused.value.body["type"] == "invalid_request_error"
+
+
+def test_a_base_whose_texts_never_end_writes_no_json(client):
+    with pytest.raises(openai.BadRequestError, match="no token that ends a text"):
+        client.chat.completions.create(model="red", messages=TURNS, response_format={"type": "json_object"})
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "g"}}])
+def test_a_required_tool_is_called(json_client, choice):
+    options = {"model": "red", "messages": TURNS, "tools": TOOLS, "tool_choice": choice, "n": 4, "seed": 1}
+    choices = json_client.chat.completions.create(**options).choices
+    for answer in choices:
+        assert (answer.finish_reason, answer.message.content) == ("tool_calls", None)
+        (call,) = answer.message.tool_calls
+        assert call.function.name in ("f", "g") if choice == "required" else call.function.name == "g"
+        jsonschema.validate(json.loads(call.function.arguments), ARGUMENTS)
+    streamed = {}
+    for chunk in json_client.chat.completions.create(**options, stream=True):
+        (piece,) = chunk.choices
+        assert piece.delta.content is None
+        if piece.finish_reason is not None:
+            (delta,) = piece.delta.tool_calls
+            assert (piece.finish_reason, delta.index) == ("tool_calls", 0)
+            streamed[piece.index] = delta.function
+    assert [streamed[index] for index in range(4)] == [
+        streamed[0].model_validate(answer.message.tool_calls[0].function.model_dump()) for answer in choices
+    ]
+    turns = [*TURNS, choices[0].message, {"role": "tool", "tool_call_id": call.id, "content": "b"}]
+    options = {"model": "red", "tools": TOOLS, "seed": 1, "max_tokens": 4}
+    after = json_client.chat.completions.create(messages=turns, **options)
+    assert after.choices[0].message.tool_calls is None
+    assert after.choices[0].message.content == "".join(
+        chunk.choices[0].delta.content or ""
+        for chunk in json_client.chat.completions.create(messages=turns, stream=True, **options)
+    )

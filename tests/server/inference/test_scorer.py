@@ -60,7 +60,7 @@ class Bench:
         facts = inspect_base(str(self.tiny.directory))
         self.shape = BaseShape(**{name: getattr(facts, name) for name in BaseShape.model_fields})
         token_bytes = 8 * facts.layers * facts.kv_heads * facts.head_dim
-        self.base = ServedBaseRef(facts.sha256, str(self.tiny.directory), 4 * facts.parameters, token_bytes)
+        self.base = ServedBaseRef(facts.sha256, str(self.tiny.directory), 4 * facts.parameters, token_bytes, "")
         self.artifacts = open_artifacts(settings)
         memory = max(2 * self.base.nbytes, 8 * ADAPTERS * self.adapter(0).nbytes)
         monkeypatch.setattr(scorer_module, "BATCH_TOKENS", BATCH_TOKENS)

@@ -80,9 +80,10 @@ def test_the_message_of_an_answer_can_be_sent_back(fields):
 @pytest.mark.parametrize(
     "fields",
     [
-        {"tools": [{"type": "function", "function": {"name": "f"}}]},
+        {"functions": [{"name": "f"}]},
         {"logit_bias": {"5": 100}},
-        {"response_format": {"type": "json_object"}},
+        {"response_format": {"type": "json_schema"}},
+        {"response_format": {"type": "json_object", "json_schema": {"name": "a", "schema": {}}}},
         {"messages": [{"role": "assistant", "content": "a", "tool_calls": [{"id": "1"}]}]},
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "a"}}]}]},
         {"max_tokens": 0},
@@ -92,6 +93,18 @@ def test_the_message_of_an_answer_can_be_sent_back(fields):
 def test_what_would_change_the_text_is_refused(fields):
     with pytest.raises(ValidationError):
         chat(**fields)
+
+
+def test_the_schema_of_an_answer():
+    def schema(**response_format):
+        return TextOptions.of(chat(response_format=response_format), 0).schema
+
+    content = {"type": "array", "x-guidance": {"lenient": True}}
+    named = {"name": "a", "schema": content, "strict": True, "description": None}
+    assert json.loads(schema(type="json_schema", json_schema=named)) == {"type": "array"}
+    assert json.loads(schema(type="json_schema", json_schema={"name": "a", "schema": {}})) == {"type": "object"}
+    assert json.loads(schema(type="json_object")) == {"type": "object"}
+    assert schema(type="text") is None
 
 
 def test_a_large_number_of_tokens_is_lowered_to_the_limit():
