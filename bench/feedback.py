@@ -3,7 +3,7 @@
 The pairs are made by rule from the product reviews. The prompt is a review and `Shop:`. The preferred answer is short
 and polite, the rejected one long and rude; both quote the review's first words. Held-out pairs have other reviews and
 other wordings, so that a style is learned and not a text. With loss kto each record has one of the two answers and a
-label, in turn.
+label, in turn. The part `topics` is `bench/topics.py`.
 
 `preferred` is the share of held-out records whose preferred answer has gained on the other one since the start, of
 which it is half by chance. `seconds` is the run's whole time on the device, with the log-probabilities at the start and
@@ -23,6 +23,8 @@ from bench.programs import PRODUCTS, CompiledProgram, compile_cold, smollm2_reci
 from bench.result import Claims, Row, notes, write
 from bench.runner import JsonFile, Keep, Only, Quick, load_or_compute, select_parts
 from bench.tiny import plan_of
+from bench.topics import SETTINGS as TOPICS_SETTINGS
+from bench.topics import measure_topics
 from device_agent.executors.runner import RunnerLauncher
 from device_agent.runner.location import find_runner
 from device_agent.training.run import train_run
@@ -71,6 +73,7 @@ SETTINGS: dict[str, Any] = {
     "choices": 2,
 }
 STEPS, LR = 24, 2e-3
+TOPICS = "topics"
 
 
 def write_pairs(directory: Path) -> Path:
@@ -101,17 +104,23 @@ def _records(source: Path, *, training: bool) -> Iterator[Row]:
 
 
 def feedback(json_file: JsonFile = None, quick: Quick = False, only: Only = None, keep: Keep = None) -> None:
-    """Learn a style from preferences: the share of held-out pairs, and the loss of the preferred answers."""
+    """Learn a style from preferences, and a second topic: held-out pairs, and what the adapter has lost."""
     rows: list[Row] = []
     claims: Claims = {}
+    seeds = SEEDS[: 1 if quick else 3]
     with tempfile.TemporaryDirectory() as name:
         directory = keep or Path(name)
         data = write_pairs(directory / "pairs")
-        for loss in select_parts(TASKS, only):
+        for loss in select_parts(TASKS | {TOPICS: None}, only):
+            if loss == TOPICS:
+                program = compile_cold(smollm2_recipe(**TOPICS_SETTINGS), directory / TOPICS)
+                topics = measure_topics(program, directory / "data", seeds, quick)
+                rows, claims = rows + topics[0], claims | topics[1]
+                continue
             program = compile_cold(smollm2_recipe(**SETTINGS, loss=loss), directory / loss)
             runs = [
                 load_or_compute(directory / f"{loss}-{seed}.json", partial(_run, program, data, seed, quick))
-                for seed in SEEDS[: 1 if quick else 3]
+                for seed in seeds
             ]
             rows += runs
             claims |= {

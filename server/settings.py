@@ -17,6 +17,7 @@ from pydantic import Field, SecretStr, field_validator
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from shared.catalog import ReferenceTexts
 from shared.errors import BadRequest
 
 MEBIBYTE = 1 << 20
@@ -53,14 +54,15 @@ class _Files(PydanticBaseSettingsSource):
     """Reads settings from files: `MOBIZO_NAME_FILE=PATH` sets NAME to the content of a file, such as a secret."""
 
     def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
-        """Returns the content of the file without its last line break; None if no file is named."""
+        """Returns the content of the file without its last line break, or its JSON; None if no file is named."""
         variable = f"{PREFIX}{field_name}_FILE".upper()
         if (path := os.environ.get(variable)) is None:
             return None, field_name, False
         try:
-            return Path(path).read_text(encoding="utf-8-sig").rstrip("\r\n"), field_name, False
+            text = Path(path).read_text(encoding="utf-8-sig").rstrip("\r\n")
+            return self.prepare_field_value(field_name, field, text, False), field_name, False
         except (OSError, ValueError) as error:
-            raise BadRequest(f"{variable}: {path} cannot be read as text") from error
+            raise BadRequest(f"{variable}: {path} cannot be read as text, or as JSON of a list or an object") from error
 
     def __call__(self) -> dict[str, Any]:
         """Returns all settings that come from files."""
@@ -150,6 +152,11 @@ class Settings(BaseSettings):
     )
     lease_seconds: float = Field(
         120, gt=0, description="The seconds for which a device keeps a job without a heartbeat."
+    )
+    reference_texts: dict[str, ReferenceTexts] = Field(
+        {},
+        description="The reference texts of base models that need others than the agent's own English ones, as a JSON "
+        "object of lists by the base's name.",
     )
     # Compilation
     compile_lease_seconds: float = Field(

@@ -270,6 +270,14 @@ class Result(BaseModel):
     earlier_accuracy_after: float | None = Field(
         None, ge=0, le=1, exclude_if=lambda value: value is None, description="the same of the adapter"
     )
+    reference_loss_change: float | None = Field(
+        None,
+        ge=-1,
+        allow_inf_nan=False,
+        exclude_if=lambda value: value is None,
+        description="share by which the loss of public reference texts has changed from the run's start to the adapter "
+        "(0.05: it rose by five percent); null: not measured, as in private runs and rounds of cohorts",
+    )
     token_loss_before: float | None = Field(
         None,
         allow_inf_nan=False,

@@ -15,6 +15,7 @@ from typing import Annotated, Generic, TypeVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from shared.capabilities import Capabilities, LabelName, Labels, LabelValue
+from shared.catalog import ReferenceTexts
 from shared.federation.cohort import CohortOrigin, RoundTask
 from shared.job import NAME, JobState, JobView, Result
 from shared.program import SignedManifest
@@ -162,6 +163,12 @@ class Lease(_WireModel):
         None,
         exclude_if=lambda value: value is None,  # agents of earlier releases refuse a field that they do not know
         description="the federated round that the job belongs to, and its settings; null: none",
+    )
+    reference_texts: ReferenceTexts | None = Field(
+        None,
+        exclude_if=lambda value: value is None,  # as above
+        description="public texts whose loss the device measures before and after training; null: the agent's own, "
+        "which are English",
     )
     expires_at: datetime
 

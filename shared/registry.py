@@ -121,6 +121,15 @@ class ApprovalRule(_FrozenModel):
         description="share by which a version that learned from preferences may raise the loss per token of answers "
         "that people liked (0.02: two percent)",
     )
+    max_reference_increase: float | None = Field(
+        0.05,
+        ge=0,
+        le=100,
+        allow_inf_nan=False,
+        exclude_if=lambda value: value == 0.05,
+        description="share by which a version may raise the loss of the reference texts, `reference_loss_change` of "
+        "its result (0.05: five percent); null: by any share",
+    )
     unmeasured: Literal["hold", "approve"] = Field("hold", description="a version whose device measured no score")
 
     def objection(self, result: Result, parent_score: float | None) -> str | None:
@@ -129,7 +138,8 @@ class ApprovalRule(_FrozenModel):
         parent_score: the accuracy of the parent version, if known. The device's own measurement before training also
         counts as the parent's, on the same data. The new version must not fall below either, or below the device's
         baselines, by more than the margin, nor on the records of earlier jobs by more than that or EARLIER_MARGIN. A
-        version that is its start is held whatever the rule says of scores.
+        version that is its start is held whatever the rule says of scores, and so is one that has raised the loss of
+        the reference texts by too much.
         """
         if not self.automatic:
             return "a person approves each version of this adapter"
@@ -138,6 +148,8 @@ class ApprovalRule(_FrozenModel):
                 "the adapter is no better than its start: no measurement after the first step was better; try another "
                 "lr, more steps or more records"
             )
+        if (objection := self.reference_objection(result)) is not None:
+            return objection
         if result.preference_margin is not None:
             return self._objection_to_preferences(result)
         if result.perplexities is not None:
@@ -145,6 +157,16 @@ class ApprovalRule(_FrozenModel):
         before = [score for score in (result.before_accuracy, parent_score) if score is not None]
         objection = self._objection_to_scores(before, result.tuned_accuracy) or self._objection_to_baseline(result)
         return objection or self._objection_to_earlier(result)
+
+    def reference_objection(self, result: Result) -> str | None:
+        """As `objection`, for a version that has lost general language."""
+        change, limit = result.reference_loss_change, self.max_reference_increase
+        if change is None or limit is None or change <= limit:
+            return None
+        return (
+            f"the loss of the reference texts rose by {change:.1%}, more than the {limit:.1%} that the rule allows; "
+            "use fewer steps, a lower lr or more records"
+        )
 
     def _objection_to_earlier(self, result: Result) -> str | None:
         """As `objection`, for a version that has become worse on the records of the jobs before it."""

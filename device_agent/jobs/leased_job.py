@@ -38,6 +38,7 @@ from device_agent.policy.privacy_ledger import PrivacyCost, PrivacyLedger, spend
 from device_agent.policy.task_approvals import TaskApprovals
 from device_agent.programs import ProgramCache, RollbackProtection, verify_program, verify_start
 from device_agent.protocol.client import DeviceClient
+from device_agent.training.reference_texts import own_texts
 from device_agent.training.rehearsal import TrainingHistory, count_new_records, prepare_rehearsal
 from device_agent.training.run_directory import RunDirectory
 from device_agent.training.run_plan import RunPlan
@@ -298,7 +299,16 @@ class LeasedJob:
             round=self.lease.round,
             privacy=self.lease.job.request.privacy,
             earlier=self._earlier_records(start),
+            reference_texts=self._reference_texts(),
         )
+
+    def _reference_texts(self) -> tuple[str, ...]:
+        """Returns the run's reference texts, as they were at first; none for private runs and rounds."""
+        if self._private or self.lease.round is not None:
+            return ()
+        with suppress(FileNotFoundError, ValidationError):
+            return self.run.plan().reference_texts
+        return self.lease.reference_texts or own_texts()
 
     def _check_new_records(self, start: AdapterManifest | None) -> None:
         """Raises TooFewNewRecords if a job that repeats would train too little that its start has not seen.

@@ -68,6 +68,7 @@ class Splits:
     blank: bool = False  # no training record fits; `train` has a blank example
     rehearsed: int = 0  # examples at the end of `train` that earlier runs trained
     earlier: Sequence[Example] | None = None  # held-out examples of earlier runs, of tasks of kind choice
+    reference: Sequence[Example] | None = None  # pieces of the reference texts
 
     @classmethod
     def of(cls, train: Sequence[Example], validation: Sequence[Example], test: Sequence[Example] | None) -> Splits:

@@ -38,6 +38,13 @@ def recorded(trajectory: Trajectory, split: str, step: int, adapter: str = "curr
     )
 
 
+def loss_change(before: Evaluation | None, after: Evaluation | None) -> float | None:
+    """Returns the share by which the loss of the same examples has changed; None if it was not measured twice."""
+    if before is None or after is None or before.loss <= 0:
+        return None
+    return after.loss / before.loss - 1
+
+
 def out_of_patience(trajectory: Trajectory, patience: int | None) -> bool:
     """Returns whether the last `patience` validations were none better than the one before them; None: never."""
     best = best_validation(trajectory)
@@ -94,6 +101,7 @@ def build_result(
     tuned = best if tested is None else recorded(trajectory, "test", best.step, "best")
     zero = recorded(trajectory, "validation", 0) if tested is None else tested
     earlier = recorded(trajectory, "earlier", 0), recorded(trajectory, "earlier", best.step, "best")
+    reference = recorded(trajectory, "reference", 0), recorded(trajectory, "reference", best.step, "best")
     tokens = (examples.answer_tokens or {}).get("validation" if tested is None else "test")
     if tokens is None:
         names = ("zero_shot_accuracy" if plan.start is None else "start_accuracy", "tuned_accuracy")
@@ -119,6 +127,7 @@ def build_result(
         baseline_accuracy=None if baseline is None else baseline.ngrams,
         earlier_accuracy_before=earlier[0] and earlier[0].accuracy,
         earlier_accuracy_after=earlier[1] and earlier[1].accuracy,
+        reference_loss_change=loss_change(*reference),
         **dict(zip(names, values, strict=True)),
         **preference,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from device_agent.durable import disk_full_as_does_not_fit
 from device_agent.executors.process import Launcher
@@ -11,6 +12,7 @@ from device_agent.memory import trim_heap
 from device_agent.training.checkpointed_trainer import trainer_of
 from device_agent.training.data import EarlierRecords, Splits, read_splits, text_format_of
 from device_agent.training.dp_sampling import check_sample_size
+from device_agent.training.reference_texts import reference_examples
 from device_agent.training.run_directory import RunDirectory
 from device_agent.training.run_plan import RunPlan
 from shared.job import Progress, Result
@@ -48,11 +50,12 @@ def train_run(
 
 def _splits(run: RunDirectory, plan: RunPlan) -> Splits:
     """Returns the run's examples, and records which records were left out."""
+    tokenizer, recipe = read_tokenizer(plan.tokenizer.read_bytes()), plan.manifest.recipe
     splits = read_splits(
         plan.dataset,
         plan.task,
-        read_tokenizer(plan.tokenizer.read_bytes()),
-        plan.manifest.recipe,
+        tokenizer,
+        recipe,
         plan.training,
         noise_key=plan.noise_key,
         with_test=not plan.uploads_last,
@@ -62,4 +65,6 @@ def _splits(run: RunDirectory, plan: RunPlan) -> Splits:
     run.record_unusable(splits.reasons)
     if plan.privacy is not None:
         check_sample_size(plan.privacy, splits.counts.records)
-    return splits
+    vocabulary, dynamic = plan.manifest.shape.vocabulary, plan.dynamic_length
+    reference = reference_examples(plan.reference_texts, tokenizer, recipe, vocabulary, dynamic=dynamic)
+    return replace(splits, reference=reference or None)

@@ -46,6 +46,9 @@ class RunPlan(BaseModel):
     earlier: dict[str, int] = Field(
         {}, description="records at the beginning of each split that earlier runs had (`rehearsal`)"
     )
+    reference_texts: tuple[str, ...] = Field(
+        (), description="public texts whose loss is measured at the start and at the end; none: it is not measured"
+    )
     blank: bool = Field(False, description="no training record fits the task; steps leave B as it is")
 
     def lr_at(self, step: int) -> float:

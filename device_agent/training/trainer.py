@@ -29,6 +29,7 @@ from device_agent.training.dp_sampling import DPSamples
 from device_agent.training.evaluation import log_probabilities, measure, split_metrics
 from device_agent.training.prefix import PrefixCache, UpcomingTexts, prefix_cache, split_prefix
 from device_agent.training.progress import RunProgress
+from device_agent.training.reference_texts import full_loss
 from device_agent.training.result import build_result, out_of_patience, recorded, uploaded_validation
 from device_agent.training.run_directory import References, ResourceUsage, RunDirectory
 from device_agent.training.run_plan import RunPlan
@@ -44,7 +45,7 @@ from shared.zo.trajectory import Evaluation, TrajectoryFile
 SLICE_SECONDS = 0.1  # of a pause, between two checks whether to stop
 
 Secret = PrivateStepInput | PrivateGradientInput
-Split = Literal["validation", "test", "earlier"]
+Split = Literal["validation", "test", "earlier", "reference"]
 
 
 class Trainer:
@@ -92,6 +93,7 @@ class Trainer:
             if self._steps == 0:
                 self._evaluate("test", self._splits.test)
                 self._evaluate("earlier", self._splits.earlier)
+                self._evaluate("reference", self._splits.reference)
             # Evaluations that the trajectory has are skipped: a kill may have come just before one or just after.
             while self._steps < self._settings.steps:
                 if self._steps % self._settings.evaluation_interval == 0:
@@ -227,14 +229,15 @@ class Trainer:
         if self._dp_samples is not None or examples is None or known is not None:
             return
 
-        if self._recipe.loss in PREFERENCE_LOSSES and self._steps == 0:
-            measured = split_metrics(examples, [example.reference for example in examples], self._recipe)
+        recipe = full_loss(self._recipe) if split == "reference" else self._recipe
+        if recipe.loss in PREFERENCE_LOSSES and self._steps == 0:
+            measured = split_metrics(examples, [example.reference for example in examples], recipe)
         else:
             frozen, reserved = self._evaluation_cache(split)
             measured = measure(
                 self._program,
                 examples,
-                self._recipe,
+                recipe,
                 self._before_evaluation,
                 dynamic=self._plan.dynamic_length,
                 frozen=frozen,
@@ -268,6 +271,7 @@ class Trainer:
         self._run.write_adapter(self._run.best, best_adapter, self._plan, best_step)
         self._evaluate("test", self._splits.test, best=best_step)
         self._evaluate("earlier", self._splits.earlier, best=best_step)
+        self._evaluate("reference", self._splits.reference, best=best_step)
         return build_result(
             self._plan, self._trajectory, self._record_usage(), self._splits.counts, self._measure_baseline()
         )

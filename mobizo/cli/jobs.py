@@ -66,6 +66,8 @@ def _outcome(client: Client, job: JobView) -> list[str]:
     if job.state is not JobState.SUCCEEDED or job.result is None:
         return []
     lines = [_score_line(job.result)]
+    if job.result.reference_loss_change is not None:
+        lines.append(f"loss of the reference texts {job.result.reference_loss_change:+.1%}")
     if job.adapter_version is not None:
         name = f"{job.request.adapter}@v{job.adapter_version}"
         try:

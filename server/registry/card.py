@@ -69,6 +69,8 @@ def _scores(result: Result) -> tuple[tuple[str, str], ...]:
     if result.earlier_accuracy_before is not None:
         before, after = _share(result.earlier_accuracy_before), _share(result.earlier_accuracy_after)
         rows.append(("accuracy on held-out records of earlier jobs", f"{before} before, {after} after"))
+    if result.reference_loss_change is not None:
+        rows.append(("loss of the reference texts", f"{result.reference_loss_change:+.1%}"))
     for when, scores in (("before", result.written_before), ("after", result.written_after)):
         if scores is not None:
             text = f"exact match {scores.exact_match:.1%}, token F1 {scores.token_f1:.1%}, ROUGE-L {scores.rouge_l:.1%}"

@@ -72,13 +72,14 @@ class TrajectoryHeader(BaseModel):
 
 
 class Evaluation(BaseModel):
-    """One evaluation on a split of the device's own data, after `step` steps."""
+    """One evaluation on a split of the device's own data, or on reference texts, after `step` steps."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     step: int = Field(ge=0)
-    split: Literal["validation", "test", "earlier"] = Field(
-        description="earlier: held-out records of the earlier runs that a job with rehearsal continues"
+    split: Literal["validation", "test", "earlier", "reference"] = Field(
+        description="earlier: held-out records of the earlier runs that a job with rehearsal continues; reference: "
+        "public texts, of which every piece counts as correct"
     )
     correct: int = Field(ge=0)
     total: int = Field(ge=1)

@@ -81,6 +81,7 @@ class FakeServer:
         self.broken: dict[str, list[Exception]] = {}  # action -> errors to answer with, one a call
         self.rotations: list[SignedKeyRotation] = []  # by which the keys before handed over to `key`
         self.nonces: set[str] = set()
+        self.reference_texts: tuple[str, ...] | None = None  # of each lease
         self.refusals: list[MobizoError] = []  # of signatures
         self.revoked = False
         self.stop = threading.Event()
@@ -240,7 +241,8 @@ class FakeServer:
         job, signed = entry
         start, _ = self.starts.get(job.id, (None, b""))
         of = self.rounds.get(job.id)
-        return Lease(id=f"lease-{job.id}", job=job, manifest=signed, start=start, round=of, expires_at=self._expiry())
+        facts = {"start": start, "round": of, "reference_texts": self.reference_texts, "expires_at": self._expiry()}
+        return Lease(id=f"lease-{job.id}", job=job, manifest=signed, **facts)
 
     def _start(self, body, parts):
         self.served["downloads"] += 1

@@ -1,5 +1,7 @@
 """Settings and their way into child processes."""
 
+import json
+
 import pytest
 from pydantic import ValidationError
 from sqlalchemy import make_url
@@ -58,6 +60,24 @@ def test_settings_in_files(tmp_path, monkeypatch):
     assert Settings(home=tmp_path, port=1).port == 1
     monkeypatch.setenv("MOBIZO_HOST_FILE", str(tmp_path / "nothing"))
     with pytest.raises(BadRequest, match="MOBIZO_HOST_FILE"):
+        Settings(home=tmp_path)
+
+
+def test_reference_texts_are_lists_by_the_bases_name(tmp_path, monkeypatch):
+    texts = {"tiny": ["Der Mond dreht sich um die Erde."]}
+    (tmp_path / "texts.json").write_text(json.dumps(texts))
+    monkeypatch.setenv("MOBIZO_REFERENCE_TEXTS_FILE", str(tmp_path / "texts.json"))
+    settings = Settings(home=tmp_path)
+    assert settings.reference_texts == {"tiny": ("Der Mond dreht sich um die Erde.",)}
+    monkeypatch.delenv("MOBIZO_REFERENCE_TEXTS_FILE")
+    monkeypatch.setenv("MOBIZO_REFERENCE_TEXTS", settings.environment()["MOBIZO_REFERENCE_TEXTS"])
+    assert Settings(home=tmp_path) == settings
+    for wrong in ([], {"tiny": []}, {"tiny": [""]}, {"tiny": ["x"] * 101}, {"tiny": ["x" * 1_001]}):
+        with pytest.raises(ValidationError):
+            Settings(home=tmp_path, reference_texts=wrong)
+    (tmp_path / "texts.json").write_text("no JSON")
+    monkeypatch.setenv("MOBIZO_REFERENCE_TEXTS_FILE", str(tmp_path / "texts.json"))
+    with pytest.raises(BadRequest, match="MOBIZO_REFERENCE_TEXTS_FILE"):
         Settings(home=tmp_path)
 
 

@@ -83,7 +83,8 @@ def make_acquisitions(state: AppState) -> Group[JobPoll, Answer]:
     """Makes the group commit of leases that are given."""
 
     def write(session: Session, polls: Sequence[JobPoll]) -> list[Answer | Exception]:
-        return LeaseGiving(session, state.settings.lease_seconds).acquire_each(polls)
+        settings = state.settings
+        return LeaseGiving(session, settings.lease_seconds, settings.reference_texts).acquire_each(polls)
 
     return group_commit(state.database, state.write_queue, write, MAX_ACQUIRED)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from sqlalchemy.orm import Session
 
@@ -16,20 +17,24 @@ from server.jobs.repository import Job, JobRepository
 from server.jobs.scheduling.matching import DeviceOffer
 from server.jobs.scheduling.repository import Head, QueueRepository
 from server.jobs.service import ROUND_TASK, WARM_STARTS, JobLifecycle, subscribers
+from shared.catalog import ReferenceTexts
 from shared.errors import BudgetExceeded, StartDeleted, Unauthorized
 from shared.job import JobError, JobState
 from shared.protocol import Lease
 from shared.registry import SignedAdapter
 
+NO_TEXTS: Mapping[str, ReferenceTexts] = MappingProxyType({})
 Answer = tuple[Lease | None, DeviceOffer]  # a lease if there is a job for the device, and its current offer
 
 
 class LeaseGiving:
     """Gives leases in one writing transaction. `LeaseService` keeps and ends them."""
 
-    def __init__(self, session: Session, lease_seconds: float) -> None:
-        """lease_seconds: default duration of a lease."""
-        self._session = session
+    def __init__(
+        self, session: Session, lease_seconds: float, reference_texts: Mapping[str, ReferenceTexts] = NO_TEXTS
+    ) -> None:
+        """lease_seconds: default duration of a lease. reference_texts: by the base's name."""
+        self._session, self._reference_texts = session, reference_texts
         self._keeping = LeaseService(session, lease_seconds)
         self._leases = LeaseRepository(session)
         self._jobs = JobRepository(session)
@@ -201,5 +206,6 @@ class LeaseGiving:
             manifest=manifest,
             start=start,
             round=None if job.round is None else ROUND_TASK.get()(self._session, job),
+            reference_texts=self._reference_texts.get(job.recipe.base.name),
             expires_at=lease.expires_at,
         )

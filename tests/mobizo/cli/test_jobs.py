@@ -82,12 +82,13 @@ def test_a_finished_job_is_watched_listed_and_downloaded(command, fleet, app, de
 def test_the_end_is_scored_and_decided(command, fleet, app, device, request_file):
     scores = {"accuracy_split": "test", "majority_accuracy": 0.6, "baseline_accuracy": 0.7}
     fleet.ready_job(app)
-    device.finish(device.lease(), **scores)
+    device.finish(device.lease(), reference_loss_change=0.0123, **scores)
     first = json.loads(command("job", "list", "--json"))[0]["id"]
     score = "test accuracy 75.0%, before training 50.0%, always the most frequent answer 60.0%, n-grams 70.0%"
     for verb in ("watch", "view"):
         lines = command("job", verb, first).splitlines()
         assert score in lines
+        assert "loss of the reference texts +1.2%" in lines
         assert "alice-movies@v1 is approved" in lines
     fleet.ready_job(app, start="alice-movies@v1")
     device.finish(device.lease(), zero_shot_accuracy=None, start_accuracy=0.75, tuned_accuracy=0.5, **scores)

@@ -53,7 +53,9 @@ def test_the_page_of_a_job_that_repeats_names_its_series_and_ends_it(person, fle
     assert "The series ends." in someone.get(address).text
     while (lease := device.lease())["job"]["id"] != first["id"]:
         device.finish(lease)
-    device.finish(lease, earlier_accuracy_before=0.8, earlier_accuracy_after=0.79)
+    device.finish(lease, earlier_accuracy_before=0.8, earlier_accuracy_after=0.79, reference_loss_change=0.0123)
+    for page in (address, "/ui/adapters/weekly/versions/1"):
+        assert "<dt>Loss of the reference texts</dt><dd>+1.2 %</dd>" in someone.get(page).text
     text = someone.get(address).text
     assert "every 7d since" in text
     assert "80.0% before, 79.0% after" in text

@@ -66,6 +66,32 @@ def test_a_version_below_a_baseline_of_its_device_or_worse_on_earlier_records_is
     assert reason is None if message is None else message in reason
 
 
+@pytest.mark.parametrize(
+    ("rule", "change", "held"),
+    [
+        ({}, 0.05, False),
+        ({}, 0.051, True),
+        ({}, -0.5, False),
+        ({"max_reference_increase": 0.2}, 0.051, False),
+        ({"max_reference_increase": 0.01, "margin": 1, "unmeasured": "approve"}, 0.02, True),
+        ({"max_reference_increase": None}, 9.0, False),
+    ],
+)
+def test_a_version_that_has_lost_general_language_is_held_whatever_its_scores_are(rule, change, held):
+    texts = {"token_loss_before": 3.1, "token_loss_after": 3.0}
+    preference = texts | {"preference_margin": 0.7}
+    for figures in ({"zero_shot_accuracy": 0.5, "tuned_accuracy": 0.75}, texts, preference):
+        reason = objection(None, rule, reference_loss_change=change, **figures)
+        assert (reason is not None) == held
+        assert reason is None or f"the loss of the reference texts rose by {change:.1%}, more than" in reason
+
+
+def test_the_change_of_the_reference_loss_is_a_number_above_minus_one(device, lease, problem):
+    for change in ("NaN", "Infinity", -1.5, "much"):
+        completion = {"adapter_sha256": "0" * 64, "result": result(reference_loss_change=change)}
+        problem(device.post(f"/v1/leases/{lease['id']}/complete", json=completion), 422, "invalid-request")
+
+
 @pytest.mark.parametrize(("before", "after", "approved"), [(3.1, 3.0, True), (3.1, 3.1, False), (3.0, 3.1, False)])
 def test_the_rule_for_texts(before, after, approved):
     unmeasured = {"zero_shot_accuracy": None, "tuned_accuracy": None}

@@ -59,6 +59,9 @@ def test_a_card_is_one_table_whatever_names_say(app, publish):
     card = model_card(changed_manifest).decode()
     assert "| base model | a\\|b # c (sha256 " in card
     assert "\n# c" not in card
+    assert "reference texts" not in card
+    scored = manifest.model_copy(update={"result": manifest.result.model_copy(update={"reference_loss_change": 0.02})})
+    assert "| loss of the reference texts | +2.0% |" in model_card(scored).decode()
 
 
 def test_after_a_rotation_the_new_key_has_signed(home, app, publish):

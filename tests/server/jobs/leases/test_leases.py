@@ -1,6 +1,7 @@
 """Who gets which job, for how long, and what becomes of it."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -36,6 +37,15 @@ def test_a_lease_brings_a_signed_program(fleet, lease):
     key = parse_public(fleet.actor().get("/v1/server").json()["public_key"])
     manifest = verify_manifest(SignedManifest.model_validate(lease["manifest"]), key)
     assert manifest.recipe_id == lease["job"]["recipe_id"]
+
+
+def test_a_lease_has_the_reference_texts_of_its_base(fleet, app, device, standing):
+    state = standing[0].state.mobizo
+    texts = {"tiny": ("Der Mond dreht sich um die Erde.",), "another": ("La lune tourne autour de la terre.",)}
+    fleet.ready_job(app)
+    assert "reference_texts" not in device.lease()  # agents of earlier releases do not know the field
+    standing[0].state.mobizo = replace(state, settings=state.settings.model_copy(update={"reference_texts": texts}))
+    assert device.lease()["reference_texts"] == list(texts["tiny"])
 
 
 def test_oldest_first_and_only_what_the_device_holds(fleet, app, device):
