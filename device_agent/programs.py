@@ -32,6 +32,7 @@ from device_agent.errors import DoesNotFit
 from device_agent.home import AgentHome, DeviceConfig
 from shared.canonical import file_sha256
 from shared.errors import NotFound, StartDeleted, Unavailable, Untrusted
+from shared.job import JobStart
 from shared.program import ProgramFile, ProgramManifest
 from shared.registry import AdapterManifest
 from shared.signing import choose_key, verify_adapter, verify_manifest
@@ -265,21 +266,37 @@ def verify_program(lease: Lease, key: Ed25519PublicKey, rollback: RollbackProtec
 
 
 def verify_start(lease: Lease, program: ProgramManifest, keys: Sequence[Ed25519PublicKey]) -> AdapterManifest | None:
-    """Returns the manifest of the version that the job begins with; None if it begins with B = 0.
+    """Returns the manifest of the version that the job begins with; None for B = 0, and if the device chooses.
 
     keys: the server's current and former keys. Raises StartDeleted, or Untrusted if the version is not the job's or
     does not fit the program.
     """
     requested = lease.job.request.start
-    if requested is None and lease.start is None:
+    if not isinstance(requested, JobStart) and lease.start is None:
         return None
     if lease.start is None:
         raise StartDeleted
     start = verify_adapter(lease.start, choose_key(lease.start.key_id, keys))
-    if requested is None or (start.adapter, start.revision) != (requested.adapter, requested.revision):
+    if not isinstance(requested, JobStart) or (start.adapter, start.revision) != (
+        requested.adapter,
+        requested.revision,
+    ):
         raise Untrusted("the adapter that came with the job is not the one that the job starts from")
     check_fit(start, program)
     return start
+
+
+def verify_candidates(
+    lease: Lease, program: ProgramManifest, keys: Sequence[Ed25519PublicKey]
+) -> list[AdapterManifest]:
+    """Returns the manifests of the versions among which the device chooses its start. keys: as of `verify_start`.
+
+    Raises Untrusted if one of them does not fit the program.
+    """
+    candidates = [verify_adapter(signed, choose_key(signed.key_id, keys)) for signed in lease.starts]
+    for candidate in candidates:
+        check_fit(candidate, program)
+    return candidates
 
 
 def check_fit(adapter: AdapterManifest, program: ProgramManifest) -> None:

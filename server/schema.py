@@ -26,6 +26,7 @@ from server.jobs.leases import repository as leases
 from server.jobs.scheduling import repository as queue
 from server.programs import service as programs
 from server.registry import models as adapters
+from server.registry import ratings
 from server.registry.trajectories import service as trajectories
 from server.storage import store as artifacts
 from server.tasks import repository as tasks
@@ -51,6 +52,7 @@ __all__ = [
     "privacy",
     "programs",
     "queue",
+    "ratings",
     "secure_aggregation",
     "sessions",
     "signing_keys",

@@ -7,7 +7,16 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    AwareDatetime,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    field_validator,
+    model_validator,
+)
 
 from shared.capabilities import Requirements
 from shared.errors import MobizoError
@@ -81,6 +90,15 @@ class JobStart(BaseModel):
         return {"adapter": adapter, "revision": revision} if at else {"adapter": adapter}
 
 
+# The device chooses, among the versions of its lease that fit the job and B = 0, and reports the name.
+AUTO: Literal["auto"] = "auto"
+# A function tells both apart, so that an invalid version is reported once.
+AutoStart = Annotated[
+    Annotated[Literal["auto"], Tag("auto")] | Annotated[JobStart, Tag("version")],
+    Discriminator(lambda start: "auto" if start == AUTO else "version"),
+]
+
+
 class RoundRef(BaseModel):
     """The round of a cohort (`shared.federation.cohort`) that a job belongs to."""
 
@@ -126,8 +144,10 @@ class JobRequest(BaseModel):
     recipe: RequestedRecipe = Field(
         default_factory=RequestedRecipe, description="leave out if the job has a start, whose recipe is then used"
     )
-    start: JobStart | None = Field(
-        None, description="adapter version to continue from, an object or ADAPTER@REVISION; null: B = 0"
+    start: AutoStart | None = Field(
+        None,
+        description="adapter version to continue from, an object or ADAPTER@REVISION; `auto`: the device chooses "
+        "among versions of the user and of its cohorts, and B = 0, by its held-out records; null: B = 0",
     )
     training: TrainingSettings = Field(default_factory=TrainingSettings)
     privacy: ExamplePrivacy | None = Field(
@@ -169,9 +189,11 @@ class JobRequest(BaseModel):
         return {name: values[name] for name in values if name != "shrink"} if isinstance(values, dict) else values
 
     @model_validator(mode="after")
-    def _check_patience(self) -> JobRequest:
+    def _check_private(self) -> JobRequest:
         if self.privacy is not None and self.training.patience is not None:
             raise ValueError("a private job measures nothing on its data, so it cannot end early; leave out `patience`")
+        if self.privacy is not None and self.start == AUTO:
+            raise ValueError("a private job measures nothing on its data, so it cannot choose a start; name a version")
         return self
 
     @field_validator("recipe", mode="before")

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from shared.capabilities import Capabilities, LabelName, Labels, LabelValue
 from shared.catalog import ReferenceTexts
 from shared.federation.cohort import CohortOrigin, RoundTask
-from shared.job import NAME, JobState, JobView, Result
+from shared.job import NAME, JobStart, JobState, JobView, Result
 from shared.program import SignedManifest
 from shared.recipe import Recipe, Sha256
 from shared.registry import Parent, SignedAdapter, VersionState
@@ -159,6 +159,11 @@ class Lease(_WireModel):
     start: SignedAdapter | None = Field(
         None, description="adapter version that the run starts from; `/start` serves its LoRA-B; null: B = 0"
     )
+    starts: tuple[SignedAdapter, ...] = Field(
+        (),
+        exclude_if=lambda value: not value,  # agents of earlier releases refuse a field that they do not know
+        description="of a job with start `auto`: versions among which, and B = 0, the device chooses",
+    )
     round: RoundTask | None = Field(
         None,
         exclude_if=lambda value: value is None,  # agents of earlier releases refuse a field that they do not know
@@ -196,6 +201,12 @@ class Decline(_WireModel):
 
     needed_bytes: int = Field(ge=0, lt=2**63, description="weights and planned memory")
     available_bytes: int = Field(ge=0, lt=2**63, description="memory that is available on the device")
+
+
+class ChosenStart(_WireModel):
+    """The start that a device has chosen for a job with start `auto`."""
+
+    start: JobStart | None = Field(description="one of the lease's `starts`, by its full revision; null: B = 0")
 
 
 class UploadReceipt(_WireModel):

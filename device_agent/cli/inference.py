@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 from collections.abc import Iterator
 from contextlib import closing
 from enum import StrEnum
 from io import TextIOWrapper
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from device_agent.cli.options import HomeOption, JsonOption, NameArgument
+from device_agent.cli.options import FeedbackOption, HomeOption, JsonOption, NameArgument, open_feedback, show
 from device_agent.home import AgentHome
-from shared.errors import BadRequest, InvalidDataset
+from shared.errors import BadRequest, InvalidDataset, MobizoError
 
 if TYPE_CHECKING:
     from device_agent.inference.chat import Chat
     from device_agent.inference.personal_model import PersonalModel
     from device_agent.inference.predict import Prediction
+    from device_agent.serving.feedback import Feedback
 
 app = typer.Typer(pretty_exceptions_enable=False)
 
+RATINGS: dict[str, Literal["up", "down"]] = {"/up": "up", "/down": "down", "/edit": "down"}  # lines of `chat`
 BaseOption = Annotated[bool, typer.Option("--base", help="Use the base model without the adapter, for comparison.")]
 
 
@@ -95,14 +98,21 @@ def chat(
     seed: Annotated[int, typer.Option(min=0, help="Random seed for a temperature above 0.")] = 0,
     form: Annotated[PromptFormat, typer.Option(help="Format of the prompt.")] = PromptFormat.AUTO,
     base: BaseOption = False,
+    feedback: FeedbackOption = None,
     home: HomeOption = None,
     json_lines: JsonOption = False,
 ) -> None:
-    """Generate answers to your texts offline, printed token by token; Ctrl-C stops an answer, Ctrl-D exits."""
+    """Generate answers to your texts offline, printed token by token; Ctrl-C stops an answer, Ctrl-D exits. With
+    --feedback, the line /up or /down after an answer rates it, and /edit TEXT is what it should have been.
+    """
     from device_agent.inference.chat import Chat
     from device_agent.inference.personal_model import open_personal
 
-    with closing(open_personal(AgentHome.locate(home), name, base=base)) as model:
+    if text is not None and feedback is not None:
+        raise BadRequest("--feedback is for conversations, in which lines rate answers; leave --text out")
+    agent_home = AgentHome.locate(home)
+    ratings = open_feedback(agent_home, feedback)
+    with closing(open_personal(agent_home, name, base=base)) as model:
         template = None
         if form is PromptFormat.AUTO:
             template = model.manifest.chat_template
@@ -112,12 +122,20 @@ def chat(
         if text is not None:
             _print_answer(conversation, text, json_lines)
             return
+        number = 0  # of the last answer
         while (line := _read_line()) is not None:
-            if line.strip():
+            command = line.split(" ", 1)[0]
+            if ratings is not None and command in RATINGS:
+                _rate(ratings, number, line, json_lines)
+            elif line.strip():
                 try:
-                    _print_answer(conversation, line, json_lines)
+                    answer = _print_answer(conversation, line, json_lines)
                 except BadRequest as error:
                     typer.echo(error.detail, err=True)
+                    continue
+                number += 1
+                if ratings is not None:
+                    ratings.keep(str(number), conversation.prompt, answer)
 
 
 @app.command()
@@ -160,8 +178,30 @@ def _read_line() -> str | None:
     return line.rstrip("\r\n") if line else None
 
 
-def _print_answer(conversation: Chat, text: str, json_lines: bool) -> None:
-    """Prints an answer as it is generated."""
+def _rate(feedback: Feedback, number: int, line: str, json_lines: bool) -> None:
+    """Adds the feedback of a line on the last answer, and prints what became of it."""
+    from pydantic import ValidationError
+
+    from device_agent.serving.feedback import FeedbackRequest
+    from shared.invalid_fields import first_invalid
+
+    command, _, edit = line.partition(" ")
+    try:
+        if number == 0:
+            raise BadRequest("there is no answer yet that could be rated")
+        request = FeedbackRequest(id=str(number), rating=RATINGS[command], edit=edit if command == "/edit" else None)
+        receipt = asyncio.run(feedback.add(request))
+    except ValidationError as error:
+        typer.echo(str(first_invalid(error)), err=True)
+    except MobizoError as error:
+        typer.echo(error.detail, err=True)
+    else:
+        done = "added to" if receipt.added else "already in"
+        show(json_lines, receipt.model_dump(), f"{done} data set {receipt.dataset}")
+
+
+def _print_answer(conversation: Chat, text: str, json_lines: bool) -> str:
+    """Prints an answer as it is generated, and returns it."""
     pieces, printed = conversation.answer(text), ""
     try:
         for piece in pieces:
@@ -177,3 +217,4 @@ def _print_answer(conversation: Chat, text: str, json_lines: bool) -> None:
         )
     else:
         typer.echo()
+    return printed

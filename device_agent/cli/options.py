@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from device_agent.home import AgentHome
+from shared.errors import BadRequest
+from shared.job import NAME
+
+if TYPE_CHECKING:
+    from device_agent.serving.feedback import Feedback
 
 HomeOption = Annotated[
     Path | None,
@@ -35,9 +43,29 @@ AdbOption = Annotated[
         "--adb", metavar="[SERIAL]", help="Train on the phone with this serial number, or on the only connected phone."
     ),
 ]
+FeedbackOption = Annotated[
+    str | None,
+    typer.Option(
+        "--feedback",
+        metavar="DATASET",
+        help="Add ratings and edits of answers to this data set. Default: refuse.",
+    ),
+]
 NameArgument = Annotated[
     str, typer.Argument(metavar="ADAPTER", help="Name of an adapter; see `mobizo-agent adapter list`.")
 ]
+
+
+def open_feedback(home: AgentHome, dataset: str | None) -> Feedback | None:
+    """Returns what adds feedback to a data set of the home; None without one. Raises BadRequest for an invalid name."""
+    if dataset is None:
+        return None
+    if not re.fullmatch(NAME, dataset):
+        raise BadRequest(f"--feedback {dataset!r} must be lower-case letters, digits, '.', '_' or '-'")
+    from device_agent.datasets.store import DatasetStore
+    from device_agent.serving.feedback import Feedback
+
+    return Feedback(DatasetStore(home.data), dataset)
 
 
 def show(json_lines: bool, facts: Mapping[str, object], text: str) -> None:

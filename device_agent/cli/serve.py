@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import json
-import re
 import secrets
 import signal
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from device_agent.cli.options import HomeOption, JsonOption
+from device_agent.cli.options import FeedbackOption, HomeOption, JsonOption, open_feedback
 from device_agent.durable import write_durably
 from device_agent.home import AgentHome
 from shared.errors import BadRequest
-from shared.job import NAME
+
+if TYPE_CHECKING:
+    from device_agent.serving.feedback import Feedback
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
@@ -29,20 +30,16 @@ def serve(
     ] = LOOPBACK[0],
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: any free port.")] = 8321,
     queue: Annotated[int, typer.Option(min=1, max=1000, help="Requests in progress and waiting; more get 429.")] = 16,
-    feedback: Annotated[
-        str | None,
-        typer.Option(metavar="DATASET", help="Add ratings and edits of answers to this data set. Default: refuse."),
-    ] = None,
+    feedback: FeedbackOption = None,
     home: HomeOption = None,
     json_lines: JsonOption = False,
 ) -> None:
     """Serve stored adapters by OpenAI's API until interrupted; clients send the token that the first start prints."""
     agent_home = AgentHome.locate(home)
     agent_home.config()  # raises NotEnrolled
-    if feedback is not None and not re.fullmatch(NAME, feedback):
-        raise BadRequest(f"--feedback {feedback!r} must be lower-case letters, digits, '.', '_' or '-'")
+    ratings = open_feedback(agent_home, feedback)
     token, is_new = _token(agent_home.serve_token)
-    _serve(agent_home, host, port, queue, feedback, token, is_new, json_lines)
+    _serve(agent_home, host, port, queue, ratings, token, is_new, json_lines)
 
 
 def _token(path: Path) -> tuple[str, bool]:
@@ -65,13 +62,11 @@ def _serve(
     host: str,
     port: int,
     queue: int,
-    dataset: str | None,
+    feedback: Feedback | None,
     token: str,
     is_new: bool,
     json_lines: bool,
 ) -> None:
-    from device_agent.datasets.store import DatasetStore
-    from device_agent.serving.feedback import Feedback
     from device_agent.serving.http import http_server, listen
     from device_agent.serving.models import DeviceModels
     from device_agent.serving.routes import DeviceRoutes
@@ -80,7 +75,6 @@ def _serve(
         listening = listen(host, port)
     except OSError as error:
         raise BadRequest(f"cannot listen on {host}:{port} ({error}); choose another port with --port") from error
-    feedback = None if dataset is None else Feedback(DatasetStore(home.data), dataset)
     routes = DeviceRoutes(DeviceModels(home), token, queue, feedback)
     server = http_server(routes)
     for number in (signal.SIGINT, signal.SIGTERM):

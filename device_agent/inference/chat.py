@@ -30,6 +30,7 @@ class Chat:
     seed: int = 0
     ended: str = field(default="", init=False)  # why the last answer ended
     forgotten: int = field(default=0, init=False)  # turns that no longer fit
+    prompt: str | list[dict[str, str]] = field(default="", init=False)  # what the last answer answers
     _turns: list[tuple[str, str]] = field(default_factory=list, init=False)  # texts and their answers
     _answers: int = field(default=0, init=False)
 
@@ -52,6 +53,7 @@ class Chat:
             tokens, max_tokens, temperature=self.temperature, seed=self.seed + self._answers
         )
         self._answers += 1
+        self.prompt = text if self.template is None else self._messages(text)
         limit = "the context is full" if max_tokens < self.max_tokens else f"{max_tokens} tokens"
         return self._stream(text, tokens, generated, limit)
 
@@ -80,11 +82,14 @@ class Chat:
         """Returns the tokens of the conversation, up to where the answer to `text` begins."""
         if self.template is None:
             return token_ids(self.model.tokenizer, text)
+        rendered = self.template.render_in_subprocess(self._messages(text))
+        return token_ids(self.model.tokenizer, rendered, special=False)
+
+    def _messages(self, text: str) -> list[dict[str, str]]:
         messages = []
         for question, answer in self._turns:
             messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
-        rendered = self.template.render_in_subprocess([*messages, {"role": "user", "content": text}])
-        return token_ids(self.model.tokenizer, rendered, special=False)
+        return [*messages, {"role": "user", "content": text}]
 
 
 def ends(model: PersonalModel, opening: str = "") -> frozenset[int]:

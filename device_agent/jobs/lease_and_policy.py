@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 import structlog
@@ -202,7 +202,7 @@ class PolicyGatedRun:
             finally:
                 self._count()
 
-    def pace(self, items: Sequence[Item], progress: Progress) -> Iterator[Item]:
+    def pace(self, items: Iterable[Item], progress: Progress) -> Iterator[Item]:
         """Yields the items whenever the rules allow computing, and reports `progress` with each.
 
         The time between them counts as training minutes. Raises PolicyForbids and Halted like `train`.

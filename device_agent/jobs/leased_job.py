@@ -32,11 +32,18 @@ from device_agent.home import AgentHome
 from device_agent.inference.adapter_store import AdapterStore
 from device_agent.jobs.lease_and_policy import Halted, LeaseHeartbeat, PolicyGatedRun
 from device_agent.jobs.secure_aggregation_upload import SecureAggregationUpload
+from device_agent.jobs.start_choice import StartChoice
 from device_agent.jobs.upload import Upload, UploadSummary
 from device_agent.policy.evaluator import OwnerConsent, PolicyEvaluator
 from device_agent.policy.privacy_ledger import PrivacyCost, PrivacyLedger, spending_of
 from device_agent.policy.task_approvals import TaskApprovals
-from device_agent.programs import ProgramCache, RollbackProtection, verify_program, verify_start
+from device_agent.programs import (
+    ProgramCache,
+    RollbackProtection,
+    verify_candidates,
+    verify_program,
+    verify_start,
+)
 from device_agent.protocol.client import DeviceClient
 from device_agent.training.reference_texts import own_texts
 from device_agent.training.rehearsal import TrainingHistory, count_new_records, prepare_rehearsal
@@ -56,7 +63,7 @@ from shared.errors import (
     Untrusted,
 )
 from shared.federation.secure_aggregation.redaction import redacted_progress
-from shared.job import JobError, Progress, Result, TrajectoryUpload
+from shared.job import AUTO, JobError, JobStart, Progress, Result, TrajectoryUpload
 from shared.program import ProgramFile, ProgramManifest
 from shared.protocol import Decline, Lease
 from shared.registry import AdapterManifest
@@ -262,9 +269,11 @@ class LeasedJob:
         spare = self.context.evaluator.spare_bytes(policy_run.rules)
         if manifest.training_bytes > spare:
             raise TooLittleMemory(manifest.training_bytes, spare, policy_run.rules.memory_floor_bytes or 0)
-        self.run.begin(self._prepare(policy_run, manifest))
+        plan, launcher = self._prepare(policy_run, manifest), self.context.launchers(manifest)
+        if self.lease.job.request.start == AUTO:
+            plan = self._choose_start(policy_run, plan, launcher)
+        self.run.begin(plan)
         policy_run.report(Progress(phase="loading", steps=self.lease.job.request.training.steps))
-        launcher = self.context.launchers(manifest)
         try:
             # Charged last: a job that cannot start here spends nothing.
             return policy_run.train(launcher, self.run, manifest, lambda: self.context.privacy.charge(cost, self.run))
@@ -309,6 +318,18 @@ class LeasedJob:
         with suppress(FileNotFoundError, ValidationError):
             return self.run.plan().reference_texts
         return self.lease.reference_texts or own_texts()
+
+    def _choose_start(self, policy_run: PolicyGatedRun, plan: RunPlan, launcher: Launcher) -> RunPlan:
+        """Returns the plan with the start that this device chooses. The server learns its name."""
+        candidates = verify_candidates(self.lease, plan.manifest, self.keys)
+        choice = StartChoice(self.client, policy_run, self.run, plan, launcher)
+        start = choice.best(candidates)
+        name = None if start is None else JobStart(adapter=start.adapter, revision=start.revision)
+        self.client.choose_start(self.lease.id, name)
+        if start is None:
+            return plan
+        changes = {"start": self.run.start, "start_sha256": start.sha256, "earlier": self._earlier_records(start)}
+        return plan.model_copy(update=changes)
 
     def _check_new_records(self, start: AdapterManifest | None) -> None:
         """Raises TooFewNewRecords if a job that repeats would train too little that its start has not seen.

@@ -18,11 +18,12 @@ from shared.capabilities import Capabilities
 from shared.errors import ClockSkew, MobizoError, ReplayedRequest
 from shared.federation.cohort import RoundReceipt
 from shared.federation.secure_aggregation.messages import Phase, SecureAggregationView
-from shared.job import JobError, Progress, Result
+from shared.job import JobError, JobStart, Progress, Result
 from shared.key_rotation import ServerKeys
 from shared.program import ProgramFile
 from shared.protocol import (
     AdapterVersion,
+    ChosenStart,
     Completion,
     Decline,
     DeviceAdapter,
@@ -95,6 +96,11 @@ class DeviceClient:
         path = f"/v1/leases/{lease_id}/heartbeat"
         content = self._request("POST", path, json=_json(progress), retry=False, timeout=HEARTBEAT_TIMEOUT)
         return _read(LeaseState, content)
+
+    def choose_start(self, lease_id: str, start: JobStart | None) -> LeaseState:
+        """Reports the start that this device has chosen; None: B = 0. Raises NotFound if it was deleted meanwhile."""
+        body = ChosenStart(start=start)
+        return _read(LeaseState, self._request("POST", f"/v1/leases/{lease_id}/start", json=_json(body)))
 
     def fail(self, lease_id: str, error: JobError) -> LeaseState:
         """Reports the job as failed."""

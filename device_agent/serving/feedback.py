@@ -1,4 +1,4 @@
-"""Feedback on answers: remembers the latest answers of `mobizo-agent serve`, and adds ratings and edits to a data set.
+"""Feedback on answers: remembers the latest answers of `serve` or `chat`, and adds ratings and edits to a data set.
 
 A rating becomes a record with `prompt`, `completion` and `label`, an edit one with `prompt`, `chosen` and `rejected`.
 The texts of a chat are lists of messages, as TRL writes conversations.
@@ -81,8 +81,11 @@ class Feedback:
             prompt = [message.turn for message in request.messages]
         elif len(request.prompts) == 1 and isinstance(request.prompts[0], str):
             prompt = request.prompts[0]
-        if prompt is None or (request.n or 1) > 1:
-            return
+        if prompt is not None and (request.n or 1) == 1:
+            self.keep(answer_id, prompt, text)
+
+    def keep(self, answer_id: str, prompt: str | list[dict[str, str]], text: str) -> None:
+        """Remembers an answer to a prompt, a text or the messages of a conversation."""
         self._answers[answer_id] = _RememberedAnswer(prompt, text, time.monotonic())
         if len(self._answers) > MAX_ANSWERS:
             del self._answers[next(iter(self._answers))]

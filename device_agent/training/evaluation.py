@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from device_agent.errors import Diverged
+from device_agent.executors import F32
 from device_agent.executors.program import TrainingProgram
 from device_agent.training.prefix import PrefixCache, UpcomingTexts, split_prefix
 from shared.recipe import PREFERENCE_LOSSES, Recipe
@@ -59,6 +60,30 @@ def measure(
         program, examples, recipe, before_batch, dynamic=dynamic, frozen=frozen, reserved=reserved
     )
     return split_metrics(examples, scores, recipe)
+
+
+def best_b(
+    program: TrainingProgram,
+    examples: Sequence[Example],
+    recipe: Recipe,
+    candidates: Sequence[F32],
+    before_batch: Callable[[], None] = lambda: None,
+    *,
+    dynamic: bool = False,
+) -> int:
+    """Returns the index of the B (D,) with the highest accuracy, then the lowest loss, then the lowest index.
+
+    Of preferences, an example is right by what its answers gained from the first B. Loads each into the program.
+    Parameters and errors as of `measure`.
+    """
+    measured: list[SplitMetrics] = []
+    for flat in candidates:
+        program.load(flat)
+        scores = log_probabilities(program, examples, recipe, before_batch, dynamic=dynamic)
+        if not measured and recipe.loss in PREFERENCE_LOSSES:
+            examples = [replace(each, reference=tuple(own)) for each, own in zip(examples, scores, strict=True)]
+        measured.append(split_metrics(examples, scores, recipe))
+    return min(range(len(measured)), key=lambda index: (-measured[index].accuracy, measured[index].loss))
 
 
 def split_metrics(examples: Sequence[Example], scores: Sequence[Sequence[float]], recipe: Recipe) -> SplitMetrics:

@@ -36,7 +36,7 @@ def train_run(
     with run.lock(), disk_full_as_does_not_fit():
         report(Progress(phase="loading"))
         plan = run.plan()
-        splits = _splits(run, plan)
+        splits = splits_of(run, plan)
         trim_heap()  # of the tokenizer, before the program takes its memory
         plan = plan.model_copy(update={"blank": splits.blank})
         executor = launcher.launch(plan.manifest, plan.program, plan.weights, stop=stop)
@@ -48,7 +48,7 @@ def train_run(
             executor.close()
 
 
-def _splits(run: RunDirectory, plan: RunPlan) -> Splits:
+def splits_of(run: RunDirectory, plan: RunPlan) -> Splits:
     """Returns the run's examples, and records which records were left out."""
     tokenizer, recipe = read_tokenizer(plan.tokenizer.read_bytes()), plan.manifest.recipe
     splits = read_splits(

@@ -6,6 +6,7 @@ figures.json        seconds and memory of the processes that worked on it so far
 best.safetensors    B at the best validation, in a cohort's round after the last step; the file that is uploaded
 last.safetensors    B after the last step, kept beside it
 start.safetensors   the initial B of a warm start
+candidates/         B of the versions among which the device chooses a start; removed after the choice
 rehearsed.jsonl     training records of other data sets (`rehearsal`); removed when the run has its result
 held_out.jsonl      held-out records of other data sets; removed when the run has its result
 draws.npz           samples and noise of a private run; secret, removed when the run has its result
@@ -95,6 +96,7 @@ class RunDirectory:
         self.path = path
         self.best, self.last = path / "best.safetensors", path / "last.safetensors"
         self.start, self.trajectory = path / "start.safetensors", path / "trajectory.bin"
+        self.candidates = path / "candidates"
         self.dp_samples_file, self.charge = path / "draws.npz", path / "charge.json"
         self.rehearsed, self.held_out = path / "rehearsed.jsonl", path / "held_out.jsonl"
         self.result_file = path / "result.json"

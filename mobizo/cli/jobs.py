@@ -14,7 +14,7 @@ from mobizo.cli.progress import show_job_progress
 from mobizo.cli.tables import MAX_ROWS, Limit, print_table, take_newest
 from mobizo.client import Client
 from shared.errors import Forbidden, NotFound
-from shared.job import JobRequest, JobState, JobView, Repeat, Result
+from shared.job import AUTO, JobRequest, JobStart, JobState, JobView, Repeat, Result
 from shared.registry import VersionState
 
 group = typer.Typer(help="Submit personalization jobs and follow them.", no_args_is_help=True)
@@ -34,10 +34,24 @@ def submit(
         str | None,
         typer.Option(metavar="TIME", help="Repeat the job this long after each has ended, such as 12h or 7d."),
     ] = None,
+    start: Annotated[
+        str | None,
+        typer.Option(
+            "--start",
+            metavar="VERSION",
+            help="Continue from a version, such as alice-movies@v2. With auto, the device chooses the best of several.",
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Submit a job."""
     request = read_file(file, JobRequest)
+    if start is not None:
+        try:
+            version = AUTO if start == AUTO else JobStart.model_validate(start)
+        except ValidationError as error:
+            raise stop(f"--start {start!r} must be auto or a version, such as alice-movies@v2", 2) from error
+        request = request.model_copy(update={"start": version})
     if every is not None:
         try:
             request = request.model_copy(update={"repeat": Repeat(every=every)})

@@ -5,10 +5,12 @@ The forms by which people decide about versions do what the REST routes of the s
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any
 
 from fastapi import Query, Request, Response
 from pydantic import ValidationError
+from sqlalchemy.orm import Session
 
 from server.dashboard.access import FORM_BODY, Fields, signed_in
 from server.dashboard.pages import page, redirect
@@ -20,6 +22,7 @@ from server.registry.comparison import compare_revisions
 from server.registry.decisions import DecisionService
 from server.registry.endpoints import Version
 from server.registry.models import Adapter, AuditTrail, StoredVersion, event_view
+from server.registry.ratings import RatingService
 from server.registry.repository import AdapterRepository, find_adapter, resolve
 from server.registry.service import AdapterService, ApprovalService, removed_after
 from server.web.pages import Paging
@@ -73,6 +76,14 @@ def adapter(request: Request, visitor: Reader, name: str, state: State, session:
     )
 
 
+@router.get("/{name}/ratings")
+def download_ratings(visitor: Writer, name: str, session: Reading) -> Response:
+    """The ratings of an adapter's texts, as JSON lines for a task of kind `preference`."""
+    records = RatingService(session).records(find_adapter(session, visitor.principal.tenant, name))
+    headers = {"Content-Disposition": f'attachment; filename="{name}-ratings.jsonl"'}
+    return Response("".join(f"{json.dumps(record)}\n" for record in records), 200, headers, "application/jsonl")
+
+
 @router.get("/{name}/compare")
 def compare(
     request: Request,
@@ -93,12 +104,14 @@ def compare(
 @router.get("/{name}/versions/{version}")
 def version(request: Request, visitor: Reader, name: str, version: Version, state: State, session: Reading) -> Response:
     """One version: its scores, settings, and the decisions that a person may take."""
-    return _version_page(request, visitor, *resolve(session, visitor.principal.tenant, name, f"v{version}"))
+    at = resolve(session, visitor.principal.tenant, name, f"v{version}")
+    return _version_page(request, visitor, session, *at)
 
 
 def _version_page(
     request: Request,
     visitor: Visitor,
+    session: Session,
     adapter: Adapter,
     version: StoredVersion,
     error: MobizoError | None = None,
@@ -123,6 +136,7 @@ def _version_page(
         states=VersionState,
         error=error,
         most_tokens=TOKENS,
+        may_rate=RatingService(session).allowed(adapter.tenant),
         **(defaults | tried),
     )
 
@@ -152,7 +166,21 @@ async def choose(request: Request, visitor: Asker, form: Fields, name: str, vers
         problem = error
     with state.database.reading() as session:
         at = resolve(session, tenant, name, f"v{version}")
-        return _version_page(request, visitor, *at, problem, record=record, scores=scores)
+        return _version_page(request, visitor, session, *at, problem, record=record, scores=scores)
+
+
+@router.post("/{name}/versions/{version}/rate", openapi_extra=FORM_BODY)
+def rate(visitor: Asker, form: Fields, name: str, version: Version, session: Writing) -> Response:
+    """Stores whether a person liked a text that the version wrote."""
+    rating = form.get("rating")
+    if rating not in ("up", "down") or not form.get("completion"):
+        raise BadRequest("rate a text that this page has shown")
+    # Browsers send line breaks of forms as CRLF.
+    prompt, completion = (form.get(field, "").replace("\r\n", "\n") for field in ("prompt", "completion"))
+    tenant = visitor.principal.tenant
+    _, rated = resolve(session, tenant, name, f"v{version}")
+    RatingService(session).add(tenant, rated, prompt, completion, label=rating == "up")
+    return redirect(f"/ui/adapters/{name}/versions/{version}", "rated")
 
 
 @router.post("/{name}/versions/{version}/try", openapi_extra=FORM_BODY)
@@ -187,7 +215,7 @@ async def try_out(
         problem = error
     with state.database.reading() as session:
         at = resolve(session, tenant, name, f"v{version}")
-        return _version_page(request, visitor, *at, problem, prompt=prompt, text=text)
+        return _version_page(request, visitor, session, *at, problem, prompt=prompt, text=text)
 
 
 def reason_of(form: Fields) -> str:

@@ -44,6 +44,7 @@ SIMPLE: Mapping[str, tuple[tuple[str, ...], type[str] | type[int] | type[float],
     "task": (("task",), str, "Task"),
     "dataset": (("dataset",), str, "Data set"),
     "device": (("device",), str, "Device"),
+    "start": (("start",), str, "Start"),
     "precision": (("recipe", "precision"), str, "Precision"),
     "layers": (("recipe", "layers"), str, "Layers"),
     "estimator": (("recipe", "estimator"), str, "Estimator"),
@@ -121,7 +122,8 @@ def read_request(state: AppState, tenant: str, form: Mapping[str, str]) -> JobRe
         request = JobRequest.model_validate(body)
     except ValidationError as error:
         for invalid in invalid_fields(error):
-            faults.setdefault(invalid.path, _in_words(invalid.message))
+            path = "start" if invalid.location[:1] == ("start",) else invalid.path  # the text as a whole
+            faults.setdefault(path, _in_words(invalid.message))
     if isinstance(body, dict):
         with state.database.reading() as session:
             faults |= _missing_on_devices(session, tenant, body, faults)

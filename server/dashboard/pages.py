@@ -50,6 +50,7 @@ NOTES = {
     "approved": "The version is approved.",
     "deleted": "The version is deleted.",
     "promoted": "The version is main now.",
+    "rated": "The rating is stored, with the prompt and the text.",
     "round-opened": "The round is open.",
     "round-closed": "The round is closed.",
     "token-revoked": "The token is revoked.",

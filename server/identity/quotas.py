@@ -28,6 +28,7 @@ class Quota(StrEnum):
     DEVICES = "devices"  # that are not revoked
     COHORTS = "cohorts"
     WEBHOOKS = "webhooks"
+    RATINGS = "ratings"  # of texts on the dashboard's page "Try it", which asks for none without a quota
 
 
 DEFAULTS: dict[Quota, int] = {
@@ -37,6 +38,7 @@ DEFAULTS: dict[Quota, int] = {
     Quota.DEVICES: 20_000,
     Quota.COHORTS: 1_000,
     Quota.WEBHOOKS: 20,
+    Quota.RATINGS: 0,
 }
 
 

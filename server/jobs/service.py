@@ -6,7 +6,7 @@ which jobs reach the registry and federation, which lie above them; `server.wiri
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol
@@ -33,7 +33,7 @@ from shared.errors import AdapterNotFound, Conflict, NotFound, RevisionNotFound
 from shared.federation.cohort import RoundTask
 from shared.federation.secure_aggregation.redaction import redacted_progress, redacted_result
 from shared.job import OWNER_REFUSALS, TRANSITIONS, JobRequest, JobStart, JobState, Progress, RoundRef
-from shared.program import SignedManifest
+from shared.program import ProgramManifest, SignedManifest
 from shared.recipe import BaseRef, Recipe
 from shared.registry import Parent, SignedAdapter
 from shared.task import Task
@@ -69,6 +69,15 @@ class WarmStarts(Protocol):
 
     def signed(self, job: Job) -> SignedAdapter:
         """Returns the signed start of a job that has one. Raises StartDeleted."""
+
+    def candidates(self, job: Job, program: ProgramManifest) -> Sequence[SignedAdapter]:
+        """Returns the versions among which the device of a job with start `auto` chooses; none for other jobs."""
+
+    def choose(self, job: Job, program: ProgramManifest, chosen: JobStart | None) -> None:
+        """Pins the start of a job with start `auto` to a candidate; None: B = 0.
+
+        Raises NotFound if it is not a candidate, Conflict if the job has another start.
+        """
 
 
 class JobSubscriber:
@@ -165,6 +174,12 @@ class JobLifecycle:
         if job.events < MAX_EVENTS:
             self._jobs.add_event(job, PROGRESS_EVENT, progress.model_dump_json())
 
+    def choose_start(self, job: Job, program: ProgramManifest, chosen: JobStart | None) -> None:
+        """Pins the start that the device has chosen, as an event. Raises as `WarmStarts.choose`."""
+        WARM_STARTS.get()(self._session).choose(job, program, chosen)
+        job.updated_at = utc_now()
+        self._jobs.add_event(job, JOB_EVENT, job.view().model_dump_json())
+
     def signed_program(self, job: Job) -> SignedManifest | None:
         """Returns the signed program of a job, read once for all jobs of a recipe; None before it is compiled."""
         if job.recipe_id not in self._signed:
@@ -239,7 +254,7 @@ class JobService:
         QuotaExceeded, and the errors of `WarmStarts` for an invalid start.
         """
         start = None
-        if request.start is not None:
+        if isinstance(request.start, JobStart):
             request, start = WARM_STARTS.get()(self._session).pin(tenant, request, request.start)
         for subscriber in self._subscribers:
             request = subscriber.resolve_request(request)

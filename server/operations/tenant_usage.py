@@ -11,6 +11,7 @@ from server.identity.devices.repository import DeviceRepository
 from server.identity.devices.service import count_tokens
 from server.identity.quotas import DEFAULTS, Quota, QuotaService
 from server.jobs.repository import JobRepository
+from server.registry.ratings import RatingService
 from server.webhooks.repository import WebhookRepository
 
 
@@ -34,6 +35,7 @@ def tenant_usage(session: Session, tenant: str) -> list[QuotaUsage]:
         Quota.DEVICES: DeviceRepository(session).count_live(tenant),
         Quota.COHORTS: CohortRepository(session).count(tenant),
         Quota.WEBHOOKS: WebhookRepository(session).count(tenant),
+        Quota.RATINGS: RatingService(session).count(tenant),
     }
     limits = quotas.limits(tenant)
     return [QuotaUsage(quota, used[quota], limits[quota], DEFAULTS[quota]) for quota in Quota]

@@ -1,24 +1,31 @@
 """Warm starts: a job continues an adapter version, which is pinned when the job is submitted.
 
-The device that leases the job downloads the version, unless it was deleted in the meantime.
+The device that leases the job downloads the version, unless it was deleted in the meantime. With start `auto`, the
+device gets several candidates, and the version that it chooses is pinned.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 
+from sqlalchemy import or_, select
 from sqlalchemy.orm import Session
 
 from server.jobs.repository import Job
 from server.programs.service import ProgramRepository
-from server.registry.models import StoredVersion
+from server.registry.device_adapters import SHARED
+from server.registry.models import Adapter, StoredVersion
 from server.registry.repository import resolve
-from shared.errors import NotFound, StartDeleted, StartMismatch, VersionHeld
-from shared.job import JobRequest, JobStart
+from shared.errors import Conflict, NotFound, StartDeleted, StartMismatch, VersionHeld
+from shared.job import AUTO, JobRequest, JobStart
+from shared.program import ProgramManifest
 from shared.recipe import Recipe
 from shared.registry import Parent, SignedAdapter, VersionState
 from shared.zo.lora import BaseShape, flat_size
 
+MAX_CANDIDATES = 4
 # The recipe fields that determine the layout of B: (field, its name in messages).
 _LAYOUT = (("rank", "rank"), ("targets", "targets"), ("layers", "adapted layers"))
 
@@ -81,11 +88,59 @@ class StartService:
         """Returns the signed version that a job continues. Raises as `file`."""
         return self.file(job).signed
 
+    def candidates(self, job: Job, program: ProgramManifest) -> Sequence[SignedAdapter]:
+        """Returns up to MAX_CANDIDATES versions among which the device of a job with start `auto` chooses; none for
+        other jobs.
+
+        They are `main` of the job's own adapter, then of the user's others, then of the cohorts that the device is a
+        member of, newest first, as far as a program can go on from them. The device may download all of these.
+        """
+        if job.request.start != AUTO:
+            return ()
+        is_main = (Adapter.number == StoredVersion.adapter_number) & (Adapter.main_version == StoredVersion.version)
+        shared = SHARED.get()(job.device_id or "")
+        statement = (
+            select(StoredVersion)
+            .join(Adapter, is_main)
+            .where(Adapter.tenant == job.tenant, Adapter.deleted_at.is_(None), StoredVersion.deleted_at.is_(None))
+            .where(or_(Adapter.user == job.user, Adapter.number.in_(shared)))
+            .where(StoredVersion.a_sha256 == program.a_sha256)
+            .order_by(Adapter.name != job.adapter, Adapter.user != job.user, StoredVersion.number.desc())
+        )
+        fitting = (version.signed for version in self._session.scalars(statement) if _fits(version, job.recipe))
+        return tuple(islice(fitting, MAX_CANDIDATES))
+
+    def choose(self, job: Job, program: ProgramManifest, chosen: JobStart | None) -> None:
+        """Pins the start of a job with start `auto` to a candidate; None: B = 0. Repeating it changes nothing.
+
+        Raises NotFound if it is not a candidate, Conflict if the job has another start.
+        """
+        if job.request.start != AUTO:
+            if job.request.start != chosen:
+                raise Conflict(f"job {job.id} has another start already; ask for its lease again")
+            return
+        if chosen is not None:
+            manifests = [candidate.manifest for candidate in self.candidates(job, program)]
+            found = [each for each in manifests if (each.adapter, each.revision) == (chosen.adapter, chosen.revision)]
+            if not found:
+                raise NotFound(f"{chosen.adapter}@{chosen.revision} is not a start of job {job.id}")
+            job.start = Parent(adapter=chosen.adapter, version=found[0].version, revision=chosen.revision)
+        job.request = job.request.model_copy(update={"start": chosen})
+
 
 def parent_of(start: StoredVersion) -> Parent:
     """Returns a version as the lineage of adapters trained from it names it."""
     manifest = start.signed.manifest
     return Parent(adapter=manifest.adapter, version=manifest.version, revision=manifest.revision)
+
+
+def _fits(start: StoredVersion, recipe: Recipe) -> bool:
+    """Returns whether a program of `recipe` can go on from the version's B."""
+    try:
+        check_fit(start, recipe, start.shape)
+    except StartMismatch:
+        return False
+    return True
 
 
 def check_fit(start: StoredVersion, recipe: Recipe, shape: BaseShape) -> None:

@@ -14,6 +14,7 @@ REQUEST_EXAMPLES: dict[str, dict[str, Any]] = {
         "messages": [{"role": "user", "content": "Can we move the meeting to Friday?"}],
         "max_tokens": 64,
     },
+    "ChosenStart": {"start": {"adapter": "alice-movies", "revision": "0" * 40}},
     "ClassifyRequest": {"fields": {"text": "A gripping film."}},
     "CohortSettings": {
         "name": "movies",

@@ -24,11 +24,12 @@ from shared.errors import (
     Unauthorized,
 )
 from shared.federation.cohort import RoundReceipt, RoundTask
-from shared.job import JobError, JobRequest, JobStart, JobState, JobView, Progress, RoundRef
+from shared.job import AUTO, JobError, JobRequest, JobStart, JobState, JobView, Progress, RoundRef
 from shared.key_rotation import ServerKeys, SignedKeyRotation
 from shared.program import SignedManifest
 from shared.protocol import (
     AdapterVersion,
+    ChosenStart,
     Completion,
     Decline,
     DeviceAdapter,
@@ -66,6 +67,8 @@ class FakeServer:
         self.files: dict[str, bytes] = {}
         self.starts: dict[str, tuple[SignedAdapter | None, bytes]] = {}  # by the id of the job
         self.rounds: dict[str, RoundTask] = {}  # by the id of the job
+        self.chosen: list[JobStart | None] = []
+        self.candidates: dict[str, list[SignedAdapter]] = {}  # by the id of the job
         self.versions: dict[tuple[str, str], tuple[DeviceAdapter, bytes]] = {}  # by name and revision
         self.received: list[bytes] = []
         self.calls: list[tuple[str, str]] = []
@@ -138,10 +141,13 @@ class FakeServer:
         """Every byte that devices sent."""
         return b"".join(self.received)
 
-    def add_job(self, program, dataset="movies", job_id="job-1", *, start=None, task_of_round=None, **settings):
+    def add_job(
+        self, program, dataset="movies", job_id="job-1", *, start=None, candidates=(), task_of_round=None, **settings
+    ):
         """Queues a job on a compiled program.
 
-        start: a signed version and its file, which the job goes on from. task_of_round: of the round it belongs to.
+        start: a signed version and its file, which the job goes on from. candidates: several of them, among which the
+        device chooses. task_of_round: of the round it belongs to.
         settings: of the request and of its training; also `manifest`, in place of the program's, and `key`, which signs
         it instead of the server's own.
         """
@@ -155,6 +161,12 @@ class FakeServer:
         if start is not None:
             self.starts[job_id] = start
             facts["start"] = JobStart(adapter=start[0].manifest.adapter, revision=start[0].manifest.revision)
+        if candidates:
+            facts["start"] = AUTO
+            self.candidates[job_id] = [version for version, _ in candidates]
+            for version, data in candidates:
+                served = DeviceAdapter(adapter=version, program=sign_manifest(manifest, key)), data
+                self.versions[version.manifest.adapter, version.manifest.revision] = served
         if task_of_round is not None:
             self.rounds[job_id] = task_of_round
         training = TrainingSettings(**training)
@@ -242,11 +254,25 @@ class FakeServer:
         start, _ = self.starts.get(job.id, (None, b""))
         of = self.rounds.get(job.id)
         facts = {"start": start, "round": of, "reference_texts": self.reference_texts, "expires_at": self._expiry()}
-        return Lease(id=f"lease-{job.id}", job=job, manifest=signed, **facts)
+        candidates = self.candidates.get(job.id, ()) if job.request.start == AUTO else ()
+        return Lease(id=f"lease-{job.id}", job=job, manifest=signed, starts=candidates, **facts)
 
     def _start(self, body, parts):
-        self.served["downloads"] += 1
-        return self.starts[parts[1].removeprefix("lease-")][1]
+        """Serves the start of a job or, for a request with a body, pins the one that the device has chosen."""
+        job_id = parts[1].removeprefix("lease-")
+        if not body:
+            self.served["downloads"] += 1
+            return self.starts[job_id][1]
+        chosen = ChosenStart.model_validate_json(body).start
+        self.chosen.append(chosen)
+        if chosen is not None:
+            version, data = self.versions[chosen.adapter, chosen.revision]
+            self.starts[job_id] = version.adapter, data
+        for index, (job, signed) in enumerate(self.jobs):
+            if job.id == job_id:
+                request = job.request.model_copy(update={"start": chosen})
+                self.jobs[index] = job.model_copy(update={"request": request}), signed
+        return self._state()
 
     def _adapters(self, body, parts):
         version = self.versions.get((parts[3], parts[4]))

@@ -154,6 +154,7 @@
   function playground(form) {
     const output = document.querySelector("[data-output]"), status = document.querySelector("[data-status]");
     const [go, stop] = [form.querySelector("[type=submit]"), form.querySelector("[data-stop]")];
+    const rate = document.querySelector("[data-rate]");
     let control = null;
     stop.addEventListener("click", () => control?.abort());
     form.addEventListener("submit", async (event) => {
@@ -161,12 +162,19 @@
       control = new AbortController();
       output.textContent = ""; status.textContent = "Generating…";
       go.disabled = true; stop.hidden = false;
+      const prompt = form.elements.prompt.value;
+      if (rate) rate.hidden = true;
       try {
         const answer = await fetch(form.action, {
           method: "POST", body: new URLSearchParams(new FormData(form)), headers: { Accept: "text/event-stream" }, signal: control.signal,
         });
         if (!answer.ok) throw new Error((await answer.json()).detail);
         status.textContent = await read(answer.body, output);
+        if (rate) {
+          rate.elements.prompt.value = prompt;
+          rate.elements.completion.value = output.textContent;
+          rate.hidden = !output.textContent;
+        }
       } catch (error) {
         status.textContent = error.name === "AbortError" ? "Stopped." : error.message;
       } finally {

@@ -17,14 +17,14 @@ from server.identity.tokens import DevicePrincipal
 from server.jobs.leases.declines import DeclineService
 from server.jobs.leases.giving import Answer, LeaseGiving
 from server.jobs.leases.long_poll import Arrival, make_long_poll
-from server.jobs.leases.messages import JobPoll, Message, Parting
+from server.jobs.leases.messages import JobPoll, Message, Parting, Report
 from server.jobs.leases.service import LeaseService
 from server.web.openapi import raises
 from server.web.routes import Routes
 from server.web.state import AppState, Group, State, group_commit, group_read
-from shared.errors import Gone, MobizoError, ReplayedRequest, Unavailable
+from shared.errors import Conflict, Gone, MobizoError, ReplayedRequest, Unavailable
 from shared.job import JobError, Progress
-from shared.protocol import Decline, Lease, LeaseRequest, LeaseState
+from shared.protocol import ChosenStart, Decline, Lease, LeaseRequest, LeaseState
 from shared.request_signature import RequestSignature
 
 router = Routes(prefix="/v1/leases", tags=["leases"])
@@ -45,7 +45,7 @@ async def _process(
     state: AppState,
     principal: DevicePrincipal,
     lease_id: str,
-    says: Progress | JobError | Parting,
+    says: Report,
     signature: RequestSignature | None,
 ) -> LeaseState:
     """Processes a message together with others. It spends the nonce of its signature also if it is refused."""
@@ -133,6 +133,17 @@ async def renew_lease(
     """Extends the lease. `stop` is true if the job was cancelled. 410 once the lease is lost."""
     await state.get(Presences).record(principal.device_id)
     return await _process(state, principal, lease_id, progress, signature)
+
+
+@router.post("/{lease_id}/start", responses=raises(Conflict, Gone, ReplayedRequest))
+async def choose_start(
+    principal: Device, lease_id: str, chosen: ChosenStart, state: State, signature: Signature
+) -> LeaseState:
+    """Reports the start that the device has chosen for a job with start `auto`. The job's `start` is then this version.
+
+    404 if it is not among the lease's `starts` any more: ask for the lease again and choose anew.
+    """
+    return await _process(state, principal, lease_id, chosen, signature)
 
 
 @router.post("/{lease_id}/leave", responses=raises(Gone, ReplayedRequest))

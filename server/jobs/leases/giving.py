@@ -205,6 +205,7 @@ class LeaseGiving:
             job=job.view(),
             manifest=manifest,
             start=start,
+            starts=tuple(WARM_STARTS.get()(self._session).candidates(job, manifest.manifest)),
             round=None if job.round is None else ROUND_TASK.get()(self._session, job),
             reference_texts=self._reference_texts.get(job.recipe.base.name),
             expires_at=lease.expires_at,

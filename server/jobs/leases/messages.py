@@ -8,7 +8,7 @@ from enum import StrEnum
 from server.identity.devices.repository import SpentNonce
 from server.jobs.leases.repository import Ending, JobLease
 from shared.job import JobError, Progress
-from shared.protocol import LeaseRequest
+from shared.protocol import ChosenStart, LeaseRequest
 
 
 @dataclass(frozen=True)
@@ -28,16 +28,19 @@ class Parting(StrEnum):
     RELEASE = "release"  # and gives the job back
 
 
+Report = Progress | ChosenStart | JobError | Parting
+
+
 @dataclass(frozen=True)
 class Message:
     """A message of a device about its lease. nonce: the nonce of its signature, if it is signed.
 
-    says: a heartbeat's progress, an error that ends the job, or a parting.
+    says: a heartbeat's progress, the start that it chose, an error that ends the job, or a parting.
     """
 
     device_id: str
     lease_id: str
-    says: Progress | JobError | Parting
+    says: Report
     nonce: SpentNonce | None = None
 
 

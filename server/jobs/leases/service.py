@@ -20,7 +20,7 @@ from server.identity.devices.repository import (
     forget_failure,
     forget_failures,
 )
-from server.jobs.leases.messages import Message, Parting, changes_nothing
+from server.jobs.leases.messages import Message, Parting, Report, changes_nothing
 from server.jobs.leases.repository import Ending, JobLease, LeaseRepository
 from server.jobs.repository import Job, JobRepository
 from server.jobs.service import JobLifecycle
@@ -28,7 +28,7 @@ from server.settings import Settings
 from shared.errors import DeviceNotBound, Gone, MobizoError, NotFound, ReplayedRequest
 from shared.job import OWNER_REFUSALS, TOO_FEW_NEW_RECORDS, JobError, JobState, Progress
 from shared.program import SignedManifest
-from shared.protocol import LeaseState
+from shared.protocol import ChosenStart, LeaseState
 
 LEASE_ATTEMPTS = 5  # leases of one job that may expire before the job fails
 LEAVE_LASTS = timedelta(seconds=20)  # a device that stops keeps its job this long, so that its service may restart
@@ -107,13 +107,15 @@ class LeaseService:
             self.check(lease)
         return lease
 
-    def _apply(self, lease: JobLease, says: Progress | JobError | Parting) -> None:
+    def _apply(self, lease: JobLease, says: Report) -> None:
         if isinstance(says, JobError) and lease.ending is None and says.code not in REFUSALS:
             count_failure(self._devices.by_id(lease.device_id), utc_now())
         self.renew(lease)
         job = self._jobs.by_number(lease.job_number)
         if isinstance(says, Progress):
             self._lifecycle.progress(job, says)
+        elif isinstance(says, ChosenStart):
+            self._lifecycle.choose_start(job, self.manifest(job).manifest, says.start)
         elif says is Parting.LEAVE:
             lease.expires_at = min(lease.expires_at, utc_now() + LEAVE_LASTS)
         elif isinstance(says, JobError):

@@ -6,6 +6,7 @@ import subprocess
 
 import pytest
 
+from device_agent.datasets.store import DatasetStore
 from device_agent.inference.adapter_store import AdapterStore
 from device_agent.inference.chat import Chat
 from device_agent.inference.personal_model import open_personal
@@ -70,6 +71,8 @@ def test_records_come_from_fields_and_standard_input(agent, expected):
         (["predict", "Bob", "--text", "x"], 2, "not an adapter name"),
         (["predict", "alice-movies", "--field", "label=x"], 2, "once for each of text"),
         (["chat", "alice-movies", "--text", "x" * 100], 2, "share 64"),
+        (["chat", "alice-movies", "--text", "x", "--feedback", "ratings"], 2, "leave --text out"),
+        (["chat", "alice-movies", "--feedback", "My ratings"], 2, "must be lower-case letters"),
         (["adapter", "rollback", "alice-movies"], 1, "no previous version"),
         (["adapter", "pull", "bob"], 1, "when its job completes here"),
     ],
@@ -96,6 +99,30 @@ def test_a_chat_needs_no_network_and_reads_lines_until_there_are_none(agent, hom
     texts = ["".join(Chat(model, None, 5).answer(text)) for text in ("it was", "so")]
     model.close()
     assert [json.loads(line)["text"] for line in process.stdout.splitlines()] == texts
+
+
+def test_a_chat_takes_feedback_on_its_answers_if_the_owner_names_a_data_set(agent, home, adapter):
+    lines = ("/up", "it was", "/up", "/down", "so", "/edit better", "/edit", "the", "/down")
+    options = ("chat", "alice-movies", "--max-tokens", "5", "--json")
+    process = agent(*options, "--feedback", "ratings", input="\n".join(lines))
+    assert process.returncode == 0, process.stderr
+    answers = {line["text"]: line for line in map(json.loads, process.stdout.splitlines()) if "text" in line}
+    first, second, third = answers
+    added = [line for line in map(json.loads, process.stdout.splitlines()) if "text" not in line]
+    assert [(line["dataset"], line["added"]) for line in added] == [("ratings", True)] * 3
+    for words in ("there is no answer yet", "an answer is rated once", "edit: "):
+        assert words in process.stderr
+    store = DatasetStore(home.data)
+    records = [record for split in store.about("ratings").records for _, record in store.records("ratings", split)]
+    expected = (
+        {"prompt": "it was", "completion": first, "label": True},
+        {"prompt": "so", "chosen": "better", "rejected": second},
+        {"prompt": "the", "completion": third, "label": False},
+    )
+    assert len(records) == len(expected)
+    assert all(record in records for record in expected)
+    plain = agent(*options, input="/up\n")  # without the option it is a text as any other
+    assert "text" in json.loads(plain.stdout)
 
 
 def test_adapters_are_listed_rolled_back_and_removed(agent, home, adapter, rademacher):

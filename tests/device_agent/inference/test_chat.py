@@ -72,6 +72,8 @@ def test_a_conversation_is_written_by_the_template(model):
     chat = Chat(marked, CHATML, max_tokens=3)
     first = "".join(chat.answer("a"))
     list(chat.answer("b"))
+    turns = (("user", "a"), ("assistant", first), ("user", "b"))
+    assert chat.prompt == [{"role": role, "content": content} for role, content in turns]
     opening = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
     assert prompts[0] == marked.tokenizer.encode(opening.format("a")).ids
     assert prompts[1] == marked.tokenizer.encode(f"{opening.format('a')}{first}<|im_end|>\n{opening.format('b')}").ids

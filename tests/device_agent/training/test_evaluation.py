@@ -8,7 +8,7 @@ import pytest
 
 from device_agent.errors import Diverged
 from device_agent.executors.python import open_program
-from device_agent.training.evaluation import measure
+from device_agent.training.evaluation import best_b, measure
 from shared.recipe import BaseRef, Recipe
 from shared.zo.encoding import Example, Row
 from shared.zo.packing import pack_score
@@ -69,6 +69,31 @@ def test_like_lengths_share_batches_and_results_keep_their_order(rademacher, dat
     assert measured.correct == sum(np.argmax(row) == correct for row, correct in zip(scores, right, strict=True))
     loss = -sum(row[correct] for row, correct in zip(scores, right, strict=True)) / len(examples)
     assert measured.loss == pytest.approx(loss, rel=1e-6)
+
+
+class ManyOracles:
+    """A program of which each B (1,) has a table of its own."""
+
+    def __init__(self, *tables):
+        self.tables = tables
+
+    def load(self, flat):
+        self.score = Oracle(self.tables[int(flat[0])]).score
+
+
+def test_the_best_b_has_the_highest_accuracy_then_the_lowest_loss():
+    tables = [{5: math.log(right), 6: math.log(wrong)} for right, wrong in ((0.3, 0.4), (0.5, 0.4), (0.6, 0.4))]
+    candidates = [np.array([index], np.float32) for index in range(3)]
+    assert best_b(ManyOracles(*tables), [example(0, (5,), (6,))], RECIPE, candidates) == 2
+    assert best_b(ManyOracles(*tables[:1] * 3), [example(0, (5,), (6,))], RECIPE, candidates) == 0
+
+
+def test_the_best_b_for_preferences_has_gained_most_on_the_first():
+    """The second B likes the rejected answer more than the first does; the third likes the chosen one more."""
+    tables = [{5: math.log(right), 6: math.log(wrong)} for right, wrong in ((0.5, 0.1), (0.6, 0.3), (0.4, 0.05))]
+    candidates = [np.array([index], np.float32) for index in range(3)]
+    recipe = RECIPE.model_copy(update={"loss": "dpo"})
+    assert best_b(ManyOracles(*tables), [example(0, (5,), (6,))], recipe, candidates) == 2
 
 
 def test_scores_that_are_no_numbers_mean_divergence():

@@ -1,14 +1,22 @@
 """Jobs that go on from an adapter, in the daemon: what it fetches, what it refuses, and that kills cost nothing."""
 
+import json
+
 import numpy as np
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 from device_agent.jobs.leased_job import Outcome
+from device_agent.jobs.start_choice import WHY
 from shared.errors import StartDeleted
+from shared.job import JobStart
 from shared.registry import SignedAdapter
 from shared.signing import new_private_key, sign_adapter
+from shared.training_settings import TrainingSettings
 from tests.device_agent.training.runs import last_b, ledger
 from tests.device_agent.warm_starts import random_b, vouched
+from tests.server.compiler import reference
 
 TRAINING = {"steps": 4, "evaluation_interval": 2}
 
@@ -75,3 +83,52 @@ def test_another_version_than_the_jobs_and_one_that_was_deleted_meanwhile(
         server.starts["job-1"] = served
         assert failure_of(daemon, server).code == code
         server.failures.clear()
+
+
+def by_the_stock_model(base, program, dataset, flat):
+    """The order of a B (D,): less is better. Minus the accuracy, and the loss, on the validation records."""
+    model, scores = AutoModelForCausalLM.from_pretrained(base).eval(), []
+    examples = program.splits(dataset, TrainingSettings()).validation
+    with torch.no_grad(), reference.lora(model, program.manifest.recipe, program.manifest.shape, flat):
+        for example in examples:
+            rows = [(row, model(torch.tensor([row.tokens])).logits[0].log_softmax(-1)) for row in example.rows]
+            scores.append([sum(float(logs[place, token]) for place, token in row.targets) for row, logs in rows])
+    right = [example.correct for example in examples]
+    accuracy = np.mean([np.argmax(row) == correct for row, correct in zip(scores, right, strict=True)])
+    return -accuracy, -np.mean([row[correct] for row, correct in zip(scores, right, strict=True)])
+
+
+@pytest.mark.parametrize("deleted", [False, True])
+def test_the_best_start_is_taken_and_the_server_learns_nothing_but_its_name(
+    daemon, server, rademacher, server_key, home, base, dataset, deleted
+):
+    """deleted: the best one of the lease is gone when the device asks for it."""
+    flats = [np.zeros(rademacher.manifest.size, np.float32)]
+    flats += [random_b(rademacher.manifest, seed) for seed in (1, 2, 3)]
+    orders = [by_the_stock_model(base, rademacher, dataset, flat) for flat in flats]
+    candidates = [vouched(rademacher, server_key, seed, adapter=f"alice-{seed}") for seed in (1, 2, 3)]
+    server.add_job(rademacher, candidates=candidates, **TRAINING)
+    best = orders.index(min(orders))
+    assert best > 0
+    if deleted:
+        gone = candidates[best - 1][0].manifest
+        del server.versions[gone.adapter, gone.revision]
+        orders[best] = (1.0, 0.0)
+        best = orders.index(min(orders))
+    assert daemon.run(once=True).outcome is Outcome.COMPLETED
+    run, manifest = home.run("job-1"), candidates[best - 1][0].manifest
+    assert server.chosen == [JobStart(adapter=manifest.adapter, revision=manifest.revision) if best else None]
+    assert ledger(run).header.start_sha256 == (manifest.sha256 if best else None)
+    np.testing.assert_array_equal(last_b(run, rademacher), ledger(run).replay(flats[best]))
+    assert not run.candidates.exists()
+    comparing = [beat for beat in server.beats if beat.why == WHY]
+    assert all((beat.loss, beat.accuracy, beat.validation_loss) == (None, None, None) for beat in comparing)
+    texts = [json.loads(line)["text"] for line in (dataset / "validation.jsonl").read_text().splitlines()]
+    assert not any(text.encode() in server.received_bytes for text in texts)
+
+
+def test_a_candidate_that_does_not_fit_is_refused(daemon, server, rademacher, server_key):
+    candidates = [vouched(rademacher, server_key, a_sha256="0" * 64)]
+    server.add_job(rademacher, candidates=candidates, **TRAINING)
+    assert failure_of(daemon, server).code == "untrusted"
+    assert not server.chosen

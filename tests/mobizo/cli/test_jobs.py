@@ -43,6 +43,18 @@ def test_a_job_repeats_until_it_is_cancelled_after_its_end(command, home, fleet,
     assert f"series {job['id']} has ended: it was cancelled" in command("job", "view", job["id"])
 
 
+def test_a_job_is_submitted_with_a_start(command, fleet, app, device, request_file):
+    assert "auto or a version" in command("job", "submit", request_file(), "--start", "No@v1", exit_code=2)
+    fleet.ready_job(app)
+    version = device.finish(device.lease())
+    for start, expected in (
+        ("auto", "auto"),
+        ("alice-movies@v1", {"adapter": "alice-movies", "revision": version["revision"]}),
+    ):
+        job = json.loads(command("job", "submit", request_file(), "--start", start, "--json"))
+        assert job["request"]["start"] == expected
+
+
 def test_retry_submits_the_same_request_as_a_new_job(command, fleet, app, device, request_file):
     fleet.ready_job(app)
     device.finish(device.lease())

@@ -38,6 +38,11 @@ def test_a_job_is_submitted_by_fields_or_as_json_and_cancelled(person, app, offe
     assert "The job is submitted." in page.text
     job = app.get(f"/v1/jobs/{place.split('/')[3].partition('?')[0]}").json()
     assert (job["request"]["adapter"], job["recipe"]["rank"], job["request"]["priority"]) == ("mine", 2, 2)
+    wrong = someone.act("/ui/jobs/new", "/ui/jobs/new", **NEW, start="No@v1")
+    assert 'name="start" value="No@v1" inputmode="text" aria-invalid="true"' in wrong.text
+    place = someone.act("/ui/jobs/new", "/ui/jobs/new", **NEW | {"adapter": "best"}, start="auto").headers["location"]
+    job = app.get(f"/v1/jobs/{place.split('/')[3].partition('?')[0]}").json()
+    assert job["request"]["start"] == "auto"
     text = json.dumps(job_request(adapter="pasted"))
     place = someone.act("/ui/jobs/new", "/ui/jobs/new", json=text).headers["location"]
     address = place.partition("?")[0]

@@ -43,6 +43,16 @@ def test_two_rounds_of_federated_averaging(band):
     assert (version["parent"]["version"], version["cohort"]["round"], version["cohort"]["updates"]) == (1, 2, 3)
 
 
+def test_only_a_members_device_may_choose_the_cohorts_version_as_a_start(band):
+    band.begin("alice", "bob")
+    band.train_all(alice=1.0, bob=2.0)
+    band.devices["carol"] = band.fleet.device(name="carol-phone", users=["carol"])
+    for user, expected in (("alice", ["readers"]), ("carol", None)):
+        band.fleet.ready_job(band.app, user=user, adapter=f"{user}-own", start="auto")
+        starts = band.lease(user).get("starts")
+        assert (starts and [start["manifest"]["adapter"] for start in starts]) == expected
+
+
 def test_the_collector_leaves_a_rounds_files_until_it_has_ended(band):
     def collect():
         Collector(band.home.database, band.home.artifacts).collect(timedelta(0))

@@ -189,3 +189,68 @@ def test_a_start_deleted_after_that_is_handed_out_no_more(fleet, device, start_l
     assert device.lease()["start"] is None
     # What was trained already is taken: it is the adapter's next version, and names where it came from.
     assert device.finish(start_lease, 0.25, tuned_accuracy=0.8)["parent"]["version"] == 1
+
+
+ADAPTERS = ("alice-movies", "alice-products", "alice-posts", "alice-letters", "alice-notes")
+
+
+@pytest.fixture
+def trainer(fleet, app):
+    """A device that has trained five adapters for alice, and one more for her and for bob that no job of hers fits."""
+    device = fleet.device(name="tablet", users=("alice", "bob"))
+    wide, of_bob = {"adapter": "alice-wide", "recipe": {"rank": 4}}, {"adapter": "bobs", "user": "bob"}
+    for changes in (*({"adapter": name} for name in ADAPTERS), wide, of_bob):
+        fleet.ready_job(app, **changes)
+        device.finish(device.lease())
+    return device
+
+
+def named(lease):
+    return [(start["manifest"]["adapter"], start["manifest"]["version"]) for start in lease["starts"]]
+
+
+def test_the_device_chooses_among_its_users_versions_that_fit(fleet, app, trainer, problem):
+    job = fleet.ready_job(app, start="auto")
+    assert job["request"]["start"] == "auto"
+    lease = trainer.lease()
+    assert lease["start"] is None
+    newest = [("alice-notes", 1), ("alice-letters", 1), ("alice-posts", 1)]
+    assert named(lease) == [("alice-movies", 1), *newest]  # its own first, and no more than four
+    manifest = lease["starts"][1]["manifest"]
+    revision = app.get("/v1/adapters/alice-notes/versions/1").json()["revision"]
+    chosen = {"adapter": "alice-notes", "revision": revision}
+    download = trainer.get(f"/v1/devices/self/adapters/alice-notes/{revision}/lora_B.safetensors")
+    assert sha256_hex(download.content) == manifest["sha256"]
+    url = f"/v1/leases/{lease['id']}/start"
+    of_bob = {"adapter": "bobs", "revision": app.get("/v1/adapters/bobs/versions/1").json()["revision"]}
+    problem(trainer.post(url, json={"start": of_bob}), 404, "not-found")
+    for _ in range(2):
+        assert trainer.post(url, json={"start": chosen}).status_code == 200
+    problem(trainer.post(url, json={"start": None}), 409, "conflict")
+    again = trainer.lease()
+    assert again["job"]["request"]["start"] == chosen
+    assert again["start"]["manifest"] == manifest
+    assert "starts" not in again
+    assert trainer.get(url).content == download.content
+    version = trainer.finish(again, 0.25, tuned_accuracy=0.8)
+    assert (version["parent"]["adapter"], version["parent"]["version"]) == ("alice-notes", 1)
+    events = app.get(f"/v1/jobs/{job['id']}/events").text
+    assert events.index('"start":"auto"') < events.index(revision)
+
+
+def test_a_device_may_prefer_the_base_and_a_deleted_candidate_is_none(fleet, app, trainer, problem):
+    job = fleet.ready_job(app, start="auto")
+    lease = trainer.lease()
+    url = f"/v1/leases/{lease['id']}/start"
+    chosen = {"adapter": NAME, "revision": app.get(f"/v1/adapters/{NAME}/versions/1").json()["revision"]}
+    assert fleet.operator().delete(f"/v1/adapters/{NAME}").status_code == 200
+    problem(trainer.post(url, json={"start": chosen}), 404, "not-found")
+    assert NAME not in dict(named(trainer.lease()))
+    assert trainer.post(url, json={"start": None}).status_code == 200
+    assert app.get(f"/v1/jobs/{job['id']}").json()["request"]["start"] is None
+
+
+def test_a_private_job_cannot_choose(app, problem):
+    privacy = {"clip": 0.5, "noise_multiplier": 1.0, "sampling_rate": 0.2}
+    document = refusal(app, problem, 422, "invalid-request", start="auto", privacy=privacy)
+    assert "a private job measures nothing on its data, so it cannot choose a start" in document["detail"]
