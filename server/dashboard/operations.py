@@ -86,7 +86,7 @@ def tokens(
 
 
 def _tokens_page(
-    request: Request, visitor: Visitor, session: Session, paging: PageRequest, granted: TokenGrant | None = None
+    request: Request, visitor: Visitor, session: Session, paging: Paging, granted: TokenGrant | None = None
 ) -> Response:
     """granted: a new token, which is shown this once."""
     views, rows = TokenIssuingService(session, visitor.principal).page(paging)
