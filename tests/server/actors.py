@@ -95,6 +95,12 @@ def serving(app, limits=None, plain=None):
         structlog.configure(**before)
 
 
+def address_of(url):
+    """Host and port of a server, for sockets."""
+    place = httpx.URL(url)
+    return place.host, place.port
+
+
 class Actor(httpx.Client):
     """A client with one token."""
 

@@ -19,6 +19,7 @@ from server.web import state
 from server.web.state import AppState
 from tests.postgres import Postgres, remember, restore
 from tests.server.actors import JOB, TLS, Actor, Fleet, adapter_bytes, assert_problem, job_request, result, serving
+from tests.server.cli.conftest import call
 from tests.server.homes import SHAPE, WORDS, Home, Workers, alive, copy_home, fill, home_of, write_source
 from tests.server.s3 import s3
 from tests.server.worker_processes import starter
@@ -163,6 +164,14 @@ def fleet(home, standing):
         state.get(EventFeed).idle and not state.meters.registry.get_sample_value("mobizo_event_streams_open")
     ):
         time.sleep(0.005)
+
+
+@pytest.fixture
+def command(home, monkeypatch):
+    """Runs `mobizo-server` on the test's home."""
+    for name, value in home.settings.environment().items():
+        monkeypatch.setenv(name, value)
+    return call
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import shutil
 import sys
 import threading
@@ -21,6 +22,7 @@ from server.catalog.calibrations.service import calibration_of
 from server.database import database
 from server.database.columns import new_id, utc_now
 from server.database.database import Database
+from server.identity.devices.service import revoke_device
 from server.identity.tenants import TenantService
 from server.identity.tokens import TokenService
 from server.jobs.leases.repository import JobLease
@@ -28,6 +30,7 @@ from server.jobs.leases.service import LeaseService
 from server.programs.compilation import CompileHandler
 from server.schema import upgrade
 from server.settings import Settings
+from server.storage.garbage_collection import Collector
 from server.storage.opening import open_artifacts
 from server.tasks import queue
 from server.tasks.queue import TaskQueue
@@ -70,13 +73,24 @@ SHAPE = BaseShape(
 WORDS = ("terrible", "great", "It", "was", "a", "film", "Yes", "No", "x", "very", "good", "bad")
 
 
-def write_source(directory):
-    """A base model that the fake compiler can read."""
-    directory.mkdir()
+def word_tokenizer():
+    """A tokenizer that has a token for each of WORDS."""
     vocabulary = {word: number for number, word in enumerate(("[UNK]", *WORDS))}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.save(str(directory / "tokenizer.json"))
+    return tokenizer
+
+
+def base_entry(name, tokenizer_sha256, **changes):
+    """The row of a base model of SHAPE."""
+    values = {"source": "x", "sha256": "b" * 64, "shape": SHAPE, "parameters": 1000, "created_at": utc_now()}
+    return BaseModelEntry(name=name, tokenizer_sha256=tokenizer_sha256, **values | changes)
+
+
+def write_source(directory):
+    """A base model that the fake compiler can read."""
+    directory.mkdir()
+    word_tokenizer().save(str(directory / "tokenizer.json"))
     (directory / "shape.json").write_text(SHAPE.model_dump_json())
 
 
@@ -94,12 +108,38 @@ class Home:
     def close(self):
         self.database.close()
 
-    def token(self, role, tenant="default", name="", device_id=None):
+    def scalars(self, statement):
+        """What a query finds."""
+        with self.database.reading() as session:
+            rows = session.scalars(statement).all()
+            session.expunge_all()
+            return rows
+
+    def scalar(self, statement):
+        """The only thing that a query finds."""
+        (row,) = self.scalars(statement)
+        return row
+
+    def change(self, table, *conditions, **values):
+        """Sets columns in the rows of a table for which the conditions hold."""
+        with self.database.writing() as session:
+            session.execute(update(table).where(*conditions).values(**values))
+
+    def token(self, role, tenant="default", name="", device_id=None, scopes=None):
         """The text of a token that never expires, of a tenant that is made if there is none."""
         with self.database.writing() as session:
             if TenantService(session).find(tenant) is None:
                 TenantService(session).create(tenant)
-            return TokenService(session).issue(role, tenant, name, device_id)[1]
+            return TokenService(session).issue(role, tenant, name, device_id, scopes=scopes)[1]
+
+    def revoke_token(self, text):
+        with self.database.writing() as session:
+            tokens = TokenService(session)
+            tokens.revoke(tokens.principal(text).token_id)
+
+    def revoke_device(self, device_id):
+        with self.database.writing() as session:
+            revoke_device(session, self.settings, "default", device_id)
 
     def behave(self, **behaviour):
         """How the fake compiler behaves from now on."""
@@ -132,14 +172,20 @@ class Home:
 
     def let_run_out(self, lease):
         """Puts a lease's end into the past."""
-        with self.database.writing() as session:
-            late = utc_now() - timedelta(seconds=1)
-            session.execute(update(JobLease).where(JobLease.id == lease["id"]).values(expires_at=late))
+        self.change(JobLease, JobLease.id == lease["id"], expires_at=utc_now() - timedelta(seconds=1))
 
     def take_back(self):
         """Notices, as a worker does, which leases have run out."""
         with self.database.writing() as session:
             LeaseService(session, self.settings.lease_seconds).take_back_overdue()
+
+    def collect(self, **how):
+        """A pass of the collector over files that are all old; the files that it removed."""
+        before = set(self.stored_files())
+        for sha256 in before:
+            os.utime(self.artifacts._path(sha256), (0, 0))
+        Collector(self.database, self.artifacts).collect(timedelta(hours=1), **how)
+        return before - set(self.stored_files())
 
     def stored_files(self):
         """Names of all files in the store."""
@@ -219,18 +265,8 @@ def fill(settings, tokenizer):
     database = Database(settings.url, settings.tuning)
     upgrade(database.engine)
     with database.writing() as session:
-        BaseRepository(session).add(
-            BaseModelEntry(
-                name="tiny",
-                source="set by the copy",
-                hub_id="acme/tiny",
-                sha256="b" * 64,
-                shape=SHAPE,
-                parameters=1000,
-                tokenizer_sha256=open_artifacts(settings).put(tokenizer),
-                created_at=utc_now(),
-            )
-        )
+        # Its source is set by the copy.
+        BaseRepository(session).add(base_entry("tiny", open_artifacts(settings).put(tokenizer), hub_id="acme/tiny"))
     database.close()
 
 
@@ -256,8 +292,7 @@ def copy_home(template, root, database_url):
 def home_of(settings, source):
     """A home, whose base model lies in `source`."""
     home = Home(settings, source)
-    with home.database.writing() as session:
-        BaseRepository(session).by_name("tiny").source = str(source)
+    home.change(BaseModelEntry, source=str(source))
     yield home
     home.close()
 

@@ -4,9 +4,8 @@ import json
 
 import numpy as np
 import safetensors.numpy
-from tokenizers import Tokenizer, models, pre_tokenizers
 
-from tests.server.homes import WORDS
+from tests.server.homes import word_tokenizer
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -57,6 +56,4 @@ def write_model(directory, config, spread):
 def write_llama(directory):
     """A Hugging Face directory with random weights."""
     write_model(directory, CONFIG, 0.1)
-    tokenizer = Tokenizer(models.WordLevel({word: n for n, word in enumerate(("[UNK]", *WORDS))}, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.save(str(directory / "tokenizer.json"))
+    word_tokenizer().save(str(directory / "tokenizer.json"))

@@ -171,13 +171,6 @@ def test_the_real_models_conversations_are_the_same_tokens_as_by_transformers():
             assert stock.backend_tokenizer.encode(text, add_special_tokens=False).ids == expected
 
 
-def test_the_real_models_template_is_read_from_its_gguf_file():
-    chat_template = read_chat_template(BaseFiles("gguf", model_file(), ()))
-    text = chat_template.render([{"role": "user", "content": "Hi"}])
-    assert text.endswith("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
-    assert chat_template.tokens["eos_token"] == "<|im_end|>"
-
-
 def test_a_template_that_calls_itself_is_refused_in_words():
     template = ChatTemplate(template="{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}")
     with pytest.raises(InvalidConversation, match="calls itself"):

@@ -1,9 +1,17 @@
-"""`mobizo-server` called in this process."""
+"""`mobizo-server` called in this process, and bases for it."""
+
+import sys
 
 import pytest
 from typer.testing import CliRunner
 
 from server.cli import main as cli
+from server.programs import local as local_compilation
+from tests.server import fake_compiler
+from tests.server.homes import write_source
+from tests.server.llama import write_llama
+
+FAKE = [sys.executable, fake_compiler.__file__]
 
 
 def call(*arguments, code=0, typed=None):
@@ -15,9 +23,20 @@ def call(*arguments, code=0, typed=None):
     return result.stdout if code == 0 else result.stderr
 
 
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    """A base that the real compiler reads."""
+    directory = tmp_path_factory.mktemp("bases") / "llama"
+    write_llama(directory)
+    return directory
+
+
 @pytest.fixture
-def command(home, monkeypatch):
-    """Runs `mobizo-server` on the test's home."""
-    for name, value in home.settings.environment().items():
-        monkeypatch.setenv(name, value)
-    return call
+def source(tmp_path, monkeypatch):
+    """A base that the fake compiler reads, which takes the real one's place."""
+    directory = tmp_path / "fake-base"
+    write_source(directory)
+    (directory / "config.json").write_text("{}")
+    (directory / "model.safetensors").write_bytes(b"weights")
+    monkeypatch.setattr(local_compilation, "COMPILER", FAKE)
+    return directory

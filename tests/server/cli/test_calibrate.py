@@ -18,19 +18,10 @@ from shared.errors import (
 )
 from shared.zo.calibration import load_calibration, read_calibration
 from tests.server.cli.conftest import call
-from tests.server.cli.test_compile import FAKE, SMALL, write_recipe
-from tests.server.conftest import write_source
-from tests.server.llama import write_llama
+from tests.server.cli.test_compile import SMALL, write_recipe
 
 TEXTS = ("a very good film", "a bad film", "very bad", "good x", "a film", "x very film", "bad x a", "good good film")
 RECORDS = [{"text": text, "label": "negative" if "bad" in text else "positive"} for text in TEXTS]
-
-
-@pytest.fixture(scope="module")
-def llama(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("bases") / "llama"
-    write_llama(directory)
-    return directory
 
 
 @pytest.fixture(autouse=True)
@@ -85,17 +76,8 @@ def test_a_file_and_its_figures(arguments, recipe, llama, tmp_path):
         "model.layers.1.self_attn.q_proj": (16, 2),
         "model.layers.1.self_attn.v_proj": (16, 2),
     }
-
-
-def test_a_balanced_file_has_a_factor_for_each_module(arguments, recipe, tmp_path):
-    recipe(layers="last:1", loss="candidates")
     assert json.loads(call(*arguments, "--balance", "--json"))["balanced"] is True
-    calibration = read_calibration(tmp_path / "made")
-    assert calibration.metadata.scales.keys() == calibration.directions.keys()
-    assert len(set(calibration.metadata.scales.values())) > 1
-
-
-def test_inputs_have_no_gradients_to_balance(arguments):
+    assert read_calibration(tmp_path / "made").metadata.scales.keys() == calibration.directions.keys()
     assert "--balance: needs --kind gradients" in call(*arguments, "--kind", "activations", "--balance", code=2)
 
 
@@ -170,12 +152,7 @@ def test_a_home_and_its_calibrations(arguments, llama, tmp_path):
         call("calibration", "remove", file["sha256"])
 
 
-def test_a_program_takes_a_from_it(tmp_path, monkeypatch, arguments):
-    source = tmp_path / "fake-base"
-    write_source(source)
-    (source / "config.json").write_text("{}")
-    (source / "model.safetensors").write_bytes(b"weights")
-    monkeypatch.setattr(local_compilation, "COMPILER", FAKE)
+def test_a_program_takes_a_from_it(tmp_path, monkeypatch, arguments, source):
     call(*arguments)
     calibration = load_calibration((tmp_path / "made").read_bytes())
     compiler_calls = []

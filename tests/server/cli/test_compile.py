@@ -9,25 +9,12 @@ import time
 import psutil
 import pytest
 
-from server.programs import local as local_compilation
 from shared.errors import BadRequest, CompileFailed, InvalidRecipe, UnknownBase, UnreadableCheckpoint
 from shared.program import ProgramManifest
-from shared.recipe import Recipe
 from shared.zo.lora import flat_size
-from tests.server import fake_compiler
-from tests.server.cli.conftest import call
-from tests.server.conftest import write_source
-from tests.server.llama import write_llama
+from tests.server.cli.conftest import FAKE, call
 
 SMALL = {"rank": 2, "queries": 1, "effective_batch": 2, "sequence_length": 16}
-FAKE = [sys.executable, fake_compiler.__file__]
-
-
-@pytest.fixture(scope="module")
-def llama(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("bases") / "llama"
-    write_llama(directory)
-    return directory
 
 
 @pytest.fixture(scope="module")
@@ -37,17 +24,6 @@ def real(llama, tmp_path_factory):
     recipe = write_recipe(out.with_name("recipe.json"), **SMALL, layers="last:50%")
     arguments = ("compile", "--base", llama, "--recipe", recipe, "--to", out, "--json")
     return arguments, out, json.loads(call(*arguments))
-
-
-@pytest.fixture
-def source(tmp_path, monkeypatch):
-    """A base that the fake compiler reads, which takes the real one's place."""
-    directory = tmp_path / "fake-base"
-    write_source(directory)
-    (directory / "config.json").write_text("{}")
-    (directory / "model.safetensors").write_bytes(b"weights")
-    monkeypatch.setattr(local_compilation, "COMPILER", FAKE)
-    return directory
 
 
 @pytest.fixture
@@ -205,45 +181,3 @@ def test_bases_that_are_none(source, tmp_path, monkeypatch):
         call("compile", "--base", source, "--to", tmp_path / "file")
     with pytest.raises(UnknownBase):
         call("compile", "--base", "no such model", "--to", tmp_path / "out")
-
-
-@pytest.fixture
-def submitted_recipes(monkeypatch):
-    """The recipes that would be compiled; compiling them fails."""
-    recipes = []
-
-    def stop(self, recipe, *_):
-        recipes.append(recipe)
-        raise CompileFailed
-
-    monkeypatch.setattr(local_compilation.CompilerProcess, "run", stop)
-    return recipes
-
-
-@pytest.mark.parametrize(
-    ("recipe", "settings"),
-    [
-        ({}, {"estimator": "replay", "queries": 4, "optimizer": "adam", "micro_batch": None}),
-        ({"estimator": "gradient", "optimizer": "momentum"}, {"queries": 1, "optimizer": "momentum"}),
-        ({"estimator": "directional"}, {"queries": 256}),
-    ],
-)
-def test_estimators_bring_their_own_queries(llama, tmp_path, submitted_recipes, recipe, settings):
-    file = write_recipe(tmp_path / "recipe.json", **recipe)
-    with pytest.raises(CompileFailed):
-        call("compile", "--base", llama, "--recipe", file, "--to", tmp_path / "out")
-    assert {name: getattr(submitted_recipes[0], name) for name in settings} == settings
-
-
-def test_layers_by_index(source, tmp_path, llama, submitted_recipes):
-    """Every way to say the same layers is one recipe; the base's own layers are counted."""
-    file = tmp_path / "recipe.json"
-    for layers in ("last:1", [1], "last:50%", [0, 1], "all"):
-        write_recipe(file, **SMALL, layers=layers)
-        with pytest.raises(CompileFailed):
-            call("compile", "--base", llama, "--recipe", file, "--to", tmp_path / "out")
-    assert [recipe.layers for recipe in submitted_recipes] == ["last:1"] * 3 + ["all"] * 2
-    assert all(isinstance(recipe, Recipe) for recipe in submitted_recipes)
-    write_recipe(file, layers="last:3")
-    with pytest.raises(InvalidRecipe, match="2 layers"):
-        call("compile", "--base", llama, "--recipe", file, "--to", tmp_path / "out")

@@ -6,11 +6,9 @@ import os
 import pytest
 
 from server.catalog import bases
-from server.catalog.bases import BaseModelEntry
-from server.database.columns import utc_now
 from shared.errors import MobizoError, UnknownBase
 from tests.server.cli.conftest import call
-from tests.server.conftest import SHAPE
+from tests.server.homes import base_entry
 
 
 @pytest.fixture
@@ -65,16 +63,7 @@ def inspected(monkeypatch):
     def inspect(name, source, artifacts, hub_id):
         if source == "nothing":
             raise UnknownBase
-        return BaseModelEntry(
-            name=name,
-            source=source,
-            hub_id=hub_id,
-            sha256=source[0] * 64,
-            shape=SHAPE,
-            parameters=1000,
-            tokenizer_sha256=artifacts.put(b"{}"),
-            created_at=utc_now(),
-        )
+        return base_entry(name, artifacts.put(b"{}"), source=source, hub_id=hub_id, sha256=source[0] * 64)
 
     monkeypatch.setattr(bases, "inspect", inspect)
 

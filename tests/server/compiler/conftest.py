@@ -1,12 +1,8 @@
 """Tiny random checkpoints of every architecture, and compiled programs by their settings."""
 
-from __future__ import annotations
-
 import warnings
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +16,6 @@ from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
     OPTConfig,
-    PreTrainedConfig,
     PreTrainedModel,
     Qwen2Config,
     Qwen3Config,
@@ -29,11 +24,9 @@ from transformers.masking_utils import eager_mask
 from transformers.models.gemma3.modeling_gemma3 import eager_attention_forward
 
 from device_agent.executors.torch_export import TorchExecutor
-from shared.program import ProgramManifest
 from shared.program_inputs import TOKEN_DTYPE
 from shared.recipe import TARGETS, BaseRef, Recipe
-from shared.zo.calibration import Calibration
-from tests.programs import ProgramStore, shared_store
+from tests.programs import shared_store
 from tests.server.compiler import reference
 
 with warnings.catch_warnings():  # the compiler's libraries warn of their own deprecations as they are imported
@@ -41,7 +34,7 @@ with warnings.catch_warnings():  # the compiler's libraries warn of their own de
     from executorch.extension.pybindings.portable_lib import _load_program
 
     from server.compiler import inspect_base
-    from server.compiler.checkpoints.checkpoint import Checkpoint, load_checkpoint
+    from server.compiler.checkpoints.checkpoint import load_checkpoint
     from server.compiler.export.gradient_network import GradientNetwork
     from server.compiler.export.lowering import unchanged
     from server.compiler.export.network import QuantizedBase
@@ -52,7 +45,7 @@ with warnings.catch_warnings():  # the compiler's libraries warn of their own de
 VOCABULARY = 96
 
 
-def pytest_configure(config: pytest.Config) -> None:
+def pytest_configure(config):
     for library in ("executorch", "torch", "copyreg", "transformers"):
         config.addinivalue_line("filterwarnings", f"ignore:::{library}")
 
@@ -64,7 +57,7 @@ class TinyBase:
     directory: Path
     model: PreTrainedModel
 
-    def recipe(self, **settings: Any) -> Recipe:
+    def recipe(self, **settings):
         """A recipe of tiny shapes for this base."""
         small = {"rank": 4, "alpha": 8, "sequence_length": 12, "effective_batch": 2, "answer_length": 2, "choices": 3}
         sha256 = inspect_base(str(self.directory)).sha256
@@ -74,30 +67,30 @@ class TinyBase:
 class Program:
     """A compiled program, all methods loaded, called with NumPy arrays."""
 
-    def __init__(self, directory: Path, manifest: ProgramManifest) -> None:
+    def __init__(self, directory, manifest):
         self.directory, self.manifest = directory, manifest
         self._program = _load_program(
             str(directory / manifest.file("program").name), data_path=str(directory / manifest.file("weights").name)
         )
         self._methods = {name: self._program.load_method(name) for name in manifest.methods}
 
-    def __call__(self, method: str, *inputs: np.ndarray) -> list[np.ndarray]:
+    def __call__(self, method, *inputs):
         tensors = [torch.from_numpy(np.ascontiguousarray(array)) for array in inputs]
         return [output.numpy() for output in self._methods[method].call(tensors)]
 
-    def step(self, batch: reference.Batch, *rest: np.ndarray | float) -> list[np.ndarray]:
+    def step(self, batch, *rest):
         """The method `step`; rest: its inputs after the batch's."""
         return self("step", batch.tokens, *self._inputs(batch, rest))
 
-    def suffix(self, hidden: np.ndarray, batch: reference.Batch, *rest: np.ndarray | float) -> list[np.ndarray]:
+    def suffix(self, hidden, batch, *rest):
         """The method `suffix`, from the states hidden (E, S, H) of the frozen layers."""
         return self("suffix", hidden, *self._inputs(batch, rest))
 
-    def _inputs(self, batch: reference.Batch, rest: Iterable[np.ndarray | float]) -> list[np.ndarray]:
+    def _inputs(self, batch, rest):
         others = (value if isinstance(value, np.ndarray) else np.array([value], np.float32) for value in rest)
         return [batch.positions, *reference.labels(self.manifest.recipe, batch), batch.mask, *others]
 
-    def load_some_b(self, size: float = 0.1, seed: int = 9) -> np.ndarray:
+    def load_some_b(self, size=0.1, seed=9):
         """Loads a random B (D,) and returns it."""
         flat = (size * np.random.default_rng(seed).standard_normal(self.manifest.size)).astype(np.float32)
         self("load", flat)
@@ -107,23 +100,21 @@ class Program:
 class TorchProgram(Program):
     """A program for PyTorch, called by the runtime that devices run it with, on the CPU."""
 
-    def __init__(self, directory: Path, manifest: ProgramManifest) -> None:
+    def __init__(self, directory, manifest):
         self.directory, self.manifest = directory, manifest
         files = (directory / manifest.file(role).name for role in ("program", "weights"))
         self._runtime = TorchExecutor(*files, device=torch.device("cpu"))
 
-    def __call__(self, method: str, *inputs: np.ndarray) -> list[np.ndarray]:
+    def __call__(self, method, *inputs):
         return self._runtime.call(method, inputs)
 
 
-def compile_to(
-    directory: Path, recipe: Recipe, source: str, inference: bool = False, calibration: Calibration | None = None
-) -> Program:
+def compile_to(directory, recipe, source, inference=False, calibration=None):
     """Returns a loaded program, from the cache if the present sources have compiled it before."""
     return Program(directory, shared_store().put(recipe, source, directory, inference, calibration))
 
 
-def make_tiny(directory: Path, seed: int = 0, **overrides: Any) -> TinyBase:
+def make_tiny(directory, seed=0, **overrides):
     """Writes a random Llama in the Hugging Face form. Norm weights are random too, to tell them apart."""
     torch.manual_seed(seed)
     config = LlamaConfig(
@@ -143,7 +134,7 @@ def make_tiny(directory: Path, seed: int = 0, **overrides: Any) -> TinyBase:
     return write_base(directory, LlamaForCausalLM(config))
 
 
-def write_base(directory: Path, model: PreTrainedModel) -> TinyBase:
+def write_base(directory, model):
     """Writes `model` in the Hugging Face form, its norm weights and biases made random."""
     model.eval()
     with torch.no_grad():
@@ -180,7 +171,7 @@ LLAMA3_ROPE = {
 }
 LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 1000.0, "factor": 4.0}
 
-CONFIGS: dict[str, PreTrainedConfig] = {
+CONFIGS = {
     "llama": LlamaConfig(
         **GROUPED, tie_word_embeddings=True, attention_bias=True, mlp_bias=True, rope_parameters=LLAMA3_ROPE
     ),
@@ -205,7 +196,7 @@ CONFIGS: dict[str, PreTrainedConfig] = {
 # biases, sliding windows, soft caps and head norms. Most other programs of tests are a Llama's.
 COMPILED = ("gemma3_text", pytest.param("opt", marks=pytest.mark.slow))
 # What each one's compiled program adapts: all linear layers, odd subsets, ranks that are no multiple of 8.
-ADAPTED: dict[str, dict[str, Any]] = {
+ADAPTED = {
     "llama": {"targets": TARGETS},
     "qwen2": {"targets": ("k_proj", "down_proj"), "rank": 5, "layers": "last:1"},
     "qwen3": {"targets": ("q_proj", "o_proj"), "rank": 3, "layers": (0, 2)},
@@ -214,7 +205,7 @@ ADAPTED: dict[str, dict[str, Any]] = {
 }
 
 
-def softcapped(module: torch.nn.Module, *inputs: Any, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def softcapped(module, *inputs, **options):
     """transformers' own eager attention with the soft cap that Gemma 3's layer holds but does not pass on."""
     return eager_attention_forward(module, *inputs, **options, softcap=module.attn_logit_softcapping)
 
@@ -223,7 +214,7 @@ AttentionInterface.register("softcapped", softcapped)
 AttentionMaskInterface.register("softcapped", eager_mask)
 
 
-def make_architecture(directory: Path, name: str, **overrides: Any) -> TinyBase:
+def make_architecture(directory, name, **overrides):
     """Writes a random model of one of CONFIGS."""
     torch.manual_seed(5)
     config = CONFIGS[name].__class__.from_dict(CONFIGS[name].to_dict() | overrides)
@@ -234,7 +225,7 @@ def make_architecture(directory: Path, name: str, **overrides: Any) -> TinyBase:
 
 
 @torch.no_grad()
-def eager_logits(checkpoint: Checkpoint, tokens: torch.Tensor) -> torch.Tensor:
+def eager_logits(checkpoint, tokens):
     """The decoder's logits (rows, S, V) in eager PyTorch, B zero; tokens (rows, S)."""
     rows, length = tokens.shape
     recipe = Recipe(
@@ -250,17 +241,17 @@ def eager_logits(checkpoint: Checkpoint, tokens: torch.Tensor) -> torch.Tensor:
     return backbone.cap(backbone.logits(backbone.gather_positions(hidden, torch.arange(length).repeat(rows, 1))))
 
 
-def one(value: float) -> torch.Tensor:
+def one(value):
     return torch.tensor([value], dtype=torch.float32)
 
 
-def batch_inputs(recipe: Recipe, batch: reference.Batch) -> list[torch.Tensor]:
+def batch_inputs(recipe, batch):
     """A training method's inputs of a batch."""
     arrays = (batch.tokens, batch.positions, *reference.labels(recipe, batch), batch.mask)
     return [torch.from_numpy(array) for array in arrays]
 
 
-def eager_gradient_step(base: TinyBase, recipe: Recipe) -> GradientStep:
+def eager_gradient_step(base, recipe):
     """The recipe's step in eager PyTorch, its layers as they are."""
     quantized_base = QuantizedBase.of(load_checkpoint(str(base.directory)), "fp32")
     step = GradientNetwork(recipe, quantized_base, unchanged).methods()["step"].module
@@ -269,23 +260,23 @@ def eager_gradient_step(base: TinyBase, recipe: Recipe) -> GradientStep:
 
 
 @pytest.fixture(scope="session")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyBase:
+def tiny(tmp_path_factory):
     return make_tiny(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture(scope="session")
-def tiny_tied(tmp_path_factory: pytest.TempPathFactory) -> TinyBase:
+def tiny_tied(tmp_path_factory):
     return make_tiny(tmp_path_factory.mktemp("tied"), seed=1, tie_word_embeddings=True)
 
 
 class Programs:
     """Compiled programs by base and settings, each loaded once a session; every call gives B zero."""
 
-    def __init__(self, directory: Path, store: ProgramStore) -> None:
+    def __init__(self, directory, store):
         self._directory, self._store = directory, store
-        self._loaded: dict[str, Program] = {}
+        self._loaded = {}
 
-    def __call__(self, base: TinyBase, *, inference: bool = False, **settings: Any) -> Program:
+    def __call__(self, base, *, inference=False, **settings):
         recipe = base.recipe(**settings)
         key = f"{recipe.id}-{inference}"
         if key not in self._loaded:
@@ -298,12 +289,12 @@ class Programs:
 
 
 @pytest.fixture(scope="session")
-def programs(tmp_path_factory: pytest.TempPathFactory, program_store: ProgramStore) -> Programs:
+def programs(tmp_path_factory, program_store):
     return Programs(tmp_path_factory.mktemp("programs"), program_store)
 
 
 @pytest.fixture
-def plain(programs: Programs, tiny: TinyBase) -> Program:
+def plain(programs, tiny):
     """The tiny base's program with q = 4 and no other settings."""
     return programs(tiny, queries=4)
 
@@ -311,25 +302,25 @@ def plain(programs: Programs, tiny: TinyBase) -> Program:
 class Architectures:
     """Tiny bases of CONFIGS and their programs (q = 1, E = 2, full loss, with the file for inference)."""
 
-    def __init__(self, directory: Path, programs: Programs) -> None:
+    def __init__(self, directory, programs):
         self._directory, self._programs = directory, programs
-        self._bases: dict[str, TinyBase] = {}
+        self._bases = {}
 
-    def base(self, name: str) -> TinyBase:
+    def base(self, name):
         """A random model of CONFIGS."""
         if name not in self._bases:
             self._bases[name] = make_architecture(self._directory / name, name)
         return self._bases[name]
 
-    def program(self, name: str) -> Program:
+    def program(self, name):
         """Its program as ADAPTED says, B zero."""
         return self._programs(self.base(name), inference=True, queries=1, **ADAPTED[name])
 
 
 @pytest.fixture(scope="session")
-def architectures(tmp_path_factory: pytest.TempPathFactory, programs: Programs) -> Architectures:
+def architectures(tmp_path_factory, programs):
     return Architectures(tmp_path_factory.mktemp("architectures"), programs)
 
 
-def token_batch(rng: np.random.Generator, *shape: int, vocabulary: int = VOCABULARY) -> np.ndarray:
+def token_batch(rng, *shape, vocabulary=VOCABULARY):
     return rng.integers(0, vocabulary, shape).astype(TOKEN_DTYPE)

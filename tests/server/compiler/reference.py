@@ -3,21 +3,16 @@
 Independent of the compiler: no batching of paths, no graph noise, no decoder of ours.
 """
 
-from __future__ import annotations
-
 import copy
-from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from shared.program_inputs import TOKEN_DTYPE
-from shared.recipe import Recipe
-from shared.zo.lora import BaseShape, init_a, lora_modules
+from shared.zo.lora import init_a, lora_modules
 from shared.zo.noise import direction
 
 
@@ -32,7 +27,7 @@ class Batch:
     mask: np.ndarray  # (E, T)
 
 
-def random_batch(rng: np.random.Generator, recipe: Recipe, vocabulary: int) -> Batch:
+def random_batch(rng, recipe, vocabulary):
     """Random examples; the first has a padded candidate, the second a shorter answer. E is at least 2."""
     e, s, t, c = recipe.effective_batch, recipe.sequence_length, recipe.answer_length, recipe.choices
     choice_mask, mask = np.ones((e, t, c), np.float32), np.ones((e, t), np.float32)
@@ -44,7 +39,7 @@ def random_batch(rng: np.random.Generator, recipe: Recipe, vocabulary: int) -> B
     return Batch(*integers, choice_mask, mask)
 
 
-def select_rows(batch: Batch, rows: list[int | None]) -> Batch:
+def select_rows(batch, rows):
     """A batch of other rows of the batch; None: an absent example, as `pack_step` leaves one."""
     indices = [0 if row is None else row for row in rows]
     sampled = Batch(*(getattr(batch, name)[indices].copy() for name in Batch.__dataclass_fields__))
@@ -55,13 +50,13 @@ def select_rows(batch: Batch, rows: list[int | None]) -> Batch:
     return sampled
 
 
-def labels(recipe: Recipe, batch: Batch) -> tuple[np.ndarray, ...]:
+def labels(recipe, batch):
     """What a program's step takes of the answers."""
     return (batch.choices, batch.choice_mask) if recipe.loss == "candidates" else (batch.choices[..., 0],)
 
 
 @torch.no_grad()
-def round_weights(model: nn.Module) -> nn.Module:
+def round_weights(model):
     """A copy whose tables and linear weights are rounded to 8 bits, one scale a row."""
     model = copy.deepcopy(model)
     by_column = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, Conv1D)}
@@ -73,7 +68,7 @@ def round_weights(model: nn.Module) -> nn.Module:
 
 
 @contextmanager
-def lora(model: nn.Module, recipe: Recipe, shape: BaseShape, flat: np.ndarray | torch.Tensor) -> Iterator[None]:
+def lora(model, recipe, shape, flat):
     """`model` with y = W x + (alpha / r) x A B on the recipe's targets; B is the flat vector (D,)."""
     whole = torch.as_tensor(flat)
     handles = []
@@ -81,7 +76,7 @@ def lora(model: nn.Module, recipe: Recipe, shape: BaseShape, flat: np.ndarray | 
         a = torch.from_numpy(init_a(recipe, module))
         b = whole[module.offset : module.offset + module.size].view(module.rank, module.out_features)
 
-        def add(_: nn.Module, inputs: tuple, output: torch.Tensor, a=a, b=b) -> torch.Tensor:
+        def add(_, inputs, output, a=a, b=b):
             return output + (recipe.alpha / recipe.rank) * (inputs[0] @ a @ b)
 
         handles.append(model.get_submodule(module.name).register_forward_hook(add))
@@ -92,9 +87,7 @@ def lora(model: nn.Module, recipe: Recipe, shape: BaseShape, flat: np.ndarray | 
             handle.remove()
 
 
-def gradient(
-    model: nn.Module, recipe: Recipe, shape: BaseShape, flat: np.ndarray, batch: Batch
-) -> tuple[np.float32, np.ndarray]:
+def gradient(model, recipe, shape, flat, batch):
     """The recipe's loss at B and its gradient (D,) by autograd."""
     b = torch.from_numpy(flat.copy()).requires_grad_()
     mean = mean_loss(answer_logits(model, recipe, shape, b, batch), recipe, batch)
@@ -102,9 +95,7 @@ def gradient(
     return np.float32(mean.detach()), gradient.numpy()
 
 
-def answer_logits(
-    model: nn.Module, recipe: Recipe, shape: BaseShape, flat: np.ndarray | torch.Tensor, batch: Batch
-) -> torch.Tensor:
+def answer_logits(model, recipe, shape, flat, batch):
     """Logits (E, T, V) that predict the answer tokens."""
     with lora(model, recipe, shape, flat):
         logits = model(torch.from_numpy(batch.tokens.astype(np.int64))).logits
@@ -112,15 +103,7 @@ def answer_logits(
 
 
 @torch.no_grad()
-def scores(
-    model: nn.Module,
-    recipe: Recipe,
-    shape: BaseShape,
-    flat: np.ndarray,
-    tokens: np.ndarray,
-    positions: np.ndarray,
-    choices: np.ndarray,
-) -> np.ndarray:
+def scores(model, recipe, shape, flat, tokens, positions, choices):
     """Log-probabilities (rows, T, C) of the choices."""
     ones = np.ones(choices.shape, np.float32)
     logits = answer_logits(model, recipe, shape, flat, Batch(tokens, positions, choices, ones, ones[..., 0]))
@@ -128,12 +111,12 @@ def scores(
 
 
 @torch.no_grad()
-def loss(model: nn.Module, recipe: Recipe, shape: BaseShape, flat: np.ndarray, batch: Batch) -> np.float32:
+def loss(model, recipe, shape, flat, batch):
     """The recipe's loss of one path, a mean over answer tokens."""
     return np.float32(mean_loss(answer_logits(model, recipe, shape, flat, batch), recipe, batch))
 
 
-def mean_loss(logits: torch.Tensor, recipe: Recipe, batch: Batch) -> torch.Tensor:
+def mean_loss(logits, recipe, batch):
     """The recipe's loss of logits (E, T, V), a mean over answer tokens."""
     choices = torch.from_numpy(batch.choices.astype(np.int64))
     if recipe.loss == "candidates":
@@ -145,16 +128,7 @@ def mean_loss(logits: torch.Tensor, recipe: Recipe, batch: Batch) -> torch.Tenso
     return (nll * mask).sum() / max(float(mask.sum()), 1.0)
 
 
-def step(
-    model: nn.Module,
-    recipe: Recipe,
-    shape: BaseShape,
-    flat: np.ndarray,
-    batch: Batch,
-    seeds: np.ndarray,
-    lr: float,
-    eps: float,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def step(model, recipe, shape, flat, batch, seeds, lr, eps):
     """One step: losses (2q,) with the minus paths after the plus paths, coefficients (q,), and the new B (D,)."""
     z = [direction(recipe.noise, (int(k0), int(k1)), flat.size) for k0, k1 in seeds]
     plus = [loss(model, recipe, shape, flat + np.float32(eps) * zi, batch) for zi in z]

@@ -1,27 +1,24 @@
 """Steps that perturb the answer's positions alone, against the stock model with a B for each position."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from shared.program_inputs import TOKEN_DTYPE
-from shared.recipe import TARGETS, Recipe
-from shared.zo.lora import BaseShape, init_a, lora_modules
+from shared.recipe import TARGETS
+from shared.zo.lora import init_a, lora_modules
 from shared.zo.noise import direction, query_seeds
 from tests.server.compiler import reference
 from tests.server.compiler.checks import check_scores, check_split
-from tests.server.compiler.conftest import COMPILED, VOCABULARY, Architectures, Program, Programs, TinyBase
+from tests.server.compiler.conftest import COMPILED, VOCABULARY
 
 LR, EPS, STEPS = 0.05, 0.02, 3
 SETTINGS = {"perturbed": "answers", "estimator": "replay", "queries": 3}
 
 
-def answers_in_a_row(rng: np.random.Generator, recipe: Recipe) -> reference.Batch:
+def answers_in_a_row(rng, recipe):
     """A random batch whose answers are consecutive tokens, as those of examples are."""
     batch = reference.random_batch(rng, recipe, VOCABULARY)
     starts = rng.integers(0, recipe.sequence_length - recipe.answer_length, (recipe.effective_batch, 1))
@@ -29,9 +26,7 @@ def answers_in_a_row(rng: np.random.Generator, recipe: Recipe) -> reference.Batc
 
 
 @torch.no_grad()
-def loss(
-    model: nn.Module, recipe: Recipe, shape: BaseShape, current: np.ndarray, path: np.ndarray, batch: reference.Batch
-) -> float:
+def loss(model, recipe, shape, current, path, batch):
     """The loss of transformers' model with B `path` at the answers' positions and `current` at all others."""
     rows, positions = np.nonzero(batch.mask)[0], batch.positions[np.nonzero(batch.mask)]
     answers = torch.zeros(*batch.tokens.shape, 1, dtype=torch.bool)
@@ -41,7 +36,7 @@ def loss(
         a, part = torch.from_numpy(init_a(recipe, module)), slice(module.offset, module.offset + module.size)
         b, b_path = (torch.from_numpy(flat[part]).view(module.rank, -1) for flat in (current, path))
 
-        def add(_: nn.Module, inputs: tuple, output: torch.Tensor, a=a, b=b, b_path=b_path) -> torch.Tensor:
+        def add(_, inputs, output, a=a, b=b, b_path=b_path):
             low = (recipe.alpha / recipe.rank) * (inputs[0] @ a)
             return output + torch.where(answers, low @ b_path, low @ b)
 
@@ -55,7 +50,7 @@ def loss(
     return float(reference.mean_loss(picked, recipe, batch))
 
 
-def check_answer_steps(program: Program, model: nn.Module, lr: float = LR) -> None:
+def check_answer_steps(program, model, lr=LR):
     """Losses are those of paths that differ at the answers' positions; B moves by their differences from the mean."""
     manifest, rng = program.manifest, np.random.default_rng(7)
     recipe, flat = manifest.recipe, program.load_some_b()
@@ -77,13 +72,13 @@ def check_answer_steps(program: Program, model: nn.Module, lr: float = LR) -> No
 
 
 @pytest.mark.parametrize("name", COMPILED)
-def test_every_architecture(architectures: Architectures, programs: Programs, name: str) -> None:
+def test_every_architecture(architectures, programs, name):
     base = architectures.base(name)
     check_answer_steps(programs(base, targets=TARGETS[:4], **SETTINGS), base.model)
 
 
 @pytest.mark.parametrize("loss_over", ["full", "candidates"])
-def test_losses_scores_and_the_split_step(programs: Programs, tiny_tied: TinyBase, loss_over: str) -> None:
+def test_losses_scores_and_the_split_step(programs, tiny_tied, loss_over):
     program = programs(tiny_tied, loss=loss_over, layers="last:1", targets=TARGETS, **SETTINGS)
     check_answer_steps(program, tiny_tied.model)
     check_scores(program, tiny_tied.model, (12, 5, 2))
@@ -92,7 +87,7 @@ def test_losses_scores_and_the_split_step(programs: Programs, tiny_tied: TinyBas
     check_split(program, batches, [(query_seeds(5, number, recipe.queries), LR, EPS) for number in range(STEPS)])
 
 
-def test_hundreds_of_directions_replay_bit_for_bit(programs: Programs, tiny: TinyBase) -> None:
+def test_hundreds_of_directions_replay_bit_for_bit(programs, tiny):
     program = programs(tiny, targets=("o_proj",), **SETTINGS | {"queries": 100})
     check_answer_steps(program, tiny.model)
     recipe, rng = program.manifest.recipe, np.random.default_rng(1)

@@ -1,19 +1,14 @@
 """Every architecture against transformers: the decoder's logits, and training steps of the compiled program."""
 
-from __future__ import annotations
-
-import dataclasses
 import json
 import shutil
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from server.compiler.checkpoints.base import AttentionKind, Rope
-from server.compiler.checkpoints.checkpoint import Checkpoint, inspect_base, load_checkpoint
+from server.compiler.checkpoints.checkpoint import inspect_base, load_checkpoint
 from shared.errors import UnreadableCheckpoint, UnsupportedModel
 from tests.server.compiler import reference
 from tests.server.compiler.checks import check_steps
@@ -22,20 +17,14 @@ from tests.server.compiler.conftest import (
     CONFIGS,
     LINEAR_ROPE,
     VOCABULARY,
-    WINDOW,
-    Architectures,
     eager_logits,
 )
 
 SEQUENCE = 33
 LR, EPS, STEPS = 0.05, 0.02, 3
-GEMMA_KINDS = (
-    AttentionKind(rope=Rope(theta=1000.0, kind="linear", factor=4.0)),
-    AttentionKind(rope=Rope(theta=50.0), window=WINDOW),
-)
 
 
-def logits(architectures: Architectures, name: str) -> tuple[Checkpoint, torch.Tensor, torch.Tensor]:
+def logits(architectures, name):
     """The base read from its files, random tokens (2, S), and transformers' logits for them."""
     base = architectures.base(name)
     tokens = torch.randint(0, VOCABULARY, (2, SEQUENCE), generator=torch.Generator().manual_seed(1))
@@ -44,44 +33,19 @@ def logits(architectures: Architectures, name: str) -> tuple[Checkpoint, torch.T
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_logits_are_those_of_transformers(architectures: Architectures, name: str) -> None:
+def test_logits_are_those_of_transformers(architectures, name):
     checkpoint, tokens, expected = logits(architectures, name)
     assert float((eager_logits(checkpoint, tokens) - expected).abs().max()) < 1e-4
 
 
-@pytest.mark.parametrize(
-    ("name", "changes"),
-    [
-        ("llama", {"attention": (AttentionKind(rope=Rope(theta=100.0)),)}),
-        ("qwen2", {"layer_kinds": ()}),
-        ("qwen2", {"layer_kinds": (0, 0, 1)}),
-        ("qwen2", {"attention": (AttentionKind(), AttentionKind(window=WINDOW + 1))}),
-        ("qwen3", {"attention": (AttentionKind(rope=Rope(theta=1000.0)),)}),
-        ("gemma3_text", {"attention": (AttentionKind(rope=Rope(theta=1000.0)), GEMMA_KINDS[1])}),
-        ("gemma3_text", {"attention": (GEMMA_KINDS[0], AttentionKind(rope=GEMMA_KINDS[0].rope, window=WINDOW))}),
-        ("gemma3_text", {"attention": (GEMMA_KINDS[0], AttentionKind(rope=GEMMA_KINDS[1].rope, window=WINDOW - 1))}),
-        ("gemma3_text", {"attention_scale": 0.25}),
-        ("gemma3_text", {"attention_softcap": None}),
-        ("gemma3_text", {"final_softcap": None}),
-        ("gemma3_text", {"embedding_scale": 1.0}),
-    ],
-)
-def test_the_tiny_models_tell_every_option_apart(
-    architectures: Architectures, name: str, changes: dict[str, Any]
-) -> None:
-    checkpoint, tokens, expected = logits(architectures, name)
-    spoiled = dataclasses.replace(checkpoint, facts=checkpoint.facts.model_copy(update=changes))
-    assert float((eager_logits(spoiled, tokens) - expected).abs().max()) > 1e-2
-
-
 @pytest.mark.parametrize("name", COMPILED)
-def test_steps_of_the_compiled_program_follow_the_algorithm(architectures: Architectures, name: str) -> None:
+def test_steps_of_the_compiled_program_follow_the_algorithm(architectures, name):
     program, rng = architectures.program(name), np.random.default_rng(7)
     batches = [reference.random_batch(rng, program.manifest.recipe, VOCABULARY) for _ in range(STEPS)]
     check_steps(program, architectures.base(name).model, batches, LR, EPS, tolerance=1e-3)
 
 
-def test_a_checkpoint_of_the_model_without_its_head_is_read(architectures: Architectures, tmp_path: Path) -> None:
+def test_a_checkpoint_of_the_model_without_its_head_is_read(architectures, tmp_path):
     base = architectures.base("opt")
     base.model.model.save_pretrained(tmp_path)
     ours, expected = load_checkpoint(str(tmp_path)), load_checkpoint(str(base.directory))
@@ -89,7 +53,7 @@ def test_a_checkpoint_of_the_model_without_its_head_is_read(architectures: Archi
     assert torch.equal(ours.tables["positions"], expected.tables["positions"])
 
 
-def copy_with(base: Path, directory: Path, changes: dict[str, Any], removed: tuple[str, ...] = ()) -> str:
+def copy_with(base, directory, changes, removed=()):
     """A copy of a base whose config.json says something else."""
     shutil.copytree(base, directory)
     path = directory / "config.json"
@@ -125,9 +89,7 @@ LLAMA3_SCALING = {
         ),
     ],
 )
-def test_the_older_spelling_means_the_same(
-    architectures: Architectures, tmp_path: Path, name: str, older: dict[str, Any]
-) -> None:
+def test_the_older_spelling_means_the_same(architectures, tmp_path, name, older):
     base = architectures.base(name).directory
     facts = inspect_base(copy_with(base, tmp_path / "older", older, NEWER))
     assert facts.model_dump(exclude={"sha256"}) == inspect_base(str(base)).model_dump(exclude={"sha256"})
@@ -143,9 +105,7 @@ def test_the_older_spelling_means_the_same(
         ("qwen2", ("layer_types", "use_sliding_window"), "layer_kinds", ()),
     ],
 )
-def test_what_config_json_leaves_out_is_what_transformers_takes(
-    architectures: Architectures, tmp_path: Path, name: str, removed: tuple[str, ...], field: str, value: Any
-) -> None:
+def test_what_config_json_leaves_out_is_what_transformers_takes(architectures, tmp_path, name, removed, field, value):
     source = copy_with(architectures.base(name).directory, tmp_path / "base", {}, removed)
     assert getattr(inspect_base(source), field) == value
 
@@ -185,9 +145,7 @@ def test_what_config_json_leaves_out_is_what_transformers_takes(
         ),
     ],
 )
-def test_what_the_decoder_does_not_compute_is_refused_by_name(
-    architectures: Architectures, tmp_path: Path, name: str, changes: dict[str, Any], message: str
-) -> None:
+def test_what_the_decoder_does_not_compute_is_refused_by_name(architectures, tmp_path, name, changes, message):
     source = copy_with(architectures.base(name).directory, tmp_path / "base", changes)
     with pytest.raises(UnsupportedModel, match=message):
         inspect_base(source)
@@ -204,9 +162,7 @@ def test_what_the_decoder_does_not_compute_is_refused_by_name(
         ("llama", {"hidden_size": None}, "usable value"),
     ],
 )
-def test_a_configuration_that_contradicts_itself_is_refused(
-    architectures: Architectures, tmp_path: Path, name: str, changes: dict[str, Any], message: str
-) -> None:
+def test_a_configuration_that_contradicts_itself_is_refused(architectures, tmp_path, name, changes, message):
     source = copy_with(architectures.base(name).directory, tmp_path / "base", changes)
     with pytest.raises(UnreadableCheckpoint, match=message):
         inspect_base(source)
@@ -223,15 +179,13 @@ def test_a_configuration_that_contradicts_itself_is_refused(
         ("qwen2", {"num_hidden_layers": 2, "layer_types": None}, r"does not use 12 tensors .* layers\.2\.down_proj"),
     ],
 )
-def test_tensors_that_the_configuration_does_not_speak_of_are_refused(
-    architectures: Architectures, tmp_path: Path, name: str, changes: dict[str, Any], message: str
-) -> None:
+def test_tensors_that_the_configuration_does_not_speak_of_are_refused(architectures, tmp_path, name, changes, message):
     source = copy_with(architectures.base(name).directory, tmp_path / "base", changes)
     with pytest.raises(UnsupportedModel, match=message):
         load_checkpoint(source)
 
 
-def test_a_tensor_without_a_name_of_ours_is_refused(architectures: Architectures, tmp_path: Path) -> None:
+def test_a_tensor_without_a_name_of_ours_is_refused(architectures, tmp_path):
     source = copy_with(architectures.base("qwen3").directory, tmp_path / "base", {"model_type": "qwen2"})
     with pytest.raises(UnsupportedModel, match=r"k_norm\.weight is not part of the supported qwen2 decoder"):
         inspect_base(source)

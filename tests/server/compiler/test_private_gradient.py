@@ -1,7 +1,5 @@
 """The sensitivity of compiled private steps with exact gradients: what one example can change of what is released."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -9,7 +7,6 @@ from shared.privacy import NOISE_KEYS, NOISE_UNITS, UNITS
 from shared.recipe import TARGETS
 from shared.zo.noise import query_seeds
 from tests.server.compiler import reference
-from tests.server.compiler.conftest import Program, Programs, TinyBase
 
 EXAMPLES, SIGMA, CLIP = 3, 0.8, 0.3
 CASES = {
@@ -21,12 +18,12 @@ CASES = {
 
 
 @pytest.fixture(params=CASES)
-def program(request: pytest.FixtureRequest, programs: Programs, tiny: TinyBase) -> Program:
+def program(request, programs, tiny):
     settings = {"estimator": "gradient", "effective_batch": EXAMPLES, "privacy": "clipped"} | CASES[request.param]
     return programs(tiny, **settings)
 
 
-def totals(program: Program, batch: reference.Batch) -> np.ndarray:
+def totals(program, batch):
     """The totals before noise, of B as it is, which stays there."""
     recipe = program.manifest.recipe
     if recipe.estimator == "gradient":
@@ -39,7 +36,7 @@ def totals(program: Program, batch: reference.Batch) -> np.ndarray:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [0.0, 0.1, 10.0])
-def test_the_totals_are_sums_of_what_each_example_adds_by_itself(program: Program, size: float) -> None:
+def test_the_totals_are_sums_of_what_each_example_adds_by_itself(program, size):
     recipe = program.manifest.recipe
     before = program.load_some_b(size)
     bound = NOISE_UNITS / SIGMA if recipe.estimator == "gradient" else UNITS

@@ -1,7 +1,5 @@
 """The private step's sensitivity, measured on compiled programs: what one example can change of what is released."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -12,7 +10,6 @@ from server.compiler.methods.private_gradient import example_means, noised_sums
 from shared.privacy import UNITS, coefficients_of, contributions
 from shared.zo.noise import direction, query_seeds
 from tests.server.compiler import reference
-from tests.server.compiler.conftest import Program, Programs, TinyBase
 
 CLIP, LR, EPS = 0.2, 0.05, 0.02
 QUERIES, EXAMPLES = 3, 3
@@ -28,12 +25,12 @@ FEW = settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck
 
 
 @pytest.fixture(params=CASES)
-def program(request: pytest.FixtureRequest, programs: Programs, tiny: TinyBase) -> Program:
+def program(request, programs, tiny):
     settings = {"queries": QUERIES, "effective_batch": EXAMPLES, "privacy": "clipped"} | CASES[request.param]
     return programs(tiny, **settings)
 
 
-def totals(program: Program, batch: reference.Batch, *, clip: float = CLIP, seed: int = 1) -> np.ndarray:
+def totals(program, batch, *, clip=CLIP, seed=1):
     """The totals before noise, of B as it is; lr 0 leaves it there."""
     rest = query_seeds(seed, 0, QUERIES), 0.0, EPS, clip, np.zeros(QUERIES, np.float32)
     sums, _ = program.step(batch, *rest)
@@ -49,9 +46,7 @@ def totals(program: Program, batch: reference.Batch, *, clip: float = CLIP, seed
 @given(
     seed=st.integers(0, 2**32), size=st.sampled_from([0.0, 0.1, 10.0]), clip=st.sampled_from([1e-6, 0.01, 0.2, 50.0])
 )
-def test_the_totals_are_sums_of_what_each_example_adds_by_itself(
-    program: Program, seed: int, size: float, clip: float
-) -> None:
+def test_the_totals_are_sums_of_what_each_example_adds_by_itself(program, seed, size, clip):
     program.load_some_b(size, seed)
     batch = reference.random_batch(np.random.default_rng(seed), program.manifest.recipe, 96)
     alone = [totals(program, reference.select_rows(batch, [row, None, None]), clip=clip) for row in range(EXAMPLES)]
@@ -70,7 +65,7 @@ def test_the_totals_are_sums_of_what_each_example_adds_by_itself(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("bad", [np.nan, np.inf, 1e30, -1e30])
-def test_what_is_no_number_adds_no_more_than_any_other_example(program: Program, bad: float) -> None:
+def test_what_is_no_number_adds_no_more_than_any_other_example(program, bad):
     rng = np.random.default_rng(2)
     flat = rng.standard_normal(program.manifest.size).astype(np.float32)
     flat[::3] = bad
@@ -83,7 +78,7 @@ def test_what_is_no_number_adds_no_more_than_any_other_example(program: Program,
 
 @pytest.mark.slow
 @pytest.mark.parametrize("program", ["full", "candidates", "torch"], indirect=True)
-def test_the_totals_are_those_of_the_reference(program: Program, tiny: TinyBase) -> None:
+def test_the_totals_are_those_of_the_reference(program, tiny):
     recipe, manifest = program.manifest.recipe, program.manifest
     rng, flat = np.random.default_rng(9), program.load_some_b(0.3)
     batch = reference.random_batch(rng, recipe, 96)
@@ -102,7 +97,7 @@ def test_the_totals_are_those_of_the_reference(program: Program, tiny: TinyBase)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("program", ["full", "candidates", "torch"], indirect=True)
-def test_noise_is_added_before_b_moves_and_b_is_a_function_of_the_noised_totals(program: Program) -> None:
+def test_noise_is_added_before_b_moves_and_b_is_a_function_of_the_noised_totals(program):
     recipe = program.manifest.recipe
     before = program.load_some_b()
     batch = reference.random_batch(np.random.default_rng(4), recipe, 96)
@@ -127,7 +122,7 @@ def test_noise_is_added_before_b_moves_and_b_is_a_function_of_the_noised_totals(
     differences=st.lists(st.lists(st.floats(width=32, allow_nan=True), min_size=2, max_size=2), min_size=1, max_size=6),
     clip=st.floats(2.0**-20, 2.0**9, width=32),
 )
-def test_the_graph_clips_any_float_as_the_reference_does(differences: list[list[float]], clip: float) -> None:
+def test_the_graph_clips_any_float_as_the_reference_does(differences, clip):
     values = np.array(differences, np.float32)  # (E, q)
     by_query = torch.from_numpy(np.ascontiguousarray(values.T))  # (q, E)
     sums = noised_sums(by_query, torch.tensor([clip], dtype=torch.float32), torch.zeros(2)).numpy()
@@ -137,7 +132,7 @@ def test_the_graph_clips_any_float_as_the_reference_does(differences: list[list[
     np.testing.assert_allclose(sums, units.sum(axis=0), atol=len(values))
 
 
-def test_a_wide_vector_of_differences_keeps_the_bound_to_the_unit() -> None:
+def test_a_wide_vector_of_differences_keeps_the_bound_to_the_unit():
     rng = np.random.default_rng(0)
     for queries in (1, 2, 7, 64):
         differences = (rng.standard_normal((5000, queries)) * 10.0 ** rng.uniform(-8, 8, (5000, 1))).astype(np.float32)
@@ -148,7 +143,7 @@ def test_a_wide_vector_of_differences_keeps_the_bound_to_the_unit() -> None:
         assert int(np.square(contributions(differences, 0.3)).sum(axis=1).max()) <= UNITS**2
 
 
-def test_a_shorter_answer_counts_by_its_own_tokens() -> None:
+def test_a_shorter_answer_counts_by_its_own_tokens():
     per_path = torch.tensor([[1.0, 3.0, 5.0, torch.inf]])  # two examples of two tokens
     means = example_means(per_path, torch.tensor([[1.0, 1.0], [1.0, 0.0]]))
     assert means[0, 0] == 2.0

@@ -1,12 +1,8 @@
 """Compiled files: what is shared between recipes, what the manifest says, what is refused."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
 from tokenizers import Tokenizer
@@ -16,15 +12,15 @@ from shared.canonical import file_sha256
 from shared.errors import InvalidRecipe
 from shared.recipe import BaseRef
 from shared.zo.lora import flat_size
-from tests.server.compiler.conftest import VOCABULARY, Program, TinyBase
+from tests.server.compiler.conftest import VOCABULARY
 
 
 @pytest.mark.slow
-def test_compiling_twice_gives_the_same_program(plain: Program, tiny: TinyBase, tmp_path: Path) -> None:
+def test_compiling_twice_gives_the_same_program(plain, tiny, tmp_path):
     assert compile_program(plain.manifest.recipe, str(tiny.directory), tmp_path, inference=False) == plain.manifest
 
 
-def test_the_manifest_describes_the_files(plain: Program) -> None:
+def test_the_manifest_describes_the_files(plain):
     manifest = plain.manifest
     for file in manifest.files:
         path = plain.directory / file.name
@@ -50,14 +46,12 @@ def test_the_manifest_describes_the_files(plain: Program) -> None:
         ({"backend": "vulkan", "precision": "int4"}, "int4 is not one that backend vulkan has"),
     ],
 )
-def test_what_cannot_be_compiled_is_refused(
-    tiny: TinyBase, tmp_path: Path, changes: dict[str, Any], message: str
-) -> None:
+def test_what_cannot_be_compiled_is_refused(tiny, tmp_path, changes, message):
     with pytest.raises(InvalidRecipe, match=message):
         compile_program(tiny.recipe().model_copy(update=changes), str(tiny.directory), tmp_path, None)
 
 
-def run_compiler(recipe: str, source: str, out: Path) -> tuple[int, list[dict]]:
+def run_compiler(recipe, source, out):
     path = out / "recipe.json"
     path.write_text(recipe)
     process = subprocess.run(
@@ -70,7 +64,7 @@ def run_compiler(recipe: str, source: str, out: Path) -> tuple[int, list[dict]]:
 
 
 @pytest.mark.slow
-def test_the_process_reports_progress_and_the_manifest(tiny: TinyBase, tmp_path: Path) -> None:
+def test_the_process_reports_progress_and_the_manifest(tiny, tmp_path):
     recipe = tiny.recipe(queries=1, backend="portable")
     code, lines = run_compiler(recipe.model_dump_json(), str(tiny.directory), tmp_path)
     assert code == 0
@@ -80,7 +74,7 @@ def test_the_process_reports_progress_and_the_manifest(tiny: TinyBase, tmp_path:
     assert lines[-1]["manifest"]["recipe_id"] == recipe.id
 
 
-def test_the_process_reports_an_error_as_one_line(tiny: TinyBase, tmp_path: Path) -> None:
+def test_the_process_reports_an_error_as_one_line(tiny, tmp_path):
     code, lines = run_compiler(tiny.recipe().model_dump_json().replace('"rank":4', '"rank":0'), "none", tmp_path)
     assert (code, len(lines)) == (1, 1)
     assert lines[0]["error"]["code"] == "invalid-recipe"

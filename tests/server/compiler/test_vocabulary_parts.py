@@ -1,60 +1,20 @@
 """Programs that compute logits of a few positions at once, against those that compute all together."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
 
 from server.compiler import compile_program
-from server.compiler.methods.training import Network, picked_log_probabilities
+from server.compiler.methods.training import picked_log_probabilities
 from server.compiler.model.vocabulary_head import HeadLayer, HeadReverse, SoftmaxHead
 from shared import program as interface
-from shared.program import logits_part
 from shared.program_inputs import TOKEN_DTYPE
 from tests.server.compiler import reference
 from tests.server.compiler.conftest import VOCABULARY, Program, make_tiny
 
 
-@pytest.mark.parametrize(
-    ("positions", "vocabulary", "part"),
-    [
-        (8, 49152, 8),
-        (42, 49152, 42),
-        (43, 49152, 22),
-        (127, 49152, 32),  # a prime number
-        (8 * 511, 49152, 42),
-        (127, 151936, 13),
-        (16, 10_000_000, 1),
-    ],
-)
-def test_parts_are_as_few_as_fit(positions: int, vocabulary: int, part: int) -> None:
-    assert logits_part(positions, vocabulary) == part
-
-
-@pytest.mark.parametrize(("rows", "tokens", "calls"), [(1, 127, 4), (3, 31, 3), (6, 7, 1), (2, 43, 3)])
-def test_every_position_is_computed_and_returned_once(rows: int, tokens: int, calls: int) -> None:
-    """Every number of tokens costs as few passes over the table as its neighbours, prime or not."""
-    network: Any = SimpleNamespace(backbone=SimpleNamespace(facts=SimpleNamespace(vocabulary=49152)))
-    numbers, sizes = torch.arange(rows * tokens * 2, dtype=torch.float32).reshape(rows, tokens, 2), []
-
-    def compute(states: torch.Tensor, flags: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        sizes.append(states.shape[0] * states.shape[1])
-        return states + 1.0, flags * 2.0
-
-    states, flags = Network.in_parts(network, compute, numbers, numbers[:, :, 1])
-    assert sizes == [sizes[0]] * calls
-    assert sizes[0] * 49152 <= interface.MAX_LOGITS
-    assert torch.equal(states, numbers + 1.0)
-    assert torch.equal(flags, numbers[:, :, 1] * 2.0)
-
-
 @pytest.mark.parametrize("cap", [None, 2.0])
-def test_a_lowered_softmax_gives_exact_gradients(cap: float | None) -> None:
+def test_a_lowered_softmax_gives_exact_gradients(cap):
     """Of a loss and of its reverse pass against autograd, also where a token's probability is 0 in float32."""
     draw = torch.Generator().manual_seed(6)
     table, truth = torch.randn(50, 8, generator=draw), torch.tensor([[[3], [7], [0]]])
@@ -92,7 +52,7 @@ def test_a_lowered_softmax_gives_exact_gradients(cap: float | None) -> None:
     ],
     ids=["gradient", "gradient int8", "gradient int8-weight", "replay int8", "replay int4", "replay", "portable"],
 )
-def test_parts_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]) -> None:
+def test_parts_change_nothing(tmp_path, monkeypatch, settings):
     base = make_tiny(tmp_path / "base", seed=5, hidden_size=64, intermediate_size=64, tie_word_embeddings=True)
     recipe = base.recipe(loss="full", answer_length=5, effective_batch=4, **settings)
     batch = reference.random_batch(np.random.default_rng(7), recipe, VOCABULARY)
@@ -105,7 +65,7 @@ def test_parts_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, s
         manifest = compile_program(recipe, str(base.directory), tmp_path / name, inference=False)
         program = Program(tmp_path / name, manifest)
         program.load_some_b()
-        rest: tuple[Any, ...] = (0.01, np.inf, 0.0)
+        rest = (0.01, np.inf, 0.0)
         if recipe.estimator == "replay":
             rest = (np.arange(4, dtype=np.int32).reshape(2, 2), 0.01, 0.05)
         losses, _ = program.step(batch, *rest)

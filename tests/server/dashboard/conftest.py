@@ -2,7 +2,6 @@
 
 import pytest
 
-from server.identity.tokens import TokenService
 from shared.access import Role
 from tests.server.dashboard.people import Person
 from tests.server.dashboard.seed import populate
@@ -14,10 +13,7 @@ def person(fleet):
     people = []
 
     def make(role=Role.OPERATOR, tenant="default", scopes=None, sign_in=True):
-        token = fleet.home.token(role, tenant)
-        if scopes is not None:
-            with fleet.home.database.writing() as session:
-                token = TokenService(session).issue(role, tenant, "", scopes=scopes)[1]
+        token = fleet.home.token(role, tenant, scopes=scopes)
         visitor = Person(fleet.url)
         visitor.token = token
         people.append(visitor)

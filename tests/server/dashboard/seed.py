@@ -117,30 +117,13 @@ def populate(fleet, every=3):
     learning = settings | {"every": every}
     phone = fleet.device(name="alices-phone")
     jetson = fleet.device(name="jetson-lab", users=("bob", "carol"))
+    start = {"start": {"adapter": "alice-movies"}, "recipe": {}}
+    bob = {"user": "bob", "adapter": "bob-reviews"}
     run(fleet, app, phone, 0.796, **learning)
-    run(fleet, app, phone, 0.842, 0.7, **learning, start={"adapter": "alice-movies"}, recipe={})
-    run(
-        fleet,
-        app,
-        phone,
-        0.761,
-        0.2,
-        **learning,
-        start={"adapter": "alice-movies", "revision": "v1"},
-        recipe={},
-    )
-    run(fleet, app, jetson, 0.823, user="bob", adapter="bob-reviews", **learning)
-    run(
-        fleet,
-        app,
-        jetson,
-        0.855,
-        0.6,
-        user="bob",
-        adapter="bob-reviews",
-        training={"steps": 150, "lr": 0.003},
-        every=every,
-    )
+    run(fleet, app, phone, 0.842, 0.7, **learning, **start)
+    run(fleet, app, phone, 0.761, 0.2, **learning, start={"adapter": "alice-movies", "revision": "v1"}, recipe={})
+    run(fleet, app, jetson, 0.823, **bob, **learning)
+    run(fleet, app, jetson, 0.855, 0.6, **bob, training={"steps": 150, "lr": 0.003}, every=every)
     failed = fleet.ready_job(app, user="carol", adapter="carol-mail", **settings)
     lease = jetson.lease()
     body = {"code": "task-not-approved", "detail": "the owner of the device has not approved this task for 'movies'"}
@@ -148,16 +131,13 @@ def populate(fleet, every=3):
     assert app.get(f"/v1/jobs/{failed['id']}").json()["state"] == "failed"
     fleet.ready_job(app, user="carol", adapter="carol-notes", **settings)
     lease = jetson.lease()
-    body = {
-        "code": "out-of-memory",
-        "detail": "the program needs 2.1 GB, and 1.4 GB were free; close other apps",
-    }
+    body = {"code": "out-of-memory", "detail": "the program needs 2.1 GB, and 1.4 GB were free; close other apps"}
     assert jetson.post(f"/v1/leases/{lease['id']}/fail", json=body).status_code in (200, 204)
     cancelled = app.submit(user="dora", adapter="dora-chat", recipe={"rank": 4})
     assert app.post(f"/v1/jobs/{cancelled['id']}/cancel").status_code == 200
     _cohort(fleet, app, phone, jetson)
     fleet.ready_job(app, user="dora", adapter="dora-mail", **settings)
-    fleet.ready_job(app, **settings, start={"adapter": "alice-movies"}, recipe={})
+    fleet.ready_job(app, **settings, **start)
     lease = phone.lease(capabilities=CAPABLE | {"battery_percent": 64, "charging": True}, **LEASED)
     report(phone, lease, 70, every=every)
     app.submit(user="bob", adapter="bob-mail", recipe={"rank": 8})

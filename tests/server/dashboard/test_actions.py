@@ -140,11 +140,6 @@ def test_a_device_is_let_in_by_a_token_and_revoked(fleet, person):
     assert "device-revoked" in trail
 
 
-def test_a_revoked_device_gives_its_job_back(fleet, person, app, device, lease):
-    person().act(f"/ui/devices/{device.device_id}/revoke")
-    assert app.get(f"/v1/jobs/{lease['job']['id']}").json()["state"] == "ready"
-
-
 def test_decisions_about_versions_are_the_registry_s(fleet, person, app, device):
     for number, score in enumerate((0.7, 0.8, 0.4)):
         fleet.ready_job(app)

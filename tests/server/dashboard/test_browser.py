@@ -38,13 +38,6 @@ def tab(browser, fleet):
     assert [error for each in tabs for error in each.errors] == []
 
 
-def test_a_browser_signs_in_and_out(tab):
-    page = tab().page
-    assert page.get_by_role("heading", name="Overview").is_visible()
-    page.get_by_role("button", name="Sign out").click()
-    assert page.get_by_text("You are signed out.").is_visible()
-
-
 def test_the_api_s_reference_loads_nothing_from_elsewhere(browser, fleet):
     reference = Tab(browser, fleet.url)
     requested = []

@@ -5,15 +5,15 @@ from datetime import timedelta
 
 import httpx
 import pytest
-from sqlalchemy import select, update
+from sqlalchemy import select
 
 from server.dashboard.pages import return_path
 from server.dashboard.sessions import WebSession
 from server.database.columns import utc_now
 from server.identity.tenants import TenantService
-from server.identity.tokens import TokenService
 from shared.access import Role
 from tests.server.dashboard.people import Person
+from tests.server.homes import Home
 
 
 @pytest.mark.both_databases
@@ -26,26 +26,18 @@ def test_a_session_begins_with_a_token_and_ends_with_the_person_or_the_token(per
     assert someone.token not in str(answer.headers)
     assert someone.get("/ui/jobs").status_code == 200
     secret = someone.cookies["mobizo_session"]
-    with home.database.reading() as session:
-        assert secret not in session.scalars(select(WebSession.digest)).all()
+    assert secret not in home.scalars(select(WebSession.digest))
     assert someone.act("/ui/logout").headers["location"] == "/ui/login?note=signed-out"
     # Whoever copied the cookie has nothing either.
     someone.cookies.set("mobizo_session", secret)
     assert someone.get("/").headers["location"].startswith("/ui/login")
 
 
-def revoke(home, token):
-    with home.database.writing() as session:
-        tokens = TokenService(session)
-        tokens.revoke(tokens.principal(token).token_id)
-
-
 def expire(home, token):
-    with home.database.writing() as session:
-        session.execute(update(WebSession).values(expires_at=utc_now() - timedelta(seconds=1)))
+    home.change(WebSession, expires_at=utc_now() - timedelta(seconds=1))
 
 
-@pytest.mark.parametrize("end", [revoke, expire])
+@pytest.mark.parametrize("end", [Home.revoke_token, expire])
 def test_a_revoked_token_and_an_old_session_lead_to_the_login_page_and_back(person, home, end):
     someone = person()
     page = someone.get("/ui/jobs/new")

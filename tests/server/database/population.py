@@ -3,34 +3,29 @@
 Rows are inserted directly, with documents of real size, since the server's services would need minutes.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from functools import cache
 from itertools import count
-from typing import Any
 
 from sqlalchemy import MetaData, Table, insert, text
-from sqlalchemy.orm import Session
 
 from server.database.columns import utc_now
-from server.database.database import Database
 from server.identity.tenants import TenantService
 from server.jobs.leases.repository import Ending
 from server.jobs.repository import AWAITING_PROGRAM, StateTimes
 from server.jobs.scheduling.matching import needs_of
 from server.jobs.scheduling.repository import QueueRepository
 from server.programs.service import ProgramState
-from server.schema import bases, jobs, programs
+from server.schema import jobs, programs
 from shared.job import JobRequest, JobState, Progress
-from shared.program import ProgramFile, ProgramManifest, SignedManifest
+from shared.program import ProgramFile, ProgramManifest
 from shared.recipe import BaseRef, Recipe, RecipeSettings
 from shared.signing import new_private_key, sign_manifest
 from shared.task_templates import named_task
 from shared.training_settings import TrainingSettings
 from shared.zo.lora import a_fingerprint, flat_size
-from tests.server.conftest import SHAPE
+from tests.server.homes import SHAPE, base_entry
 
 JOBS = 10_000
 TENANTS, USERS, DATASETS, RANKS = 4, 25, 20, 8
@@ -54,26 +49,23 @@ class StoredRecipe:
     text: str
 
 
-Rows = list[dict[str, Any]]
-
-
-def tenant_of(number: int) -> str:
+def tenant_of(number):
     """Returns the tenant of a job or a device."""
     return f"tenant-{number % TENANTS}"
 
 
-def datasets_of(number: int) -> tuple[str, str]:
+def datasets_of(number):
     """Returns the data sets of a device. A job of the same number needs the first."""
     first, second = (f"data-{(number // TENANTS + more) % DATASETS}" for more in (0, 1))
     return first, second
 
 
-def device_id(number: int) -> str:
+def device_id(number):
     """Returns the id of a device. Devices are numbered from 0, and each trains at most one job."""
     return f"device_{number:06d}"
 
 
-def populate(database: Database, number: int = JOBS) -> int:
+def populate(database, number=JOBS):
     """Fills a database that has only its schema. Returns how many devices train; as many further devices are idle."""
     now = utc_now()
     states = list(JobState)
@@ -102,7 +94,7 @@ def populate(database: Database, number: int = JOBS) -> int:
     return training
 
 
-def _advance_sequences(database: Database) -> None:
+def _advance_sequences(database):
     """Sets the sequences past the numbers that were inserted explicitly."""
     with database.writing() as session:
         for name in ("jobs", "leases"):
@@ -110,27 +102,17 @@ def _advance_sequences(database: Database) -> None:
             session.execute(text(f"SELECT setval({sequence}, max(number)) FROM {name}"))
 
 
-def _insert(session: Session, name: str, rows: Rows) -> None:
+def _insert(session, name, rows):
     """Inserts rows whose documents are already serialized."""
     session.flush()
     connection = session.connection()
     connection.execute(insert(Table(name, MetaData(), autoload_with=connection, resolve_fks=False)), rows)
 
 
-def _recipe(session: Session, rank: int, now: datetime) -> StoredRecipe:
+def _recipe(session, rank, now):
     """Adds a recipe. Its program is compiled, except that of the last one, which is pending."""
     if rank == 1:
-        session.add(
-            bases.BaseModelEntry(
-                name=BASE.name,
-                source="/nowhere",
-                sha256=BASE.sha256,
-                shape=SHAPE,
-                parameters=1000,
-                tokenizer_sha256="c" * 64,
-                created_at=now,
-            )
-        )
+        session.add(base_entry(BASE.name, "c" * 64))
         session.flush()
     settings = RecipeSettings(rank=rank, sequence_length=16).model_dump()
     recipe = Recipe.model_validate(settings | {"base": BASE, "answer_length": 1, "choices": 2})
@@ -149,7 +131,7 @@ def _recipe(session: Session, rank: int, now: datetime) -> StoredRecipe:
     return StoredRecipe(recipe.id, rank, recipe.model_dump_json())
 
 
-def _signed(recipe: Recipe) -> SignedManifest:
+def _signed(recipe):
     files = tuple(
         ProgramFile(role=role, name=f"{role}.bin", size=1000, sha256=digit * 64)
         for role, digit in (("program", "1"), ("weights", "2"), ("tokenizer", "3"))
@@ -171,7 +153,7 @@ def _signed(recipe: Recipe) -> SignedManifest:
     return sign_manifest(manifest, new_private_key())
 
 
-def _device(index: int, now: datetime) -> dict[str, Any]:
+def _device(index, now):
     return {
         "id": device_id(index),
         "tenant": tenant_of(index),
@@ -185,18 +167,18 @@ def _device(index: int, now: datetime) -> dict[str, Any]:
     }
 
 
-def user_of(index: int) -> str:
+def user_of(index):
     """Returns the user of a job. The user does not follow the state, so that every user has jobs in every state."""
     return f"user-{index // len(JobState) % USERS}"
 
 
-def _bindings(index: int, now: datetime) -> Rows:
+def _bindings(index, now):
     """Returns the bindings of a device to every user."""
     users = (f"user-{user}" for user in range(USERS))
     return [{"device_id": device_id(index), "user": user, "bound_at": _naive(now)} for user in users]
 
 
-def _job(index: int, state: JobState, recipe: StoredRecipe, now: datetime) -> dict[str, Any]:
+def _job(index, state, recipe, now):
     user = user_of(index)
     waits = state in (*AWAITING_PROGRAM, JobState.READY)
     adapter, dataset = f"{user}-{index % 3}", datasets_of(index // len(JobState))[0]
@@ -227,7 +209,7 @@ def _job(index: int, state: JobState, recipe: StoredRecipe, now: datetime) -> di
 
 
 @cache
-def _request(user: str, adapter: str, dataset: str, rank: int) -> str:
+def _request(user, adapter, dataset, rank):
     request = JobRequest(
         base=BASE.name,
         user=user,
@@ -240,11 +222,11 @@ def _request(user: str, adapter: str, dataset: str, rank: int) -> str:
     return request.model_dump_json()
 
 
-def _naive(moment: datetime) -> datetime:
+def _naive(moment):
     return moment.replace(tzinfo=None)
 
 
-def _enqueue(session: Session, rows: Rows) -> None:
+def _enqueue(session, rows):
     queue, lanes = QueueRepository(session), dict[tuple[str, ...], int]()
     for row in rows:
         if row["state"] != JobState.READY:
@@ -258,14 +240,14 @@ def _enqueue(session: Session, rows: Rows) -> None:
         row["lane_number"] = lanes[key]
 
 
-def _events(row: dict[str, Any]) -> Rows:
+def _events(row):
     return [
         {"job_number": row["number"], "position": position, "kind": kind, "data": row["request"]}
         for position, kind in enumerate(EVENTS, 1)
     ]
 
 
-def _leases(rows: Rows, now: datetime) -> Rows:
+def _leases(rows, now):
     """Returns two leases for each job that a device had: one that expired, and one that is live or ended."""
     numbers, leases = count(1), []
     for row in rows:

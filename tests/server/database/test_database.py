@@ -58,11 +58,6 @@ def test_a_new_file_that_another_process_sets_up_just_now(tmp_path, patience):
         other.close()
 
 
-def test_foreign_keys_hold(database):
-    with pytest.raises(IntegrityError), database.writing() as session:
-        session.add(token(1, device_id="nobody"))
-
-
 def test_an_error_drops_the_whole_transaction(database):
     with pytest.raises(IntegrityError), database.writing() as session:
         session.add_all([token(1), token(2, digest="1")])

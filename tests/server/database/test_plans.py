@@ -170,43 +170,6 @@ def test_a_lease_is_kept_and_ended_by_indexes(database):
     assert_by_index(query_plans, sorts=True)
 
 
-def test_leases_of_many_devices_share_statements(database):
-    polls = [poll(number) for number in range(IDLE, IDLE + MANY)]
-    with counting(database) as alone, database.writing() as session:
-        for each in polls:
-            LeaseGiving(session, 120).acquire_each([each])
-        session.rollback()
-    with counting(database) as together, database.writing() as session:
-        answers = LeaseGiving(session, 120).acquire_each([*polls, polls[0]])
-        session.rollback()
-    jobs = [lease.job.id for lease, _ in answers]
-    assert len(set(jobs)) == MANY
-    assert jobs[-1] == jobs[0]  # a second request of a device gets the job that its first one got
-    assert len(together) < len(alone) / 2, together
-
-
-@pytest.mark.parametrize("releases", [False, True], ids=["heartbeats", "releases"])
-def test_messages_of_many_devices_share_statements(database, releases):
-    polls = [poll(number) for number in range(IDLE, IDLE + MANY)]
-    with database.writing() as session:
-        service = LeaseService(session, 120)
-        # The first time, jobs that are given back need new lanes.
-        for step in range(2):
-            leases = [lease for lease, _ in LeaseGiving(session, 120).acquire_each(polls)]
-            says = Parting.RELEASE if releases else Progress(phase="training", step=step, steps=150)
-            messages = [Message(each.device_id, lease.id, says) for each, lease in zip(polls, leases, strict=True)]
-            session.flush()
-            session.expire_all()
-            with counting(database) as statements:
-                states = service.messages(messages)
-                session.flush()
-        session.rollback()
-    assert len(states) == MANY
-    assert not any(isinstance(state, Exception) for state in states)
-    # Only the lane of a job that is given back is looked up for each.
-    assert len([each for each, _ in statements if "FROM lanes" not in each]) < MANY, statements
-
-
 def test_who_waits_for_a_program_is_found_by_an_index(database):
     with database.reading() as session:
         recipe_id = session.scalars(select(Job.recipe_id).where(Job.state == JobState.QUEUED).limit(1)).one()

@@ -1,5 +1,7 @@
 """PostgreSQL as it is talked to: transactions, limits, and its errors in our words."""
 
+import threading
+
 import pytest
 from sqlalchemy import text
 
@@ -112,6 +114,25 @@ def test_the_same_key_twice_is_a_collision(database):
 def test_what_no_column_holds_is_the_requests_fault(database, word):
     with pytest.raises(Unstorable), database.writing() as session:
         session.execute(text("UPDATE words SET word = :word"), {"word": word})
+
+
+def test_of_two_who_wait_for_each_other_one_is_a_collision(url):
+    """Which the web layer does again: tests/server/web/test_retries.py."""
+    database, gate = Database(url), threading.Barrier(2)
+
+    def cross(*numbers):
+        try:
+            with database.writing() as session:
+                for number in numbers:
+                    session.execute(text(f"UPDATE words SET word = word WHERE number = {number}"))
+                    if number == numbers[0]:
+                        gate.wait()
+        except Collision:
+            return "collision"
+        return "done"
+
+    assert sorted(at_once(lambda: cross(1, 2), lambda: cross(2, 1))) == ["collision", "done"]
+    database.close()
 
 
 def none_left(link):

@@ -69,15 +69,6 @@ def test_who_joins_takes_part_at_once(buffered_band):
     assert buffered_band.lease("dave") is not None
 
 
-def test_a_version_that_waits_for_a_person_holds_the_next_jobs_back(buffered_band, operator):
-    assert operator.put("/v1/adapters/readers/rule", json={"rule": {"automatic": False}}).status_code == 200
-    buffered_band.train_all(alice=1.0, bob=3.0)
-    assert buffered_band.lease("alice") is None
-    assert operator.post("/v1/adapters/readers/versions/1/approve").status_code == 200
-    buffered_band.work()
-    assert buffered_band.lease("alice")["start"]["manifest"]["version"] == 1
-
-
 def test_closed_by_a_person_nobody_goes_on(buffered_band):
     slow = buffered_band.lease("carol")
     buffered_band.train("alice", 1.0)

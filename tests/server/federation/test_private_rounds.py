@@ -1,15 +1,13 @@
 """Rounds that keep their members, or their members' examples, private: noise, what it costs, and when it is enough."""
 
 import re
-from functools import cache
 
 import numpy as np
 import pytest
-from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
-from dp_accounting.pld import PLDAccountant
+from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 
 from tests.server.conftest import assert_problem
-from tests.server.federation.conftest import COHORT, URL
+from tests.server.federation.conftest import COHORT, URL, epsilon_of
 
 MEMBERS = {"clip": 4.0, "noise_multiplier": 2.0}
 EXAMPLES = {"clip": 0.2, "noise_multiplier": 1.0, "sampling_rate": 0.1}
@@ -17,20 +15,12 @@ CLIPPED = COHORT["recipe"] | {"privacy": "clipped"}
 NO_FIGURES = {"train_examples": None, "truncated_examples": None, "zero_shot_accuracy": None, "tuned_accuracy": None}
 
 
-@cache
-def epsilon(event):
-    """By the accountant itself, on its own finer grid."""
-    accountant = PLDAccountant()
-    accountant.compose(event)
-    return pytest.approx(accountant.get_epsilon(1e-5), rel=2e-3)
-
-
 def of_rounds(count):
-    return epsilon(SelfComposedDpEvent(GaussianDpEvent(2.0), count))
+    return pytest.approx(epsilon_of(GaussianDpEvent(2.0), count), rel=2e-3)
 
 
 def of_runs(count):
-    return epsilon(SelfComposedDpEvent(PoissonSampledDpEvent(0.1, GaussianDpEvent(1.0)), 3 * count))
+    return pytest.approx(epsilon_of(PoissonSampledDpEvent(0.1, GaussianDpEvent(1.0)), 3 * count), rel=2e-3)
 
 
 def privacy_view(band):
@@ -54,9 +44,7 @@ def test_a_private_mean_is_clipped_noised_and_paid_for(band):
 
 
 def test_no_round_opens_that_would_exceed_the_cohorts_budget(band):
-    one = PLDAccountant()
-    one.compose(GaussianDpEvent(2.0))
-    band.create(privacy={"members": MEMBERS | {"epsilon": one.get_epsilon(1e-5) * 1.1}})
+    band.create(privacy={"members": MEMBERS | {"epsilon": 1.1 * epsilon_of(GaussianDpEvent(2.0), 1)}})
     band.join("alice", "bob")
     band.open()
     band.train_all(alice=1.0, bob=1.0)

@@ -91,11 +91,6 @@ def test_a_device_is_told_of_its_round(band):
     assert start.content == band.home.artifacts.read(again["start"]["manifest"]["sha256"])
 
 
-def test_a_job_of_ones_own_is_told_of_no_round(lease):
-    assert "round" not in lease
-    assert "round" not in lease["job"]
-
-
 def test_below_quorum_at_the_deadline_a_round_is_abandoned(band, problem):
     band.begin("alice", "bob", "carol", quorum=2)
     band.train("alice", 1.0)

@@ -6,7 +6,7 @@ import pytest
 from server.storage.store import referenced
 from shared.canonical import sha256_hex
 from shared.zo.lora import load_adapter
-from tests.server.registry.trajectories.runs import Run, complete, send
+from tests.server.registry.trajectories.runs import Run, complete, finish, send
 
 STEPS, LR, MU = 6, 0.25, 0.5
 FACTOR = np.float32(1 - LR * MU)
@@ -27,14 +27,6 @@ def run_of(lease, directory, start=None, **changes):
     return Run(lease, directory, steps=STEPS, best=STEPS, start=start, job_seed=seed, **settings)
 
 
-def hand_in(band, user, lease, run):
-    device = band.devices[user]
-    send(device, lease, run.ledger).raise_for_status()
-    response = complete(device, lease, run.adapter(), run.ledger, run.result())
-    assert response.status_code == 200, response.text
-    return response.json()
-
-
 def test_two_rounds_of_which_the_server_was_sent_no_b(trajectory_band, tmp_path):
     mean, start = None, None
     for number in (1, 2):
@@ -42,7 +34,7 @@ def test_two_rounds_of_which_the_server_was_sent_no_b(trajectory_band, tmp_path)
         for user in ("alice", "bob"):
             lease = trajectory_band.lease(user)
             runs.append(run_of(lease, tmp_path, start))
-            assert hand_in(trajectory_band, user, lease, runs[-1])["round"] == number
+            assert finish(trajectory_band.devices[user], lease, runs[-1])["round"] == number
         assert {part["bytes"] for part in trajectory_band.parts(number).values()} == {len(run.ledger) for run in runs}
         trajectory_band.work()
         begin = np.zeros_like(runs[0].b()) if mean is None else mean
@@ -69,19 +61,13 @@ def test_a_trajectory_that_yields_another_b_is_refused_and_b_counts_alone(trajec
     assert trajectory_band.parts()["alice"]["bytes"] == len(other)
 
 
-def test_a_run_of_another_kind_than_the_rounds_is_refused(trajectory_band, tmp_path, problem):
-    lease = trajectory_band.lease("alice")
-    run = run_of(lease, tmp_path, proximal=None, factor=None)
-    problem(send(trajectory_band.devices["alice"], lease, run.ledger), 422, "invalid-trajectory")
-
-
 def test_what_was_sent_is_not_kept(trajectory_band, tmp_path):
     """Neither a trajectory nor the B that was made of it is named once the round has ended."""
     runs = []
     for user in ("alice", "bob"):
         lease = trajectory_band.lease(user)
         runs.append(run_of(lease, tmp_path))
-        hand_in(trajectory_band, user, lease, runs[-1])
+        finish(trajectory_band.devices[user], lease, runs[-1])
     updates, ledgers = ({sha256_hex(data) for data in files} for files in zip(*map(files_of, runs), strict=True))
     with trajectory_band.home.database.reading() as session:
         assert referenced(session, updates | ledgers) == updates

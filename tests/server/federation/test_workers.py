@@ -4,6 +4,7 @@ import os
 
 import numpy as np
 import pytest
+from sqlalchemy import select
 
 from server.federation.aggregation import AggregationHandler, StoredFiles
 from server.federation.arithmetic import make_version
@@ -23,10 +24,7 @@ def full(band):
 
 
 def row(home):
-    with home.database.reading() as session:
-        cohort_round = session.query(CohortRound).one()
-        session.expunge_all()
-        return cohort_round
+    return home.scalar(select(CohortRound))
 
 
 def path_of(home, sha256):
@@ -35,9 +33,7 @@ def path_of(home, sha256):
 
 @pytest.mark.both_databases
 def test_killed_in_the_middle_it_is_made_again_and_counts_nobody_twice(home, full, start_worker):
-    with home.database.reading() as session:
-        sha256 = session.query(MemberUpdate.sha256).order_by(MemberUpdate.number.desc()).first()[0]
-    path = path_of(home, sha256)
+    path = path_of(home, home.scalars(select(MemberUpdate.sha256).order_by(MemberUpdate.number))[-1])
     data = path.read_bytes()
     path.unlink()
     os.mkfifo(path)  # whoever reads it waits
@@ -107,9 +103,7 @@ def test_killed_every_time_it_is_abandoned(home, full, workers):
 
 
 def test_a_damaged_update_ends_the_round_and_says_whose_it_was(home, full):
-    with home.database.reading() as session:
-        sha256 = session.query(MemberUpdate.sha256).order_by(MemberUpdate.number).first()[0]
-    path = path_of(home, sha256)
+    path = path_of(home, home.scalars(select(MemberUpdate.sha256).order_by(MemberUpdate.number))[0])
     path.chmod(0o600)
     path.write_bytes(path.read_bytes()[:-4])
     full.work()

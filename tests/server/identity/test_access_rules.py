@@ -1,10 +1,10 @@
-"""Tokens that open nothing, and what is kept of tokens. Who may ask which route: test_matrix.py."""
+"""Tokens that open nothing, what is kept of tokens, and tenants apart. Who may ask which route: test_matrix.py."""
 
 import pytest
-from sqlalchemy import select, text
+from sqlalchemy import select
 
-from server.database.columns import utc_now
-from server.identity.tokens import ALIVE, HOLDERS, Token, TokenService
+from server.identity.tokens import Token, TokenService
+from tests.server.conftest import job_request
 
 
 @pytest.mark.parametrize("value", [None, "Bearer", "Basic eDp5", f"Bearer mobizo-app-{'x' * 43}"])
@@ -24,16 +24,20 @@ def test_only_digests_are_stored(home):
     assert text.removeprefix("mobizo-app-") not in row
 
 
-@pytest.mark.both_databases
-def test_a_token_is_looked_up_by_indexes_alone(home):
-    home.token("app")
-    with home.database.reading() as session:
-        bind = session.get_bind()
-        explain = "EXPLAIN QUERY PLAN " if bind.dialect.name == "sqlite" else "EXPLAIN "
-        if bind.dialect.name == "postgresql":
-            session.execute(text("SET LOCAL enable_seqscan = off"))  # a small table is read faster whole
-        for statement, values in ((HOLDERS, {"digests": ["x"]}), (ALIVE, {"token": "x", "now": utc_now()})):
-            query = statement.params(values).compile(bind, compile_kwargs={"literal_binds": True})
-            plan = str(session.execute(text(explain + str(query))).all())
-            assert "Seq Scan" not in plan, plan
-            assert "SCAN" not in plan, plan
+def test_no_job_is_for_a_foreign_device(fleet, device, problem):
+    body = job_request(device=device.device_id)
+    problem(fleet.app("other").post("/v1/jobs", json=body), 404, "not-found")
+
+
+def test_a_shared_recipe_shares_nothing_else(fleet, device, lease):
+    device.finish(lease)
+    stranger = fleet.app("other")
+    job = stranger.submit()
+    assert job["state"] == "ready"
+    assert job["recipe_id"] == lease["job"]["recipe_id"]
+    assert [item["id"] for item in stranger.get("/v1/jobs").json()["items"]] == [job["id"]]
+    assert stranger.get("/v1/adapters").json()["items"] == []
+    device = fleet.device("other")
+    assert device.lease()["job"]["id"] == job["id"]
+    device.finish(device.lease())
+    assert stranger.get("/v1/adapters/alice-movies").json()["versions"] == 1

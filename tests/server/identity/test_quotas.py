@@ -5,7 +5,7 @@ from datetime import timedelta
 
 import pytest
 
-from server.identity.quotas import DEFAULTS, Quota, QuotaService
+from server.identity.quotas import Quota, QuotaService
 from server.jobs import service
 from server.registry.purge import purge_adapters
 from tests.server.conftest import adapter_bytes, job_request, result
@@ -111,12 +111,3 @@ def test_progress_events_of_a_job_are_bounded(app, device, lease, monkeypatch):
     events = app.get(f"/v1/jobs/{job}/events").text
     assert events.count("event: progress") <= 6
     assert '"state":"cancelled"' in events.rpartition("event: job")[2]
-
-
-def test_a_quota_can_be_set_back(home):
-    with home.database.writing() as session:
-        quotas = QuotaService(session)
-        quotas.set_limit("default", Quota.TOKENS, 5)
-        assert quotas.limits("default")[Quota.TOKENS] == 5
-        quotas.set_limit("default", Quota.TOKENS, None)
-        assert quotas.limits("default") == DEFAULTS

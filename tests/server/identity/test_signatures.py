@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from sqlalchemy import func, select, update
+from sqlalchemy import func, select
 
 from server.identity.devices.repository import Device, DeviceNonce
 from shared.canonical import sha256_hex
@@ -31,8 +31,7 @@ def beat_path(lease):
 
 
 def nonces(home):
-    with home.database.reading() as session:
-        return session.scalar(select(func.count()).select_from(DeviceNonce))
+    return home.scalar(select(func.count()).select_from(DeviceNonce))
 
 
 def test_a_replay_is_refused_whatever_it_asks(device, lease, problem):
@@ -177,16 +176,14 @@ def test_asking_for_a_job_spends_no_nonce_and_is_still_held_to_its_signature(dev
 def test_nonces_that_are_over_go_with_the_next(device, lease, home):
     for _ in range(3):
         device.post(beat_path(lease), content=BEAT, headers=JSON)
-    with home.database.writing() as session:
-        assert session.scalar(select(func.min(DeviceNonce.expires_at))) > datetime.now(UTC) + timedelta(seconds=240)
-        session.execute(update(DeviceNonce).values(expires_at=datetime.now(UTC) - timedelta(seconds=1)))
+    assert home.scalar(select(func.min(DeviceNonce.expires_at))) > datetime.now(UTC) + timedelta(seconds=240)
+    home.change(DeviceNonce, expires_at=datetime.now(UTC) - timedelta(seconds=1))
     device.post(beat_path(lease), content=BEAT, headers=JSON)
     assert nonces(home) == 1
 
 
 def test_a_device_that_enrolled_with_no_key_is_told_to_enroll_again(device, lease, home, problem):
-    with home.database.writing() as session:
-        session.execute(update(Device).values(public_key="k"))
+    home.change(Device, public_key="k")
     detail = problem(device.post(beat_path(lease), content=BEAT, headers=JSON), 401, "bad-signature")["detail"]
     assert "enroll it again" in detail
 

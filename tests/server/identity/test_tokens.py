@@ -4,9 +4,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from server.database.database import Database
 from server.identity.tenants import UserService
-from server.identity.tokens import LastUsed, Token, TokenService, make_last_used
+from server.identity.tokens import Token, TokenService, make_last_used
 from shared.access import Role, Scope
 
 
@@ -137,9 +136,6 @@ def test_devices_tokens_are_not_among_them(home, operator, device, problem):
     assert device.get("/v1/whoami").status_code == 200
 
 
-NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
-
-
 def last_used(home):
     with home.database.reading() as session:
         return {token.number: token.last_used_at for token in session.query(Token)}
@@ -156,27 +152,3 @@ def test_a_request_is_noted_and_written_later(home, fleet, standing, app, operat
     assert began < moments[0] < datetime.now(UTC)
     usage_times = {item["id"]: item["last_used_at"] for item in operator.get("/v1/tokens").json()["items"]}
     assert datetime.fromisoformat(usage_times[app.get("/v1/whoami").json()["token_id"]]) == moments[0]
-
-
-@pytest.mark.both_databases
-def test_it_never_goes_back(home):
-    home.token("app"), home.token("app")
-    first, second = last_used(home)
-    for moments in ({first: NOON}, {first: NOON - timedelta(hours=1), second: NOON}, {}):
-        uses = LastUsed()
-        for number, moment in moments.items():
-            uses.note(number, moment)
-        uses.write(home.database)
-    assert last_used(home) == {first: NOON, second: NOON}
-
-
-def test_a_database_that_is_away_loses_nothing(home, tmp_path):
-    home.token("app")
-    (number,) = last_used(home)
-    uses = LastUsed()
-    uses.note(number, NOON)
-    missing_database = Database(f"sqlite:///{tmp_path / 'nothing'}")
-    uses.write(missing_database)
-    missing_database.close()
-    uses.write(home.database)
-    assert last_used(home) == {number: NOON}

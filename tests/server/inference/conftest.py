@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from server.app import create_app
-from server.catalog.bases import BaseRepository
+from server.catalog.bases import BaseModelEntry
 from server.compiler.checkpoints.base import locate_base
 from shared.canonical import sha256_hex
 from shared.recipe import TARGETS, Recipe
@@ -111,8 +111,7 @@ def site(home_template, tmp_path_factory):
     settings = copy_home(home_template, root, None)
     write_llama(root / "source")
     with home_of(settings, root / "source") as home:
-        with home.database.writing() as session:
-            BaseRepository(session).by_name("tiny").sha256 = locate_base(str(root / "source")).sha256
+        home.change(BaseModelEntry, sha256=locate_base(str(root / "source")).sha256)
         app = create_app(settings)
         with serving(app) as url:
             fleet = Fleet(home, url)

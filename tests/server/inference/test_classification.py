@@ -9,7 +9,6 @@ import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from mobizo import Client
-from server.identity.tokens import TokenService
 from shared.access import Role, Scope
 
 TOLERANCE = 1e-3  # nats
@@ -49,9 +48,7 @@ def test_what_is_wrong_is_one_error(site, problem):
     refused({"text": "film " * 200}, 422, "text-too-long")
     for name in ("secret", "red@v9", "x" * 200):  # `secret` is another tenant's
         assert app.post(f"/v1/adapters/{name}/classify", json={"fields": {"text": "x"}}).status_code == 404
-    with site.fleet.home.database.writing() as session:
-        token = TokenService(session).issue(Role.APP, "default", "", scopes=[Scope.ADAPTERS_READ])[1]
-    reader = site.fleet.actor(token)
+    reader = site.fleet.actor(site.fleet.home.token(Role.APP, scopes=[Scope.ADAPTERS_READ]))
     refused({"text": TEXT}, 403, "forbidden", actor=reader)
 
 

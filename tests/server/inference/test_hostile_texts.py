@@ -6,8 +6,7 @@ from server.inference import service
 from server.inference.service import ScoringService
 from shared.errors import BadRequest
 from shared.scoring import ScoreRequest, TextTooLong
-from shared.task import MAX_TASK, Answer, Task
-from shared.task_records import filled_length, read_question
+from shared.task import MAX_TASK, Task
 
 
 @pytest.fixture
@@ -66,18 +65,6 @@ def test_reading_stops_when_the_client_has_left(scoring):
     with pytest.raises(BadRequest, match="closed the connection"):
         reader.read(request(*[row] * 10), lambda: len(tokenized) >= 3)
     assert len(tokenized) == 3
-
-
-def test_the_length_of_filled_templates_is_known_before():
-    task = Task(
-        name="t",
-        prompt="{a} and {b}:",
-        answers=(Answer(text=" {b}", labels=("1",)), Answer(text=" no", labels=("2",), prompt="{a}")),
-    )
-    record = {"a": "x" * 50, "b": 12345, "label": "1"}
-    built = sum(len(choice.prompt) + len(choice.answer) for choice in read_question(task, record, "r").choices)
-    braces = 4 * len("{a}")  # the length of a template counts the names of its fields, too
-    assert filled_length(task, record) == built + braces
 
 
 @pytest.mark.parametrize(

@@ -96,12 +96,6 @@ def test_a_batch_of_all_adapters_scores_as_each_does_in_peft(served_models):
     assert np.ptp(alone) > 0.05  # the adapters matter
 
 
-def test_several_answers_share_a_text(served_models):
-    adapter, model = served_models.adapter_and_model(2)
-    (scores,) = score(served_models, [((5, 6, 7), [(token,) for token in range(10)], adapter)])
-    np.testing.assert_allclose(scores, [stock_score(model, [5, 6, 7], [token]) for token in range(10)], atol=TOLERANCE)
-
-
 @torch.no_grad()
 def stock_text(model, prompt, count):
     tokens = list(prompt)

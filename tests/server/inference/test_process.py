@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-import time
 from pathlib import Path
 
 import psutil
@@ -14,6 +13,7 @@ from server.inference import scorer as scorer_module
 from server.inference.errors import ScorerLate
 from server.inference.scorer import Scorer, ScorerMeters
 from shared.chat_template import ChatTemplate, InvalidConversation
+from tests.server.homes import eventually
 from tests.server.operations.test_serving import PATIENCE, family, running, wait_for_exit
 
 TURNS = [{"role": "user", "content": "a"}] * 4
@@ -25,13 +25,7 @@ GOOD = ChatTemplate(template="{{ messages[0].content }}")
 
 def scorer_of(process):
     """The scorer's process, once it has loaded torch."""
-    deadline = time.monotonic() + PATIENCE
-    while True:
-        for child in family(process):
-            if holds_torch(child.pid):
-                return child
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    return eventually(lambda: next((child for child in family(process) if holds_torch(child.pid)), None), PATIENCE)
 
 
 def holds_torch(pid):

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 from server.compiler.checkpoints.checkpoint import inspect_base
 from server.inference import scorer as scorer_module
 from server.inference import worker
-from server.inference.errors import BaseNotServed, ScorerBusy, ScorerFull, ScorerStopped
+from server.inference.errors import ScorerBusy, ScorerFull, ScorerStopped
 from server.inference.model import TextBatch
 from server.inference.scorer import Scorer, ScorerMeters
 from server.inference.texts import ServedAdapterRef, ServedBaseRef, Text
@@ -151,13 +151,6 @@ def test_a_small_request_does_not_wait_for_a_large_one(bench):
     assert max(rows for _, rows, _ in bench.scorer.batches) == 2
 
 
-def test_a_longer_text_than_a_batch_is_a_batch_of_its_own(bench):
-    long = [1 + place % 90 for place in range(50)]
-    (scores,) = bench.run(bench.score((long, None), ([5, 6], None)))
-    np.testing.assert_allclose(scores, [base_score(bench, long), base_score(bench, [5, 6])], atol=1e-4)
-    assert [rows for _, rows, _ in bench.scorer.batches] == [1, 1]
-
-
 def test_what_one_request_lacks_fails_no_other(bench):
     missing, broken = (replace(bench.adapter(1), sha256=sha) for sha in (DAMAGED, bench.artifacts.put(b"no adapter")))
     *failed, base_alone, good = bench.run(
@@ -199,16 +192,6 @@ def test_a_failure_reaches_its_own_request_only(bench, monkeypatch, work, error)
     assert len(alone[5]) == 6
 
 
-def test_a_token_without_a_row_fails_its_own_request_only(bench):
-    (alone,) = bench.run(bench.generate([1, 2, 5], 4))
-    error, good, scores = bench.run(
-        bench.generate([1, 2, 9_999], 4), bench.generate([1, 2, 5], 4), bench.score(([1, 9_999], None))
-    )
-    assert isinstance(error, MobizoError)
-    assert isinstance(scores, MobizoError)
-    assert good == alone
-
-
 def test_an_adapter_whose_output_is_not_a_number_ends_only_its_own_text(bench):
     alone = bench.run(bench.generate([1, 2, 5], 4, bench.adapter(1)))
     error, good = bench.run(
@@ -237,32 +220,6 @@ def test_texts_wait_for_memory(bench):
     assert texts == [
         bench.run(bench.generate([1, 2, 3 + seed], 4, adapter))[0] for seed, adapter in enumerate(adapters)
     ]
-
-
-def test_what_is_cancelled_is_not_worked_at(bench):
-    async def leave_early(request, work):
-        task = asyncio.create_task(request)
-        while not task.done() and all(batch[0] != work for batch in bench.scorer.batches):  # noqa: ASYNC110 (one turn of the scorer)
-            await asyncio.sleep(0)
-        task.cancel()
-
-    *_, tokens = bench.run(
-        leave_early(bench.generate([1, 2], 30), "generate"),
-        leave_early(bench.score(*[(list(range(1, 21)), None)] * 20), "score"),  # ten batches
-        bench.generate([1, 2], 6),
-    )
-    assert len(tokens) == 6
-    assert bench.scorer.waiting == 0
-    works = [work for work, *_ in bench.scorer.batches]
-    assert works.count("generate") < 10
-    assert works.count("score") < 10
-    assert not bench.scorer.worker._growing
-
-
-def test_other_files_are_not_the_base(bench):
-    (error,) = bench.run(bench.score(([1, 2], None), base=replace(bench.base, sha256="f" * 64)))
-    assert isinstance(error, BaseNotServed)
-    assert bench.base.source not in str(error.problem())
 
 
 def test_a_tenant_has_half_of_the_queue(bench, monkeypatch):

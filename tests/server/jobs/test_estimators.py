@@ -8,7 +8,7 @@ from shared.job import JobRequest
 from shared.recipe import BaseRef
 from tests.server.conftest import job_request
 from tests.server.jobs.test_memory import SMOLLM2
-from tests.server.jobs.test_recipes import tokenizer  # noqa: F401  # a fixture
+from tests.server.jobs.test_recipes import TOKENIZER
 
 AUTO = {"estimator": "auto", "queries": None}
 
@@ -151,14 +151,14 @@ def test_a_device_with_memory_for_less_is_offered_the_job(fleet, app, device):
 
 
 @pytest.fixture
-def choose(tokenizer):  # noqa: F811
+def choose():
     """Chooses the recipe of a job on SmolLM2-135M, with so many bytes of memory on its device."""
 
     def choose(available, task="sst2", **recipe):
         request = JobRequest.model_validate(
             job_request(recipe=AUTO | {"effective_batch": 8, "layers": "last:8"} | recipe, task=task)
         )
-        base = RecipeBase(BaseRef(name="smollm2", sha256="a" * 64), SMOLLM2, 134_515_008, tokenizer)
+        base = RecipeBase(BaseRef(name="smollm2", sha256="a" * 64), SMOLLM2, 134_515_008, TOKENIZER)
         spare = None if available is None else SpareMemory("phone", available)
         return choose_recipe(request, resolve_task(request), base, spare)
 

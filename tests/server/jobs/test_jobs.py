@@ -50,6 +50,24 @@ def test_a_job_keeps_the_eps_that_its_precision_has_today(app, changes, eps):
             422,
             "invalid-request",
         ),
+        *(
+            ({"rules": rules}, 422, "invalid-request")
+            for rules in (
+                {"battery_floor": 101},
+                {"battery_floor": -1},
+                {"temperature_ceiling": 0},
+                {"hours": [{"start": "25:00", "end": "06:00"}]},
+                {"hours": [{"start": "22:00"}]},
+                {"hours": [{"start": "22:00", "end": "06:00"}] * 25},
+                {"daily_minutes": 1441},
+                {"surprise": True},
+            )
+        ),
+        *(
+            ({"requires": requires}, 422, "invalid-request")
+            for requires in ({"executorch": "newest"}, {"labels": {"A": "b"}}, {"memory_bytes": -1}, {"x": 1})
+        ),
+        *(({"priority": priority}, 422, "invalid-request") for priority in (11, -11, 1.5, "high")),
     ],
 )
 def test_bad_requests_leave_nothing(app, home, problem, changes, status, code):
@@ -59,13 +77,6 @@ def test_bad_requests_leave_nothing(app, home, problem, changes, status, code):
     assert home.stored_files() == files
 
 
-def test_the_second_job_of_a_recipe_is_ready_at_once(fleet, app):
-    first = fleet.ready_job(app)
-    assert first["state"] == "ready"
-    assert app.submit(user="bob", adapter="bob-movies")["state"] == "ready"
-    assert app.submit(adapter="other", recipe={"rank": 3})["state"] == "queued"
-
-
 def test_an_adapter_is_one_user_s(fleet, app, device, problem):
     app.submit()
     problem(app.post("/v1/jobs", json=job_request(user="bob")), 409, "conflict")
@@ -73,19 +84,6 @@ def test_an_adapter_is_one_user_s(fleet, app, device, problem):
     device.finish(device.lease())
     problem(app.post("/v1/jobs", json=job_request(user="bob")), 409, "conflict")
     assert app.submit()["state"] == "ready"
-
-
-def test_another_tenant_may_use_the_same_names(fleet, app):
-    app.submit()
-    assert fleet.app("other").submit(user="bob")["state"] == "queued"
-
-
-def test_what_is_not_there(app, problem):
-    problem(app.get("/v1/jobs/job_none"), 404, "not-found")
-    problem(app.post("/v1/jobs/job_none/cancel"), 404, "not-found")
-    problem(app.get("/v1/jobs/job_none/events"), 404, "not-found")
-    problem(app.get(f"/v1/programs/{'0' * 64}"), 404, "not-found")
-    problem(app.get("/v1/programs/xyz"), 422, "invalid-request")
 
 
 def test_cancelling(fleet, app, problem):
@@ -133,31 +131,11 @@ def test_a_job_keeps_its_rules_for_the_device_that_gets_it(fleet, app, device):
     assert not any(value for name, value in plain["rules"].items() if name != "metered")
 
 
-@pytest.mark.parametrize(
-    "rules",
-    [
-        {"battery_floor": 101},
-        {"battery_floor": -1},
-        {"temperature_ceiling": 0},
-        {"hours": [{"start": "25:00", "end": "06:00"}]},
-        {"hours": [{"start": "22:00"}]},
-        {"hours": [{"start": "22:00", "end": "06:00"}] * 25},
-        {"daily_minutes": 1441},
-        {"surprise": True},
-    ],
-)
-def test_rules_that_cannot_be(app, problem, rules):
-    problem(app.post("/v1/jobs", json=job_request(rules=rules)), 422, "invalid-request")
-
-
-def test_priority(home, app, problem):
+def test_priority(home, app):
     job = app.submit(priority=7)
     assert job["request"]["priority"] == 7
-    with home.database.reading() as session:
-        assert session.scalars(select(Job)).one().priority == 7
+    assert home.scalar(select(Job)).priority == 7
     assert app.submit(adapter="plain")["request"]["priority"] == 0
-    for wrong in (11, -11, 1.5, "high"):
-        problem(app.post("/v1/jobs", json=job_request(priority=wrong)), 422, "invalid-request")
 
 
 def test_a_request_of_an_earlier_release_is_read():

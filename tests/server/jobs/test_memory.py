@@ -8,7 +8,6 @@ import pytest
 from server.compiler.checkpoints.base import locate_base
 from server.jobs.memory import planned_bytes, predicted_peak
 from shared.privacy import ExamplePrivacy
-from shared.program import transposed_bytes
 from shared.recipe import BaseRef, Recipe
 from shared.zo.lora import BaseShape
 from tests.device_agent.conftest import Program, dataset, launcher, run, runner_directory, write_base
@@ -40,21 +39,6 @@ SIZES = {
 }
 PRIVACY = ExamplePrivacy(noise_multiplier=1.0, sampling_rate=0.5)
 SETTINGS = {"rank": 8, "alpha": 16, "sequence_length": 40, "answer_length": 6, "choices": 2, "loss": "candidates"}
-
-
-def test_a_reverse_pass_counts_the_weights_that_it_packs_transposed():
-    def size(**settings):
-        recipe = Recipe(base=BaseRef(name="smollm2", sha256="a" * 64), answer_length=1, choices=2, **settings)
-        return transposed_bytes(recipe, SMOLLM2)
-
-    layer = 576 * (576 + 192 + 192 + 576 + 3 * 1536)
-    assert size(layers="last:8") == 0
-    assert size(layers="last:8", estimator="gradient", loss="candidates") == 8 * layer * 4
-    assert size(layers="last:8", estimator="gradient", loss="full") == (8 * layer + 49152 * 576) * 4
-    int8 = {"layers": "last:8", "estimator": "gradient", "precision": "int8"}
-    assert size(**int8, loss="candidates") == 8 * layer
-    assert size(**int8, loss="full") == 8 * layer + 49152 * 576
-    assert size(layers="last:8", estimator="gradient", backend="portable") == 0
 
 
 @pytest.mark.slow

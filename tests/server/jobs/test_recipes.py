@@ -1,16 +1,17 @@
 """From a request to a whole recipe: what is derived, and what is refused."""
 
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers
 
 from server.jobs.recipes import MAX_EXAMPLE_GRADIENTS, check_example_gradients, resolve_recipe, resolve_task
 from shared.errors import InvalidRecipe, InvalidTask
 from shared.job import JobRequest
 from shared.recipe import BaseRef, Recipe
 from shared.task import Answer, Task
-from tests.server.conftest import SHAPE, WORDS, job_request
+from tests.server.conftest import SHAPE, job_request
+from tests.server.homes import word_tokenizer
 
 BASE = BaseRef(name="tiny", sha256="b" * 64)
+TOKENIZER = word_tokenizer()
 LONG = Task(
     name="long",
     prompt="{text}",
@@ -28,18 +29,11 @@ WRITES = {
 }
 
 
-@pytest.fixture(scope="module")
-def tokenizer():
-    word_level = Tokenizer(models.WordLevel({word: n for n, word in enumerate(("[UNK]", *WORDS))}, unk_token="[UNK]"))
-    word_level.pre_tokenizer = pre_tokenizers.Whitespace()
-    return word_level
-
-
 @pytest.fixture
-def resolve(tokenizer):
+def resolve():
     def resolve(**changes):
         request = JobRequest.model_validate(job_request(**changes))
-        return resolve_recipe(request, resolve_task(request), BASE, SHAPE, tokenizer)
+        return resolve_recipe(request, resolve_task(request), BASE, SHAPE, TOKENIZER)
 
     return resolve
 

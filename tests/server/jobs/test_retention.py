@@ -15,15 +15,12 @@ DAYS = 3
 
 
 def kinds(home, job_id):
-    with home.database.reading() as session:
-        statement = select(JobEvent.kind).join(Job, Job.number == JobEvent.job_number).where(Job.id == job_id)
-        return session.scalars(statement.order_by(JobEvent.position)).all()
+    statement = select(JobEvent.kind).join(Job, Job.number == JobEvent.job_number).where(Job.id == job_id)
+    return home.scalars(statement.order_by(JobEvent.position))
 
 
 def age(home, *job_ids, days=DAYS + 1):
-    with home.database.writing() as session:
-        moment = utc_now() - timedelta(days=days)
-        session.execute(update(Job).where(Job.id.in_(job_ids)).values(updated_at=moment))
+    home.change(Job, Job.id.in_(job_ids), updated_at=utc_now() - timedelta(days=days))
 
 
 @pytest.fixture
@@ -59,8 +56,7 @@ def test_leases_go_and_still_count(home, device, trained_job_id):
     assert before[0][Ending.COMPLETED] == 1
     age(home, trained_job_id)
     assert purge_events(home.database, DAYS) == 1
-    with home.database.reading() as session:
-        assert session.scalars(select(JobLease)).all() == []
+    assert home.scalars(select(JobLease)) == []
     assert counts() == before
 
 

@@ -3,10 +3,8 @@
 from datetime import timedelta
 
 import pytest
-from sqlalchemy import update
 
 from server.database.columns import utc_now
-from server.identity.devices.service import revoke_device
 from server.jobs.repository import Job
 from server.jobs.series import SeriesWatch
 from server.jobs.service import JobLifecycle
@@ -22,9 +20,7 @@ def watch(home):
 
     def watch(due=True):
         if due:
-            with home.database.writing() as session:
-                past = utc_now() - timedelta(seconds=1)
-                session.execute(update(Job).where(Job.repeat_at.is_not(None)).values(repeat_at=past))
+            home.change(Job, Job.repeat_at.is_not(None), repeat_at=utc_now() - timedelta(seconds=1))
         SeriesWatch(home.database, home.artifacts).run()
         home.compile()
 
@@ -145,8 +141,7 @@ def test_a_series_ends_with_its_device_and_with_the_budget(fleet, app, operator,
     other = fleet.device(name="other", users=("bob",))
     fleet.ready_job(app, user="bob", adapter="bobs", device=other.device_id, **WEEKLY)
     other.finish(other.lease())
-    with home.database.writing() as session:
-        revoke_device(session, home.settings, "default", other.device_id)
+    home.revoke_device(other.device_id)
     watch()
     assert jobs(app)[-1]["series_end"] == f"device: no device {other.device_id!r} is enrolled here"
 

@@ -15,7 +15,6 @@ from server.operations.backup import back_up, named_files
 from server.schema import METADATA
 from shared.canonical import sha256_hex
 from shared.errors import BadRequest, Conflict, Unavailable
-from tests.server.cli.conftest import call
 from tests.server.conftest import Fleet, Home, adapter_bytes, serving
 
 
@@ -86,14 +85,12 @@ def test_a_job_is_finished_where_the_backup_was_restored(fleet, home, app, devic
     database.close()
 
 
-def test_the_command_leaves_the_keys_out(home, restored, tmp_path, monkeypatch):
-    for name, value in home.settings.environment().items():
-        monkeypatch.setenv(name, value)
-    assert json.loads(call("backup", tmp_path / "backup", "--json"))["files"] == 1
+def test_the_command_leaves_the_keys_out(home, restored, tmp_path, command):
+    assert json.loads(command("backup", tmp_path / "backup", "--json"))["files"] == 1
     key = home.settings.key_path.read_bytes()
     assert not [path for path in (tmp_path / "backup").rglob("*") if path.is_file() and path.read_bytes() == key]
     with pytest.raises(Conflict, match="exists"):
-        call("backup", tmp_path / "backup")
+        command("backup", tmp_path / "backup")
     with pytest.raises(Unavailable, match="signing key"):
         create_app(restored(tmp_path / "backup"))
 

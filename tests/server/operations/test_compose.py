@@ -133,17 +133,3 @@ def test_the_settings_exist():
         variables = set(SERVICES[name]["environment"])
         assert {variable.removesuffix("_FILE") for variable in variables} <= fields
     assert SERVICES["server"]["environment"] == SERVICES["worker"]["environment"] == SERVICES["migrate"]["environment"]
-
-
-def test_the_image_runs_as_the_same_user_and_builds_nothing():
-    stages = re.split(r"^FROM ", (ROOT / "Dockerfile").read_text(), flags=re.MULTILINE)[1:]
-    assert all(re.match(r"python:3\.11\.\d+-slim-\w+", stage) for stage in stages)
-    wheels, *_, agent, last = stages
-    assert "deploy/runner_wheel.py /wheels" in wheels
-    assert all("--find-links /wheels" in stage for stage in stages[1:3])
-    for final in (agent, last):
-        assert f"USER {SERVICES['server']['user']}" in final
-        assert not re.search(r"pip install|g\+\+|gcc|build-essential|git ", final)
-    assert re.search(r"AS agent$", agent, re.MULTILINE)
-    assert "'mobizo[agent]'" in stages[2]
-    assert "COPY --from=agent-build" in agent

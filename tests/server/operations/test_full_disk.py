@@ -6,7 +6,7 @@ import psutil
 import pytest
 from sqlalchemy import select
 
-from server.catalog.bases import BaseRepository
+from server.catalog.bases import BaseModelEntry
 from server.jobs.leases.repository import JobLease
 from shared.canonical import sha256_hex
 from tests.server.conftest import SHAPE, Fleet, adapter_bytes
@@ -20,8 +20,7 @@ WIDE = SHAPE.model_copy(update={"heads": 64, "kv_heads": 64, "head_dim": 512})  
 def wide(home):
     """The home's base model, of adapters that are larger than its database."""
     (home.source / "shape.json").write_text(WIDE.model_dump_json())
-    with home.database.writing() as session:
-        BaseRepository(session).by_name("tiny").shape = WIDE
+    home.change(BaseModelEntry, shape=WIDE)
     return home
 
 
@@ -51,8 +50,7 @@ def test_an_upload_that_fills_the_disk(wide, room, codes):
         assert response.headers["retry-after"]
         assert home.stored_files() == before
         assert list(staging.iterdir()) == []
-        with home.database.reading() as session:
-            assert session.scalar(select(JobLease.upload_sha256)) is None
+        assert home.scalar(select(JobLease.upload_sha256)) is None
         again = device.upload(lease, data)
         assert again.status_code == 200
         assert home.artifacts.read(again.json()["sha256"]) == data

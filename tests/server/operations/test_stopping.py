@@ -99,8 +99,7 @@ def test_everyone_is_answered(home):
 
 
 def test_who_does_not_end_is_cut_off_after_the_grace(home):
-    settings = home.settings.model_copy(update={"grace_seconds": 1})
-    home.settings = settings
+    home.settings = home.settings.model_copy(update={"grace_seconds": 1})
     body = json.dumps(job_request()).encode()
     with running(home, "--workers", "0") as (process, url), half_a_request(url, home.token("app"), body):
         eventually(lambda: running_requests(home, url) == 2)

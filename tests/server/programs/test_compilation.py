@@ -1,15 +1,15 @@
 """Who compiles what: claims, heartbeats, lost workers, and what becomes of the jobs."""
 
 import pytest
-from sqlalchemy import select, update
+from sqlalchemy import select
 
-from server.catalog.bases import BaseRepository
+from server.catalog.bases import BaseModelEntry
 from server.identity.signing_keys.service import KeyService
 from server.programs.compilation import CompileHandler
 from server.programs.compiler_process import CompilerCrashed
-from server.programs.service import Program, ProgramBlob, ProgramState, move_program
+from server.programs.service import Program, ProgramBlob, ProgramState
 from shared.chat_template import ChatTemplate
-from shared.errors import Conflict, InvalidRecipe
+from shared.errors import InvalidRecipe
 from shared.recipe import Recipe
 from shared.signing import verify_manifest
 from tests.server import fake_compiler
@@ -55,16 +55,12 @@ class Compilers(Workers):
         self.queue(name, "release", self.claim_of(name, recipe_id))
 
     def program(self, recipe_id=None):
-        statement = select(Program) if recipe_id is None else select(Program).where(Program.recipe_id == recipe_id)
-        with self.home.database.reading() as session:
-            program = session.scalars(statement).one()
-            session.expunge_all()
-            return program
+        conditions = () if recipe_id is None else (Program.recipe_id == recipe_id,)
+        return self.home.scalar(select(Program).where(*conditions))
 
     def recompile(self):
         """Wants the program anew, as after a restored backup or a compiler that was mended."""
-        with self.home.database.writing() as session:
-            session.execute(update(Program).values(state=ProgramState.PENDING))
+        self.home.change(Program, state=ProgramState.PENDING)
 
     def lose(self, name):
         super().lose(name, self.handler())
@@ -89,26 +85,6 @@ def state(app):
     return lambda job: app.get(f"/v1/jobs/{job['id']}").json()["state"]
 
 
-def test_a_claim_is_one_worker_s_and_its_program_all_tenants(fleet, app, workers, state):
-    assert workers.claim("one") is None
-    job = app.submit()
-    stranger = fleet.app("other")
-    foreign_job = stranger.submit()
-    assignment = workers.claim("one")
-    assert assignment.recipe.id == job["recipe_id"]
-    assert assignment.source == str(workers.home.source)
-    assert workers.claim("two") is None
-    assert state(job) == "compiling"
-    assert app.submit(adapter="later")["state"] == "compiling"
-    assert workers.heartbeat("one", job["recipe_id"]) is True
-    assert workers.claim("two") is None
-    assert workers.complete("one", job) is True
-    assert state(job) == stranger.get(f"/v1/jobs/{foreign_job['id']}").json()["state"] == "ready"
-    assert workers.claim("two") is None
-    with workers.home.database.writing() as session, pytest.raises(Conflict, match="cannot become"):
-        move_program(session, session.scalars(select(Program)).one(), ProgramState.COMPILING)
-
-
 @pytest.mark.both_databases
 def test_a_dead_worker_s_program_is_another_s_and_counts_once(app, workers, state):
     job = app.submit()
@@ -124,14 +100,12 @@ def test_a_dead_worker_s_program_is_another_s_and_counts_once(app, workers, stat
     assert state(job) == "compiling"
     assert workers.complete("two", job) is True
     assert state(job) == "ready"
-    with workers.home.database.reading() as session:
-        assert len(session.scalars(select(ProgramBlob)).all()) == 3
+    assert len(workers.home.scalars(select(ProgramBlob))) == 3
 
 
 def test_a_program_carries_its_bases_chat_template(app, workers):
     template = ChatTemplate(template="{{ messages[0].content }}")
-    with workers.home.database.writing() as session:
-        BaseRepository(session).by_name("tiny").chat_template = template
+    workers.home.change(BaseModelEntry, chat_template=template)
     job = app.submit()
     workers.claim("one")
     assert workers.complete("one", job) is True

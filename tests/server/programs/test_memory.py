@@ -4,8 +4,7 @@ import psutil
 import pytest
 
 from server.compiler.cost import compile_bytes
-from server.settings import Settings
-from server.tasks.worker import SHARE, host_budget, machine_bytes
+from server.tasks.worker import machine_bytes
 from shared.recipe import TARGETS, Recipe
 from tests.server.jobs.test_memory import SMOLLM2
 
@@ -31,11 +30,6 @@ def recipe(**settings):
 def test_estimates_are_near_what_was_measured(shape, parameters, settings, expected):
     """The compiler's peak resident bytes: SmolLM2-135M as GGUF, and random bfloat16 weights in safetensors; XNNPACK."""
     assert compile_bytes(recipe(**settings), shape, parameters) == pytest.approx(expected, rel=0.2)
-
-
-def test_a_machine_s_budget(tmp_path):
-    assert host_budget(Settings(home=tmp_path)) == (round(machine_bytes() * SHARE), False)
-    assert host_budget(Settings(home=tmp_path, compile_budget_bytes=123)) == (123, True)
 
 
 def test_a_container_has_what_it_is_given(tmp_path):

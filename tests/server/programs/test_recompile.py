@@ -48,9 +48,8 @@ def test_without_jobs(home, app, fleet, recompile):
         recompile(job["recipe_id"])
         home.compile()
         assert app.get(f"/v1/programs/{job['recipe_id']}").json()["manifest"]["version"] == number
-    with home.database.reading() as session:
-        # Files of the version before stay for those who train with it, and of none that is older.
-        assert sorted(set(session.scalars(select(ProgramBlob.version)))) == [3, 4]
+    # Files of the version before stay for those who train with it, and of none that is older.
+    assert sorted(set(home.scalars(select(ProgramBlob.version)))) == [3, 4]
 
 
 def test_what_fails_leaves_what_was_there(fleet, home, app, device, recompile):
@@ -74,5 +73,4 @@ def test_what_cannot_be_compiled_anew(home, app, recompile):
     job = app.submit()
     with pytest.raises(Conflict, match="pending"):
         recompile(job["recipe_id"])
-    with home.database.reading() as session:
-        assert session.scalars(select(Program.recompiling)).one() is False
+    assert home.scalar(select(Program.recompiling)) is False

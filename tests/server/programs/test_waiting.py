@@ -99,15 +99,6 @@ def test_another_tenants_request_brings_a_program_forward(fleet, machines, many)
     assert machines.claim(worker) is None
 
 
-def test_a_task_that_was_released_is_claimed_again(machines, many):
-    (job,) = many(1)
-    worker = machines.worker("one")
-    for _ in range(2):
-        assert machines.claim(worker) == job["recipe_id"]
-        machines.release(worker, job["recipe_id"])
-    assert machines.claim(worker) == job["recipe_id"]
-
-
 def test_a_tenant_with_many_recipes_does_not_starve_another(machines, many):
     flood = many(6, "flood", priority=10)
     worker = machines.worker("one")

@@ -6,6 +6,12 @@ URL = "/v1/adapters/alice-movies"
 
 
 @pytest.fixture
+def version(device, lease):
+    """Version 1 of the adapter, which `device` trained."""
+    return device.finish(lease)
+
+
+@pytest.fixture
 def publish(fleet, app, device):
     """Trains one more version of an adapter; what the device is told of it."""
 

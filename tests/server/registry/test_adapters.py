@@ -11,12 +11,6 @@ from shared.recipe import Recipe
 from shared.zo.lora import init_a, lora_modules
 from tests.server.conftest import SHAPE
 
-
-@pytest.fixture
-def version(device, lease):
-    return device.finish(lease)
-
-
 URL = "/v1/adapters/alice-movies"
 
 
@@ -33,15 +27,6 @@ def test_versions_count_up_and_stay(fleet, app, device, version):
     assert adapter["latest"] == second
     assert adapter["user"] == "alice"
     assert app.get("/v1/adapters").json()["items"] == [adapter]
-
-
-def test_download_of_lora_b(app, version):
-    response = app.get(f"{URL}/versions/1/lora_B.safetensors")
-    assert sha256_hex(response.content) == version["sha256"]
-    assert len(response.content) == version["size"]
-    assert response.headers["etag"] == f'"{version["sha256"]}"'
-    assert app.get(response.url.path, headers={"Range": "bytes=0-7"}).content == response.content[:8]
-    assert app.head(response.url.path).headers["content-length"] == str(version["size"])
 
 
 def test_a_peft_directory(home, app, device, lease):
@@ -98,20 +83,3 @@ def test_the_card_says_which_eps_was_used(fleet, app, device, changes, eps):
     assert f"eps {eps} |" in card
     assert f"frozen weights in {changes.get('recipe', {}).get('precision', 'fp32')}" in card
     assert ("| adapted layers | last:1 |" in card) == ("layers" in changes.get("recipe", {}))
-
-
-@pytest.mark.parametrize(
-    ("path", "status", "code"),
-    [
-        ("nothing", 404, "adapter-not-found"),
-        ("alice-movies/versions/2", 404, "revision-not-found"),
-        ("alice-movies/versions/2/peft", 404, "revision-not-found"),
-        ("alice-movies/versions/1/peft/x", 404, "file-not-in-adapter"),
-        ("alice-movies/versions/2/lora_B.safetensors", 404, "revision-not-found"),
-        ("alice-movies/versions/1/peft/..%2f..%2fx", 404, "not-found"),
-        ("alice-movies/versions/0", 422, "invalid-request"),
-        (f"alice-movies/versions/{2**80}", 422, "invalid-request"),
-    ],
-)
-def test_what_is_not_there(app, version, problem, path, status, code):
-    problem(app.get(f"/v1/adapters/{path}"), status, code)

@@ -10,12 +10,6 @@ NAME = "alice-movies"
 
 
 @pytest.fixture
-def version(device, lease):
-    """Version 1, which `device` trained."""
-    return device.finish(lease)
-
-
-@pytest.fixture
 def tablet(fleet):
     return fleet.device(name="tablet", users=("bob",))
 
@@ -71,14 +65,6 @@ def test_a_held_version_is_nobodys(fleet, app, device, version, problem):
     for file in ("", "/lora_B.safetensors"):
         problem(own(device, "v2", file=file), 409, "version-held")
     assert own(device).json()["adapter"]["manifest"]["version"] == 1
-
-
-def test_no_tenant_reaches_into_another(fleet, version, problem):
-    foreign = fleet.device("other", users=("alice",))
-    problem(own(foreign), 404, "adapter-not-found")
-    program = version["recipe_id"]
-    sha256 = fleet.app().get(f"/v1/programs/{program}").json()["manifest"]["files"][0]["sha256"]
-    problem(foreign.get(f"/v1/files/{sha256}"), 404, "not-found")
 
 
 def test_a_deleted_adapter_is_there_for_no_device(app, device, version, problem):

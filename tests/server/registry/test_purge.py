@@ -3,17 +3,11 @@
 from datetime import timedelta
 
 import pytest
-from sqlalchemy import ForeignKey, update
 
 from server.database.columns import utc_now
 from server.registry.models import Adapter, StoredVersion
 from server.registry.purge import purge_adapters
-from server.schema import METADATA
-from server.storage.garbage_collection import Collector
 from tests.server.registry.conftest import URL
-from tests.server.storage.conftest import grow_old
-
-__all__ = ["grow_old"]  # a fixture
 
 GRACE = timedelta(days=30)
 
@@ -23,27 +17,11 @@ def purge(home):
     """One look of a worker, `days` after everything was deleted; how many versions went."""
 
     def look(days):
-        with home.database.writing() as session:
-            then = utc_now() - timedelta(days=days)
-            for table in (Adapter, StoredVersion):
-                session.execute(update(table).where(table.deleted_at.is_not(None)).values(deleted_at=then))
+        for table in (Adapter, StoredVersion):
+            home.change(table, table.deleted_at.is_not(None), deleted_at=utc_now() - timedelta(days=days))
         return purge_adapters(home.database, GRACE)
 
     return look
-
-
-@pytest.fixture
-def collect(home, grow_old):
-    """What a collector's pass removes; every file is old."""
-
-    def run():
-        before = {file.sha256 for file in home.artifacts.listing()}
-        for sha256 in before:
-            grow_old(home.artifacts, sha256)
-        Collector(home.database, home.artifacts).collect(timedelta(hours=1))
-        return before - {file.sha256 for file in home.artifacts.listing()}
-
-    return run
 
 
 def files_of(app, version, url=URL):
@@ -51,7 +29,7 @@ def files_of(app, version, url=URL):
 
 
 @pytest.mark.both_databases
-def test_a_version_goes_after_its_grace_and_its_bytes_with_it(app, device, publish, decide, purge, collect, problem):
+def test_a_version_goes_after_its_grace_and_its_bytes_with_it(home, app, device, publish, decide, purge, problem):
     first, second = publish(0.25), publish(0.5)
     shared = publish(0.5, job={"adapter": "alice-books"})  # the same bytes, in another adapter
     assert shared["sha256"] == second["sha256"]
@@ -60,14 +38,14 @@ def test_a_version_goes_after_its_grace_and_its_bytes_with_it(app, device, publi
     decide("DELETE", "/versions/1")
     decide("DELETE", "/versions/2")
     assert purge(29) == 0
-    assert collect() == set()
+    assert home.collect() == set()
     assert decide("POST", "/versions/2/undelete")["version"] == 2
     assert purge(31) == 1
     problem(app.post(f"{URL}/versions/1/undelete"), 404, "revision-not-found")
     decide("DELETE", "/versions/2")
     assert purge(31) == 1
     books = "/v1/adapters/alice-books/versions/1/lora_B.safetensors"
-    removed_files = collect()
+    removed_files = home.collect()
     assert first["sha256"] in removed_files
     assert shared["sha256"] not in removed_files
     assert mine - removed_files == mine & others
@@ -76,14 +54,14 @@ def test_a_version_goes_after_its_grace_and_its_bytes_with_it(app, device, publi
     assert [event["action"] for event in decide("GET", "/events")["items"]][:2] == ["published", "removed"]
 
 
-def test_an_adapter_goes_whole_and_its_trail_stays(home, app, publish, decide, purge, collect, problem):
+def test_an_adapter_goes_whole_and_its_trail_stays(home, app, publish, decide, purge, problem):
     versions = [publish(value) for value in (0.25, 0.5)]
     files_of(app, 2)
     decide("DELETE", "/versions/1")
     decide("DELETE", "?reason=gone")
     assert purge(31) == 2
     problem(app.post(f"{URL}/undelete"), 404, "adapter-not-found")
-    assert {version["sha256"] for version in versions} < collect()
+    assert {version["sha256"] for version in versions} < home.collect()
     assert decide("GET", "/events")["items"][0]["action"] == "removed"
     again = publish(0.25)
     assert (again["version"], again["sha256"]) == (1, versions[0]["sha256"])
@@ -96,17 +74,3 @@ def test_a_completion_that_is_said_again_after_the_removal(home, device, lease, 
     purge(31)
     body = {"adapter_sha256": version["sha256"], "result": version["result"]}
     problem(device.post(f"/v1/leases/{lease['id']}/complete", json=body), 410, "lease-ended")
-
-
-def test_what_refers_to_a_version_goes_with_it():
-    """Tables of other slices name no version that they would keep from being removed."""
-    ours = {"peft_files.version_number"}
-    referring: list[ForeignKey] = [
-        key
-        for table in METADATA.tables.values()
-        for key in table.foreign_keys
-        if key.column.table.name == "adapter_versions"
-    ]
-    assert referring
-    holding = {f"{key.parent.table.name}.{key.parent.name}" for key in referring if key.ondelete != "CASCADE"}
-    assert holding <= ours

@@ -33,16 +33,6 @@ def test_names_lie_under_the_prefix(s3, store):
     assert [file.sha256 for file in bare.listing()] == [SHA]
 
 
-def test_a_file_is_sent_once(s3, store):
-    store.put(DATA)
-    key = keys(s3, store)[0]
-    headers = s3.client.head_object(Bucket=store.place.bucket, Key=key)["ResponseMetadata"]["HTTPHeaders"]
-    store.put(DATA)
-    again = s3.client.head_object(Bucket=store.place.bucket, Key=key)["ResponseMetadata"]["HTTPHeaders"]
-    assert headers["last-modified"] == again["last-modified"]
-    assert keys(s3, store) == [key, f"mobizo/one/stored/{SHA}"]
-
-
 def test_a_large_file_goes_in_parts(s3, store):
     data = b"0123456789abcdef" * (PART_BYTES // 16) * 2 + b"rest"
     with store.workspace("w") as workspace:

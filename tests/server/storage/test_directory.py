@@ -9,7 +9,6 @@ from server.storage.directory import DiskArtifacts
 from server.storage.store import StorageFull
 from shared.canonical import sha256_hex
 from shared.errors import Unavailable
-from tests.server.homes import at_once
 
 DATA = bytes(range(256)) * 500
 SHA = sha256_hex(DATA)
@@ -47,27 +46,6 @@ def test_a_disk_that_is_full_only_when_synced(store, monkeypatch):
     with pytest.raises(StorageFull):
         store.put(DATA)
     assert list(store.listing()) == []
-    assert staging_files(store) == []
-
-
-def test_many_writers_and_one_who_deletes(store):
-    """Whoever ends a put finds the file, until the next deletion: none ends with a link that was lost."""
-    endings = []
-
-    def write():
-        try:
-            for _ in range(200):
-                store.put(DATA)
-        finally:
-            endings.append(True)
-
-    def delete():
-        while len(endings) < 3:
-            store.delete([SHA])
-
-    at_once(write, write, write, delete)
-    store.put(DATA)
-    assert store.read(SHA) == DATA
     assert staging_files(store) == []
 
 

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 
 import pytest
-from sqlalchemy import delete, select, update
+from sqlalchemy import delete, select
 
 from server.catalog.bases import BaseModelEntry
 from server.database.columns import utc_now
@@ -20,8 +20,8 @@ from server.storage.garbage_collection import ABANDONED, MAX_REMOVAL, Collector,
 from server.storage.store import REFERENCES, Collected, FileRemoval, GarbageCollection, hold, referenced
 from shared.canonical import sha256_hex
 from shared.errors import NotFound, Unavailable
-from tests.server.conftest import SHAPE, adapter_bytes
-from tests.server.homes import at_once
+from tests.server.conftest import adapter_bytes
+from tests.server.homes import at_once, base_entry
 
 HOUR, NONE = timedelta(hours=1), timedelta(0)
 # Columns with a hash in their name that is of no stored file, of one that another column names, or of one that is made
@@ -33,34 +33,6 @@ NOT_OURS = {
     "cohorts.a_sha256",
     "trajectories.start_sha256",
 }
-
-
-@pytest.fixture
-def collect(home, grow_old):
-    """A pass over files that are all old; what it removed."""
-
-    def run(**how):
-        before = [file.sha256 for file in home.artifacts.listing()]
-        for sha256 in before:
-            grow_old(home.artifacts, sha256)
-        Collector(home.database, home.artifacts).collect(HOUR, **how)
-        return set(before) - {file.sha256 for file in home.artifacts.listing()}
-
-    return run
-
-
-def name_as_base(session, name, sha256):
-    session.add(
-        BaseModelEntry(
-            name=name,
-            source="x",
-            sha256="a" * 64,
-            shape=SHAPE,
-            parameters=1,
-            tokenizer_sha256=sha256,
-            created_at=utc_now(),
-        )
-    )
 
 
 def test_every_column_that_may_name_a_file_is_known():
@@ -80,7 +52,7 @@ def test_nothing_is_collected_while_references_are_unknown(home, grow_old, monke
 
 
 @pytest.mark.both_databases(slow=True)
-def test_what_something_names_stays(home, fleet, app, device, collect):
+def test_what_something_names_stays(home, fleet, app, device):
     orphan = home.artifacts.put(b"nobody's")
     fleet.ready_job(app)
     device.finish(device.lease())
@@ -89,44 +61,29 @@ def test_what_something_names_stays(home, fleet, app, device, collect):
     lease = device.lease()
     data = adapter_bytes(lease["manifest"]["manifest"]["size"], 0.25)
     device.upload(lease, data).raise_for_status()
-    assert collect(dry_run=True) == set()
-    assert collect() == {orphan}
+    assert home.collect(dry_run=True) == set()
+    assert home.collect() == {orphan}
     with home.database.reading() as session:
         expected = named_files(session) | {sha256_hex(data)}
         assert referenced(session, expected) == expected
     assert {file.sha256 for file in home.artifacts.listing()} == expected
     for sha256 in expected:
         home.artifacts.read(sha256)
-    assert collect() == set()
-
-
-def test_what_is_told(home, grow_old):
-    orphan = home.artifacts.put(b"12345")
-    grow_old(home.artifacts, orphan)
-    collector = Collector(home.database, home.artifacts)
-    report = collector.collect(HOUR, dry_run=True)
-    assert (report.files, report.deleted, report.freed_bytes) == (2, 1, 5)
-    assert home.artifacts.read(orphan)
-    assert collector.collect(HOUR) == report
-    with home.database.reading() as session:
-        collection = session.scalars(select(GarbageCollection)).one()
-        assert (collection.deleted, collection.freed_bytes) == (1, 5)
-        assert collection.started_at <= collection.ended_at
+    assert home.collect() == set()
 
 
 @pytest.mark.both_databases(slow=True)
-def test_an_upload_stays_as_long_as_its_lease_may_live_again(fleet, home, app, device, lease, collect):
+def test_an_upload_stays_as_long_as_its_lease_may_live_again(fleet, home, app, device, lease):
     data = adapter_bytes(lease["manifest"]["manifest"]["size"], 0.25)
     device.upload(lease, data).raise_for_status()
     home.let_run_out(lease)
     fleet.device(name="other").lease("other-data")  # whoever asks takes back what ran out
     with home.database.writing() as session:
         assert session.scalar(select(JobLease.ending)) in (None, Ending.EXPIRED)
-    assert collect() == set()
+    assert home.collect() == set()
     app.post(f"/v1/jobs/{lease['job']['id']}/cancel")
-    with home.database.writing() as session:
-        session.execute(update(JobLease).values(ending=Ending.CANCELLED))
-    assert collect() == {sha256_hex(data)}
+    home.change(JobLease, ending=Ending.CANCELLED)
+    assert home.collect() == {sha256_hex(data)}
 
 
 def test_what_is_stored_again_while_a_pass_looks_stays(home, grow_old):
@@ -220,8 +177,7 @@ def test_what_a_killed_process_was_removing_is_removed_by_the_next_one(home, gro
     assert collector.collect(HOUR).deleted == 0  # the other process may live
     with pytest.raises(Collected), home.database.writing() as session:
         hold(session, home.artifacts, [orphan])
-    with home.database.writing() as session:
-        session.execute(update(FileRemoval).values(begun_at=utc_now() - ABANDONED - HOUR))
+    home.change(FileRemoval, begun_at=utc_now() - ABANDONED - HOUR)
     collector.finish_abandoned()
     with pytest.raises(NotFound):
         home.artifacts.read(orphan)
@@ -253,7 +209,7 @@ def test_no_name_is_ever_committed_without_its_file(home, any_store):
                 sha256 = any_store.put(data)
                 with contextlib.suppress(Collected), home.database.writing() as session:
                     hold(session, any_store, [sha256])
-                    name_as_base(session, name, sha256)
+                    session.add(base_entry(name, sha256))
                     break
             read_contents.append(any_store.read(sha256))
             if turn % 4 == 0 or rng.random() < 0.9:
@@ -278,8 +234,7 @@ def test_no_name_is_ever_committed_without_its_file(home, any_store):
     at_once(gather, gather, *(partial(publish_all, who) for who in range(3)))
     assert len(read_contents) == 3 * rounds
     assert sum(removal_counts) >= 3 * rounds / 4
-    with home.database.reading() as session:
-        names = set(session.scalars(select(BaseModelEntry.tokenizer_sha256)))
+    names = set(home.scalars(select(BaseModelEntry.tokenizer_sha256)))
     assert names
     for sha256 in names:
         any_store.read(sha256)
@@ -298,8 +253,7 @@ def test_a_worker_collects_when_it_is_time(home, grow_old):
     for worker in workers:
         worker.collect_if_due(settings)
     assert home.artifacts.read(orphans[1])
-    with home.database.writing() as session:
-        session.execute(update(GarbageCollection).values(started_at=datetime.now(UTC) - timedelta(hours=25)))
+    home.change(GarbageCollection, started_at=datetime.now(UTC) - timedelta(hours=25))
     workers[1].collect_if_due(settings)
     with pytest.raises(NotFound):
         home.artifacts.read(orphans[1])

@@ -6,7 +6,7 @@ import threading
 from datetime import timedelta
 
 import pytest
-from sqlalchemy import make_url, select, update
+from sqlalchemy import make_url, select
 
 from server.database.columns import utc_now
 from server.database.database import Database
@@ -133,8 +133,7 @@ def test_an_outage_ends_the_task_after_a_long_time(home, worker, attempts, reque
     attempts.outcomes = [Unavailable("the bucket does not answer")] * 2
     request_task()
     drain(worker)
-    with home.database.writing() as session:
-        session.execute(update(Task).values(unavailable_since=utc_now() - MAX_OUTAGE - timedelta(seconds=1)))
+    home.change(Task, unavailable_since=utc_now() - MAX_OUTAGE - timedelta(seconds=1))
     drain(worker)
     assert attempts.failed == [("unavailable", "the bucket does not answer")]
 
@@ -189,8 +188,7 @@ def failures(home):
 
 
 def let_retry(home):
-    with home.database.writing() as session:
-        session.execute(update(SweepFailure).values(not_before=utc_now()))
+    home.change(SweepFailure, not_before=utc_now())
 
 
 def test_a_sweep_that_raises_is_stored_and_backed_off(home, worker):
@@ -236,8 +234,7 @@ def test_a_cohort_that_fails_is_stored_and_tried_again(home, band, monkeypatch):
 
     band.begin("alice", "bob")
     band.past_deadline()
-    with home.database.reading() as session:
-        number = session.scalars(select(Cohort.number)).one()
+    number = home.scalar(select(Cohort.number))
     with monkeypatch.context() as patched:
         patched.setattr(RoundService, "end_if_due", fails)
         sweep(band.worker)

@@ -3,7 +3,7 @@
 from functools import partial
 
 import pytest
-from sqlalchemy import func, select, update
+from sqlalchemy import func, select
 
 from server.jobs.repository import JobEvent
 from server.programs.service import Program
@@ -61,8 +61,7 @@ def test_a_worker_killed_in_the_middle(home, app, start_worker, state):
     first.kill()
     eventually(lambda: not alive(compiler))
     # As if it had run on another machine: only its silence tells that it is dead.
-    with home.database.writing() as session:
-        session.execute(update(WorkerProcess).values(pid_space="elsewhere"))
+    home.change(WorkerProcess, pid_space="elsewhere")
     home.behave()
     start_worker(compile_lease_seconds=2)
     eventually(lambda: state(job) == "ready")
@@ -109,15 +108,6 @@ def test_a_compile_tells_how_it_goes(home, app, start_worker, state):
     with home.database.reading() as session:
         progress_events = session.scalars(select(JobEvent).where(JobEvent.kind == "progress")).all()
         assert len(progress_events) in (1, 2)
-
-
-def test_what_is_over_the_budget_is_not_begun(home, app, state):
-    job = app.submit()
-    settings = home.settings.model_copy(update={"compile_budget_bytes": 100 << 20})
-    drain(worker_in_process(settings, home.database))
-    assert state(job) == "failed"
-    assert app.get(f"/v1/jobs/{job['id']}").json()["error"]["code"] == "compile-too-large"
-    assert home.starts() == []
 
 
 @pytest.mark.both_databases(slow=True)

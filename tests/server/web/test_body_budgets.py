@@ -1,7 +1,6 @@
 """The bytes of bodies that a process holds are bounded, in memory and in staging files, and none buys idle time."""
 
 import asyncio
-import time
 from contextlib import ExitStack
 from itertools import count
 
@@ -12,17 +11,11 @@ from server.web.body_budgets import ByteBudget, make_body_memory, make_upload_sp
 from server.web.middleware import PacedBody
 from shared.errors import TooManyRequests, TooSlow
 from tests.server.conftest import adapter_bytes, job_request
+from tests.server.homes import eventually
 from tests.server.web.test_bodies import JSON, Link
 
 DATABASES = ("sqlite",)
 PATIENCE = 20
-
-
-def waited(condition):
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_bytes_that_arrived_buy_no_idle_time():
@@ -79,13 +72,13 @@ def test_bodies_held_open_are_bounded_by_token(fleet, standing, app, problem, mo
     with Link(fleet.url, app.token) as link:
         link.head("POST", "/v1/jobs", JSON, "Content-Length: 90000")
         link.send(b" " * 80_000)
-        waited(lambda: budget.held == 90_000)
+        eventually(lambda: budget.held == 90_000)
         large = job_request() | {"x": " " * 30_000}
         refused = problem(app.post("/v1/jobs", json=large), 429, "too-many-requests")
         assert refused["limit"] == "body-memory"
         assert fleet.app().post("/v1/jobs", json=large).status_code == 422
         assert app.post("/v1/jobs", json=job_request()).status_code == 202
-    waited(lambda: budget.held == 0)
+    eventually(lambda: budget.held == 0)
 
 
 def test_uploads_are_written_to_the_disk_as_they_arrive(fleet, standing, device, lease, monkeypatch):
@@ -99,7 +92,7 @@ def test_uploads_are_written_to_the_disk_as_they_arrive(fleet, standing, device,
     with Link(fleet.url, device.token) as link:
         link.head("PUT", address, *(f"{name}: {signed.headers[name]}" for name in names if name in signed.headers))
         link.send(data[:-1])
-        waited(lambda: sum(path.stat().st_size for path in staging.glob("*/file")) == len(data) - 1)
+        eventually(lambda: sum(path.stat().st_size for path in staging.glob("*/file")) == len(data) - 1)
         assert state.get(make_upload_space).held == len(data) - 1
         assert state.get(make_body_memory).held == 0
         link.send(data[-1:])

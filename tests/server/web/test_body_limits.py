@@ -69,16 +69,6 @@ def test_no_body_is_read_before_the_token_is_checked(fleet, problem, monkeypatch
     assert bodies == []
 
 
-def test_a_refused_token_counts_before_its_body_is_read(home, problem, monkeypatch):
-    monkeypatch.setattr("server.web.state.REFUSAL_RATE", 0.001)
-    monkeypatch.setattr("server.web.state.REFUSAL_BURST", 2)
-    headers = {"Authorization": "Bearer x", "Content-Type": "application/json"}
-    with serving(create_app(home.settings)) as url, httpx.Client(base_url=url, headers=headers) as client:
-        for _ in range(2):
-            problem(client.post("/v1/jobs", content=b"{"), 401, "unauthorized")
-        problem(client.post("/v1/jobs", content=b"{"), 429, "too-many-requests")
-
-
 def operations():
     """(method, path) of each operation of the API's description."""
     document = create_api().openapi()
@@ -136,12 +126,3 @@ def test_a_wrong_recipe_is_one_error_in_our_own_words(app, problem):
     document = problem(app.post("/v1/jobs", json=body), 422, "invalid-request")
     assert document["errors"] == [{"field": "recipe", "message": document["detail"].removeprefix("recipe: ")}]
     assert document["detail"].startswith("recipe: backend qnn has no reverse pass")
-
-
-def test_errors_beyond_counting_are_not_collected(app, problem, monkeypatch):
-    errors = []
-    monkeypatch.setattr(server.web.middleware, "from_validation", errors.append)
-    many = {f"n{number}": number for number in range(MAX_NAMES - 10)}
-    document = problem(app.post("/v1/jobs", json=many), 422, "invalid-request")
-    assert "the body has 499" in document["detail"]
-    assert document["errors"] == errors == []

@@ -14,7 +14,7 @@ from starlette.routing import Route
 from server.storage.directory import DiskArtifacts
 from server.web import connections
 from server.web.connections import ConnectionLimits
-from tests.server.conftest import serving
+from tests.server.actors import address_of, serving
 
 SECONDS = 0.5  # deadlines in these tests
 SIZE = 50_000_000  # bytes of a response, more than a connection holds
@@ -61,14 +61,18 @@ def short(monkeypatch):
         monkeypatch.setattr(connections, name, SECONDS)
 
 
-@pytest.fixture
-def server(short, tmp_path):
-    """A server with short deadlines: its address."""
-    APP.state.store = DiskArtifacts(tmp_path)
+@pytest.fixture(scope="module")
+def large_file(tmp_path_factory):
+    """A stored file that /file sends."""
+    APP.state.store = DiskArtifacts(tmp_path_factory.mktemp("store"))
     APP.state.sha256 = APP.state.store.put(bytes(SIZE))
+
+
+@pytest.fixture
+def server(short, large_file):
+    """A server with short deadlines: its address."""
     with serving(APP, MANY) as url:
-        host, port = url.removeprefix("http://").split(":")
-        yield host, int(port)
+        yield address_of(url)
 
 
 def open_links(address, count, data=b""):
@@ -106,11 +110,11 @@ def says_hello(address):
     return httpx.get(f"http://{host}:{port}/hello", timeout=PATIENCE).text == "hello"
 
 
-@pytest.mark.parametrize("data", [b"", b"G", b"GET /hello HTTP/1.1\r\nHost: x\r\n"])
-def test_a_head_that_never_ends(server, data):
-    links = open_links(server, 50, data)
+def test_a_head_that_never_ends(server):
+    halves = (b"", b"G", b"GET /hello HTTP/1.1\r\nHost: x\r\n")
+    links = [link for data in halves for link in open_links(server, 50, data)]
     assert says_hello(server)
-    assert [read_to_end(link) for link in links] == [b""] * 50
+    assert [read_to_end(link) for link in links] == [b""] * 150
 
 
 def trickle(link, data):
@@ -143,10 +147,11 @@ def test_a_body_that_goes_on_after_the_response(server):
     trickle(link, b"x")
 
 
-@pytest.mark.parametrize("path", ["/endless", "/large", "/file"])
-@pytest.mark.parametrize("headers", ["", "Connection: close\r\n"])
-def test_a_client_that_does_not_read(server, path, headers):
-    links = open_links(server, 5, f"GET {path} HTTP/1.1\r\nHost: x\r\n{headers}\r\n".encode())
+def test_a_client_that_does_not_read(server):
+    links = []
+    for path in ("/endless", "/large", "/file"):
+        for headers in ("", "Connection: close\r\n"):
+            links += open_links(server, 3, f"GET {path} HTTP/1.1\r\nHost: x\r\n{headers}\r\n".encode())
     assert says_hello(server)
     time.sleep(4 * SECONDS)
     for link in links:
@@ -171,25 +176,25 @@ def test_a_request_in_progress_has_no_deadline_of_its_head(short):
 @pytest.mark.parametrize("data", [b"", b"GET /hello HTTP/1.1\r\nHost: x\r\n"])
 def test_idle_and_half_sent_connections_at_the_limit_do_not_stop_others(data):
     with serving(APP, ConnectionLimits(total=20, of_address=1000)) as url:
-        host, port = url.removeprefix("http://").split(":")
+        address = address_of(url)
         links = []
         for last in range(2, 7):
             for _ in range(20):
-                link = socket.create_connection((host, int(port)), PATIENCE, (f"127.0.0.{last}", 0))
+                link = socket.create_connection(address, PATIENCE, (f"127.0.0.{last}", 0))
                 link.sendall(data)
                 links.append(link)
         for _ in range(5):
-            assert says_hello((host, int(port)))
+            assert says_hello(address)
         close_all(*links)
 
 
 def test_a_request_in_progress_does_not_give_way():
     with serving(APP, ConnectionLimits(total=3, of_address=1000)) as url:
-        host, port = url.removeprefix("http://").split(":")
-        (link,) = open_links((host, int(port)), 1, b"GET /endless HTTP/1.1\r\nHost: x\r\n\r\n")
+        address = address_of(url)
+        (link,) = open_links(address, 1, b"GET /endless HTTP/1.1\r\nHost: x\r\n\r\n")
         assert link.recv(100)
-        others = [socket.create_connection((host, int(port)), PATIENCE, ("127.0.0.2", 0)) for _ in range(100)]
-        assert says_hello((host, int(port)))
+        others = [socket.create_connection(address, PATIENCE, ("127.0.0.2", 0)) for _ in range(100)]
+        assert says_hello(address)
         for _ in range(200):
             assert link.recv(1 << 20)
         close_all(link, *others)
@@ -198,23 +203,21 @@ def test_a_request_in_progress_does_not_give_way():
 def test_a_body_that_goes_on_after_the_response_is_read_slowly(monkeypatch):
     monkeypatch.setattr(connections, "UNREAD_PAUSE", 1000)
     with serving(APP, MANY) as url:
-        host, port = url.removeprefix("http://").split(":")
+        address = address_of(url)
         head = f"POST /hello HTTP/1.1\r\nHost: x\r\nContent-Length: {SIZE}\r\n\r\n"
-        (link,) = open_links((host, int(port)), 1, head.encode())
+        (link,) = open_links(address, 1, head.encode())
         read_hello(link)
         link.settimeout(4 * SECONDS)
         with pytest.raises(TimeoutError):
             link.sendall(b"x" * SIZE)
-        assert says_hello((host, int(port)))
+        assert says_hello(address)
         link.close()
 
 
 def test_a_request_after_a_body_that_went_on_is_answered():
     with serving(APP, MANY) as url:
-        host, port = url.removeprefix("http://").split(":")
-        (link,) = open_links(
-            (host, int(port)), 1, b"POST /hello HTTP/1.1\r\nHost: x\r\nContent-Length: 3000000\r\n\r\n"
-        )
+        address = address_of(url)
+        (link,) = open_links(address, 1, b"POST /hello HTTP/1.1\r\nHost: x\r\nContent-Length: 3000000\r\n\r\n")
         for _ in range(2):
             read_hello(link)
             link.sendall(b"x" * 3_000_000)

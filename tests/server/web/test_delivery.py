@@ -14,9 +14,11 @@ from server.web import downloads
 from shared.transport import Transport
 from tests.certificate import loopback_certificate
 from tests.server.nginx import Missing, free_ports, nginx
+from tests.server.web.test_ranges import CONTENT, url, weights
+
+__all__ = ["url", "weights"]  # fixtures
 
 DATABASES = ("sqlite",)
-CONTENT = bytes(range(256)) * 1000  # what the tests' compiler gives as weights
 SHIPPED = Path(__file__).parents[3] / "deploy" / "nginx.conf"
 PRIVATE = "/etc/letsencrypt/live/mobizo.example.org"
 
@@ -31,20 +33,6 @@ def settle(home, fleet, standing):
         app.state.mobizo = dataclasses.replace(app.state.mobizo, settings=home.settings, artifacts=home.artifacts)
 
     return change
-
-
-def weights_of(lease):
-    return next(file for file in lease["manifest"]["manifest"]["files"] if file["role"] == "weights")
-
-
-@pytest.fixture
-def weights(lease):
-    return weights_of(lease)
-
-
-@pytest.fixture
-def url(weights):
-    return f"/v1/files/{weights['sha256']}"
 
 
 def replace_all(text, changes):
@@ -190,38 +178,25 @@ def bucket(home, settle, s3, monkeypatch):
     settle(**{name: getattr(settings, name) for name in settings.model_fields_set})
 
 
-@pytest.fixture
-def bucket_lease(bucket, lease):
-    return lease
-
-
-@pytest.fixture
-def place(bucket_lease):
-    weights = weights_of(bucket_lease)
-    return f"/v1/files/{weights['sha256']}", weights
-
-
-def test_a_bucket_sends_to_whom_the_server_sends_there(device, place, s3):
-    path, _ = place
-    answer = device.get(path)
+def test_a_bucket_sends_to_whom_the_server_sends_there(bucket, device, url, s3):
+    answer = device.get(url)
     assert answer.status_code == 307
     assert answer.content == b""
     assert "no-store" in answer.headers["cache-control"]
     location = answer.headers["location"]
     assert location.startswith(s3.url)
     assert httpx.get(location).content == CONTENT
-    head = device.head(path)
+    head = device.head(url)
     assert (head.status_code, head.headers["content-length"]) == (200, str(len(CONTENT)))
 
 
-def test_our_client_follows_and_goes_on(device, place, fleet, tmp_path):
-    path, weights = place
+def test_our_client_follows_and_goes_on(bucket, device, url, weights, fleet, tmp_path):
     (tmp_path / "w.part").write_bytes(CONTENT[:100_000])
     progress_calls = []
     with Transport(fleet.url, device.token) as transport:
         for _ in range(2):
             transport.download(
-                path,
+                url,
                 tmp_path / "w",
                 size=len(CONTENT),
                 sha256=weights["sha256"],
@@ -232,27 +207,10 @@ def test_our_client_follows_and_goes_on(device, place, fleet, tmp_path):
     assert progress_calls[0][0] > 100_000  # it went on
 
 
-def test_small_files_and_forbidden_ranges_are_sent_by_the_server(device, bucket_lease, place):
-    tokenizer = next(file for file in bucket_lease["manifest"]["manifest"]["files"] if file["role"] == "tokenizer")
+def test_small_files_and_forbidden_ranges_are_sent_by_the_server(bucket, device, lease, url, weights):
+    tokenizer = next(file for file in lease["manifest"]["manifest"]["files"] if file["role"] == "tokenizer")
     assert device.get(f"/v1/files/{tokenizer['sha256']}").status_code == 200
-    path, weights = place
-    response = device.get(path, headers={"Range": "bytes=10-", "If-Range": '"other"'})
+    response = device.get(url, headers={"Range": "bytes=10-", "If-Range": '"other"'})
     assert (response.status_code, response.content) == (200, CONTENT)
-    part = device.get(path, headers={"Range": "bytes=10-", "If-Range": f'"{weights["sha256"]}"'})
+    part = device.get(url, headers={"Range": "bytes=10-", "If-Range": f'"{weights["sha256"]}"'})
     assert part.status_code == 307
-
-
-def test_nobody_is_sent_to_the_bucket_without_the_right(fleet, place, problem):
-    path, _ = place
-    problem(fleet.device(name="other").get(path), 404, "not-found")
-    problem(fleet.actor("nobody").get(path), 401, "unauthorized")
-
-
-def test_a_whole_job_over_a_bucket(fleet, app, device, bucket, tmp_path):
-    fleet.ready_job(app)
-    device.finish(device.lease())
-    response = app.get("/v1/adapters/alice-movies/versions/1")
-    assert response.status_code == 200
-    data = app.get("/v1/adapters/alice-movies/versions/1/lora_B.safetensors")
-    assert data.status_code == 200
-    assert len(data.content) == response.json()["size"]

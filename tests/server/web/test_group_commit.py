@@ -24,31 +24,6 @@ def stored(database):
         return [number for (number,) in session.execute(text("SELECT number FROM notes ORDER BY number"))]
 
 
-def test_what_comes_at_once_is_committed_together_and_each_is_answered(database):
-    groups = []
-
-    def write(session, numbers):
-        groups.append(list(numbers))
-        answers = []
-        for number in numbers:
-            if number == 7:
-                answers.append(Gone("seven"))
-                continue
-            session.execute(text("INSERT INTO notes VALUES (:number)"), {"number": number})
-            answers.append(-number)
-        return answers
-
-    async def run():
-        group = group_commit(database, WriteQueue(database), write)
-        return await asyncio.gather(*(group.add(number) for number in range(20)), return_exceptions=True)
-
-    answers = asyncio.run(run())
-    assert [answer for answer in answers if not isinstance(answer, Gone)] == [-n for n in range(20) if n != 7]
-    assert isinstance(answers[7], Gone)
-    assert len(groups) < 20
-    assert stored(database) == [number for number in range(20) if number != 7]
-
-
 def test_one_that_breaks_the_transaction_does_not_take_the_others_with_it(database):
     def write(session, numbers):
         for number in numbers:

@@ -29,6 +29,7 @@ class Meter:
     def __init__(self, loop):
         """loop: the thread of the server's event loop."""
         self._clock = time.pthread_getcpuclockid(loop.ident)
+        self._exceeded, self._worst = {}, []
 
     def cost(self, request):
         """(what the request costs, its response)"""
@@ -38,6 +39,21 @@ class Meter:
         response = request()
         times = time.process_time() - cpu, time.clock_gettime(self._clock) - loop
         return Cost(*times, _memory("VmHWM") - before), response
+
+    def check(self, where, request, bound, statuses):
+        """Sends a request that must have one of these statuses, and compares its cost with its bound."""
+        cost, response = self.cost(request)
+        assert response.status_code in statuses, (where, response.text[:200])
+        self._worst.append((cost, f"{where} {response.status_code}"))
+        if over := {name: value for name, value in vars(cost).items() if value > getattr(bound, name)}:
+            self._exceeded[where] = over
+
+    def report(self):
+        """Fails with what was over its bound; shows the worst costs of each kind."""
+        for name in ("cpu_seconds", "loop_seconds", "memory_bytes"):
+            for cost, where in sorted(self._worst, key=lambda pair: -getattr(pair[0], name))[:6]:
+                sys.stderr.write(f"{name} {getattr(cost, name):.4g}: {where}\n")
+        assert self._exceeded == {}
 
 
 def _memory(name):
@@ -72,22 +88,8 @@ def path_of(route, value="x"):
     return re.sub(r"\{[^}]*\}", value, route.path)
 
 
-def excess(cost, limit):
-    """The parts of a cost that are over the limit."""
-    return {name: value for name, value in vars(cost).items() if value > getattr(limit, name)}
-
-
-def report(exceeded, worst):
-    """Fails with what is over its bound; shows the worst costs of each kind."""
-    for name in ("cpu_seconds", "loop_seconds", "memory_bytes"):
-        for cost, where in sorted(worst, key=lambda pair: -getattr(pair[0], name))[:6]:
-            sys.stderr.write(f"{name} {getattr(cost, name):.4g}: {where}\n")
-    assert exceeded == {}
-
-
 def test_hostile_bodies_cost_every_json_route_no_more_than_its_bound(siege):
     settings, document, routes, meter, clients = siege
-    exceeded, worst = {}, []
     routes = [route for route in routes if route.body_kind is BodyKind.JSON]
     assert len(routes) > 25
     by_limit = {}
@@ -105,17 +107,12 @@ def test_hostile_bodies_cost_every_json_route_no_more_than_its_bound(siege):
                 headers = {"Content-Type": "application/json"}
                 return client.request(method, path_of(route), content=body, headers=headers)  # noqa: B023
 
-            cost, response = meter.cost(send)
-            assert response.status_code in EXPECTED_STATUSES, (route.path, name, response.text[:200])
-            worst.append((cost, f"{method} {route.path} {name} {response.status_code}"))
-            if over := excess(cost, COSTS[BodyKind.JSON]):
-                exceeded[method, route.path, name] = over
-    report(exceeded, worst)
+            meter.check(f"{method} {route.path} {name}", send, COSTS[BodyKind.JSON], EXPECTED_STATUSES)
+    meter.report()
 
 
 def test_hostile_forms_and_addresses_cost_no_more_than_their_bound(siege):
     settings, _, routes, meter, clients = siege
-    exceeded, worst = {}, []
     for route in routes:
         if route.body_kind not in (BodyKind.FORM, BodyKind.NONE) or route.path.endswith("/events"):
             continue
@@ -135,9 +132,5 @@ def test_hostile_forms_and_addresses_cost_no_more_than_their_bound(siege):
                 headers = {"Content-Type": "application/x-www-form-urlencoded"} if body else {}
                 return client.request(method, path, content=body, headers=headers)  # noqa: B023
 
-            cost, response = meter.cost(send)
-            assert response.status_code in EXPECTED_STATUSES, (route.path, name, response.text[:200])
-            worst.append((cost, f"{method} {route.path} {name} {response.status_code}"))
-            if over := excess(cost, COSTS[route.body_kind]):
-                exceeded[method, route.path, name] = over
-    report(exceeded, worst)
+            meter.check(f"{method} {route.path} {name}", send, COSTS[route.body_kind], EXPECTED_STATUSES)
+    meter.report()

@@ -74,26 +74,6 @@ def test_connections_beyond_the_total_are_closed(log):
     assert len(refusals(log)) == 1
 
 
-def test_the_oldest_connection_without_a_request_gives_way(log):
-    with listening(ConnectionLimits(total=4, of_address=100)) as listener:
-        links = open_links(listener.getsockname(), 4)
-        inside = accepted(listener)
-        begin_requests(listener, inside[:1])
-        others = from_address("127.0.0.2", 1, listener)
-        inside += accepted(listener)
-        assert len(inside) == 5
-        assert read_to_end(links[1]) == b""
-        # A finished request makes its connection the newest of those that wait.
-        begin_requests(listener, inside[2:3])
-        listener.request_ended(inside[2].fileno())
-        others += from_address("127.0.0.2", 1, listener)
-        inside += accepted(listener)
-        assert len(inside) == 6
-        assert read_to_end(links[3]) == b""
-        close_all(*links, *others, *inside)
-    assert len(refusals(log)) == 1
-
-
 @pytest.mark.parametrize("limit", [ConnectionLimits(total=4, of_address=100), ConnectionLimits(100, of_address=2)])
 def test_an_address_makes_room_of_its_own_for_connections_beyond_its_share(limit):
     with listening(limit) as listener:
@@ -104,40 +84,6 @@ def test_an_address_makes_room_of_its_own_for_connections_beyond_its_share(limit
         assert len(inside) == 5
         assert read_to_end(links[0]) == b""
         close_all(*links, *inside)
-
-
-def test_connections_with_a_valid_token_do_not_give_way_to_their_own_address():
-    with listening(ConnectionLimits(total=100, of_address=2)) as listener:
-        links = from_address("127.0.0.2", 2, listener)
-        inside = accepted(listener)
-        begin_requests(listener, inside)
-        for link in inside:
-            listener.request_ended(link.fileno(), authenticated=True)
-        other_links = from_address("127.0.0.2", 1, listener)
-        assert accepted(listener) == []
-        assert read_to_end(other_links[0]) == b""
-        # A later request without a valid token ends the preference.
-        listener.request_ended(inside[1].fileno())
-        links += from_address("127.0.0.2", 1, listener)
-        inside += accepted(listener)
-        assert read_to_end(links[1]) == b""
-        close_all(*links, *inside)
-
-
-@pytest.mark.parametrize("of_others", [True, False])
-def test_at_the_bound_in_all_connections_without_a_valid_token_give_way_first(of_others):
-    with listening(ConnectionLimits(total=4, of_address=100)) as listener:
-        many = from_address("127.0.0.2", 4 - of_others, listener)
-        inside = accepted(listener)
-        for link in inside:
-            listener.request_ended(link.fileno(), authenticated=True)
-        others = from_address("127.0.0.3", int(of_others), listener)
-        inside += accepted(listener)
-        others += from_address("127.0.0.3", 1, listener)
-        inside += accepted(listener)
-        assert len(inside) == 5
-        assert read_to_end((others if of_others else many)[0]) == b""
-        close_all(*many, *others, *inside)
 
 
 def test_the_address_with_the_most_connections_makes_room():
@@ -160,17 +106,6 @@ def test_connections_of_a_trusted_proxy_have_no_share_and_do_not_give_way():
             inside = accepted(listener)
             assert len(inside) == 5
             close_all(*links, *inside)
-
-
-def test_other_work_has_its_turn_among_many_new_connections():
-    with listening(MANY) as listener:
-        links = open_links(listener.getsockname(), 2 * connections.ACCEPTED_AT_ONCE)
-        for _ in range(2):
-            inside = accepted(listener)
-            assert len(inside) == connections.ACCEPTED_AT_ONCE
-            links += inside
-        assert accepted(listener) == []
-        close_all(*links)
 
 
 def test_without_descriptors_connections_are_refused_and_logged_once(log, monkeypatch):

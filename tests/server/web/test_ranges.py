@@ -72,44 +72,26 @@ def url(weights):
     return f"/v1/files/{weights['sha256']}"
 
 
-CONTENT = bytes(range(256)) * 1000
+CONTENT = bytes(range(256)) * 1000  # what the tests' compiler gives as weights
 
 
-def test_whole_file(device, url, weights):
-    response = device.get(url)
-    assert response.status_code == 200
-    assert response.content == CONTENT
-    assert response.headers["etag"] == f'"{weights["sha256"]}"'
-    assert response.headers["accept-ranges"] == "bytes"
-    assert response.headers["content-length"] == str(len(CONTENT))
-    assert "immutable" in response.headers["cache-control"]
-    assert "private" in response.headers["cache-control"]
-
-
-def test_a_download_goes_on_where_it_broke_off(device, url, weights):
-    start = device.get(url, headers={"Range": "bytes=0-99999"}).content
-    rest = device.get(url, headers={"Range": "bytes=100000-", "If-Range": f'"{weights["sha256"]}"'})
-    assert rest.status_code == 206
-    assert start + rest.content == CONTENT
-
-
-def test_beyond_the_end_is_a_problem_with_the_size(device, url, problem):
-    response = device.get(url, headers={"Range": f"bytes={len(CONTENT)}-"})
-    problem(response, 416, "range-not-satisfiable")
-    assert response.headers["content-range"] == f"bytes */{len(CONTENT)}"
-
-
-def test_unchanged(device, url, weights):
-    response = device.get(url, headers={"If-None-Match": f'"{weights["sha256"]}"'})
-    assert response.status_code == 304
-    assert response.content == b""
+def test_a_file_whole_in_parts_and_unchanged(device, url, weights, problem):
+    whole, tag = device.get(url), f'"{weights["sha256"]}"'
+    assert (whole.status_code, whole.content, whole.headers["etag"]) == (200, CONTENT, tag)
+    assert whole.headers["accept-ranges"] == "bytes"
+    assert whole.headers["content-length"] == str(len(CONTENT))
+    assert {"immutable", "private"} <= set(whole.headers["cache-control"].split(", "))
+    rest = device.get(url, headers={"Range": "bytes=100000-", "If-Range": tag})
+    assert (rest.status_code, rest.content) == (206, CONTENT[100_000:])
+    unchanged = device.get(url, headers={"If-None-Match": tag})
+    assert (unchanged.status_code, unchanged.content) == (304, b"")
+    beyond = device.get(url, headers={"Range": f"bytes={len(CONTENT)}-"})
+    problem(beyond, 416, "range-not-satisfiable")
+    assert beyond.headers["content-range"] == f"bytes */{len(CONTENT)}"
 
 
 def test_head(device, url):
-    response = device.head(url)
-    assert response.status_code == 200
-    assert response.headers["content-length"] == str(len(CONTENT))
-    assert response.content == b""
-    part = device.head(url, headers={"Range": "bytes=0-9"})
-    assert part.status_code == 206
-    assert part.headers["content-length"] == "10"
+    for headers, status, length in (({}, 200, len(CONTENT)), ({"Range": "bytes=0-9"}, 206, 10)):
+        response = device.head(url, headers=headers)
+        assert (response.status_code, response.content) == (status, b"")
+        assert response.headers["content-length"] == str(length)

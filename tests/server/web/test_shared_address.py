@@ -7,7 +7,7 @@ import pytest
 
 from server.app import create_app
 from server.web.connections import ConnectionLimits
-from tests.server.conftest import serving
+from tests.server.actors import address_of, serving
 
 DATABASES = ("sqlite",)
 CAP = 20
@@ -39,8 +39,7 @@ def whoami(link, token):
 @pytest.mark.parametrize("bound", LIMITS)
 def test_strangers_of_its_address_do_not_shut_out_a_client_with_a_token(home, bound, data):
     with serving(create_app(home.settings), LIMITS[bound]) as url, contextlib.ExitStack() as stack:
-        host, port = url.removeprefix("http://").split(":")
-        address, token = (host, int(port)), home.token("app")
+        address, token = address_of(url), home.token("app")
         strangers(stack, address, CAP, data)
         (first,) = strangers(stack, address, 1, b"")
         assert whoami(first, token) == 200

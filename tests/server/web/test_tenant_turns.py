@@ -82,18 +82,6 @@ def test_the_tenants_of_the_last_seconds_have_equal_shares(monkeypatch):
     asyncio.run(scenario())
 
 
-def test_a_single_place_is_given_in_turn():
-    async def scenario():
-        work = Work(1)
-        for name in ("a0", "a1", "a2", "b0", "c0"):
-            await work.begin(name[0], name)
-        for name in ("a0", "a1", "b0", "c0", "a2"):
-            await work.end(name)
-        assert work.began == ["a0", "a1", "b0", "c0", "a2"]
-
-    asyncio.run(scenario())
-
-
 def test_cancelled_work_keeps_no_place():
     async def scenario():
         work = Work(1)

@@ -5,10 +5,9 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from server.catalog.bases import BaseModelEntry, BaseRepository
+from server.catalog.bases import BaseRepository
 from server.catalog.calibrations import service
 from server.catalog.calibrations.service import CalibrationRepository, CalibrationService, register_file
-from server.database.columns import utc_now
 from server.inference.model_cache import ModelCache
 from server.inference.texts import ServedAdapterRef
 from server.operations.backup import named_files
@@ -21,7 +20,7 @@ from shared.zo.calibration import CalibrationMetadata, dump_calibration, load_ca
 from shared.zo.lora import a_fingerprint, lora_modules
 from tests.server.conftest import JOB, SHAPE
 from tests.server.federation.conftest import cohort_request
-from tests.server.homes import drain
+from tests.server.homes import base_entry, drain
 
 LIST = "/v1/calibrations"
 OTHER = "c" * 64  # sha256 of another base
@@ -132,18 +131,8 @@ def test_what_no_job_may_name(home, app, problem, calibration, register):
     assert LIST in refusal(calibration="e" * 64)
     assert "calibration has 3 directions" in refusal(calibration=calibration.sha256, rank=4)
     with home.database.writing() as session:
-        tiny = BaseRepository(session).by_name("tiny")
-        BaseRepository(session).add(
-            BaseModelEntry(
-                name="other",
-                source=tiny.source,
-                sha256=OTHER,
-                shape=SHAPE,
-                parameters=1000,
-                tokenizer_sha256=tiny.tokenizer_sha256,
-                created_at=utc_now(),
-            )
-        )
+        bases = BaseRepository(session)
+        bases.add(base_entry("other", bases.by_name("tiny").tokenizer_sha256, sha256=OTHER))
     foreign = register(file_for(OTHER))
     assert "not tiny" in refusal(calibration=foreign)
     assert app.get("/v1/jobs").json()["items"] == []

@@ -1,13 +1,10 @@
 """Checkpoint forms: what is read, and what is refused by name."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import gguf
 import numpy as np
@@ -20,25 +17,25 @@ from transformers import AutoModelForCausalLM
 from server.compiler import compile_program
 from server.compiler.checkpoints import base as base_module
 from server.compiler.checkpoints.base import AttentionKind, Rope, locate_base
-from server.compiler.checkpoints.checkpoint import Checkpoint, inspect_base, load_checkpoint
+from server.compiler.checkpoints.checkpoint import inspect_base, load_checkpoint
 from server.compiler.checkpoints.tokenizer import write_tokenizer
 from server.compiler.model.decoder import inverse_frequencies
 from shared.errors import UnknownBase, UnreadableCheckpoint, UnsupportedModel
-from tests.server.compiler.conftest import LLAMA3_ROPE, VOCABULARY, Architectures, TinyBase, eager_logits, make_tiny
+from tests.server.compiler.conftest import LLAMA3_ROPE, VOCABULARY, eager_logits, make_tiny
 
 
 @pytest.fixture
-def editable(tiny: TinyBase, tmp_path: Path) -> Path:
+def editable(tiny, tmp_path):
     """A copy of the tiny base to spoil."""
     return Path(shutil.copytree(tiny.directory, tmp_path / "base"))
 
 
-def edit_config(directory: Path, **changes: Any) -> None:
+def edit_config(directory, **changes):
     path = directory / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
-def write_gguf(base: TinyBase, path: Path, rope_factors: np.ndarray | None = None, **metadata: Any) -> None:
+def write_gguf(base, path, rope_factors=None, **metadata):
     """The tiny base as llama.cpp's converter writes it: query and key rows of a head interleaved."""
     config = base.model.config
     writer = gguf.GGUFWriter(str(path), metadata.pop("architecture", "llama"))
@@ -51,7 +48,7 @@ def write_gguf(base: TinyBase, path: Path, rope_factors: np.ndarray | None = Non
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(10000.0)
     for name, value in metadata.items():
-        add: Any = {str: writer.add_string, bool: writer.add_bool, int: writer.add_uint32, list: writer.add_array}.get(
+        add = {str: writer.add_string, bool: writer.add_bool, int: writer.add_uint32, list: writer.add_array}.get(
             type(value), writer.add_float32
         )
         add(name.replace("__", "."), value)
@@ -73,7 +70,7 @@ def write_gguf(base: TinyBase, path: Path, rope_factors: np.ndarray | None = Non
     writer.close()
 
 
-def test_facts_of_a_directory(tiny: TinyBase, tiny_tied: TinyBase) -> None:
+def test_facts_of_a_directory(tiny, tiny_tied):
     facts = inspect_base(str(tiny.directory))
     assert (facts.architecture, facts.layers, facts.hidden, facts.intermediate) == ("llama", 2, 32, 48)
     assert (facts.heads, facts.kv_heads, facts.head_dim, facts.vocabulary) == (4, 2, 8, VOCABULARY)
@@ -85,7 +82,7 @@ def test_facts_of_a_directory(tiny: TinyBase, tiny_tied: TinyBase) -> None:
     assert tied.parameters == sum(p.numel() for p in tiny_tied.model.parameters())
 
 
-def test_the_digest_follows_names_and_bytes(editable: Path) -> None:
+def test_the_digest_follows_names_and_bytes(editable):
     before = inspect_base(str(editable)).sha256
     (editable / "notes.txt").write_text("not pinned")
     assert inspect_base(str(editable)).sha256 == before
@@ -93,7 +90,7 @@ def test_the_digest_follows_names_and_bytes(editable: Path) -> None:
     assert inspect_base(str(editable)).sha256 != before
 
 
-def assert_same_weights(ours: Checkpoint, expected: Checkpoint) -> None:
+def assert_same_weights(ours, expected):
     assert torch.equal(ours.norms, expected.norms)
     for mine, theirs in zip((ours.tables, *ours.layers), (expected.tables, *expected.layers), strict=True):
         assert mine.keys() == theirs.keys()
@@ -101,7 +98,7 @@ def assert_same_weights(ours: Checkpoint, expected: Checkpoint) -> None:
             assert torch.equal(mine[name], tensor), name
 
 
-def test_gguf_gives_the_same_weights(tiny: TinyBase, tmp_path: Path) -> None:
+def test_gguf_gives_the_same_weights(tiny, tmp_path):
     path = tmp_path / "tiny.gguf"
     write_gguf(tiny, path)
     ours, expected = load_checkpoint(str(path)), load_checkpoint(str(tiny.directory))
@@ -110,12 +107,12 @@ def test_gguf_gives_the_same_weights(tiny: TinyBase, tmp_path: Path) -> None:
     assert ours.facts.model_dump(exclude=excluded_fields) == expected.facts.model_dump(exclude=excluded_fields)
 
 
-def stock_frequencies(base: TinyBase) -> np.ndarray:
+def stock_frequencies(base):
     """Radians per token of each pair of a head's features, as transformers turns them."""
     return base.model.model.rotary_emb.inv_freq.numpy()
 
 
-def test_gguf_keeps_linear_rope_scaling(tiny: TinyBase, tmp_path: Path) -> None:
+def test_gguf_keeps_linear_rope_scaling(tiny, tmp_path):
     scaled = make_tiny(tmp_path / "scaled", rope_parameters={"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0})
     for name, metadata in {
         "newer": {"llama__rope__scaling__type": "linear", "llama__rope__scaling__factor": 4.0},
@@ -127,7 +124,7 @@ def test_gguf_keeps_linear_rope_scaling(tiny: TinyBase, tmp_path: Path) -> None:
     assert inspect_base(str(tmp_path / "none")).attention[0].rope == Rope(theta=10000.0)
 
 
-def test_gguf_keeps_llama3_rope_scaling(tiny: TinyBase, tmp_path: Path) -> None:
+def test_gguf_keeps_llama3_rope_scaling(tiny, tmp_path):
     scaled = make_tiny(tmp_path / "scaled", rope_parameters={**LLAMA3_ROPE, "rope_theta": 10000.0})
     frequencies = stock_frequencies(scaled)
     write_gguf(tiny, tmp_path / "llama3.gguf", (stock_frequencies(tiny) / frequencies).astype(np.float32))
@@ -138,7 +135,7 @@ def test_gguf_keeps_llama3_rope_scaling(tiny: TinyBase, tmp_path: Path) -> None:
     assert facts.parameters == inspect_base(str(tiny.directory)).parameters
 
 
-def test_gguf_refusals(tiny: TinyBase, tmp_path: Path) -> None:
+def test_gguf_refusals(tiny, tmp_path):
     write_gguf(tiny, tmp_path / "scaled.gguf", llama__rope__scaling__type="yarn")
     with pytest.raises(UnsupportedModel, match="RoPE scaling 'yarn'"):
         inspect_base(str(tmp_path / "scaled.gguf"))
@@ -160,7 +157,7 @@ def test_gguf_refusals(tiny: TinyBase, tmp_path: Path) -> None:
             inspect_base(str(tmp_path / "torn.gguf"))
 
 
-def test_gguf_options_may_be_given_for_each_layer(tiny: TinyBase, tmp_path: Path) -> None:
+def test_gguf_options_may_be_given_for_each_layer(tiny, tmp_path):
     write_gguf(tiny, tmp_path / "tiny.gguf", llama__expert_count=[0, 0], llama__rope__scale_linear=[2.0, 2.0])
     assert inspect_base(str(tmp_path / "tiny.gguf")).attention[0].rope == Rope(theta=10000.0, kind="linear", factor=2.0)
     for name, value, message in (
@@ -173,9 +170,7 @@ def test_gguf_options_may_be_given_for_each_layer(tiny: TinyBase, tmp_path: Path
             inspect_base(str(tmp_path / "odd.gguf"))
 
 
-def test_what_is_refused_is_refused_without_torch_and_before_hashing(
-    editable: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_refused_is_refused_without_torch_and_before_hashing(editable, monkeypatch):
     monkeypatch.setattr(base_module, "file_sha256", lambda path: pytest.fail(f"{path} is hashed"))
     edit_config(editable, model_type="mamba")
     with pytest.raises(UnsupportedModel, match="architecture 'mamba' is not supported"):
@@ -188,7 +183,7 @@ def test_what_is_refused_is_refused_without_torch_and_before_hashing(
     assert "mamba" in subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
-def test_damaged_directories_are_refused(editable: Path) -> None:
+def test_damaged_directories_are_refused(editable):
     weights = editable / "model.safetensors"
     whole = weights.read_bytes()
     weights.write_bytes(whole[: len(whole) // 2])
@@ -206,7 +201,7 @@ def test_damaged_directories_are_refused(editable: Path) -> None:
         inspect_base(str(editable))
 
 
-def test_bad_shards_are_refused_before_anything_is_stored(tiny: TinyBase, tmp_path: Path) -> None:
+def test_bad_shards_are_refused_before_anything_is_stored(tiny, tmp_path):
     source, out = tmp_path / "base", tmp_path / "program"
     tiny.model.save_pretrained(source, max_shard_size="16KB")
     shutil.copy(tiny.directory / "tokenizer.json", source)
@@ -215,7 +210,7 @@ def test_bad_shards_are_refused_before_anything_is_stored(tiny: TinyBase, tmp_pa
     assert_same_weights(load_checkpoint(str(source)), load_checkpoint(str(tiny.directory)))
     name = next(iter(tensors))
 
-    def assert_refused(message: str) -> None:
+    def assert_refused(message):
         recipe = tiny.recipe()  # its base is checked after the files
         with pytest.raises(UnreadableCheckpoint, match=message):
             compile_program(recipe, str(source), out)
@@ -233,7 +228,7 @@ def test_bad_shards_are_refused_before_anything_is_stored(tiny: TinyBase, tmp_pa
     assert_refused("has shape .* the configuration requires .* use the weights and the configuration of one model")
 
 
-def test_json_files_may_begin_with_a_byte_order_mark(tiny: TinyBase, tmp_path: Path) -> None:
+def test_json_files_may_begin_with_a_byte_order_mark(tiny, tmp_path):
     source = tmp_path / "base"
     tiny.model.save_pretrained(source, max_shard_size="16KB")
     shutil.copy(tiny.directory / "tokenizer.json", source)
@@ -242,7 +237,7 @@ def test_json_files_may_begin_with_a_byte_order_mark(tiny: TinyBase, tmp_path: P
     assert_same_weights(load_checkpoint(str(source)), load_checkpoint(str(tiny.directory)))
 
 
-def assert_logits_of_transformers(directory: Path) -> None:
+def assert_logits_of_transformers(directory):
     tokens = torch.tensor([[3, 14, 15, 92, 65]])
     stock = AutoModelForCausalLM.from_pretrained(directory).eval()
     with torch.no_grad():
@@ -250,7 +245,7 @@ def assert_logits_of_transformers(directory: Path) -> None:
     torch.testing.assert_close(eager_logits(load_checkpoint(str(directory)), tokens)[0], expected, atol=1e-4, rtol=1e-4)
 
 
-def test_files_that_the_index_does_not_name_are_not_read(tiny: TinyBase, tiny_tied: TinyBase, tmp_path: Path) -> None:
+def test_files_that_the_index_does_not_name_are_not_read(tiny, tiny_tied, tmp_path):
     source = tmp_path / "base"
     tiny.model.save_pretrained(source, max_shard_size="16KB")
     shutil.copy(tiny.directory / "tokenizer.json", source)
@@ -264,7 +259,7 @@ def test_files_that_the_index_does_not_name_are_not_read(tiny: TinyBase, tiny_ti
         inspect_base(str(source))
 
 
-def test_without_an_index_one_file_is_read(editable: Path) -> None:
+def test_without_an_index_one_file_is_read(editable):
     own = load_file(editable / "model.safetensors")
     save_file({name: tensor + 1 for name, tensor in own.items()}, editable / "consolidated.safetensors")
     assert_logits_of_transformers(editable)
@@ -277,7 +272,7 @@ def test_without_an_index_one_file_is_read(editable: Path) -> None:
         inspect_base(str(editable))
 
 
-def test_the_index_names_the_file_of_each_tensor(tiny: TinyBase, tmp_path: Path) -> None:
+def test_the_index_names_the_file_of_each_tensor(tiny, tmp_path):
     source = tmp_path / "base"
     tiny.model.save_pretrained(source, max_shard_size="16KB")
     index = json.loads((source / "model.safetensors.index.json").read_text())
@@ -292,7 +287,7 @@ def test_the_index_names_the_file_of_each_tensor(tiny: TinyBase, tmp_path: Path)
         inspect_base(str(source))
 
 
-def test_two_different_tables_are_not_tied(tiny: TinyBase, tiny_tied: TinyBase, tmp_path: Path) -> None:
+def test_two_different_tables_are_not_tied(tiny, tiny_tied, tmp_path):
     """As transformers 5 reads a checkpoint whose configuration ties tables that it has both."""
     source = Path(shutil.copytree(tiny.directory, tmp_path / "base"))
     edit_config(source, tie_word_embeddings=True)
@@ -311,12 +306,12 @@ def test_two_different_tables_are_not_tied(tiny: TinyBase, tiny_tied: TinyBase, 
         assert_logits_of_transformers(tied)
 
 
-def test_an_unknown_source_is_named() -> None:
+def test_an_unknown_source_is_named():
     with pytest.raises(UnknownBase, match="no such//model"):
         inspect_base("no such//model")
 
 
-def test_a_tokenizer_of_two_files_is_pinned_and_converted(architectures: Architectures, tmp_path: Path) -> None:
+def test_a_tokenizer_of_two_files_is_pinned_and_converted(architectures, tmp_path):
     """OPT comes with vocab.json and merges.txt alone."""
     directory = Path(shutil.copytree(architectures.base("opt").directory, tmp_path / "opt"))
     own = inspect_base(str(directory)).sha256

@@ -1,30 +1,15 @@
 """The inference file against transformers: the cache, the adapter, every architecture, and what the files hold."""
 
-from __future__ import annotations
-
 import warnings
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from transformers import PreTrainedModel
 
-from shared.program import ProgramManifest
 from shared.program_inputs import TOKEN_DTYPE
 from shared.recipe import BaseRef, Recipe
 from tests.server.compiler import reference
-from tests.server.compiler.conftest import (
-    COMPILED,
-    VOCABULARY,
-    Architectures,
-    Program,
-    Programs,
-    TinyBase,
-    token_batch,
-)
+from tests.server.compiler.conftest import COMPILED, VOCABULARY, token_batch
 
 with warnings.catch_warnings():  # as in conftest
     warnings.simplefilter("ignore")
@@ -40,7 +25,7 @@ UNEVEN = (5, 1, 12, 2, 3, 7)
 class Served:
     """A program's inference file, loaded with a random B."""
 
-    def __init__(self, directory: Path, manifest: ProgramManifest) -> None:
+    def __init__(self, directory, manifest):
         program = _load_program(
             str(directory / manifest.file("inference").name), data_path=str(directory / manifest.file("weights").name)
         )
@@ -49,15 +34,15 @@ class Served:
         self.b = np.random.default_rng(11).normal(0, 0.1, manifest.size).astype(np.float32)
         self("load", self.b)
 
-    def __call__(self, method: str, *inputs: Any) -> np.ndarray:
+    def __call__(self, method, *inputs):
         (output,) = self._methods[method].call([torch.from_numpy(np.ascontiguousarray(array)) for array in inputs])
         return output.numpy()
 
-    def extend(self, tokens: Sequence[int], start: int, picks: Sequence[int]) -> np.ndarray:
+    def extend(self, tokens, start, picks):
         """Logits (P, V)."""
         return self("extend", *(np.array(values, TOKEN_DTYPE) for values in ([tokens], [start], picks)))
 
-    def chunks(self, tokens: np.ndarray, lengths: Sequence[int]) -> tuple[np.ndarray, list[int]]:
+    def chunks(self, tokens, lengths):
         """Logits of each chunk's first and last token, and those tokens' places."""
         logits, places, start = [], [], 0
         for length in lengths:
@@ -67,18 +52,18 @@ class Served:
         return np.concatenate(logits), places
 
     @torch.no_grad()
-    def expected(self, model: PreTrainedModel, tokens: np.ndarray) -> np.ndarray:
+    def expected(self, model, tokens):
         """The stock model's logits (S, V) with this B."""
         with reference.lora(model, self.manifest.recipe, self.manifest.shape, self.b):
             return model(torch.from_numpy(tokens.astype(np.int64))[None]).logits[0].numpy()
 
 
 @pytest.fixture(scope="module")
-def inference_program(architectures: Architectures) -> Callable[[str], Served]:
+def inference_program(architectures):
     """The inference file of an architecture's program, loaded once."""
-    programs: dict[str, Served] = {}
+    programs = {}
 
-    def get(name: str) -> Served:
+    def get(name):
         if name not in programs:
             program = architectures.program(name)
             programs[name] = Served(program.directory, program.manifest)
@@ -88,9 +73,7 @@ def inference_program(architectures: Architectures) -> Callable[[str], Served]:
 
 
 @pytest.mark.parametrize("name", COMPILED)
-def test_logits_are_those_of_transformers_however_the_text_is_cut(
-    inference_program: Callable[[str], Served], architectures: Architectures, name: str
-) -> None:
+def test_logits_are_those_of_transformers_however_the_text_is_cut(inference_program, architectures, name):
     ours, rng = inference_program(name), np.random.default_rng(1)
     tokens = token_batch(rng, TEXT)
     expected = ours.expected(architectures.base(name).model, tokens)
@@ -99,9 +82,7 @@ def test_logits_are_those_of_transformers_however_the_text_is_cut(
         np.testing.assert_allclose(logits, expected[places], atol=1e-4)
 
 
-def test_a_new_text_sees_nothing_of_the_last_one(
-    inference_program: Callable[[str], Served], architectures: Architectures
-) -> None:
+def test_a_new_text_sees_nothing_of_the_last_one(inference_program, architectures):
     ours, rng = inference_program("gemma3_text"), np.random.default_rng(2)
     other, tokens = token_batch(rng, TEXT), token_batch(rng, 10)
     ours.chunks(other, UNEVEN)
@@ -111,9 +92,7 @@ def test_a_new_text_sees_nothing_of_the_last_one(
     )
 
 
-def test_the_adapter_is_the_one_that_was_loaded_last(
-    inference_program: Callable[[str], Served], architectures: Architectures
-) -> None:
+def test_the_adapter_is_the_one_that_was_loaded_last(inference_program, architectures):
     ours, rng = inference_program("gemma3_text"), np.random.default_rng(3)
     tokens, first = token_batch(rng, 6), ours.b
     before = ours.extend(tokens, 0, [5])
@@ -127,7 +106,7 @@ def test_the_adapter_is_the_one_that_was_loaded_last(
     ours("load", first)
 
 
-def test_quantized_layers_keep_their_biases(architectures: Architectures, programs: Programs) -> None:
+def test_quantized_layers_keep_their_biases(architectures, programs):
     base = architectures.base("opt")
     program = programs(base, inference=True, queries=1, precision="int8-weight")
     ours, tokens = Served(program.directory, program.manifest), token_batch(np.random.default_rng(5), 9)
@@ -135,7 +114,7 @@ def test_quantized_layers_keep_their_biases(architectures: Architectures, progra
     np.testing.assert_allclose(logits, ours.expected(reference.round_weights(base.model), tokens)[places], atol=1e-4)
 
 
-def test_a_text_over_the_context_is_refused(inference_program: Callable[[str], Served]) -> None:
+def test_a_text_over_the_context_is_refused(inference_program):
     ours = inference_program("gemma3_text")
     context = ours.manifest.inference_context
     assert context == 64  # all that the tiny base knows
@@ -144,39 +123,8 @@ def test_a_text_over_the_context_is_refused(inference_program: Callable[[str], S
         ours.extend([1], context, [0])
 
 
-def test_greedy_text_is_that_of_transformers(
-    inference_program: Callable[[str], Served], architectures: Architectures
-) -> None:
-    ours, model = inference_program("gemma3_text"), architectures.base("gemma3_text").model
-    prompt = token_batch(np.random.default_rng(4), 9)
-    assert generate_tokens(ours, prompt, 20) == stock_text(ours, model, prompt, 20)
-
-
-def generate_tokens(ours: Served, prompt: np.ndarray, count: int) -> list[int]:
-    """The likeliest token after each of the text's, beginning with the prompt's last."""
-    tokens = [int(ours.extend(prompt, 0, [len(prompt) - 1]).argmax())]
-    while len(tokens) < count:
-        tokens.append(int(ours.extend(tokens[-1:], len(prompt) + len(tokens) - 1, [0]).argmax()))
-    return tokens
-
-
-def stock_text(ours: Served, model: PreTrainedModel, prompt: np.ndarray, count: int) -> list[int]:
-    """The same by transformers' own loop."""
-    with reference.lora(model, ours.manifest.recipe, ours.manifest.shape, ours.b):
-        tokens = torch.from_numpy(prompt.astype(np.int64))[None]
-        text = model.generate(
-            tokens,
-            attention_mask=torch.ones_like(tokens),
-            do_sample=False,
-            min_new_tokens=count,
-            max_new_tokens=count,
-            pad_token_id=0,
-        )
-    return text[0, len(prompt) :].tolist()
-
-
 @pytest.fixture(scope="module")
-def int8(tiny: TinyBase, programs: Programs) -> tuple[Served, Program]:
+def int8(tiny, programs):
     """An int8 program of estimator `stored`, whose B the inference file holds plainly; and its training program."""
     settings = {"precision": "int8", "estimator": "stored", "queries": 1, "targets": ("q_proj", "up_proj")}
     program = programs(tiny, inference=True, **settings)
@@ -184,12 +132,7 @@ def int8(tiny: TinyBase, programs: Programs) -> tuple[Served, Program]:
 
 
 @pytest.mark.parametrize("precision", ["fp32", pytest.param("int8", marks=pytest.mark.slow)])
-def test_scores_are_those_of_the_training_program(
-    precision: str,
-    inference_program: Callable[[str], Served],
-    architectures: Architectures,
-    request: pytest.FixtureRequest,
-) -> None:
+def test_scores_are_those_of_the_training_program(precision, inference_program, architectures, request):
     if precision == "int8":
         ours, program = request.getfixturevalue("int8")
     else:
@@ -207,14 +150,14 @@ def test_scores_are_those_of_the_training_program(
 
 
 @pytest.mark.slow
-def test_an_int8_text_is_the_same_however_it_is_cut(int8: tuple[Served, Program]) -> None:
+def test_an_int8_text_is_the_same_however_it_is_cut(int8):
     ours, tokens = int8[0], token_batch(np.random.default_rng(6), TEXT)
     at_once, places = ours.chunks(tokens, (12, 12, 6))
     one_by_one, _ = ours.chunks(tokens, (1,) * TEXT)
     np.testing.assert_allclose(one_by_one[[2 * place for place in places]], at_once, atol=1e-3)
 
 
-def test_the_context_is_the_bases_own_within_the_cost_of_its_cache_and_never_less_than_training(tiny: TinyBase) -> None:
+def test_the_context_is_the_bases_own_within_the_cost_of_its_cache_and_never_less_than_training(tiny):
     facts = inspect_base(str(tiny.directory))
     recipe = Recipe(base=BaseRef(name="x", sha256="0" * 64), answer_length=2, choices=2, sequence_length=48)
     assert inference_context(recipe, facts) == facts.context_length

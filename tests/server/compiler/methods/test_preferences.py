@@ -1,9 +1,5 @@
 """Losses of preferences and their gradients in eager PyTorch, against autograd of TRL's formulas on the stock model."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -15,13 +11,13 @@ from server.compiler.methods.step_inputs import StepInputs
 from shared.recipe import Recipe
 from shared.zo.lora import flat_size
 from tests.server.compiler import reference
-from tests.server.compiler.conftest import VOCABULARY, TinyBase, batch_inputs, eager_gradient_step, one
+from tests.server.compiler.conftest import VOCABULARY, batch_inputs, eager_gradient_step, one
 
 BETA = 0.3
 WEIGHTS = {"dpo": (1.0, -1.0, 1.0, -1.0, 1.0, -1.0), "kto": (1.5, 0.0, -0.5, 0.0, 1.5, 0.0)}
 
 
-def trl_loss(loss: str, logps: torch.Tensor, reference_logps: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+def trl_loss(loss, logps, reference_logps, weights):
     """The mean loss of rows (E,), as `DPOTrainer` (sigmoid) and `KTOTrainer` (kto) of TRL 1.16 compute it."""
     ratios = logps - reference_logps
     if loss == "dpo":
@@ -35,14 +31,14 @@ def trl_loss(loss: str, logps: torch.Tensor, reference_logps: torch.Tensor, weig
     return torch.cat(weighted).mean()
 
 
-def logps_of(logits: torch.Tensor, batch: reference.Batch) -> torch.Tensor:
+def logps_of(logits, batch):
     """Log-probabilities (E,) of the rows' answers, from logits (E, T, V)."""
     truth = torch.from_numpy(batch.choices[..., :1].astype(np.int64))
     by_token = torch.log_softmax(logits, -1).gather(2, truth)[..., 0]
     return (by_token * torch.from_numpy(batch.mask)).sum(1)
 
 
-def case(base: TinyBase, **settings: Any) -> tuple[Recipe, reference.Batch, np.ndarray, torch.Tensor, Any]:
+def case(base, **settings):
     """A recipe, its batch, some B, reference log-probabilities near those at B, and the base's facts."""
     recipe, rng = base.recipe(optimizer="sgd", effective_batch=6, **settings), np.random.default_rng(3)
     facts = load_checkpoint(str(base.directory)).facts
@@ -53,13 +49,13 @@ def case(base: TinyBase, **settings: Any) -> tuple[Recipe, reference.Batch, np.n
     return recipe, batch, flat, logps - torch.tensor([2.0, -1.0, 0.5, 3.0, -2.0, 1.0]), facts
 
 
-def step_tensors(recipe: Recipe, batch: reference.Batch, logps: torch.Tensor) -> list[torch.Tensor]:
+def step_tensors(recipe, batch, logps):
     return [*batch_inputs(recipe, batch), logps, torch.tensor(WEIGHTS[recipe.loss]), one(BETA)]
 
 
 @pytest.mark.parametrize("loss", ["dpo", "kto"])
 @pytest.mark.parametrize("layers", ["all", "last:1"])
-def test_the_loss_and_its_gradient_are_trls(tiny: TinyBase, loss: str, layers: str) -> None:
+def test_the_loss_and_its_gradient_are_trls(tiny, loss, layers):
     recipe, batch, flat, logps, facts = case(tiny, estimator="gradient", loss=loss, layers=layers)
     b = torch.from_numpy(flat.copy()).requires_grad_()
     own = logps_of(reference.answer_logits(tiny.model, recipe, facts, b, batch), batch)
@@ -74,7 +70,7 @@ def test_the_loss_and_its_gradient_are_trls(tiny: TinyBase, loss: str, layers: s
     assert torch.linalg.vector_norm(gradient - expected) < 1e-5 * torch.linalg.vector_norm(expected)
 
 
-def test_pairs_in_micro_batches_add_up(tiny: TinyBase) -> None:
+def test_pairs_in_micro_batches_add_up(tiny):
     """Also with an absent pair, as the trainer never leaves one but a caller may."""
     whole, batch, flat, logps, _ = case(tiny, estimator="gradient", loss="dpo")
     results = []
@@ -94,7 +90,7 @@ def test_pairs_in_micro_batches_add_up(tiny: TinyBase) -> None:
 
 
 @pytest.mark.parametrize("loss", ["dpo", "kto"])
-def test_the_difference_of_two_paths_is_the_losses_derivative(tiny: TinyBase, loss: str) -> None:
+def test_the_difference_of_two_paths_is_the_losses_derivative(tiny, loss):
     """What estimators `replay` and `stored` measure: with KTO the divergence does not differ between the paths."""
     recipe, batch, _, logps, _ = case(tiny, estimator="gradient", loss=loss)
     inputs = StepInputs(

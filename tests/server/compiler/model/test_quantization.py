@@ -4,59 +4,47 @@ The stock model's linear layers are replaced by ones that hold what the formulas
 formulas of per-token asymmetric int8, all written here in NumPy.
 """
 
-from __future__ import annotations
-
 import copy
-from collections import Counter
-from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from executorch.backends.xnnpack import xnnpack_preprocess
-from executorch.backends.xnnpack.serialization.xnnpack_graph_schema import XNNDatatype, XNNFullyConnected, XNNGraph
 from gguf import GGMLQuantizationType
 from gguf import dequantize as gguf_dequantize
 from gguf import quantize as gguf_quantize
 from torch import nn
 
 from server.compiler.checkpoints.checkpoint import load_checkpoint
-from server.compiler.export.backends.xnnpack import lower_layers
-from server.compiler.export.lowered_files import LoweredFiles
-from server.compiler.export.lowering import LayerGroup
-from server.compiler.export.network import QuantizedBase, layer_example
-from server.compiler.export.weights import StoredKeys, write_weights
-from server.compiler.model.decoder import DecoderLayer, LayerShape
+from server.compiler.export.network import QuantizedBase
+from server.compiler.export.weights import write_weights
 from server.compiler.model.quantization import stored_bytes
 from server.compiler.model.rounding import SCHEMES, dequantize, quantized
 from shared.canonical import file_sha256
-from shared.recipe import Precision
 from shared.zo.noise import query_seeds
 from tests.server.compiler import reference
 from tests.server.compiler.checks import check_split
-from tests.server.compiler.conftest import VOCABULARY, Program, Programs, TinyBase, make_tiny
+from tests.server.compiler.conftest import VOCABULARY, make_tiny
 
 LR, EPS, STEPS = 0.05, 0.05, 3
-PRECISIONS: tuple[Precision, ...] = ("int8", "int4", "int8-weight", "int4-weight")
+PRECISIONS = ("int8", "int4", "int8-weight", "int4-weight")
 DYNAMIC = ("int8", "int4")
 # Relative. Of dynamic ones: room for an activation that a last bit of a float32 sum rounds to the other side.
 LOSS_TOLERANCE = {"int8": 1e-4, "int4": 1e-4, "int8-weight": 1e-5, "int4-weight": 1e-5}
 
 
-def bfloat16(values: np.ndarray) -> np.ndarray:
+def bfloat16(values):
     """To nearest, ties to even, of positive float32."""
     bits = values.astype(np.float32).view(np.uint32)
     return ((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)
 
 
-def rounded_weight(weight: np.ndarray, precision: str) -> tuple[np.ndarray, np.ndarray]:
+def rounded_weight(weight, precision):
     """What the precision's integers stand for, and the groups' offsets that are added to it; float32 (out, in)."""
     rows = [rounded_row(row, precision) for row in weight.astype(np.float32)]
     return np.stack([row for row, _ in rows]), np.stack([offset for _, offset in rows])
 
 
-def rounded_row(row: np.ndarray, precision: str) -> tuple[np.ndarray, np.ndarray]:
+def rounded_row(row, precision):
     """8 bits: the largest magnitude is 127 steps. 4 bits: the step with the least squared error."""
     if precision == "int4":
         return rounded_groups(row)
@@ -70,7 +58,7 @@ def rounded_row(row: np.ndarray, precision: str) -> tuple[np.ndarray, np.ndarray
     return (np.clip(np.rint(row / step), -end, 127 if end == 127 else 7) * step).astype(np.float32), np.zeros_like(row)
 
 
-def rounded_groups(row: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def rounded_groups(row):
     """Groups of 32: integers of -8 to 7 times a bfloat16 step, plus an offset of 8 bits, one scale a row."""
     steps, offsets = [], []
     for group in row.reshape(-1, 32):
@@ -88,7 +76,7 @@ def rounded_groups(row: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return (integers * step).reshape(-1), np.broadcast_to(offset, integers.shape).reshape(-1)
 
 
-def rounded_tokens(x: np.ndarray) -> np.ndarray:
+def rounded_tokens(x):
     """x (..., in) rounded to 256 steps between each token's least and largest feature, zero among the steps."""
     least, most = np.minimum(x.min(-1, keepdims=True), 0), np.maximum(x.max(-1, keepdims=True), 0)
     scale = (most - least) / np.float32(255)
@@ -99,18 +87,18 @@ def rounded_tokens(x: np.ndarray) -> np.ndarray:
 class RoundedLinear(nn.Module):
     """A linear layer on rounded weights, and on rounded activations if it is dynamic; offsets meet unrounded ones."""
 
-    def __init__(self, layer: nn.Linear, name: str, precision: str) -> None:
+    def __init__(self, layer, name, precision):
         super().__init__()
         weight, offset = rounded_weight(layer.weight.detach().numpy(), precision)
         self.weight, self.offset = torch.from_numpy(weight), torch.from_numpy(offset)
         self.dynamic = precision in DYNAMIC and not (precision == "int8" and name.endswith("down_proj"))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         rounded_x = torch.from_numpy(rounded_tokens(x.numpy())) if self.dynamic else x
         return rounded_x @ self.weight.T + x @ self.offset.T
 
 
-def rounded_model(base: TinyBase, precision: str) -> nn.Module:
+def rounded_model(base, precision):
     """The stock model as the precision has it: tables of 8-bit rows, decoder layers of rounded linear layers."""
     model = copy.deepcopy(base.model)
     for name, module in base.model.model.layers.named_modules():
@@ -124,19 +112,16 @@ def rounded_model(base: TinyBase, precision: str) -> nn.Module:
 
 
 @pytest.fixture(scope="session")
-def wide(tmp_path_factory: pytest.TempPathFactory) -> TinyBase:
+def wide(tmp_path_factory):
     """Tied; every linear layer's input is a multiple of 32."""
     return make_tiny(tmp_path_factory.mktemp("wide"), seed=4, intermediate_size=64, tie_word_embeddings=True)
 
 
-ProgramFunction = Callable[[str], Program]
-
-
 @pytest.fixture
-def program_for(wide: TinyBase, programs: Programs) -> ProgramFunction:
+def program_for(wide, programs):
     """Programs by precision; the two that round activations leave the first layer frozen."""
 
-    def program(precision: str) -> Program:
+    def program(precision):
         loss = "candidates" if precision == "int8-weight" else "full"
         layers = "last:1" if precision in DYNAMIC else "all"
         targets = ("q_proj", "down_proj") if precision == "int4" else ("q_proj", "v_proj")
@@ -147,9 +132,7 @@ def program_for(wide: TinyBase, programs: Programs) -> ProgramFunction:
 
 @pytest.mark.slow  # programs
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_steps_are_the_stock_models_on_rounded_weights(
-    program_for: ProgramFunction, wide: TinyBase, precision: str
-) -> None:
+def test_steps_are_the_stock_models_on_rounded_weights(program_for, wide, precision):
     program, model, rng = program_for(precision), rounded_model(wide, precision), np.random.default_rng(7)
     manifest, tolerance = program.manifest, LOSS_TOLERANCE[precision]
     flat = program.load_some_b()
@@ -169,18 +152,14 @@ def test_steps_are_the_stock_models_on_rounded_weights(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", DYNAMIC)
-def test_a_cached_prefix_gives_the_same_bits_with_rounded_activations(
-    program_for: ProgramFunction, precision: str
-) -> None:
+def test_a_cached_prefix_gives_the_same_bits_with_rounded_activations(program_for, precision):
     program, rng = program_for(precision), np.random.default_rng(3)
     batches = [reference.random_batch(rng, program.manifest.recipe, VOCABULARY) for _ in range(2)]
     check_split(program, batches, [(query_seeds(1, number, 2), LR, EPS) for number in range(2)])
 
 
 @pytest.mark.slow
-def test_weights_are_one_file_for_equal_bits_whatever_the_recipe(
-    program_for: ProgramFunction, wide: TinyBase, tmp_path: Path
-) -> None:
+def test_weights_are_one_file_for_equal_bits_whatever_the_recipe(program_for, wide, tmp_path):
     files = {name: program_for(name).manifest.file("weights").sha256 for name in ("int4", "int8-weight", "int4-weight")}
     # Of int8, whose weights are rounded as int8-weight's are, the file that the base makes without a recipe.
     write_weights(QuantizedBase.of(load_checkpoint(str(wide.directory)), "int8").stored, tmp_path / "weights.ptd")
@@ -190,9 +169,7 @@ def test_weights_are_one_file_for_equal_bits_whatever_the_recipe(
 
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("precision", ["fp32", *PRECISIONS])
-def test_every_tensor_is_stored_once_in_the_bits_of_its_precision(
-    tmp_path: Path, precision: Precision, tied: bool
-) -> None:
+def test_every_tensor_is_stored_once_in_the_bits_of_its_precision(tmp_path, precision, tied):
     base = make_tiny(
         tmp_path / "base",
         hidden_size=256,
@@ -218,7 +195,7 @@ def test_every_tensor_is_stored_once_in_the_bits_of_its_precision(
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_weights_are_rounded_by_the_formula(precision: Precision) -> None:
+def test_weights_are_rounded_by_the_formula(precision):
     weight = np.random.default_rng(0).standard_normal((5, 64)).astype(np.float32)
     weight[3] = 0
     buffers = quantized("w", torch.from_numpy(weight), SCHEMES[precision])
@@ -229,27 +206,8 @@ def test_weights_are_rounded_by_the_formula(precision: Precision) -> None:
     assert all(bool((scales > 0).all()) for name, scales in buffers.items() if name.endswith("_scale"))
 
 
-@pytest.mark.parametrize("weights", ["normal", "heavy-tailed"])
-def test_groups_of_four_bits_are_closer_than_rows_and_than_nearest_rounding(weights: str) -> None:
-    rng = np.random.default_rng(1)
-    weight = rng.standard_normal((64, 576)) if weights == "normal" else rng.standard_t(5, (64, 576))
-    weight = weight.astype(np.float32)
-
-    def error(approximation: np.ndarray) -> float:
-        return float(np.square(approximation - weight).mean())
-
-    groups = weight.reshape(64, -1, 32)
-    steps = np.abs(groups).max(2, keepdims=True) / 7
-    nearest = error((np.rint(groups / steps) * steps).reshape(64, 576))
-    by_precision = {
-        precision: error(dequantize(*quantized("w", torch.from_numpy(weight), SCHEMES[precision]).values()).numpy())
-        for precision in PRECISIONS
-    }
-    assert by_precision["int8"] < by_precision["int4"] < 0.7 * nearest < by_precision["int4-weight"]
-
-
 @pytest.mark.parametrize("kind", [GGMLQuantizationType.Q4_0, GGMLQuantizationType.Q4_1])
-def test_a_weight_of_a_four_bit_gguf_file_loses_little(kind: GGMLQuantizationType) -> None:
+def test_a_weight_of_a_four_bit_gguf_file_loses_little(kind):
     weight = np.random.default_rng(2).standard_normal((64, 576)).astype(np.float32)
     stored = gguf_dequantize(gguf_quantize(weight, kind), kind)
     values = dequantize(*quantized("w", torch.from_numpy(stored), SCHEMES["int4"]).values()).numpy()
@@ -257,7 +215,7 @@ def test_a_weight_of_a_four_bit_gguf_file_loses_little(kind: GGMLQuantizationTyp
     assert np.square(stored - weight).mean() > 5e-3 * np.square(weight).mean()
 
 
-def test_four_bit_values_are_stored_two_a_byte_the_first_one_low() -> None:
+def test_four_bit_values_are_stored_two_a_byte_the_first_one_low():
     values = torch.tensor([[-8, 7, 0, 1], [3, -1, -7, 2]], dtype=torch.int8)
     assert stored_bytes("q_proj", values, SCHEMES["int4"]) == bytes([0xF0, 0x98, 0x7B, 0xA1])
     assert stored_bytes("q_proj", values, SCHEMES["int8"]) == values.numpy().tobytes()
@@ -266,30 +224,3 @@ def test_four_bit_values_are_stored_two_a_byte_the_first_one_low() -> None:
     assert stored_bytes("q_proj_scale", scales, SCHEMES["int4-weight"]) == scales.numpy().tobytes()
     assert stored_bytes("q_proj_offset", values, SCHEMES["int4"]) == values.numpy().tobytes()
     assert stored_bytes("q_proj_offset_scale", scales[0], SCHEMES["int4"]) == scales.numpy().tobytes()
-
-
-@pytest.mark.slow
-def test_layers_of_int4_use_xnnpacks_kernels_for_groups(wide: TinyBase, monkeypatch: pytest.MonkeyPatch) -> None:
-    graphs: list[XNNGraph] = []
-    serialize = xnnpack_preprocess.serialize_xnnpack_binary
-
-    def record(graph: XNNGraph, *others: object) -> bytes:
-        graphs.append(graph)
-        return serialize(graph, *others)
-
-    monkeypatch.setattr(xnnpack_preprocess, "serialize_xnnpack_binary", record)
-    base = QuantizedBase.of(load_checkpoint(str(wide.directory)), "int4")
-    shape = LayerShape(base.facts, "int4", paths=1, rows=2, rank=4, targets=())
-    layer = DecoderLayer(shape, base.layers[0], {})
-    lower_layers([LayerGroup([layer], layer_example(shape, 8), shape.scheme)], StoredKeys(), LoweredFiles())
-    (graph,) = graphs
-    values = [getattr(each.xvalue_union, "tensor_value", each.xvalue_union) for each in graph.xvalues]
-    types = {value.id_out: value.datatype for value in values}
-    products = Counter(
-        (types[node.xnode_union.input1_id], types[node.xnode_union.filter_id])
-        for node in graph.xnodes
-        if isinstance(node.xnode_union, XNNFullyConnected)
-    )
-    int4, offsets = XNNDatatype.xnn_datatype_qbint4, XNNDatatype.xnn_datatype_qcint8
-    assert products[XNNDatatype.xnn_datatype_qdint8, int4] == 7  # every linear layer, with rounded activations
-    assert products[XNNDatatype.xnn_datatype_fp32, offsets] == 7

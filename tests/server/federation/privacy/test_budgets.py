@@ -2,18 +2,17 @@
 
 import asyncio
 import sys
-import time
-from functools import cache
 
 import httpx
 import pytest
-from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
-from dp_accounting.pld import PLDAccountant
+from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 
 from server.federation.privacy.service import PrivacyService
 from server.jobs.accounting import Accountant
 from shared.federation import accounting
 from tests.server.conftest import assert_problem, job_request
+from tests.server.federation.conftest import epsilon_of
+from tests.server.homes import eventually
 
 PRIVACY = {"clip": 0.2, "noise_multiplier": 1.0, "sampling_rate": 0.02}
 STEPS = 150
@@ -23,12 +22,8 @@ def private(**changes):
     return {"privacy": PRIVACY | changes.pop("privacy", {}), "training": {"steps": STEPS}} | changes
 
 
-@cache
-def epsilon(runs, noise=1.0, rate=0.02, delta=1e-5):
-    """By the accountant itself, on its own finer grid."""
-    accountant = PLDAccountant()
-    accountant.compose(SelfComposedDpEvent(PoissonSampledDpEvent(rate, GaussianDpEvent(noise)), runs * STEPS))
-    return accountant.get_epsilon(delta)
+def epsilon(runs, noise=1.0):
+    return epsilon_of(PoissonSampledDpEvent(0.02, GaussianDpEvent(noise)), runs * STEPS)
 
 
 def privacy_view(app, user="alice"):
@@ -195,11 +190,8 @@ def test_accounting_ends_when_its_client_leaves(fleet, app, monkeypatch):
             app.post("/v1/jobs", json=job_request(**job), timeout=0.5)
     monkeypatch.setattr(asyncio, "create_subprocess_exec", start)
     fleet.app("other").submit(**private(privacy={"noise_multiplier": None, "epsilon": 4.567}))
-    deadline = time.monotonic() + 20
-    while any(process.returncode is None for process in processes):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
     assert processes
+    eventually(lambda: all(process.returncode is not None for process in processes), 20)
 
 
 def test_accounting_over_its_limits_is_refused(app, problem, monkeypatch):

@@ -6,11 +6,17 @@ from dataclasses import replace
 import pytest
 
 from shared.canonical import sha256_hex
-from shared.program import SignedManifest
-from shared.signing import parse_public, verify_manifest
 from tests.server.conftest import adapter_bytes, result
 
 BEAT = {"phase": "training", "step": 1, "steps": 3}
+# What a device says of its lease, by the end of the path; an upload besides.
+MESSAGES = {
+    "heartbeat": BEAT,
+    "release": None,
+    "fail": {"code": "x", "detail": "y"},
+    "decline": {"needed_bytes": 2, "available_bytes": 1},
+    "complete": {"adapter_sha256": "0" * 64, "result": result()},
+}
 
 
 @pytest.fixture
@@ -33,10 +39,11 @@ def beat(device, lease):
     return device.post(f"/v1/leases/{lease['id']}/heartbeat", json=BEAT)
 
 
-def test_a_lease_brings_a_signed_program(fleet, lease):
-    key = parse_public(fleet.actor().get("/v1/server").json()["public_key"])
-    manifest = verify_manifest(SignedManifest.model_validate(lease["manifest"]), key)
-    assert manifest.recipe_id == lease["job"]["recipe_id"]
+def assert_refused(problem, device, lease, status, code):
+    """Everything that this device says of the lease is refused."""
+    problem(device.upload(lease), status, code)
+    for name, body in MESSAGES.items():
+        problem(device.post(f"/v1/leases/{lease['id']}/{name}", json=body), status, code)
 
 
 def test_a_lease_has_the_reference_texts_of_its_base(fleet, app, device, standing):
@@ -75,17 +82,15 @@ def test_a_lease_on_data_that_is_gone_is_not_given_again(device, lease):
     assert device.lease("something-else") is None
 
 
-@pytest.mark.parametrize("wait", [-1, 31, "long", None])
-def test_waiting_too_long(device, problem, wait):
-    response = device.post("/v1/leases", json={"datasets": [], "wait_seconds": wait})
-    problem(response, 422, "invalid-request")
-
-
-def test_heartbeats_keep_the_lease_and_tell_progress(app, device, lease):
-    first = beat(device, lease).json()
-    assert first["stop"] is False
-    assert first["expires_at"] > lease["expires_at"]
-    assert app.get(f"/v1/jobs/{lease['job']['id']}").json()["progress"]["step"] == 1
+def test_requests_out_of_bounds(device, problem):
+    capabilities = ({"total_bytes": -1}, {"executorch": "new"}, {"backends": ["cuda"]}, {"wings": 2})
+    for name, values in {
+        "wait_seconds": (-1, 31, "long", None),
+        "memory_bytes": (-1, 2**63, "much"),
+        "capabilities": (*capabilities, {"battery_percent": 101}),
+    }.items():
+        for value in values:
+            problem(device.post("/v1/leases", json={"datasets": [], name: value}), 422, "invalid-request")
 
 
 def test_an_expired_lease_frees_the_job(fleet, app, device, lease, expire, problem):
@@ -96,12 +101,7 @@ def test_an_expired_lease_frees_the_job(fleet, app, device, lease, expire, probl
     next_lease = other.lease()
     assert next_lease["job"]["id"] == lease["job"]["id"]
     assert next_lease["id"] != lease["id"]
-    problem(beat(device, lease), 410, "lease-ended")
-    problem(device.upload(lease), 410, "lease-ended")
-    problem(device.post(f"/v1/leases/{lease['id']}/release"), 410, "lease-ended")
-    problem(device.post(f"/v1/leases/{lease['id']}/fail", json={"code": "x", "detail": "y"}), 410, "lease-ended")
-    body = {"adapter_sha256": "0" * 64, "result": result()}
-    problem(device.post(f"/v1/leases/{lease['id']}/complete", json=body), 410, "lease-ended")
+    assert_refused(problem, device, lease, 410, "lease-ended")
     assert beat(other, next_lease).status_code == 200
 
 
@@ -189,24 +189,9 @@ def test_completing_needs_the_upload(app, device, lease, problem):
     assert app.get("/v1/adapters").json()["items"] == []
 
 
-def test_a_result_that_no_reader_could_show_is_refused(app, device, lease, problem):
-    data = adapter_bytes(lease["manifest"]["manifest"]["size"])
-    device.upload(lease, data)
-    evaluation = {"step": 1, "split": "test", "correct": 1, "total": 2, "loss": float("nan")}
-    text = json.dumps({"adapter_sha256": sha256_hex(data), "result": result(evaluations=[evaluation])})
-    url = f"/v1/leases/{lease['id']}/complete"
-    problem(device.post(url, content=text, headers={"Content-Type": "application/json"}), 400, "bad-request")
-    assert state(app, lease) == "training"
-
-
 def test_a_foreign_lease_is_no_lease(fleet, device, lease, problem):
     other = fleet.device(name="other")
-    problem(beat(other, lease), 404, "not-found")
-    problem(other.upload(lease), 404, "not-found")
-    problem(other.post(f"/v1/leases/{lease['id']}/release"), 404, "not-found")
-    problem(other.post(f"/v1/leases/{lease['id']}/fail", json={"code": "x", "detail": "y"}), 404, "not-found")
-    body = {"adapter_sha256": "0" * 64, "result": result()}
-    problem(other.post(f"/v1/leases/{lease['id']}/complete", json=body), 404, "not-found")
+    assert_refused(problem, other, lease, 404, "not-found")
     assert beat(device, lease).status_code == 200
 
 

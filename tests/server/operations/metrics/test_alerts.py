@@ -1,4 +1,4 @@
-"""deploy/alerts.yml and deploy/grafana-dashboard.json speak of metrics and labels that a server tells."""
+"""Alerts, the Grafana dashboard and docs/operations.md name settings, metrics and labels that exist."""
 
 import json
 import re
@@ -9,6 +9,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from server.operations.metrics import Exposition
+from server.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[4]
 RULES = [
@@ -20,12 +21,18 @@ WORDS = {"sum", "max", "min", "rate", "increase", "by", "le", "and", "offset", "
 
 
 @pytest.fixture
-def metric_labels(fleet, standing, app):
-    """Every sample's name with the values of each label; routes are such as were asked for."""
+def families(standing, app):
+    """What is measured; routes are such as were asked for."""
     app.submit()
     state = standing[0].state.mobizo
+    return list(text_string_to_metric_families(Exposition(state.meters, state.database).text().decode()))
+
+
+@pytest.fixture
+def metric_labels(families):
+    """Every sample's name with the values of each label."""
     labels_of = {}
-    for family in text_string_to_metric_families(Exposition(state.meters, state.database).text().decode()):
+    for family in families:
         for sample in family.samples:
             labels = labels_of.setdefault(sample.name, {})
             for name, value in sample.labels.items():
@@ -79,3 +86,13 @@ def test_every_rule_says_what_it_means():
     documented = (ROOT / "docs" / "operations.md").read_text()
     for rule in RULES:
         assert rule["alert"] in documented
+
+
+def test_every_setting_and_metric_of_the_page_exists(families):
+    page = (ROOT / "docs" / "operations.md").read_text()
+    fields = {f"MOBIZO_{name}".upper() for name in Settings.model_fields}
+    other_variables = {"MOBIZO_NAME", "MOBIZO_SECRETS", "MOBIZO_MODELS"}
+    assert {name.removesuffix("_FILE") for name in re.findall(r"MOBIZO_[A-Z_]+", page)} <= fields | other_variables
+    mentioned_names = set(re.findall(r"`((?:mobizo|process)_[a-z_]+)", page)) - {"process_"}
+    assert len(mentioned_names) > 10
+    assert mentioned_names <= {f"{each.name}_total" if each.type == "counter" else each.name for each in families}

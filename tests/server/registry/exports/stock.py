@@ -12,25 +12,14 @@ import numpy as np
 import peft
 import torch
 import xllamacpp
-from tokenizers import Tokenizer, models
 from transformers import AutoModelForCausalLM, Gemma3TextConfig, LlamaConfig, OPTConfig, Qwen2Config, Qwen3Config
 
 from server.compiler import inspect_base
 from shared.recipe import TARGETS, BaseRef, Recipe
 from shared.zo.lora import BaseShape, a_fingerprint, flat_size
+from tests.server.compiler import conftest as compiler
 
-VOCABULARY = 96
-SMALL = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "max_position_embeddings": 64,
-    "pad_token_id": None,
-    "bos_token_id": None,
-    "eos_token_id": None,
-}
-GROUPED = {**SMALL, "intermediate_size": 48, "num_key_value_heads": 2, "initializer_range": 0.3}
+GROUPED = {**compiler.GROUPED, "initializer_range": 0.3}
 ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 CONFIGS = {
     "llama": LlamaConfig(**GROUPED, tie_word_embeddings=False),
@@ -52,7 +41,7 @@ CONFIGS = {
         layer_types=[*["sliding_attention"] * 5, "full_attention", "sliding_attention"],
         rope_parameters={"full_attention": ROPE | {"rope_theta": 500.0}, "sliding_attention": ROPE},
     ),
-    "opt": OPTConfig(**SMALL, ffn_dim=48, init_std=0.3),
+    "opt": OPTConfig(**compiler.SMALL, ffn_dim=48, init_std=0.3),
 }
 # All linear layers, odd subsets of them and of the decoder layers, ranks that are no multiple of 8.
 ADAPTED = {
@@ -84,19 +73,11 @@ class Base:
         return AutoModelForCausalLM.from_pretrained(self.directory, dtype=torch.float32).eval()
 
 
-def make_base(directory, name, dtype=torch.float32, **settings):
+def make_base(directory, name):
     """Writes a random model of one of CONFIGS, its norms and biases random, too."""
     torch.manual_seed(3)
-    model = AutoModelForCausalLM.from_config(CONFIGS[name])
-    with torch.no_grad():
-        for parameter_name, parameter in model.named_parameters():
-            if parameter_name.endswith("bias"):
-                parameter.normal_(std=0.2)
-            elif "norm" in parameter_name:
-                parameter.add_(torch.empty_like(parameter).uniform_(-0.5, 0.5))
-    model.to(dtype).save_pretrained(directory)
-    Tokenizer(models.WordLevel({f"w{i}": i for i in range(VOCABULARY)}, "w0")).save(str(directory / "tokenizer.json"))
-    return adapted(directory, str(directory), ADAPTED.get(name, {"targets": TARGETS, "rank": 2}) | settings)
+    compiler.write_base(directory, AutoModelForCausalLM.from_config(CONFIGS[name]))
+    return adapted(directory, str(directory), ADAPTED.get(name, {"targets": TARGETS, "rank": 2}))
 
 
 def adapted(directory, source, settings):
@@ -109,7 +90,7 @@ def adapted(directory, source, settings):
     return Base(directory, recipe, shape, flat)
 
 
-def prompts(count, length, vocabulary=VOCABULARY):
+def prompts(count, length, vocabulary=compiler.VOCABULARY):
     """Random tokens (count, length)."""
     return np.random.default_rng(17).integers(3, vocabulary, (count, length))
 

@@ -3,8 +3,6 @@
 import hashlib
 
 import numpy as np
-import pytest
-from sqlalchemy import update
 
 from server.registry.exports.gguf import gguf_lora
 from server.registry.models import StoredVersion
@@ -12,11 +10,6 @@ from shared.recipe import Recipe
 from tests.server.conftest import SHAPE
 
 URL = "/v1/adapters/alice-movies/versions/1/peft"
-
-
-@pytest.fixture
-def version(device, lease):
-    return device.finish(lease)
 
 
 def test_a_gguf_adapter_is_made_once(home, app, version):
@@ -29,17 +22,8 @@ def test_a_gguf_adapter_is_made_once(home, app, version):
     assert home.stored_files() == stored_files
 
 
-def test_the_modelfile_names_base_and_adapter(home, app, version):
-    answer = app.get(f"{URL}/Modelfile")
-    assert answer.text == "FROM ./base.gguf\nADAPTER ./adapter.gguf\n"
-    assert app.get("/default/alice-movies/resolve/main/Modelfile").content == answer.content
-    names = [file["path"] for file in app.get(URL).json()["files"]]
-    assert "Modelfile" not in names  # PEFT's clients have no use for it
-
-
 def test_another_a_is_refused_and_nothing_is_made(home, app, version, problem):
-    with home.database.writing() as session:
-        session.execute(update(StoredVersion).values(a_sha256="0" * 64))
+    home.change(StoredVersion, a_sha256="0" * 64)
     stored_files = home.stored_files()
     problem(app.get(f"{URL}/adapter.gguf"), 422, "a-mismatch")
     problem(app.get(URL), 422, "a-mismatch")

@@ -86,15 +86,6 @@ def test_every_name_of_a_version_leads_to_it(client, at, hub, tmp_path):
         assert path.parent.name == first["revision"]
 
 
-def test_a_directory_of_ones_own(client, at, relay, tmp_path):
-    place = tmp_path / "adapter"
-    client("snapshot_download", MOVIES, local_dir=str(place), **at)
-    assert [name for name in files_of(place) if not name.startswith(".cache")] == LISTED
-    relay.take()
-    client("snapshot_download", MOVIES, local_dir=str(place), **at)
-    assert relay.bodies() == []
-
-
 def test_the_model_is_described(client, at, hub, second):
     info = client("api.model_info", MOVIES, revision="main", **at)
     assert (info["id"], info["author"], info["sha"]) == (MOVIES, "default", second["revision"])

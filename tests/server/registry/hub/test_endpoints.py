@@ -9,7 +9,6 @@ import pytest
 from sqlalchemy import delete, select
 
 from server.identity.tenants import TenantService
-from server.identity.tokens import TokenService
 from server.registry.models import StoredPeftFile, StoredVersion
 from shared.access import Scope
 from tests.server.identity.rules import found_routes
@@ -118,9 +117,7 @@ def test_who_is_refused_is_told_why(fleet, home, published_version, problem):
     problem(bad, 401, "unauthorized")
     assert bad.headers["x-error-message"] == "Invalid credentials in Authorization header"
     assert "x-error-code" not in bad.headers
-    with home.database.writing() as session:
-        _, text = TokenService(session).issue("app", "default", "", scopes=[Scope.JOBS_READ])
-    lacking = fleet.actor(text).get(MAIN)
+    lacking = fleet.actor(home.token("app", scopes=[Scope.JOBS_READ])).get(MAIN)
     problem(lacking, 403, "forbidden")
     assert lacking.headers["x-error-message"] == "the token lacks: adapters:read"
     assert "x-error-code" not in lacking.headers

@@ -5,7 +5,6 @@ from datetime import timedelta
 
 import numpy as np
 import pytest
-from sqlalchemy import update
 
 from server.registry.trajectories.service import StoredTrajectory
 from server.storage.garbage_collection import Collector
@@ -193,31 +192,24 @@ def ledger_version(fleet, app, device, tmp_path):
     return lease, run
 
 
-def collect(home):
-    """A pass of the collector over files that are all old."""
-    for file in list(home.artifacts.listing()):
-        os.utime(home.artifacts._path(file.sha256), (0, 0))
-    Collector(home.database, home.artifacts).collect(timedelta(hours=1))
-
-
 def test_a_ledger_smaller_than_b_is_kept_in_its_place(home, app, ledger_version):
     lease, run = ledger_version
     url = version_url(lease)
     assert app.get(f"{url}/trajectory").json()["replaces_weights"] is True
     assert len(run.ledger) < len(run.adapter())
     assert sha256_hex(run.adapter()) in home.stored_files()
-    collect(home)
+    home.collect()
     assert sha256_hex(run.adapter()) not in home.stored_files()
     assert sha256_hex(run.ledger) in home.stored_files()
     assert app.get(f"{url}/lora_B.safetensors").content == run.adapter()
-    collect(home)
+    home.collect()
     assert app.get(f"{url}/peft").status_code == 200
     assert sha256_hex(run.adapter()) in home.stored_files()
 
 
 def test_many_who_ask_at_once_get_the_same_which_is_young_again(home, fleet, app, ledger_version):
     lease, run = ledger_version
-    collect(home)
+    home.collect()
     actors = [fleet.actor(app.token) for _ in range(4)]
     answers = at_once(*(lambda n=n: actors[n].get(f"{version_url(lease)}/lora_B.safetensors") for n in range(4)))
     assert [answer.content for answer in answers] == [run.adapter()] * 4
@@ -231,8 +223,7 @@ def test_many_who_ask_at_once_get_the_same_which_is_young_again(home, fleet, app
 def test_a_file_that_would_be_another_is_not_given(home, app, ledger_version, problem):
     """As if a later release replayed otherwise: the hash of the first time holds."""
     lease, run = ledger_version
-    collect(home)
-    with home.database.writing() as session:
-        session.execute(update(StoredTrajectory).values(head=b"x"))
+    home.collect()
+    home.change(StoredTrajectory, head=b"x")
     problem(app.get(f"{version_url(lease)}/lora_B.safetensors"), 503, "damaged-file")
     assert set(home.stored_files()).isdisjoint({sha256_hex(run.adapter())})

@@ -1,10 +1,7 @@
 """The `.pt2` archive and its weights file: what is shared, what is left out, what is said of this machine."""
 
-from __future__ import annotations
-
 import json
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +10,8 @@ from safetensors.numpy import load_file
 
 from server.compiler import compile_program
 from shared.canonical import file_sha256
-from shared.program import ProgramManifest
 from shared.zo.lora import init_a, lora_modules
 from tests.programs import shared_store
-from tests.server.compiler.conftest import TinyBase
 
 ROOT = Path(__file__).resolve().parents[5]
 
@@ -24,20 +19,20 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def program(tiny: TinyBase, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ProgramManifest]:
+def program(tiny, tmp_path_factory):
     directory = tmp_path_factory.mktemp("torch")
     return directory, shared_store().put(
         tiny.recipe(backend="torch", queries=2), tiny.directory, directory, inference=True
     )
 
 
-def records(directory: Path) -> Iterator[tuple[str, bytes]]:
+def records(directory):
     with zipfile.ZipFile(directory / "program.pt2") as archive:
         for name in archive.namelist():
             yield name.split("/", 1)[1], archive.read(name)
 
 
-def test_the_weights_are_the_bases_alone(program: tuple[Path, ProgramManifest], tiny: TinyBase, tmp_path: Path) -> None:
+def test_the_weights_are_the_bases_alone(program, tiny, tmp_path):
     directory, manifest = program
     other = tiny.recipe(
         backend="torch", queries=1, estimator="stored", targets=("down_proj",), layers="last:1", sequence_length=9
@@ -51,17 +46,13 @@ def test_the_weights_are_the_bases_alone(program: tuple[Path, ProgramManifest], 
     assert sum(array.size for array in weights.values()) == sum(tensor.numel() for tensor in model.values())
 
 
-def test_compiling_twice_gives_the_same_program(
-    program: tuple[Path, ProgramManifest], tiny: TinyBase, tmp_path: Path
-) -> None:
+def test_compiling_twice_gives_the_same_program(program, tiny, tmp_path):
     directory, manifest = program
     assert compile_program(manifest.recipe, str(tiny.directory), tmp_path) == manifest
     assert file_sha256(tmp_path / "program.pt2") == file_sha256(directory / "program.pt2")
 
 
-def test_the_archive_holds_what_the_recipe_adds_and_nothing_twice(
-    program: tuple[Path, ProgramManifest], tiny: TinyBase
-) -> None:
+def test_the_archive_holds_what_the_recipe_adds_and_nothing_twice(program, tiny):
     directory, manifest = program
     entries = dict(records(directory))
     own = {
@@ -78,7 +69,7 @@ def test_the_archive_holds_what_the_recipe_adds_and_nothing_twice(
     } == set(manifest.methods)
 
 
-def test_nothing_is_pickled_and_nothing_tells_of_this_machine(program: tuple[Path, ProgramManifest]) -> None:
+def test_nothing_is_pickled_and_nothing_tells_of_this_machine(program):
     directory, _ = program
     entries = 0
     for name, data in records(directory):
