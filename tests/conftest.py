@@ -27,7 +27,6 @@ TESTS = Path(__file__).parent
 # Files that take minutes, the longest first; measured.
 LONGEST = (
     "examples/test_demo.py",
-    "bench/test_steps.py",
     "server/compiler/test_gradient_step.py",
     "server/jobs/test_memory.py",
     "server/registry/exports/test_smollm2.py",
@@ -44,8 +43,8 @@ LONGEST = (
     "server/compiler/test_peft.py",
     "server/tasks/test_engines.py",
     "simulation/test_command.py",
+    "simulation/test_simulation.py",
     "server/web/test_schemathesis.py",
-    "simulation/test_private_examples.py",
     "server/cli/test_compile.py",
 )
 PLACES = {TESTS / name: place for place, name in enumerate(LONGEST)}

@@ -155,12 +155,6 @@ def test_quoted_commands_exist():
     assert {path: wrong for path, wrong in found.items() if wrong} == {}
 
 
-def test_wrong_quotes_are_found():
-    text = "run `mobizo adapters list`, or\nmobizo-server enroll-token\n$ mobizo job submit job.json; mobizo keeps it"
-    assert wrong_quotes(text) == ["mobizo adapters list", "mobizo-server enroll-token"]
-    assert wrong_quotes("mobizo adapter pull a \\\n  --to b --revision v1") == ["mobizo adapter pull --revision"]
-
-
 def test_the_page_lists_every_command_of_the_client_and_schemas_that_exist():
     page = (ROOT / "docs" / "clients.md").read_text()
     rows = re.findall(

@@ -3,9 +3,6 @@
 import pytest
 
 SLOW = (
-    "test_accuracy",
-    "test_kills",
-    "test_server_kills",
     "test_server_load",
     "test_smoke",
     "test_steps",

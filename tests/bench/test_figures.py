@@ -52,13 +52,6 @@ def test_results_keep_only_rows_that_documents_quote(results):
     }
 
 
-def test_the_rows_of_a_result_that_some_text_quotes():
-    texts = ["<!-- bench: x[database=sqlite,what=job].ms .0f -->125", "<!-- bench: y[what=step].seconds .1f -->4.0"]
-    assert quoted_rows("x", RESULT, texts) == [RESULT.rows[0]]
-    assert quoted_rows("y", RESULT, texts) == [RESULT.rows[2]]
-    assert quoted_rows("z", RESULT, texts) == []
-
-
 @pytest.mark.parametrize("path", documents(), ids=lambda path: path.name)
 def test_every_marker_can_be_read(path):
     text = path.read_text()

@@ -2,15 +2,8 @@
 
 import pytest
 
-from bench.server.home import make_home, spread
+from bench.server.home import make_home
 from bench.server.polls import poll
-
-
-def test_spread():
-    figures = spread([0.001 * number for number in range(1, 101)])
-    assert figures["count"] == 100
-    assert round(figures["p50_ms"], 1) == 50.5
-    assert round(figures["max_ms"]) == 100
 
 
 @pytest.mark.slow

@@ -57,12 +57,6 @@ def test_a_base_is_compiled_and_trained(run):
     assert result["claims"]["step_seconds_1b_over_floor"] > 0
 
 
-def test_an_unknown_part_names_the_parts(app):
-    result = CliRunner().invoke(app, ["server", "--only", "poles"])
-    assert result.exit_code == 2
-    assert "polls" in result.output
-
-
 def test_every_benchmark_writes_json_and_is_on_the_page(app):
     page = (ROOT / "docs" / "benchmarks.md").read_text()
     for name, command in typer.main.get_command(app).commands.items():

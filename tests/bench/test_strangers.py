@@ -3,17 +3,8 @@
 import pytest
 
 from bench.strangers import FILES, SETS
-from device_agent.datasets.build import FieldMap
-from device_agent.datasets.formats import open_source
 from device_agent.home import AgentHome
 from mobizo.quickstart.data import FileOptions, check_data
-
-
-def records_of(file):
-    fields = FieldMap.parse(file.columns)
-    source = open_source(file.path, None, None, None)
-    with file.path.open("rb") as opened:
-        return [fields.apply(record) for _, record in source.records(opened, fields.columns.values())]
 
 
 @pytest.mark.parametrize("file", SETS.values(), ids=SETS)
@@ -22,18 +13,6 @@ def test_quickstart_reads_every_record_and_suggests_the_task(file, tmp_path):
     assert data.suggested
     assert data.check.fitting == file.records
     assert (data.task.kind, len(data.task.answers)) == ("choice" if file.classes else "messages", file.classes)
-
-
-@pytest.mark.parametrize("file", SETS.values(), ids=SETS)
-def test_no_text_comes_twice(file):
-    records = records_of(file)
-    texts = [
-        " ".join((record["text"] if file.classes else record["messages"][0]["content"]).lower().split())
-        for record in records
-    ]
-    assert len(texts) == file.records
-    assert len(set(texts)) == len(texts)
-    assert all(texts)
 
 
 def test_every_file_has_its_origin_on_the_page():

@@ -18,6 +18,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from typer.testing import CliRunner
 
 from device_agent.cli.app import app
+from device_agent.cli.main import main
 from device_agent.daemon.daemon import Daemon
 from device_agent.daemon.reporting import Display
 from device_agent.executors.python import PythonLauncher
@@ -158,12 +159,6 @@ def rademacher(compile_tiny):
 @pytest.fixture(scope="session")
 def gaussian(compile_tiny):
     return compile_tiny("gaussian", noise="gaussian", loss="candidates")
-
-
-@pytest.fixture(scope="session")
-def last(compile_tiny):
-    """Only the upper layer is adapted, so there are prefix and suffix."""
-    return compile_tiny("last", layers="last:1")
 
 
 @pytest.fixture(scope="session")
@@ -371,6 +366,22 @@ def invoke(home):
         return result.stdout
 
     return invoke
+
+
+@pytest.fixture
+def refused(home, monkeypatch, capsys):
+    """Runs `mobizo-agent` in this process to an error, in the test's home; returns exit status and standard error."""
+
+    def refused(*arguments):
+        monkeypatch.setenv("MOBIZO_AGENT_HOME", str(home.path))
+        monkeypatch.setattr(sys, "argv", ["mobizo-agent", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        output = capsys.readouterr()
+        assert output.out == ""
+        return ended.value.code, output.err
+
+    return refused
 
 
 def start_agent(home, *arguments, notify=None, **options):

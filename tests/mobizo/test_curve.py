@@ -1,8 +1,7 @@
-"""`Curve` of a job's events, as a data frame and as a plot. Real runs are in tests/examples."""
+"""`Curve` of a job's events: its points. Frames and plots are in tests/examples."""
 
 import sys
 
-import matplotlib
 import pytest
 
 from mobizo import Curve, CurvePoint
@@ -35,20 +34,6 @@ def test_points_are_losses_and_validations_by_step(curve):
         CurvePoint(2, 0.5),
         CurvePoint(4, 0.25, 0.5, 0.75),
     )
-
-
-def test_the_frame_has_a_row_for_each_step(curve):
-    frame = curve.to_frame()
-    assert list(frame.index) == [0, 1, 2, 4]
-    assert frame["validation_accuracy"].dropna().to_dict() == {0: 0.5, 4: 0.75}
-    assert Curve(()).to_frame().empty
-
-
-def test_the_plot_has_loss_and_accuracy(curve):
-    matplotlib.use("Agg")
-    axes = curve.plot()
-    lines = [line for panel in axes.figure.axes for line in panel.lines]
-    assert [list(line.get_ydata()) for line in lines] == [[1.0, 0.5, 0.25], [0.5, 0.75]]
 
 
 @pytest.mark.parametrize(("method", "package"), [("to_frame", "pandas"), ("plot", "matplotlib")])

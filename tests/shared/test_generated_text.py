@@ -2,20 +2,11 @@
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from shared.generated_text import StopTextFilter
+from tests.shared.test_text_stream import byte_level
 
-
-def byte_tokenizer():
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE({sign: number for number, sign in enumerate(alphabet)}, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    return tokenizer
-
-
-TOKENIZER = byte_tokenizer()
+TOKENIZER = byte_level()
 
 
 @settings(deadline=None)

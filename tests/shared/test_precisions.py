@@ -10,23 +10,6 @@ from shared.recipe import Precision
 from shared.zo.lora import BaseShape
 
 
-def shape_of(**dimensions: int) -> BaseShape:
-    return BaseShape(
-        **{
-            "architecture": "llama",
-            "layers": 1,
-            "hidden": 64,
-            "intermediate": 96,
-            "heads": 4,
-            "kv_heads": 2,
-            "head_dim": 16,
-            "vocabulary": 10,
-            "context_length": 8,
-        }
-        | dimensions
-    )
-
-
 @pytest.mark.parametrize(
     ("precision", "dimensions", "refusal"),
     [
@@ -36,15 +19,16 @@ def shape_of(**dimensions: int) -> BaseShape:
             "int4 requires a multiple of 32 input features; down_proj has 80; use int8",
         ),
         ("int4", {"hidden": 48}, "q_proj has 48; use int8"),
-        ("int4", {"heads": 3}, "o_proj has 48; use int8"),
+        ("int4", {"heads": 3}, "o_proj has 24; use int8"),
         ("int4-weight", {"intermediate": 81}, "multiple of 2 input features; down_proj has 81; use int8-weight"),
     ],
 )
 def test_a_width_that_a_precision_cannot_represent_is_rejected(
-    precision: Precision, dimensions: dict, refusal: str
+    shape: BaseShape, precision: Precision, dimensions: dict, refusal: str
 ) -> None:
+    narrow = shape.model_copy(update=dimensions)
     with pytest.raises(InvalidRecipe, match=refusal):
-        check_precision(precision, shape_of(**dimensions))
+        check_precision(precision, narrow)
     for other in ("fp32", "int8", "int8-weight"):
-        check_precision(other, shape_of(**dimensions))
-    check_precision(precision, shape_of())  # whole groups
+        check_precision(other, narrow)
+    check_precision(precision, shape)  # whole groups

@@ -4,12 +4,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import ValidationError
 from scipy.stats import chisquare, norm
 
 from shared.entropy import gaussian, poisson_samples, rounded_gaussian, uniform
 from shared.federation.aggregation import Weighting, combine_privately
-from shared.federation.cohort import CohortSettings
 from shared.federation.sources import MemorySource
 from shared.federation.update import Update
 from shared.privacy import UNITS, ExamplePrivacy, MemberPrivacy, contributions, noised_mean, unit_noise
@@ -98,24 +96,3 @@ def test_a_private_mean_is_of_equal_weights():
         combine_privately(
             source(np.ones((2, 3))), MemberPrivacy(clip=1, noise_multiplier=1), Weighting(weights="examples")
         )
-
-
-EXAMPLES, MEMBERS = {"noise_multiplier": 1, "sampling_rate": 0.1}, {"clip": 1, "noise_multiplier": 1}
-COHORT = {"name": "c", "base": "b", "task": "sst2", "dataset": "d"}
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"privacy": {}}, "examples, members or both"),
-        ({"privacy": {"examples": {"sampling_rate": 0.1}}}, "noise_multiplier, or epsilon"),
-        ({"privacy": {"examples": EXAMPLES}}, "must be set together"),
-        ({"privacy": {"members": MEMBERS}, "weights": "examples"}, "weights equal"),
-        ({"privacy": {"members": MEMBERS}, "aggregator": {"name": "median"}}, "aggregator mean"),
-        ({"privacy": {"members": MEMBERS}, "aggregator": {"clip_norm": 1}}, "its own clip"),
-        ({"privacy": {"members": MEMBERS | {"noise_multiplier": 0}}}, "greater than or equal to 0.3"),
-    ],
-)
-def test_invalid_privacy_settings_are_rejected(changes, message):
-    with pytest.raises(ValidationError, match=message):
-        CohortSettings.model_validate(COHORT | changes)

@@ -2,7 +2,7 @@ import pytest
 from pydantic import ValidationError
 
 from shared.errors import InvalidRecipe
-from shared.recipe import MAX_DIRECTION_BLOCKS, Recipe, RecipeSettings, directions_at_once, resolve_layers
+from shared.recipe import Recipe, RecipeSettings, resolve_layers
 
 
 def test_id_does_not_depend_on_the_order_of_targets_but_on_every_field(recipe):
@@ -167,23 +167,3 @@ def test_recipes_of_directional_gradients_say_what_they_add(recipe):
 def test_settings_without_a_reverse_pass_are_rejected_with_the_remedy(settings, refusal):
     with pytest.raises(ValidationError, match=refusal):
         RecipeSettings(**settings)
-
-
-@pytest.mark.parametrize(
-    ("queries", "size", "looped", "unrolled"),
-    [
-        (256, 10_752, 64, 97),
-        (64, 10_752, 64, 64),
-        (256, 331_776, 2, 16),
-        (257, 331_776, 3, 17),  # a prime number
-        (251, 6_144, 170, 170),
-        (512, 1 << 24, 1, 32),
-        (1, 1, 1, 1),
-    ],
-)
-def test_a_loop_draws_about_as_many_directions_at_once_as_fit_and_another_graph_has_few_blocks(
-    queries, size, looped, unrolled
-):
-    assert directions_at_once(queries, size, looped=True) == looped
-    assert directions_at_once(queries, size, looped=False) == unrolled
-    assert -(-queries // unrolled) <= MAX_DIRECTION_BLOCKS

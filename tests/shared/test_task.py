@@ -6,18 +6,9 @@ from shared.task import Answer, Task
 from shared.task_records import accepted_answers, read_completion, read_messages, read_preference, read_question
 from shared.task_templates import TASKS, named_task
 
-
-def test_the_papers_sst2_template():
-    question = read_question(named_task("sst2"), {"text": "A fine film.", "label": "positive"}, "f:1")
-    assert [choice.prompt + choice.answer for choice in question.choices] == [
-        "A fine film. It was terrible",
-        "A fine film. It was great",
-    ]
-    assert question.correct == 1
-
-
 # Table 6 of the paper, filled in; docs/paper.md says where a line break was decided.
 WORDINGS = {
+    "sst2": ({"text": "A fine film.", "label": "positive"}, "A fine film. It was", " great"),
     "rte": (
         {"premise": "P.", "hypothesis": "H", "label": 0},
         'P. Does this mean that "H" is true? Yes or No?\n',
@@ -59,6 +50,22 @@ WORDINGS = {
         'P.\nQuestion: Q?\nI found this answer "A". Is that correct? Yes or No?\n',
         "Yes",
     ),
+    "copa": (
+        {"premise": "He fell", "question": "cause", "choice1": "he ran", "choice2": "he slipped", "label": 1},
+        "He fell because",
+        " he slipped",
+    ),
+    "winogrande": (
+        {
+            "context": "It does not fit as",
+            "option1": "the box",
+            "option2": "the bag",
+            "object": "is big",
+            "answer": "1",
+        },
+        "It does not fit as the box",
+        " is big",
+    ),
     "arc": (
         {"question": "Q?", "op1": "a", "op2": "b", "op3": "c", "op4": "d", "label": "C"},
         "Pick the most correct option to answer the following question: Q?\nOptions: a, b, c, d\nAnswer:",
@@ -68,41 +75,11 @@ WORDINGS = {
 
 
 @pytest.mark.parametrize("name", WORDINGS)
-def test_the_papers_other_wordings(name):
+def test_the_papers_wordings(name):
     record, prompt, answer = WORDINGS[name]
     question = read_question(named_task(name), record, "f:1")
     correct_choice = question.choices[question.correct]
     assert (correct_choice.prompt, correct_choice.answer) == (prompt, answer)
-
-
-def test_copa_maps_its_question_to_a_connective():
-    record = {
-        "premise": "The man broke his toe",
-        "question": "cause",
-        "choice1": "he got a hole in his sock",
-        "choice2": "he dropped a hammer on his foot",
-        "label": 1,
-    }
-    question = read_question(named_task("copa"), record, "f:1")
-    assert question.choices[1].prompt == "The man broke his toe because"
-    assert question.choices[1].answer == " he dropped a hammer on his foot"
-    assert question.correct == 1
-
-
-def test_winogrande_gives_each_candidate_its_own_prompt():
-    task = named_task("winogrande")
-    record = {
-        "context": "The trophy does not fit into the suitcase because",
-        "option1": "the trophy",
-        "option2": "the suitcase",
-        "object": "is too large",
-        "answer": "1",
-    }
-    question = read_question(task, record, "f:1")
-    assert question.choices[0].prompt.endswith("because the trophy")
-    assert question.choices[0].answer == question.choices[1].answer == " is too large"
-    assert not task.shares_prompt
-    assert task.fixed_answers is None
 
 
 def test_the_papers_templates_and_two_that_write_ship_by_name():
@@ -157,18 +134,18 @@ def test_labels_may_be_numbers_or_booleans():
 
 @pytest.mark.parametrize(
     ("label", "correct"),
-    [(1.0, 0), ("1.0", 0), (" 1 ", 0), ("0.00", 1), ("Not\tSO  good", 1), ("cafe\u0301", 0), ("A", 0), ("a", 1)],
+    [
+        *((1.0, 0), ("1.0", 0), (" 1 ", 0), ("0.00", 1), ("Not\tSO  good", 1), ("cafe\u0301", 0), ("A", 0), ("a", 1)),
+        *(("maße", 0), ("masse", 1)),  # two words
+    ],
 )
 def test_labels_that_differ_by_white_space_case_or_decimals_are_one(label, correct):
-    answers = ({"text": " x", "labels": ["1", "café", "A"]}, {"text": " y", "labels": ["0", "not so good", "a"]})
+    answers = (
+        {"text": " x", "labels": ["1", "café", "A", "Maße"]},
+        {"text": " y", "labels": ["0", "not so good", "a", "Masse"]},
+    )
     task = Task(name="t", prompt="{text}", answers=answers)
     assert read_question(task, {"text": "t", "label": label}, "f:1").correct == correct
-
-
-def test_sharp_s_is_no_double_s():
-    answers = ({"text": " x", "labels": ["Maße"]}, {"text": " y", "labels": ["Masse"]})
-    task = Task(name="t", prompt="{text}", answers=answers)
-    assert [read_question(task, {"text": "t", "label": label}, "f:1").correct for label in ("maße", "masse")] == [0, 1]
 
 
 def test_a_label_that_could_mean_two_answers_means_none():

@@ -42,9 +42,13 @@ def run_to_end(command, *arguments):
 
 @pytest.mark.slow
 def test_a_killed_simulation_resumes_with_the_same_report(command, tmp_path):
-    uninterrupted = run_to_end(command, "--json", str(tmp_path / "whole"))
+    whole = tmp_path / "whole"
+    uninterrupted = run_to_end(command, str(whole))
     assert uninterrupted.returncode == 0, uninterrupted.stderr
-    report = json.loads(uninterrupted.stdout)
+    report, text = json.loads((whole / "report.json").read_text()), (whole / "report.md").read_text()
+    assert str(whole / "report.md") in uninterrupted.stdout.replace("\n", "")
+    assert f"{report['rounds'][-1]['accuracy']:.1%}" in text
+    assert report["digest"] in text
 
     directory = tmp_path / "killed"
     process = subprocess.Popen(
@@ -106,19 +110,6 @@ def test_a_damaged_round_is_named(tmp_path):
     file.write_text("{")
     with pytest.raises(Conflict, match=r"0000/round.json is damaged"):
         Store(tmp_path).rounds()
-
-
-@pytest.mark.slow
-def test_the_command_prints_a_table_and_writes_reports(command, tmp_path):
-    directory = tmp_path / "report"
-    process = run_to_end(command, str(directory))
-    assert process.returncode == 0, process.stderr
-    assert "accuracy" in process.stdout
-    assert str(directory / "report.md") in process.stdout.replace("\n", "")
-    report = json.loads((directory / "report.json").read_text())
-    text = (directory / "report.md").read_text()
-    assert f"{report['rounds'][-1]['accuracy']:.1%}" in text
-    assert report["digest"] in text
 
 
 @pytest.mark.slow

@@ -34,20 +34,6 @@ def test_no_example_is_in_two_places(seed, partition, alpha, skew, devices):
     assert all(len(shard.train) >= 2 and shard.held_out for shard in shard_list)
 
 
-def test_the_minimum_shard_size_is_taken_from_the_largest_shards():
-    shard_list = shards(120, 20, skew=1.5)
-    assert sum(len(shard.train) + len(shard.held_out) for shard in shard_list) == POOL
-    assert min(len(shard.train) for shard in shard_list) == 2
-
-
-def test_devices_of_an_exhausted_source_take_other_examples():
-    sources = [index % 10 == 0 for index in range(POOL)]
-    shard_list = partition(DataSettings(partition="source", per_device=360, held_out=40), 10, 0, LABELS, sources)
-    drawn_sources = [sources[index] for shard in shard_list[3::2] for index in shard.train + shard.held_out]
-    assert all(len(shard.train) + len(shard.held_out) == 400 for shard in shard_list)
-    assert drawn_sources == [False] * 4 * 400
-
-
 def test_the_same_seed_makes_the_same_shards():
     assert shards() == shards() != shards(seed=1)
 
@@ -69,19 +55,6 @@ def test_a_small_alpha_gives_devices_one_label_and_a_large_one_both():
 def test_by_source_a_device_has_one_source():
     for device, shard in enumerate(shards(partition="source")):
         assert {SOURCES[index] for index in shard.train + shard.held_out} == {device % 2}
-
-
-def test_iid_shards_mix_labels_and_sources():
-    kinds = [Counter((LABELS[index], SOURCES[index]) for index in shard.train) for shard in shards(partition="iid")]
-    assert np.mean([len(kind) for kind in kinds]) > 3.9
-
-
-def test_skew_varies_the_shard_sizes():
-    def sizes(skew):
-        return [len(shard.train) + len(shard.held_out) for shard in shards(skew=skew, per_device=20)]
-
-    assert len(set(sizes(0))) == 1
-    assert np.std(np.log(sizes(1.0))) == pytest.approx(1.0, abs=0.25)
 
 
 def test_a_pool_too_small_is_refused():

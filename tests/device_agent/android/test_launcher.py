@@ -82,19 +82,6 @@ def test_a_run_on_a_phone_is_that_of_this_machine(launcher, run, expected, phone
     assert not phone.run(f"ls -A {THERE}/incoming")
 
 
-@pytest.mark.slow
-def test_only_missing_files_are_pushed(adb, runner_directory, rademacher, phone):
-    phone.empty()
-    first, second = (PhoneLauncher(adb, runner_directory) for _ in range(2))
-    launch_on(first, rademacher).close()
-    files = [rademacher.manifest.file(role) for role in ("program", "weights")]
-    runner = sum(path.stat().st_size for path in runner_directory.rglob("*") if path.is_file())
-    assert first.phone.pushed_bytes == sum(file.size for file in files) + runner
-    assert all(phone.run(f"sha256sum {THERE}/files/{file.sha256}").split()[0] == file.sha256 for file in files)
-    launch_on(second, rademacher).close()
-    assert second.phone.pushed_bytes == 0
-
-
 def test_packed_weights_lie_beside_the_weights_and_are_used_again(launcher, run, rademacher, phone, tmp_path):
     phone.empty()
     directory, sha256 = phone.path(f"{THERE}/files"), rademacher.manifest.file("weights").sha256
@@ -203,16 +190,6 @@ def test_another_phone_continues_the_run(run, runner_directory, expected, phone)
     train_on(launcher, run, once_at(5, swap))
     assert hashes(run) == expected
     assert launcher.phone.adb.device().endswith(str(phone.port + 1))
-
-
-@pytest.mark.slow
-def test_a_run_with_exact_gradients_goes_on_from_a_checkpoint(
-    gradient, movies, launcher, runner_directory, phone, tmp_path
-):
-    here, there = (begun(tmp_path / name, gradient.plan(movies, **SETTINGS)) for name in ("here", "there"))
-    train(here, RunnerLauncher(runner_directory))
-    assert len(train_on(launcher, there, once_at(13, lambda: pull_the_cable(phone)))) == 1
-    assert hashes(there) == hashes(here)
 
 
 @pytest.mark.slow

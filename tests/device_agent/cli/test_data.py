@@ -3,12 +3,7 @@
 import json
 
 import pytest
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Whitespace
-from tokenizers.processors import TemplateProcessing
 
-from device_agent.cli.data import base_tokenizer
 from device_agent.datasets.store import DatasetStore
 from shared.errors import BadRequest, MobizoError, NotFound
 from tests.device_agent.cli.test_tasks import URGENCY
@@ -105,13 +100,3 @@ def test_run_finds_the_homes_data_sets(invoke, enrolled, server, tickets):
     invoke("data", "add", "tickets", tickets)
     process = run_agent(enrolled, "run", "--once", "--executor", "python")
     assert (process.returncode, server.lease_requests[-1].datasets) == (0, ["tickets"]), process.stderr
-
-
-def test_lengths_are_those_that_training_reads(tmp_path):
-    tokenizer = Tokenizer(WordLevel({"<unk>": 0, "</s>": 1, "a": 2}, "<unk>"))
-    tokenizer.pre_tokenizer = Whitespace()
-    tokenizer.post_processor = TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
-    tokenizer.enable_truncation(4)
-    tokenizer.enable_padding(length=16)
-    tokenizer.save(str(tmp_path / "tokenizer.json"))
-    assert base_tokenizer(tmp_path).encode("a " * 9).ids == [2] * 9

@@ -4,17 +4,11 @@ import json
 import re
 import signal
 import socket
-import subprocess
-import sys
 
 import psutil
 import pytest
 
 from device_agent.daemon.reporting import log_path
-from tests.device_agent.conftest import ROOT
-
-FORBIDDEN = ("fastapi", "starlette", "uvicorn", "sqlalchemy", "alembic", "transformers", "torch", "executorch")
-FORBIDDEN += ("dp_accounting",)
 
 
 @pytest.fixture
@@ -83,12 +77,3 @@ def test_the_log_is_kept_for_whoever_asks(agent, enrolled, home, server, rademac
     (last,) = agent("logs", "-n", "1").stdout.splitlines()
     assert re.search(r"job ended job=job-1 outcome=completed$", last)
     assert log_path(home.path).stat().st_mode & 0o077 == 0
-
-
-def test_the_daemon_and_the_process_that_reads_the_data_import_nothing_of_a_server_and_no_runtime():
-    program = (
-        "import sys, device_agent.cli.main, device_agent.daemon.daemon, device_agent.training.run_plan; "
-        f"print([n for n in {FORBIDDEN} if n in sys.modules])"
-    )
-    process = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert process.stdout == "[]\n"

@@ -35,9 +35,9 @@ def test_a_job_from_lease_to_adapter(daemon, server, rademacher, home):
     assert home.status().last_outcome == "completed"
 
 
-def test_a_program_of_another_recipe_is_refused(daemon, server, rademacher, last):
+def test_a_program_of_another_recipe_is_refused(daemon, server, rademacher, gradient):
     server.add_job(rademacher)
-    server.add_job(last)
+    server.add_job(gradient)
     (job, _), (_, signed) = server.jobs
     server.jobs[:] = [(job, signed)]
     assert daemon.run(once=True).outcome is Outcome.FAILED

@@ -59,21 +59,6 @@ def test_a_new_phase_is_reported_at_once_and_its_steps_are_not(watchdog, notific
     assert lines == ["STATUS=idle", "STATUS=downloading", "STATUS=training  step 1/9"]
 
 
-@pytest.mark.parametrize("phase", ["waiting", "downloading", "evaluating"])
-def test_each_report_feeds_though_it_says_the_same(watchdog, notifications, clock, phase):
-    for _ in range(2):
-        watchdog.show(Progress(phase=phase, why="on battery"))
-        assert notifications() == ["WATCHDOG=1", f"STATUS={phase}  on battery"]
-        clock.now += FEED_SECONDS
-
-
-def test_fast_steps_are_told_now_and_then_only(watchdog, notifications, clock):
-    for number in range(1, 101):
-        watchdog.show(step(number))
-        clock.now += FEED_SECONDS / 10
-    assert notifications().count("WATCHDOG=1") == 10
-
-
 def test_a_systemd_that_does_not_read_holds_nobody_up(watchdog, notifications, clock):
     for number in range(10_000):  # more than any socket's queue
         clock.now += FEED_SECONDS

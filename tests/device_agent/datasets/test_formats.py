@@ -2,7 +2,6 @@
 
 import csv
 import json
-import mailbox
 import math
 import sys
 import tracemalloc
@@ -244,17 +243,6 @@ def test_plain_text_is_a_record_a_line(tmp_path):
     assert read(path) == [
         (f"{path}:{line}", {"text": text}) for line, text in ((1, "warm"), (3, "dull film"), (4, "last"))
     ]
-
-
-def test_mbox(tmp_path):
-    path = tmp_path / "mail.mbox"
-    box = mailbox.mbox(path)
-    box.add(b"Subject: a\nFrom: Ana <ana@example.org>\n\nFrom the start:\nit works\n")
-    box.add(b"Subject: =?nonsense?b?x?= \nContent-Type: text/plain; charset=nonsense\n\nplain\xff\n")
-    box.close()
-    (_, first), (where, second) = read(path)
-    assert first == {"subject": "a", "from": "Ana <ana@example.org>", "text": "From the start:\nit works"}
-    assert (where, second["text"], second["from"]) == (f"{path}: message 2", "plainÿ", "")
 
 
 def test_parquet(tmp_path, monkeypatch):

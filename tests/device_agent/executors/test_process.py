@@ -29,7 +29,7 @@ from device_agent.executors.process import (
     decode_tensors,
     encode_tensors,
 )
-from device_agent.executors.python_process import MAX_NAME_BYTES, serve
+from device_agent.executors.python_process import serve
 from tests.device_agent.conftest import ROOT
 
 LOADED = b"".join((bytes([OK]), *encode_tensors(())))
@@ -225,16 +225,3 @@ def test_a_python_executor_answers_errors_and_goes_on(error, status):
     text = str(getattr(error, "detail", error)).encode()
     assert answers(REQUEST, fail) == (1, error_answer(status, text))
     assert answers(2 * REQUEST, lambda: Failing(error)) == (0, LOADED + 2 * error_answer(status, text))
-
-
-@pytest.mark.parametrize(
-    ("request_", "words"),
-    [
-        (REQUEST[:-1], "incomplete"),
-        (struct.pack("<I", MAX_NAME_BYTES + 1), "name"),
-        (struct.pack("<I4sI", 4, b"step", MAX_TENSORS + 1), "tensors"),
-    ],
-)
-def test_a_python_executor_refuses_a_malformed_request(request_, words):
-    with pytest.raises(ValueError, match=words):
-        answers(request_, lambda: Failing(RuntimeFailed()))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from device_agent.inference.adapter_store import AdapterStore
-from shared.errors import BadRequest, InvalidUpload, NotFound, Untrusted
+from shared.errors import InvalidUpload, NotFound, Untrusted
 from shared.signing import new_private_key, sign_manifest
 from shared.task_templates import named_task
 from shared.zo.lora import dump_adapter
@@ -113,12 +113,6 @@ def test_another_servers_manifest_and_damaged_files_are_refused(store, signed, h
     (version / "adapter.safetensors").write_bytes(dump_adapter(flat(signed.manifest, 9), {}))
     with pytest.raises(Untrusted, match="rollback alice-movies"):
         store.open("alice-movies", server_key.public_key())
-
-
-@pytest.mark.parametrize("name", ["../alice", "", "Alice", "a/b", ".new"])
-def test_a_name_that_is_none_is_refused(store, server_key, name):
-    with pytest.raises(BadRequest, match="not an adapter name"):
-        store.open(name, server_key.public_key())
 
 
 def test_files_are_for_this_user_alone(store, signed, home):

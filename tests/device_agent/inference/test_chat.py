@@ -43,13 +43,6 @@ def with_marks(model):
     return PersonalModel(model.name, model.task, model.manifest, tokenizer, Listening()), prompts
 
 
-def test_a_plain_text_is_gone_on_with_as_it_stands(model):
-    tokens = list(model.inference.generate(model.tokenizer.encode("the plot was").ids, 12))
-    chat = Chat(model, None, max_tokens=12)
-    assert "".join(chat.answer("the plot was")) == model.tokenizer.decode(tokens)
-    assert chat.ended == "12 tokens"
-
-
 def test_a_special_token_and_one_that_the_bases_files_name_end_the_answer_and_are_not_shown(model):
     start = model.tokenizer.encode("it").ids
     tokens = list(model.inference.generate(start, 12))

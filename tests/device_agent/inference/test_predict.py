@@ -5,8 +5,8 @@ import pytest
 
 from device_agent.executors.python import open_program
 from device_agent.inference.personal_model import open_personal
-from device_agent.inference.predict import predict, record_of, records_of
-from shared.errors import BadRequest, InvalidDataset, NotFound
+from device_agent.inference.predict import predict, records_of
+from shared.errors import InvalidDataset, NotFound
 from shared.task_records import read_question
 from shared.task_templates import named_task
 from shared.zo.encoding import encode_question
@@ -81,22 +81,6 @@ def test_a_damaged_file_is_not_run(home, rademacher, flat):
     path.write_bytes(path.read_bytes()[:-1] + b"x")
     with pytest.raises(NotFound, match="adapter pull"):
         open_personal(home, "alice-movies")
-
-
-@pytest.mark.parametrize(
-    ("text", "fields", "words"),
-    [
-        ("t", [], "has the fields premise, hypothesis"),
-        (None, ["premise=p"], "missing for hypothesis"),
-        (None, ["premise"], "NAME=VALUE"),
-        (None, ["label=1"], "once for each of premise, hypothesis"),
-        (None, ["premise=a", "premise=b"], "once for each"),
-        ("t", ["premise=a", "hypothesis=b"], "has the fields premise"),
-    ],
-)
-def test_options_that_make_no_record_say_what_does(text, fields, words):
-    with pytest.raises(BadRequest, match=words):
-        record_of(named_task("rte"), text, fields)
 
 
 def test_lines_are_records_or_for_a_task_of_one_field_texts():

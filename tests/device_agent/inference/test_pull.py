@@ -140,12 +140,3 @@ def test_a_changed_file_in_the_store_is_detected(publish, fetch, home, open_adap
 def test_what_is_no_reference_is_refused(text):
     with pytest.raises(BadRequest, match="NAME@REVISION"):
         parse_reference(text)
-
-
-def test_what_a_broken_download_left_is_gone_on_with(publish, server, home, fetch, open_adapter, rademacher):
-    manifest = publish("main")
-    part = AdapterStore(home).arriving(manifest.sha256)
-    part.with_name(part.name + ".part").write_bytes(server.versions[NAME, "main"][1][:100])
-    fetch("main")
-    assert server.ranges[-1] == "bytes=100-"
-    np.testing.assert_array_equal(open_adapter().flat, random_b(rademacher.manifest))

@@ -76,12 +76,13 @@ def test_a_server_that_finds_another_b_gets_b_alone(work, server):
     assert server.completions[0].trajectory_sha256 is None
 
 
-@pytest.mark.parametrize("error", [QuotaExceeded(), TooManyRequests(limit="uploads"), TooSlow(), DigestMismatch()])
 @pytest.mark.parametrize("action", ["adapter", "complete"])
-def test_a_run_outlasts_what_passes(work, server, monkeypatch, action, error):
-    monkeypatch.setattr("device_agent.jobs.upload.PAUSE_SECONDS", 0.001)
+def test_a_run_outlasts_what_passes(work, server, monkeypatch, action):
+    for name in ("PAUSE_SECONDS", "LONGEST_PAUSE_SECONDS"):
+        monkeypatch.setattr(f"device_agent.jobs.upload.{name}", 0.001)
     monkeypatch.setattr("shared.transport.time.sleep", lambda _seconds: None)
-    server.broken[action] = [error] * 5  # more than one request repeats by itself
+    errors = [QuotaExceeded(), TooManyRequests(limit="uploads"), TooSlow(), DigestMismatch()]
+    server.broken[action] = [error for error in errors for _ in range(5)]  # more than one request repeats by itself
     assert work("none")[-1] == "complete"
     assert not server.failures
 

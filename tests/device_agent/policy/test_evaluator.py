@@ -46,12 +46,6 @@ def test_a_damaged_file_counts_as_empty(tmp_path, text):
     assert DailyMinutes(tmp_path / "budget.json").spent(TODAY) == 2
 
 
-@pytest.mark.parametrize("minutes", [-0.1, float("nan"), float("inf")])
-def test_time_that_is_none_is_refused(tmp_path, minutes):
-    with pytest.raises(ValueError, match="not a training time"):
-        DailyMinutes(tmp_path / "budget.json").add(minutes, TODAY)
-
-
 def test_a_full_disk_is_told_and_the_minutes_still_count(tmp_path, monkeypatch):
     budget = DailyMinutes(tmp_path / "budget.json")
     budget.add(1, TODAY)

@@ -1,6 +1,5 @@
 """Rules held against readings: tables of what must come out, and properties of any decision."""
 
-from dataclasses import replace
 from datetime import datetime, time, timedelta, timezone
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from device_agent.policy.rules import (
     BATTERY_EASE,
     IDLE_SECONDS,
     MEMORY_EASE,
-    TEMPERATURE_EASE,
     Decision,
     decide,
     decide_transfer,
@@ -302,38 +300,6 @@ def test_a_reason_for_the_server_does_not_depend_on_what_was_measured(
     # `idle` has two reasons: a person, and other programs.
     if (one.action, one.held) == (other.action, other.held) and "idle" not in one.held:
         assert one.why == other.why
-
-
-@given(any_rules, any_readings, minutes, any_last, needs)
-def test_constant_readings_settle_at_once(rules, readings, spent, last, needed):
-    first = decide(rules, readings, spent, last, needed_bytes=needed)
-    second = decide(rules, readings, spent, first, needed_bytes=needed)
-    # The words may differ: they name the threshold that holds now.
-    assert replace(second, why=None) == replace(first, why=None)
-
-
-EDGE = Rules(temperature_ceiling=80, battery_floor=30, memory_floor_bytes=GIB)
-
-
-@given(
-    st.floats(60, 85),
-    st.floats(20, 40),
-    st.floats(0.8, 1.2),
-    st.lists(st.tuples(*[st.floats(0, 0.99)] * 3), min_size=2, max_size=30),
-    needs,
-)
-def test_readings_that_tremble_never_make_it_go_on(temperature, percent, share, tremor, needed):
-    """Within the width of the hysteresis a rule may come to hold a device back, and never lets it go on."""
-    last = None
-    for heat, charge, memory in tremor:
-        readings = at_noon(
-            temperature=temperature + heat * TEMPERATURE_EASE,
-            battery_percent=percent - charge * BATTERY_EASE,
-            available_bytes=int(needed + GIB * (share + memory * MEMORY_EASE)),
-        )
-        now = decide(EDGE, readings, 0, last, needed_bytes=needed)
-        assert set(now.held) >= set(last.held if last is not None else ())
-        last = now
 
 
 @given(any_rules, any_readings, minutes, any_last, needs)

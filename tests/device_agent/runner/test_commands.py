@@ -128,29 +128,6 @@ def test_unusable_arguments_are_named(runner, words, message):
     assert "mobizo-runner serve --program" in process.stderr
 
 
-def test_a_method_is_called_until_the_input_ends(served, rademacher):
-    flat = np.random.default_rng(1).normal(0, 0.1, rademacher.manifest.size).astype(np.float32)
-    ((before,), _, (after,)), status = finish(served, encode("adapter"), encode("load", flat), encode("adapter"))
-    assert not before.any()
-    np.testing.assert_array_equal(after, flat)
-    assert status == 0
-
-
-@pytest.mark.parametrize(
-    ("method", "inputs", "message"),
-    [
-        ("fly", [], "the program has no method 'fly'"),
-        ("load", [np.zeros(3, np.int64)], "method 'load' failed (ExecuTorch Error::InvalidArgument)"),
-        ("load", [np.zeros(3, np.float32)], "method 'load' failed (ExecuTorch Error::"),
-        ("load", [], "method 'load' failed (ExecuTorch Error::"),
-    ],
-)
-def test_a_call_that_fails_is_answered_and_the_next_one_succeeds(served, method, inputs, message):
-    ((code, text), following), status = finish(served, encode(method, *inputs), encode("adapter"))
-    assert (code, text[: len(message)]) == (FAILED, message)
-    assert (len(following), status) == (1, 0)
-
-
 @pytest.mark.parametrize(
     ("request_bytes", "message"),
     [
@@ -196,12 +173,6 @@ def test_a_program_that_does_not_load_is_answered(serve, tmp_path, name, content
     ((code, text),), status = finish(serve())
     assert (code, status) == (expected, 1)
     assert message in text
-
-
-def test_a_file_that_is_truncated_during_use_is_unreadable(served, step_inputs, tmp_path):
-    os.truncate(tmp_path / "weights", 0)
-    words = "a file of the program was truncated or cannot be read"
-    assert finish(served, encode("step", *step_inputs)) == ([(FILE_LOST, words)], 1)
 
 
 def test_lack_of_memory_is_answered(served):

@@ -10,7 +10,7 @@ from device_agent.datasets.store import DatasetStore
 from device_agent.serving import feedback as module
 from device_agent.serving.feedback import Feedback, FeedbackRequest
 from shared.errors import Conflict, InvalidRequest, MobizoError, NotFound
-from shared.openai.models import ChatRequest, CompletionRequest
+from shared.openai.models import CompletionRequest
 
 
 @pytest.fixture
@@ -33,25 +33,6 @@ def rate(feedback, *bodies):
         return [await feedback.add(FeedbackRequest(**{"id": "a", "rating": "up"} | body)) for body in bodies]
 
     return asyncio.run(add_all())
-
-
-def test_ratings_edits_and_conversations_become_records(store):
-    feedback = Feedback(store, "ratings")
-    chat = ChatRequest(model="red", messages=[{"role": "user", "content": "How was it?"}])
-    feedback.remember("a", completion(), " dull")
-    feedback.remember("b", completion(), " dull")
-    feedback.remember("c", completion(), " dull")
-    feedback.remember("d", chat, "dull")
-    edit = {"id": "c", "rating": "down", "edit": " warm", "comment": "too short"}
-    receipts = rate(feedback, {}, {"id": "b"}, edit, {"id": "d", "rating": "down"})
-    assert [receipt.added for receipt in receipts] == [True, False, True, True]
-    rating = {"prompt": "How was it?", "completion": " dull", "label": True}
-    pair = {"prompt": "How was it?", "chosen": " warm", "rejected": " dull", "comment": "too short"}
-    turns = [{"role": "user", "content": "How was it?"}], [{"role": "assistant", "content": "dull"}]
-    of_chat = {"prompt": turns[0], "completion": turns[1], "label": False}
-    found = records(store)
-    assert all(record in found for record in (rating, pair, of_chat))
-    assert len(found) == 3
 
 
 def test_answers_are_forgotten_by_age_and_number_and_those_of_several_texts_at_once(store, monkeypatch):

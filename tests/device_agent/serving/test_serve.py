@@ -286,11 +286,11 @@ def test_answers_and_streams_are_rated_by_their_id_in_the_owners_data_set_alone(
     chunks = list(client.completions.create(prompt="It was", stream=True, **request))
     streamed = "".join(chunk.choices[0].text for chunk in chunks)
     assert rate(client, id=answer.id) == {"id": answer.id, "object": "feedback", "dataset": "ratings", "added": True}
-    assert rate(client, id=chunks[0].id, rating="down", edit=" warm")["added"]
+    assert rate(client, id=chunks[0].id, rating="down", edit=" warm", comment="too short")["added"]
     store = DatasetStore(site.home.data)
     records = [record for split in store.about("ratings").records for _, record in store.records("ratings", split)]
     written = [{"role": "assistant", "content": answer.choices[0].message.content}]
-    pair = {"prompt": "It was", "chosen": " warm", "rejected": streamed}
+    pair = {"prompt": "It was", "chosen": " warm", "rejected": streamed, "comment": "too short"}
     assert sorted(records, key=str) == sorted([{"prompt": TURNS, "completion": written, "label": True}, pair], key=str)
     for body, error, code, param in (
         ({"id": answer.id}, openai.ConflictError, "conflict", None),

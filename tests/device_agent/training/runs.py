@@ -156,3 +156,19 @@ class DyingProgram:
             return getattr(self._program, name)(*arguments)
 
         return call
+
+
+def train_with_kills(run, plan, program, longest):
+    """Trains a run to its result by a process that dies again and again, at most after `longest` calls."""
+    runtime, kills, result = opened(plan, resident=True), 0, None
+    while result is None:
+        try:
+            # Each process lives a little longer than it takes to load, so that there is progress now and then.
+            dying = DyingProgram(runtime, 1 + kills % longest)
+            result = train_in_process(run, plan, program, runtime=dying)
+        except Killed:
+            kills += 1
+            assert kills < 500
+    runtime.close()
+    assert kills > 10
+    return result

@@ -9,14 +9,13 @@ from device_agent.training.data import BatchSampler
 from device_agent.training.run_directory import RunDirectory
 from shared.zo.packing import pack_step
 from tests.device_agent.training.runs import (
-    DyingProgram,
-    Killed,
     hashes,
     last_b,
     ledger,
     opened,
     train,
     train_in_process,
+    train_with_kills,
 )
 
 SETTINGS = {"steps": 13, "lr": 0.02, "schedule": "cosine", "seed": 11, "evaluation_interval": 4, "max_norm": 1.0}
@@ -54,24 +53,12 @@ def test_killed_at_every_call_it_ends_with_the_same_bytes(request, run, name, lo
     program = request.getfixturevalue(name)
     plan = program.plan(dataset, **SETTINGS)
     expected = train_in_process(run, plan, program)
-    runtime = opened(plan, resident=True)
     pieces = RunDirectory(tmp_path / "pieces")
-    kills = 0
-    while True:
-        try:
-            # Each process lives a little longer than it takes to load, so that there is progress now and then.
-            dying = DyingProgram(runtime, 1 + kills % longest)
-            result = train_in_process(pieces, plan, program, runtime=dying)
-            break
-        except Killed:
-            kills += 1
-            assert kills < 500
-    assert kills > 10
+    result = train_with_kills(pieces, plan, program, longest)
     measured = {"train_seconds", "seconds", "peak_rss_bytes"}
     assert result.model_dump(exclude=measured) == expected.model_dump(exclude=measured)
     assert hashes(pieces) == hashes(run)
     assert len(pieces.checkpoints.steps()) <= 2
-    runtime.close()
 
 
 def test_a_rate_that_is_too_high_says_so(run, gradient, dataset):

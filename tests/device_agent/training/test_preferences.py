@@ -9,11 +9,10 @@ from transformers import AutoModelForCausalLM
 
 from device_agent.training.data import BatchSampler, read_splits
 from device_agent.training.run_directory import RunDirectory
-from shared.errors import InvalidTask
 from shared.task import Task
 from shared.training_settings import TrainingSettings
 from tests.device_agent.conftest import NOISE_KEY, WORDS
-from tests.device_agent.training.runs import DyingProgram, Killed, hashes, last_b, opened, train
+from tests.device_agent.training.runs import hashes, last_b, splits_of, train, train_in_process, train_with_kills
 from tests.server.compiler import reference
 
 PAIRS = Task(name="style", kind="preference")
@@ -58,11 +57,6 @@ def preferring(compile_tiny):
 
 def plan_of(program, loss, directory, **training):
     return program.plan(directory, beta=BETA, **training).model_copy(update={"task": TASKS[loss]})
-
-
-def splits_of(plan, program):
-    recipe = plan.manifest.recipe
-    return read_splits(plan.dataset, plan.task, program.tokenizer, recipe, plan.training, noise_key=NOISE_KEY)
 
 
 def logps(model, rows):
@@ -120,31 +114,13 @@ def test_a_run_learns_what_people_prefer(launcher, base, run, pairs, preferring,
 
 
 def test_killed_at_every_call_it_ends_with_the_same_bytes(run, pairs, preferring, tmp_path):
-    from device_agent.training.checkpointed_trainer import trainer_of
-
     program = preferring("dpo")
     plan = plan_of(program, "dpo", pairs, steps=5, lr=0.3, evaluation_interval=3)
-    runtime = opened(plan, resident=True)
-
-    def train_by(directory, executor):
-        if not directory.path.exists():
-            directory.begin(plan)
-        trainer = trainer_of(plan.manifest)
-        return trainer(directory, plan, splits_of(plan, program), executor, lambda _: None, lambda: False).train()
-
-    train_by(run, runtime)
-    pieces, kills = RunDirectory(tmp_path / "pieces"), 0
-    while True:
-        try:
-            train_by(pieces, DyingProgram(runtime, 1 + kills % 23))
-            break
-        except Killed:
-            kills += 1
-            assert kills < 200
-    assert kills > 10
+    train_in_process(run, plan, program)
+    pieces = RunDirectory(tmp_path / "pieces")
+    train_with_kills(pieces, plan, program, longest=23)
     assert hashes(pieces) == hashes(run)
     assert pieces.references() == run.references()
-    runtime.close()
 
 
 def test_a_second_row_of_kto_is_the_answer_of_the_record_before(preferring, pairs):
@@ -156,28 +132,3 @@ def test_a_second_row_of_kto_is_the_answer_of_the_record_before(preferring, pair
         own, other = example.rows
         assert other.prompt == own.prompt
         assert other.answer == splits.train[at - 1].rows[0].answer
-
-
-def test_records_that_cannot_be_learned_from_are_left_out(preferring, pairs):
-    good = next(records(1, 0))
-    bad = [
-        good | {"rejected": good["chosen"]},
-        good | {"chosen": " It was great" * 30},
-        good | {"rejected": " "},
-        {"prompt": "the film", "chosen": " It was great"},
-    ]
-    path = pairs / "train.jsonl"
-    path.write_text("".join(json.dumps(each) + "\n" for each in [*records(8, 1), *bad]))
-    program = preferring("dpo")
-    splits = splits_of(plan_of(program, "dpo", pairs, steps=1), program)
-    assert len(splits.train) == 8
-    text = " ".join(splits.reasons)
-    for part in ("are equal", "answer_length is 24", "an answer is blank", "'rejected' is missing"):
-        assert part in text
-
-
-@pytest.mark.parametrize("loss", ["full", "kto"])
-def test_a_task_and_a_loss_that_do_not_fit(preferring, pairs, loss):
-    recipe = preferring("dpo").manifest.recipe.model_copy(update={"loss": loss})
-    with pytest.raises(InvalidTask, match=f"needs loss 'dpo', not '{loss}'"):
-        read_splits(pairs, PAIRS, preferring("dpo").tokenizer, recipe, TrainingSettings(), noise_key=NOISE_KEY)

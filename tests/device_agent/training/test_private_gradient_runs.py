@@ -5,10 +5,9 @@ import pytest
 
 from device_agent.executors.program import PrivateGradientInput, Rates
 from shared.canonical import file_sha256
-from shared.privacy import NOISE_KEYS, NOISE_UNITS, ExamplePrivacy, gradient_noise
+from shared.privacy import NOISE_UNITS, ExamplePrivacy, gradient_noise
 from shared.zo.packing import pack_step
-from tests.device_agent.conftest import copy_run
-from tests.device_agent.training.runs import begun, hashes, last_b, ledger, opened, train, train_in_process, train_until
+from tests.device_agent.training.runs import begun, last_b, ledger, opened, train_in_process
 
 pytestmark = pytest.mark.slow  # its program is used nowhere else; test_private_runs.py has the scalar form
 PRIVACY = ExamplePrivacy(clip=0.5, noise_multiplier=0.7, sampling_rate=0.2)
@@ -63,14 +62,3 @@ def test_each_step_is_the_mechanism_on_its_own_sample(run, plan, private):
     assert (result.best_step, result.train_examples, result.evaluations) == (13, None, ())
     assert ledger(run).evaluations == []
     assert not run.dp_samples_file.exists()
-
-
-def test_a_run_that_stops_resumes_with_the_same_draws(plan, tmp_path, launcher):
-    whole = begun(tmp_path / "whole", plan)
-    assert whole.dp_samples(plan, 13).keys.shape == (13, NOISE_KEYS, 2)
-    stopped = copy_run(whole, tmp_path / "stopped")
-    train(whole, launcher)
-    train_until(stopped, launcher, 7)
-    train(stopped, launcher)
-    assert hashes(stopped) == hashes(whole)
-    assert not stopped.dp_samples_file.exists()

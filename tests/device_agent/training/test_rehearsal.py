@@ -121,23 +121,6 @@ def test_new_examples_come_before_those_of_earlier_runs(rademacher, dataset, run
         assert (unchanged.train, unchanged.rehearsed, unchanged.earlier) == (plain.train, 0, None)
 
 
-def test_without_a_validation_file_the_held_out_part_has_earlier_records_too(rademacher, dataset, run):
-    for name in ("validation", "test"):
-        (dataset / f"{name}.jsonl").unlink()
-    plain, splits = rademacher.splits(dataset, TrainingSettings()), splits_of(rademacher, dataset, run, OWN)
-    lines = (dataset / "train.jsonl").read_text().splitlines()
-    (dataset / "train.jsonl").write_text("\n".join(lines[:10]))
-    first = [
-        example
-        for split in (rademacher.splits(dataset, TrainingSettings()),)
-        for example in (*split.train, *split.validation)
-    ]
-    assert all(example in first for example in splits.train[-splits.rehearsed :])
-    assert not any(example in first for example in splits.train[: -splits.rehearsed])
-    assert splits.earlier == [example for example in plain.validation if example in first] or splits.earlier is None
-    assert sorted(map(str, splits.train)) == sorted(map(str, plain.train))
-
-
 def test_a_run_that_rehearses_resumes_to_the_same_bytes_and_measures_earlier_records(
     rademacher, dataset, launcher, tmp_path
 ):

@@ -7,9 +7,6 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from mobizo import Client
-from shared.errors import CohortNotFound, NotFound
-from shared.federation.cohort import CohortSettings
 from tests.server.federation.conftest import cohort_request
 
 
@@ -86,22 +83,3 @@ def test_wrong_servers_and_tokens(call, device):
         url = f"http://127.0.0.1:{other.server_address[1]}"
         assert f"{url} does not respond like a mobizo server" in call("list", "--server", url, exit_code=1)
         other.shutdown()
-
-
-def test_client_cohorts(fleet, app):
-    with Client(fleet.url, app.token) as client:
-        cohort = client.cohorts.create(CohortSettings.model_validate(cohort_request(quorum=1)))
-        device = fleet.device()
-        client.cohorts.add_member("readers", "alice", device.device_id)
-        assert [member.user for member in client.cohorts.members("readers")] == ["alice"]
-        opened_round = client.cohorts.open_round("readers")
-        assert client.cohorts.round("readers", 1) == opened_round
-        assert [item.name for item in client.cohorts.list()] == [cohort.name]
-        assert client.cohorts.close_round("readers", 1).state == "abandoned"
-        assert [update.user for update in client.cohorts.updates("readers", 1)] == ["alice"]
-        assert len(list(client.cohorts.rounds("readers"))) == 1
-        client.cohorts.remove_member("readers", "alice")
-        with pytest.raises(CohortNotFound):
-            client.cohorts.get("other")
-        with pytest.raises(NotFound):
-            client.cohorts.add_member("readers", "../x", device.device_id)

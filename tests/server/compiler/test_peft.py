@@ -50,7 +50,7 @@ def test_stock_peft_gives_the_programs_answers(plain, tiny, tmp_path):
 
 @pytest.mark.slow
 def test_stock_peft_gives_the_answers_of_a_calibrated_program(tiny, tmp_path):
-    """A program whose A is from a calibration; its file for inference is made too."""
+    """A program whose A is from a calibration."""
     recipe = tiny.recipe(queries=1, targets=("v_proj", "down_proj"))
     random, directions = np.random.default_rng(2), {}
     for module in lora_modules(recipe, inspect_base(str(tiny.directory))):
@@ -60,9 +60,7 @@ def test_stock_peft_gives_the_answers_of_a_calibrated_program(tiny, tmp_path):
     calibrated_recipe = recipe.model_copy(update={"calibration": calibration.sha256})
     with pytest.raises(InvalidRecipe, match="is not available"):
         compile_program(calibrated_recipe, str(tiny.directory), tmp_path / "program")
-    program = compile_to(
-        tmp_path / "program", calibrated_recipe, str(tiny.directory), inference=True, calibration=calibration
-    )
+    program = compile_to(tmp_path / "program", calibrated_recipe, str(tiny.directory), calibration=calibration)
     stock = LlamaForCausalLM.from_pretrained(tiny.directory)
     check_answers(program, stock, tmp_path / "adapter", calibration=calibration)
     name = "base_model.model.model.layers.0.self_attn.v_proj.lora_A.weight"

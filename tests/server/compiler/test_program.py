@@ -15,11 +15,6 @@ from shared.zo.lora import flat_size
 from tests.server.compiler.conftest import VOCABULARY
 
 
-@pytest.mark.slow
-def test_compiling_twice_gives_the_same_program(plain, tiny, tmp_path):
-    assert compile_program(plain.manifest.recipe, str(tiny.directory), tmp_path, inference=False) == plain.manifest
-
-
 def test_the_manifest_describes_the_files(plain):
     manifest = plain.manifest
     for file in manifest.files:
@@ -61,17 +56,6 @@ def run_compiler(recipe, source, out):
         check=False,
     )
     return process.returncode, [json.loads(line) for line in process.stdout.splitlines()]
-
-
-@pytest.mark.slow
-def test_the_process_reports_progress_and_the_manifest(tiny, tmp_path):
-    recipe = tiny.recipe(queries=1, backend="portable")
-    code, lines = run_compiler(recipe.model_dump_json(), str(tiny.directory), tmp_path)
-    assert code == 0
-    assert [line["stage"] for line in lines[:-1]] == sorted(
-        (line["stage"] for line in lines[:-1]), key=["read", "lower", "emit"].index
-    )
-    assert lines[-1]["manifest"]["recipe_id"] == recipe.id
 
 
 def test_the_process_reports_an_error_as_one_line(tiny, tmp_path):

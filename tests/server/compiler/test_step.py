@@ -14,16 +14,9 @@ from tests.server.compiler.conftest import VOCABULARY, token_batch
 
 LR, EPS, STEPS = 0.05, 0.02, 5
 LENGTHS = (12, 5, 9, 2, 12, 2, 7)  # up and down, between the shortest and S = 12
-CASES = [  # test_private_step.py and test_architectures.py have q and xnnpack with the other noise and loss
+CASES = [  # test_private_step.py has xnnpack with the other noise and loss
     (4, "rademacher", "full", "xnnpack"),
-    *(
-        pytest.param(case, marks=pytest.mark.slow)
-        for case in (
-            (1, "gaussian", "candidates", "portable"),
-            (1, "rademacher", "full", "portable"),
-            (4, "gaussian", "candidates", "xnnpack"),
-        )
-    ),
+    pytest.param((1, "gaussian", "candidates", "portable"), marks=pytest.mark.slow),
 ]
 
 

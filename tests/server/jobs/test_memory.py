@@ -48,7 +48,6 @@ SETTINGS = {"rank": 8, "alpha": 16, "sequence_length": 40, "answer_length": 6, "
         ("tiny", {"estimator": "replay"}),
         ("middle", {"estimator": "replay", "perturbed": "answers", "queries": 128}),
         ("middle", {"estimator": "gradient", "privacy": "clipped"}),
-        ("middle", {"estimator": "directional"}),
         ("middle", {"estimator": "directional", "queries": 512, "targets": ("v_proj", "o_proj")}),
     ],
 )

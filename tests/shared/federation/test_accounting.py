@@ -1,9 +1,6 @@
 """Epsilon against the accountant, a closed form, and invariants."""
 
 import math
-import os
-import subprocess
-import sys
 
 import pytest
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
@@ -12,17 +9,12 @@ from scipy.stats import norm
 
 from shared.errors import InvalidRequest
 from shared.federation.accounting import (
-    NICENESS,
-    AccountingRequest,
     Spending,
     epsilon_of,
     fast_epsilon_of,
     known_epsilon_of,
     noise_for,
-    rounds_spending,
-    run_spending,
 )
-from shared.privacy import ExamplePrivacy, MemberPrivacy
 
 DELTA = 1e-5
 
@@ -72,14 +64,6 @@ def test_huge_epsilons_are_computed_quickly():
         assert 60 < epsilon_of([spending], DELTA) < math.inf
 
 
-def test_spendings_of_runs_and_rounds():
-    examples = ExamplePrivacy(noise_multiplier=1.5, sampling_rate=0.1)
-    assert run_spending(examples, 20) == run(0.1, 1.5, 20)
-    assert rounds_spending(MemberPrivacy(clip=1, noise_multiplier=3), 7) == run(1.0, 3.0, 7)
-    with pytest.raises(ValueError, match="not been computed yet"):
-        run_spending(ExamplePrivacy(epsilon=1, sampling_rate=0.1), 20)
-
-
 def test_a_transaction_gets_the_exact_value_once_it_is_known():
     spendings = [run(0.0213, 1.7, 97)]
     bound = fast_epsilon_of(spendings, DELTA)
@@ -88,13 +72,3 @@ def test_a_transaction_gets_the_exact_value_once_it_is_known():
     assert exact < bound
     assert known_epsilon_of(spendings, DELTA) == exact
     assert known_epsilon_of([], DELTA) == 0
-
-
-def test_the_program_leaves_the_processor_to_the_server():
-    command, pipes = [sys.executable, "-m", "shared.federation.accounting"], {"stdin": -1, "stdout": -1}
-    with subprocess.Popen(command, text=True, **pipes) as program:
-        program.stdin.write(AccountingRequest(spendings=(), delta=DELTA).model_dump_json() + "\n")
-        program.stdin.flush()
-        assert program.stdout.readline() == '{"answer": 0.0}\n'
-        assert os.getpriority(os.PRIO_PROCESS, program.pid) == NICENESS
-        program.stdin.close()

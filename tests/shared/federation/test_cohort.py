@@ -5,6 +5,7 @@ from pydantic import ValidationError
 
 from shared.federation.cohort import CohortSettings
 
+EXAMPLES, MEMBERS = {"noise_multiplier": 1, "sampling_rate": 0.1}, {"clip": 1, "noise_multiplier": 1}
 MINIMAL_SETTINGS = {"name": "readers", "base": "tiny", "task": "sst2", "dataset": "movies"}
 
 
@@ -19,7 +20,13 @@ MINIMAL_SETTINGS = {"name": "readers", "base": "tiny", "task": "sst2", "dataset"
         ({"aggregator": {"name": "median"}, "weights": "examples"}, "weights equal"),
         ({"upload": "masked"}, "masking"),
         ({"upload": "trajectory", "recipe": {"estimator": "stored"}}, "replay"),
-        ({"privacy": {"members": {"clip": 1, "noise_multiplier": 1}}, "weights": "examples"}, "equal"),
+        ({"privacy": {}}, "examples, members or both"),
+        ({"privacy": {"examples": {"sampling_rate": 0.1}}}, "noise_multiplier, or epsilon"),
+        ({"privacy": {"examples": EXAMPLES}}, "must be set together"),
+        ({"privacy": {"members": MEMBERS}, "weights": "examples"}, "weights equal"),
+        ({"privacy": {"members": MEMBERS}, "aggregator": {"name": "median"}}, "aggregator mean"),
+        ({"privacy": {"members": MEMBERS}, "aggregator": {"clip_norm": 1}}, "its own clip"),
+        ({"privacy": {"members": MEMBERS | {"noise_multiplier": 0}}}, "greater than or equal to 0.3"),
         ({"quorum": 0}, "quorum"),
         ({"deadline_seconds": 0}, "deadline_seconds"),
         ({"optimizer": {"lr": float("inf")}}, "lr"),

@@ -146,21 +146,6 @@ def test_a_damaged_file_names_its_member_and_fails_the_round(round_of_files, tmp
         combine(FileSource(entries, UpdateRequirements(SIZE, A), opener), AggregatorSettings(), Weighting())
 
 
-def test_a_large_b_is_read_one_at_a_time(round_of_files, monkeypatch):
-    entries, opener, updates = round_of_files
-    monkeypatch.setattr("shared.federation.files.MAX_AHEAD_BYTES", 1)
-    result = combine(FileSource(entries, UpdateRequirements(SIZE, A), opener), AggregatorSettings(), Weighting())
-    assert result.update.tobytes() == combine(MemorySource(updates), AggregatorSettings(), Weighting()).update.tobytes()
-
-
-def test_a_start_of_another_size_and_a_member_twice(round_of_files):
-    entries, opener, _ = round_of_files
-    with pytest.raises(ValueError, match="D = 7"):
-        FileSource(entries, UpdateRequirements(7), opener)
-    with pytest.raises(ValueError, match="more than one"):
-        FileSource([*entries, entries[0]], UpdateRequirements(SIZE), opener)
-
-
 def test_the_header_may_be_ordered_otherwise():
     """Other writers put the metadata last and insert spaces."""
     flat = vector(3, 8)

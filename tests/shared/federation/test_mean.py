@@ -51,32 +51,6 @@ def test_every_order_of_updates_is_within_the_error_bound(values, random):
     assert within(mean_of(values).result(), values)
 
 
-def test_the_error_bound_is_tight():
-    """A naive mean in float32 exceeds the bound of the float64 mean."""
-    rng = np.random.default_rng(0)
-    values = rng.normal(size=(1000, 4000)).astype(np.float32)
-    exactly = values.astype(np.longdouble).mean(axis=0).astype(np.float64)
-    bound = error_bound(1000, np.abs(values).mean(axis=0, dtype=np.float64), exactly)
-    naive, mean = np.zeros(4000, np.float32), WeightedMean(4000)
-    for row in values:
-        naive += row
-        mean.add(row)
-    assert (np.abs(mean.result() - exactly) <= bound).all()
-    assert (np.abs(naive / np.float32(1000) - exactly) > bound).mean() > 0.5
-
-
-def test_many_updates_of_many_blocks():
-    rng = np.random.default_rng(1)
-    size = 3 * 8192 + 17
-    updates = rng.normal(size=(7, size)).astype(np.float32)
-    weight, scale = rng.integers(1, 100, 7), rng.uniform(0.1, 1, 7)
-    mean = WeightedMean(size)
-    for row, w, s in zip(updates, weight, scale, strict=True):
-        mean.add(row, float(w), float(s))
-    expected = (weight * scale) @ updates.astype(np.float64) / weight.sum()
-    assert np.allclose(mean.result(), expected, rtol=1e-6, atol=0)
-
-
 @pytest.mark.parametrize(("weight", "scale"), [(0, 1), (-1, 1), (math.inf, 1), (math.nan, 1), (1, math.nan)])
 def test_invalid_weights_are_rejected(weight, scale):
     with pytest.raises(ValueError, match="do not define a mean"):

@@ -65,24 +65,18 @@ def test_a_stored_optimizer_state_resumes_bit_for_bit(name):
     assert in_memory[1].dump() == stored[1].dump()
 
 
+ADAM = OptimizerSettings(name="adam")
+ADAM_STATE = initial_state(ADAM, 4).dump()
+
+
 @pytest.mark.parametrize(
     ("data", "settings", "size", "message"),
     [
-        (b"", OptimizerSettings(name="adam"), 4, "not the state"),
-        (
-            initial_state(OptimizerSettings(name="adam"), 4).dump()[:-1],
-            OptimizerSettings(name="adam"),
-            4,
-            "not the state",
-        ),
+        (b"", ADAM, 4, "not the state"),
+        (ADAM_STATE[:-1], ADAM, 4, "not the state"),
         (b"\x02\0\0\0\0\0\0\0{}", OptimizerSettings(), 4, "not the state"),
-        (
-            initial_state(OptimizerSettings(name="adam"), 4).dump(),
-            OptimizerSettings(name="momentum"),
-            4,
-            "not to momentum",
-        ),
-        (initial_state(OptimizerSettings(name="adam"), 4).dump(), OptimizerSettings(name="adam"), 5, "D = 4"),
+        (ADAM_STATE, OptimizerSettings(name="momentum"), 4, "not to momentum"),
+        (ADAM_STATE, ADAM, 5, "D = 4"),
     ],
 )
 def test_another_state_is_refused(data, settings, size, message):

@@ -38,11 +38,6 @@ def test_null_is_absent():
             chat(**fields)
 
 
-def test_the_options_of_a_stream():
-    options = {"include_usage": True, "include_obfuscation": False}
-    assert chat(stream=True, stream_options=options).stream_options.include_usage
-
-
 @pytest.mark.parametrize("prompt", ["", [""], [[]], [1, "a"], [-1], [True], [[1], ["a"]], ["a", 1]])
 def test_prompts_that_are_none_are_refused_by_the_fields_name(prompt):
     with pytest.raises(ValidationError) as refused:
@@ -112,16 +107,3 @@ def test_a_large_number_of_tokens_is_lowered_to_the_limit():
         assert TextOptions.of(chat(**fields), 0).max_tokens == MAX_NEW_TOKENS
     assert TextOptions.of(completion(max_tokens=MAX_NEW_TOKENS + 1), 0).max_tokens == MAX_NEW_TOKENS
     assert TextOptions.of(chat(max_tokens=5), 0).max_tokens == 5
-
-
-@pytest.mark.parametrize(
-    ("prompt", "prompts"),
-    [
-        ("a", ("a",)),
-        (["a", "b"], ("a", "b")),
-        ([1, 2, 3], ((1, 2, 3),)),
-        ([[1, 2], [3]], ((1, 2), (3,))),
-    ],
-)
-def test_prompts_are_texts_or_tokens(prompt, prompts):
-    assert completion(prompt=prompt).prompts == prompts

@@ -70,14 +70,6 @@ def test_a_dynamic_batch_is_as_long_as_its_longest_sequence(tokenizer, recipe):
             np.testing.assert_array_equal(ours, theirs)
 
 
-def test_only_the_right_row_decides_a_steps_length(tokenizer, recipe):
-    example = encode_question(
-        tokenizer, question(2), recipe, "f:1"
-    )  # g is one token; the other candidates are a token longer
-    assert example.correct_row.tokens == tuple(ids("a b c"))
-    assert pack_step([example], recipe, dynamic=True)[0].shape == (3, 3)
-
-
 def test_no_batch_is_shorter_than_programs_take(tokenizer, recipe):
     example = encode_question(tokenizer, Question((Choice("a", " b"),), 0), recipe, "f:1")
     assert example.length == 1
@@ -96,19 +88,6 @@ def test_dynamic_score_batches_are_as_long_as_their_own(tokenizer, recipe):
         assert ours.plans == theirs.plans
         np.testing.assert_array_equal(ours.inputs[0], theirs.inputs[0][:, : ours.inputs[0].shape[1]])
         np.testing.assert_array_equal(ours.inputs[1], theirs.inputs[1])
-
-
-def test_pack_step_candidates_lists_what_may_follow_the_right_prefix(tokenizer, recipe):
-    candidates_recipe = recipe.model_copy(update={"loss": "candidates"})
-    example = encode_question(tokenizer, question(1), candidates_recipe, "f:1")
-    _, _, choices, choice_mask, mask = pack_step([example], candidates_recipe)
-    d, e, f, g = ids("d e f g")
-    assert choices[0, 0].tolist() == [d, g, 0]
-    assert choice_mask[0, 0].tolist() == [1, 1, 0]
-    assert choices[0, 1].tolist() == [f, e, 0]
-    assert choice_mask[0, 1].tolist() == [1, 1, 0]
-    assert mask[0].tolist() == [1, 1]
-    assert (choice_mask[:, :, 0] == 1).all()  # a masked row still has a finite softmax
 
 
 def test_pack_score_shares_a_row_between_single_token_candidates(tokenizer, recipe):
@@ -208,24 +187,6 @@ def test_an_answer_that_another_one_begins_with_is_refused_with_loss_candidates(
     unknown = Question((Choice("a", " p"), Choice("a", " q")), 0)
     with pytest.raises(InvalidDataset, match="f:1: the answer ' p' is the beginning of ' q'"):  # the same tokens
         encode_question(tokenizer, unknown, recipe, "f:1")
-
-
-def test_pack_score_splits_into_batches_and_keeps_the_order(tokenizer, recipe):
-    examples = [
-        encode_question(tokenizer, question(), recipe, "f:1")
-    ] * 13  # three rows each: d e | d f share "a b c d"
-    batches = list(pack_score(examples, recipe))
-    assert sum(len(batch.plans) for batch in batches) == 13
-    assert all(len(batch.plans) <= 12 for batch in batches)
-
-
-def test_long_prompts_lose_their_front(tokenizer, recipe):
-    long = Question((Choice("x " * 30 + "It was", " great"), Choice("x " * 30 + "It was", " very terrible")), 0)
-    example = encode_question(tokenizer, long, recipe, "f:1")
-    assert example.truncated
-    assert len(example.rows[0].tokens) == 12
-    assert len(example.rows[1].tokens) == 12
-    assert list(example.rows[0].tokens[-2:]) == ids("It was")
 
 
 def test_a_cut_prompt_keeps_its_special_first_token(tokenizer, recipe):
@@ -330,9 +291,3 @@ def test_other_threads_run_while_a_long_text_is_tokenized():
         iterations += 1
     thread.join()
     assert iterations > 20
-
-
-def test_token_ids_are_those_of_the_tokenizer(tokenizer):
-    for special in (True, False):
-        for text in ("", "It was great", "x" * 100):
-            assert token_ids(tokenizer, text, special=special) == tokenizer.encode(text, add_special_tokens=special).ids

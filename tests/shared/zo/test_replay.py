@@ -6,7 +6,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.errors import Conflict, NotReplayable
-from shared.zo.noise import query_seeds, rademacher
 from shared.zo.replay import BLOCK_CALLS, CHUNK_KEYS
 from shared.zo.replay import replay as fast_replay
 from shared.zo.trajectory import Trajectory, TrajectoryHeader
@@ -51,19 +50,6 @@ def test_every_run_to_the_bit_after_every_step(size, steps, queries, seed, scale
     assert fast_replay(run, start(size), last_step).tobytes() == run.replay(start(size), last_step).tobytes()
 
 
-def test_a_pull_follows_each_step_in_float32_operations():
-    run, size = trajectory(2 * BLOCK + 77, 5, 3, mu=0.5), 2 * BLOCK + 77
-    expected = start_b = start(size)
-    for step, coefficients in enumerate(run.coefficients):
-        for seed, coefficient in zip(query_seeds(2**53 - 1, step, 3).tolist(), coefficients, strict=True):
-            expected = np.subtract(expected, coefficient * rademacher(tuple(seed), size), dtype=np.float32)
-        distance = np.subtract(expected, start_b, dtype=np.float32)
-        expected = np.add(
-            start_b, np.multiply(run.proximal_factors[step], distance, dtype=np.float32), dtype=np.float32
-        )
-    assert fast_replay(run, start_b).tobytes() == expected.tobytes()
-
-
 def test_replay_overflow_gives_nonfinite_values_without_a_warning():
     run = trajectory(64, 2, 1)
     run.coefficients[:] = [np.full(1, 3e38, np.float32)] * 2
@@ -74,11 +60,6 @@ def test_replay_overflow_gives_nonfinite_values_without_a_warning():
 def test_replay_rejects_noise_that_depends_on_the_machine(noise):
     with pytest.raises(NotReplayable, match=noise):
         fast_replay(trajectory(64, 1, 1, noise=noise), np.zeros(64, np.float32))
-
-
-def test_a_start_of_another_size_raises_value_error():
-    with pytest.raises(ValueError, match="D = 64"):
-        fast_replay(trajectory(64, 1, 1), np.zeros(65, np.float32))
 
 
 def test_runs_with_exact_gradients_cannot_be_replayed():

@@ -5,9 +5,8 @@ import pytest
 
 from shared.errors import InvalidUpload, Untrusted
 from shared.federation.secure_aggregation import device
-from shared.federation.secure_aggregation.fixed_point import encode
 from shared.federation.secure_aggregation.messages import Consents, Phase, Roster, Unmasking, consent_bytes
-from shared.federation.secure_aggregation.primitives import check_public, new_secret, public_of, seal, unseal
+from shared.federation.secure_aggregation.primitives import check_public, new_secret, public_of
 from shared.federation.secure_aggregation.server import UnmaskingInputs, check_advertisement, unmask_sum
 from shared.federation.secure_aggregation.shamir import SHARE_BYTES
 from tests.shared.federation.secure_aggregation.devices import Round
@@ -174,16 +173,6 @@ def test_an_invalid_vector_is_detected_by_the_sum_of_weights():
         unmask_sum(session.unmasking_inputs(), vectors[1:])
 
 
-def test_the_masks_of_a_round_cancel_and_each_alone_hides_its_update():
-    masked = Round(4, size=300)
-    until(masked, Phase.SUMMING)
-    session = masked.server.session
-    for row, data in zip(session.in_sum(), masked.server.store.vectors(session.in_sum()), strict=True):
-        member = masked.devices[row.member]
-        plain = encode(member.update, member.weight, masked.server.parameters)
-        assert np.count_nonzero(np.frombuffer(data, "<u4") == plain) <= 1
-
-
 def test_advertisements_of_another_device_or_round_are_rejected(masked):
     until(masked, Phase.SHARES)
     first, second, *_ = view(masked).roster.members
@@ -202,12 +191,3 @@ def test_advertisements_of_another_device_or_round_are_rejected(masked):
 def test_a_public_key_of_small_order_is_refused(point):
     with pytest.raises(Untrusted, match="weak key"):
         check_public(point.to_bytes(32, "little"))
-
-
-def test_sealed_shares_open_only_with_their_key_and_associated_data():
-    key = new_secret()
-    sealed = seal(key, b"share", b"1 to 2")
-    assert unseal(key, sealed, b"1 to 2") == b"share"
-    for wrong in ((key, sealed, b"1 to 3"), (new_secret(), sealed, b"1 to 2"), (key, b"", b"1 to 2")):
-        with pytest.raises(Untrusted, match="cannot be decrypted"):
-            unseal(*wrong)

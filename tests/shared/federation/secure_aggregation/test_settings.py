@@ -53,14 +53,6 @@ def test_thresholds(members, majority, two_thirds):
     assert parameters().required_devices(members) == two_thirds
 
 
-@given(st.integers(3, 1024), st.sampled_from(["majority", "two-thirds"]))
-def test_a_threshold_exceeds_its_share_and_the_minimum(members, threshold):
-    required = parameters(threshold=threshold, minimum=3).required_devices(members)
-    assert required >= 3
-    assert required > members * Fraction(1, 2) if threshold == "majority" else required > members * Fraction(2, 3)
-    assert required <= members
-
-
 def test_the_minimum_holds_over_the_threshold():
     assert parameters(minimum=12).required_devices(12) == 12
 

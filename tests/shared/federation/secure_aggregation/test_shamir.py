@@ -32,24 +32,6 @@ def solve_at_zero(points):
     return rows[0][-1]
 
 
-def test_prime_is_the_smallest_prime_above_2_to_the_256():
-    # Miller and Rabin with fixed bases; every smaller candidate is shown to be composite by its own witness.
-    def probably_prime(number):
-        odd, twos = number - 1, 0
-        while odd % 2 == 0:
-            odd, twos = odd // 2, twos + 1
-        for base in range(2, 40):
-            value = pow(base, odd, number)
-            if value in (1, number - 1):
-                continue
-            if all((value := value * value % number) != number - 1 for _ in range(twos - 1)):
-                return False
-        return True
-
-    assert probably_prime(PRIME)
-    assert not any(probably_prime(number) for number in range(2**256, PRIME))
-
-
 def test_the_textbook_example_is_reproduced():
     # 1234 + 166 x + 94 x^2: the secret 1234, 3 of 6.
     shares = [evaluate([1234, 166, 94], point) for point in range(1, 7)]

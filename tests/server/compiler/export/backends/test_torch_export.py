@@ -37,7 +37,7 @@ def test_the_weights_are_the_bases_alone(program, tiny, tmp_path):
     other = tiny.recipe(
         backend="torch", queries=1, estimator="stored", targets=("down_proj",), layers="last:1", sequence_length=9
     )
-    second = shared_store().put(other, tiny.directory, tmp_path, inference=True)
+    second = shared_store().put(other, tiny.directory, tmp_path)
     assert second.file("weights").sha256 == manifest.file("weights").sha256
     weights = load_file(directory / "weights.safetensors")
     model = tiny.model.state_dict()
