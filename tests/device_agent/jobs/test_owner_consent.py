@@ -66,7 +66,8 @@ def is_the_code(secret):
 def reports_to(server):
     """What the server was told by the jobs, without times, memory and what was measured."""
     excluded = {"train_seconds", "seconds", "phase_seconds", "peak_rss_bytes"}
-    excluded |= {"evaluations", "tuned_accuracy", "zero_shot_accuracy", "best_step"}  # of a run without privacy
+    # Of a run without privacy, whose B is uploaded too:
+    excluded |= {"evaluations", "tuned_accuracy", "zero_shot_accuracy", "best_step", "reference_loss_change"}
     results = [completion.result.model_dump(exclude=excluded) for completion in server.completions]
     return [failure.model_dump() for failure in server.failures], results
 
