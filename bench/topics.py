@@ -21,9 +21,9 @@ from bench.result import Claims, Measurement, Row, notes
 from bench.tiny import plan_of
 from device_agent.executors.runner import RunnerLauncher
 from device_agent.runner.location import find_runner
-from device_agent.training.reference_texts import own_texts
 from device_agent.training.run import train_run
 from device_agent.training.run_directory import RunDirectory
+from device_agent.training.run_plan import own_texts
 from shared.canonical import file_sha256
 from shared.recipe import TARGETS
 from shared.registry import ApprovalRule

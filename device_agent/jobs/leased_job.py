@@ -45,10 +45,9 @@ from device_agent.programs import (
     verify_start,
 )
 from device_agent.protocol.client import DeviceClient
-from device_agent.training.reference_texts import own_texts
 from device_agent.training.rehearsal import TrainingHistory, count_new_records, prepare_rehearsal
 from device_agent.training.run_directory import RunDirectory
-from device_agent.training.run_plan import RunPlan
+from device_agent.training.run_plan import RunPlan, own_texts
 from shared.canonical import file_sha256
 from shared.capabilities import may_take_part
 from shared.errors import (

@@ -1,14 +1,13 @@
 """Reference texts: public texts whose loss a run measures at its start and at its end, so that an adapter which has
 lost general language is noticed.
 
-`reference_texts.txt` has the agent's own texts, in English. A lease may have others.
+`reference_texts.txt` has the agent's own texts, in English, which `run_plan.own_texts` reads. A lease may have others.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 
 from tokenizers import Tokenizer
 
@@ -21,12 +20,6 @@ from shared.zo.writing import Encoder, TextFormat
 
 MAX_READ = 2_048  # tokens in the sequences of one measurement
 _TASK = Task(name="reference", kind="text")
-
-
-def own_texts() -> tuple[str, ...]:
-    """Returns the texts that the agent measures if the lease has none."""
-    lines = Path(__file__).with_suffix(".txt").read_text(encoding="utf-8").splitlines()
-    return tuple(line for line in lines if line and not line.startswith("#"))
 
 
 def full_loss(recipe: Recipe) -> Recipe:

@@ -21,6 +21,12 @@ from shared.zo.lora import F32, load_adapter
 from shared.zo.trajectory import TrajectoryHeader
 
 
+def own_texts() -> tuple[str, ...]:
+    """Returns the agent's reference texts, which are measured if the lease has none."""
+    lines = Path(__file__).with_name("reference_texts.txt").read_text(encoding="utf-8").splitlines()
+    return tuple(line for line in lines if line and not line.startswith("#"))
+
+
 class RunPlan(BaseModel):
     """What a run trains: job, task, settings, program files and data."""
 
