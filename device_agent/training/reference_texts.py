@@ -19,6 +19,7 @@ from shared.zo.encoding import Example
 from shared.zo.writing import Encoder, TextFormat
 
 MAX_READ = 2_048  # tokens in the sequences of one measurement
+PIECES = 8  # of one text, so that an idle agent stays small
 _TASK = Task(name="reference", kind="text")
 
 
@@ -34,15 +35,15 @@ def reference_examples(
 ) -> list[Example]:
     """Returns pieces of the texts as examples for a recipe's `score`; the same ones whenever the texts are the same.
 
-    A piece has at most T tokens that count. There are as many pieces as MAX_READ tokens have room for, at least one:
-    the measurement takes about as long as a few steps. Texts with tokens that the base lacks are left out. vocabulary:
-    rows of the embedding table. dynamic: sequences are only as long as the texts.
+    A piece has at most T tokens that count, and a text at most PIECES pieces. There are as many pieces as MAX_READ
+    tokens have room for, at least one: the measurement takes about as long as a few steps. Texts with tokens that the
+    base lacks are left out. vocabulary: rows of the embedding table. dynamic: sequences are only as long as the texts.
     """
     # Without the base's end token: whether a text has ended is a matter of its kind, and not of language.
     encoder = Encoder(_TASK, tokenizer, full_loss(recipe), TextFormat(vocabulary=vocabulary))
     pieces: list[Example] = []
     for number, text in enumerate(texts, 1):
         with suppress(InvalidDataset):
-            pieces += encoder.encode({"text": text}, f"reference text {number}")
+            pieces += sample(encoder.encode({"text": text}, f"reference text {number}"), PIECES)
     length = max((piece.length for piece in pieces), default=1) if dynamic else recipe.sequence_length
     return list(sample(pieces, max(MAX_READ // length, 1)))
