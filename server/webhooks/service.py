@@ -80,7 +80,7 @@ class WebhookService:
 
 
 def _cipher(key: Ed25519PrivateKey) -> AESGCM:
-    return AESGCM(HKDF(SHA256(), length=32, salt=None, info=b"mobizo webhook secrets").derive(private_bytes(key)))
+    return AESGCM(HKDF(SHA256(), length=32, salt=None, info=b"mobizo\nwebhook secrets").derive(private_bytes(key)))
 
 
 def seal(key: Ed25519PrivateKey, webhook_id: str, secret: str) -> bytes:

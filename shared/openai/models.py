@@ -25,6 +25,7 @@ COMPLETION_TOKENS = 16  # of a completion whose request does not say; of OpenAI'
 MAX_STOPS = 8
 Stop = Annotated[str, Field(min_length=1, max_length=100)]
 MAX_TOOLS = 128
+MAX_KEYWORDS = 100  # at the top of a JSON schema
 ToolName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
 Stops = Annotated[tuple[Stop, ...], Field(max_length=MAX_STOPS)]
 Text = Annotated[str, Field(min_length=1, max_length=MAX_TEXT)]
@@ -124,7 +125,7 @@ class Function(_RequestModel):
 
     name: ToolName
     description: str | None = Field(None, max_length=10_000)
-    parameters: dict[str, Any] | None = None
+    parameters: dict[str, Any] | None = Field(None, max_length=MAX_KEYWORDS)
     strict: bool | None = Field(None, description="not used: the arguments of required calls satisfy the schema")
 
 
@@ -180,7 +181,9 @@ class JsonSchema(_RequestModel):
 
     name: str = Field(min_length=1, max_length=64, description="not used")
     description: str | None = Field(None, max_length=10_000, description="not used")
-    content: dict[str, Any] = Field({}, alias="schema", description="Draft 2020-12, of the features that compile")
+    content: dict[str, Any] = Field(
+        {}, alias="schema", max_length=MAX_KEYWORDS, description="Draft 2020-12, of the features that compile"
+    )
     strict: bool | None = Field(None, description="not used: answers always satisfy the schema")
 
 
