@@ -26,8 +26,8 @@ from device_agent.executors.runner import RunnerLauncher
 from device_agent.runner.location import find_runner
 from device_agent.training.run import train_run
 from device_agent.training.run_directory import RunDirectory
-from shared.job import Result
 from shared.recipe import TARGETS
+from shared.result import Result
 from shared.task import Task
 from shared.training_settings import TrainingSettings
 

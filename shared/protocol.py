@@ -17,10 +17,11 @@ from pydantic import BaseModel, ConfigDict, Field
 from shared.capabilities import Capabilities, LabelName, Labels, LabelValue
 from shared.catalog import ReferenceTexts
 from shared.federation.cohort import CohortOrigin, RoundTask
-from shared.job import NAME, JobStart, JobState, JobView, Result
+from shared.job import NAME, JobStart, JobState, JobView
 from shared.program import SignedManifest
 from shared.recipe import Recipe, Sha256
 from shared.registry import Parent, SignedAdapter, VersionState
+from shared.result import Result
 
 Item = TypeVar("Item")
 

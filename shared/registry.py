@@ -14,8 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from shared.canonical import canonical_json, sha256_hex
 from shared.federation.cohort import CohortOrigin
-from shared.job import Result
 from shared.recipe import BaseRef, Recipe, Sha256
+from shared.result import Result
 from shared.task import Task, TextMetric
 from shared.training_settings import TrainingSettings
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shared.errors import InvalidTrajectory
-from shared.job import Result
+from shared.result import Result
 from shared.training_settings import TrainingSettings
 from shared.zo.proximal import proximal_factor
 from shared.zo.trajectory import MAGIC, Trajectory, TrajectoryHeader

@@ -27,9 +27,10 @@ from device_agent.training.run_directory import RunDirectory
 from device_agent.training.run_plan import RunPlan
 from shared.canonical import sha256_hex
 from shared.federation.cohort import RoundTask
-from shared.job import Progress, Result
+from shared.job import Progress
 from shared.privacy import ExamplePrivacy
 from shared.program import ProgramManifest
+from shared.result import Result
 from shared.stop_signal import never
 from shared.task import Task
 from shared.tokenizer import read_tokenizer

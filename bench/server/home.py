@@ -29,8 +29,8 @@ from server.identity.signing_keys import service as keys
 from server.identity.tokens import TokenService
 from server.settings import Settings
 from shared.access import DEFAULT_TENANT, Role
-from shared.job import Result
 from shared.request_signature import RequestSigner
+from shared.result import Result
 from shared.signing import new_private_key, private_bytes, public_text
 from tests.postgres import Postgres
 from tests.server import actors, fake_compiler, homes

@@ -18,9 +18,10 @@ from device_agent.protocol.client import Backoff, DeviceClient
 from device_agent.training.run import train_run
 from device_agent.training.run_directory import RunDirectory
 from shared.errors import Gone, MobizoError, NotFound, Unauthorized
-from shared.job import Phase, Progress, Result
+from shared.job import Progress
 from shared.program import ProgramManifest
 from shared.protocol import Lease, LeaseState
+from shared.result import Phase, Result
 from shared.rules import Rules
 from shared.transport import ByteProgress
 from shared.zo.trajectory import parse_trajectory

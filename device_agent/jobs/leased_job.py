@@ -62,10 +62,11 @@ from shared.errors import (
     Untrusted,
 )
 from shared.federation.secure_aggregation.redaction import redacted_progress
-from shared.job import AUTO, JobError, JobStart, Progress, Result, TrajectoryUpload
+from shared.job import AUTO, JobError, JobStart, Progress, TrajectoryUpload
 from shared.program import ProgramFile, ProgramManifest
 from shared.protocol import Decline, Lease
 from shared.registry import AdapterManifest
+from shared.result import Result
 from shared.transport import ByteProgress
 
 COOLDOWN_SECONDS = 300.0  # after a job that this device cannot train now; the server may lease it again at once

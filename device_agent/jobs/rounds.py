@@ -14,7 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from device_agent.durable import write_pieces
 from device_agent.jobs.leased_job import JobEnd, Outcome
 from device_agent.jobs.upload import UploadForm
-from shared.job import Result, RoundRef
+from shared.job import RoundRef
+from shared.result import Result
 
 KEPT_ROUNDS = 1000  # the latest
 NOT_COUNTED = "the round ended, or the user left the cohort, before this device finished"

@@ -29,8 +29,9 @@ from shared.federation.secure_aggregation.messages import (
 )
 from shared.federation.secure_aggregation.redaction import NO_FILE, redacted_result
 from shared.federation.secure_aggregation.settings import SecureAggregationParameters
-from shared.job import Progress, Result
+from shared.job import Progress
 from shared.protocol import Lease
+from shared.result import Result
 from shared.zo.lora import load_adapter
 
 ROUTES = {Advertisement: "keys", SealedShares: "shares", Consent: "consent", Unmasking: "unmask"}

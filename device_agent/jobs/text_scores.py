@@ -24,8 +24,9 @@ from device_agent.jobs.lease_and_policy import PolicyGatedRun
 from device_agent.programs import ProgramCache
 from device_agent.training.run_directory import RunDirectory
 from shared.errors import InvalidDataset
-from shared.job import Progress, Result, TextScores
+from shared.job import Progress
 from shared.program import ProgramFile
+from shared.result import Result, TextScores
 from shared.zo.lora import load_adapter
 
 MAX_SCORED = 40  # held-out texts; each is written twice

@@ -33,8 +33,9 @@ from shared.errors import (
     TrajectoryMismatch,
     Unavailable,
 )
-from shared.job import Progress, Result, TrajectoryUpload
+from shared.job import Progress, TrajectoryUpload
 from shared.protocol import Lease
+from shared.result import Result
 from shared.zo.trajectory import parse_trajectory
 
 UploadForm = Literal["weights", "trajectory", "both", "masked"]

@@ -18,7 +18,7 @@ from shared.capabilities import Capabilities
 from shared.errors import ClockSkew, MobizoError, ReplayedRequest
 from shared.federation.cohort import RoundReceipt
 from shared.federation.secure_aggregation.messages import Phase, SecureAggregationView
-from shared.job import JobError, JobStart, Progress, Result
+from shared.job import JobError, JobStart, Progress
 from shared.key_rotation import ServerKeys
 from shared.program import ProgramFile
 from shared.protocol import (
@@ -36,6 +36,7 @@ from shared.protocol import (
 )
 from shared.registry import AdapterManifest
 from shared.request_signature import RequestSigner
+from shared.result import Result
 from shared.transport import ByteProgress, Transport
 
 HEARTBEAT_TIMEOUT = 10.0  # seconds

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from device_agent.datasets.build import append_record
 from device_agent.datasets.store import DatasetStore
 from shared.errors import Conflict, InvalidRequest, NotFound
-from shared.openai.models import ChatRequest, CompletionRequest
+from shared.openai.requests import ChatRequest, CompletionRequest
 
 MAX_ANSWERS = 200  # that are remembered; the latest
 ANSWER_SECONDS = 86_400.0  # that an answer is remembered

@@ -17,7 +17,8 @@ from shared.constrained_decoding import Constraint, Vocabulary, check_schema
 from shared.errors import AdapterNotFound, BadRequest, Unavailable
 from shared.generated_text import GeneratedToken, TextPieces
 from shared.openai.answers import FinishedText, ResponsePiece, TextOptions, unix_seconds
-from shared.openai.models import ChatRequest, CompletionRequest, Finish, Model, Usage
+from shared.openai.completions import Finish, Model, Usage
+from shared.openai.requests import ChatRequest, CompletionRequest
 from shared.openai.tools import ToolUse
 from shared.sampling import Sampler
 from shared.scoring import TextTooLong

@@ -45,7 +45,8 @@ from shared.openai.answers import (
     error_object,
     events,
 )
-from shared.openai.models import ChatRequest, CompletionRequest, ModelList
+from shared.openai.completions import ModelList
+from shared.openai.requests import ChatRequest, CompletionRequest
 from shared.scoring import ClassifyRequest
 
 MAX_BODY_BYTES = 4_000_000

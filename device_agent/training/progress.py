@@ -14,7 +14,8 @@ from device_agent.training.result import best_validation
 from device_agent.training.run_directory import ResourceUsage
 from device_agent.training.run_plan import RunPlan
 from shared.errors import MobizoError
-from shared.job import Phase, Progress
+from shared.job import Progress
+from shared.result import Phase
 from shared.zo.trajectory import Trajectory
 
 RATE_STEPS = 20  # over which examples per second are averaged

@@ -6,7 +6,7 @@ from device_agent.errors import Diverged
 from device_agent.training.baseline import Baseline
 from device_agent.training.run_directory import ExampleCounts, ResourceUsage
 from device_agent.training.run_plan import RunPlan
-from shared.job import Result
+from shared.result import Result
 from shared.zo.trajectory import Evaluation, Trajectory
 
 # Counts of truncated and unusable records have noise, and are rounded before upload. Noise alone reaches MIN_COUNT,

@@ -15,7 +15,8 @@ from device_agent.training.dp_sampling import check_sample_size
 from device_agent.training.reference_texts import reference_examples
 from device_agent.training.run_directory import RunDirectory
 from device_agent.training.run_plan import RunPlan
-from shared.job import Progress, Result
+from shared.job import Progress
+from shared.result import Result
 from shared.stop_signal import never
 from shared.tokenizer import read_tokenizer
 

@@ -34,7 +34,7 @@ from device_agent.training.dp_sampling import DPSamples, load_or_draw
 from device_agent.training.run_plan import RunPlan
 from shared.entropy import Entropy
 from shared.errors import Unavailable
-from shared.job import Result
+from shared.result import Result
 from shared.zo.lora import F32, adapter_file
 
 KEPT_RUNS = 10  # directories; the newest

@@ -33,9 +33,10 @@ from device_agent.training.reference_texts import full_loss
 from device_agent.training.result import build_result, out_of_patience, recorded, uploaded_validation
 from device_agent.training.run_directory import References, ResourceUsage, RunDirectory
 from device_agent.training.run_plan import RunPlan
-from shared.job import Progress, Result
+from shared.job import Progress
 from shared.privacy import ExamplePrivacy
 from shared.recipe import PREFERENCE_LOSSES
+from shared.result import Result
 from shared.zo.encoding import Example, Tokens
 from shared.zo.noise import query_seeds
 from shared.zo.packing import pack_preferences, pack_step, step_texts

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 from rich.console import Console
 
 from shared.invalid_fields import first_invalid
-from shared.job import Result
+from shared.result import Result
 
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)

@@ -14,8 +14,9 @@ from mobizo.cli.progress import show_job_progress
 from mobizo.cli.tables import MAX_ROWS, Limit, print_table, take_newest
 from mobizo.client import Client
 from shared.errors import Forbidden, NotFound
-from shared.job import AUTO, JobRequest, JobStart, JobState, JobView, Repeat, Result
+from shared.job import AUTO, JobRequest, JobStart, JobState, JobView, Repeat
 from shared.registry import VersionState
+from shared.result import Result
 
 group = typer.Typer(help="Submit personalization jobs and follow them.", no_args_is_help=True)
 JobId = Annotated[str, typer.Argument(metavar="JOB", help="Id of the job.")]

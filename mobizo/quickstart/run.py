@@ -28,9 +28,10 @@ from mobizo.quickstart.site import Site
 from shared.canonical import canonical_json, sha256_hex
 from shared.catalog import BaseView
 from shared.errors import BadRequest, Conflict, MobizoError, NotFound
-from shared.job import SMALL_SPLIT, JobRequest, JobStart, JobState, JobView
+from shared.job import JobRequest, JobStart, JobState, JobView
 from shared.recipe import TARGETS, RecipeSettings
 from shared.registry import VersionState
+from shared.result import SMALL_SPLIT
 from shared.task import record_fields
 from shared.training_settings import TrainingSettings
 

@@ -31,7 +31,7 @@ from server.web.streams import EVENTS, cancelled_on_disconnect, event_stream
 from shared.access import Scope
 from shared.errors import BadRequest, MobizoError
 from shared.openai.answers import CompletionWriter
-from shared.openai.models import CompletionRequest
+from shared.openai.requests import CompletionRequest
 from shared.registry import VersionState
 from shared.scoring import ScoreRequest, ScoreRow
 from shared.task import record_fields

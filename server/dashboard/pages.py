@@ -19,7 +19,8 @@ from server.dashboard.assets import accepts_gzip, asset_url
 from server.dashboard.sessions import Visitor, csrf_token
 from server.database.columns import utc_now
 from shared.access import Scope
-from shared.job import JobState, Result
+from shared.job import JobState
+from shared.result import Result
 
 HTML = "text/html"
 COMPRESSED_FROM = 1024  # bytes; smaller pages fit one packet anyway

@@ -31,7 +31,7 @@ from shared.errors import InvalidUpload, MobizoError, NotFound, Untrusted
 from shared.federation.cohort import CohortOrigin, RoundState, UpdateState
 from shared.federation.secure_aggregation.fixed_point import Total
 from shared.federation.update import Contribution
-from shared.job import Result
+from shared.result import Result
 
 _HELD_SECONDS = 10  # between checks whether the starting version was approved
 

@@ -22,7 +22,7 @@ from server.storage.store import ArtifactStore
 from shared.errors import CohortMismatch, Conflict, InvalidUpdate, NotAMember, RoundClosed
 from shared.federation.cohort import RoundReceipt, RoundState, UpdateState
 from shared.federation.update import F32, difference, euclidean_norm
-from shared.job import Result
+from shared.result import Result
 from shared.zo.lora import HEADER_BYTES, load_adapter, named_fingerprint
 
 

@@ -25,7 +25,8 @@ from shared.constrained_decoding import check_schema
 from shared.errors import BadRequest
 from shared.generated_text import GeneratedToken, TextPieces
 from shared.openai.answers import FinishedText, ResponsePiece, TextOptions, Writer, events
-from shared.openai.models import ChatRequest, CompletionRequest, Finish, Usage
+from shared.openai.completions import Finish, Usage
+from shared.openai.requests import ChatRequest, CompletionRequest
 from shared.openai.tools import ToolUse
 from shared.recipe import MAX_SEED
 from shared.registry import MAIN

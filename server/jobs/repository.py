@@ -15,9 +15,10 @@ from server.database.database import Repository, locked
 from server.database.paging import PageRequest, PageRows, page_of
 from server.programs.service import Program, ProgramBlob
 from shared.errors import NotFound
-from shared.job import JobError, JobRequest, JobState, JobSummary, JobView, Progress, Result, RoundRef
+from shared.job import JobError, JobRequest, JobState, JobSummary, JobView, Progress, RoundRef
 from shared.recipe import Recipe
 from shared.registry import Parent
+from shared.result import Result
 from shared.task import Task
 
 JOB_EVENT, PROGRESS_EVENT = "job", "progress"  # kinds of events

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 
-from shared.job import Result
 from shared.recipe import REVERSE_ESTIMATORS, Recipe
 from shared.registry import AdapterManifest
+from shared.result import Result
 from shared.task import Task, record_fields
 from shared.task_records import read_question
 

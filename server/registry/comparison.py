@@ -9,8 +9,8 @@ from pydantic import BaseModel
 from sqlalchemy.orm import Session
 
 from server.registry.repository import resolve
-from shared.job import TextScores
 from shared.registry import AdapterManifest, Comparison, Difference, ScoreDifference, VersionRef
+from shared.result import TextScores
 
 ACCURACIES = ("zero_shot_accuracy", "start_accuracy", "tuned_accuracy")
 TOKEN_LOSSES = ("token_loss_before", "token_loss_after")

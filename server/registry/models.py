@@ -18,10 +18,10 @@ from server.database.paging import PageRequest, PageRows, page_of
 from server.identity.audit import PUBLISH
 from server.identity.tokens import Principal
 from server.storage.store import FileColumn
-from shared.job import Result
 from shared.protocol import AdapterVersion
 from shared.recipe import Recipe
 from shared.registry import AdapterAction, AdapterEvent, AdapterManifest, ApprovalRule, SignedAdapter, VersionState
+from shared.result import Result
 from shared.zo.lora import BaseShape
 
 _DELETED = text("deleted_at IS NOT NULL")

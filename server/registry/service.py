@@ -17,10 +17,11 @@ from server.registry.models import SERVER, Actor, Adapter, AuditEntry, AuditTrai
 from server.registry.repository import AdapterRepository
 from shared.errors import Conflict, Gone
 from shared.federation.cohort import CohortOrigin
-from shared.job import JobRequest, Result
+from shared.job import JobRequest
 from shared.program import ProgramManifest
 from shared.protocol import AdapterVersion, AdapterView, Completion
 from shared.registry import AdapterAction, AdapterManifest, ApprovalRule, Parent, RuleView, VersionState
+from shared.result import Result
 from shared.signing import sign_adapter
 from shared.task import Task
 from shared.training_settings import TrainingSettings

@@ -15,8 +15,7 @@ from tokenizers import Tokenizer
 
 from shared.errors import AdapterNotFound, MobizoError, RevisionNotFound, TooManyRequests, Unauthorized
 from shared.generated_text import GeneratedToken
-from shared.openai.models import (
-    COMPLETION_TOKENS,
+from shared.openai.completions import (
     AssistantMessage,
     ChatChoice,
     ChatChunk,
@@ -24,18 +23,16 @@ from shared.openai.models import (
     ChatCompletion,
     ChatLogprob,
     ChatLogprobs,
-    ChatRequest,
     CompletionChoice,
     CompletionLogprobs,
-    CompletionRequest,
     Delta,
     DeltaToolCall,
     Finish,
     LikelyToken,
     TextCompletion,
-    ToolCall,
     Usage,
 )
+from shared.openai.requests import COMPLETION_TOKENS, ChatRequest, CompletionRequest, ToolCall
 from shared.openai.tools import ToolUse
 from shared.recipe import MAX_SEED
 from shared.scoring import MAX_NEW_TOKENS

@@ -13,7 +13,7 @@ from pydantic_core import from_json
 
 from shared.chat_template import ChatTemplate
 from shared.errors import BadRequest
-from shared.openai.models import ChatRequest, FunctionCall, ToolCall
+from shared.openai.requests import ChatRequest, FunctionCall, ToolCall
 
 
 class ToolsNotSupported(BadRequest):

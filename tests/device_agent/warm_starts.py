@@ -4,8 +4,8 @@ import numpy as np
 
 from device_agent.training.run_directory import RunDirectory
 from shared.canonical import sha256_hex
-from shared.job import Result
 from shared.registry import AdapterManifest
+from shared.result import Result
 from shared.signing import sign_adapter
 from shared.training_settings import TrainingSettings
 from shared.zo.lora import dump_adapter

@@ -18,8 +18,9 @@ from device_agent.protocol.client import DeviceClient
 from mobizo import Client
 from shared.access import Role, TokenRequest
 from shared.canonical import sha256_hex
-from shared.job import JobRequest, Result
+from shared.job import JobRequest
 from shared.protocol import EnrollmentRequest
+from shared.result import Result
 from shared.signing import new_private_key, public_text
 from shared.zo.lora import BaseShape, dump_adapter
 from tests.docs.test_commands import plain_environment, run_script

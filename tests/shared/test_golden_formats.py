@@ -21,11 +21,11 @@ from shared.canonical import canonical_json, sha256_hex
 from shared.chat_template import ChatTemplate
 from shared.errors import Untrusted
 from shared.federation.cohort import AggregatorSettings, AlgorithmSettings, CohortOrigin, OptimizerSettings
-from shared.job import Result
 from shared.program import ProgramFile, ProgramManifest, SignedManifest
 from shared.recipe import BaseRef, Recipe
 from shared.registry import AdapterManifest, Parent, SignedAdapter
 from shared.request_signature import COMPONENTS, RequestSigner, parse_signature, signature_base
+from shared.result import Result
 from shared.signing import (
     key_id,
     sign_manifest,

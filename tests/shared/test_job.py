@@ -1,7 +1,8 @@
 import pytest
 from pydantic import ValidationError
 
-from shared.job import TRANSITIONS, JobRequest, JobStart, JobState, Result
+from shared.job import TRANSITIONS, JobRequest, JobStart, JobState
+from shared.result import Result
 from shared.zo.trajectory import Evaluation
 
 

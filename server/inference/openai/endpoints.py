@@ -24,7 +24,8 @@ from shared.chat_template import InvalidConversation, NoChatTemplate
 from shared.constrained_decoding import InvalidSchema, NoTokenAllowed
 from shared.errors import AdapterNotFound, MobizoError, RevisionNotFound, VersionHeld
 from shared.openai.answers import ChatWriter, CompletionWriter, error_object, unix_seconds
-from shared.openai.models import ChatCompletion, ChatRequest, CompletionRequest, Model, ModelList, TextCompletion
+from shared.openai.completions import ChatCompletion, Model, ModelList, TextCompletion
+from shared.openai.requests import ChatRequest, CompletionRequest
 from shared.openai.tools import ToolsNotSupported
 
 JSON = "application/json"

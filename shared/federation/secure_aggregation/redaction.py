@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from shared.canonical import sha256_hex
-from shared.job import Progress, Result
+from shared.job import Progress
+from shared.result import Result
 
 NO_FILE = sha256_hex(b"")  # replaces the LoRA-B file's hash, which could be recognized, in a completion
 

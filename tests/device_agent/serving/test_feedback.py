@@ -10,7 +10,7 @@ from device_agent.datasets.store import DatasetStore
 from device_agent.serving import feedback as module
 from device_agent.serving.feedback import Feedback, FeedbackRequest
 from shared.errors import Conflict, InvalidRequest, MobizoError, NotFound
-from shared.openai.models import CompletionRequest
+from shared.openai.requests import CompletionRequest
 
 
 @pytest.fixture

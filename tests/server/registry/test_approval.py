@@ -2,8 +2,8 @@
 
 import pytest
 
-from shared.job import Result
 from shared.registry import ApprovalRule
+from shared.result import Result
 from tests.server.conftest import result
 from tests.server.registry.conftest import URL
 

@@ -7,7 +7,7 @@ from openai.types.chat import ChatCompletionMessage
 from pydantic import ValidationError
 
 from shared.openai.answers import TextOptions
-from shared.openai.models import ChatRequest, CompletionRequest
+from shared.openai.requests import ChatRequest, CompletionRequest
 from shared.scoring import MAX_NEW_TOKENS
 
 TURNS = [{"role": "user", "content": "Hi."}]

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from shared.chat_template import ChatTemplate
-from shared.openai.models import ChatRequest
+from shared.openai.requests import ChatRequest
 from shared.openai.tools import ToolsNotSupported, ToolUse
 
 TURNS = [{"role": "user", "content": "Is it warm?"}]

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.errors import InvalidTrajectory
-from shared.job import Result
+from shared.result import Result
 from shared.training_settings import TrainingSettings
 from shared.trajectory_checks import check_result, check_run, ledger_limit
 from shared.zo.trajectory import MAGIC, Evaluation, TrajectoryFile, TrajectoryHeader, frame

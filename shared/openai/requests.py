@@ -1,4 +1,4 @@
-"""JSON models of OpenAI's API, of the part that server and device speak.
+"""JSON models of the requests of OpenAI's API that server and device answer.
 
 Field names and meanings are those of OpenAI's API reference ("Models", "Chat Completions", "Completions"). A field of a
 request that is null, an empty list or an empty object is absent. A field that would change the text and that is not
@@ -34,11 +34,13 @@ _SOME = Field(min_length=1, max_length=MAX_PROMPTS)
 Prompts = Annotated[tuple[Text, ...], _SOME] | Annotated[tuple[TokenIds, ...], _SOME]
 
 
-class _WireModel(BaseModel):
+class WireModel(BaseModel):
+    """A model of OpenAI's API."""
+
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class _RequestModel(_WireModel):
+class _RequestModel(WireModel):
     @model_validator(mode="before")
     @classmethod
     def _drop_absent(cls, values: Any) -> Any:
@@ -281,147 +283,3 @@ class CompletionRequest(_TextOptions):
         if self.best_of not in (None, self.n or 1):
             raise ValueError("best_of: only as large as n")
         return self
-
-
-class Model(_WireModel):
-    """A model that requests may name."""
-
-    id: str
-    object: Literal["model"] = "model"
-    created: int = Field(description="seconds since 1970")
-    owned_by: str = Field(description="`base` for a base model, otherwise the tenant")
-    parent: str | None = Field(None, description="the base model of an adapter")
-
-
-class ModelList(_WireModel):
-    """The newest 1,000 adapters that have an approved version, then the base models."""
-
-    object: Literal["list"] = "list"
-    data: tuple[Model, ...]
-
-
-class Usage(_WireModel):
-    """Tokens of a request."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-
-
-class LikelyToken(_WireModel):
-    """A token and its log-probability, nats. bytes: of its text in UTF-8."""
-
-    token: str
-    logprob: float
-    bytes: tuple[int, ...] | None
-
-
-class ChatLogprob(LikelyToken):
-    """A generated token, and the likeliest tokens in its place."""
-
-    top_logprobs: tuple[LikelyToken, ...]
-
-
-class ChatLogprobs(_WireModel):
-    """The generated tokens of a message. A text that ended at a stop text lacks those of the stop text."""
-
-    content: tuple[ChatLogprob, ...]
-    refusal: None = None
-
-
-class CompletionLogprobs(_WireModel):
-    """The generated tokens of a completion."""
-
-    tokens: tuple[str, ...]
-    token_logprobs: tuple[float, ...]
-    top_logprobs: tuple[dict[str, float], ...]
-    text_offset: tuple[int, ...]
-
-
-Finish = Literal["stop", "length", "tool_calls"]
-
-
-class AssistantMessage(_WireModel):
-    """The assistant's turn."""
-
-    role: Literal["assistant"] = "assistant"
-    content: str | None
-    tool_calls: tuple[ToolCall, ...] | None = None
-    refusal: None = None
-
-
-class ChatChoice(_WireModel):
-    """One answer."""
-
-    index: int
-    message: AssistantMessage
-    logprobs: ChatLogprobs | None = None
-    finish_reason: Finish
-
-
-class ChatCompletion(_WireModel):
-    """The answers to a conversation."""
-
-    id: str
-    object: Literal["chat.completion"] = "chat.completion"
-    created: int
-    model: str
-    system_fingerprint: str | None = Field(None, description="revision of the adapter's version, or none")
-    choices: tuple[ChatChoice, ...]
-    usage: Usage
-
-
-class DeltaToolCall(ToolCall):
-    """A call that a chunk adds to a message."""
-
-    index: int
-
-
-class Delta(_WireModel):
-    """The text or the calls that a chunk adds to a message."""
-
-    role: Literal["assistant"] | None = None
-    content: str | None = None
-    tool_calls: tuple[DeltaToolCall, ...] | None = None
-
-
-class ChatChunkChoice(_WireModel):
-    """A chunk of one answer."""
-
-    index: int
-    delta: Delta
-    logprobs: ChatLogprobs | None = None
-    finish_reason: Finish | None = None
-
-
-class ChatChunk(_WireModel):
-    """An event of a stream of chat."""
-
-    id: str
-    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
-    created: int
-    model: str
-    system_fingerprint: str | None = None
-    choices: tuple[ChatChunkChoice, ...]
-    usage: Usage | None = None
-
-
-class CompletionChoice(_WireModel):
-    """One completion, or a chunk of it, which has no reason to finish before the last one."""
-
-    index: int
-    text: str
-    logprobs: CompletionLogprobs | None = None
-    finish_reason: Finish | None
-
-
-class TextCompletion(_WireModel):
-    """Completions, or an event of a stream of them."""
-
-    id: str
-    object: Literal["text_completion"] = "text_completion"
-    created: int
-    model: str
-    system_fingerprint: str | None = None
-    choices: tuple[CompletionChoice, ...]
-    usage: Usage | None = None
