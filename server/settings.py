@@ -17,8 +17,8 @@ from pydantic import Field, SecretStr, field_validator
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from shared.catalog import ReferenceTexts
 from shared.errors import BadRequest
+from shared.protocol import ReferenceTexts
 
 MEBIBYTE = 1 << 20
 PREFIX = "MOBIZO_"  # of the environment's variables

@@ -1,20 +1,12 @@
-"""JSON models of what an operator registers for all tenants: base models, calibrations and reference texts."""
+"""JSON models of what an operator registers for all tenants: base models and calibrations."""
 
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from shared.recipe import Precision, Sha256
-
-MAX_REFERENCE_TEXTS = 100  # of a base
-MAX_REFERENCE_TEXT = 1_000  # characters of one
-ReferenceTexts = Annotated[
-    tuple[Annotated[str, Field(min_length=1, max_length=MAX_REFERENCE_TEXT)], ...],
-    Field(min_length=1, max_length=MAX_REFERENCE_TEXTS),
-]
 
 
 class _WireModel(BaseModel):

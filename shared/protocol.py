@@ -15,7 +15,6 @@ from typing import Annotated, Generic, TypeVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from shared.capabilities import Capabilities, LabelName, Labels, LabelValue
-from shared.catalog import ReferenceTexts
 from shared.federation.cohort import CohortOrigin, RoundTask
 from shared.job import NAME, JobStart, JobState, JobView
 from shared.program import SignedManifest
@@ -33,6 +32,12 @@ Users = Annotated[
         description="users whose data is on the device; it gets jobs of these users only. Empty: it gets no job until "
         "an operator binds a user to it",
     ),
+]
+MAX_REFERENCE_TEXTS = 100  # of a base
+MAX_REFERENCE_TEXT = 1_000  # characters of one
+ReferenceTexts = Annotated[
+    tuple[Annotated[str, Field(min_length=1, max_length=MAX_REFERENCE_TEXT)], ...],
+    Field(min_length=1, max_length=MAX_REFERENCE_TEXTS),
 ]
 
 

@@ -17,10 +17,9 @@ from server.jobs.repository import Job, JobRepository
 from server.jobs.scheduling.matching import DeviceOffer
 from server.jobs.scheduling.repository import Head, QueueRepository
 from server.jobs.service import ROUND_TASK, WARM_STARTS, JobLifecycle, subscribers
-from shared.catalog import ReferenceTexts
 from shared.errors import BudgetExceeded, StartDeleted, Unauthorized
 from shared.job import JobError, JobState
-from shared.protocol import Lease
+from shared.protocol import Lease, ReferenceTexts
 from shared.registry import SignedAdapter
 
 NO_TEXTS: Mapping[str, ReferenceTexts] = MappingProxyType({})
