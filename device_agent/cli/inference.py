@@ -188,7 +188,7 @@ def _rate(feedback: Feedback, number: int, line: str, json_lines: bool) -> None:
     command, _, edit = line.partition(" ")
     try:
         if number == 0:
-            raise BadRequest("there is no answer yet that could be rated")
+            raise BadRequest("write a text first; /up, /down and /edit rate the answer to it")
         request = FeedbackRequest(id=str(number), rating=RATINGS[command], edit=edit if command == "/edit" else None)
         receipt = asyncio.run(feedback.add(request))
     except ValidationError as error:

@@ -107,12 +107,12 @@ class ToolUse:
         return (content.strip() or None, calls) if calls else (text, ())
 
     def _calls(self, written: str) -> Iterator[ToolCall]:
-        """Yields the calls in a text after an opening mark. Raises the errors of what is no call of the tools."""
+        """Yields the calls in a text after an opening mark. Raises ValueError, KeyError or TypeError for others."""
         values: Any = from_json(written.strip().removesuffix(self.format.closing), allow_inf_nan=False)
         for value in values if self.format.listed else [values]:
             name, arguments = value["name"], value[self.format.arguments]
             if name not in self.names or not isinstance(arguments, dict):
-                raise ValueError(f"no call of a tool: {name}")
+                raise ValueError(f"the text calls no offered tool: {name}")
             # Mistral's templates take ids of nine letters and digits only.
             yield ToolCall(
                 id=secrets.token_hex(5)[:9], function=FunctionCall(name=name, arguments=json.dumps(arguments))

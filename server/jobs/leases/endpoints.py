@@ -141,7 +141,8 @@ async def choose_start(
 ) -> LeaseState:
     """Reports the start that the device has chosen for a job with start `auto`. The job's `start` is then this version.
 
-    404 if it is not among the lease's `starts` any more: ask for the lease again and choose anew.
+    404 if the version is not among the lease's `starts`, for example because it was deleted: ask for the lease
+    again and choose anew.
     """
     return await _process(state, principal, lease_id, chosen, signature)
 

@@ -109,7 +109,7 @@ def test_a_chat_takes_feedback_on_its_answers_if_the_owner_names_a_data_set(agen
     first, second, third = answers
     added = [line for line in map(json.loads, process.stdout.splitlines()) if "text" not in line]
     assert [(line["dataset"], line["added"]) for line in added] == [("ratings", True)] * 3
-    for words in ("there is no answer yet", "an answer is rated once", "edit: "):
+    for words in ("write a text first", "an answer is rated once", "edit: "):
         assert words in process.stderr
     store = DatasetStore(home.data)
     records = [record for split in store.about("ratings").records for _, record in store.records("ratings", split)]
