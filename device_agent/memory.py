@@ -55,7 +55,7 @@ def release_code_pages() -> None:
     for line in maps:
         addresses, permissions, *fields = line.split(maxsplit=5)
         # Code pages are read-only, so the file holds the same bytes.
-        if permissions == "r-xp" and fields[-1].endswith(".so"):
+        if permissions == "r-xp" and ".so" in Path(fields[-1]).suffixes:  # "libcrypto.so.3" too
             first, last = (int(address, 16) for address in addresses.split("-"))
             madvise(first, last - first, _MADV_DONTNEED)
 

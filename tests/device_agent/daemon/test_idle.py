@@ -5,7 +5,7 @@ import sys
 import psutil
 import pytest
 
-MAX_BYTES = 82_000_000  # with the pages of the training loop, which runs in this process
+MAX_BYTES = 80_000_000  # with the pages of the training loop, which runs in this process
 
 
 def leases(server):
