@@ -21,10 +21,10 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from fastapi import Depends, Header, Request, Response
 from sqlalchemy import delete, select
-from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from server.database.columns import utc_now
+from server.database.database import insert_or
 from server.web.idempotency_record import IdempotencyRecord
 from server.web.openapi import may_raise
 from server.web.state import State, Writing
@@ -88,26 +88,25 @@ class ResponseRecorder:
         return Response(body.encode(), status, {**headers, REPLAYED: "true"})
 
 
-def _claim(session: Session, record: IdempotencyRecord, now: datetime) -> IdempotencyRecord:
-    """Stores `record` and returns it, or returns the record already stored under its id.
+def _claim(session: Session, record_id: str, fingerprint: str, now: datetime) -> tuple[IdempotencyRecord, bool]:
+    """Stores a record, in place of an expired one; returns the record with this id, and whether it is the new one.
 
     Waits while another transaction stores the same id, so that only one of two concurrent requests gets its own.
     """
-    same_id = IdempotencyRecord.id == record.id
-    session.execute(delete(IdempotencyRecord).where(same_id, IdempotencyRecord.kept_until <= now))
-    try:
-        with session.begin_nested():
-            session.add(record)
-    except IntegrityError:
-        return session.scalars(select(IdempotencyRecord).where(same_id)).one()
-    return record
+    columns = {"fingerprint": fingerprint, "sealed": b"", "kept_until": now + RETENTION}
+    insert = insert_or(session, IdempotencyRecord).values(id=record_id, **columns)
+    store = insert.on_conflict_do_update(index_elements=["id"], set_=columns, where=IdempotencyRecord.kept_until <= now)
+    stored: IdempotencyRecord | None = session.scalars(store.returning(IdempotencyRecord)).one_or_none()
+    if stored is not None:
+        return stored, True
+    return session.scalars(select(IdempotencyRecord).where(IdempotencyRecord.id == record_id)).one(), False
 
 
 def _forget_expired(session: Session, now: datetime) -> None:
     """Deletes some expired records, except those that another transaction is deleting."""
     expired = select(IdempotencyRecord.number).where(IdempotencyRecord.kept_until <= now).limit(EXPIRED_PER_REQUEST)
-    numbers = session.scalars(expired.with_for_update(skip_locked=True)).all()
-    session.execute(delete(IdempotencyRecord).where(IdempotencyRecord.number.in_(numbers)))
+    some = delete(IdempotencyRecord).where(IdempotencyRecord.number.in_(expired.with_for_update(skip_locked=True)))
+    session.execute(some.execution_options(synchronize_session=False))
 
 
 async def _fingerprint(request: Request) -> str:
@@ -130,10 +129,9 @@ def keep_once(
     bearer, now = request.headers["authorization"].partition(" ")[2], utc_now()
     record_id = sha256_hex(f"{bearer}\n{key}".encode())
     _forget_expired(session, now)
-    new = IdempotencyRecord(id=record_id, fingerprint=fingerprint, sealed=b"", kept_until=now + RETENTION)
-    record = _claim(session, new, now)
+    record, new = _claim(session, record_id, fingerprint, now)
     recorder = ResponseRecorder.of(record, bearer, key)
-    if record is not new:
+    if not new:
         if record.fingerprint != fingerprint:
             raise KeyReused
         raise AlreadyAnswered(recorder.response())
