@@ -30,6 +30,7 @@ from device_agent.errors import (
 from device_agent.executors.process import Launcher
 from device_agent.home import AgentHome
 from device_agent.inference.adapter_store import AdapterStore
+from device_agent.jobs.continuation import Continuation
 from device_agent.jobs.lease_and_policy import Halted, LeaseHeartbeat, PolicyGatedRun
 from device_agent.jobs.secure_aggregation_upload import SecureAggregationUpload
 from device_agent.jobs.start_choice import StartChoice
@@ -45,7 +46,6 @@ from device_agent.programs import (
     verify_start,
 )
 from device_agent.protocol.client import DeviceClient
-from device_agent.training.rehearsal import TrainingHistory, count_new_records, prepare_rehearsal
 from device_agent.training.run_directory import RunDirectory
 from device_agent.training.run_plan import RunPlan, own_texts
 from shared.canonical import file_sha256
@@ -65,7 +65,6 @@ from shared.federation.secure_aggregation.redaction import redacted_progress
 from shared.job import AUTO, JobError, JobStart, Progress, TrajectoryUpload
 from shared.program import ProgramFile, ProgramManifest
 from shared.protocol import Decline, Lease
-from shared.registry import AdapterManifest
 from shared.result import Result
 from shared.transport import ByteProgress
 
@@ -184,7 +183,7 @@ class LeasedJob:
                 from device_agent.jobs.text_scores import score_texts
 
                 result = score_texts(self.context.cache, self._fetch, policy_run, self.run, result)
-        self._record_training()
+        self._continuation.record()
         if not self._private:
             result = result.model_copy(update={"phase_seconds": policy_run.phase_seconds()})
         try:
@@ -208,6 +207,13 @@ class LeasedJob:
     @property
     def _masked(self) -> bool:
         return self.lease.round is not None and self.lease.round.upload == "masked"
+
+    @property
+    def _continuation(self) -> Continuation:
+        context = self.context
+        return Continuation(
+            self.lease, self.run, self.dataset, context.home.trained, context.datasets, context.tasks, context.privacy
+        )
 
     def _check_consent(self) -> None:
         """Raises TaskNotApproved unless the owner lets the job's task read the data set, PolicyForbids unless the owner
@@ -286,7 +292,8 @@ class LeasedJob:
         cache = self.context.cache
         cache.reserve(manifest.training_files)
         start = verify_start(self.lease, manifest, self.keys)
-        self._check_new_records(start)
+        if start is not None:
+            self._continuation.check_new_records(start)
         paths = {file.role: self._fetch(policy_run, file) for file in manifest.training_files}
         if start is not None and not (self.run.start.is_file() and file_sha256(self.run.start) == start.sha256):
             self.run.path.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -307,7 +314,7 @@ class LeasedJob:
             start_sha256=None if start is None else start.sha256,
             round=self.lease.round,
             privacy=self.lease.job.request.privacy,
-            earlier=self._earlier_records(start),
+            earlier={} if start is None else self._continuation.earlier_records(start),
             reference_texts=self._reference_texts(),
         )
 
@@ -328,60 +335,9 @@ class LeasedJob:
         self.client.choose_start(self.lease.id, name)
         if start is None:
             return plan
-        changes = {"start": self.run.start, "start_sha256": start.sha256, "earlier": self._earlier_records(start)}
+        earlier = self._continuation.earlier_records(start)
+        changes = {"start": self.run.start, "start_sha256": start.sha256, "earlier": earlier}
         return plan.model_copy(update=changes)
-
-    def _check_new_records(self, start: AdapterManifest | None) -> None:
-        """Raises TooFewNewRecords if a job that repeats would train too little that its start has not seen.
-
-        The number that the server asked for is all that it learns. A private job trains whatever is new: what an
-        earlier one trained is not recorded.
-        """
-        repeat = self.lease.job.request.repeat
-        if repeat is None or start is None or self._private or self.run.trajectory.exists():
-            return
-        history = TrainingHistory(self.context.home.trained).behind(start.sha256)
-        if count_new_records(history, self.dataset) < repeat.min_new_records:
-            raise TooFewNewRecords(
-                f"data set {self.dataset.name!r} has fewer than {repeat.min_new_records} records since the job's start"
-            )
-
-    def _earlier_records(self, start: AdapterManifest | None) -> dict[str, int]:
-        """Returns the run's `earlier`, as it was at first, after preparing its rehearsal.
-
-        Private runs, whose accounting covers one data set, and runs of rounds rehearse nothing, nor do runs that start
-        from another user's adapter.
-        """
-        job = self.lease.job
-        if start is None or start.user != job.request.user or job.request.training.rehearsal == 0:
-            return {}
-        if self._private or self.lease.round is not None:
-            return {}
-        with suppress(FileNotFoundError, ValidationError):
-            return self.run.plan().earlier
-        history = TrainingHistory(self.context.home.trained).behind(start.sha256)
-        return prepare_rehearsal(
-            self.run, history, job.task, self.dataset, self.context.datasets, self._may_be_rehearsed
-        )
-
-    def _may_be_rehearsed(self, dataset: HeldDataset) -> bool:
-        """Returns whether the owner lets this job read another data set."""
-        job = self.lease.job
-        cost = PrivacyCost(job_id=job.id, dataset=dataset.name, directory=dataset.directory, spending=None)
-        try:
-            self.context.tasks.check(job.task, dataset.name)
-            self.context.privacy.check(cost, self.run)
-        except OwnerRefuses:
-            return False
-        return True
-
-    def _record_training(self) -> None:
-        """Records what the trained adapter has learned from, for rehearsal by later jobs."""
-        plan = self.run.plan()
-        if plan.privacy is None and plan.round is None and plan.dataset.is_dir():
-            TrainingHistory(self.context.home.trained).record(
-                file_sha256(self.run.best), plan.start_sha256, self.dataset.name, plan.task, plan.dataset
-            )
 
     def _fetch(self, policy_run: PolicyGatedRun, file: ProgramFile) -> Path:
         def move(progress: ByteProgress | None) -> Path:
