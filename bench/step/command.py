@@ -1,4 +1,4 @@
-"""`bench step`: ratios of steps timed by turns, and what exact gradients cost beside forward passes (`reverse`).
+"""`bench step`: ratios of steps timed by turns, the cost of exact gradients (`reverse`), `text` and its `shapes`.
 
 The ratios are of a MobiZO step on SmolLM2-135M against PyTorch eager, sequential MeZO and the floor, each timed in one
 run, by turns, so that a slower machine slows both sides; claims are medians of ratios. Sequences hold random tokens of
@@ -26,6 +26,7 @@ from bench.result import Claims, Measurement, Row, notes
 from bench.runner import Parts, command_of, ratio, time_by_turns
 from bench.step.floor import gemm_seconds
 from bench.step.reverse import reverse
+from bench.step.text import LENGTHS, QUICK_LENGTHS, shapes, text_steps
 from shared.recipe import DEFAULT_EPS
 from shared.zo.noise import query_seeds
 
@@ -164,5 +165,7 @@ REVERSE_ROUNDS = 28  # of one layer, which takes milliseconds
 PARTS: Parts = {
     "ratios": lambda quick: ratios(QUICK_ROUNDS if quick else ROUNDS),
     "reverse": lambda quick: reverse(QUICK_ROUNDS if quick else REVERSE_ROUNDS),
+    "text": lambda quick: text_steps(QUICK_ROUNDS if quick else ROUNDS),
+    "shapes": lambda quick: shapes(QUICK_ROUNDS if quick else ROUNDS, QUICK_LENGTHS if quick else LENGTHS),
 }
 step = command_of(PARTS, "Time steps against PyTorch eager, sequential MeZO and parts of a step; and a reverse pass.")
