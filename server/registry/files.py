@@ -12,7 +12,7 @@ from server.catalog.bases import BaseRepository
 from server.catalog.calibrations.service import calibration_of
 from server.database.database import Database
 from server.registry.card import CARD, model_card
-from server.registry.exports.gguf import gguf_lora, refuse_other_architectures
+from server.registry.exports.gguf import gguf_lora, supported_form
 from server.registry.exports.peft import CONFIG_NAME, TENSORS_NAME, peft_files
 from server.registry.models import StoredPeftFile, StoredVersion
 from server.registry.repository import AdapterRepository
@@ -85,7 +85,7 @@ def _generate(
     if CARD in paths:
         generated[CARD] = model_card(signed.manifest, hub_id)
     if MODELFILE_NAME in paths:
-        refuse_other_architectures(version.shape)
+        supported_form(version.shape)
         generated[MODELFILE_NAME] = MODELFILE
     rest = [path for path in paths if path not in generated]
     if rest:

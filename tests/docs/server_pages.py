@@ -18,7 +18,7 @@ from starlette.routing import BaseRoute
 
 from server.app import create_api
 from server.compiler.checkpoints.architectures import ARCHITECTURES, MULTIMODAL
-from server.compiler.checkpoints.gguf_names import ARCHITECTURES as GGUF_ARCHITECTURES
+from server.compiler.checkpoints.gguf_names import gguf_architecture
 from server.compiler.checkpoints.hf_config import config_facts
 from server.identity.quotas import DEFAULTS
 from server.jobs.service import MAX_EVENTS
@@ -249,13 +249,13 @@ SIZES = {
 
 def families() -> str:
     """Returns a Markdown table with one row per supported architecture and the facts of its usual configuration."""
-    files = {form.model_type: form.name for form in GGUF_ARCHITECTURES.values()}
     rows = ["| architecture (`model_type`) | models | what it has | GGUF |", "|---|---|---|---|"]
     for name, architecture in ARCHITECTURES.items():
         spelling = {own: usual for usual, own in architecture.spelling.items()}
         sizes = {spelling.get(size, size): value for size, value in SIZES.items()}
         facts = config_facts({"model_type": name, **sizes})
-        file = f"`{files[name]}`" if name in files else ""
+        form = gguf_architecture(name)
+        file = "" if form is None else f"`{form.name}`"
         rows.append(f"| `{name}` | {architecture.models} | {', '.join(_features(facts))} | {file} |")
     rows += [
         f"| `{name}` | the text model of a multimodal model | as `{text}` | as `{text}` |"

@@ -37,6 +37,7 @@ COMMON: Options = {  # transformers' defaults for options that config.json omits
     "sliding_window": None,
     "quantization_config": None,
     "quantization": None,  # MLX's name of it
+    "compression_config": None,  # an older name of it
     "use_sliding_window": True,
 }
 ANY: tuple[Any, ...] = ("any value",)  # of an option that is always supported

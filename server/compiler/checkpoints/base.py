@@ -31,6 +31,7 @@ PINNED_PATTERNS = (
 NormPlace = Literal["input_norm", "attention_out_norm", "post_norm", "mlp_out_norm"]
 UNHASHED = "0" * 64  # of facts while the files are not hashed yet
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+PARTS = (".safetensors", ".bin", ".pt", ".pth", ".json")  # endings of files that are only a part of a model
 VOCABULARY_FILES = ("vocab.json", "merges.txt")  # used only without tokenizer.json
 TEXT_FILES = ("chat_template.jinja", "generation_config.json")  # read, but not pinned: they change no tensor
 
@@ -161,6 +162,8 @@ def locate_base(source: str) -> BaseFiles:
     Raises UnknownBase if `source` does not exist, UnreadableCheckpoint if files are missing.
     """
     path = Path(source)
+    if path.is_file() and path.suffix in PARTS:
+        raise UnreadableCheckpoint(f"{path.name} is one file of a model; give its directory, or a .gguf file")
     if path.is_file():
         return BaseFiles("gguf", path, (path,))
     all_patterns = (*PINNED_PATTERNS, "*.safetensors", INDEX, *VOCABULARY_FILES, *TEXT_FILES)
@@ -168,7 +171,7 @@ def locate_base(source: str) -> BaseFiles:
         check_config(source, download(source, ("config.json",)))  # before the weights, which take minutes
     directory = path if path.is_dir() else download(source, all_patterns)
     patterns = PINNED_PATTERNS if (directory / "tokenizer.json").is_file() else (*PINNED_PATTERNS, *VOCABULARY_FILES)
-    require_config(source, directory)
+    check_config(source, directory)
     if (directory / "adapter_config.json").is_file():
         raise UnreadableCheckpoint(f"{source} has an adapter beside the model; merge it, or remove adapter_config.json")
     configured = {file for pattern in patterns for file in directory.glob(pattern)}
@@ -178,7 +181,9 @@ def locate_base(source: str) -> BaseFiles:
 def require_config(source: str, directory: Path) -> None:
     """Raises UnreadableCheckpoint if the files of `source` in `directory` have no config.json."""
     if not (directory / "config.json").is_file():
-        raise UnreadableCheckpoint(f"{source} has no config.json; give a Hugging Face model directory or a .gguf file")
+        adapter = (directory / "adapter_config.json").is_file()
+        what = "is an adapter without its base model" if adapter else "has no config.json"
+        raise UnreadableCheckpoint(f"{source} {what}; give a Hugging Face model directory or a .gguf file")
 
 
 def check_config(source: str, directory: Path) -> None:
@@ -189,7 +194,8 @@ def check_config(source: str, directory: Path) -> None:
     require_config(source, directory)
     from server.compiler.checkpoints.hf_config import config_facts  # which imports this module
 
-    with suppress(OSError, ValueError, KeyError, TypeError, ArithmeticError):  # reported with the other files
+    # Reported with the other files.
+    with suppress(OSError, ValueError, LookupError, TypeError, ArithmeticError, AttributeError):
         config_facts(json.loads((directory / "config.json").read_text(encoding="utf-8-sig")))
 
 
@@ -226,7 +232,7 @@ def weight_files(directory: Path) -> list[Path]:
             raise UnreadableCheckpoint(f"{INDEX} does not name {WEIGHTS}; remove the one that is not this model's")
         return [directory / name for name in (INDEX, *named)]
     if not present:
-        raise UnreadableCheckpoint(f"{directory.name} has no .safetensors file; convert the weights to safetensors")
+        raise UnreadableCheckpoint(f"{directory.name} has no .safetensors file; download it, or convert other weights")
     if WEIGHTS not in present and len(present) > 1:
         raise UnreadableCheckpoint(
             f"{directory.name} has {len(present)} .safetensors files but no {INDEX}; copy or download that file too"

@@ -148,7 +148,8 @@ def _check_shapes(facts: BaseFacts, tensors: Mapping[str, LazyTensor]) -> None:
         )
     if unknown := sorted(tensors.keys() - expected.keys()):
         raise UnsupportedModel(
-            f"the configuration does not use {len(unknown)} tensors of the checkpoint; the first is {unknown[0]}"
+            f"the configuration does not use {len(unknown)} tensors of the checkpoint; the first is {unknown[0]}; "
+            "use the weights and the configuration of one model"
         )
     for name, shape in expected.items():
         if tensors[name].shape != shape:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from gguf import GGMLQuantizationType
 from numpy.typing import NDArray
+from pydantic import ValidationError
 
 from server.compiler.checkpoints.architectures import Architecture, architecture_of, check_supported
 from server.compiler.checkpoints.base import UNHASHED, AttentionKind, BaseFacts, BaseFiles, Rope
@@ -30,13 +31,14 @@ from server.compiler.checkpoints.gguf_names import (
     SOFTCAPS,
     TOP_NAMES,
     GgufArchitecture,
+    gguf_rows,
 )
 from server.compiler.checkpoints.hf import absent_biases
 from server.compiler.checkpoints.hf_config import config_facts
 from server.compiler.checkpoints.lazy import LazyTensor
 from shared.errors import UnreadableCheckpoint, UnsupportedModel
-from shared.recipe import TARGETS, Target
-from shared.zo.lora import head_order
+from shared.invalid_fields import first_invalid
+from shared.recipe import TARGETS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -52,7 +54,9 @@ def gguf_checkpoint(files: BaseFiles) -> tuple[BaseFacts, dict[str, LazyTensor]]
         reader = _Reader(files)
         facts = reader.facts()
         return facts, {**absent_biases(facts), **dict(reader.tensors(facts))}
-    except (KeyError, TypeError, ValueError, ArithmeticError) as error:
+    except ValidationError as error:
+        raise UnreadableCheckpoint(f"the GGUF file's metadata lack a usable value: {first_invalid(error)}") from error
+    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
         raise UnreadableCheckpoint(f"the GGUF file's metadata lack a usable value: {error}") from error
 
 
@@ -109,7 +113,7 @@ class _Reader:
                 if len(names) > 1 and shape[0] == sum(widths):
                     shape = (widths[place], *shape[1:])
                 if target in TARGETS:
-                    rows = self._rows(facts, target, sum(widths[:place]))
+                    rows = gguf_rows(self.form, facts, target) + sum(widths[:place])
                     rows = None if np.array_equal(rows, np.arange(tensor.shape[0])) else rows
                 factor = facts.logits_scale if name in facts.final_norms else 1.0
                 yield name, LazyTensor(shape, partial(_dequantized, tensor, rows, factor))
@@ -191,14 +195,6 @@ class _Reader:
             )
         factors = tuple(float(value) for value in tensor.values().reshape(-1))
         return AttentionKind(rope=Rope(theta=kind.rope.theta, kind="factors", factors=factors), window=kind.window)
-
-    def _rows(self, facts: BaseFacts, target: Target, first: int) -> NDArray[np.int64]:
-        """Returns, for each row of a linear layer here, its place in the file. first: that of its first row."""
-        rows = np.arange(facts.features(target)[1])
-        if target in ("q_proj", "k_proj"):
-            order = head_order(facts.head_dim, facts.rotary_dim, self.form.permuted or facts.interleaved)
-            rows = rows.reshape(-1, facts.head_dim)[:, order].reshape(-1)
-        return rows + first
 
     def _canonical(self, name: str) -> list[str]:
         """Returns the canonical names of what the tensor `name` holds."""

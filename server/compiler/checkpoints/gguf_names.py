@@ -9,8 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
 from server.compiler.checkpoints.architectures import CONTEXT, QKV
 from shared.recipe import Target
+from shared.zo.lora import BaseShape, head_order
 
 TOP_NAMES: Mapping[str, str] = {
     "token_embd": "embedding",
@@ -101,4 +105,21 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = {
         GgufArchitecture("gpt2", "gpt2"),
     )
 }
+# What the converter writes as another architecture. Models of type `mistral3` have one of two text models.
+WRITTEN_AS: Mapping[str, str] = {"mistral": "llama", "gemma3": "gemma3_text"}
 SLIDING_THETA = 10000.0  # of sliding layers of Gemma 3, in a file that does not name it
+
+
+def gguf_architecture(model_type: str) -> GgufArchitecture | None:
+    """Returns how llama.cpp holds a model_type, or its text model; None for one without an entry."""
+    written = WRITTEN_AS.get(model_type, model_type)
+    return next((form for form in ARCHITECTURES.values() if form.model_type == written), None)
+
+
+def gguf_rows(form: GgufArchitecture, shape: BaseShape, target: Target) -> NDArray[np.int64]:
+    """Returns, for each row of a linear layer here, its place in llama.cpp's tensor of that layer alone, (out,)."""
+    rows = np.arange(shape.features(target)[1])
+    if target in ("q_proj", "k_proj"):
+        order = head_order(shape.head_dim, shape.rotary_dim, form.permuted or shape.interleaved)
+        rows = rows.reshape(-1, shape.head_dim)[:, order].reshape(-1)
+    return rows

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
 
 from server.compiler.checkpoints.architectures import MULTIMODAL, UNQUANTIZED, architecture_of
@@ -25,6 +26,7 @@ from server.compiler.checkpoints.base import INDEX, UNHASHED, BaseFacts, BaseFil
 from server.compiler.checkpoints.hf_config import config_facts
 from server.compiler.checkpoints.lazy import LazyTensor
 from shared.errors import UnreadableCheckpoint, UnsupportedModel
+from shared.invalid_fields import first_invalid
 from shared.recipe import TARGETS
 from shared.zo.lora import file_rows, head_order, module_names
 
@@ -80,7 +82,9 @@ def config_only(directory: Path) -> BaseFacts:
         raise UnreadableCheckpoint("config.json is not a model configuration with a model_type") from error
     try:
         return BaseFacts(**config_facts(config), sha256=UNHASHED, form="huggingface", parameters=0)
-    except (KeyError, TypeError, ValueError, ArithmeticError) as error:
+    except ValidationError as error:
+        raise UnreadableCheckpoint(f"config.json lacks a usable value: {first_invalid(error)}") from error
+    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
         raise UnreadableCheckpoint(f"config.json lacks a usable value: {error}") from error
 
 
@@ -125,7 +129,8 @@ def _tensors(directory: Path, facts: BaseFacts) -> dict[str, _StoredTensor]:
                 canonical_names, part = _canonical(facts, stems, name), file.get_slice(name)
                 if (dtype := part.get_dtype()) not in FLOATS:
                     raise UnreadableCheckpoint(
-                        f"{name} in {path.name} is stored as {dtype}; convert the weights to BF16, F16 or F32"
+                        f"{name} in {path.name} is stored as {dtype}; convert the weights to BF16, F16 or F32, "
+                        "or use the model from before its quantization"
                     )
                 for canonical in canonical_names:
                     if canonical in tensors:
@@ -222,7 +227,9 @@ def _canonical(facts: BaseFacts, stems: Mapping[str, Sequence[str]], name: str) 
             return [f"layers.{layer}.{canonical}{ending}" for canonical in stems[stem]]
     if QUANTIZED.fullmatch(name):
         raise UnsupportedModel(f"the weights are quantized (tensor {name}); {UNQUANTIZED}")
-    raise UnsupportedModel(f"tensor {name} is not part of the supported {facts.architecture} decoder")
+    raise UnsupportedModel(
+        f"tensor {name} is not part of the supported {facts.architecture} decoder; use a model without it"
+    )
 
 
 def _layer_names(facts: BaseFacts) -> dict[str, Sequence[str]]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from itertools import takewhile
 from typing import Any, get_args
 
 from server.compiler.checkpoints.architectures import (
@@ -31,6 +32,9 @@ from server.compiler.checkpoints.rotary import read_rope, rotary_width
 from shared.errors import UnreadableCheckpoint, UnsupportedModel
 from shared.recipe import TARGETS
 
+MAX_LAYERS = 1000
+QUANTIZATIONS = ("quantization_config", "quantization", "compression_config")
+
 
 def config_facts(config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the facts in config.json, as fields of `BaseFacts`.
@@ -50,6 +54,11 @@ def config_facts(config: Mapping[str, Any]) -> dict[str, Any]:
     options = _options(architecture, config)
     _refuse(model_type, architecture, options)
     hidden, heads, layers = (int(options[n]) for n in ("hidden_size", "num_attention_heads", "num_hidden_layers"))
+    if not 0 < layers <= MAX_LAYERS:
+        raise ValueError(f"{layers} layers; at most {MAX_LAYERS:,} are supported")
+    kv_heads = heads if architecture.equal_heads else int(options["num_key_value_heads"] or heads)
+    if heads % kv_heads:
+        raise ValueError(f"{heads} query heads are not a multiple of {kv_heads} key-value heads")
     head_dim = int(options["head_dim"] or hidden // heads)
     biased = {target for option, targets in architecture.biases.items() if options[option] for target in targets}
     rotary_dim = rotary_width(model_type, architecture, options, head_dim)
@@ -59,7 +68,7 @@ def config_facts(config: Mapping[str, Any]) -> dict[str, Any]:
         "hidden": hidden,
         "intermediate": options["intermediate_size"] or 4 * hidden,
         "heads": heads,
-        "kv_heads": heads if architecture.equal_heads else options["num_key_value_heads"] or heads,
+        "kv_heads": kv_heads,
         "head_dim": head_dim,
         "vocabulary": options["vocab_size"],
         "context_length": options[CONTEXT],
@@ -81,23 +90,31 @@ def _unknown(config: Mapping[str, Any]) -> str:
     model_type, names = str(config["model_type"]), [*ARCHITECTURES, *MULTIMODAL]
     text = config["text_config"] if isinstance(config.get("text_config"), dict) else {}
     text_type = str(text.get("model_type", model_type))
-    options = " ".join([model_type, text_type, *map(str, config), *map(str, text)])
+    used = [str(name) for name, value in (*config.items(), *text.items()) if value]
+    options = " ".join([model_type, text_type, *used])
     kinds = {
         "a mixture of experts": ("moe", "expert", "mixtral"),
         "a model with state-space, recurrent or convolution layers": (
             *("mamba", "ssm", "rwkv", "linear_attention", "linear_num", "conv_L_cache"),
         ),
         f"a multimodal model, whose text model is {text_type!r}": ("vision_config", "audio_config"),
-        "an encoder": ("encoder", "bert", "t5", "bart", "whisper"),
+        "an encoder or an encoder-decoder model": ("encoder", "bert", "t5", "bart", "whisper"),
     }
     kind = next((kind for kind, words in kinds.items() if any(word in options for word in words)), None)
     why = f"architecture {model_type!r} is not supported" + (f": it is {kind}" if kind else "")
     if "auto_map" in config:
         why += "; code in a checkpoint (auto_map) is never executed"
     family = re.match("[a-z]*", text_type)
-    nearest = [name for name in names if family and family[0] and name.startswith(family[0])] or USUAL
-    nearest = sorted(nearest, key=lambda name: not text_type.startswith(name))
+    related = family is not None and family[0] not in ("", "gpt")  # GPT is what many unrelated models are called
+    relatives = [name for name in names if family and related and name.startswith(family[0])]
+    nearest = sorted(relatives, key=lambda name: -_same_letters(name, text_type))
+    nearest = nearest or sorted(USUAL, key=lambda name: not text_type.startswith(name))
     return f"{why}; the nearest supported: {', '.join(nearest)}; all supported: {', '.join(names)}"
+
+
+def _same_letters(name: str, other: str) -> int:
+    """Returns how many letters at the beginning of two names are the same."""
+    return len(list(takewhile(lambda pair: pair[0] == pair[1], zip(name, other, strict=False))))
 
 
 def _options(architecture: Architecture, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -112,11 +129,10 @@ def _options(architecture: Architecture, config: Mapping[str, Any]) -> dict[str,
 
 
 def _refuse(model_type: str, architecture: Architecture, options: Options) -> None:
-    if quantization := options["quantization_config"] or options["quantization"]:
+    if name := next((name for name in QUANTIZATIONS if options[name]), None):
+        quantization = options[name]
         method = quantization.get("quant_method", "an unnamed method") if isinstance(quantization, dict) else "?"
-        raise UnsupportedModel(
-            f"this {model_type} checkpoint is quantized by {method!s:.40} (quantization_config); {UNQUANTIZED}"
-        )
+        raise UnsupportedModel(f"this {model_type} checkpoint is quantized by {method!s:.40} ({name}); {UNQUANTIZED}")
     width = options.get("word_embed_proj_dim")
     features = {
         f"activation {options['hidden_act']!r}": options["hidden_act"] not in ACTIVATIONS,

@@ -6,13 +6,30 @@ Every format that joins B with A takes it from here. Needs NumPy alone.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
 
 from shared.errors import AMismatch, InvalidUpload
-from shared.recipe import Recipe
+from shared.recipe import Recipe, Target
 from shared.zo.calibration import Calibration
 from shared.zo.lora import F32, BaseShape, LoraModule, frozen_a, lora_modules
 
 Adapted = tuple[LoraModule, F32, F32]  # a module, its A (in, r) and its B (r, out)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a format holds a target's matrices.
+
+    name: of the module, which may hold several targets. rows: (out,), the row there of each row here; None: the same.
+    """
+
+    name: str
+    targets: tuple[Target, ...]
+    rows: NDArray[np.int64] | None
 
 
 def joined(
@@ -39,3 +56,23 @@ def joined(
             f"{digest.hexdigest()[:12]}... here; joined with that it would be another adapter, so nothing was made"
         )
     return adapted
+
+
+def by_module(
+    recipe: Recipe, shape: BaseShape, adapted: list[Adapted], place_of: Callable[[LoraModule], Place]
+) -> dict[str, tuple[F32, F32]]:
+    """Returns A (r', in) and B (out', r') of each module of a format.
+
+    The ranks of a module's adapted targets lie side by side, and each target's B has its own rows.
+    """
+    matrices: dict[str, tuple[F32, F32]] = {}
+    for module, a, b in adapted:
+        place = place_of(module)
+        parts = [target for target in place.targets if target in recipe.targets]
+        width, first = len(parts) * module.rank, parts.index(module.target) * module.rank
+        out = sum(shape.features(target)[1] for target in place.targets)
+        empty = (np.zeros((width, len(a)), np.float32), np.zeros((out, width), np.float32))
+        joined_a, joined_b = matrices.setdefault(place.name, empty)
+        joined_a[first : first + module.rank] = a.T
+        joined_b[slice(None) if place.rows is None else place.rows, first : first + module.rank] = b.T
+    return matrices

@@ -1,53 +1,32 @@
 """Writes an adapter as a GGUF file that llama.cpp loads onto its own form of the base (`--lora`). Needs no torch.
 
-llama.cpp has its own tensor names for each architecture, and another order of Llama's query and key rows: it rotates
-neighbouring rows where Hugging Face rotates halves. The rows of B are reordered accordingly; the columns of A belong to
-the layer's input, whose order is the same everywhere. An adapter that llama.cpp would compute differently is refused
-with the reason.
+Names of tensors and the order of rows are those of the base's own GGUF file, by the table that reads such files. The
+columns of A belong to a layer's input, whose order is the same everywhere. llama.cpp multiplies by alpha over the rank
+of a tensor: where one tensor holds several targets, B is scaled for that. Other architectures are refused.
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from server.registry.exports.frozen_a import joined
+from server.compiler.checkpoints.gguf_names import (
+    ARCHITECTURES,
+    GATE_UP,
+    LINEARS,
+    GgufArchitecture,
+    gguf_architecture,
+    gguf_rows,
+)
+from server.registry.exports.frozen_a import Place, by_module, joined
 from shared.errors import UnsupportedFormat
-from shared.recipe import Recipe, Target
+from shared.recipe import Recipe
 from shared.zo.calibration import Calibration
-from shared.zo.lora import F32, BaseShape
+from shared.zo.lora import F32, BaseShape, LoraModule, module_names
 
-NAMES: Mapping[Target, str] = {
-    "q_proj": "attn_q",
-    "k_proj": "attn_k",
-    "v_proj": "attn_v",
-    "o_proj": "attn_output",
-    "gate_proj": "ffn_gate",
-    "up_proj": "ffn_up",
-    "down_proj": "ffn_down",
-}
-
-
-@dataclass(frozen=True)
-class Form:
-    """How llama.cpp holds one architecture: its name there, and whether query and key rows are neighbours."""
-
-    name: str
-    interleaved: bool = False
-
-
-FORMS: Mapping[str, Form] = {
-    "llama": Form("llama", interleaved=True),
-    "mistral": Form("llama", interleaved=True),
-    "qwen2": Form("qwen2"),
-    "qwen3": Form("qwen3"),
-    "gemma3_text": Form("gemma3"),
-    "gemma3": Form("gemma3"),
-}
+NAMES = {**{targets: name for name, targets in LINEARS.items()}, GATE_UP: "ffn_up"}
 
 
 def gguf_lora(
@@ -56,14 +35,21 @@ def gguf_lora(
     """A and B as a GGUF adapter, float32; the same arguments give the same bytes.
 
     flat: B, float32 (D,). a_sha256: fingerprint of the A that B was trained with. calibration: the one that
-    the recipe names, if it names one. Raises UnsupportedFormat for an architecture that is not in FORMS, AMismatch,
+    the recipe names, if it names one. Raises UnsupportedFormat for an architecture without a GGUF name, AMismatch,
     InvalidUpload when B is not of the recipe's size, or InvalidRecipe without the calibration.
     """
     # Imported here: a web process without requests for GGUF does not load it.
     import gguf
 
-    refuse_other_architectures(shape)
-    form = FORMS[shape.architecture]
+    form = supported_form(shape)
+
+    def place_of(module: LoraModule) -> Place:
+        held = module_names(shape.architecture).fused.values()
+        targets = next((targets for targets in held if module.target in targets), (module.target,))
+        before = targets[: targets.index(module.target)]
+        rows = gguf_rows(form, shape, module.target) + sum(shape.features(target)[1] for target in before)
+        return Place(f"blk.{module.layer}.{NAMES[targets]}.weight", targets, rows)
+
     adapted = joined(recipe, shape, flat, a_sha256, calibration)
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "adapter.gguf"
@@ -76,13 +62,9 @@ def gguf_lora(
         writer.add_string("mobizo.base_sha256", recipe.base.sha256)
         writer.add_string("mobizo.recipe_id", recipe.id)
         writer.add_string("mobizo.a_sha256", a_sha256)
-        for module, a, b in adapted:
-            rows = b.T  # (out, r)
-            if form.interleaved and module.target in ("q_proj", "k_proj"):
-                rows = interleave(rows, shape.heads if module.target == "q_proj" else shape.kv_heads)
-            name = f"blk.{module.layer}.{NAMES[module.target]}.weight"
-            writer.add_tensor(f"{name}.lora_a", np.ascontiguousarray(a.T))  # (r, in)
-            writer.add_tensor(f"{name}.lora_b", np.ascontiguousarray(rows))
+        for name, (a, b) in by_module(recipe, shape, adapted, place_of).items():
+            writer.add_tensor(f"{name}.lora_a", a)  # (r, in)
+            writer.add_tensor(f"{name}.lora_b", b * np.float32(len(a) / recipe.rank))  # (out, r)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
@@ -90,15 +72,13 @@ def gguf_lora(
         return path.read_bytes()
 
 
-def refuse_other_architectures(shape: BaseShape) -> None:
-    """Raises UnsupportedFormat for an architecture that is not in FORMS."""
-    if shape.architecture not in FORMS:
+def supported_form(shape: BaseShape) -> GgufArchitecture:
+    """Returns how llama.cpp holds the base. Raises UnsupportedFormat for an architecture without a GGUF name."""
+    form = gguf_architecture(shape.architecture)
+    if form is None:
+        names = ", ".join(ARCHITECTURES)
         raise UnsupportedFormat(
-            f"no GGUF adapter is made for architecture {shape.architecture!r}; they are made for {', '.join(FORMS)}"
+            f"GGUF adapters are not written for architecture {shape.architecture!r}, only for llama.cpp's {names}; "
+            "use the PEFT format"
         )
-
-
-def interleave(rows: F32, heads: int) -> F32:
-    """Rows (heads * head_dim, n) of Hugging Face's order in llama.cpp's: a head's halves become neighbours."""
-    out, columns = rows.shape
-    return rows.reshape(heads, 2, out // heads // 2, columns).swapaxes(1, 2).reshape(out, columns)
+    return form

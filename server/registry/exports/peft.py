@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import json
 
-import numpy as np
 import safetensors.numpy
 
-from server.registry.exports.frozen_a import joined
+from server.registry.exports.frozen_a import Place, by_module, joined
 from shared.recipe import Recipe
 from shared.zo.calibration import Calibration
-from shared.zo.lora import F32, BaseShape, file_rows, hf_module_name, module_names
+from shared.zo.lora import F32, BaseShape, LoraModule, file_rows, hf_module_name, module_names
 
 CONFIG_NAME = "adapter_config.json"
 TENSORS_NAME = "adapter_model.safetensors"
@@ -34,19 +33,17 @@ def peft_files(
     the recipe names, if it names one. base: id or directory of the stock model; by default the recipe's name of it.
     Raises AMismatch, InvalidUpload when B is not of the recipe's size, or InvalidRecipe without the calibration.
     """
-    tensors: dict[str, F32] = {}
     fused = module_names(shape.architecture).fused
-    for module, a, b in joined(recipe, shape, flat, a_sha256, calibration):
+
+    def place_of(module: LoraModule) -> Place:
         stem, rows = file_rows(shape, module.target)
-        name = f"{PREFIX}{module.name.removesuffix(hf_module_name(shape.architecture, module.target))}{stem}"
-        parts = [target for target in fused.get(stem, ()) if target in recipe.targets]
-        width, at = (len(parts) or 1) * module.rank, parts.index(module.target) * module.rank if parts else 0
-        out = sum(shape.features(target)[1] for target in fused.get(stem, (module.target,)))
-        # Of a fused module, the ranks of its targets lie side by side, and each target's B has its own rows.
-        joined_a = tensors.setdefault(f"{name}.lora_A.weight", np.zeros((width, len(a)), np.float32))  # (r, in)
-        joined_b = tensors.setdefault(f"{name}.lora_B.weight", np.zeros((out, width), np.float32))  # (out, r)
-        joined_a[at : at + module.rank] = a.T
-        joined_b[slice(None) if rows is None else rows, at : at + module.rank] = b.T
+        parent = module.name.removesuffix(hf_module_name(shape.architecture, module.target))
+        return Place(f"{PREFIX}{parent}{stem}", fused.get(stem, (module.target,)), rows)
+
+    adapted = joined(recipe, shape, flat, a_sha256, calibration)
+    tensors: dict[str, F32] = {}
+    for name, (a, b) in by_module(recipe, shape, adapted, place_of).items():
+        tensors |= {f"{name}.lora_A.weight": a, f"{name}.lora_B.weight": b}
     config = json.dumps(peft_config(recipe, shape, base), indent=2, sort_keys=True)
     # One entry of metadata only: safetensors writes several in no fixed order.
     return {

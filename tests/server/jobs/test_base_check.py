@@ -87,11 +87,27 @@ REFUSED = {
     "Qwen3-30B-A3B": ({**QWEN3, "model_type": "qwen3_moe"}, "it is a mixture of experts; the nearest supported: qwen3"),
     "mamba-130m": ({"model_type": "mamba", "state_size": 16}, "state-space, .*; the nearest supported: qwen3, smollm3"),
     "LFM2-350M": ({"model_type": "lfm2", "conv_L_cache": 3}, "recurrent or convolution layers; the nearest"),
-    "bert-base": ({"model_type": "bert", "hidden_size": 768}, "it is an encoder; the nearest supported: qwen3"),
+    "bert-base": (
+        {"model_type": "bert", "hidden_size": 768},
+        "it is an encoder or an encoder-decoder model; the nearest supported: qwen3",
+    ),
+    "gpt-oss-20b": (
+        {"model_type": "gpt_oss", "num_local_experts": 32, "is_encoder_decoder": False},
+        "it is a mixture of experts; the nearest supported: qwen3",
+    ),
+    "gemma-3n-E2B": (
+        {"model_type": "gemma3n", "text_config": {"model_type": "gemma3n_text"}, "vision_config": {"depth": 1}},
+        "a multimodal model, whose text model is 'gemma3n_text'; the nearest supported: gemma3_text, gemma3, gemma",
+    ),
+    "phi-2": (
+        {"model_type": "phi", "is_encoder_decoder": False},
+        "'phi' is not supported; the nearest supported: phi3",
+    ),
     "llava-1.5-7b": (LLAVA, "a multimodal model, whose text model is 'llama'; the nearest supported: llama"),
     "Llama-2-7B-GPTQ": ({**LLAMA, "quantization_config": {"quant_method": "gptq"}}, "quantized by gptq .* a GGUF file"),
     "Llama-3-AWQ": ({**LLAMA, "quantization_config": {"quant_method": "awq"}}, "quantized by awq .* BF16 or F16"),
     "llama-bnb-4bit": ({**LLAMA, "quantization_config": {"quant_method": "bitsandbytes"}}, "by bitsandbytes"),
+    "llama-w4a16": ({**LLAMA, "compression_config": {"quant_method": "compressed-tensors"}}, "by compressed-tensors"),
     "Llama-3.2-1B-4bit": ({**LLAMA, "quantization": {"group_size": 64, "bits": 4}}, "quantized by an unnamed method"),
     "internlm-7b": (
         {**LLAMA, "model_type": "internlm", "auto_map": {"AutoModel": "modeling_internlm.InternLMModel"}},
@@ -184,7 +200,7 @@ def test_a_refusal_as_json(hub):
     for command in (("check",), ("add", "bert", "--dry-run")):
         answer = json.loads(printed("base", *command, "acme/bert", "--json"))
         assert answer["source"] == "acme/bert"
-        assert "it is an encoder; the nearest supported" in answer["refused"]
+        assert "it is an encoder or an encoder-decoder model; the nearest supported" in answer["refused"]
 
 
 def printed(*arguments):
@@ -290,7 +306,42 @@ def test_base_add_refuses_the_same_without_torch(tmp_path):
     ] * len(directories)
 
 
-def test_sizes_that_cannot_be_are_refused(hub):
-    (hub / "config.json").write_text(json.dumps({**QWEN3, "num_attention_heads": 0}))
-    with pytest.raises(UnreadableCheckpoint, match="usable value"):
+UNUSABLE = {
+    "no heads": ({"num_attention_heads": 0}, "heads: Input should be greater than or equal to 1"),
+    "key-value heads": ({"num_key_value_heads": 3}, "16 query heads are not a multiple of 3 key-value heads"),
+    "billions of layers": ({"num_hidden_layers": 10**9}, "1000000000 layers; at most 1,000 are supported"),
+    "fewer than no layers": ({"num_hidden_layers": -3}, "-3 layers"),
+    "no width": ({"intermediate_size": -1}, "intermediate: Input should be greater than or equal to 1"),
+    "a list in place of an object": ({"rope_parameters": [1, 2]}, "'list' object"),
+    "too short a list": ({"model_type": "smollm3", "no_rope_layers": [1, 1]}, "index out of range"),
+}
+
+
+@pytest.mark.parametrize("name", UNUSABLE)
+def test_a_value_that_cannot_be_is_refused_in_one_sentence(hub, name):
+    changed, message = UNUSABLE[name]
+    (hub / "config.json").write_text(json.dumps({**QWEN3, **changed}))
+    with pytest.raises(UnreadableCheckpoint, match=f"config.json lacks a usable value: .*{message}") as refused:
         check_base("acme/qwen3")
+    assert "\n" not in refused.value.detail
+
+
+def test_a_directory_without_weights_is_checked_by_its_configuration_first(tmp_path):
+    """A reader of "convert the weights" would convert those of a model that is refused afterwards."""
+    for name, (config, message) in REFUSED.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(config))
+        with pytest.raises(UnsupportedModel, match=message):
+            check_base(str(tmp_path / name))
+    (tmp_path / "config.json").write_text(json.dumps(QWEN3))
+    with pytest.raises(UnreadableCheckpoint, match=r"has no \.safetensors file; download it, or convert other weights"):
+        check_base(str(tmp_path))
+
+
+def test_one_file_or_an_adapter_is_not_a_base(tmp_path):
+    source = write_directory(tmp_path / "llama", LLAMA, llama_tensors(LLAMA))
+    with pytest.raises(UnreadableCheckpoint, match=r"model\.safetensors is one file of a model; give its directory"):
+        check_base(f"{source}/model.safetensors")
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(UnreadableCheckpoint, match="is an adapter without its base model; give a Hugging Face model"):
+        check_base(str(tmp_path))

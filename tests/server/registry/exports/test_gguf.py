@@ -7,7 +7,13 @@ import gguf
 import numpy as np
 import pytest
 
+from server.compiler.checkpoints.architectures import ARCHITECTURES, MULTIMODAL
+from server.compiler.checkpoints.gguf_names import gguf_architecture
 from server.registry.exports.gguf import gguf_lora
+from shared.errors import UnsupportedFormat
+from shared.zo.lora import a_fingerprint
+from tests.server.compiler.checkpoints.test_gguf_architectures import IN_GGUF, write_family
+from tests.server.compiler.test_families import make_family
 from tests.server.peft_directory import write_peft
 from tests.server.registry.exports.stock import ADAPTED, LlamaCpp, make_base, next_token, prompts, with_peft, write_gguf
 
@@ -29,6 +35,40 @@ def test_llama_cpp_answers_as_peft_does(tmp_path, name):
     assert [token for token, _ in tops] == expected.argmax(1).tolist()
     np.testing.assert_allclose([value for _, value in tops], expected.max(1), atol=1e-3)
     assert [llama.top(row, 0.0)[0] for row in tokens[:10]] == plain[:10].argmax(1).tolist()
+
+
+# Of phi3 with LongRoPE, llama.cpp chooses the factors by the size of its context.
+FAMILIES = [
+    pytest.param(name, marks=() if name in ("phi3", "gpt_neox") else pytest.mark.slow)
+    for name in IN_GGUF
+    if name != "phi3 longrope"
+]
+# llama.cpp has no such architecture, the names of its tensors are not in the table, or it has two of them (mistral3).
+WITHOUT_GGUF = {"mistral3", "ministral", "ministral3", "olmo3", "stablelm", "glm", "helium", "opt"}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_llama_cpp_answers_as_peft_does_for_a_family(tmp_path, name):
+    """All linear layers, of which some families hold several in one tensor."""
+    architecture, settings = IN_GGUF[name]
+    made = make_family(tmp_path / "base", name.split()[0], settings)
+    recipe, flat = made.recipe(), made.random_b()
+    (tmp_path / "adapter.gguf").write_bytes(gguf_lora(recipe, made.shape, flat, a_fingerprint(recipe, made.shape)))
+    tokens = prompts(20, 8)
+    plain = next_token(made.model, tokens)
+    expected = next_token(made.stock_peft(flat, tmp_path / "peft"), tokens)
+    assert (plain.argmax(1) != expected.argmax(1)).any()
+    llama = LlamaCpp(write_family(made.model, architecture, tmp_path / "base.gguf"), tmp_path / "adapter.gguf")
+    tops = [llama.top(row) for row in tokens]
+    assert [token for token, _ in tops] == expected.argmax(1).tolist()
+    np.testing.assert_allclose([value for _, value in tops], expected.max(1), atol=2e-3)
+
+
+def test_other_families_are_refused_by_name(tmp_path):
+    assert {name for name in (*ARCHITECTURES, *MULTIMODAL) if gguf_architecture(name) is None} == WITHOUT_GGUF
+    base = make_base(tmp_path / "base", "opt")
+    with pytest.raises(UnsupportedFormat, match=r"not written for architecture 'opt', only for llama\.cpp's llama, "):
+        gguf_lora(base.recipe, base.shape, base.flat, base.a_sha256)
 
 
 def lora_adapters(llama, scales=None):
