@@ -1,7 +1,9 @@
 """The agent against the real server and its real compiler: two programs that know only the contract."""
 
+import json
 import os
 import signal
+import sqlite3
 import subprocess
 
 import numpy as np
@@ -11,8 +13,9 @@ from device_agent.home import AgentHome
 from shared.transport import Transport
 from shared.zo.lora import load_adapter
 from shared.zo.trajectory import parse_trajectory
-from tests.device_agent.conftest import run_agent, start_agent
+from tests.device_agent.conftest import run_agent, start_agent, write_records
 from tests.device_agent.service import JOB, wait_until
+from tests.device_agent.test_privacy import MARKER, forms
 
 
 @pytest.fixture
@@ -44,10 +47,11 @@ def agent(call, service, ask, dataset, tmp_path):
         process.communicate()
 
 
-def submit(ask, adapter, start=None, trajectory="none", **training):
+def submit(ask, adapter, start=None, trajectory="none", repeat=None, **training):
     """A job whose program is compiled."""
     wait_until(lambda: ask("GET", "/v1/server"))
-    body = JOB | {"adapter": adapter, "start": start, "trajectory": trajectory, "training": JOB["training"] | training}
+    settings = {"start": start, "trajectory": trajectory, "repeat": repeat, "training": JOB["training"] | training}
+    body = JOB | {"adapter": adapter} | settings
     job = ask("POST", "/v1/jobs", json=body).json()
     wait_until(lambda: state(ask, job) not in ("queued", "compiling"))
     return job
@@ -112,3 +116,45 @@ def test_a_job_goes_on_from_a_version_and_another_device_pulls_it(ask, agent, ca
     assert "version 1" in call(*pull, "lineage@v1")
     assert "version 2" in call(*pull, "lineage@main")
     assert "version 1" in call("device_agent", "adapter", "rollback", "lineage", "--home", tablet.path)
+
+
+@pytest.mark.slow
+def test_a_series_of_three_jobs_trains_a_growing_file_and_leaves_none_of_its_words_at_the_server(
+    ask, agent, service_home, dataset, rademacher
+):
+    train = dataset / "train.jsonl"
+    (dataset / "test.jsonl").unlink()
+    write_records(dataset / "validation.jsonl", 6, 0, MARKER)
+    write_records(train, 9, 1, MARKER)
+    job = submit(ask, "weekly", repeat={"every": "7d", "min_new_records": 5}, lr=1e-6, steps=4)
+    process, home = agent("weekly")
+    assert process.wait() == 0, process.stdout.read()
+    for number in (2, 3):
+        former = f"/v1/adapters/weekly/versions/{number - 1}"
+        if ask("GET", former).json()["state"] == "held":  # whether four steps learn anything depends on the machine
+            ask("POST", f"{former}/approve", json={})
+        before = train.read_text()
+        write_records(train, 6, number, MARKER)
+        train.write_text(before + train.read_text())
+        with sqlite3.connect(service_home / "server" / "mobizo.sqlite3", timeout=60) as database:  # a week passes
+            database.execute("UPDATE jobs SET repeat_at = '2026-01-01 00:00:00' WHERE repeat_at IS NOT NULL")
+        wait_until(lambda: ask("GET", "/v1/jobs").json()["items"][0]["state"] == "ready")
+        run = run_agent(home, "run", "--once", "--data", f"movies={dataset}")
+        assert run.returncode == 0, run.stdout + run.stderr
+    ask("POST", f"/v1/jobs/{job['id']}/cancel")
+
+    jobs = [ask("GET", f"/v1/jobs/{each['id']}").json() for each in ask("GET", "/v1/jobs").json()["items"][2::-1]]
+    assert [each["series"] for each in jobs] == [job["id"]] * 3
+    versions = [ask("GET", f"/v1/adapters/weekly/versions/{number}").json() for number in (1, 2, 3)]
+    assert [version["parent"] and version["parent"]["version"] for version in versions] == [None, 1, 2]
+    assert [version["result"]["train_examples"] for version in versions] == [9, 15, 21]
+    assert ["earlier_accuracy_after" in version["result"] for version in versions] == [False, True, True]
+
+    stored = {path: path.read_bytes() for path in service_home.rglob("*") if path.is_file()}
+    for sent in (job["id"].encode(), home.run(jobs[2]["id"]).best.read_bytes()):
+        assert any(sent in data for data in stored.values()), "the search must find what was sent"
+    words = {piece.encode() for piece in (MARKER, "rich-s", "Z\\u00fcrich")}
+    for split in (train, dataset / "validation.jsonl"):
+        for line in split.read_text().splitlines():
+            words |= set(forms(json.loads(line), rademacher.tokenizer))
+    assert [(path, word) for path, data in stored.items() for word in words if word in data] == []

@@ -1,10 +1,12 @@
 """An adapter version is tried out on its page: it chooses an answer, or continues a prompt."""
 
+import json
 import re
 
 import numpy as np
 import pytest
 
+from server.identity.quotas import Quota, QuotaService
 from shared.access import Role
 from shared.task_templates import named_task
 from tests.server.dashboard.browsing import CHROMIUM, MISSING, Tab, chromium
@@ -69,5 +71,45 @@ def test_in_a_browser(site):
         page.get_by_role("button", name="Generate").click()
         page.get_by_text("5 tokens; ended by").wait_for()
         assert tab.violations() == []
+        assert tab.errors == []
+        tab.close()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason=MISSING)
+def test_a_person_rates_texts_downloads_the_ratings_and_tries_the_next_version_in_a_browser(site):
+    with site.fleet.home.database.writing() as session:
+        QuotaService(session).set_limit("default", Quota.RATINGS, 10)
+    with chromium() as browser:
+        tab = Tab(browser, site.fleet.url)
+        tab.sign_in(site.fleet.home.token(Role.OPERATOR), "/ui/adapters/new/versions/1")
+        page, records = tab.page, []
+
+        def generate(prompt):
+            page.get_by_text("Or let it continue a prompt").click()
+            page.get_by_label("Prompt").fill(prompt)
+            page.get_by_label("Most tokens").fill("5")
+            page.get_by_role("button", name="Generate").click()
+            page.get_by_text("5 tokens; ended by").wait_for(timeout=120_000)  # the first one loads the base model
+            return page.get_by_label("Generated text").text_content()
+
+        for prompt, thumb in (("a film\na film", "Good text"), ("It was", "Bad text")):
+            assert not page.get_by_role("button", name=thumb).is_visible()
+            text = generate(prompt)
+            page.get_by_role("button", name=thumb).click()
+            page.get_by_text("The rating is stored").wait_for()
+            records.append({"prompt": prompt, "completion": text, "label": thumb == "Good text"})
+        page.get_by_text("Or let it continue a prompt").click()
+        with page.expect_download() as download:
+            page.get_by_role("link", name="Download the ratings of new").click()
+        lines = download.value.path().read_text().splitlines()
+        assert [json.loads(line) for line in lines] == records
+
+        site.publish("default", "new", 60, tuned_accuracy=0.9)  # as a device trains it with these records
+        tab.go("/ui/adapters/new")
+        page.get_by_role("row", name="v2 main").get_by_role("link", name="v2").click()
+        page.get_by_role("heading", name="new v2").wait_for()
+        expected = site.tokenizer.decode(site.continued("default", "new", "It was", 5))
+        assert generate("It was").split() == expected.split() != records[1]["completion"].split()
         assert tab.errors == []
         tab.close()
