@@ -9,7 +9,7 @@ from shared.canonical import sha256_hex
 from shared.recipe import BaseRef, Recipe
 from shared.task import Task
 from shared.training_settings import TrainingSettings
-from tests.device_agent import conftest
+from tests.device_agent import tiny
 
 SPLITS = {"train": 13, "validation": 9, "test": 7}
 
@@ -17,7 +17,7 @@ SPLITS = {"train": 13, "validation": 9, "test": 7}
 def write_base(directory: Path) -> Path:
     """Writes the model and its byte-level tokenizer, in the Hugging Face form."""
     directory.parent.mkdir(parents=True, exist_ok=True)
-    conftest.write_base(directory)
+    tiny.write_base(directory)
     return directory
 
 
@@ -33,12 +33,12 @@ def write_sentences(directory: Path) -> Path:
     """Writes a data set of all three splits, with balanced labels."""
     directory.mkdir(parents=True)
     for seed, (split, count) in enumerate(SPLITS.items()):
-        conftest.write_records(directory / f"{split}.jsonl", count, seed)
+        tiny.write_records(directory / f"{split}.jsonl", count, seed)
     return directory
 
 
 def plan_of(
-    program: CompiledProgram, dataset: Path, training: TrainingSettings, job: str = "job-1", task: Task = conftest.TASK
+    program: CompiledProgram, dataset: Path, training: TrainingSettings, job: str = "job-1", task: Task = tiny.TASK
 ) -> RunPlan:
     """Returns the plan of a run of the program on a data set."""
     return RunPlan(

@@ -41,7 +41,6 @@ LONGEST = (
     "device_agent/training/test_kills.py",
     "device_agent/executors/test_contract.py",
     "server/compiler/test_peft.py",
-    "server/tasks/test_engines.py",
     "simulation/test_command.py",
     "simulation/test_simulation.py",
     "server/web/test_schemathesis.py",

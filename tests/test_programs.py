@@ -10,7 +10,7 @@ import pytest
 from server.compiler.checkpoints.base import locate_base
 from shared.recipe import BaseRef, Recipe
 from tests import programs
-from tests.device_agent.conftest import write_base
+from tests.device_agent.tiny import write_base
 
 SMALL = {"rank": 2, "queries": 1, "effective_batch": 1, "sequence_length": 8, "answer_length": 1, "choices": 2}
 COMPILER = """

@@ -44,6 +44,7 @@ from shared.registry import REVISION_DIGITS, SignedAdapter
 from shared.request_signature import parse_signature
 from shared.signing import key_id, public_text, sign_manifest
 from shared.training_settings import TrainingSettings
+from tests.device_agent.tiny import TASK
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 SKEW_SECONDS = 300
@@ -151,8 +152,6 @@ class FakeServer:
         settings: of the request and of its training; also `manifest`, in place of the program's, and `key`, which signs
         it instead of the server's own.
         """
-        from tests.device_agent.conftest import TASK
-
         for file in program.manifest.files:
             self.files[file.sha256] = program.path(file.role).read_bytes()
         manifest, key = settings.pop("manifest", program.manifest), settings.pop("key", self.key)

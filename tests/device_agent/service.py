@@ -28,7 +28,7 @@ JOB = {
     "user": "alice",
     "task": "sst2",
     "dataset": "movies",
-    "recipe": {"estimator": "replay", **RECIPE},  # the program `rademacher` of conftest.py: both are compiled once
+    "recipe": {"estimator": "replay", **RECIPE},  # the program `rademacher` of tiny.py: both are compiled once
     "training": {"steps": 12, "evaluation_interval": 5},
 }
 

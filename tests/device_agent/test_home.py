@@ -11,7 +11,7 @@ from device_agent.errors import NotEnrolled, NotRunning
 from device_agent.home import AgentHome
 from shared.errors import BadRequest, MobizoError
 from shared.signing import new_private_key, public_text
-from tests.device_agent.conftest import enroll
+from tests.device_agent.homes import enroll
 
 
 def test_identity_is_kept_and_private(home, server_key):

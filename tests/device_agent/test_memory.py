@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-from tests.device_agent.conftest import ROOT
+from tests.device_agent.native import ROOT
 
 CODE = """
 from device_agent.memory import peak_rss_bytes, rss_bytes

@@ -9,8 +9,9 @@ from device_agent.daemon.reporting import Display
 from device_agent.jobs.leased_job import Outcome
 from device_agent.policy.task_approvals import TaskApprovals, TaskState
 from shared.task import Task
-from tests.device_agent.conftest import TASK, enroll, write_records
 from tests.device_agent.fake_server import FakeServer
+from tests.device_agent.homes import enroll
+from tests.device_agent.tiny import TASK, write_records
 
 MARKER = "Zürich-säntis"
 

@@ -13,8 +13,8 @@ from device_agent.protocol.client import DeviceClient
 from shared.canonical import sha256_hex
 from shared.errors import Unavailable, Untrusted
 from shared.program import ProgramFile
-from tests.device_agent.conftest import enroll
 from tests.device_agent.fake_server import FakeServer
+from tests.device_agent.homes import enroll
 
 CONTENT = os.urandom(100_000)
 FILE = ProgramFile(role="program", name="program.pte", size=len(CONTENT), sha256=sha256_hex(CONTENT))

@@ -13,9 +13,10 @@ from device_agent.home import AgentHome
 from shared.transport import Transport
 from shared.zo.lora import load_adapter
 from shared.zo.trajectory import parse_trajectory
-from tests.device_agent.conftest import run_agent, start_agent, write_records
+from tests.device_agent.commands import run_agent, start_agent
 from tests.device_agent.service import JOB, wait_until
 from tests.device_agent.test_privacy import MARKER, forms
+from tests.device_agent.tiny import write_records
 
 
 @pytest.fixture

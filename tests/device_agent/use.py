@@ -7,7 +7,8 @@ import numpy as np
 from device_agent.inference.adapter_store import AdapterStore
 from shared.signing import sign_manifest
 from shared.zo.lora import dump_adapter
-from tests.device_agent.conftest import TASK, enroll
+from tests.device_agent.homes import enroll
+from tests.device_agent.tiny import TASK
 
 
 def keep_adapter(

@@ -9,8 +9,8 @@ from shared.result import Result
 from shared.signing import sign_adapter
 from shared.training_settings import TrainingSettings
 from shared.zo.lora import dump_adapter
-from tests.device_agent.conftest import TASK
 from tests.device_agent.fake_server import NOW
+from tests.device_agent.tiny import TASK
 
 RESULT = Result(
     steps=1, best_step=1, train_seconds=1, seconds=1, peak_rss_bytes=1, train_examples=1, truncated_examples=0

@@ -6,7 +6,7 @@ import socket
 import pytest
 
 from tests import cached_compiler
-from tests.device_agent.conftest import WORDS, write_base
+from tests.device_agent.tiny import WORDS, write_base
 from tests.docs.test_commands import plain_environment, run_script, shown
 from tests.programs import CACHE_VARIABLE
 

@@ -12,8 +12,9 @@ from nbclient import NotebookClient
 
 from mobizo import Client
 from shared.protocol import EnrollmentRequest
-from tests.device_agent.conftest import ROOT, base, dataset
+from tests.device_agent.native import ROOT
 from tests.device_agent.service import call, environment, service, service_home, wait_until
+from tests.device_agent.tiny import base, dataset
 
 __all__ = ["base", "call", "dataset", "environment", "service", "service_home"]  # fixtures
 NOTEBOOK = ROOT / "examples" / "notebook.ipynb"

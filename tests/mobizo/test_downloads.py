@@ -2,8 +2,6 @@
 
 import contextlib
 import json
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import httpx
 import numpy as np
@@ -15,6 +13,7 @@ from shared.errors import BaseMismatch, RevisionNotFound, Untrusted
 from shared.registry import SignedAdapter
 from shared.signing import new_private_key, parse_public, public_text, verify_adapter
 from shared.zo.lora import load_adapter
+from tests.http_server import Handler, http_server
 
 NAME = "alice-movies"
 PEFT = {"README.md", "adapter_config.json", "adapter_model.safetensors", "mobizo.json"}
@@ -125,37 +124,23 @@ def test_a_manifest_signed_by_another_key_is_rejected(fleet, app, versions, tmp_
     assert not (tmp_path / "a").exists()
 
 
-class ChangingProxy(BaseHTTPRequestHandler):
+class ChangingProxy(Handler):
     """Forwards GETs, and changes the responses."""
 
-    def log_message(self, *args):
-        pass
-
-    def do_GET(self):
+    def get(self):
         response = httpx.get(self.server.target + self.path, headers=dict(self.headers))
         content = self.server.change(self.path, response.content)
-        self.send_response(response.status_code)
-        self.send_header("Content-Length", str(len(content)))
-        self.send_header("Content-Type", response.headers["content-type"])
-        self.end_headers()
-        self.wfile.write(content)
+        self.answer(response.status_code, content, Content_Type=response.headers["content-type"])
 
 
 @contextlib.contextmanager
 def changing_proxy(fleet, app, change):
     """Yields a client that pins the server's key, behind a proxy that changes responses."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), ChangingProxy)
-    server.target, server.change = fleet.url, change
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    url = f"http://127.0.0.1:{server.server_port}"
-    with Client(fleet.url, app.token) as honest:
-        pinned_keys = PinnedKeys.of(url, honest.server.info().public_key)
-    with Client(url, app.token, pinned_keys=pinned_keys) as client:
-        yield client
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with http_server(ChangingProxy, target=fleet.url, change=change) as proxy:
+        with Client(fleet.url, app.token) as honest:
+            pinned_keys = PinnedKeys.of(proxy.url, honest.server.info().public_key)
+        with Client(proxy.url, app.token, pinned_keys=pinned_keys) as client:
+            yield client
 
 
 def edit_response(path_end, old, new):

@@ -1,7 +1,5 @@
 """The estimators that a request with estimator `auto` allows, and the reasons."""
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +9,6 @@ from shared.errors import InvalidRecipe
 from shared.estimator_choice import Demands, possible_estimators, settings_with
 from shared.job import JobRequest
 from shared.recipe import BaseRef, Recipe, RecipeSettings, RequestedRecipe
-from shared.training_settings import TrainingSettings
 
 TRAJECTORY = Demands(trajectory="the job requests a trajectory")
 
@@ -20,41 +17,13 @@ def possible(demands=None, **settings):
     return possible_estimators(RequestedRecipe(**settings), demands or Demands())
 
 
-def test_without_restrictions_gradient_is_preferred():
-    choice = possible()
-    assert choice.names == ("gradient", "directional", "replay")
-    assert choice.excluded == {}
-    assert "exact gradients" in choice.reason
-
-
-@pytest.mark.parametrize(
-    ("settings", "cause"),
-    [
-        ({"backend": "qnn"}, "backend qnn has no reverse pass"),
-        ({"backend": "vulkan"}, "backend vulkan has no reverse pass"),
-        ({"precision": "int4"}, "precision int4 has no reverse pass"),
-        ({"precision": "int4-weight"}, "precision int4-weight has no reverse pass"),
-        ({"privacy": "clipped"}, "privacy 'clipped', estimator gradient must be named"),
-        ({"noise": "gaussian"}, "noise 'gaussian' belongs to perturbed forward passes"),
-    ],
-)
-@pytest.mark.parametrize("demands", [Demands(), TRAJECTORY])
-def test_settings_without_a_reverse_pass_select_replay(settings, cause, demands):
-    choice = possible(demands, **settings)
-    assert choice.names == ("replay",)
-    assert cause in choice.reason
-
-
-@pytest.mark.parametrize("backend", ["xnnpack", "portable", "torch"])
-def test_a_required_trajectory_excludes_estimator_gradient(backend):
-    choice = possible(TRAJECTORY, backend=backend)
-    assert choice.names == ("directional", "replay")
-    assert choice.reason == "the job requests a trajectory, which runs of estimator gradient do not have"
-
-
 @pytest.mark.parametrize(
     ("settings", "demands", "names"),
     [
+        ({}, Demands(), ("gradient", "directional", "replay")),
+        ({}, TRAJECTORY, ("directional", "replay")),
+        ({"precision": "int4"}, Demands(), ("replay",)),
+        ({"precision": "int4-weight"}, Demands(), ("replay",)),
         ({"queries": 8}, Demands(), ("directional", "replay")),
         ({"queries": 128}, Demands(), ("directional",)),
         ({"optimizer": "sgd"}, Demands(), ("gradient", "directional")),
@@ -64,23 +33,6 @@ def test_a_required_trajectory_excludes_estimator_gradient(backend):
 )
 def test_settings_exclude_estimators_without_them(settings, demands, names):
     assert possible(demands, **settings).names == names
-
-
-@pytest.mark.parametrize(
-    ("settings", "demands", "causes"),
-    [
-        ({"backend": "qnn", "optimizer": "momentum"}, Demands(), ("backend qnn", "optimizer 'momentum'")),
-        ({"optimizer": "sgd"}, replace(TRAJECTORY, unused="max_norm"), ("requests a trajectory", "training.max_norm")),
-        ({"precision": "int4"}, Demands(unused="max_norm"), ("precision int4", "training.max_norm")),
-        ({"queries": 128, "backend": "vulkan"}, Demands(), ("backend vulkan", "at most 64 queries")),
-        ({"privacy": "clipped", "micro_batch": 2}, Demands(), ("privacy 'clipped'", "recipe.micro_batch is 2")),
-    ],
-)
-def test_without_a_possible_estimator_all_reasons_are_given(settings, demands, causes):
-    with pytest.raises(InvalidRecipe) as refused:
-        possible(demands, **settings)
-    for cause in causes:
-        assert cause in refused.value.detail
 
 
 def test_each_estimator_has_its_own_default_of_queries():
@@ -104,20 +56,8 @@ def test_a_named_estimator_keeps_its_recipe_id(estimator):
     assert Recipe(**requested.model_dump() | other_fields).id == recipe.id
 
 
-def test_complete_recipes_reject_estimator_auto():
-    for kind in (RecipeSettings, Recipe):
-        with pytest.raises(ValidationError, match="estimator"):
-            kind.model_validate({"estimator": "auto"})
-
-
 def body(**changes):
     return JobRequest(base="b", user="u", adapter="a", task="sst2", dataset="d", **changes)
-
-
-def test_jobs_leave_the_estimator_to_the_server():
-    assert body().recipe.estimator == "auto"
-    assert body(recipe={"rank": 4}).recipe.estimator == "auto"
-    assert body(training=TrainingSettings(steps=3)).model_dump(exclude_unset=True).keys() >= {"training"}
 
 
 def test_complete_settings_keep_their_estimator_in_a_body_without_defaults():

@@ -21,12 +21,6 @@ def wrong(model, **values):
     return caught.value
 
 
-def test_our_own_messages_stand_alone():
-    error = wrong(RequestedRecipe, estimator="gradient", backend="qnn")
-    assert "Value error" in str(error)
-    assert str(first_invalid(error)).startswith("backend qnn has no reverse pass")
-
-
 def test_a_field_deep_in_a_document_is_named():
     first = first_invalid(wrong(Task, name="tone", prompt="{text}", answers=[{"text": " calm", "labels": 3}]))
     assert first.location == ("answers", 0, "labels")

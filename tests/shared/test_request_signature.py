@@ -109,26 +109,10 @@ def test_we_verify_what_another_implementation_signs_in_any_order(covered):
         signature.verify(KEY.public_key(), "PUT", "/x", "y")
 
 
-@pytest.mark.parametrize(
-    "request_",
-    [
-        ("PUT", REQUEST[1], ""),
-        ("POST", "/v1/leases/lease_2/heartbeat", ""),
-        ("POST", REQUEST[1], "a=1"),
-        ("POST", REQUEST[1] + "/", ""),
-    ],
-)
-def test_another_request_is_refused(request_):
-    with pytest.raises(BadSignature, match="does not match this request"):
-        parse_signature(signed()).verify(KEY.public_key(), *request_)
-
-
-def test_another_body_and_another_key_are_refused():
+def test_another_body_and_a_forged_key_are_refused():
     headers = signed() | {"content-digest": signed(body=b"other")["content-digest"]}
     with pytest.raises(BadSignature, match="does not match this request"):
         parse_signature(headers).verify(KEY.public_key(), *REQUEST)
-    with pytest.raises(BadSignature, match="not signed by this device"):
-        parse_signature(signed()).verify(new_private_key().public_key(), *REQUEST)
     headers_with_forged_id = signed(key=new_private_key())
     keyid = re.search('keyid="([^"]*)"', headers_with_forged_id["signature-input"])[1]
     headers_with_forged_id["signature-input"] = headers_with_forged_id["signature-input"].replace(

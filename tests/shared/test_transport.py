@@ -1,11 +1,7 @@
 """The transport against a real HTTP server on loopback that misbehaves on purpose."""
 
-import contextlib
 import hashlib
 import json
-import ssl
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
@@ -15,36 +11,26 @@ from shared.request_signature import RequestSigner, parse_signature
 from shared.signing import new_private_key
 from shared.transport import Transport, Unreachable
 from tests.certificate import loopback_certificate
+from tests.http_server import Handler, http_server
 
 BODY = bytes(range(256)) * 5000
 SHA = hashlib.sha256(BODY).hexdigest()
 
 
-class Handler(BaseHTTPRequestHandler):
-    def log_message(self, *args):
-        pass
-
-    def answer(self, status, body, **headers):
-        self.send_response(status)
-        self.send_header("Content-Length", str(headers.pop("length", len(body))))
-        for name, value in headers.items():
-            self.send_header(name.replace("_", "-"), value)
-        self.end_headers()
-        self.wfile.write(body)
-
-    def do_POST(self):
-        body = self.rfile.read(int(self.headers["Content-Length"]))
+class Answers(Handler):
+    def post(self):
+        body = self.body()
         headers = {name.lower(): value for name, value in self.headers.items()}
         self.server.signed.append((parse_signature(headers), body, self.path))
         self.answer(503 if len(self.server.signed) == 1 else 200, b"{}")
 
-    def do_GET(self):
+    def get(self):
         self.server.requests.append((self.path, dict(self.headers)))
         start = int(self.headers.get("Range", "bytes=0-").removeprefix("bytes=").rstrip("-"))
         if self.path == "/file":
             self.answer(206 if start else 200, BODY[start:])
         elif self.path == "/drops":
-            self.answer(206 if start else 200, BODY[start : start + 500_000], length=len(BODY) - start)
+            self.answer(206 if start else 200, BODY[start : start + 500_000], Content_Length=len(BODY) - start)
         elif self.path == "/ignores-range":
             self.answer(200, BODY)
         elif self.path == "/wrong":
@@ -85,22 +71,8 @@ class Handler(BaseHTTPRequestHandler):
             self.answer(404, json.dumps(NotFound("gone fishing").problem()).encode())
 
 
-@contextlib.contextmanager
 def serving(certificate=None):
-    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    http.requests, http.signed = [], []
-    scheme = "http"
-    if certificate is not None:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(*certificate)
-        http.socket, scheme = context.wrap_socket(http.socket, server_side=True), "https"
-    http.url = f"{scheme}://127.0.0.1:{http.server_port}"
-    thread = threading.Thread(target=http.serve_forever, daemon=True)
-    thread.start()
-    yield http
-    http.shutdown()
-    thread.join()
-    http.server_close()
+    return http_server(Answers, certificate, requests=[], signed=[])
 
 
 @pytest.fixture

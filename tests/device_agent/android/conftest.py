@@ -6,7 +6,7 @@ from device_agent.android.adb import Adb
 from device_agent.executors.phone import PhoneLauncher
 from tests.device_agent.android.packages import Missing
 from tests.device_agent.android.phone import Phone
-from tests.device_agent.conftest import write_dataset
+from tests.device_agent.tiny import write_dataset
 
 
 @pytest.fixture(scope="session")

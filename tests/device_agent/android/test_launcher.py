@@ -14,8 +14,8 @@ from device_agent.errors import DoesNotFit, RuntimeFailed
 from device_agent.executors.phone import PhoneLauncher
 from device_agent.executors.runner import RunnerLauncher
 from tests.device_agent.android.phone import Phone
-from tests.device_agent.conftest import ROOT, copy_run
-from tests.device_agent.training.runs import begun, hashes, ignore, recorded_steps, train
+from tests.device_agent.native import ROOT
+from tests.device_agent.training.runs import begun, copy_run, hashes, ignore, recorded_steps, train
 
 THERE = "/data/local/tmp/mobizo"
 SETTINGS = {"steps": 24, "evaluation_interval": 8, "seed": 5, "lr": 1e-2}

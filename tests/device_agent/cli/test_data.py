@@ -7,7 +7,7 @@ import pytest
 from device_agent.datasets.store import DatasetStore
 from shared.errors import BadRequest, MobizoError, NotFound
 from tests.device_agent.cli.test_tasks import URGENCY
-from tests.device_agent.conftest import run_agent
+from tests.device_agent.commands import run_agent
 
 
 @pytest.fixture

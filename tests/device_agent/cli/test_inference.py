@@ -11,8 +11,8 @@ from device_agent.inference.adapter_store import AdapterStore
 from device_agent.inference.chat import Chat
 from device_agent.inference.personal_model import open_personal
 from device_agent.inference.predict import predict
-from tests.device_agent.conftest import enroll
 from tests.device_agent.fake_server import FakeServer
+from tests.device_agent.homes import enroll
 from tests.device_agent.use import keep_adapter
 
 # Runs a command in a network namespace without any link, not even to itself.

@@ -7,7 +7,7 @@ import pytest
 
 from device_agent.home import AgentHome
 from shared.errors import Unauthorized
-from tests.device_agent.conftest import ROOT
+from tests.device_agent.native import ROOT
 
 
 def test_enroll_pins_the_servers_key(agent, server, home):

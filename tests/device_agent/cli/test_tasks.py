@@ -12,7 +12,7 @@ from device_agent.training.run_directory import RunDirectory
 from shared.errors import BadRequest
 from shared.federation.accounting import Spending, epsilon_of
 from shared.task import Answer, Task
-from tests.device_agent.conftest import enroll
+from tests.device_agent.homes import enroll
 
 URGENCY = Task(
     name="urgency",

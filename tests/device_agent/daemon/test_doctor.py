@@ -14,7 +14,7 @@ from shared.errors import Unauthorized
 from shared.key_rotation import sign_key_rotation
 from shared.rules import Rules
 from shared.signing import key_id, new_private_key
-from tests.device_agent.conftest import run_agent
+from tests.device_agent.commands import run_agent
 from tests.device_agent.fake_server import NOW
 from tests.device_agent.sensing import SettableSensors
 

@@ -16,9 +16,10 @@ from device_agent.inference.adapter_store import AdapterStore
 from device_agent.jobs.leased_job import Outcome
 from device_agent.training.run_directory import RunDirectory
 from shared.errors import Gone, Unavailable
-from tests.device_agent.conftest import enroll, write_records
 from tests.device_agent.fake_server import FakeServer
+from tests.device_agent.homes import enroll
 from tests.device_agent.sensing import BATTERY, FINE, METERED, SettableSensors, degrees
+from tests.device_agent.tiny import write_records
 from tests.device_agent.training.runs import fill_disk, ledger
 
 LONG = {"steps": 6000, "evaluation_interval": 3000, "seed": 9}  # heartbeats, twice a second, meet it on fast machines

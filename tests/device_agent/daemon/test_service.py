@@ -10,7 +10,7 @@ import pytest
 
 from device_agent.daemon.service import UNIT, Service, installed_units
 from shared.errors import BadRequest
-from tests.device_agent.conftest import enroll
+from tests.device_agent.homes import enroll
 
 COMMAND = [sys.executable, "-m", "device_agent", "run", "--data", "movies=/data/movies"]
 

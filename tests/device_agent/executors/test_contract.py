@@ -45,23 +45,10 @@ def program(request, pair):
 
 
 @pytest.fixture
-def opened(launcher):
-    """Opens a program in an executor; all executors are closed at the end."""
-    programs = []
-
-    def open_(program, path=None, **options):
-        executor = launcher.launch(program.manifest, path or program.files[0], program.files[1], **options)
-        programs.append(TrainingProgram(program.manifest, executor))
-        return programs[-1]
-
-    yield open_
-    for each in programs:
-        each.close()
-
-
-@pytest.fixture
-def runtime(program, opened):
-    return opened(program)
+def runtime(program, launcher):
+    opened = TrainingProgram(program.manifest, launcher.launch(program.manifest, *program.files))
+    yield opened
+    opened.close()
 
 
 @pytest.fixture
@@ -157,17 +144,3 @@ def test_wrong_calls_are_errors_after_which_the_executor_goes_on(runtime, progra
     with pytest.raises(RuntimeFailed, match=re.escape("no method 'extend'")):
         runtime._call("extend", np.zeros((4, 8), np.int64))
     np.testing.assert_array_equal(runtime.adapter(), expected)
-
-
-def test_a_damaged_program_does_not_load(program, opened, tmp_path):
-    bad = tmp_path / "bad.pte"
-    bad.write_bytes(b"not a program" * 100)
-    with pytest.raises(RuntimeFailed, match="does not load"):
-        opened(program, bad)
-
-
-def test_usage_is_that_of_the_executor(runtime, program, examples):
-    train(runtime, program, examples, 1)
-    usage = runtime.usage()
-    assert usage.peak_rss_bytes >= usage.rss_bytes > 1 << 20
-    assert usage.load_seconds > 0

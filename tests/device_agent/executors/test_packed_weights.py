@@ -11,8 +11,7 @@ import pytest
 
 from device_agent.executors.runner import RunnerLauncher
 from device_agent.inference.session import InferenceSession
-from tests.device_agent.conftest import copy_run
-from tests.device_agent.training.runs import begun, hashes, train
+from tests.device_agent.training.runs import begun, copy_run, hashes, train
 
 SETTINGS = {"steps": 12, "lr": 0.3, "seed": 3, "evaluation_interval": 6}
 

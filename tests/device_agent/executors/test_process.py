@@ -30,7 +30,7 @@ from device_agent.executors.process import (
     encode_tensors,
 )
 from device_agent.executors.python_process import serve
-from tests.device_agent.conftest import ROOT
+from tests.device_agent.native import ROOT
 
 LOADED = b"".join((bytes([OK]), *encode_tensors(())))
 SCRIPT = f"""

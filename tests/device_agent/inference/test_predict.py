@@ -11,7 +11,7 @@ from shared.task_records import read_question
 from shared.task_templates import named_task
 from shared.zo.encoding import encode_question
 from shared.zo.packing import pack_score
-from tests.device_agent.conftest import TASK
+from tests.device_agent.tiny import TASK
 from tests.device_agent.use import keep_adapter
 
 RECORDS = [

@@ -13,8 +13,8 @@ from shared.errors import AdapterNotFound, BadRequest, Untrusted
 from shared.protocol import DeviceAdapter
 from shared.registry import SignedAdapter
 from shared.signing import new_private_key, sign_adapter, sign_manifest
-from tests.device_agent.conftest import enroll
 from tests.device_agent.fake_server import FakeServer
+from tests.device_agent.homes import enroll
 from tests.device_agent.warm_starts import random_b, vouched
 
 NAME = "alice-movies"

@@ -21,8 +21,8 @@ from shared.transport import Transport
 from shared.zo.lora import load_adapter
 from shared.zo.replay import replay
 from shared.zo.trajectory import parse_trajectory
-from tests.device_agent.conftest import write_records
 from tests.device_agent.service import JOB, wait_until
+from tests.device_agent.tiny import write_records
 
 USERS = ("alice", "bob", "carol")
 COHORT = {

@@ -18,7 +18,7 @@ from shared.federation.accounting import epsilon_of, run_spending
 from shared.privacy import ExamplePrivacy
 from shared.task import Answer, MappedField, Task
 from shared.zo.lora import load_adapter
-from tests.device_agent.conftest import write_records
+from tests.device_agent.tiny import write_records
 from tests.device_agent.training.runs import Killed
 
 PRIVACY = ExamplePrivacy(clip=0.05, noise_multiplier=2.0, sampling_rate=0.1)

@@ -21,8 +21,8 @@ from shared.zo.encoding import load_examples
 from shared.zo.noise import query_seeds
 from shared.zo.packing import pack_step
 from shared.zo.trajectory import Trajectory
-from tests.device_agent.conftest import TASK
 from tests.device_agent.native import built_wheels, opened_by_runner
+from tests.device_agent.tiny import TASK
 
 MAX_BYTES = 25 << 20
 LOADERS = {"x86_64": "ld-linux-x86-64.so.2", "aarch64": "ld-linux-aarch64.so.1"}

@@ -16,8 +16,7 @@ from importlib.metadata import version
 import pytest
 
 from device_agent.runner.location import EXECUTORCH
-from tests.device_agent.conftest import ROOT
-from tests.device_agent.native import built_wheels
+from tests.device_agent.native import ROOT, built_wheels
 from tests.test_wheel import wheel
 
 __all__ = ["wheel"]  # a fixture

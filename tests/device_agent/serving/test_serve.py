@@ -26,7 +26,8 @@ from device_agent.inference.personal_model import open_personal
 from device_agent.inference.predict import predict
 from shared.chat_template import ChatTemplate
 from shared.signing import new_private_key
-from tests.device_agent.conftest import ROOT, start_agent
+from tests.device_agent.commands import start_agent
+from tests.device_agent.native import ROOT
 from tests.device_agent.use import keep_adapter
 from tests.other_clients import answers_of, other_clients, plain_answers
 

@@ -1,6 +1,7 @@
 """Runs that tests train, what ends them early, and what they leave."""
 
 import contextlib
+import shutil
 from collections import Counter
 
 from device_agent.errors import DoesNotFit, Stopped
@@ -15,6 +16,11 @@ from shared.zo.lora import load_adapter
 from shared.zo.trajectory import parse_trajectory
 
 FILES = ("trajectory.bin", "best.safetensors", "last.safetensors")
+
+
+def copy_run(source, target):
+    shutil.copytree(source.path, target)
+    return RunDirectory(target)
 
 
 def hashes(run):

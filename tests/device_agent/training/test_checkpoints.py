@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from shared.zo.trajectory import TrajectoryFile
-from tests.device_agent.conftest import copy_run
-from tests.device_agent.training.runs import begun, hashes, last_b, ledger, train, train_until
+from tests.device_agent.training.runs import begun, copy_run, hashes, last_b, ledger, train, train_until
 from tests.device_agent.warm_starts import begin_from, random_b
 
 SETTINGS = {"steps": 24, "lr": 0.02, "schedule": "cosine", "seed": 11, "evaluation_interval": 7, "max_norm": 1.0}

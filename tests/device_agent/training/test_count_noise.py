@@ -5,7 +5,7 @@ import math
 import pytest
 
 from device_agent.training.count_noise import SCALE, CountNoise
-from tests.device_agent.conftest import TASK
+from tests.device_agent.tiny import TASK
 
 
 def noise_of(secret, task=TASK):

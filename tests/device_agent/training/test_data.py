@@ -7,7 +7,7 @@ from device_agent.training.data import read_splits
 from device_agent.training.result import rounded_down
 from shared.errors import InvalidDataset
 from shared.training_settings import TrainingSettings
-from tests.device_agent.conftest import NOISE_KEY, TASK, write_records
+from tests.device_agent.tiny import NOISE_KEY, TASK, write_records
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from device_agent.training.evaluation import best_b, measure
 from shared.recipe import BaseRef, Recipe
 from shared.zo.encoding import Example, Row
 from shared.zo.packing import pack_score
-from tests.device_agent.conftest import WORDS
+from tests.device_agent.tiny import WORDS
 
 RECIPE = Recipe(
     base=BaseRef(name="x", sha256="0" * 64),

@@ -11,7 +11,7 @@ from device_agent.training.data import BatchSampler, read_splits
 from device_agent.training.run_directory import RunDirectory
 from shared.task import Task
 from shared.training_settings import TrainingSettings
-from tests.device_agent.conftest import NOISE_KEY, WORDS
+from tests.device_agent.tiny import NOISE_KEY, WORDS
 from tests.device_agent.training.runs import hashes, last_b, splits_of, train, train_in_process, train_with_kills
 from tests.server.compiler import reference
 

@@ -15,8 +15,17 @@ from shared.zo.lora import load_adapter
 from shared.zo.noise import query_seeds
 from shared.zo.packing import pack_step
 from shared.zo.trajectory_reader import read_ledger
-from tests.device_agent.conftest import copy_run
-from tests.device_agent.training.runs import begun, hashes, last_b, ledger, opened, train, train_in_process, train_until
+from tests.device_agent.training.runs import (
+    begun,
+    copy_run,
+    hashes,
+    last_b,
+    ledger,
+    opened,
+    train,
+    train_in_process,
+    train_until,
+)
 
 PRIVACY = ExamplePrivacy(clip=0.05, noise_multiplier=0.5, sampling_rate=0.35)
 SETTINGS = {"steps": 12, "lr": 0.02, "seed": 5, "evaluation_interval": 4}

@@ -14,7 +14,7 @@ from shared.privacy import ExamplePrivacy
 from shared.recipe import TARGETS
 from shared.registry import ApprovalRule
 from shared.task import Task
-from tests.device_agent.conftest import TASK, VOCABULARY, write_records
+from tests.device_agent.tiny import TASK, VOCABULARY, write_records
 from tests.device_agent.training.runs import begun, hashes, ledger, train, train_until
 
 TEXTS = ("The moon turns around the earth.", "Bread rises because yeast makes gas.", "A glacier is made of snow.")

@@ -16,7 +16,7 @@ from shared.canonical import file_sha256
 from shared.job import TOO_FEW_NEW_RECORDS, Repeat
 from shared.privacy import ExamplePrivacy
 from shared.training_settings import TrainingSettings
-from tests.device_agent.conftest import NOISE_KEY, TASK, write_dataset, write_records
+from tests.device_agent.tiny import NOISE_KEY, TASK, write_dataset, write_records
 from tests.device_agent.training.runs import begun, hashes, ledger, train, train_until
 from tests.device_agent.warm_starts import vouched
 

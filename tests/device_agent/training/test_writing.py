@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 from device_agent.training.data import read_splits
 from shared.task import Task
 from shared.training_settings import TrainingSettings
-from tests.device_agent.conftest import NOISE_KEY
+from tests.device_agent.tiny import NOISE_KEY
 from tests.device_agent.training.runs import train
 
 TASK = Task(name="sequel", kind="completion", prompt="{text}", answer=" It was {label}.")

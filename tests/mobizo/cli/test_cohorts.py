@@ -1,12 +1,11 @@
 """`mobizo cohort` against a real server: a cohort from a file, its members, a round, and errors."""
 
 import json
-import threading
 from functools import partial
-from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
+from tests.http_server import Handler, http_server
 from tests.server.federation.conftest import cohort_request
 
 
@@ -60,16 +59,11 @@ def test_errors(call, file, tmp_path):
     assert "quorum" in call("create", broken, exit_code=2)
 
 
-class Page(BaseHTTPRequestHandler):
+class Page(Handler):
     """A web server that is not a mobizo server."""
 
-    def do_GET(self):
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(b"<html>welcome</html>")
-
-    def log_message(self, *_):
-        pass
+    def get(self):
+        self.answer(200, b"<html>welcome</html>")
 
 
 def test_wrong_servers_and_tokens(call, device):
@@ -78,8 +72,6 @@ def test_wrong_servers_and_tokens(call, device):
     assert "copy it again" in call("list", "--token", "t\u00f6ken", exit_code=2)
     assert "token" in call("list", "--token", "mbz_unknown", exit_code=1)
     assert "a device's token may not do that" in call("list", "--token", device.token, exit_code=1)
-    with HTTPServer(("127.0.0.1", 0), Page) as other:
-        threading.Thread(target=other.serve_forever, args=(0.05,), daemon=True).start()
-        url = f"http://127.0.0.1:{other.server_address[1]}"
-        assert f"{url} does not respond like a mobizo server" in call("list", "--server", url, exit_code=1)
-        other.shutdown()
+    with http_server(Page) as other:
+        message = call("list", "--server", other.url, exit_code=1)
+    assert f"{other.url} does not respond like a mobizo server" in message

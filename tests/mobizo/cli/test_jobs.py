@@ -187,14 +187,6 @@ def test_the_estimator_is_shown_beside_the_requested_one(command, fleet, app, de
     assert "can spare 90,000 bytes" in output
 
 
-def test_a_chosen_estimator_is_shown_with_its_reason(command, request_file):
-    file = request_file(recipe={"estimator": "auto"}, trajectory="beside")
-    job = json.loads(command("job", "submit", file, "--json"))
-    output = command("job", "view", job["id"])
-    assert "estimator directional (requested: auto)" in output
-    assert "estimator directional: the job requests a trajectory" in output
-
-
 def test_why_a_job_failed_is_shown(command, fleet, app, device):
     job = fleet.ready_job(app, device=device.device_id)
     body = {"needed_bytes": 275_000, "available_bytes": 10_000}

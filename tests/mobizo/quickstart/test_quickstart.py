@@ -20,7 +20,7 @@ from mobizo.quickstart.run import Options, _job_request, quickstart
 from shared.catalog import BaseView
 from shared.errors import BadRequest, InvalidDataset
 from tests import cached_compiler
-from tests.device_agent.conftest import WORDS, write_base
+from tests.device_agent.tiny import WORDS, write_base
 
 ROOT = Path(__file__).resolve().parents[3]
 COMMAND = [sys.executable, "-c", "from mobizo.cli import main; main()", "quickstart"]

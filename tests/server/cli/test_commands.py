@@ -70,8 +70,3 @@ def test_programs_are_listed_and_recompiled(fleet, home, app, command):
     rows = json.loads(command("program", "list", "--json", "--limit", "5"))
     assert {row["recipe_id"]: row["version"] for row in rows} == {job["recipe_id"]: 2, other["recipe_id"]: 1}
     assert len(json.loads(command("program", "list", "--json", "--limit", "1"))) == 1
-
-
-def test_a_program_that_is_none(command):
-    with pytest.raises(NotFound, match="program list"):
-        command("program", "recompile", "0" * 64)

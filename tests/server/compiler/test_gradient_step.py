@@ -15,8 +15,8 @@ from tests.server.compiler.conftest import VOCABULARY, make_tiny
 
 LR = 0.01
 
-# Each of these compiles a program; `make test` holds one compiled gradient to autograd's in
-# tests/device_agent/runtimes/test_gradient.py, whose program other tests need too.
+# Each of these compiles a program; `make test` holds the uncompiled step to autograd in methods/test_gradient.py, and
+# runs one that is compiled in tests/device_agent/training/test_checkpointed_trainer.py.
 pytestmark = pytest.mark.slow
 
 

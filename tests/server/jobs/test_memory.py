@@ -10,7 +10,8 @@ from server.jobs.memory import planned_bytes, predicted_peak
 from shared.privacy import ExamplePrivacy
 from shared.recipe import BaseRef, Recipe
 from shared.zo.lora import BaseShape
-from tests.device_agent.conftest import Program, dataset, launcher, run, runner_directory, write_base
+from tests.device_agent.conftest import launcher, run, runner_directory
+from tests.device_agent.tiny import Program, dataset, write_base
 from tests.device_agent.training.runs import train
 
 __all__ = ["dataset", "launcher", "run", "runner_directory"]  # fixtures

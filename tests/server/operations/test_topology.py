@@ -26,7 +26,7 @@ from sqlalchemy import create_engine, text
 from server.settings import Settings
 from shared.zo.lora import load_adapter
 from tests.certificate import loopback_certificate
-from tests.device_agent.conftest import write_base, write_records
+from tests.device_agent.tiny import write_base, write_records
 from tests.server.operations.test_compose import ROOT, SERVICES
 
 PATIENCE = 400  # only where something hangs

@@ -68,7 +68,7 @@ def test_what_fails_leaves_what_was_there(fleet, home, app, device, recompile):
 
 
 def test_what_cannot_be_compiled_anew(home, app, recompile):
-    with pytest.raises(NotFound):
+    with pytest.raises(NotFound, match="program list"):
         recompile("0" * 64)
     job = app.submit()
     with pytest.raises(Conflict, match="pending"):

@@ -54,6 +54,10 @@ def test_a_peft_directory(home, app, device, lease):
     assert config["peft_type"] == "LORA"
     assert config["r"] == 2
     assert config["base_model_name_or_path"] == "acme/tiny"  # the Hub's id of the base
+    # What vLLM refuses (vllm/lora/peft_helper.py).
+    assert config["bias"] == "none"
+    assert not config.get("modules_to_save")
+    assert not config.get("use_dora")
     tensors = safetensors.numpy.load(files["adapter_model.safetensors"])
     recipe = Recipe.model_validate(lease["job"]["recipe"])
     modules = lora_modules(recipe, SHAPE)

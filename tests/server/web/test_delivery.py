@@ -146,13 +146,6 @@ def test_without_nginx_the_server_sends_the_file_itself(front, device, url):
     assert device.get(url).content == CONTENT
 
 
-def test_a_download_goes_on_through_nginx(front, device, url, weights, tmp_path):
-    (tmp_path / "w.part").write_bytes(CONTENT[:100_000])
-    with Transport(front, device.token) as transport:
-        transport.download(url, tmp_path / "w", size=len(CONTENT), sha256=weights["sha256"])
-    assert (tmp_path / "w").read_bytes() == CONTENT
-
-
 def test_a_damaged_file_never_looks_whole(home, device, url, weights):
     path = home.artifacts._path(weights["sha256"])
     path.chmod(0o600)

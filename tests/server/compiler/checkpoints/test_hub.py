@@ -3,8 +3,6 @@
 import json
 import socket
 import struct
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import huggingface_hub
 import pytest
@@ -12,6 +10,7 @@ import pytest
 from server.compiler.checkpoints import hub
 from server.compiler.checkpoints.base import locate_base
 from shared.errors import UnknownBase
+from tests.http_server import Handler, http_server
 from tests.server.cli.conftest import call
 from tests.server.llama import write_llama
 
@@ -20,71 +19,50 @@ FILES = {"config.json": b"{}", "model.safetensors": b"weights", "pytorch_model.b
 GATED, NOT_FOUND = (403, "GatedRepo"), (401, "RepoNotFound")
 
 
-class SmallHub(BaseHTTPRequestHandler):
+class SmallHub(Handler):
     """Three routes of the Hub's API: a model at a revision, its files, and one of them."""
 
-    def log_message(self, *args):
-        pass
-
-    def do_HEAD(self):
-        self.do_GET()
-
-    def do_GET(self):
+    def get(self):
         self.server.requests.append((self.path, self.headers.get("Authorization")))
         refusal = {"acme/gated": GATED, "acme/gone": NOT_FOUND}.get("/".join(self.path.split("/")[-4:-2]))
         if refusal is not None:
-            return self.answer(refusal[0], b"", {"X-Error-Code": refusal[1], "X-Error-Message": "no"})
+            return self.answer(refusal[0], X_Error_Code=refusal[1], X_Error_Message="no")
         if self.path.startswith("/api/models/acme/tiny/revision/"):
             siblings = [{"rfilename": name} for name in self.server.files]
             info = json.dumps({"id": "acme/tiny", "sha": COMMIT, "siblings": siblings}).encode()
-            return self.answer(200, info, {"Content-Type": "application/json"})
+            return self.answer(200, info, Content_Type="application/json")
         if self.path.startswith(f"/api/models/acme/tiny/tree/{COMMIT}"):
             files = self.server.files.items()
             tree = [{"type": "file", "path": name, "size": len(data), "oid": name} for name, data in files]
-            return self.answer(200, json.dumps(tree).encode(), {"Content-Type": "application/json"})
+            return self.answer(200, json.dumps(tree).encode(), Content_Type="application/json")
         name = self.path.rpartition("/")[2]
         if self.path.startswith(f"/acme/tiny/resolve/{COMMIT}/") and name in self.server.files:
             return self.file(name, self.server.files[name])
-        return self.answer(404, b"", {})
+        return self.answer(404)
 
     def file(self, name, content):
-        headers = {"ETag": f'"{name}"', "X-Repo-Commit": COMMIT}
+        headers = {"ETag": f'"{name}"', "X_Repo_Commit": COMMIT}
         if requested_range := self.headers.get("Range"):
             self.server.resumed.append((name, requested_range))
             first = int(requested_range.removeprefix("bytes=").partition("-")[0])
-            headers["Content-Range"] = f"bytes {first}-{len(content) - 1}/{len(content)}"
-            return self.answer(206, content[first:], headers)
+            headers["Content_Range"] = f"bytes {first}-{len(content) - 1}/{len(content)}"
+            return self.answer(206, content[first:], **headers)
         breaks = self.server.breaks.get(name) if self.command == "GET" else None
         if breaks is not None:
             self.server.breaks.pop(name)
-            self.answer(200, content[: len(content) // 2], headers | {"Content-Length": str(len(content))})
+            self.answer(200, content[: len(content) // 2], Content_Length=len(content), **headers)
             if breaks == "reset":
                 self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                 socket.close(self.connection.detach())
             self.close_connection = True
             return None
-        return self.answer(200, content, headers)
-
-    def answer(self, status, content, headers):
-        self.send_response(status)
-        for name, value in {"Content-Length": str(len(content)), **headers}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(content)
+        return self.answer(200, content, **headers)
 
 
 @pytest.fixture
 def small_hub():
-    server = ThreadingHTTPServer(("127.0.0.1", 0), SmallHub)
-    server.files, server.breaks, server.resumed = FILES, {}, []
-    server.requests, server.url = [], f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    yield server
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with http_server(SmallHub, files=FILES, breaks={}, resumed=[], requests=[]) as server:
+        yield server
 
 
 @pytest.fixture

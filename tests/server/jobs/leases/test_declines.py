@@ -104,13 +104,3 @@ def test_a_lapsed_lease_may_be_declined(home, app, device, lease):
     home.let_run_out(lease)
     assert decline(device, lease).json()["job_state"] == "ready"
     assert device.lease() is None
-
-
-def test_bad_figures(device, lease, problem):
-    for body in (
-        {},
-        {"needed_bytes": -1, "available_bytes": 0},
-        {"needed_bytes": 1, "available_bytes": 2**63},
-        {"needed_bytes": 1, "available_bytes": 0, "extra": 1},
-    ):
-        problem(decline(device, lease, body), 422, "invalid-request")

@@ -82,17 +82,6 @@ def test_a_lease_on_data_that_is_gone_is_not_given_again(device, lease):
     assert device.lease("something-else") is None
 
 
-def test_requests_out_of_bounds(device, problem):
-    capabilities = ({"total_bytes": -1}, {"executorch": "new"}, {"backends": ["cuda"]}, {"wings": 2})
-    for name, values in {
-        "wait_seconds": (-1, 31, "long", None),
-        "memory_bytes": (-1, 2**63, "much"),
-        "capabilities": (*capabilities, {"battery_percent": 101}),
-    }.items():
-        for value in values:
-            problem(device.post("/v1/leases", json={"datasets": [], name: value}), 422, "invalid-request")
-
-
 def test_an_expired_lease_frees_the_job(fleet, app, device, lease, expire, problem):
     expire(lease)
     job = app.get(f"/v1/jobs/{lease['job']['id']}").json()
