@@ -8,6 +8,7 @@ from typing import Generic, TypeVar
 
 from sqlalchemy import Select, select
 from sqlalchemy.orm import Session
+from sqlalchemy.sql.base import ExecutableOption
 
 from server.database.columns import MAX_INTEGER, Numbered
 
@@ -30,8 +31,10 @@ class PageRows(Generic[Row]):
     before: int | None
 
 
-def page_of(session: Session, statement: Select[Row], table: type[Row], request: PageRequest) -> PageRows[Row]:
-    """Returns the requested page of `statement`, a selection from `table`.
+def page_of(
+    session: Session, statement: Select[Row], table: type[Row], request: PageRequest, *load: ExecutableOption
+) -> PageRows[Row]:
+    """Returns the requested page of `statement`, a selection from `table`. load: how related rows are loaded.
 
     It first reads the numbers, from an index alone, and then the rows by number, so that rows outside the page are not
     read.
@@ -41,6 +44,6 @@ def page_of(session: Session, statement: Select[Row], table: type[Row], request:
         numbers = numbers.where(table.number < min(request.before, MAX_INTEGER))
     following = session.scalars(numbers).all()
     page = following[: request.limit]
-    rows = session.scalars(select(table).where(table.number.in_(page))).all() if page else []
+    rows = session.scalars(select(table).where(table.number.in_(page)).options(*load)).all() if page else []
     more = len(following) > request.limit
     return PageRows(sorted(rows, key=lambda row: -row.number), page[-1] if more else None)

@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 from server.database.columns import utc_now, view_of
 from server.database.database import Database
-from server.federation.arithmetic import CountedUpdate, NoVersion, RoundOrder, make_version
+from server.federation.arithmetic import CountedUpdate, NoVersion, RoundOrder, StoredFiles, make_version
 from server.federation.models import AGGREGATE, Cohort, CohortRound
 from server.federation.privacy.cohorts import members_epsilon
 from server.federation.repository import CohortRepository
@@ -34,15 +34,6 @@ from shared.federation.update import Contribution
 from shared.result import Result
 
 _HELD_SECONDS = 10  # between checks whether the starting version was approved
-
-
-@dataclass(frozen=True)
-class StoredFiles:
-    """The files that a worker stored for a round. adapter, optimizer: sha256. size: bytes of the LoRA-B file."""
-
-    adapter: str
-    size: int
-    optimizer: str
 
 
 @dataclass(frozen=True)
@@ -80,8 +71,7 @@ class AggregationHandler:
 
     def run(self, order: RoundOrder, run: TaskRun) -> StoredFiles:
         """Aggregates the updates and stores the resulting files."""
-        files = make_version(self.artifacts, order, self._total(order))
-        return StoredFiles(self.artifacts.put(files.adapter), len(files.adapter), self.artifacts.put(files.optimizer))
+        return make_version(self.artifacts, order, self._total(order))
 
     def publish(self, session: Session, order: RoundOrder, result: StoredFiles) -> bool:
         """Publishes the version, with the signing key locked, and then the cohort. Raises AdapterNotFound.
@@ -170,7 +160,7 @@ def _order(
     rounds: RoundRepository, cohort: Cohort, cohort_round: CohortRound, base: StoredVersion | None
 ) -> RoundOrder:
     parts = rounds.parts(cohort_round, UpdateState.COUNTED)
-    members, optimizer_round = rounds.members_of(parts), rounds.optimizer_of(cohort)
+    optimizer_round = rounds.optimizer_of(cohort)
     return RoundOrder(
         round_id=cohort_round.id,
         cohort=cohort.name,
@@ -184,7 +174,7 @@ def _order(
         optimizer_sha256=None if optimizer_round is None else optimizer_round.optimizer_sha256,
         updates=tuple(
             CountedUpdate(
-                Contribution(members[part.member_number].user, part.examples or 0, part.staleness or 0),
+                Contribution(part.member.user, part.examples or 0, part.staleness or 0),
                 part.sha256,
                 part.start_sha256,
             )

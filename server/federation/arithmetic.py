@@ -56,17 +56,18 @@ class RoundOrder:
 
 
 @dataclass(frozen=True)
-class VersionFiles:
-    """The LoRA-B file of the next version, and the server optimizer's state as a file."""
+class StoredFiles:
+    """The stored files of the next version. adapter, optimizer: sha256. size: bytes of the LoRA-B file."""
 
-    adapter: bytes
-    optimizer: bytes
+    adapter: str
+    size: int
+    optimizer: str
 
 
-def make_version(artifacts: ArtifactStore, order: RoundOrder, total: Total | None = None) -> VersionFiles:
-    """Aggregates the updates of a round and applies the server optimizer. total: the sum of masked updates.
+def make_version(artifacts: ArtifactStore, order: RoundOrder, total: Total | None = None) -> StoredFiles:
+    """Aggregates the updates of a round, applies the server optimizer, and stores B and the optimizer's state.
 
-    Raises NoVersion, or Damaged or Unavailable where a file cannot be read.
+    total: the sum of masked updates. Raises NoVersion, or Damaged or Unavailable where a file cannot be read.
     """
     settings, size = order.settings, order.size_d
     base = read_b(artifacts, order.base_sha256, size)
@@ -78,7 +79,8 @@ def make_version(artifacts: ArtifactStore, order: RoundOrder, total: Total | Non
     new_b, state = advance(settings.optimizer, state, base, update)
     if not np.isfinite(new_b).all():
         raise NoVersion("the step of the server optimizer produced non-finite values; lower its lr")
-    return VersionFiles(_file(new_b, order), state.dump())
+    adapter = _file(new_b, order)
+    return StoredFiles(artifacts.put(adapter), len(adapter), artifacts.put(state.dump()))
 
 
 def _aggregated(artifacts: ArtifactStore, order: RoundOrder, base: F32) -> F32:

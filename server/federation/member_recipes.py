@@ -10,9 +10,8 @@ from dataclasses import replace
 from sqlalchemy.orm import Session
 
 from server.catalog.bases import BaseModelEntry, BaseService
-from server.federation.models import Cohort, secure_aggregation_parameters
-from server.federation.repository import CohortRepository
-from server.federation.round_repository import Part, RoundRepository
+from server.federation.models import Cohort, MemberUpdate, secure_aggregation_parameters
+from server.federation.round_repository import RoundRepository
 from server.jobs.recipes import RecipeBase, choose_recipe, demands_of, spare_memory
 from server.jobs.repository import Job
 from server.jobs.service import ResolvedJob
@@ -77,7 +76,7 @@ def requested_recipe(settings: CohortSettings) -> RequestedRecipe:
     return RequestedRecipe.model_validate(settings.recipe.model_dump(include=set(RequestedRecipe.model_fields)))
 
 
-def part_request(cohort: Cohort, part: Part, start: StoredVersion | None) -> JobRequest:
+def part_request(cohort: Cohort, part: MemberUpdate, start: StoredVersion | None) -> JobRequest:
     """Returns the job request for a member's part in a round, bound to the member's device."""
     settings, member = cohort.settings, part.member
     seed = member_seed(settings.training.seed, cohort.name, part.round.position, member.user)
@@ -102,7 +101,7 @@ def round_task(session: Session, job: Job) -> RoundTask | None:
     part = None if job.round is None else RoundRepository(session).of_job(job)
     if part is None:
         return None
-    cohort = CohortRepository(session).by_number(part.round.cohort_number)
+    cohort = part.round.cohort
     settings = cohort.settings
     return RoundTask(
         cohort=cohort.name,
@@ -110,6 +109,6 @@ def round_task(session: Session, job: Job) -> RoundTask | None:
         algorithm=settings.algorithm,
         upload=settings.upload,
         privacy=settings.privacy,
-        masking=secure_aggregation_parameters(cohort, part.round),
+        masking=secure_aggregation_parameters(part.round),
         deadline=part.round.deadline,
     )

@@ -5,9 +5,10 @@ from __future__ import annotations
 from datetime import datetime
 
 from sqlalchemy import BigInteger, Float, ForeignKey, Index, String, Text, UniqueConstraint, text
-from sqlalchemy.orm import Mapped, mapped_column
+from sqlalchemy.orm import Mapped, mapped_column, relationship
 
 from server.database.columns import Document, Numbered, Table, UtcTime, text_enum
+from server.jobs.repository import Job
 from server.storage.store import FileColumn
 from shared.federation.cohort import CohortSettings, RoundState, UpdateState
 from shared.federation.secure_aggregation.settings import SecureAggregationParameters
@@ -102,6 +103,8 @@ class CohortRound(Numbered, Table):
     deadline: Mapped[datetime] = mapped_column(UtcTime)
     ended_at: Mapped[datetime | None] = mapped_column(UtcTime)
 
+    cohort: Mapped[Cohort] = relationship()
+
 
 class MemberUpdate(Numbered, Table):
     """A member's part in a round: the job that requests the update, and its outcome. One per member and round."""
@@ -128,6 +131,10 @@ class MemberUpdate(Numbered, Table):
     tuned_accuracy: Mapped[float | None] = mapped_column(Float)
     updated_at: Mapped[datetime] = mapped_column(UtcTime)
 
+    round: Mapped[CohortRound] = relationship()
+    member: Mapped[CohortMember] = relationship()
+    job: Mapped[Job | None] = relationship()
+
 
 FILES = (
     FileColumn(MemberUpdate.sha256),
@@ -137,8 +144,9 @@ FILES = (
 )
 
 
-def secure_aggregation_parameters(cohort: Cohort, cohort_round: CohortRound) -> SecureAggregationParameters | None:
+def secure_aggregation_parameters(cohort_round: CohortRound) -> SecureAggregationParameters | None:
     """Returns the parameters of a round, or None if its updates are not masked."""
+    cohort = cohort_round.cohort
     settings, masking = cohort.settings, cohort.settings.masking
     if masking is None or settings.aggregator.clip_norm is None:
         return None

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from sqlalchemy import ColumnElement, exists, func, or_, select, update
+from sqlalchemy.orm import joinedload
 
 from server.database.database import Repository
 from server.database.paging import PageRequest, PageRows, page_of
@@ -29,15 +30,6 @@ class Figures:
     tuned_accuracy: float | None = None
     upload_bytes: int = 0
     examples: int = 0
-
-
-@dataclass(frozen=True)
-class Part:
-    """A member's part in a round, with the member and the round."""
-
-    update: MemberUpdate
-    member: CohortMember
-    round: CohortRound
 
 
 class RoundRepository(Repository):
@@ -85,7 +77,8 @@ class RoundRepository(Repository):
     def parts_page(self, cohort_round: CohortRound, request: PageRequest) -> PageRows[MemberUpdate]:
         """Returns one page of the members' parts in a round, newest first."""
         statement = select(MemberUpdate).where(MemberUpdate.round_number == cohort_round.number)
-        return page_of(self._session, statement, MemberUpdate, request)
+        related = joinedload(MemberUpdate.member), joinedload(MemberUpdate.job)
+        return page_of(self._session, statement, MemberUpdate, request, *related)
 
     def figures(self, rounds: Sequence[CohortRound]) -> dict[int, Figures]:
         """Returns the aggregated device reports of each round, by round number."""
@@ -105,33 +98,16 @@ class RoundRepository(Repository):
         rows = self._session.execute(statement)
         return {row[0]: Figures(row[1], row[2], row[3], int(row[4]), int(row[5])) for row in rows}
 
-    def of_job(self, job: Job) -> Part | None:
+    def of_job(self, job: Job) -> MemberUpdate | None:
         """Returns the part that a job was submitted for, or None."""
-        statement = (
-            select(MemberUpdate, CohortMember, CohortRound)
-            .join(CohortMember, CohortMember.number == MemberUpdate.member_number)
-            .join(CohortRound, CohortRound.number == MemberUpdate.round_number)
-            .where(MemberUpdate.job_number == job.number)
-        )
-        row = self._session.execute(statement).one_or_none()
-        return None if row is None else Part(row[0], row[1], row[2])
-
-    def jobs_of(self, parts: Sequence[MemberUpdate]) -> dict[int, Job]:
-        """Returns the jobs of parts, by job number."""
-        numbers = [part.job_number for part in parts if part.job_number is not None]
-        return {job.number: job for job in self._session.scalars(select(Job).where(Job.number.in_(numbers)))}
-
-    def members_of(self, parts: Sequence[MemberUpdate]) -> dict[int, CohortMember]:
-        """Returns the members of parts, by member number."""
-        numbers = [part.member_number for part in parts]
-        members = self._session.scalars(select(CohortMember).where(CohortMember.number.in_(numbers)))
-        return {member.number: member for member in members}
+        return self._session.scalar(select(MemberUpdate).where(MemberUpdate.job_number == job.number))
 
     def parts(self, cohort_round: CohortRound, state: UpdateState) -> Sequence[MemberUpdate]:
-        """Returns the parts of a round in one state, in order."""
+        """Returns the parts of a round in one state, with their members, in order."""
         statement = select(MemberUpdate).where(
             MemberUpdate.round_number == cohort_round.number, MemberUpdate.state == state
         )
+        statement = statement.options(joinedload(MemberUpdate.member))
         return self._session.scalars(statement.order_by(MemberUpdate.number)).all()
 
     def count(self, cohort_round: CohortRound, state: UpdateState) -> int:
@@ -141,37 +117,28 @@ class RoundRepository(Repository):
         )
         return self._session.scalars(statement).one()
 
-    def without_job(self, cohort_round: CohortRound, limit: int) -> Sequence[Part]:
-        """Returns up to `limit` parts of a round for which no job was submitted yet, in order."""
-        statement = (
-            select(MemberUpdate, CohortMember)
-            .join(CohortMember, CohortMember.number == MemberUpdate.member_number)
-            .where(MemberUpdate.round_number == cohort_round.number, _jobless())
-            .order_by(MemberUpdate.number)
-            .limit(limit)
-        )
-        return [Part(part, member, cohort_round) for part, member in self._session.execute(statement)]
+    def without_job(self, cohort_round: CohortRound, limit: int) -> Sequence[MemberUpdate]:
+        """Returns up to `limit` parts of a round for which no job was submitted yet, with their members, in order."""
+        statement = select(MemberUpdate).where(MemberUpdate.round_number == cohort_round.number, _jobless())
+        statement = statement.options(joinedload(MemberUpdate.member))
+        return self._session.scalars(statement.order_by(MemberUpdate.number).limit(limit)).all()
 
     def ended_badly(self, cohort_round: CohortRound) -> Sequence[MemberUpdate]:
         """Returns the waiting parts of a round whose job has failed or was cancelled."""
         statement = select(MemberUpdate).where(MemberUpdate.round_number == cohort_round.number, _lost())
         return self._session.scalars(statement.order_by(MemberUpdate.number)).all()
 
-    def under_way_of(self, member: CohortMember) -> Sequence[Part]:
+    def under_way_of(self, member: CohortMember) -> Sequence[MemberUpdate]:
         """Returns a member's parts in rounds that have not ended."""
-        statement = (
-            select(MemberUpdate, CohortRound)
-            .join(CohortRound, CohortRound.number == MemberUpdate.round_number)
-            .where(MemberUpdate.member_number == member.number, CohortRound.state.in_(UNDER_WAY))
-        )
-        return [Part(part, member, cohort_round) for part, cohort_round in self._session.execute(statement)]
+        under_way = MemberUpdate.member_number == member.number, CohortRound.state.in_(UNDER_WAY)
+        return self._session.scalars(select(MemberUpdate).join(MemberUpdate.round).where(*under_way)).all()
 
     def carry(self, old: CohortRound, new: CohortRound) -> int:
         """Moves the waiting parts of a round to the next round and returns their number."""
         conditions = MemberUpdate.round_number == old.number, MemberUpdate.state == UpdateState.WAITING
         carried = self._session.scalars(select(MemberUpdate).where(*conditions)).all()
         for part in carried:
-            part.round_number = new.number
+            part.round = new
         self._session.flush()
         return len(carried)
 

@@ -18,7 +18,7 @@ from server.federation.member_recipes import MemberRecipes, part_request
 from server.federation.models import AGGREGATE, Cohort, CohortMember, CohortRound, MemberUpdate
 from server.federation.privacy.cohorts import check_next_round
 from server.federation.repository import CohortRepository, record
-from server.federation.round_repository import Part, RoundRepository
+from server.federation.round_repository import RoundRepository
 from server.federation.secure_aggregation.service import SecureAggregationProgress
 from server.jobs.leases.repository import LeaseRepository
 from server.jobs.service import JobLifecycle, JobService
@@ -191,21 +191,20 @@ class RoundService:
         self._session.flush()
 
     def _submit(
-        self, jobs: JobService, cohort: Cohort, part: Part, recipes: MemberRecipes, start: StoredVersion | None
+        self, jobs: JobService, cohort: Cohort, part: MemberUpdate, recipes: MemberRecipes, start: StoredVersion | None
     ) -> None:
         """Submits the job of a part. The part fails if the device may not train it or a privacy budget is spent."""
-        update = part.update
         reference = RoundRef(cohort=cohort.name, number=part.round.position)
         request, resolved = recipes.resolve(part_request(cohort, part, start))
         try:
             job = jobs.submit_part(cohort.tenant, request, resolved, reference)
         except (NotFound, DeviceNotBound, BudgetExceeded) as error:
             _log.info("member-not-asked", cohort=cohort.name, user=part.member.user, detail=error.detail)
-            update.state, update.updated_at = UpdateState.FAILED, utc_now()
+            part.state, part.updated_at = UpdateState.FAILED, utc_now()
             return
-        update.job_number = job.number
-        update.start_version = None if start is None else start.version
-        update.start_sha256 = None if start is None else start.sha256
+        part.job = job
+        part.start_version = None if start is None else start.version
+        part.start_sha256 = None if start is None else start.sha256
 
     def holds_back(self, cohort: Cohort) -> bool:
         """Returns whether an asynchronous round must wait for its starting version to be aggregated or approved.
@@ -332,12 +331,12 @@ class RoundService:
     def drop(self, cohort: Cohort, member: CohortMember) -> None:
         """Discards a member's parts in rounds that have not ended."""
         for part in self._rounds.under_way_of(member):
-            if part.update.state is UpdateState.COUNTED and cohort.settings.masking is not None:
+            if part.state is UpdateState.COUNTED and cohort.settings.masking is not None:
                 continue  # a single update cannot be removed from a masked sum
-            if part.update.state is UpdateState.COUNTED:
+            if part.state is UpdateState.COUNTED:
                 part.round.updates -= 1
-                part.update.sha256 = part.update.start_sha256 = None
-            self._stop(part.update, UpdateState.LEFT)
+                part.sha256 = part.start_sha256 = None
+            self._stop(part, UpdateState.LEFT)
             if part.round.state is RoundState.AGGREGATING and part.round.updates < cohort.settings.quorum:
                 self.abandon(cohort, part.round, "a member left, and fewer updates than the quorum remained")
         self._session.flush()
@@ -345,10 +344,9 @@ class RoundService:
 
     def _stop(self, part: MemberUpdate, state: UpdateState) -> None:
         part.state, part.updated_at = state, utc_now()
-        job = self._rounds.jobs_of([part]).get(part.job_number or 0)
-        if job is not None and not job.state.final:
-            self._lifecycle.move(job, JobState.CANCELLED)
-            LeaseRepository(self._session).cancel(job.number, utc_now())
+        if part.job is not None and not part.job.state.final:
+            self._lifecycle.move(part.job, JobState.CANCELLED)
+            LeaseRepository(self._session).cancel(part.job.number, utc_now())
 
 
 def _check_base(cohort: Cohort, base: BaseModelEntry) -> None:

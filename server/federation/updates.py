@@ -12,9 +12,9 @@ from pathlib import Path
 from sqlalchemy.orm import Session
 
 from server.database.columns import utc_now
-from server.federation.models import Cohort
+from server.federation.models import Cohort, MemberUpdate
 from server.federation.repository import CohortRepository
-from server.federation.round_repository import Part, RoundRepository
+from server.federation.round_repository import RoundRepository
 from server.federation.secure_aggregation.service import SecureAggregationProgress
 from server.jobs.leases.repository import JobLease
 from server.jobs.repository import Job
@@ -53,12 +53,10 @@ class UpdateService:
         part = self._part(job)
         if part is None:
             return None
-        cohort = self._cohorts.by_number(part.round.cohort_number)
-        self._check_open(cohort, part)
+        cohort = part.round.cohort
+        self._check_open(part)
         self.check_clear(job)
-        return Expected(
-            cohort.name, cohort.a_sha256, cohort.size_d, part.update.start_sha256, cohort.settings.norm_limit
-        )
+        return Expected(cohort.name, cohort.a_sha256, cohort.size_d, part.start_sha256, cohort.settings.norm_limit)
 
     def count(self, job: Job, lease: JobLease, result: Result) -> Cohort:
         """Accepts the update uploaded under a lease of a round's job, and returns its cohort, which is locked.
@@ -68,30 +66,30 @@ class UpdateService:
         Raises RoundClosed, NotAMember, or InvalidUpdate if the update has no examples to weigh it by.
         """
         part = self._of(job)
-        cohort = self._cohorts.by_number(part.round.cohort_number)
-        self._check_open(cohort, part)
-        settings, update = cohort.settings, part.update
-        claimed = result.train_examples
+        cohort = part.round.cohort
+        self._check_open(part)
+        settings, claimed = cohort.settings, result.train_examples
         if settings.weights == "examples" and not claimed:
             raise InvalidUpdate(
                 f"cohort {cohort.name!r} weights updates by their number of examples, and the device reported none"
             )
         part.round.updates += 1
-        update.state, update.updated_at = UpdateState.COUNTED, utc_now()
-        update.sha256 = lease.upload_sha256
-        update.sent_bytes = lease.upload_size if lease.trajectory_size is None else lease.trajectory_size
-        update.staleness = self._staleness(cohort, part)
+        part.state, part.updated_at = UpdateState.COUNTED, utc_now()
+        part.sha256 = lease.upload_sha256
+        part.sent_bytes = lease.upload_size if lease.trajectory_size is None else lease.trajectory_size
+        # The number of versions published since the starting version of the update.
+        part.staleness = self._rounds.published_since(cohort, part.start_version or 0)
         if not settings.hides_figures:
-            update.norm = lease.upload_norm
-            update.claimed_examples = claimed
-            update.examples = None if claimed is None else min(claimed, settings.most_examples)
-            update.start_accuracy, update.tuned_accuracy = result.before_accuracy, result.tuned_accuracy
+            part.norm = lease.upload_norm
+            part.claimed_examples = claimed
+            part.examples = None if claimed is None else min(claimed, settings.most_examples)
+            part.start_accuracy, part.tuned_accuracy = result.before_accuracy, result.tuned_accuracy
         return cohort
 
     def is_masked(self, job: Job) -> bool:
         """Returns whether a job belongs to a masked round."""
         part = self._part(job)
-        return part is not None and self._cohorts.by_number(part.round.cohort_number).settings.masking is not None
+        return part is not None and part.round.cohort.settings.masking is not None
 
     def check_clear(self, job: Job) -> None:
         """Raises InvalidUpdate if the job's round accepts masked updates only."""
@@ -105,31 +103,27 @@ class UpdateService:
 
     def receipt(self, job: Job) -> RoundReceipt:
         """Returns the response to a completion that was already accepted."""
-        part = self._of(job)
-        cohort = self._cohorts.by_number(part.round.cohort_number)
-        return RoundReceipt(cohort=cohort.name, round=part.round.position, updates=part.round.updates)
+        of_job = self._of(job).round
+        return RoundReceipt(cohort=of_job.cohort.name, round=of_job.position, updates=of_job.updates)
 
-    def _part(self, job: Job) -> Part | None:
+    def _part(self, job: Job) -> MemberUpdate | None:
         return None if job.round is None else self._rounds.of_job(job)
 
-    def _of(self, job: Job) -> Part:
+    def _of(self, job: Job) -> MemberUpdate:
         part = self._part(job)
         if part is None:
             raise RuntimeError(f"job {job.id} belongs to a round, but to no member's part in it")
         return part
 
-    def _check_open(self, cohort: Cohort, part: Part) -> None:
-        round_name = f"round {part.round.position} of cohort {cohort.name!r}"
-        if part.update.state is UpdateState.LEFT:
-            raise NotAMember(f"user {part.member.user!r} has left cohort {cohort.name!r}; the update is discarded")
-        if part.update.state is UpdateState.MISSED or part.round.state is not RoundState.OPEN:
+    def _check_open(self, part: MemberUpdate) -> None:
+        cohort = part.round.cohort.name
+        round_name = f"round {part.round.position} of cohort {cohort!r}"
+        if part.state is UpdateState.LEFT:
+            raise NotAMember(f"user {part.member.user!r} has left cohort {cohort!r}; the update is discarded")
+        if part.state is UpdateState.MISSED or part.round.state is not RoundState.OPEN:
             raise RoundClosed(f"{round_name} is {part.round.state}; the update came too late")
         if utc_now() >= part.round.deadline:
             raise RoundClosed(f"the deadline of {round_name} has passed; the update came too late")
-
-    def _staleness(self, cohort: Cohort, part: Part) -> int:
-        """Returns the number of versions published since the starting version of the update."""
-        return self._rounds.published_since(cohort, part.update.start_version or 0)
 
 
 def measure(artifacts: ArtifactStore, expected: Expected, path: Path, flat: F32) -> float:

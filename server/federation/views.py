@@ -58,14 +58,13 @@ class CohortViews:
 
     def updates(self, parts: Sequence[MemberUpdate]) -> list[UpdateView]:
         """Returns the views of members' parts in a round."""
-        jobs, members = self._rounds.jobs_of(parts), self._rounds.members_of(parts)
         return [
             view_of(
                 UpdateView,
                 part,
-                user=members[part.member_number].user,
-                device_id=members[part.member_number].device_id,
-                job_id=None if part.job_number is None else jobs[part.job_number].id,
+                user=part.member.user,
+                device_id=part.member.device_id,
+                job_id=None if part.job is None else part.job.id,
                 bytes=part.sent_bytes,
             )
             for part in parts

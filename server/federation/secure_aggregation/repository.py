@@ -9,7 +9,7 @@ from sqlalchemy import ColumnElement, exists, func, or_, select, update
 from sqlalchemy.orm import Session
 
 from server.database.database import Repository, add_if_absent, locked
-from server.federation.models import Cohort, CohortRound, MemberUpdate
+from server.federation.models import CohortRound, MemberUpdate
 from server.federation.secure_aggregation.models import SecureAggregationMember, SecureAggregationRound
 from server.jobs.repository import Job
 from server.storage.store import ArtifactStore, hold
@@ -26,16 +26,10 @@ _ENDED_BADLY = (JobState.FAILED, JobState.CANCELLED)
 class SecureAggregationRepository(Repository):
     """Queries masked rounds in one session."""
 
-    def round_of(self, job: Job) -> tuple[CohortRound, Cohort] | None:
-        """Returns the round that a job was submitted for and its cohort, or None."""
-        statement = (
-            select(CohortRound, Cohort)
-            .join(MemberUpdate, MemberUpdate.round_number == CohortRound.number)
-            .join(Cohort, Cohort.number == CohortRound.cohort_number)
-            .where(MemberUpdate.job_number == job.number)
-        )
-        row = self._session.execute(statement).one_or_none()
-        return None if row is None else (row[0], row[1])
+    def round_of(self, job: Job) -> CohortRound | None:
+        """Returns the round that a job was submitted for, or None."""
+        part = MemberUpdate, MemberUpdate.round_number == CohortRound.number
+        return self._session.scalar(select(CohortRound).join(*part).where(MemberUpdate.job_number == job.number))
 
     def get(self, round_number: int) -> SecureAggregationRound | None:
         """Returns a masked round, or None until the first of its devices has taken part."""

@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 from server.database.columns import utc_now
 from server.database.database import Database
-from server.federation.models import Cohort, CohortRound, secure_aggregation_parameters
+from server.federation.models import CohortRound, secure_aggregation_parameters
 from server.federation.repository import CohortRepository
 from server.federation.secure_aggregation.models import SecureAggregationRound
 from server.federation.secure_aggregation.repository import DatabaseStore, SecureAggregationRepository
@@ -106,7 +106,7 @@ class SecureAggregationService:
         if lease is None:
             raise NotFound(f"this device has no lease {lease_id!r}")
         LeaseService(self._session, self._lease_seconds).check(lease)
-        cohort_round, _ = self._round(self._session.get_one(Job, lease.job_number))
+        cohort_round = self._round(self._session.get_one(Job, lease.job_number))
         masked = self._repository.get(cohort_round.number)
         if masked is None:
             return SecureAggregationView(phase=Phase.KEYS, closes_at=cohort_round.deadline, waits=False), False
@@ -118,8 +118,7 @@ class SecureAggregationService:
         leases = LeaseService(self._session, self._lease_seconds)
         lease, job = leases.find(device_id, lease_id)
         leases.renew(lease)
-        cohort_round, cohort = self._round(job)
-        parameters = secure_aggregation_parameters(cohort, cohort_round)
+        parameters = secure_aggregation_parameters(self._round(job))
         return 0 if parameters is None else vector_bytes(parameters)
 
     def answer(
@@ -142,18 +141,18 @@ class SecureAggregationService:
 
     def _begun(self, job: Job) -> SecureAggregationRound:
         """Returns the masked round of a job, locked. Begins it if the cohort's round is open."""
-        cohort_round, cohort = self._round(job)
+        cohort_round = self._round(job)
         masked = self._repository.locked(cohort_round.number)
         if masked is not None:
             return masked
-        parameters, settings = secure_aggregation_parameters(cohort, cohort_round), cohort.settings.masking
-        if cohort_round.state is not RoundState.OPEN or parameters is None or settings is None:
-            raise LeftOutOfRound(f"round {cohort_round.position} of {cohort.name} has ended")
-        return self._repository.begin(cohort_round, parameters, settings.phase_seconds, cohort.settings.quorum)
+        parameters, settings = secure_aggregation_parameters(cohort_round), cohort_round.cohort.settings
+        if cohort_round.state is not RoundState.OPEN or parameters is None or settings.masking is None:
+            raise LeftOutOfRound(f"round {cohort_round.position} of {cohort_round.cohort.name} has ended")
+        return self._repository.begin(cohort_round, parameters, settings.masking.phase_seconds, settings.quorum)
 
-    def _round(self, job: Job) -> tuple[CohortRound, Cohort]:
+    def _round(self, job: Job) -> CohortRound:
         cohort_round = self._repository.round_of(job)
-        if cohort_round is None or cohort_round[1].settings.masking is None:
+        if cohort_round is None or cohort_round.cohort.settings.masking is None:
             raise Conflict("the job of this lease does not belong to a masked round")
         return cohort_round
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from sqlalchemy import select
 
-from server.federation.aggregation import AggregationHandler, StoredFiles
+from server.federation.aggregation import AggregationHandler
 from server.federation.arithmetic import make_version
 from server.federation.models import CohortRound, MemberUpdate
 from tests.server.conftest import Workers
@@ -37,14 +37,14 @@ def test_killed_in_the_middle_it_is_made_again_and_counts_nobody_twice(home, ful
     data = path.read_bytes()
     path.unlink()
     os.mkfifo(path)  # whoever reads it waits
-    first = start_worker()
+    first = start_worker(compile_lease_seconds=2)
     eventually(lambda: home.task(row(home).id))
     first.kill()
     first.join()
     assert row(home).state == "aggregating"
     path.unlink()
     path.write_bytes(data)
-    start_worker()
+    start_worker(compile_lease_seconds=2)
     eventually(lambda: full.round()["state"] == "published")
     np.testing.assert_array_equal(full.b(), np.float32(3.0))
     assert full.app.get("/v1/adapters/readers").json()["versions"] == 1
@@ -61,12 +61,7 @@ class Aggregators(Workers):
         return super().claim(name, self.handler())
 
     def publish(self, name, claim):
-        artifacts = self.home.artifacts
-        version = make_version(artifacts, claim.order)
-        stored_files = StoredFiles(
-            artifacts.put(version.adapter), len(version.adapter), artifacts.put(version.optimizer)
-        )
-        return self.do(name, self.handler(), "complete", claim, stored_files)
+        return self.do(name, self.handler(), "complete", claim, make_version(self.home.artifacts, claim.order))
 
 
 @pytest.fixture
