@@ -32,6 +32,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, ClassVar, Literal
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from fastapi import Depends, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
@@ -200,6 +201,14 @@ PUBLIC = Depends(Open(limited=True))
 PROBE = Depends(Open(limited=False))
 
 
+def device_key(principal: DevicePrincipal) -> Ed25519PublicKey:
+    """Returns the key that a device enrolled with. Raises BadSignature if it enrolled without one."""
+    try:
+        return parse_public(principal.public_key or "")
+    except Untrusted as error:
+        raise BadSignature("this device enrolled without a key; enroll it again") from error
+
+
 def check_signature(
     settings: Settings, principal: DevicePrincipal, request: Request, kind: Kind
 ) -> RequestSignature | None:
@@ -210,10 +219,7 @@ def check_signature(
     if not is_signed(request.headers) and settings.signed_requests not in ("all", kind):
         return None
     signature = parse_signature(request.headers)
-    try:
-        key = parse_public(principal.public_key or "")
-    except Untrusted as error:
-        raise BadSignature("this device enrolled without a key; enroll it again") from error
+    key = device_key(principal)
     # As they were sent.
     path = request.scope.get("raw_path") or request.url.path.encode()
     query = request.scope["query_string"]

@@ -286,18 +286,7 @@ def spare_memory(session: Session, tenant: str, request: JobRequest) -> SpareMem
         if (report := device.report) is not None
         and report.memory_bytes is not None
         and request.dataset in report.datasets
-        and can_run(
-            needs,
-            DeviceOffer(
-                tenant,
-                device.id,
-                frozenset({request.user}),
-                frozenset(report.datasets),
-                report.memory_bytes,
-                report.capabilities,
-                device.labels.root,
-            ),
-        )
+        and can_run(needs, DeviceOffer.reported(device, report, [request.user]))
     ]
     return max(spare, key=lambda each: each.available_bytes, default=None)
 

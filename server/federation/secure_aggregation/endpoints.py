@@ -13,7 +13,7 @@ from fastapi.concurrency import run_in_threadpool
 from sqlalchemy.orm import Session
 
 from server.federation.secure_aggregation.service import SecureAggregationService
-from server.identity.access_rules import Device, ResultSignature, SignedWriting, check_digest, spending
+from server.identity.access_rules import Device, ResultSignature, SignedWriting, check_digest, device_key, spending
 from server.identity.tokens import DevicePrincipal
 from server.storage.store import Collected, StorageFull
 from server.web.bodies import BYTES, UnsupportedMediaType, check_binary_type
@@ -40,7 +40,6 @@ from shared.federation.secure_aggregation.messages import (
     SecureAggregationView,
     Unmasking,
 )
-from shared.signing import parse_public
 
 router = Routes(prefix="/v1/leases", tags=["leases"])
 ERRORS = raises(Gone, Conflict, LeftOutOfRound, Untrusted, InvalidUpload)
@@ -82,10 +81,7 @@ def advertise_keys(
     principal: Device, lease_id: str, advertisement: Advertisement, state: State, session: SignedWriting
 ) -> SecureAggregationView:
     """Phase `keys`: accepts the device's public keys for this round, signed with its enrollment key."""
-    try:
-        identity = parse_public(principal.public_key or "").public_bytes_raw()
-    except Untrusted as error:
-        raise BadSignature("this device enrolled without a key; enroll it again") from error
+    identity = device_key(principal).public_bytes_raw()
     return _service(state, session).answer(
         principal.device_id,
         lease_id,

@@ -172,10 +172,6 @@ class DeviceRepository(Repository):
         rows = [{"device_id": name, "seen_at": now, "new_report": reports[name]} for name in sorted(reports)]
         self._session.connection().execute(_PRESENT, rows)
 
-    def all_seen(self, device_ids: Collection[str], now: datetime) -> None:
-        """Notes that several devices were heard from."""
-        self._session.execute(update(Device).where(Device.id.in_(device_ids)).values(last_seen_at=now))
-
     def newest(self, tenant: str, limit: int) -> Sequence[Device]:
         """Returns the devices of a tenant that are not revoked, the newest first."""
         statement = select(Device).where(Device.tenant == tenant, Device.revoked_at.is_(None))

@@ -6,8 +6,6 @@ and a device gets jobs of its users only. Only an operator makes one: when it cr
 
 from __future__ import annotations
 
-import base64
-import binascii
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
 
@@ -24,11 +22,11 @@ from server.identity.tokens import Principal, TokenService, new_token, token_dig
 from server.ports import Port
 from server.settings import Settings
 from shared.access import Role
-from shared.errors import BadRequest, Conflict, DeviceNotBound, NotFound, Unauthorized
+from shared.errors import BadRequest, Conflict, DeviceNotBound, NotFound, Unauthorized, Untrusted
 from shared.invalid_fields import first_invalid
 from shared.protocol import MAX_USERS, DeviceEnrollment, Enrollment
+from shared.signing import parse_public
 
-KEY_BYTES = 32
 # Takes back what a device has of a user who was unbound from it, given the device's id and the user.
 UNBOUND: Port[Callable[[Session, Settings, str, str], None]] = Port("devices.unbound")
 # Takes back what a device has that was revoked, given its id.
@@ -83,16 +81,6 @@ class EnrollmentToken(Numbered, Table):
     users: Mapped[UserNames] = mapped_column(
         Document(UserNames), default=lambda: UserNames(()), server_default="[]"
     )  # bound to the device when it is enrolled
-
-
-def check_key(text: str) -> None:
-    """Raises BadRequest for what is no Ed25519 public key."""
-    try:
-        size = len(base64.b64decode(text, validate=True))
-    except (ValueError, binascii.Error):
-        size = -1
-    if size != KEY_BYTES:
-        raise BadRequest(f"public_key must be base64 of an Ed25519 key's {KEY_BYTES} bytes")
 
 
 class DeviceService:
@@ -160,7 +148,10 @@ class DeviceService:
         Raises BadRequest for a public key that is none, Unauthorized for a token that is unknown, used or over,
         QuotaExceeded.
         """
-        check_key(request.public_key)
+        try:
+            parse_public(request.public_key)
+        except Untrusted as error:
+            raise BadRequest("public_key must be base64 of an Ed25519 key's 32 bytes") from error
         now = utc_now()
         enrollment = self._take(token_digest(one_time_token), now)
         if enrollment is None:

@@ -79,7 +79,7 @@ class LeaseService:
         leaving = {message.device_id for message in messages if not isinstance(message.says, Progress)}
         if leaving:
             self._leases.lock_devices(leaving)
-            self._devices.all_seen(leaving, utc_now())
+            self._devices.record_presences(dict.fromkeys(leaving), utc_now())
         ending = any(isinstance(message.says, JobError) or message.says is Parting.RELEASE for message in messages)
         # This variable keeps the jobs in the session, whose identity map is weak.
         rows = self._leases.with_jobs({message.lease_id for message in messages}, whole=ending)

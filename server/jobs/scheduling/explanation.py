@@ -71,27 +71,19 @@ class ExplanationService:
         users = self._bindings.users_of([device.id for device in devices])
         for device in devices:
             busy, has_declined = device.id in holders, device.id in declined
-            if reason := _unsuitable(lane, device, frozenset(users[device.id]), busy, has_declined):
+            if reason := _unsuitable(lane, device, users[device.id], busy, has_declined):
                 unsuitable[reason] += 1
         return len(devices) - unsuitable.total(), unsuitable
 
 
-def _unsuitable(lane: Lane, device: Device, users: frozenset[str], busy: bool, declined: bool) -> str | None:
+def _unsuitable(lane: Lane, device: Device, users: Sequence[str], busy: bool, declined: bool) -> str | None:
     """The first reason why a device cannot take the lane's jobs, as a predicate; None if it can. users: bound to it."""
     report = device.report
     if report is None:
         return NO_REQUEST
     if lane.dataset not in report.datasets:
         return f"lacks data set {lane.dataset!r}"
-    offer = DeviceOffer(
-        device.tenant,
-        device.id,
-        users,
-        frozenset(report.datasets),
-        report.memory_bytes,
-        report.capabilities,
-        device.labels.root,
-    )
+    offer = DeviceOffer.reported(device, report, users)
     if (lack := next(lacks(lane.needs, offer), None)) is not None:
         return f"lacks {lack}"
     if declined:

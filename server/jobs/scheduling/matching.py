@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -10,6 +10,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 from pydantic import BaseModel, ConfigDict
 
+from server.identity.devices.repository import Device, DeviceReport
 from shared.capabilities import NOISE_OPERATOR, Capabilities, Labels, may_take_part
 from shared.job import JobRequest
 from shared.program import ProgramManifest
@@ -48,6 +49,19 @@ class DeviceOffer:
     declined: frozenset[str] = frozenset()  # ids of recipes that it had too little memory for
     cooling_down: bool = False  # after too many failures in a row
     may_hold: bool = False  # has a lease, or an expired one that it may resume
+
+    @classmethod
+    def reported(cls, device: Device, report: DeviceReport, users: Iterable[str]) -> DeviceOffer:
+        """Returns the offer of a device by its latest report. users: bound to it."""
+        return cls(
+            device.tenant,
+            device.id,
+            frozenset(users),
+            frozenset(report.datasets),
+            report.memory_bytes,
+            report.capabilities,
+            device.labels.root,
+        )
 
 
 @lru_cache(maxsize=4096)

@@ -9,14 +9,14 @@ device took. Priority comes before start tags.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from sqlalchemy import ForeignKey, Index, String, Text, bindparam, case, exists, func, or_, select
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
 from server.database.columns import Numbered, OneOf, Table
-from server.database.database import Repository, insert_or, locked, read_columns
+from server.database.database import Repository, add_if_absent, insert_or, locked, read_columns
 from server.jobs.repository import Job
 from server.jobs.scheduling.matching import DeviceOffer, Needs, can_run, parse_needs
 from shared.canonical import canonical_json, sha256_hex
@@ -95,17 +95,8 @@ class Head:
         return -self.lane.priority, self.start_tag, self.job_number
 
 
-_COLUMNS = (
-    StoredLane.number,
-    StoredLane.tenant,
-    StoredLane.user,
-    StoredLane.dataset,
-    StoredLane.only_device_id,
-    StoredLane.recipe_id,
-    StoredLane.priority,
-    StoredLane.needs,
-)
-
+_COLUMNS = tuple(getattr(StoredLane, field.name) for field in fields(Lane))  # in the order of the fields
+_OF_JOB = ("tenant", "user", "dataset", "only_device_id", "recipe_id", "priority")  # columns of a lane and of its jobs
 _WAITS = Job.lane_number == StoredLane.number
 
 
@@ -148,30 +139,18 @@ class QueueRepository(Repository):
 
         needs: those of the job.
         """
-        tenant, user, dataset, device_id = job.tenant, job.user, job.dataset, job.only_device_id
-        recipe_id, priority = job.recipe_id, job.priority
-        needs_json = needs.model_dump_json(exclude_defaults=True)
-        who = [tenant, user, dataset, device_id]
-        parts = [*who, recipe_id, priority, needs.model_dump(mode="json", exclude_defaults=True)]
+        columns: dict[str, Any] = {name: getattr(job, name) for name in _OF_JOB}
+        parts = [*columns.values(), needs.model_dump(mode="json", exclude_defaults=True)]
         key = sha256_hex(canonical_json(parts))
         # Of many jobs that become ready in one transaction, all changes are written together.
         with self._session.no_autoflush:
             number = self._session.scalar(_LANE_NUMBER, {"key": key})
         if number is None:
-            values = {
-                "key": key,
-                "tenant": tenant,
-                "user": user,
-                "dataset": dataset,
-                "only_device_id": device_id,
-                "recipe_id": recipe_id,
-                "priority": priority,
-                "needs": needs_json,
-            }
             self._session.flush()  # the program that the lane references may be new
-            self._session.execute(insert_or(self._session, StoredLane).values(**values).on_conflict_do_nothing())
+            needs_json = needs.model_dump_json(exclude_defaults=True)
+            add_if_absent(self._session, StoredLane, key=key, needs=needs_json, **columns)
             number = self._session.scalars(_LANE_NUMBER, {"key": key}).one()
-        return Lane(number, tenant, user, dataset, device_id, recipe_id, priority, needs)
+        return Lane(number, needs=needs, **columns)
 
     def lane_by_number(self, number: int) -> Lane:
         """Returns a lane that is known to exist."""
@@ -272,16 +251,8 @@ def _admitted(offer: DeviceOffer, heads: Mapping[tuple[str, str], Sequence[Head]
 
 
 def _lane(row: Any) -> Lane:
-    return Lane(
-        row.number,
-        row.tenant,
-        row.user,
-        row.dataset,
-        row.only_device_id,
-        row.recipe_id,
-        row.priority,
-        parse_needs(row.needs),
-    )
+    *columns, needs = row[: len(_COLUMNS)]
+    return Lane(*columns, parse_needs(needs))
 
 
 _READY_LANES = "mobizo-ready"  # the key in `Session.info`
