@@ -35,37 +35,16 @@ from server.web import idempotency_record as idempotency
 from server.webhooks import repository as webhooks
 from shared.access import DEFAULT_TENANT
 
-__all__ = [
-    "METADATA",
-    "adapters",
-    "artifacts",
-    "audit",
-    "bases",
-    "calibrations",
-    "cohorts",
-    "devices",
-    "enrollment",
-    "idempotency",
-    "jobs",
-    "leases",
-    "prepare",
-    "privacy",
-    "programs",
-    "queue",
-    "ratings",
-    "secure_aggregation",
-    "sessions",
-    "signing_keys",
-    "sweeps",
-    "tasks",
-    "tenants",
-    "tokens",
-    "trajectories",
-    "upgrade",
-    "webhooks",
-]
-
+_MODULES = (
+    *(adapters, artifacts, audit, bases, calibrations, cohorts, devices, enrollment, idempotency, jobs, leases),
+    *(privacy, programs, queue, ratings, secure_aggregation, sessions, signing_keys, sweeps, tasks, tenants, tokens),
+    *(trajectories, webhooks),
+)
 METADATA = Table.metadata
+# The columns of all tables that reference stored files.
+FILE_COLUMNS: tuple[artifacts.FileColumn, ...] = tuple(
+    column for module in _MODULES for column in getattr(module, "FILES", ())
+)
 
 
 def upgrade(engine: Engine) -> None:

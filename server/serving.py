@@ -108,7 +108,7 @@ async def serve(settings: Settings, tls: Tls | None, workers: int, announce: Cal
     server.announce = lambda: announce(url)
 
     state: AppState = app.state.mobizo
-    async with worker_fleet(settings, workers) as fleet:
+    async with worker_fleet(settings, workers) as stop_workers:
 
         def stop(number: int) -> None:
             if state.shutdown.begun:
@@ -117,7 +117,7 @@ async def serve(settings: Settings, tls: Tls | None, workers: int, announce: Cal
             _log.info("stopping", signal=signal.Signals(number).name)
             state.shutdown.begin()
             server.should_exit = True
-            fleet.stop()
+            stop_workers()
 
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):

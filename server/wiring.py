@@ -8,7 +8,6 @@ Parts of the web application need no port: `state.get(make)` makes each of them 
 
 from __future__ import annotations
 
-from server import schema
 from server.catalog.calibrations.service import USERS
 from server.federation.member_recipes import round_task
 from server.federation.privacy.service import PrivacyService, prepare_privacy
@@ -32,6 +31,7 @@ from server.registry.device_adapters import SHARED, file_of_adapter
 from server.registry.repository import version_with_calibration
 from server.registry.service import RegistrySubscriber
 from server.registry.warm_start import StartService
+from server.schema import FILE_COLUMNS
 from server.storage.store import REFERENCES
 from server.webhooks.repository import JobPublisher, publish
 from server.webhooks.service import reseal
@@ -39,18 +39,7 @@ from server.webhooks.service import reseal
 
 def wire() -> None:
     """Connects every port. Calling it again changes nothing."""
-    REFERENCES.connect(
-        (
-            *schema.programs.FILES,
-            *schema.bases.FILES,
-            *schema.calibrations.FILES,
-            *schema.adapters.FILES,
-            *schema.trajectories.FILES,
-            *schema.cohorts.FILES,
-            *schema.secure_aggregation.FILES,
-            *schema.leases.FILES,
-        )
-    )
+    REFERENCES.connect(FILE_COLUMNS)
     PUBLISH.connect(publish)
     RESEAL.connect(reseal)
     RESIGNERS.connect((sign_programs,))

@@ -24,7 +24,9 @@ from bench.result import Measurement, Row
 from bench.server import home
 from bench.server.polls import LoadSettings, start_load
 from server.database.database import Database
-from server.schema import adapters, jobs, programs
+from server.jobs import repository as jobs
+from server.programs import service as programs
+from server.registry import models as adapters
 from server.settings import Settings
 from shared.access import Role
 from shared.canonical import file_sha256

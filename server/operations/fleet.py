@@ -6,8 +6,8 @@ import asyncio
 import os
 import sys
 from asyncio.subprocess import Process
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 import structlog
 
@@ -48,34 +48,22 @@ async def _keep_running(settings: Settings) -> None:
             await _stop(process)
 
 
-class WorkerFleet:
-    """Worker processes that run until they are stopped."""
-
-    def __init__(self, settings: Settings, count: int) -> None:
-        self._tasks = [asyncio.create_task(_keep_running(settings)) for _ in range(count)]
-        self._stopping = False
-
-    def stop(self) -> None:
-        """Requests that every worker release its tasks and exit; `wait_stopped` waits for that. Idempotent."""
-        # A second cancellation would end the wait for a worker that is releasing its task.
-        if not self._stopping:
-            self._stopping = True
-            for task in self._tasks:
-                task.cancel()
-
-    async def wait_stopped(self) -> None:
-        """Waits until all workers have exited."""
-        for task in self._tasks:
-            with suppress(asyncio.CancelledError):
-                await task
-
-
 @asynccontextmanager
-async def worker_fleet(settings: Settings, count: int) -> AsyncIterator[WorkerFleet]:
-    """Runs `count` workers until they are stopped or the context ends."""
-    fleet = WorkerFleet(settings, count)
+async def worker_fleet(settings: Settings, count: int) -> AsyncIterator[Callable[[], None]]:
+    """Runs `count` workers until the context ends, or until the function that it yields is called; then waits for them.
+
+    A worker that is stopped releases its tasks before it exits.
+    """
+    running = [asyncio.create_task(_keep_running(settings)) for _ in range(count)]
+    not_stopped = list(running)
+
+    def stop() -> None:
+        # Once each: a second cancellation would end the wait for a worker that is releasing its task.
+        while not_stopped:
+            not_stopped.pop().cancel()
+
     try:
-        yield fleet
+        yield stop
     finally:
-        fleet.stop()
-        await fleet.wait_stopped()
+        stop()
+        await asyncio.gather(*running, return_exceptions=True)

@@ -1,9 +1,7 @@
-"""Prometheus metrics: the meters of this process, and counts from the database that are a few seconds old."""
+"""Prometheus metrics: the meters of this process, and counts from the database."""
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
 from typing import Annotated, Any
@@ -33,12 +31,11 @@ from server.programs.service import Program, ProgramRepository, ProgramState
 from server.tasks.repository import TaskRepository
 from server.web.middleware import Meters
 from server.web.routes import Routes
-from server.web.state import AppState, State
+from server.web.state import State
 from shared.access import Scope
 from shared.errors import Unavailable
 from shared.job import JobState
 
-FRESH_SECONDS = 5.0
 COMPILE_SECONDS = (5, 15, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200)
 WAITING = (JobState.QUEUED, JobState.COMPILING, JobState.READY)
 SEEN_WINDOWS = {"5m": timedelta(minutes=5), "1h": timedelta(hours=1), "1d": timedelta(days=1)}
@@ -50,7 +47,7 @@ router = Routes(tags=["server"])
 @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
 def get_metrics(principal: Annotated[Principal, needs(Scope.METRICS_READ)], state: State) -> Response:
     """Returns metrics of the whole server in Prometheus's text format, without names of jobs, devices or tenants."""
-    return Response(state.get(make_exposition).text(), media_type=CONTENT_TYPE_LATEST)
+    return Response(Exposition(state.meters, state.database).text(), media_type=CONTENT_TYPE_LATEST)
 
 
 class Exposition:
@@ -60,9 +57,6 @@ class Exposition:
         self._meters, self._database = meters, database
         for make in (make_program_counter, make_polls_gauge, ScorerMeters):
             meters.part(make)  # so that they are exposed before their first use
-        self._lock = threading.Lock()
-        self._counts: list[Metric] | None = None
-        self._counts_at = -FRESH_SECONDS
 
     def text(self) -> bytes:
         """Returns the metrics in Prometheus's text format."""
@@ -75,28 +69,18 @@ class Exposition:
         if isinstance(pool, QueuePool):
             yield _gauge("mobizo_database_connections_used", "Connections taken from the pool", pool.checkedout())
             yield _gauge("mobizo_database_connections_kept", "Connections that the pool keeps open", pool.size())
-        counts = self._fresh_counts()
+        counts = self._of_database()
         yield _gauge("mobizo_database_up", "Whether the database answered this scrape", counts is not None)
         yield from counts or ()
 
-    def _fresh_counts(self) -> list[Metric] | None:
+    def _of_database(self) -> list[Metric] | None:
         """Returns the counts from the database, or None if it is unavailable."""
-        with self._lock:
-            if time.monotonic() - self._counts_at < FRESH_SECONDS:
-                return self._counts
-            try:
-                with self._database.reading() as session:
-                    self._counts = list(_counts(session, utc_now()))
-            except (SQLAlchemyError, Unavailable) as error:
-                _log.error("metrics-without-database", exc_info=error)
-                self._counts = None
-            self._counts_at = time.monotonic()
-            return self._counts
-
-
-def make_exposition(state: AppState) -> Exposition:
-    """Creates the exposition of a server."""
-    return Exposition(state.meters, state.database)
+        try:
+            with self._database.reading() as session:
+                return list(_counts(session, utc_now()))
+        except (SQLAlchemyError, Unavailable) as error:
+            _log.error("metrics-without-database", exc_info=error)
+            return None
 
 
 def _gauge(name: str, description: str, value: float) -> GaugeMetricFamily:

@@ -41,21 +41,16 @@ def listing(state: AppState, version: StoredVersion) -> list[StoredPeftFile]:
     return _files(state, version, LISTED)
 
 
-def extra(state: AppState, version: StoredVersion, path: str) -> StoredPeftFile:
-    """Returns a file that is not in the listing. Raises FileNotInAdapter."""
+def find(state: AppState, version: StoredVersion, path: str) -> StoredPeftFile:
+    """Returns a file, listed or not. Raises FileNotInAdapter."""
+    if path in LISTED:
+        return next(file for file in listing(state, version) if file.path == path)
     if path == RAW:
         sha256 = b_file(state.database, state.artifacts, version)
         return StoredPeftFile(path=RAW, size=version.size, sha256=sha256)
     if path not in (GGUF_NAME, MODELFILE_NAME):
         raise FileNotInAdapter(f"version {version.version} has no file {path[:200]!r}")
     return _files(state, version, [path])[0]
-
-
-def find(state: AppState, version: StoredVersion, path: str) -> StoredPeftFile:
-    """Returns a file, listed or not. Raises FileNotInAdapter."""
-    if path not in LISTED:
-        return extra(state, version, path)
-    return next(file for file in listing(state, version) if file.path == path)
 
 
 def _files(state: AppState, version: StoredVersion, paths: Sequence[str]) -> list[StoredPeftFile]:

@@ -12,12 +12,13 @@ from sqlalchemy import MetaData, Table, insert, text
 
 from server.database.columns import utc_now
 from server.identity.tenants import TenantService
+from server.jobs import repository as jobs
 from server.jobs.leases.repository import Ending
 from server.jobs.repository import AWAITING_PROGRAM, StateTimes
 from server.jobs.scheduling.matching import needs_of
 from server.jobs.scheduling.repository import QueueRepository
+from server.programs import service as programs
 from server.programs.service import ProgramState
-from server.schema import jobs, programs
 from shared.job import JobRequest, JobState, Progress
 from shared.program import ProgramFile, ProgramManifest
 from shared.recipe import BaseRef, Recipe, RecipeSettings

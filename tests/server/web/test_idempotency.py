@@ -7,7 +7,7 @@ from sqlalchemy import func, select
 
 from server.app import SLICES
 from server.database.columns import utc_now
-from server.schema import devices
+from server.identity.devices import repository as devices
 from server.web.idempotency import ResponseRecorder, keep_once
 from server.web.idempotency_record import IdempotencyRecord
 from server.web.routes import Route
