@@ -58,13 +58,13 @@ def add_files(
     ] = None,
     delimiter: Annotated[
         str | None,
-        typer.Option(help=f"For CSV: one character or {', '.join(DELIMITERS)}. Default: found from the first rows."),
+        typer.Option(help=f"For CSV: one character or {', '.join(DELIMITERS)}. Default: detected from the first rows."),
     ] = None,
     encoding: Annotated[
         str | None, typer.Option(help="Encoding of text files, such as cp1252. Default: UTF-8.")
     ] = None,
     split: Annotated[
-        str | None, typer.Option(help="Percent of train/validation/test. Default: 80/10/10, with --append as before.")
+        str | None, typer.Option(help="Percent of train/validation/test. Default: 80/10/10; with --append, as before.")
     ] = None,
     seed: Annotated[
         int | None, typer.Option(min=0, max=2**32 - 1, help="Random seed of the split. Default: 0.")
@@ -185,7 +185,7 @@ def list_datasets(home: HomeOption = None, json_lines: JsonOption = False) -> No
 
 @app.command()
 def view(name: DatasetArgument, home: HomeOption = None, json_lines: JsonOption = False) -> None:
-    """Show a data set: its fields, its splits, where it lies, and the owner's decisions about tasks."""
+    """Show a data set: its fields, its splits, where it is stored, and the owner's decisions about tasks."""
     agent_home = AgentHome.locate(home)
     store = DatasetStore(agent_home.data)
     about, directory = store.about(name), store.directory(name)

@@ -48,7 +48,7 @@ def predict(
     json_lines: JsonOption = False,
 ) -> None:
     """Classify records offline: print every candidate answer of the adapter's task with its probability. Records come
-    from options or, one a line, from standard input.
+    from options or, one per line, from standard input.
     """
     from device_agent.inference.personal_model import open_personal
     from device_agent.inference.predict import predict as answer
@@ -103,7 +103,7 @@ def chat(
     json_lines: JsonOption = False,
 ) -> None:
     """Generate answers to your texts offline, printed token by token; Ctrl-C stops an answer, Ctrl-D exits. With
-    --feedback, the line /up or /down after an answer rates it, and /edit TEXT is what it should have been.
+    --feedback, the line /up or /down after an answer rates it, and /edit TEXT gives a better one.
     """
     from device_agent.inference.chat import Chat
     from device_agent.inference.personal_model import open_personal

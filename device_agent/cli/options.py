@@ -29,7 +29,7 @@ DataOption = Annotated[
     typer.Option(
         "--data",
         metavar="NAME=DIR",
-        help="A further data set: its directory with train.jsonl and optionally validation.jsonl and test.jsonl.",
+        help="An additional data set: its directory with train.jsonl and optionally validation.jsonl and test.jsonl.",
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON lines on standard output.")]
@@ -48,7 +48,7 @@ FeedbackOption = Annotated[
     typer.Option(
         "--feedback",
         metavar="DATASET",
-        help="Add ratings and edits of answers to this data set. Default: refuse.",
+        help="Add ratings and edits of answers to this data set. Default: feedback is refused.",
     ),
 ]
 NameArgument = Annotated[

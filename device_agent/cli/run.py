@@ -98,7 +98,7 @@ def run(
 
 @app.command()
 def status(rules: RulesOption = None, home: HomeOption = None, json_lines: JsonOption = False) -> None:
-    """Show what the agent does and, if it is not training, why; and the privacy that was spent on each data set."""
+    """Show what the agent is doing, why if it is not training, and the privacy spent on each data set."""
     agent_home = AgentHome.locate(home)
     config, running = agent_home.config(), agent_home.running()
     daemon_status = agent_home.status()
@@ -157,7 +157,7 @@ def list_rounds(home: HomeOption = None, json_lines: JsonOption = False) -> None
 
 @app.command()
 def pause(home: HomeOption = None, json_lines: JsonOption = False) -> None:
-    """Pause training until `resume`, also across restarts; the current run is kept."""
+    """Pause training until `resume`, even across restarts; the current run is kept."""
     agent_home = _enrolled(home)
     PauseFlag(agent_home.path).begin()
     running = agent_home.running()

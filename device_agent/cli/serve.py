@@ -26,7 +26,7 @@ app = typer.Typer(pretty_exceptions_enable=False)
 @app.command()
 def serve(
     host: Annotated[
-        str, typer.Option(help="Address to listen on; another than loopback has no encryption.")
+        str, typer.Option(help="Address to listen on; addresses other than loopback are not encrypted.")
     ] = LOOPBACK[0],
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: any free port.")] = 8321,
     queue: Annotated[int, typer.Option(min=1, max=1000, help="Requests in progress and waiting; more get 429.")] = 16,

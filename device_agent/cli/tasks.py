@@ -63,12 +63,12 @@ def approve(
     ] = None,
     data: DatasetsOption = None,
     file: Annotated[
-        Path | None, typer.Option("--file", help="Approve the task in this JSON file, before any job brings it.")
+        Path | None, typer.Option("--file", help="Approve the task in this JSON file, before a job requests it.")
     ] = None,
     home: HomeOption = None,
     json_lines: JsonOption = False,
 ) -> None:
-    """Let a task read data sets; default: the data sets for which it waits. Prints the approved text."""
+    """Allow a task to read data sets; default: those for which it waits. Prints the approved text."""
     approvals = TaskApprovals(_existing(home).tasks)
     if (task is None) == (file is None):
         raise BadRequest("name one task, by digits of its digest or with --file")

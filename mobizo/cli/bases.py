@@ -20,7 +20,7 @@ def bases() -> None:
 @group.command("list")
 @server_command
 def list_bases(connect: Connect, as_json: Json = False) -> None:
-    """List base models: size, architecture, precisions that can train, and whether chat has a template."""
+    """List base models: size, architecture, precisions that can train, and whether they have a chat template."""
     with connect() as client:
         models = client.bases.list()
     if as_json:

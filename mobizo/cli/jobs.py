@@ -225,7 +225,7 @@ def retry(
 @group.command()
 @server_command
 def cancel(connect: Connect, job_id: JobId, as_json: Json = False) -> None:
-    """Cancel a job. Of a job that repeats, this ends the series, also between two jobs."""
+    """Cancel a job. For a job that repeats, this ends the series, even between two jobs."""
     with connect("mobizo job list") as client:
         job = client.jobs.cancel(job_id)
     print_json(job) if as_json else out.print(f"{job.id}  {job.state}")

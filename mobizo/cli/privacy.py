@@ -54,7 +54,7 @@ def device(
     device_id: Annotated[str, typer.Argument(metavar="DEVICE", help="Id of the device.")],
     as_json: Json = False,
 ) -> None:
-    """Show the epsilon that runs have spent on each data set of a device, whatever users the jobs named."""
+    """Show the epsilon that runs have spent on each data set of a device, for all users together."""
     with connect() as client:
         datasets = client.privacy.device(device_id)
     if as_json:

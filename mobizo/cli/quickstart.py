@@ -45,10 +45,10 @@ def quickstart(
         typer.Option("--continue", help="As --add, but start from the adapter's current version."),
     ] = False,
     form: Annotated[
-        str | None, typer.Option("--format", help="Format, as `mobizo-agent data add` has it. Default: by the suffix.")
+        str | None, typer.Option("--format", help="Format, as in `mobizo-agent data add`. Default: by the suffix.")
     ] = None,
     delimiter: Annotated[
-        str | None, typer.Option(help="For CSV: one character, comma, semicolon, tab or pipe. Default: found.")
+        str | None, typer.Option(help="For CSV: one character, comma, semicolon, tab or pipe. Default: detected.")
     ] = None,
     encoding: Annotated[
         str | None, typer.Option(help="Encoding of text, such as cp1252. Default: UTF-8, or by the byte order mark.")

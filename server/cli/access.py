@@ -70,10 +70,10 @@ def view_tenant(name: TenantName, as_json: Json = False) -> None:
 @tenants.command("quota")
 def set_quota(
     name: TenantName,
-    quota: Annotated[Quota, typer.Argument(help="Quota to change.")],
+    quota: Annotated[Quota, typer.Argument(metavar="QUOTA", help=f"Quota to change: {', '.join(Quota)}.")],
     limit: Annotated[str, typer.Argument(help=f"Number, or `{DEFAULT_LIMIT}`.")],
 ) -> None:
-    """Change a quota of a tenant. What the tenant has already stays."""
+    """Change a quota of a tenant. What exceeds the new limit is kept."""
     if limit != DEFAULT_LIMIT and not (limit.isascii() and limit.isdigit() and len(limit) <= MAX_DIGITS):
         raise BadRequest(f"LIMIT takes a number of at most {MAX_DIGITS} digits, or `{DEFAULT_LIMIT}`")
     with transaction(writing=True) as session:

@@ -55,7 +55,7 @@ def check_source(
     source: Source,
     as_json: Json = False,
 ) -> None:
-    """Say what a base model could do here, or why not, without reading or downloading its weights.
+    """Report what a base model can do here, or why it is refused, without reading or downloading its weights.
 
     Prints its architecture, precisions, estimators and back ends, and the predicted memory of the default recipe.
     A refusal ends with exit code 1, as JSON with the field `refused`.

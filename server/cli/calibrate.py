@@ -44,7 +44,7 @@ def calibrate(
     """Create a calibration: the most important input directions of each linear layer, used as A by recipes.
 
     The recipe's rank is the number of directions, and the largest LoRA rank that the calibration supports. Its targets,
-    layers, loss and sequence_length count, too, and answer_length and choices if answers depend on the record.
+    layers, loss and sequence_length are used, too, and answer_length and choices if answers depend on the record.
     """
     began = time.monotonic()
     settings = read_recipe(recipe)

@@ -40,7 +40,7 @@ def compile_program(
 ) -> None:
     """Compile a program into a directory. A complete program of the same recipe there is reused.
 
-    Without them in the recipe, answers have one token and examples two answers.
+    Unless the recipe says otherwise, answers have one token and examples have two answers.
     """
     from server.programs.local import compile_into
 

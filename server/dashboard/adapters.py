@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from sqlalchemy.orm import Session
 
 from server.dashboard.access import FORM_BODY, Fields, signed_in
+from server.dashboard.devices import device_names
 from server.dashboard.pages import page, redirect
 from server.dashboard.routes import PageRoutes
 from server.dashboard.sessions import Visitor
@@ -73,6 +74,7 @@ def adapter(request: Request, visitor: Reader, name: str, state: State, session:
         listing=paging.page(versions, rows.before),
         rule=ApprovalService(session).of_adapter(stored_adapter),
         trail=[event_view(row) for row in trail.rows],
+        names=device_names(session, visitor, [row.actor for row in trail.rows]),
     )
 
 
@@ -125,13 +127,15 @@ def _version_page(
             (field, next((list(mapped.values) for mapped in task.mapped.values() if mapped.field == field), None))
             for field in record_fields(task)
         ]
+    view = version.view(adapter)
     return page(
         request,
         visitor,
         "version.html",
         "Adapter version",
         200 if error is None else error.status,
-        version=version.view(adapter),
+        version=view,
+        names=device_names(session, visitor, [view.device_id]),
         main=adapter.main_version,
         states=VersionState,
         error=error,

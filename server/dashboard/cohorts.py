@@ -7,6 +7,7 @@ from typing import Annotated
 from fastapi import Request, Response
 
 from server.dashboard.access import FORM_BODY, Fields, signed_in
+from server.dashboard.devices import device_names
 from server.dashboard.pages import page, redirect
 from server.dashboard.routes import PageRoutes
 from server.dashboard.sessions import Visitor
@@ -55,6 +56,7 @@ def cohort(request: Request, visitor: Reader, cohort_name: str, session: Reading
         cohort=views.cohort(stored),
         listing=paging.page(views.rounds(stored, rows.rows), rows.before),
         members=views.members(members.rows),
+        names=device_names(session, visitor, [member.device_id for member in members.rows]),
         more_members=members.before is not None,
         privacy=privacy,
         settings_json=stored.settings.model_dump_json(indent=2, exclude_defaults=True),

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated
 
 from fastapi import Request, Response
 from pydantic import ValidationError
+from sqlalchemy.orm import Session
 
 from server.dashboard.access import FORM_BODY, Fields, signed_in
 from server.dashboard.overview import ONLINE
@@ -49,6 +50,13 @@ def device_status(device: Device, job: Job | None, users: Sequence[str]) -> tupl
     if device.report is None or not device.report.datasets:
         return "idle", "wait", "it reports no data set"
     return "idle", "good", "no job waits for it"
+
+
+def device_names(session: Session, visitor: Visitor, ids: Iterable[str | None]) -> Mapping[str, str]:
+    """Returns the names of the devices among `ids`, by id; none if the visitor may not see devices."""
+    if not visitor.may(Scope.DEVICES_READ):
+        return {}
+    return DeviceRepository(session).names(visitor.principal.tenant, {each for each in ids if each is not None})
 
 
 def _progress(job: Job) -> str:

@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session
 
 from server.catalog.bases import BaseRepository
 from server.dashboard.access import FORM_BODY, Fields, signed_in
+from server.dashboard.devices import device_names
 from server.dashboard.pages import page, redirect
 from server.dashboard.routes import PageRoutes
 from server.dashboard.sessions import Visitor
@@ -221,18 +222,11 @@ def job(request: Request, visitor: Reader, job_id: str, state: State, session: R
         times=stored_job.times,
         hides_figures=stored_job.hides_figures,
         waiting=None if view.state.final else ExplanationService(session).explain(stored_job),
-        device=_device_name(session, visitor, stored_job),
+        names=device_names(session, visitor, [stored_job.device_id]),
         recent=recent_progress(session, stored_job),
         request_json=view.request.model_dump_json(indent=2, exclude_defaults=True),
         recipe_json=view.recipe.model_dump_json(indent=2),
     )
-
-
-def _device_name(session: Session, visitor: Visitor, job: Job) -> str | None:
-    if job.device_id is None or not visitor.may(Scope.DEVICES_READ):
-        return None
-    device = DeviceRepository(session).get(visitor.principal.tenant, job.device_id)
-    return None if device is None else device.name
 
 
 def recent_progress(session: Session, job: Job) -> list[Progress]:

@@ -12,6 +12,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.orm import Session
 
 from server.dashboard.access import FORM_BODY, Fields, signed_in
+from server.dashboard.devices import device_names
 from server.dashboard.pages import page, redirect
 from server.dashboard.routes import PageRoutes
 from server.dashboard.sessions import Visitor
@@ -149,4 +150,5 @@ def audit(
     access = None
     if visitor.may(Scope.DEVICES_READ):
         access = AccessTrail(session).page(visitor.principal.tenant, PageRequest(None, ACCESS)).rows
-    return page(request, visitor, "audit.html", "Audit trail", listing=listing, access=access)
+    names = device_names(session, visitor, [row.actor for row in rows.rows])
+    return page(request, visitor, "audit.html", "Audit trail", listing=listing, names=names, access=access)

@@ -155,6 +155,13 @@ def figure(number: float | None, digits: int = 3) -> str:
     return f"{number:,.0f}" if whole else f"{number:.{digits}g}"
 
 
+def code(text: str) -> Markup:
+    """Returns a text whose parts between backticks are shown as code."""
+    quoted = Markup("<code>{}</code>")
+    parts = enumerate(text.split("`"))
+    return Markup().join(quoted.format(part) if number % 2 else part for number, part in parts)
+
+
 def _state(word: object, tone: str | None = None) -> Markup:
     """A state as a word with a colour."""
     text = str(word)
@@ -181,6 +188,7 @@ def environment() -> Environment:
         "after": after,
         "plain": plain,
         "figure": figure,
+        "code": code,
         "state": _state,
     }
     templates.globals |= {"asset": asset_url, "Scope": Scope}

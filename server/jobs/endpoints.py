@@ -111,7 +111,7 @@ def explain_waiting(principal: Reader, job_id: str, session: Reading) -> JobWait
 def cancel_job(principal: Writer, job_id: str, state: State, session: Writing) -> JobView:
     """Cancels a job in any state that is not final. Cancelling it again changes nothing.
 
-    Of a job that repeats, cancels the latest job of the series and ends the series, also between two jobs.
+    For a job that repeats, cancels the latest job of the series and ends the series, even between two jobs.
     """
     return JobService(session, state.artifacts).cancel(principal.tenant, job_id).view()
 

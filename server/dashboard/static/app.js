@@ -139,6 +139,7 @@
     const state = part("state")?.firstElementChild;
     if (state && run.state && state.textContent !== run.state) { location.reload(); return; }
     if (!p || run.final) return;
+    say("phase", p.phase === "training" ? "" : `phase: ${p.phase}`);
     if (p.steps) say("step", `${p.step} / ${p.steps}`);
     say("loss", digits(p.loss));
     say("accuracy", percent(p.accuracy));
@@ -147,7 +148,9 @@
     say("lr", digits(p.lr));
     say("rss", bytes(p.rss_bytes));
     say("left", duration(p.seconds_left));
-    if (p.why) say("why", p.why);
+    const why = part("why");
+    if (why) why.hidden = !p.why;
+    say("why", p.why || "");
   }
 
   // A prompt that is continued: the text appears as it is generated.

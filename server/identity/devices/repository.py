@@ -172,6 +172,11 @@ class DeviceRepository(Repository):
         rows = [{"device_id": name, "seen_at": now, "new_report": reports[name]} for name in sorted(reports)]
         self._session.connection().execute(_PRESENT, rows)
 
+    def names(self, tenant: str, device_ids: Collection[str]) -> dict[str, str]:
+        """Returns the names of devices of a tenant, by id."""
+        statement = select(Device.id, Device.name).where(Device.tenant == tenant, Device.id.in_(device_ids))
+        return {row.id: row.name for row in self._session.execute(statement)}
+
     def newest(self, tenant: str, limit: int) -> Sequence[Device]:
         """Returns the devices of a tenant that are not revoked, the newest first."""
         statement = select(Device).where(Device.tenant == tenant, Device.revoked_at.is_(None))

@@ -251,8 +251,8 @@ def _admitted(offer: DeviceOffer, heads: Mapping[tuple[str, str], Sequence[Head]
 
 
 def _lane(row: Any) -> Lane:
-    *columns, needs = row[: len(_COLUMNS)]
-    return Lane(*columns, parse_needs(needs))
+    columns = {column.key: getattr(row, column.key) for column in _COLUMNS}
+    return Lane(**(columns | {"needs": parse_needs(row.needs)}))
 
 
 _READY_LANES = "mobizo-ready"  # the key in `Session.info`

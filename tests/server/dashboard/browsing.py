@@ -70,15 +70,19 @@ def addresses(fleet, device):
     """The pages of a server that `populate` filled, by name."""
     items = fleet.app().get("/v1/jobs").json()["items"]
     succeeded_jobs = [job for job in items if job["state"] == "succeeded" and job["adapter"] != "readers"]
-    training = next(job for job in items if job["state"] == "training")
+    training, failed = (next(job for job in items if job["state"] == state) for state in ("training", "failed"))
+    series = next(job for job in items if job["adapter"] == "dora-mail")
     return {
         "overview": "/",
         "jobs": "/ui/jobs",
         "submit": "/ui/jobs/new",
         "job": f"/ui/jobs/{training['id']}",
         "finished": f"/ui/jobs/{succeeded_jobs[-1]['id']}",
+        "failed": f"/ui/jobs/{failed['id']}",
+        "series": f"/ui/jobs/{series['id']}",
         "compare": f"/ui/compare?job={succeeded_jobs[-1]['id']}&job={succeeded_jobs[-2]['id']}",
         "devices": "/ui/devices",
+        "join": "/ui/devices/join",
         "device": f"/ui/devices/{device.device_id}",
         "adapters": "/ui/adapters",
         "adapter": "/ui/adapters/alice-movies",

@@ -10,6 +10,7 @@ import numpy as np
 
 from server.app import create_app
 from server.database.columns import utc_now
+from server.identity.quotas import Quota, QuotaService
 from server.identity.signing_keys import service as keys
 from server.settings import Settings
 from server.web.state import AppState
@@ -106,6 +107,7 @@ def run(fleet, app, device, top=0.84, value=0.5, every=3, **changes):
         seconds=331.0,
         peak_rss_bytes=824_000_000,
         train_examples=2400,
+        accuracy_split="test",
     )
 
 
@@ -113,6 +115,8 @@ def populate(fleet, every=3):
     """Fills the server; returns the device that trains now, and its lease. every: steps between two reports."""
     app = fleet.app()
     app.post("/v1/webhooks", json={"url": "https://shop.example/mobizo", "events": ["job.failed", "version.held"]})
+    with fleet.home.database.writing() as session:
+        QuotaService(session).set_limit("default", Quota.RATINGS, 1000)
     settings = {"training": {"steps": 150, "schedule": "cosine"}}
     learning = settings | {"every": every}
     phone = fleet.device(name="alices-phone")
@@ -136,7 +140,7 @@ def populate(fleet, every=3):
     cancelled = app.submit(user="dora", adapter="dora-chat", recipe={"rank": 4})
     assert app.post(f"/v1/jobs/{cancelled['id']}/cancel").status_code == 200
     _cohort(fleet, app, phone, jetson)
-    fleet.ready_job(app, user="dora", adapter="dora-mail", **settings)
+    fleet.ready_job(app, user="dora", adapter="dora-mail", repeat={"every": "7d", "min_new_records": 20}, **settings)
     fleet.ready_job(app, **settings, **start)
     lease = phone.lease(capabilities=CAPABLE | {"battery_percent": 64, "charging": True}, **LEASED)
     report(phone, lease, 70, every=every)

@@ -99,6 +99,10 @@ def test_every_page_is_whole_safe_and_shown_to_its_scope_alone(stocked, person):
                 assert f"<code>{scope}</code>" in page.text
                 assert "token create --scope" in page.text
     # What a page shows beside its own scope follows the scopes as well.
+    assert "alices-phone" in operator.get("/ui/adapters/alice-movies").text  # in the audit trail
+    trail = lone[Scope.ADAPTERS_READ].get("/ui/adapters/alice-movies").text
+    assert "alices-phone" not in trail
+    assert device.device_id in trail
     front = lone[Scope.METRICS_READ].get("/").text
     assert "alice" not in front
     assert "/ui/jobs" not in front
