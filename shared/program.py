@@ -67,7 +67,6 @@ The inference file (role `inference`, where the backend has one) holds one seque
 
 from __future__ import annotations
 
-import math
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
@@ -209,9 +208,9 @@ def kept_products(recipe: Recipe, shape: BaseShape) -> tuple[Target, ...]:
     if recipe.estimator not in REVERSE_ESTIMATORS:
         return ()
     targets = tuple(target for target in shape.linears if target in WIDE_PRODUCTS)
-    layers = shape.layers - recipe.frozen_layers(shape.layers)
-    width = sum(shape.features(target)[1] for target in targets)
-    return targets if 4 * layers * recipe.rows * recipe.sequence_length * width <= KEPT_PRODUCTS_BYTES else ()
+    kinds = shape.of_layers(recipe.frozen_layers(shape.layers))
+    width = sum(kind.features(target)[1] for kind in kinds for target in targets)
+    return targets if 4 * recipe.rows * recipe.sequence_length * width <= KEPT_PRODUCTS_BYTES else ()
 
 
 def transposed_bytes(recipe: Recipe, shape: BaseShape) -> int:
@@ -221,8 +220,7 @@ def transposed_bytes(recipe: Recipe, shape: BaseShape) -> int:
     """
     if recipe.estimator not in REVERSE_ESTIMATORS or recipe.backend != "xnnpack":
         return 0
-    layers = shape.layers - recipe.frozen_layers(shape.layers)
-    elements = layers * sum(math.prod(shape.features(target)) for target in shape.linears)
+    elements = sum(shape.layer_weights[recipe.frozen_layers(shape.layers) :])
     if recipe.loss != "candidates":
         elements += shape.vocabulary * shape.hidden
     return elements * (4 if recipe.precision == "fp32" else 1)

@@ -26,38 +26,39 @@ def step_flops(recipe: Recipe, shape: BaseShape) -> int:
     adapted, frozen = set(recipe.adapted_layers(shape.layers)), recipe.frozen_layers(shape.layers)
     once, every = recipe.effective_batch, recipe.paths * recipe.effective_batch  # sequences
     exact = recipe.estimator in REVERSE_ESTIMATORS
+    kinds, kept = shape.of_layers(), kept_products(recipe, shape)
     products = sum(
-        _layer_products(recipe, shape, once if layer < frozen else every, layer in adapted)
-        for layer in range(shape.layers)
+        _layer_products(recipe, kind, once if layer < frozen else every, layer in adapted)
+        for layer, kind in enumerate(kinds)
     )
     if exact:
         picks = last_layer_picks(recipe)
         for layer in range(frozen, shape.layers - bool(picks)):
             targets = recipe.targets if layer in adapted else ()
-            products += every * recipe.sequence_length * _reverse_weights(recipe, shape, targets)
-            products += 3 * every * _attention_products(recipe, shape)
+            products += every * recipe.sequence_length * _reverse_weights(recipe, kinds[layer], targets, kept)
+            products += 3 * every * _attention_products(recipe, kinds[layer])
         if picks:
             # Nothing of this layer is kept: it is recomputed, and each product has one for the gradient of its input.
             # The products of attention and of B have one for each factor. The MLP's last product is counted here,
             # though only bases with a norm after it compute it again.
-            last_adapted = shape.layers - 1 in adapted
-            products += 2 * _layer_products(recipe, shape, every, last_adapted)
-            products += every * _attention_products(recipe, shape)
+            last, last_adapted = kinds[-1], shape.layers - 1 in adapted
+            products += 2 * _layer_products(recipe, last, every, last_adapted)
+            products += every * _attention_products(recipe, last)
             if last_adapted:
-                products += every * recipe.sequence_length * _b_weights(recipe, shape, recipe.targets)
+                products += every * recipe.sequence_length * _b_weights(recipe, last, recipe.targets)
             # Its queries, o_proj and MLP meet the answer's tokens alone, and so does attention.
             fewer = every * (recipe.sequence_length - picks)
             by_token = [target for target in shape.linears if target not in ("k_proj", "v_proj")]
             targets = tuple(target for target in recipe.targets if target in by_token and last_adapted)
-            weights = _weights(recipe, shape, by_token, targets)
-            products -= fewer * (3 * weights + 4 * _attention_products(recipe, shape) // recipe.sequence_length)
-            products -= fewer * _b_weights(recipe, shape, targets)
+            weights = _weights(recipe, last, by_token, targets)
+            products -= fewer * (3 * weights + 4 * _attention_products(recipe, last) // recipe.sequence_length)
+            products -= fewer * _b_weights(recipe, last, targets)
     answers = recipe.answer_paths * recipe.effective_batch * recipe.answer_length  # tokens
     if recipe.perturbed == "answers":
         # Scores with the sequence's keys and a path's own, and values of both, with zeros before the sequence's.
         attention = (2 * recipe.sequence_length + 3 * recipe.answer_length) * shape.heads * shape.head_dim
         products += sum(
-            answers * (_layer_weights(recipe, shape, layer in adapted) + attention)
+            answers * (_layer_weights(recipe, kinds[layer], layer in adapted) + attention)
             for layer in range(frozen, shape.layers)
         )
     scored = recipe.choices if recipe.loss == "candidates" else shape.vocabulary
@@ -71,8 +72,8 @@ def compile_bytes(recipe: Recipe, shape: BaseShape, parameters: int) -> int:
     The compiler holds one tensor while it reads, then one layer and the tables. Back ends other than XNNPACK have all
     weights in graphs.
     """
-    layer = sum(int.__mul__(*shape.features(target)) for target in shape.linears)
-    outside = parameters - shape.layers * layer  # embedding, lm_head, positions and norms
+    layer = max(shape.layer_weights)
+    outside = parameters - sum(shape.layer_weights)  # embedding, lm_head, positions and norms
     largest = max(shape.vocabulary * shape.hidden, *(int.__mul__(*shape.features(each)) for each in shape.linears))
     size = 4 if recipe.precision == "fp32" else 1
     constants = outside if recipe.backend == "xnnpack" else parameters
@@ -91,13 +92,12 @@ def _layer_weights(recipe: Recipe, shape: BaseShape, adapted: bool) -> int:
     return _weights(recipe, shape, shape.linears, recipe.targets if adapted else ())
 
 
-def _reverse_weights(recipe: Recipe, shape: BaseShape, targets: Sequence[Target]) -> int:
+def _reverse_weights(recipe: Recipe, shape: BaseShape, targets: Sequence[Target], kept: Sequence[Target]) -> int:
     """Returns the weights that one token meets in a layer's reverse pass. targets: those with a B.
 
     Each linear layer's are met for the gradient of its input, and once more where its output was not kept. A norm after
     the MLP or of heads, which needs further outputs, is not counted.
     """
-    kept = kept_products(recipe, shape)
     again = [target for target in shape.linears if target in WIDE_PRODUCTS and target not in kept]
     computed_again = _weights(recipe, shape, again, ()) + _b_weights(
         recipe, shape, [target for target in targets if target in again]
@@ -117,5 +117,8 @@ def _b_weights(recipe: Recipe, shape: BaseShape, targets: Sequence[Target]) -> i
 
 
 def _attention_products(recipe: Recipe, shape: BaseShape) -> int:
-    """Returns the multiply-adds of one sequence's attention: the scores and the weighted sum of values."""
+    """Returns the multiply-adds of one sequence's attention: the scores and the weighted sum of values.
+
+    A convolution is counted as attention with one head, though it has a product for each token that it reads.
+    """
     return 2 * recipe.sequence_length**2 * shape.heads * shape.head_dim

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from server.compiler.checkpoints.checkpoint import Checkpoint
 from server.compiler.model.backbone import Backbone, BackboneTensors
-from server.compiler.model.decoder import DecoderLayer, LayerShape, LayerTables
+from server.compiler.model.decoder import DecoderLayer, LayerShape, all_tables
 from shared.recipe import Target
 
 Observe = Callable[[int, Target, Tensor, Tensor], None]  # batch, linear layer, its input x (E, S, in), its output
@@ -47,8 +47,7 @@ class LayerwisePasses:
         self._sizes = [(*batch.shape, checkpoint.facts.hidden) for batch in tokens]
         self._vectors = _backbone(checkpoint)
         longest = max(size[1] for size in self._sizes)
-        kinds = range(len(checkpoint.facts.attention))
-        self._tables = [LayerTables(checkpoint.facts, longest, kind) for kind in kinds]
+        self._tables = all_tables(checkpoint.facts, longest)
         backbone = _backbone(checkpoint, "embedding", "positions")
         for number, batch in enumerate(tokens):
             self._put("hidden", 0, number, backbone.embed(batch))
@@ -87,13 +86,14 @@ class LayerwisePasses:
 
     def _layer(self, index: int) -> _ObservedLayer:
         rows = self._sizes[0][0]
-        shape = LayerShape(self._checkpoint.facts, "fp32", paths=1, rows=rows, rank=1, targets=())
+        shape = LayerShape(self._checkpoint.facts.of_layer(index), "fp32", paths=1, rows=rows, rank=1, targets=())
         return _ObservedLayer(shape, dict(self._checkpoint.layers[index]))
 
     def _others(self, index: int, number: int) -> tuple[Tensor, ...]:
         """Returns what layer `index` takes beside the hidden states of a batch."""
         tables = self._tables[self._checkpoint.facts.kind(index)]
-        return *self._vectors.vectors(index), *tables(self._sizes[number][1])
+        rows, length, _ = self._sizes[number]
+        return *self._vectors.vectors(index), *tables(length, rows)
 
     def _path(self, kind: str, index: int, number: int) -> Path:
         return self._directory / f"{kind}.{index}.{number}"

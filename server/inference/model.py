@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import repeat
+from itertools import chain, repeat
 
 import numpy as np
 import torch
@@ -19,7 +19,8 @@ from torch import Tensor
 from server.compiler.checkpoints.base import BaseFacts, locate_base
 from server.compiler.checkpoints.checkpoint import Checkpoint, load_checkpoint
 from server.compiler.model.backbone import Backbone, BackboneTensors
-from server.compiler.model.decoder import MASKED, DecoderLayer, LayerShape, LayerTables, rotary_angles
+from server.compiler.model.convolution import ConvolutionTables, convolution
+from server.compiler.model.decoder import MASKED, DecoderLayer, LayerShape, all_tables, rotary_angles
 from server.compiler.model.layer_inputs import AttentionTables
 from server.inference.lora_rows import AdaptedRows, ServedAdapter
 from server.inference.texts import Text
@@ -31,7 +32,9 @@ from shared.sampling import Sampler, generated_token
 from shared.zo.lora import F32
 
 MAX_POSITIONS = 256  # positions whose logits over the whole vocabulary are in memory at the same time
-Cache = tuple[Tensor, Tensor]  # of one layer: keys (R, kv_heads, head_dim, C), values (R, kv_heads, C, head_dim)
+# Of one layer: keys (R, kv_heads, head_dim, C) and values (R, kv_heads, C, head_dim); of a convolution, inputs
+# (R, C, hidden).
+Cache = tuple[Tensor, ...]
 
 
 class ServingLayer(DecoderLayer):
@@ -42,7 +45,7 @@ class ServingLayer(DecoderLayer):
     """
 
     def __init__(self, facts: BaseFacts, index: int, weights: Mapping[str, Tensor]) -> None:
-        super().__init__(LayerShape(facts, "fp32", paths=1, rows=1, rank=1, targets=()), weights, {})
+        super().__init__(LayerShape(facts.of_layer(index), "fp32", paths=1, rows=1, rank=1, targets=()), weights, {})
         self.index = index
         self.rows = AdaptedRows([])
         self.cache: Cache | None = None
@@ -62,7 +65,9 @@ class ServingLayer(DecoderLayer):
         tables: AttentionTables,
     ) -> Tensor:
         q, k, v = self.heads(x, b, head_norms, tables, query_input)
-        if self.cache is not None and self.places is not None:
+        if self.cache is not None and self.shape.facts.convolves:
+            mixed = self._convolve_cached(self.cache[0], self.places, q, k * v, tables)
+        elif self.cache is not None and self.places is not None:
             mixed = self._attend_cached(self.cache, self.places, q, k, v, tables)
         else:
             if self.cache is not None:
@@ -70,6 +75,17 @@ class ServingLayer(DecoderLayer):
                 self.cache[1][:, :, : v.shape[1]] = v.permute(0, 2, 1, 3)
             mixed = self.mix(q, k, v, tables)
         return self._linear("o_proj", mixed, b)
+
+    def _convolve_cached(
+        self, cache: Tensor, places: Tensor | None, gate: Tensor, gated: Tensor, tables: AttentionTables
+    ) -> Tensor:
+        """The gated convolution of whole texts, or of one token of each row; gate, gated (R, S, 1, hidden)."""
+        gate, gated, rows = gate.squeeze(2), gated.squeeze(2), torch.arange(len(gated))
+        if places is None:
+            cache[:, : gated.shape[1]] = gated
+            return gate * convolution(gated, tables)
+        cache[rows, places] = gated.squeeze(1)
+        return gate * convolution(cache[:, : tables.shifts[0].shape[-1]], tables)
 
     def _attend_cached(
         self, cache: Cache, places: Tensor, q: Tensor, k: Tensor, v: Tensor, tables: AttentionTables
@@ -98,7 +114,6 @@ class ServingBase:
         )
         self._backbone = Backbone(self.facts, tensors, 1)
         self._layers = [ServingLayer(self.facts, index, layer) for index, layer in enumerate(checkpoint.layers)]
-        self._kinds = range(len(self.facts.attention))
 
     @classmethod
     def open(cls, source: str, sha256: str) -> ServingBase:
@@ -142,13 +157,16 @@ class ServingBase:
         padded = np.zeros((len(texts), length), np.int64)
         for row, tokens in enumerate(texts):
             padded[row, : len(tokens)] = tokens
-        kinds = [LayerTables(self.facts, length, kind)(length) for kind in self._kinds]
+        kinds = [tables(length, len(texts)) for tables in all_tables(self.facts, length)]
         return self._forward(rows, self._backbone.embed(torch.from_numpy(padded)), kinds, caches, None)
 
     def step(self, rows: AdaptedRows, tokens: Tensor, places: Tensor, caches: Iterable[Cache]) -> Tensor:
         """Hidden states (R, 1, hidden) of one token (R,) of each row at its place (R,), written into the caches."""
         hidden = self._backbone.embed(tokens.unsqueeze(1), places.unsqueeze(1))
-        kinds = [_step_tables(self.facts, places, kind) for kind in self._kinds]
+        kinds = [_step_tables(self.facts, places, kind) for kind in range(len(self.facts.attention))]
+        if self.facts.conv_layers:
+            length = int(places.max()) + 1
+            kinds.append(ConvolutionTables(self.facts, length).picked(length, places.unsqueeze(1)))
         return self._forward(rows, hidden, kinds, caches, places)
 
     def _forward(
@@ -160,9 +178,9 @@ class ServingBase:
         places: Tensor | None,
     ) -> Tensor:
         """hidden (R, S, hidden) through every layer. kinds: tables of each attention kind."""
-        shape = replace(self._layers[0].shape, rows=len(hidden))
         for layer, cache in zip(self._layers, repeat(None) if caches is None else caches, strict=False):
-            layer.rows, layer.shape, layer.cache, layer.places = rows, shape, cache, places
+            layer.rows, layer.cache, layer.places = rows, cache, places
+            layer.shape = replace(layer.shape, rows=len(hidden))
             tables = kinds[self.facts.kind(layer.index)]
             hidden = layer(hidden, *self._backbone.vectors(layer.index), *tables)
             layer.cache = None
@@ -187,6 +205,14 @@ def _step_tables(facts: BaseFacts, places: Tensor, kind: int) -> tuple[Tensor, .
     return (mask, torch.full((1,), facts.attention_scale), *rotary, *caps)
 
 
+def _new_cache(facts: BaseFacts, rows: int, limit: int) -> Cache:
+    """An empty cache of one layer, for `limit` tokens of each row."""
+    if facts.convolves:
+        return (torch.zeros(rows, limit, facts.hidden),)
+    heads, dim = facts.kv_heads, facts.head_dim
+    return torch.zeros(rows, heads, dim, limit), torch.zeros(rows, heads, limit, dim)
+
+
 class TextBatch:
     """Texts that grow together by one token in each step: keys, values and samplers. Rows are numbers of the texts."""
 
@@ -206,15 +232,14 @@ class TextBatch:
         ]
         self._last = [0] * len(texts)  # the newest token of each text
         self._lengths = torch.zeros(len(texts), dtype=torch.int64)
-        shape, limit = (base.facts.layers, len(texts), base.facts.kv_heads), max(text.limit for text in texts)
-        self._keys = torch.zeros(*shape, base.facts.head_dim, limit)
-        self._values = torch.zeros(*shape, limit, base.facts.head_dim)
+        limit = max(text.limit for text in texts)
+        self._caches = [_new_cache(kind, len(texts), limit) for kind in base.facts.of_layers()]
 
     @torch.inference_mode()
     def read(self, start: int, stop: int) -> list[GeneratedToken | MobizoError]:
         """Reads the prompts of some texts. Returns the first token after each."""
         rows, prompts = slice(start, stop), [text.tokens for text in self._texts[start:stop]]
-        caches = zip(self._keys[:, rows], self._values[:, rows], strict=True)
+        caches = (tuple(tensor[rows] for tensor in cache) for cache in self._caches)
         hidden = self._base.read(AdaptedRows(self._adapters[rows]), prompts, caches)
         self._lengths[rows] = torch.tensor([len(tokens) for tokens in prompts])
         places = [(row, len(tokens) - 1) for row, tokens in enumerate(prompts)]
@@ -226,11 +251,11 @@ class TextBatch:
         if len(rows) < len(self._rows):
             kept, self._rows = [self._rows.index(row) for row in rows], list(rows)
             self._adapters, self._lengths = [self._adapters[at] for at in kept], self._lengths[kept]
-            for layer in (*self._keys, *self._values):  # in place, because a copy would take the memory twice
-                layer[: len(kept)] = layer[kept]
-            self._keys, self._values = self._keys[:, : len(kept)], self._values[:, : len(kept)]
-        tokens, caches = torch.tensor([self._last[row] for row in rows]), zip(self._keys, self._values, strict=True)
-        hidden = self._base.step(AdaptedRows(self._adapters), tokens, self._lengths, caches)
+            for tensor in chain.from_iterable(self._caches):  # in place, because a copy would take the memory twice
+                tensor[: len(kept)] = tensor[kept]
+            self._caches = [tuple(tensor[: len(kept)] for tensor in cache) for cache in self._caches]
+        tokens = torch.tensor([self._last[row] for row in rows])
+        hidden = self._base.step(AdaptedRows(self._adapters), tokens, self._lengths, self._caches)
         self._lengths = self._lengths + 1
         return self._sample(rows, self._base.logits(hidden, [(at, 0) for at in range(len(rows))]).numpy())
 

@@ -56,7 +56,7 @@ class ResolvedTarget:
     def base_ref(self) -> ServedBaseRef:
         """The base model as the scorer knows it."""
         base, shape = self.base, self.base.shape
-        token_bytes = 2 * 4 * shape.layers * shape.kv_heads * shape.head_dim
+        token_bytes = 4 * shape.cached_features
         return ServedBaseRef(
             sha256=base.sha256,
             source=base.source,

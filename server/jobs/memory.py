@@ -62,10 +62,9 @@ def _kept(recipe: Recipe, shape: BaseShape, adapted: int) -> int:
     """
     if recipe.estimator not in REVERSE_ESTIMATORS:
         return 0
-    keys = shape.kv_heads * shape.head_dim
-    layers = shape.layers - recipe.frozen_layers(shape.layers)
-    products = sum(shape.features(target)[1] for target in kept_products(recipe, shape))
-    return layers * (2 * (shape.hidden + keys) + products) + adapted * recipe.rank * len(recipe.targets)
+    kinds, kept = shape.of_layers(recipe.frozen_layers(shape.layers)), kept_products(recipe, shape)
+    outputs = sum(kind.features(target)[1] for kind in kinds for target in ("k_proj", "v_proj", *kept))
+    return 2 * len(kinds) * shape.hidden + outputs + adapted * recipe.rank * len(recipe.targets)
 
 
 def answer_tokens(recipe: Recipe) -> int:

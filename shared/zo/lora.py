@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import safetensors
@@ -72,6 +73,42 @@ class BaseShape(BaseModel):
         exclude_if=lambda neighbours: not neighbours,
         description="the base's own files pair neighbouring features of a head for rotation, not those of two halves",
     )
+    conv_layers: tuple[int, ...] = Field(
+        (),
+        exclude_if=lambda layers: not layers,
+        description="layers that have a gated short convolution instead of attention; its input gate counts as k_proj, "
+        "its input as v_proj, its output gate as q_proj, and its output layer as o_proj",
+    )
+
+    @property
+    def convolves(self) -> bool:
+        """Whether every layer has a gated short convolution. It is meant for the shape of one layer, see `of_layer`."""
+        return len(self.conv_layers) == self.layers
+
+    def of_layer(self, layer: int) -> Self:
+        """Returns the shape of a base with this layer alone. A convolution counts as one head of the hidden size."""
+        if not self.conv_layers:
+            return self
+        if layer not in self.conv_layers:
+            return self.model_copy(update={"layers": 1, "conv_layers": ()})
+        one_head = {"heads": 1, "kv_heads": 1, "head_dim": self.hidden}
+        return self.model_copy(update={"layers": 1, "conv_layers": (0,), **one_head})
+
+    def of_layers(self, first: int = 0) -> list[Self]:
+        """Returns `of_layer` of each layer from `first` on."""
+        return [self.of_layer(layer) for layer in range(first, self.layers)]
+
+    @property
+    def cached_features(self) -> int:
+        """Numbers of one token that a text's cache holds: keys and values, or the input of a convolution."""
+        kinds = self.of_layers()
+        return sum(kind.hidden if kind.convolves else 2 * kind.kv_heads * kind.head_dim for kind in kinds)
+
+    @property
+    def layer_weights(self) -> tuple[int, ...]:
+        """Elements of the linear weights of each layer."""
+        kinds = self.of_layers()
+        return tuple(sum(math.prod(kind.features(target)) for target in kind.linears) for kind in kinds)
 
     @property
     def linears(self) -> tuple[Target, ...]:
@@ -101,10 +138,16 @@ class ModuleNames:
     names: Mapping[str, str] = field(default_factory=dict)  # target -> path within a layer
     fused: Mapping[str, tuple[Target, ...]] = field(default_factory=dict)  # path -> targets that it holds as one
     by_head: bool = False  # a fused module alternates its targets' rows from head to head
+    convolution: ModuleNames | None = None  # of layers that have a convolution
 
 
 _QKV: tuple[Target, ...] = ("q_proj", "k_proj", "v_proj")
 _GATE_UP: Mapping[str, tuple[Target, ...]] = {"mlp.gate_up_proj": ("gate_proj", "up_proj")}
+_W123: Mapping[str, str] = {
+    "gate_proj": "feed_forward.w1",
+    "up_proj": "feed_forward.w3",
+    "down_proj": "feed_forward.w2",
+}
 _LANGUAGE_MODEL = ModuleNames("model.language_model.layers")
 MODULE_NAMES: Mapping[str, ModuleNames] = {
     "opt": ModuleNames(
@@ -129,20 +172,29 @@ MODULE_NAMES: Mapping[str, ModuleNames] = {
         {"o_proj": "attn.c_proj", "up_proj": "mlp.c_fc", "down_proj": "mlp.c_proj"},
         {"attn.c_attn": _QKV},
     ),
+    "lfm2": ModuleNames(
+        names={**_W123, "o_proj": "self_attn.out_proj"},
+        convolution=ModuleNames(
+            attention="conv",
+            names={**_W123, "o_proj": "conv.out_proj"},
+            fused={"conv.in_proj": ("k_proj", "q_proj", "v_proj")},
+        ),
+    ),
 }
 
 
-def module_names(architecture: str) -> ModuleNames:
-    """Returns the names of an architecture's linear layers."""
-    return MODULE_NAMES.get(architecture, ModuleNames())
+def module_names(shape: BaseShape) -> ModuleNames:
+    """Returns the names of a layer's linear layers. shape: of one layer, if the base's layers differ."""
+    names = MODULE_NAMES.get(shape.architecture, ModuleNames())
+    return names.convolution if names.convolution and shape.convolves else names
 
 
-def hf_module_name(architecture: str, target: Target) -> str:
-    """Returns the path of a target within a decoder layer of the architecture's model in transformers.
+def hf_module_name(shape: BaseShape, target: Target) -> str:
+    """Returns the path of a target within a decoder layer of the model in transformers. shape: as `module_names`.
 
     A target that is part of a fused module has the name that it would have by itself; see `file_rows`.
     """
-    own = module_names(architecture)
+    own = module_names(shape)
     parent = own.attention if target in (*_QKV, "o_proj") else "mlp"
     return own.names.get(target, f"{parent}.{target}")
 
@@ -150,11 +202,12 @@ def hf_module_name(architecture: str, target: Target) -> str:
 def file_rows(shape: BaseShape, target: Target) -> tuple[str, NDArray[np.int64] | None]:
     """Returns the module within a layer that holds a target in the base's own files, and the place of its rows there.
 
-    The rows (out,) are those of the module's weight, for each row of the target here; None: the same rows.
+    The rows (out,) are those of the module's weight, for each row of the target here; None: the same rows. shape: as
+    `module_names`.
     """
-    names = module_names(shape.architecture)
+    names = module_names(shape)
     rows = np.arange(shape.features(target)[1])
-    if target in ("q_proj", "k_proj"):
+    if target in ("q_proj", "k_proj") and not shape.convolves:
         order = head_order(shape.head_dim, shape.rotary_dim, shape.interleaved)
         rows = rows.reshape(-1, shape.head_dim)[:, order].reshape(-1)
     for module, targets in names.fused.items():
@@ -167,7 +220,7 @@ def file_rows(shape: BaseShape, target: Target) -> tuple[str, NDArray[np.int64] 
             rows = rows + sum(shape.features(each)[1] for each in targets[: targets.index(target)])
         return module, rows
     same = bool((rows == np.arange(len(rows))).all())
-    return hf_module_name(shape.architecture, target), None if same else rows
+    return hf_module_name(shape, target), None if same else rows
 
 
 @dataclass(frozen=True)
@@ -200,13 +253,14 @@ def lora_modules(recipe: Recipe, shape: BaseShape) -> tuple[LoraModule, ...]:
     """
     if missing := [target for target in recipe.targets if target not in shape.linears]:
         raise InvalidRecipe(f"targets names {missing[0]}; a {shape.architecture} layer has {', '.join(shape.linears)}")
-    parent = module_names(shape.architecture).layers
+    parent = module_names(shape).layers
     modules: list[LoraModule] = []
     offset = 0
     for layer in recipe.adapted_layers(shape.layers):
+        kind = shape.of_layer(layer)
         for target in recipe.targets:
-            in_features, out_features = shape.features(target)
-            name = f"{parent}.{layer}.{hf_module_name(shape.architecture, target)}"
+            in_features, out_features = kind.features(target)
+            name = f"{parent}.{layer}.{hf_module_name(kind, target)}"
             module = LoraModule(len(modules), layer, target, name, in_features, out_features, recipe.rank, offset)
             modules.append(module)
             offset += module.size

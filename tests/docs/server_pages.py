@@ -277,6 +277,7 @@ def _features(facts: dict[str, Any]) -> list[str]:
         "partial RoPE": facts["rotary_dim"] and not learned,
         "interleaved RoPE": facts.get("interleaved"),
         "layers without RoPE": not learned and any(kind.rope is None for kind in kinds),
+        "gated short convolutions": "conv_taps" in facts,
         "sliding window": any(kind.window for kind in kinds),
         "soft caps": facts.get("final_softcap"),
         "multipliers": facts["architecture"] in ("granite", "cohere", "cohere2"),

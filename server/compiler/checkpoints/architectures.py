@@ -18,7 +18,7 @@ QKV: tuple[Target, ...] = ("q_proj", "k_proj", "v_proj")
 ATTENTION: tuple[Target, ...] = (*QKV, "o_proj")
 MLP: tuple[Target, ...] = ("gate_proj", "up_proj", "down_proj")
 PLAIN_MLP: tuple[Target, ...] = ("up_proj", "down_proj")  # without a gate
-FULL, SLIDING = "full_attention", "sliding_attention"
+FULL, SLIDING, CONVOLUTION = "full_attention", "sliding_attention", "conv"
 
 SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 CONTEXT = "max_position_embeddings"
@@ -131,6 +131,27 @@ def _granite(options: Options) -> dict[str, Any]:
         "attention_scale": options["attention_multiplier"],
         "residual_scale": options["residual_multiplier"],
         "logits_scale": 1 / options["logits_scaling"],
+    }
+
+
+def _lfm2(options: Options) -> dict[str, Any]:
+    kinds, attends = options["layer_types"], options["full_attn_idxs"]
+    if kinds is None:
+        layers = range(options["num_hidden_layers"])
+        kinds = [FULL if attends is None or index in attends else CONVOLUTION for index in layers]
+    width, multiple = options["block_ff_dim"] or options["intermediate_size"], options["block_multiple_of"]
+    if options["block_auto_adjust_ff_dim"]:
+        scaled = int(2 * width / 3)
+        if options["block_ffn_dim_multiplier"] is not None:
+            scaled = int(options["block_ffn_dim_multiplier"] * scaled)
+            scaled = multiple * ((scaled + multiple - 1) // multiple)
+        width = scaled
+    tied = options["tie_word_embeddings"] if options["tie_embedding"] is None else options["tie_embedding"]
+    return {
+        "conv_layers": tuple(index for index, kind in enumerate(kinds) if kind == CONVOLUTION),
+        "conv_taps": options["conv_L_cache"],
+        "intermediate": width,
+        "tied": bool(tied),
     }
 
 
@@ -451,6 +472,35 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         },
         facts={"interleaved": True},
         biases={"attention_bias": QKV, "mlp_bias": MLP},
+    ),
+    "lfm2": Architecture(
+        models="LFM2, LFM2.5 (dense)",
+        defaults={
+            "intermediate_size": 12288,
+            "num_key_value_heads": 8,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 1e6,
+            "tie_word_embeddings": True,
+            "full_attn_idxs": None,
+            "conv_L_cache": 3,
+            "conv_bias": False,
+            "block_multiple_of": 256,
+            "block_ffn_dim_multiplier": 1.0,
+            "block_auto_adjust_ff_dim": True,
+            # Names in older files, which have precedence:
+            "block_ff_dim": None,
+            "tie_embedding": None,
+        },
+        spelling={"norm_eps": "rms_norm_eps"},
+        facts={"qk_norm": "head"},
+        derived=_lfm2,
+        only={"conv_bias": (False,)},
+        norms={
+            "operator_norm": "input_norm",
+            "ffn_norm": "post_norm",
+            "self_attn.q_layernorm": "q_norm",
+            "self_attn.k_layernorm": "k_norm",
+        },
     ),
     "opt": Architecture(
         models="OPT, except 350M",

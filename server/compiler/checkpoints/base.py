@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -71,6 +71,7 @@ class BaseFacts(BaseShape):
     form: Literal["huggingface", "gguf"]
     tied: bool = Field(description="lm_head is the embedding table")
     parameters: int = Field(description="number of elements of all base tensors; tied tensors count once")
+    conv_taps: int = Field(1, ge=1, description="tokens that a convolution reads: the newest one and those before it")
     norm: Literal["rms", "layer"] = "rms"
     norm_eps: float
     norms: tuple[NormPlace, ...] = Field(
@@ -97,8 +98,15 @@ class BaseFacts(BaseShape):
     logits_scale: float = Field(1.0, description="factor of the logits; readers fold it into the final norm")
 
     def kind(self, layer: int) -> int:
-        """Index of a layer's kind of attention."""
+        """Index of a layer's kind of attention; convolutions are the kind after the last one."""
+        if layer in self.conv_layers:
+            return len(self.attention)
         return self.layer_kinds[layer] if self.layer_kinds else 0
+
+    def of_layer(self, layer: int) -> Self:
+        """Returns the facts of a base with this layer alone."""
+        facts = super().of_layer(layer)
+        return facts.model_copy(update={"qk_norm": None}) if self.conv_layers and facts.convolves else facts
 
     @property
     def windowed(self) -> bool:
@@ -134,6 +142,21 @@ class BaseFacts(BaseShape):
     def head_norms(self) -> tuple[str, ...]:
         """Names of the norm vectors of one layer's queries and keys."""
         return ("q_norm", "k_norm") if self.qk_norm else ()
+
+    @property
+    def mixer_vectors(self) -> dict[str, int]:
+        """Names and sizes of the vectors of one layer's mixer: norms of queries and keys, or a convolution's taps.
+
+        The last tap is the newest token's.
+        """
+        if self.convolves:
+            return {f"tap_{tap}": self.hidden for tap in range(self.conv_taps)}
+        return {name: self.head_norm_size(name) for name in self.head_norms}
+
+    @property
+    def mixer_rows(self) -> int:
+        """The most vectors that a layer's mixer has."""
+        return max(len(kind.mixer_vectors) for kind in self.of_layers())
 
     def head_norm_size(self, name: str) -> int:
         """Elements of one of `head_norms`."""

@@ -32,7 +32,7 @@ class Checkpoint:
     facts: BaseFacts
     tables: Mapping[str, Tensor]  # embedding (V, hidden); lm_head (V, hidden) unless tied; positions if learned
     norms: Tensor  # (K layers + F, hidden): each layer's `layer_norms`, then `final_norms`
-    head_norms: Tensor | None  # (2 layers, the widest norm's size)
+    head_norms: Tensor | None  # (`mixer_rows` of each layer, the widest one's size): each layer's `mixer_vectors`
     layers: tuple[Mapping[str, Tensor], ...]  # linear weights (out, in) and biases (out,) by name
 
 
@@ -74,7 +74,11 @@ def load_checkpoint(source: str) -> Checkpoint:
     facts = hashed(unhashed_facts, files)
     prefixes = [f"layers.{index}." for index in range(facts.layers)]
     vectors = [tensors[prefix + name].read() for prefix in prefixes for name in facts.layer_norms]
-    heads = [tensors[prefix + name].read() for prefix in prefixes for name in facts.head_norms]
+    kinds = facts.of_layers()
+    heads: list[Tensor] = []
+    for prefix, kind in zip(prefixes, kinds, strict=True):
+        own = [tensors[prefix + name].read() for name in kind.mixer_vectors]
+        heads += [*own, *[torch.zeros(1)] * (facts.mixer_rows - len(own))]
     widest = max((len(vector) for vector in heads), default=0)
     heads = [torch.nn.functional.pad(vector, (0, widest - len(vector))) for vector in heads]
     return Checkpoint(
@@ -83,7 +87,8 @@ def load_checkpoint(source: str) -> Checkpoint:
         norms=torch.stack([*vectors, *(tensors[name].read() for name in facts.final_norms)]),
         head_norms=torch.stack(heads) if heads else None,
         layers=tuple(
-            LazyTensors({name: tensors[prefix + name] for name in linear_shapes(facts)}) for prefix in prefixes
+            LazyTensors({name: tensors[prefix + name] for name in linear_shapes(kind)})
+            for prefix, kind in zip(prefixes, kinds, strict=True)
         ),
     )
 
@@ -133,10 +138,10 @@ def tensor_shapes(facts: BaseFacts) -> dict[str, tuple[int, ...]]:
     if facts.learned_positions:
         shapes["positions"] = (facts.context_length, facts.hidden)
     shapes.update(dict.fromkeys(facts.final_norms, (facts.hidden,)))
-    layer = dict.fromkeys(facts.layer_norms, (facts.hidden,))
-    layer.update({name: (facts.head_norm_size(name),) for name in facts.head_norms})
-    for index in range(facts.layers):
-        shapes.update({f"layers.{index}.{name}": shape for name, shape in {**layer, **linear_shapes(facts)}.items()})
+    norms = dict.fromkeys(facts.layer_norms, (facts.hidden,))
+    for index, kind in enumerate(facts.of_layers()):
+        layer = {**norms, **{name: (size,) for name, size in kind.mixer_vectors.items()}, **linear_shapes(kind)}
+        shapes.update({f"layers.{index}.{name}": shape for name, shape in layer.items()})
     return shapes
 
 

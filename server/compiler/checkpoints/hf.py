@@ -43,6 +43,7 @@ TOP_NAMES = {
     "final_layer_norm": "norm",
     "final_layernorm": "norm",
     "ln_f": "norm",
+    "embedding_norm": "norm",
     "lm_head": "lm_head",
     "embed_out": "lm_head",
 }
@@ -56,6 +57,7 @@ OTHER_PARTS = re.compile(r"(model\.)?(vision_tower|vision_model|multi_modal_proj
 QUANTIZED = re.compile(
     r".*\.(qweight|qzeros|scales|biases|g_idx|SCB|weight_packed|weight_scale|weight\.(absmax|quant_state\..*))"
 )
+CONVOLUTION_KERNEL = "conv.conv"  # within a layer
 FLOATS = ("BF16", "F16", "F32", "F64")
 
 
@@ -141,17 +143,21 @@ def _tensors(directory: Path, facts: BaseFacts) -> dict[str, _StoredTensor]:
 
 def _stored(path: Path, name: str, shape: tuple[int, ...], facts: BaseFacts, canonical: str) -> _StoredTensor:
     """Returns the tensor `canonical`, which is stored under `name` by itself or with others."""
-    architecture, stem = architecture_of(facts.architecture), canonical.rpartition(".")[2]
+    architecture, (place, _, stem) = architecture_of(facts.architecture), canonical.rpartition(".")
     target, rows, stored_shape = stem.removesuffix("_bias"), None, shape
+    if place:
+        facts = facts.of_layer(int(place.removeprefix("layers.")))
     if target in TARGETS:
         if architecture.transposed:
             shape = stored_shape = shape[::-1]
         module, rows = file_rows(facts, target)
-        fused = module_names(facts.architecture).fused.get(module)
+        fused = module_names(facts).fused.get(module)
         if fused is not None and shape[0] == sum(facts.features(each)[1] for each in fused):
             shape = stored_shape = (facts.features(target)[1], *shape[1:])
     elif stem in facts.head_norms:
         rows = head_norm_rows(facts, stem)
+    elif stem in facts.mixer_vectors:  # of a convolution's kernel, (hidden, 1, taps)
+        shape = stored_shape = shape[:1] if shape[1:] == (1, facts.conv_taps) else shape
     elif stem == "positions":
         shape = (shape[0] - architecture.unused_positions, *shape[1:])
     return _StoredTensor(shape, partial(_read, path, name, facts, canonical, rows), stored_shape)
@@ -207,6 +213,8 @@ def _read(path: Path, name: str, facts: BaseFacts, canonical: str, rows: NDArray
         tensor = tensor.T.contiguous()
     if stem == "positions":
         return tensor[architecture.unused_positions :]
+    if stem.startswith("tap_"):
+        return tensor[:, 0, int(stem.removeprefix("tap_"))].contiguous()
     if rows is not None:
         tensor = tensor[torch.from_numpy(rows)]
     if stem.endswith("norm") and architecture.norm_offset:
@@ -236,7 +244,10 @@ def _layer_names(facts: BaseFacts) -> dict[str, Sequence[str]]:
     """Returns the canonical names of the tensors that each name within a layer stands for."""
     norms = architecture_of(facts.architecture).norms
     names: dict[str, Sequence[str]] = {stem: [canonical] for stem, canonical in norms.items()}
-    for target in facts.linears:
-        names.setdefault(file_rows(facts, target)[0], [])
-        names[file_rows(facts, target)[0]] = [*names[file_rows(facts, target)[0]], target]
+    for kind in dict.fromkeys(facts.of_layers()):
+        own: dict[str, Sequence[str]] = {CONVOLUTION_KERNEL: list(kind.mixer_vectors)} if kind.convolves else {}
+        for target in kind.linears:
+            module = file_rows(kind, target)[0]
+            own[module] = [*own.get(module, ()), target]
+        names |= own
     return names

@@ -16,6 +16,7 @@ from server.compiler.checkpoints.architectures import (
     ARCHITECTURES,
     COMMON,
     CONTEXT,
+    CONVOLUTION,
     FULL,
     MULTIMODAL,
     ONLY,
@@ -172,7 +173,8 @@ def _sliding_layers(architecture: Architecture, options: Options, layers: int) -
     kinds = options["layer_types"]
     if kinds is None:
         kinds = [SLIDING if architecture.slides(options, index) else FULL for index in range(layers)]
-    if len(kinds) != layers or not set(kinds) <= {FULL, SLIDING}:
+    known = {FULL, SLIDING, CONVOLUTION} if "conv_L_cache" in options else {FULL, SLIDING}
+    if len(kinds) != layers or not set(kinds) <= known:
         raise UnsupportedModel(
             f"layer_types lists {len(kinds)} of {layers} layers, with the kinds {sorted(set(kinds))}"
         )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 from torch.export import Dim
+from torch.nn import functional
 
 from server.compiler.export.emission import Signature
 from server.compiler.export.lowering import Example
@@ -52,13 +53,13 @@ class GradientNetwork(BaseNetwork):
         ]
 
     def scales(self, stack: Stack) -> Tensor | None:
-        """The scales of the stack's linear weights, side by side, (layers, outputs); None: float32 weights."""
+        """The scales of the stack's linear weights, side by side, (layers, most outputs); None: float32 weights."""
         if self._base.precision == "fp32":
             return None
         indices = range(stack.first, stack.first + len(stack.shapes))
-        return torch.stack(
-            [torch.cat([self._base.layers[at][target + SCALE] for target in self.facts.linears]) for at in indices]
-        )
+        scales = [torch.cat([self._base.layers[at][target + SCALE] for target in self.facts.linears]) for at in indices]
+        widest = max(len(of_layer) for of_layer in scales)
+        return torch.stack([functional.pad(of_layer, (0, widest - len(of_layer))) for of_layer in scales])
 
     def head_reverse(self, rows: int, picks: int) -> nn.Module | None:
         """The lowered reverse of lm_head over a quantized table, for as many positions as `head`.
@@ -123,7 +124,6 @@ class GradientNetwork(BaseNetwork):
         """Inputs that a reverse pass is exported with."""
         inputs = layer_example(shape, self.recipe.sequence_length)
         states, others = (inputs[:2], inputs[2:]) if shape.picks else (inputs[:1], inputs[1:])
-        outputs = sum(self.facts.features(target)[1] for target in self.facts.linears)
-        scales = () if shape.scheme is None else (torch.ones(outputs),)
+        scales = () if shape.scheme is None else (torch.ones(shape.outputs),)
         kept = [torch.zeros(*states[0].shape[:2], width) for width in Kept.widths(shape)]
         return (*states, *kept, torch.zeros_like(states[-1]), *others, *scales)

@@ -36,9 +36,9 @@ from server.compiler.methods.training import (
     Step,
     Suffix,
 )
-from server.compiler.model.answer_paths import AnswerLayer, AnswerTables, KeyedLayer
+from server.compiler.model.answer_paths import AnswerLayer, KeyedLayer, answer_tables
 from server.compiler.model.backbone import Backbone, BackboneTensors, states_for
-from server.compiler.model.decoder import DecoderLayer, LayerShape, LayerTables, layer_shapes, quantized_layer
+from server.compiler.model.decoder import DecoderLayer, LayerShape, all_tables, layer_shapes, quantized_layer
 from server.compiler.model.rounding import ROWS, SCALE, SCHEMES, Scheme, quantize
 from server.compiler.model.vocabulary_head import HeadLayer, HeadReverse, SoftmaxHead
 from shared.program import logits_part, lowers_softmax
@@ -157,21 +157,21 @@ class BaseNetwork:
 
     def _answer_example(self, shape: LayerShape) -> Example:
         """Returns the export inputs of one `AnswerLayer`."""
-        facts, recipe = self.facts, self.recipe
+        facts, recipe = shape.facts, self.recipe
         examples, length, picks = recipe.effective_batch, recipe.sequence_length, recipe.answer_length
         hidden, *others = layer_example(shape, length)
         keys = torch.zeros(examples, length, facts.kv_heads * facts.head_dim)
         positions = zero_tokens(examples, picks)
-        tables = AnswerTables.of(
+        tables = answer_tables(
             facts,
-            self.backbone.tables[0],
+            self.backbone.tables[-1 if facts.convolves else 0],
             positions,
             torch.ones(examples, picks),
             torch.arange(length, dtype=torch.int32),
             shape.paths,
         )
-        count = bool(shape.targets) + len(facts.layer_norms) + len(facts.head_norms)
-        return (hidden[:, :picks], keys, torch.ones_like(keys), *tables.flat[:2], *others[:count], *tables.others)
+        count = bool(shape.targets) + len(facts.layer_norms) + len(facts.mixer_vectors)
+        return (hidden[:, :picks], keys, torch.ones_like(keys), *tables[:2], *others[:count], *tables[2:])
 
     def head(self, rows: int, picks: int) -> nn.Module | None:
         """Returns the lowered lm_head over a quantized table; None for a float32 table.
@@ -280,10 +280,10 @@ def layer_example(shape: LayerShape, length: int) -> Example:
     facts = shape.facts
     slab = (torch.zeros(shape.paths, shape.slab),) if shape.targets else ()
     vectors = [torch.ones(facts.hidden) for _ in facts.layer_norms]
-    heads = [torch.ones(facts.head_norm_size(name)) for name in facts.head_norms]
-    tables, positions = LayerTables(facts, length), None
+    heads = [torch.ones(size) for size in facts.mixer_vectors.values()]
+    tables, positions = all_tables(facts, length)[-1 if facts.convolves else 0], None
     if shape.picks:
         positions = zero_tokens(shape.rows, shape.picks)
     states = states_for(shape, torch.zeros(shape.rows, length, facts.hidden), positions)
-    own = tables(length) if positions is None else tables.picked(length, positions)
+    own = tables(length, shape.rows) if positions is None else tables.picked(length, positions)
     return (*states, *slab, *vectors, *heads, *own)

@@ -25,7 +25,7 @@ from server.compiler.methods.private_gradient import (
 )
 from server.compiler.methods.step_inputs import StepInputs
 from server.compiler.methods.training import EXCLUDED, Method, Network, Stack, picked_log_probabilities
-from server.compiler.model.backbone import Backbone, picked_states, states_for
+from server.compiler.model.backbone import Backbone, leading, picked_states, states_for
 from server.compiler.model.pointwise_reverse import norm_output, norm_reverse, normed
 from shared.privacy import UNITS
 from shared.program import lowers_softmax
@@ -155,7 +155,7 @@ class GradientSuffix(Network):
             nll, gradient = self.answers_gradient(hidden, inputs)
         parts: list[Tensor] = []
         for place in reversed(range(len(states))):
-            scales = () if self.scales is None else (self.scales[place],)
+            scales = () if self.scales is None else (leading(self.scales[place], stack.shapes[place].outputs),)
             results = self.reverses[place](*states[place], gradient, *others[place], *scales)
             gradient, *more = (results,) if isinstance(results, Tensor) else results
             if stack.shapes[place].targets:

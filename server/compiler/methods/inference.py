@@ -4,7 +4,9 @@ It uses the same weights file as training. A decoder layer consists of two deleg
 one computes queries, keys and values of the new tokens, the other what follows attention. Attention itself is an
 operator that reads the filled part of the cache, so that neither time nor memory depends on the cache's capacity. Bases
 with sliding windows or capped scores, which it does not have, attend within the second delegate over the whole cache;
-their masks use absolute positions, so cache entries after the end of the text have no effect.
+their masks use absolute positions, so cache entries after the end of the text have no effect. A convolution takes
+attention's place between the delegates. The cache holds its inputs of all tokens, because a session returns to the end
+of the prompt for each candidate.
 """
 
 # mypy: disallow-subclassing-any=False
@@ -42,7 +44,7 @@ def inference_context(recipe: Recipe, facts: BaseFacts) -> int:
 
     At least the recipe's S. A cache that is read whole for each token has at most WHOLE_CACHE tokens.
     """
-    token_bytes = 2 * 4 * facts.layers * facts.kv_heads * facts.head_dim
+    token_bytes = 4 * facts.cached_features
     most = min(CACHE_BYTES // token_bytes if attends_by_operator(facts) else WHOLE_CACHE, facts.context_length)
     # A longer text would be rotated by other factors from its first token on, which the cache already holds.
     changes = [kind.rope.original_context for kind in facts.attention if kind.rope and kind.rope.long_factors]
@@ -62,7 +64,7 @@ class CacheTables(LayerTables):
         super().__init__(facts, context, kind, masked=False)  # computing the rows that are needed is cheap
         self.register_buffer("columns", torch.arange(context), persistent=False)
 
-    def forward(self, places: Tensor) -> tuple[Tensor, ...]:
+    def at_places(self, places: Tensor) -> tuple[Tensor, ...]:
         """Returns the tables, without the mask, for tokens at `places` (L,), in a layer's input order."""
         rotary = tuple(table.index_select(0, places) for table in (self.cos, self.sin)) if self.rotary else ()
         caps = (self.cap, self.uncap) if self.capped else ()
@@ -78,16 +80,28 @@ class CacheTables(LayerTables):
 
 
 class Cache(nn.Module):
-    """The keys and values of every layer, (C, kv_heads * head_dim) each."""
+    """Every layer's keys and values, (C, kv_heads * head_dim) each, or the inputs of its convolution, (C, hidden)."""
 
     def __init__(self, facts: BaseFacts, context: int) -> None:
         """context: C."""
         super().__init__()
-        self.layers = facts.layers
-        for index in range(facts.layers):
-            for name in ("keys", "values"):
+        self.context = context
+        for index, kind in enumerate(facts.of_layers()):
+            for name in ("inputs",) if kind.convolves else ("keys", "values"):
                 # Not zeros: the program has no initial values, and memory that is not written is not taken.
-                self.register_buffer(f"{name}_{index}", torch.empty(context, facts.kv_heads * facts.head_dim))
+                self.register_buffer(f"{name}_{index}", torch.empty(context, kind.kv_heads * kind.head_dim))
+
+    def convolution(self, index: int, places: Tensor, inputs: Tensor, taps: Sequence[Tensor]) -> Tensor:
+        """Stores the inputs (L, hidden) of L tokens at `places` (L,). Returns their convolution, (L, hidden).
+
+        taps: weights (hidden,), the newest token's last.
+        """
+        cached, total = self._put(f"inputs_{index}", places, inputs), inputs * taps[-1]
+        for back, tap in enumerate(reversed(taps[:-1]), 1):
+            earlier = cached.index_select(0, torch.clamp(places - back, min=0))
+            exists = (places >= back).to(torch.float32).unsqueeze(1)
+            total = total + earlier * exists * tap
+        return total
 
     def write(self, index: int, places: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Stores a layer's keys and values of L tokens at `places` (L,). Returns all keys and values of the layer."""
@@ -95,10 +109,10 @@ class Cache(nn.Module):
 
     def clear(self) -> None:
         """Sets the cache to zero: uninitialized memory may contain NaN, which a mask does not remove."""
-        zeros = torch.zeros(self.keys_0.shape)
-        places = torch.arange(len(zeros))
-        for index in range(self.layers):
-            self.write(index, places, zeros, zeros)
+        zeros = {shape: torch.zeros(shape) for shape in dict.fromkeys(buffer.shape for buffer in self.buffers())}
+        places = torch.arange(self.context)
+        for name, buffer in self.named_buffers():
+            self._put(name, places, zeros[buffer.shape])
 
     def _put(self, name: str, places: Tensor, rows: Tensor) -> Tensor:
         # The exporter performs only an index_put by rows in place; any other write copies the whole cache twice.
@@ -113,13 +127,14 @@ class HeadsLayer(DecoderLayer):
         """hidden (1, L, hidden) -> queries, keys and values side by side, (1, L, (heads + 2 kv_heads) head_dim).
 
         others: B of this part's targets (1, slab) if any, the vectors of the input norm, the head norms, and the
-        tables.
+        tables; a convolution takes neither head norms nor tables.
         """
         facts = self.shape.facts
         b, others = self.split_b(others)
         norms, count = named_norms(facts, facts.attention_norms, others), len(vectors_of(facts, 0))
         head_norms = others[count : count + len(facts.head_norms)]
-        tables = AttentionTables.of(facts, others[count + len(facts.head_norms) :], masked=False)
+        of_tables = others[count + len(facts.head_norms) :]
+        tables = AttentionTables() if facts.convolves else AttentionTables.of(facts, of_tables, masked=False)
         parts = self.heads(self.norm_at("input_norm", hidden, norms), b, head_norms, tables)
         return torch.cat([part.view(1, -1, part.shape[2] * part.shape[3]) for part in parts], dim=-1)
 
@@ -205,23 +220,28 @@ class Extend(Method):
             torch._check(first >= 0)
             torch._check(first + tokens.shape[1] <= self.context)
         hidden = self.backbone.embed(tokens, places)
-        tables_of = [tables(places) for tables in self.tables]
+        tables_of = [tables.at_places(places) for tables in self.tables]
         masks = [] if self.operator else [tables.masked(places) for tables in self.tables]
         b = self.state.current().unsqueeze(0)  # (1, D)
         at = 0
-        ends = [facts.heads * facts.head_dim, (facts.heads + facts.kv_heads) * facts.head_dim]
         for index, (shape, head, mix) in enumerate(zip(self.shapes, self.heads, self.mixes, strict=True)):
             kind = facts.kind(index)
-            tables = tables_of[kind]
-            vectors = self.backbone.vectors(index)
+            vectors, count = self.backbone.vectors(index), len(facts.layer_norms)
+            own, tables = ((), ()) if shape.facts.convolves else (vectors[count:], tables_of[kind])
             by_name = dict(zip(facts.layer_norms, vectors, strict=False))
             before, after = ([by_name[name] for name in vectors_of(facts, part)] for part in range(2))
             slabs: list[tuple[Tensor, ...]] = []
             for part in parts_of(shape):
                 slabs.append((b[:, at : at + part.slab],) if part.targets else ())
                 at += part.slab
-            projected = head(hidden, *slabs[0], *before, *vectors[len(facts.layer_norms) :], *tables)
-            rows = projected.squeeze(0)
+            projected = head(hidden, *slabs[0], *before, *own, *tables)
+            rows, queries = projected.squeeze(0), shape.facts.features("q_proj")[1]
+            ends = [queries, queries + shape.facts.features("k_proj")[1]]
+            if shape.facts.convolves:
+                inputs = rows[:, ends[0] : ends[1]] * rows[:, ends[1] :]
+                convolved = self.cache.convolution(index, places, inputs, vectors[count:])
+                hidden = mix(hidden, (rows[:, :queries] * convolved).unsqueeze(0), *slabs[1], *after)
+                continue
             cached = self.cache.write(index, places, rows[:, ends[0] : ends[1]], rows[:, ends[1] :])
             if self.operator:
                 hidden = mix(hidden, self.attend(projected, cached, first), *slabs[1], *after)
@@ -303,7 +323,7 @@ class InferenceNetwork(BaseNetwork):
 
     def _example(self, shape: LayerShape, at: int) -> Example:
         """Returns the export inputs of a part."""
-        facts, length = self.facts, self.recipe.sequence_length
+        facts, length = shape.facts, self.recipe.sequence_length
         tables = CacheTables(facts, self.context)
         places = torch.arange(length)
         slab = (torch.zeros(1, shape.slab),) if shape.targets else ()
@@ -311,10 +331,10 @@ class InferenceNetwork(BaseNetwork):
         hidden = torch.zeros(1, length, facts.hidden)
         if at == 0:
             heads = [torch.ones(facts.head_norm_size(name)) for name in facts.head_norms]
-            return (hidden, *slab, *vectors, *heads, *tables(places))
+            return (hidden, *slab, *vectors, *heads, *(() if facts.convolves else tables.at_places(places)))
         width = facts.kv_heads * facts.head_dim
         if attends_by_operator(facts):
             return (hidden, torch.zeros(1, length, facts.heads * facts.head_dim), *slab, *vectors)
         projected = torch.zeros(1, length, facts.heads * facts.head_dim + 2 * width)
         cached = [torch.zeros(self.context, width) for _ in range(2)]
-        return (hidden, projected, *cached, tables.masked(places), *slab, *vectors, *tables(places))
+        return (hidden, projected, *cached, tables.masked(places), *slab, *vectors, *tables.at_places(places))

@@ -18,7 +18,7 @@ from server.compiler.methods.estimators import state_of
 from server.compiler.methods.preferences import example_count, preference_losses
 from server.compiler.methods.private_gradient import example_means, noised_sums
 from server.compiler.methods.step_inputs import StepInputs, micro_batches
-from server.compiler.model.answer_paths import AnswerTables
+from server.compiler.model.answer_paths import answer_tables
 from server.compiler.model.backbone import Backbone, picked_states
 from server.compiler.model.decoder import LayerShape
 from shared.privacy import UNITS
@@ -164,8 +164,7 @@ class AnswerPass(nn.Module):
         positions = inputs.positions
         picked = picked_states(hidden, positions).repeat(paths, 1, 1)  # (R, T, hidden)
         tables = [
-            AnswerTables.of(facts, kind, positions, inputs.mask, self.at[:length], paths).flat
-            for kind in backbone.tables
+            answer_tables(facts, kind, positions, inputs.mask, self.at[:length], paths) for kind in backbone.tables
         ]
         others = list(backbone.others(keyed.shapes, keyed.first, length, b[0]))
         at = 0

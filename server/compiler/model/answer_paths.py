@@ -8,12 +8,14 @@ predict answer tokens, over those keys and values and its own.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from server.compiler.checkpoints.base import BaseFacts
+from server.compiler.model.convolution import ConvolutionTables, convolution
 from server.compiler.model.decoder import MASKED, DecoderLayer, LayerTables
 from server.compiler.model.layer_inputs import AttentionTables, named_norms
 
@@ -60,7 +62,7 @@ class AnswerTables:
         """
         examples, picks = positions.shape
         row, column, key = positions.unsqueeze(2), positions.unsqueeze(1), at.reshape(1, 1, -1)
-        replaced = torch.logical_and(row == key, mask.unsqueeze(2) != 0).to(torch.float32).sum(1, keepdim=True) != 0
+        replaced = _replaced(row, mask, key)
         hidden = torch.logical_or(key > row, replaced)  # (E, T, S)
         own_hidden = torch.logical_or(column > row, mask.unsqueeze(1) == 0)  # (E, T, T)
         if tables.window is not None:
@@ -88,22 +90,55 @@ class AnswerTables:
         return self.shared_mask, self.own_mask, *self.others
 
 
+def _replaced(row: Tensor, mask: Tensor, key: Tensor) -> Tensor:
+    """Returns which positions key (1, 1, S) are answer positions row (E, T, 1) of weight mask (E, T): (E, 1, S)."""
+    return torch.logical_and(row == key, mask.unsqueeze(2) != 0).to(torch.float32).sum(1, keepdim=True) != 0
+
+
+def answer_tables(
+    facts: BaseFacts,
+    tables: LayerTables | ConvolutionTables,
+    positions: Tensor,
+    mask: Tensor,
+    at: Tensor,
+    paths: int,
+) -> tuple[Tensor, ...]:
+    """Returns the tables of answer layers of one kind, in the order in which they take them; see `AnswerTables.of`.
+
+    Of a convolution: of each tap, which position meets which shared input, (E, T, S), and which of a path's own,
+    (n*E, T, T).
+    """
+    if isinstance(tables, LayerTables):
+        return AnswerTables.of(facts, tables, positions, mask, at, paths).flat
+    row, key = positions.unsqueeze(2), at.reshape(1, 1, -1)
+    kept = 1.0 - _replaced(row, mask, key).to(torch.float32)
+    answered = (mask.unsqueeze(1) != 0).to(torch.float32)  # (E, 1, T)
+    shared = (table * kept for table in tables.between(row, key))
+    own = ((table * answered).repeat(paths, 1, 1) for table in tables.between(row, positions.unsqueeze(1)))
+    return *shared, *own
+
+
 class AnswerLayer(DecoderLayer):
     """A decoder layer at the answer's positions of every path."""
 
     def forward(self, hidden: Tensor, *others: Tensor) -> Tensor:
         """hidden (R, T, hidden) -> (R, T, hidden), path-major: R = n E.
 
-        others: the shared keys and values (E, S, kv_heads * head_dim), the two masks of `AnswerTables`, the slab if the
-        layer is adapted, the norms' vectors, and the rest of the tables.
+        others: the shared keys and values (E, S, kv_heads * head_dim), the first two of `answer_tables`, the slab if
+        the layer is adapted, the vectors of norms and mixer, and the rest of the tables.
         """
         facts, shape = self.shape.facts, self.shape
         keys, values, shared_mask, own_mask, *rest = others
         b = self._factors(rest.pop(0)) if shape.targets else {}
-        norm_count, head_count = len(facts.layer_norms), len(facts.head_norms)
+        norm_count, vector_count = len(facts.layer_norms), len(facts.mixer_vectors)
         norms = named_norms(facts, facts.norms, rest)
-        tables = AttentionTables.of(facts, rest[norm_count + head_count :], masked=False)
-        head_norms = rest[norm_count : norm_count + head_count]
+        vectors, rest = rest[norm_count : norm_count + vector_count], rest[norm_count + vector_count :]
+        if facts.convolves:
+            mixed = self._convolved(
+                self.norm_at("input_norm", hidden, norms), b, keys * values, (shared_mask, own_mask, *rest), vectors
+            )
+            return self.finish(hidden, self._linear("o_proj", mixed, b), b, norms)
+        tables, head_norms = AttentionTables.of(facts, rest, masked=False), vectors
         q, k, v = self.heads(self.norm_at("input_norm", hidden, norms), b, head_norms, tables)
         paths, kv, dim = shape.paths, facts.kv_heads, facts.head_dim
         examples, groups, picks = shape.rows // paths, facts.heads // kv, hidden.shape[1]
@@ -133,3 +168,19 @@ class AnswerLayer(DecoderLayer):
         mixed = mixed.view(examples, kv, paths, picks, groups * dim).permute(2, 0, 3, 1, 4).contiguous()
         mixed = mixed.view(shape.rows, picks, facts.heads * dim)
         return self.finish(hidden, self._linear("o_proj", mixed, b), b, norms)
+
+    def _convolved(
+        self, x: Tensor, b: Mapping[str, Tensor], shared: Tensor, tables: Sequence[Tensor], taps: Sequence[Tensor]
+    ) -> Tensor:
+        """The gated convolution of x at the answer's positions, both (R, T, hidden).
+
+        shared: the convolution's inputs that all paths share, (E, S, hidden). tables: as `answer_tables`.
+        """
+        shape, count = self.shape, len(taps)
+        of_shared, of_own = (
+            AttentionTables(shifts=tuple(part), taps=tuple(taps)) for part in (tables[:count], tables[count:])
+        )
+        gate, *gated = (each.view(*x.shape) for each in self.heads(x, b, (), of_own))
+        own = convolution(gated[0] * gated[1], of_own).view(shape.paths, -1, x.shape[2])
+        mixed = own + convolution(shared, of_shared).view(1, -1, x.shape[2])
+        return gate * mixed.view(*x.shape)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from server.compiler.checkpoints.base import BaseFacts
-from server.compiler.model.decoder import LayerShape, LayerTables, norm_of
+from server.compiler.model.decoder import LayerShape, all_tables, norm_of
 from server.compiler.model.rounding import SCALE
 
 
@@ -25,7 +25,7 @@ class BackboneTensors:
     embedding: Tensor  # (V, hidden)
     embedding_scale: Tensor | None  # (V,) of a quantized table
     norms: Tensor  # (K layers + F, hidden): each layer's `layer_norms`, then `final_norms`
-    head_norms: Tensor | None  # (2 layers, the widest norm's size)
+    head_norms: Tensor | None  # (`mixer_rows` of each layer, the widest one's size): each layer's `mixer_vectors`
     positions: Tensor | None  # (context, hidden), learned
     lm_head: Tensor | None  # (V, hidden); None when tied to the embedding
     lm_head_scale: Tensor | None
@@ -45,7 +45,7 @@ class Backbone(nn.Module):
         self.tied = tensors.lm_head is None
         for name, tensor in tensors.by_name().items():
             self.register_buffer(name, tensor)
-        self.tables = nn.ModuleList(LayerTables(facts, bound, kind) for kind in range(len(facts.attention)))
+        self.tables = nn.ModuleList(all_tables(facts, bound))
         self.final_norm = norm_of(facts)
 
     def embed(self, tokens: Tensor, places: Tensor | None = None) -> Tensor:
@@ -74,12 +74,12 @@ class Backbone(nn.Module):
         return self.rows("embedding" if self.tied else "lm_head", indices)
 
     def vectors(self, index: int) -> tuple[Tensor, ...]:
-        """The norm vectors that layer `index` takes."""
-        count, names = len(self.facts.layer_norms), self.facts.head_norms
+        """The vectors that layer `index` takes: of its norms, then of its mixer."""
+        count, rows = len(self.facts.layer_norms), self.facts.mixer_rows
         vectors = [self.norms[count * index + at] for at in range(count)]
-        for at, name in enumerate(names):
-            vector, size = self.head_norms[len(names) * index + at], self.facts.head_norm_size(name)
-            vectors.append(vector if size == len(vector) else vector[:size])
+        for at, size in enumerate(self.facts.of_layer(index).mixer_vectors.values()):
+            vector = self.head_norms[rows * index + at]
+            vectors.append(leading(vector, size))
         return tuple(vectors)
 
     def forward_layers(
@@ -113,7 +113,7 @@ class Backbone(nn.Module):
 
         positions: as `forward_layers`.
         """
-        tables = [of_kind(length) for of_kind in self.tables]
+        tables = [of_kind(length, shapes[0].rows) for of_kind in self.tables]
         at = 0
         for index, shape in enumerate(shapes, first):
             slab: tuple[Tensor, ...] = ()
@@ -141,6 +141,11 @@ class Backbone(nn.Module):
     def logits(self, answers: Tensor) -> Tensor:
         """lm_head over the whole vocabulary on the float32 table: answers (..., hidden) -> (..., V)."""
         return functional.linear(answers, self.head_table()[0])
+
+
+def leading(vector: Tensor, size: int) -> Tensor:
+    """The first `size` elements of a row of a table, whose rows are as long as the widest one."""
+    return vector if size == len(vector) else vector[:size]
 
 
 def picked_states(hidden: Tensor, positions: Tensor) -> Tensor:

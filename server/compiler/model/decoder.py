@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from server.compiler.checkpoints.base import AttentionKind, BaseFacts, NormPlace, Rope
+from server.compiler.model.convolution import ConvolutionTables, convolution
 from server.compiler.model.layer_inputs import AttentionTables, LayerInputs, Norms
 from server.compiler.model.quantization import linear
 from server.compiler.model.rounding import OFFSET, ROWS, SCALE, SCHEMES, Scheme, quantized, target_scheme
@@ -54,6 +55,11 @@ class LayerShape:
         """Elements of flat B that this layer holds."""
         return sum(self.rank * self.facts.features(target)[1] for target in self.targets)
 
+    @property
+    def outputs(self) -> int:
+        """Outputs of all linear layers."""
+        return sum(self.facts.features(target)[1] for target in self.facts.linears)
+
 
 def layer_shapes(
     recipe: Recipe, facts: BaseFacts, rows: int, paths: int, adapted: bool = True, picks: int = 0
@@ -65,7 +71,8 @@ def layer_shapes(
     adapted_layers = set(recipe.adapted_layers(facts.layers)) if adapted else set()
     whole = LayerShape(facts, recipe.precision, paths, rows, recipe.rank, (), kept=kept_products(recipe, facts))
     shapes = [
-        replace(whole, targets=recipe.targets if index in adapted_layers else ()) for index in range(facts.layers)
+        replace(whole, facts=kind, targets=recipe.targets if index in adapted_layers else ())
+        for index, kind in enumerate(facts.of_layers())
     ]
     return [*shapes[:-1], replace(shapes[-1], picks=picks)]
 
@@ -184,8 +191,8 @@ class LayerTables(nn.Module):
         for name, constant in constants.items():
             self.register_buffer(name, constant, persistent=False)
 
-    def forward(self, length: int) -> tuple[Tensor, ...]:
-        """The tables for sequences of `length`, in the order in which a layer takes them."""
+    def forward(self, length: int, rows: int) -> tuple[Tensor, ...]:
+        """The tables for `rows` sequences of `length`, in the order in which a layer takes them."""
         mask = self.mask[:length, :length].repeat(self.groups, 1).unsqueeze(0)  # (1, G*S, S)
         return mask, *self._others(length)
 
@@ -204,6 +211,12 @@ class LayerTables(nn.Module):
         rotary = (self.cos[:length], self.sin[:length]) if self.rotary else ()  # (S, 1, head_dim / 2)
         caps = (self.cap, self.uncap) if self.capped else ()
         return self.scale, *rotary, *caps
+
+
+def all_tables(facts: BaseFacts, bound: int) -> list[nn.Module]:
+    """The tables of each kind of layer, as `BaseFacts.kind` numbers them. bound: the longest sequence, tokens."""
+    tables: list[nn.Module] = [LayerTables(facts, bound, kind) for kind in range(len(facts.attention))]
+    return [*tables, ConvolutionTables(facts, bound)] if facts.conv_layers else tables
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -406,7 +419,8 @@ class DecoderLayer(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Scaled queries (R, S, heads, head_dim), keys and values (R, S, kv_heads, head_dim), rotated; x (R, S, in).
 
-        query_input: (R, T, in), the queries' own input; None: x.
+        query_input: (R, T, in), the queries' own input; None: x. Of a convolution: the output gate (R, S, 1, hidden),
+        the input gate and the input, as they are.
         """
         facts, rows = self.shape.facts, self.shape.rows
         q = self._linear("q_proj", x if query_input is None else query_input, b)
@@ -418,6 +432,8 @@ class DecoderLayer(nn.Module):
             k = self.k_norm(k, head_norms[1])
         k = k.view(rows, -1, facts.kv_heads, facts.head_dim)
         v = self._linear("v_proj", x, b).view(rows, -1, facts.kv_heads, facts.head_dim)
+        if facts.convolves:
+            return q, k, v
         if facts.qk_norm == "head" and not facts.qk_norm_after_rope:
             q, k = self.head_norm(q, head_norms[0]), self.head_norm(k, head_norms[1])
         if not facts.learned_positions:
@@ -427,8 +443,14 @@ class DecoderLayer(nn.Module):
         return q * tables.scale, k, v
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, tables: AttentionTables) -> Tensor:
-        """Attention of q (R, S, heads, head_dim) over k, v (R, K, kv_heads, head_dim): (R, S, heads * head_dim)."""
+        """Attention of q (R, S, heads, head_dim) over k, v (R, K, kv_heads, head_dim): (R, S, heads * head_dim).
+
+        Or the gated convolution of what `heads` returns, (R, S, hidden).
+        """
         facts, rows = self.shape.facts, self.shape.rows
+        if facts.convolves:
+            gate, *gated = (each.view(rows, -1, facts.hidden) for each in (q, k, v))
+            return gate * convolution(gated[0] * gated[1], tables)
         kv, dim = facts.kv_heads, facts.head_dim
         groups = facts.heads // kv
         # Contiguous copies and views, not reshapes: those would write the sequence length down.

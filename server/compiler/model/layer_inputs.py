@@ -32,6 +32,10 @@ class AttentionTables:
     uncap: Tensor = ABSENT  # [1]: its inverse
     query_cos: Tensor = ABSENT  # (R, T, 1, head_dim / 2), of queries at picked positions; their mask is (R*KV, G*T, K)
     query_sin: Tensor = ABSENT
+    # Of a convolution, instead of all others: of each tap, ones where a position meets the one that the tap reads,
+    # (R, S, S), or (R, T, S) at picked positions; and its weights (hidden,).
+    shifts: tuple[Tensor, ...] = ()
+    taps: tuple[Tensor, ...] = ()
 
     @classmethod
     def of(
@@ -74,7 +78,8 @@ class LayerInputs:
         picked: whether its queries are at picked positions.
         """
         slab, rest = (tensors[0], tensors[1:]) if adapted else (ABSENT, tensors)
-        norm_count, heads = len(facts.layer_norms), len(facts.head_norms)
-        norms = named_norms(facts, facts.norms, rest)
-        tables = AttentionTables.of(facts, rest[norm_count + heads :], picked=picked)
-        return cls(slab, norms, tuple(rest[norm_count : norm_count + heads]), tables)
+        norm_count, count = len(facts.layer_norms), len(facts.mixer_vectors)
+        norms, own = named_norms(facts, facts.norms, rest), tuple(rest[norm_count : norm_count + count])
+        if facts.convolves:
+            return cls(slab, norms, (), AttentionTables(shifts=tuple(rest[norm_count + count :]), taps=own))
+        return cls(slab, norms, own, AttentionTables.of(facts, rest[norm_count + count :], picked=picked))

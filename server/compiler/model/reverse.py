@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from server.compiler.checkpoints.base import NormPlace
+from server.compiler.model.convolution import Convolution
 from server.compiler.model.decoder import DecoderLayer, Factors, LayerShape, RmsNorm, rotate
 from server.compiler.model.layer_inputs import LayerInputs
 from server.compiler.model.pointwise_reverse import activation, norm_output, norm_reverse, normed, rotate_back
@@ -81,7 +82,7 @@ class TransposedLinears(nn.Module):
 class Kept:
     """What a layer keeps of its forward pass besides its input, so that its reverse pass does not compute it again."""
 
-    mixed: Tensor  # the output of attention, (E, S, hidden)
+    mixed: Tensor  # the output of attention or of the convolution, (E, S, hidden)
     values: Tensor  # (E, S, kv_heads * head_dim)
     keys: Tensor | None  # rotated, as values; None with head norms, whose reverse needs the keys before them
     low: Tensor | None  # (alpha / r) x A of all targets side by side, (E, S, targets * r); None in a layer without B
@@ -202,12 +203,16 @@ class ReverseLayer(KeepingLayer):
         parts = [together[start:end] for start, end in pairwise([0, *ends])]
         return {str(target): part for target, part in zip(self.shape.facts.linears, parts, strict=True)}
 
+    @property
+    def _mixer(self) -> type[Attention | Convolution]:
+        return Convolution if self.shape.facts.convolves else Attention
+
     def _reverse(
         self, hidden: Tensor, kept: Kept, gradient: Tensor, reversal: Reversal, inputs: LayerInputs
     ) -> tuple[Tensor]:
         """The gradient of `hidden`; B's gradients are left in `reversal`."""
         before = NormedInput(self, "input_norm", hidden, inputs)
-        attention = Attention(self, before.output, before.output, reversal, inputs, kept)
+        attention = self._mixer(self, before.output, before.output, reversal, inputs, kept)
         gradient, of_queries, of_keys = self._reverse_from(before, attention, gradient, reversal, inputs)
         return (gradient + before.reverse(of_queries + of_keys),)
 
@@ -218,13 +223,18 @@ class ReverseLayer(KeepingLayer):
         before = NormedInput(self, "input_norm", hidden, inputs)
         picked_before = NormedInput(self, "input_norm", picked, inputs)
         query_input = picked_before.output
-        attention = Attention(self, before.output, query_input, reversal, inputs)
+        attention = self._mixer(self, before.output, query_input, reversal, inputs)
         gradient, of_queries, of_keys = self._reverse_from(picked_before, attention, gradient, reversal, inputs)
         picked_gradient = gradient + picked_before.reverse(of_queries)
         return before.reverse(of_keys), picked_gradient
 
     def _reverse_from(
-        self, before: NormedInput, attention: Attention, gradient: Tensor, reversal: Reversal, inputs: LayerInputs
+        self,
+        before: NormedInput,
+        attention: Attention | Convolution,
+        gradient: Tensor,
+        reversal: Reversal,
+        inputs: LayerInputs,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The gradients of the layer's input `before` besides attention's, and of attention's two inputs.
 
@@ -256,6 +266,14 @@ class ReverseLayer(KeepingLayer):
         return y + torch.bmm(low.view(1, -1, self.shape.rank), reversal.b[target]).view(
             self.shape.rows, -1, y.shape[-1]
         )
+
+    def attention_output(self, mixed: Tensor, reversal: Reversal) -> Tensor:
+        """The output of o_proj (E, S, hidden), computed again; `mixed` (E, S, in) if the reverse pass needs neither."""
+        if self.reads_attention:
+            return self.linear("o_proj", mixed, reversal)
+        if "o_proj" in reversal.b:
+            self.low("o_proj", mixed, reversal)
+        return mixed
 
     def low(self, target: Target, x: Tensor, reversal: Reversal) -> Tensor:
         """(alpha / r) x A, (E, S, r), which B's gradient needs too."""
@@ -402,12 +420,7 @@ class Attention:
             self.output = kept.mixed
             return
         mixed = self._from_group(self.mixed).view(rows, -1, facts.heads * facts.head_dim)
-        if layer.reads_attention:
-            self.output = layer.linear("o_proj", mixed, reversal)
-            return
-        self.output = mixed  # is not read
-        if "o_proj" in reversal.b:
-            layer.low("o_proj", mixed, reversal)
+        self.output = layer.attention_output(mixed, reversal)
 
     def reverse(self, gradient: Tensor) -> tuple[Tensor, Tensor]:
         """gradient of the output, (E, S, hidden) -> of `query_input`, and of x by keys and values alone.

@@ -70,7 +70,7 @@ def by_module(
         place = place_of(module)
         parts = [target for target in place.targets if target in recipe.targets]
         width, first = len(parts) * module.rank, parts.index(module.target) * module.rank
-        out = sum(shape.features(target)[1] for target in place.targets)
+        out = sum(shape.of_layer(module.layer).features(target)[1] for target in place.targets)
         empty = (np.zeros((width, len(a)), np.float32), np.zeros((out, width), np.float32))
         joined_a, joined_b = matrices.setdefault(place.name, empty)
         joined_a[first : first + module.rank] = a.T

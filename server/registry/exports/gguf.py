@@ -44,7 +44,7 @@ def gguf_lora(
     form = supported_form(shape)
 
     def place_of(module: LoraModule) -> Place:
-        held = module_names(shape.architecture).fused.values()
+        held = module_names(shape).fused.values()
         targets = next((targets for targets in held if module.target in targets), (module.target,))
         before = targets[: targets.index(module.target)]
         rows = gguf_rows(form, shape, module.target) + sum(shape.features(target)[1] for target in before)

@@ -33,12 +33,12 @@ def peft_files(
     the recipe names, if it names one. base: id or directory of the stock model; by default the recipe's name of it.
     Raises AMismatch, InvalidUpload when B is not of the recipe's size, or InvalidRecipe without the calibration.
     """
-    fused = module_names(shape.architecture).fused
 
     def place_of(module: LoraModule) -> Place:
-        stem, rows = file_rows(shape, module.target)
-        parent = module.name.removesuffix(hf_module_name(shape.architecture, module.target))
-        return Place(f"{PREFIX}{parent}{stem}", fused.get(stem, (module.target,)), rows)
+        kind = shape.of_layer(module.layer)
+        stem, rows = file_rows(kind, module.target)
+        parent = module.name.removesuffix(hf_module_name(kind, module.target))
+        return Place(f"{PREFIX}{parent}{stem}", module_names(kind).fused.get(stem, (module.target,)), rows)
 
     adapted = joined(recipe, shape, flat, a_sha256, calibration)
     tensors: dict[str, F32] = {}
@@ -57,10 +57,13 @@ def peft_config(recipe: Recipe, shape: BaseShape, base: str | None = None) -> di
 
     base: id or directory of the stock model, where PEFT's `Auto` classes find it; by default the recipe's name of it.
     """
-    names, stems = module_names(shape.architecture), [file_rows(shape, target)[0] for target in recipe.targets]
-    ranks = {stem: recipe.rank * stems.count(stem) for stem in stems if stems.count(stem) > 1}
+    names, layers = module_names(shape), recipe.adapted_layers(shape.layers)
+    kinds = dict.fromkeys(shape.of_layer(layer) for layer in layers)
+    by_kind = [[file_rows(kind, target)[0] for target in recipe.targets] for kind in kinds]
+    ranks = {stem: recipe.rank * own.count(stem) for own in by_kind for stem in own if own.count(stem) > 1}
+    stems = list(dict.fromkeys(stem for own in by_kind for stem in own))
     leaves = [stem.rpartition(".")[2] for stem in stems]
-    clear = len(set(leaves)) == len(set(stems))
+    clear = len(set(leaves)) == len(stems)
     config: dict[str, object] = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -68,7 +71,7 @@ def peft_config(recipe: Recipe, shape: BaseShape, base: str | None = None) -> di
         "r": recipe.rank,
         "lora_alpha": recipe.alpha,
         "lora_dropout": 0.0,
-        "target_modules": list(dict.fromkeys(leaves if clear else stems)),
+        "target_modules": leaves if clear else stems,
         "bias": "none",
         "fan_in_fan_out": shape.architecture == "gpt2",  # its weights are (in, out)
         "inference_mode": True,
@@ -77,9 +80,8 @@ def peft_config(recipe: Recipe, shape: BaseShape, base: str | None = None) -> di
         config["rank_pattern"] = ranks
         config["alpha_pattern"] = {stem: recipe.alpha * rank / recipe.rank for stem, rank in ranks.items()}
     if "language_model" in names.layers:  # another part of the model has linear layers of the same names
-        layers = recipe.adapted_layers(shape.layers)
         config["target_modules"] = [f"{names.layers}.{layer}.{stem}" for layer in layers for stem in stems]
     elif recipe.layers != "all":
-        config["layers_to_transform"] = list(recipe.adapted_layers(shape.layers))
+        config["layers_to_transform"] = list(layers)
         config["layers_pattern"] = names.layers.rpartition(".")[2]
     return config

@@ -13,6 +13,7 @@ from transformers import (
     AttentionMaskInterface,
     AutoModelForCausalLM,
     Gemma3TextConfig,
+    Lfm2Config,
     LlamaConfig,
     LlamaForCausalLM,
     OPTConfig,
@@ -178,6 +179,7 @@ CONFIGS = {
     "qwen2": Qwen2Config(**GROUPED, use_sliding_window=True, sliding_window=WINDOW, max_window_layers=1),
     "qwen3": Qwen3Config(**GROUPED, head_dim=16, rope_parameters=LINEAR_ROPE),
     "opt": OPTConfig(**SMALL, ffn_dim=48, init_std=0.2),
+    "lfm2": Lfm2Config(**GROUPED, layer_types=["conv", "full_attention", "conv"], block_auto_adjust_ff_dim=False),
     "gemma3_text": Gemma3TextConfig(
         **GROUPED,
         head_dim=16,
@@ -194,7 +196,7 @@ CONFIGS = {
 }
 # Architectures whose programs with all files are compiled. They have between them both norms, both kinds of position,
 # biases, sliding windows, soft caps and head norms. Most other programs of tests are a Llama's.
-COMPILED = ("gemma3_text", pytest.param("opt", marks=pytest.mark.slow))
+COMPILED = ("gemma3_text", *(pytest.param(name, marks=pytest.mark.slow) for name in ("opt", "lfm2")))
 # What each one's compiled program adapts: all linear layers, odd subsets, ranks that are no multiple of 8.
 ADAPTED = {
     "llama": {"targets": TARGETS},
@@ -202,6 +204,7 @@ ADAPTED = {
     "qwen3": {"targets": ("q_proj", "o_proj"), "rank": 3, "layers": (0, 2)},
     "opt": {"targets": tuple(target for target in TARGETS if target != "gate_proj"), "rank": 3},
     "gemma3_text": {"targets": ("v_proj", "gate_proj"), "rank": 8},
+    "lfm2": {"targets": ("o_proj", "gate_proj"), "rank": 3},
 }
 
 

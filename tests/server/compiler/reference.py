@@ -12,7 +12,7 @@ import torch
 from transformers.pytorch_utils import Conv1D
 
 from shared.program_inputs import TOKEN_DTYPE
-from shared.zo.lora import init_a, lora_modules
+from shared.zo.lora import file_rows, hf_module_name, init_a, lora_modules
 from shared.zo.noise import direction
 
 
@@ -75,11 +75,15 @@ def lora(model, recipe, shape, flat):
     for module in lora_modules(recipe, shape):
         a = torch.from_numpy(init_a(recipe, module))
         b = whole[module.offset : module.offset + module.size].view(module.rank, module.out_features)
+        kind = shape.of_layer(module.layer)
+        stem, rows = file_rows(kind, module.target)  # of a fused module, the target has some rows
 
-        def add(_, inputs, output, a=a, b=b):
-            return output + (recipe.alpha / recipe.rank) * (inputs[0] @ a @ b)
+        def add(_, inputs, output, a=a, b=b, rows=rows):
+            added = (recipe.alpha / recipe.rank) * (inputs[0] @ a @ b)
+            return output + added if rows is None else output.index_add(-1, torch.from_numpy(rows), added)
 
-        handles.append(model.get_submodule(module.name).register_forward_hook(add))
+        path = module.name.removesuffix(hf_module_name(kind, module.target)) + stem
+        handles.append(model.get_submodule(path).register_forward_hook(add))
     try:
         yield
     finally:

@@ -45,6 +45,8 @@ FACTORS = {"short_factor": [1.0, 1.5, 2.0], "long_factor": [2.0, 3.0, 5.0]}
 TEXT = {**GROUPED, "head_dim": 16, "sliding_window": WINDOW}
 VISION = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
 
+FF = {"block_multiple_of": 8, "block_ffn_dim_multiplier": 1.1}
+
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
     "llama yarn": {"rope_parameters": YARN, "max_position_embeddings": 64},
@@ -107,6 +109,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "glm4": {"head_dim": 16},
     "nemotron": {},
     "helium": {"head_dim": 8},
+    "lfm2": {"layer_types": ["conv", "full_attention", "conv"], **FF},
+    "lfm2 attends last": {"full_attn_idxs": [0, 2], "conv_L_cache": 4, **FF},
     "opt": {"ffn_dim": 48, "init_std": 0.2},
     "gpt2": {},
 }

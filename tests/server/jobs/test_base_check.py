@@ -72,6 +72,10 @@ SUPPORTED = {
         sizes(512, 2048, 6, 8, 50304, 2048, model_type="gpt_neox", rotary_pct=0.25),
         70_426_624,
     ),
+    "LFM2-350M": (
+        sizes(1024, 6656, 16, 16, 65536, 128000, 8, model_type="lfm2", full_attn_idxs=[2, 5, 8, 10, 12, 14]),
+        354_483_968,
+    ),
     "SmolLM2-135M": (
         sizes(576, 1536, 30, 9, 49152, 8192, 3, model_type="llama", tie_word_embeddings=True),
         134_515_008,
@@ -86,7 +90,7 @@ REFUSED = {
     ),
     "Qwen3-30B-A3B": ({**QWEN3, "model_type": "qwen3_moe"}, "it is a mixture of experts; the nearest supported: qwen3"),
     "mamba-130m": ({"model_type": "mamba", "state_size": 16}, "state-space, .*; the nearest supported: qwen3, smollm3"),
-    "LFM2-350M": ({"model_type": "lfm2", "conv_L_cache": 3}, "recurrent or convolution layers; the nearest"),
+    "LFM2-8B-A1B": ({"model_type": "lfm2_moe", "num_experts": 32}, "a mixture of experts; the nearest supported: lfm2"),
     "bert-base": (
         {"model_type": "bert", "hidden_size": 768},
         "it is an encoder or an encoder-decoder model; the nearest supported: qwen3",

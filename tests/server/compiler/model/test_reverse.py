@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from server.compiler.checkpoints.checkpoint import load_checkpoint
-from server.compiler.model.decoder import DecoderLayer, LayerShape, LayerTables, quantized_layer
+from server.compiler.model.decoder import DecoderLayer, LayerShape, all_tables, quantized_layer
 from server.compiler.model.reverse import ReverseLayer
 from server.compiler.model.rounding import SCALE, dequantize
 from shared.recipe import TARGETS, Target
@@ -35,7 +35,8 @@ class Case:
             shape = dataclasses.replace(self.shape, rows=1)
             layer = DecoderLayer(shape, self.weights, self.scaled_a).double()
             slab = [double[1].detach().clone().requires_grad_()] if self.shape.targets else []
-            output = layer(hidden[row : row + 1], *slab, *double[1 + len(slab) :])
+            others = [each[row : row + 1] if len(each) == self.shape.rows else each for each in double[1 + len(slab) :]]
+            output = layer(hidden[row : row + 1], *slab, *others)
             output.backward(self.gradient[row : row + 1].double())
             gradients += [each.grad[0] for each in slab]
         assert hidden.grad is not None
@@ -44,16 +45,16 @@ class Case:
 
 def make_case(architectures, name, targets, rank, index):
     checkpoint = load_checkpoint(str(architectures.base(name).directory))
-    facts, generator = checkpoint.facts, torch.Generator().manual_seed(rank)
+    facts, generator = checkpoint.facts.of_layer(index), torch.Generator().manual_seed(rank)
     shape = LayerShape(facts, "fp32", paths=1, rows=ROWS, rank=rank, targets=targets)
     scaled_a = {target: torch.randn(rank, facts.features(target)[0], generator=generator) for target in targets}
     hidden, gradient = torch.randn(2, ROWS, LENGTH, facts.hidden, generator=generator)
     slab = (0.2 * torch.randn(1, shape.slab, generator=generator),) if targets else ()
-    count, heads = len(facts.layer_norms), len(facts.head_norms)
+    count, rows = len(facts.layer_norms), checkpoint.facts.mixer_rows
     vectors = [checkpoint.norms[count * index + at] for at in range(count)]
     if checkpoint.head_norms is not None:
-        vectors += [checkpoint.head_norms[heads * index + at] for at in range(heads)]
-    tables = LayerTables(facts, LENGTH, facts.kind(index))(LENGTH)
+        vectors += [checkpoint.head_norms[rows * index + at] for at in range(len(facts.mixer_vectors))]
+    tables = all_tables(checkpoint.facts, LENGTH)[checkpoint.facts.kind(index)](LENGTH, ROWS)
     inputs = (hidden, *slab, *vectors, *tables)
     return Case(shape, checkpoint.layers[index], scaled_a, inputs, gradient)
 
@@ -66,7 +67,9 @@ def applicable(name):
     return tuple(target for target in TARGETS if name != "opt" or target != "gate_proj")
 
 
-@pytest.mark.parametrize(("name", "precision"), [("qwen2", "int8"), ("opt", "int8-weight"), ("gemma3_text", "int8")])
+@pytest.mark.parametrize(
+    ("name", "precision"), [("qwen2", "int8"), ("opt", "int8-weight"), ("gemma3_text", "int8"), ("lfm2", "int8")]
+)
 def test_quantized_gradients_are_those_of_the_rounded_layers(architectures, name, precision):
     """Against autograd on the rounded weights in float: what is left is the rounding of activations and gradients."""
     case = make_case(architectures, name, applicable(name), 4, 0)

@@ -44,7 +44,7 @@ FAMILIES = [
     if name != "phi3 longrope"
 ]
 # llama.cpp has no such architecture, the names of its tensors are not in the table, or it has two of them (mistral3).
-WITHOUT_GGUF = {"mistral3", "ministral", "ministral3", "olmo3", "stablelm", "glm", "helium", "opt"}
+WITHOUT_GGUF = {"lfm2", "mistral3", "ministral", "ministral3", "olmo3", "stablelm", "glm", "helium", "opt"}
 
 
 @pytest.mark.parametrize("name", FAMILIES)
