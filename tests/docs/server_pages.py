@@ -242,6 +242,7 @@ SIZES = {
     "intermediate_size": 128,
     "num_hidden_layers": 8,
     "num_attention_heads": 4,
+    "num_key_value_heads": 4,
     "vocab_size": 64,
     "max_position_embeddings": 1 << 20,
 }

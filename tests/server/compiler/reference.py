@@ -67,6 +67,19 @@ def round_weights(model):
     return model
 
 
+def adapt(model, shape, module, added):
+    """Adds added(x) to the output of a target of `model`, which may be some rows of a fused one. Returns the handle."""
+    kind = shape.of_layer(module.layer)
+    stem, rows = file_rows(kind, module.target)
+
+    def add(_, inputs, output):
+        more = added(inputs[0])
+        return output + more if rows is None else output.index_add(-1, torch.from_numpy(rows), more)
+
+    path = module.name.removesuffix(hf_module_name(kind, module.target)) + stem
+    return model.get_submodule(path).register_forward_hook(add)
+
+
 @contextmanager
 def lora(model, recipe, shape, flat):
     """`model` with y = W x + (alpha / r) x A B on the recipe's targets; B is the flat vector (D,)."""
@@ -75,15 +88,7 @@ def lora(model, recipe, shape, flat):
     for module in lora_modules(recipe, shape):
         a = torch.from_numpy(init_a(recipe, module))
         b = whole[module.offset : module.offset + module.size].view(module.rank, module.out_features)
-        kind = shape.of_layer(module.layer)
-        stem, rows = file_rows(kind, module.target)  # of a fused module, the target has some rows
-
-        def add(_, inputs, output, a=a, b=b, rows=rows):
-            added = (recipe.alpha / recipe.rank) * (inputs[0] @ a @ b)
-            return output + added if rows is None else output.index_add(-1, torch.from_numpy(rows), added)
-
-        path = module.name.removesuffix(hf_module_name(kind, module.target)) + stem
-        handles.append(model.get_submodule(path).register_forward_hook(add))
+        handles.append(adapt(model, shape, module, lambda x, a=a, b=b: (recipe.alpha / recipe.rank) * (x @ a @ b)))
     try:
         yield
     finally:

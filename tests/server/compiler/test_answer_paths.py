@@ -36,11 +36,11 @@ def loss(model, recipe, shape, current, path, batch):
         a, part = torch.from_numpy(init_a(recipe, module)), slice(module.offset, module.offset + module.size)
         b, b_path = (torch.from_numpy(flat[part]).view(module.rank, -1) for flat in (current, path))
 
-        def add(_, inputs, output, a=a, b=b, b_path=b_path):
-            low = (recipe.alpha / recipe.rank) * (inputs[0] @ a)
-            return output + torch.where(answers, low @ b_path, low @ b)
+        def added(x, a=a, b=b, b_path=b_path):
+            low = (recipe.alpha / recipe.rank) * (x @ a)
+            return torch.where(answers, low @ b_path, low @ b)
 
-        handles.append(model.get_submodule(module.name).register_forward_hook(add))
+        handles.append(reference.adapt(model, shape, module, added))
     try:
         logits = model(torch.from_numpy(batch.tokens.astype(np.int64))).logits
     finally:
