@@ -168,4 +168,6 @@ PARTS: Parts = {
     "text": lambda quick: text_steps(QUICK_ROUNDS if quick else ROUNDS),
     "shapes": lambda quick: shapes(QUICK_ROUNDS if quick else ROUNDS, QUICK_LENGTHS if quick else LENGTHS),
 }
-step = command_of(PARTS, "Time steps against PyTorch eager, sequential MeZO and parts of a step; and a reverse pass.")
+step = command_of(
+    PARTS, "Time steps against PyTorch eager, sequential MeZO and parts of a step; a reverse pass; and texts."
+)

@@ -71,7 +71,7 @@ class BaseFacts(BaseShape):
     form: Literal["huggingface", "gguf"]
     tied: bool = Field(description="lm_head is the embedding table")
     parameters: int = Field(description="number of elements of all base tensors; tied tensors count once")
-    conv_taps: int = Field(1, ge=1, description="tokens that a convolution reads: the newest one and those before it")
+    conv_taps: int = Field(1, ge=1, le=64, description="tokens that a convolution reads, the newest one included")
     norm: Literal["rms", "layer"] = "rms"
     norm_eps: float
     norms: tuple[NormPlace, ...] = Field(

@@ -74,11 +74,11 @@ def load_checkpoint(source: str) -> Checkpoint:
     facts = hashed(unhashed_facts, files)
     prefixes = [f"layers.{index}." for index in range(facts.layers)]
     vectors = [tensors[prefix + name].read() for prefix in prefixes for name in facts.layer_norms]
-    kinds = facts.of_layers()
+    kinds, mixer_rows = facts.of_layers(), facts.mixer_rows
     heads: list[Tensor] = []
     for prefix, kind in zip(prefixes, kinds, strict=True):
         own = [tensors[prefix + name].read() for name in kind.mixer_vectors]
-        heads += [*own, *[torch.zeros(1)] * (facts.mixer_rows - len(own))]
+        heads += [*own, *[torch.zeros(1)] * (mixer_rows - len(own))]
     widest = max((len(vector) for vector in heads), default=0)
     heads = [torch.nn.functional.pad(vector, (0, widest - len(vector))) for vector in heads]
     return Checkpoint(

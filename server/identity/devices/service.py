@@ -145,7 +145,7 @@ class DeviceService:
     def enroll(self, one_time_token: str, request: DeviceEnrollment) -> tuple[Device, str]:
         """A new device and its token, for a one-time token that is used up by this.
 
-        Raises BadRequest for a public key that is none, Unauthorized for a token that is unknown, used or over,
+        Raises BadRequest for an invalid public key, Unauthorized for a token that is unknown, used or over,
         QuotaExceeded.
         """
         try:

@@ -314,9 +314,13 @@ UNUSABLE = {
     "no heads": ({"num_attention_heads": 0}, "heads: Input should be greater than or equal to 1"),
     "key-value heads": ({"num_key_value_heads": 3}, "16 query heads are not a multiple of 3 key-value heads"),
     "billions of layers": ({"num_hidden_layers": 10**9}, "1000000000 layers; at most 1,000 are supported"),
-    "fewer than no layers": ({"num_hidden_layers": -3}, "-3 layers"),
+    "negative layers": ({"num_hidden_layers": -3}, "-3 layers"),
     "no width": ({"intermediate_size": -1}, "intermediate: Input should be greater than or equal to 1"),
     "a list in place of an object": ({"rope_parameters": [1, 2]}, "'list' object"),
+    "a convolution of billions": (
+        {"model_type": "lfm2", "conv_L_cache": 10**9},
+        "conv_taps: Input should be less than or equal to 64",
+    ),
     "too short a list": ({"model_type": "smollm3", "no_rope_layers": [1, 1]}, "index out of range"),
 }
 
