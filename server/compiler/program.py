@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from server.compiler.checkpoints.base import BaseFacts, locate_base
 from server.compiler.checkpoints.checkpoint import load_checkpoint
@@ -15,6 +17,7 @@ from server.compiler.cost import step_flops
 from server.compiler.export.backends import backend
 from server.compiler.export.gradient_network import GradientNetwork
 from server.compiler.export.lowered_files import LoweredFiles
+from server.compiler.export.lowering import at_once
 from server.compiler.export.network import BaseNetwork, QuantizedBase
 from server.compiler.methods.inference import InferenceNetwork
 from shared.canonical import file_sha256
@@ -63,15 +66,21 @@ def compile_program(
         report("lower", 0.0)
         kind = GradientNetwork if recipe.estimator in REVERSE_ESTIMATORS else BaseNetwork
         lower = partial(target.lower, stored=stored, kept=LoweredFiles(kept))
-        network = kind(recipe, base, lower, target.dynamic_length, calibration)
-        report("emit", 0.0)
-        methods = network.methods()
-        emitted = target.emit(methods, stored, out_dir / files["program"])
-        context = None
-        if "inference" in files:
-            serving = InferenceNetwork(recipe, base, lower, calibration=calibration)
-            target.emit(serving.methods(), stored, out_dir / files["inference"])
-            context = serving.context
+
+        def train() -> dict[str, Any]:
+            network = kind(recipe, base, lower, target.dynamic_length, calibration)
+            methods = network.methods()
+            report("emit", 0.0)
+            emitted = target.emit(methods, stored, out_dir / files["program"])
+            return {"methods": tuple(methods), "dynamic_length": network.dynamic_length, **asdict(emitted)}
+
+        def infer() -> dict[str, Any]:
+            network = InferenceNetwork(recipe, base, lower, calibration=calibration)
+            target.emit(network.methods(), stored, out_dir / files["inference"])
+            return {"inference_context": network.context}
+
+        written = at_once([infer, train] if "inference" in files else [train])
+        facts_of_files = {name: value for part in written for name, value in part.items()}
     report("emit", 1.0)
     stop_tokens = end_tokens(sources, facts.vocabulary)
     return ProgramManifest(
@@ -81,14 +90,9 @@ def compile_program(
         size=flat_size(recipe, facts),
         a_sha256=fingerprint,
         score_rows=recipe.score_rows,
-        methods=tuple(methods),
-        dynamic_length=network.dynamic_length,
-        inference_context=context,
         files=tuple(_file(role, out_dir / name) for role, name in files.items()),
-        planned_bytes=emitted.planned_bytes,
         flops_per_step=step_flops(recipe, facts),
-        delegates=emitted.delegates,
-        nodes=emitted.nodes,
+        **facts_of_files,
         executorch=version("executorch"),
         end_of_text=next(iter(stop_tokens), None),
         # Agents of earlier releases refuse a field that they do not know.

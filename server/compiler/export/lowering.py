@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from multiprocessing import get_context
+from multiprocessing import current_process, get_context
 from multiprocessing.connection import Connection
 from typing import Generic, TypeVar
 
@@ -39,10 +39,11 @@ def unchanged(groups: Sequence[LayerGroup]) -> list[list[nn.Module]]:
 def at_once(functions: Sequence[Callable[[], T]]) -> list[T]:
     """Returns the result of every function, in order.
 
-    On Linux with several cores, all but the last run in child processes. These begin with a copy of this process's
-    memory, so only results are sent. Raises what a function raises, or CompileFailed if a child ends without a result.
+    On Linux with several cores, all but the last run in child processes, which have no children of their own. They
+    begin with a copy of this process's memory, so only results are sent. Raises what a function raises, or
+    CompileFailed if a child ends without a result.
     """
-    if not functions or cores() < 2:
+    if not functions or cores() < 2 or current_process().daemon:
         return [function() for function in functions]
     children = [Child(function) for function in functions[:-1]]
     last = functions[-1]()

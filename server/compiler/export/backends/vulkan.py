@@ -37,7 +37,8 @@ class Vulkan(Backend):
         """Returns one delegate per layer, or a group's unchanged layers; see `Backend.lower`."""
         from executorch.backends.vulkan.vulkan_preprocess import VulkanBackend
 
-        from server.compiler.export.backends.xnnpack import edge_program, lower_layers
+        from server.compiler.export.backends.xnnpack import lower_layers
+        from server.compiler.export.emission import edge_program
 
         lowered: list[list[nn.Module]] = []
         for group in groups:

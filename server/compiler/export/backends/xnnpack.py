@@ -21,27 +21,16 @@ from executorch.backends.xnnpack._passes.decompose_cat import DecomposeConcatena
 from executorch.backends.xnnpack._passes.fuse_activation_pass import FuseActivationPass
 from executorch.backends.xnnpack.utils.quant_utils import is_dequant, is_dynamic_qdq, tag_as_implicit_q_dq
 from executorch.backends.xnnpack.xnnpack_preprocess import XnnpackBackend
-from executorch.exir import to_edge
 from executorch.exir._serialize._named_data_store import NamedDataStore
 from executorch.exir.backend.backend_details import BackendDetails, PreprocessResult
 from executorch.exir.backend.compile_spec_schema import CompileSpec
 from executorch.exir.lowered_backend_module import LoweredBackendModule
-from executorch.exir.passes import (
-    DebugHandleGeneratorPass,
-    OpReplacePass,
-    ScalarToTensorPass,
-    dead_code_elimination_pass,
-)
 from executorch.exir.passes.const_prop_pass import ConstPropPass
-from executorch.exir.program._program import _transform, lift_constant_tensor_pass
-from executorch.exir.tracer import _default_decomposition_table
-from executorch.exir.verification.verifier import EXIREdgeDialectVerifier
 from torch import Tensor, nn
-from torch._export.passes import ReplaceViewOpsWithViewCopyOpsPass
 from torch.export import ExportedProgram, export
 
 from server.compiler.export.backends import Backend
-from server.compiler.export.emission import WHOLE, edge_config
+from server.compiler.export.emission import edge_program
 from server.compiler.export.lowered_files import LoweredFiles, LoweredGraph, graph_name
 from server.compiler.export.lowering import Example, LayerGroup, at_once
 from server.compiler.export.weights import StoredKeys
@@ -52,7 +41,6 @@ from shared.errors import CompileFailed
 from shared.program import Role
 from shared.recipe import Precision
 
-EDGE_PASSES = (ReplaceViewOpsWithViewCopyOpsPass, ScalarToTensorPass, OpReplacePass)
 NEEDED_PASSES = (XNNPACKRemoveCloneOpsTransform, ConstPropPass, FuseActivationPass, DecomposeConcatenate)
 
 
@@ -136,12 +124,8 @@ def _lower(group: LayerGroup, kind: type[BackendDetails], kept: LoweredFiles) ->
     graph = kept.read(name)
     if graph is not None:
         return graph
-    if kind is XnnpackBackend:
-        program = layer_program(exported)
-        result = preprocess(program)
-    else:
-        program = edge_program(exported)
-        result = kind.preprocess(program, [])
+    program = edge_program(exported)
+    result = preprocess(mark_linear_layers(program)) if kind is XnnpackBackend else kind.preprocess(program, [])
     keys = {name: stored_key(name, tensor, group.scheme) for name, tensor in template.state_dict().items()}
     if absent := [name for name, key in keys.items() if result.processed_bytes.count(key.encode()) != 1]:
         raise CompileFailed(
@@ -223,30 +207,9 @@ def outputs(program: ExportedProgram) -> list[Tensor]:
     return [node.meta["val"] for node in program.graph.output_node().args[0]]
 
 
-def edge_program(exported: ExportedProgram) -> ExportedProgram:
-    """Returns an exported layer's graph for a backend."""
-    return to_edge(exported, compile_config=edge_config()).exported_program()
-
-
 def mark_linear_layers(program: ExportedProgram) -> ExportedProgram:
     """Marks quantized inputs as XNNPACK's partitioner does: linear layers are then lowered whole, with their bias."""
     for node in program.graph.nodes:
         if is_dequant(node) and is_dynamic_qdq(node):
             tag_as_implicit_q_dq(node)
     return program
-
-
-def layer_program(exported: ExportedProgram) -> ExportedProgram:
-    """Returns what `edge_program` does, marked, with those of `to_edge`'s passes that change a layer of ours.
-
-    Each pass traces the whole graph again.
-    """
-    decompositions = _default_decomposition_table()
-    for operator in WHOLE:
-        decompositions.pop(operator, None)
-    verifier = EXIREdgeDialectVerifier(edge_compile_config=edge_config(), class_only=True)
-    decomposed = exported.run_decompositions(decompositions)
-    edge = _transform(decomposed, *(each() for each in EDGE_PASSES), override_verifiers=[verifier])
-    return mark_linear_layers(
-        _transform(lift_constant_tensor_pass(edge), dead_code_elimination_pass, DebugHandleGeneratorPass())
-    )

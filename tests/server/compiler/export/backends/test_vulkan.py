@@ -8,7 +8,7 @@ from torch import nn
 from torch.export import export
 
 from server.compiler.export.backends.vulkan import Vulkan, takes_whole
-from server.compiler.export.backends.xnnpack import edge_program
+from server.compiler.export.emission import edge_program
 from server.compiler.export.lowered_files import LoweredFiles
 from server.compiler.export.lowering import LayerGroup
 from server.compiler.export.weights import StoredKeys
