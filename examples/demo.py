@@ -250,7 +250,8 @@ def _demo(
         site.server("base", "add", BASE, str(_gguf()), "--hub-id", HUB_ID)
         calibration = Calibration(processes, site, test_limit) if any(m.calibrated for m in selected_methods) else None
         # Two workers, so that the second program is compiled as soon as its calibration exists.
-        client = stack.enter_context(site.start_server(workers=2))
+        site.start_server(workers=2)
+        client = stack.enter_context(site.connect())
         console.print(f"  listening on {site.url}")
         console.print("[bold]device[/bold]: enrolls with a one-time token and waits for jobs")
         device = site.start_device(client, "demo-device", USER, "--data", f"movie_reviews={DATA}")

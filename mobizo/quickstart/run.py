@@ -8,7 +8,7 @@ import os
 import re
 import shlex
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,13 +86,15 @@ def quickstart(options: Options, console: Console) -> dict[str, Any]:
         processes = stack.enter_context(Processes(options.home / "logs"))
         site = Site(options.home, processes)
         console.print("[bold]server[/bold]: keys, database, base model")
-        site.set_up()
-        base = site.base_name(source) or _add_base(site, source)
+        bases = [] if site.set_up() else site.server("base", "list")
+        site.start_server()
+        base = next((each["name"] for each in bases if each["source"] == source), None)
+        base = base or _add_base(site, source, {each["name"] for each in bases})
         tokenizer_file = options.home / "tokenizer.json"
         site.server("base", "tokenizer", base, str(tokenizer_file))
         data = check_data(options.file, site.agent_home, base_tokenizer(tokenizer_file))
         data.save(site.agent_home)
-        client = stack.enter_context(site.start_server())
+        client = stack.enter_context(site.connect())
         site.start_device(client, DEVICE, USER)
         view = next(view for view in client.bases.list() if view.name == base)
         length = _sequence_length(view, data)
@@ -126,10 +128,10 @@ def _resolve_base(base: str) -> str:
     return base
 
 
-def _add_base(site: Site, source: str) -> str:
-    """Registers a base under an unused name and returns the name. Raises BadRequest if the base cannot be used."""
+def _add_base(site: Site, source: str, names: Set[str]) -> str:
+    """Registers a base and returns its name, none of `names`. Raises BadRequest if the base cannot be used."""
     name = slug(Path(source).stem if source.endswith(".gguf") else Path(source).name)
-    if name in {base["name"] for base in site.server("base", "list")}:
+    if name in names:
         name = f"{name}-{sha256_hex(source.encode())[:6]}"
     try:
         site.server("base", "add", name, source)

@@ -33,20 +33,20 @@ class Site:
         """Runs a command of `mobizo-server` that prints one JSON value, and returns the value. Raises MobizoError."""
         return json.loads(run_command([SERVER, *arguments, "--json"], self.env))
 
-    def set_up(self) -> None:
-        """Creates the server's home unless it exists, and a token of its operator."""
-        if not (self.directory / "server" / "keys").is_dir():
+    def set_up(self) -> bool:
+        """Creates the server's home unless it exists, and a token of its operator. Returns whether it is new."""
+        if new := not (self.directory / "server" / "keys").is_dir():
             self._write_token(self.server("init")["token"])
         elif not self._token_file.is_file():  # a set-up that was interrupted
             self._new_token()
+        return new
 
-    def base_name(self, source: str) -> str | None:
-        """Returns the name of the base model that is registered with this source."""
-        return next((base["name"] for base in self.server("base", "list") if base["source"] == source), None)
-
-    def start_server(self, workers: int = 1) -> Client:
-        """Starts the server on a free loopback port; returns its operator's client, which the caller closes."""
+    def start_server(self, workers: int = 1) -> None:
+        """Starts the server on a free loopback port. Its commands may be used meanwhile."""
         self._processes.start("server", [SERVER, "run", "--port", "0", "--workers", str(workers)], self.env)
+
+    def connect(self) -> Client:
+        """Waits for the server and returns its operator's client, which the caller closes."""
         self.url = self._processes.server_url()
         client = Client(self.url, self._token_file.read_text().strip())
         try:
