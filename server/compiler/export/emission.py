@@ -125,10 +125,15 @@ class EdgeOperators(
     """
 
     def call_operator(self, op: Any, args: Any, kwargs: Any, meta: Any) -> Any:
-        """See the base classes. Functionalization leaves this view, which is no view to them."""
+        """See the base classes. A view that functionalization leaves is none to them; a slice of everything goes."""
         if op == torch.ops.aten._unsafe_view.default:
             op = torch.ops.aten.view.default
-        return super().call_operator(op, args, kwargs, meta)
+        result = super().call_operator(op, args, kwargs, meta)
+        if op == torch.ops.aten.slice.Tensor:
+            sizes = args[0].to_tensor().shape, result.to_tensor().shape
+            if sizes[0] == sizes[1] and all(isinstance(size, int) for size in sizes[0]):
+                return args[0]
+        return result
 
     def call(self, graph_module: GraphModule) -> PassResult:
         """See the base classes. One of them reports its own changes only, and an unchanged graph would be dropped."""

@@ -26,3 +26,10 @@ def test_a_killed_child_is_a_failed_compilation(monkeypatch):
     monkeypatch.setattr(lowering, "cores", lambda: 2)
     with pytest.raises(CompileFailed, match="exit code -9"):
         at_once([lambda: os.kill(os.getpid(), signal.SIGKILL), lambda: None])
+
+
+def test_a_child_has_no_children(monkeypatch):
+    monkeypatch.setattr(lowering, "cores", lambda: 2)
+    (inner, outer), here = at_once([lambda: (at_once([os.getpid, os.getpid]), os.getpid()), os.getpid])
+    assert inner == [outer, outer]
+    assert outer != here
