@@ -15,8 +15,6 @@ from dbos import DBOSClient, WorkflowSerializationFormat
 
 revision = "0004"
 down_revision = "0003"
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:
@@ -73,17 +71,3 @@ def _add_turns(connection: sa.Connection) -> None:
     turns = sa.table("task_turns", sa.column("tenant"), sa.column("kind"), sa.column("turn"))
     for (tenant, kind), tag in tags.items():
         connection.execute(sa.insert(turns).values(tenant=tenant, kind=kind, turn=tag))
-
-
-def downgrade() -> None:
-    op.drop_table("sweep_failures")
-    op.create_index("ix_task_turns_turn", "task_turns", ["turn"])
-    with op.batch_alter_table("tasks") as table:
-        table.drop_column("claim_id")
-        table.drop_column("unavailable_since")
-        table.add_column(sa.Column("lease_expires_at", sa.DateTime(), nullable=True))
-    # The former release takes tasks without a lease from no worker, so they wait again.
-    op.execute("UPDATE tasks SET state = 'waiting', worker_id = NULL WHERE state = 'running'")
-    tenants = "SELECT DISTINCT tenant, kind, 0 FROM task_requests WHERE true ON CONFLICT DO NOTHING"
-    op.execute("DELETE FROM task_turns")
-    op.execute(f"INSERT INTO task_turns (tenant, kind, turn) {tenants}")
