@@ -82,7 +82,8 @@ class Bench:
         """texts: (tokens, adapter)."""
         texts = [Text(tuple(tokens), adapter, ((len(tokens) - 1, (3, 4)),)) for tokens, adapter in texts]
         async with aclosing(self.scorer.ask("default", base or self.base, texts)) as answers:
-            return [picked for (picked,) in await anext(answers)]
+            scores = {index: picked async for index, (picked,), _ in answers}
+        return [scores[index] for index in range(len(texts))]
 
     async def generate(self, tokens, count, adapter=None):
         return await self.generated(Text(tuple(tokens), adapter, max_tokens=count))
@@ -228,7 +229,8 @@ def test_a_tenant_has_half_of_the_queue(bench, monkeypatch):
     async def ask(tenant, tokens):
         text = Text((1,) * tokens, None, ((0, (3,)),))
         async with aclosing(bench.scorer.ask(tenant, bench.base, [text])) as answers:
-            return await anext(answers)
+            _, log_probabilities, _ = await anext(answers)
+            return log_probabilities
 
     first, second, other, third = bench.run(ask("a", 40), ask("a", 20), ask("b", 50), ask("c", 20))
     assert isinstance(second, TooManyRequests)
