@@ -275,7 +275,7 @@ class Scorer:
         yield batch
 
     async def _call(self, method: str, *arguments: Any) -> Any:
-        """Calls a method of the process's `Worker`. Raises its errors, ScorerOff, ScorerStopped or ScorerLate."""
+        """Calls a method of the process's `ServedModels`. Raises its errors, ScorerOff, ScorerStopped or ScorerLate."""
         async with self._calling:
             try:
                 pool = self._pool or await self._start()
