@@ -1,9 +1,8 @@
-"""Generated tokens as text that ends at stop texts, piece by piece."""
+"""Generated tokens, and their text, which ends at stop texts."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict
 from tokenizers import Tokenizer
@@ -19,58 +18,6 @@ class GeneratedToken(BaseModel):
     token: int
     log_probability: float | None = None
     likeliest: tuple[tuple[int, float], ...] = ()  # (token, log-probability), the likeliest first
-
-
-@dataclass(frozen=True)
-class Piece:
-    """A piece of a text, and the tokens generated since the previous piece. A stop text has tokens but no piece."""
-
-    text: str
-    tokens: tuple[GeneratedToken, ...]
-
-
-class TextPieces:
-    """Splits one text into pieces while it is generated."""
-
-    def __init__(
-        self, tokenizer: Tokenizer, prompt_tokens: Sequence[int], stop_texts: Sequence[str], *, keep_textless: bool
-    ) -> None:
-        """prompt_tokens, stop_texts: as for `StopTextFilter`. keep_textless: also return final tokens without text."""
-        self._text, self._keep_textless = StopTextFilter(tokenizer, prompt_tokens, stop_texts), keep_textless
-        self._tokens: list[GeneratedToken] = []
-
-    @property
-    def text(self) -> str:
-        """The text so far."""
-        return self._text.text
-
-    @property
-    def tokens(self) -> int:
-        """Number of tokens so far."""
-        return self._text.tokens
-
-    @property
-    def stopped(self) -> bool:
-        """Whether a stop text has ended it."""
-        return self._text.stopped
-
-    def push(self, token: GeneratedToken) -> Piece | None:
-        """Adds a token and returns the piece that can be shown, if any."""
-        self._tokens.append(token)
-        released = self._text.push(token.token)
-        return self._piece(released) if released else None
-
-    def finish(self) -> Piece | None:
-        """Returns the piece that was held back, if any."""
-        released = self._text.finish()
-        return (
-            self._piece(released) if released or (self._tokens and self._keep_textless and not self.stopped) else None
-        )
-
-    def _piece(self, text: str) -> Piece:
-        piece = Piece(text, tuple(self._tokens))
-        self._tokens.clear()
-        return piece
 
 
 class StopTextFilter:

@@ -22,12 +22,6 @@ MAX_NEW_TOKENS = 4096
 MAX_TEXT = 1_000_000  # characters of a prompt; a base model's context allows less
 
 
-class TextTooLong(BadRequest):
-    """A text has more tokens than can be read; shorten it, or send fewer at once."""
-
-    status, code, title = 422, "text-too-long", "Text too long"
-
-
 AdapterRef = Annotated[
     str,
     Field(

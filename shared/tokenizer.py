@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any
 
@@ -13,6 +13,13 @@ from tokenizers import Tokenizer, processors
 from shared.errors import BadRequest
 
 SPACE = "\u2581"  # in the tokens of SentencePiece models
+TEXT_CHARACTERS = 16  # maximum characters of a text for each token of the context
+
+
+class TextTooLong(BadRequest):
+    """A text has more tokens than can be read; shorten it, or send fewer at once."""
+
+    status, code, title = 422, "text-too-long", "Text too long"
 
 
 class UnknownToken(BadRequest):
@@ -50,6 +57,26 @@ def _without_end(processor: dict[str, Any]) -> dict[str, Any]:
             last = max(at for at, item in enumerate(processor["single"]) if "Sequence" in item)
             return processor | {"single": processor["single"][: last + 1]}
     return processor
+
+
+def check_length(text: str, context: int, where: str) -> None:
+    """Raises TextTooLong for a text of far more characters than a context of so many tokens can hold."""
+    if len(text) > TEXT_CHARACTERS * context:
+        raise TextTooLong(
+            f"{where} has {len(text)} characters; at most {TEXT_CHARACTERS * context} are read for a context of "
+            f"{context} tokens"
+        )
+
+
+def check_tokens(tokens: Sequence[int], context: int, vocabulary: int, where: str, read: int | None = None) -> None:
+    """Raises TextTooLong for more tokens than the context has, and UnknownToken.
+
+    read: how many of the tokens the model reads; None: all.
+    """
+    count = len(tokens) if read is None else read
+    if count > context:
+        raise TextTooLong(f"{where} has {count} tokens; the context has {context}")
+    check_known(tokens, vocabulary, where)
 
 
 def check_known(tokens: Iterable[int], vocabulary: int, where: str) -> None:

@@ -14,18 +14,14 @@ from device_agent.inference.chat import ends
 from device_agent.inference.personal_model import PersonalModel, load_program, missing
 from shared.chat_template import NoChatTemplate
 from shared.constrained_decoding import Constraint, Vocabulary, check_schema
-from shared.errors import AdapterNotFound, BadRequest, Unavailable
-from shared.generated_text import GeneratedToken, TextPieces
-from shared.openai.answers import FinishedText, ResponsePiece, TextOptions, unix_seconds
+from shared.errors import AdapterNotFound, Unavailable
+from shared.openai.answers import GrowingText, ResponsePiece, TextOptions, unix_seconds
 from shared.openai.completions import Finish, Model, Usage
 from shared.openai.requests import ChatRequest, CompletionRequest
 from shared.openai.tools import ToolUse
 from shared.sampling import Sampler
-from shared.scoring import TextTooLong
-from shared.tokenizer import check_known
-from shared.zo.encoding import token_ids
+from shared.zo.encoding import prompt_tokens
 
-TEXT_CHARACTERS = 16  # of a prompt, for each token of the context; a longer one is not tokenized
 OWNER = "device"
 
 
@@ -124,7 +120,11 @@ class DeviceAnswers:
         """
         try:
             model, self.fingerprint = self.models.use(self.request.model)
-            prompts = [_tokens(model, *prompt) for prompt in self._prompts(model)]
+            context, vocabulary = model.context, model.manifest.shape.vocabulary
+            prompts = [
+                prompt_tokens(model.tokenizer, prompt, context, vocabulary, special=special)
+                for prompt, special in self._prompts(model)
+            ]
             if (schema := self._schema) is not None:
                 check_schema(schema, "tools" if self.tools else "response_format")
             self._count(sum(map(len, prompts)), 0)
@@ -152,54 +152,24 @@ class DeviceAnswers:
     def _schema(self) -> str | None:
         return self.tools.schema if self.tools else TextOptions.of(self.request, 0).schema
 
-    def _text(self, model: PersonalModel, index: int, prompt: list[int]) -> Iterator[ResponsePiece]:
+    def _text(self, model: PersonalModel, index: int, prompt: tuple[int, ...]) -> Iterator[ResponsePiece]:
         options = TextOptions.of(self.request, index)
         max_tokens = min(options.max_tokens, model.context - len(prompt) + 1)
         special = ends(model, self.tools.format.opening if self.tools else "")
         constraint = None if self._schema is None else self.models.constraint(model, self._schema, special)
         sampler = Sampler(options.temperature, options.top_p, options.seed, constraint=constraint)
-        text = TextPieces(model.tokenizer, prompt, options.stop, keep_textless=options.likeliest is not None)
-        finish, start = "length", 0
-        tokens: list[GeneratedToken] = []
+        text = GrowingText(index, model.tokenizer, prompt, options)
+        finish: Finish = "length"
         for token in model.inference.sample(prompt, max_tokens, sampler, options.likeliest):
             if token.token in special:
                 finish = "stop"
                 break
             self._count(0, 1)
-            if piece := text.push(token):
-                tokens += piece.tokens
-                yield ResponsePiece(index, piece.text, piece.tokens, model.tokenizer, start)
-                start += len(piece.text)
-            if text.stopped:
+            yield from text.push(token)
+            if text.ended:
                 break
-        if piece := text.finish():
-            tokens += piece.tokens
-            yield ResponsePiece(index, piece.text, piece.tokens, model.tokenizer, start)
-        ended: Finish = "stop" if text.stopped or finish == "stop" else "length"
-        yield FinishedText(index, text.text, tuple(tokens), model.tokenizer, finish=ended)
+        yield from text.end(finish)
 
     def _count(self, read: int, generated: int) -> None:
         prompt, completion = self.usage.prompt_tokens + read, self.usage.completion_tokens + generated
         self.usage = Usage(prompt_tokens=prompt, completion_tokens=completion, total_tokens=prompt + completion)
-
-
-def _tokens(model: PersonalModel, prompt: str | tuple[int, ...], special: bool) -> list[int]:
-    """Returns a prompt's tokens.
-
-    Raises TextTooLong if it exceeds the context, BadRequest if it has none, and UnknownToken.
-    """
-    if isinstance(prompt, str):
-        if len(prompt) > TEXT_CHARACTERS * model.context:
-            raise TextTooLong(
-                f"prompt: has {len(prompt)} characters; at most {TEXT_CHARACTERS * model.context} are read for a "
-                f"context of {model.context} tokens"
-            )
-        tokens = token_ids(model.tokenizer, prompt, special=special)
-    else:
-        tokens = list(prompt)
-    check_known(tokens, model.manifest.shape.vocabulary, "prompt:")
-    if not tokens:
-        raise BadRequest("prompt: has no tokens")
-    if len(tokens) > model.context:
-        raise TextTooLong(f"prompt: has {len(tokens)} tokens; the program's context has {model.context}")
-    return tokens

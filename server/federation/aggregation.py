@@ -26,7 +26,7 @@ from server.registry.service import AdapterService
 from server.registry.warm_start import parent_of
 from server.settings import Settings
 from server.storage.store import ArtifactStore, hold
-from server.tasks.handlers import Postponed, TaskRun
+from server.tasks.handlers import Handler, Postponed, TaskRun
 from shared.errors import InvalidUpload, MobizoError, NotFound, Untrusted
 from shared.federation.cohort import CohortOrigin, RoundState, UpdateState
 from shared.federation.secure_aggregation.fixed_point import Total
@@ -37,7 +37,7 @@ _HELD_SECONDS = 10  # between checks whether the starting version was approved
 
 
 @dataclass(frozen=True)
-class AggregationHandler:
+class AggregationHandler(Handler):
     """Produces the versions of rounds in the worker's own process, in O(D) memory."""
 
     settings: Settings
@@ -46,10 +46,6 @@ class AggregationHandler:
 
     kind: ClassVar[str] = AGGREGATE
     subject_name: ClassVar[str] = "round"
-
-    def memory_bytes(self, session: Session, subject: str) -> int:
-        """Returns 0: an aggregation takes O(D) memory."""
-        return 0
 
     def begin(self, session: Session, subject: str) -> RoundOrder | None:
         """Raises Postponed while the starting version waits for approval, or NoVersion if it was deleted."""
@@ -117,9 +113,6 @@ class AggregationHandler:
         cohort_round.version = version.version
         RoundService(session).ended(cohort, cohort_round)
         return True
-
-    def wait(self, session: Session, subject: str, why: str | None) -> None:
-        """Does nothing: a round that waits for a worker has the same state as one that is being aggregated."""
 
     def fail(self, session: Session, subject: str, error: MobizoError) -> None:
         """Abandons the round."""

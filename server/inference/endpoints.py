@@ -27,8 +27,8 @@ from shared.errors import (
     UnknownBase,
     VersionHeld,
 )
-from shared.scoring import ClassifyRequest, ClassifyResult, ScoreRequest, ScoreResult, TextTooLong
-from shared.tokenizer import UnknownToken
+from shared.scoring import ClassifyRequest, ClassifyResult, ScoreRequest, ScoreResult
+from shared.tokenizer import TextTooLong, UnknownToken
 
 router = Routes(prefix="/v1", tags=["scoring"])
 ScoringPrincipal = Annotated[Principal, needs(Scope.ADAPTERS_SCORE)]

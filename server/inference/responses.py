@@ -14,7 +14,7 @@ from fastapi.concurrency import run_in_threadpool
 from tokenizers import Tokenizer
 
 from server.inference.scorer import make_scorer
-from server.inference.service import ReadRow, ResolvedTarget, ScoringService, check_length, check_tokens, texts_to_score
+from server.inference.service import ReadRow, ResolvedTarget, ScoringService, texts_to_score
 from server.inference.texts import Text
 from server.registry.models import StoredVersion
 from server.registry.repository import resolve
@@ -22,16 +22,14 @@ from server.registry.trajectories.reconstruction import b_file
 from server.web.state import AppState
 from shared.chat_template import NoChatTemplate
 from shared.constrained_decoding import check_schema
-from shared.errors import BadRequest
-from shared.generated_text import GeneratedToken, TextPieces
-from shared.openai.answers import FinishedText, ResponsePiece, TextOptions, Writer, events
-from shared.openai.completions import Finish, Usage
+from shared.openai.answers import FinishedText, GrowingText, ResponsePiece, TextOptions, Writer, events
+from shared.openai.completions import Usage
 from shared.openai.requests import ChatRequest, CompletionRequest
 from shared.openai.tools import ToolUse
 from shared.recipe import MAX_SEED
 from shared.registry import MAIN
 from shared.scoring import ClassifyRequest, ClassifyResult, RowScore, ScoreRequest, ScoreResult, ScoreRow
-from shared.zo.encoding import token_ids
+from shared.zo.encoding import prompt_tokens
 
 Prompt = str | tuple[int, ...]
 READERS = 2  # requests whose texts are tokenized at the same time
@@ -55,14 +53,14 @@ async def score(state: AppState, tenant: str, request: ScoreRequest, allow_held:
     finally:
         disconnected.set()
     results: dict[int, RowScore] = {}
-    for base in dict.fromkeys(row.target.base.sha256 for row in rows):
-        of_base = {at: row for at, row in enumerate(rows) if row.target.base.sha256 == base}
+    for base in dict.fromkeys(row.target.base_ref for row in rows):
+        of_base = {at: row for at, row in enumerate(rows) if row.target.base_ref == base}
         texts = [text for row in of_base.values() for text in texts_to_score(row)]
-        base_ref = next(iter(of_base.values())).target.base_ref
-        async with aclosing(state.get(make_scorer).ask(tenant, base_ref, texts)) as answers:
-            log_probabilities = iter(await anext(answers))
+        async with aclosing(state.get(make_scorer).ask(tenant, base, texts)) as answers:
+            picked = {index: log_probabilities async for index, log_probabilities, _ in answers}
+        in_order = (picked[index] for index in range(len(texts)))
         for at, row in of_base.items():
-            results[at] = row.result(list(islice(log_probabilities, len(row.plan.readings))))
+            results[at] = row.result(list(islice(in_order, len(row.plan.readings))))
     return ScoreResult(rows=tuple(results[at] for at in range(len(rows))))
 
 
@@ -99,7 +97,7 @@ class Generation:
         self._options = TextOptions.of(request, 0)
         self._scorer, self._readers = state.get(make_scorer), state.get(_make_readers)
         self._prompt_tokens = 0
-        self._texts: list[TextPieces] = []
+        self._texts: list[GrowingText] = []
         self.fingerprint: str | None = None
         self.tools: ToolUse | None = None
 
@@ -121,27 +119,20 @@ class Generation:
         self.fingerprint = None if self.target.version is None else self.target.version.revision
         prompts = await self._prompts()
         texts = await anyio.to_thread.run_sync(self._read, tokenizer, prompts, limiter=self._readers)
-        options, keep_textless = self._options, self._options.likeliest is not None
-        self._texts = [TextPieces(tokenizer, text.tokens, options.stop, keep_textless=keep_textless) for text in texts]
-        growing, shown = set(range(len(texts))), [0] * len(texts)
-        tokens_of = [list[GeneratedToken]() for _ in texts]
+        self._texts = [GrowingText(index, tokenizer, text.tokens, self._options) for index, text in enumerate(texts)]
         async with aclosing(self._scorer.ask(self._tenant, self.target.base_ref, texts)) as answers:
-            while growing:
-                index, token, finish = await anext(answers)
-                if index not in growing:
-                    continue
+            async for index, token, finish in answers:
                 text = self._texts[index]
-                new = [] if token is None else [text.push(token)]
-                ended = finish is not None or text.stopped
-                for piece in (*new, text.finish() if ended else None):
-                    if piece is not None:
-                        yield ResponsePiece(index, piece.text, piece.tokens, tokenizer, shown[index])
-                        shown[index] += len(piece.text)
-                        tokens_of[index] += piece.tokens
-                if ended:
-                    growing.discard(index)
-                    why: Finish = "length" if finish == "length" and not text.stopped else "stop"
-                    yield FinishedText(index, text.text, tuple(tokens_of[index]), tokenizer, finish=why)
+                if text.ended:
+                    continue  # by a stop text
+                if token is not None:
+                    for piece in text.push(token):
+                        yield piece
+                if finish is not None:
+                    for piece in text.end(finish):
+                        yield piece
+                if all(each.ended for each in self._texts):
+                    return
 
     async def events(self, writer: Writer) -> AsyncGenerator[bytes, None]:
         """Returns the server-sent events of the texts once there is a first piece. Raises as `whole` before it."""
@@ -181,22 +172,19 @@ class Generation:
         added = tokenizer.get_added_tokens_decoder().items()
         special = (token for token, how in added if how.special and not (self.tools and self.tools.opens(how.content)))
         ends = (*(target.base.end_tokens or ()), *special)
+        shape = target.base.shape
+        context = shape.context_length
         for prompt in prompts:
-            if isinstance(prompt, str):
-                check_length(prompt, target, "prompt:")
-                # A template writes special tokens such as BOS itself.
-                prompt = tuple(token_ids(tokenizer, prompt, special=isinstance(self._request, CompletionRequest)))
-            tokens = prompt
-            if not tokens:
-                raise BadRequest("prompt: has no tokens")
-            check_tokens(tokens, target, "prompt:")
+            # A template writes special tokens such as BOS itself.
+            special_tokens = isinstance(self._request, CompletionRequest)
+            tokens = prompt_tokens(tokenizer, prompt, context, shape.vocabulary, special=special_tokens)
             self._prompt_tokens += len(tokens)
             for _ in range(self._request.n or 1):
                 text = Text(
                     tokens,
                     target.adapter_ref,
                     # The last token is never read.
-                    max_tokens=min(options.max_tokens, target.base.shape.context_length - len(tokens) + 1),
+                    max_tokens=min(options.max_tokens, context - len(tokens) + 1),
                     temperature=options.temperature,
                     top_p=options.top_p,
                     seed=(options.seed + len(texts)) % (MAX_SEED + 1),

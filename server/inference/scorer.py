@@ -32,6 +32,7 @@ from server.web.state import AppState
 from shared.chat_template import ChatTemplate, Tools
 from shared.errors import MobizoError, TooManyRequests
 from shared.generated_text import GeneratedToken
+from shared.openai.completions import Finish
 
 BATCH_TOKENS = 2048  # of one batch, padding included; a longer text is a batch of its own
 QUEUE_TOKENS = 524_288  # of all unanswered requests; one tenant has at most half of them
@@ -44,15 +45,14 @@ _log = structlog.get_logger()
 class Request:
     """Texts of one kind on one base. open: the indices of those that are not finished.
 
-    answers: all scores; or tokens as (index of the text, token, reason of the end); or the error that ends the work.
-    alone: it shares no batch, because one with it has failed.
+    answers: (index of the text, its log-probabilities or next token, reason of its end); or the error that ends the
+    work. alone: it shares no batch, because one with it has failed.
     """
 
     def __init__(self, base: ServedBaseRef, texts: Sequence[Text]) -> None:
         self.base, self.texts = base, texts
         self.open = set(range(len(texts)))
         self.answers: asyncio.Queue[Any] = asyncio.Queue()
-        self.scores: list[list[list[float]]] = [[] for _ in texts]  # log-probabilities of each text's picks
         self.generated: list[list[int]] = [[] for _ in texts]  # tokens of each text
         self.tokens = sum(text.limit for text in texts)
         self.generates = texts[0].max_tokens > 0
@@ -68,6 +68,26 @@ class Request:
         text, generated = self.texts[index], self.generated[index]
         tokens = (*text.tokens, *generated)
         return replace(text, tokens=tokens, max_tokens=text.max_tokens - len(generated), drawn=len(generated))
+
+    def add(self, index: int, answer: Any, finish: Finish | None) -> None:
+        """Answers with a part of a text. finish: None if the text goes on."""
+        self.answers.put_nowait((index, answer, finish))
+        if finish is not None:
+            self.open.discard(index)
+
+    def add_token(self, index: int, token: GeneratedToken | MobizoError) -> None:
+        """Answers with the next token of a text, or with the error that ends it. An end token itself is left out."""
+        text, generated = self.texts[index], self.generated[index]
+        if index not in self.open:
+            return
+        if isinstance(token, MobizoError):
+            self.fail(token)
+            return
+        generated.append(token.token)
+        if token.token in text.ends:
+            self.add(index, None, "stop")
+        else:
+            self.add(index, token, "length" if len(generated) == text.max_tokens else None)
 
     def fail(self, error: Exception) -> None:
         """Ends the work on it with an error."""
@@ -151,7 +171,7 @@ class Scorer:
         if self._work is None or self._work.done():
             self._work = asyncio.create_task(self._run())
         try:
-            while True:
+            while request.open or not request.answers.empty():
                 async with asyncio.timeout(ANSWER_SECONDS):  # `wait_for` may lose a cancellation
                     answer = await request.answers.get()
                 if isinstance(answer, Exception):
@@ -213,11 +233,9 @@ class Scorer:
             if batch:
                 texts = [request.texts[index] for request, index in batch]
                 scores = await self._call("score", group[0].base, texts)
-                for (request, index), text_scores in zip(batch, scores, strict=True):
-                    request.scores[index] = text_scores
-                    request.open.discard(index)
-                    if not request.open:
-                        request.answers.put_nowait(request.scores)
+                for (request, index), log_probabilities in zip(batch, scores, strict=True):
+                    if index in request.open:
+                        request.add(index, log_probabilities, "stop")
                 yield
 
     async def _generate(self, group: Sequence[Request]) -> AsyncGenerator[None, None]:
@@ -236,7 +254,8 @@ class Scorer:
         rows = list(range(len(places)))
         while rows:
             for row, token in zip(rows, tokens, strict=True):
-                _add_token(*places[row], token)
+                request, index = places[row]
+                request.add_token(index, token)
             rows = [row for row, (request, index) in enumerate(places) if index in request.open]
             tokens = await self._call("generate", number, rows)
             yield
@@ -256,7 +275,7 @@ class Scorer:
         yield batch
 
     async def _call(self, method: str, *arguments: Any) -> Any:
-        """Calls a method of the process's `Worker`. Raises its errors, ScorerOff, ScorerStopped or ScorerLate."""
+        """Calls a method of the process's `ServedModels`. Raises its errors, ScorerOff, ScorerStopped or ScorerLate."""
         async with self._calling:
             try:
                 pool = self._pool or await self._start()
@@ -299,22 +318,6 @@ def _adapter(place: Place) -> tuple[str, str]:
     """Sorts texts so that neighbours share A, and B."""
     adapter = place[0].texts[place[1]].adapter
     return ("", "") if adapter is None else (adapter.family, adapter.sha256)
-
-
-def _add_token(request: Request, index: int, token: GeneratedToken | MobizoError) -> None:
-    """Answers a request with the next token of a text, or with the error that ends it."""
-    text = request.texts[index]
-    if index not in request.open:
-        return
-    if isinstance(token, MobizoError):
-        request.fail(token)
-        return
-    generated = request.generated[index]
-    generated.append(token.token)
-    finish = "stop" if token.token in text.ends else "length" if len(generated) == text.max_tokens else None
-    request.answers.put_nowait((index, None if finish == "stop" else token, finish))
-    if finish is not None:
-        request.open.discard(index)
 
 
 def _text_bytes(group: Sequence[Request]) -> int:

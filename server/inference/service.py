@@ -20,16 +20,15 @@ from server.registry.repository import resolve
 from server.storage.store import ArtifactStore
 from shared.errors import AdapterNotFound, BadRequest, BaseMismatch, VersionHeld
 from shared.registry import MAIN, VersionState
-from shared.scoring import AnswerScore, RowScore, ScoredBy, ScoreRequest, ScoreRow, TextTooLong
+from shared.scoring import AnswerScore, RowScore, ScoredBy, ScoreRequest, ScoreRow
 from shared.task import Task
 from shared.task_records import Choice, filled_length, read_question
 from shared.task_templates import named_task
-from shared.tokenizer import check_known
+from shared.tokenizer import TextTooLong, check_length, check_tokens
 from shared.zo.encoding import Row, encode_choice, same_beginning
 from shared.zo.packing import ScoringPlan
 
 REQUEST_TOKENS = 131_072  # maximum tokens of a scoring request
-TEXT_CHARACTERS = 16  # maximum characters of a text for each token of the base's context
 TOTAL_CHARACTERS = 8  # maximum characters of all texts for each token that a request may have
 
 
@@ -214,14 +213,16 @@ class ScoringService:
         else:
             choices = tuple(Choice(row.prompt or "", answer) for answer in row.answers)
             labels = (None,) * len(choices)
+        shape = target.base.shape
         for choice in choices:
-            check_length(choice.prompt + choice.answer, target, f"{where}: the text")
+            check_length(choice.prompt + choice.answer, shape.context_length, f"{where}: the text")
         tokenizer = self.tokenizer(target)
         rows = tuple(encode_choice(tokenizer, choice) for choice in choices)
         for each in rows:
             if not each.prompt or not each.answer:
                 raise BadRequest(f"{where}: the prompt or an answer has no tokens")
-            check_tokens((*each.prompt, *each.answer), target, where, len(each.tokens))
+            tokens = (*each.prompt, *each.answer)
+            check_tokens(tokens, shape.context_length, shape.vocabulary, where, len(each.tokens))
         read_row = ReadRow(target, choices, labels, rows)
         read_row.check(where)
         return read_row
@@ -232,27 +233,6 @@ def _characters(row: ScoreRow, task: Task | None) -> int:
     if row.record is not None and task is not None:
         return filled_length(task, row.record)
     return sum(len(row.prompt or "") + len(answer) for answer in row.answers)
-
-
-def check_length(text: str, target: ResolvedTarget, where: str) -> None:
-    """Raises TextTooLong for a text of far more characters than the context can hold."""
-    context = target.base.shape.context_length
-    if len(text) > TEXT_CHARACTERS * context:
-        raise TextTooLong(
-            f"{where} has {len(text)} characters; at most {TEXT_CHARACTERS * context} are read for a context of "
-            f"{context} tokens"
-        )
-
-
-def check_tokens(tokens: Sequence[int], target: ResolvedTarget, where: str, read: int | None = None) -> None:
-    """Raises TextTooLong for more tokens than the context of the base model has, and UnknownToken.
-
-    read: how many of the tokens the model reads; None: all.
-    """
-    context, count = target.base.shape.context_length, len(tokens) if read is None else read
-    if count > context:
-        raise TextTooLong(f"{where} has {count} tokens; the context of {target.base.name!r} has {context}")
-    check_known(tokens, target.base.shape.vocabulary, where)
 
 
 def texts_to_score(row: ReadRow) -> list[Text]:

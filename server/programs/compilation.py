@@ -28,7 +28,7 @@ from server.programs.service import (
 from server.settings import Settings
 from server.storage.store import ArtifactStore, hold
 from server.tasks.child_process import Stopped
-from server.tasks.handlers import TaskRun
+from server.tasks.handlers import Handler, TaskRun
 from shared.errors import MobizoError
 from shared.job import JobError, Progress
 from shared.program import ProgramManifest
@@ -85,7 +85,7 @@ class CompileOrder:
 
 
 @dataclass(frozen=True)
-class CompileHandler:
+class CompileHandler(Handler):
     """Compiles programs in child processes."""
 
     settings: Settings

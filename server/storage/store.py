@@ -238,7 +238,7 @@ REFERENCES: Port[tuple[FileColumn, ...]] = Port("storage.references")
 
 
 class GarbageCollection(Table):
-    """The latest pass of garbage collection. The first migration inserts the row.
+    """The latest pass of garbage collection. The row is inserted with the tables.
 
     Transactions that reference files lock it in shared mode; a transaction that begins to remove files, exclusively.
     """

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import errno
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from sqlalchemy.orm import Session
 
@@ -36,7 +37,7 @@ class Killed(CompileFailed):
     """The worker was killed in every attempt; is there enough memory?"""
 
 
-class Handler(Protocol):
+class Handler(ABC):
     """One kind of task. `begin` returns an order for `run`; handlers choose the types of orders and results.
 
     Every method that takes a session is called in a writing transaction with the task locked, and locks the subject.
@@ -46,34 +47,41 @@ class Handler(Protocol):
     subject_name: ClassVar[str]  # what log lines call the subject
 
     def memory_bytes(self, session: Session, subject: str) -> int:
-        """Returns the estimated peak memory of the task."""
+        """Returns the estimated peak memory of the task; by default it is too small to count."""
+        return 0
 
+    @abstractmethod
     def begin(self, session: Session, subject: str) -> Any | None:
         """Marks the subject as running and returns the order; None if the subject waits for no worker.
 
         Raises Postponed, or a MobizoError, which fails the task permanently.
         """
 
+    @abstractmethod
     def heartbeat(self, session: Session, order: Any) -> bool:
         """Publishes the progress, if there is any. Returns False if nothing waits for the result any more."""
 
+    @abstractmethod
     def run(self, order: Any, run: TaskRun) -> Any | Stopped:
         """Runs the task outside of transactions and returns its result.
 
         Returns Stopped once `run.should_continue` returns False. Raises a MobizoError.
         """
 
+    @abstractmethod
     def publish(self, session: Session, order: Any, result: Any) -> bool:
         """Publishes the result. Returns False if the order is outdated; the task then runs again."""
 
-    def wait(self, session: Session, subject: str, why: str | None) -> None:
+    def wait(self, session: Session, subject: str, why: str | None) -> None:  # noqa: B027  # optional
         """Marks the subject as waiting again. why: shown as progress; None after an orderly stop."""
 
+    @abstractmethod
     def fail(self, session: Session, subject: str, error: MobizoError) -> None:
         """Marks the subject as failed permanently."""
 
     def is_transient(self, error: MobizoError) -> bool:
         """Returns whether another attempt may succeed. Not called for a store that is unavailable or full."""
+        return False
 
 
 def as_error(error: Exception) -> MobizoError:

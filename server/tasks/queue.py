@@ -18,6 +18,7 @@ from sqlalchemy.orm import Session
 
 from server.database.columns import new_id, utc_now
 from server.settings import Settings
+from server.tasks.child_process import Stopped
 from server.tasks.handlers import Handler, Killed, Postponed, as_error, is_outage
 from server.tasks.repository import Task, TaskRepository
 from server.tasks.requests import enqueue
@@ -89,41 +90,39 @@ class TaskQueue:
             return False
         return True
 
-    def complete(self, claim: Claim, result: Any) -> bool:
-        """Publishes a result. Returns False without publishing if the claim is lost or the order is outdated."""
+    def end(self, claim: Claim, outcome: object) -> bool:
+        """Ends an attempt. outcome: its result, Stopped, or the exception that it raised.
+
+        Returns whether a result was published: not if the claim is lost or the order is outdated. An attempt that was
+        stopped does not count.
+        """
         task = self._claimed(claim)
         if task is None:
             return False
-        if not self._handlers[claim.kind].publish(self._session, claim.order, result):
+        if isinstance(outcome, Exception):
+            self._end_failed(task, as_error(outcome))
+            return False
+        if isinstance(outcome, Stopped) or not self._handlers[claim.kind].publish(self._session, claim.order, outcome):
             self._release(task)
             return False
         self._session.delete(task)
         return True
 
-    def fail(self, claim: Claim, error: MobizoError) -> None:
-        """Ends an attempt that raised: the task waits for a store, is tried again after a pause, or fails.
+    def _end_failed(self, task: Task, error: MobizoError) -> None:
+        """Lets a task wait for a store or for another attempt after a pause, or fails it.
 
         An attempt that found a store unavailable or full does not count, until `MAX_OUTAGE` has passed.
         """
-        task = self._claimed(claim)
-        if task is None:
-            return
         left = self._settings.compile_attempts - task.attempts
         if is_outage(error) and not self._waited_too_long(task):
             task.attempts -= 1
             self._wait(task, f"waiting: {error.detail}", OUTAGE_SECONDS)
-        elif not is_outage(error) and self._handlers[claim.kind].is_transient(error) and left > 0:
+        elif not is_outage(error) and self._handlers[task.kind].is_transient(error) and left > 0:
             task.unavailable_since = None
             pause = min(FIRST_BACKOFF * 2 ** (task.attempts - 1), MAX_BACKOFF).total_seconds()
             self._wait(task, f"it crashed and is tried again in {pause:.0f} s, {left} more times at most", pause)
         else:
             self._fail(task, error)
-
-    def release(self, claim: Claim) -> None:
-        """Returns a task of a worker that stops to the queue; the attempt does not count."""
-        task = self._claimed(claim)
-        if task is not None:
-            self._release(task)
 
     def take_back(self, alive: Collection[str]) -> None:
         """Ends the attempts of workers that are not alive. They count, because a task may have killed its worker."""

@@ -15,7 +15,7 @@ from sqlalchemy import String, Text, select
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
 from server.database.columns import Table, UtcTime, utc_now
-from server.database.database import Collision, Database, DatabaseUnavailable, add_if_absent
+from server.database.database import Collision, Database, DatabaseUnavailable
 
 OUTAGES = (DatabaseUnavailable, Collision)
 EVERY_TWO_SECONDS, EVERY_MINUTE, EVERY_TEN_MINUTES = "*/2 * * * * *", "0 * * * * *", "0 */10 * * * *"  # cron
@@ -65,7 +65,12 @@ def run_guarded(database: Database, name: str, run: Callable[[], object], subjec
             raise
         except Exception as error:
             _log.error("sweep-failed", sweep=name, subject=subject, exc_info=True)
-            _store_failure(database, key, f"{type(error).__name__}: {error}")
+            now, failures = utc_now(), 1 if previous is None else previous.failures + 1
+            failure = SweepFailure(name=name, subject=subject, failures=failures, failed_at=now)
+            failure.error = f"{type(error).__name__}: {error}"[:_MAX_DETAIL]
+            failure.not_before = now + min(_FIRST_PAUSE * 2 ** min(failures - 1, 10), _MAX_PAUSE)
+            with database.writing() as session:
+                session.merge(failure)
         else:
             if previous is not None:
                 with database.writing() as session:
@@ -73,15 +78,3 @@ def run_guarded(database: Database, name: str, run: Callable[[], object], subjec
                 _log.info("sweep-recovered", sweep=name, subject=subject)
     except OUTAGES as error:
         _log.warning("database-away", sweep=name, error=str(error))
-
-
-def _store_failure(database: Database, key: tuple[str, str], detail: str) -> None:
-    now = utc_now()
-    with database.writing() as session:
-        add_if_absent(
-            session, SweepFailure, name=key[0], subject=key[1], failures=0, error="", failed_at=now, not_before=now
-        )
-        failure = session.get_one(SweepFailure, key)
-        failure.failures += 1
-        failure.error, failure.failed_at = detail[:_MAX_DETAIL], now
-        failure.not_before = now + min(_FIRST_PAUSE * 2 ** min(failure.failures - 1, 10), _MAX_PAUSE)

@@ -228,25 +228,21 @@ class Worker:
         try:
             with self._repeated(self._interval, lambda: self._beat(claim, lost)):
                 outcome = handler.run(claim.order, run)
-            if isinstance(outcome, Stopped):
-                self._end(lambda queue: queue.release(claim))
-                log.info(f"{claim.kind}-stopped")
-            else:
-                was_counted = self._end(lambda queue: queue.complete(claim, outcome))
-                log.info(f"{claim.kind}-finished", counted=was_counted)
+            was_counted = self._end(claim, outcome)
+            log.info(f"{claim.kind}-{'stopped' if isinstance(outcome, Stopped) else 'finished'}", counted=was_counted)
         except Exception as failure:
             error = as_error(failure)
-            self._end(lambda queue: queue.fail(claim, error))
+            self._end(claim, error)
             log.error(f"{claim.kind}-failed", code=error.code, detail=error.detail, exc_info=error is not failure)
         finally:
             del self._runs[claim.id]
 
-    def _end(self, end: Callable[[TaskQueue], Ended]) -> Ended:
+    def _end(self, claim: Claim, outcome: object) -> bool:
         """Ends a claim in one transaction, and retries while the database is unavailable."""
 
-        def ended() -> Ended:
+        def ended() -> bool:
             with self._database.writing() as session:
-                return end(self._queue(session))
+                return self._queue(session).end(claim, outcome)
 
         return insist(ended, self.stopping, DRAIN_SECONDS)
 

@@ -19,7 +19,7 @@ from server.database.columns import utc_now
 from server.database.database import Database
 from server.identity.signing_keys.service import KeyService
 from server.settings import Settings
-from server.tasks.handlers import TaskRun
+from server.tasks.handlers import Handler, TaskRun
 from server.tasks.requests import request_task
 from server.webhooks.repository import Webhook, WebhookDelivery, WebhookRepository
 from server.webhooks.sending import Attempt, send
@@ -46,17 +46,13 @@ class Messages:
 
 
 @dataclass(frozen=True)
-class WebhookHandler:
+class WebhookHandler(Handler):
     """Sends the messages of one webhook."""
 
     settings: Settings
 
     kind: ClassVar[str] = WEBHOOK
     subject_name: ClassVar[str] = "webhook"
-
-    def memory_bytes(self, session: Session, subject: str) -> int:
-        """Returns 0: messages are small."""
-        return 0
 
     def begin(self, session: Session, subject: str) -> Messages | None:
         """Returns the messages to send now; None if there are none."""
@@ -109,18 +105,11 @@ class WebhookHandler:
         webhooks.trim(webhook)
         return True
 
-    def wait(self, session: Session, subject: str, why: str | None) -> None:
-        """Does nothing: messages that wait for a worker stay as they are."""
-
     def fail(self, session: Session, subject: str, error: MobizoError) -> None:
         """Lets the webhook pause, for example after its secret could not be decrypted."""
         webhook = WebhookRepository(session).get_locked(subject)
         if webhook is not None:
             webhook.due_at, webhook.failing_since = utc_now() + MAX_PAUSE, webhook.failing_since or utc_now()
-
-    def is_transient(self, error: MobizoError) -> bool:
-        """Returns False: the sweep requests another task after the pause."""
-        return False
 
 
 def _record(webhook: Webhook, delivery: WebhookDelivery, attempt: Attempt, now: datetime) -> None:

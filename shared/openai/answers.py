@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from tokenizers import Tokenizer
 
 from shared.errors import AdapterNotFound, MobizoError, RevisionNotFound, TooManyRequests, Unauthorized
-from shared.generated_text import GeneratedToken
+from shared.generated_text import GeneratedToken, StopTextFilter
 from shared.openai.completions import (
     AssistantMessage,
     ChatChoice,
@@ -140,6 +140,50 @@ class FinishedText(ResponsePiece):
     """The last piece of a text, or the complete text, and why it ended."""
 
     finish: Finish = "stop"
+
+
+class GrowingText:
+    """One text of a request while it is generated: its tokens become pieces of the response."""
+
+    def __init__(self, index: int, tokenizer: Tokenizer, prompt: Sequence[int], options: TextOptions) -> None:
+        """index: of the text in the request. prompt: its tokens."""
+        self._index, self._tokenizer = index, tokenizer
+        self._filter = StopTextFilter(tokenizer, prompt, options.stop)
+        self._shows_textless = options.likeliest is not None  # final tokens without text are shown, too
+        self._waiting: list[GeneratedToken] = []  # tokens since the last piece
+        self._shown: list[GeneratedToken] = []
+        self._start = 0  # characters of the pieces so far
+        self.ended = False
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens so far."""
+        return self._filter.tokens
+
+    def push(self, token: GeneratedToken) -> list[ResponsePiece]:
+        """Adds a token. Returns the piece that can be shown, if any, and the end if a stop text has ended the text."""
+        self._waiting.append(token)
+        text = self._filter.push(token.token)
+        pieces = [self._piece(text)] if text else []
+        return [*pieces, *self.end("stop")] if self._filter.stopped else pieces
+
+    def end(self, finish: Finish) -> list[ResponsePiece]:
+        """Ends the text. Returns the piece that was held back, if any, and the end; nothing if it has ended."""
+        if self.ended:
+            return []
+        self.ended = True
+        text = self._filter.finish()
+        shows = text or (self._waiting and self._shows_textless and not self._filter.stopped)
+        pieces = [self._piece(text)] if shows else []
+        whole = FinishedText(self._index, self._filter.text, tuple(self._shown), self._tokenizer, finish=finish)
+        return [*pieces, whole]
+
+    def _piece(self, text: str) -> ResponsePiece:
+        piece = ResponsePiece(self._index, text, tuple(self._waiting), self._tokenizer, self._start)
+        self._shown += self._waiting
+        self._waiting.clear()
+        self._start += len(text)
+        return piece
 
 
 class GenerationState(Protocol):

@@ -31,11 +31,11 @@ from typing import Any
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from shared.errors import InvalidDataset, InvalidTask
+from shared.errors import BadRequest, InvalidDataset, InvalidTask
 from shared.recipe import Recipe
 from shared.task import Task, Truncate
 from shared.task_records import Choice, Question, read_question
-from shared.tokenizer import UnknownToken, check_known
+from shared.tokenizer import UnknownToken, check_known, check_length, check_tokens
 
 # Of records: NaN and infinite numbers, which Python and pandas write, are null.
 JSON = json.JSONDecoder(parse_constant=lambda _: None)
@@ -129,6 +129,23 @@ def token_ids(tokenizer: Tokenizer, text: str, *, special: bool = True) -> list[
     """
     ids: list[int] = tokenizer.encode_batch([text], add_special_tokens=special)[0].ids
     return ids
+
+
+def prompt_tokens(
+    tokenizer: Tokenizer, prompt: str | Sequence[int], context: int, vocabulary: int, *, special: bool
+) -> tuple[int, ...]:
+    """Returns the tokens of a prompt that is continued. special: with the tokenizer's own tokens such as BOS.
+
+    Raises TextTooLong if it exceeds the context, BadRequest if it has no tokens, and UnknownToken. A text of far too
+    many characters is not tokenized.
+    """
+    if isinstance(prompt, str):
+        check_length(prompt, context, "prompt:")
+        prompt = token_ids(tokenizer, prompt, special=special)
+    if not prompt:
+        raise BadRequest("prompt: has no tokens")
+    check_tokens(prompt, context, vocabulary, "prompt:")
+    return tuple(prompt)
 
 
 def encode_choice(tokenizer: Tokenizer, choice: Choice) -> Row:

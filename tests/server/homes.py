@@ -161,7 +161,7 @@ class Home:
                 manifest = fake_compiler.build(order.recipe, source, workspace / "program", calibration)
                 for file in manifest.files:
                     self.artifacts.adopt(workspace / "program" / file.name, file.sha256)
-            assert worker.do(name, handler, "complete", claim, manifest.model_copy(update={"version": order.version}))
+            assert worker.do(name, handler, "end", claim, manifest.model_copy(update={"version": order.version}))
 
     def task(self, subject):
         """The attempts at the task of a program or round; None if it waits for the first one, or has ended."""

@@ -157,29 +157,9 @@ def test_a_chat_is_written_as_transformers_writes_it(site, client):
     assert (end.choices[0].finish_reason, usage.usage) == ("length", whole.usage)
 
 
-def test_a_conversation_goes_on_with_the_answers_own_message(site, client):
-    request = {"model": "red", "max_tokens": 8192, "temperature": 0, "n": None, "logit_bias": {}}
-    answer = client.chat.completions.create(messages=TURNS, **request | {"max_tokens": 3}).choices[0].message
-    again = {"role": "user", "content": "warm"}
-    plain = [*TURNS, {"role": "assistant", "content": answer.content}, again]
-    expected = client.chat.completions.create(messages=plain, **request)
-    for message in (answer, answer.model_dump(), answer.to_dict()):
-        whole = client.chat.completions.create(messages=[*TURNS, message, again], **request)
-        assert (whole.choices[0].message, whole.usage) == (expected.choices[0].message, expected.usage)
-
-
 @other_clients
 def test_other_libraries_hold_a_conversation(site, client, name):
     assert answers_of(name, site.url, site.token, "red", "warm") == plain_answers(client, "red", "warm")
-
-
-def test_prompts_may_be_tokens(site, client):
-    request = {"model": "red", "max_tokens": 6, "temperature": 0}
-    tokens = site.models["red"].tokenizer.encode("It was").ids
-    text = client.completions.create(prompt=tokens, **request).choices[0].text
-    assert text == generated(site, "red", "It was", 6)
-    with pytest.raises(openai.UnprocessableEntityError, match="has the token 99999"):
-        client.completions.create(prompt=[*tokens, 99_999], **request)
 
 
 def test_log_probabilities_stops_and_seeds(site, client):

@@ -61,7 +61,7 @@ class Aggregators(Workers):
         return super().claim(name, self.handler())
 
     def publish(self, name, claim):
-        return self.do(name, self.handler(), "complete", claim, make_version(self.home.artifacts, claim.order))
+        return self.do(name, self.handler(), "end", claim, make_version(self.home.artifacts, claim.order))
 
 
 @pytest.fixture

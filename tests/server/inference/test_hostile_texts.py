@@ -5,8 +5,9 @@ import pytest
 from server.inference import service
 from server.inference.service import ScoringService
 from shared.errors import BadRequest
-from shared.scoring import ScoreRequest, TextTooLong
+from shared.scoring import ScoreRequest
 from shared.task import MAX_TASK, Task
+from shared.tokenizer import TextTooLong
 
 
 @pytest.fixture

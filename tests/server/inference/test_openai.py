@@ -119,17 +119,6 @@ def test_log_probabilities_are_those_of_stock_peft(site, client):
     assert len(plain.logprobs.text_offset) == 5
 
 
-def test_a_conversation_goes_on_with_the_answers_own_message(site, client):
-    first = client.chat.completions.create(model="red", messages=TURNS, max_tokens=8192, temperature=0, n=None)
-    answer = first.choices[0].message
-    options = {"model": "red", "max_tokens": 2, "temperature": 0, "tools": None, "logit_bias": {}}
-    for message in (answer, answer.model_dump(), answer.to_dict()):
-        turns = [*TURNS, message, {"role": "user", "content": "good film"}]
-        second = client.chat.completions.create(messages=turns, **options)
-        rendered = f"a very x good film {answer.content} x good film It was"
-        assert second.usage.prompt_tokens == len(site.tokenizer.encode(rendered, add_special_tokens=False).ids)
-
-
 @other_clients
 def test_other_libraries_hold_a_conversation(site, client, name):
     url, token = f"{site.fleet.url}/v1", site.fleet.home.token(Role.APP)

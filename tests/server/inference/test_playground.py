@@ -55,28 +55,6 @@ def test_a_record_without_its_field_is_refused_and_a_long_one_kept(person):
 
 @pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason=MISSING)
-def test_in_a_browser(site):
-    with chromium() as browser:
-        tab = Tab(browser, site.fleet.url)
-        tab.sign_in(site.fleet.home.token(Role.OPERATOR), AT)
-        page = tab.page
-        page.get_by_role("textbox", name="Text").fill(TEXT)
-        page.get_by_role("button", name="Choose an answer").click()
-        page.get_by_text("This version answers").wait_for()
-        assert page.get_by_role("textbox", name="Text").input_value() == TEXT
-        assert tab.violations() == []
-        page.get_by_text("Or let it continue a prompt").click()
-        page.get_by_label("Prompt").fill("a b c")
-        page.get_by_label("Most tokens").fill("5")
-        page.get_by_role("button", name="Generate").click()
-        page.get_by_text("5 tokens; ended by").wait_for()
-        assert tab.violations() == []
-        assert tab.errors == []
-        tab.close()
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(CHROMIUM is None, reason=MISSING)
 def test_a_person_rates_texts_downloads_the_ratings_and_tries_the_next_version_in_a_browser(site):
     with site.fleet.home.database.writing() as session:
         QuotaService(session).set_limit("default", Quota.RATINGS, 10)
@@ -111,5 +89,10 @@ def test_a_person_rates_texts_downloads_the_ratings_and_tries_the_next_version_i
         page.get_by_role("heading", name="new v2").wait_for()
         expected = site.tokenizer.decode(site.continued("default", "new", "It was", 5))
         assert generate("It was").split() == expected.split() != records[1]["completion"].split()
+        page.get_by_role("textbox", name="Text").fill(TEXT)
+        page.get_by_role("button", name="Choose an answer").click()
+        page.get_by_text("This version answers").wait_for()
+        assert page.get_by_role("textbox", name="Text").input_value() == TEXT
+        assert tab.violations() == []
         assert tab.errors == []
         tab.close()

@@ -14,6 +14,7 @@ from server.inference import scorer as scorer_module
 from server.inference import worker
 from server.inference.errors import ScorerBusy, ScorerFull, ScorerStopped
 from server.inference.model import TextBatch
+from server.inference.models import ServedModels
 from server.inference.scorer import Scorer, ScorerMeters
 from server.inference.texts import ServedAdapterRef, ServedBaseRef, Text
 from server.storage.opening import open_artifacts
@@ -33,13 +34,13 @@ class LocalScorer(Scorer):
 
     def __init__(self, settings):
         super().__init__(settings, ScorerMeters(CollectorRegistry()))
-        self.worker, self.batches, self.generated = worker.Worker(settings), [], {}
+        self.models, self.batches, self.generated = ServedModels(settings), [], {}
 
     async def _call(self, method, *arguments):
         await asyncio.sleep(0)
         if texts := self._texts(method, *arguments):
             self.batches.append((method, len(texts), len({text.adapter for text in texts} - {None})))
-        return worker.reported(getattr(self.worker, method), *arguments)
+        return worker.reported(getattr(self.models, method), *arguments)
 
     def _texts(self, method, *arguments):
         """The texts of a batch."""
@@ -66,7 +67,7 @@ class Bench:
         monkeypatch.setattr(scorer_module, "BATCH_TOKENS", BATCH_TOKENS)
         self.scorer = LocalScorer(settings.model_copy(update={"scorer_memory_bytes": memory}))
         self.scorer._adapter_bytes = ADAPTERS * self.adapter(0).nbytes
-        self.models = self.scorer.worker._models
+        self.models = self.scorer.models
 
     def adapter(self, seed, *, nan=False, **settings):
         recipe = Recipe(
@@ -82,7 +83,8 @@ class Bench:
         """texts: (tokens, adapter)."""
         texts = [Text(tuple(tokens), adapter, ((len(tokens) - 1, (3, 4)),)) for tokens, adapter in texts]
         async with aclosing(self.scorer.ask("default", base or self.base, texts)) as answers:
-            return [picked for (picked,) in await anext(answers)]
+            scores = {index: picked async for index, (picked,), _ in answers}
+        return [scores[index] for index in range(len(texts))]
 
     async def generate(self, tokens, count, adapter=None):
         return await self.generated(Text(tuple(tokens), adapter, max_tokens=count))
@@ -228,7 +230,8 @@ def test_a_tenant_has_half_of_the_queue(bench, monkeypatch):
     async def ask(tenant, tokens):
         text = Text((1,) * tokens, None, ((0, (3,)),))
         async with aclosing(bench.scorer.ask(tenant, bench.base, [text])) as answers:
-            return await anext(answers)
+            _, log_probabilities, _ = await anext(answers)
+            return log_probabilities
 
     first, second, other, third = bench.run(ask("a", 40), ask("a", 20), ask("b", 50), ask("c", 20))
     assert isinstance(second, TooManyRequests)

@@ -8,6 +8,7 @@ from server.identity.signing_keys.service import KeyService
 from server.programs.compilation import CompileHandler
 from server.programs.compiler_process import CompilerCrashed
 from server.programs.service import Program, ProgramBlob, ProgramState
+from server.tasks.child_process import Stopped
 from shared.chat_template import ChatTemplate
 from shared.errors import InvalidRecipe
 from shared.recipe import Recipe
@@ -46,13 +47,13 @@ class Compilers(Workers):
         return self.queue(name, "heartbeat", self.claim_of(name, recipe_id))
 
     def complete(self, name, job, version=1):
-        return self.queue(name, "complete", self.claim_of(name, job["recipe_id"]), manifest(self.home, job, version))
+        return self.queue(name, "end", self.claim_of(name, job["recipe_id"]), manifest(self.home, job, version))
 
     def fail(self, name, recipe_id, error):
-        self.queue(name, "fail", self.claim_of(name, recipe_id), error)
+        self.queue(name, "end", self.claim_of(name, recipe_id), error)
 
     def release(self, name, recipe_id):
-        self.queue(name, "release", self.claim_of(name, recipe_id))
+        self.queue(name, "end", self.claim_of(name, recipe_id), Stopped())
 
     def program(self, recipe_id=None):
         conditions = () if recipe_id is None else (Program.recipe_id == recipe_id,)

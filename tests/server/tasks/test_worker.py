@@ -91,25 +91,6 @@ def test_another_worker_on_the_machine_takes_over_at_once(home, app, start_worke
     assert home.task(program.recipe_id) is None
 
 
-def test_a_compile_tells_how_it_goes(home, app, start_worker, state):
-    home.behave(hang=True)
-    worker = start_worker()
-    job = app.submit()
-    view = eventually(lambda: (job_view := app.get(f"/v1/jobs/{job['id']}").json())["progress"] and job_view)
-    assert view["state"] == "compiling"
-    assert (view["progress"]["phase"], view["progress"]["why"]) == ("compiling", "reading the base model")
-    home.behave()
-    worker.terminate()
-    worker.join(PATIENCE)
-    assert worker.exitcode == 0
-    assert app.get(f"/v1/jobs/{job['id']}").json()["progress"] is None
-    start_worker()
-    eventually(lambda: state(job) == "ready")
-    with home.database.reading() as session:
-        progress_events = session.scalars(select(JobEvent).where(JobEvent.kind == "progress")).all()
-        assert len(progress_events) in (1, 2)
-
-
 @pytest.mark.both_databases(slow=True)
 def test_cancelled_jobs_stop_the_compiler(home, app, start_worker, state):
     home.behave(hang=True)
@@ -125,17 +106,27 @@ def test_cancelled_jobs_stop_the_compiler(home, app, start_worker, state):
 
 
 @pytest.mark.both_databases
-def test_a_worker_that_is_asked_to_stop(home, app, start_worker, state):
+def test_a_compile_tells_how_it_goes_and_its_worker_may_be_asked_to_stop(home, app, start_worker, state):
     home.behave(hang=True)
     worker = start_worker()
     job = app.submit()
     compiler = eventually(home.starts)[0]
+    view = eventually(lambda: (job_view := app.get(f"/v1/jobs/{job['id']}").json())["progress"] and job_view)
+    assert view["state"] == "compiling"
+    assert (view["progress"]["phase"], view["progress"]["why"]) == ("compiling", "reading the base model")
+    home.behave()
     worker.terminate()
     worker.join(PATIENCE)
     assert worker.exitcode == 0
     assert not alive(compiler)
-    assert state(job) == "queued"
+    view = app.get(f"/v1/jobs/{job['id']}").json()
+    assert (view["state"], view["progress"]) == ("queued", None)
     assert workspaces(home) == []
+    start_worker()
+    eventually(lambda: state(job) == "ready")
+    with home.database.reading() as session:
+        progress_events = session.scalars(select(JobEvent).where(JobEvent.kind == "progress")).all()
+        assert len(progress_events) in (1, 2)
 
 
 def test_errors_crashes_and_tampering(home, app, state):

@@ -10,8 +10,6 @@ from alembic import op
 
 revision = "0010"
 down_revision = "0006"
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:
@@ -21,7 +19,3 @@ def upgrade() -> None:
         sa.Column("begun_at", sa.DateTime(), nullable=False),
         sa.PrimaryKeyConstraint("sha256", name="pk_file_removals"),
     )
-
-
-def downgrade() -> None:
-    op.drop_table("file_removals")

@@ -8,7 +8,7 @@ import safetensors.numpy
 from server.catalog.bases import BaseRepository
 from server.catalog.calibrations import service
 from server.catalog.calibrations.service import CalibrationRepository, CalibrationService, register_file
-from server.inference.model_cache import ModelCache
+from server.inference.models import ServedModels
 from server.inference.texts import ServedAdapterRef
 from server.operations.backup import named_files
 from server.storage.store import referenced
@@ -111,7 +111,7 @@ def test_from_a_job_to_its_exports(home, fleet, app, device, calibration, tmp_pa
         name = {"q_proj": "attn_q", "v_proj": "attn_v"}[module.target]
         np.testing.assert_array_equal(reader[f"blk.{module.layer}.{name}.weight.lora_a"], a.T)
     ref = ServedAdapterRef(sha256=version["sha256"], recipe=recipe, shape=SHAPE)
-    adapter = ModelCache(home.artifacts, 0, 1 << 20).adapter(ref)
+    adapter = ServedModels(home.settings).adapter(ref)
     for module in modules:
         place = (module.layer, module.target)
         scaled = a_of(calibration, module).T * np.float32(recipe.scale)
