@@ -10,7 +10,7 @@ from fastapi import Request, Response
 from prometheus_client import CollectorRegistry, Gauge
 from sqlalchemy.orm import Session
 
-from server.identity.access_rules import Device, Signature, spend_ahead, spending, spent_nonce
+from server.identity.access_rules import Device, Signature, spend_ahead, spent_nonce, write_signed
 from server.identity.devices.presence import Presences
 from server.identity.devices.repository import DeviceReport
 from server.identity.tokens import DevicePrincipal
@@ -177,9 +177,7 @@ async def decline_lease(
     or fails if no other device may train it. Repeating the request changes nothing.
     """
 
-    def write() -> LeaseState:
-        with spending(state, principal, signature) as session:
-            service = DeclineService(session, state.settings.lease_seconds)
-            return service.decline(principal.device_id, lease_id, declined)
+    def write(session: Session) -> LeaseState:
+        return DeclineService(session, state.settings.lease_seconds).decline(principal.device_id, lease_id, declined)
 
-    return await state.write_queue.run(write)
+    return await write_signed(state, principal, signature, write)
