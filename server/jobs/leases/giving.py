@@ -111,8 +111,6 @@ class LeaseGiving:
             leased = self._leases.live(offer.device_id, offer.datasets)
             if leased is not None:
                 taken[offer.device_id] = leased
-        if len(taken) < len(asked):
-            self._keeping.take_back_overdue()
         for offer, _ in held:
             if offer.device_id in taken:
                 continue

@@ -18,7 +18,6 @@ from server.identity.devices.repository import (
     SpentNonce,
     count_failure,
     forget_failure,
-    forget_failures,
 )
 from server.jobs.leases.messages import Message, Parting, Report, changes_nothing
 from server.jobs.leases.repository import Ending, JobLease, LeaseRepository
@@ -83,7 +82,7 @@ class LeaseService:
         # This variable keeps the jobs in the session, whose identity map is weak.
         rows = self._leases.with_jobs({message.lease_id for message in messages}, whole=ending)
         leases = {lease.id: lease for lease, _ in rows}
-        fresh_nonces = self._nonces.spend_all({message.nonce for message in messages if message.nonce}, utc_now())
+        fresh_nonces = self._nonces.spend_all({message.nonce for message in messages if message.nonce})
         states: list[LeaseState | Exception] = []
         for message in messages:
             try:
@@ -174,7 +173,7 @@ class LeaseService:
         """Ends a lease. The caller moves its job."""
         lease.ending, lease.ended_at = ending, utc_now()
         if ending is Ending.COMPLETED:
-            forget_failures(self._devices.by_id(lease.device_id))
+            self._devices.forget_failures(lease.device_id)
 
     def state(self, lease: JobLease) -> LeaseState:
         """Returns the state of a lease as the device sees it."""
