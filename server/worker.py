@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import signal
 
+from server.database.columns import utc_now
 from server.database.database import Database
 from server.federation.aggregation import AggregationHandler
 from server.federation.sweep import ROUNDS, watch_rounds
+from server.identity.devices.repository import NonceRepository
 from server.identity.signing_keys.service import load_key
 from server.jobs.leases.service import LeaseService
 from server.jobs.retention import purge_events
@@ -23,6 +25,7 @@ from server.storage.garbage_collection import Collector
 from server.storage.opening import open_artifacts
 from server.tasks.sweeps import EVERY_MINUTE, EVERY_TEN_MINUTES, EVERY_TWO_SECONDS
 from server.tasks.worker import Worker
+from server.web.idempotency_record import purge_records
 from server.webhooks.delivery import WebhookHandler, request_deliveries
 from server.wiring import wire
 
@@ -39,6 +42,7 @@ def create_worker(settings: Settings, database: Database) -> Worker:
     )
     stopping = worker.stopping.is_set
     worker.sweep("leases", EVERY_MINUTE, lambda: take_back_leases(settings, database))
+    worker.sweep("expired", EVERY_MINUTE, lambda: purge_expired(database))
     worker.sweep(ROUNDS, EVERY_TWO_SECONDS, lambda: watch_rounds(database, artifacts))
     worker.sweep("webhooks", EVERY_TWO_SECONDS, lambda: request_deliveries(database))
     worker.sweep(SERIES, EVERY_MINUTE, SeriesWatch(database, artifacts).run)
@@ -55,6 +59,13 @@ def take_back_leases(settings: Settings, database: Database) -> None:
     """Jobs of devices that fell silent wait for another device, or fail."""
     with database.writing() as session:
         LeaseService(session, settings.lease_seconds).take_back_overdue()
+
+
+def purge_expired(database: Database) -> None:
+    """Removes the nonces of signed requests and the stored responses whose time is over."""
+    with database.writing() as session:
+        NonceRepository(session).purge(utc_now())
+        purge_records(session, utc_now())
 
 
 def main() -> None:

@@ -27,7 +27,7 @@ from shared.zo.lora import HEADER_BYTES, load_adapter, named_fingerprint
 
 
 @dataclass(frozen=True)
-class Expected:
+class ExpectedUpdate:
     """The requirements on an update. start_sha256: LoRA-B file that its run began from; None: B = 0."""
 
     cohort: str
@@ -48,7 +48,7 @@ class UpdateService:
         """Locks the cohort of a leased job. Call it before locking the job (see `server.database.database`)."""
         self._cohorts.lock_of_lease(lease_id)
 
-    def expect(self, job: Job) -> Expected | None:
+    def expect(self, job: Job) -> ExpectedUpdate | None:
         """Returns the requirements on a job's update, or None for a job of no round. Raises RoundClosed, NotAMember."""
         part = self._part(job)
         if part is None:
@@ -56,7 +56,9 @@ class UpdateService:
         cohort = part.round.cohort
         self._check_open(part)
         self.check_clear(job)
-        return Expected(cohort.name, cohort.a_sha256, cohort.size_d, part.start_sha256, cohort.settings.norm_limit)
+        return ExpectedUpdate(
+            cohort.name, cohort.a_sha256, cohort.size_d, part.start_sha256, cohort.settings.norm_limit
+        )
 
     def count(self, job: Job, lease: JobLease, result: Result) -> Cohort:
         """Accepts the update uploaded under a lease of a round's job, and returns its cohort, which is locked.
@@ -126,7 +128,7 @@ class UpdateService:
             raise RoundClosed(f"the deadline of {round_name} has passed; the update came too late")
 
 
-def measure(artifacts: ArtifactStore, expected: Expected, path: Path, flat: F32) -> float:
+def measure(artifacts: ArtifactStore, expected: ExpectedUpdate, path: Path, flat: F32) -> float:
     """Returns the Euclidean norm of an update. path: of its adapter file; flat: the file's B (D,).
 
     Raises CohortMismatch for another frozen A, InvalidUpdate for a norm above the cohort's limit.

@@ -26,11 +26,11 @@ to hold against it (`ResultSignature`, `spending`).
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Concatenate, Literal
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from fastapi import Depends, Request
@@ -44,7 +44,7 @@ from server.identity.tokens import DevicePrincipal, Principal, TokenService, mak
 from server.settings import Settings
 from server.web.openapi import may_raise
 from server.web.routes import Rule
-from server.web.state import AppState, Group, RateLimit, State, address_of, group_read
+from server.web.state import Answer, AppState, Arguments, Group, RateLimit, State, address_of, group_read
 from server.web.tenant_turns import MAX_REQUESTS, Places
 from shared.access import Role, Scope
 from shared.errors import (
@@ -244,12 +244,13 @@ def _check_time(signature: RequestSignature, now: datetime) -> None:
 def spent_nonce(device_id: str, signature: RequestSignature) -> SpentNonce:
     """Returns the nonce of a signature, and the time until which the nonce is kept."""
     created = datetime.fromtimestamp(signature.created, UTC)
-    return SpentNonce(device_id, signature.nonce, created + timedelta(seconds=SKEW_SECONDS + 1))
+    # Longer than the signature is good, because the host that removes the nonce has a clock of its own.
+    return SpentNonce(device_id, signature.nonce, created + timedelta(seconds=2 * SKEW_SECONDS))
 
 
 def spend(session: Session, device_id: str, signature: RequestSignature) -> None:
     """Notes the nonce as long as its signature is good. Raises ReplayedRequest if it is spent."""
-    if not NonceRepository(session).spend_all([spent_nonce(device_id, signature)], utc_now()):
+    if not NonceRepository(session).spend_all([spent_nonce(device_id, signature)]):
         raise ReplayedRequest
 
 
@@ -310,6 +311,23 @@ def spending(state: AppState, principal: DevicePrincipal, signature: RequestSign
         # The rollback of a refused request also removed its nonce, which must not be used again.
         spend_ahead(state, device_id, signature)
         raise
+
+
+async def write_signed(
+    state: AppState,
+    principal: DevicePrincipal,
+    signature: RequestSignature | None,
+    write: Callable[Concatenate[Session, Arguments], Answer],
+    *args: Arguments.args,
+    **kwargs: Arguments.kwargs,
+) -> Answer:
+    """Calls a function in a writing transaction that spends the nonce of a signature, in one thread."""
+
+    def transact() -> Answer:
+        with spending(state, principal, signature) as session:
+            return write(session, *args, **kwargs)
+
+    return await state.write_queue.run(transact)
 
 
 @may_raise(ReplayedRequest)

@@ -53,8 +53,7 @@ class QuotaService(Repository):
 
     def limits(self, tenant: str) -> dict[Quota, int]:
         """Returns every quota of a tenant."""
-        text = self._session.scalar(select(Tenant.quotas).where(Tenant.name == tenant))
-        return DEFAULTS | QuotaChanges.model_validate_json(text or "{}").root
+        return _limits(self._session.scalar(select(Tenant.quotas).where(Tenant.name == tenant)) or "{}")
 
     def set_limit(self, tenant: str, quota: Quota, limit: int | None) -> None:
         """Changes a tenant's quota; None: to the default. Raises NotFound for an unknown tenant."""
@@ -79,8 +78,14 @@ class QuotaService(Repository):
 
     def check_stored(self, tenant: str, more: int = 0) -> None:
         """Raises QuotaExceeded if a tenant has no room for `more` bytes."""
-        limit = self.limits(tenant)[Quota.STORED_BYTES]
-        _check(limit, Quota.STORED_BYTES, self.stored_bytes(tenant) + more)
+        of_tenant = select(Tenant.quotas, Tenant.stored_bytes).where(Tenant.name == tenant)
+        quotas, stored_bytes = self._session.execute(of_tenant).one()
+        _check(_limits(quotas)[Quota.STORED_BYTES], Quota.STORED_BYTES, stored_bytes + more)
+
+
+def _limits(quotas: str) -> dict[Quota, int]:
+    """Returns every quota. quotas: the column of the tenant."""
+    return DEFAULTS | QuotaChanges.model_validate_json(quotas).root
 
 
 def _check(limit: int, quota: Quota, used: int) -> None:

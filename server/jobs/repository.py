@@ -219,6 +219,10 @@ class JobRepository(Repository):
     def add_event(self, job: Job, kind: str, data: str) -> None:
         """Appends an event to a job's events."""
         job.events += 1
+        self.store_latest_event(job, kind, data)
+
+    def store_latest_event(self, job: Job, kind: str, data: str) -> None:
+        """Stores the latest event of a job, whose number is `job.events`."""
         self._session.add(JobEvent(job_number=job.number, position=job.events, kind=kind, data=data))
 
     def events_after(self, job_number: int, position: int, limit: int) -> Sequence[JobEvent]:

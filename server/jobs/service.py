@@ -135,9 +135,10 @@ class JobLifecycle:
         """Stores a new job with its start tag and its first event."""
         job.start_tag = self._queue.next_start_tag(job.tenant, job.user)
         self._enqueue(job)
+        job.events = 1  # inserted with the job
         self._jobs.add(job)
         self._request_program(job)
-        self._jobs.add_event(job, JOB_EVENT, job.view().model_dump_json())
+        self._jobs.store_latest_event(job, JOB_EVENT, job.view().model_dump_json())
 
     def move(self, job: Job, state: JobState, **changes: Any) -> None:
         """Moves a job to `state` and sets other columns with it. Raises Conflict if the move is not allowed."""

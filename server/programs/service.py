@@ -89,6 +89,10 @@ class ProgramRepository(Repository):
         """Returns the program of a recipe, which is known to exist. lock: until the transaction ends."""
         return self._session.scalars(locked(select(Program).where(Program.recipe_id == recipe_id), lock=lock)).one()
 
+    def state(self, recipe_id: str) -> ProgramState | None:
+        """Returns the state of a recipe's program; None if it has none."""
+        return self._session.scalar(select(Program.state).where(Program.recipe_id == recipe_id))
+
     def page(self, request: PageRequest) -> PageRows[Program]:
         """Some of all programs, newest first."""
         return page_of(self._session, select(Program), Program, request)
@@ -196,8 +200,8 @@ class ProgramService:
 
         A program is compiled at most once. One that failed before is compiled again, because the cause may be gone.
         """
-        program = self._programs.get(recipe.id)
-        if program is None:
+        state = self._programs.state(recipe.id)
+        if state is None:
             add_if_absent(
                 self._session,
                 Program,
@@ -207,9 +211,10 @@ class ProgramService:
                 state=ProgramState.PENDING,
                 created_at=utc_now(),
             )
-        if program is None or program.state is not ProgramState.READY:
-            # The lock orders this transaction and the one that publishes the program, so that no job misses it.
-            program = self._programs.get_one(recipe.id, lock=True)
+        if state is ProgramState.READY:
+            return JOB_STATES[state]
+        # The lock orders this transaction and the one that publishes the program, so that no job misses it.
+        program = self._programs.get_one(recipe.id, lock=True)
         if program.state is ProgramState.FAILED:
             move_program(self._session, program, ProgramState.PENDING, error=None)
         return JOB_STATES[program.state]

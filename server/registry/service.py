@@ -156,7 +156,8 @@ class AdapterService:
         )
         self._number(adapter, version)
         sign(version, make_manifest(adapter, version, job.task, job.request.training, publication.parent), key)
-        objection = ApprovalService(self._session).objection(adapter, version, publication.parent)
+        with self._session.no_autoflush:  # the adapter's row is written once, with its new `main`
+            objection = ApprovalService(self._session).objection(adapter, version, publication.parent)
         self._store(adapter, version, Actor(publication.device_id), objection)
         QuotaService(self._session).check_stored(job.tenant)
         return version.view(adapter)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import Request, Response
 from fastapi.concurrency import contextmanager_in_threadpool, run_in_threadpool
 
-from server.identity.access_rules import Device, ResultSignature, WholeResultSignature, check_digest, spending
+from server.identity.access_rules import Device, ResultSignature, WholeResultSignature, check_digest, write_signed
 from server.identity.tokens import DevicePrincipal
 from server.jobs.leases.service import LeaseService
 from server.registry import files
@@ -14,7 +14,7 @@ from server.registry.trajectories.service import Proof
 from server.registry.warm_start import StartService
 from server.results import uploads
 from server.results.trajectories import TrajectoryProofs, TrajectoryUploads
-from server.results.uploads import AdapterUploads
+from server.results.uploads import AdapterUploads, ExpectedAdapter
 from server.storage.store import Collected, StagingFile, StorageFull
 from server.web.bodies import BYTES, UnsupportedMediaType, check_binary_type
 from server.web.body_budgets import UPLOADERS, remove_unreferenced, staged_body, stored
@@ -56,11 +56,11 @@ def _uploads(state: AppState) -> AdapterUploads:
 
 
 async def _upload(
-    state: AppState, principal: DevicePrincipal, lease_id: str, size: int, staged: StagingFile
+    state: AppState, principal: DevicePrincipal, lease_id: str, expected: ExpectedAdapter, staged: StagingFile
 ) -> UploadReceipt:
     """Checks and stores an adapter file, then records it under its lease."""
     service, tenant, device_id = _uploads(state), principal.tenant, principal.device_id
-    upload = await state.get(UPLOADERS.make).run(tenant, service.check, device_id, lease_id, size, staged)
+    upload = await state.get(UPLOADERS.make).run(tenant, service.check, expected, staged)
     async with stored(state, tenant, staged):
         receipt, replaced = await state.write_queue.run(service.record, device_id, lease_id, upload)
     await remove_unreferenced(state, tenant, replaced)
@@ -94,12 +94,10 @@ async def upload_adapter(
     """Uploads the trained LoRA-B: a safetensors file with one float32 tensor `lora_B` of D finite elements."""
     check_binary_type(request.headers)
     service = _uploads(state)
-    device_id = principal.device_id
-    async with state.write_queue.holding(spending(state, principal, signature)) as session:
-        size, limit = await run_in_threadpool(service.limit, session, device_id, lease_id)
-    async with staged_body(request, limit) as staged:
+    expected = await write_signed(state, principal, signature, service.expect, principal.device_id, lease_id)
+    async with staged_body(request, expected.limit) as staged:
         check_digest(signature, bytes.fromhex(staged.sha256))
-        return await _upload(state, principal, lease_id, size, staged)
+        return await _upload(state, principal, lease_id, expected, staged)
 
 
 @router.put("/{lease_id}/trajectory", responses=raises(InvalidTrajectory, *_UPLOADED), openapi_extra=BYTES)
@@ -110,8 +108,7 @@ async def upload_trajectory(
     check_binary_type(request.headers)
     trajectories = TrajectoryUploads(state.database, state.artifacts, state.settings)
     device_id = principal.device_id
-    async with state.write_queue.holding(spending(state, principal, signature)) as session:
-        expected = await run_in_threadpool(trajectories.expect, session, device_id, lease_id)
+    expected = await write_signed(state, principal, signature, trajectories.expect, device_id, lease_id)
     async with staged_body(request, expected.limit) as staged:
         check_digest(signature, bytes.fromhex(staged.sha256))
         await state.get(READERS.make).run(principal.tenant, trajectories.check, expected, staged.path)
@@ -139,10 +136,9 @@ async def complete_lease(
     """
     device_id = principal.device_id
     proof = await _proof(state, principal, lease_id, completion)
-    async with state.write_queue.holding(spending(state, principal, signature)) as session:
-        return await run_in_threadpool(
-            uploads.complete, session, state.settings, device_id, lease_id, completion, proof
-        )
+    return await write_signed(
+        state, principal, signature, uploads.complete, state.settings, device_id, lease_id, completion, proof
+    )
 
 
 async def _proof(state: AppState, principal: DevicePrincipal, lease_id: str, completion: Completion) -> Proof | None:
@@ -157,5 +153,6 @@ async def _proof(state: AppState, principal: DevicePrincipal, lease_id: str, com
     if proof.rebuilt is not None:
         async with contextmanager_in_threadpool(state.artifacts.staging_file()) as staged:
             await run_in_threadpool(staged.write, proof.rebuilt)
-            await _upload(state, principal, lease_id, proof_request.manifest.size, staged)
+            expected = ExpectedAdapter(proof_request.manifest.size, proof_request.update)
+            await _upload(state, principal, lease_id, expected, staged)
     return proof

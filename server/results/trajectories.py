@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 
 from server.database.database import Database
 from server.federation.repository import CohortRepository
-from server.federation.updates import UpdateService
+from server.federation.updates import ExpectedUpdate, UpdateService
 from server.jobs.leases.repository import Ending
 from server.jobs.leases.service import LeaseService
 from server.jobs.repository import Job
@@ -121,7 +121,10 @@ class TrajectoryUploads:
 
 @dataclass(frozen=True)
 class ProofRequest:
-    """A completion that names a trajectory, with the facts of its job. uploaded: the adapter file was uploaded, too."""
+    """A completion that names a trajectory, with the facts of its job.
+
+    update: what the file must be in a cohort's round. uploaded: the adapter file was uploaded, too.
+    """
 
     device_id: str
     lease_id: str
@@ -130,6 +133,7 @@ class ProofRequest:
     header: TrajectoryHeader
     training: TrainingSettings
     manifest: ProgramManifest
+    update: ExpectedUpdate | None
     uploaded: bool
 
 
@@ -159,6 +163,7 @@ class TrajectoryProofs:
                 header=header_of(session, job, manifest),
                 training=job.request.training,
                 manifest=manifest,
+                update=UpdateService(session).expect(job),
                 uploaded=lease.upload_sha256 == completion.adapter_sha256,
             )
 

@@ -13,12 +13,12 @@ from sqlalchemy.orm import Session
 
 from server.database.database import Database
 from server.federation.rounds import RoundService
-from server.federation.updates import Expected, UpdateService, measure
+from server.federation.updates import ExpectedUpdate, UpdateService, measure
 from server.identity.quotas import QuotaService
 from server.identity.signing_keys.service import KeyService
 from server.jobs.leases.repository import Ending, JobLease, LeaseRepository
 from server.jobs.leases.service import LeaseService
-from server.jobs.repository import Job, JobRepository
+from server.jobs.repository import Job
 from server.jobs.service import JobLifecycle
 from server.registry.service import AdapterService, Publication
 from server.registry.trajectories.service import Proof, check_sent, record
@@ -46,6 +46,19 @@ def check_scale(flat: F32) -> None:
 
 
 @dataclass(frozen=True)
+class ExpectedAdapter:
+    """The requirements on the adapter file of a lease: D, and what an update of a cohort's round must be."""
+
+    size: int
+    update: ExpectedUpdate | None
+
+    @property
+    def limit(self) -> int:
+        """The maximum size of the file, bytes."""
+        return 4 * self.size + HEADER_BYTES
+
+
+@dataclass(frozen=True)
 class CheckedUpload:
     """A checked adapter file. norm: of an update of a round; None for a job outside of rounds."""
 
@@ -62,22 +75,24 @@ class AdapterUploads:
     artifacts: ArtifactStore
     lease_seconds: float
 
-    def limit(self, session: Session, device_id: str, lease_id: str) -> tuple[int, int]:
-        """Returns D and the maximum bytes of a lease's adapter file. Raises NotFound or Gone."""
+    def expect(self, session: Session, device_id: str, lease_id: str) -> ExpectedAdapter:
+        """Returns what may be uploaded under a lease. Raises NotFound, Gone, RoundClosed or NotAMember."""
         leases = LeaseService(session, self.lease_seconds)
         lease, job = leases.find(device_id, lease_id)
+        update = None
         if lease.ending is not Ending.COMPLETED:
-            _expect_update(session, job)  # first, because its error explains why a round no longer accepts the file
+            # First, because its error explains why a round no longer accepts the file.
+            update = UpdateService(session).expect(job)
             leases.renew(lease)
             QuotaService(session).check_stored(job.tenant, more=1)
-        size = leases.manifest(job).manifest.size
-        return size, 4 * size + HEADER_BYTES
+        return ExpectedAdapter(leases.manifest(job).manifest.size, update)
 
-    def check(self, device_id: str, lease_id: str, size: int, staged: StagingFile) -> CheckedUpload:
-        """Checks an adapter file of `size` elements, outside transactions. Raises InvalidUpload or Gone."""
-        flat = map_adapter(staged.path, size)
+    def check(self, expected: ExpectedAdapter, staged: StagingFile) -> CheckedUpload:
+        """Checks an adapter file, outside transactions. Raises InvalidUpload, and for an update as `measure`."""
+        flat = map_adapter(staged.path, expected.size)
         check_scale(flat)
-        return CheckedUpload(staged.sha256, staged.size, self._measure(device_id, lease_id, staged, flat))
+        norm = None if expected.update is None else measure(self.artifacts, expected.update, staged.path, flat)
+        return CheckedUpload(staged.sha256, staged.size, norm)
 
     def record(self, device_id: str, lease_id: str, upload: CheckedUpload) -> tuple[UploadReceipt, str | None]:
         """Records a stored file under its lease. Returns the receipt, and the sha256 of the file that it replaces.
@@ -96,18 +111,6 @@ class AdapterUploads:
             replaced = lease.upload_sha256
             lease.upload_sha256, lease.upload_size, lease.upload_norm = receipt.sha256, receipt.size, upload.norm
         return receipt, None if replaced == receipt.sha256 else replaced
-
-    def _measure(self, device_id: str, lease_id: str, staged: StagingFile, flat: F32) -> float | None:
-        """Returns the norm of an update, or None for a job outside of rounds. Raises as `server.federation.updates`."""
-        with self.database.reading() as session:
-            lease = LeaseRepository(session).get_unlocked(device_id, lease_id)
-            if lease is None:
-                return None
-            if lease.ending is Ending.COMPLETED:
-                _check_completed(lease, staged.sha256)
-                return None
-            expected = _expect_update(session, JobRepository(session).by_number(lease.job_number))
-        return None if expected is None else measure(self.artifacts, expected, staged.path, flat)
 
 
 def _check_completed(lease: JobLease, sha256: str) -> None:
@@ -193,11 +196,6 @@ def _complete_masked(
         leases.end(lease, Ending.COMPLETED)
         JobLifecycle(session).move(job, JobState.SUCCEEDED, result=redacted_result(completion.result), error=None)
     return updates.receipt(job)
-
-
-def _expect_update(session: Session, job: Job) -> Expected | None:
-    """Returns what the update of a job must be; None for a job outside of rounds. Raises RoundClosed or NotAMember."""
-    return None if job.round is None else UpdateService(session).expect(job)
 
 
 def _check_same(lease: JobLease, completion: Completion) -> None:

@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from fastapi import Depends, Header, Request, Response
-from sqlalchemy import delete, select
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from server.database.columns import utc_now
@@ -43,7 +43,6 @@ Key = Annotated[
     ),
 ]
 NONCE_BYTES = 12
-EXPIRED_PER_REQUEST = 20  # more than one request adds, so that expired records cannot accumulate
 RETENTION = timedelta(days=1)  # for which responses are kept
 
 
@@ -102,13 +101,6 @@ def _claim(session: Session, record_id: str, fingerprint: str, now: datetime) ->
     return session.scalars(select(IdempotencyRecord).where(IdempotencyRecord.id == record_id)).one(), False
 
 
-def _forget_expired(session: Session, now: datetime) -> None:
-    """Deletes some expired records, except those that another transaction is deleting."""
-    expired = select(IdempotencyRecord.number).where(IdempotencyRecord.kept_until <= now).limit(EXPIRED_PER_REQUEST)
-    some = delete(IdempotencyRecord).where(IdempotencyRecord.number.in_(expired.with_for_update(skip_locked=True)))
-    session.execute(some.execution_options(synchronize_session=False))
-
-
 async def _fingerprint(request: Request) -> str:
     head = f"{request.method} {request.url.path}?{request.url.query}\n"
     return sha256_hex(head.encode() + await request.body())
@@ -128,7 +120,6 @@ def keep_once(
     # The route's access rule ran first and found a valid header.
     bearer, now = request.headers["authorization"].partition(" ")[2], utc_now()
     record_id = sha256_hex(f"{bearer}\n{key}".encode())
-    _forget_expired(session, now)
     record, new = _claim(session, record_id, fingerprint, now)
     recorder = ResponseRecorder.of(record, bearer, key)
     if not new:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from sqlalchemy import LargeBinary, String
-from sqlalchemy.orm import Mapped, mapped_column
+from sqlalchemy import LargeBinary, String, delete
+from sqlalchemy.orm import Mapped, Session, mapped_column
 
 from server.database.columns import Numbered, Table, UtcTime
 
@@ -19,3 +19,8 @@ class IdempotencyRecord(Numbered, Table):
     fingerprint: Mapped[str] = mapped_column(String(64))
     sealed: Mapped[bytes] = mapped_column(LargeBinary)
     kept_until: Mapped[datetime] = mapped_column(UtcTime, index=True)
+
+
+def purge_records(session: Session, now: datetime) -> None:
+    """Removes the responses whose time is over."""
+    session.execute(delete(IdempotencyRecord).where(IdempotencyRecord.kept_until <= now))

@@ -20,7 +20,6 @@ from typing import Any, ClassVar
 
 import structlog
 from fastapi import APIRouter, Request, Response
-from fastapi.concurrency import run_in_threadpool
 from fastapi.dependencies.models import Dependant
 from fastapi.exceptions import RequestValidationError
 from fastapi.params import Form
@@ -175,7 +174,7 @@ class Route(APIRoute):
                 return before.response
             recorder = getattr(request.state, "response_recorder", None)
             if recorder is not None:
-                await run_in_threadpool(recorder.keep, response)
+                recorder.keep(response)
             return response
 
         async def admit_and_answer(plain: Request) -> Response:

@@ -13,7 +13,14 @@ from fastapi.concurrency import run_in_threadpool
 from sqlalchemy.orm import Session
 
 from server.federation.secure_aggregation.service import SecureAggregationService
-from server.identity.access_rules import Device, ResultSignature, SignedWriting, check_digest, device_key, spending
+from server.identity.access_rules import (
+    Device,
+    ResultSignature,
+    SignedWriting,
+    check_digest,
+    device_key,
+    write_signed,
+)
 from server.identity.tokens import DevicePrincipal
 from server.storage.store import Collected, StorageFull
 from server.web.bodies import BYTES, UnsupportedMediaType, check_binary_type
@@ -109,9 +116,11 @@ async def upload_masked_vector(
 ) -> SecureAggregationView:
     """Phase `vectors`: accepts the masked update and weight, D + 1 little-endian words of the round's width."""
     check_binary_type(request.headers)
-    device_id = principal.device_id
-    async with state.write_queue.holding(spending(state, principal, signature)) as session:
-        limit = await run_in_threadpool(_service(state, session).size, device_id, lease_id)
+
+    def size(session: Session) -> int:
+        return _service(state, session).size(principal.device_id, lease_id)
+
+    limit = await write_signed(state, principal, signature, size)
     async with staged_body(request, limit) as staged:
         check_digest(signature, bytes.fromhex(staged.sha256))
         data = staged.view()

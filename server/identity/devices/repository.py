@@ -85,7 +85,7 @@ class DeviceUser(Table):
 
 
 class DeviceNonce(Table):
-    """A nonce that a device's signed request has spent, kept as long as its signature would be good."""
+    """A nonce that a device's signed request has spent, kept longer than its signature would be good."""
 
     __tablename__ = "device_nonces"
 
@@ -106,11 +106,6 @@ def forget_failure(device: Device) -> None:
     """Takes back the last failure: the device resumed the job whose lease had expired."""
     device.failures = max(device.failures - 1, 0)
     device.cooldown_until = None
-
-
-def forget_failures(device: Device) -> None:
-    """Ends the cooldown after a finished job."""
-    device.failures, device.cooldown_until = 0, None
 
 
 def is_cooling_down(until: datetime | None) -> bool:
@@ -186,6 +181,11 @@ class DeviceRepository(Repository):
         """A device that is known to exist."""
         return self._session.scalars(select(Device).where(Device.id == device_id)).one()
 
+    def forget_failures(self, device_id: str) -> None:
+        """Ends the cooldown of a device after a finished job."""
+        failed = update(Device).where(Device.id == device_id, Device.failures > 0)
+        self._session.execute(failed.values(failures=0, cooldown_until=None))
+
     def unless_busy(self, device_id: str) -> Device | None:
         """Returns an existing device, locked; None if another transaction holds its lock, as during a job request."""
         return self._session.scalar(locked(select(Device).where(Device.id == device_id), skip=True))
@@ -228,7 +228,7 @@ class BindingRepository(Repository):
 
 @dataclass(frozen=True)
 class SpentNonce:
-    """A nonce that a device's request spends, and until when its signature is good."""
+    """A nonce that a device's request spends, and the time until which the nonce is kept."""
 
     device_id: str
     nonce: str
@@ -238,18 +238,16 @@ class SpentNonce:
 class NonceRepository(Repository):
     """Spent nonces in one session."""
 
-    def spend_all(self, nonces: Collection[SpentNonce], now: datetime) -> set[tuple[str, str]]:
-        """Stores nonces, and returns (device, nonce) of those that were not there. Of two at once, one gets it.
-
-        A device's nonces that are over go when it spends the next, so that none lies longer than the device is away.
-        """
+    def spend_all(self, nonces: Collection[SpentNonce]) -> set[tuple[str, str]]:
+        """Stores nonces, and returns (device, nonce) of those that were not there. Of two at once, one gets it."""
         if not nonces:
             return set()
-        devices = {one.device_id for one in nonces}
-        expired = delete(DeviceNonce).where(DeviceNonce.device_id.in_(devices), DeviceNonce.expires_at < now)
-        self._session.execute(expired.execution_options(synchronize_session=False))
         rows = [{"device_id": one.device_id, "nonce": one.nonce, "expires_at": one.until} for one in nonces]
         # Of the table, with its rows as parameters: a statement that SQLAlchemy has compiled before.
         stored = insert_or(self._session, DeviceNonce.__table__).on_conflict_do_nothing()
         stored_rows = self._session.execute(stored.returning(DeviceNonce.device_id, DeviceNonce.nonce), rows)
         return {(row.device_id, row.nonce) for row in stored_rows}
+
+    def purge(self, now: datetime) -> None:
+        """Removes the nonces whose time is over."""
+        self._session.execute(delete(DeviceNonce).where(DeviceNonce.expires_at < now))

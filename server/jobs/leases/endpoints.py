@@ -10,7 +10,7 @@ from fastapi import Request, Response
 from prometheus_client import CollectorRegistry, Gauge
 from sqlalchemy.orm import Session
 
-from server.identity.access_rules import Device, Signature, spend_ahead, spending, spent_nonce
+from server.identity.access_rules import Device, Signature, spend_ahead, spent_nonce, write_signed
 from server.identity.devices.presence import Presences
 from server.identity.devices.repository import DeviceReport
 from server.identity.tokens import DevicePrincipal
@@ -72,9 +72,7 @@ def make_arrivals(state: AppState) -> Group[JobPoll, Arrival]:
     long_poll = state.get(make_long_poll)
 
     def read(session: Session, polls: Sequence[JobPoll]) -> list[Arrival | Exception]:
-        changes = long_poll.changes
-        offers = LeaseGiving(session, state.settings.lease_seconds).offers(polls)
-        return long_poll.arrivals(session, offers, changes)
+        return long_poll.arrivals(session, LeaseGiving(session, state.settings.lease_seconds).offers(polls))
 
     return group_read(state.database, read)
 
@@ -109,15 +107,14 @@ async def acquire_lease(
     seconds = None if requested is None else min(requested, LEASE_SECONDS_MOST)
     poll = JobPoll(principal.tenant, principal.device_id, lease_request, seconds)
     long_poll = state.get(make_long_poll)
-    long_poll.listen()
     found = await state.get(make_arrivals).add(poll)
-    offer, arrival = found.offer, None if found.offer.may_hold else found
+    offer, ready = found.offer, found.ready
     if offer.may_hold:
         lease, offer = await state.get(make_acquisitions).add(poll)
     with state.meters.part(make_polls_gauge).track_inprogress():
         while lease is None:
-            async with long_poll.waiting(offer, arrival) as waiter:
-                arrival, at_once = None, waiter.woken.done()
+            async with long_poll.waiting(offer, ready) as waiter:
+                ready, at_once = (), waiter.woken.done()
                 woken = await long_poll.woken(waiter, deadline - time.monotonic())
                 # A server that stops grants no job, because its answer may not reach the device.
                 if not woken or (not at_once and await request.is_disconnected()):
@@ -177,9 +174,7 @@ async def decline_lease(
     or fails if no other device may train it. Repeating the request changes nothing.
     """
 
-    def write() -> LeaseState:
-        with spending(state, principal, signature) as session:
-            service = DeclineService(session, state.settings.lease_seconds)
-            return service.decline(principal.device_id, lease_id, declined)
+    def write(session: Session) -> LeaseState:
+        return DeclineService(session, state.settings.lease_seconds).decline(principal.device_id, lease_id, declined)
 
-    return await state.write_queue.run(write)
+    return await write_signed(state, principal, signature, write)

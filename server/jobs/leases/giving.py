@@ -11,9 +11,9 @@ from server.database.columns import new_id, utc_now
 from server.identity.devices.repository import BindingRepository, is_cooling_down
 from server.identity.tokens import REVOKED
 from server.jobs.leases.messages import JobPoll
-from server.jobs.leases.repository import DeviceStatus, JobLease, LeaseRepository
+from server.jobs.leases.repository import DeviceStatus, JobLease, LeasedJob, LeaseRepository
 from server.jobs.leases.service import LeaseService
-from server.jobs.repository import Job, JobRepository
+from server.jobs.repository import Job
 from server.jobs.scheduling.matching import DeviceOffer
 from server.jobs.scheduling.repository import Head, QueueRepository
 from server.jobs.service import ROUND_TASK, WARM_STARTS, JobLifecycle, subscribers
@@ -36,7 +36,6 @@ class LeaseGiving:
         self._session, self._reference_texts = session, reference_texts
         self._keeping = LeaseService(session, lease_seconds)
         self._leases = LeaseRepository(session)
-        self._jobs = JobRepository(session)
         self._bindings = BindingRepository(session)
         self._queue = QueueRepository(session)
         self._lifecycle = JobLifecycle(session)
@@ -106,21 +105,19 @@ class LeaseGiving:
         without a heartbeat, None: the server's setting.
         """
         # The jobs too, which the session itself would forget.
-        taken: dict[str, tuple[JobLease, Job]] = {}  # by device
+        taken: dict[str, LeasedJob] = {}  # by device
         held = [(offer, seconds) for offer, seconds in asked if offer.may_hold]
         for offer, _ in held:
-            lease = self._leases.live(offer.device_id, offer.datasets)
-            if lease is not None:
-                taken[offer.device_id] = lease, self._jobs.by_number(lease.job_number)
-        if len(taken) < len(asked):
-            self._keeping.take_back_overdue()
+            leased = self._leases.live(offer.device_id, offer.datasets)
+            if leased is not None:
+                taken[offer.device_id] = leased
         for offer, _ in held:
             if offer.device_id in taken:
                 continue
-            lease = self._leases.lapsed(offer.device_id, offer.datasets)
-            if lease is not None:
-                self._keeping.revive(lease)
-                taken[offer.device_id] = lease, self._jobs.by_number(lease.job_number)
+            leased = self._leases.lapsed(offer.device_id, offer.datasets)
+            if leased is not None:
+                self._keeping.revive(leased[0])
+                taken[offer.device_id] = leased
         for offer, seconds in held:
             if offer.device_id in taken:
                 lease, _ = taken[offer.device_id]
@@ -129,9 +126,9 @@ class LeaseGiving:
         taken |= self._grant_each([pair for pair in asked if pair[0].device_id not in taken])
         return [self._view(*taken[offer.device_id]) if offer.device_id in taken else None for offer, _ in asked]
 
-    def _grant_each(self, asked: Sequence[tuple[DeviceOffer, float | None]]) -> dict[str, tuple[JobLease, Job]]:
+    def _grant_each(self, asked: Sequence[tuple[DeviceOffer, float | None]]) -> dict[str, LeasedJob]:
         """Leases the next job to each device that may train one. Returns leases and jobs by device."""
-        granted: dict[str, tuple[JobLease, Job]] = {}
+        granted: dict[str, LeasedJob] = {}
         all_heads = self._queue.heads_of_each([offer for offer, _ in asked])
         choices: dict[int, Head] = {}  # by job; a second device that would take the same one searches anew
         for heads in all_heads:

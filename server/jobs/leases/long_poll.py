@@ -35,43 +35,18 @@ ReadyJobs = Sequence[tuple[Lane, int]]  # lanes, each with its number of ready j
 
 @dataclass(frozen=True)
 class Arrival:
-    """A device that asks for a job: its offer, and the jobs of its users that were ready.
-
-    changes: how many changes the long poll had noticed before the jobs were read.
-    """
+    """A device that asks for a job: its offer, and the jobs of its users that were ready."""
 
     offer: DeviceOffer
     ready: ReadyJobs
-    changes: int
 
 
 class Waiter:
-    """A waiting device.
-
-    woken: the lane in which a job may be ready for the device; None if the server stops.
-    polled: done once a poll that began after the device arrived has ended, or the device is woken; raises the error of
-    that poll.
-    """
+    """A waiting device. woken: the lane in which a job may be ready for the device; None if the server stops."""
 
     def __init__(self, offer: DeviceOffer) -> None:
-        loop = asyncio.get_running_loop()
         self.offer = offer
-        self.woken: asyncio.Future[Lane | None] = loop.create_future()
-        self.polled: asyncio.Future[None] = loop.create_future()
-
-    def wake(self, lane: Lane | None) -> None:
-        """Ends the wait."""
-        self.woken.set_result(lane)
-        self.poll_ended(None)
-
-    def poll_ended(self, error: Exception | None) -> None:
-        """Records the end of a poll; only the first counts."""
-        if self.polled.done():
-            return
-        if error is None:
-            self.polled.set_result(None)
-        else:
-            self.polled.set_exception(error)
+        self.woken: asyncio.Future[Lane | None] = asyncio.get_running_loop().create_future()
 
 
 class LongPoll:
@@ -94,10 +69,7 @@ class LongPoll:
         # In the order of arrival: all devices, and devices by tenant and user.
         self._waiters: dict[Waiter, None] = {}
         self._by_user: dict[tuple[str, str], dict[Waiter, None]] = {}
-        self._new: list[Waiter] = []  # devices for which no search was made since they arrived
-        self.changes = 0  # commits of this process that made jobs ready, as far as they were noticed
         self._busy: Counter[int] = Counter()  # by lane: devices that were woken and have not ended their requests
-        self._arrived = asyncio.Event()  # a device arrived after the latest poll began
         self._task: asyncio.Task[None] | None = None
         self._poll: asyncio.Future[ReadyJobs] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -106,22 +78,17 @@ class LongPoll:
         return len(self._waiters)
 
     @asynccontextmanager
-    async def waiting(self, offer: DeviceOffer, arrival: Arrival | None = None) -> AsyncIterator[Waiter]:
+    async def waiting(self, offer: DeviceOffer, ready: ReadyJobs) -> AsyncIterator[Waiter]:
         """Lets a device wait inside the block. A woken device counts as busy with a job until the block ends.
 
-        arrival: what was found when it arrived; None: a search follows at once.
+        ready: the jobs of its users that were found when it arrived.
         """
-        self.listen()
+        self._listen()
         waiter = Waiter(offer)
         self._waiters[waiter] = None
         for key in _keys(offer):
             self._by_user.setdefault(key, {})[waiter] = None
-        if arrival is not None and arrival.changes == self.changes:
-            self._wake_for(arrival.ready)
-            waiter.poll_ended(None)
-        else:
-            self._new.append(waiter)
-            self._arrived.set()
+        self._wake_for(ready)
         if not waiter.woken.done() and (self._task is None or self._task.done()):
             self._task = asyncio.create_task(self._keep_polling())
         try:
@@ -137,16 +104,11 @@ class LongPoll:
                 await asyncio.wait([self._poll])
 
     async def woken(self, waiter: Waiter, seconds: float) -> bool:
-        """Waits until a device is woken and returns True; False after `seconds`, or if the server stops.
-
-        Waits for at least one poll, however short the time. Raises the error of that poll.
-        """
+        """Waits until a device is woken and returns True; False after `seconds`, or if the server stops."""
         if waiter.woken.done():
             return waiter.woken.result() is not None
-        until = asyncio.get_running_loop().time() + seconds
-        await waiter.polled
         try:
-            async with asyncio.timeout_at(until):
+            async with asyncio.timeout(seconds):
                 # Shielded, so that the future stays usable if it is resolved at the moment of the timeout.
                 return await asyncio.shield(waiter.woken) is not None
         except TimeoutError:
@@ -160,7 +122,7 @@ class LongPoll:
             if lane.admits(waiter.offer):
                 self._remove(waiter)
                 self._busy[lane.number] += 1
-                waiter.wake(lane)
+                waiter.woken.set_result(lane)
                 jobs -= 1
 
     def _remove(self, waiter: Waiter) -> None:
@@ -171,7 +133,7 @@ class LongPoll:
             if not waiters:
                 self._by_user.pop(key, None)
 
-    def listen(self) -> None:
+    def _listen(self) -> None:
         """Begins to notice jobs that become ready in this process. Later calls do nothing."""
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
@@ -183,7 +145,6 @@ class LongPoll:
             self._loop.call_soon_threadsafe(self._wake_each, lanes)
 
     def _wake_each(self, lanes: Sequence[Lane]) -> None:
-        self.changes += 1
         for lane in lanes:
             self.wake(lane, 1)
 
@@ -195,40 +156,19 @@ class LongPoll:
     async def _keep_polling(self) -> None:
         """Polls until no device waits, or the server stops."""
         loop = asyncio.get_running_loop()
-        clock = loop.time
-        due = clock() + self._poll_seconds
-        while await self._until_next_poll(due - clock()) and self._waiters:
-            new, self._new = self._new, []
-            keys = {key for waiter in new for key in _keys(waiter.offer)}
-            if clock() >= due:
-                due = clock() + self._poll_seconds
-                keys |= self._next_turn()
-            self._poll = loop.run_in_executor(None, self._ready, _by_tenant(keys))
-            failure = None
+        while not await self._shutdown.pause(self._poll_seconds) and self._waiters:
+            self._poll = loop.run_in_executor(None, self._ready, _by_tenant(self._next_turn()))
             try:
                 self._wake_for(await self._poll)
             except Exception as error:
-                # Devices that were already waiting go on waiting until the database is back.
-                failure = error
+                # Devices go on waiting until the database is back.
                 _log.warning("poll-failed", error=str(error))
             finally:
                 self._poll = None
-            for waiter in new:
-                waiter.poll_ended(failure)
         if self._shutdown.begun:
             for waiter in list(self._waiters):
                 self._remove(waiter)
-                waiter.wake(None)
-
-    async def _until_next_poll(self, seconds: float) -> bool:
-        """Waits until a device arrives or the next poll is due. Returns False if the server stops."""
-        pause = asyncio.create_task(self._shutdown.pause(max(seconds, 0)))
-        arrived = asyncio.create_task(self._arrived.wait())
-        await asyncio.wait({pause, arrived}, return_when=asyncio.FIRST_COMPLETED)
-        pause.cancel()
-        arrived.cancel()
-        self._arrived.clear()
-        return not self._shutdown.begun
+                waiter.woken.set_result(None)
 
     def _next_turn(self) -> set[tuple[str, str]]:
         """Returns up to CHUNK of the tenants and users that have waiting devices; all have their turn, in order."""
@@ -248,10 +188,8 @@ class LongPoll:
                 ready += queue.ready(tenant, users[start : start + CHUNK])
         return ready
 
-    def arrivals(
-        self, session: Session, offers: Sequence[DeviceOffer | Exception], changes: int
-    ) -> list[Arrival | Exception]:
-        """Reads the ready jobs of devices' users. Called in a thread. changes: `changes` before anything was read."""
+    def arrivals(self, session: Session, offers: Sequence[DeviceOffer | Exception]) -> list[Arrival | Exception]:
+        """Reads the ready jobs of devices' users. Called in a thread."""
         keys = {key for offer in offers if isinstance(offer, DeviceOffer) for key in _keys(offer)}
         ready: dict[tuple[str, str], list[tuple[Lane, int]]] = {}
         for lane, jobs in self._search(session, _by_tenant(keys)):
@@ -259,7 +197,7 @@ class LongPoll:
         return [
             offer
             if isinstance(offer, Exception)
-            else Arrival(offer, [each for key in _keys(offer) for each in ready.get(key, ())], changes)
+            else Arrival(offer, [each for key in _keys(offer) for each in ready.get(key, ())])
             for offer in offers
         ]
 

@@ -157,10 +157,13 @@ _STATUSES = select(
 _OVERDUE = select(JobLease.number).where(JobLease.ending.is_(None), JobLease.expires_at < bindparam("now")).limit(1)
 
 
+LeasedJob = tuple[JobLease, Job]
+
+
 class LeaseRepository(Repository):
     """Leases in one session."""
 
-    def with_jobs(self, lease_ids: Collection[str], whole: bool) -> list[tuple[JobLease, Job]]:
+    def with_jobs(self, lease_ids: Collection[str], whole: bool) -> list[LeasedJob]:
         """Returns leases and their jobs, locked until the transaction ends.
 
         whole: with all columns of the jobs. Otherwise only those that a heartbeat needs, and others are loaded on
@@ -174,8 +177,8 @@ class LeaseRepository(Repository):
         leases = self._session.scalars(select(JobLease).where(JobLease.id.in_(lease_ids)))
         return [(lease, jobs[lease.job_number]) for lease in leases]
 
-    def of_device(self, device_id: str, lease_id: str) -> JobLease | None:
-        """Returns a lease of that device, live or ended, with its job locked."""
+    def of_device(self, device_id: str, lease_id: str) -> LeasedJob | None:
+        """Returns a lease of that device, live or ended, and its job, which is locked."""
         conditions = JobLease.device_id == device_id, JobLease.id == lease_id
         return self._guarded(select(JobLease.job_number).where(*conditions), *conditions)
 
@@ -188,14 +191,14 @@ class LeaseRepository(Repository):
         job_round = select(Job.round).join(JobLease, JobLease.job_number == Job.number)
         return self._session.scalar(job_round.where(JobLease.device_id == device_id, JobLease.id == lease_id))
 
-    def live(self, device_id: str, datasets: Collection[str]) -> JobLease | None:
-        """Returns the device's live lease on a job whose data set it still has, with the job locked."""
+    def live(self, device_id: str, datasets: Collection[str]) -> LeasedJob | None:
+        """Returns the device's live lease on a job whose data set it still has, and the job, which is locked."""
         return self._guarded(_of_live(device_id, datasets), *_live(device_id))
 
-    def lapsed(self, device_id: str, datasets: Collection[str]) -> JobLease | None:
-        """Returns the device's latest expired lease whose job waits and was not leased again, with the job locked."""
-        lease = self._guarded(_of_lapsed(device_id, datasets), *_lapsed(device_id))
-        return lease if lease is not None and self._state(lease) is JobState.READY else None
+    def lapsed(self, device_id: str, datasets: Collection[str]) -> LeasedJob | None:
+        """Returns the device's latest expired lease whose job waits and was not leased again, and the locked job."""
+        leased = self._guarded(_of_lapsed(device_id, datasets), *_lapsed(device_id))
+        return leased if leased is not None and leased[1].state is JobState.READY else None
 
     def lock_devices(self, device_ids: Collection[str]) -> None:
         """Locks devices until the transaction ends, in the order of their ids."""
@@ -215,22 +218,19 @@ class LeaseRepository(Repository):
         numbers = _of_live(device_id, datasets), _of_lapsed(device_id, datasets)
         return any(self._session.scalar(number) is not None for number in numbers)
 
-    def _guarded(self, number: Select[int], *conditions: ColumnElement[bool]) -> JobLease | None:
+    def _guarded(self, number: Select[int], *conditions: ColumnElement[bool]) -> LeasedJob | None:
         """Locks a job and returns its lease that matches `conditions`. The lease may change before the lock is held.
 
         number: the query for the job's number.
         """
-        job_number = self._session.scalar(number)
-        if job_number is None:
+        job = self._session.scalar(locked(select(Job).where(Job.number == number.scalar_subquery())))
+        if job is None:
             return None
-        self._session.scalars(locked(select(Job).where(Job.number == job_number))).one()
         statement = (
-            select(JobLease).where(JobLease.job_number == job_number, *conditions).order_by(JobLease.number.desc())
+            select(JobLease).where(JobLease.job_number == job.number, *conditions).order_by(JobLease.number.desc())
         )
-        return self._session.scalar(statement.limit(1).execution_options(populate_existing=True))
-
-    def _state(self, lease: JobLease) -> JobState:
-        return self._session.get_one(Job, lease.job_number).state
+        lease = self._session.scalar(statement.limit(1).execution_options(populate_existing=True))
+        return None if lease is None else (lease, job)
 
     def latest_of_job(self, job_number: int) -> JobLease | None:
         """Returns the latest lease of a job."""
@@ -280,18 +280,18 @@ class LeaseRepository(Repository):
         """Returns whether any live lease is overdue."""
         return read_columns(self._session, _OVERDUE, {"now": now}).first() is not None
 
-    def take_overdue(self, now: datetime) -> Sequence[JobLease]:
-        """Returns overdue live leases with their jobs locked, and skips jobs that another transaction has locked."""
+    def take_overdue(self, now: datetime) -> list[LeasedJob]:
+        """Returns overdue live leases and their jobs, locked, and skips jobs that another transaction has locked."""
         late = select(JobLease.job_number).where(*_overdue(now)).order_by(JobLease.expires_at)
         return self._take(self._session.scalars(late).all(), *_overdue(now), skip=True)
 
-    def take_live_of_device(self, device_id: str) -> Sequence[JobLease]:
-        """Returns all live leases of a device, with their jobs locked."""
+    def take_live_of_device(self, device_id: str) -> list[LeasedJob]:
+        """Returns all live leases of a device, and their jobs, which are locked."""
         job_numbers = select(JobLease.job_number).where(*_live(device_id)).order_by(JobLease.number)
         return self._take(self._session.scalars(job_numbers).all(), *_live(device_id))
 
-    def take_of_user(self, device_id: str, user: str) -> Sequence[JobLease]:
-        """Returns a device's leases that are live or may be revived, with their jobs locked.
+    def take_of_user(self, device_id: str, user: str) -> list[LeasedJob]:
+        """Returns a device's leases that are live or may be revived, and their jobs, which are locked.
 
         Only those on jobs of a user, or on jobs that start from the user's adapter.
         """
@@ -301,16 +301,15 @@ class LeaseRepository(Repository):
         open_jobs = job_numbers.where(Job.state.in_((JobState.TRAINING, JobState.READY))).distinct()
         return self._take(self._session.scalars(open_jobs).all(), *usable)
 
-    def _take(self, numbers: Sequence[int], *conditions: ColumnElement[bool], skip: bool = False) -> Sequence[JobLease]:
+    def _take(self, numbers: Sequence[int], *conditions: ColumnElement[bool], skip: bool = False) -> list[LeasedJob]:
         """Locks jobs and returns their leases that match `conditions`. skip: skips jobs that others have locked."""
         if not numbers:
             return []
-        jobs = select(Job).where(Job.number.in_(numbers)).order_by(Job.number)
-        locked_numbers = [job.number for job in self._session.scalars(locked(jobs, skip=skip))]
-        statement = (
-            select(JobLease).where(JobLease.job_number.in_(locked_numbers), *conditions).order_by(JobLease.number)
-        )
-        return self._session.scalars(statement.execution_options(populate_existing=True)).all()
+        statement = select(Job).where(Job.number.in_(numbers)).order_by(Job.number)
+        jobs = {job.number: job for job in self._session.scalars(locked(statement, skip=skip))}
+        matching = select(JobLease).where(JobLease.job_number.in_(jobs), *conditions).order_by(JobLease.number)
+        leases = self._session.scalars(matching.execution_options(populate_existing=True))
+        return [(lease, jobs[lease.job_number]) for lease in leases]
 
     def counts(self) -> tuple[dict[Ending | None, int], int]:
         """Returns how many leases have each ending, and how many are of jobs that had an earlier lease.

@@ -18,7 +18,6 @@ from server.identity.devices.repository import (
     SpentNonce,
     count_failure,
     forget_failure,
-    forget_failures,
 )
 from server.jobs.leases.messages import Message, Parting, Report, changes_nothing
 from server.jobs.leases.repository import Ending, JobLease, LeaseRepository
@@ -52,8 +51,7 @@ class LeaseService:
     def take_back_overdue(self) -> None:
         """Ends overdue leases. Their jobs wait for a device again, or fail after too many expired leases."""
         now = utc_now()
-        for lease in self._leases.take_overdue(now):
-            job = self._jobs.by_number(lease.job_number)
+        for lease, job in self._leases.take_overdue(now):
             lost = self._leases.expired(job.number) + 1
             lease.ending, lease.ended_at = Ending.EXPIRED, now
             # A device whose row is locked is active, and waiting for the lock could cause a deadlock.
@@ -84,7 +82,7 @@ class LeaseService:
         # This variable keeps the jobs in the session, whose identity map is weak.
         rows = self._leases.with_jobs({message.lease_id for message in messages}, whole=ending)
         leases = {lease.id: lease for lease, _ in rows}
-        fresh_nonces = self._nonces.spend_all({message.nonce for message in messages if message.nonce}, utc_now())
+        fresh_nonces = self._nonces.spend_all({message.nonce for message in messages if message.nonce})
         states: list[LeaseState | Exception] = []
         for message in messages:
             try:
@@ -127,8 +125,11 @@ class LeaseService:
 
     def find(self, device_id: str, lease_id: str) -> tuple[JobLease, Job]:
         """Returns a lease of the device with its job, locked. Raises NotFound."""
-        lease = self._find(device_id, lease_id)
-        return lease, self._jobs.by_number(lease.job_number)
+        self._devices.record_presences({device_id: None}, utc_now())
+        leased = self._leases.of_device(device_id, lease_id)
+        if leased is None:
+            raise _no_lease(lease_id)
+        return leased
 
     def job_unlocked(self, device_id: str, lease_id: str) -> Job:
         """Returns the job of a lease that `check` accepts, without locking it. Raises NotFound or Gone."""
@@ -172,7 +173,7 @@ class LeaseService:
         """Ends a lease. The caller moves its job."""
         lease.ending, lease.ended_at = ending, utc_now()
         if ending is Ending.COMPLETED:
-            forget_failures(self._devices.by_id(lease.device_id))
+            self._devices.forget_failures(lease.device_id)
 
     def state(self, lease: JobLease) -> LeaseState:
         """Returns the state of a lease as the device sees it."""
@@ -188,8 +189,7 @@ class LeaseService:
 
     def take_back_revoked(self, device_id: str) -> None:
         """Returns the jobs of a revoked device to the queue; those that no other device may train fail."""
-        for lease in self._leases.take_live_of_device(device_id):
-            job = self._jobs.by_number(lease.job_number)
+        for lease, job in self._leases.take_live_of_device(device_id):
             self.end(lease, Ending.REVOKED)
             self._lifecycle.move(job, JobState.READY, attempts=job.attempts + 1)
         for job in self._jobs.pinned(device_id):
@@ -201,8 +201,7 @@ class LeaseService:
 
         Also ends expired leases, so that the device cannot revive them. The device's row is locked.
         """
-        for lease in self._leases.take_of_user(device_id, user):
-            job = self._jobs.by_number(lease.job_number)
+        for lease, job in self._leases.take_of_user(device_id, user):
             live = lease.ending is None
             self.end(lease, Ending.UNBOUND)
             if live:
@@ -210,13 +209,6 @@ class LeaseService:
         for job in self._jobs.pinned_of(device_id, user):
             detail = f"user {user!r} was unbound from device {device_id}, the only one that may train it"
             self._lifecycle.move(job, JobState.FAILED, error=JobError(code=DeviceNotBound.code, detail=detail))
-
-    def _find(self, device_id: str, lease_id: str) -> JobLease:
-        self._devices.record_presences({device_id: None}, utc_now())
-        lease = self._leases.of_device(device_id, lease_id)
-        if lease is None:
-            raise _no_lease(lease_id)
-        return lease
 
 
 def take_back_revoked(session: Session, settings: Settings, device_id: str) -> None:

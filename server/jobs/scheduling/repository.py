@@ -126,8 +126,8 @@ _HEADS = select(
     exists(select(Job.number).where(_WAITS).correlate(StoredLane)),
 )
 _LANE_NUMBER = select(StoredLane.number).where(StoredLane.key == bindparam("key"))
-_START_TAG_OF = select(StartTag.start_tag).where(
-    StartTag.tenant == bindparam("tenant"), StartTag.user == bindparam("user")
+_VIRTUAL_TIME = select(StartTag.start_tag).where(
+    StartTag.tenant == bindparam("of_tenant"), StartTag.user == VIRTUAL_TIME
 )
 
 
@@ -211,25 +211,19 @@ class QueueRepository(Repository):
 
     def next_start_tag(self, tenant: str, user: str) -> int:
         """Returns the start tag of a user's new job."""
-        virtual_time = self._start_tag(tenant, VIRTUAL_TIME)
-        statement = (
-            insert_or(self._session, StartTag)
-            .values(tenant=tenant, user=user, start_tag=virtual_time + 1)
-            .on_conflict_do_update(
-                index_elements=[StartTag.tenant, StartTag.user],
-                set_={
-                    "start_tag": case(
-                        (StartTag.start_tag >= virtual_time, StartTag.start_tag + 1), else_=virtual_time + 1
-                    )
-                },
-            )
-            .returning(StartTag.start_tag)
+        virtual_time = func.coalesce(_VIRTUAL_TIME.params(of_tenant=tenant).scalar_subquery(), 0)
+        added = insert_or(self._session, StartTag).values(tenant=tenant, user=user, start_tag=virtual_time + 1)
+        following, least = StartTag.start_tag + 1, added.excluded.start_tag
+        statement = added.on_conflict_do_update(
+            index_elements=[StartTag.tenant, StartTag.user],
+            set_={"start_tag": case((following > least, following), else_=least)},
         )
-        return int(self._session.scalars(statement).one())
+        return int(self._session.scalars(statement.returning(StartTag.start_tag)).one())
 
     def advance(self, tenant: str, start_tag: int) -> None:
         """Advances a tenant's virtual time to the start tag of a job that a device takes. It never decreases."""
-        if self._start_tag(tenant, VIRTUAL_TIME) >= start_tag:
+        virtual_time = self._session.scalar(_VIRTUAL_TIME, {"of_tenant": tenant}) or 0
+        if virtual_time >= start_tag:
             return
         statement = insert_or(self._session, StartTag).values(tenant=tenant, user=VIRTUAL_TIME, start_tag=start_tag)
         self._session.execute(
@@ -239,9 +233,6 @@ class QueueRepository(Repository):
                 where=StartTag.start_tag < start_tag,
             )
         )
-
-    def _start_tag(self, tenant: str, user: str) -> int:
-        return self._session.scalar(_START_TAG_OF, {"tenant": tenant, "user": user}) or 0
 
 
 def _admitted(offer: DeviceOffer, heads: Mapping[tuple[str, str], Sequence[Head]]) -> list[Head]:

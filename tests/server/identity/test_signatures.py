@@ -9,7 +9,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from sqlalchemy import func, select
 
+from server.identity.access_rules import SKEW_SECONDS
 from server.identity.devices.repository import Device, DeviceNonce
+from server.worker import purge_expired
 from shared.canonical import sha256_hex
 from shared.request_signature import RequestSigner
 from shared.signing import new_private_key
@@ -173,13 +175,19 @@ def test_asking_for_a_job_spends_no_nonce_and_is_still_held_to_its_signature(dev
     )
 
 
-def test_nonces_that_are_over_go_with_the_next(device, lease, home):
+def test_a_worker_removes_the_nonces_of_signatures_that_are_over(device, lease, home, problem):
+    path = beat_path(lease)
     for _ in range(3):
-        device.post(beat_path(lease), content=BEAT, headers=JSON)
-    assert home.scalar(select(func.min(DeviceNonce.expires_at))) > datetime.now(UTC) + timedelta(seconds=240)
+        device.post(path, content=BEAT, headers=JSON)
+    first = home.scalar(select(func.min(DeviceNonce.expires_at)))
+    assert first > datetime.now(UTC) + timedelta(seconds=2 * SKEW_SECONDS - 60)
     home.change(DeviceNonce, expires_at=datetime.now(UTC) - timedelta(seconds=1))
-    device.post(beat_path(lease), content=BEAT, headers=JSON)
+    headers = sign(device, "POST", path, BEAT)
+    device.post(path, content=BEAT, headers=headers)
+    assert nonces(home) == 4
+    purge_expired(home.database)
     assert nonces(home) == 1
+    problem(device.post(path, content=BEAT, headers=headers), 409, "replayed")
 
 
 def test_a_device_that_enrolled_with_no_key_is_told_to_enroll_again(device, lease, home, problem):
