@@ -63,6 +63,7 @@ def test_what_the_decoder_lacks_is_refused_by_name(tmp_path, monkeypatch, name, 
 SLIDING = {"head_dim": 16, "sliding_window": WINDOW}
 CAPPED = {"query_pre_attn_scalar": 16, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}
 OLMO3_ROPE = {"full_attention": YARN, "sliding_attention": {"rope_type": "default", "rope_theta": YARN["rope_theta"]}}
+MINISTRAL3_ROPE = {**FAMILIES["ministral3"]["rope_parameters"], "mscale": 1.0, "mscale_all_dim": 1.0}
 IN_GGUF: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma": ("gemma", {"head_dim": 16}),
     "gemma2": ("gemma2", {**SLIDING, **CAPPED}),
@@ -91,7 +92,7 @@ IN_GGUF: dict[str, tuple[str, dict[str, Any]]] = {
     "lfm2": ("lfm2", FAMILIES["lfm2"]),
     "lfm2 attends last": ("lfm2", FAMILIES["lfm2 attends last"]),
     "mistral3": ("mistral3", FAMILIES["mistral3"]),
-    "ministral3": ("mistral3", FAMILIES["ministral3"]),
+    "ministral3": ("mistral3", {"rope_parameters": MINISTRAL3_ROPE}),
     "qwen3 yarn": ("qwen3", {"head_dim": 16, **FAMILIES["llama yarn"]}),
 }
 NAMED = [pytest.param(name, marks=() if name in ("phi3", "granite", "lfm2") else pytest.mark.slow) for name in IN_GGUF]
@@ -152,7 +153,7 @@ def write_family(model, architecture, path, kind=gguf.GGMLQuantizationType.F32):
             writer.add_rope_scaling_factor(rope["factor"])
             writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
         if model_type == "ministral3":
-            writer.add_rope_scaling_yarn_log_mul(rope.get("mscale_all_dim", 1.0))
+            writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
             writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
     write_vocabulary(writer, config.vocab_size)
     number = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
