@@ -155,11 +155,11 @@ def _first_token_seconds(model: PersonalModel, text: str) -> float:
     return _seconds_of(lambda: next(Chat(model, None).answer(text)))
 
 
-def decode_seconds(inference: InferenceSession, tokens: list[int]) -> float:
-    """Returns the seconds of one token after the prompt, the mean of DECODED."""
-    generated = inference.generate(tokens, DECODED + 1)
+def decode_seconds(inference: InferenceSession, tokens: list[int], count: int = DECODED) -> float:
+    """Returns the seconds of one token after the prompt, the mean of `count`."""
+    generated = inference.generate(tokens, count + 1)
     next(generated)
-    return _seconds_of(lambda: sum(1 for _ in generated)) / DECODED
+    return _seconds_of(lambda: sum(1 for _ in generated)) / count
 
 
 def _seconds_of(call: Callable[[], object]) -> float:

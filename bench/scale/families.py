@@ -28,7 +28,7 @@ from server.compiler.program import compile_program
 from tests.server.compiler.reference import round_weights
 from tests.server.compiler.test_families import FAMILIES, Family, make_family
 
-LENGTH, PROMPT = 16, 8  # tokens
+LENGTH, PROMPT, DECODED = 16, 8, 16  # tokens
 ROUNDS, DECODE_ROUNDS = 60, 5
 TYPES = tuple(name for name in FAMILIES if " " not in name)  # other entries have other settings of these
 LLAMA, QUICK_TYPES = "llama", ("lfm2",)
@@ -75,7 +75,7 @@ def _measure(name: str, made: Family, program: CompiledProgram, llama: CompiledP
     files = program.path("inference"), program.path("weights")
     with closing(open_inference(program.manifest, *files, RunnerLauncher(find_runner()))) as inference:
         (score,) = inference.score(text[:PROMPT], [text[PROMPT:]])
-        decoded = [decode_seconds(inference, text[:PROMPT]) for _ in range(DECODE_ROUNDS)]
+        decoded = [decode_seconds(inference, text[:PROMPT], DECODED) for _ in range(DECODE_ROUNDS)]
     return {
         "family": name,
         "step_seconds": statistics.median(seconds[name]),
