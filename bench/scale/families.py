@@ -31,7 +31,7 @@ from tests.server.compiler.test_families import FAMILIES, Family, make_family
 LENGTH, PROMPT, DECODED = 16, 8, 16  # tokens
 ROUNDS, DECODE_ROUNDS = 60, 5
 TYPES = tuple(name for name in FAMILIES if " " not in name)  # other entries have other settings of these
-LLAMA, QUICK_TYPES = "llama", ("lfm2",)
+LLAMA = "llama"
 TEXT = {"sequence_length": LENGTH, "answer_length": LENGTH - 1, "choices": 1, "effective_batch": 1}
 
 

@@ -47,7 +47,8 @@ if TYPE_CHECKING:
 ROPE_FACTORS = "rope_freqs.weight"  # Llama 3's RoPE scaling, computed by llama.cpp's converter
 LONG_ROPE = {"short_factor": "rope_factors_short.weight", "long_factor": "rope_factors_long.weight"}
 YARN_FACTORS = ("yarn_ext_factor", "yarn_attn_factor")
-YARN_RAMP = {"beta_fast": 32.0, "beta_slow": 1.0}
+RAMP = {"beta_fast": 32.0, "beta_slow": 1.0}
+Index = tuple[NDArray[np.int64] | slice | int, ...]
 TENSOR_NAME = re.compile(r"(?:blk\.(\d+)\.)?(.+)\.(weight|bias)")
 
 
@@ -86,7 +87,6 @@ class _Reader:
 
     def facts(self) -> BaseFacts:
         """Returns the facts in the metadata."""
-        names = [name for tensor in self._weights for name in self._canonical(tensor.name)]
         facts = BaseFacts(
             **config_facts(self._config()),
             sha256=UNHASHED,
@@ -94,6 +94,7 @@ class _Reader:
             parameters=sum(tensor.elements for tensor in self._weights),
         )
         self._refuse_features(facts)
+        names = [name for tensor in self._weights for name in self._canonical(tensor.name)]
         found: dict[str, Any] = {"tied": "lm_head" not in names}
         if "biases" not in self._architecture.facts:
             found["biases"] = tuple(target for target in TARGETS if f"layers.0.{target}_bias" in names)
@@ -110,22 +111,22 @@ class _Reader:
                     "type, for example Q8_0"
                 )
             names = self._canonical(tensor.name)
-            layer = names[0].removeprefix("layers.").partition(".")[0]
-            kind = facts.of_layer(int(layer)) if names[0].startswith("layers.") else facts
+            layer = names[0].rpartition(".")[0].removeprefix("layers.")
+            kind = facts.of_layer(int(layer)) if layer else facts
             targets = [name.rpartition(".")[2].removesuffix("_bias") for name in names]
             widths = [kind.features(target)[1] for target in targets if target in TARGETS]
             for place, (name, target) in enumerate(zip(names, targets, strict=True)):
-                shape, rows = tensor.shape, None
+                shape = tensor.shape
+                index: Index | None = None
                 if len(names) > 1 and shape[0] == sum(widths):
                     shape = (widths[place], *shape[1:])
                 if target in TARGETS:
                     rows = gguf_rows(self.form, kind, target) + sum(widths[:place])
-                    rows = None if np.array_equal(rows, np.arange(tensor.shape[0])) else rows
-                if target in kind.mixer_vectors and kind.convolves:
-                    yield name, LazyTensor(shape[:1], partial(_tap, tensor, place))
-                    continue
+                    index = None if np.array_equal(rows, np.arange(tensor.shape[0])) else (rows,)
+                elif kind.convolves and target in kind.mixer_vectors and shape[1:] == (len(names),):
+                    shape, index = shape[:1], (slice(None), place)
                 factor = facts.logits_scale if name in facts.final_norms else 1.0
-                yield name, LazyTensor(shape, partial(_dequantized, tensor, rows, factor))
+                yield name, LazyTensor(shape, partial(_dequantized, tensor, index, factor))
 
     def _config(self) -> dict[str, Any]:
         """Returns the metadata as the config.json of the architecture."""
@@ -191,22 +192,18 @@ class _Reader:
         if self._long_rope():
             factors = {name: self._tensors[tensor].values().tolist() for name, tensor in LONG_ROPE.items()}
             return {"type": "longrope", **factors, "attention_factor": self._attention_factor()}
-        factor, scaling = (
-            float(self._option("rope.scaling.factor", self._option("rope.scale_linear", 0.0))),
-            self._scaling(),
-        )
-        if factor in (0.0, 1.0) or scaling not in ("linear", "yarn"):
+        kind = self._scaling()
+        factor = float(self._option("rope.scaling.factor", self._option("rope.scale_linear", 0.0)))
+        if factor in (0.0, 1.0) or kind not in ("linear", "yarn"):
             return None
-        if scaling == "linear":
-            return {"type": scaling, "factor": factor}
-        return {
-            "type": scaling,
-            "factor": factor,
-            "original_max_position_embeddings": int(self._option(ORIGINAL_CONTEXT)),
-            **{name: float(self._option(f"rope.scaling.yarn_{name}", value)) for name, value in YARN_RAMP.items()},
-            "mscale": 1.0,
-            "mscale_all_dim": float(self._option("rope.scaling.yarn_log_multiplier", 0.0)),
-        }
+        scaling = {"type": kind, "factor": factor}
+        if kind == "yarn":
+            scaling |= {name: float(self._option(f"rope.scaling.yarn_{name}", value)) for name, value in RAMP.items()}
+            scaling["original_max_position_embeddings"] = int(self._option(ORIGINAL_CONTEXT))
+            # llama.cpp's attention factor: as if `mscale` were 1.
+            all_dim = float(self._option("rope.scaling.yarn_log_multiplier", 0.0))
+            scaling |= {"mscale": 1.0, "mscale_all_dim": all_dim}
+        return scaling
 
     def _long_rope(self) -> bool:
         return all(tensor in self._tensors for tensor in LONG_ROPE.values())
@@ -291,16 +288,9 @@ class _Reader:
         return value[0]
 
 
-def _tap(tensor: GgufTensor, tap: int) -> Tensor:
-    """Returns one tap (hidden,) of a convolution's kernel (hidden, taps)."""
+def _dequantized(tensor: GgufTensor, index: Index | None, factor: float) -> Tensor:
+    """Returns a part of a tensor in float32, times a factor. index: of that part; None: all."""
     import torch
 
-    return torch.from_numpy(np.ascontiguousarray(tensor.values()[:, tap]))
-
-
-def _dequantized(tensor: GgufTensor, rows: NDArray[np.int64] | None, factor: float) -> Tensor:
-    """Returns a tensor in float32, times a factor. rows: the places of its rows in the file; None: all in order."""
-    import torch
-
-    values = tensor.values() if rows is None else tensor.values()[rows]
+    values = tensor.values() if index is None else tensor.values()[index]
     return torch.from_numpy(np.ascontiguousarray(values if factor == 1.0 else values * np.float32(factor)))

@@ -44,6 +44,8 @@ def test_logits_are_those_of_transformers_and_llama_cpp(tmp_path, name):
         ("gemma3_text", "gemma3.attention.sliding_window_pattern", 3, "a sliding-window pattern of 3"),
         ("gemma3_text", "gemma3.final_logit_softcapping", 30.0, "soft caps"),
         ("qwen2", "qwen2.rope.dimension_count", 4, "rope.dimension_count 4"),
+        ("qwen2", "qwen2.rope.scaling.yarn_attn_factor", 2.0, "RoPE scaling yarn_attn_factor 2.0"),
+        ("qwen2", "qwen2.rope.scaling.yarn_ext_factor", 0.0, "RoPE scaling yarn_ext_factor 0.0"),
     ],
 )
 def test_what_the_decoder_lacks_is_refused_by_name(tmp_path, monkeypatch, name, key, value, reason):
