@@ -29,7 +29,6 @@ from shared.zo.noise import query_seeds
 MOVIES = Path(__file__).resolve().parent.parent / "examples" / "data" / "movie_reviews"
 PRODUCTS = MOVIES.parent / "product_reviews"
 LR = 1e-3
-MANIFEST = "manifest.json"  # of a compiled program, in its directory
 Batch = tuple[np.ndarray, ...]
 
 
@@ -113,7 +112,7 @@ def compile_cold(
 
     base: SmolLM2-135M if None. calibration: the file that the recipe names.
     """
-    if (directory / MANIFEST).exists():
+    if (directory / "manifest.json").exists():
         return reopen(directory)
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / "recipe.json"
@@ -127,13 +126,13 @@ def compile_cold(
     if "manifest" not in output:
         raise SystemExit(f"the compiler failed: {output.get('error')}\n{process.stderr[-2000:]}")
     manifest = ProgramManifest.model_validate(output["manifest"])
-    (directory / MANIFEST).write_text(manifest.model_dump_json())
+    (directory / "manifest.json").write_text(manifest.model_dump_json())
     return CompiledProgram(manifest, directory, seconds)
 
 
 def reopen(directory: Path) -> CompiledProgram:
     """Returns a program that `compile_cold` left in `directory`."""
-    return CompiledProgram(ProgramManifest.model_validate_json((directory / MANIFEST).read_bytes()), directory)
+    return CompiledProgram(ProgramManifest.model_validate_json((directory / "manifest.json").read_bytes()), directory)
 
 
 def random_batch(recipe: Recipe, vocabulary: int, length: int, number: int) -> Batch:

@@ -16,7 +16,7 @@ from pathlib import Path
 from bench.result import Claims, Row, commit, notes, write
 from bench.runner import JsonFile, Keep, Only, Quick, load_or_compute, select_parts
 from bench.scale.bases import QUICK, SIZES, Size, write_random_base
-from bench.scale.families import LLAMA, TYPES, family_claims, family_rows
+from bench.scale.families import LLAMA, TYPES, families
 from bench.scale.measurement import compilation, device_run, recipe_of
 from device_agent.executors.runner import RunnerLauncher
 from device_agent.runner.location import find_runner
@@ -33,8 +33,8 @@ def scale(json_file: JsonFile = None, quick: Quick = False, only: Only = None, k
         rows = [row for part in parts if part in sizes for row in _rows_of(part, sizes[part], kept)]
         claims = claims_of(rows, {size_name: size.name for size_name, size in sizes.items()})
         if FAMILIES in parts:
-            of_families = family_rows([LLAMA] if quick else TYPES, kept / FAMILIES)
-            rows, claims = rows + of_families, claims | family_claims(of_families)
+            family_rows, family_claims = families([LLAMA] if quick else TYPES, kept / FAMILIES)
+            rows, claims = rows + family_rows, claims | family_claims
     write(json_file, rows, claims)
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from server.compiler.checkpoints.checkpoint import inspect_base, load_checkpoint
-from shared.errors import UnsupportedModel
+from shared.errors import UnreadableCheckpoint, UnsupportedModel
 from tests.server.compiler.conftest import WINDOW, eager_logits
 from tests.server.compiler.test_families import CLOSE, FAMILIES, YARN, make_family, relative
 from tests.server.registry.exports.stock import LlamaCpp, make_base, prompts, write_gguf, write_vocabulary
@@ -208,6 +208,25 @@ def test_a_family_computes_what_transformers_and_llama_cpp_do(tmp_path, name):
     answers = [llama.top(row) for row in tokens.tolist()]
     assert [token for token, _ in answers] == likeliest.indices.tolist()
     np.testing.assert_allclose([value for _, value in answers], likeliest.values, atol=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"conv_L_cache": 4}, r"layers\.0\.tap_0 has shape \(32, 3\)"),
+        ({"conv_L_cache": 1 << 30}, "conv_taps"),
+        ({"layer_types": ["conv"] * 3}, r"another lfm2\.attention\.head_count_kv in each layer"),
+        ({"layer_types": ["full_attention", "conv", "conv"]}, "lacks"),
+        ({"layer_types": ["conv", "full_attention"]}, "layer_types lists 2 of 3 layers"),
+    ],
+)
+def test_a_file_whose_convolutions_contradict_its_metadata_is_refused(tmp_path, changes, message):
+    made = make_family(tmp_path / "base", "lfm2", FAMILIES["lfm2"])
+    for name, value in changes.items():
+        setattr(made.model.config, name, value)
+    path = write_family(made.model, "lfm2", tmp_path / "base.gguf")
+    with pytest.raises((UnreadableCheckpoint, UnsupportedModel), match=message):
+        load_checkpoint(str(path))
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "BF16", "F16"])
