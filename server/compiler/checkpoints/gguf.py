@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 
 ROPE_FACTORS = "rope_freqs.weight"  # Llama 3's RoPE scaling, computed by llama.cpp's converter
 LONG_ROPE = {"short_factor": "rope_factors_short.weight", "long_factor": "rope_factors_long.weight"}
-YARN_FACTORS = ("yarn_ext_factor", "yarn_attn_factor")
 RAMP = {"beta_fast": 32.0, "beta_slow": 1.0}
 Index = tuple[NDArray[np.int64] | slice | int, ...]
 TENSOR_NAME = re.compile(r"(?:blk\.(\d+)\.)?(.+)\.(weight|bias)")
@@ -251,11 +250,13 @@ class _Reader:
         every = self._architecture.defaults.get("sliding_window_pattern")
         usual = (None, every, [bool((layer + 1) % every) for layer in range(facts.layers)] if every else every)
         factors = {name: self._option(name, 1) for name in FACTORS if name not in self.form.options}
-        yarn = {name: float(self._option(f"rope.scaling.{name}", 1.0)) for name in YARN_FACTORS}
+        usual_factor = 1.0 if facts.attention[0].rope is None else facts.attention[0].rope.attention_factor
+        yarn = {"attn": usual_factor, "ext": 1.0}  # llama.cpp overrides another attention factor
+        found = {name: float(self._option(f"rope.scaling.yarn_{name}_factor", value)) for name, value in yarn.items()}
         features = {
             f"RoPE scaling {scaling!r}": scaling not in ("none", "linear", "yarn", *(["longrope"] if long else [])),
             f"RoPE attention factor {self._attention_factor()}": self._attention_factor() != 1.0 and not long,
-            **{f"RoPE scaling {name} {value}": value != 1.0 for name, value in yarn.items()},
+            **{f"YaRN's {name}_factor {value}": abs(value - yarn[name]) > 1e-4 for name, value in found.items()},
             "sliding-window attention": 0 < window < facts.context_length and not facts.windowed,
             f"a sliding-window pattern of {pattern}": window > 0 and pattern not in usual,
             "soft caps": any(self._option(name, 0.0) for name in SOFTCAPS if name not in self.form.options),

@@ -44,8 +44,8 @@ def test_logits_are_those_of_transformers_and_llama_cpp(tmp_path, name):
         ("gemma3_text", "gemma3.attention.sliding_window_pattern", 3, "a sliding-window pattern of 3"),
         ("gemma3_text", "gemma3.final_logit_softcapping", 30.0, "soft caps"),
         ("qwen2", "qwen2.rope.dimension_count", 4, "rope.dimension_count 4"),
-        ("qwen2", "qwen2.rope.scaling.yarn_attn_factor", 2.0, "RoPE scaling yarn_attn_factor 2.0"),
-        ("qwen2", "qwen2.rope.scaling.yarn_ext_factor", 0.0, "RoPE scaling yarn_ext_factor 0.0"),
+        ("qwen2", "qwen2.rope.scaling.yarn_attn_factor", 2.0, "YaRN's attn_factor 2.0"),
+        ("qwen2", "qwen2.rope.scaling.yarn_ext_factor", 0.0, "YaRN's ext_factor 0.0"),
     ],
 )
 def test_what_the_decoder_lacks_is_refused_by_name(tmp_path, monkeypatch, name, key, value, reason):
@@ -64,7 +64,10 @@ def test_what_the_decoder_lacks_is_refused_by_name(tmp_path, monkeypatch, name, 
 # The families that llama.cpp computes as transformers does, with settings that a GGUF file can hold; its name of each.
 SLIDING = {"head_dim": 16, "sliding_window": WINDOW}
 CAPPED = {"query_pre_attn_scalar": 16, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}
-OLMO3_ROPE = {"full_attention": YARN, "sliding_attention": {"rope_type": "default", "rope_theta": YARN["rope_theta"]}}
+OLMO3_ROPE = {
+    "full_attention": {**YARN, "attention_factor": 0.1 * math.log(YARN["factor"]) + 1},
+    "sliding_attention": {"rope_type": "default", "rope_theta": YARN["rope_theta"]},
+}
 MINISTRAL3_ROPE = {**FAMILIES["ministral3"]["rope_parameters"], "mscale": 1.0, "mscale_all_dim": 1.0}
 IN_GGUF: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma": ("gemma", {"head_dim": 16}),
@@ -154,6 +157,8 @@ def write_family(model, architecture, path, kind=gguf.GGMLQuantizationType.F32):
             writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
             writer.add_rope_scaling_factor(rope["factor"])
             writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+            if "attention_factor" in rope:
+                writer.add_rope_scaling_yarn_attn_factor(rope["attention_factor"])
         if model_type == "ministral3":
             writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
             writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
