@@ -35,6 +35,7 @@ from device_agent.home import AgentHome, DeviceConfig
 from device_agent.inference.adapter_store import AdapterStore
 from device_agent.inference.chat import Chat
 from device_agent.inference.personal_model import PersonalModel, open_personal
+from device_agent.inference.session import InferenceSession
 from shared.recipe import TARGETS
 from shared.signing import key_id, public_text, sign_manifest
 from shared.task import Task
@@ -142,7 +143,7 @@ def _measure_turn(
     for context in CONTEXTS:
         tokens = rng.integers(1000, model.manifest.shape.vocabulary, context - DECODED // 2).tolist()
         llama_seconds = llama.decode(tokens, DECODED)
-        seconds[f"decode at {context}"] = _decode_seconds(model, tokens), llama_seconds
+        seconds[f"decode at {context}"] = decode_seconds(model.inference, tokens), llama_seconds
     shuffled = rng.permutation(prompt).tolist()
     llama_seconds = llama.prefill(shuffled)
     seconds["prefill"] = _seconds_of(lambda: next(model.inference.generate(shuffled, 1))), llama_seconds
@@ -154,11 +155,11 @@ def _first_token_seconds(model: PersonalModel, text: str) -> float:
     return _seconds_of(lambda: next(Chat(model, None).answer(text)))
 
 
-def _decode_seconds(model: PersonalModel, tokens: list[int]) -> float:
-    """Returns the seconds of one token after the prompt, the mean of DECODED."""
-    generated = model.inference.generate(tokens, DECODED + 1)
+def decode_seconds(inference: InferenceSession, tokens: list[int], count: int = DECODED) -> float:
+    """Returns the seconds of one token after the prompt, the mean of `count`."""
+    generated = inference.generate(tokens, count + 1)
     next(generated)
-    return _seconds_of(lambda: sum(1 for _ in generated)) / DECODED
+    return _seconds_of(lambda: sum(1 for _ in generated)) / count
 
 
 def _seconds_of(call: Callable[[], object]) -> float:

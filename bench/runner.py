@@ -6,7 +6,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,7 +22,7 @@ Parts = Mapping[str, Callable[[bool], Measurement]]
 Only = Annotated[list[str] | None, typer.Option("--only", help="Measure only this part; may be repeated.")]
 
 
-def select_parts(parts: Mapping[str, object], only: list[str] | None) -> list[str]:
+def select_parts(parts: Collection[str], only: list[str] | None) -> list[str]:
     """Returns the names of the parts to measure, in their order. Raises typer.BadParameter for an unknown name."""
     if unknown := set(only or ()) - set(parts):
         raise typer.BadParameter(f"unknown part {', '.join(sorted(unknown))}; the parts are {', '.join(parts)}")

@@ -5,6 +5,7 @@ pass until the weights are loaded, and `second_load_seconds` in the next run of 
 sequence. `replay` adapts all layers with q = 2, E = 2; `gradient` and `directional` (q = 256) the last 8 with E = 4.
 `floor_seconds` is a float32 step's matrix products alone, in XNNPACK. `predicted_peak_bytes` is the server's prediction
 of a run. A program that may not fit into free memory is compiled and not trained; its device columns are missing.
+`families` is a tiny model of every family instead: see `bench.scale.families`.
 """
 
 import tempfile
@@ -15,21 +16,26 @@ from pathlib import Path
 from bench.result import Claims, Row, commit, notes, write
 from bench.runner import JsonFile, Keep, Only, Quick, load_or_compute, select_parts
 from bench.scale.bases import QUICK, SIZES, Size, write_random_base
+from bench.scale.families import LLAMA, TYPES, families
 from bench.scale.measurement import compilation, device_run, recipe_of
 from device_agent.executors.runner import RunnerLauncher
 from device_agent.runner.location import find_runner
 
+FAMILIES = "families"  # the part that is no size
+
 
 def scale(json_file: JsonFile = None, quick: Quick = False, only: Only = None, keep: Keep = None) -> None:
-    """Compile and train bases from 135M to 7B, of random weights: time, memory and sizes."""
+    """Compile and train bases from 135M to 7B, of random weights: time, memory and sizes; and one of every family."""
     sizes = {"tiny": QUICK} if quick else SIZES
+    parts = select_parts([*sizes, FAMILIES], only)
     with tempfile.TemporaryDirectory() as name:
-        rows = [
-            row
-            for size_name in select_parts(sizes, only)
-            for row in _rows_of(size_name, sizes[size_name], keep or Path(name))
-        ]
-    write(json_file, rows, claims_of(rows, {size_name: size.name for size_name, size in sizes.items()}))
+        kept = keep or Path(name)
+        rows = [row for part in parts if part in sizes for row in _rows_of(part, sizes[part], kept)]
+        claims = claims_of(rows, {size_name: size.name for size_name, size in sizes.items()})
+        if FAMILIES in parts:
+            family_rows, family_claims = families([LLAMA] if quick else TYPES, kept / FAMILIES)
+            rows, claims = rows + family_rows, claims | family_claims
+    write(json_file, rows, claims)
 
 
 def _rows_of(size_name: str, size: Size, keep: Path) -> Iterator[Row]:

@@ -40,8 +40,8 @@ def text_steps(rounds: int) -> Measurement:
             notes.print(f"compiling, {precision}")
             programs[precision] = compile_cold(_recipe(precision, LENGTH), Path(name) / precision)
         recipe, shape = programs["fp32"].recipe, programs["fp32"].manifest.shape
-        batches = [_batch(programs["fp32"], number) for number in range(rounds + 1)]
-        ours = {precision: _open(program) for precision, program in programs.items()}
+        batches = [text_batch(programs["fp32"], number) for number in range(rounds + 1)]
+        ours = {precision: open_in_runner(program) for precision, program in programs.items()}
         learner = FirstOrder(load_model(str(model_file())), recipe, shape)
         # The comparison means something only if both compute the same loss.
         np.testing.assert_allclose(
@@ -74,7 +74,7 @@ def shapes(rounds: int, lengths: Sequence[int]) -> Measurement:
         notes.print(f"{length} tokens")
         with tempfile.TemporaryDirectory() as name:
             program = compile_cold(_recipe("int8", length), Path(name))
-            runtime, batches = _open(program), [_batch(program, number) for number in range(rounds + 1)]
+            runtime, batches = open_in_runner(program), [text_batch(program, number) for number in range(rounds + 1)]
             seconds = statistics.median(time_by_turns(rounds, {"step": partial(_step, runtime, batches)})["step"])
             runtime.close()
         gflops = program.manifest.flops_per_step / seconds / 1e9
@@ -102,12 +102,13 @@ def _recipe(precision: Precision, length: int) -> Recipe:
     )
 
 
-def _open(program: CompiledProgram) -> TrainingProgram:
+def open_in_runner(program: CompiledProgram) -> TrainingProgram:
+    """Opens a program in the native runner; B = 0."""
     executor = RunnerLauncher(find_runner()).launch(program.manifest, program.path("program"), program.path("weights"))
     return TrainingProgram(program.manifest, executor)
 
 
-def _batch(program: CompiledProgram, number: int) -> Batch:
+def text_batch(program: CompiledProgram, number: int) -> Batch:
     """Returns the data inputs of a step on random tokens, all but the first of which are learned."""
     vocabulary, length = program.manifest.shape.vocabulary, program.recipe.sequence_length
     tokens = tuple(np.random.default_rng(number).integers(0, vocabulary, length).tolist())

@@ -49,12 +49,22 @@ def test_aggregating_uploads(run):
 
 @pytest.mark.filterwarnings("ignore:::executorch", "ignore:::torch", "ignore:::copyreg")  # of lowering, in this process
 def test_a_base_is_compiled_and_trained(run):
-    _, result = run("scale")
+    _, result = run("scale", "--only", "tiny")
     (row,) = result["rows"]
     assert (row["precision"], row["estimator"]) == ("fp32", "replay")
     assert row["compile_peak_bytes"] > row["ptd_bytes"] > 0
     assert min(row[name] for name in ("load_seconds", "second_load_seconds", "step_seconds", "peak_rss_bytes")) > 0
     assert result["claims"]["step_seconds_1b_over_floor"] > 0
+
+
+@pytest.mark.filterwarnings("ignore:::executorch", "ignore:::torch", "ignore:::copyreg", "ignore:::torchao")
+def test_a_family_steps_and_decodes_as_transformers_does(run):
+    _, result = run("scale", "--only", "families")
+    (row,) = result["rows"]
+    assert row["family"] == "llama"
+    assert min(row[name] for name in ("step_seconds", "step_over_llama", "decode_seconds")) > 0
+    assert result["claims"]["families_run"] == 1
+    assert result["claims"]["families_worst_loss_error"] < 0.1
 
 
 def test_every_benchmark_writes_json_and_is_on_the_page(app):

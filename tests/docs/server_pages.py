@@ -255,14 +255,17 @@ def families() -> str:
         spelling = {own: usual for usual, own in architecture.spelling.items()}
         sizes = {spelling.get(size, size): value for size, value in SIZES.items()}
         facts = config_facts({"model_type": name, **sizes})
-        form = gguf_architecture(name)
-        file = "" if form is None else f"`{form.name}`"
-        rows.append(f"| `{name}` | {architecture.models} | {', '.join(_features(facts))} | {file} |")
+        rows.append(f"| `{name}` | {architecture.models} | {', '.join(_features(facts))} | {_gguf_name(name)} |")
     rows += [
-        f"| `{name}` | the text model of a multimodal model | as `{text}` | as `{text}` |"
+        f"| `{name}` | the text model of a multimodal model | as `{text}` | {_gguf_name(name)} |"
         for name, text in MULTIMODAL.items()
     ]
     return "\n".join(rows)
+
+
+def _gguf_name(model_type: str) -> str:
+    form = gguf_architecture(model_type)
+    return "" if form is None else f"`{form.name}`"
 
 
 def _features(facts: dict[str, Any]) -> list[str]:

@@ -121,7 +121,8 @@ def _gemma(options: Options) -> dict[str, Any]:
 
 def _within_original_context(options: Options) -> dict[str, Any]:
     """Beyond its original context, Ministral 3 scales queries by their position, which the decoder does not compute."""
-    original = options["rope_parameters"].get("original_max_position_embeddings") or options[CONTEXT]
+    scaling = options["rope_parameters"] or options["rope_scaling"] or {}
+    original = scaling.get("original_max_position_embeddings") or options[CONTEXT]
     return {"context_length": min(original, options[CONTEXT])}
 
 

@@ -22,19 +22,34 @@ _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _QWEN2 = (rf"(?:{_SUFFIXES})|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}|{_REST}",)
 _LLAMA3 = (rf"(?:{_SUFFIXES})|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{_REST}",)
 _CAPITALS, _SMALL = r"((?=[\p{L}])([^a-z]))", r"((?=[\p{L}])([^A-Z]))"  # letters that begin a word, and go on
-_WORD = rf"[^\r\n\p{{L}}\p{{N}}]?(?:{_CAPITALS}*{_SMALL}+|{_CAPITALS}+{_SMALL}*)(?:{_SUFFIXES})?"
-_GPT4O = (rf"{_WORD}|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",)
+_WORD = rf"[^\r\n\p{{L}}\p{{N}}]?(?:{_CAPITALS}*{_SMALL}+|{_CAPITALS}+{_SMALL}*)"
+_REST_AND_SLASHES = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_GPT4O = (rf"{_WORD}(?:{_SUFFIXES})?|\p{{N}}{{1,3}}|{_REST_AND_SLASHES}",)
+_TEKKEN = (rf"{_WORD}|\p{{N}}|{_REST_AND_SLASHES}",)
+_SEED = (
+    rf"(?:{_SUFFIXES})|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+",
+)
+_HUNYUAN = (
+    r"\p{N}{1,3}",
+    "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
+    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+)
 _SINGLE_DIGITS = (r"\p{N}", _GPT2)
+_LLAMA3_NAMES = ("llama-bpe", "llama3", "llama-v3", "lfm2", "falcon3", "pixtral")
 # By `tokenizer.ggml.pre`: the patterns by which a text is split, each in the parts that the one before left.
 PATTERNS: Mapping[str, Sequence[str]] = {
     "default": (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]"),
     **dict.fromkeys(("gpt-2", "olmo", "mpt", "exaone4"), (_GPT2,)),
     **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell"), _SINGLE_DIGITS),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2", "megrez"), _QWEN2),
-    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "dbrx", "smaug-bpe", "chatglm-bpe", "glm4"), _LLAMA3),
+    **dict.fromkeys((*_LLAMA3_NAMES, "dbrx", "smaug-bpe", "chatglm-bpe", "glm4"), _LLAMA3),
     "gpt-4o": _GPT4O,
+    "tekken": _TEKKEN,
+    "seed-coder": _SEED,
+    "hunyuan-dense": _HUNYUAN,
 }
-WHOLE_WORDS = ("llama-bpe", "llama3", "llama-v3")  # whose words in the vocabulary are one token; BOS begins a text
+WHOLE_WORDS = (*_LLAMA3_NAMES, "tekken")  # whose words in the vocabulary are one token; BOS begins a text
 # llama.cpp parses these as special tokens, whatever type the file gives them.
 SPECIAL_LOOKING = re.compile(
     r"<\|(eot_id|eom_id|im_end|end|endoftext|end_of_text|(fim|code)_(prefix|suffix|middle)|fim_pad|fim_repo)\|>"

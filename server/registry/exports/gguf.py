@@ -26,8 +26,6 @@ from shared.recipe import Recipe
 from shared.zo.calibration import Calibration
 from shared.zo.lora import F32, BaseShape, LoraModule, module_names
 
-NAMES = {**{targets: name for name, targets in LINEARS.items()}, GATE_UP: "ffn_up"}
-
 
 def gguf_lora(
     recipe: Recipe, shape: BaseShape, flat: F32, a_sha256: str, calibration: Calibration | None = None
@@ -44,11 +42,14 @@ def gguf_lora(
     form = supported_form(shape)
 
     def place_of(module: LoraModule) -> Place:
-        held = module_names(shape).fused.values()
+        kind = shape.of_layer(module.layer)
+        held = module_names(kind).fused.values()
         targets = next((targets for targets in held if module.target in targets), (module.target,))
         before = targets[: targets.index(module.target)]
-        rows = gguf_rows(form, shape, module.target) + sum(shape.features(target)[1] for target in before)
-        return Place(f"blk.{module.layer}.{NAMES[targets]}.weight", targets, rows)
+        rows = gguf_rows(form, kind, module.target) + sum(kind.features(target)[1] for target in before)
+        linears = form.linears if kind.convolves else LINEARS
+        names = {**{targets: name for name, targets in linears.items()}, GATE_UP: "ffn_up"}
+        return Place(f"blk.{module.layer}.{names[targets]}.weight", targets, rows)
 
     adapted = joined(recipe, shape, flat, a_sha256, calibration)
     with tempfile.TemporaryDirectory() as directory:

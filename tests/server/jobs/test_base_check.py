@@ -257,7 +257,7 @@ def write_gguf(path, pre):
 
 
 def test_tensors_of_a_gguf_file_are_not_read(tmp_path, monkeypatch):
-    for name, pre in (("tiny", "qwen2"), ("odd", "tekken")):
+    for name, pre in (("tiny", "qwen2"), ("odd", "viking")):
         write_gguf(tmp_path / f"{name}.gguf", pre)
     monkeypatch.setattr(GgufTensor, "values", lambda tensor: pytest.fail(f"{tensor.name} is read"))
     check = check_base(str(tmp_path / "tiny.gguf"))
@@ -266,7 +266,7 @@ def test_tensors_of_a_gguf_file_are_not_read(tmp_path, monkeypatch):
         2 * 8 * 64 + 10 * 64**2 + 3 * 64,
         True,
     )
-    with pytest.raises(UnsupportedModel, match="pre-tokenizer 'tekken' is not supported"):
+    with pytest.raises(UnsupportedModel, match="pre-tokenizer 'viking' is not supported"):
         check_base(str(tmp_path / "odd.gguf"))
 
 

@@ -136,8 +136,8 @@ def test_gguf_keeps_llama3_rope_scaling(tiny, tmp_path):
 
 
 def test_gguf_refusals(tiny, tmp_path):
-    write_gguf(tiny, tmp_path / "scaled.gguf", llama__rope__scaling__type="yarn")
-    with pytest.raises(UnsupportedModel, match="RoPE scaling 'yarn'"):
+    write_gguf(tiny, tmp_path / "scaled.gguf", llama__rope__scaling__type="longrope")
+    with pytest.raises(UnsupportedModel, match="RoPE scaling 'longrope'"):
         inspect_base(str(tmp_path / "scaled.gguf"))
     write_gguf(tiny, tmp_path / "loud.gguf", llama__rope__scaling__attn_factor=1.5)
     with pytest.raises(UnsupportedModel, match=r"RoPE attention factor 1\.5"):

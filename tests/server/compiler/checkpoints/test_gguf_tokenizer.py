@@ -130,7 +130,7 @@ def assert_tokens_of_llama_cpp(metadata, path):
 @pytest.mark.parametrize(
     ("fields", "error", "message"),
     [
-        ({"pre": "tekken"}, UnsupportedModel, "pre-tokenizer 'tekken' is not supported"),
+        ({"pre": "viking"}, UnsupportedModel, "pre-tokenizer 'viking' is not supported"),
         ({"model": "bert"}, UnsupportedModel, "tokenizer 'bert' is not supported"),
         ({"model": "llama"}, UnreadableCheckpoint, "no score for each token"),
         ({"tokens": None}, UnreadableCheckpoint, "no tokenizer"),
