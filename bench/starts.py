@@ -25,9 +25,9 @@ from shared.zo.lora import load_adapter
 
 TASK = named_task("sst2")
 TARGET = 0.8
-STEPS, INTERVAL = 80, 2
-CANDIDATE_STEPS = (10, 30, 60)
-CHOICE_RECORDS, HELD_OUT = 200, 400
+STEPS, INTERVAL = 60, 5
+CANDIDATE_STEPS = (10, 40)
+CHOICE_RECORDS, HELD_OUT = 100, 200
 
 
 def starts(directory: Path, seeds: tuple[int, ...], quick: bool) -> Measurement:

@@ -50,9 +50,10 @@ TASK = Task(
     answers=tuple(Answer(text=text, labels=(label,)) for label, text in TAGS.items()),
 )
 PRODUCT_LABELS = {"negative": "returned", "positive": "kept"}
-LR, FIRST_STEPS, SECOND_STEPS = 1e-3, 60, 120
+STEPS, LR = 60, 1e-3
 OVERFIT_RECORDS, OVERFIT_RATE = 16, 10
-HELD_OUT = 200
+EARLIER = 200  # held-out movie reviews that a second run measures
+VALIDATED, TESTED = 40, 100  # records of a run's own data set
 
 
 def topics(directory: Path, seeds: tuple[int, ...], quick: bool) -> Measurement:
@@ -84,23 +85,23 @@ def _run(program: CompiledProgram, directory: Path, name: str, seed: int, quick:
     overfit, second = name == "overfit", name in ("rehearsed", "new-alone")
     _write_data(data, records=OVERFIT_RECORDS if overfit else None, products=second)
     training = TrainingSettings(
-        steps=2 if quick else SECOND_STEPS if second else FIRST_STEPS,
+        steps=2 if quick else STEPS,
         lr=LR * (OVERFIT_RATE if overfit else 1),
         schedule="linear",
         seed=seed,
-        evaluation_interval=FIRST_STEPS // 2,
-        validation_limit=8 if quick else HELD_OUT,
-        test_limit=8 if quick else HELD_OUT,
+        evaluation_interval=STEPS // 2,
+        validation_limit=8 if quick else EARLIER,
+        test_limit=8 if quick else None,
         rehearsal=0.0 if name == "new-alone" else 0.3,
     )
-    plan = plan_of(program, data, training, task=TASK).model_copy(update={"reference_texts": own_texts()})
+    changes: dict[str, Any] = {"reference_texts": own_texts()}
     if second:
         start, run = directory / f"first-{seed}" / "best.safetensors", RunDirectory(path)
-        plan = plan.model_copy(update={"start": start, "start_sha256": file_sha256(start)})
+        changes = {"start": start, "start_sha256": file_sha256(start)}
         path.mkdir(exist_ok=True)
         shutil.copy(MOVIES / "train.jsonl", run.rehearsed)
         shutil.copy(MOVIES / "test.jsonl", run.held_out)
-    result = train(plan, path)
+    result = train(plan_of(program, data, training, task=TASK).model_copy(update=changes), path)
     before, after = result.earlier_accuracy_before, result.earlier_accuracy_after
     row = {
         "run": name,
@@ -120,10 +121,15 @@ def _run(program: CompiledProgram, directory: Path, name: str, seed: int, quick:
 def _write_data(directory: Path, *, records: int | None, products: bool) -> None:
     """Writes the product reviews with their own labels, or the movie reviews. records: of the training split."""
     directory.mkdir(exist_ok=True)
-    for source in (PRODUCTS if products else MOVIES).glob("*.jsonl"):
-        lines = [json.loads(line) for line in source.read_text().splitlines()]
-        if source.stem == "train":
-            lines = lines[:records]
-        for record in lines if products else ():
-            record["label"] = PRODUCT_LABELS[record["label"]]
-        (directory / source.name).write_text("".join(json.dumps(record) + "\n" for record in lines))
+    source = PRODUCTS if products else MOVIES
+    train_lines, test_lines = ((source / f"{split}.jsonl").read_text().splitlines() for split in ("train", "test"))
+    splits = {
+        "train": train_lines[VALIDATED:][:records],
+        "validation": train_lines[:VALIDATED],
+        "test": test_lines[:TESTED],
+    }
+    for split, lines in splits.items():
+        read = [json.loads(line) for line in lines]
+        if products:
+            read = [record | {"label": PRODUCT_LABELS[record["label"]]} for record in read]
+        (directory / f"{split}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in read))
