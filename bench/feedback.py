@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from bench.programs import LR as STEP_LR
-from bench.programs import PRODUCTS, CompiledProgram, compile_cold, smollm2_recipe
+from bench.programs import PRODUCTS, Batch, CompiledProgram, compile_cold, smollm2_recipe
 from bench.result import Claims, Measurement, Row, notes, write
 from bench.runner import JsonFile, Keep, Only, Quick, load_or_compute, ratio, select_parts, time_by_turns
 from bench.starts import starts
@@ -33,8 +33,6 @@ from device_agent.executors.program import Rates
 from shared.recipe import TARGETS
 from shared.task import Task
 from shared.training_settings import TrainingSettings
-from shared.zo import encoding
-from shared.zo.packing import pack_preferences, pack_step
 
 SEEDS = (0, 1, 2)
 SPLITS = {"train": 96, "validation": 16, "test": 60}  # records
@@ -172,17 +170,17 @@ def preference_step(directory: Path, _seeds: tuple[int, ...], quick: bool) -> Me
     }
 
 
-def _batch(program: CompiledProgram, number: int) -> tuple[np.ndarray, ...]:
-    """Returns the inputs of a step on random rows: each two are a pair, or each one a completion."""
+def _batch(program: CompiledProgram, number: int) -> Batch:
+    """Returns the inputs of a step on random rows of full length: each one a completion, or each two a pair."""
     recipe, rng = program.recipe, np.random.default_rng(number)
-    texts = rng.integers(0, program.manifest.shape.vocabulary, (recipe.effective_batch, recipe.sequence_length + 1))
-    rows = [encoding.Row(tuple(text[: -recipe.answer_length]), tuple(text[-recipe.answer_length :])) for text in texts]
-    each = recipe.rows_per_example
-    examples = [
-        encoding.Example(tuple(rows[at : at + each]), 0, truncated=False, reference=(-100.0,) * each)
-        for at in range(0, len(rows), each)
-    ]
-    return *pack_step(examples, recipe), *pack_preferences(examples, recipe, TrainingSettings())
+    rows, length, answer = recipe.effective_batch, recipe.sequence_length, recipe.answer_length
+    texts = rng.integers(0, program.manifest.shape.vocabulary, (rows, length + 1))
+    positions = np.tile(np.arange(length - answer, length), (rows, 1))
+    batch = texts[:, :-1], positions, texts[:, -answer:], np.ones((rows, answer), np.float32)
+    if recipe.loss != "dpo":
+        return batch
+    weights = np.tile(np.array([1, -1], np.float32), rows // 2)
+    return *batch, np.zeros(rows, np.float32), weights, np.array([TrainingSettings().beta], np.float32)
 
 
 PARTS: dict[str, Callable[[Path, tuple[int, ...], bool], Measurement]] = {

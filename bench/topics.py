@@ -1,8 +1,8 @@
 """The part `topics` of `bench feedback`: a second job on another topic, and a run that is made to overfit.
 
-One adapter tags an owner's texts. Movie reviews are tagged `terrible` or `great`; a second file has product reviews,
-tagged `return` or `keep`. Prompt and answers of the task stay the same, so an adapter that sees only the second file
-learns to give its tags to every text.
+One adapter tags an owner's reviews. Those of movies are tagged `terrible` or `great`; a second file has reviews of
+products, tagged `returned` or `kept`. The task stays the same, and a field of each record says what it is about. An
+adapter that sees only the second file learns to give its tags to every review.
 
 first       movie reviews, from B = 0
 rehearsed   product reviews, from the first adapter; 30 % of the examples are movie reviews
@@ -15,7 +15,6 @@ examples.
 """
 
 import json
-import shutil
 import statistics
 from functools import partial
 from pathlib import Path
@@ -43,14 +42,14 @@ SETTINGS: dict[str, Any] = {
     "sequence_length": 64,
     "choices": 4,
 }
-TAGS = {"negative": " terrible", "positive": " great", "returned": " return", "kept": " keep"}
+TAGS = {"negative": " terrible", "positive": " great", "returned": " returned", "kept": " kept"}
 TASK = Task(
     name="tags",
-    prompt="{text}\nTag:",
+    prompt="{about} review: {text} It was",
     answers=tuple(Answer(text=text, labels=(label,)) for label, text in TAGS.items()),
 )
 PRODUCT_LABELS = {"negative": "returned", "positive": "kept"}
-STEPS, LR = 60, 1e-3
+STEPS, SECOND_STEPS, LR = 60, 90, 2e-3
 OVERFIT_RECORDS, OVERFIT_RATE = 16, 10
 EARLIER = 200  # held-out movie reviews that a second run measures
 VALIDATED, TESTED = 40, 100  # records of a run's own data set
@@ -83,13 +82,19 @@ def _run(program: CompiledProgram, directory: Path, name: str, seed: int, quick:
     """Trains once. The second runs continue the first adapter of the same seed, whose records they rehearse."""
     data, path = directory / f"{name}-data", directory / f"{name}-{seed}"
     overfit, second = name == "overfit", name in ("rehearsed", "new-alone")
-    _write_data(data, records=OVERFIT_RECORDS if overfit else None, products=second)
+    source = PRODUCTS if second else MOVIES
+    data.mkdir(exist_ok=True)
+    last = VALIDATED + OVERFIT_RECORDS if overfit else None
+    _write_reviews(source / "train.jsonl", data / "train.jsonl", slice(VALIDATED, last))
+    _write_reviews(source / "train.jsonl", data / "validation.jsonl", slice(VALIDATED))
+    _write_reviews(source / "test.jsonl", data / "test.jsonl", slice(TESTED))
+    steps = SECOND_STEPS if second else STEPS
     training = TrainingSettings(
-        steps=2 if quick else STEPS,
+        steps=2 if quick else steps,
         lr=LR * (OVERFIT_RATE if overfit else 1),
         schedule="linear",
         seed=seed,
-        evaluation_interval=STEPS // 2,
+        evaluation_interval=steps // 2,
         validation_limit=8 if quick else EARLIER,
         test_limit=8 if quick else None,
         rehearsal=0.0 if name == "new-alone" else 0.3,
@@ -99,8 +104,8 @@ def _run(program: CompiledProgram, directory: Path, name: str, seed: int, quick:
         start, run = directory / f"first-{seed}" / "best.safetensors", RunDirectory(path)
         changes = {"start": start, "start_sha256": file_sha256(start)}
         path.mkdir(exist_ok=True)
-        shutil.copy(MOVIES / "train.jsonl", run.rehearsed)
-        shutil.copy(MOVIES / "test.jsonl", run.held_out)
+        _write_reviews(MOVIES / "train.jsonl", run.rehearsed)
+        _write_reviews(MOVIES / "test.jsonl", run.held_out)
     result = train(plan_of(program, data, training, task=TASK).model_copy(update=changes), path)
     before, after = result.earlier_accuracy_before, result.earlier_accuracy_after
     row = {
@@ -118,18 +123,11 @@ def _run(program: CompiledProgram, directory: Path, name: str, seed: int, quick:
     return row
 
 
-def _write_data(directory: Path, *, records: int | None, products: bool) -> None:
-    """Writes the product reviews with their own labels, or the movie reviews. records: of the training split."""
-    directory.mkdir(exist_ok=True)
-    source = PRODUCTS if products else MOVIES
-    train_lines, test_lines = ((source / f"{split}.jsonl").read_text().splitlines() for split in ("train", "test"))
-    splits = {
-        "train": train_lines[VALIDATED:][:records],
-        "validation": train_lines[:VALIDATED],
-        "test": test_lines[:TESTED],
-    }
-    for split, lines in splits.items():
-        read = [json.loads(line) for line in lines]
-        if products:
-            read = [record | {"label": PRODUCT_LABELS[record["label"]]} for record in read]
-        (directory / f"{split}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in read))
+def _write_reviews(source: Path, path: Path, which: slice = slice(None)) -> None:
+    """Writes some reviews of a file with what they are about, those of products with their own labels."""
+    records = [json.loads(line) for line in source.read_text().splitlines()[which]]
+    about, labels = ("Product", PRODUCT_LABELS) if source.parent == PRODUCTS else ("Movie", {})
+    records = [
+        {"about": about, "text": each["text"], "label": labels.get(each["label"], each["label"])} for each in records
+    ]
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
