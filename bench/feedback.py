@@ -3,7 +3,8 @@
 The pairs are made by rule from the product reviews. The prompt is a review and `Shop:`. The preferred answer is short
 and polite, the rejected one long and rude; both quote the review's first words. Held-out pairs have other reviews and
 other wordings, so that a style is learned and not a text. With loss kto each record has one of the two answers and a
-label, in turn. The part `topics` is `bench/topics.py`.
+label, in turn. The part `step` times a step of loss dpo and a completion step on the same rows by turns, all layers
+adapted, in the native runner. The parts `topics` and `start` are `bench/topics.py` and `bench/starts.py`.
 
 `preferred` is the share of held-out records whose preferred answer has gained on the other one since the start, of
 which it is half by chance. `seconds` is the run's whole time on the device, with the log-probabilities at the start and
@@ -13,22 +14,22 @@ all measurements; compiling the program is not part of it.
 import json
 import statistics
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from bench.programs import PRODUCTS, CompiledProgram, compile_cold, smollm2_recipe
-from bench.result import Claims, Row, notes, write
-from bench.runner import JsonFile, Keep, Only, Quick, load_or_compute, select_parts
-from bench.tiny import plan_of
-from bench.topics import SETTINGS as TOPICS_SETTINGS
-from bench.topics import measure_topics
-from device_agent.executors.runner import RunnerLauncher
-from device_agent.runner.location import find_runner
-from device_agent.training.run import train_run
-from device_agent.training.run_directory import RunDirectory
+import numpy as np
+
+from bench.programs import LR as STEP_LR
+from bench.programs import PRODUCTS, Batch, CompiledProgram, compile_cold, smollm2_recipe
+from bench.result import Claims, Measurement, Row, notes, write
+from bench.runner import JsonFile, Keep, Only, Quick, load_or_compute, ratio, select_parts, time_by_turns
+from bench.starts import starts
+from bench.tiny import plan_of, train
+from bench.topics import topics
+from device_agent.executors.program import Rates
 from shared.recipe import TARGETS
 from shared.task import Task
 from shared.training_settings import TrainingSettings
@@ -73,7 +74,7 @@ SETTINGS: dict[str, Any] = {
     "choices": 2,
 }
 STEPS, LR = 24, 2e-3
-TOPICS = "topics"
+ROUNDS, QUICK_ROUNDS = 15, 1  # timed steps of each loss
 
 
 def write_pairs(directory: Path) -> Path:
@@ -103,32 +104,19 @@ def _records(source: Path, *, training: bool) -> Iterator[Row]:
         }
 
 
-def feedback(json_file: JsonFile = None, quick: Quick = False, only: Only = None, keep: Keep = None) -> None:
-    """Learn a style from preferences, and a second topic: held-out pairs, and what the adapter has lost."""
-    rows: list[Row] = []
-    claims: Claims = {}
-    seeds = SEEDS[: 1 if quick else 3]
-    with tempfile.TemporaryDirectory() as name:
-        directory = keep or Path(name)
-        data = write_pairs(directory / "pairs")
-        for loss in select_parts(TASKS | {TOPICS: None}, only):
-            if loss == TOPICS:
-                program = compile_cold(smollm2_recipe(**TOPICS_SETTINGS), directory / TOPICS)
-                topics = measure_topics(program, directory / "data", seeds, quick)
-                rows, claims = rows + topics[0], claims | topics[1]
-                continue
-            program = compile_cold(smollm2_recipe(**SETTINGS, loss=loss), directory / loss)
-            runs = [
-                load_or_compute(directory / f"{loss}-{seed}.json", partial(_run, program, data, seed, quick))
-                for seed in seeds
-            ]
-            rows += runs
-            claims |= {
-                f"{loss}_preferred": statistics.mean(row["preferred"] for row in runs),
-                f"{loss}_liked_loss_increase": statistics.mean(row["liked_loss_increase"] for row in runs),
-                f"{loss}_seconds": max(row["seconds"] for row in runs),
-            }
-    write(json_file, rows, claims)
+def preferences(loss: str, directory: Path, seeds: tuple[int, ...], quick: bool) -> Measurement:
+    """Returns the runs with a loss of preferences, and means of what they learned."""
+    data = write_pairs(directory / "pairs")
+    program = compile_cold(smollm2_recipe(**SETTINGS, loss=loss), directory / loss)
+    rows = [
+        dict(load_or_compute(directory / f"{loss}-{seed}.json", partial(_run, program, data, seed, quick)))
+        for seed in seeds
+    ]
+    return rows, {
+        f"{loss}_preferred": statistics.mean(row["preferred"] for row in rows),
+        f"{loss}_liked_loss_increase": statistics.mean(row["liked_loss_increase"] for row in rows),
+        f"{loss}_seconds": max(row["seconds"] for row in rows),
+    }
 
 
 def _run(program: CompiledProgram, data: Path, seed: int, quick: bool) -> Row:
@@ -137,9 +125,7 @@ def _run(program: CompiledProgram, data: Path, seed: int, quick: bool) -> Row:
         steps=2 if quick else STEPS, lr=LR, seed=seed, schedule="cosine", evaluation_interval=STEPS // 2
     )
     with tempfile.TemporaryDirectory() as name:
-        run = RunDirectory(Path(name) / "run")
-        run.begin(plan_of(program, data, training, task=TASKS[loss]))
-        result = train_run(run, RunnerLauncher(find_runner()), lambda _: None)
+        result = train(plan_of(program, data, training, task=TASKS[loss]), Path(name))
     before, after = result.token_loss_before or 1.0, result.token_loss_after or 1.0
     row = {
         "loss": loss,
@@ -156,3 +142,62 @@ def _run(program: CompiledProgram, data: Path, seed: int, quick: bool) -> Row:
     }
     notes.print(f"{loss}, seed {seed}: {row['preferred']:.1%} in {row['seconds']:.0f} s")
     return row
+
+
+def preference_step(directory: Path, _seeds: tuple[int, ...], quick: bool) -> Measurement:
+    """Returns the seconds of a step of each loss on rows of full length, their peak memory, and the ratios."""
+    recipe = SETTINGS | {"layers": "all"}
+    programs = {
+        "dpo": compile_cold(smollm2_recipe(**recipe, loss="dpo"), directory / "step-dpo"),
+        "completion": compile_cold(smollm2_recipe(**recipe, loss="full"), directory / "step-completion"),
+    }
+    runtimes = {name: program.serve() for name, program in programs.items()}
+
+    def step(name: str, number: int) -> None:
+        runtimes[name].gradient_step(_batch(programs[name], number), Rates(STEP_LR))
+
+    seconds = time_by_turns(QUICK_ROUNDS if quick else ROUNDS, {name: partial(step, name) for name in programs})
+    peaks = {name: runtime.usage().peak_rss_bytes for name, runtime in runtimes.items()}
+    for runtime in runtimes.values():
+        runtime.close()
+    rows = [
+        {"step": name, "seconds": statistics.median(seconds[name]), "peak_rss_bytes": peak}
+        for name, peak in peaks.items()
+    ]
+    return rows, {
+        "step_dpo_over_completion": ratio(seconds["dpo"], seconds["completion"]),
+        "step_memory_dpo_over_completion": peaks["dpo"] / peaks["completion"],
+    }
+
+
+def _batch(program: CompiledProgram, number: int) -> Batch:
+    """Returns the inputs of a step on random rows of full length: each one a completion, or each two a pair."""
+    recipe, rng = program.recipe, np.random.default_rng(number)
+    rows, length, answer = recipe.effective_batch, recipe.sequence_length, recipe.answer_length
+    texts = rng.integers(0, program.manifest.shape.vocabulary, (rows, length + 1))
+    positions = np.tile(np.arange(length - answer, length), (rows, 1))
+    batch = texts[:, :-1], positions, texts[:, -answer:], np.ones((rows, answer), np.float32)
+    if recipe.loss != "dpo":
+        return batch
+    weights = np.tile(np.array([1, -1], np.float32), rows // 2)
+    return *batch, np.zeros(rows, np.float32), weights, np.array([TrainingSettings().beta], np.float32)
+
+
+PARTS: dict[str, Callable[[Path, tuple[int, ...], bool], Measurement]] = {
+    "dpo": partial(preferences, "dpo"),
+    "kto": partial(preferences, "kto"),
+    "topics": topics,
+    "start": starts,
+    "step": preference_step,
+}
+
+
+def feedback(json_file: JsonFile = None, quick: Quick = False, only: Only = None, keep: Keep = None) -> None:
+    """Learn a style from preferences, and a second topic; start from another adapter; time a step on pairs."""
+    rows: list[Row] = []
+    claims: Claims = {}
+    with tempfile.TemporaryDirectory() as name:
+        for part in select_parts(PARTS, only):
+            part_rows, part_claims = PARTS[part](keep or Path(name), SEEDS[: 1 if quick else None], quick)
+            rows, claims = rows + part_rows, claims | part_claims
+    write(json_file, rows, claims)

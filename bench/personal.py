@@ -21,11 +21,7 @@ import typer
 from bench.programs import MOVIES, PRODUCTS, CompiledProgram, compile_cold, smollm2_recipe
 from bench.result import Claims, Row, notes, write
 from bench.runner import JsonFile, Keep, Only, Quick, load_or_compute, select_parts
-from bench.tiny import plan_of
-from device_agent.executors.runner import RunnerLauncher
-from device_agent.runner.location import find_runner
-from device_agent.training.run import train_run
-from device_agent.training.run_directory import RunDirectory
+from bench.tiny import plan_of, train
 from shared.recipe import TARGETS
 from shared.result import Result
 from shared.task import Task
@@ -91,7 +87,6 @@ def personal(json_file: JsonFile = None, quick: Quick = False, only: Only = None
     claims: Claims = {}
     with tempfile.TemporaryDirectory() as name:
         directory = keep or Path(name)
-        launcher = RunnerLauncher(find_runner())
         for part in select_parts(EXPERIMENTS, only):
             experiment = EXPERIMENTS[part]
             for estimator, settings in ESTIMATORS.items():
@@ -100,7 +95,7 @@ def personal(json_file: JsonFile = None, quick: Quick = False, only: Only = None
                 runs = [
                     load_or_compute(
                         directory / f"{part}-{estimator}-{seed}.json",
-                        partial(_run, launcher, program, experiment, estimator, seed, quick),
+                        partial(_run, program, experiment, estimator, seed, quick),
                     )
                     for seed in SEEDS[: 1 if quick else 3]
                 ]
@@ -115,14 +110,11 @@ def personal(json_file: JsonFile = None, quick: Quick = False, only: Only = None
     write(json_file, rows, claims)
 
 
-def _run(
-    launcher: RunnerLauncher, program: CompiledProgram, experiment: Experiment, estimator: str, seed: int, quick: bool
-) -> Row:
+def _run(program: CompiledProgram, experiment: Experiment, estimator: str, seed: int, quick: bool) -> Row:
     """Trains once, in a directory of its own."""
     with tempfile.TemporaryDirectory() as name:
-        run = RunDirectory(Path(name) / "run")
-        run.begin(plan_of(program, experiment.data, experiment.training(estimator, seed, quick), task=experiment.task))
-        result = train_run(run, launcher, lambda _: None)
+        training = experiment.training(estimator, seed, quick)
+        result = train(plan_of(program, experiment.data, training, task=experiment.task), Path(name))
     if result.perplexities is None or result.token_loss_before is None:
         raise typer.Exit(1)
     return _row(result, seed)

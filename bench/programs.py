@@ -18,6 +18,8 @@ from tokenizers import Tokenizer
 
 from device_agent.executors.program import TrainingProgram
 from device_agent.executors.python import open_program
+from device_agent.executors.runner import RunnerLauncher
+from device_agent.runner.location import find_runner
 from server.compiler.checkpoints.base import locate_base
 from server.compiler.checkpoints.tokenizer import write_tokenizer
 from shared.program import ProgramManifest
@@ -99,6 +101,11 @@ class CompiledProgram:
     def open(self, *, resident: bool = False) -> TrainingProgram:
         """Opens the program in the agent's runtime; B = 0. resident: methods stay loaded."""
         return open_program(self.manifest, self.path("program"), self.path("weights"), resident=resident)
+
+    def serve(self) -> TrainingProgram:
+        """Opens the program in the native runner, with its file of packed weights; B = 0."""
+        executor = RunnerLauncher(find_runner()).launch(self.manifest, self.path("program"), self.path("weights"))
+        return TrainingProgram(self.manifest, executor)
 
     def examples(self, split: str) -> list[Example]:
         """Returns the movie reviews of one split, encoded for the program."""

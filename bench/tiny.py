@@ -1,12 +1,19 @@
-"""The tests' random Llama of 30 thousand weights, and sentences for it: a whole run takes half a second."""
+"""The tests' random Llama of 30 thousand weights, and sentences for it: a whole run takes half a second. Runs of any
+program, as the agent trains them.
+"""
 
 from pathlib import Path
 
 from bench.programs import CompiledProgram, compile_cold
+from device_agent.executors.runner import RunnerLauncher
+from device_agent.runner.location import find_runner
+from device_agent.training.run import train_run
+from device_agent.training.run_directory import RunDirectory
 from device_agent.training.run_plan import RunPlan
 from server.compiler.checkpoints.base import locate_base
 from shared.canonical import sha256_hex
 from shared.recipe import BaseRef, Recipe
+from shared.result import Result
 from shared.task import Task
 from shared.training_settings import TrainingSettings
 from tests.device_agent import tiny
@@ -52,3 +59,10 @@ def plan_of(
         tokenizer=program.path("tokenizer"),
         noise_key=sha256_hex(b"bench"),
     )
+
+
+def train(plan: RunPlan, directory: Path) -> Result:
+    """Trains a plan in the native runner, in a run's directory, from where an interrupted run of it ended."""
+    run = RunDirectory(directory)
+    run.begin(plan)
+    return train_run(run, RunnerLauncher(find_runner()), lambda _: None)

@@ -7,16 +7,16 @@ equal steps are equal compute; the number of examples seen differs.
 
 import statistics
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from bench.accuracy.runs import Runner, Sizes, contender_of
 from bench.programs import MOVIES, model_file
-from bench.result import Measurement, Row
+from bench.result import Claims, Measurement, Row
 from bench.runner import JsonFile, Keep, Only, Quick, run_parts
 from bench.training.learners import Engine
-from bench.training.runs import Run
 from shared.task_templates import named_task
 
 
@@ -37,45 +37,38 @@ QUICK_BUDGET = Budget(Sizes(1000, 16, 48), (0,), 4, 4, (2e-3,), (3e-2,))
 BUDGET = Budget(Sizes(1000, 100, 200), (0, 1, 2), 72, 24, (5e-4, 2e-3, 8e-3), (1e-2, 3e-2, 1e-1))
 
 
-class Tables:
-    """Runs the contenders of a table and collects rows and claims, accuracies in percent."""
-
-    def __init__(self, runner: Runner, budget: Budget) -> None:
-        self._runner, self._budget = runner, budget
-
-    def methods(self) -> Measurement:
-        """Compares all methods at q E = 16 (the paper's Table 1)."""
-        zero_shot = self._runner.zero_shot()
-        tables = [([zero_shot], _claims("zero_shot", [zero_shot]))]
-        tables.append(self._measure("FO-SGD (LoRA-FA)", "fo_sgd_lora_fa", "first-order"))
-        tables.append(self._measure("MeZO (LoRA-FA)", "mezo_lora_fa", "mezo"))
-        tables += [self._measure(f"MobiZO q={count}", f"mobizo_q{count}", "mobizo", count) for count in (4, 16)]
-        return _join(tables)
-
-    def queries(self) -> Measurement:
-        """Compares numbers of queries at fixed q E (Table 16)."""
-        counts = (1, 2, 4, 8, 16)
-        return _join([self._measure(f"MobiZO q={count}", f"q{count}", "mobizo", count) for count in counts])
-
-    def _measure(self, name: str, claim: str, engine: Engine, queries: int = 1) -> tuple[list[Run], dict[str, float]]:
-        """Returns the runs of the learning rates and of the best one's seeds, and the claims of the latter."""
-        budget = self._budget
-        contender = contender_of(name, engine, steps=budget.steps, interval=budget.interval, queries=queries)
-        rates = budget.first_order_rates if engine == "first-order" else budget.rates
-        _, runs, trials = self._runner.best_rate(contender, rates, budget.seeds)
-        return [*trials, *runs[1:]], _claims(claim, runs)  # the first run is one of the trials
+# By the name in claims: the contender's name, its engine, and q; q E = 16.
+METHODS: dict[str, tuple[str, Engine, int]] = {  # the paper's Table 1
+    "zero_shot": ("zero-shot", "none", 1),
+    "fo_sgd_lora_fa": ("FO-SGD (LoRA-FA)", "first-order", 1),
+    "mezo_lora_fa": ("MeZO (LoRA-FA)", "mezo", 1),
+    "mobizo_q4": ("MobiZO q=4", "mobizo", 4),
+    "mobizo_q16": ("MobiZO q=16", "mobizo", 16),
+}
+QUERIES: dict[str, tuple[str, Engine, int]] = {  # Table 16
+    f"q{count}": (f"MobiZO q={count}", "mobizo", count) for count in (1, 2, 4, 8, 16)
+}
 
 
-def _claims(name: str, runs: Sequence[Run]) -> dict[str, float]:
-    return {
-        f"accuracy_movies_{name}": 100 * statistics.mean(run.best or 0.0 for run in runs),
-        f"final_accuracy_movies_{name}": 100 * statistics.mean(run.final or 0.0 for run in runs),
-    }
-
-
-def _join(tables: Sequence[tuple[list[Run], dict[str, float]]]) -> Measurement:
-    rows: list[Row] = [run.model_dump(mode="json") for runs, _ in tables for run in runs]
-    return rows, {name: value for _, claims in tables for name, value in claims.items()}
+def table(
+    runner: Runner, budget: Budget, contenders: Mapping[str, tuple[str, Engine, int]], _quick: bool
+) -> Measurement:
+    """Returns the runs of all learning rates and of the best one's seeds, and the latter's accuracies in percent."""
+    rows: list[Row] = []
+    claims: Claims = {}
+    for claim, (name, engine, queries) in contenders.items():
+        if engine == "none":
+            trials = runs = [runner.zero_shot()]
+        else:
+            contender = contender_of(name, engine, steps=budget.steps, interval=budget.interval, queries=queries)
+            rates = budget.first_order_rates if engine == "first-order" else budget.rates
+            runs, trials = runner.best_rate(contender, rates, budget.seeds)
+        rows += [run.model_dump(mode="json") for run in (*trials, *runs[1:])]  # the first run is one of the trials
+        claims |= {
+            f"accuracy_movies_{claim}": 100 * statistics.mean(run.best or 0.0 for run in runs),
+            f"final_accuracy_movies_{claim}": 100 * statistics.mean(run.final or 0.0 for run in runs),
+        }
+    return rows, claims
 
 
 def accuracy(json_file: JsonFile = None, quick: Quick = False, keep: Keep = None, only: Only = None) -> None:
@@ -83,6 +76,8 @@ def accuracy(json_file: JsonFile = None, quick: Quick = False, keep: Keep = None
     budget = QUICK_BUDGET if quick else BUDGET
     with tempfile.TemporaryDirectory() as directory:
         runner = Runner(str(model_file()), MOVIES, named_task("sst2"), budget.sizes, keep or Path(directory))
-        tables = Tables(runner, budget)
-        parts = {"methods": lambda _quick: tables.methods(), "queries": lambda _quick: tables.queries()}
+        parts = {
+            "methods": partial(table, runner, budget, METHODS),
+            "queries": partial(table, runner, budget, QUERIES),
+        }
         run_parts(parts, json_file, quick, only)

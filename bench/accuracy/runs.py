@@ -77,11 +77,11 @@ class Runner:
 
     def best_rate(
         self, contender: Contender, rates: Sequence[float], seeds: Sequence[int]
-    ) -> tuple[float, list[Run], list[Run]]:
-        """Returns the first seed's best rate, its run for each seed, and the first seed's run of each rate."""
+    ) -> tuple[list[Run], list[Run]]:
+        """Returns the run of the first seed's best rate for each seed, and the first seed's run of each rate."""
         trials = [self.run(contender, rate, seeds[0]) for rate in rates]
         best = max(range(len(trials)), key=lambda index: trials[index].rank)
-        return rates[best], [trials[best], *(self.run(contender, rates[best], seed) for seed in seeds[1:])], trials
+        return [trials[best], *(self.run(contender, rates[best], seed) for seed in seeds[1:])], trials
 
     def zero_shot(self) -> Run:
         """Measures the base alone."""

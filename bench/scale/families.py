@@ -18,7 +18,7 @@ from bench.generate import decode_seconds
 from bench.programs import LR, CompiledProgram, reopen
 from bench.result import Measurement, Row, notes
 from bench.runner import load_or_compute, ratio, time_by_turns
-from bench.step.text import open_in_runner, text_batch
+from bench.step.text import text_batch
 from device_agent.executors.program import Rates, TrainingProgram
 from device_agent.executors.runner import RunnerLauncher
 from device_agent.inference.session import open_inference
@@ -64,7 +64,7 @@ def _measure(name: str, made: Family, program: CompiledProgram, llama: CompiledP
     def step(training: TrainingProgram, number: int) -> float:
         return float(training.gradient_step(batches[number], Rates(LR))[0][0])
 
-    with closing(open_in_runner(program)) as training, closing(open_in_runner(llama)) as other:
+    with closing(program.serve()) as training, closing(llama.serve()) as other:
         step_loss = step(training, 0)
         seconds = time_by_turns(ROUNDS, {LLAMA: partial(step, other), name: partial(step, training)})
     files = program.path("inference"), program.path("weights")

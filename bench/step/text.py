@@ -21,8 +21,6 @@ from bench.programs import LR, Batch, CompiledProgram, compile_cold, model_file,
 from bench.result import Measurement, notes
 from bench.runner import ratio, time_by_turns
 from device_agent.executors.program import Rates, TrainingProgram
-from device_agent.executors.runner import RunnerLauncher
-from device_agent.runner.location import find_runner
 from shared.recipe import TARGETS, Precision, Recipe
 from shared.zo.encoding import Example, Row
 from shared.zo.packing import pack_step
@@ -41,7 +39,7 @@ def text_steps(rounds: int) -> Measurement:
             programs[precision] = compile_cold(_recipe(precision, LENGTH), Path(name) / precision)
         recipe, shape = programs["fp32"].recipe, programs["fp32"].manifest.shape
         batches = [text_batch(programs["fp32"], number) for number in range(rounds + 1)]
-        ours = {precision: open_in_runner(program) for precision, program in programs.items()}
+        ours = {precision: program.serve() for precision, program in programs.items()}
         learner = FirstOrder(load_model(str(model_file())), recipe, shape)
         # The comparison means something only if both compute the same loss.
         np.testing.assert_allclose(
@@ -74,7 +72,7 @@ def shapes(rounds: int, lengths: Sequence[int]) -> Measurement:
         notes.print(f"{length} tokens")
         with tempfile.TemporaryDirectory() as name:
             program = compile_cold(_recipe("int8", length), Path(name))
-            runtime, batches = open_in_runner(program), [text_batch(program, number) for number in range(rounds + 1)]
+            runtime, batches = program.serve(), [text_batch(program, number) for number in range(rounds + 1)]
             seconds = statistics.median(time_by_turns(rounds, {"step": partial(_step, runtime, batches)})["step"])
             runtime.close()
         gflops = program.manifest.flops_per_step / seconds / 1e9
@@ -100,12 +98,6 @@ def _recipe(precision: Precision, length: int) -> Recipe:
         queries=1,
         effective_batch=1,
     )
-
-
-def open_in_runner(program: CompiledProgram) -> TrainingProgram:
-    """Opens a program in the native runner; B = 0."""
-    executor = RunnerLauncher(find_runner()).launch(program.manifest, program.path("program"), program.path("weights"))
-    return TrainingProgram(program.manifest, executor)
 
 
 def text_batch(program: CompiledProgram, number: int) -> Batch:
