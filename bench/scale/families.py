@@ -57,7 +57,7 @@ def _compile(name: str, directory: Path) -> tuple[Family, CompiledProgram]:
 @torch.no_grad()
 def _measure(name: str, made: Family, program: CompiledProgram, llama: CompiledProgram) -> Row:
     batches = [text_batch(program, number) for number in range(ROUNDS + 1)]
-    text = batches[0][0][0].tolist()
+    text = [int(batches[0][0][0, 0]), *batches[0][2][0].tolist()]  # a token, and those that a step learns
     tokens = torch.tensor([text])
     loss = round_weights(made.model)(tokens, labels=tokens).loss.item()
 
