@@ -1,9 +1,9 @@
 """`bench scale --only families`: a tiny random model of every family, trained and decoded in the native runner.
 
 Columns: `step_seconds` is the fastest of ROUNDS steps with exact gradients in int8, all linear layers adapted, on one
-text of LENGTH tokens, and `step_over_llama` divides it by Llama's, run by turns; `decode_seconds` is a token's after such
-a text, the fastest of DECODE_ROUNDS. `loss_error`, in nats, compares the text's mean loss, by the step and by the file for inference, with that of
-transformers on the rounded weights. At these sizes most of the time passes between kernels.
+text of LENGTH tokens, and `step_over_llama` divides it by Llama's, run by turns; `decode_seconds` is that of one token
+after such a text. `loss_error`, in nats, compares the text's mean loss, by the step and by the file for inference, with
+that of transformers on the rounded weights. At these sizes most of the time passes between kernels.
 """
 
 from collections.abc import Sequence
