@@ -64,7 +64,7 @@ def test_a_family_steps_and_decodes_as_transformers_does(run):
     assert row["family"] == "llama"
     assert min(row[name] for name in ("step_seconds", "step_over_llama", "decode_seconds")) > 0
     assert result["claims"]["families_run"] == 1
-    assert result["claims"]["families_worst_loss_error"] < 0.1
+    assert result["claims"]["families_worst_loss_error"] < 0.05
 
 
 def test_every_benchmark_writes_json_and_is_on_the_page(app):
