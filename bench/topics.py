@@ -69,6 +69,7 @@ def topics(directory: Path, seeds: tuple[int, ...], quick: bool) -> Measurement:
 
     return rows, {
         "topics_first_movies_accuracy": mean("first", "accuracy_after"),
+        "topics_overfit_movies_accuracy": mean("overfit", "accuracy_after"),
         "topics_rehearsed_movies_change": mean("rehearsed", "movies_change"),
         "topics_new_alone_movies_change": mean("new-alone", "movies_change"),
         "topics_rehearsed_products_accuracy": mean("rehearsed", "accuracy_after"),
