@@ -27,6 +27,7 @@ RUN = {
     ("docs/clients.md", "sh"): "tests/docs/test_clients.py",
     ("docs/clients.md", "python"): "tests/docs/test_clients.py",
     ("README.md", "python"): "tests/docs/test_clients.py",
+    ("README.md", "sh"): "tests/docs/test_start.py",
     ("docs/own-data.md", "sh"): "tests/docs/test_own_data.py",
     ("docs/start.md", "sh"): "tests/docs/test_start.py",
     ("docs/federation.md", "bash"): "tests/mobizo/test_federation_docs.py",
