@@ -21,7 +21,7 @@ from bench.scale.measurement import compilation, device_run, recipe_of
 from device_agent.executors.runner import RunnerLauncher
 from device_agent.runner.location import find_runner
 
-FAMILIES = "families"  # the part that is no size
+FAMILIES = "families"  # a part besides the sizes
 
 
 def scale(json_file: JsonFile = None, quick: Quick = False, only: Only = None, keep: Keep = None) -> None:

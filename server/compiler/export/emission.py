@@ -146,7 +146,7 @@ def edge_config() -> EdgeCompileConfig:
 
 
 def edge_program(exported: ExportedProgram) -> ExportedProgram:
-    """Returns an exported graph with ExecuTorch's edge operators, as its `to_edge` does in three times the time."""
+    """Returns an exported graph with ExecuTorch's edge operators, as its `to_edge` does with a trace for every pass."""
     decompositions = _default_decomposition_table()
     for operator in WHOLE:
         decompositions.pop(operator, None)

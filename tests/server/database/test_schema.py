@@ -6,17 +6,16 @@ from importlib.resources import files
 from pathlib import Path
 
 import pytest
+from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from dbos import DBOSClient
 from sqlalchemy import inspect, select, text
 
 from server.database.database import Database
-from server.database.schema import SchemaBehind, check_current, lacking, release
+from server.database.schema import SchemaBehind, check_current, lacking, migrating, release
 from server.identity.tenants import Tenant
 from server.schema import METADATA, prepare, upgrade
 from server.storage.store import ONLY_ROW, GarbageCollection
-from server.tasks.repository import Task
 from shared.canonical import sha256_hex
 from tests.server.conftest import BOTH
 
@@ -70,39 +69,13 @@ def test_models_and_migrations_agree(database):
     assert indexes(database) >= {index.name for table in METADATA.tables.values() for index in table.indexes}
 
 
-def first_release(database):
-    """Turns an empty database into one of the first release, in which another tenant's task waits."""
-    script = (Path(__file__).parent / "first_release.sql").read_text()
-    if database.engine.dialect.name == "sqlite":
-        for type_, own in {"TIMESTAMP WITHOUT TIME ZONE": "DATETIME", "SERIAL": "INTEGER", "BYTEA": "BLOB"}.items():
-            script = script.replace(type_, own)
-    with database.engine.execution_options(writes=True).begin() as connection:
-        for statement in script.split(";\n"):
-            if statement.strip():
-                connection.exec_driver_sql(statement)
-        for number, state in enumerate(("waiting", "ended")):
-            task = f"{number}, 'compilation', 'recipe-{number}', '{state}', 0, 2"
-            connection.exec_driver_sql(
-                f"INSERT INTO tasks (number, kind, subject, state, memory_bytes, attempts) VALUES ({task})"
-            )
-            asked = f"{number}, {number}, 'job-{number}', 'compilation', 'other', 0, '2026-01-01 00:00:00'"
-            columns = "number, task_number, requester, kind, tenant, priority, created_at"
-            connection.exec_driver_sql(f"INSERT INTO task_requests ({columns}) VALUES ({asked})")
-
-
-def test_a_database_of_the_first_release_gets_the_tables_of_this_one_and_loses_no_task(database):
-    first_release(database)
+def test_there_is_a_way_back_from_each_migration_and_forth_again(database):
     upgrade(database.engine)
-    assert differences(database) == []
-    assert tables(database) == {*METADATA.tables, "alembic_version"}
-    with database.reading() as session:
-        assert session.scalars(text("SELECT version_num FROM alembic_version")).all() == [release()[-1]]
-        assert [(task.subject, task.attempts) for task in session.scalars(select(Task))] == [("recipe-0", 2)]
-    client = DBOSClient(system_database_url=database.engine.url.render_as_string(hide_password=False))
-    (waiting,) = client.list_workflows()
-    client.destroy()
-    assert (waiting.name, waiting.queue_name, waiting.priority) == ("task", "compilation", 1)
-    assert "recipe-0" in str(waiting.input)
+    for revision in release()[-2::-1]:
+        with migrating(database.engine) as config:
+            command.downgrade(config, revision)
+        upgrade(database.engine)
+        assert differences(database) == [], revision
 
 
 def test_committed_migrations_do_not_change():

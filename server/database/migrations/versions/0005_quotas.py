@@ -10,6 +10,8 @@ from alembic import op
 
 revision = "0005"
 down_revision = "0004"
+branch_labels = None
+depends_on = None
 
 OLD = "leases WHERE job_number IN (SELECT number FROM jobs WHERE purged)"
 
@@ -37,3 +39,11 @@ def upgrade() -> None:
     op.execute(f"INSERT INTO purged_leases SELECT ending, count(*) FROM {OLD} GROUP BY ending")  # noqa: S608 - constants
     op.execute(f"INSERT INTO purged_leases SELECT 'reassigned', count(*) - count(DISTINCT job_number) FROM {OLD}")  # noqa: S608
     op.execute(f"DELETE FROM {OLD}")  # noqa: S608
+
+
+def downgrade() -> None:
+    """Removes the columns and the table."""
+    op.drop_table("purged_leases")
+    op.drop_column("adapter_versions", "stored_bytes")
+    op.drop_column("tenants", "stored_bytes")
+    op.drop_column("tenants", "quotas")

@@ -10,7 +10,14 @@ from alembic import op
 
 revision = "0006"
 down_revision = "0005"
+branch_labels = None
+depends_on = None
 
 
 def upgrade() -> None:
     op.add_column("bases", sa.Column("end_tokens", sa.JSON(), nullable=True))
+
+
+def downgrade() -> None:
+    with op.batch_alter_table("bases") as table:
+        table.drop_column("end_tokens")

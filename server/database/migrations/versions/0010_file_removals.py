@@ -10,6 +10,8 @@ from alembic import op
 
 revision = "0010"
 down_revision = "0006"
+branch_labels = None
+depends_on = None
 
 
 def upgrade() -> None:
@@ -19,3 +21,7 @@ def upgrade() -> None:
         sa.Column("begun_at", sa.DateTime(), nullable=False),
         sa.PrimaryKeyConstraint("sha256", name="pk_file_removals"),
     )
+
+
+def downgrade() -> None:
+    op.drop_table("file_removals")

@@ -10,6 +10,8 @@ from alembic import op
 
 revision = "0015"
 down_revision = "0013"
+branch_labels = None
+depends_on = None
 
 DUE = sa.text("repeat_at IS NOT NULL")
 
@@ -20,3 +22,10 @@ def upgrade() -> None:
     op.add_column("jobs", sa.Column("repeat_at", sa.DateTime(), nullable=True))
     op.add_column("jobs", sa.Column("series_end", sa.Text(), nullable=True))
     op.create_index("ix_jobs_repeat", "jobs", ["repeat_at"], sqlite_where=DUE, postgresql_where=DUE)
+
+
+def downgrade() -> None:
+    """Removes the columns: jobs end without a next one."""
+    op.drop_index("ix_jobs_repeat", "jobs")
+    for name in ("series_end", "repeat_at", "series"):
+        op.drop_column("jobs", name)

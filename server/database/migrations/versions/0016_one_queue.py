@@ -16,6 +16,8 @@ from dbos import DBOSClient, WorkflowSerializationFormat
 
 revision = "0016"
 down_revision = "0015"
+branch_labels = None
+depends_on = None
 
 ATTEMPTS = ("kind", "subject", "memory_bytes", "attempts", "unavailable_since", "worker_id", "claim_id")
 WAITING = (
@@ -84,3 +86,53 @@ def _enqueue(connection: sa.Connection, waiting: list[tuple[str, str, str]]) -> 
     turns = sa.table("task_turns", sa.column("tenant"), sa.column("kind"), sa.column("turn"))
     for (tenant, kind), tag in tags.items():
         connection.execute(sa.insert(turns).values(tenant=tenant, kind=kind, turn=tag))
+
+
+def downgrade() -> None:
+    """Restores the tables, empty."""
+    op.drop_table("tasks")
+    with op.batch_alter_table("workers") as workers:
+        workers.drop_column("limited")
+        workers.drop_column("memory_bytes")
+    op.create_table(
+        "worker_hosts",
+        sa.Column("name", sa.String(255), primary_key=True),
+        sa.Column("memory_bytes", sa.BigInteger(), nullable=False),
+        sa.Column("limited", sa.Boolean(), nullable=False),
+        sa.Column("seen_at", sa.DateTime(), nullable=False),
+    )
+    op.create_table(
+        "tasks",
+        sa.Column("number", sa.Integer(), primary_key=True),
+        sa.Column("kind", sa.String(32), nullable=False),
+        sa.Column("subject", sa.String(64), nullable=False),
+        sa.Column("state", sa.String(16), nullable=False),
+        sa.Column("memory_bytes", sa.BigInteger(), nullable=False),
+        sa.Column("attempts", sa.Integer(), nullable=False),
+        sa.Column("not_before", sa.DateTime()),
+        sa.Column("unavailable_since", sa.DateTime()),
+        sa.Column("worker_id", sa.String(64), sa.ForeignKey("workers.id", name="fk_tasks_worker_id")),
+        sa.Column("claim_id", sa.String(64)),
+        sa.Column("error", sa.Text()),
+        sa.UniqueConstraint("kind", "subject", name="uq_tasks_kind"),
+    )
+    op.create_index("ix_tasks_state", "tasks", ["state", "number"])
+    op.create_index("ix_tasks_worker_id", "tasks", ["worker_id"])
+    task = sa.ForeignKey("tasks.number", name="fk_task_requests_task_number", ondelete="CASCADE")
+    op.create_table(
+        "task_requests",
+        sa.Column("number", sa.Integer(), primary_key=True),
+        sa.Column("task_number", sa.Integer(), task, nullable=False),
+        sa.Column("requester", sa.String(96), nullable=False),
+        sa.Column("kind", sa.String(32), nullable=False),
+        sa.Column("tenant", sa.String(96), nullable=False),
+        sa.Column("priority", sa.Integer(), nullable=False),
+        sa.Column("created_at", sa.DateTime(), nullable=False),
+        sa.UniqueConstraint("requester", name="uq_task_requests_requester"),
+    )
+    op.create_index(
+        "ix_task_requests_order",
+        "task_requests",
+        ["tenant", "kind", sa.literal_column("priority DESC"), "number", "task_number"],
+    )
+    op.create_index("ix_task_requests_task_number", "task_requests", ["task_number"])

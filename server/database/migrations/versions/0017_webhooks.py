@@ -10,6 +10,8 @@ from alembic import op
 
 revision = "0017"
 down_revision = "0016"
+branch_labels = None
+depends_on = None
 
 WAITING = sa.text("state = 'waiting'")
 
@@ -63,3 +65,9 @@ def upgrade() -> None:
         sqlite_where=WAITING,
         postgresql_where=WAITING,
     )
+
+
+def downgrade() -> None:
+    """Removes the tables with all webhooks."""
+    op.drop_table("webhook_deliveries")
+    op.drop_table("webhooks")

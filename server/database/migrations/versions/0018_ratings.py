@@ -10,6 +10,8 @@ from alembic import op
 
 revision = "0018"
 down_revision = "0017"
+branch_labels = None
+depends_on = None
 
 
 def upgrade() -> None:
@@ -30,3 +32,8 @@ def upgrade() -> None:
     )
     op.create_index("ix_ratings_tenant", "ratings", ["tenant"])
     op.create_index("ix_ratings_version_number", "ratings", ["version_number"])
+
+
+def downgrade() -> None:
+    """Removes the ratings."""
+    op.drop_table("ratings")
