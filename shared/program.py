@@ -15,6 +15,9 @@ S is any length from MIN_LENGTH to the recipe's if the manifest has `dynamic_len
              gradient. A row whose mask is all 0 contributes exactly zero.
              Losses dpo and kto take reference (E,), weights (E,) and beta [1] after the mask of loss full; rows 2i and
              2i + 1 are one example (`shared.zo.packing.pack_preferences`), and losses are means over examples
+             With `kl` of the recipe, both losses take kl_weight and start (D,) after the mask, and the step follows
+             the gradient of loss + kl_weight KL(p_start || p_B), means over answer tokens; p_start: at B = start. The
+             loss that it returns is without the divergence
     replay   seeds (q,2), coefficients (q,) -> first element of B (1,); the update of `step` without its forward passes
     score    tokens (R,S), positions (R,T), choices (R,T,C) -> log-probabilities (R,T,C) over the whole vocabulary
     adapter  -> B (D,)

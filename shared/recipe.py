@@ -319,6 +319,12 @@ class Recipe(RecipeSettings):
     base: BaseRef
     answer_length: int = Field(ge=1, le=512)
     choices: int = Field(ge=1, le=64)
+    # Omitted when false, so that the ids of older recipes stay valid.
+    kl: bool = Field(
+        False,
+        exclude_if=lambda kl: not kl,
+        description="whether steps add kl_weight x KL(start || adapter) to the loss; from the training settings",
+    )
 
     @property
     def id(self) -> str:

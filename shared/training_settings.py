@@ -95,6 +95,16 @@ class TrainingSettings(BaseModel):
         exclude_if=lambda value: value == 1,
         description="weight of answers that people did not like, with loss kto",
     )
+    kl_weight: float = Field(
+        0,
+        ge=0,
+        le=1e3,
+        allow_inf_nan=False,
+        exclude_if=lambda value: value == 0,
+        description="weight of the divergence KL(start || adapter) in the loss, at the answer tokens and over what the "
+        "loss is over, the vocabulary or the candidates; start: the model before training. With estimators gradient "
+        "and directional, losses full and candidates. A step then runs the adapted layers forward twice. 0: none",
+    )
     rehearsal: float = Field(
         DEFAULT_REHEARSAL,
         ge=0,

@@ -78,6 +78,8 @@ class Trainer:
         self._dp_samples: DPSamples | None = None if plan.privacy is None else run.dp_samples(plan, len(splits.train))
         self._prefix = frozen or prefix_cache(program, plan.manifest, dynamic=plan.dynamic_length)
         self._start, self._algorithm = plan.begin_b(), plan.device_algorithm
+        kl_weight = np.array([self._settings.kl_weight], np.float32)
+        self._divergence: Arrays = (kl_weight, self._start) if self._recipe.kl else ()
         self._trajectory_file = TrajectoryFile(run.trajectory, plan.header)
         self._trajectory = self._trajectory_file.trajectory
         self._progress = RunProgress(plan, self._trajectory, run.figures(), program, report)
@@ -151,6 +153,7 @@ class Trainer:
         batch: Arrays = (
             *pack_step(examples, self._recipe, dynamic=self._plan.dynamic_length),
             *pack_preferences(examples, self._recipe, self._settings),
+            *self._divergence,
         )
         began = time.monotonic()
         texts = step_texts(examples, self._recipe)

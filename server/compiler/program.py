@@ -114,6 +114,11 @@ def check_recipe(recipe: Recipe, facts: BaseFacts) -> None:
             f"({', '.join(sorted(precisions))}); xnnpack has every one"
         )
     check_precision(recipe.precision, facts)
+    if recipe.kl and recipe.loss == "full" and facts.final_softcap is not None:
+        raise InvalidRecipe(
+            f"training.kl_weight needs loss candidates with {facts.architecture}, which caps its logits; use it, or "
+            "training.proximal, which pulls B to the start"
+        )
     if recipe.sequence_length > facts.context_length:
         raise InvalidRecipe(
             f"sequence_length {recipe.sequence_length} exceeds the model's context of {facts.context_length} tokens"

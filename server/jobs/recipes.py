@@ -28,6 +28,7 @@ from shared.estimator_choice import (
 from shared.job import JobRequest
 from shared.precisions import check_precision
 from shared.recipe import (
+    PREFERENCE_LOSSES,
     REVERSE_ESTIMATORS,
     BaseRef,
     Recipe,
@@ -65,6 +66,7 @@ def resolve_recipe(request: JobRequest, task: Task, base: BaseRef, shape: BaseSh
         "answer_length": answer_length,
         "choices": choices,
         "layers": resolve_layers(settings.layers, shape.layers),
+        "kl": request.training.kl_weight > 0,
     }
     recipe = Recipe.model_validate(values)
     if recipe.loss == "candidates":
@@ -151,6 +153,12 @@ def _check(recipe: Recipe, task: Task, shape: BaseShape, request: JobRequest) ->
         raise InvalidRecipe(
             f"training.{unused} has no effect with estimator {recipe.estimator}; leave it out, or use estimator "
             "gradient"
+        )
+    exact = recipe.estimator in REVERSE_ESTIMATORS and recipe.privacy == "none"
+    if recipe.kl and (not exact or recipe.loss in PREFERENCE_LOSSES):
+        raise InvalidRecipe(
+            "training.kl_weight needs estimator gradient or directional, loss full or candidates, and no privacy; "
+            "training.proximal pulls B to the start with any other"
         )
     if recipe.sequence_length > shape.context_length:
         raise InvalidRecipe(

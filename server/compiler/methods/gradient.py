@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -138,21 +139,15 @@ class GradientSuffix(Network):
 
         The gradients are (rows, slab) each; side by side they are (rows, D).
         """
-        hidden = self.enter(first)
+        entered = self.enter(first)
         stack = self.stacks[-1]
-        b = self.state.current().unsqueeze(0)  # (1, D)
-        length, positions = hidden.shape[1], inputs.positions
-        states: list[tuple[Tensor, ...]] = []
-        others = list(self.backbone.others(stack.shapes, stack.first, length, b, positions))
-        for layer, shape, other in zip(stack.layers, stack.shapes, others, strict=True):
-            entering = states_for(shape, hidden, positions)
-            output = layer(*entering, *other)
-            hidden, *kept = (output,) if isinstance(output, Tensor) else output
-            states.append((*entering, *kept))
+        length, positions = entered.shape[1], inputs.positions
+        hidden, states, others = self.through(entered, self.state.current(), positions)
         if self.recipe.privacy == "clipped":
             nll, gradient = self.answers_gradient_by_row(hidden, inputs)
         else:
-            nll, gradient = self.answers_gradient(hidden, inputs)
+            start = self.through(entered, inputs.start, positions)[0] if self.recipe.kl else None
+            nll, gradient = self.answers_gradient(hidden, inputs, start)
         parts: list[Tensor] = []
         for place in reversed(range(len(states))):
             scales = () if self.scales is None else (leading(self.scales[place], stack.shapes[place].outputs),)
@@ -163,6 +158,24 @@ class GradientSuffix(Network):
             if more:
                 gradient = gradient + self.at_positions(more.pop(), positions, length)
         return nll, parts[::-1]
+
+    def through(
+        self, hidden: Tensor, b: Tensor, positions: Tensor
+    ) -> tuple[Tensor, list[tuple[Tensor, ...]], list[tuple[Tensor, ...]]]:
+        """hidden (rows, S, hidden) through the last stack at B (D,).
+
+        Returns its result, and of each layer what its reverse pass reads: what entered with what was kept, and the
+        layer's other inputs.
+        """
+        stack = self.stacks[-1]
+        states: list[tuple[Tensor, ...]] = []
+        others = list(self.backbone.others(stack.shapes, stack.first, hidden.shape[1], b.unsqueeze(0), positions))
+        for layer, shape, other in zip(stack.layers, stack.shapes, others, strict=True):
+            entering = states_for(shape, hidden, positions)
+            output = layer(*entering, *other)
+            hidden, *kept = (output,) if isinstance(output, Tensor) else output
+            states.append((*entering, *kept))
+        return hidden, states, others
 
     def answers_gradient_by_row(self, hidden: Tensor, inputs: StepInputs) -> tuple[Tensor, Tensor]:
         """As `answers_gradient`, one example at a time: rounding of small products depends on a row's position."""
@@ -175,23 +188,29 @@ class GradientSuffix(Network):
         nll, gradient = (torch.cat(rows) if len(rows) > 1 else rows[0] for rows in zip(*by_row, strict=True))
         return nll, gradient
 
-    def answers_gradient(self, hidden: Tensor, inputs: StepInputs) -> tuple[Tensor, Tensor]:
+    def answers_gradient(
+        self, hidden: Tensor, inputs: StepInputs, start: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Negative log-likelihoods (E, T), and the gradient of their sum over `mask` (E, T) by `hidden`.
 
         Not of their mean: the last bits of a small gradient would be lost where activations are quantized.
-        hidden: (E, S, hidden), or (E, T, hidden) at the positions alone if the last layer has picks.
+        hidden: (E, S, hidden), or (E, T, hidden) at the positions alone if the last layer has picks. start: the same at
+        the B before training; the gradient is then that of the log-likelihoods and the weighted divergence.
         """
         backbone, length = self.backbone, hidden.shape[1]
         picked = bool(self.stacks[-1].shapes[-1].picks)
-        states = hidden if picked else picked_states(hidden, inputs.positions)
-        normed_answers = normed(backbone.final_norm, states)  # (E, T, hidden)
+        normed_answers, *others = (
+            normed(backbone.final_norm, each if picked else picked_states(each, inputs.positions))
+            for each in (hidden, *(() if start is None else (start,)))
+        )  # (E, T, hidden)
         vectors = backbone.final_vectors()
-        answers = norm_output(normed_answers, *vectors)
+        answers, *at_start = (norm_output(each, *vectors) for each in (normed_answers, *others))
         if self.recipe.loss != "candidates":
             truth = inputs.answers.to(torch.int64)
-            nll, gradient = self.in_parts(self.vocabulary_gradient, answers, truth)
+            compute = partial(self.vocabulary_gradient, inputs.kl_weight)
+            nll, gradient = self.in_parts(compute, answers, truth, *at_start)
         else:
-            nll, gradient = self.candidates_gradient(answers, inputs.choices, inputs.choice_mask)
+            nll, gradient = self.candidates_gradient(answers, inputs, *at_start)
         gradient = norm_reverse(backbone.final_norm, gradient * inputs.mask.unsqueeze(2), vectors[0], normed_answers)
         return nll, gradient if picked else self.at_positions(gradient, inputs.positions, length)
 
@@ -203,15 +222,21 @@ class GradientSuffix(Network):
         at = self.at[:length].reshape(1, -1, 1) == positions.unsqueeze(1)  # (E, S, T)
         return torch.bmm(at.to(torch.float32), gradient).view(-1, length, self.backbone.facts.hidden)
 
-    def vocabulary_gradient(self, answers: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:
+    def vocabulary_gradient(
+        self, kl_weight: Tensor, answers: Tensor, truth: Tensor, start: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """The loss over the whole vocabulary of one part (rows, tokens): nll and its gradient, (rows, tokens, hidden).
 
-        A softmax p's negative log-likelihood has the gradient p - 1 at the truth, p elsewhere.
+        A softmax p's negative log-likelihood has the gradient p - 1 at the truth, p elsewhere, and the divergence
+        KL(p_start || p) has p - p_start. start: as `answers`, at the B before training.
         """
         at, row = truth.unsqueeze(2), self.backbone.head_rows(truth)
         if self.head_multiplies:
             scales = self.backbone.head_table()[1]
-            logits, weights, product = self.vocabulary(answers, *(() if scales is None else (scales,)))
+            inputs = () if scales is None else (scales,)
+            logits, weights, product = self.vocabulary(answers, *inputs)
+            if start is not None:
+                product = product + (product - self.vocabulary(start, *inputs)[2]) * kl_weight
             slope = self.cap_slope(torch.gather(logits, 2, at))
             return (
                 -picked_log_probabilities(logits, weights, at).squeeze(2),
@@ -223,17 +248,32 @@ class GradientSuffix(Network):
         weights = torch.exp(log_p)
         if slope is not None:
             weights, row = weights * slope, row * torch.gather(slope, 2, at)
-        return -torch.gather(log_p, 2, at).squeeze(2), self.table_product(weights) - row
+        product = self.table_product(weights)
+        if start is not None:
+            at_start = self.table_product(torch.softmax(self.vocabulary(start)[0], dim=-1))
+            product = product + (product - at_start) * kl_weight
+        return -torch.gather(log_p, 2, at).squeeze(2), product - row
 
-    def candidates_gradient(self, answers: Tensor, choices: Tensor, choice_mask: Tensor) -> tuple[Tensor, Tensor]:
-        """The loss over the candidates (E, T, C), the first is the truth: nll (E, T), its gradient (E, T, hidden)."""
-        examples, tokens, count = choices.shape
-        rows = self.backbone.head_rows(choices).reshape(examples * tokens, count, -1)
-        logits = torch.bmm(rows, answers.reshape(examples * tokens, -1, 1)).reshape(examples, tokens, count)
-        logits = self.backbone.cap(logits)
-        log_p = torch.log_softmax(logits + (1.0 - choice_mask) * EXCLUDED, dim=-1)
-        weights = torch.exp(log_p)
-        weights = torch.cat((weights[:, :, :1] - 1.0, weights[:, :, 1:]), dim=2) if count > 1 else weights - 1.0
+    def candidates_gradient(
+        self, answers: Tensor, inputs: StepInputs, start: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The loss over the candidates (E, T, C), the first is the truth: nll (E, T), its gradient (E, T, hidden).
+
+        start: as of `vocabulary_gradient`.
+        """
+        examples, tokens, count = inputs.choices.shape
+        rows = self.backbone.head_rows(inputs.choices).reshape(examples * tokens, count, -1)
+
+        def logits_of(states: Tensor) -> Tensor:
+            flat = torch.bmm(rows, states.reshape(examples * tokens, -1, 1))
+            return self.backbone.cap(flat.reshape(examples, tokens, count))
+
+        logits, excluded = logits_of(answers), (1.0 - inputs.choice_mask) * EXCLUDED
+        log_p = torch.log_softmax(logits + excluded, dim=-1)
+        p = torch.exp(log_p)
+        weights = torch.cat((p[:, :, :1] - 1.0, p[:, :, 1:]), dim=2) if count > 1 else p - 1.0
+        if start is not None:
+            weights = weights + (p - torch.softmax(logits_of(start) + excluded, dim=-1)) * inputs.kl_weight
         slope = self.cap_slope(logits)
         weights = (weights if slope is None else weights * slope).reshape(examples * tokens, 1, count)
         return -log_p[:, :, 0], torch.bmm(weights, rows).reshape(answers.shape)

@@ -34,6 +34,8 @@ class StepInputs:
     reference: Tensor = ABSENT  # (E,): log-probabilities of the answers before training, with losses of preferences
     weights: Tensor = ABSENT  # (E,): of the rows, positive for a text that is preferred, negative for a rejected one
     beta: Tensor = ABSENT  # [1]: scale of log-ratios
+    kl_weight: Tensor = ABSENT  # [1]: of KL(start || adapter)
+    start: Tensor = ABSENT  # (D,): B before training
     seeds: Tensor = ABSENT  # int32 (q, 2), of the step's directions
     lr: Tensor = ABSENT  # [1]
     eps: Tensor = ABSENT  # [1]: perturbation scale
@@ -63,6 +65,7 @@ class StepInputs:
             "mask": torch.ones(e, t),
             "reference": torch.zeros(e),
             "weights": torch.ones(e),
+            "start": torch.zeros(size),
             "seeds": zero_seeds(q),
             "keys": zero_seeds(NOISE_KEYS),
             "carried": torch.zeros(size, dtype=torch.int32) if exact else torch.zeros(q),
@@ -101,9 +104,10 @@ def input_names(recipe: Recipe) -> tuple[str, ...]:
     exact, private = recipe.estimator == "gradient", recipe.privacy == "clipped"
     labels = ("choices", "choice_mask") if recipe.loss == "candidates" else ("answers",)
     preference = ("reference", "weights", "beta") if recipe.loss in PREFERENCE_LOSSES else ()
+    divergence = ("kl_weight", "start") if recipe.kl else ()
     rates = ("lr", "max_norm", "weight_decay") if exact else ("seeds", "lr", "eps")
     secret = ("clip", "sigma", "last", "keys", "carried") if exact else ("clip", "carried")
-    return ("positions", *labels, "mask", *preference, *rates, *(secret if private else ()))
+    return ("positions", *labels, "mask", *preference, *divergence, *rates, *(secret if private else ()))
 
 
 def micro_batches(recipe: Recipe, *columns: Tensor) -> list[tuple[Tensor, ...]]:

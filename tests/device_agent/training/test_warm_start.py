@@ -9,13 +9,14 @@ from transformers import AutoModelForCausalLM
 
 from device_agent.jobs.leased_job import Outcome
 from device_agent.jobs.start_choice import WHY
+from device_agent.training.data import BatchSampler
 from shared.errors import StartDeleted
 from shared.job import JobStart
 from shared.registry import SignedAdapter
 from shared.signing import new_private_key, sign_adapter
 from shared.training_settings import TrainingSettings
-from tests.device_agent.training.runs import last_b, ledger
-from tests.device_agent.warm_starts import random_b, vouched
+from tests.device_agent.training.runs import last_b, ledger, train
+from tests.device_agent.warm_starts import begin_from, random_b, vouched
 from tests.server.compiler import reference
 
 TRAINING = {"steps": 4, "evaluation_interval": 2}
@@ -132,3 +133,40 @@ def test_a_candidate_that_does_not_fit_is_refused(daemon, server, rademacher, se
     server.add_job(rademacher, candidates=candidates, **TRAINING)
     assert failure_of(daemon, server).code == "untrusted"
     assert not server.chosen
+
+
+def divergence_gradient(base, program, examples, flat, start, weight):
+    """The gradient (D,) of mean nll + weight x mean KL(start || B) of the examples' answer tokens, by autograd."""
+    model = AutoModelForCausalLM.from_pretrained(base).eval()
+
+    def log_p(b):
+        with reference.lora(model, program.manifest.recipe, program.manifest.shape, b):
+            rows = [example.rows[example.correct] for example in examples]
+            return torch.cat(
+                [model(torch.tensor([row.tokens])).logits[0, [at for at, _ in row.targets]] for row in rows]
+            ).log_softmax(-1)
+
+    b = torch.from_numpy(flat.copy()).requires_grad_()
+    truth = torch.tensor([token for example in examples for _, token in example.rows[example.correct].targets])
+    ours, theirs = log_p(b), log_p(torch.from_numpy(start)).detach()
+    divergence = torch.nn.functional.kl_div(ours, theirs, reduction="batchmean", log_target=True)
+    loss = torch.nn.functional.nll_loss(ours, truth) + weight * divergence
+    return torch.autograd.grad(loss, b)[0].numpy()
+
+
+def test_a_divergence_pulls_the_model_back_to_its_start(launcher, base, compile_tiny, dataset, tmp_path):
+    """The second step of a run that goes on from an adapter, by the native runner."""
+    settings = {"estimator": "gradient", "optimizer": "sgd", "layers": "last:1", "queries": 1}
+    program = compile_tiny("divergence", kl=True, **settings)
+    training = {"lr": 0.3, "kl_weight": 2.0, "evaluation_interval": 9}
+    start = random_b(program.manifest)
+    after = []
+    for steps in (1, 2):
+        run = begin_from(tmp_path / f"run-{steps}", program.plan(dataset, steps=steps, **training), start)
+        train(run, launcher)
+        after.append(last_b(run, program))
+    splits = program.splits(dataset, TrainingSettings())
+    order = BatchSampler(0, tuple(each.group for each in splits.train), program.manifest.recipe.examples_per_step)
+    examples = [splits.train[index] for index in order.indices(1)]
+    expected = divergence_gradient(base, program, examples, after[0], start, training["kl_weight"])
+    assert np.linalg.norm((after[0] - after[1]) / 0.3 - expected) < 1e-3 * np.linalg.norm(expected)

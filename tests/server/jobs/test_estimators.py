@@ -49,6 +49,7 @@ def test_a_named_estimator_has_no_reason(app):
         ({"recipe": {"queries": 3}}, "directional", "recipe.queries is 3"),
         ({"recipe": {"noise": "gaussian"}}, "replay", "noise 'gaussian'"),
         ({"training": {"weight_decay": 0.1}}, "gradient", "exact gradients"),
+        ({"training": {"kl_weight": 0.1}}, "gradient", "exact gradients"),
     ],
 )
 def test_the_request_decides_first(app, changes, expected, cause):
@@ -68,6 +69,7 @@ def test_the_request_decides_first(app, changes, expected, cause):
         ({"recipe": {"estimator": "gradient", "precision": "int4"}}, ("int4", "int8-weight")),
         ({"recipe": {"estimator": "gradient"}, "trajectory": "beside"}, ("directional",)),
         ({"training": {"weight_decay": 0.1}, "trajectory": "beside"}, ("training.weight_decay", "trajectory")),
+        ({"recipe": {"backend": "qnn"}, "training": {"kl_weight": 0.1}}, ("training.kl_weight", "training.proximal")),
         ({"recipe": {"precision": "int4-weight"}}, ("int4", "int8-weight")),
         ({"recipe": {"estimator": "exact"}}, ("auto", "gradient", "directional", "replay")),
     ],

@@ -97,6 +97,7 @@ def test_equal_requests_are_one_recipe(resolve):
             {"recipe": {"estimator": "directional"}, "training": {"weight_decay": 0.1}},
             "training.weight_decay has no effect with estimator directional",
         ),
+        ({"training": {"kl_weight": 0.1}}, "kl_weight needs estimator gradient or directional"),
         ({"recipe": {"precision": "int4"}}, "multiple of 32 input features; q_proj has 8; use int8"),
         ({"recipe": {"precision": "int4-weight"}}, "one scale per row.*use int4"),
         ({"recipe": {"sequence_length": 8, "answer_length": 8}}, "no"),
@@ -122,6 +123,14 @@ def test_one_set_of_layers_is_one_recipe(resolve, layers, expected):
     recipe = resolve(recipe={"layers": layers})
     assert recipe.layers == expected
     assert recipe.id == resolve(recipe={"layers": expected}).id
+
+
+def test_a_divergence_from_the_start_is_part_of_the_recipe(resolve):
+    with_divergence = {"recipe": {"estimator": "gradient"}, "training": {"kl_weight": 0.1}}
+    assert resolve(**with_divergence).kl
+    assert resolve(**with_divergence).id != resolve(recipe={"estimator": "gradient"}).id
+    with pytest.raises(InvalidRecipe, match=r"training\.proximal"):
+        resolve(recipe={"estimator": "gradient", "privacy": "clipped"}, training={"kl_weight": 0.1})
 
 
 def test_layers_that_are_not_the_last(resolve):

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from torch.nn.functional import kl_div
 
 from server.compiler.checkpoints.checkpoint import load_checkpoint
 from server.compiler.methods import estimators
@@ -79,6 +80,48 @@ def test_the_gradient_is_autograds_for_every_architecture(architectures, name, l
 def test_the_gradient_is_autograds_for_every_part_of_the_layers(tmp_path, loss, tied, layers):
     base = make_tiny(tmp_path, seed=2, num_hidden_layers=3, tie_word_embeddings=tied)
     check_gradient(base, layers=layers, loss=loss, answer_length=3)
+
+
+def divergence_loss(model, recipe, facts, b, start, batch, weight):
+    """mean nll + weight x mean KL(start || B) of the answer tokens, over what the recipe's loss is over."""
+
+    def log_p(flat):
+        logits = reference.answer_logits(model, recipe, facts, flat, batch)
+        if recipe.loss == "candidates":
+            logits = logits.gather(2, torch.from_numpy(batch.choices.astype(np.int64)))
+            logits = logits.masked_fill(torch.from_numpy(batch.choice_mask) == 0, -1e9)
+        return torch.log_softmax(logits, -1)
+
+    ours, mask = log_p(b), torch.from_numpy(batch.mask)
+    divergence = kl_div(ours, log_p(start).detach(), reduction="none", log_target=True).sum(2)
+    nll = reference.mean_loss(reference.answer_logits(model, recipe, facts, b, batch), recipe, batch)
+    return nll + weight * (divergence * mask).sum() / mask.sum()
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),  # over the vocabulary at once, in parts by a softmax head or not, and the answer alone
+    [
+        ("llama", {"loss": "full"}),
+        ("qwen3", {"loss": "full", "backend": "portable"}),
+        ("qwen2", {"loss": "full", "layers": "last:1", "sequence_length": 16, "micro_batch": 1}),
+        ("gemma3_text", {"loss": "candidates"}),
+    ],
+)
+def test_the_gradient_with_a_divergence_from_the_start_is_autograds(architectures, name, settings):
+    base = architectures.base(name)
+    recipe = base.recipe(estimator="gradient", optimizer="sgd", kl=True, effective_batch=3, rank=3, **settings)
+    facts, rng = load_checkpoint(str(base.directory)).facts, np.random.default_rng(7)
+    flat, start = (0.1 * rng.standard_normal((2, flat_size(recipe, facts)))).astype(np.float32)
+    batch, weight = reference.random_batch(rng, recipe, VOCABULARY), 0.7
+    b = torch.from_numpy(flat.copy()).requires_grad_()
+    loss = divergence_loss(base.model, recipe, facts, b, torch.from_numpy(start), batch, weight)
+    (expected,) = torch.autograd.grad(loss, b)
+    tokens, *inputs = batch_inputs(recipe, batch)
+    inputs += [one(weight), torch.from_numpy(start), one(0.0), one(np.inf), one(0.0)]
+    with torch.no_grad():
+        nll, gradient = eager_step(base, recipe, flat).differentiate(tokens, StepInputs.of(recipe, inputs))
+    np.testing.assert_allclose(nll, [reference.gradient(base.model, recipe, facts, flat, batch)[0]], rtol=1e-5)
+    assert torch.linalg.vector_norm(gradient - expected) < 1e-5 * torch.linalg.vector_norm(expected)
 
 
 @pytest.mark.parametrize(("loss", "layers"), [("full", "last:1"), ("candidates", "all")])
