@@ -76,13 +76,15 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from shared.canonical import canonical_json
 from shared.chat_template import ChatTemplate
-from shared.recipe import REVERSE_ESTIMATORS, Recipe, Sha256, Target
+from shared.recipe import REVERSE_ESTIMATORS, Precision, Recipe, Sha256, Target
 from shared.zo.lora import BaseShape
 
 METHODS = ("step", "replay", "score", "adapter", "load")  # of every program; `randn` noise has no replay
 FEW_ANSWERS = 4  # an answer is a small part of a sequence if it has at most a quarter of its positions
 WIDE_PRODUCTS: tuple[Target, ...] = ("q_proj", "gate_proj", "up_proj")  # that a reverse pass may compute again
 KEPT_PRODUCTS_BYTES = 64_000_000  # that a step may keep of them
+# Of an element of a decoder layer's linear weight, where it is not 1: int4 has a scale and an offset for 32 of them.
+WEIGHT_BYTES: dict[Precision, float] = {"fp32": 4, "int4": 19 / 32}
 MAX_LOGITS = 1 << 21  # elements of logits over the vocabulary that a program holds at once: 8 MiB
 
 Role = Literal["program", "weights", "tokenizer", "inference"]
@@ -224,9 +226,9 @@ def transposed_bytes(recipe: Recipe, shape: BaseShape) -> int:
     if recipe.estimator not in REVERSE_ESTIMATORS or recipe.backend != "xnnpack":
         return 0
     elements = sum(shape.layer_weights[recipe.frozen_layers(shape.layers) :])
-    if recipe.loss != "candidates":
-        elements += shape.vocabulary * shape.hidden
-    return elements * (4 if recipe.precision == "fp32" else 1)
+    layers = round(elements * WEIGHT_BYTES.get(recipe.precision, 1))
+    table = 0 if recipe.loss == "candidates" else shape.vocabulary * shape.hidden
+    return layers + table * (4 if recipe.precision == "fp32" else 1)
 
 
 class SignedManifest(BaseModel):

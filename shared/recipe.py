@@ -27,9 +27,9 @@ Layers = Annotated[str, Field(max_length=16)] | Annotated[tuple[int, ...], Field
 
 RUNNER_BACKENDS: tuple[Backend, ...] = ("xnnpack", "portable")  # backends that the native runner supports
 REVERSE_BACKENDS: tuple[Backend, ...] = ("xnnpack", "portable", "torch")  # backends with transposed products
-# In a transposed product the groups' scales of 4-bit weights lie along the contracted dimension, so that they cannot be
-# factored out, and XNNPACK has no transposed kernel for 4-bit rows.
-REVERSE_PRECISIONS: tuple[Precision, ...] = ("fp32", "int8", "int8-weight")
+# int4's reverse pass reads a second copy of the weights, in groups along the other axis. XNNPACK has no transposed kernel
+# for 4-bit rows.
+REVERSE_PRECISIONS: tuple[Precision, ...] = ("fp32", "int8", "int4", "int8-weight")
 REVERSE_ESTIMATORS: tuple[Estimator, ...] = ("gradient", "directional")  # estimators that run a reverse pass
 # Estimators whose update is B -= c_i z_i with the recorded c_i, so that Rademacher runs replay bit for bit anywhere.
 LEDGER_ESTIMATORS: tuple[Estimator, ...] = ("replay", "directional")
@@ -249,7 +249,7 @@ class RequestedRecipe(BaseModel):
         if self.precision not in REVERSE_PRECISIONS:
             raise ValueError(
                 f"precision {self.precision} has no reverse pass, which estimator {self.estimator!r} needs, because "
-                "its weights cannot be multiplied transposed; use int8-weight or int8, or estimator 'replay'"
+                "its weights cannot be multiplied transposed; use int4 or int8, or estimator 'replay'"
             )
         return self
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from bench.accuracy.precisions import precisions
 from bench.accuracy.runs import Runner, Sizes, contender_of
 from bench.programs import MOVIES, model_file
 from bench.result import Claims, Measurement, Row
@@ -79,5 +80,6 @@ def accuracy(json_file: JsonFile = None, quick: Quick = False, keep: Keep = None
         parts = {
             "methods": partial(table, runner, budget, METHODS),
             "queries": partial(table, runner, budget, QUERIES),
+            "precisions": partial(precisions, (keep or Path(directory)) / "precisions"),
         }
         run_parts(parts, json_file, quick, only)

@@ -68,7 +68,11 @@ SIZES = {
     "TinyLlama-1.1B": Size("llama", _llama(2048, 5632, 22, 32, 4, 32000), (*RUNS, ("fp32", "replay")), "1b"),
     "Llama-3.2-1B": Size("llama", _llama(2048, 8192, 16, 32, 8, 128256) | TIED | {"rope_theta": 500000.0}),
     "OPT-1.3B": Size("opt", _opt(2048, 24, 32)),
-    "Qwen3-1.7B": Size("qwen3", _llama(2048, 6144, 28, 16, 8, 151936) | TIED | {"head_dim": 128}),
+    "Qwen3-1.7B": Size(
+        "qwen3",
+        _llama(2048, 6144, 28, 16, 8, 151936) | TIED | {"head_dim": 128},
+        (*RUNS, ("int4", "gradient"), ("int8", "text"), ("int4", "text")),
+    ),
     "Llama2-7B": Size("llama", _llama(4096, 11008, 32, 32, 32, 32000), (("int8", "replay"),)),
 }
 QUICK = Size("llama", _llama(64, 96, 2, 4, 2, 300) | TIED, (("fp32", "replay"),), "1b")

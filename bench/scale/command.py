@@ -2,7 +2,8 @@
 
 Columns: `compile_peak_bytes` is of the compiler's whole process tree. On the device (native runner) `load_seconds`
 pass until the weights are loaded, and `second_load_seconds` in the next run of the same program; a step has 64 tokens a
-sequence. `replay` adapts all layers with q = 2, E = 2; `gradient` and `directional` (q = 256) the last 8 with E = 4.
+sequence. `replay` adapts all layers with q = 2, E = 2; `gradient` and `directional` (q = 256) the last 8 with E = 4;
+`text` is a step of exact gradients in all layers on one text of 128 tokens.
 `floor_seconds` is a float32 step's matrix products alone, in XNNPACK. `predicted_peak_bytes` is the server's prediction
 of a run. A program that may not fit into free memory is compiled and not trained; its device columns are missing.
 `families` is a tiny model of every family instead: see `bench.scale.families`.

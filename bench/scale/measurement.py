@@ -37,17 +37,26 @@ ESTIMATORS: dict[str, dict[str, Any]] = {
     "replay": {"targets": ("v_proj", "o_proj"), "rank": 8, "queries": 2, "effective_batch": 2},
     "gradient": {"targets": TARGETS, "rank": 8, "layers": f"last:{LAST_LAYERS}", "effective_batch": 4},
     "directional": {"targets": ("v_proj", "o_proj"), "rank": 1, "layers": f"last:{LAST_LAYERS}", "effective_batch": 4},
+    # One text of 128 tokens, every token of which counts, and all layers: QVAC Fabric's published protocol.
+    "text": {
+        "estimator": "gradient",
+        "targets": TARGETS,
+        "rank": 8,
+        "effective_batch": 1,
+        "sequence_length": 128,
+        "answer_length": 127,
+    },
 }
 
 
 def recipe_of(base: Path, precision: str, estimator: str, size: Size) -> Recipe:
     """Returns the recipe to measure. A base of fewer layers than it adapts has all adapted."""
-    settings = COMMON | ESTIMATORS[estimator]
+    settings = COMMON | {"estimator": estimator} | ESTIMATORS[estimator]
     if size.config["num_hidden_layers"] < LAST_LAYERS:
         settings["layers"] = "all"
     settings["targets"] = tuple(each for each in settings["targets"] if size.gated or each != "gate_proj")
     reference = BaseRef(name="random", sha256=locate_base(str(base)).sha256)
-    return Recipe.model_validate({"base": reference, "precision": precision, "estimator": estimator} | settings)
+    return Recipe.model_validate({"base": reference, "precision": precision} | settings)
 
 
 def compilation(recipe: Recipe, directory: Path, base: Path) -> tuple[CompiledProgram, Row]:

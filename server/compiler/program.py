@@ -113,7 +113,7 @@ def check_recipe(recipe: Recipe, facts: BaseFacts) -> None:
             f"precision {recipe.precision} is not one that backend {recipe.backend} has "
             f"({', '.join(sorted(precisions))}); xnnpack has every one"
         )
-    check_precision(recipe.precision, facts)
+    check_precision(recipe.precision, facts, reverse=recipe.estimator in REVERSE_ESTIMATORS)
     if recipe.kl and recipe.loss == "full" and facts.final_softcap is not None:
         raise InvalidRecipe(
             f"training.kl_weight needs loss candidates with {facts.architecture}, which caps its logits; use it, or "

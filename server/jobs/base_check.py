@@ -90,6 +90,10 @@ def check_base(source: str) -> BaseCheck:
 
 def _check(precision: Precision, shape: BaseShape, parameters: int, sha256: str) -> PrecisionCheck:
     reverse = precision in REVERSE_PRECISIONS
+    try:
+        check_precision(precision, shape, reverse=reverse)
+    except InvalidRecipe:  # whole groups of inputs, but not of outputs
+        reverse = False
     estimators = tuple(name for name in get_args(Estimator) if reverse or name not in REVERSE_ESTIMATORS)
     recipes: Mapping[Estimator, Recipe] = {
         estimator: Recipe(

@@ -7,7 +7,7 @@ packed weights it holds less, but is as fast only if the system has the memory t
 
 from __future__ import annotations
 
-from shared.program import kept_products, logits_part, lowers_softmax, transposed_bytes
+from shared.program import WEIGHT_BYTES, kept_products, logits_part, lowers_softmax, transposed_bytes
 from shared.recipe import REVERSE_ESTIMATORS, Optimizer, Recipe, directions_at_once
 from shared.zo.lora import BaseShape, flat_size
 
@@ -36,8 +36,10 @@ def predicted_peak(recipe: Recipe, shape: BaseShape, parameters: int) -> int:
 
     parameters: weights of the base.
     """
-    share = 1.0 if recipe.precision == "fp32" else QUARTER
-    weights = round(FLOAT_BYTES * parameters * share) + transposed_bytes(recipe, shape)
+    weight = FLOAT_BYTES * (1.0 if recipe.precision == "fp32" else QUARTER)
+    layers = sum(shape.layer_weights)
+    linear = layers * (WEIGHT_BYTES["int4"] if recipe.precision == "int4" else weight)
+    weights = round((parameters - layers) * weight + linear) + transposed_bytes(recipe, shape)
     return PROCESS_BYTES + weights + planned_bytes(recipe, shape) + _workspace_bytes(recipe, shape)
 
 

@@ -135,7 +135,7 @@ def _fits(rows: int, batch: int, size: int) -> bool:
 def _check(recipe: Recipe, task: Task, shape: BaseShape, request: JobRequest) -> None:
     lora_modules(recipe, shape)  # raises InvalidRecipe for a layer or a target that the base lacks
     check_trainable(recipe.precision)
-    check_precision(recipe.precision, shape)
+    check_precision(recipe.precision, shape, reverse=recipe.estimator in REVERSE_ESTIMATORS)
     if recipe.noise == "randn":
         raise InvalidRecipe(
             "recipe.noise: a run on the runtime's own noise can be neither resumed nor audited; use gaussian, which "

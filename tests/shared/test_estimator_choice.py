@@ -22,7 +22,7 @@ def possible(demands=None, **settings):
     [
         ({}, Demands(), ("gradient", "directional", "replay")),
         ({}, TRAJECTORY, ("directional", "replay")),
-        ({"precision": "int4"}, Demands(), ("replay",)),
+        ({"precision": "int4"}, Demands(), ("gradient", "directional", "replay")),
         ({"precision": "int4-weight"}, Demands(), ("replay",)),
         ({"queries": 8}, Demands(), ("directional", "replay")),
         ({"queries": 128}, Demands(), ("directional",)),

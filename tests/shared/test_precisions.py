@@ -32,3 +32,11 @@ def test_a_width_that_a_precision_cannot_represent_is_rejected(
     for other in ("fp32", "int8", "int8-weight"):
         check_precision(other, narrow)
     check_precision(precision, shape)  # whole groups
+
+
+def test_a_reverse_pass_in_groups_requires_whole_groups_of_outputs(shape: BaseShape) -> None:
+    narrow = shape.model_copy(update={"kv_heads": 1, "head_dim": 16, "heads": shape.hidden // 16})
+    check_precision("int4", narrow)
+    check_precision("int8", narrow, reverse=True)
+    with pytest.raises(InvalidRecipe, match="32 output features; k_proj has 16; use int8, or estimator replay"):
+        check_precision("int4", narrow, reverse=True)

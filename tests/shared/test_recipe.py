@@ -128,7 +128,6 @@ def test_recipes_of_directional_gradients_say_what_they_add(recipe):
     [
         ({"estimator": "gradient", "backend": "qnn"}, "backend qnn has no reverse pass"),
         ({"estimator": "gradient", "backend": "vulkan"}, "estimator 'replay' needs none"),
-        ({"estimator": "gradient", "precision": "int4"}, "use int8-weight or int8"),
         ({"estimator": "gradient", "precision": "int4-weight"}, "multiplied transposed"),
         ({"estimator": "gradient", "queries": 4}, "has no directions"),
         ({"estimator": "gradient", "noise": "gaussian"}, "has no directions"),
@@ -138,7 +137,7 @@ def test_recipes_of_directional_gradients_say_what_they_add(recipe):
         ({"estimator": "directional", "privacy": "clipped", "optimizer": "adam"}, "projections are the update; omit"),
         ({"estimator": "directional", "noise": "gaussian"}, "replayed bit for bit; omit noise"),
         ({"estimator": "directional", "backend": "qnn"}, "which estimator 'directional' needs"),
-        ({"estimator": "directional", "precision": "int4"}, "use int8-weight or int8, or estimator 'replay'"),
+        ({"estimator": "directional", "precision": "int4-weight"}, "use int4 or int8, or estimator 'replay'"),
         ({"estimator": "directional", "queries": 513}, "less than or equal to 512"),
         (
             {"queries": 65},

@@ -53,8 +53,8 @@ class GradientNetwork(BaseNetwork):
         ]
 
     def scales(self, stack: Stack) -> Tensor | None:
-        """The scales of the stack's linear weights, side by side, (layers, most outputs); None: float32 weights."""
-        if self._base.precision == "fp32":
+        """The scales of the stack's linear weights, side by side, (layers, most outputs); None: rows have none."""
+        if not stack.shapes[0].scales_rows:
             return None
         indices = range(stack.first, stack.first + len(stack.shapes))
         scales = [torch.cat([self._base.layers[at][target + SCALE] for target in self.facts.linears]) for at in indices]
@@ -124,6 +124,6 @@ class GradientNetwork(BaseNetwork):
         """Inputs that a reverse pass is exported with."""
         inputs = layer_example(shape, self.recipe.sequence_length)
         states, others = (inputs[:2], inputs[2:]) if shape.picks else (inputs[:1], inputs[1:])
-        scales = () if shape.scheme is None else (torch.ones(shape.outputs),)
+        scales = (torch.ones(shape.outputs),) if shape.scales_rows else ()
         kept = [torch.zeros(*states[0].shape[:2], width) for width in Kept.widths(shape)]
         return (*states, *kept, torch.zeros_like(states[-1]), *others, *scales)

@@ -51,6 +51,11 @@ class LayerShape:
         return SCHEMES.get(self.precision)
 
     @property
+    def scales_rows(self) -> bool:
+        """Whether each row of a frozen weight has one scale, which a transposed product takes with the gradient."""
+        return self.scheme is not None and self.scheme.group is None
+
+    @property
     def slab(self) -> int:
         """Elements of flat B that this layer holds."""
         return sum(self.rank * self.facts.features(target)[1] for target in self.targets)

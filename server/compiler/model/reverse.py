@@ -4,7 +4,7 @@ An engine without automatic differentiation runs it like any other layer. The pr
 by hand (Rumelhart, Hinton and Williams, 1986). Of the forward pass a layer's input and what `Kept` names are kept, and
 the rest is computed again (checkpointing, Chen et al., 2016, arXiv 1604.06174).
 `torch.addmm(bias, dy, W)` reads W (out, in) as the forward pass stores it; XNNPACK packs the same bytes transposed, so
-the weights file does not change.
+the weights file does not change. Weights in groups are the exception, see `transposed_groups`.
 """
 
 # mypy: disallow-subclassing-any=False
@@ -22,11 +22,11 @@ from torch.nn import functional
 
 from server.compiler.checkpoints.base import NormPlace
 from server.compiler.model.convolution import Convolution
-from server.compiler.model.decoder import DecoderLayer, Factors, LayerShape, RmsNorm, rotate
+from server.compiler.model.decoder import DecoderLayer, Factors, FrozenLinears, LayerShape, RmsNorm, rotate
 from server.compiler.model.layer_inputs import LayerInputs
 from server.compiler.model.pointwise_reverse import activation, norm_output, norm_reverse, normed, rotate_back
 from server.compiler.model.quantization import quantized_tokens, transposed_weight
-from server.compiler.model.rounding import SCALE
+from server.compiler.model.rounding import OFFSET, SCALE, SCHEMES, dequantize, quantized
 from shared.recipe import Target
 
 
@@ -76,6 +76,20 @@ class TransposedLinears(nn.Module):
             return torch.addmm(bias, gradient, weight)
         values = getattr(self, target)
         return torch.addmm(bias, quantized_tokens(gradient * scale), transposed_weight(values))
+
+
+def transposed_groups(shape: LayerShape, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The transposed linear weights (in, out) of a layer in groups along `out`, as buffers.
+
+    In a transposed product the groups' scales lie along the axis that is summed over, so that no kernel can read the
+    values of the forward product. This copy is rounded once more, from the weights that the forward product has.
+    """
+    copies: dict[str, Tensor] = {}
+    for target in shape.facts.linears:
+        names = (target, target + SCALE, target + OFFSET, target + OFFSET + SCALE)
+        weight = dequantize(*(weights[name] for name in names))
+        copies |= quantized(target, weight.t().contiguous(), SCHEMES[shape.precision])
+    return copies
 
 
 @dataclass(frozen=True)
@@ -149,7 +163,11 @@ class ReverseLayer(KeepingLayer):
         """As `DecoderLayer`, of a shape with one path."""
         super().__init__(shape, weights, scaled_a)
         facts = shape.facts
-        self.transposed = TransposedLinears(shape, weights)
+        grouped = shape.scheme is not None and shape.scheme.group is not None
+        self.transposed: nn.Module = (
+            FrozenLinears(shape, transposed_groups(shape, weights)) if grouped else TransposedLinears(shape, weights)
+        )
+        self.grouped = grouped
         for target in shape.targets:
             self.register_buffer(f"{target}_a_bias", no_bias(facts.features(target)[0]), persistent=False)
         self.register_buffer("sum", torch.ones(1, facts.head_dim), persistent=False)
@@ -164,7 +182,7 @@ class ReverseLayer(KeepingLayer):
         """
         count = len(Kept.widths(self.shape)) or 1
         before, (gradient, *others) = tensors[:count], tensors[count:]
-        scales = {} if self.shape.scheme is None else self._scales(others.pop())
+        scales = self._scales(others.pop()) if self.shape.scales_rows else {}
         inputs, b = self.inputs(others)
         reversal = Reversal(b, scales)
         gradients: tuple[Tensor, ...]
@@ -192,8 +210,8 @@ class ReverseLayer(KeepingLayer):
         dropped += [] if self.shape.picks or self.shape.facts.head_norms else ["k_proj"]
         dropped += [] if "mlp_out_norm" in self.shape.facts.norms else ["down_proj"]
         for target in dropped:
-            quantized = () if self.shape.scheme is None else (target, target + SCALE, f"{target}_bias_zeros")
-            for name in (f"{target}_bias", *quantized):
+            scaled = (target, target + SCALE, target + OFFSET, target + OFFSET + SCALE, f"{target}_bias_zeros")
+            for name in (f"{target}_bias", *(() if self.shape.scheme is None else scaled)):
                 if hasattr(self.frozen, name):
                     delattr(self.frozen, name)
 
@@ -288,9 +306,12 @@ class ReverseLayer(KeepingLayer):
         With y = x W^T + l B and l = (alpha / r) x A: dx = dy W + (dy B^T) (alpha / r) A^T, and dB = l^T dy.
         """
         rows, (features, out) = self.shape.rows, self.shape.facts.features(target)
-        weight = None if reversal.scales else getattr(self.frozen, target)
         flat = gradient.view(-1, out)
-        input_gradient = self.transposed(target, flat, weight, reversal.scales.get(target))
+        if self.grouped:
+            input_gradient = self.transposed(target, gradient).view(-1, features)
+        else:
+            weight = None if reversal.scales else getattr(self.frozen, target)
+            input_gradient = self.transposed(target, flat, weight, reversal.scales.get(target))
         if target in reversal.b:
             reversal.gradients[target] = torch.bmm(reversal.b.low[target].permute(0, 2, 1), gradient)
             low = functional.linear(flat, reversal.b[target].view(self.shape.rank, out))  # (E*S, r)

@@ -172,7 +172,8 @@ def test_a_model_of_the_hub_is_checked_by_its_configuration(hub, name):
     assert check.parameters == parameters
     assert check.chat_template
     assert check.precisions["int8"].estimators == ("replay", "stored", "gradient", "directional")
-    assert check.precisions["int4"].estimators == ("replay", "stored")
+    assert check.precisions["int4"].estimators == ("replay", "stored", "gradient", "directional")
+    assert check.precisions["int4"].device_bytes["gradient"] < check.precisions["int8"].device_bytes["gradient"]
     needs = check.precisions["int8"].device_bytes
     assert parameters < needs["replay"] < needs["gradient"] < check.precisions["fp32"].device_bytes["gradient"]
 

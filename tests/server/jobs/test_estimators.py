@@ -66,7 +66,6 @@ def test_the_request_decides_first(app, changes, expected, cause):
             ("backend qnn", "optimizer 'sgd' needs estimator"),
         ),
         ({"recipe": {"estimator": "gradient", "backend": "qnn"}}, ("backend qnn has no reverse pass", "'replay'")),
-        ({"recipe": {"estimator": "gradient", "precision": "int4"}}, ("int4", "int8-weight")),
         ({"recipe": {"estimator": "gradient"}, "trajectory": "beside"}, ("directional",)),
         ({"training": {"weight_decay": 0.1}, "trajectory": "beside"}, ("training.weight_decay", "trajectory")),
         ({"recipe": {"backend": "qnn"}, "training": {"kl_weight": 0.1}}, ("training.kl_weight", "training.proximal")),
