@@ -1,12 +1,12 @@
 """`bench generate`: generating text on the device with SmolLM2-135M-Instruct, against llama.cpp on the same cores.
 
-Ours is what `mobizo-agent chat` runs: the int8 inference file with an adapter, in the native runner. llama.cpp (from
-xllamacpp) runs the same model as Q8_0 and then as Q4_0, without an adapter, with one thread a core as ours has. Each
-takes turns with ours, so that both see the same load; ratios are medians over turns, time over time.
+Ours is what `mobizo-agent chat` runs: the inference file with an adapter, in the native runner. llama.cpp (from
+xllamacpp) runs the same model without an adapter, with one thread a core as ours has: as Q8_0 by turns with our int8,
+then as Q4_0 by turns with our int4. Ratios are medians over turns, time over time.
 
 - decode: a token's time while the text is 64 and 480 tokens long. Theirs is llama.cpp's own timing, without HTTP.
 - prefill: a prompt of 128 tokens.
-- first token: from the text of such a prompt to the first piece of its answer, with the program loaded.
+- first token: from the text of such a prompt to the first piece of its answer, with the program loaded, in int8.
 - cold first token: from the start of `mobizo-agent chat` in a new process to the first byte that it prints, with the
   files in the page cache.
 """
@@ -28,7 +28,7 @@ import psutil
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from bench.llamacpp import LlamaCpp, write_quantized
-from bench.programs import PRODUCTS, CompiledProgram, compile_cold, reopen, smollm2_recipe
+from bench.programs import PRODUCTS, CompiledProgram, compile_cold, smollm2_recipe
 from bench.result import Claims, Row, notes, write
 from bench.runner import JsonFile, Keep, Quick
 from device_agent.home import AgentHome, DeviceConfig
@@ -50,14 +50,13 @@ RECIPE: dict[str, Any] = {
     "effective_batch": 8,
     "loss": "full",
     "choices": 1,
-    "precision": "int8",
     "sequence_length": 64,
     "answer_length": 48,
 }
 NAME, TASK = "alice-reviews", Task(name="reviews", kind="text")
 CONTEXTS, PROMPT, DECODED = (64, 480), 128, 32  # tokens
 ROUNDS, COLD_ROUNDS = 9, 7
-LLAMACPP_FORMATS = ("Q8_0", "Q4_0")
+LLAMACPP_FORMATS = {"Q8_0": "int8", "Q4_0": "int4"}  # and our precision beside each
 Seconds = dict[tuple[str, str], list[float]]  # by measurement and contender
 
 
@@ -66,14 +65,13 @@ def generate(json_file: JsonFile = None, quick: Quick = False, keep: Keep = None
     rounds, cold_rounds = (2, 1) if quick else (ROUNDS, COLD_ROUNDS)
     with tempfile.TemporaryDirectory() as name:
         directory = keep or Path(name)
-        program = _load_program(directory / "program")
-        home = make_home(Path(name) / "home", program)
+        programs = {each: _load_program(directory / f"program-{each}", each) for each in LLAMACPP_FORMATS.values()}
+        homes = {each: make_home(Path(name) / each, program) for each, program in programs.items()}
         seconds: Seconds = {}
-        with closing(open_personal(home, NAME)) as model:
-            text, prompt = prompt_of(model, PROMPT)
-            for kind in (
-                LLAMACPP_FORMATS
-            ):  # one after the other: a second llama.cpp in the process halves the first one's speed
+        # One after the other: a second llama.cpp in the process halves the first one's speed.
+        for kind, precision in LLAMACPP_FORMATS.items():
+            with closing(open_personal(homes[precision], NAME)) as model:
+                text, prompt = prompt_of(model, PROMPT)
                 llama = LlamaCpp(write_quantized(kind, directory / f"{kind}.gguf"), _context())
                 for number in range(rounds + 1):  # the first one warms up
                     turn = _measure_turn(model, llama, prompt, number)
@@ -82,8 +80,9 @@ def generate(json_file: JsonFile = None, quick: Quick = False, keep: Keep = None
                             seconds.setdefault((measurement, f"mobizo, by turns with {kind}"), []).append(own_seconds)
                             seconds.setdefault((measurement, kind), []).append(llama_seconds)
                 del llama  # its threads end
+        with closing(open_personal(homes["int8"], NAME)) as model:
             seconds["first token", "mobizo"] = [_first_token_seconds(model, text) for _ in range(rounds)]
-        seconds["cold first token", "mobizo"] = [_cold_start_seconds(home, text) for _ in range(cold_rounds)]
+        seconds["cold first token", "mobizo"] = [_cold_start_seconds(homes["int8"], text) for _ in range(cold_rounds)]
     write(json_file, _rows(seconds), _claims(seconds))
 
 
@@ -91,11 +90,9 @@ def _context() -> int:
     return max(CONTEXTS) + DECODED
 
 
-def _load_program(directory: Path) -> CompiledProgram:
-    if (directory / "manifest.json").exists():
-        return reopen(directory)
-    notes.print("compiling the program")
-    return compile_cold(smollm2_recipe(**RECIPE), directory)
+def _load_program(directory: Path, precision: str) -> CompiledProgram:
+    notes.print(f"the program in {precision}")
+    return compile_cold(smollm2_recipe(**RECIPE, precision=precision), directory)
 
 
 def make_home(directory: Path, program: CompiledProgram) -> AgentHome:

@@ -27,8 +27,8 @@ Layers = Annotated[str, Field(max_length=16)] | Annotated[tuple[int, ...], Field
 
 RUNNER_BACKENDS: tuple[Backend, ...] = ("xnnpack", "portable")  # backends that the native runner supports
 REVERSE_BACKENDS: tuple[Backend, ...] = ("xnnpack", "portable", "torch")  # backends with transposed products
-# int4's reverse pass reads a second copy of the weights, in groups along the other axis. XNNPACK has no transposed kernel
-# for 4-bit rows.
+# A reverse pass in int4 reads a second copy of the weights, in groups along the other axis. XNNPACK has no transposed
+# kernel for 4-bit rows.
 REVERSE_PRECISIONS: tuple[Precision, ...] = ("fp32", "int8", "int4", "int8-weight")
 REVERSE_ESTIMATORS: tuple[Estimator, ...] = ("gradient", "directional")  # estimators that run a reverse pass
 # Estimators whose update is B -= c_i z_i with the recorded c_i, so that Rademacher runs replay bit for bit anywhere.
