@@ -14,7 +14,7 @@ from torch import Tensor
 from shared.precisions import INPUT_MULTIPLES
 from shared.recipe import Precision, Target
 
-BLOCK = 1 << 22  # elements of a weight that are rounded at once
+BLOCK = 1 << 19  # elements of a weight that are rounded at once: they stay in a cache
 SCALE = "_scale"  # suffix of the names of scales
 OFFSET = "_offset"  # suffix of the names of the groups' offsets
 TINY = torch.finfo(torch.float32).tiny  # XNNPACK requires scales that are normal numbers
@@ -146,14 +146,15 @@ def _group_grid(blocks: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor]:
     low, high = blocks.amin(dim=2, keepdim=True), blocks.amax(dim=2, keepdim=True)
     middle = (high + low) / 2
     best = least = torch.full_like(middle, torch.inf)
-    offsets = middle
+    offsets, centred = middle, blocks - middle
+    values, rest = torch.empty_like(blocks), torch.empty_like(blocks)  # reused: new memory costs more than arithmetic
     for span in SPANS:
         scale = ((high - low) / span).clamp(min=TINY).to(torch.bfloat16).to(torch.float32)
         # An odd number of steps has its middle between two values.
-        values = _rounded((blocks - middle) / scale - 0.5 * (span % 2), scheme)
-        rest = blocks - values * scale
+        _rounded(torch.div(centred, scale, out=values).sub_(0.5 * (span % 2)), scheme)
+        torch.sub(blocks, torch.mul(values, scale, out=rest), out=rest)
         offset = rest.mean(dim=2, keepdim=True)
-        error = (rest - offset).square_().sum(2, keepdim=True)
+        error = rest.sub_(offset).square_().sum(2, keepdim=True)
         better = error < least
         best, offsets = torch.where(better, scale, best), torch.where(better, offset, offsets)
         least = torch.minimum(error, least)
