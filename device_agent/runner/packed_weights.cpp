@@ -128,18 +128,19 @@ void PackedWeights::remember(const PackedEntry &entry, void *start) {
 
 std::unique_ptr<PackedKey> PackedWeights::key_of(const void *kernel, const void *bias, uint32_t seed,
                                                  uint32_t fingerprint) const {
-  const auto original = [this](const void *pointer) {
+  // The program file has A, and of a reverse pass the biases and, in 4 bits, transposed weights.
+  const auto place_of = [this](const void *pointer) -> std::optional<uint64_t> {
     const auto found = aliases_.find(pointer);
-    return found == aliases_.end() ? pointer : found->second;
-  };
-  const auto at = weights_.offset_of(original(kernel));
-  auto biased = bias == nullptr ? std::optional<uint64_t>(NO_BIAS) : weights_.offset_of(original(bias));
-  if (!biased) {
-    if (const auto within = program_.offset_of(original(bias))) { // the biases of a reverse pass are in the program file
-      const uint64_t place[] = {program_.identity(), *within};
-      biased = checksum(place, sizeof place) | OF_PROGRAM;
+    const void *original = found == aliases_.end() ? pointer : found->second;
+    const auto within = program_.offset_of(original);
+    if (!within) {
+      return weights_.offset_of(original);
     }
-  }
+    const uint64_t place[] = {program_.identity(), *within};
+    return checksum(place, sizeof place) | OF_PROGRAM;
+  };
+  const auto at = place_of(kernel);
+  const auto biased = bias == nullptr ? std::optional<uint64_t>(NO_BIAS) : place_of(bias);
   if (!at || !biased) {
     return nullptr;
   }

@@ -51,8 +51,11 @@ public:
   // Returns the ranges whose pages are released after each use. The first ones of a program stay in memory: layers are
   // used in turn, so the most recently used layer is needed last.
   std::vector<PackedRange> transient(const std::vector<PackedRange> &used);
-  // Releases the pages of the weights file that packing has read.
-  void release_sources() const { weights_.release(); }
+  // Releases the pages of both files that packing has read.
+  void release_sources() const {
+    weights_.release();
+    program_.release();
+  }
   // Adds the newly packed tensors to the file's index.
   void commit();
   // Returns whether memory for a packed tensor could not be allocated.
