@@ -60,6 +60,12 @@ def test_a_second_run_finds_what_the_first_one_packed(begun_run, launcher, weigh
     assert file_states(weights) == before  # nothing was packed again
 
 
+def test_weights_of_the_program_itself_are_kept_too(weights, first):
+    """A, and the transposed weights of 4 bits. The key of such a weight has its first number's highest bit."""
+    entries = np.frombuffer(files(weights)[1].read_bytes()[32:], np.uint64).reshape(-1, 6)
+    assert 0 < np.count_nonzero(entries[:, 0] >> np.uint64(63)) < len(entries)
+
+
 def test_a_run_without_a_file_trains_the_same(begun_run, launcher, weights, first):
     for path in files(weights):
         path.unlink()
@@ -106,7 +112,7 @@ def test_inference_finds_what_was_packed_and_keeps_it_in_memory(rademacher, laun
     for _ in range(2):
         executor = launcher.launch(rademacher.manifest, rademacher.path("inference"), weights, resident=True)
         inference = InferenceSession(rademacher.manifest, executor)
-        (process,) = (each for each in psutil.Process().children() if str(weights) in each.cmdline())
+        process = psutil.Process(executor.pid)
         logits.append(inference.extend([1, 2, 3], 0, [2]))
         states.append(file_states(weights))
         resident, size = mapped_pages(process, Path(f"{weights}.packed"))
