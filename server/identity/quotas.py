@@ -27,6 +27,8 @@ class Quota(StrEnum):
     TOKENS = "tokens"  # of users and services that are valid, and one-time tokens that are not used
     DEVICES = "devices"  # that are not revoked
     COHORTS = "cohorts"
+    SERIES = "series"  # of jobs that repeat and have not ended
+    JOB_EVENTS = "job_events"  # of one new job; later progress is shown and adds no event
     WEBHOOKS = "webhooks"
     RATINGS = "ratings"  # of texts on the dashboard's page "Try it", which asks for none without a quota
 
@@ -37,6 +39,8 @@ DEFAULTS: dict[Quota, int] = {
     Quota.TOKENS: 1_000,
     Quota.DEVICES: 20_000,
     Quota.COHORTS: 1_000,
+    Quota.SERIES: 10_000,
+    Quota.JOB_EVENTS: 10_000,
     Quota.WEBHOOKS: 20,
     Quota.RATINGS: 0,
 }

@@ -40,7 +40,6 @@ from shared.task import Task
 from shared.zo.lora import BaseShape
 
 CANCELLED = "it was cancelled"  # why a series ended
-MAX_EVENTS = 10_000  # of one job with progress; those of its states come on top
 
 
 class PinnedStart(Protocol):
@@ -165,14 +164,14 @@ class JobLifecycle:
     def progress(self, job: Job, progress: Progress) -> None:
         """Stores the progress of training.
 
-        Equal progress, for example of a waiting device, adds no event, nor does progress after MAX_EVENTS events.
+        Equal progress, for example of a waiting device, adds no event, nor does progress beyond the tenant's quota.
         """
         job.updated_at = utc_now()
         progress = redacted_progress(progress) if job.hides_figures else progress
         if progress == job.progress:
             return
         job.progress = progress
-        if job.events < MAX_EVENTS:
+        if job.events < job.max_events:
             self._jobs.add_event(job, PROGRESS_EVENT, progress.model_dump_json())
 
     def choose_start(self, job: Job, program: ProgramManifest, chosen: JobStart | None) -> None:
@@ -281,6 +280,8 @@ class JobService:
         job = self._begin(tenant, request, resolved, series=series)
         quotas = QuotaService(self._session)
         quotas.check(tenant, Quota.WAITING_JOBS, lambda: self._jobs.count_waiting(tenant))
+        if job.series == job.id:
+            quotas.check(tenant, Quota.SERIES, lambda: self._jobs.count_series(tenant))
         return job
 
     def repeat(self, number: int) -> None:
@@ -345,6 +346,7 @@ class JobService:
             only_device_id=request.device,
             attempts=0,
             events=0,
+            max_events=QuotaService(self._session).limits(tenant)[Quota.JOB_EVENTS],
             times=StateTimes(since=now),
             created_at=now,
             updated_at=now,

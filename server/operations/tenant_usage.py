@@ -27,13 +27,15 @@ class QuotaUsage:
 
 def tenant_usage(session: Session, tenant: str) -> list[QuotaUsage]:
     """Returns the usage of every quota of a tenant."""
-    quotas = QuotaService(session)
+    quotas, jobs = QuotaService(session), JobRepository(session)
     used = {
-        Quota.WAITING_JOBS: JobRepository(session).count_waiting(tenant),
+        Quota.WAITING_JOBS: jobs.count_waiting(tenant),
         Quota.STORED_BYTES: quotas.stored_bytes(tenant),
         Quota.TOKENS: count_tokens(session, tenant),
         Quota.DEVICES: DeviceRepository(session).count_live(tenant),
         Quota.COHORTS: CohortRepository(session).count(tenant),
+        Quota.SERIES: jobs.count_series(tenant),
+        Quota.JOB_EVENTS: jobs.most_events(tenant),
         Quota.WEBHOOKS: WebhookRepository(session).count(tenant),
         Quota.RATINGS: RatingService(session).count(tenant),
     }
