@@ -25,7 +25,7 @@ from server.storage.garbage_collection import Collector
 from server.storage.opening import open_artifacts
 from server.tasks.sweeps import EVERY_MINUTE, EVERY_TEN_MINUTES, EVERY_TWO_SECONDS
 from server.tasks.worker import Worker
-from server.web.idempotency_record import purge_records
+from server.web.idempotency import purge_records
 from server.webhooks.delivery import WebhookHandler, request_deliveries
 from server.wiring import wire
 
