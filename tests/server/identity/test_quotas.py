@@ -11,7 +11,7 @@ from sqlalchemy import func, select, text
 from server.database.columns import utc_now
 from server.identity.quotas import DEFAULTS, Quota, QuotaService
 from server.jobs.repository import LATEST_OF_SERIES, Job, JobRepository
-from server.jobs.series import SeriesWatch
+from server.jobs.sweeps import continue_series
 from server.operations.tenant_usage import tenant_usage
 from server.registry.purge import purge_adapters
 from tests.server.conftest import adapter_bytes, job_request, result
@@ -106,7 +106,7 @@ def test_series_that_have_not_ended(home, fleet, app, device, problem, limit):
     # A smaller quota ends no series: the next job of the first one is created.
     limit(Quota.SERIES, 0)
     home.change(Job, Job.repeat_at.is_not(None), repeat_at=utc_now() - timedelta(seconds=1))
-    SeriesWatch(home.database, home.artifacts).run()
+    continue_series(home.database, home.artifacts)
     with home.database.reading() as session:
         assert JobRepository(session).count_series("default") == 2
         assert JobRepository(session).count_series("other") == 0
