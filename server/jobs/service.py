@@ -17,7 +17,6 @@ from server.catalog.bases import BaseModelEntry, BaseService
 from server.catalog.calibrations.service import CalibrationService
 from server.database.columns import new_id, utc_now
 from server.database.database import Database, change_state, lock_name
-from server.identity.devices.repository import DeviceRepository
 from server.identity.devices.service import BindingService
 from server.identity.quotas import Quota, QuotaService
 from server.jobs.leases.repository import LeaseRepository
@@ -29,7 +28,7 @@ from server.ports import Port
 from server.programs.service import COMPILE, JOB_STATES, Program, ProgramRepository, ProgramService, ProgramState
 from server.storage.store import ArtifactStore
 from server.tasks.requests import request_task
-from shared.errors import AdapterNotFound, Conflict, NotFound, RevisionNotFound
+from shared.errors import AdapterNotFound, Conflict, RevisionNotFound
 from shared.federation.cohort import RoundTask
 from shared.federation.secure_aggregation.redaction import redacted_progress, redacted_result
 from shared.job import OWNER_REFUSALS, TRANSITIONS, JobRequest, JobStart, JobState, Progress, RoundRef
@@ -358,13 +357,9 @@ class JobService:
 
     def _check_device(self, tenant: str, request: JobRequest, start_user: str | None) -> None:
         """Raises NotFound or DeviceNotBound unless the device that a request names may train it."""
-        if request.device is None:
-            return
-        device = DeviceRepository(self._session).get(tenant, request.device)
-        if device is None or device.revoked_at is not None:
-            raise NotFound(f"device: no device {request.device!r} is enrolled here")
-        users = (request.user,) if start_user is None else (request.user, start_user)
-        BindingService(self._session).check(device.id, *users)
+        if request.device is not None:
+            users = (request.user,) if start_user is None else (request.user, start_user)
+            BindingService(self._session).check(tenant, request.device, *users)
 
     def _check_user(self, tenant: str, request: JobRequest) -> None:
         """Raises Conflict unless the adapter is the user's, because an adapter learns from one user's data."""

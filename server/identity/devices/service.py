@@ -52,8 +52,11 @@ class BindingService:
         if self._bindings.remove(device.id, user):
             UNBOUND.get()(self._session, settings, device.id, user)
 
-    def check(self, device_id: str, *users: str) -> None:
-        """Raises DeviceNotBound unless a device trains for each of these users."""
+    def check(self, tenant: str, device_id: str, *users: str) -> None:
+        """Raises NotFound unless a device is enrolled, DeviceNotBound unless it trains for each of these users."""
+        device = DeviceRepository(self._session).get(tenant, device_id)
+        if device is None or device.revoked_at is not None:
+            raise NotFound(f"device: no device {device_id!r} is enrolled here")
         bound_users = self._bindings.users(device_id)
         for user in users:
             if user not in bound_users:
