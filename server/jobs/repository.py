@@ -25,6 +25,7 @@ JOB_EVENT, PROGRESS_EVENT = "job", "progress"  # kinds of events
 _QUEUED = text("state = 'queued'")
 MAX_DUE = 1000  # jobs of series that are created at once
 _REPEATS = text("repeat_at IS NOT NULL")
+SUBMITTED = text("round IS NULL")  # by a person or a program, and not by a round of a cohort
 # The one job of each series that has not ended. Queries must use this exact text for the partial index to match.
 LATEST_OF_SERIES = text(
     "series IS NOT NULL AND (repeat_at IS NOT NULL OR state NOT IN ('succeeded', 'failed', 'cancelled'))"
@@ -61,6 +62,12 @@ class Job(Numbered, Table):
         Index("ix_jobs_recipe", "recipe_id", "state", "tenant", "number"),
         Index("ix_jobs_lane", "lane_number", "start_tag", "number"),
         Index("ix_jobs_repeat", "repeat_at", sqlite_where=_REPEATS, postgresql_where=_REPEATS),
+        Index(
+            "ix_jobs_submitted",
+            *("tenant", "created_at", "round"),
+            sqlite_where=SUBMITTED,
+            postgresql_where=SUBMITTED,
+        ),
         Index(
             "ix_jobs_series",
             *("tenant", "series", "repeat_at", "state"),
@@ -190,6 +197,11 @@ class JobRepository(Repository):
         """Returns how many jobs of a tenant wait for their program or for a device, from an index alone."""
         waits = Job.tenant == tenant, Job.state.in_((*AWAITING_PROGRAM, JobState.READY))
         return self._session.scalar(select(func.count()).select_from(Job).where(*waits)) or 0
+
+    def count_submitted(self, tenant: str, since: datetime) -> int:
+        """Returns how many jobs of a tenant were submitted since a time, from an index alone."""
+        submitted = Job.tenant == tenant, Job.created_at > since, SUBMITTED
+        return self._session.scalar(select(func.count()).select_from(Job).where(*submitted)) or 0
 
     def count_series(self, tenant: str) -> int:
         """Returns how many series of a tenant have not ended, from an index alone."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Protocol
 
 from sqlalchemy.orm import Session
@@ -39,6 +39,7 @@ from shared.task import Task
 from shared.zo.lora import BaseShape
 
 CANCELLED = "it was cancelled"  # why a series ended
+DAY = timedelta(days=1)
 
 
 class PinnedStart(Protocol):
@@ -279,6 +280,7 @@ class JobService:
         job = self._begin(tenant, request, resolved, series=series)
         quotas = QuotaService(self._session)
         quotas.check(tenant, Quota.WAITING_JOBS, lambda: self._jobs.count_waiting(tenant))
+        quotas.check(tenant, Quota.JOBS_PER_DAY, lambda: self._jobs.count_submitted(tenant, utc_now() - DAY))
         if job.series == job.id:
             quotas.check(tenant, Quota.SERIES, lambda: self._jobs.count_series(tenant))
         return job

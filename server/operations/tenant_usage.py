@@ -6,11 +6,13 @@ from dataclasses import dataclass
 
 from sqlalchemy.orm import Session
 
+from server.database.columns import utc_now
 from server.federation.repository import CohortRepository
 from server.identity.devices.repository import DeviceRepository
 from server.identity.devices.service import count_tokens
 from server.identity.quotas import DEFAULTS, Quota, QuotaService
 from server.jobs.repository import JobRepository
+from server.jobs.service import DAY
 from server.registry.ratings import RatingService
 from server.webhooks.repository import WebhookRepository
 
@@ -30,6 +32,7 @@ def tenant_usage(session: Session, tenant: str) -> list[QuotaUsage]:
     quotas, jobs = QuotaService(session), JobRepository(session)
     used = {
         Quota.WAITING_JOBS: jobs.count_waiting(tenant),
+        Quota.JOBS_PER_DAY: jobs.count_submitted(tenant, utc_now() - DAY),
         Quota.STORED_BYTES: quotas.stored_bytes(tenant),
         Quota.TOKENS: count_tokens(session, tenant),
         Quota.DEVICES: DeviceRepository(session).count_live(tenant),

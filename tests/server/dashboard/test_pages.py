@@ -144,6 +144,7 @@ def test_operations_show_every_quota_of_the_session_s_tenant_alone(home, fleet, 
     assert set(shown) == set(Quota)
     assert shown["series"] == ["3", "1,234"]
     assert shown["waiting_jobs"] == ["3", "10,000"]
+    assert shown["jobs_per_day"] == ["3", "100,000"]
     assert shown["stored_bytes"][1] == size(limits[Quota.STORED_BYTES])
     fleet.app("other")
     others = {name: used for name, used, _ in row.findall(person(tenant="other").get("/ui/operations").text)}

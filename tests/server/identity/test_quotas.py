@@ -10,7 +10,7 @@ from sqlalchemy import func, select, text
 
 from server.database.columns import utc_now
 from server.identity.quotas import DEFAULTS, Quota, QuotaService
-from server.jobs.repository import LATEST_OF_SERIES, Job, JobRepository
+from server.jobs.repository import LATEST_OF_SERIES, SUBMITTED, Job, JobRepository
 from server.jobs.sweeps import continue_series
 from server.operations.tenant_usage import tenant_usage
 from server.registry.purge import purge_adapters
@@ -82,6 +82,21 @@ def test_cohorts(operator, problem, limit):
     limit(Quota.COHORTS, 1)
     assert operator.post("/v1/cohorts", json=COHORT | {"name": "first"}).status_code == 201
     refused(problem, operator.post("/v1/cohorts", json=COHORT | {"name": "second"}), "cohorts", 1)
+
+
+@pytest.mark.both_databases
+def test_jobs_that_are_cancelled_at_once_are_bounded_by_day(home, fleet, app, problem, limit):
+    """Each stored job takes tens of kilobytes, and a cancelled one waits no more."""
+    limit(Quota.JOBS_PER_DAY, 2)
+    for _ in range(2):
+        assert app.post(f"/v1/jobs/{app.submit()['id']}/cancel").status_code == 200
+    refused(problem, app.post("/v1/jobs", json=job_request()), "jobs_per_day", 2)
+    fleet.app("other").submit()
+    home.change(Job, Job.tenant == "default", created_at=utc_now() - timedelta(hours=25))
+    app.submit()
+    with home.database.reading() as session:
+        used = {usage.quota: usage.used for usage in tenant_usage(session, "default")}
+    assert used[Quota.JOBS_PER_DAY] == 1
 
 
 @pytest.mark.both_databases
@@ -165,17 +180,21 @@ def test_progress_events_of_a_job_are_bounded(home, fleet, app, device, limit):
 
 
 @pytest.mark.both_databases
-def test_counting_series_reads_one_index_alone(home):
+@pytest.mark.parametrize(
+    ("index", "conditions"),
+    [("ix_jobs_series", [LATEST_OF_SERIES]), ("ix_jobs_submitted", [Job.created_at > utc_now(), SUBMITTED])],
+)
+def test_counting_jobs_reads_one_index_alone(home, index, conditions):
     with home.database.reading() as session:
-        jobs = select(func.count()).select_from(Job).where(Job.tenant == "default", LATEST_OF_SERIES)
+        jobs = select(func.count()).select_from(Job).where(Job.tenant == "default", *conditions)
         sql = str(jobs.compile(session.get_bind(), compile_kwargs={"literal_binds": True}))
         if session.get_bind().dialect.name == "sqlite":
             (row,) = session.execute(text(f"EXPLAIN QUERY PLAN {sql}"))
-            assert "COVERING INDEX ix_jobs_series" in row.detail
+            assert f"COVERING INDEX {index}" in row.detail
         else:
             session.execute(text("SET LOCAL enable_seqscan = off"))
             session.execute(text("SET LOCAL enable_bitmapscan = off"))
-            assert "Index Only Scan using ix_jobs_series" in str(session.execute(text(f"EXPLAIN {sql}")).all())
+            assert f"Index Only Scan using {index}" in str(session.execute(text(f"EXPLAIN {sql}")).all())
 
 
 def test_the_documentation_names_every_quota():
