@@ -23,7 +23,7 @@ from server.identity.devices import endpoints as devices
 from server.identity.signing_keys.service import load_key, prepare_keys
 from server.identity.tokens import make_last_used
 from server.inference import endpoints as inference
-from server.inference.openai import endpoints as openai
+from server.inference import openai_endpoints as openai
 from server.inference.scorer import make_scorer
 from server.jobs import endpoints as jobs
 from server.jobs.events import EventFeed

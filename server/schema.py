@@ -31,7 +31,7 @@ from server.registry.trajectories import service as trajectories
 from server.storage import store as artifacts
 from server.tasks import repository as tasks
 from server.tasks import sweeps
-from server.web import idempotency_record as idempotency
+from server.web import idempotency
 from server.webhooks import repository as webhooks
 from shared.access import DEFAULT_TENANT
 

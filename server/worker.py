@@ -15,8 +15,7 @@ from server.federation.sweep import ROUNDS, watch_rounds
 from server.identity.devices.repository import NonceRepository
 from server.identity.signing_keys.service import load_key
 from server.jobs.leases.service import LeaseService
-from server.jobs.retention import purge_events
-from server.jobs.series import SERIES, SeriesWatch
+from server.jobs.sweeps import SERIES, continue_series, purge_events
 from server.logs import configure_logs
 from server.programs.compilation import CompileHandler
 from server.registry.purge import purge_adapters, sign_backlog
@@ -25,7 +24,7 @@ from server.storage.garbage_collection import Collector
 from server.storage.opening import open_artifacts
 from server.tasks.sweeps import EVERY_MINUTE, EVERY_TEN_MINUTES, EVERY_TWO_SECONDS
 from server.tasks.worker import Worker
-from server.web.idempotency_record import purge_records
+from server.web.idempotency import purge_records
 from server.webhooks.delivery import WebhookHandler, request_deliveries
 from server.wiring import wire
 
@@ -45,7 +44,7 @@ def create_worker(settings: Settings, database: Database) -> Worker:
     worker.sweep("expired", EVERY_MINUTE, lambda: purge_expired(database))
     worker.sweep(ROUNDS, EVERY_TWO_SECONDS, lambda: watch_rounds(database, artifacts))
     worker.sweep("webhooks", EVERY_TWO_SECONDS, lambda: request_deliveries(database))
-    worker.sweep(SERIES, EVERY_MINUTE, SeriesWatch(database, artifacts).run)
+    worker.sweep(SERIES, EVERY_MINUTE, lambda: continue_series(database, artifacts))
     worker.sweep("workspaces", EVERY_MINUTE, artifacts.remove_abandoned_workspaces)
     worker.sweep("signing", EVERY_TEN_MINUTES, lambda: sign_backlog(database, settings, stopping))
     worker.sweep("adapters", EVERY_TEN_MINUTES, lambda: purge_adapters(database, settings.adapter_grace, stopping))

@@ -36,11 +36,10 @@ class Commands(TyperGroup):
 
     def _load(self) -> None:
         from server.cli.access import app as access
-        from server.cli.calibrations import app as calibrations
+        from server.cli.catalog import app as catalog
         from server.cli.home import app as home
         from server.cli.keys import app as keys
         from server.cli.maintenance import app as maintenance
-        from server.cli.programs import app as programs
         from server.wiring import wire
 
         wire()
@@ -49,8 +48,7 @@ class Commands(TyperGroup):
             **typer.main.get_group(maintenance).commands,
             **typer.main.get_group(access).commands,
             **typer.main.get_group(keys).commands,
-            **typer.main.get_group(programs).commands,
-            **typer.main.get_group(calibrations).commands,
+            **typer.main.get_group(catalog).commands,
             **self.commands,
         }
 

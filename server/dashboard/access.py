@@ -72,13 +72,8 @@ class SignedIn(Rule):
             state.limits.anonymous(address)
             raise Unauthorized("sign in first")
         digest = session_digest(secret)
-        state.limits.before(digest, address)
-        try:
+        with state.limits.checking(digest, address):
             visitor, token = await run_in_threadpool(_lookup, state, secret)
-        except Unauthorized:
-            state.limits.refused(digest, address)
-            raise
-        state.limits.good(digest)
         state.limits.before(token, address)
         state.limits.good(token)
         state.get(make_last_used).note(visitor.principal.token_number, utc_now())

@@ -10,6 +10,7 @@ from pathlib import PurePosixPath
 
 from fastapi import Request, Response
 
+from server.web.downloads import client_has
 from server.web.routes import tag
 from shared.canonical import sha256_hex
 from shared.errors import NotFound
@@ -63,7 +64,7 @@ def asset_response(request: Request, name: str) -> Response:
     if asset is None:
         raise NotFound("there is no such file; reload the page, which names the current ones")
     headers = {"Cache-Control": _IMMUTABLE, "ETag": tag(asset.content), "Vary": "Accept-Encoding"}
-    if headers["ETag"] in request.headers.get("if-none-match", ""):
+    if client_has(request.headers, headers["ETag"]):
         return Response(status_code=304, headers=headers)
     content = asset.content
     if accepts_gzip(request):

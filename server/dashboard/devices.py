@@ -129,6 +129,5 @@ def device(request: Request, visitor: Reader, device_id: str, session: Reading) 
 @router.post("/{device_id}/revoke", openapi_extra=FORM_BODY)
 def revoke(visitor: Writer, form: Fields, device_id: str, state: State, session: Writing) -> Response:
     """Revokes a device, as POST /v1/devices/ID/revoke does; its jobs return to the queue."""
-    device = DeviceService(session).get(visitor.principal.tenant, device_id)
-    revoke_device(session, state.settings, device.tenant, device.id, visitor.principal)
-    return redirect(f"/ui/devices/{device.id}", "device-revoked")
+    revoked = revoke_device(session, state.settings, visitor.principal.tenant, device_id, visitor.principal)
+    return redirect(f"/ui/devices/{revoked.id}", "device-revoked")

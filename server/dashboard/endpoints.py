@@ -16,7 +16,6 @@ from server.dashboard import (
     programs,
     runs,
     sign_in,
-    webhooks,
 )
 from server.dashboard.access import COOKIE, FORM_BODY, Fields, signed_in
 from server.dashboard.assets import asset_response
@@ -68,6 +67,6 @@ async def unknown_page(visitor: Annotated[Visitor, signed_in()], anything: str) 
 
 router = PageRoutes()
 # In the order in which they are tried.
-for part in (overview, jobs, runs, devices, adapters, cohorts, programs, operations, webhooks, sign_in):
+for part in (overview, jobs, runs, devices, adapters, cohorts, programs, operations, sign_in):
     router.routes += part.router.routes
 router.routes += pages.routes

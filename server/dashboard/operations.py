@@ -1,4 +1,4 @@
-"""Pages of operation: the server's readiness, storage and settings, tokens, and the audit trail."""
+"""Pages of operation: the server's readiness, storage and settings, tokens, webhooks, and the audit trail."""
 
 from __future__ import annotations
 
@@ -27,12 +27,15 @@ from server.settings import Settings
 from server.tasks.sweeps import failing_sweeps
 from server.web.pages import Paging
 from server.web.state import Reading, State, Writing
+from server.webhooks.repository import WebhookRepository
+from server.webhooks.service import WebhookService
 from shared.access import MAX_DAYS, Scope, TokenGrant, TokenRequest
 from shared.errors import BadRequest
 
 router = PageRoutes(prefix="/ui/operations")
 HIDDEN = "(hidden)"
 ACCESS = 50  # entries about devices and logins
+DELIVERIES = 20  # the latest of each webhook
 SCOPE = "scope-"  # before a scope in the name of a form's checkbox
 
 
@@ -138,6 +141,31 @@ def revoke(
     """Revokes a token, as DELETE /v1/tokens/ID does, and with it the sessions that it began."""
     TokenIssuingService(session, visitor.principal).revoke(token_id)
     return redirect("/ui/operations/tokens", "token-revoked")
+
+
+@router.get("/webhooks")
+def webhooks(
+    request: Request, visitor: Annotated[Visitor, signed_in(Scope.WEBHOOKS_WRITE)], session: Reading, paging: Paging
+) -> Response:
+    """The tenant's webhooks, newest first, each with its latest deliveries."""
+    repository = WebhookRepository(session)
+    rows = repository.page(visitor.principal.tenant, paging)
+    latest = PageRequest(None, DELIVERIES)
+    listing = paging.page([(row, repository.deliveries(row, latest).rows) for row in rows.rows], rows.before)
+    return page(request, visitor, "webhooks.html", "Webhooks", listing=listing)
+
+
+@router.post("/webhooks/{webhook_id}/test", openapi_extra=FORM_BODY)
+def send_webhook_test(
+    visitor: Annotated[Visitor, signed_in(Scope.WEBHOOKS_WRITE)],
+    form: Fields,
+    webhook_id: str,
+    state: State,
+    session: Writing,
+) -> Response:
+    """Sends the event `webhook.test` once, as POST /v1/webhooks/ID/test does."""
+    WebhookService(session, state.settings, visitor.principal).test(webhook_id)
+    return redirect("/ui/operations/webhooks", "webhook-test")
 
 
 @router.get("/audit")

@@ -71,16 +71,13 @@ async def login(request: Request, state: State) -> Response:
         return _login_page(request, target, TOO_LATE, 403)
     check_csrf(secret, fields)
     token = fields.get("token", "").strip()[:MAX_TOKEN]
-    digest, address = token_digest(token), address_of(request)
-    state.limits.before(digest, address)
     try:
-        session, expires = await state.write_queue.run(_begin, state, token)
+        with state.limits.checking(token_digest(token), address_of(request)):
+            session, expires = await state.write_queue.run(_begin, state, token)
     except Unauthorized as error:
-        state.limits.refused(digest, address)
         return _login_page(request, target, error.detail, 401)
     except Forbidden as error:
         return _login_page(request, target, error.detail, 403)
-    state.limits.good(digest)
     return _signed_in(request, target, session, expires)
 
 

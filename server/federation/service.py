@@ -17,7 +17,6 @@ from server.federation.models import Cohort, CohortMember
 from server.federation.privacy.service import resolve_privacy
 from server.federation.repository import CohortRepository, record
 from server.federation.rounds import RoundService
-from server.identity.devices.repository import DeviceRepository
 from server.identity.devices.service import BindingService
 from server.identity.quotas import Quota, QuotaService
 from server.jobs.recipes import RecipeBase, choose_recipe, resolve_task
@@ -117,10 +116,7 @@ class CohortService:
         device, DeviceNotBound for one that does not train for the user, or Conflict if the device belongs to another
         member.
         """
-        device = DeviceRepository(self._session).get(cohort.tenant, request.device)
-        if device is None or device.revoked_at is not None:
-            raise NotFound(f"device: device {request.device!r} is not enrolled")
-        BindingService(self._session).check(device.id, user)
+        BindingService(self._session).check(cohort.tenant, request.device, user)
         holder = self._cohorts.member_of_device(cohort, request.device)
         if holder is not None and holder.user != user:
             raise Conflict(

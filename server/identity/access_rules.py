@@ -121,14 +121,9 @@ class Holder(Rule):
         state: AppState = request.app.state.mobizo
         text = await _bearer(request, state)
         digest, address = token_digest(text), address_of(request)
-        state.limits.before(digest, address)
-        try:
+        with state.limits.checking(digest, address):
             async with state.get(ADMISSIONS.make).turn(state.limits.sender(digest, address)):
                 principal = await state.get(make_lookups).add(text)
-        except Unauthorized:
-            state.limits.refused(digest, address)
-            raise
-        state.limits.good(digest)
         state.get(make_last_used).note(principal.token_number, utc_now())
         if principal.role is Role.DEVICE:
             if not self.devices:

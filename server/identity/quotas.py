@@ -23,20 +23,26 @@ class Quota(StrEnum):
     """Something of which a tenant may have a limited number."""
 
     WAITING_JOBS = "waiting_jobs"  # for their program or for a device
+    JOBS_PER_DAY = "jobs_per_day"  # submitted in the last 24 hours, whatever became of them
     STORED_BYTES = "stored_bytes"  # of the LoRA-B files and the trajectories of adapter versions
     TOKENS = "tokens"  # of users and services that are valid, and one-time tokens that are not used
     DEVICES = "devices"  # that are not revoked
     COHORTS = "cohorts"
+    SERIES = "series"  # of jobs that repeat and have not ended
+    JOB_EVENTS = "job_events"  # of one new job; later progress is shown and adds no event
     WEBHOOKS = "webhooks"
     RATINGS = "ratings"  # of texts on the dashboard's page "Try it", which asks for none without a quota
 
 
 DEFAULTS: dict[Quota, int] = {
     Quota.WAITING_JOBS: 10_000,
+    Quota.JOBS_PER_DAY: 100_000,
     Quota.STORED_BYTES: 100 * GIBIBYTE,
     Quota.TOKENS: 1_000,
     Quota.DEVICES: 20_000,
     Quota.COHORTS: 1_000,
+    Quota.SERIES: 10_000,
+    Quota.JOB_EVENTS: 10_000,
     Quota.WEBHOOKS: 20,
     Quota.RATINGS: 0,
 }
@@ -91,8 +97,8 @@ def _limits(quotas: str) -> dict[Quota, int]:
 def _check(limit: int, quota: Quota, used: int) -> None:
     if used > limit:
         raise QuotaExceeded(
-            f"the tenant's quota of {quota} is {limit}, and this would be more; remove some, or ask the server's "
-            f"administrator for more (`mobizo-server tenant quota`)",
+            f"the tenant's quota of {quota} is {limit}, and this would be more; remove some or wait, or ask the "
+            f"server's administrator for more (`mobizo-server tenant quota`)",
             quota=quota,
             limit=limit,
         )

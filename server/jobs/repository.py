@@ -25,6 +25,11 @@ JOB_EVENT, PROGRESS_EVENT = "job", "progress"  # kinds of events
 _QUEUED = text("state = 'queued'")
 MAX_DUE = 1000  # jobs of series that are created at once
 _REPEATS = text("repeat_at IS NOT NULL")
+SUBMITTED = text("round IS NULL")  # by a person or a program, and not by a round of a cohort
+# The one job of each series that has not ended. Queries must use this exact text for the partial index to match.
+LATEST_OF_SERIES = text(
+    "series IS NOT NULL AND (repeat_at IS NOT NULL OR state NOT IN ('succeeded', 'failed', 'cancelled'))"
+)
 # Ended jobs whose progress events are still stored. Queries must use this exact text for the partial index to match.
 NOT_PURGED = text("NOT purged AND state IN ('succeeded', 'failed', 'cancelled')")
 
@@ -57,6 +62,18 @@ class Job(Numbered, Table):
         Index("ix_jobs_recipe", "recipe_id", "state", "tenant", "number"),
         Index("ix_jobs_lane", "lane_number", "start_tag", "number"),
         Index("ix_jobs_repeat", "repeat_at", sqlite_where=_REPEATS, postgresql_where=_REPEATS),
+        Index(
+            "ix_jobs_submitted",
+            *("tenant", "created_at", "round"),
+            sqlite_where=SUBMITTED,
+            postgresql_where=SUBMITTED,
+        ),
+        Index(
+            "ix_jobs_series",
+            *("tenant", "series", "repeat_at", "state"),
+            sqlite_where=LATEST_OF_SERIES,
+            postgresql_where=LATEST_OF_SERIES,
+        ),
         Index("ix_jobs_ended", "updated_at", "number", sqlite_where=NOT_PURGED, postgresql_where=NOT_PURGED),
     )
 
@@ -82,6 +99,7 @@ class Job(Numbered, Table):
     lane_number: Mapped[int | None] = mapped_column()  # while it waits for a device
     attempts: Mapped[int] = mapped_column(default=0)
     events: Mapped[int] = mapped_column(default=0)
+    max_events: Mapped[int] = mapped_column(default=10_000, server_default="10000")  # the quota when it was created
     purged: Mapped[bool] = mapped_column(default=False, server_default=false())  # its progress events were removed
     progress: Mapped[Progress | None] = mapped_column(Document(Progress))
     result: Mapped[Result | None] = mapped_column(Document(Result))
@@ -179,6 +197,21 @@ class JobRepository(Repository):
         """Returns how many jobs of a tenant wait for their program or for a device, from an index alone."""
         waits = Job.tenant == tenant, Job.state.in_((*AWAITING_PROGRAM, JobState.READY))
         return self._session.scalar(select(func.count()).select_from(Job).where(*waits)) or 0
+
+    def count_submitted(self, tenant: str, since: datetime) -> int:
+        """Returns how many jobs of a tenant were submitted since a time, from an index alone."""
+        submitted = Job.tenant == tenant, Job.created_at > since, SUBMITTED
+        return self._session.scalar(select(func.count()).select_from(Job).where(*submitted)) or 0
+
+    def count_series(self, tenant: str) -> int:
+        """Returns how many series of a tenant have not ended, from an index alone."""
+        latest = Job.tenant == tenant, LATEST_OF_SERIES
+        return self._session.scalar(select(func.count()).select_from(Job).where(*latest)) or 0
+
+    def most_events(self, tenant: str) -> int:
+        """Returns the number of events of the job in training that has the most."""
+        training = Job.tenant == tenant, Job.state == JobState.TRAINING
+        return self._session.scalar(select(func.max(Job.events)).where(*training)) or 0
 
     def programs_page(self, tenant: str, request: PageRequest) -> PageRows[Program]:
         """Returns a page of the programs that jobs of a tenant use, newest first."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Protocol
 
 from sqlalchemy.orm import Session
@@ -17,7 +17,6 @@ from server.catalog.bases import BaseModelEntry, BaseService
 from server.catalog.calibrations.service import CalibrationService
 from server.database.columns import new_id, utc_now
 from server.database.database import Database, change_state, lock_name
-from server.identity.devices.repository import DeviceRepository
 from server.identity.devices.service import BindingService
 from server.identity.quotas import Quota, QuotaService
 from server.jobs.leases.repository import LeaseRepository
@@ -29,7 +28,7 @@ from server.ports import Port
 from server.programs.service import COMPILE, JOB_STATES, Program, ProgramRepository, ProgramService, ProgramState
 from server.storage.store import ArtifactStore
 from server.tasks.requests import request_task
-from shared.errors import AdapterNotFound, Conflict, NotFound, RevisionNotFound
+from shared.errors import AdapterNotFound, Conflict, RevisionNotFound
 from shared.federation.cohort import RoundTask
 from shared.federation.secure_aggregation.redaction import redacted_progress, redacted_result
 from shared.job import OWNER_REFUSALS, TRANSITIONS, JobRequest, JobStart, JobState, Progress, RoundRef
@@ -40,7 +39,7 @@ from shared.task import Task
 from shared.zo.lora import BaseShape
 
 CANCELLED = "it was cancelled"  # why a series ended
-MAX_EVENTS = 10_000  # of one job with progress; those of its states come on top
+DAY = timedelta(days=1)
 
 
 class PinnedStart(Protocol):
@@ -165,14 +164,14 @@ class JobLifecycle:
     def progress(self, job: Job, progress: Progress) -> None:
         """Stores the progress of training.
 
-        Equal progress, for example of a waiting device, adds no event, nor does progress after MAX_EVENTS events.
+        Equal progress, for example of a waiting device, adds no event, nor does progress beyond the tenant's quota.
         """
         job.updated_at = utc_now()
         progress = redacted_progress(progress) if job.hides_figures else progress
         if progress == job.progress:
             return
         job.progress = progress
-        if job.events < MAX_EVENTS:
+        if job.events < job.max_events:
             self._jobs.add_event(job, PROGRESS_EVENT, progress.model_dump_json())
 
     def choose_start(self, job: Job, program: ProgramManifest, chosen: JobStart | None) -> None:
@@ -281,6 +280,9 @@ class JobService:
         job = self._begin(tenant, request, resolved, series=series)
         quotas = QuotaService(self._session)
         quotas.check(tenant, Quota.WAITING_JOBS, lambda: self._jobs.count_waiting(tenant))
+        quotas.check(tenant, Quota.JOBS_PER_DAY, lambda: self._jobs.count_submitted(tenant, utc_now() - DAY))
+        if job.series == job.id:
+            quotas.check(tenant, Quota.SERIES, lambda: self._jobs.count_series(tenant))
         return job
 
     def repeat(self, number: int) -> None:
@@ -345,6 +347,7 @@ class JobService:
             only_device_id=request.device,
             attempts=0,
             events=0,
+            max_events=QuotaService(self._session).limits(tenant)[Quota.JOB_EVENTS],
             times=StateTimes(since=now),
             created_at=now,
             updated_at=now,
@@ -356,13 +359,9 @@ class JobService:
 
     def _check_device(self, tenant: str, request: JobRequest, start_user: str | None) -> None:
         """Raises NotFound or DeviceNotBound unless the device that a request names may train it."""
-        if request.device is None:
-            return
-        device = DeviceRepository(self._session).get(tenant, request.device)
-        if device is None or device.revoked_at is not None:
-            raise NotFound(f"device: no device {request.device!r} is enrolled here")
-        users = (request.user,) if start_user is None else (request.user, start_user)
-        BindingService(self._session).check(device.id, *users)
+        if request.device is not None:
+            users = (request.user,) if start_user is None else (request.user, start_user)
+            BindingService(self._session).check(tenant, request.device, *users)
 
     def _check_user(self, tenant: str, request: JobRequest) -> None:
         """Raises Conflict unless the adapter is the user's, because an adapter learns from one user's data."""

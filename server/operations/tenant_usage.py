@@ -6,11 +6,13 @@ from dataclasses import dataclass
 
 from sqlalchemy.orm import Session
 
+from server.database.columns import utc_now
 from server.federation.repository import CohortRepository
 from server.identity.devices.repository import DeviceRepository
 from server.identity.devices.service import count_tokens
 from server.identity.quotas import DEFAULTS, Quota, QuotaService
 from server.jobs.repository import JobRepository
+from server.jobs.service import DAY
 from server.registry.ratings import RatingService
 from server.webhooks.repository import WebhookRepository
 
@@ -27,13 +29,16 @@ class QuotaUsage:
 
 def tenant_usage(session: Session, tenant: str) -> list[QuotaUsage]:
     """Returns the usage of every quota of a tenant."""
-    quotas = QuotaService(session)
+    quotas, jobs = QuotaService(session), JobRepository(session)
     used = {
-        Quota.WAITING_JOBS: JobRepository(session).count_waiting(tenant),
+        Quota.WAITING_JOBS: jobs.count_waiting(tenant),
+        Quota.JOBS_PER_DAY: jobs.count_submitted(tenant, utc_now() - DAY),
         Quota.STORED_BYTES: quotas.stored_bytes(tenant),
         Quota.TOKENS: count_tokens(session, tenant),
         Quota.DEVICES: DeviceRepository(session).count_live(tenant),
         Quota.COHORTS: CohortRepository(session).count(tenant),
+        Quota.SERIES: jobs.count_series(tenant),
+        Quota.JOB_EVENTS: jobs.most_events(tenant),
         Quota.WEBHOOKS: WebhookRepository(session).count(tenant),
         Quota.RATINGS: RatingService(session).count(tenant),
     }

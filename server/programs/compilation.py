@@ -27,7 +27,6 @@ from server.programs.service import (
 )
 from server.settings import Settings
 from server.storage.store import ArtifactStore, hold
-from server.tasks.child_process import Stopped
 from server.tasks.handlers import Handler, TaskRun
 from shared.errors import MobizoError
 from shared.job import JobError, Progress
@@ -121,7 +120,7 @@ class CompileHandler(Handler):
             PROGRESSED.get()(session, order.recipe.id, progress)
         return _is_awaited(session, program)
 
-    def run(self, order: CompileOrder, run: TaskRun) -> ProgramManifest | Stopped:
+    def run(self, order: CompileOrder, run: TaskRun) -> ProgramManifest:
         """Compiles the program and stores its files."""
         compiler = CompilerProcess(
             command=self.settings.compiler_command,
@@ -135,8 +134,6 @@ class CompileHandler(Handler):
         with self.artifacts.workspace(run.id) as workspace:
             calibration = calibration_file(self.artifacts, order.recipe)
             manifest = compiler.run(order.recipe, order.source, workspace, calibration)
-            if isinstance(manifest, Stopped):
-                return manifest
             for file in manifest.files:
                 self.artifacts.adopt(workspace / "program" / file.name, file.sha256)
         return manifest.model_copy(update={"version": order.version})

@@ -61,14 +61,13 @@ class CompilerProcess:
     lowered: Path | None = None
     peak_rss_bytes: int = 0
 
-    def run(
-        self, recipe: Recipe, source: str, workspace: Path, calibration: bytes | None = None
-    ) -> ProgramManifest | Stopped:
+    def run(self, recipe: Recipe, source: str, workspace: Path, calibration: bytes | None = None) -> ProgramManifest:
         """Compiles into `workspace`/program; no process is left when it returns or raises.
 
         calibration: the file of the calibration that the recipe names, if any.
 
-        Raises the error that the compiler reports, CompilerCrashed, or CompileFailed if it takes too much memory.
+        Raises the error that the compiler reports, CompilerCrashed, CompileFailed if it takes too much memory, or
+        Stopped.
         """
         recipe_path = workspace / "recipe.json"
         recipe_path.write_text(recipe.model_dump_json(), encoding="utf-8")
@@ -77,8 +76,6 @@ class CompilerProcess:
             (workspace / CALIBRATION).write_bytes(calibration)
             calibration_argument = [str(workspace / CALIBRATION)]
         result = self._listen([str(recipe_path), source, str(workspace / "program"), *calibration_argument])
-        if isinstance(result, Stopped):
-            return result
         try:
             manifest = ProgramManifest.model_validate(result)
         except pydantic.ValidationError as error:
@@ -87,7 +84,7 @@ class CompilerProcess:
             raise CompileFailed("the compiler returned a program of another recipe")
         return manifest
 
-    def _listen(self, arguments: list[str]) -> Any | Stopped:
+    def _listen(self, arguments: list[str]) -> Any:
         """Runs the compiler and returns the manifest as JSON."""
         # A separate session, so that all processes that it starts can be killed at once.
         process = subprocess.Popen(
@@ -100,8 +97,7 @@ class CompilerProcess:
         )
         output = _Listener(process.stdout, self.on_stage)
         try:
-            if not self._watch(process):
-                return Stopped()
+            self._watch(process)
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -116,12 +112,12 @@ class CompilerProcess:
             raise CompilerCrashed(f"the compilation ended {how} before it was done; the server's log has its output")
         return output.last[RESULT]
 
-    def _watch(self, process: subprocess.Popen[bytes]) -> bool:
-        """Waits for the end; False if the compiler is to stop before. Raises CompileFailed over the memory limit."""
+    def _watch(self, process: subprocess.Popen[bytes]) -> None:
+        """Waits for the end. Raises Stopped if the compiler is to stop, CompileFailed over the memory limit."""
         while True:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(self.interval)
-                return True
+                return
             self.peak_rss_bytes = max(self.peak_rss_bytes, used := _resident(process.pid))
             if self.memory_limit is not None and used > self.memory_limit:
                 raise CompileFailed(
@@ -129,7 +125,7 @@ class CompilerProcess:
                     "(MOBIZO_COMPILE_BUDGET_BYTES); use a smaller one"
                 )
             if not self.keep():
-                return False
+                raise Stopped
 
 
 class _Listener(threading.Thread):

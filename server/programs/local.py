@@ -19,9 +19,8 @@ import pydantic
 from server.compiler.checkpoints.base import BaseFiles, base_name, locate_base
 from server.programs.compiler_process import CompilerCrashed, CompilerProcess
 from server.storage.scratch import scratch
-from server.tasks.child_process import Stopped
 from shared.canonical import file_sha256
-from shared.errors import BadRequest, CompileFailed
+from shared.errors import BadRequest
 from shared.program import ProgramFile, ProgramManifest
 from shared.recipe import BaseRef, Recipe, RecipeSettings, check_trainable, resolve_layers
 
@@ -115,8 +114,6 @@ def _compile(
             manifest = process.run(recipe, path, workspace, None if calibration is None else calibration.read_bytes())
         except CompilerCrashed as error:
             raise CompilerCrashed(f"the compiler died without saying why; {log} has its output") from error
-        if isinstance(manifest, Stopped):
-            raise CompileFailed("the compilation was stopped")
         (out / MANIFEST).unlink(missing_ok=True)
         for file in manifest.files:
             (workspace / "program" / file.name).replace(out / file.name)

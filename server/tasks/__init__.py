@@ -1,1 +1,1 @@
-"""The durable queue of heavy work: tasks, the workers that run them, and the two engines that wake workers."""
+"""The durable queue of heavy work over DBOS: requests of tasks, the workers that run them, and periodic sweeps."""

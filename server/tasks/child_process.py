@@ -10,7 +10,6 @@ import ctypes
 import os
 import signal
 import sys
-from dataclasses import dataclass
 
 PR_SET_PDEATHSIG = 1
 # A task computes in Python for the most part. Threads of its libraries would mostly wait for each other, which takes
@@ -18,9 +17,8 @@ PR_SET_PDEATHSIG = 1
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
 
-@dataclass(frozen=True)
-class Stopped:
-    """The result of a task that was stopped before it ended."""
+class Stopped(Exception):
+    """A task was stopped before it ended: not an error, and not counted as an attempt."""
 
 
 def bound_to_parent(command: list[str]) -> list[str]:

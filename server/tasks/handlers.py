@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 from sqlalchemy.orm import Session
 
 from server.storage.store import Damaged, StorageFull
-from server.tasks.child_process import Stopped
 from shared.errors import CompileFailed, MobizoError, Unavailable
 
 
@@ -62,10 +61,10 @@ class Handler(ABC):
         """Publishes the progress, if there is any. Returns False if nothing waits for the result any more."""
 
     @abstractmethod
-    def run(self, order: Any, run: TaskRun) -> Any | Stopped:
-        """Runs the task outside of transactions and returns its result.
+    def run(self, order: Any, run: TaskRun) -> Any:
+        """Runs the task outside of transactions and returns its result. Raises a MobizoError.
 
-        Returns Stopped once `run.should_continue` returns False. Raises a MobizoError.
+        Raises Stopped once `run.should_continue` returns False.
         """
 
     @abstractmethod

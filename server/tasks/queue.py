@@ -91,7 +91,7 @@ class TaskQueue:
         return True
 
     def end(self, claim: Claim, outcome: object) -> bool:
-        """Ends an attempt. outcome: its result, Stopped, or the exception that it raised.
+        """Ends an attempt. outcome: its result, or the exception that it raised.
 
         Returns whether a result was published: not if the claim is lost or the order is outdated. An attempt that was
         stopped does not count.
@@ -99,7 +99,7 @@ class TaskQueue:
         task = self._claimed(claim)
         if task is None:
             return False
-        if isinstance(outcome, Exception):
+        if isinstance(outcome, Exception) and not isinstance(outcome, Stopped):
             self._end_failed(task, as_error(outcome))
             return False
         if isinstance(outcome, Stopped) or not self._handlers[claim.kind].publish(self._session, claim.order, outcome):

@@ -227,9 +227,11 @@ class Worker:
         self._runs[claim.id] = run
         try:
             with self._repeated(self._interval, lambda: self._beat(claim, lost)):
-                outcome = handler.run(claim.order, run)
-            was_counted = self._end(claim, outcome)
-            log.info(f"{claim.kind}-{'stopped' if isinstance(outcome, Stopped) else 'finished'}", counted=was_counted)
+                result = handler.run(claim.order, run)
+            log.info(f"{claim.kind}-finished", counted=self._end(claim, result))
+        except Stopped as stopped:
+            self._end(claim, stopped)
+            log.info(f"{claim.kind}-stopped")
         except Exception as failure:
             error = as_error(failure)
             self._end(claim, error)

@@ -39,9 +39,10 @@ REDIRECT_SECONDS = 300  # for which a signed address works
 MEDIA_TYPE = "application/octet-stream"
 
 
-def _unchanged(headers: Headers, etag: str) -> bool:
-    """Returns whether If-None-Match names the stored file; its comparison is weak."""
-    client_tags = [tag.strip().removeprefix("W/") for tag in headers.get("if-none-match", "").split(",")]
+def client_has(headers: Headers, etag: str) -> bool:
+    """Returns whether If-None-Match names a representation; its comparison is weak."""
+    listed = ",".join(headers.getlist("if-none-match")).split(",")
+    client_tags = [tag.strip().removeprefix("W/") for tag in listed]
     return etag in client_tags or client_tags == ["*"]
 
 
@@ -87,7 +88,7 @@ def file_response(
         "X-Content-Type-Options": "nosniff",
         **more,
     }
-    if _unchanged(request.headers, etag):
+    if client_has(request.headers, etag):
         return Response(status_code=304, headers=headers)
     span = requested_range(request.headers, etag, size)
     if request.method != "HEAD":

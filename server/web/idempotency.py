@@ -20,12 +20,11 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from fastapi import Depends, Header, Request, Response
-from sqlalchemy import select
-from sqlalchemy.orm import Session
+from sqlalchemy import LargeBinary, String, delete, select
+from sqlalchemy.orm import Mapped, Session, mapped_column
 
-from server.database.columns import utc_now
+from server.database.columns import Numbered, Table, UtcTime, utc_now
 from server.database.database import insert_or
-from server.web.idempotency_record import IdempotencyRecord
 from server.web.openapi import may_raise
 from server.web.state import State, Writing
 from shared.canonical import sha256_hex
@@ -44,6 +43,22 @@ Key = Annotated[
 ]
 NONCE_BYTES = 12
 RETENTION = timedelta(days=1)  # for which responses are kept
+
+
+class IdempotencyRecord(Numbered, Table):
+    """The response to one request. `id` is a digest of its token and Idempotency-Key, neither of which is stored."""
+
+    __tablename__ = "kept_answers"
+
+    id: Mapped[str] = mapped_column(String(64), unique=True)
+    fingerprint: Mapped[str] = mapped_column(String(64))
+    sealed: Mapped[bytes] = mapped_column(LargeBinary)
+    kept_until: Mapped[datetime] = mapped_column(UtcTime, index=True)
+
+
+def purge_records(session: Session, now: datetime) -> None:
+    """Removes the responses whose time is over."""
+    session.execute(delete(IdempotencyRecord).where(IdempotencyRecord.kept_until <= now))
 
 
 class KeyReused(BadRequest):

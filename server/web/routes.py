@@ -33,6 +33,7 @@ from server.database.database import TRIES, Collision, pause_seconds
 from server.settings import MEBIBYTE, Settings
 from server.web.bodies import BINARY, UnsupportedMediaType, check_json_type, parse_json
 from server.web.body_budgets import Take, make_body_memory, sender_of
+from server.web.downloads import client_has
 from server.web.idempotency import AlreadyAnswered, keep_once
 from server.web.middleware import from_validation, problem_response
 from server.web.openapi import TAGGED_METHODS, TAGGED_PATHS, documented, operation_id, raised_by
@@ -61,10 +62,6 @@ def tag(content: bytes) -> str:
     return f'"{sha256_hex(content)[:TAG_DIGITS]}"'
 
 
-def _listed(values: list[str]) -> list[str]:
-    return [entry.strip() for value in values for entry in value.split(",")]
-
-
 def has_tag(path: str, method: str, response: Response) -> bool:
     """Returns whether a response has an entity tag: it represents a resource that may change."""
     is_json = response.status_code == HTTPStatus.OK and response.headers.get("content-type") == "application/json"
@@ -75,8 +72,7 @@ def add_tag(request: Request, response: Response) -> Response:
     """Returns `response` with its tag, or 304 if the client has it already: If-None-Match compares weakly."""
     etag = tag(bytes(response.body))
     response.headers["ETag"] = etag
-    client_tags = _listed(request.headers.getlist("if-none-match"))
-    if client_tags != ["*"] and etag not in [entry.removeprefix("W/") for entry in client_tags]:
+    if not client_has(request.headers, etag):
         return response
     headers = {name: value for name, value in response.headers.items() if name in ("etag", "cache-control", "vary")}
     return Response(status_code=304, headers=headers)

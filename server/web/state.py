@@ -27,7 +27,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -45,7 +45,7 @@ from server.settings import Settings
 from server.storage.store import ArtifactStore
 from server.web.middleware import Meters
 from server.web.tenant_turns import MAX_REQUESTS, Places, TenantTurns, current_tenant
-from shared.errors import TooManyRequests
+from shared.errors import TooManyRequests, Unauthorized
 
 Arguments = ParamSpec("Arguments")
 Answer = TypeVar("Answer")
@@ -169,6 +169,20 @@ class Limits:
         """Records that a token was rejected, which counts against the address."""
         self._tokens.forget(digest)
         self._refusals.take(place_of(address))
+
+    @contextmanager
+    def checking(self, digest: str, address: str) -> Iterator[None]:
+        """Counts a request whose token the block looks up: it is `good`, or else the block raises Unauthorized.
+
+        Raises as `before`.
+        """
+        self.before(digest, address)
+        try:
+            yield
+        except Unauthorized:
+            self.refused(digest, address)
+            raise
+        self.good(digest)
 
     def refusal_delay(self, sender: str) -> float:
         """Returns the seconds for which a response 429 is held back.

@@ -21,7 +21,6 @@ from server.compiler.checkpoints.architectures import ARCHITECTURES, MULTIMODAL
 from server.compiler.checkpoints.gguf_names import gguf_architecture
 from server.compiler.checkpoints.hf_config import config_facts
 from server.identity.quotas import DEFAULTS
-from server.jobs.service import MAX_EVENTS
 from server.results.endpoints import READERS
 from server.settings import MEBIBYTE, Settings
 from server.web import body_budgets
@@ -103,7 +102,7 @@ whatever it contains. [openapi.json](openapi.json) describes requests and respon
 - **Quotas** bound what a tenant has; beyond one the response is 409 `quota-exceeded`, which names it.
   `mobizo-server tenant quota` changes them, and `mobizo-server tenant view` and the dashboard show them. The defaults:
 {quotas}
-  Progress of a job adds at most {events:,} events.
+  Beyond `job_events`, progress is shown and adds no event: heartbeats are not refused.
 - **CPU, memory**: bounds on the CPU time of one request, how much of it runs on the event loop, where other requests
   wait, and the growth of the process. `tests/server/web/test_hostile_requests.py` sends the largest, deepest, widest
   and most invalid bodies to each route and measures them. The bounds are several times what was measured, since CPUs
@@ -133,7 +132,6 @@ def route_page(routes: Iterable[BaseRoute]) -> str:
         memory=_size(body_budgets.MEMORY_BYTES),
         uploads_at_once=body_budgets.UPLOADS,
         quotas="\n".join(f"  `{quota}`: {limit:,}." for quota, limit in DEFAULTS.items()),
-        events=MAX_EVENTS,
         readers=READERS.places,
     )
     return head + "".join(sorted(rows))

@@ -86,8 +86,7 @@ def revoke_device(
     principal: Annotated[Principal, needs(Scope.DEVICES_WRITE)], device_id: str, state: State, session: Writing
 ) -> DeviceView:
     """Revokes a device at once: its tokens end and its jobs return to the queue. Repeating it changes nothing."""
-    device = DeviceService(session).get(principal.tenant, device_id)
-    return _view(session, revoke(session, state.settings, principal.tenant, device.id, principal))
+    return _view(session, revoke(session, state.settings, principal.tenant, device_id, principal))
 
 
 @router.put("/devices/{device_id}/users/{user}", responses=raises(Conflict))

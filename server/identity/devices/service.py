@@ -52,8 +52,11 @@ class BindingService:
         if self._bindings.remove(device.id, user):
             UNBOUND.get()(self._session, settings, device.id, user)
 
-    def check(self, device_id: str, *users: str) -> None:
-        """Raises DeviceNotBound unless a device trains for each of these users."""
+    def check(self, tenant: str, device_id: str, *users: str) -> None:
+        """Raises NotFound unless a device is enrolled, DeviceNotBound unless it trains for each of these users."""
+        device = DeviceRepository(self._session).get(tenant, device_id)
+        if device is None or device.revoked_at is not None:
+            raise NotFound(f"device: no device {device_id!r} is enrolled here")
         bound_users = self._bindings.users(device_id)
         for user in users:
             if user not in bound_users:
@@ -137,11 +140,6 @@ class DeviceService:
         except ValidationError as error:
             raise BadRequest(f"labels: {first_invalid(error).message}") from error
 
-    def revoke(self, device: Device) -> None:
-        """Revokes a device and its tokens at once. `revoke_device` also takes its jobs back."""
-        device.revoked_at = utc_now()
-        self._tokens.revoke_device(device.id)
-
     def enroll(self, one_time_token: str, request: DeviceEnrollment) -> tuple[Device, str]:
         """A new device and its token, for a one-time token that is used up by this.
 
@@ -197,15 +195,15 @@ def count_tokens(session: Session, tenant: str) -> int:
 def revoke_device(
     session: Session, settings: Settings, tenant: str, device_id: str, person: Principal | None = None
 ) -> Device:
-    """Revokes a device, returns its jobs to the queue, and records that. Repeating it changes nothing.
+    """Revokes a device and its tokens, returns its jobs to the queue, and records that. Repeating it changes nothing.
 
     It can only return by enrolling as another device. person: who revokes it; None: a command on the server's host.
     Raises NotFound.
     """
-    service = DeviceService(session)
-    device = service.get(tenant, device_id, lock=True)
+    device = DeviceService(session).get(tenant, device_id, lock=True)
     if device.revoked_at is None:
-        service.revoke(device)
+        device.revoked_at = utc_now()
+        TokenService(session).revoke_device(device.id)
         REVOKED.get()(session, settings, device.id)
         AccessTrail(session).add(tenant, person, AccessAction.DEVICE_REVOKED, Subject(device.name, device.id))
     return device

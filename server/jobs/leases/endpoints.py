@@ -10,9 +10,9 @@ from fastapi import Request, Response
 from prometheus_client import CollectorRegistry, Gauge
 from sqlalchemy.orm import Session
 
+from server.database.columns import utc_now
 from server.identity.access_rules import Device, Signature, spend_ahead, spent_nonce, write_signed
-from server.identity.devices.presence import Presences
-from server.identity.devices.repository import DeviceReport
+from server.identity.devices.repository import DeviceReport, DeviceRepository
 from server.identity.tokens import DevicePrincipal
 from server.jobs.leases.declines import DeclineService
 from server.jobs.leases.giving import Answer, LeaseGiving
@@ -30,6 +30,39 @@ from shared.request_signature import RequestSignature
 router = Routes(prefix="/v1/leases", tags=["leases"])
 LEASE_SECONDS_MOST = 3600.0  # that a device may ask for
 MAX_ACQUIRED = 20  # leases that are given in one transaction, for which heartbeats wait on SQLite
+NOTE_SECONDS = 60.0  # between two writes of when a device was seen
+
+
+class Presences:
+    """Records when devices were last seen and what they reported: once a minute for each, many in one transaction.
+
+    A crash loses at most the last minute. Use it only in the thread of the event loop.
+    """
+
+    def __init__(self, state: AppState) -> None:
+        self._writes = group_commit(state.database, state.write_queue, _record)
+        # When this process last wrote each device, what lasts of its report, and that report.
+        self._noted: dict[str, tuple[float, DeviceReport | None, DeviceReport | None]] = {}
+
+    async def record(self, device_id: str, report: DeviceReport | None = None) -> None:
+        """Records that a device is online, unless that was recorded a moment ago. report: what it reported, if so."""
+        now = time.monotonic()
+        at, noted, latest = self._noted.get(device_id, (-NOTE_SECONDS, None, None))
+        lasting = noted
+        if report is not None and report != latest:
+            latest, lasting = report, report.lasting()
+        if now - at < NOTE_SECONDS and lasting == noted:
+            return
+        self._noted[device_id] = now, lasting, latest
+        await self._writes.add((device_id, report))
+
+
+def _record(session: Session, presences: Sequence[tuple[str, DeviceReport | None]]) -> list[None]:
+    reports: dict[str, DeviceReport | None] = {}
+    for device_id, report in presences:
+        reports[device_id] = report or reports.get(device_id)
+    DeviceRepository(session).record_presences(reports, utc_now())
+    return [None] * len(presences)
 
 
 def make_messages(state: AppState) -> Group[Message, LeaseState]:

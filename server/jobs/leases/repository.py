@@ -170,7 +170,8 @@ class LeaseRepository(Repository):
         access, because requests, tasks and recipes are expensive to parse.
         """
         numbers = select(JobLease.job_number).where(JobLease.id.in_(lease_ids))
-        few = load_only(Job.state, Job.events, Job.progress, Job.updated_at, Job.lane_number, Job.hides_figures)
+        of_progress = Job.events, Job.max_events, Job.progress, Job.hides_figures
+        few = load_only(Job.state, Job.updated_at, Job.lane_number, *of_progress)
         statement = select(Job).where(Job.number.in_(numbers)).order_by(Job.number)
         statement = statement if whole else statement.options(few)
         jobs = {job.number: job for job in self._session.scalars(locked(statement))}

@@ -47,7 +47,7 @@ def test_errors(call, file, tmp_path):
     assert "there is no cohort 'No such'" in call("view", "No such", exit_code=1)
     call("create", file)
     assert "cohort 'readers' already exists" in call("create", file, exit_code=1)
-    assert "device 'device_none' is not enrolled" in call(
+    assert "no device 'device_none' is enrolled here" in call(
         "join", "readers", "alice", "--device", "device_none", exit_code=1
     )
     assert "not a member" in call("leave", "readers", "alice", exit_code=1)

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from server.identity.quotas import DEFAULTS
 from shared.errors import BadRequest, Conflict, NotFound
 
 
@@ -33,6 +34,7 @@ def test_quotas(command):
     rows = {row["quota"]: row for row in json.loads(command("tenant", "view", "default", "--json"))}
     assert rows["waiting_jobs"] == {"quota": "waiting_jobs", "used": 0, "limit": 7, "default": 10_000}
     assert rows["tokens"]["limit"] == rows["tokens"]["default"]
+    assert {name: row["default"] for name, row in rows.items()} == DEFAULTS
     command("tenant", "quota", "default", "waiting_jobs", "default")
     assert "10000" in command("tenant", "view", "default")
 

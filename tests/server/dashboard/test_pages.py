@@ -8,6 +8,8 @@ from pydantic import SecretStr
 
 from server.dashboard.assets import asset_url
 from server.dashboard.operations import shown_settings
+from server.dashboard.pages import size
+from server.identity.quotas import Quota, QuotaService
 from shared.access import Scope
 
 PAGES = {
@@ -129,6 +131,24 @@ def test_no_tenant_sees_another_s(stocked, person):
     }.items():
         assert stranger.act(path, page).status_code == 404, path
     assert "MOBIZO_" not in stranger.get("/ui/operations").text
+
+
+def test_operations_show_every_quota_of_the_session_s_tenant_alone(home, fleet, person, app):
+    for number in range(3):
+        app.submit(adapter=f"a-{number}", repeat={"every": "7d"})
+    with home.database.writing() as session:
+        QuotaService(session).set_limit("default", Quota.SERIES, 1234)
+        limits = QuotaService(session).limits("default")
+    row = re.compile(r'<th scope="row">([a-z ]+)</th><td class="r">([^<]+)</td><td class="r">([^<]+)</td>')
+    shown = {name.replace(" ", "_"): values for name, *values in row.findall(person().get("/ui/operations").text)}
+    assert set(shown) == set(Quota)
+    assert shown["series"] == ["3", "1,234"]
+    assert shown["waiting_jobs"] == ["3", "10,000"]
+    assert shown["jobs_per_day"] == ["3", "100,000"]
+    assert shown["stored_bytes"][1] == size(limits[Quota.STORED_BYTES])
+    fleet.app("other")
+    others = {name: used for name, used, _ in row.findall(person(tenant="other").get("/ui/operations").text)}
+    assert (others["series"], others["waiting jobs"]) == ("0", "0")
 
 
 def test_settings_hide_secrets(home):

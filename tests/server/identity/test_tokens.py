@@ -1,12 +1,14 @@
 """Tokens over REST: what a maker can make, never more than it is; that ends are ends; and when they were last used."""
 
+import threading
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from server.identity.tenants import UserService
-from server.identity.tokens import Token, TokenService, make_last_used
+from server.identity.tokens import LastUsed, Token, TokenService, make_last_used
 from shared.access import Role, Scope
+from tests.server.homes import at_once
 
 
 @pytest.fixture
@@ -152,3 +154,26 @@ def test_a_request_is_noted_and_written_later(home, fleet, standing, app, operat
     assert began < moments[0] < datetime.now(UTC)
     usage_times = {item["id"]: item["last_used_at"] for item in operator.get("/v1/tokens").json()["items"]}
     assert datetime.fromisoformat(usage_times[app.get("/v1/whoami").json()["token_id"]]) == moments[0]
+
+
+def test_a_use_that_is_recorded_while_others_are_written_is_not_lost(home, app):
+    """A thread begins to record a use, then another one writes all uses, and then the first one ends."""
+    began, written = threading.Event(), threading.Event()
+
+    class Number(int):
+        def __hash__(self):  # is called in the middle of recording
+            began.set()
+            written.wait(0.5)  # `write` may have to wait for this
+            return int(self)
+
+    uses, moment = LastUsed(), datetime.now(UTC)
+    (number,) = last_used(home)
+
+    def write():
+        began.wait()
+        uses.write(home.database)
+        written.set()
+
+    at_once(lambda: uses.note(Number(number), moment), write)
+    uses.write(home.database)
+    assert last_used(home) == {number: moment}

@@ -8,7 +8,7 @@ from sqlalchemy import select, update
 from server.database.columns import utc_now
 from server.jobs.leases.repository import Ending, JobLease, LeaseRepository
 from server.jobs.repository import Job, JobEvent
-from server.jobs.retention import BATCH, purge_events
+from server.jobs.sweeps import BATCH, purge_events
 from shared.job import JobState
 
 DAYS = 3

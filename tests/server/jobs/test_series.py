@@ -6,8 +6,8 @@ import pytest
 
 from server.database.columns import utc_now
 from server.jobs.repository import Job
-from server.jobs.series import SeriesWatch
 from server.jobs.service import JobLifecycle
+from server.jobs.sweeps import continue_series
 from shared.job import PRIVACY_LIMIT_REACHED, TOO_FEW_NEW_RECORDS, Repeat
 from tests.server.conftest import job_request
 
@@ -21,7 +21,7 @@ def watch(home):
     def watch(due=True):
         if due:
             home.change(Job, Job.repeat_at.is_not(None), repeat_at=utc_now() - timedelta(seconds=1))
-        SeriesWatch(home.database, home.artifacts).run()
+        continue_series(home.database, home.artifacts)
         home.compile()
 
     return watch

@@ -161,7 +161,7 @@ def test_a_stopping_worker_releases_its_task_once_the_database_is_free(home, att
         worker.stop()
         lock.execute("BEGIN IMMEDIATE")
         threading.Timer(1.0, lock.rollback).start()
-        return Stopped()
+        raise Stopped
 
     attempts.outcomes = [stop]
     request_task()

@@ -8,8 +8,7 @@ from sqlalchemy import func, select
 from server.app import SLICES
 from server.database.columns import utc_now
 from server.identity.devices import repository as devices
-from server.web.idempotency import ResponseRecorder, keep_once
-from server.web.idempotency_record import IdempotencyRecord
+from server.web.idempotency import IdempotencyRecord, ResponseRecorder, keep_once
 from server.web.routes import Route
 from server.worker import purge_expired
 from shared.signing import new_private_key, public_text

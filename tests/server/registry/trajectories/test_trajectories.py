@@ -1,14 +1,18 @@
 """Trajectories over HTTP: taken, replayed, refused, and made into B again."""
 
 import os
+import threading
+from contextlib import ExitStack
 from datetime import timedelta
 
 import numpy as np
 import pytest
 
+from server.registry.trajectories import reconstruction
 from server.registry.trajectories.service import StoredTrajectory
 from server.storage.garbage_collection import Collector
 from shared.canonical import sha256_hex
+from shared.errors import Unavailable
 from shared.zo.trajectory import MAGIC, frame, parse_trajectory
 from tests.server.actors import adapter_bytes
 from tests.server.homes import at_once
@@ -227,3 +231,17 @@ def test_a_file_that_would_be_another_is_not_given(home, app, ledger_version, pr
     home.change(StoredTrajectory, head=b"x")
     problem(app.get(f"{version_url(lease)}/lora_B.safetensors"), 503, "damaged-file")
     assert set(home.stored_files()).isdisjoint({sha256_hex(run.adapter())})
+
+
+def test_one_tenant_has_half_of_the_replays(monkeypatch):
+    places = (reconstruction.REPLAYS + reconstruction.WAITING) // 2
+    monkeypatch.setattr(reconstruction, "_slots", threading.BoundedSemaphore(places + 1))  # so that none waits
+    with ExitStack() as held:
+        for _ in range(places):
+            held.enter_context(reconstruction.replay_slot("first"))
+        with pytest.raises(Unavailable), reconstruction.replay_slot("first"):
+            pass
+        with reconstruction.replay_slot("second"):
+            pass
+    with reconstruction.replay_slot("first"):
+        pass
