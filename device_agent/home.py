@@ -11,6 +11,7 @@ seen.json     the highest verified version of each recipe's program
 budget.json   minutes trained on each day
 tasks.json    the owner's decisions about tasks (device_agent.policy.task_approvals)
 privacy.json  privacy spent on each data set (device_agent.policy.privacy_ledger)
+measurements/ what runs measured before their first step (device_agent.training.start_measurements)
 trained/      what this device trained to make each adapter file (device_agent.training.rehearsal)
 rounds.jsonl  federated rounds that this device took part in (device_agent.jobs.rounds)
 peers.json    other devices' keys, trusted on first use in masked rounds (device_agent.secure_aggregation)
@@ -94,7 +95,7 @@ class AgentHome:
         self.cache, self.runs, self.data = path / "cache", path / "runs", path / "data"
         self.rules, self.tasks, self.privacy = path / "rules.toml", path / "tasks.json", path / "privacy.json"
         self.program_versions, self.budget = path / "seen.json", path / "budget.json"
-        self.trained = path / "trained"
+        self.trained, self.measurements = path / "trained", path / "measurements"
         self.rounds, self.peers, self.serve_token = path / "rounds.jsonl", path / "peers.json", path / "serve.token"
 
     @classmethod

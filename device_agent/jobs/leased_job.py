@@ -316,6 +316,7 @@ class LeasedJob:
             privacy=self.lease.job.request.privacy,
             earlier={} if start is None else self._continuation.earlier_records(start),
             reference_texts=self._reference_texts(),
+            measurements=self.context.home.measurements,
         )
 
     def _reference_texts(self) -> tuple[str, ...]:

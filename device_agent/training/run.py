@@ -15,6 +15,7 @@ from device_agent.training.dp_sampling import check_sample_size
 from device_agent.training.reference_texts import reference_examples
 from device_agent.training.run_directory import RunDirectory
 from device_agent.training.run_plan import RunPlan
+from device_agent.training.start_measurements import StartMeasurements
 from shared.job import Progress
 from shared.result import Result
 from shared.stop_signal import never
@@ -44,7 +45,9 @@ def train_run(
         try:
             loaded()
             program = TrainingProgram(plan.manifest, executor)
-            return trainer_of(plan.manifest)(run, plan, splits, program, report, stop, rest).train()
+            directory = plan.measurements
+            kept = None if directory is None else StartMeasurements(directory / launcher.name, plan)
+            return trainer_of(plan.manifest)(run, plan, splits, program, report, stop, rest, kept=kept).train()
         finally:
             executor.close()
 

@@ -26,16 +26,17 @@ from device_agent.executors.program import PrivateGradientInput, PrivateStepInpu
 from device_agent.training.baseline import Baseline, measure_baseline
 from device_agent.training.data import BatchSampler, Splits
 from device_agent.training.dp_sampling import DPSamples
-from device_agent.training.evaluation import log_probabilities, measure, split_metrics
+from device_agent.training.evaluation import SplitMetrics, log_probabilities, measure, split_metrics
 from device_agent.training.prefix import PrefixCache, UpcomingTexts, prefix_cache, split_prefix
 from device_agent.training.progress import RunProgress
 from device_agent.training.reference_texts import full_loss
 from device_agent.training.result import build_result, out_of_patience, recorded, uploaded_validation
 from device_agent.training.run_directory import References, ResourceUsage, RunDirectory
 from device_agent.training.run_plan import RunPlan
+from device_agent.training.start_measurements import StartMeasurements
 from shared.job import Progress
 from shared.privacy import ExamplePrivacy
-from shared.recipe import PREFERENCE_LOSSES
+from shared.recipe import PREFERENCE_LOSSES, Recipe
 from shared.result import Result
 from shared.zo.encoding import Example, Tokens
 from shared.zo.noise import query_seeds
@@ -62,14 +63,16 @@ class Trainer:
         stop: Callable[[], bool],
         rest: Callable[[], float] = lambda: 0.0,
         frozen: PrefixCache | None = None,
+        kept: StartMeasurements | None = None,
     ) -> None:
         """report: called with the progress after steps and evaluations. stop: asked before each call of the program.
 
         rest: returns the seconds to pause after a step for each second that it took. frozen: a cache that this run
-        shares with others of the program and of its rule for lengths; None: its own.
+        shares with others of the program and of its rule for lengths; None: its own. kept: by earlier runs; None:
+        everything is measured.
         """
         self._run, self._plan, self._splits, self._program = run, plan, splits, program
-        self._stop, self._rest = stop, rest
+        self._stop, self._rest, self._kept = stop, rest, kept
         self._settings, self._recipe = plan.training, plan.manifest.recipe
         self._eps = plan.training.eps_for(plan.manifest.recipe)
         groups, share = tuple(example.group for example in splits.train), plan.training.rehearsal
@@ -233,17 +236,10 @@ class Trainer:
         recipe = full_loss(self._recipe) if split == "reference" else self._recipe
         if recipe.loss in PREFERENCE_LOSSES and self._steps == 0:
             measured = split_metrics(examples, [example.reference for example in examples], recipe)
+        elif step == 0 and self._kept is not None:
+            measured = self._kept.metrics(examples, recipe.loss, lambda: self._measure(split, examples, recipe))
         else:
-            frozen, reserved = self._evaluation_cache(split)
-            measured = measure(
-                self._program,
-                examples,
-                recipe,
-                self._before_evaluation,
-                dynamic=self._plan.dynamic_length,
-                frozen=frozen,
-                reserved=reserved,
-            )
+            measured = self._measure(split, examples, recipe)
         self._trajectory_file.append_evaluation(
             Evaluation(
                 step=step,
@@ -257,6 +253,25 @@ class Trainer:
         )
         self._record_usage()
         self._progress.report("evaluating")
+
+    def _measure(self, split: Split, examples: Sequence[Example], recipe: Recipe) -> SplitMetrics:
+        """Returns the metrics of the present B."""
+        frozen, reserved = self._evaluation_cache(split)
+        public = None if split != "reference" or frozen is None else [example.rows[0].tokens for example in examples]
+        if self._kept and frozen and public and (states := self._kept.states(examples)) is not None:
+            frozen.add(public, states, reserved)
+        measured = measure(
+            self._program,
+            examples,
+            recipe,
+            self._before_evaluation,
+            dynamic=self._plan.dynamic_length,
+            frozen=frozen,
+            reserved=reserved,
+        )
+        if self._kept and frozen and public and (states := frozen.states(public)) is not None:
+            self._kept.keep_states(examples, states)
+        return measured
 
     def _build_result(self) -> Result:
         """Writes both adapters, measures the best on the test split, and sums up."""

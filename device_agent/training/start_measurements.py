@@ -1,0 +1,72 @@
+"""What runs measure before their first step, kept for later runs of the device: the metrics of a split, and the frozen
+layers' output for reference texts, which are public.
+
+Both depend only on the program, the initial B and the examples. A file is named by the sha256 of these and has no text.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+
+from device_agent.durable import write_durably
+from device_agent.executors import F32
+from device_agent.training.evaluation import SplitMetrics
+from device_agent.training.run_plan import RunPlan
+from shared.canonical import sha256_hex
+from shared.zo.encoding import Example
+
+MAX_BYTES = 64 << 20  # of all files; the oldest are removed
+
+
+class StartMeasurements:
+    """The files of one directory, for the program and the initial B of a run."""
+
+    def __init__(self, directory: Path, plan: RunPlan) -> None:
+        """directory: of one executor, because others may round differently."""
+        self._directory, self._start = directory, plan.start_sha256
+        files = [plan.manifest.file("program").sha256, plan.manifest.file("weights").sha256]
+        self._program = [*files, plan.dynamic_length]
+
+    def metrics(self, examples: Sequence[Example], loss: str, measure: Callable[[], SplitMetrics]) -> SplitMetrics:
+        """Returns the metrics of examples at the initial B, by `measure` if no earlier run has kept them.
+
+        loss: of the recipe by which they are scored.
+        """
+        path = self._path(examples, "metrics", loss, self._start)
+        with suppress(OSError, ValueError):
+            return SplitMetrics(**json.loads(path.read_bytes()))
+        measured = measure()
+        self._write(path, json.dumps(asdict(measured)).encode())
+        return measured
+
+    def states(self, examples: Sequence[Example]) -> F32 | None:
+        """Returns the kept hidden states of examples' texts, float32 (N * hidden,); None if there are none."""
+        with suppress(OSError, ValueError):
+            return np.frombuffer(self._path(examples, "states").read_bytes(), "<f4")
+        return None
+
+    def keep_states(self, examples: Sequence[Example], states: F32) -> None:
+        """Keeps hidden states, which `states` then returns for the same examples."""
+        path = self._path(examples, "states")
+        if not path.exists():
+            self._write(path, states.astype("<f4").tobytes())
+
+    def _path(self, examples: Sequence[Example], *facts: str | None) -> Path:
+        return self._directory / sha256_hex(repr((self._program, facts, examples)).encode())
+
+    def _write(self, path: Path, content: bytes) -> None:
+        """Writes a file, and removes the oldest beyond MAX_BYTES. A full disk only loses the file."""
+        with suppress(OSError):
+            self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+            write_durably(path, content)
+            total = 0
+            for file in sorted(self._directory.iterdir(), key=lambda file: file.stat().st_mtime, reverse=True):
+                total += file.stat().st_size
+                if total > MAX_BYTES:
+                    file.unlink()
