@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from device_agent.durable import disk_full_as_does_not_fit
@@ -38,11 +39,13 @@ def train_run(
     with run.lock(), disk_full_as_does_not_fit():
         report(Progress(phase="loading"))
         plan = run.plan()
-        splits = splits_of(run, plan)
-        trim_heap()  # of the tokenizer, before the program takes its memory
-        plan = plan.model_copy(update={"blank": splits.blank})
-        executor = launcher.launch(plan.manifest, plan.program, plan.weights, stop=stop)
+        with ThreadPoolExecutor(1) as pool:  # the executor starts while the data are read
+            reading = pool.submit(splits_of, run, plan)
+            executor = launcher.launch(plan.manifest, plan.program, plan.weights, stop=stop)
         try:
+            splits = reading.result()
+            trim_heap()  # of the tokenizer, before the program's methods take their memory
+            plan = plan.model_copy(update={"blank": splits.blank})
             loaded()
             program = TrainingProgram(plan.manifest, executor)
             directory = plan.measurements

@@ -23,12 +23,12 @@ def test_a_later_run_ends_with_the_same_bytes_and_measures_its_start_no_more(pla
     assert hashes(runs[0]) == hashes(runs[1]) == hashes(alone)
     assert results[1].evaluations == results[2].evaluations
     files = list((plan.measurements / launcher.name).iterdir())
-    assert len(files) == 4  # metrics of three splits, and states
+    assert len(files) == 5  # metrics of three splits, the baseline, and states
     assert not any(text.encode() in file.read_bytes() for text in TEXTS for file in files)
     # Another start is measured, by the same states of the reference texts.
     start = {"start": runs[0].best, "start_sha256": file_sha256(runs[0].best)}
     train(begun(tmp_path / "continued", plan.model_copy(update=start)), launcher)
-    assert len(list((plan.measurements / launcher.name).iterdir())) == 7
+    assert len(list((plan.measurements / launcher.name).iterdir())) == 8
 
 
 def test_the_program_is_called_no_more_than_needed(plan, stored, tmp_path):
