@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING
 
 import platformdirs
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from device_agent.durable import locked, read_document, write_document, write_durably, write_pieces
 from device_agent.errors import AlreadyRunning, NotEnrolled, NotRunning
@@ -179,10 +179,7 @@ class AgentHome:
 
     def status(self) -> DaemonStatus | None:
         """Returns the last written status, or None."""
-        try:
-            return DaemonStatus.model_validate_json((self.path / "status.json").read_bytes())
-        except (FileNotFoundError, ValidationError):
-            return None
+        return read_document(self.path / "status.json", DaemonStatus)
 
     def running(self) -> bool:
         """Returns whether a daemon runs in this home."""

@@ -94,6 +94,12 @@ void Connection::answer_error(Status status, const std::string &text) {
   flush();
 }
 
+void Connection::put(const void *source, size_t size) {
+  if (size > 0) { // an empty tensor has no address, which fwrite must not be given
+    std::fwrite(source, 1, size, output_);
+  }
+}
+
 void Connection::flush() {
   if (std::fflush(output_) != 0 || std::ferror(output_) != 0) {
     throw ExecutorError(Status::Failed, "the client closed the connection");

@@ -32,7 +32,7 @@ private:
   bool read_all(void *target, size_t size, bool may_end);
   uint32_t read_number(uint32_t max, const char *what);
   Tensor read_tensor();
-  void put(const void *source, size_t size) { std::fwrite(source, 1, size, output_); }
+  void put(const void *source, size_t size);
   void put_number(uint32_t number) { put(&number, sizeof number); }
   void flush();
 
