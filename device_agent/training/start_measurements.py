@@ -23,7 +23,7 @@ from device_agent.training.run_plan import RunPlan
 from shared.canonical import sha256_hex
 from shared.zo.encoding import Example
 
-MAX_BYTES = 64 << 20  # of all files; the oldest are removed
+MAX_FILES, MAX_BYTES = 200, 64 << 20  # the oldest files are removed
 
 
 class StartMeasurements:
@@ -72,12 +72,13 @@ class StartMeasurements:
         return values
 
     def _write(self, path: Path, content: bytes) -> None:
-        """Writes a file, and removes the oldest beyond MAX_BYTES. A full disk only loses the file."""
+        """Writes a file, and removes the oldest beyond MAX_FILES or MAX_BYTES. A full disk only loses the file."""
         with suppress(OSError):
             self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
             write_durably(path, content)
             total = 0
-            for file in sorted(self._directory.iterdir(), key=lambda file: file.stat().st_mtime, reverse=True):
+            newest_first = sorted(self._directory.iterdir(), key=lambda file: file.stat().st_mtime_ns, reverse=True)
+            for number, file in enumerate(newest_first, 1):
                 total += file.stat().st_size
-                if total > MAX_BYTES:
+                if number > MAX_FILES or total > MAX_BYTES:
                     file.unlink()

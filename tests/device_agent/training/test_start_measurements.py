@@ -59,3 +59,6 @@ def test_a_damaged_file_is_measured_again_and_old_ones_go(plan, stored, launcher
     kept.keep_states(examples[:1], np.zeros(25, np.float32))
     assert len(list(directory.iterdir())) == 2
     assert kept.states(examples[:1]).tolist() == [0.0] * 25
+    monkeypatch.setattr(start_measurements, "MAX_FILES", 1)
+    kept.keep_states(examples[:2], np.zeros(1, np.float32))
+    assert (kept.states(examples[:1]), kept.states(examples[:2]).tolist()) == (None, [0.0])
