@@ -245,17 +245,8 @@ class Trainer:
             measured = self._kept.metrics(examples, recipe.loss, lambda: self._measure(split, examples, recipe))
         else:
             measured = self._measure(split, examples, recipe)
-        self._trajectory_file.append_evaluation(
-            Evaluation(
-                step=step,
-                split=split,
-                correct=measured.correct,
-                total=measured.total,
-                loss=measured.loss,
-                adapter=adapter,
-                margin=measured.margin,
-            )
-        )
+        evaluation = Evaluation(step=step, split=split, adapter=adapter, **vars(measured))
+        self._trajectory_file.append_evaluation(evaluation)
         self._record_usage()
         self._progress.report("evaluating")
 
