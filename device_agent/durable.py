@@ -59,13 +59,18 @@ def write_document(path: Path, document: BaseModel) -> None:
     write_durably(path, document.model_dump_json(indent=1).encode())
 
 
-def read_document(path: Path, model: type[Document], damaged: MobizoError) -> Document | None:
-    """Returns the document in a file; None if the file does not exist. Raises `damaged` if it cannot be read."""
+def read_document(path: Path, model: type[Document], damaged: MobizoError | None = None) -> Document | None:
+    """Returns the document in a file; None if the file does not exist.
+
+    damaged: raised if the file cannot be read; None: such a file counts as absent.
+    """
     try:
         return model.model_validate_json(path.read_bytes())
     except FileNotFoundError:
         return None
     except (OSError, ValidationError) as error:
+        if damaged is None:
+            return None
         raise damaged from error
 
 

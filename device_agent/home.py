@@ -11,6 +11,7 @@ seen.json     the highest verified version of each recipe's program
 budget.json   minutes trained on each day
 tasks.json    the owner's decisions about tasks (device_agent.policy.task_approvals)
 privacy.json  privacy spent on each data set (device_agent.policy.privacy_ledger)
+measurements/ what runs measured without having trained (device_agent.training.start_measurements)
 trained/      what this device trained to make each adapter file (device_agent.training.rehearsal)
 rounds.jsonl  federated rounds that this device took part in (device_agent.jobs.rounds)
 peers.json    other devices' keys, trusted on first use in masked rounds (device_agent.secure_aggregation)
@@ -33,7 +34,7 @@ from typing import TYPE_CHECKING
 
 import platformdirs
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from device_agent.durable import locked, read_document, write_document, write_durably, write_pieces
 from device_agent.errors import AlreadyRunning, NotEnrolled, NotRunning
@@ -94,7 +95,7 @@ class AgentHome:
         self.cache, self.runs, self.data = path / "cache", path / "runs", path / "data"
         self.rules, self.tasks, self.privacy = path / "rules.toml", path / "tasks.json", path / "privacy.json"
         self.program_versions, self.budget = path / "seen.json", path / "budget.json"
-        self.trained = path / "trained"
+        self.trained, self.measurements = path / "trained", path / "measurements"
         self.rounds, self.peers, self.serve_token = path / "rounds.jsonl", path / "peers.json", path / "serve.token"
 
     @classmethod
@@ -157,30 +158,20 @@ class AgentHome:
 
     def device_key(self) -> Ed25519PrivateKey:
         """Returns the device's private key, creating it on first use. Raises BadRequest for a damaged file."""
-        key = self.stored_device_key()
-        if key is None:
+        path = self.path / "device.key"
+        try:
+            return Ed25519PrivateKey.from_private_bytes(path.read_bytes())
+        except FileNotFoundError:
             key = new_private_key()
-            self.store_device_key(key)
-        return key
+            write_durably(path, private_bytes(key))
+            return key
+        except (OSError, ValueError) as error:
+            raise BadRequest(f"{path} cannot be read ({error}); remove it and enroll this device again") from error
 
     def noise_key(self) -> str:
         """Returns the key of the noise on counts of records, 64 hexadecimal digits. It stays on this device."""
         secret = private_bytes(self.device_key())
         return hmac.digest(secret, b"mobizo noise on counts of records", "sha256").hex()
-
-    def stored_device_key(self) -> Ed25519PrivateKey | None:
-        """Returns the device's private key, or None. Raises BadRequest for a damaged file."""
-        path = self.path / "device.key"
-        try:
-            return Ed25519PrivateKey.from_private_bytes(path.read_bytes())
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError) as error:
-            raise BadRequest(f"{path} cannot be read ({error}); remove it and enroll this device again") from error
-
-    def store_device_key(self, key: Ed25519PrivateKey) -> None:
-        """Stores the device's private key."""
-        write_durably(self.path / "device.key", private_bytes(key))
 
     def write_status(self, status: DaemonStatus) -> None:
         """Writes status.json atomically; it is not synced, because it is obsolete after a power cut."""
@@ -188,10 +179,7 @@ class AgentHome:
 
     def status(self) -> DaemonStatus | None:
         """Returns the last written status, or None."""
-        try:
-            return DaemonStatus.model_validate_json((self.path / "status.json").read_bytes())
-        except (FileNotFoundError, ValidationError):
-            return None
+        return read_document(self.path / "status.json", DaemonStatus)
 
     def running(self) -> bool:
         """Returns whether a daemon runs in this home."""

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from device_agent.executors.python import open_program, use_threads
 from device_agent.training.checkpointed_trainer import trainer_of
 from device_agent.training.data import Splits
-from device_agent.training.evaluation import SplitMetrics, measure
+from device_agent.training.evaluation import SplitMetrics, log_probabilities, split_metrics
 from device_agent.training.prefix import PrefixCache, prefix_cache
 from device_agent.training.run_directory import RunDirectory
 from device_agent.training.run_plan import RunPlan
@@ -145,7 +145,8 @@ class Worker:
     def _measure(self, examples: Sequence[Example]) -> SplitMetrics:
         recipe, dynamic = self.manifest.recipe, self.manifest.dynamic_length
         frozen = self._cache(dynamic) if "score_suffix" in self.manifest.methods else None
-        return measure(self._program, examples, recipe, dynamic=dynamic, frozen=frozen)
+        scores = log_probabilities(self._program, examples, recipe, dynamic=dynamic, frozen=frozen)
+        return split_metrics(examples, scores, recipe)
 
     def _cache(self, dynamic: bool) -> PrefixCache | None:
         """Returns the states of the frozen layers that all runs share, which are computed when first used."""

@@ -14,7 +14,7 @@ from bench.baselines.steps import EagerMobizo, FirstOrder
 from bench.programs import Batch, CompiledProgram, model_file
 from device_agent.executors import F32
 from device_agent.executors.program import Rates, TrainingProgram
-from device_agent.training.evaluation import SplitMetrics, measure
+from device_agent.training.evaluation import SplitMetrics, log_probabilities, split_metrics
 from device_agent.training.prefix import PrefixCache, UpcomingTexts
 from shared.program_inputs import TOKEN_DTYPE
 from shared.recipe import Recipe
@@ -102,7 +102,8 @@ class ProgramLearner(Learner):
 
     def measure(self, examples: Sequence[Example]) -> SplitMetrics:
         """Measures with the program's own `score`."""
-        return measure(self._runtime, examples, self.recipe, dynamic=self.dynamic, frozen=self.frozen)
+        scores = log_probabilities(self._runtime, examples, self.recipe, dynamic=self.dynamic, frozen=self.frozen)
+        return split_metrics(examples, scores, self.recipe)
 
     def close(self) -> None:
         """Frees the program."""
@@ -167,7 +168,8 @@ class TorchLearner(Learner):
     def measure_at(self, b: Tensor, examples: Sequence[Example]) -> SplitMetrics:
         """Measures another B."""
         runtime: Any = _Scorer(self.model, b)
-        return measure(runtime, examples, self.recipe, dynamic=True, frozen=self.frozen)
+        scores = log_probabilities(runtime, examples, self.recipe, dynamic=True, frozen=self.frozen)
+        return split_metrics(examples, scores, self.recipe)
 
     def close(self) -> None:
         """Removes the hooks from the model."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated
 
 import typer
@@ -15,11 +14,9 @@ from device_agent.cli import run as run_cli
 from device_agent.cli import serve as serve_cli
 from device_agent.cli import tasks as tasks_cli
 from device_agent.cli.main import new_app
-from device_agent.cli.options import HomeOption, JsonOption, show
+from device_agent.cli.options import HomeOption, JsonOption, check_name, show
 from device_agent.home import AgentHome, DeviceConfig
 from device_agent.protocol.client import DeviceClient
-from shared.errors import BadRequest
-from shared.job import NAME
 from shared.signing import key_id, parse_public, public_text
 
 app = new_app()
@@ -35,8 +32,7 @@ def enroll(
 ) -> None:
     """Enroll this device at a server with a one-time token, and pin the server's public key."""
     agent_home = AgentHome.locate(home)
-    if not re.fullmatch(NAME, name):
-        raise BadRequest(f"--name {name!r} must be lower-case letters, digits, '.', '_' or '-'")
+    check_name("--name", name)
     agent_home.create()
     with DeviceClient(server, token) as client:
         grant = client.enroll(name, public_text(agent_home.device_key().public_key()))

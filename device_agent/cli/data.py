@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from tokenizers import Tokenizer
 
-from device_agent.cli.options import HomeOption, JsonOption, show
+from device_agent.cli.options import HomeOption, JsonOption, check_name, show
 from device_agent.cli.tasks import read_task
 from device_agent.datasets.build import Addition, AdditionOutcome, FieldMap, Mode, add
 from device_agent.datasets.formats import DELIMITERS, Format, open_source
@@ -21,7 +20,6 @@ from device_agent.datasets.task_check import TaskCheck
 from device_agent.home import AgentHome
 from device_agent.policy.task_approvals import TaskApprovals, TaskState, is_shipped
 from shared.errors import BadRequest, MobizoError
-from shared.job import NAME
 from shared.task import Task
 from shared.tokenizer import read_tokenizer
 
@@ -78,8 +76,7 @@ def add_files(
     json_lines: JsonOption = False,
 ) -> None:
     """Copy the records of files to the agent's home as a data set, split into train, validation and test."""
-    if not re.fullmatch(NAME, name):
-        raise BadRequest(f"NAME {name!r} must be lower-case letters, digits, '.', '_' or '-'")
+    check_name("NAME", name)
     if replace and append:
         raise BadRequest("choose one of --replace and --append")
     agent_home = AgentHome.locate(home)

@@ -56,12 +56,17 @@ NameArgument = Annotated[
 ]
 
 
+def check_name(option: str, name: str) -> None:
+    """Raises BadRequest unless `name` may name a device or a data set. option: that has it, for the message."""
+    if not re.fullmatch(NAME, name):
+        raise BadRequest(f"{option} {name!r} must be lower-case letters, digits, '.', '_' or '-'")
+
+
 def open_feedback(home: AgentHome, dataset: str | None) -> Feedback | None:
     """Returns what adds feedback to a data set of the home; None without one. Raises BadRequest for an invalid name."""
     if dataset is None:
         return None
-    if not re.fullmatch(NAME, dataset):
-        raise BadRequest(f"--feedback {dataset!r} must be lower-case letters, digits, '.', '_' or '-'")
+    check_name("--feedback", dataset)
     from device_agent.datasets.store import DatasetStore
     from device_agent.serving.feedback import Feedback
 

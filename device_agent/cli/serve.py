@@ -16,7 +16,7 @@ from device_agent.home import AgentHome
 from shared.errors import BadRequest
 
 if TYPE_CHECKING:
-    from device_agent.serving.feedback import Feedback
+    pass
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
@@ -35,11 +35,34 @@ def serve(
     json_lines: JsonOption = False,
 ) -> None:
     """Serve stored adapters by OpenAI's API until interrupted; clients send the token that the first start prints."""
+    from device_agent.serving.http import http_server, listen
+    from device_agent.serving.models import DeviceModels
+    from device_agent.serving.routes import DeviceRoutes
+
     agent_home = AgentHome.locate(home)
     agent_home.config()  # raises NotEnrolled
     ratings = open_feedback(agent_home, feedback)
     token, is_new = _token(agent_home.serve_token)
-    _serve(agent_home, host, port, queue, ratings, token, is_new, json_lines)
+    try:
+        listening = listen(host, port)
+    except OSError as error:
+        raise BadRequest(f"cannot listen on {host}:{port} ({error}); choose another port with --port") from error
+    routes = DeviceRoutes(DeviceModels(agent_home), token, queue, ratings)
+    server = http_server(routes)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, server.handle_exit)  # stays in place: uvicorn raises the signal again after its stop
+    url = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}/v1"
+    if json_lines:
+        facts = {"url": url, "token_file": str(agent_home.serve_token)}
+        typer.echo(json.dumps(facts | ({"token": token} if is_new else {})))
+    else:
+        if is_new:
+            typer.echo(f"token (it is not shown again; {agent_home.serve_token} has it): {token}")
+        if host not in LOOPBACK:
+            typer.echo(f"{host} is not a loopback address: texts and the token are sent without encryption", err=True)
+        typer.echo(f"OpenAI's API is at {url}")
+    server.run([listening])
+    routes.close()
 
 
 def _token(path: Path) -> tuple[str, bool]:
@@ -55,39 +78,3 @@ def _token(path: Path) -> tuple[str, bool]:
     if not token:
         raise BadRequest(f"{path} is empty; remove it for a new token")
     return token, False
-
-
-def _serve(
-    home: AgentHome,
-    host: str,
-    port: int,
-    queue: int,
-    feedback: Feedback | None,
-    token: str,
-    is_new: bool,
-    json_lines: bool,
-) -> None:
-    from device_agent.serving.http import http_server, listen
-    from device_agent.serving.models import DeviceModels
-    from device_agent.serving.routes import DeviceRoutes
-
-    try:
-        listening = listen(host, port)
-    except OSError as error:
-        raise BadRequest(f"cannot listen on {host}:{port} ({error}); choose another port with --port") from error
-    routes = DeviceRoutes(DeviceModels(home), token, queue, feedback)
-    server = http_server(routes)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, server.handle_exit)  # stays in place: uvicorn raises the signal again after its stop
-    url = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}/v1"
-    if json_lines:
-        facts = {"url": url, "token_file": str(home.serve_token)}
-        typer.echo(json.dumps(facts | ({"token": token} if is_new else {})))
-    else:
-        if is_new:
-            typer.echo(f"token (it is not shown again; {home.serve_token} has it): {token}")
-        if host not in LOOPBACK:
-            typer.echo(f"{host} is not a loopback address: texts and the token are sent without encryption", err=True)
-        typer.echo(f"OpenAI's API is at {url}")
-    server.run([listening])
-    routes.close()

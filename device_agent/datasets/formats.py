@@ -114,7 +114,7 @@ def open_source(
         raise BadRequest(f"{path} is not a file")
     file_format = form or _SUFFIXES.get(path.suffix.lower())
     with path.open("rb") as file:
-        start = file.read(4)
+        start = file.read(_CHUNK)
     if file_format is not Format.PARQUET:
         for signature, advice in _NO_TEXT.items():
             if start.startswith(signature):
@@ -124,12 +124,10 @@ def open_source(
     if file_format in (Format.MBOX, Format.PARQUET):
         return Source(path, file_format, None, None)
     encoding = _encoding(path, start, encoding)
-    with path.open("rb") as file:
-        content = file.read(_CHUNK)
     with path.open(encoding=encoding, newline="", errors="replace") as text:
         sample = text.read(_CHUNK)
     if sample.count("\0") > _NULS * len(sample):
-        order = "be" if content[::2].count(0) > content[1::2].count(0) else "le"
+        order = "be" if start[::2].count(0) > start[1::2].count(0) else "le"
         raise BadRequest(f"{path} is not {encoding}, probably UTF-16; read it with --encoding utf-16-{order}")
     if file_format is Format.CSV:
         return Source(path, file_format, _delimiter(delimiter) if delimiter else _sniff(path, sample), encoding)

@@ -18,9 +18,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from device_agent.durable import locked, sync_directory, write_document, write_durably
+from device_agent.durable import locked, read_document, sync_directory, write_document, write_durably
 from device_agent.home import AgentHome
 from shared.canonical import sha256_hex
 from shared.errors import AdapterNotFound, BadRequest, NotFound, Untrusted
@@ -209,10 +209,7 @@ class AdapterStore:
 
     def _read(self, version: Path) -> StoredAdapter | None:
         """Returns a version's metadata; None if its file is missing or damaged."""
-        try:
-            return StoredAdapter.model_validate_json((version / "about.json").read_bytes())
-        except (OSError, ValidationError):
-            return None
+        return read_document(version / "about.json", StoredAdapter)
 
     def _lock(self) -> AbstractContextManager[object]:
         self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-
-from pydantic import ValidationError
 
 from device_agent.datasets.store import AvailableDatasets, HeldDataset
 from device_agent.errors import OwnerRefuses, TooFewNewRecords
@@ -58,8 +55,8 @@ class Continuation:
             return {}
         if request.privacy is not None or self.lease.round is not None:
             return {}
-        with suppress(FileNotFoundError, ValidationError):
-            return self.run.plan().earlier
+        if (plan := self.run.begun_plan()) is not None:
+            return plan.earlier
         history = TrainingHistory(self.trained).behind(start.sha256)
         return prepare_rehearsal(self.run, history, self.lease.job.task, self.dataset, self.datasets, self._may_read)
 

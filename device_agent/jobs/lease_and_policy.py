@@ -33,7 +33,6 @@ CHECK_SECONDS = 5.0  # between sensor readings while a job runs
 WAIT_SECONDS = 10.0  # between sensor readings while it waits
 PHONE_SECONDS, LONGEST_PHONE_SECONDS = 1.0, 30.0  # between two attempts to reach a lost phone
 PATIENCE_SECONDS = 1800.0  # of waiting before the job is released
-WHY_LENGTH = 500  # maximum characters in a heartbeat
 Answer = TypeVar("Answer")
 Item = TypeVar("Item")
 
@@ -171,7 +170,7 @@ class PolicyGatedRun:
         self._enter(progress.phase)
         self._progress = progress
         why = self._slow_reason if progress.phase == "training" else None
-        self._send_progress(progress if why is None else progress.model_copy(update={"why": why[:WHY_LENGTH]}))
+        self._send_progress(progress if why is None else progress.model_copy(update={"why": why}))
 
     def train(
         self, launcher: Launcher, run: RunDirectory, manifest: ProgramManifest, loaded: Callable[[], None]
@@ -248,7 +247,7 @@ class PolicyGatedRun:
 
     def _report_waiting(self, why: str) -> None:
         self._enter("waiting")
-        self._send_progress(self._progress.model_copy(update={"phase": "waiting", "why": why[:WHY_LENGTH]}))
+        self._send_progress(self._progress.model_copy(update={"phase": "waiting", "why": why}))
 
     def _await(self, decide: Callable[[], Decision]) -> None:
         began = time.monotonic()

@@ -6,7 +6,6 @@ Every error is handled here; reports to the server contain none of the device's 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -14,7 +13,6 @@ from pathlib import Path
 
 import structlog
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-from pydantic import ValidationError
 
 from device_agent.datasets.store import AvailableDatasets, DatasetRemoved, HeldDataset
 from device_agent.durable import describe_error
@@ -248,11 +246,9 @@ class LeasedJob:
 
     def _remove_outdated(self, manifest: ProgramManifest) -> None:
         """Removes an earlier run of this job if the job or the data set has changed since."""
-        try:
-            plan = self.run.plan()
-        except (FileNotFoundError, ValidationError):
+        plan, job = self.run.begun_plan(), self.lease.job
+        if plan is None:
             return
-        job = self.lease.job
         requested_run = (manifest.recipe_id, job.request.training, job.request.privacy, job.task)
         changed = (plan.manifest.recipe_id, plan.training, plan.privacy, plan.task) != requested_run
         # The rest of a run must not be trained on other records than its first steps.
@@ -316,15 +312,15 @@ class LeasedJob:
             privacy=self.lease.job.request.privacy,
             earlier={} if start is None else self._continuation.earlier_records(start),
             reference_texts=self._reference_texts(),
+            measurements=self.context.home.measurements,
         )
 
     def _reference_texts(self) -> tuple[str, ...]:
         """Returns the run's reference texts, as they were at first; none for private runs and rounds."""
         if self._private or self.lease.round is not None:
             return ()
-        with suppress(FileNotFoundError, ValidationError):
-            return self.run.plan().reference_texts
-        return self.lease.reference_texts or own_texts()
+        plan = self.run.begun_plan()
+        return (self.lease.reference_texts or own_texts()) if plan is None else plan.reference_texts
 
     def _choose_start(self, policy_run: PolicyGatedRun, plan: RunPlan, launcher: Launcher) -> RunPlan:
         """Returns the plan with the start that this device chooses. The server learns its name."""

@@ -5,7 +5,6 @@ The evaluator compares sensor readings with the owner's and the job's rules.
 
 from __future__ import annotations
 
-import json
 import math
 import tomllib
 from collections.abc import Callable, Mapping
@@ -16,7 +15,7 @@ from typing import Annotated, Any, TypeVar
 import structlog
 from pydantic import BaseModel, ConfigDict, Field, RootModel, StrictBool, StrictInt, ValidationError
 
-from device_agent.durable import write_durably
+from device_agent.durable import read_document, write_document
 from device_agent.memory import spare_bytes
 from device_agent.policy.rules import Decision, decide, decide_transfer
 from device_agent.policy.sensors import Readings, Sensors, local_now
@@ -196,10 +195,8 @@ class DailyMinutes:
     def __init__(self, path: Path) -> None:
         """path: created by the first `add`."""
         self._path = path
-        try:
-            self._minutes = _Minutes.model_validate_json(path.read_bytes()).root
-        except (FileNotFoundError, ValidationError):
-            self._minutes = {}
+        read = read_document(path, _Minutes)
+        self._minutes = {} if read is None else read.root
 
     def spent(self, today: date) -> float:
         """Returns the minutes trained on a day."""
@@ -216,4 +213,4 @@ class DailyMinutes:
         # The latest day moves to the end, so that a clock that was far ahead for a while does not evict real days.
         self._minutes[today.isoformat()] = self._minutes.pop(today.isoformat(), 0.0) + minutes
         self._minutes = dict(list(self._minutes.items())[-KEPT_DAYS:])
-        write_durably(self._path, json.dumps(self._minutes).encode())
+        write_document(self._path, _Minutes(self._minutes))

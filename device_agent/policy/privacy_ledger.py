@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from device_agent.durable import read_document, write_document
 from device_agent.errors import PolicyForbids, PrivacyLimitReached
@@ -164,8 +164,7 @@ def _charges_of(charges: Sequence[Charge], dataset: str, directory: Path) -> lis
 
 
 def _paid(cost: PrivacyCost, run: RunDirectory, charges: Sequence[Charge]) -> bool:
-    try:
-        recorded = Charge.model_validate_json(run.charge.read_bytes())
-    except (FileNotFoundError, ValidationError):
+    recorded = read_document(run.charge, Charge)
+    if recorded is None or not recorded.pays(cost):
         return False
-    return recorded.pays(cost) and any(charge.id == recorded.id and charge.pays(cost) for charge in charges)
+    return any(charge.id == recorded.id and charge.pays(cost) for charge in charges)

@@ -19,7 +19,7 @@ MEMORY_EASE = 0.1  # share of the floor, above it, before training begins again
 IDLE_SECONDS = 120.0  # without input until a device counts as idle
 MAX_NAME = 40  # characters of a sensor's name
 MAX_SPANS = 3  # spans of hours in a message
-MAX_REASONS = 440  # characters of all reasons; a heartbeat takes 500
+MAX_WHY = 500  # characters of all reasons, which a heartbeat takes
 WARM_MARGIN = 8.0  # degrees Celsius under the ceiling from which training pauses between steps
 MAX_REST = 8.0  # seconds of pause for each second of work
 BUSY_LOAD, CALM_LOAD = 0.5, 0.3  # share of all processors: other programs are busy from the first to the second
@@ -94,7 +94,7 @@ def decide(
         stopped = tuple(stop.rule for stop in stops)
         return Decision(
             action="wait",
-            why=_joined([stop.why for stop in stops]),
+            why="; ".join(stop.why for stop in stops)[:MAX_WHY],
             measured=", ".join(stop.measured for stop in stops if stop.measured) or None,
             until=max(until for until in end_times if until is not None) if None not in end_times else None,
             held=stopped + tuple(rule for rule in lost if rule in held_before and rule not in stopped),
@@ -250,15 +250,6 @@ def _unanswered(rules: Rules, readings: Readings) -> tuple[tuple[RuleName, ...],
         tuple(rule for rule, name in unanswered if name in readings.lost),
         tuple(rule for rule, name in unanswered if name not in readings.lost),
     )
-
-
-def _joined(reasons: list[str]) -> str:
-    joined = reasons[0]
-    for count, reason in enumerate(reasons[1:], start=1):
-        if len(joined) + len(reason) > MAX_REASONS:
-            return f"{joined}; and {len(reasons) - count} more"
-        joined += f"; {reason}"
-    return joined
 
 
 def _where(readings: Readings) -> str:

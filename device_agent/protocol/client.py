@@ -71,7 +71,7 @@ class DeviceClient:
         """Exchanges a one-time token for a device token. Raises Unauthorized if the token is used or unknown."""
         body = DeviceEnrollment(name=name, public_key=public_key, platform=platform.platform()[:200])
         # One attempt: a lost response has used up the token, and a retry would hide that.
-        return _read(DeviceGrant, self._request("POST", "/v1/devices", json=_json(body), retry=False))
+        return self._post(DeviceGrant, "/v1/devices", body, retry=False)
 
     def lease(
         self,
@@ -95,30 +95,27 @@ class DeviceClient:
     def heartbeat(self, lease_id: str, progress: Progress) -> LeaseState:
         """Extends the lease and reports progress; one attempt. Raises Gone if the lease has ended."""
         path = f"/v1/leases/{lease_id}/heartbeat"
-        content = self._request("POST", path, json=_json(progress), retry=False, timeout=HEARTBEAT_TIMEOUT)
-        return _read(LeaseState, content)
+        return self._post(LeaseState, path, progress, retry=False, timeout=HEARTBEAT_TIMEOUT)
 
     def choose_start(self, lease_id: str, start: JobStart | None) -> LeaseState:
         """Reports the start that this device has chosen; None: B = 0. Raises NotFound if it was deleted meanwhile."""
-        body = ChosenStart(start=start)
-        return _read(LeaseState, self._request("POST", f"/v1/leases/{lease_id}/start", json=_json(body)))
+        return self._post(LeaseState, f"/v1/leases/{lease_id}/start", ChosenStart(start=start))
 
     def fail(self, lease_id: str, error: JobError) -> LeaseState:
         """Reports the job as failed."""
-        return _read(LeaseState, self._request("POST", f"/v1/leases/{lease_id}/fail", json=_json(error)))
+        return self._post(LeaseState, f"/v1/leases/{lease_id}/fail", error)
 
     def release(self, lease_id: str) -> LeaseState:
         """Releases the job."""
-        return _read(LeaseState, self._request("POST", f"/v1/leases/{lease_id}/release"))
+        return self._post(LeaseState, f"/v1/leases/{lease_id}/release")
 
     def leave(self, lease_id: str) -> LeaseState:
         """Reports that this device stops; the job is released unless it returns within seconds. One short attempt."""
-        content = self._request("POST", f"/v1/leases/{lease_id}/leave", retry=False, timeout=LEAVE_TIMEOUT)
-        return _read(LeaseState, content)
+        return self._post(LeaseState, f"/v1/leases/{lease_id}/leave", retry=False, timeout=LEAVE_TIMEOUT)
 
     def decline(self, lease_id: str, reason: Decline) -> LeaseState:
         """Declines a job that needs more memory than this device has."""
-        return _read(LeaseState, self._request("POST", f"/v1/leases/{lease_id}/decline", json=_json(reason)))
+        return self._post(LeaseState, f"/v1/leases/{lease_id}/decline", reason)
 
     def upload(self, lease_id: str, adapter: bytes) -> UploadReceipt:
         """Uploads an adapter file."""
@@ -148,7 +145,7 @@ class DeviceClient:
     ) -> Document:
         body = Completion(adapter_sha256=adapter, result=result, trajectory_sha256=trajectory)
         timeout = None if trajectory is None else REPLAY_TIMEOUT
-        return _read(model, self._request("POST", f"/v1/leases/{lease_id}/complete", json=_json(body), timeout=timeout))
+        return self._post(model, f"/v1/leases/{lease_id}/complete", body, timeout=timeout)
 
     def secure_aggregation(self, lease_id: str, known_phase: Phase | None) -> SecureAggregationView:
         """Returns the state of a job's masked round; leaves out the data of `known_phase`."""
@@ -157,9 +154,7 @@ class DeviceClient:
 
     def post_secure_aggregation(self, lease_id: str, phase: str, body: BaseModel) -> SecureAggregationView:
         """Sends this device's message of a masked round's phase: keys, shares, consent or unmask."""
-        return _read(
-            SecureAggregationView, self._request("POST", f"/v1/leases/{lease_id}/masking/{phase}", json=_json(body))
-        )
+        return self._post(SecureAggregationView, f"/v1/leases/{lease_id}/masking/{phase}", body)
 
     def upload_masked(self, lease_id: str, vector: bytes) -> SecureAggregationView:
         """Uploads a masked update."""
@@ -192,6 +187,10 @@ class DeviceClient:
     def server_keys(self) -> ServerKeys:
         """Returns the server's signing key and its signed key rotations."""
         return _read(ServerKeys, self._request("GET", "/v1/server/keys"))
+
+    def _post(self, model: type[Document], path: str, body: BaseModel | None = None, **options: Any) -> Document:
+        content = {} if body is None else {"json": _json(body)}
+        return _read(model, self._request("POST", path, **content, **options))
 
     def _put(self, model: type[Document], path: str, content: bytes) -> Document:
         headers = {"Content-Type": "application/octet-stream"}

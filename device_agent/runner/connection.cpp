@@ -1,9 +1,6 @@
 #include "connection.hpp"
 
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
 
 namespace mobizo {
 namespace {
@@ -11,27 +8,16 @@ namespace {
 constexpr uint32_t MAX_NAME = 64, MAX_TENSORS = 16, MAX_RANK = 8;
 constexpr uint64_t MAX_TENSOR_BYTES = uint64_t{1} << 32;
 constexpr size_t FIRST_PIECE = size_t{1} << 20;
-constexpr size_t BUFFER = size_t{1} << 16;
 
 } // namespace
 
 // Returns false if the input ended before the first byte and `may_end` is set.
 bool Connection::read_all(void *target, size_t size, bool may_end) {
-  auto *at = static_cast<uint8_t *>(target);
-  for (size_t got = 0; got < size;) {
-    const ssize_t count = read(input_, at + got, size - got);
-    if (count < 0 && errno == EINTR) {
-      continue;
-    }
-    if (count <= 0) {
-      if (may_end && got == 0) {
-        return false;
-      }
-      throw ExecutorError(Status::Failed, "the request is truncated");
-    }
-    got += static_cast<size_t>(count);
+  const size_t got = std::fread(target, 1, size, input_);
+  if (got < size && !(may_end && got == 0)) {
+    throw ExecutorError(Status::Failed, "the request is truncated");
   }
-  return true;
+  return got == size;
 }
 
 uint32_t Connection::read_number(uint32_t max, const char *what) {
@@ -109,34 +95,14 @@ void Connection::answer_error(Status status, const std::string &text) {
 }
 
 void Connection::put(const void *source, size_t size) {
-  if (buffer_.size() + size > BUFFER) {
-    flush();
-  }
-  if (size > BUFFER) {
-    write_all(source, size);
-  } else {
-    const auto *bytes = static_cast<const uint8_t *>(source);
-    buffer_.insert(buffer_.end(), bytes, bytes + size);
+  if (size > 0) { // an empty tensor has no address, which fwrite must not be given
+    std::fwrite(source, 1, size, output_);
   }
 }
 
 void Connection::flush() {
-  write_all(buffer_.data(), buffer_.size());
-  buffer_.clear();
-}
-
-void Connection::write_all(const void *source, size_t size) {
-  const auto *at = static_cast<const uint8_t *>(source);
-  while (size > 0) {
-    const ssize_t count = write(output_, at, size);
-    if (count < 0 && errno == EINTR) {
-      continue;
-    }
-    if (count <= 0) {
-      throw ExecutorError(Status::Failed, "the client closed the connection");
-    }
-    at += count;
-    size -= static_cast<size_t>(count);
+  if (std::fflush(output_) != 0 || std::ferror(output_) != 0) {
+    throw ExecutorError(Status::Failed, "the client closed the connection");
   }
 }
 

@@ -1,9 +1,10 @@
-// The executor protocol on two file descriptors: reads requests and writes answers (docs/runner.md).
+// The executor protocol on two streams: reads requests and writes answers (docs/runner.md).
 #pragma once
 
 #include "errors.hpp"
 #include "tensor.hpp"
 
+#include <cstdio>
 #include <optional>
 #include <string>
 #include <vector>
@@ -17,7 +18,7 @@ struct Request {
 
 class Connection {
 public:
-  Connection(int input, int output) : input_(input), output_(output) {}
+  Connection(std::FILE *input, std::FILE *output) : input_(input), output_(output) {}
 
   // Returns the next request, or nothing if the input ended before it. Memory is allocated as the bytes arrive: at most
   // three times their number, and 1 MiB. Throws ExecutorError for a malformed request, std::bad_alloc.
@@ -34,10 +35,8 @@ private:
   void put(const void *source, size_t size);
   void put_number(uint32_t number) { put(&number, sizeof number); }
   void flush();
-  void write_all(const void *source, size_t size);
 
-  int input_, output_;
-  std::vector<uint8_t> buffer_; // the part of an answer that is not written yet
+  std::FILE *input_, *output_;
 };
 
 } // namespace mobizo

@@ -122,7 +122,7 @@ bool serve(const ServeOptions &options) {
 #endif
   watch_client();
   std::signal(SIGBUS, answer_lost_page);
-  Connection connection(0, 1);
+  Connection connection(stdin, stdout);
   std::unique_ptr<Program> program;
   try {
     const Setting set(calling);

@@ -12,6 +12,7 @@ from device_agent.home import AgentHome
 from device_agent.inference.adapter_store import AdapterStore, LoadedAdapter, StoredAdapter
 from device_agent.inference.chat import ends
 from device_agent.inference.personal_model import PersonalModel, load_program, missing
+from device_agent.inference.predict import predict
 from shared.chat_template import NoChatTemplate
 from shared.constrained_decoding import Constraint, Vocabulary, check_schema
 from shared.errors import AdapterNotFound, Unavailable
@@ -20,6 +21,7 @@ from shared.openai.completions import Finish, Model, Usage
 from shared.openai.requests import ChatRequest, CompletionRequest
 from shared.openai.tools import ToolUse
 from shared.sampling import Sampler
+from shared.scoring import ClassifyRequest, ClassifyResult, ScoredBy
 from shared.zo.encoding import prompt_tokens
 
 OWNER = "device"
@@ -100,6 +102,22 @@ def _adapter(about: StoredAdapter) -> Model:
 
 def _base(name: str, about: StoredAdapter) -> Model:
     return Model(id=name, created=unix_seconds(about.kept_at), owned_by="base")
+
+
+def classify(models: DeviceModels, name: str, request: ClassifyRequest) -> Generator[ClassifyResult, None, None]:
+    """Yields how an adapter classifies a record, once, as `POST /v1/adapters/{name}/classify` of a server does.
+
+    Raises the errors of `DeviceModels.use` and `ClassifyRequest.record`, or Unavailable.
+    """
+    try:
+        model, revision = models.use(name)
+        prediction = predict(model, request.record(model.task), "fields")
+    except RuntimeFailed as error:
+        models.close()
+        raise Unavailable(error.detail) from error
+    scored_by = ScoredBy(base=model.manifest.recipe.base.name, adapter=name, revision=revision)
+    scores = [(each.label, each.probability, each.log_probability) for each in prediction.candidates]
+    yield ClassifyResult.of(scored_by, scores)
 
 
 @dataclass

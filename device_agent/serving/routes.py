@@ -21,9 +21,8 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from device_agent.serving.classification import classify
 from device_agent.serving.feedback import Feedback, FeedbackRequest
-from device_agent.serving.models import DeviceAnswers, DeviceModels
+from device_agent.serving.models import DeviceAnswers, DeviceModels, classify
 from shared.errors import (
     BadRequest,
     Forbidden,

@@ -78,8 +78,11 @@ class CheckpointedTrainer(Trainer):
         self._run.checkpoints.keep([self._steps, *([] if best is None else [best.step])])
 
     def _evaluate(self, split: Split, examples: Sequence[Example] | None, *, best: int | None = None) -> None:
-        """Evaluates as `Trainer` does, after a checkpoint, so that the evaluated B can be restored later."""
-        if best is None and examples is not None and recorded(self._trajectory, split, self._steps) is None:
+        """Evaluates as `Trainer` does, after a checkpoint, so that the evaluated B can be restored later. The initial B
+        needs none.
+        """
+        known = self._steps == 0 or recorded(self._trajectory, split, self._steps) is not None
+        if best is None and examples is not None and not known:
             self._checkpoint()
         super()._evaluate(split, examples, best=best)
 

@@ -6,10 +6,10 @@ recomputes the steps after it.
 
 from __future__ import annotations
 
+import io
 import re
-import struct
-import zlib
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -19,16 +19,11 @@ from shared.zo.lora import F32
 
 CHECKPOINT_STEPS = 10  # the maximum number of steps that a resumed run recomputes
 
-MAGIC = b"MOBIZO-CHECKPOINT 1\n"
-_HEAD = struct.Struct("<II")  # steps, CRC-32 of the state
 _NAME = re.compile(r"step-(\d+)\.bin")
 
 
 class Checkpoints:
-    """Checkpoints, one file each, keyed by the number of completed steps.
-
-    A file has magic, steps and CRC-32 (uint32 each), then the state; little-endian.
-    """
+    """Checkpoints, one NumPy archive each, keyed by the number of completed steps."""
 
     def __init__(self, path: Path) -> None:
         """path: a directory; the first write creates it."""
@@ -43,20 +38,18 @@ class Checkpoints:
 
     def read(self, step: int) -> F32 | None:
         """Returns the state, float32 (M,), after `step` steps; None if the checkpoint is absent or damaged."""
-        file = self._file(step)
-        data = file.read_bytes() if file.is_file() else b""
-        start = len(MAGIC) + _HEAD.size
-        if not data.startswith(MAGIC) or len(data) < start:
-            return None
-        state = data[start:]
-        intact = len(state) % 4 == 0 and _HEAD.unpack_from(data, len(MAGIC)) == (step, zlib.crc32(state))
-        return np.frombuffer(state, "<f4").astype(np.float32) if intact else None
+        # A damaged archive raises errors of many kinds.
+        with suppress(Exception), np.load(self._file(step)) as archive:
+            state: F32 = archive["state"]
+            return state
+        return None
 
     def write(self, step: int, state: F32) -> None:
         """Stores the state, float32 (M,), after `step` steps; it is durable when this method returns."""
         self.path.mkdir(mode=0o700, exist_ok=True)
-        data = np.ascontiguousarray(state, "<f4").tobytes()
-        write_durably(self._file(step), MAGIC + _HEAD.pack(step, zlib.crc32(data)) + data)
+        archive = io.BytesIO()
+        np.savez(archive, state=state)
+        write_durably(self._file(step), archive.getvalue())
 
     def keep(self, steps: Iterable[int]) -> None:
         """Removes all checkpoints except those of `steps`."""

@@ -39,29 +39,6 @@ class SplitMetrics:
         return self.correct / self.total
 
 
-def measure(
-    program: TrainingProgram,
-    examples: Sequence[Example],
-    recipe: Recipe,
-    before_batch: Callable[[], None] = lambda: None,
-    *,
-    dynamic: bool = False,
-    frozen: PrefixCache | None = None,
-    reserved: int = 0,
-) -> SplitMetrics:
-    """Scores every candidate of every example; the prediction is the candidate with the highest log-probability,
-    the first on ties.
-
-    before_batch: its exception ends the measurement. dynamic: the manifest's `dynamic_length`.
-    frozen: for a program with `score_suffix`, which then scores. reserved: bytes of it that stay free. Raises Diverged
-    if a log-probability is not finite.
-    """
-    scores = log_probabilities(
-        program, examples, recipe, before_batch, dynamic=dynamic, frozen=frozen, reserved=reserved
-    )
-    return split_metrics(examples, scores, recipe)
-
-
 def best_b(
     program: TrainingProgram,
     examples: Sequence[Example],
@@ -74,7 +51,7 @@ def best_b(
     """Returns the index of the B (D,) with the highest accuracy, then the lowest loss, then the lowest index.
 
     Of preferences, an example is right by what its answers gained from the first B. Loads each into the program.
-    Parameters and errors as of `measure`.
+    Parameters and errors as of `log_probabilities`.
     """
     measured: list[SplitMetrics] = []
     for flat in candidates:
@@ -87,7 +64,10 @@ def best_b(
 
 
 def split_metrics(examples: Sequence[Example], scores: Sequence[Sequence[float]], recipe: Recipe) -> SplitMetrics:
-    """Returns the metrics of examples whose candidates have these log-probabilities."""
+    """Returns the metrics of examples whose candidates have these log-probabilities.
+
+    The prediction is the candidate with the highest one, the first on ties.
+    """
     pairs = list(zip(examples, scores, strict=True))
     loss = sum(-candidates[example.correct] for example, candidates in pairs if example.liked) / len(examples)
     if recipe.loss in PREFERENCE_LOSSES:
@@ -126,7 +106,12 @@ def log_probabilities(
     frozen: PrefixCache | None = None,
     reserved: int = 0,
 ) -> list[list[float]]:
-    """Returns the log-probability of each candidate of each example, nats. Parameters and errors as of `measure`."""
+    """Returns the log-probability of each candidate of each example, nats.
+
+    before_batch: its exception ends the measurement. dynamic: the manifest's `dynamic_length`.
+    frozen: for a program with `score_suffix`, which then scores. reserved: bytes of it that stay free. Raises Diverged
+    if a log-probability is not finite.
+    """
     scores: dict[int, list[float]] = {}
     batches = list(score_batches(examples, recipe, dynamic=dynamic))
     upcoming = UpcomingTexts(text for _, batch in batches for text in batch.texts)

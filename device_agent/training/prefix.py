@@ -1,13 +1,13 @@
 """Caches the outputs of a program's frozen lower layers for each text, in memory, for steps and for evaluations.
 
-Hidden states are user data in another form, so they are not written to disk. Every epoch visits each example once, so
-the first cached states stay and none is evicted.
+Hidden states of records are user data in another form, so they are not written to disk. Every epoch visits each example
+once, so the first cached states stay and none is evicted.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -93,6 +93,26 @@ class PrefixCache:
         """Returns the size of the states of so many tokens, in bytes."""
         return tokens * self._width * np.dtype(np.float32).itemsize
 
+    def states(self, texts: Sequence[Tokens]) -> F32 | None:
+        """Returns the cached states of texts, one after the other, float32 (N, hidden); None if one is not cached."""
+        found = [self._cache[text] for text in texts if text in self._cache]
+        return np.concatenate(found) if 0 < len(found) == len(texts) else None
+
+    def add(self, texts: Sequence[Tokens], states: F32, reserved: int) -> None:
+        """Caches states that `states` returned for the same texts; others are ignored. reserved: see `hidden`."""
+        ends = np.cumsum([len(text) for text in texts])
+        if states.size == ends[-1] * self._width:
+            pieces = np.split(states.reshape(-1, self._width), ends[:-1])
+            self._store(dict(zip(texts, pieces, strict=True)), self._free_bytes(reserved))
+
+    def _store(self, states: Mapping[Tokens, F32], free_bytes: int) -> None:
+        """Caches the states that fit `free_bytes`."""
+        for text, state in states.items():
+            if text not in self._cache and state.nbytes <= free_bytes:
+                free_bytes -= state.nbytes
+                self._bytes += state.nbytes
+                self._cache[text] = state
+
     def _free_bytes(self, reserved: int) -> int:
         """Returns the bytes that may still be cached."""
         if self._budget is None:
@@ -126,11 +146,7 @@ class PrefixCache:
             packed[row, : len(text)] = text
         fresh = self._program.prefix(packed)
         states = {text: fresh[row, : len(text)].copy() for row, text in enumerate(texts)}
-        for text, state in states.items():
-            if state.nbytes <= free_bytes:
-                free_bytes -= state.nbytes
-                self._bytes += state.nbytes
-                self._cache[text] = state
+        self._store(states, free_bytes)
         return states
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from device_agent.durable import disk_full_as_does_not_fit
@@ -15,6 +16,7 @@ from device_agent.training.dp_sampling import check_sample_size
 from device_agent.training.reference_texts import reference_examples
 from device_agent.training.run_directory import RunDirectory
 from device_agent.training.run_plan import RunPlan
+from device_agent.training.start_measurements import StartMeasurements
 from shared.job import Progress
 from shared.result import Result
 from shared.stop_signal import never
@@ -37,14 +39,18 @@ def train_run(
     with run.lock(), disk_full_as_does_not_fit():
         report(Progress(phase="loading"))
         plan = run.plan()
-        splits = splits_of(run, plan)
-        trim_heap()  # of the tokenizer, before the program takes its memory
-        plan = plan.model_copy(update={"blank": splits.blank})
-        executor = launcher.launch(plan.manifest, plan.program, plan.weights, stop=stop)
+        with ThreadPoolExecutor(1) as pool:  # the executor starts while the data are read
+            reading = pool.submit(splits_of, run, plan)
+            executor = launcher.launch(plan.manifest, plan.program, plan.weights, stop=stop)
         try:
+            splits = reading.result()
+            trim_heap()  # of the tokenizer, before the program's methods take their memory
+            plan = plan.model_copy(update={"blank": splits.blank})
             loaded()
             program = TrainingProgram(plan.manifest, executor)
-            return trainer_of(plan.manifest)(run, plan, splits, program, report, stop, rest).train()
+            directory = plan.measurements
+            kept = None if directory is None else StartMeasurements(directory / launcher.name, plan)
+            return trainer_of(plan.manifest)(run, plan, splits, program, report, stop, rest, kept=kept).train()
         finally:
             executor.close()
 

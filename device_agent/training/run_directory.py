@@ -28,7 +28,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from device_agent.durable import Document, locked, write_document, write_durably
+from device_agent.durable import Document, locked, read_document, write_document, write_durably
 from device_agent.training.checkpoints import Checkpoints
 from device_agent.training.dp_sampling import DPSamples, load_or_draw
 from device_agent.training.run_plan import RunPlan
@@ -127,6 +127,10 @@ class RunDirectory:
         """Returns the plan written by `begin`."""
         return RunPlan.model_validate_json((self.path / "run.json").read_bytes())
 
+    def begun_plan(self) -> RunPlan | None:
+        """Returns the plan; None if the run has not begun, or if this agent cannot read its plan."""
+        return self._read("run.json", RunPlan)
+
     def figures(self) -> ResourceUsage:
         """Returns the recorded resource usage; zeros in a new run."""
         return self._read("figures.json", ResourceUsage) or ResourceUsage()
@@ -179,10 +183,7 @@ class RunDirectory:
         shutil.rmtree(self.path, ignore_errors=True)
 
     def _read(self, name: str, model: type[Document]) -> Document | None:
-        try:
-            return model.model_validate_json((self.path / name).read_bytes())
-        except FileNotFoundError:
-            return None
+        return read_document(self.path / name, model)
 
 
 def prune_runs(runs: Path, keep: int = KEPT_RUNS) -> None:

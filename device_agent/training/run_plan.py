@@ -55,6 +55,7 @@ class RunPlan(BaseModel):
     reference_texts: tuple[str, ...] = Field(
         (), description="public texts whose loss is measured at the start and at the end; none: it is not measured"
     )
+    measurements: Path | None = Field(None, description="directory of `StartMeasurements`; null: nothing is kept")
     blank: bool = Field(False, description="no training record fits the task; steps leave B as it is")
 
     def lr_at(self, step: int) -> float:

@@ -26,16 +26,17 @@ from device_agent.executors.program import PrivateGradientInput, PrivateStepInpu
 from device_agent.training.baseline import Baseline, measure_baseline
 from device_agent.training.data import BatchSampler, Splits
 from device_agent.training.dp_sampling import DPSamples
-from device_agent.training.evaluation import log_probabilities, measure, split_metrics
+from device_agent.training.evaluation import SplitMetrics, log_probabilities, split_metrics
 from device_agent.training.prefix import PrefixCache, UpcomingTexts, prefix_cache, split_prefix
 from device_agent.training.progress import RunProgress
 from device_agent.training.reference_texts import full_loss
 from device_agent.training.result import build_result, out_of_patience, recorded, uploaded_validation
 from device_agent.training.run_directory import References, ResourceUsage, RunDirectory
 from device_agent.training.run_plan import RunPlan
+from device_agent.training.start_measurements import StartMeasurements
 from shared.job import Progress
 from shared.privacy import ExamplePrivacy
-from shared.recipe import PREFERENCE_LOSSES
+from shared.recipe import PREFERENCE_LOSSES, Recipe
 from shared.result import Result
 from shared.zo.encoding import Example, Tokens
 from shared.zo.noise import query_seeds
@@ -46,7 +47,7 @@ from shared.zo.trajectory import Evaluation, TrajectoryFile
 SLICE_SECONDS = 0.1  # of a pause, between two checks whether to stop
 
 Secret = PrivateStepInput | PrivateGradientInput
-Split = Literal["validation", "test", "earlier", "reference"]
+Split = Literal["train", "validation", "test", "earlier", "reference"]
 
 
 class Trainer:
@@ -62,14 +63,16 @@ class Trainer:
         stop: Callable[[], bool],
         rest: Callable[[], float] = lambda: 0.0,
         frozen: PrefixCache | None = None,
+        kept: StartMeasurements | None = None,
     ) -> None:
         """report: called with the progress after steps and evaluations. stop: asked before each call of the program.
 
         rest: returns the seconds to pause after a step for each second that it took. frozen: a cache that this run
-        shares with others of the program and of its rule for lengths; None: its own.
+        shares with others of the program and of its rule for lengths; None: its own. kept: by earlier runs; None:
+        everything is measured.
         """
         self._run, self._plan, self._splits, self._program = run, plan, splits, program
-        self._stop, self._rest = stop, rest
+        self._stop, self._rest, self._kept = stop, rest, kept
         self._settings, self._recipe = plan.training, plan.manifest.recipe
         self._eps = plan.training.eps_for(plan.manifest.recipe)
         groups, share = tuple(example.group for example in splits.train), plan.training.rehearsal
@@ -192,11 +195,16 @@ class Trainer:
         """Adds the log-probabilities at the run's start to the examples of preferences; they are computed once."""
         if self._recipe.loss not in PREFERENCE_LOSSES:
             return
-        by_split = {"train": self._splits.train, "validation": self._splits.validation, "test": self._splits.test or ()}
+        by_split: dict[Split, Sequence[Example]] = {
+            "train": self._splits.train,
+            "validation": self._splits.validation,
+            "test": self._splits.test or (),
+        }
         references = self._run.references()
         if references is None:
             self._program.load(self._start)
-            references = References(**{name: self._score(name, examples) for name, examples in by_split.items()})
+            scores = {name: self._score(name, examples, self._recipe) for name, examples in by_split.items()}
+            references = References.model_validate(scores)
             self._run.record_references(references)
         train, validation, test = (
             [replace(example, reference=own) for example, own in zip(examples, getattr(references, name), strict=True)]
@@ -204,19 +212,19 @@ class Trainer:
         )
         self._splits = replace(self._splits, train=train, validation=validation, test=test or None)
 
-    def _score(self, split: str, examples: Sequence[Example]) -> list[tuple[float, ...]]:
-        """Returns the log-probabilities of each example's rows under the present B, as an evaluation computes them."""
-        frozen, reserved = self._evaluation_cache("test" if split == "test" else "validation")
+    def _score(self, split: Split, examples: Sequence[Example], recipe: Recipe) -> list[list[float]]:
+        """Returns the log-probabilities of each example's rows under the present B."""
+        frozen, reserved = self._evaluation_cache(split)
+        public = [example.rows[0].tokens for example in examples] if frozen and split == "reference" else []
+        if frozen and self._kept and public and (states := self._kept.states(examples)) is not None:
+            frozen.add(public, states, reserved)
+        dynamic = self._plan.dynamic_length
         scores = log_probabilities(
-            self._program,
-            examples,
-            self._recipe,
-            self._before_evaluation,
-            dynamic=self._plan.dynamic_length,
-            frozen=frozen,
-            reserved=0 if split == "train" else reserved,
+            self._program, examples, recipe, self._before_evaluation, dynamic=dynamic, frozen=frozen, reserved=reserved
         )
-        return [tuple(each) for each in scores]
+        if frozen and self._kept and (states := frozen.states(public)) is not None:
+            self._kept.keep_states(examples, states)
+        return scores
 
     def _before_evaluation(self) -> None:
         self._check_stop()
@@ -236,30 +244,18 @@ class Trainer:
         recipe = full_loss(self._recipe) if split == "reference" else self._recipe
         if recipe.loss in PREFERENCE_LOSSES and self._steps == 0:
             measured = split_metrics(examples, [example.reference for example in examples], recipe)
+        elif step == 0 and self._kept is not None:
+            measured = self._kept.metrics(examples, recipe.loss, lambda: self._measure(split, examples, recipe))
         else:
-            frozen, reserved = self._evaluation_cache(split)
-            measured = measure(
-                self._program,
-                examples,
-                recipe,
-                self._before_evaluation,
-                dynamic=self._plan.dynamic_length,
-                frozen=frozen,
-                reserved=reserved,
-            )
-        self._trajectory_file.append_evaluation(
-            Evaluation(
-                step=step,
-                split=split,
-                correct=measured.correct,
-                total=measured.total,
-                loss=measured.loss,
-                adapter=adapter,
-                margin=measured.margin,
-            )
-        )
+            measured = self._measure(split, examples, recipe)
+        evaluation = Evaluation(step=step, split=split, adapter=adapter, **vars(measured))
+        self._trajectory_file.append_evaluation(evaluation)
         self._record_usage()
         self._progress.report("evaluating")
+
+    def _measure(self, split: Split, examples: Sequence[Example], recipe: Recipe) -> SplitMetrics:
+        """Returns the metrics of the present B."""
+        return split_metrics(examples, self._score(split, examples, recipe), recipe)
 
     def _build_result(self) -> Result:
         """Writes both adapters, measures the best on the test split, and sums up."""
@@ -285,7 +281,8 @@ class Trainer:
         splits = self._splits
         if self._plan.uploads_last or self._dp_samples is not None or splits.blank or self._plan.task.generates:
             return None
-        return measure_baseline(splits.train, splits.test or splits.validation)
+        measure = measure_baseline if self._kept is None else self._kept.baseline
+        return measure(splits.train, splits.test or splits.validation)
 
     @property
     def _steps(self) -> int:
@@ -304,6 +301,8 @@ class Trainer:
         """
         if self._prefix is None or "score_suffix" not in self._plan.manifest.methods:
             return None, 0
+        if split == "train":
+            return self._prefix, 0
         visited = self._settings.steps * self._recipe.effective_batch * self._recipe.sequence_length
         reserved = min(visited, sum(map(len, step_texts(self._splits.train, self._recipe))))
         if split != "validation":

@@ -10,7 +10,7 @@ import pytest
 from device_agent.errors import NotEnrolled, NotRunning
 from device_agent.home import AgentHome
 from shared.errors import BadRequest, MobizoError
-from shared.signing import new_private_key, public_text
+from shared.signing import public_text
 from tests.device_agent.homes import enroll
 
 
@@ -26,7 +26,7 @@ def test_identity_is_kept_and_private(home, server_key):
     assert stat.S_IMODE(home.path.stat().st_mode) == 0o700
     first = home.noise_key()  # of the noise on counts
     assert first == home.noise_key()
-    home.store_device_key(new_private_key())
+    (home.path / "device.key").unlink()
     assert home.noise_key() != first
 
 

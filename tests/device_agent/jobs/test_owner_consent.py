@@ -222,7 +222,7 @@ class DyingExecutor:
 
 def charges_of_a_killed_agent(make, home):
     """Runs the agent until training begins; returns what the ledger has then."""
-    launcher = SimpleNamespace(launch=lambda *_, **__: DyingExecutor())
+    launcher = SimpleNamespace(name="dying", launch=lambda *_, **__: DyingExecutor())
     with pytest.raises(Killed):
         make(home, launchers=lambda _manifest: launcher).run(once=True)
     return json.loads(home.privacy.read_bytes())["charges"]

@@ -30,7 +30,9 @@ def test_a_damaged_checkpoint_is_not_used(unfinished, launcher, whole):
     assert unfinished.checkpoints.steps()
     for step in unfinished.checkpoints.steps():
         path = unfinished.checkpoints.path / f"step-{step}.bin"
-        path.write_bytes(path.read_bytes()[:-1] + b"?")
+        data = path.read_bytes()
+        path.write_bytes(data[: len(data) // 2] + bytes([data[len(data) // 2] ^ 1]) + data[len(data) // 2 + 1 :])
+        assert unfinished.checkpoints.read(step) is None
     train(unfinished, launcher)
     assert hashes(unfinished) == hashes(whole)
 

@@ -8,7 +8,7 @@ import pytest
 
 from device_agent.errors import Diverged
 from device_agent.executors.python import open_program
-from device_agent.training.evaluation import best_b, measure
+from device_agent.training.evaluation import best_b, log_probabilities, split_metrics
 from shared.recipe import BaseRef, Recipe
 from shared.zo.encoding import Example, Row
 from shared.zo.packing import pack_score
@@ -42,7 +42,8 @@ def example(correct, *answers):
 def test_the_highest_sum_of_log_probabilities_answers():
     oracle = Oracle({5: math.log(0.6), 6: math.log(0.3), 7: math.log(0.5), 8: math.log(0.9)})
     # Of the second example, (7, 8) has log 0.45 and (6,) log 0.3.
-    measured = measure(oracle, [example(0, (5,), (6,)), example(1, (7, 8), (6,))], RECIPE)
+    examples = [example(0, (5,), (6,)), example(1, (7, 8), (6,))]
+    measured = split_metrics(examples, log_probabilities(oracle, examples, RECIPE), RECIPE)
     assert (measured.correct, measured.total) == (1, 2)
     assert measured.accuracy == 0.5
     assert measured.loss == pytest.approx(-(math.log(0.6) + math.log(0.3)) / 2)
@@ -60,7 +61,7 @@ def test_like_lengths_share_batches_and_results_keep_their_order(rademacher, dat
     scores = [row for batch in pack_score(examples, recipe) for row in batch.read(runtime.score(batch.inputs))]
     lengths, score = [], runtime.score
     runtime.score = lambda batch, hidden=None: lengths.append(batch[0].shape[1]) or score(batch, hidden)
-    measured = measure(runtime, examples, recipe, dynamic=True)
+    measured = split_metrics(examples, log_probabilities(runtime, examples, recipe, dynamic=True), recipe)
     runtime.close()
     assert lengths == sorted(lengths)
     assert len(set(lengths)) == 3
@@ -98,4 +99,4 @@ def test_the_best_b_for_preferences_has_gained_most_on_the_first():
 
 def test_scores_that_are_no_numbers_mean_divergence():
     with pytest.raises(Diverged, match="lower lr"):
-        measure(Oracle({5: math.nan}), [example(0, (5,), (6,))], RECIPE)
+        log_probabilities(Oracle({5: math.nan}), [example(0, (5,), (6,))], RECIPE)

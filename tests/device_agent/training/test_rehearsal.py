@@ -144,6 +144,13 @@ def test_a_run_that_rehearses_resumes_to_the_same_bytes_and_measures_earlier_rec
     assert not whole.rehearsed.exists()
 
 
+def first_version(daemon, best, program, server_key):
+    """Trains the first job; returns the version that the server makes of its B."""
+    assert daemon.run(once=True).outcome is Outcome.COMPLETED
+    signed, _ = vouched(program, server_key, sha256=file_sha256(best), size=best.stat().st_size)
+    return signed, best.read_bytes()
+
+
 def test_a_job_that_continues_rehearses_what_the_owner_still_lets_it_read(
     make, enrolled, server, server_key, rademacher, dataset, tmp_path
 ):
@@ -151,16 +158,11 @@ def test_a_job_that_continues_rehearses_what_the_owner_still_lets_it_read(
     daemon = make(enrolled, {"movies": dataset, "products": products})
     training = {"steps": 4, "evaluation_interval": 2}
     server.add_job(rademacher, **training)
-    assert daemon.run(once=True).outcome is Outcome.COMPLETED
-    best = enrolled.run("job-1").best
-    (signed, _), data = (
-        vouched(rademacher, server_key, sha256=file_sha256(best), size=best.stat().st_size),
-        best.read_bytes(),
-    )
+    start = first_version(daemon, enrolled.run("job-1").best, rademacher, server_key)
     for number, settings, rehearsed in ((2, {}, 7), (3, {"rehearsal": 0.0}, None), (4, {}, None)):
         if number == 4:
             TaskApprovals(enrolled.tasks).decide(TASK, ["movies"], TaskState.REVOKED)
-        server.add_job(rademacher, "products", f"job-{number}", start=(signed, data), **training | settings)
+        server.add_job(rademacher, "products", f"job-{number}", start=start, **training | settings)
         assert daemon.run(once=True).outcome is Outcome.COMPLETED
         totals = [each.total for each in server.completions[-1].result.evaluations if each.split == "earlier"]
         assert totals == ([] if rehearsed is None else [rehearsed] * 2)
@@ -174,21 +176,14 @@ def test_a_job_that_continues_rehearses_what_the_owner_still_lets_it_read(
 def test_a_job_that_repeats_is_trained_once_enough_records_are_new(
     make, enrolled, server, server_key, rademacher, dataset
 ):
-    daemon, training = (
-        make(enrolled, {"movies": dataset}),
-        {"steps": 2, "repeat": Repeat(every="7d", min_new_records=3)},
-    )
+    daemon = make(enrolled, {"movies": dataset})
+    training = {"steps": 2, "repeat": Repeat(every="7d", min_new_records=3)}
     server.add_job(rademacher, **training)
-    assert daemon.run(once=True).outcome is Outcome.COMPLETED
-    best = enrolled.run("job-1").best
-    (signed, _), data = (
-        vouched(rademacher, server_key, sha256=file_sha256(best), size=best.stat().st_size),
-        best.read_bytes(),
-    )
+    start = first_version(daemon, enrolled.run("job-1").best, rademacher, server_key)
     for number, outcome in ((2, Outcome.FAILED), (3, Outcome.COMPLETED)):
         with (dataset / "train.jsonl").open("a") as file:
             file.write(f'{{"text": "warm {number}", "label": "positive"}}\n' * 2)
-        server.add_job(rademacher, job_id=f"job-{number}", start=(signed, data), **training)
+        server.add_job(rademacher, job_id=f"job-{number}", start=start, **training)
         assert daemon.run(once=True).outcome is outcome
     (failure,) = server.failures
     assert (failure.code, failure.detail) == (

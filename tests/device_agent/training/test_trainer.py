@@ -7,7 +7,7 @@ import pytest
 
 from device_agent.errors import Diverged, Stopped
 from device_agent.training.data import BatchSampler
-from device_agent.training.evaluation import measure
+from device_agent.training.evaluation import log_probabilities, split_metrics
 from device_agent.training.prefix import STRIDE
 from shared.recipe import DEFAULT_EPS
 from shared.zo.lora import load_adapter
@@ -84,11 +84,13 @@ def test_the_best_validation_is_kept_and_is_what_was_measured(run, rademacher, d
     assert result.best_step == best.step
     runtime = opened(plan)
     runtime.load(load_adapter(run.best.read_bytes(), program.manifest.size))
-    splits = program.splits(dataset, plan.training)
-    validation = measure(runtime, splits.validation, plan.manifest.recipe, dynamic=True)
-    assert (validation.correct, validation.loss) == (best.correct, best.loss)
-    test_score = measure(runtime, splits.test, plan.manifest.recipe, dynamic=True)
-    assert test_score.correct == result.evaluations[-1].correct
+    splits, recipe = program.splits(dataset, plan.training), plan.manifest.recipe
+    measured = [
+        split_metrics(examples, log_probabilities(runtime, examples, recipe, dynamic=True), recipe)
+        for examples in (splits.validation, splits.test)
+    ]
+    assert (measured[0].correct, measured[0].loss) == (best.correct, best.loss)
+    assert measured[1].correct == result.evaluations[-1].correct
     runtime.close()
 
 

@@ -50,7 +50,7 @@ void check(const mobizo::Request &request, bool overrun) {
 }
 
 // Returns whether all requests are well-formed.
-bool run_case(int input, int output, size_t size, bool overrun) {
+bool run_case(std::FILE *input, std::FILE *output, size_t size, bool overrun) {
   const size_t before = allocated;
   try {
     mobizo::Connection connection(input, output);
@@ -112,7 +112,8 @@ int main(int, char **arguments) {
       report("the case cannot be written");
     }
     alarm(CASE_SECONDS);
-    const bool complete = run_case(input, output, size, arguments[3] != nullptr);
+    std::FILE *const requests = fdopen(input, "rb"), *const sent = fdopen(output, "wb");
+    const bool complete = run_case(requests, sent, size, arguments[3] != nullptr);
     alarm(0);
     const auto length = static_cast<uint32_t>(lseek(output, 0, SEEK_END));
     std::string answer(length, '\0');
@@ -120,8 +121,8 @@ int main(int, char **arguments) {
       report("the answer cannot be read");
     }
     answers.put(complete ? 1 : 0).write(reinterpret_cast<const char *>(&length), sizeof length) << answer;
-    close(input);
-    close(output);
+    std::fclose(requests);
+    std::fclose(sent);
   }
   return 0;
 }
