@@ -24,20 +24,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from bench.llamacpp import LlamaCpp, write_quantized
-from bench.programs import PRODUCTS, CompiledProgram, compile_cold, reopen, smollm2_recipe
-from bench.result import Claims, Row, notes, write
+from bench.programs import PRODUCTS, CompiledProgram, compile_cold, smollm2_recipe
+from bench.result import Claims, Row, write
 from bench.runner import JsonFile, Keep, Quick
-from device_agent.home import AgentHome, DeviceConfig
+from bench.tiny import enrolled_home
+from device_agent.home import AgentHome
 from device_agent.inference.adapter_store import AdapterStore
 from device_agent.inference.chat import Chat
 from device_agent.inference.personal_model import PersonalModel, open_personal
 from device_agent.inference.session import InferenceSession
 from shared.recipe import TARGETS
-from shared.signing import key_id, public_text, sign_manifest
+from shared.signing import new_private_key, sign_manifest
 from shared.task import Task
 from shared.zo.encoding import token_ids
 from shared.zo.lora import dump_adapter
@@ -66,15 +65,14 @@ def generate(json_file: JsonFile = None, quick: Quick = False, keep: Keep = None
     rounds, cold_rounds = (2, 1) if quick else (ROUNDS, COLD_ROUNDS)
     with tempfile.TemporaryDirectory() as name:
         directory = keep or Path(name)
-        program = _load_program(directory / "program")
+        program = compile_cold(smollm2_recipe(**RECIPE), directory / "program")
         home = make_home(Path(name) / "home", program)
         seconds: Seconds = {}
         with closing(open_personal(home, NAME)) as model:
             text, prompt = prompt_of(model, PROMPT)
-            for kind in (
-                LLAMACPP_FORMATS
-            ):  # one after the other: a second llama.cpp in the process halves the first one's speed
-                llama = LlamaCpp(write_quantized(kind, directory / f"{kind}.gguf"), _context())
+            # One after the other: a second llama.cpp in the process halves the first one's speed.
+            for kind in LLAMACPP_FORMATS:
+                llama = LlamaCpp(write_quantized(kind, directory / f"{kind}.gguf"), max(CONTEXTS) + DECODED)
                 for number in range(rounds + 1):  # the first one warms up
                     turn = _measure_turn(model, llama, prompt, number)
                     if number:
@@ -87,32 +85,10 @@ def generate(json_file: JsonFile = None, quick: Quick = False, keep: Keep = None
     write(json_file, _rows(seconds), _claims(seconds))
 
 
-def _context() -> int:
-    return max(CONTEXTS) + DECODED
-
-
-def _load_program(directory: Path) -> CompiledProgram:
-    if (directory / "manifest.json").exists():
-        return reopen(directory)
-    notes.print("compiling the program")
-    return compile_cold(smollm2_recipe(**RECIPE), directory)
-
-
 def make_home(directory: Path, program: CompiledProgram) -> AgentHome:
     """Returns an agent's home with a random adapter of the program in its store."""
-    key, home, manifest = Ed25519PrivateKey.generate(), AgentHome(directory), program.manifest
-    public = key.public_key()
-    home.create()
-    home.enroll(
-        DeviceConfig(
-            server="http://localhost",
-            name="bench",
-            device_id="bench",
-            token="none",
-            public_key=public_text(public),
-            key_id=key_id(public),
-        )
-    )
+    key, manifest = new_private_key(), program.manifest
+    home = enrolled_home(directory, key)
     home.cache.mkdir(parents=True, exist_ok=True)
     for role in ("inference", "weights", "tokenizer"):
         file = manifest.file(role)
@@ -190,22 +166,10 @@ def _ratios(seconds: Seconds, measurement: str, kind: str) -> float:
 
 
 def _rows(seconds: Seconds) -> list[Row]:
-    rows: list[Row] = []
-    for (measurement, contender), values in sorted(seconds.items()):
-        median = statistics.median(values)
-        tokens = 1 if measurement.startswith("decode") else PROMPT
-        rows.append(
-            {
-                "what": measurement,
-                "who": contender,
-                "threads": psutil.cpu_count(),
-                "rounds": len(values),
-                "seconds": median,
-                "tokens_per_second": None if "first" in measurement else tokens / median,
-                "all_seconds": values,
-            }
-        )
-    return rows
+    return [
+        {"what": measurement, "who": contender, "seconds": statistics.median(values), "all_seconds": values}
+        for (measurement, contender), values in sorted(seconds.items())
+    ]
 
 
 def _claims(seconds: Seconds) -> Claims:

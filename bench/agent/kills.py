@@ -32,9 +32,10 @@ import psutil
 
 from bench.programs import CompiledProgram
 from bench.result import Row
+from bench.tiny import enrolled_home
 from device_agent.errors import DoesNotFit
 from device_agent.executors.process import ExecutorProcess, Launcher
-from device_agent.home import HOME_VARIABLE, AgentHome, DeviceConfig
+from device_agent.home import HOME_VARIABLE, AgentHome
 from device_agent.training.run import train_run
 from device_agent.training.run_directory import RunDirectory
 from device_agent.training.run_plan import RunPlan
@@ -42,7 +43,7 @@ from shared.canonical import file_sha256
 from shared.job import Progress
 from shared.program import ProgramManifest
 from shared.protocol import LeaseRequest
-from shared.signing import key_id, new_private_key, public_text
+from shared.signing import new_private_key
 from shared.training_settings import TrainingSettings
 from shared.zo.trajectory import parse_trajectory
 from tests.device_agent.fake_server import FakeServer
@@ -69,11 +70,7 @@ def fake_server(
     with LongPollServer(key, lease_seconds=5.0) as server:
         if program is not None and training is not None:
             server.add_job(program, DATASET, JOB, **training.model_dump(exclude_unset=True))
-        home, public = AgentHome(directory), key.public_key()
-        home.create()
-        settings = {"server": server.url, "name": "bench", "device_id": "device-1", "token": "token"}
-        home.enroll(DeviceConfig(**settings, public_key=public_text(public), key_id=key_id(public)))
-        yield server, home
+        yield server, enrolled_home(directory, key, server.url)
 
 
 def start_agent(home: AgentHome, dataset: Path, *options: str, log: Path = Path(os.devnull)) -> psutil.Popen:
@@ -123,8 +120,8 @@ class Trial:
     lost: int = 0
     reported_twice: int = 0
     identical: bool = False
-    _recorded_steps: int = field(default=0, repr=False)
-    _reported_steps: set[int] = field(default_factory=set, repr=False)
+    _recorded_steps: int = 0
+    _reported_steps: set[int] = field(default_factory=set)
 
     def add(self, attempt: Attempt) -> None:
         """Adds the attempt of a process that has ended."""
@@ -294,27 +291,18 @@ def measure(scenario: Scenario, directory: Path, expected: FileHashes | None) ->
     """Returns a row of the table, and the files of an undisturbed run. expected: files of another scenario."""
     hashes, undisturbed_seconds = run_undisturbed(scenario, directory)
     reference_hashes = expected or hashes
-    numbers = range(scenario.trials)
+
+    def run(number: int) -> Trial:
+        rng = random.Random(f"{SEED}-{scenario.name}-{number}")
+        return trial(scenario, directory / str(number), rng, reference_hashes, undisturbed_seconds)
+
     with ThreadPoolExecutor(WORKERS) as pool:
-        seed = f"{SEED}-{scenario.name}"
-        trials = list(
-            pool.map(
-                lambda n: trial(
-                    scenario, directory / str(n), random.Random(f"{seed}-{n}"), reference_hashes, undisturbed_seconds
-                ),
-                numbers,
-            )
-        )
+        trials = list(pool.map(run, range(scenario.trials)))
     row = {
-        "what": "kills",
-        "executor": scenario.executor,
-        "estimator": scenario.estimator,
-        "killed": scenario.target,
+        "scenario": scenario.name,
         "trials": len(trials),
-        "kills": sum(result.kills for result in trials),
         "mismatches": sum(not result.identical for result in trials) + (hashes != reference_hashes),
         RECOMPUTED_STEPS: sum(result.lost + result.reported_twice for result in trials),
-        "seconds_left_alone": undisturbed_seconds,
     }
     return row, hashes
 

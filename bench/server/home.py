@@ -20,7 +20,6 @@ import psutil
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from bench.result import Row
-from server.catalog.bases import BaseRepository
 from server.database.columns import new_id, utc_now
 from server.database.database import Database
 from server.identity.devices.repository import Device
@@ -80,7 +79,6 @@ def make_home(directory: Path, **settings: Any) -> Settings:
     source = directory / "source"
     directory.mkdir(parents=True, exist_ok=True)
     homes.write_source(source)
-    (source / "shape.json").write_text(homes.SHAPE.model_dump_json())
     (source / "behaviour.json").write_text(json.dumps({"seconds": 0.2}))
     limits: dict[str, Any] = dict.fromkeys(("token_rate", "address_rate"), 1e6)
     compiler = [sys.executable, fake_compiler.__file__]
@@ -90,13 +88,8 @@ def make_home(directory: Path, **settings: Any) -> Settings:
     home_settings.home.mkdir()
     keys.create_key(home_settings.key_path)
     homes.fill(home_settings, (source / "tokenizer.json").read_bytes())
-    database = Database(home_settings.url)
-    with database.writing() as session:
-        base = BaseRepository(session).by_name(BASE)
-        assert base is not None
-        base.source, base.shape = str(source), homes.SHAPE
-    database.close()
-    return home_settings
+    with homes.home_of(home_settings, source):  # which names the base's source
+        return home_settings
 
 
 @contextmanager
