@@ -18,19 +18,16 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from bench.programs import LR as STEP_LR
-from bench.programs import PRODUCTS, Batch, CompiledProgram, compile_cold, smollm2_recipe
+from bench.programs import LAST_LAYERS, PRODUCTS, Batch, CompiledProgram, compile_cold, smollm2_recipe
 from bench.result import Measurement, Row, notes
 from bench.runner import JsonFile, Keep, Only, Quick, ratio, rows_of_seeds, run_parts, time_by_turns
 from bench.starts import starts
 from bench.tiny import plan_of, train
 from bench.topics import topics
 from device_agent.executors.program import Rates
-from shared.recipe import TARGETS
 from shared.task import Task
 from shared.training_settings import TrainingSettings
 
@@ -61,17 +58,7 @@ TASKS = {
     "dpo": Task(name="style", kind="preference", prompt="Customer: {text}\nShop:"),
     "kto": Task(name="thumbs", kind="preference", prompt="Customer: {text}\nShop:", answer="{completion}"),
 }
-SETTINGS: dict[str, Any] = {
-    "estimator": "gradient",
-    "targets": TARGETS,
-    "rank": 8,
-    "layers": "last:8",
-    "precision": "int8",
-    "effective_batch": 8,
-    "sequence_length": 80,
-    "answer_length": 40,
-    "choices": 2,
-}
+SETTINGS = LAST_LAYERS | {"sequence_length": 80, "answer_length": 40, "choices": 2}
 STEPS, LR = 24, 2e-3
 ROUNDS, QUICK_ROUNDS = 15, 1  # timed steps of each loss
 
@@ -145,7 +132,7 @@ def preference_step(directory: Path, quick: bool) -> Measurement:
     runtimes = {name: program.serve() for name, program in programs.items()}
 
     def step(name: str, number: int) -> None:
-        runtimes[name].gradient_step(_batch(programs[name], number), Rates(STEP_LR))
+        runtimes[name].gradient_step(_batch(programs[name], number), Rates(LR))
 
     seconds = time_by_turns(QUICK_ROUNDS if quick else ROUNDS, {name: partial(step, name) for name in programs})
     peaks = {name: runtime.usage().peak_rss_bytes for name, runtime in runtimes.items()}

@@ -21,12 +21,11 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from bench.llamacpp import LlamaCpp, write_quantized
-from bench.programs import PRODUCTS, CompiledProgram, compile_cold, smollm2_recipe
+from bench.programs import LAST_LAYERS, PRODUCTS, CompiledProgram, compile_cold, smollm2_recipe
 from bench.result import Claims, Row, write
 from bench.runner import JsonFile, Keep, Quick
 from bench.tiny import enrolled_home
@@ -35,24 +34,12 @@ from device_agent.inference.adapter_store import AdapterStore
 from device_agent.inference.chat import Chat
 from device_agent.inference.personal_model import PersonalModel, open_personal
 from device_agent.inference.session import InferenceSession
-from shared.recipe import TARGETS
 from shared.signing import new_private_key, sign_manifest
 from shared.task import Task
 from shared.zo.encoding import token_ids
 from shared.zo.lora import dump_adapter
 
-RECIPE: dict[str, Any] = {
-    "rank": 8,
-    "layers": "last:8",
-    "targets": TARGETS,
-    "estimator": "gradient",
-    "effective_batch": 8,
-    "loss": "full",
-    "choices": 1,
-    "precision": "int8",
-    "sequence_length": 64,
-    "answer_length": 48,
-}
+RECIPE = LAST_LAYERS | {"loss": "full", "choices": 1, "sequence_length": 64, "answer_length": 48}
 NAME, TASK = "alice-reviews", Task(name="reviews", kind="text")
 CONTEXTS, PROMPT, DECODED = (64, 480), 128, 32  # tokens
 ROUNDS, COLD_ROUNDS = 9, 7
@@ -80,7 +67,9 @@ def generate(json_file: JsonFile = None, quick: Quick = False, keep: Keep = None
                             seconds.setdefault((measurement, f"mobizo, by turns with {kind}"), []).append(own_seconds)
                             seconds.setdefault((measurement, kind), []).append(llama_seconds)
                 del llama  # its threads end
-            seconds["first token", "mobizo"] = [_first_token_seconds(model, text) for _ in range(rounds)]
+            seconds["first token", "mobizo"] = [
+                _seconds_of(lambda: next(Chat(model, None).answer(text))) for _ in range(rounds)
+            ]
         seconds["cold first token", "mobizo"] = [_cold_start_seconds(home, text) for _ in range(cold_rounds)]
     write(json_file, _rows(seconds), _claims(seconds))
 
@@ -124,11 +113,6 @@ def _measure_turn(
     llama_seconds = llama.prefill(shuffled)
     seconds["prefill"] = _seconds_of(lambda: next(model.inference.generate(shuffled, 1))), llama_seconds
     return seconds
-
-
-def _first_token_seconds(model: PersonalModel, text: str) -> float:
-    """Returns the seconds from a prompt's text to the first piece of its answer."""
-    return _seconds_of(lambda: next(Chat(model, None).answer(text)))
 
 
 def decode_seconds(inference: InferenceSession, tokens: list[int], count: int = DECODED) -> float:

@@ -25,13 +25,6 @@ from tests.device_agent import tiny
 SPLITS = {"train": 13, "validation": 9, "test": 7}
 
 
-def write_base(directory: Path) -> Path:
-    """Writes the model and its byte-level tokenizer, in the Hugging Face form."""
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    tiny.write_base(directory)
-    return directory
-
-
 def compile_tiny(base: Path, directory: Path, **settings: object) -> CompiledProgram:
     """Compiles a program of the model, by default with q = 2, E = 4, S = 40."""
     defaults = {"queries": 2, "sequence_length": 40, "answer_length": 6, "rank": 2, "alpha": 4, "choices": 2}

@@ -19,27 +19,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench.programs import MOVIES, PRODUCTS, CompiledProgram, compile_cold, smollm2_recipe
+from bench.programs import LAST_LAYERS, MOVIES, PRODUCTS, CompiledProgram, compile_cold, smollm2_recipe
 from bench.result import Measurement, Row, notes
 from bench.runner import rows_of_seeds
 from bench.tiny import plan_of, train
 from device_agent.training.run_directory import RunDirectory
 from device_agent.training.run_plan import own_texts
 from shared.canonical import file_sha256
-from shared.recipe import TARGETS
 from shared.task import Answer, Task
 from shared.training_settings import TrainingSettings
 
-SETTINGS: dict[str, Any] = {
-    "estimator": "gradient",
-    "targets": TARGETS,
-    "rank": 8,
-    "layers": "last:8",
-    "precision": "int8",
-    "effective_batch": 8,
-    "sequence_length": 64,
-    "choices": 4,
-}
+SETTINGS = LAST_LAYERS | {"sequence_length": 64, "choices": 4}
 TAGS = {"negative": " terrible", "positive": " great", "returned": " returned", "kept": " kept"}
 TASK = Task(
     name="tags",

@@ -237,70 +237,59 @@ class Agent(KillableRun):
         self._stack.close()
 
 
-@dataclass(frozen=True)
-class Scenario:
-    """A row of the table. target: `executor`, `loop` or `both`. create_run: creates a run in an empty directory."""
-
-    executor: str
-    estimator: str
-    target: str
-    trials: int
-    create_run: Callable[[Path], KillableRun]
-
-    @property
-    def name(self) -> str:
-        """Returns a name for seeds and directories."""
-        return f"{self.executor}-{self.estimator}-{self.target}"
+CreateRun = Callable[[Path], KillableRun]  # in an empty directory
 
 
-def run_undisturbed(scenario: Scenario, directory: Path) -> tuple[FileHashes, float]:
+def run_undisturbed(create_run: CreateRun, directory: Path) -> tuple[FileHashes, float]:
     """Returns the files of an undisturbed run, and its seconds."""
     seconds = []
     for number in range(2):  # the first has cold caches
-        with contextlib.closing(scenario.create_run(_empty_directory(directory / f"alone-{number}"))) as killable_run:
+        with contextlib.closing(create_run(_empty_directory(directory / f"alone-{number}"))) as killable_run:
             start = time.monotonic()
             done = killable_run.execute(None).done
             seconds.append(time.monotonic() - start)
             if not done:
-                raise RuntimeError(f"{scenario.name}: an undisturbed run did not end")
+                raise RuntimeError("an undisturbed run did not end")
             hashes = file_hashes(killable_run.run)
     return hashes, min(seconds)
 
 
 def trial(
-    scenario: Scenario, directory: Path, rng: random.Random, expected: FileHashes, undisturbed_seconds: float
+    create_run: CreateRun, directory: Path, rng: random.Random, expected: FileHashes, undisturbed_seconds: float
 ) -> Trial:
     """Runs once with at least one kill."""
     while True:
         result, kills = Trial(), 1 + (rng.random() < SECOND_KILL_SHARE)
-        with contextlib.closing(scenario.create_run(_empty_directory(directory))) as killable_run:
+        with contextlib.closing(create_run(_empty_directory(directory))) as killable_run:
             for _ in range(MAX_STARTS):
                 execute = killable_run.execute(rng.uniform(0, undisturbed_seconds) if result.kills < kills else None)
                 result.add(execute)
                 if execute.done:
                     break
             else:
-                raise RuntimeError(f"{scenario.name}: the run does not end")
+                raise RuntimeError("the run does not end")
             result.identical = file_hashes(killable_run.run) == expected
         if result.kills:
             shutil.rmtree(directory)
             return result
 
 
-def measure(scenario: Scenario, directory: Path, expected: FileHashes | None) -> tuple[Row, FileHashes]:
-    """Returns a row of the table, and the files of an undisturbed run. expected: files of another scenario."""
-    hashes, undisturbed_seconds = run_undisturbed(scenario, directory)
+def measure(
+    name: str, create_run: CreateRun, count: int, directory: Path, expected: FileHashes | None
+) -> tuple[Row, FileHashes]:
+    """Returns a row of the table, and the files of an undisturbed run. expected: those of the program's first row."""
+    hashes, undisturbed_seconds = run_undisturbed(create_run, directory)
     reference_hashes = expected or hashes
 
     def run(number: int) -> Trial:
-        rng = random.Random(f"{SEED}-{scenario.name}-{number}")
-        return trial(scenario, directory / str(number), rng, reference_hashes, undisturbed_seconds)
+        rng = random.Random(f"{SEED}-{name}-{number}")
+        return trial(create_run, directory / str(number), rng, reference_hashes, undisturbed_seconds)
 
     with ThreadPoolExecutor(WORKERS) as pool:
-        trials = list(pool.map(run, range(scenario.trials)))
+        trials = list(pool.map(run, range(count)))
     row = {
-        "scenario": scenario.name,
-        "trials": len(trials),
+        "scenario": name,
+        "trials": count,
         "mismatches": sum(not result.identical for result in trials) + (hashes != reference_hashes),
         RECOMPUTED_STEPS: sum(result.lost + result.reported_twice for result in trials),
     }

@@ -17,8 +17,8 @@ from device_agent.training.run_directory import ResourceUsage, RunDirectory
 from device_agent.training.run_plan import RunPlan
 from shared.training_settings import TrainingSettings
 
-COUNTS = {"train": 200, "validation": 8, "test": 8}  # few for evaluations, since only steps are timed
 STEPS, QUICK_STEPS, WARM = 24, 6, 2
+EVALUATED = 8  # records of a split
 SETTLE_SECONDS, IDLE_SECONDS, QUICK_IDLE_SECONDS = 5.0, 60.0, 10.0
 
 
@@ -50,33 +50,25 @@ def loop(root: Path, programs_directory: Path, runner: Path, quick: bool) -> Mea
     }
     gradient_recipe = smollm2_recipe(precision="int8", estimator="gradient", queries=1, layers="last:12")
     gradient = compile_cold(gradient_recipe, programs_directory / "gradient")
-    data, native = write_reviews(root / "reviews"), RunnerLauncher(runner)
+    native = RunnerLauncher(runner)
     for name, program in (("native", programs["int8"]), ("gradient", gradient)):
-        plan = plan_of(program, data, training(steps))
+        plan = plan_of(program, MOVIES, training(steps))
         claims[f"loop_share_outside_{name}"] = share_outside_program(native, plan, root / f"loop-{name}")
-    cpu, wall = agent_seconds(programs["int8"], runner, data, root / "agent", steps)
-    claims["agent_processor_share_training"] = cpu / wall
+    claims["agent_processor_share_training"] = agent_share(programs["int8"], root / "agent", steps)
     launchers: tuple[Launcher, ...] = (native, PythonLauncher())
     for precision, program in programs.items():
         for each in launchers:
-            usage = resource_usage(each, plan_of(program, data, training(3)), root / f"{precision}-{each.name}")
+            usage = resource_usage(each, plan_of(program, MOVIES, training(3)), root / f"{precision}-{each.name}")
             share = usage.peak_rss_bytes / program.size("weights")
             claims[f"peak_rss_over_weights_{each.name}_{precision}"] = share
     return [], claims
 
 
-def write_reviews(directory: Path) -> Path:
-    """Writes a small data set of movie reviews."""
-    directory.mkdir(parents=True)
-    for split, count in COUNTS.items():
-        lines = (MOVIES / f"{split}.jsonl").read_text().splitlines(keepends=True)[:count]
-        (directory / f"{split}.jsonl").write_text("".join(lines))
-    return directory
-
-
 def training(steps: int) -> TrainingSettings:
-    """Returns settings with evaluations only at both ends."""
-    return TrainingSettings(steps=steps, evaluation_interval=steps, seed=3, lr=1e-3)
+    """Returns settings with evaluations only at both ends, of few records: only steps are timed."""
+    return TrainingSettings(
+        steps=steps, evaluation_interval=steps, seed=3, lr=1e-3, validation_limit=EVALUATED, test_limit=EVALUATED
+    )
 
 
 def share_outside_program(launcher: Launcher, plan: RunPlan, path: Path) -> float:
@@ -103,16 +95,16 @@ def resource_usage(launcher: Launcher, plan: RunPlan, path: Path) -> ResourceUsa
     return run.figures()
 
 
-def agent_seconds(program: CompiledProgram, runner: Path, data: Path, home: Path, steps: int) -> tuple[float, float]:
-    """Returns processor seconds (without the runner's) and seconds of a step in a whole agent."""
+def agent_share(program: CompiledProgram, home: Path, steps: int) -> float:
+    """Returns the share of a core that a whole agent takes beside its runner, while it trains."""
     marks: dict[int, tuple[float, float]] = {}
     with fake_server(home, program, training(steps)) as (_, agent_home):
         ledger = agent_home.run(JOB).trajectory
-        agent = start_agent(agent_home, data, "--once", "--executor", "native")
+        agent = start_agent(agent_home, MOVIES, "--once", "--executor", "native")
         while agent.poll() is None:
             step_count = recorded_steps(ledger)
             if step_count in (WARM, steps) and step_count not in marks:
                 marks[step_count] = (cpu_seconds(agent), time.perf_counter())
             time.sleep(0.01)
     (cpu, start), (cpu_after, end) = marks[WARM], marks[steps]
-    return (cpu_after - cpu) / (steps - WARM), (end - start) / (steps - WARM)
+    return (cpu_after - cpu) / (end - start)

@@ -28,22 +28,6 @@ from shared.zo.trajectory import MAGIC, Evaluation, TrajectoryHeader, frame
 SIZE = 368_640  # D of SmolLM2-135M at rank 16 on q_proj and v_proj
 
 
-def parameters_of(members: int, bits: Bits) -> SecureAggregationParameters:
-    """Returns the parameters of a round of devices of equal weight."""
-    return SecureAggregationParameters(
-        cohort="cohort",
-        round=1,
-        start_sha256=None,
-        recipe_id="0" * 64,
-        size=SIZE,
-        clip=1.0,
-        most_members=members,
-        minimum=3,
-        threshold="two-thirds",
-        bits=bits,
-    )
-
-
 def federation(json_file: JsonFile = None, quick: Quick = False, only: Only = None, keep: Keep = None) -> None:
     """Aggregate, simulate, and train a cohort of the real model, with and without privacy."""
     with tempfile.TemporaryDirectory() as name:
@@ -74,8 +58,19 @@ def upload_sizes(quick: bool) -> Measurement:
     forms: list[Row] = [{"form": "weights", "bytes": weights}, {"form": "trajectory", "bytes": trajectory}]
     masked_bits: tuple[Bits, ...] = (32, 64)  # in a round of at most 256 devices of equal weight
     for bits in masked_bits:
-        size = vector_bytes(parameters_of(256, bits))
-        forms.append({"form": "masked", "bits": bits, "bytes": size})
+        parameters = SecureAggregationParameters(
+            cohort="cohort",
+            round=1,
+            start_sha256=None,
+            recipe_id="0" * 64,
+            size=SIZE,
+            clip=1.0,
+            most_members=256,
+            minimum=3,
+            threshold="two-thirds",
+            bits=bits,
+        )
+        forms.append({"form": "masked", "bits": bits, "bytes": vector_bytes(parameters)})
     columns = {"what": "upload", "size_d": SIZE, "steps": STEPS, "queries": QUERIES}
     return [columns | form for form in forms], {"weights_vs_trajectory_bytes": weights / trajectory}
 
