@@ -179,6 +179,12 @@ def app(fleet):
     return fleet.app()
 
 
+@pytest.fixture(name="state")
+def state_of(app):
+    """The state of a job."""
+    return lambda job: app.get(f"/v1/jobs/{job['id']}").json()["state"]
+
+
 @pytest.fixture
 def operator(fleet):
     return fleet.operator()

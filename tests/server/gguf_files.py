@@ -27,8 +27,8 @@ NUMBERS = {  # of config.json, by the writer's methods
 }
 
 
-def write_gguf(model, architecture, path, kind=gguf.GGMLQuantizationType.F32, add=lambda writer: None):
-    """A model with a vocabulary of its size. kind: of tensors whose rows are whole blocks. add: writes more."""
+def write_gguf(model, architecture, path, kind=gguf.GGMLQuantizationType.F32, add=lambda writer: None, vocabulary=True):
+    """A model, with a vocabulary of its size. kind: of tensors whose rows are whole blocks. add: writes more."""
     config = model.config.get_text_config()
     model_type = config.model_type
     writer = gguf.GGUFWriter(path, architecture)
@@ -70,7 +70,8 @@ def write_gguf(model, architecture, path, kind=gguf.GGMLQuantizationType.F32, ad
         if model_type == "ministral3":
             writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
             writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
-    write_vocabulary(writer, config.vocab_size)
+    if vocabulary:
+        write_vocabulary(writer, config.vocab_size)
     add(writer)
     number = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names = gguf.get_tensor_name_map(number, config.num_hidden_layers)

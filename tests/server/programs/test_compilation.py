@@ -81,11 +81,6 @@ def manifest(home, job, version=1):
     return built.model_copy(update={"version": version})
 
 
-@pytest.fixture
-def state(app):
-    return lambda job: app.get(f"/v1/jobs/{job['id']}").json()["state"]
-
-
 @pytest.mark.both_databases
 def test_a_dead_worker_s_program_is_another_s_and_counts_once(app, workers, state):
     job = app.submit()

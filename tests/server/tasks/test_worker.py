@@ -15,11 +15,6 @@ from tests.server.homes import at_once, drain, eventually
 PATIENCE = 60
 
 
-@pytest.fixture
-def state(app):
-    return lambda job: app.get(f"/v1/jobs/{job['id']}").json()["state"]
-
-
 def worker_in_process(settings, database):
     worker = create_worker(settings, database)
     worker.register()

@@ -1,5 +1,7 @@
 """What transformers with peft and llama.cpp make of an adapter."""
 
+import json
+import urllib.request
 from dataclasses import dataclass
 
 import numpy as np
@@ -90,3 +92,14 @@ class LlamaCpp:
         answer = self.server.handle_completions(request)
         likeliest = answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"][0]
         return likeliest["id"], likeliest["logprob"]
+
+    def ask(self, path, body=None):
+        """What llama-server answers to GET or, with a body, POST of a path."""
+        data, headers = None if body is None else json.dumps(body).encode(), {"Content-Type": "application/json"}
+        request = urllib.request.Request(f"{self.server.listening_address}{path}", data, headers)
+        with urllib.request.urlopen(request) as answer:
+            return json.load(answer)
+
+    def tokens(self, text, *, special):
+        """The tokens of a text. special: with those that begin or end it."""
+        return self.ask("/tokenize", {"content": text, "add_special": special, "parse_special": True})["tokens"]

@@ -1,8 +1,5 @@
 """GGUF adapters, loaded by llama.cpp itself: it answers as PEFT does."""
 
-import json
-import urllib.request
-
 import gguf
 import numpy as np
 import pytest
@@ -58,17 +55,6 @@ def adapter_of(made, flat, **settings):
     return recipe, made.shape, flat, a_fingerprint(recipe, made.shape)
 
 
-def lora_adapters(llama, scales=None):
-    """GET or, with scales, POST of llama-server's `/lora-adapters`."""
-    request = urllib.request.Request(
-        f"{llama.server.listening_address}/lora-adapters",
-        data=None if scales is None else json.dumps(scales).encode(),
-        headers={"Content-Type": "application/json"},
-    )
-    with urllib.request.urlopen(request) as answer:
-        return json.load(answer)
-
-
 def test_one_llama_server_applies_the_adapter_that_a_request_names(tmp_path):
     """`llama-server --lora A --lora B --lora-init-without-apply`; xllamacpp's parameter has the option's name."""
     made = make_family(tmp_path / "base", "llama", {})
@@ -81,8 +67,8 @@ def test_one_llama_server_applies_the_adapter_that_a_request_names(tmp_path):
     assert plain != expected[0] != expected[1] != plain
     llama = LlamaCpp(write_gguf(made.model, "llama", tmp_path / "base.gguf"), *adapters, apply=False)
     # The option leaves their scales at 1 for requests that name none, in the version here; 0 has to be said once.
-    assert [each["path"] for each in lora_adapters(llama)] == [str(path) for path in adapters]
-    assert lora_adapters(llama, [{"id": 0, "scale": 0.0}, {"id": 1, "scale": 0.0}]) == {"success": True}
+    assert [each["path"] for each in llama.ask("/lora-adapters")] == [str(path) for path in adapters]
+    assert llama.ask("/lora-adapters", [{"id": 0, "scale": 0.0}, {"id": 1, "scale": 0.0}]) == {"success": True}
     assert [llama.top(row)[0] for row in tokens] == plain
     for scales, answers in (((1.0, 0.0), expected[0]), ((0.0, 1.0), expected[1]), ((0.0, 0.0), plain)):
         assert [llama.top(row, *scales)[0] for row in tokens] == answers
