@@ -20,7 +20,7 @@ from server.web.state import AppState
 from tests.postgres import Postgres, remember, restore
 from tests.server.actors import JOB, TLS, Actor, Fleet, adapter_bytes, assert_problem, job_request, result, serving
 from tests.server.cli.conftest import call
-from tests.server.homes import SHAPE, WORDS, Home, Workers, alive, copy_home, fill, home_of, write_source
+from tests.server.homes import SHAPE, WORDS, Home, Workers, alive, copy_home, fill, home_of, make_home, write_source
 from tests.server.s3 import s3
 from tests.server.worker_processes import starter
 
@@ -87,11 +87,7 @@ def postgres():
 def home_template(tmp_path_factory):
     """A home that `init` made, with one base model, on SQLite; copied for each test."""
     root = tmp_path_factory.mktemp("template")
-    settings = Settings(home=root / "home")
-    settings.home.mkdir()
-    keys.create_key(settings.key_path)
-    write_source(root / "source")
-    fill(settings, (root / "source" / "tokenizer.json").read_bytes())
+    make_home(root)
     return root
 
 
