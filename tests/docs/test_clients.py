@@ -26,7 +26,7 @@ from shared.signing import new_private_key, public_text
 from shared.zo.lora import BaseShape, dump_adapter
 from tests.docs.test_commands import plain_environment, run_script
 from tests.server import fake_compiler
-from tests.server.conftest import job_request, result
+from tests.server.actors import job_request, result
 from tests.server.gguf_files import write_gguf
 from tests.server.llama import CONFIG, write_llama
 

@@ -8,7 +8,7 @@ import pytest
 from server.identity.quotas import Quota, QuotaService
 from server.jobs import service
 from server.registry.purge import purge_adapters
-from tests.server.conftest import adapter_bytes, job_request, result
+from tests.server.actors import adapter_bytes, job_request, result
 
 COHORT = {"base": "tiny", "task": "sst2", "dataset": "movies", "recipe": {"rank": 2, "sequence_length": 16}}
 

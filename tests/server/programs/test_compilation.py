@@ -14,7 +14,7 @@ from shared.errors import InvalidRecipe
 from shared.recipe import Recipe
 from shared.signing import verify_manifest
 from tests.server import fake_compiler
-from tests.server.conftest import Workers
+from tests.server.homes import Workers
 
 
 class Compilers(Workers):

@@ -9,8 +9,7 @@ from server.jobs.repository import JobEvent
 from server.programs.service import Program
 from server.tasks.repository import WorkerProcess
 from server.worker import create_worker
-from tests.server.conftest import alive
-from tests.server.homes import at_once, drain, eventually
+from tests.server.homes import alive, at_once, drain, eventually
 
 PATIENCE = 60
 

@@ -13,7 +13,7 @@ from server.web.idempotency_record import IdempotencyRecord
 from server.web.routes import Route
 from server.worker import purge_expired
 from shared.signing import new_private_key, public_text
-from tests.server.conftest import job_request
+from tests.server.actors import job_request
 from tests.server.homes import at_once
 
 KEY = {"Idempotency-Key": "3f6c-1"}
