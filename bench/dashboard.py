@@ -16,7 +16,6 @@ from bench.server import home
 from server.app import create_app
 from server.database.database import Database
 from server.identity.signing_keys import service as keys
-from server.identity.tokens import TokenService
 from server.schema import upgrade
 from server.settings import Settings
 from shared.access import DEFAULT_TENANT, Role
@@ -55,8 +54,8 @@ def _page(settings: Settings, quick: bool) -> Row:
             text("UPDATE devices SET tenant = :tenant WHERE number <= :most"),
             {"tenant": DEFAULT_TENANT, "most": DEVICES},
         )
-        token = TokenService(session).issue(Role.OPERATOR, DEFAULT_TENANT, "bench")[1]
     database.close()
+    token = home.new_token(settings, Role.OPERATOR)
     with serving(create_app(settings)) as url, Person(url) as person, chromium() as browser:
         person.sign_in(token)
         tab = Tab(browser, url)

@@ -18,23 +18,19 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from bench.programs import LR as STEP_LR
-from bench.programs import PRODUCTS, Batch, CompiledProgram, compile_cold, smollm2_recipe
-from bench.result import Claims, Measurement, Row, notes, write
-from bench.runner import JsonFile, Keep, Only, Quick, load_or_compute, ratio, select_parts, time_by_turns
+from bench.programs import LAST_LAYERS, PRODUCTS, Batch, CompiledProgram, compile_cold, smollm2_recipe
+from bench.result import Measurement, Row, notes
+from bench.runner import JsonFile, Keep, Only, Quick, ratio, rows_of_seeds, run_parts, time_by_turns
 from bench.starts import starts
 from bench.tiny import plan_of, train
 from bench.topics import topics
 from device_agent.executors.program import Rates
-from shared.recipe import TARGETS
 from shared.task import Task
 from shared.training_settings import TrainingSettings
 
-SEEDS = (0, 1, 2)
 SPLITS = {"train": 96, "validation": 16, "test": 60}  # records
 WORDS = 6  # of a review that an answer quotes
 POLITE = {
@@ -62,17 +58,7 @@ TASKS = {
     "dpo": Task(name="style", kind="preference", prompt="Customer: {text}\nShop:"),
     "kto": Task(name="thumbs", kind="preference", prompt="Customer: {text}\nShop:", answer="{completion}"),
 }
-SETTINGS: dict[str, Any] = {
-    "estimator": "gradient",
-    "targets": TARGETS,
-    "rank": 8,
-    "layers": "last:8",
-    "precision": "int8",
-    "effective_batch": 8,
-    "sequence_length": 80,
-    "answer_length": 40,
-    "choices": 2,
-}
+SETTINGS = LAST_LAYERS | {"sequence_length": 80, "answer_length": 40, "choices": 2}
 STEPS, LR = 24, 2e-3
 ROUNDS, QUICK_ROUNDS = 15, 1  # timed steps of each loss
 
@@ -104,14 +90,11 @@ def _records(source: Path, *, training: bool) -> Iterator[Row]:
         }
 
 
-def preferences(loss: str, directory: Path, seeds: tuple[int, ...], quick: bool) -> Measurement:
+def preferences(loss: str, directory: Path, quick: bool) -> Measurement:
     """Returns the runs with a loss of preferences, and means of what they learned."""
     data = write_pairs(directory / "pairs")
     program = compile_cold(smollm2_recipe(**SETTINGS, loss=loss), directory / loss)
-    rows = [
-        dict(load_or_compute(directory / f"{loss}-{seed}.json", partial(_run, program, data, seed, quick)))
-        for seed in seeds
-    ]
+    rows = rows_of_seeds(directory / loss, quick, partial(_run, program, data))
     return rows, {
         f"{loss}_preferred": statistics.mean(row["preferred"] for row in rows),
         f"{loss}_liked_loss_increase": statistics.mean(row["liked_loss_increase"] for row in rows),
@@ -130,22 +113,17 @@ def _run(program: CompiledProgram, data: Path, seed: int, quick: bool) -> Row:
     row = {
         "loss": loss,
         "seed": seed,
-        "steps": result.steps,
-        "best_step": result.best_step,
         "preferred": result.tuned_accuracy or 0.0,
         "margin": result.preference_margin or 0.0,
-        "liked_loss_before": before,
         "liked_loss_increase": after / before - 1,
         "seconds": result.seconds,
-        "train_seconds": result.train_seconds,
-        "peak_rss_bytes": result.peak_rss_bytes,
     }
-    notes.print(f"{loss}, seed {seed}: {row['preferred']:.1%} in {row['seconds']:.0f} s")
+    notes.print(f"{row}")
     return row
 
 
-def preference_step(directory: Path, _seeds: tuple[int, ...], quick: bool) -> Measurement:
-    """Returns the seconds of a step of each loss on rows of full length, their peak memory, and the ratios."""
+def preference_step(directory: Path, quick: bool) -> Measurement:
+    """Returns no rows, and the ratios of time and peak memory of a step on rows of full length."""
     recipe = SETTINGS | {"layers": "all"}
     programs = {
         "dpo": compile_cold(smollm2_recipe(**recipe, loss="dpo"), directory / "step-dpo"),
@@ -154,17 +132,13 @@ def preference_step(directory: Path, _seeds: tuple[int, ...], quick: bool) -> Me
     runtimes = {name: program.serve() for name, program in programs.items()}
 
     def step(name: str, number: int) -> None:
-        runtimes[name].gradient_step(_batch(programs[name], number), Rates(STEP_LR))
+        runtimes[name].gradient_step(_batch(programs[name], number), Rates(LR))
 
     seconds = time_by_turns(QUICK_ROUNDS if quick else ROUNDS, {name: partial(step, name) for name in programs})
     peaks = {name: runtime.usage().peak_rss_bytes for name, runtime in runtimes.items()}
     for runtime in runtimes.values():
         runtime.close()
-    rows = [
-        {"step": name, "seconds": statistics.median(seconds[name]), "peak_rss_bytes": peak}
-        for name, peak in peaks.items()
-    ]
-    return rows, {
+    return [], {
         "step_dpo_over_completion": ratio(seconds["dpo"], seconds["completion"]),
         "step_memory_dpo_over_completion": peaks["dpo"] / peaks["completion"],
     }
@@ -183,7 +157,7 @@ def _batch(program: CompiledProgram, number: int) -> Batch:
     return *batch, np.zeros(rows, np.float32), weights, np.array([TrainingSettings().beta], np.float32)
 
 
-PARTS: dict[str, Callable[[Path, tuple[int, ...], bool], Measurement]] = {
+PARTS: dict[str, Callable[[Path, bool], Measurement]] = {
     "dpo": partial(preferences, "dpo"),
     "kto": partial(preferences, "kto"),
     "topics": topics,
@@ -194,10 +168,6 @@ PARTS: dict[str, Callable[[Path, tuple[int, ...], bool], Measurement]] = {
 
 def feedback(json_file: JsonFile = None, quick: Quick = False, only: Only = None, keep: Keep = None) -> None:
     """Learn a style from preferences, and a second topic; start from another adapter; time a step on pairs."""
-    rows: list[Row] = []
-    claims: Claims = {}
     with tempfile.TemporaryDirectory() as name:
-        for part in select_parts(PARTS, only):
-            part_rows, part_claims = PARTS[part](keep or Path(name), SEEDS[: 1 if quick else None], quick)
-            rows, claims = rows + part_rows, claims | part_claims
-    write(json_file, rows, claims)
+        parts = {part: partial(measure, keep or Path(name)) for part, measure in PARTS.items()}
+        run_parts(parts, json_file, quick, only)

@@ -6,7 +6,7 @@ then as Q4_0 by turns with our int4. Ratios are medians over turns, time over ti
 
 - decode: a token's time while the text is 64 and 480 tokens long. Theirs is llama.cpp's own timing, without HTTP.
 - prefill: a prompt of 128 tokens.
-- first token: from the text of such a prompt to the first piece of its answer, with the program loaded, in int8.
+- first token: from the text of such a prompt to the first piece of its answer, with the int8 program loaded.
 - cold first token: from the start of `mobizo-agent chat` in a new process to the first byte that it prints, with the
   files in the page cache.
 """
@@ -21,38 +21,25 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import psutil
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from bench.llamacpp import LlamaCpp, write_quantized
-from bench.programs import PRODUCTS, CompiledProgram, compile_cold, smollm2_recipe
-from bench.result import Claims, Row, notes, write
+from bench.programs import LAST_LAYERS, PRODUCTS, CompiledProgram, compile_cold, smollm2_recipe
+from bench.result import Claims, Row, write
 from bench.runner import JsonFile, Keep, Quick
-from device_agent.home import AgentHome, DeviceConfig
+from bench.tiny import enrolled_home
+from device_agent.home import AgentHome
 from device_agent.inference.adapter_store import AdapterStore
 from device_agent.inference.chat import Chat
 from device_agent.inference.personal_model import PersonalModel, open_personal
 from device_agent.inference.session import InferenceSession
-from shared.recipe import TARGETS
-from shared.signing import key_id, public_text, sign_manifest
+from shared.signing import new_private_key, sign_manifest
 from shared.task import Task
 from shared.zo.encoding import token_ids
 from shared.zo.lora import dump_adapter
 
-RECIPE: dict[str, Any] = {
-    "rank": 8,
-    "layers": "last:8",
-    "targets": TARGETS,
-    "estimator": "gradient",
-    "effective_batch": 8,
-    "loss": "full",
-    "choices": 1,
-    "sequence_length": 64,
-    "answer_length": 48,
-}
+RECIPE = LAST_LAYERS | {"loss": "full", "choices": 1, "sequence_length": 64, "answer_length": 48}
 NAME, TASK = "alice-reviews", Task(name="reviews", kind="text")
 CONTEXTS, PROMPT, DECODED = (64, 480), 128, 32  # tokens
 ROUNDS, COLD_ROUNDS = 9, 7
@@ -65,14 +52,16 @@ def generate(json_file: JsonFile = None, quick: Quick = False, keep: Keep = None
     rounds, cold_rounds = (2, 1) if quick else (ROUNDS, COLD_ROUNDS)
     with tempfile.TemporaryDirectory() as name:
         directory = keep or Path(name)
-        programs = {each: _load_program(directory / f"program-{each}", each) for each in LLAMACPP_FORMATS.values()}
-        homes = {each: make_home(Path(name) / each, program) for each, program in programs.items()}
+        homes = {}
+        for precision in LLAMACPP_FORMATS.values():
+            program = compile_cold(smollm2_recipe(**RECIPE | {"precision": precision}), directory / precision)
+            homes[precision] = make_home(Path(name) / precision, program)
         seconds: Seconds = {}
         # One after the other: a second llama.cpp in the process halves the first one's speed.
         for kind, precision in LLAMACPP_FORMATS.items():
             with closing(open_personal(homes[precision], NAME)) as model:
                 text, prompt = prompt_of(model, PROMPT)
-                llama = LlamaCpp(write_quantized(kind, directory / f"{kind}.gguf"), _context())
+                llama = LlamaCpp(write_quantized(kind, directory / f"{kind}.gguf"), max(CONTEXTS) + DECODED)
                 for number in range(rounds + 1):  # the first one warms up
                     turn = _measure_turn(model, llama, prompt, number)
                     if number:
@@ -81,35 +70,17 @@ def generate(json_file: JsonFile = None, quick: Quick = False, keep: Keep = None
                             seconds.setdefault((measurement, kind), []).append(llama_seconds)
                 del llama  # its threads end
         with closing(open_personal(homes["int8"], NAME)) as model:
-            seconds["first token", "mobizo"] = [_first_token_seconds(model, text) for _ in range(rounds)]
+            seconds["first token", "mobizo"] = [
+                _seconds_of(lambda: next(Chat(model, None).answer(text))) for _ in range(rounds)
+            ]
         seconds["cold first token", "mobizo"] = [_cold_start_seconds(homes["int8"], text) for _ in range(cold_rounds)]
     write(json_file, _rows(seconds), _claims(seconds))
 
 
-def _context() -> int:
-    return max(CONTEXTS) + DECODED
-
-
-def _load_program(directory: Path, precision: str) -> CompiledProgram:
-    notes.print(f"the program in {precision}")
-    return compile_cold(smollm2_recipe(**RECIPE, precision=precision), directory)
-
-
 def make_home(directory: Path, program: CompiledProgram) -> AgentHome:
     """Returns an agent's home with a random adapter of the program in its store."""
-    key, home, manifest = Ed25519PrivateKey.generate(), AgentHome(directory), program.manifest
-    public = key.public_key()
-    home.create()
-    home.enroll(
-        DeviceConfig(
-            server="http://localhost",
-            name="bench",
-            device_id="bench",
-            token="none",
-            public_key=public_text(public),
-            key_id=key_id(public),
-        )
-    )
+    key, manifest = new_private_key(), program.manifest
+    home = enrolled_home(directory, key)
     home.cache.mkdir(parents=True, exist_ok=True)
     for role in ("inference", "weights", "tokenizer"):
         file = manifest.file(role)
@@ -147,11 +118,6 @@ def _measure_turn(
     return seconds
 
 
-def _first_token_seconds(model: PersonalModel, text: str) -> float:
-    """Returns the seconds from a prompt's text to the first piece of its answer."""
-    return _seconds_of(lambda: next(Chat(model, None).answer(text)))
-
-
 def decode_seconds(inference: InferenceSession, tokens: list[int], count: int = DECODED) -> float:
     """Returns the seconds of one token after the prompt, the mean of `count`."""
     generated = inference.generate(tokens, count + 1)
@@ -187,22 +153,10 @@ def _ratios(seconds: Seconds, measurement: str, kind: str) -> float:
 
 
 def _rows(seconds: Seconds) -> list[Row]:
-    rows: list[Row] = []
-    for (measurement, contender), values in sorted(seconds.items()):
-        median = statistics.median(values)
-        tokens = 1 if measurement.startswith("decode") else PROMPT
-        rows.append(
-            {
-                "what": measurement,
-                "who": contender,
-                "threads": psutil.cpu_count(),
-                "rounds": len(values),
-                "seconds": median,
-                "tokens_per_second": None if "first" in measurement else tokens / median,
-                "all_seconds": values,
-            }
-        )
-    return rows
+    return [
+        {"what": measurement, "who": contender, "seconds": statistics.median(values), "all_seconds": values}
+        for (measurement, contender), values in sorted(seconds.items())
+    ]
 
 
 def _claims(seconds: Seconds) -> Claims:

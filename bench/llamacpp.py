@@ -4,42 +4,19 @@ from pathlib import Path
 from typing import Any
 
 import gguf
-import numpy as np
 import psutil
 import xllamacpp
 
 from bench.programs import model_file
 from bench.result import notes
-
-# Prefixes of fields that the writer sets itself.
-REWRITTEN_FIELDS = ("GGUF.", "general.architecture", "general.file_type", "general.quantization_version")
+from tests.server.gguf_files import rewrite
 
 
 def write_quantized(kind: str, path: Path) -> Path:
     """Writes the model with its matrices in the format `kind`, such as Q8_0, unless `path` exists; returns `path`."""
-    if path.exists():
-        return path
-    notes.print(f"writing {path.name}")
-    reader = gguf.GGUFReader(model_file())
-    temporary, format_ = path.with_suffix(".part"), gguf.GGMLQuantizationType[kind]
-    writer = gguf.GGUFWriter(temporary, reader.fields["general.architecture"].contents())
-    for name, field in reader.fields.items():
-        if not name.startswith(REWRITTEN_FIELDS):
-            array = field.types[0] == gguf.GGUFValueType.ARRAY
-            writer.add_key_value(name, field.contents(), field.types[0], field.types[-1] if array else None)
-    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
-    for tensor in reader.tensors:
-        values = gguf.quants.dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
-        if values.ndim == 2:
-            data = gguf.quants.quantize(values, format_)
-            writer.add_tensor(tensor.name, data, raw_shape=data.shape, raw_dtype=format_)
-        else:
-            writer.add_tensor(tensor.name, values)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    temporary.replace(path)
+    if not path.exists():
+        notes.print(f"writing {path.name}")
+        rewrite(model_file(), path, gguf.GGMLQuantizationType[kind])
     return path
 
 

@@ -19,15 +19,13 @@ from typing import Any
 import typer
 
 from bench.programs import MOVIES, PRODUCTS, CompiledProgram, compile_cold, smollm2_recipe
-from bench.result import Claims, Row, notes, write
-from bench.runner import JsonFile, Keep, Only, Quick, load_or_compute, select_parts
+from bench.result import Claims, Measurement, Row, notes
+from bench.runner import JsonFile, Keep, Only, Quick, rows_of_seeds, run_parts
 from bench.tiny import plan_of, train
 from shared.recipe import TARGETS
-from shared.result import Result
 from shared.task import Task
 from shared.training_settings import TrainingSettings
 
-SEEDS = (0, 1, 2)
 NOVEL = MOVIES.parent / "northanger_abbey"
 COMPLETION = Task(name="review", kind="completion", prompt="A {label} product review by a customer:\n", answer="{text}")
 NOVEL_TASK = Task(name="novel", kind="text")
@@ -83,57 +81,40 @@ EXPERIMENTS = {
 
 def personal(json_file: JsonFile = None, quick: Quick = False, only: Only = None, keep: Keep = None) -> None:
     """Learn to write from one person's texts: the fall of the held-out loss and perplexity."""
+    with tempfile.TemporaryDirectory() as name:
+        run_parts({part: partial(learn, keep or Path(name), part) for part in EXPERIMENTS}, json_file, quick, only)
+
+
+def learn(directory: Path, part: str, quick: bool) -> Measurement:
+    """Returns the runs of each estimator and seed, and their means."""
     rows: list[Row] = []
     claims: Claims = {}
-    with tempfile.TemporaryDirectory() as name:
-        directory = keep or Path(name)
-        for part in select_parts(EXPERIMENTS, only):
-            experiment = EXPERIMENTS[part]
-            for estimator, settings in ESTIMATORS.items():
-                recipe = smollm2_recipe(**(COMMON | settings | experiment.lengths))
-                program = compile_cold(recipe, directory / f"{part}-{estimator}")
-                runs = [
-                    load_or_compute(
-                        directory / f"{part}-{estimator}-{seed}.json",
-                        partial(_run, program, experiment, estimator, seed, quick),
-                    )
-                    for seed in SEEDS[: 1 if quick else 3]
-                ]
-                rows += [{"what": part, "estimator": estimator, **row} for row in runs]
-                mean_drops = {
-                    key: statistics.mean(row[key] for row in runs) for key in ("loss_drop", "perplexity_drop")
-                }
-                seconds = max(row["seconds"] for row in runs)
-                suffix = "" if estimator == "gradient" else f"_{estimator}"
-                drop = "loss_drop" if part == "completion" else "perplexity_drop"
-                claims |= {f"{part}_{drop}{suffix}": mean_drops[drop], f"{part}_seconds{suffix}": seconds}
-    write(json_file, rows, claims)
+    drop = "loss_drop" if part == "completion" else "perplexity_drop"
+    for estimator, settings in ESTIMATORS.items():
+        name, experiment = f"{part}-{estimator}", EXPERIMENTS[part]
+        program = compile_cold(smollm2_recipe(**(COMMON | settings | experiment.lengths)), directory / name)
+        runs = rows_of_seeds(directory / name, quick, partial(_run, program, experiment))
+        rows += runs
+        suffix = "" if estimator == "gradient" else f"_{estimator}"
+        claims[f"{part}_{drop}{suffix}"] = statistics.mean(row[drop] for row in runs)
+        claims[f"{part}_seconds{suffix}"] = max(row["seconds"] for row in runs)
+    return rows, claims
 
 
-def _run(program: CompiledProgram, experiment: Experiment, estimator: str, seed: int, quick: bool) -> Row:
+def _run(program: CompiledProgram, experiment: Experiment, seed: int, quick: bool) -> Row:
     """Trains once, in a directory of its own."""
+    estimator = program.recipe.estimator
     with tempfile.TemporaryDirectory() as name:
         training = experiment.training(estimator, seed, quick)
         result = train(plan_of(program, experiment.data, training, task=experiment.task), Path(name))
-    if result.perplexities is None or result.token_loss_before is None:
+    if result.perplexities is None or result.token_loss_before is None or result.token_loss_after is None:
         raise typer.Exit(1)
-    return _row(result, seed)
-
-
-def _row(result: Result, seed: int) -> Row:
-    loss_before, loss_after = result.token_loss_before or 0.0, result.token_loss_after or 0.0
-    perplexity_before, perplexity_after = result.perplexities or (1.0, 1.0)
     row = {
+        "estimator": estimator,
         "seed": seed,
-        "steps": result.steps,
-        "best_step": result.best_step,
-        "loss_before": loss_before,
-        "loss_after": loss_after,
-        "loss_drop": 1 - loss_after / loss_before,
-        "perplexity_drop": 1 - perplexity_after / perplexity_before,
+        "loss_drop": 1 - result.token_loss_after / result.token_loss_before,
+        "perplexity_drop": 1 - result.perplexities[1] / result.perplexities[0],
         "seconds": result.seconds,
-        "train_seconds": result.train_seconds,
-        "peak_rss_bytes": result.peak_rss_bytes,
     }
-    notes.print(f"seed {seed}: {loss_before:.3f} to {loss_after:.3f} nats a token in {result.seconds:.0f} s")
+    notes.print(f"{row}")
     return row

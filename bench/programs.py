@@ -23,7 +23,7 @@ from device_agent.runner.location import find_runner
 from server.compiler.checkpoints.base import locate_base
 from server.compiler.checkpoints.tokenizer import write_tokenizer
 from shared.program import ProgramManifest
-from shared.recipe import DEFAULT_EPS, BaseRef, Recipe
+from shared.recipe import DEFAULT_EPS, TARGETS, BaseRef, Recipe
 from shared.task_templates import named_task
 from shared.zo.encoding import Example, load_examples
 from shared.zo.noise import query_seeds
@@ -31,6 +31,15 @@ from shared.zo.noise import query_seeds
 MOVIES = Path(__file__).resolve().parent.parent / "examples" / "data" / "movie_reviews"
 PRODUCTS = MOVIES.parent / "product_reviews"
 LR = 1e-3
+# What most runs with exact gradients adapt.
+LAST_LAYERS: dict[str, Any] = {
+    "estimator": "gradient",
+    "targets": TARGETS,
+    "rank": 8,
+    "layers": "last:8",
+    "precision": "int8",
+    "effective_batch": 8,
+}
 Batch = tuple[np.ndarray, ...]
 
 

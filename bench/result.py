@@ -3,14 +3,12 @@
 import json
 import platform
 import subprocess
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import psutil
 from pydantic import BaseModel, ConfigDict
 from rich.console import Console
-from rich.table import Table
 
 Row = dict[str, Any]
 Claims = dict[str, float]
@@ -54,34 +52,15 @@ def commit() -> str:
 
 
 def write(path: Path | None, rows: list[Row], claims: Claims) -> None:
-    """Prints rows and claims as text tables, and writes the result to `path` as JSON if a path is given."""
-    console = Console()
-    for columns, group in groupby(rows, key=lambda row: tuple(key for key in row if not isinstance(row[key], list))):
-        console.print(text_table(columns, [[row[column] for column in columns] for row in group]))
-    console.print(text_table(("claim", "value"), claims.items()))
+    """Prints rows and claims, one a line, and writes the result to `path` as JSON if a path is given."""
+    for row in rows:
+        print(json.dumps(row))
+    for name, value in claims.items():
+        print(f"{name}: {value:.4g}")
     if path is not None:
         result = Result(machine=machine(), commit=commit(), rows=rows, claims=claims)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(result.text())
-
-
-def text_table(columns: Any, rows: Any) -> Table:
-    """Returns a table for the terminal; numbers have three significant digits."""
-    table = Table()
-    for name in columns:
-        table.add_column(name, overflow="fold")
-    for row in rows:
-        table.add_row(*map(cell_text, row))
-    return table
-
-
-def cell_text(value: Any) -> str:
-    """Formats one cell: three significant digits, thousands separated, and a dash for None."""
-    if value is None:
-        return "\N{EN DASH}"
-    if isinstance(value, float):
-        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 
 def results_in(directory: Path) -> dict[str, Result]:

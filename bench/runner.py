@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,6 +20,7 @@ JsonFile = Annotated[Path | None, typer.Option("--json", help="Write the result 
 Quick = Annotated[bool, typer.Option("--quick", help="A small run: shows that it works, not a figure to quote.")]
 Keep = Annotated[Path | None, typer.Option(help="Keep finished parts here and skip them in the next run.")]
 Parts = Mapping[str, Callable[[bool], Measurement]]
+SEEDS = (0, 1, 2)
 Only = Annotated[list[str] | None, typer.Option("--only", help="Measure only this part; may be repeated.")]
 
 
@@ -52,16 +54,21 @@ def command_of(parts: Parts, help_text: str) -> Callable[..., None]:
 
 
 def load_or_compute(path: Path, compute: Callable[[], Any]) -> Any:
-    """Returns the JSON value in `path`. Computes and stores it if there is none; a row with an error is not stored."""
+    """Returns the JSON value in `path`. Computes and stores it if there is none."""
     if path.exists():
         return json.loads(path.read_bytes())
     value = compute()
-    if "error" not in value:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(".part")
-        temporary.write_text(json.dumps(value))
-        temporary.replace(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(".part")
+    temporary.write_text(json.dumps(value))
+    temporary.replace(path)
     return value
+
+
+def rows_of_seeds(path: Path, quick: bool, compute: Callable[[int, bool], Row]) -> list[Row]:
+    """Returns a row for each seed, only for the first one if quick; they are kept in `path`-SEED.json."""
+    seeds = SEEDS[: 1 if quick else None]
+    return [dict(load_or_compute(Path(f"{path}-{seed}.json"), partial(compute, seed, quick))) for seed in seeds]
 
 
 def time_by_turns(rounds: int, calls: Mapping[str, Callable[[int], Any]]) -> dict[str, list[float]]:

@@ -15,7 +15,7 @@ import numpy as np
 
 from bench.programs import MOVIES, PRODUCTS, CompiledProgram, compile_cold, smollm2_recipe
 from bench.result import Measurement, Row, notes
-from bench.runner import load_or_compute
+from bench.runner import rows_of_seeds
 from bench.tiny import plan_of, train
 from bench.topics import LR, SETTINGS
 from device_agent.training.evaluation import best_b
@@ -31,26 +31,21 @@ CANDIDATE_STEPS = (10, 40)
 CHOICE_RECORDS, HELD_OUT = 100, 200
 
 
-def starts(directory: Path, seeds: tuple[int, ...], quick: bool) -> Measurement:
+def starts(directory: Path, quick: bool) -> Measurement:
     """Returns the runs of each seed, and the ratio of the examples that they need."""
     program = compile_cold(smollm2_recipe(**SETTINGS), directory / "topics-program")
-    rows: list[Row] = []
-    for seed in seeds:
-        rows += load_or_compute(
-            directory / f"start-{seed}.json", partial(_runs, program, directory / f"start-{seed}", seed, quick)
-        )
-    examples = {
-        start: statistics.mean(row["examples"] for row in rows if row["start"] == start) for start in ("B = 0", "auto")
-    }
+    rows = rows_of_seeds(directory / "start", quick, partial(_runs, program, directory))
+    from_zero, auto = (statistics.mean(row[start] for row in rows) for start in ("B = 0", "auto"))
     return rows, {
-        "start_examples": examples["B = 0"],
-        "start_auto_examples": examples["auto"],
-        "start_examples_ratio": examples["auto"] / examples["B = 0"],
+        "start_examples": from_zero,
+        "start_auto_examples": auto,
+        "start_examples_ratio": auto / from_zero,
     }
 
 
-def _runs(program: CompiledProgram, directory: Path, seed: int, quick: bool) -> list[Row]:
-    """Trains the candidates, chooses one, and trains with and without it."""
+def _runs(program: CompiledProgram, parent: Path, seed: int, quick: bool) -> Row:
+    """Trains the candidates, chooses one, and trains from both starts; returns the examples that each needs."""
+    directory = parent / f"start-{seed}"
     directory.mkdir(exist_ok=True)
     data = directory / "data"  # its validation records, which choose nothing here, are held-out reviews
     data.mkdir(exist_ok=True)
@@ -80,7 +75,7 @@ def _runs(program: CompiledProgram, directory: Path, seed: int, quick: bool) -> 
         evaluation_interval=INTERVAL,
         validation_limit=8 if quick else HELD_OUT,
     )
-    rows = []
+    row: Row = {"seed": seed, "chosen": chosen}
     for start in ("B = 0", "auto"):
         plan = plan_of(program, data, settings, task=TASK)
         if start == "auto" and chosen:
@@ -88,15 +83,6 @@ def _runs(program: CompiledProgram, directory: Path, seed: int, quick: bool) -> 
             plan = plan.model_copy(update={"start": path, "start_sha256": file_sha256(path)})
         result = train(plan, directory / start.replace(" = ", ""))
         reached = [each.step for each in result.evaluations if each.accuracy >= TARGET]
-        rows.append(
-            {
-                "start": start,
-                "seed": seed,
-                "chosen": chosen,
-                "examples": program.recipe.effective_batch * min(reached, default=result.steps),
-                "accuracy_before": result.evaluations[0].accuracy,
-                "accuracies": [each.accuracy for each in result.evaluations],
-            }
-        )
-        notes.print(f"start {start}, seed {seed}: {rows[-1]['examples']} examples")
-    return rows
+        row[start] = program.recipe.effective_batch * min(reached, default=result.steps)
+    notes.print(f"{row}")
+    return row

@@ -4,8 +4,11 @@ program, as the agent trains them.
 
 from pathlib import Path
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
 from bench.programs import CompiledProgram, compile_cold
 from device_agent.executors.runner import RunnerLauncher
+from device_agent.home import AgentHome, DeviceConfig
 from device_agent.runner.location import find_runner
 from device_agent.training.run import train_run
 from device_agent.training.run_directory import RunDirectory
@@ -14,18 +17,12 @@ from server.compiler.checkpoints.base import locate_base
 from shared.canonical import sha256_hex
 from shared.recipe import BaseRef, Recipe
 from shared.result import Result
+from shared.signing import key_id, public_text
 from shared.task import Task
 from shared.training_settings import TrainingSettings
 from tests.device_agent import tiny
 
 SPLITS = {"train": 13, "validation": 9, "test": 7}
-
-
-def write_base(directory: Path) -> Path:
-    """Writes the model and its byte-level tokenizer, in the Hugging Face form."""
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    tiny.write_base(directory)
-    return directory
 
 
 def compile_tiny(base: Path, directory: Path, **settings: object) -> CompiledProgram:
@@ -42,6 +39,15 @@ def write_sentences(directory: Path) -> Path:
     for seed, (split, count) in enumerate(SPLITS.items()):
         tiny.write_records(directory / f"{split}.jsonl", count, seed)
     return directory
+
+
+def enrolled_home(directory: Path, key: Ed25519PrivateKey, server: str = "http://localhost") -> AgentHome:
+    """Creates the home of an agent that is enrolled at a server. key: signs the server's manifests."""
+    home, public = AgentHome(directory), key.public_key()
+    home.create()
+    settings = {"server": server, "name": "bench", "device_id": "device-1", "token": "token"}
+    home.enroll(DeviceConfig(**settings, public_key=public_text(public), key_id=key_id(public)))
+    return home
 
 
 def plan_of(

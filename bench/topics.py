@@ -9,9 +9,8 @@ rehearsed   product reviews, from the first adapter; 30 % of the examples are mo
 new-alone   the same without rehearsal
 overfit     16 movie reviews at ten times the rate, from B = 0
 
-`movies_change` is how many points the accuracy on held-out movie reviews changed from the start to the adapter.
-`held` says whether the reference gate holds the version by the default rule. Rates and steps were chosen on validation
-examples.
+`movies_change` is how many points the accuracy on held-out movie reviews changed from the start to the adapter. Rates
+and steps were chosen on validation examples.
 """
 
 import json
@@ -20,28 +19,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench.programs import MOVIES, PRODUCTS, CompiledProgram, compile_cold, smollm2_recipe
+from bench.programs import LAST_LAYERS, MOVIES, PRODUCTS, CompiledProgram, compile_cold, smollm2_recipe
 from bench.result import Measurement, Row, notes
-from bench.runner import load_or_compute
+from bench.runner import rows_of_seeds
 from bench.tiny import plan_of, train
 from device_agent.training.run_directory import RunDirectory
 from device_agent.training.run_plan import own_texts
 from shared.canonical import file_sha256
-from shared.recipe import TARGETS
-from shared.registry import ApprovalRule
 from shared.task import Answer, Task
 from shared.training_settings import TrainingSettings
 
-SETTINGS: dict[str, Any] = {
-    "estimator": "gradient",
-    "targets": TARGETS,
-    "rank": 8,
-    "layers": "last:8",
-    "precision": "int8",
-    "effective_batch": 8,
-    "sequence_length": 64,
-    "choices": 4,
-}
+SETTINGS = LAST_LAYERS | {"sequence_length": 64, "choices": 4}
 TAGS = {"negative": " terrible", "positive": " great", "returned": " returned", "kept": " kept"}
 TASK = Task(
     name="tags",
@@ -55,14 +43,12 @@ EARLIER = 200  # held-out movie reviews that a second run measures
 VALIDATED, TESTED = 40, 100  # records of a run's own data set
 
 
-def topics(directory: Path, seeds: tuple[int, ...], quick: bool) -> Measurement:
+def topics(directory: Path, quick: bool) -> Measurement:
     """Returns the runs of each seed, and means of what they lost."""
     program = compile_cold(smollm2_recipe(**SETTINGS), directory / "topics-program")
-    rows = [
-        dict(load_or_compute(directory / f"{run}-{seed}.json", partial(_run, program, directory, run, seed, quick)))
-        for seed in seeds
-        for run in ("first", "rehearsed", "new-alone", "overfit")
-    ]
+    rows: list[Row] = []
+    for run in ("first", "rehearsed", "new-alone", "overfit"):
+        rows += rows_of_seeds(directory / run, quick, partial(_run, program, directory, run))
 
     def mean(run: str, key: str) -> float:
         return statistics.mean(float(row[key] or 0) for row in rows if row["run"] == run)
@@ -76,7 +62,6 @@ def topics(directory: Path, seeds: tuple[int, ...], quick: bool) -> Measurement:
         "topics_new_alone_products_accuracy": mean("new-alone", "accuracy_after"),
         "topics_first_reference_change": mean("first", "reference_change"),
         "topics_overfit_reference_change": mean("overfit", "reference_change"),
-        "topics_overfit_held": mean("overfit", "held"),
     }
 
 
@@ -113,15 +98,11 @@ def _run(program: CompiledProgram, directory: Path, name: str, seed: int, quick:
     row = {
         "run": name,
         "seed": seed,
-        "best_step": result.best_step,
-        "accuracy_before": result.before_accuracy,
         "accuracy_after": result.tuned_accuracy,
         "movies_change": None if before is None or after is None else 100 * (after - before),
         "reference_change": result.reference_loss_change,
-        "held": ApprovalRule().reference_objection(result) is not None,
-        "seconds": result.seconds,
     }
-    notes.print(f"{name}, seed {seed}: {row}")
+    notes.print(f"{row}")
     return row
 
 

@@ -32,7 +32,7 @@ LONGEST = (
     "server/registry/exports/test_smollm2.py",
     "device_agent/android/test_launcher.py",
     "server/operations/test_topology.py",
-    "server/compiler/test_private_gradient.py",
+    "server/compiler/test_private_step.py",
     "server/compiler/methods/test_inference.py",
     "device_agent/test_with_server.py",
     "device_agent/jobs/test_federation.py",

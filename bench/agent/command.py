@@ -3,21 +3,20 @@ training loop around the program, and the idle agent.
 """
 
 import tempfile
-from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from bench.agent import overhead
-from bench.agent.kills import RECOMPUTED_STEPS, Agent, FileHashes, KillableRun, Loop, Scenario, measure
+from bench.agent.kills import RECOMPUTED_STEPS, Agent, FileHashes, KillableRun, Loop, measure
+from bench.programs import CompiledProgram
 from bench.result import Measurement, Row, notes
-from bench.runner import JsonFile, Only, Quick, run_parts
-from bench.tiny import compile_tiny, plan_of, write_base, write_sentences
+from bench.runner import JsonFile, Keep, Only, Quick, run_parts
+from bench.tiny import compile_tiny, plan_of, write_sentences
 from device_agent.executors.python import PythonLauncher
 from device_agent.executors.runner import RunnerLauncher
 from device_agent.runner.location import find_runner
 from shared.training_settings import TrainingSettings
+from tests.device_agent.tiny import write_base
 
 TRAINING = {
     "replay": TrainingSettings(steps=200, evaluation_interval=25, seed=7),
@@ -41,7 +40,8 @@ TABLE = (
 
 def measure_kills(root: Path, programs_directory: Path, data: Path, runner: Path, quick: bool) -> Measurement:
     """Returns the kill table, and its sums as claims. programs_directory: for compiled programs."""
-    base = write_base(root / "base")
+    base = root / "base"
+    write_base(base)
     gradient_settings: dict[str, Any] = {
         "estimator": "gradient",
         "queries": 1,
@@ -51,29 +51,30 @@ def measure_kills(root: Path, programs_directory: Path, data: Path, runner: Path
     settings: dict[str, dict[str, Any]] = {"replay": {}, "gradient": gradient_settings}
     programs = {name: compile_tiny(base, programs_directory / name, **recipe) for name, recipe in settings.items()}
 
-    def make_scenario(executor: str, estimator: str, target: str, trials: int) -> Scenario:
-        program = programs[estimator]
-
-        def create_run(directory: Path) -> KillableRun:
-            if target != "executor":
-                options = ("--executor", executor)
-                return Agent(directory, program, data, TRAINING[estimator], *options, both=target == "both")
-            launcher = RunnerLauncher(runner) if executor == "native" else PythonLauncher()
-            return Loop(directory, plan_of(program, data, TRAINING[estimator]), launcher)
-
-        return Scenario(executor, estimator, target, trials, create_run)
-
-    scenarios = [make_scenario(*line) for line in TABLE]
     rows: list[Row] = []
     expected: dict[str, FileHashes] = {}
-    for scenario in scenarios:
-        notes.print(f"kills: {scenario.name}")
-        trials = max(scenario.trials // QUICK_FEWER, 1) if quick else scenario.trials
-        kills_directory, reference = root / "kills" / scenario.name, expected.get(scenario.estimator)
-        row, hashes = measure(replace(scenario, trials=trials), kills_directory, reference)
-        expected.setdefault(scenario.estimator, hashes)
+    for executor, estimator, target, trials in TABLE:
+        name, program, training = f"{executor}-{estimator}-{target}", programs[estimator], TRAINING[estimator]
+
+        def create_run(
+            directory: Path,
+            executor: str = executor,
+            target: str = target,
+            program: CompiledProgram = program,
+            training: TrainingSettings = training,
+        ) -> KillableRun:
+            if target != "executor":
+                options = ("--executor", executor)
+                return Agent(directory, program, data, training, *options, both=target == "both")
+            launcher = RunnerLauncher(runner) if executor == "native" else PythonLauncher()
+            return Loop(directory, plan_of(program, data, training), launcher)
+
+        notes.print(f"kills: {name}")
+        count = max(trials // QUICK_FEWER, 1) if quick else trials
+        row, hashes = measure(name, create_run, count, root / "kills" / name, expected.get(estimator))
+        expected.setdefault(estimator, hashes)
         rows.append(row)
-    names = ("trials", "kills", "mismatches", RECOMPUTED_STEPS)
+    names = ("trials", "mismatches", RECOMPUTED_STEPS)
     return rows, {f"kill_{name}": sum(row[name] for row in rows) for name in names}
 
 
@@ -81,13 +82,13 @@ def agent(
     json_file: JsonFile = None,
     quick: Quick = False,
     only: Only = None,
-    programs: Annotated[Path | None, typer.Option(help="Keep compiled programs in this directory.")] = None,
+    keep: Keep = None,
 ) -> None:
     """Kill the agent at random points, measure it while idle, and time the loop around the program."""
     runner = find_runner()
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
-        sentences, programs_directory = write_sentences(root / "sentences"), programs or root / "programs"
+        sentences, programs_directory = write_sentences(root / "sentences"), keep or root / "programs"
 
         parts = {
             "idle": lambda quick: overhead.idle(root / "idle", sentences, quick),

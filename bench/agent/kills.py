@@ -32,9 +32,10 @@ import psutil
 
 from bench.programs import CompiledProgram
 from bench.result import Row
+from bench.tiny import enrolled_home
 from device_agent.errors import DoesNotFit
 from device_agent.executors.process import ExecutorProcess, Launcher
-from device_agent.home import HOME_VARIABLE, AgentHome, DeviceConfig
+from device_agent.home import HOME_VARIABLE, AgentHome
 from device_agent.training.run import train_run
 from device_agent.training.run_directory import RunDirectory
 from device_agent.training.run_plan import RunPlan
@@ -42,7 +43,7 @@ from shared.canonical import file_sha256
 from shared.job import Progress
 from shared.program import ProgramManifest
 from shared.protocol import LeaseRequest
-from shared.signing import key_id, new_private_key, public_text
+from shared.signing import new_private_key
 from shared.training_settings import TrainingSettings
 from shared.zo.trajectory import parse_trajectory
 from tests.device_agent.fake_server import FakeServer
@@ -69,11 +70,7 @@ def fake_server(
     with LongPollServer(key, lease_seconds=5.0) as server:
         if program is not None and training is not None:
             server.add_job(program, DATASET, JOB, **training.model_dump(exclude_unset=True))
-        home, public = AgentHome(directory), key.public_key()
-        home.create()
-        settings = {"server": server.url, "name": "bench", "device_id": "device-1", "token": "token"}
-        home.enroll(DeviceConfig(**settings, public_key=public_text(public), key_id=key_id(public)))
-        yield server, home
+        yield server, enrolled_home(directory, key, server.url)
 
 
 def start_agent(home: AgentHome, dataset: Path, *options: str, log: Path = Path(os.devnull)) -> psutil.Popen:
@@ -123,8 +120,8 @@ class Trial:
     lost: int = 0
     reported_twice: int = 0
     identical: bool = False
-    _recorded_steps: int = field(default=0, repr=False)
-    _reported_steps: set[int] = field(default_factory=set, repr=False)
+    _recorded_steps: int = 0
+    _reported_steps: set[int] = field(default_factory=set)
 
     def add(self, attempt: Attempt) -> None:
         """Adds the attempt of a process that has ended."""
@@ -240,81 +237,61 @@ class Agent(KillableRun):
         self._stack.close()
 
 
-@dataclass(frozen=True)
-class Scenario:
-    """A row of the table. target: `executor`, `loop` or `both`. create_run: creates a run in an empty directory."""
-
-    executor: str
-    estimator: str
-    target: str
-    trials: int
-    create_run: Callable[[Path], KillableRun]
-
-    @property
-    def name(self) -> str:
-        """Returns a name for seeds and directories."""
-        return f"{self.executor}-{self.estimator}-{self.target}"
+CreateRun = Callable[[Path], KillableRun]  # in an empty directory
 
 
-def run_undisturbed(scenario: Scenario, directory: Path) -> tuple[FileHashes, float]:
+def run_undisturbed(create_run: CreateRun, directory: Path) -> tuple[FileHashes, float]:
     """Returns the files of an undisturbed run, and its seconds."""
     seconds = []
     for number in range(2):  # the first has cold caches
-        with contextlib.closing(scenario.create_run(_empty_directory(directory / f"alone-{number}"))) as killable_run:
+        with contextlib.closing(create_run(_empty_directory(directory / f"alone-{number}"))) as killable_run:
             start = time.monotonic()
             done = killable_run.execute(None).done
             seconds.append(time.monotonic() - start)
             if not done:
-                raise RuntimeError(f"{scenario.name}: an undisturbed run did not end")
+                raise RuntimeError("an undisturbed run did not end")
             hashes = file_hashes(killable_run.run)
     return hashes, min(seconds)
 
 
 def trial(
-    scenario: Scenario, directory: Path, rng: random.Random, expected: FileHashes, undisturbed_seconds: float
+    create_run: CreateRun, directory: Path, rng: random.Random, expected: FileHashes, undisturbed_seconds: float
 ) -> Trial:
     """Runs once with at least one kill."""
     while True:
         result, kills = Trial(), 1 + (rng.random() < SECOND_KILL_SHARE)
-        with contextlib.closing(scenario.create_run(_empty_directory(directory))) as killable_run:
+        with contextlib.closing(create_run(_empty_directory(directory))) as killable_run:
             for _ in range(MAX_STARTS):
                 execute = killable_run.execute(rng.uniform(0, undisturbed_seconds) if result.kills < kills else None)
                 result.add(execute)
                 if execute.done:
                     break
             else:
-                raise RuntimeError(f"{scenario.name}: the run does not end")
+                raise RuntimeError("the run does not end")
             result.identical = file_hashes(killable_run.run) == expected
         if result.kills:
             shutil.rmtree(directory)
             return result
 
 
-def measure(scenario: Scenario, directory: Path, expected: FileHashes | None) -> tuple[Row, FileHashes]:
-    """Returns a row of the table, and the files of an undisturbed run. expected: files of another scenario."""
-    hashes, undisturbed_seconds = run_undisturbed(scenario, directory)
+def measure(
+    name: str, create_run: CreateRun, count: int, directory: Path, expected: FileHashes | None
+) -> tuple[Row, FileHashes]:
+    """Returns a row of the table, and the files of an undisturbed run. expected: those of the program's first row."""
+    hashes, undisturbed_seconds = run_undisturbed(create_run, directory)
     reference_hashes = expected or hashes
-    numbers = range(scenario.trials)
+
+    def run(number: int) -> Trial:
+        rng = random.Random(f"{SEED}-{name}-{number}")
+        return trial(create_run, directory / str(number), rng, reference_hashes, undisturbed_seconds)
+
     with ThreadPoolExecutor(WORKERS) as pool:
-        seed = f"{SEED}-{scenario.name}"
-        trials = list(
-            pool.map(
-                lambda n: trial(
-                    scenario, directory / str(n), random.Random(f"{seed}-{n}"), reference_hashes, undisturbed_seconds
-                ),
-                numbers,
-            )
-        )
+        trials = list(pool.map(run, range(count)))
     row = {
-        "what": "kills",
-        "executor": scenario.executor,
-        "estimator": scenario.estimator,
-        "killed": scenario.target,
-        "trials": len(trials),
-        "kills": sum(result.kills for result in trials),
+        "scenario": name,
+        "trials": count,
         "mismatches": sum(not result.identical for result in trials) + (hashes != reference_hashes),
         RECOMPUTED_STEPS: sum(result.lost + result.reported_twice for result in trials),
-        "seconds_left_alone": undisturbed_seconds,
     }
     return row, hashes
 

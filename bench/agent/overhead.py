@@ -6,7 +6,7 @@ from pathlib import Path
 
 from bench.agent.kills import JOB, fake_server, recorded_steps, start_agent
 from bench.programs import MOVIES, CompiledProgram, compile_cold, smollm2_recipe
-from bench.result import Claims, Measurement, Row, notes
+from bench.result import Claims, Measurement, notes
 from bench.runner import cpu_seconds
 from bench.tiny import plan_of
 from device_agent.executors.process import Launcher
@@ -17,8 +17,8 @@ from device_agent.training.run_directory import ResourceUsage, RunDirectory
 from device_agent.training.run_plan import RunPlan
 from shared.training_settings import TrainingSettings
 
-COUNTS = {"train": 200, "validation": 8, "test": 8}  # few for evaluations, since only steps are timed
 STEPS, QUICK_STEPS, WARM = 24, 6, 2
+EVALUATED = 8  # records of a split
 SETTLE_SECONDS, IDLE_SECONDS, QUICK_IDLE_SECONDS = 5.0, 60.0, 10.0
 
 
@@ -29,28 +29,19 @@ def idle(directory: Path, dataset: Path, quick: bool) -> Measurement:
         try:
             server.wait_for(lambda: server.lease_requests)
             time.sleep(SETTLE_SECONDS)
-            requests_before, cpu_before, start = len(server.calls), cpu_seconds(process), time.monotonic()
+            cpu_before, start = cpu_seconds(process), time.monotonic()
             time.sleep(QUICK_IDLE_SECONDS if quick else IDLE_SECONDS)
             cpu, seconds = cpu_seconds(process) - cpu_before, time.monotonic() - start
-            memory = process.memory_full_info()
+            memory = process.memory_info().rss
         finally:
             process.terminate()
             process.wait()
-    row = {
-        "what": "idle",
-        "seconds": seconds,
-        "requests": len(server.calls) - requests_before,
-        "core_share": cpu / seconds,
-        "rss_bytes": memory.rss,
-        "own_bytes": memory.uss,
-    }
-    return [row], {"idle_rss_bytes": row["rss_bytes"], "idle_core_share": row["core_share"]}
+    return [], {"idle_rss_bytes": memory, "idle_core_share": cpu / seconds}
 
 
 def loop(root: Path, programs_directory: Path, runner: Path, quick: bool) -> Measurement:
     """Measures the loop's share of a step, and memory of both executors, int8 and fp32."""
     steps = QUICK_STEPS if quick else STEPS
-    rows: list[Row] = []
     claims: Claims = {}
     notes.print("compiling SmolLM2-135M")
     programs = {
@@ -59,45 +50,29 @@ def loop(root: Path, programs_directory: Path, runner: Path, quick: bool) -> Mea
     }
     gradient_recipe = smollm2_recipe(precision="int8", estimator="gradient", queries=1, layers="last:12")
     gradient = compile_cold(gradient_recipe, programs_directory / "gradient")
-    data = write_reviews(root / "reviews")
-    for name, program, launcher in (
-        ("native", programs["int8"], RunnerLauncher(runner)),
-        ("gradient", gradient, RunnerLauncher(runner)),
-    ):
-        share, seconds = share_outside_program(launcher, plan_of(program, data, training(steps)), root / f"loop-{name}")
-        row = {"what": "loop", "executor": launcher.name, "step_seconds": seconds, "share_outside_the_program": share}
-        rows.append(row | {"estimator": program.manifest.recipe.estimator})
-        claims[f"loop_share_outside_{name}"] = share
-    cpu, wall = agent_seconds(programs["int8"], runner, data, root / "agent", steps)
-    rows.append({"what": "loop", "agent_processor_seconds_a_step": cpu, "step_seconds": wall})
-    claims["agent_processor_share_training"] = cpu / wall
+    native = RunnerLauncher(runner)
+    for name, program in (("native", programs["int8"]), ("gradient", gradient)):
+        plan = plan_of(program, MOVIES, training(steps))
+        claims[f"loop_share_outside_{name}"] = share_outside_program(native, plan, root / f"loop-{name}")
+    claims["agent_processor_share_training"] = agent_share(programs["int8"], root / "agent", steps)
+    launchers: tuple[Launcher, ...] = (native, PythonLauncher())
     for precision, program in programs.items():
-        launchers: tuple[Launcher, ...] = (RunnerLauncher(runner), PythonLauncher())
         for each in launchers:
-            usage = resource_usage(each, plan_of(program, data, training(3)), root / f"{precision}-{each.name}")
-            peak, weights = usage.peak_rss_bytes, program.size("weights")
-            columns = {"what": "memory", "executor": each.name, "precision": precision}
-            rows.append(columns | {"peak_rss_bytes": peak, "weights_bytes": weights})
-            claims[f"peak_rss_over_weights_{each.name}_{precision}"] = peak / weights
-    return rows, claims
-
-
-def write_reviews(directory: Path) -> Path:
-    """Writes a small data set of movie reviews."""
-    directory.mkdir(parents=True)
-    for split, count in COUNTS.items():
-        lines = (MOVIES / f"{split}.jsonl").read_text().splitlines(keepends=True)[:count]
-        (directory / f"{split}.jsonl").write_text("".join(lines))
-    return directory
+            usage = resource_usage(each, plan_of(program, MOVIES, training(3)), root / f"{precision}-{each.name}")
+            share = usage.peak_rss_bytes / program.size("weights")
+            claims[f"peak_rss_over_weights_{each.name}_{precision}"] = share
+    return [], claims
 
 
 def training(steps: int) -> TrainingSettings:
-    """Returns settings with evaluations only at both ends."""
-    return TrainingSettings(steps=steps, evaluation_interval=steps, seed=3, lr=1e-3)
+    """Returns settings with evaluations only at both ends, of few records: only steps are timed."""
+    return TrainingSettings(
+        steps=steps, evaluation_interval=steps, seed=3, lr=1e-3, validation_limit=EVALUATED, test_limit=EVALUATED
+    )
 
 
-def share_outside_program(launcher: Launcher, plan: RunPlan, path: Path) -> tuple[float, float]:
-    """Returns (share, seconds): the share of a step outside the program's call, and a step's seconds; means over a run.
+def share_outside_program(launcher: Launcher, plan: RunPlan, path: Path) -> float:
+    """Returns the share of a step outside the program's call, the mean over a run.
 
     The training process measures both times in the same steps, so that noise affects both. Outside the call are the
     batch sampler, packing, the trajectory with its fsync, and progress. A run of WARM steps is subtracted, since its
@@ -109,8 +84,7 @@ def share_outside_program(launcher: Launcher, plan: RunPlan, path: Path) -> tupl
     os.sync()
     full_run = resource_usage(launcher, plan, path)
     outside = (full_run.train_seconds - full_run.program_seconds) - (warm_up.train_seconds - warm_up.program_seconds)
-    seconds = full_run.train_seconds - warm_up.train_seconds
-    return outside / seconds, seconds / (plan.training.steps - WARM)
+    return outside / (full_run.train_seconds - warm_up.train_seconds)
 
 
 def resource_usage(launcher: Launcher, plan: RunPlan, path: Path) -> ResourceUsage:
@@ -121,16 +95,16 @@ def resource_usage(launcher: Launcher, plan: RunPlan, path: Path) -> ResourceUsa
     return run.figures()
 
 
-def agent_seconds(program: CompiledProgram, runner: Path, data: Path, home: Path, steps: int) -> tuple[float, float]:
-    """Returns processor seconds (without the runner's) and seconds of a step in a whole agent."""
+def agent_share(program: CompiledProgram, home: Path, steps: int) -> float:
+    """Returns the share of a core that a whole agent takes beside its runner, while it trains."""
     marks: dict[int, tuple[float, float]] = {}
     with fake_server(home, program, training(steps)) as (_, agent_home):
         ledger = agent_home.run(JOB).trajectory
-        agent = start_agent(agent_home, data, "--once", "--executor", "native")
+        agent = start_agent(agent_home, MOVIES, "--once", "--executor", "native")
         while agent.poll() is None:
             step_count = recorded_steps(ledger)
             if step_count in (WARM, steps) and step_count not in marks:
                 marks[step_count] = (cpu_seconds(agent), time.perf_counter())
             time.sleep(0.01)
     (cpu, start), (cpu_after, end) = marks[WARM], marks[steps]
-    return (cpu_after - cpu) / (steps - WARM), (end - start) / (steps - WARM)
+    return (cpu_after - cpu) / (end - start)

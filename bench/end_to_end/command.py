@@ -67,38 +67,31 @@ def end_to_end(
 ) -> None:
     """Core-seconds to 75 % on movie reviews: our estimators, MeZO, MobiZO as in the paper, first order; memory."""
     entries = {entry.contender.name: entry for entry in TABLE}
+    if quick:  # a short run of each contender whose rate needs no trials of its own
+        short = {"steps": QUICK_STEPS, "evaluation_interval": QUICK_STEPS}
+        entries = {
+            name: Entry(entry.contender.with_training(**short), entry.claim)
+            for name, entry in entries.items()
+            if not entry.trial_cap
+        }
     names = select_parts({**entries, "memory": None}, only)
     with tempfile.TemporaryDirectory() as temporary:
         directory = keep or Path(temporary)
         runner = ContenderRunner(directory, examples=16 if quick else 200)
-        if quick:
-            contenders = [entries[name].contender for name in names if name in entries and not entries[name].trial_cap]
-            runs = [
-                runner.run(contender.with_training(steps=QUICK_STEPS, evaluation_interval=QUICK_STEPS))
-                for contender in contenders
-            ]
-            costs = {f"{run.contender}: core_seconds_per_step": run.core_seconds / run.steps for run in runs}
-            write(json_file, [run.model_dump(mode="json") for run in runs], costs)
-            return
-        runs_by_contender: dict[str, ContenderRuns] = {}
-        for name in names:
-            if name in entries:
-                runs_by_contender[name] = _run_contender(runner, entries[name], range(seeds))
-        claims: Claims = {}
+        runs_by_contender = {
+            name: _run_contender(runner, entries[name], range(1 if quick else seeds))
+            for name in names
+            if name in entries
+        }
+        claims = _comparisons(runs_by_contender)
         for name, contender_runs in runs_by_contender.items():
             if (prefix := entries[name].claim) is not None:
                 claims |= contender_runs.claims(prefix)
-        claims |= _comparisons(runs_by_contender)
         if "replay" in runs_by_contender:
             claims["calibration_core_seconds"] = runner.calibration_core_seconds
-        rows = [
-            run.model_dump(mode="json")
-            for contender_runs in runs_by_contender.values()
-            for run in (*contender_runs.trials, *contender_runs.runs)
-        ]
-        if "memory" in names:
-            memory_rows, memory_claims = peak_memory(directory / "memory")
-            rows, claims = rows + memory_rows, claims | memory_claims
+        if "memory" in names and not quick:
+            claims |= peak_memory(directory / "memory")
+    rows = [run.model_dump(mode="json") for each in runs_by_contender.values() for run in (*each.trials, *each.runs)]
     write(json_file, rows, claims)
 
 

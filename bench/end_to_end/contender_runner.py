@@ -4,7 +4,7 @@ import json
 import resource
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -25,9 +25,10 @@ from bench.programs import (
     tokenizer_of,
 )
 from bench.result import notes
-from bench.training.learners import Learner, MezoProgram, ProgramLearner, torch_learner
-from bench.training.runs import Calibrated, Contender, Run, Split, load_or_run, new_run, train
+from bench.training.learners import Learner, MezoProgram, ProgramLearner, TorchLearner, torch_learner
+from bench.training.runs import Calibrated, Contender, Evaluation, Run, Split, load_or_run, new_run, train
 from device_agent.executors.python import use_threads
+from device_agent.training.data import sample
 from server.compiler import inspect_base
 from shared.canonical import sha256_hex
 from shared.recipe import Recipe
@@ -63,18 +64,23 @@ class ContenderRunner:
         evaluation_steps: further steps after which it is evaluated, besides the evaluation interval and the last step.
         """
         facts = {"split": split, "cap": cap, "stop": stop, "looks": list(evaluation_steps)}
-        return load_or_run(
-            self.keep, facts, contender, lambda: self._run(contender, split, cap, stop, evaluation_steps)
-        )
+        compute = partial(self._in_own_process, self._train, contender, split, cap, stop, evaluation_steps)
+        return load_or_run(self.keep, facts, contender, compute)
 
-    def _run(self, *arguments: Any) -> Run:
-        """Runs in a process of its own.
+    def run_tested(self, contender: Contender, validated: int, tested: int) -> Run:
+        """Trains a contender in PyTorch; returns its run with test accuracies. validated, tested: sentences of each."""
+        facts = {"validated": validated, "tested": tested}
+        compute = partial(self._in_own_process, self._train_and_test, contender, validated, tested)
+        return load_or_run(self.keep, facts, contender, compute)
+
+    def _in_own_process(self, method: Callable[..., Run], *arguments: Any) -> Run:
+        """Runs a method in a process of its own.
 
         The agent's runtime makes the C library return large blocks to the system. In a process that had opened programs
         before, first order in PyTorch took half as many core-seconds again.
         """
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-            return pool.submit(self._train, *arguments).result()
+            return pool.submit(method, *arguments).result()
 
     def try_out(self, trials: Sequence[Contender], cap: float | None) -> None:
         """Runs the trials on the validation split that are not kept yet, two at a time.
@@ -101,14 +107,34 @@ class ContenderRunner:
         learner.close()
         return run
 
+    def _train_and_test(self, contender: Contender, validated: int, tested: int) -> Run:
+        learner, sentences = self._learner(contender, "validation")
+        assert isinstance(learner, TorchLearner)
+        validation, test = sample(sentences, validated), sample(self._sentences(contender, "test"), tested)
+        before, best_b = learner.measure(validation), learner.b.clone()
+        run = new_run(contender, "validation")
+        zero_shot = Evaluation(step=0, core_seconds=0, seconds=0, accuracy=before.accuracy, loss=before.loss)
+        run.evaluations, best = [zero_shot], zero_shot.rank
+        if contender.engine != "none":
+            for evaluation in train(learner, run, contender.training, validation):
+                if evaluation.rank > best:
+                    best, run.best_step, best_b = evaluation.rank, evaluation.step, learner.b.clone()
+        run.best = learner.measure_at(best_b, test).accuracy
+        run.final = 0.0 if run.diverged else learner.measure(test).accuracy
+        return run
+
+    def _sentences(self, contender: Contender, split: str) -> list[Example]:
+        """Returns the sentences of a split, encoded for a contender."""
+        return movie_reviews(split, tokenizer_of(str(model_file()), self.keep), self.recipe(contender))
+
     def _learner(self, contender: Contender, split: Split) -> tuple[Learner, Sequence[Example]]:
         """Returns the contender before its first step, and the examples of a split."""
         if contender.engine in ("program", "mezo-program"):
             program = self.program(contender)
             return (ProgramLearner if contender.engine == "program" else MezoProgram)(program), program.examples(split)
         recipe, base = self.recipe(contender), str(model_file())
-        tokenizer, shape = tokenizer_of(base, self.keep), inspect_base(base)
-        train, examples = (movie_reviews(name, tokenizer, recipe) for name in ("train", split))
+        shape = inspect_base(base)
+        train, examples = (self._sentences(contender, name) for name in ("train", split))
         calibration = (
             None if contender.calibration is None else read_calibration(self.calibration(contender.calibration))
         )

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.result import Measurement, Row
+from bench.result import Measurement
 from bench.runner import run_module
 from device_agent.memory import peak_rss_bytes
 from shared.canonical import sha256_hex
@@ -36,20 +36,15 @@ SCALE = 1e-3  # of B, as after training
 
 
 def measure(quick: bool) -> Measurement:
-    """Returns a row for the mean, of some rounds in a process of its own each, and its claims."""
+    """Returns no rows, and the claims of some rounds in a process of its own each."""
     uploads, rounds = (QUICK_UPLOADS, QUICK_ROUNDS) if quick else (UPLOADS, ROUNDS)
     with tempfile.TemporaryDirectory() as name:
         size = uploads * _write(Path(name), QUICK_FILES if quick else FILES)
         measurements = [run_module("bench.federation.aggregate", [name, uploads]) for _ in range(rounds)]
-    seconds, cpu = (
-        statistics.median(times[measure_name] for times in measurements) for measure_name in ("seconds", "cpu_seconds")
-    )
-    claims = {
-        "aggregate_rss_bytes": max(times["peak_rss_bytes"] for times in measurements),
-        "aggregate_bytes_per_second": size / seconds,
+    return [], {
+        "aggregate_rss_bytes": max(each["peak_rss_bytes"] for each in measurements),
+        "aggregate_bytes_per_second": size / statistics.median(each["seconds"] for each in measurements),
     }
-    columns: Row = {"what": "mean", "uploads": uploads, "size_d": SIZE, "threads": THREADS, "rounds": rounds}
-    return [columns | {"input_bytes": size, "seconds": seconds, "cpu_seconds": cpu} | claims], claims
 
 
 def _write(directory: Path, count: int) -> int:
@@ -85,7 +80,6 @@ def _prepare(directory: Path, uploads: int) -> Callable[[], None]:
 if __name__ == "__main__":
     name, count = json.loads(sys.argv[1])
     aggregate = _prepare(Path(name), count)
-    start, cpu_start = time.perf_counter(), time.process_time()
+    start = time.perf_counter()
     aggregate()
-    times = {"seconds": time.perf_counter() - start, "cpu_seconds": time.process_time() - cpu_start}
-    print(json.dumps(times | {"peak_rss_bytes": peak_rss_bytes()}))
+    print(json.dumps({"seconds": time.perf_counter() - start, "peak_rss_bytes": peak_rss_bytes()}))

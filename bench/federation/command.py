@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from bench.federation import aggregate, learning
-from bench.result import Measurement, Row, commit
+from bench.result import Measurement, Row
 from bench.runner import JsonFile, Keep, Only, Quick, load_or_compute, run_parts
 from mobizo.quickstart.processes import BIN
 from shared.federation.secure_aggregation.fixed_point import vector_bytes
@@ -26,22 +26,6 @@ from shared.zo.lora import adapter_file
 from shared.zo.trajectory import MAGIC, Evaluation, TrajectoryHeader, frame
 
 SIZE = 368_640  # D of SmolLM2-135M at rank 16 on q_proj and v_proj
-
-
-def parameters_of(members: int, bits: Bits) -> SecureAggregationParameters:
-    """Returns the parameters of a round of devices of equal weight."""
-    return SecureAggregationParameters(
-        cohort="cohort",
-        round=1,
-        start_sha256=None,
-        recipe_id="0" * 64,
-        size=SIZE,
-        clip=1.0,
-        most_members=members,
-        minimum=3,
-        threshold="two-thirds",
-        bits=bits,
-    )
 
 
 def federation(json_file: JsonFile = None, quick: Quick = False, only: Only = None, keep: Keep = None) -> None:
@@ -56,20 +40,11 @@ def federation(json_file: JsonFile = None, quick: Quick = False, only: Only = No
             "warm-start": partial(learning.warm_start, directory=directory),
             "privacy": partial(learning.privacy, directory=directory),
         }
-        cached_parts = {part: partial(_measure_cached, directory, part, measure) for part, measure in parts.items()}
-        run_parts(cached_parts, json_file, quick, only)
-
-
-def _measure_cached(directory: Path, part: str, measure: Callable[[bool], Measurement], quick: bool) -> Measurement:
-    """Measures a part unless its figures are in `directory` already."""
-    path = directory / f"{part}{'.quick' if quick else ''}.json"
-
-    def compute() -> list[object]:
-        rows, claims = measure(quick)
-        return [[{"commit": commit(), **row} for row in rows], claims]
-
-    rows, claims = load_or_compute(path, compute)
-    return rows, claims
+        kept = {
+            part: lambda quick, part=part: load_or_compute(directory / f"{part}.json", partial(parts[part], quick))
+            for part in parts
+        }
+        run_parts(kept, json_file, quick, only)
 
 
 STEPS, QUERIES, INTERVAL = 150, 4, 25  # a job's defaults
@@ -83,8 +58,19 @@ def upload_sizes(quick: bool) -> Measurement:
     forms: list[Row] = [{"form": "weights", "bytes": weights}, {"form": "trajectory", "bytes": trajectory}]
     masked_bits: tuple[Bits, ...] = (32, 64)  # in a round of at most 256 devices of equal weight
     for bits in masked_bits:
-        size = vector_bytes(parameters_of(256, bits))
-        forms.append({"form": "masked", "bits": bits, "bytes": size})
+        parameters = SecureAggregationParameters(
+            cohort="cohort",
+            round=1,
+            start_sha256=None,
+            recipe_id="0" * 64,
+            size=SIZE,
+            clip=1.0,
+            most_members=256,
+            minimum=3,
+            threshold="two-thirds",
+            bits=bits,
+        )
+        forms.append({"form": "masked", "bits": bits, "bytes": vector_bytes(parameters)})
     columns = {"what": "upload", "size_d": SIZE, "steps": STEPS, "queries": QUERIES}
     return [columns | form for form in forms], {"weights_vs_trajectory_bytes": weights / trajectory}
 
@@ -104,16 +90,12 @@ SIMULATED, SIMULATED_ROUNDS = 200, 5
 
 
 def measure_simulation(quick: bool) -> Measurement:
-    """Returns a row of the first simulation, which compiles, and the seconds of the whole command after it."""
+    """Returns no rows, and the seconds of the whole command, whose program an earlier one has compiled."""
     devices = SIMULATED // 10 if quick else SIMULATED
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
-        first_seconds = _simulate(root / "first", root / "program", 4, 1)
-        seconds = _simulate(root / "simulation", root / "program", devices, SIMULATED_ROUNDS)
-    rows: list[Row] = [
-        {"what": "first simulation, compile included", "devices": 4, "rounds": 1, "seconds": first_seconds}
-    ]
-    return rows, {"simulate_seconds": seconds}
+        _simulate(root / "first", root / "program", 4, 1)  # compiles the program
+        return [], {"simulate_seconds": _simulate(root / "simulation", root / "program", devices, SIMULATED_ROUNDS)}
 
 
 def _simulate(directory: Path, program: Path, devices: int, rounds: int) -> float:

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.programs import MOVIES, PRODUCTS, model_file
-from bench.result import Measurement, Row, notes
+from bench.result import Measurement, notes
 from shared.canonical import sha256_hex
 from shared.federation.accounting import epsilon_of, noise_for, run_spending
 from shared.privacy import ExamplePrivacy
@@ -59,35 +59,32 @@ RECIPE: dict[str, Any] = {
 
 
 def warm_start(quick: bool, directory: Path) -> Measurement:
-    """Returns rows of the cohort's rounds and of each user's curves, and claims. directory: of programs and rounds."""
+    """Returns no rows, and claims. directory: of programs and rounds."""
     files = _write_data(directory / "data")
     simulation = _cohort(directory, files, quick, None)
     task = named_task("sst2").model_dump_json()
     personal = Worker(WorkerConfig(directory / "program", tuple(files["personal"]), task, 1, CORES, directory / "log"))
     cohort_start = Store(directory / "plain").adapter(len(simulation.rounds) - 1, simulation.manifest.size)
-    rows, sums = _rounds("plain", simulation), {"cohort": Counter[int](), "zero": Counter[int]()}
+    sums = {"cohort": Counter[int](), "zero": Counter[int]()}
     for name, start in (("cohort", cohort_start), ("zero", np.zeros_like(cohort_start))):
         for number, source in enumerate(SOURCES):
             for user in range(USERS):
                 curve = _curve(personal, number, user, start, quick)
                 notes.print(f"  user {user} of {source}: {curve} of {TEST_SENTENCES}")
-                rows.append({"what": "personal", "from": name, "source": source, "user": user, "right": curve})
                 sums[name].update(curve)
     cohort, zero = (dict(sorted(sums[name].items())) for name in ("cohort", "zero"))
     last_step, target, total = max(zero), max(zero.values()), TEST_SENTENCES * USERS * len(SOURCES)
     steps_at_target = [step for step, correct in cohort.items() if correct >= target]
-    rows.append({"what": "sums", "of": total, "cohort": cohort, "zero": zero})
-    return rows, {
+    return [], {
         "warm_start_step_ratio": min(steps_at_target) / last_step if steps_at_target else math.inf,
         "warm_start_accuracy": cohort[0] / total,
         "from_zero_accuracy": zero[last_step] / total,
-        "from_zero_best_accuracy": target / total,
         "untrained_accuracy": zero[0] / total,
     }
 
 
 def privacy(quick: bool, directory: Path) -> Measurement:
-    """Returns rows of both cohorts' rounds, and the cost of privacy. directory: of programs and rounds."""
+    """Returns no rows, and the cost of privacy. directory: of programs and rounds."""
     steps = (2 if quick else ROUNDS) * STEPS
     rate = EFFECTIVE_BATCH / PER_DEVICE
     noise = noise_for(EPSILON, DELTA, rate, steps)
@@ -98,9 +95,7 @@ def privacy(quick: bool, directory: Path) -> Measurement:
         for name, cohort_privacy in (("plain", None), ("private", example_privacy))
     }
     accuracy = {name: _test_accuracy(directory, files, name, simulation) for name, simulation in cohorts.items()}
-    rows = [row for name, simulation in cohorts.items() for row in _rounds(name, simulation)]
-    rows.append({"what": "noise", "sigma": noise, "clip": CLIP, "sampling_rate": rate, "steps": steps})
-    return rows, {
+    return [], {
         "dp_cost_points": 100 * (accuracy["plain"] - accuracy["private"]),
         "dp_epsilon": epsilon_of([run_spending(example_privacy, steps)], DELTA),
         "dp_accuracy": accuracy["private"],
@@ -184,11 +179,3 @@ def _curve(personal: Worker, source: int, user: int, start: F32, quick: bool) ->
     return {
         evaluation.step: evaluation.correct for evaluation in result.evaluations if evaluation.split == "validation"
     }
-
-
-def _rounds(name: str, simulation: SimulationOutcome) -> list[Row]:
-    columns = {"number", "accuracy", "loss", "seconds"}
-    return [
-        {"what": "round", "cohort": name, **round_result.model_dump(mode="json", include=columns)}
-        for round_result in simulation.rounds
-    ]

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from bench.tiny import write_base
+from tests.device_agent.tiny import write_base
 
 SHARD_BYTES = 1 << 28
 NOISE = 1 << 22  # random values; every tensor repeats them
@@ -24,17 +24,11 @@ RUNS: Runs = (("int8", "replay"), ("int8", "gradient"), ("int8", "directional"))
 
 @dataclass(frozen=True)
 class Size:
-    """A base model's architecture. runs: the precisions and estimators to measure. name: in claims, if it has some."""
+    """A base model's architecture. runs: the precisions and estimators to measure."""
 
     model: str
     config: dict[str, Any]
     runs: Runs = RUNS
-    name: str | None = None
-
-    @property
-    def gated(self) -> bool:
-        """Whether its MLP has a gate_proj."""
-        return self.model != "opt"
 
 
 def _llama(hidden: int, intermediate: int, layers: int, heads: int, kv: int, vocabulary: int) -> dict[str, Any]:
@@ -49,25 +43,15 @@ def _llama(hidden: int, intermediate: int, layers: int, heads: int, kv: int, voc
     }
 
 
-def _opt(hidden: int, layers: int, heads: int) -> dict[str, Any]:
-    return {
-        "hidden_size": hidden,
-        "word_embed_proj_dim": hidden,
-        "ffn_dim": 4 * hidden,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "vocab_size": 50272,
-        "max_position_embeddings": 2048,
-    }
-
-
 TIED = {"tie_word_embeddings": True}
 SIZES = {
     "SmolLM2-135M": Size("llama", _llama(576, 1536, 30, 9, 3, 49152) | TIED),
     "SmolLM2-360M": Size("llama", _llama(960, 2560, 32, 15, 5, 49152) | TIED),
-    "TinyLlama-1.1B": Size("llama", _llama(2048, 5632, 22, 32, 4, 32000), (*RUNS, ("fp32", "replay")), "1b"),
+    "TinyLlama-1.1B": Size("llama", _llama(2048, 5632, 22, 32, 4, 32000), (*RUNS, ("fp32", "replay"))),
     "Llama-3.2-1B": Size("llama", _llama(2048, 8192, 16, 32, 8, 128256) | TIED | {"rope_theta": 500000.0}),
-    "OPT-1.3B": Size("opt", _opt(2048, 24, 32)),
+    "OPT-1.3B": Size(
+        "opt", _llama(2048, 8192, 24, 32, 32, 50272) | {"word_embed_proj_dim": 2048, "ffn_dim": 8192, **TIED}
+    ),
     "Qwen3-1.7B": Size(
         "qwen3",
         _llama(2048, 6144, 28, 16, 8, 151936) | TIED | {"head_dim": 128},
@@ -75,7 +59,7 @@ SIZES = {
     ),
     "Llama2-7B": Size("llama", _llama(4096, 11008, 32, 32, 32, 32000), (("int8", "replay"),)),
 }
-QUICK = Size("llama", _llama(64, 96, 2, 4, 2, 300) | TIED, (("fp32", "replay"),), "1b")
+QUICK = Size("llama", _llama(64, 96, 2, 4, 2, 300) | TIED, (("fp32", "replay"),))
 
 
 def write_random_base(size: Size, directory: Path) -> int:

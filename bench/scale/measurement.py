@@ -5,7 +5,6 @@ import statistics
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +53,7 @@ def recipe_of(base: Path, precision: str, estimator: str, size: Size) -> Recipe:
     settings = COMMON | {"estimator": estimator} | ESTIMATORS[estimator]
     if size.config["num_hidden_layers"] < LAST_LAYERS:
         settings["layers"] = "all"
-    settings["targets"] = tuple(each for each in settings["targets"] if size.gated or each != "gate_proj")
+    settings["targets"] = tuple(each for each in settings["targets"] if size.model != "opt" or each != "gate_proj")
     reference = BaseRef(name="random", sha256=locate_base(str(base)).sha256)
     return Recipe.model_validate({"base": reference, "precision": precision} | settings)
 
@@ -65,7 +64,7 @@ def compilation(recipe: Recipe, directory: Path, base: Path) -> tuple[CompiledPr
         program = compile_cold(recipe, directory, base)
     row = {
         "compile_seconds": program.seconds,
-        "compile_peak_bytes": memory.bytes,
+        "compile_peak_bytes": memory[0],
         "ptd_bytes": program.size("weights"),
         "pte_bytes": program.size("program"),
         "flops_per_step": program.manifest.flops_per_step,
@@ -107,35 +106,27 @@ def _train(launcher: RunnerLauncher, program: CompiledProgram, data: Path, steps
     return resource_usage(launcher, plan_of(program, data, training), program.directory / f"run-{steps}")
 
 
-@dataclass
-class PeakMemory:
-    """bytes: the highest sum of the children's resident memory that was seen, or the peak of one if that is higher."""
-
-    bytes: int = 0
-
-    def update(self) -> None:
-        """Looks at the present children of this process."""
-        total_bytes = 0
-        for process in psutil.Process().children(recursive=True):
-            with suppress(psutil.Error, OSError):
-                total_bytes += process.memory_info().rss
-                self.bytes = max(self.bytes, peak_memory(process.pid))
-        self.bytes = max(self.bytes, total_bytes)
-
-
 @contextmanager
-def watch_children() -> Iterator[PeakMemory]:
-    """Watches the memory of this process's children in a thread."""
-    memory, done = PeakMemory(), threading.Event()
+def watch_children() -> Iterator[list[int]]:
+    """Yields a list whose one element is the most memory of this process's children that a thread has seen, bytes.
+
+    It is the highest sum of their resident memory, or the peak of one of them if that is higher.
+    """
+    most, done = [0], threading.Event()
 
     def watch() -> None:
         while not done.wait(POLL_SECONDS):
-            memory.update()
+            total_bytes = 0
+            for process in psutil.Process().children(recursive=True):
+                with suppress(psutil.Error, OSError):
+                    total_bytes += process.memory_info().rss
+                    most[0] = max(most[0], peak_memory(process.pid))
+            most[0] = max(most[0], total_bytes)
 
     thread = threading.Thread(target=watch, daemon=True)
     thread.start()
     try:
-        yield memory
+        yield most
     finally:
         done.set()
         thread.join()

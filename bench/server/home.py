@@ -9,7 +9,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,6 @@ import psutil
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from bench.result import Row
-from server.catalog.bases import BaseRepository
 from server.database.columns import new_id, utc_now
 from server.database.database import Database
 from server.identity.devices.repository import Device
@@ -54,6 +53,12 @@ class Credentials:
         """Returns the signer of the device's requests."""
         return RequestSigner(Ed25519PrivateKey.from_private_bytes(base64.b64decode(self.key)), time.time)
 
+    def actor(self, url: str) -> actors.Actor:
+        """Returns the device's HTTP client."""
+        device = actors.Actor(url, self.token)
+        device.signer = self.signer()
+        return device
+
 
 def job(number: int = 0, recipe: dict[str, Any] = RECIPE, **fields: Any) -> dict[str, Any]:
     """Returns the body of a job of one of `USERS` users."""
@@ -74,7 +79,6 @@ def make_home(directory: Path, **settings: Any) -> Settings:
     source = directory / "source"
     directory.mkdir(parents=True, exist_ok=True)
     homes.write_source(source)
-    (source / "shape.json").write_text(homes.SHAPE.model_dump_json())
     (source / "behaviour.json").write_text(json.dumps({"seconds": 0.2}))
     limits: dict[str, Any] = dict.fromkeys(("token_rate", "address_rate"), 1e6)
     compiler = [sys.executable, fake_compiler.__file__]
@@ -84,13 +88,8 @@ def make_home(directory: Path, **settings: Any) -> Settings:
     home_settings.home.mkdir()
     keys.create_key(home_settings.key_path)
     homes.fill(home_settings, (source / "tokenizer.json").read_bytes())
-    database = Database(home_settings.url)
-    with database.writing() as session:
-        base = BaseRepository(session).by_name(BASE)
-        assert base is not None
-        base.source, base.shape = str(source), homes.SHAPE
-    database.close()
-    return home_settings
+    with homes.home_of(home_settings, source):  # which names the base's source
+        return home_settings
 
 
 @contextmanager
@@ -103,13 +102,10 @@ def both_databases(name: str, **settings: str) -> Iterator[tuple[tuple[str, str 
         postgres.remove()
 
 
-def new_token(settings: Settings, role: Role) -> str:
-    """Issues a token of the default tenant."""
-    database = Database(settings.url)
-    with database.writing() as session:
-        text = TokenService(session).issue(role, DEFAULT_TENANT, "bench")[1]
-    database.close()
-    return text
+def new_token(settings: Settings, role: Role, tenant: str = DEFAULT_TENANT) -> str:
+    """Issues a token of a tenant, which is created if there is none."""
+    with closing(homes.Home(settings, settings.home)) as home:
+        return str(home.token(role, tenant))
 
 
 def add_devices(settings: Settings, count: int) -> list[Credentials]:
@@ -135,50 +131,43 @@ def add_devices(settings: Settings, count: int) -> list[Credentials]:
     return credentials
 
 
-def log_path(settings: Settings) -> Path:
-    """Returns the path of the server's log."""
-    return settings.home.parent / "log"
+class ServerProcess:
+    """`mobizo-server run` in a session of its own. After a kill it can be started again on its port."""
 
+    def __init__(self, settings: Settings, workers: int = 1) -> None:
+        """Starts the server and waits until it answers."""
+        (port,) = free_ports(1)
+        self.url, self._log = f"http://127.0.0.1:{port}", settings.home.parent / "log"
+        self._command = [sys.executable, "-m", "server.cli.main", "run", "--port", str(port), "--workers", str(workers)]
+        self._environment = os.environ | settings.environment()
+        self.start()
+        self.wait_until_answers()
 
-def start_server(settings: Settings, port: int, workers: int = 1) -> psutil.Popen:
-    """Starts `mobizo-server run` in a session of its own."""
-    command = [sys.executable, "-m", "server.cli.main", "run", "--port", str(port), "--workers", str(workers)]
-    with log_path(settings).open("ab") as output:
-        return psutil.Popen(
-            command, env=os.environ | settings.environment(), stdout=output, stderr=output, start_new_session=True
-        )
+    def start(self) -> None:
+        """Starts the process."""
+        with self._log.open("ab") as output:
+            self.process = psutil.Popen(
+                self._command, env=self._environment, stdout=output, stderr=output, start_new_session=True
+            )
 
+    def wait_until_answers(self) -> None:
+        """Raises RuntimeError if the server does not start."""
+        deadline = time.monotonic() + TIMEOUT_SECONDS
+        while time.monotonic() < deadline and self.process.poll() is None:
+            with suppress(httpx.TransportError):
+                if httpx.get(f"{self.url}/healthz").status_code == 200:
+                    return
+            time.sleep(0.05)
+        raise RuntimeError(f"the server does not answer: {self._log.read_text()[-3000:]}")
 
-@contextmanager
-def running_server(settings: Settings) -> Iterator[tuple[str, psutil.Process]]:
-    """Runs a server with one worker; yields its URL and its process."""
-    (port,) = free_ports(1)
-    process = start_server(settings, port)
-    try:
-        yield wait_until_answers(settings, port, process), process
-    finally:
+    def close(self) -> None:
+        """Stops the server."""
         with suppress(psutil.NoSuchProcess):
-            process.terminate()
+            self.process.terminate()
         try:
-            process.wait(20)
+            self.process.wait(TIMEOUT_SECONDS)
         except psutil.TimeoutExpired:
-            process.kill()
-
-
-def wait_until_answers(settings: Settings, port: int, process: psutil.Popen) -> str:
-    """Returns the server's URL. Raises RuntimeError if it does not start."""
-    url, deadline = f"http://127.0.0.1:{port}", time.monotonic() + TIMEOUT_SECONDS
-    while time.monotonic() < deadline and process.poll() is None:
-        with suppress(httpx.TransportError):
-            if httpx.get(f"{url}/healthz").status_code == 200:
-                return url
-        time.sleep(0.05)
-    raise RuntimeError(f"the server does not answer: {log_path(settings).read_text()[-3000:]}")
-
-
-def client(url: str, token: str, seconds: float = 60) -> httpx.Client:
-    """Returns an HTTP client with a token. seconds: timeout."""
-    return httpx.Client(base_url=url, headers={"Authorization": f"Bearer {token}"}, timeout=seconds)
+            self.process.kill()
 
 
 def submit(app: httpx.Client, body: dict[str, Any]) -> dict[str, Any]:

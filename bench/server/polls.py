@@ -9,16 +9,18 @@ import json
 import subprocess
 import sys
 import tempfile
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
 
 from bench.result import Measurement, Row
-from bench.runner import cpu_seconds, peak_memory
+from bench.runner import peak_memory
 from bench.server import home
 from server.settings import Settings
 from shared.access import Role
+from tests.server.actors import Actor
 
 STEPS = 2  # heartbeats of a lease
 CAPABILITIES = {"backends": ["xnnpack", "portable"], "engines": ["native"], "executorch": "1.5.1"}
@@ -91,16 +93,15 @@ def measure(quick: bool) -> Measurement:
 def poll(settings: Settings, database: str, devices: int, **load_settings: float) -> list[Row]:
     """Runs the load once. load_settings: fields of LoadSettings."""
     token, credentials = home.new_token(settings, Role.APP), home.add_devices(settings, devices)
-    with home.running_server(settings) as (url, server):
-        with home.client(url, token) as app:  # compiles the only program
+    with closing(home.ServerProcess(settings)) as server:
+        with Actor(server.url, token) as app:  # compiles the only program
             first_job = home.submit(app, home.job(-1))
             app.post(f"/v1/jobs/{first_job['id']}/cancel").raise_for_status()
-        before = cpu_seconds(server)
-        load = start_load(LoadSettings(url=url, app=token, devices=credentials, **load_settings))
+        load = start_load(LoadSettings(url=server.url, app=token, devices=credentials, **load_settings))
         output, _ = load.communicate()
         if load.returncode:
             raise SystemExit("the load failed")
-        cpu, peak = cpu_seconds(server) - before, peak_memory(server.pid)
+        peak = peak_memory(server.process.pid)
     report = json.loads(output)
     columns = {"database": database, "devices": devices}
     rows = [
@@ -108,5 +109,5 @@ def poll(settings: Settings, database: str, devices: int, **load_settings: float
     ]
     errors = report["errors"]
     rows.append({"database": database, "what": "errors", "count": len(errors), "first": errors[:3]})
-    rows.append({"database": database, "what": "server", "peak_rss_bytes": peak, "cpu_seconds": cpu})
+    rows.append({"database": database, "what": "server", "peak_rss_bytes": peak})
     return rows

@@ -1,21 +1,17 @@
 """`bench server`, scoring: 64 adapters in one `/v1/score` request against one adapter with as many rows.
 
-Adapters of random B on SmolLM2-135M are published through the routes of a device and scored by turns.
+Adapters on SmolLM2-135M, each with a B of its own, are published through the routes of a device and scored by turns.
 """
 
 import json
 import random
-import statistics
 import tempfile
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
-from typing import Any
-
-import httpx
-import numpy as np
 
 from bench.programs import MOVIES, model_file
-from bench.result import Measurement, Row
+from bench.result import Measurement
 from bench.runner import ratio, time_by_turns
 from bench.server import home
 from server.catalog.bases import BaseService, inspect
@@ -23,36 +19,32 @@ from server.database.database import Database
 from server.settings import Settings
 from server.storage.opening import open_artifacts
 from shared.access import Role
-from shared.canonical import canonical_json, sha256_hex
-from shared.request_signature import RequestSigner
-from shared.zo.lora import dump_adapter
+from tests.server.actors import Actor
 
 ADAPTERS = 64  # as many rows
 ROUNDS, QUICK_ROUNDS = 7, 2
 SECONDS = 600.0  # timeout of a client's request
-DEVIATION = 0.01  # of B's elements
+VALUE = 1e-4  # of all elements of the first adapter's B; the second has twice as much, and so on
 SEED = 6
 BASE = "smollm2"
 
 
 def measure(quick: bool) -> Measurement:
-    """Returns a row for each number of adapters, and the ratio."""
+    """Returns no rows, and the ratio."""
     with tempfile.TemporaryDirectory() as name:
         source = Path(name) / "source"
         settings = home.make_home(Path(name))
         _register(settings, source)
         (credentials,), token = home.add_devices(settings, 1), home.new_token(settings, Role.APP)
-        with home.running_server(settings) as (url, _), home.client(url, token, SECONDS) as app:
-            with home.client(url, credentials.token) as device:
+        with closing(home.ServerProcess(settings)) as server, Actor(server.url, token) as app:
+            app.timeout = SECONDS
+            with credentials.actor(server.url) as device:
                 for number in range(ADAPTERS):
-                    _publish(app, device, credentials.signer(), number)
+                    home.submit(app, home.job(number, {"rank": 16}, base=BASE))
+                    device.finish(device.lease(home.DATASET), VALUE * (number + 1))
             _register(settings, model_file())
             seconds = _score(app, QUICK_ROUNDS if quick else ROUNDS)
-    rows: list[Row] = [
-        {"what": "score", "rows": ADAPTERS, "adapters": count, "seconds": statistics.median(times)}
-        for count, times in seconds.items()
-    ]
-    return rows, {"score_64_vs_1": ratio(seconds[ADAPTERS], seconds[1])}
+    return [], {"score_64_vs_1": ratio(seconds[str(ADAPTERS)], seconds["1"])}
 
 
 def _register(settings: Settings, source: Path) -> None:
@@ -68,24 +60,7 @@ def _register(settings: Settings, source: Path) -> None:
     database.close()
 
 
-def _publish(app: httpx.Client, device: httpx.Client, signer: RequestSigner, number: int) -> None:
-    """Submits a job and publishes a random B for it, without training."""
-
-    def send(method: str, path: str, data: bytes, kind: str = "application/json") -> Any:
-        headers = signer.headers(method, path, "", data) | {"Content-Type": kind}
-        return device.request(method, path, content=data, headers=headers).raise_for_status().json()
-
-    home.submit(app, home.job(number, {"rank": 16}, base=BASE))
-    lease = send("POST", "/v1/leases", canonical_json({"datasets": [home.DATASET]}))
-    size, path = lease["manifest"]["manifest"]["size"], f"/v1/leases/{lease['id']}"
-    flat = np.random.default_rng(number).normal(0, DEVIATION, size).astype(np.float32)
-    data = dump_adapter(flat, {"job": lease["job"]["id"]})
-    send("PUT", f"{path}/adapter", data, "application/octet-stream")
-    completion = {"adapter_sha256": sha256_hex(data), "result": home.RESULT.model_dump(mode="json")}
-    send("POST", f"{path}/complete", canonical_json(completion))
-
-
-def _score(app: httpx.Client, rounds: int) -> dict[int, list[float]]:
+def _score(app: Actor, rounds: int) -> dict[str, list[float]]:
     """Returns the seconds of requests with ADAPTERS rows, for each number of adapters and each turn."""
     records = [json.loads(line) for line in (MOVIES / "test.jsonl").read_text().splitlines()]
 
@@ -103,5 +78,4 @@ def _score(app: httpx.Client, rounds: int) -> dict[int, list[float]]:
 
         return call
 
-    seconds = time_by_turns(rounds, {str(count): make_call(count) for count in (ADAPTERS, 1)})
-    return {int(count): times for count, times in seconds.items()}
+    return time_by_turns(rounds, {str(count): make_call(count) for count in (ADAPTERS, 1)})

@@ -14,24 +14,21 @@ import random
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from multiprocessing.synchronize import Event
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
 import numpy as np
-import psutil
 
 from bench.result import Measurement, Row
 from bench.server import home
-from server.database.database import Database
-from server.identity.tenants import TenantService
-from server.identity.tokens import TokenService
 from server.settings import Settings
 from shared.access import Role
 from shared.canonical import canonical_json
 from shared.zo.lora import dump_adapter
+from tests.server.actors import Actor
 
 SECONDS, QUICK_SECONDS = 60.0, 15.0
 BODIES, STREAMS, JOBS, PRIVATE_JOBS = 150, 150, 4, 6  # of the first tenant at once
@@ -43,64 +40,45 @@ RATES = {name: Settings.model_fields[name].default for name in ("token_rate", "a
 
 
 def measure(quick: bool) -> Measurement:
-    """Returns the second tenant's seconds, alone and under attack, and the server's memory on each database."""
+    """Returns a row for each database, and the worse of both."""
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as name, home.both_databases("tenants") as databases:
         for kind, url in databases:
             settings = home.make_home(Path(name) / kind, database_url=url)
-            rows += _attacked(settings.model_copy(update=RATES), kind, quick)
-    return rows, {
-        "tenants_p99_ratio": max(row["p99_ratio"] for row in rows if row["what"] == "attack"),
-        "tenants_memory_ratio": max(row["memory_ratio"] for row in rows if row["what"] == "attack"),
-        "tenants_errors": float(sum(row["errors"] for row in rows if row["what"] == "attack")),
+            rows.append({"database": kind} | _attacked(settings.model_copy(update=RATES), quick))
+    return rows, {f"tenants_{name}": max(row[name] for row in rows) for name in ("p99_ratio", "memory_ratio", "errors")}
+
+
+def _attacked(settings: Settings, quick: bool) -> Row:
+    """Measures the second tenant alone and under attack: ratios of its 99th percentile and of the server's memory."""
+    seconds = QUICK_SECONDS if quick else SECONDS
+    token, (credentials,) = home.new_token(settings, Role.APP), home.add_devices(settings, 1)
+    other = home.new_token(settings, Role.APP, OTHER)
+    with closing(home.ServerProcess(settings)) as server:
+        with Actor(server.url, token) as app:
+            home.submit(app, home.job(0))
+        alone, errors, alone_bytes = _serve(server, other, seconds)
+        context = multiprocessing.get_context("spawn")
+        ready = context.Event()
+        attack = context.Process(target=_attack, args=(ready, server.url, token, credentials, seconds))
+        attack.start()
+        ready.wait()
+        attacked, more_errors, attacked_bytes = _serve(server, other, seconds)
+        attack.join()
+    return {
+        "p99_ratio": float(np.quantile(attacked, 0.99) / np.quantile(alone, 0.99)),
+        "memory_ratio": attacked_bytes / alone_bytes,
+        "errors": float(len(errors + more_errors)),
+        "first": (errors + more_errors)[:3],
     }
 
 
-def _attacked(settings: Settings, database: str, quick: bool) -> list[Row]:
-    seconds = QUICK_SECONDS if quick else SECONDS
-    token, (credentials,), other = home.new_token(settings, Role.APP), home.add_devices(settings, 1), _other(settings)
-    with home.running_server(settings) as (url, server):
-        with home.client(url, token) as app:
-            home.submit(app, home.job(0))
-        alone, errors, alone_bytes = _serve(url, other, server, seconds)
-        context = multiprocessing.get_context("spawn")
-        ready = context.Event()
-        attack = context.Process(target=_attack, args=(ready, url, token, credentials, seconds))
-        attack.start()
-        ready.wait()
-        attacked, more_errors, attacked_bytes = _serve(url, other, server, seconds)
-        attack.join()
-    ratio = float(np.quantile(attacked, 0.99) / np.quantile(alone, 0.99))
-    return [
-        {"database": database, "what": "alone", "rss_bytes": alone_bytes, **home.spread(alone)},
-        {"database": database, "what": "attacked", "rss_bytes": attacked_bytes, **home.spread(attacked)},
-        {
-            "database": database,
-            "what": "attack",
-            "p99_ratio": ratio,
-            "memory_ratio": attacked_bytes / alone_bytes,
-            "errors": len(errors + more_errors),
-            "first": (errors + more_errors)[:3],
-        },
-    ]
-
-
-def _other(settings: Settings) -> str:
-    """Returns a token of the second tenant."""
-    database = Database(settings.url)
-    with database.writing() as session:
-        TenantService(session).create(OTHER)
-        text = TokenService(session).issue(Role.APP, OTHER, "bench")[1]
-    database.close()
-    return text
-
-
-def _serve(url: str, token: str, server: psutil.Process, duration: float) -> tuple[list[float], list[str], int]:
+def _serve(server: home.ServerProcess, token: str, duration: float) -> tuple[list[float], list[str], int]:
     """Returns seconds and errors of the second tenant's requests, and the most memory of the server process, bytes."""
     seconds: list[float] = []
     errors: list[str] = []
     peak, end, number = 0, time.monotonic() + duration, 0
-    with home.client(url, token) as app:
+    with Actor(server.url, token) as app:
         while time.monotonic() < end:
             number += 1
             job_id = ""
@@ -113,7 +91,7 @@ def _serve(url: str, token: str, server: psutil.Process, duration: float) -> tup
                     errors.append(f"{method} {path}: {response.status_code} {response.text[:200]}")
                 elif method == "POST":
                     job_id = response.json()["id"]
-                peak = max(peak, server.memory_info().rss)
+                peak = max(peak, server.process.memory_info().rss)
                 time.sleep(PAUSE_SECONDS)
     return seconds, errors, peak
 

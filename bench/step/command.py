@@ -1,4 +1,4 @@
-"""`bench step`: ratios of steps timed by turns, the cost of exact gradients (`reverse`), `text` and its `shapes`.
+"""`bench step`: ratios of steps timed by turns, exact gradients (`reverse`, `precisions`), `text` and its `shapes`.
 
 The ratios are of a MobiZO step on SmolLM2-135M against PyTorch eager, sequential MeZO and the floor, each timed in one
 run, by turns, so that a slower machine slows both sides; claims are medians of ratios. Sequences hold random tokens of
@@ -11,8 +11,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -22,9 +20,10 @@ from bench.baselines.mezo_program import SequentialMezo, emit_sequential
 from bench.baselines.pytorch_model import load_model
 from bench.baselines.steps import EagerMobizo
 from bench.programs import LR, CompiledProgram, Stepper, compile_cold, model_file, random_batch, smollm2_recipe
-from bench.result import Claims, Measurement, Row, notes
+from bench.result import Claims, Measurement, notes
 from bench.runner import Parts, command_of, ratio, time_by_turns
 from bench.step.floor import gemm_seconds
+from bench.step.precisions import precisions
 from bench.step.reverse import reverse
 from bench.step.text import LENGTHS, QUICK_LENGTHS, shapes, text_steps
 from shared.recipe import DEFAULT_EPS
@@ -34,47 +33,29 @@ EPS = DEFAULT_EPS["fp32"]
 
 
 def ratios(rounds: int) -> Measurement:
-    """Returns rows and claims. rounds: timed turns of each comparison."""
+    """Returns no rows, and claims. rounds: timed turns of each comparison."""
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
         notes.print("compiling")
         fp32 = compile_cold(smollm2_recipe(), root / "fp32")
         int8 = compile_cold(smollm2_recipe(precision="int8"), root / "int8")
-        claims = {
+        return [], {
             "compile_seconds_fp32": fp32.seconds,
             "compile_seconds_cached": cached_seconds(root / "cached"),
             "pte_bytes": fp32.size("program"),
             "ptd_bytes": fp32.size("weights"),
             "ptd_bytes_int8": int8.size("weights"),
+            **against_eager(fp32, int8, rounds),
+            "gemm_share": share_of_step(fp32, rounds),
+            **against_sequential(root, rounds),
+            "last_quarter_speedup": frozen_layers(root, fp32, rounds),
         }
-        run = Comparisons(root, fp32, int8, rounds, claims)
-        for part in (against_eager, share_of_step, against_sequential, frozen_layers):
-            notes.print(part.__name__.replace("_", " "))
-            part(run)
-    return run.rows, claims
 
 
-@dataclass
-class Comparisons:
-    """The programs under test, and the figures found so far."""
-
-    root: Path
-    fp32: CompiledProgram
-    int8: CompiledProgram
-    rounds: int
-    claims: Claims
-    rows: list[Row] = field(default_factory=list)
-
-    def record(self, name: str, seconds: Mapping[str, list[float]]) -> None:
-        """Adds a row for each side of a comparison."""
-        self.rows += [
-            {"comparison": name, "what": part, "seconds": statistics.median(values)} for part, values in seconds.items()
-        ]
-
-
-def against_eager(run: Comparisons) -> None:
+def against_eager(fp32: CompiledProgram, int8: CompiledProgram, rounds: int) -> Claims:
     """Times the whole step at q = 4, E = 4, S = 64 in both precisions and in PyTorch eager."""
-    recipe, shape = run.fp32.recipe, run.fp32.manifest.shape
+    notes.print("against eager")
+    recipe, shape = fp32.recipe, fp32.manifest.shape
     model = EagerMobizo(AdaptedModel(load_model(str(model_file())), recipe, shape), recipe.paths)
 
     def eager(number: int) -> np.ndarray:
@@ -82,33 +63,30 @@ def against_eager(run: Comparisons) -> None:
         losses: np.ndarray = model.step(batch, query_seeds(0, number, recipe.queries), LR, EPS)[0].numpy()
         return losses
 
-    fp32, int8 = (Stepper(program, recipe.sequence_length) for program in (run.fp32, run.int8))
+    steps = {"fp32": Stepper(fp32, recipe.sequence_length), "int8": Stepper(int8, recipe.sequence_length)}
     # The comparison means something only if both implementations agree on the same seeds.
-    np.testing.assert_allclose(fp32(0), eager(0), rtol=1e-3)
-    seconds = time_by_turns(run.rounds, {"eager": eager, "fp32": fp32, "int8": int8})
-    run.record("step", seconds)
-    run.claims |= {
-        "fp32_speedup_vs_eager": ratio(seconds["eager"], seconds["fp32"]),
-        "int8_speedup_vs_eager": ratio(seconds["eager"], seconds["int8"]),
-    }
+    np.testing.assert_allclose(steps["fp32"](0), eager(0), rtol=1e-3)
+    seconds = time_by_turns(rounds, {"eager": eager, **steps})
+    return {f"{name}_speedup_vs_eager": ratio(seconds["eager"], seconds[name]) for name in steps}
 
 
-def share_of_step(run: Comparisons) -> None:
-    """Measures the share of the fp32 step that its matrix products take alone."""
-    manifest = run.fp32.manifest
-    gemms = gemm_seconds(manifest.recipe, manifest.shape, run.rounds * 4)
-    step = time_by_turns(2 * run.rounds, {"step": Stepper(run.fp32, manifest.recipe.sequence_length)})["step"]
-    products = statistics.median(gemms) * manifest.shape.layers
-    run.record("floor", {"step": step, "its matrix products alone": [products]})
-    run.claims["gemm_share"] = products / statistics.median(step)
+def share_of_step(program: CompiledProgram, rounds: int) -> float:
+    """Returns the share of the step that its matrix products take alone."""
+    notes.print("share of step")
+    recipe, shape = program.recipe, program.manifest.shape
+    gemms = gemm_seconds(recipe, shape, rounds * 4)
+    step = time_by_turns(2 * rounds, {"step": Stepper(program, recipe.sequence_length)})["step"]
+    return statistics.median(gemms) * shape.layers / statistics.median(step)
 
 
-def against_sequential(run: Comparisons) -> None:
+def against_sequential(root: Path, rounds: int) -> Claims:
     """Times one call with 2q paths against 2q calls with one, q = 16, E = 1, at two lengths."""
-    program = compile_cold(smollm2_recipe(queries=16, effective_batch=1), run.root / "q16")
+    notes.print("against sequential")
+    program = compile_cold(smollm2_recipe(queries=16, effective_batch=1), root / "q16")
     recipe, shape, weights_file = program.recipe, program.manifest.shape, program.path("weights")
-    emit_sequential(recipe, str(model_file()), run.root / "sequential.pte")
-    sequential = SequentialMezo(recipe, program.manifest.size, run.root / "sequential.pte", weights_file)
+    emit_sequential(recipe, str(model_file()), root / "sequential.pte")
+    sequential = SequentialMezo(recipe, program.manifest.size, root / "sequential.pte", weights_file)
+    claims: Claims = {}
     for length, suffix in ((64, ""), (16, "_s16")):
         parallel = Stepper(program, length)
         sequential.reset()
@@ -118,18 +96,19 @@ def against_sequential(run: Comparisons) -> None:
             return sequential.step(batch, query_seeds(0, number, recipe.queries), LR, EPS)[0]
 
         np.testing.assert_allclose(parallel(0), one_by_one(0), rtol=1e-3)
-        seconds = time_by_turns(run.rounds, {"parallel": parallel, "sequential": one_by_one})
-        run.record(f"q = 16, E = 1, S = {length}", seconds)
-        run.claims[f"parallel_speedup_vs_sequential_q16{suffix}"] = ratio(seconds["sequential"], seconds["parallel"])
+        seconds = time_by_turns(rounds, {"parallel": parallel, "sequential": one_by_one})
+        claims[f"parallel_speedup_vs_sequential_q16{suffix}"] = ratio(seconds["sequential"], seconds["parallel"])
+    return claims
 
 
-def frozen_layers(run: Comparisons) -> None:
-    """Times adapting the last quarter of the layers, with cached prefixes, against adapting all."""
-    program = compile_cold(smollm2_recipe(layers="last:25%"), run.root / "last")
+def frozen_layers(root: Path, all_layers: CompiledProgram, rounds: int) -> float:
+    """Returns how many times faster the last quarter of the layers adapts, with cached prefixes, than all."""
+    notes.print("frozen layers")
+    program = compile_cold(smollm2_recipe(layers="last:25%"), root / "last")
     recipe, length = program.recipe, program.recipe.sequence_length
     uncached, methods = Stepper(program, length), program.methods("prefix", "suffix")
     vocabulary = program.manifest.shape.vocabulary
-    batches = [random_batch(recipe, vocabulary, length, number) for number in range(run.rounds + 1)]
+    batches = [random_batch(recipe, vocabulary, length, number) for number in range(rounds + 1)]
     hidden = [methods("prefix", batch[0])[0] for batch in batches]
     scalars = np.array([LR], np.float32), np.array([EPS], np.float32)
 
@@ -138,10 +117,8 @@ def frozen_layers(run: Comparisons) -> None:
         return methods("suffix", hidden[number], *batches[number][1:], seeds, *scalars)[0]
 
     np.testing.assert_array_equal(uncached(0), cached(0))
-    all_layers = Stepper(run.fp32, length)
-    seconds = time_by_turns(run.rounds, {"all layers": all_layers, "last quarter, cached prefix": cached})
-    run.record("frozen layers", seconds)
-    run.claims["last_quarter_speedup"] = ratio(seconds["all layers"], seconds["last quarter, cached prefix"])
+    seconds = time_by_turns(rounds, {"all": Stepper(all_layers, length), "last quarter": cached})
+    return ratio(seconds["all"], seconds["last quarter"])
 
 
 def cached_seconds(directory: Path) -> float:
@@ -164,6 +141,7 @@ ROUNDS, QUICK_ROUNDS = 7, 1  # timed turns of each ratio
 REVERSE_ROUNDS = 28  # of one layer, which takes milliseconds
 PARTS: Parts = {
     "ratios": lambda quick: ratios(QUICK_ROUNDS if quick else ROUNDS),
+    "precisions": precisions,
     "reverse": lambda quick: reverse(QUICK_ROUNDS if quick else REVERSE_ROUNDS),
     "text": lambda quick: text_steps(QUICK_ROUNDS if quick else ROUNDS),
     "shapes": lambda quick: shapes(QUICK_ROUNDS if quick else ROUNDS, QUICK_LENGTHS if quick else LENGTHS),

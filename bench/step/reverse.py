@@ -9,7 +9,6 @@ weight of B with Adam.
 
 from __future__ import annotations
 
-import statistics
 import tempfile
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from bench.programs import CompiledProgram, compile_cold, model_file, smollm2_recipe
-from bench.result import Claims, Measurement, Row, notes
+from bench.result import Claims, Measurement, notes
 from bench.runner import ratio
 from bench.step.floor import time_methods
 from server.compiler.checkpoints.checkpoint import Checkpoint, load_checkpoint
@@ -48,18 +47,17 @@ PROGRAM: dict[str, Any] = {
 
 
 def reverse(rounds: int) -> Measurement:
-    """Returns rows and claims. rounds: timed turns of each comparison."""
+    """Returns no rows, and claims. rounds: timed turns of each comparison."""
     checkpoint = load_checkpoint(str(model_file()))
     claims: Claims = {}
     for precision in PRECISIONS:
         notes.print(f"reverse over forward, {precision}")
         last = LastLayer.of(checkpoint, precision)
         claims[f"reverse_over_forward_{precision}"] = reverse_over_forward(last, rounds)
-    rows, program_claims = programs()
-    return rows, claims | program_claims
+    return [], claims | programs()
 
 
-def programs() -> tuple[list[Row], Claims]:
+def programs() -> Claims:
     """Compiles the program `PROGRAM` with and without exact gradients, from cold, by turns."""
     recipes = {
         "forward": smollm2_recipe(estimator="replay", queries=1, **PROGRAM),
@@ -71,17 +69,13 @@ def programs() -> tuple[list[Row], Claims]:
             for name, recipe in recipes.items():
                 notes.print(f"compiling, {name}")
                 compiled[name].append(compile_cold(recipe, Path(root) / f"{name}-{number}"))
-        sizes = {name: {role: each[0].size(role) for role in ("program", "weights")} for name, each in compiled.items()}
     seconds = {name: [each.seconds for each in of_name] for name, of_name in compiled.items()}
-    hashes = {name: of_name[0].manifest.file("weights").sha256 for name, of_name in compiled.items()}
-    rows = [
-        {"estimator": name, "compile_seconds": statistics.median(seconds[name]), **sizes[name], "weights": hashes[name]}
-        for name in recipes
-    ]
-    return rows, {
+    gradient, forward = compiled["gradient"][0], compiled["forward"][0]
+    weights = {each.manifest.file("weights").sha256 for each in (gradient, forward)}
+    return {
         "reverse_compile_ratio": ratio(seconds["gradient"], seconds["forward"]),
-        "reverse_pte_bytes": sizes["gradient"]["program"] - sizes["forward"]["program"],
-        "reverse_changes_weights_file": float(hashes["gradient"] != hashes["forward"]),
+        "reverse_pte_bytes": gradient.size("program") - forward.size("program"),
+        "reverse_changes_weights_file": float(len(weights) > 1),
     }
 
 

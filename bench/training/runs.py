@@ -67,7 +67,6 @@ class Run(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     contender: str
-    task: str = "movies"
     precision: Precision
     seed: int
     lr: float
@@ -160,7 +159,7 @@ def train(
         times = {"step": run.steps, "core_seconds": run.core_seconds, "seconds": run.seconds}
         run.evaluations.append(Evaluation(**times, accuracy=metrics.accuracy, loss=metrics.loss))
         notes.print(
-            f"{run.task}: {run.contender}, lr {run.lr:g}, seed {run.seed}: {metrics.accuracy:.1%} of "
+            f"{run.contender}, lr {run.lr:g}, seed {run.seed}: {metrics.accuracy:.1%} of "
             f"{len(examples)} {run.split} examples, loss {metrics.loss:.3f}, after {run.steps} steps, "
             f"{run.core_seconds:.0f} core-seconds"
         )

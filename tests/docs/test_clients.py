@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from transformers import AutoModelForCausalLM
 
 from device_agent.protocol.client import DeviceClient
 from mobizo import Client
@@ -25,9 +26,9 @@ from shared.signing import new_private_key, public_text
 from shared.zo.lora import BaseShape, dump_adapter
 from tests.docs.test_commands import plain_environment, run_script
 from tests.server import fake_compiler
-from tests.server.conftest import job_request, result
+from tests.server.actors import job_request, result
+from tests.server.gguf_files import write_gguf
 from tests.server.llama import CONFIG, write_llama
-from tests.server.registry.exports.stock import Base, write_gguf
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "clients.md").read_text()
@@ -82,7 +83,7 @@ def place(tmp_path_factory):
         context_length=CONFIG["max_position_embeddings"],
     )
     (root / "base" / "shape.json").write_text(shape.model_dump_json())
-    write_gguf(Base(root / "base", None, shape, None), root / "base.gguf")
+    write_gguf(AutoModelForCausalLM.from_pretrained(root / "base"), "llama", root / "base.gguf")
     env = {name: value for name, value in plain_environment().items() if not name.startswith("HF_")} | {
         "HOME": str(root / "user"),
         "MOBIZO_HOME": str(root / "home"),

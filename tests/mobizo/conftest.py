@@ -3,6 +3,7 @@
 import pytest
 from typer.testing import CliRunner
 
+from mobizo import Client
 from mobizo.cli import app as cli
 from tests.server.conftest import app, database_url, device, fleet, home, home_template, operator, standing
 
@@ -28,6 +29,13 @@ def run(*arguments, exit_code=0, stdin=None, stderr=False):
     assert result.exit_code == exit_code, result.output
     assert "Traceback" not in result.output
     return result.stderr if exit_code or stderr else result.stdout
+
+
+@pytest.fixture
+def client(fleet, app):
+    """The Python client with an app's token."""
+    with Client(fleet.url, app.token) as client:
+        yield client
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import httpx
 from mobizo import Client
 from shared.job import JobRequest
 from tests.http_server import Handler, http_server
-from tests.server.conftest import job_request
+from tests.server.actors import job_request
 
 
 class LossyProxy(Handler):

@@ -15,6 +15,7 @@ from shared.signing import new_private_key, parse_public, public_text, verify_ad
 from shared.zo.lora import load_adapter
 from tests.http_server import Handler, http_server
 
+pytestmark = pytest.mark.usefixtures("versions")
 NAME = "alice-movies"
 PEFT = {"README.md", "adapter_config.json", "adapter_model.safetensors", "mobizo.json"}
 
@@ -27,12 +28,6 @@ def versions(fleet, app, device):
         fleet.ready_job(app)
         reports.append(device.finish(device.lease(), value))
     return reports
-
-
-@pytest.fixture
-def client(fleet, app, versions):
-    with Client(fleet.url, app.token) as client:
-        yield client
 
 
 def names(directory):

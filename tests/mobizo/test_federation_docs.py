@@ -10,7 +10,7 @@ import pytest
 
 from shared.federation.cohort import CohortSettings
 from simulation.settings import read_settings
-from tests.server.conftest import job_request
+from tests.server.actors import job_request
 from tests.server.federation.conftest import URL, Band, band, cohort_request
 
 __all__ = ["Band", "band"]  # a fixture

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from mobizo import Client, PinnedKeys
+from mobizo import PinnedKeys
 from server.identity.signing_keys.service import rotate_key
 from shared.errors import BadRequest, Untrusted
 from shared.signing import key_id, new_private_key, public_text
@@ -13,12 +13,6 @@ from shared.signing import key_id, new_private_key, public_text
 @pytest.fixture
 def path(tmp_path):
     return tmp_path / "config" / "servers.json"
-
-
-@pytest.fixture
-def client(fleet, app):
-    with Client(fleet.url, app.token) as client:
-        yield client
 
 
 def pinned(path):

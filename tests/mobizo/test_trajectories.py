@@ -5,7 +5,6 @@ from functools import partial
 
 import pytest
 
-from mobizo import Client
 from shared.errors import NotFound, RevisionNotFound
 from tests.server.registry.trajectories.runs import STEPS, TRAINING, Run, finish
 
@@ -20,12 +19,6 @@ def run(fleet, app, device, tmp_path):
     run = Run(lease, tmp_path)
     finish(device, lease, run)
     return run
-
-
-@pytest.fixture
-def client(fleet, app):
-    with Client(fleet.url, app.token) as client:
-        yield client
 
 
 @pytest.fixture

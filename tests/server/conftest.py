@@ -1,7 +1,7 @@
 """A real server for tests: the application under uvicorn on a free port, over a database and files in a directory.
 
 What a test says of the API holds on every database. Most tests run on SQLite, which is faster; `pytest_generate_tests`
-says which run on PostgreSQL too. Tests import what homes and actors offer from here.
+says which run on PostgreSQL too.
 """
 
 import importlib.util
@@ -18,34 +18,13 @@ from server.settings import Settings
 from server.web import state
 from server.web.state import AppState
 from tests.postgres import Postgres, remember, restore
-from tests.server.actors import JOB, TLS, Actor, Fleet, adapter_bytes, assert_problem, job_request, result, serving
+from tests.server.actors import Fleet, assert_problem, serving
 from tests.server.cli.conftest import call
-from tests.server.homes import SHAPE, WORDS, Home, Workers, alive, copy_home, fill, home_of, write_source
+from tests.server.homes import copy_home, fill, home_of, make_home
 from tests.server.s3 import s3
 from tests.server.worker_processes import starter
 
-__all__ = [
-    "BOTH",
-    "JOB",
-    "SHAPE",
-    "TLS",
-    "WORDS",
-    "Actor",
-    "Fleet",
-    "Home",
-    "Workers",
-    "adapter_bytes",
-    "alive",
-    "assert_problem",
-    "copy_home",
-    "fill",
-    "home_of",
-    "job_request",
-    "result",
-    "s3",
-    "serving",
-    "write_source",
-]
+__all__ = ["s3"]  # a fixture
 
 TESTS = Path(__file__).parent
 BOTH = ("sqlite", "postgresql")
@@ -87,11 +66,7 @@ def postgres():
 def home_template(tmp_path_factory):
     """A home that `init` made, with one base model, on SQLite; copied for each test."""
     root = tmp_path_factory.mktemp("template")
-    settings = Settings(home=root / "home")
-    settings.home.mkdir()
-    keys.create_key(settings.key_path)
-    write_source(root / "source")
-    fill(settings, (root / "source" / "tokenizer.json").read_bytes())
+    make_home(root)
     return root
 
 
@@ -177,6 +152,12 @@ def command(home, monkeypatch):
 @pytest.fixture
 def app(fleet):
     return fleet.app()
+
+
+@pytest.fixture(name="state")
+def state_of(app):
+    """The state of a job."""
+    return lambda job: app.get(f"/v1/jobs/{job['id']}").json()["state"]
 
 
 @pytest.fixture

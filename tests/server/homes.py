@@ -23,6 +23,7 @@ from server.database import database
 from server.database.columns import new_id, utc_now
 from server.database.database import Database
 from server.identity.devices.service import revoke_device
+from server.identity.signing_keys import service as keys
 from server.identity.tenants import TenantService
 from server.identity.tokens import TokenService
 from server.jobs.leases.repository import JobLease
@@ -268,6 +269,15 @@ def fill(settings, tokenizer):
         # Its source is set by the copy.
         BaseRepository(session).add(base_entry("tiny", open_artifacts(settings).put(tokenizer), hub_id="acme/tiny"))
     database.close()
+
+
+def make_home(root):
+    """What `init` and the registration of one base model make, on SQLite; its base model's files are beside it."""
+    settings = Settings(home=root / "home")
+    settings.home.mkdir(parents=True)
+    keys.create_key(settings.key_path)
+    write_source(root / "source")
+    fill(settings, (root / "source" / "tokenizer.json").read_bytes())
 
 
 def copy_home(template, root, database_url):

@@ -9,7 +9,7 @@ import pytest
 from mobizo import Client
 from shared.errors import NotFound
 from shared.job import JobState, JobView, Progress
-from tests.server.conftest import job_request
+from tests.server.actors import job_request
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from mobizo import Client
 from mobizo.cli import app as cli
 from shared.job import JobRequest
 from tests.mobizo.terminal import on_terminal
-from tests.server.conftest import job_request
+from tests.server.actors import job_request
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import json
 from typer.testing import CliRunner
 
 from mobizo.cli import app as cli
-from tests.server.conftest import SHAPE
+from tests.server.homes import SHAPE
 
 
 def test_base_models_are_listed_by_client_and_command(fleet, app, monkeypatch):

@@ -77,9 +77,16 @@ def test_every_architecture(architectures, programs, name):
     check_answer_steps(programs(base, targets=TARGETS[:4], **SETTINGS), base.model)
 
 
+@pytest.fixture
+def losses_programs(programs, tiny_tied):
+    """Programs by loss: of three directions, and of hundreds of paths, as the candidates' loss is cheap."""
+    settings = {"layers": "last:1", "targets": TARGETS} | SETTINGS
+    return lambda loss: programs(tiny_tied, loss=loss, **settings | {"queries": 3 if loss == "full" else 100})
+
+
 @pytest.mark.parametrize("loss_over", ["full", "candidates"])
-def test_losses_scores_and_the_split_step(programs, tiny_tied, loss_over):
-    program = programs(tiny_tied, loss=loss_over, layers="last:1", targets=TARGETS, **SETTINGS)
+def test_losses_scores_and_the_split_step(losses_programs, tiny_tied, loss_over):
+    program = losses_programs(loss_over)
     check_answer_steps(program, tiny_tied.model)
     check_scores(program, tiny_tied.model, (12, 5, 2))
     rng, recipe = np.random.default_rng(7), program.manifest.recipe
@@ -87,11 +94,9 @@ def test_losses_scores_and_the_split_step(programs, tiny_tied, loss_over):
     check_split(program, batches, [(query_seeds(5, number, recipe.queries), LR, EPS) for number in range(STEPS)])
 
 
-def test_hundreds_of_directions_replay_bit_for_bit(programs, tiny):
-    program = programs(tiny, targets=("o_proj",), **SETTINGS | {"queries": 100})
-    check_answer_steps(program, tiny.model)
+def test_hundreds_of_directions_replay_bit_for_bit(losses_programs):
+    program = losses_programs("candidates")
     recipe, rng = program.manifest.recipe, np.random.default_rng(1)
-    program("load", np.zeros(program.manifest.size, np.float32))
     seeds = query_seeds(5, 0, recipe.queries)
     _, coefficients = program.step(answers_in_a_row(rng, recipe), seeds, LR, EPS)
     (trained,) = program("adapter")

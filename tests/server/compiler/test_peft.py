@@ -44,10 +44,6 @@ def log_probabilities(model, tokens, positions, choices):
     return torch.log_softmax(position_logits, -1).gather(2, torch.from_numpy(choices.astype(np.int64))).numpy()
 
 
-def test_stock_peft_gives_the_programs_answers(plain, tiny, tmp_path):
-    check_answers(plain, LlamaForCausalLM.from_pretrained(tiny.directory), tmp_path)
-
-
 @pytest.mark.slow
 def test_stock_peft_gives_the_answers_of_a_calibrated_program(tiny, tmp_path):
     """A program whose A is from a calibration."""

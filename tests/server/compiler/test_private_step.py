@@ -7,17 +7,26 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from server.compiler.methods.private_gradient import example_means, noised_sums
-from shared.privacy import UNITS, coefficients_of, contributions
+from shared.privacy import NOISE_KEYS, NOISE_UNITS, UNITS, coefficients_of, contributions
+from shared.recipe import TARGETS
 from shared.zo.noise import direction, query_seeds
 from tests.server.compiler import reference
 
 CLIP, LR, EPS = 0.2, 0.05, 0.02
 QUERIES, EXAMPLES = 3, 3
+SIGMA = 0.8  # of exact gradients
 CASES = {
     "full": {"loss": "full", "noise": "gaussian"},
     "candidates": {"loss": "candidates", "layers": "last:1"},  # has prefix and suffix
     "int8": {"loss": "candidates", "precision": "int8"},
     "torch": {"loss": "candidates", "layers": "last:1", "backend": "torch"},
+}
+EXACT = {"estimator": "gradient", "queries": 1}
+GRADIENT_CASES = {
+    "gradient int8": {**EXACT, "loss": "full", "precision": "int8"},
+    "gradient torch": {**EXACT, "loss": "candidates", "backend": "torch"},
+    "directional": {"loss": "candidates", "estimator": "directional", "queries": 5},
+    "loop": {"loss": "candidates", "estimator": "directional", "queries": 512, "rank": 32, "targets": TARGETS},
 }
 
 
@@ -26,13 +35,17 @@ FEW = settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck
 
 @pytest.fixture(params=CASES)
 def program(request, programs, tiny):
-    settings = {"queries": QUERIES, "effective_batch": EXAMPLES, "privacy": "clipped"} | CASES[request.param]
-    return programs(tiny, **settings)
+    case = (CASES | GRADIENT_CASES)[request.param]
+    return programs(tiny, **{"queries": QUERIES, "effective_batch": EXAMPLES, "privacy": "clipped"} | case)
 
 
 def totals(program, batch, *, clip=CLIP, seed=1):
     """The totals before noise, of B as it is; lr 0 leaves it there."""
-    rest = query_seeds(seed, 0, QUERIES), 0.0, EPS, clip, np.zeros(QUERIES, np.float32)
+    recipe = program.manifest.recipe
+    if recipe.estimator == "gradient":
+        keys, carried = np.zeros((NOISE_KEYS, 2), np.int32), np.zeros(program.manifest.size, np.int32)
+        return program.step(batch, 0.1, np.inf, 0.0, clip, SIGMA, 0.0, keys, carried)[0].astype(np.int64)
+    rest = query_seeds(seed, 0, recipe.queries), 0.0, EPS, clip, np.zeros(recipe.queries, np.float32)
     sums, _ = program.step(batch, *rest)
     if "suffix" in program.manifest.methods:
         again, _ = program.suffix(program("prefix", batch.tokens)[0], batch, *rest)
@@ -46,21 +59,20 @@ def totals(program, batch, *, clip=CLIP, seed=1):
 @given(
     seed=st.integers(0, 2**32), size=st.sampled_from([0.0, 0.1, 10.0]), clip=st.sampled_from([1e-6, 0.01, 0.2, 50.0])
 )
+@pytest.mark.parametrize("program", [*CASES, *GRADIENT_CASES], indirect=True)
 def test_the_totals_are_sums_of_what_each_example_adds_by_itself(program, seed, size, clip):
-    program.load_some_b(size, seed)
+    before = program.load_some_b(size, seed)
+    bound = NOISE_UNITS / SIGMA if program.manifest.recipe.estimator == "gradient" else UNITS
     batch = reference.random_batch(np.random.default_rng(seed), program.manifest.recipe, 96)
     alone = [totals(program, reference.select_rows(batch, [row, None, None]), clip=clip) for row in range(EXAMPLES)]
-    for units in alone:
-        assert int(units @ units) <= UNITS**2
+    assert all(int(units @ units) <= bound**2 for units in alone)
     # Exactly: whoever else is in the step, and in which row, changes nothing of what an example adds. So whether it
     # is there changes the sums by its own contribution, whose norm is at most C.
-    assert np.array_equal(totals(program, batch, clip=clip), sum(alone))
-    for rows in ([2, 0, 1], [None, 1, 2], [1, None, 0], [2, 2, None]):
+    for rows in ([0, 1, 2], [2, 0, 1], [None, 1, 2], [1, None, 0], [2, 2, None]):
         expected = sum(alone[row] for row in rows if row is not None)
-        assert np.array_equal(totals(program, reference.select_rows(batch, rows), clip=clip), expected)
-    assert np.array_equal(
-        totals(program, reference.select_rows(batch, [None] * EXAMPLES), clip=clip), np.zeros(QUERIES, np.int64)
-    )
+        np.testing.assert_array_equal(totals(program, reference.select_rows(batch, rows), clip=clip), expected)
+    assert not totals(program, reference.select_rows(batch, [None] * EXAMPLES), clip=clip).any()
+    np.testing.assert_array_equal(program("adapter")[0], before)
 
 
 @pytest.mark.slow

@@ -12,12 +12,11 @@ from server.app import create_app
 from server.database.columns import utc_now
 from server.identity.quotas import Quota, QuotaService
 from server.identity.signing_keys import service as keys
-from server.settings import Settings
 from server.web.state import AppState
 from shared.canonical import sha256_hex
 from tests.server.actors import Fleet, result, serving
 from tests.server.federation.conftest import cohort_request, update_file
-from tests.server.homes import copy_home, fill, home_of, write_source
+from tests.server.homes import copy_home, home_of, make_home
 
 CAPABLE = {
     "total_bytes": 8_000_000_000,
@@ -34,13 +33,8 @@ def standing_server():
     """A fleet of a server in a directory of its own, outside of pytest."""
     root = Path(tempfile.mkdtemp())
     try:
-        template = root / "template"
-        settings = Settings(home=template / "home")
-        settings.home.mkdir(parents=True)
-        keys.create_key(settings.key_path)
-        write_source(template / "source")
-        fill(settings, (template / "source" / "tokenizer.json").read_bytes())
-        with home_of(copy_home(template, root / "copy", None), root / "copy" / "source") as home:
+        make_home(root / "template")
+        with home_of(copy_home(root / "template", root / "copy", None), root / "copy" / "source") as home:
             app = create_app(home.settings)
             key = keys.load_key(home.settings.key_path)
             app.state.mobizo = AppState(home.settings, home.database, home.artifacts, key.public_key(), utc_now())
@@ -82,13 +76,6 @@ def report(device, lease, steps, top=0.84, every=3, total=150):
         response = device.post(f"/v1/leases/{lease['id']}/heartbeat", json=body)
         assert response.status_code == 200, response.text
     return last
-
-
-def evaluations(steps, top=0.84):
-    return [
-        {"step": step, "accuracy": accuracy_at(step, top), "loss": round(0.3 + 0.4 * math.exp(-step / 40), 4)}
-        for step in range(0, steps + 1, 25)
-    ]
 
 
 def run(fleet, app, device, top=0.84, value=0.5, every=3, **changes):

@@ -11,7 +11,7 @@ from server.dashboard.routes import PageRoute
 from server.web.routes import BodyKind
 from shared.access import Role
 from tests.docs.server_pages import COSTS
-from tests.server.conftest import serving
+from tests.server.actors import serving
 from tests.server.dashboard.people import FIELD, Person
 from tests.server.web.test_hostile_requests import QUERY, Meter, path_of
 

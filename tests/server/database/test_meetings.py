@@ -9,7 +9,8 @@ from server.jobs.leases.service import LeaseService
 from server.jobs.repository import Job, JobEvent
 from server.registry.models import StoredVersion
 from shared.canonical import sha256_hex
-from tests.server.conftest import BOTH, adapter_bytes, result
+from tests.server.actors import adapter_bytes, result
+from tests.server.conftest import BOTH
 from tests.server.homes import at_once
 
 DATABASES = BOTH

@@ -16,8 +16,9 @@ from server.jobs.leases.long_poll import make_long_poll
 from server.jobs.repository import Job, JobEvent
 from server.settings import Settings, Tuning
 from tests.postgres import Postgres
-from tests.server.conftest import BOTH, assert_problem, copy_home, fill, home_of
-from tests.server.homes import eventually
+from tests.server.actors import assert_problem
+from tests.server.conftest import BOTH
+from tests.server.homes import copy_home, eventually, fill, home_of
 
 DATABASES = BOTH[1:]
 HANGING = 15  # seconds; a client that waits longer than this for a refusal has been left hanging

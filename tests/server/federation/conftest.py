@@ -13,7 +13,7 @@ from server.federation.models import CohortRound
 from server.worker import create_worker
 from shared.canonical import canonical_json, sha256_hex
 from shared.zo.lora import dump_adapter
-from tests.server.conftest import JOB, result
+from tests.server.actors import JOB, result
 from tests.server.homes import drain, sweep
 
 URL = "/v1/cohorts/readers"

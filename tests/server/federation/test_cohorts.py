@@ -5,8 +5,8 @@ import pytest
 
 from shared.recipe import Recipe
 from shared.zo.lora import a_fingerprint, flat_size
-from tests.server.conftest import SHAPE
 from tests.server.federation.conftest import URL, cohort_request
+from tests.server.homes import SHAPE
 
 
 def test_recipe_and_a_are_pinned(band):

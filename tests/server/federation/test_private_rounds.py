@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 
-from tests.server.conftest import assert_problem
+from tests.server.actors import assert_problem
 from tests.server.federation.conftest import COHORT, URL, epsilon_of
 
 MEMBERS = {"clip": 4.0, "noise_multiplier": 2.0}

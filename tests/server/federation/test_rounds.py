@@ -8,8 +8,9 @@ from server.storage.garbage_collection import Collector
 from shared.canonical import sha256_hex
 from shared.recipe import Recipe
 from shared.zo.lora import a_fingerprint
-from tests.server.conftest import JOB, SHAPE
+from tests.server.actors import JOB
 from tests.server.federation.conftest import URL
+from tests.server.homes import SHAPE
 
 
 def test_two_rounds_of_federated_averaging(band):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from shared.canonical import sha256_hex
-from tests.server.conftest import result
+from tests.server.actors import result
 from tests.server.federation.conftest import URL
 
 

@@ -9,9 +9,8 @@ from sqlalchemy import select
 from server.federation.aggregation import AggregationHandler
 from server.federation.arithmetic import make_version
 from server.federation.models import CohortRound, MemberUpdate
-from tests.server.conftest import Workers
 from tests.server.federation.conftest import URL
-from tests.server.homes import eventually
+from tests.server.homes import Workers, eventually
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from shared.signing import new_private_key, public_text
-from tests.server.conftest import job_request, result
+from tests.server.actors import job_request, result
 from tests.server.federation.conftest import cohort_request
 
 ANYONE, ONE_TIME, DEVICE = "anyone", "the bearer of a one-time token", "a device"

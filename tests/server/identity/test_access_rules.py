@@ -4,7 +4,7 @@ import pytest
 from sqlalchemy import select
 
 from server.identity.tokens import Token, TokenService
-from tests.server.conftest import job_request
+from tests.server.actors import job_request
 
 
 @pytest.mark.parametrize("value", [None, "Bearer", "Basic eDp5", f"Bearer mobizo-app-{'x' * 43}"])

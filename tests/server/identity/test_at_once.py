@@ -7,7 +7,7 @@ import pytest
 
 from server.jobs import events
 from shared.errors import TooManyRequests
-from tests.server.conftest import job_request
+from tests.server.actors import job_request
 from tests.server.federation.conftest import cohort_request
 from tests.server.homes import at_once
 

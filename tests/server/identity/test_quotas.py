@@ -14,7 +14,7 @@ from server.jobs.repository import LATEST_OF_SERIES, SUBMITTED, Job, JobReposito
 from server.jobs.sweeps import continue_series
 from server.operations.tenant_usage import tenant_usage
 from server.registry.purge import purge_adapters
-from tests.server.conftest import adapter_bytes, job_request, result
+from tests.server.actors import adapter_bytes, job_request, result
 
 COHORT = {"base": "tiny", "task": "sst2", "dataset": "movies", "recipe": {"rank": 2, "sequence_length": 16}}
 

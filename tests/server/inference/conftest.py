@@ -15,7 +15,8 @@ from server.compiler.checkpoints.base import locate_base
 from shared.canonical import sha256_hex
 from shared.recipe import TARGETS, Recipe
 from shared.zo.lora import a_fingerprint, dump_adapter, flat_size
-from tests.server.conftest import SHAPE, Fleet, copy_home, home_of, result, serving
+from tests.server.actors import Fleet, result, serving
+from tests.server.homes import SHAPE, copy_home, home_of
 from tests.server.peft_directory import write_peft
 
 FIVE = ("red", "one", "two", "old", "new")  # adapters of the tenant `default`, each of another recipe

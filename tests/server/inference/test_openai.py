@@ -14,7 +14,7 @@ from server.catalog.bases import BaseRepository
 from shared.access import Role
 from shared.chat_template import ChatTemplate
 from tests.other_clients import answers_of, other_clients, plain_answers
-from tests.server.conftest import SHAPE
+from tests.server.homes import SHAPE
 
 TOLERANCE = 1e-3  # nats
 TURNS = [{"role": "system", "content": "a very"}, {"role": "user", "content": "good film"}]

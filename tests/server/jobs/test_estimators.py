@@ -6,7 +6,7 @@ from server.jobs.memory import predicted_peak
 from server.jobs.recipes import RecipeBase, SpareMemory, choose_recipe, resolve_task
 from shared.job import JobRequest
 from shared.recipe import BaseRef
-from tests.server.conftest import job_request
+from tests.server.actors import job_request
 from tests.server.jobs.test_memory import SMOLLM2
 from tests.server.jobs.test_recipes import TOKENIZER
 

@@ -1,13 +1,16 @@
-"""A job's event stream: complete, in order, resumable, and over when the job is."""
+"""A job's event stream: complete, in order, resumable, over when the job is, and without a thread of its own."""
 
 import itertools
 import json
+from contextlib import ExitStack
 
 import fastapi.routing
 import pytest
 
+from server.jobs import events
 from shared.job import JobView, Progress
 from shared.transport import Transport
+from tests.server.homes import eventually
 
 
 def read(actor, job_id, last=None):
@@ -27,12 +30,12 @@ def finished_job_id(fleet, app, device):
 
 
 def test_everything_from_the_beginning(app, finished_job_id):
-    events = read(app, finished_job_id)
-    states = [json.loads(data)["state"] for event, _, data in events if event == "job"]
+    received = read(app, finished_job_id)
+    states = [json.loads(data)["state"] for event, _, data in received if event == "job"]
     assert states == ["queued", "compiling", "ready", "training", "succeeded"]
-    assert [json.loads(data)["step"] for event, _, data in events if event == "progress"] == [1, 2]
-    assert [int(number) for _, number, _ in events] == list(range(1, 8))
-    for event, _, data in events:
+    assert [json.loads(data)["step"] for event, _, data in received if event == "progress"] == [1, 2]
+    assert [int(number) for _, number, _ in received] == list(range(1, 8))
+    for event, _, data in received:
         (JobView if event == "job" else Progress).model_validate_json(data)
 
 
@@ -81,3 +84,37 @@ def test_a_stream_ends_soon_after_its_token(home, app):
         home.revoke_token(app.token)
         assert not any(line.startswith("data:") for line in lines)  # to its end: the server closed it
     assert app.get(f"/v1/jobs/{job}").status_code == 401
+
+
+STREAMS = 45  # more than the server has threads
+
+
+def wait_for(entries, count):
+    """Waits until a list has so many more entries."""
+    target = len(entries) + count
+    eventually(lambda: len(entries) >= target)
+
+
+def open_stream(stack, actor, job):
+    """The lines of a job's stream after its first event; the stream is closed when they are no longer referenced."""
+    lines = stack.enter_context(actor.stream("GET", f"/v1/jobs/{job}/events")).iter_lines()
+    assert any(line.startswith("data:") for line in lines)
+    return lines
+
+
+def test_streams_without_news_make_no_queries_of_their_own(app, standing, monkeypatch):
+    reads, looks = [], []
+    read_events, look = events._read, events._read_changes
+    monkeypatch.setattr(events, "_read", lambda *arguments: reads.append(1) or read_events(*arguments))
+    monkeypatch.setattr(events, "_read_changes", lambda *arguments: looks.append(len(arguments[1])) or look(*arguments))
+    job = app.submit()["id"]
+    with ExitStack() as stack:
+        streams = [open_stream(stack, app, job) for _ in range(STREAMS)]
+        assert len(streams) == STREAMS
+        wait_for(looks, 3)
+        assert max(looks) == STREAMS
+        read_count = len(reads)
+        wait_for(looks, 3)
+        assert len(reads) == read_count
+        app.post(f"/v1/jobs/{job}/cancel")
+        assert read(app, job)[-1][0] == "job"

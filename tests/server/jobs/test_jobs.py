@@ -3,7 +3,7 @@
 import pytest
 
 from shared.job import JobRequest
-from tests.server.conftest import job_request
+from tests.server.actors import job_request
 
 
 def test_a_job_is_accepted(app):

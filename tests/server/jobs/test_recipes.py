@@ -7,8 +7,8 @@ from shared.errors import InvalidRecipe, InvalidTask
 from shared.job import JobRequest
 from shared.recipe import BaseRef, Recipe
 from shared.task import Answer, Task
-from tests.server.conftest import SHAPE, job_request
-from tests.server.homes import word_tokenizer
+from tests.server.actors import job_request
+from tests.server.homes import SHAPE, word_tokenizer
 
 BASE = BaseRef(name="tiny", sha256="b" * 64)
 TOKENIZER = word_tokenizer()

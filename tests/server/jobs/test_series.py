@@ -9,7 +9,7 @@ from server.jobs.repository import Job
 from server.jobs.service import JobLifecycle
 from server.jobs.sweeps import continue_series
 from shared.job import PRIVACY_LIMIT_REACHED, TOO_FEW_NEW_RECORDS, Repeat
-from tests.server.conftest import job_request
+from tests.server.actors import job_request
 
 WEEKLY = {"repeat": {"every": "7d", "min_new_records": 20}}
 

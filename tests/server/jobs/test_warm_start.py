@@ -9,7 +9,7 @@ from shared.access import Role, Scope
 from shared.canonical import sha256_hex
 from shared.registry import SignedAdapter
 from shared.signing import parse_public, verify_adapter
-from tests.server.conftest import adapter_bytes, job_request
+from tests.server.actors import adapter_bytes, job_request
 from tests.server.homes import base_entry
 
 NAME = "alice-movies"

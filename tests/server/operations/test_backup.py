@@ -15,7 +15,8 @@ from server.operations.backup import back_up, named_files
 from server.schema import METADATA
 from shared.canonical import sha256_hex
 from shared.errors import BadRequest, Conflict, Unavailable
-from tests.server.conftest import Fleet, Home, adapter_bytes, serving
+from tests.server.actors import Fleet, adapter_bytes, serving
+from tests.server.homes import Home
 
 
 @pytest.fixture

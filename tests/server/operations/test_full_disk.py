@@ -9,7 +9,8 @@ from sqlalchemy import select
 from server.catalog.bases import BaseModelEntry
 from server.jobs.leases.repository import JobLease
 from shared.canonical import sha256_hex
-from tests.server.conftest import SHAPE, Fleet, adapter_bytes
+from tests.server.actors import Fleet, adapter_bytes
+from tests.server.homes import SHAPE
 from tests.server.operations.test_serving import running
 
 MEBIBYTE = 1 << 20

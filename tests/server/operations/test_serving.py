@@ -17,8 +17,8 @@ from server.serving import listen
 from server.web.connections import ConnectionLimits
 from shared.errors import Unavailable
 from tests.certificate import loopback_certificate
-from tests.server.conftest import alive, job_request
-from tests.server.homes import eventually
+from tests.server.actors import job_request
+from tests.server.homes import alive, eventually
 
 PATIENCE = 60
 LIMITS = ConnectionLimits(total=10, of_address=10)

@@ -14,7 +14,7 @@ from sqlalchemy import select
 from server.jobs.repository import Job
 from server.programs.service import Program, ProgramState
 from shared.job import JobState
-from tests.server.conftest import Fleet, job_request
+from tests.server.actors import Fleet, job_request
 from tests.server.homes import eventually
 from tests.server.operations.test_serving import PATIENCE, family, running, wait_for_exit
 

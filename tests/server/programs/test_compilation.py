@@ -14,7 +14,7 @@ from shared.errors import InvalidRecipe
 from shared.recipe import Recipe
 from shared.signing import verify_manifest
 from tests.server import fake_compiler
-from tests.server.conftest import Workers
+from tests.server.homes import Workers
 
 
 class Compilers(Workers):
@@ -79,11 +79,6 @@ def manifest(home, job, version=1):
         for file in built.files:
             home.artifacts.adopt(workspace / "program" / file.name, file.sha256)
     return built.model_copy(update={"version": version})
-
-
-@pytest.fixture
-def state(app):
-    return lambda job: app.get(f"/v1/jobs/{job['id']}").json()["state"]
 
 
 @pytest.mark.both_databases

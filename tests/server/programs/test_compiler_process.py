@@ -11,8 +11,7 @@ from server.tasks.child_process import Stopped
 from shared.errors import CompileFailed, InvalidRecipe, Unavailable, UnsupportedModel
 from shared.recipe import Recipe
 from tests.server import fake_compiler
-from tests.server.conftest import alive, write_source
-from tests.server.homes import eventually
+from tests.server.homes import alive, eventually, write_source
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from server.programs.compilation import CompileHandler
 from server.programs.compiler_process import CompilerCrashed
 from server.tasks import queue
 from server.tasks.repository import WorkerProcess
-from tests.server.conftest import BOTH, Workers
-from tests.server.homes import at_once
+from tests.server.conftest import BOTH
+from tests.server.homes import Workers, at_once
 from tests.server.programs.test_compilation import Compilers
 
 DATABASES = BOTH  # the queue is read and locked by statements that differ

@@ -9,7 +9,7 @@ import safetensors.numpy
 from shared.canonical import sha256_hex
 from shared.recipe import Recipe
 from shared.zo.lora import init_a, lora_modules
-from tests.server.conftest import SHAPE
+from tests.server.homes import SHAPE
 
 URL = "/v1/adapters/alice-movies"
 

@@ -4,7 +4,7 @@ import pytest
 
 from shared.registry import ApprovalRule
 from shared.result import Result
-from tests.server.conftest import result
+from tests.server.actors import result
 from tests.server.registry.conftest import URL
 
 

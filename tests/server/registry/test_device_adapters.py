@@ -4,7 +4,7 @@ import pytest
 
 from shared.protocol import DeviceAdapter
 from shared.signing import parse_public, verify_adapter, verify_manifest
-from tests.server.conftest import adapter_bytes
+from tests.server.actors import adapter_bytes
 
 NAME = "alice-movies"
 

@@ -13,7 +13,7 @@ from shared.canonical import sha256_hex
 from shared.errors import Untrusted
 from shared.registry import SignedAdapter
 from shared.signing import verify_adapter
-from tests.server.conftest import adapter_bytes, result
+from tests.server.actors import adapter_bytes, result
 from tests.server.registry.conftest import URL
 
 

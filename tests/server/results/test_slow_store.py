@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from server.storage.directory import DiskArtifacts
-from tests.server.conftest import JOB, adapter_bytes
+from tests.server.actors import JOB, adapter_bytes
 
 PATIENCE = 60
 BEAT = {"phase": "training", "step": 1, "steps": 3, "loss": 0.5}

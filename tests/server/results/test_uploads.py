@@ -4,7 +4,7 @@ import pytest
 
 from shared.canonical import sha256_hex
 from shared.zo.lora import HEADER_BYTES
-from tests.server.conftest import adapter_bytes, result
+from tests.server.actors import adapter_bytes, result
 from tests.server.homes import at_once
 from tests.shared.adapter_fuzz import malformed
 

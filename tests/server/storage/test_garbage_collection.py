@@ -20,7 +20,7 @@ from server.storage.garbage_collection import ABANDONED, MAX_REMOVAL, Collector,
 from server.storage.store import REFERENCES, Collected, FileRemoval, GarbageCollection, hold, referenced
 from shared.canonical import sha256_hex
 from shared.errors import NotFound, Unavailable
-from tests.server.conftest import adapter_bytes
+from tests.server.actors import adapter_bytes
 from tests.server.homes import at_once, base_entry
 
 HOUR, NONE = timedelta(hours=1), timedelta(0)

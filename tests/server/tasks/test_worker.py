@@ -9,15 +9,9 @@ from server.jobs.repository import JobEvent
 from server.programs.service import Program
 from server.tasks.repository import WorkerProcess
 from server.worker import create_worker
-from tests.server.conftest import alive
-from tests.server.homes import at_once, drain, eventually
+from tests.server.homes import alive, at_once, drain, eventually
 
 PATIENCE = 60
-
-
-@pytest.fixture
-def state(app):
-    return lambda job: app.get(f"/v1/jobs/{job['id']}").json()["state"]
 
 
 def worker_in_process(settings, database):

@@ -10,7 +10,7 @@ import pytest
 from server.web.body_budgets import ByteBudget, make_body_memory, make_upload_space
 from server.web.middleware import PacedBody
 from shared.errors import TooManyRequests, TooSlow
-from tests.server.conftest import adapter_bytes, job_request
+from tests.server.actors import adapter_bytes, job_request
 from tests.server.homes import eventually
 from tests.server.web.test_bodies import JSON, Link
 

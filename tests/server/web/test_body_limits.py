@@ -12,7 +12,7 @@ from server.app import create_api, create_app
 from server.web.bodies import MAX_DEPTH, MAX_NAMES, MAX_VALUES, parse_json
 from server.web.routes import UNCHECKED_BODY_BYTES, Route
 from shared.errors import BadRequest
-from tests.server.conftest import job_request, serving
+from tests.server.actors import job_request, serving
 from tests.server.web.test_bodies import JSON, Link
 
 DATABASES = ("sqlite",)

@@ -14,7 +14,7 @@ import pytest
 from server.app import create_app
 from server.web.routes import BodyKind, Route
 from tests.docs.server_pages import COSTS, Cost
-from tests.server.conftest import Fleet, serving
+from tests.server.actors import Fleet, serving
 from tests.server.web.hostile import Bodies
 
 DATABASES = ("sqlite",)

@@ -15,7 +15,7 @@ from server.web.routes import BodyKind, Route
 from shared.zo.lora import BaseShape, adapter_file
 from shared.zo.trajectory import MAGIC, TrajectoryHeader
 from tests.docs.server_pages import COSTS, UPLOADS
-from tests.server.conftest import Fleet, serving
+from tests.server.actors import Fleet, serving
 from tests.server.web.test_hostile_requests import Meter
 
 DATABASES = ("sqlite",)

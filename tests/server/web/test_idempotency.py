@@ -12,7 +12,7 @@ from server.web.idempotency import IdempotencyRecord, ResponseRecorder, keep_onc
 from server.web.routes import Route
 from server.worker import purge_expired
 from shared.signing import new_private_key, public_text
-from tests.server.conftest import job_request
+from tests.server.actors import job_request
 from tests.server.homes import at_once
 
 KEY = {"Idempotency-Key": "3f6c-1"}

@@ -3,7 +3,7 @@
 import pytest
 
 from server.operations import health as info
-from tests.server.conftest import job_request
+from tests.server.actors import job_request
 
 
 def test_a_given_request_id_is_kept_if_it_is_harmless(app):

@@ -9,7 +9,7 @@ from server.identity.signing_keys.service import load_key
 from server.web.middleware import add_problem_handlers
 from server.web.routes import Routes
 from server.web.state import AppState
-from tests.server.conftest import Actor, assert_problem, serving
+from tests.server.actors import Actor, assert_problem, serving
 
 
 class Body(BaseModel):

@@ -12,7 +12,7 @@ from schemathesis.checks import CHECKS, load_all_checks
 from schemathesis.core.failures import FailureGroup
 from schemathesis.generation import GenerationMode
 
-from tests.server.conftest import job_request, result
+from tests.server.actors import job_request, result
 
 load_all_checks()
 CHECK_NAMES = (

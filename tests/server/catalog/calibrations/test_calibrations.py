@@ -18,9 +18,9 @@ from shared.errors import BadRequest, Conflict, InvalidUpload, NotFound, Unknown
 from shared.recipe import TARGETS, BaseRef, Recipe
 from shared.zo.calibration import CalibrationMetadata, dump_calibration, load_calibration
 from shared.zo.lora import a_fingerprint, lora_modules
-from tests.server.conftest import JOB, SHAPE
+from tests.server.actors import JOB
 from tests.server.federation.conftest import cohort_request
-from tests.server.homes import base_entry, drain
+from tests.server.homes import SHAPE, base_entry, drain
 
 LIST = "/v1/calibrations"
 OTHER = "c" * 64  # sha256 of another base

@@ -6,7 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import gguf
 import numpy as np
 import pytest
 import torch
@@ -21,6 +20,7 @@ from server.compiler.checkpoints.checkpoint import inspect_base, load_checkpoint
 from server.compiler.checkpoints.tokenizer import write_tokenizer
 from server.compiler.model.decoder import inverse_frequencies
 from shared.errors import UnknownBase, UnreadableCheckpoint, UnsupportedModel
+from tests.server import gguf_files
 from tests.server.compiler.conftest import LLAMA3_ROPE, VOCABULARY, eager_logits, make_tiny
 
 
@@ -36,38 +36,16 @@ def edit_config(directory, **changes):
 
 
 def write_gguf(base, path, rope_factors=None, **metadata):
-    """The tiny base as llama.cpp's converter writes it: query and key rows of a head interleaved."""
-    config = base.model.config
-    writer = gguf.GGUFWriter(str(path), metadata.pop("architecture", "llama"))
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(10000.0)
-    for name, value in metadata.items():
-        add = {str: writer.add_string, bool: writer.add_bool, int: writer.add_uint32, list: writer.add_array}.get(
-            type(value), writer.add_float32
-        )
-        add(name.replace("__", "."), value)
-    if rope_factors is not None:
-        writer.add_tensor("rope_freqs.weight", rope_factors)
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
-    for name, tensor in base.model.state_dict().items():
-        if name == "lm_head.weight" and config.tie_word_embeddings:
-            continue
-        values = tensor.numpy()
-        if "q_proj" in name or "k_proj" in name:
-            heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
-            rows, columns = values.shape
-            values = values.reshape(heads, 2, rows // heads // 2, columns).swapaxes(1, 2).reshape(rows, columns)
-        writer.add_tensor(names.get_name(name.removesuffix(".weight")) + ".weight", np.ascontiguousarray(values))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    """The tiny base as GGUF, with other metadata."""
+
+    def add(writer):
+        for name, value in metadata.items():
+            kinds = {str: writer.add_string, bool: writer.add_bool, int: writer.add_uint32, list: writer.add_array}
+            kinds.get(type(value), writer.add_float32)(name.replace("__", "."), value)
+        if rope_factors is not None:
+            writer.add_tensor("rope_freqs.weight", rope_factors)
+
+    gguf_files.write_gguf(base.model, "llama", path, add=add, vocabulary=False)
 
 
 def test_facts_of_a_directory(tiny, tiny_tied):
@@ -145,7 +123,7 @@ def test_gguf_refusals(tiny, tmp_path):
     write_gguf(tiny, tmp_path / "short.gguf", np.ones(3, np.float32))
     with pytest.raises(UnsupportedModel, match=r"rope_freqs\.weight is not 4 float32 factors"):
         inspect_base(str(tmp_path / "short.gguf"))
-    write_gguf(tiny, tmp_path / "bloom.gguf", architecture="bloom")
+    write_gguf(tiny, tmp_path / "bloom.gguf", general__architecture="bloom")
     with pytest.raises(UnsupportedModel, match="architecture 'bloom' is not supported as GGUF"):
         inspect_base(str(tmp_path / "bloom.gguf"))
     write_gguf(tiny, tmp_path / "part.gguf", split__no=0, split__count=3)

@@ -2,10 +2,8 @@
 
 import json
 import random
-import urllib.request
 
 import pytest
-import xllamacpp
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from server.compiler.checkpoints.gguf_file import GgufFile
@@ -13,6 +11,7 @@ from server.compiler.checkpoints.gguf_tokenizer import PATTERNS, gguf_tokenizer
 from shared.errors import UnreadableCheckpoint, UnsupportedModel
 from tests.server.compiler.checkpoints.test_checkpoint import write_gguf
 from tests.server.compiler.conftest import make_tiny
+from tests.server.registry.exports.stock import LlamaCpp
 
 SPECIAL = ["<unk>", "<s>", "</s>", "<|im_end|>", "<\uff5cUser\uff5c>", "<tool>"]
 TYPES = [2, 3, 3, 1, 3, 4]  # `<|im_end|>` is flagged as a normal token, and `<tool>` as one of a user
@@ -73,25 +72,6 @@ def written(path, fields):
     metadata = {f"tokenizer__ggml__{name}": value for name, value in fields.items() if value is not None}
     write_gguf(base, path, **metadata)
     return GgufFile.read(path).metadata
-
-
-class LlamaCpp:
-    """llama.cpp's tokenizer of a GGUF file."""
-
-    def __init__(self, path):
-        params = xllamacpp.CommonParams()
-        params.model.path = str(path)
-        params.n_ctx, params.n_parallel, params.n_gpu_layers = 64, 1, 0
-        params.cpuparams.n_threads, params.verbosity = 1, -1
-        params.warmup = params.fit_params = False
-        self._server = xllamacpp.Server(params)
-
-    def tokens(self, text, *, special):
-        body = {"content": text, "add_special": special, "parse_special": True}
-        address, headers = f"{self._server.listening_address}/tokenize", {"content-type": "application/json"}
-        request = urllib.request.Request(address, json.dumps(body).encode(), headers)
-        with urllib.request.urlopen(request) as answer:
-            return json.load(answer)["tokens"]
 
 
 FILES = {

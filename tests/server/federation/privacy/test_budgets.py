@@ -10,7 +10,7 @@ from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 from server.federation.privacy.service import PrivacyService
 from server.jobs.accounting import Accountant
 from shared.federation import accounting
-from tests.server.conftest import assert_problem, job_request
+from tests.server.actors import assert_problem, job_request
 from tests.server.federation.conftest import epsilon_of
 from tests.server.homes import eventually
 

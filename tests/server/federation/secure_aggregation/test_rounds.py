@@ -17,7 +17,7 @@ from shared.federation.secure_aggregation.fixed_point import encode, mean_error
 from shared.federation.secure_aggregation.redaction import NO_FILE, redacted_result
 from shared.federation.secure_aggregation.settings import SecureAggregationParameters
 from shared.result import Result
-from tests.server.conftest import adapter_bytes, result
+from tests.server.actors import adapter_bytes, result
 from tests.server.federation.conftest import Band, band
 
 __all__ = ["Band", "band"]  # a fixture

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from tests.server.conftest import adapter_bytes, job_request
+from tests.server.actors import adapter_bytes, job_request
 
 
 def bind(operator, device, user):

@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy import select
 
 from server.identity.audit import AccessEvent
-from tests.server.conftest import job_request
+from tests.server.actors import job_request
 
 
 @pytest.fixture

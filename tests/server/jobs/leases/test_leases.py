@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from shared.canonical import sha256_hex
-from tests.server.conftest import adapter_bytes, result
+from tests.server.actors import adapter_bytes, result
 
 BEAT = {"phase": "training", "step": 1, "steps": 3}
 # What a device says of its lease, by the end of the path; an upload besides.

@@ -16,7 +16,7 @@ from server.programs.service import Program, ProgramState
 from server.settings import Delivery
 from server.tasks.repository import WorkerProcess
 from server.web.middleware import Meters
-from tests.server.conftest import adapter_bytes
+from tests.server.actors import adapter_bytes
 from tests.server.homes import eventually
 
 PATIENCE = 60

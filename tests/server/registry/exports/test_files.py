@@ -7,7 +7,7 @@ import numpy as np
 from server.registry.exports.gguf import gguf_lora
 from server.registry.models import StoredVersion
 from shared.recipe import Recipe
-from tests.server.conftest import SHAPE
+from tests.server.homes import SHAPE
 
 URL = "/v1/adapters/alice-movies/versions/1/peft"
 

@@ -1,6 +1,5 @@
 """The real 135M model: our decoder, PEFT and llama.cpp give the same answers over 100 prompts."""
 
-import gguf
 import numpy as np
 import pytest
 import torch
@@ -10,34 +9,18 @@ from server.compiler.checkpoints.checkpoint import load_checkpoint
 from server.registry.exports.gguf import gguf_lora
 from shared.recipe import TARGETS
 from tests.server.compiler.conftest import eager_logits
+from tests.server.gguf_files import rewrite
 from tests.server.peft_directory import write_peft
 from tests.server.registry.exports.stock import LlamaCpp, adapted, next_token, prompts, with_peft
 
 PROMPTS = 100
 
 
-def unquantized(source, path):
-    """The same weights in float32: llama.cpp multiplies quantized ones with rounded activations."""
-    reader = gguf.GGUFReader(source)
-    writer = gguf.GGUFWriter(path, "llama")
-    for name, field in reader.fields.items():
-        if not name.startswith("GGUF.") and name not in ("general.architecture", "general.file_type"):
-            inner = field.types[-1] if len(field.types) > 1 else None
-            writer.add_key_value(name, field.contents(), field.types[0], sub_type=inner)
-    for tensor in reader.tensors:
-        writer.add_tensor(tensor.name, gguf.dequantize(tensor.data, tensor.tensor_type).astype(np.float32, copy=False))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
-
-
 @pytest.mark.acceptance
 @pytest.mark.slow
 def test_the_same_answers_from_every_format(smollm2_gguf, tmp_path):
     settings = {"targets": TARGETS, "rank": 8, "alpha": 16, "layers": "last:50%"}
-    base = adapted(smollm2_gguf, str(smollm2_gguf), settings)
+    base = adapted(str(smollm2_gguf), settings)
     flat = 0.1 * base.flat
     arguments = (base.recipe, base.shape, flat, base.a_sha256)
     write_peft(*arguments, tmp_path / "peft")
@@ -54,7 +37,7 @@ def test_the_same_answers_from_every_format(smollm2_gguf, tmp_path):
     theirs = with_peft(stock, tmp_path / "peft")
     expected = next_token(theirs, tokens)
     assert (plain.argmax(1) != expected.argmax(1)).sum() > PROMPTS / 10  # the adapter decides
-    llama = LlamaCpp(unquantized(smollm2_gguf, tmp_path / "base.gguf"), tmp_path / "adapter.gguf", threads=2)
+    llama = LlamaCpp(rewrite(smollm2_gguf, tmp_path / "base.gguf"), tmp_path / "adapter.gguf", threads=2)
     tops = [llama.top(row) for row in tokens]
     assert [token for token, _ in tops] == expected.argmax(1).tolist()
     np.testing.assert_allclose([value for _, value in tops], expected.max(1), atol=1e-3)

@@ -8,7 +8,8 @@ import pytest
 from server.registry.models import StoredPeftFile
 from server.registry.repository import resolve
 from server.storage.store import hold
-from tests.server.conftest import Fleet, copy_home, home_of
+from tests.server.actors import Fleet
+from tests.server.homes import copy_home, home_of
 from tests.server.operations.test_serving import running
 from tests.server.registry.hub.relay import relayed
 from tests.server.registry.hub.stock import Missing, stock_client

@@ -6,7 +6,8 @@ import pytest
 
 from server.settings import Delivery, Settings
 from server.storage.opening import open_artifacts
-from tests.server.conftest import Fleet, copy_home, home_of
+from tests.server.actors import Fleet
+from tests.server.homes import copy_home, home_of
 from tests.server.operations.test_serving import running
 from tests.server.registry.hub.conftest import BIG, Hub, enlarge, publish
 from tests.server.registry.hub.relay import relayed

@@ -12,7 +12,7 @@ import pytest
 from shared.canonical import sha256_hex
 from shared.recipe import Recipe
 from shared.zo.lora import init_a, lora_modules
-from tests.server.conftest import SHAPE
+from tests.server.homes import SHAPE
 from tests.server.registry.hub.stock import Refused
 
 MOVIES = "default/alice-movies"

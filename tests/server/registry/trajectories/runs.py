@@ -5,7 +5,7 @@ import numpy as np
 from shared.canonical import sha256_hex
 from shared.zo.lora import adapter_file, load_adapter
 from shared.zo.trajectory import Evaluation, TrajectoryFile, TrajectoryHeader
-from tests.server.conftest import result
+from tests.server.actors import result
 
 STEPS, BEST = 40, 25
 TRAINING = {"steps": STEPS, "seed": 77, "evaluation_interval": 5}
