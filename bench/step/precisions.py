@@ -31,7 +31,7 @@ def precisions(quick: bool) -> Measurement:
             for precision in PRECISIONS
         }
         opened = {precision: program.serve() for precision, program in programs.items()}
-        steps = {precision: partial(_step, program, opened[precision]) for precision, program in programs.items()}
+        steps = {str(precision): partial(_step, program, opened[precision]) for precision, program in programs.items()}
         seconds = time_by_turns(2 if quick else ROUNDS, steps)
         for each in opened.values():
             each.close()
