@@ -1,0 +1,1 @@
+"""`bench accuracy`: accuracy of each training method at the same budget."""
