@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import typer
 
-from bench.accuracy.command import accuracy
+from bench.accuracy import accuracy
 from bench.agent.command import agent
 from bench.dashboard import dashboard
 from bench.end_to_end.command import end_to_end

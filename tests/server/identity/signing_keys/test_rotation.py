@@ -118,6 +118,19 @@ def test_after_a_compromise_no_chain_leads_on_and_devices_are_shut_out(fleet, ho
     assert [link.rotation.previous_key for link in server_keys(fleet).rotations] == [after.public_key]
 
 
+def test_private_halves_are_kept_aside_until_they_are_retired(home, files):
+    first = key_id(files.load().public_key())
+    rotation = rotate(home)
+    assert files.former_ids() == [first]
+    for path in (files.path, files.former / f"{first}.ed25519"):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert key_id(files.load().public_key()) == rotation.after
+    assert not files.following.exists()
+    assert retire_keys(home.database, home.settings) == [first]
+    assert files.former_ids() == []
+    assert retire_keys(home.database, home.settings) == []
+
+
 @pytest.mark.both_databases
 def test_servers_that_start_at_once_record_the_first_key_once(home, monkeypatch):
     """This one reads twice that no key is recorded, while another process records it."""

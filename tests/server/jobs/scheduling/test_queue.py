@@ -32,6 +32,13 @@ def test_a_job_goes_only_where_its_labels_are(fleet, app, operator):
     assert lab.lease()["job"]["id"] == job["id"]
 
 
+def test_labels_are_changed_and_removed(operator, device):
+    assert label(operator, device, site="lab", row="2") == {"site": "lab", "row": "2"}
+    assert label(operator, device, row=None, shelf="a") == {"site": "lab", "shelf": "a"}
+    url = f"/v1/devices/{device.device_id}"
+    assert operator.get(url).json()["labels"] == {"site": "lab", "shelf": "a"}
+
+
 @pytest.mark.parametrize("labels", [{"Site": "lab"}, {"site": "in the lab"}, {"site": ""}, {"": "x"}, {"site": 3}])
 def test_bad_labels(operator, device, problem, labels):
     url = f"/v1/devices/{device.device_id}"

@@ -1,1 +1,0 @@
-"""`bench accuracy`: accuracy of each training method at the same budget."""
