@@ -31,7 +31,6 @@ from shared.zo.noise import query_seeds
 MOVIES = Path(__file__).resolve().parent.parent / "examples" / "data" / "movie_reviews"
 PRODUCTS = MOVIES.parent / "product_reviews"
 LR = 1e-3
-# What most runs with exact gradients adapt.
 LAST_LAYERS: dict[str, Any] = {
     "estimator": "gradient",
     "targets": TARGETS,

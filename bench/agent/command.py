@@ -15,6 +15,7 @@ from bench.tiny import compile_tiny, plan_of, write_sentences
 from device_agent.executors.python import PythonLauncher
 from device_agent.executors.runner import RunnerLauncher
 from device_agent.runner.location import find_runner
+from device_agent.training.run_plan import own_texts
 from shared.training_settings import TrainingSettings
 from tests.device_agent.tiny import write_base
 
@@ -22,7 +23,7 @@ TRAINING = {
     "replay": TrainingSettings(steps=200, evaluation_interval=25, seed=7),
     "gradient": TrainingSettings(steps=60, evaluation_interval=10, seed=7),  # each takes as long as five of replay
 }
-QUICK_FEWER = 10
+QUICK_FEWER, CLAIMED = 10, ("trials", "mismatches", RECOMPUTED_STEPS)
 # Executor, estimator, target of the kills, trials: 200 in all, of which 60 are with exact gradients.
 TABLE = (
     ("native", "replay", "executor", 50),
@@ -67,15 +68,16 @@ def measure_kills(root: Path, programs_directory: Path, data: Path, runner: Path
                 options = ("--executor", executor)
                 return Agent(directory, program, data, training, *options, both=target == "both")
             launcher = RunnerLauncher(runner) if executor == "native" else PythonLauncher()
-            return Loop(directory, plan_of(program, data, training), launcher)
+            # The agent measures reference texts, too.
+            plan = plan_of(program, data, training).model_copy(update={"reference_texts": own_texts()})
+            return Loop(directory, plan, launcher)
 
         notes.print(f"kills: {name}")
         count = max(trials // QUICK_FEWER, 1) if quick else trials
         row, hashes = measure(name, create_run, count, root / "kills" / name, expected.get(estimator))
         expected.setdefault(estimator, hashes)
         rows.append(row)
-    names = ("trials", "mismatches", RECOMPUTED_STEPS)
-    return rows, {f"kill_{name}": sum(row[name] for row in rows) for name in names}
+    return rows, {f"kill_{name}": sum(row[name] for row in rows) for name in CLAIMED}
 
 
 def agent(

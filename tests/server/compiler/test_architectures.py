@@ -122,6 +122,11 @@ def test_what_the_decoder_does_not_compute_is_refused_by_name(architectures, tmp
         inspect_base(source)
 
 
+def test_a_window_as_long_as_the_context_is_none(architectures, tmp_path):
+    source = copy_with(architectures.base("qwen2").directory, tmp_path / "base", {"sliding_window": 64})
+    assert {kind.window for kind in inspect_base(source).attention} == {None}
+
+
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [

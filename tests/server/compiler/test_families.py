@@ -124,7 +124,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "opt": {"ffn_dim": 48, "init_std": 0.2},
     "gpt2": {},
 }
-SAMPLE = ("mistral", "phi3 longrope", "gemma2", "olmo2", "cohere2", "gpt2")  # all facts but a few, within seconds
+SAMPLE = ("mistral", "phi3 longrope", "gemma2", "olmo2", "cohere2", "gpt2", "lfm2", "opt")  # all facts but a few
 
 
 @dataclass(frozen=True)
