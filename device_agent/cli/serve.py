@@ -6,7 +6,7 @@ import json
 import secrets
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -14,9 +14,6 @@ from device_agent.cli.options import FeedbackOption, HomeOption, JsonOption, ope
 from device_agent.durable import write_durably
 from device_agent.home import AgentHome
 from shared.errors import BadRequest
-
-if TYPE_CHECKING:
-    pass
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 

@@ -13,7 +13,7 @@ from device_agent.android.adb import PhoneUnreachable
 from device_agent.errors import PolicyForbids, Stopped
 from device_agent.executors.process import Launcher
 from device_agent.policy.evaluator import PolicyEvaluator
-from device_agent.policy.rules import Decision
+from device_agent.policy.rules import MAX_WHY, Decision
 from device_agent.protocol.client import Backoff, DeviceClient
 from device_agent.training.run import train_run
 from device_agent.training.run_directory import RunDirectory
@@ -247,7 +247,7 @@ class PolicyGatedRun:
 
     def _report_waiting(self, why: str) -> None:
         self._enter("waiting")
-        self._send_progress(self._progress.model_copy(update={"phase": "waiting", "why": why}))
+        self._send_progress(self._progress.model_copy(update={"phase": "waiting", "why": why[:MAX_WHY]}))
 
     def _await(self, decide: Callable[[], Decision]) -> None:
         began = time.monotonic()

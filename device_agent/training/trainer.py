@@ -81,8 +81,9 @@ class Trainer:
         self._dp_samples: DPSamples | None = None if plan.privacy is None else run.dp_samples(plan, len(splits.train))
         self._prefix = frozen or prefix_cache(program, plan.manifest, dynamic=plan.dynamic_length)
         self._start, self._algorithm = plan.begin_b(), plan.device_algorithm
-        kl_weight = np.array([self._settings.kl_weight], np.float32)
-        self._divergence: Arrays = (kl_weight, self._start) if self._recipe.kl else ()
+        self._divergence: Arrays = ()
+        if self._recipe.kl:
+            self._divergence = np.array([self._settings.kl_weight], np.float32), self._start
         self._trajectory_file = TrajectoryFile(run.trajectory, plan.header)
         self._trajectory = self._trajectory_file.trajectory
         self._progress = RunProgress(plan, self._trajectory, run.figures(), program, report)

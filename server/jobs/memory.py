@@ -38,7 +38,7 @@ def predicted_peak(recipe: Recipe, shape: BaseShape, parameters: int) -> int:
     """
     weight = FLOAT_BYTES * (1.0 if recipe.precision == "fp32" else QUARTER)
     layers = sum(shape.layer_weights)
-    linear = layers * (WEIGHT_BYTES["int4"] if recipe.precision == "int4" else weight)
+    linear = layers * WEIGHT_BYTES.get(recipe.precision, weight)
     weights = round((parameters - layers) * weight + linear) + transposed_bytes(recipe, shape)
     return PROCESS_BYTES + weights + planned_bytes(recipe, shape) + _workspace_bytes(recipe, shape)
 
