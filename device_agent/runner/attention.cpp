@@ -1,8 +1,11 @@
 // Attention over the filled part of a key-value cache: a kernel of llama::custom_sdpa.out, the operator of ExecuTorch's
 // LLM extension, which ExecuTorch's C++ package lacks. It takes what inference programs pass: one text, float32, causal.
 //
-// Every query head of a few tokens is one task of the thread pool. A task reads the keys and values up to its last token
-// only, so that a token costs as much as the text is long, whatever the cache's capacity.
+// A prompt: every query head of a few tokens is one task of the thread pool. A task reads the keys and values up to its
+// last token only, so that a token costs as much as the text is long, whatever the cache's capacity.
+//
+// A token alone waits for memory. So all query heads of a few keys are one task: each key and value is read once, in the
+// order of memory, and the tasks' results are joined by their largest scores.
 #include <executorch/extension/kernel_util/make_boxed_from_unboxed_functor.h>
 #include <executorch/runtime/kernel/kernel_includes.h>
 #include <executorch/runtime/kernel/thread_parallel_interface.h>
@@ -142,6 +145,18 @@ MOBIZO_VECTORIZED void mix(const Task &task, const float *rows, int64_t capacity
   }
 }
 
+// Replaces a row of scores by e^(score - largest); returns the largest. The row has room for whole lanes.
+float weigh(float *row, int64_t count, double &sum) {
+  const float largest = *std::max_element(row, row + count);
+  std::fill(row + count, row + (count + WIDTH - 1) / WIDTH * WIDTH, largest); // not read again
+  exponentials(row, count, largest);
+  sum = 0.0;
+  for (int64_t key = 0; key < count; ++key) {
+    sum += row[key];
+  }
+  return largest;
+}
+
 void attend(const Task &task) {
   const int64_t most = task.first + task.tokens, capacity = (most + WIDTH - 1) / WIDTH * WIDTH;
   thread_local std::vector<float> rows;
@@ -150,19 +165,61 @@ void attend(const Task &task) {
   for (int64_t token = 0; token < task.tokens; ++token) {
     const int64_t count = task.first + token + 1;
     float *row = rows.data() + token * capacity;
-    const float largest = *std::max_element(row, row + count);
-    std::fill(row + count, row + capacity, largest); // not read again
-    exponentials(row, count, largest);
     double sum = 0.0;
-    for (int64_t key = 0; key < count; ++key) {
-      sum += row[key];
-    }
+    weigh(row, count, sum);
     const auto share = static_cast<float>(1.0 / sum);
     for (int64_t key = 0; key < count; ++key) {
       row[key] *= share;
     }
   }
   mix(task, rows.data(), capacity);
+}
+
+// The token of `task`, whose queries and mixed values are those of all heads; `shared` heads read the same keys.
+bool attend_alone(const Task &task, int64_t heads, int64_t shared) {
+  const int64_t keys = task.first + 1, spans = (keys + KEYS - 1) / KEYS;
+  thread_local std::vector<float> mixed, largest, sums; // of each span and head
+  mixed.resize(static_cast<size_t>(spans * heads * task.size));
+  largest.resize(static_cast<size_t>(spans * heads));
+  sums.resize(static_cast<size_t>(spans * heads));
+  float *const parts = mixed.data(), *const tops = largest.data(), *const totals = sums.data();
+  const auto run = [&](int64_t begin, int64_t end) {
+    for (int64_t span = begin; span < end; ++span) {
+      const int64_t count = std::min(KEYS, keys - span * KEYS);
+      for (int64_t head = 0; head < heads; ++head) {
+        const int64_t at = span * KEYS * task.stride + head / shared * task.size, number = span * heads + head;
+        const Task part{task.keys + at, task.values + at, task.stride, task.size, task.queries + head * task.size,
+                        parts + number * task.size, 0, 1, count - 1, task.scale};
+        float row[KEYS];
+        double sum = 0.0;
+        scores(part, row, KEYS);
+        tops[number] = weigh(row, count, sum);
+        totals[number] = static_cast<float>(sum);
+        mix(part, row, KEYS);
+      }
+    }
+  };
+  if (!executorch::extension::parallel_for(0, spans, 1, run)) {
+    return false;
+  }
+  for (int64_t head = 0; head < heads; ++head) {
+    float top = tops[head], total = 0.0F, *out = task.mixed + head * task.size;
+    for (int64_t number = head; number < spans * heads; number += heads) {
+      top = std::max(top, tops[number]);
+    }
+    std::fill_n(out, task.size, 0.0F);
+    for (int64_t number = head; number < spans * heads; number += heads) {
+      const float weight = std::exp(tops[number] - top);
+      total += weight * totals[number];
+      for (int64_t at = 0; at < task.size; ++at) {
+        out[at] += weight * parts[number * task.size + at];
+      }
+    }
+    for (int64_t at = 0; at < task.size; ++at) {
+      out[at] /= total;
+    }
+  }
+  return true;
 }
 
 bool is_plain(const Tensor &tensor, int64_t heads, int64_t size) {
@@ -190,6 +247,13 @@ Tensor &attention_out(KernelRuntimeContext &context, const Tensor &query, const 
   const auto *keys = key.const_data_ptr<float>(), *values = value.const_data_ptr<float>();
   auto *mixed = out.mutable_data_ptr<float>();
   const auto factor = static_cast<float>(scale.value_or(1.0 / std::sqrt(static_cast<double>(size))));
+  if (length == 1) {
+    const Task token{keys, values, kv * size, size, queries, mixed, 0, 1, start, factor};
+    if (!attend_alone(token, heads, heads / kv)) {
+      context.fail(Error::Internal);
+    }
+    return out;
+  }
   const int64_t blocks = (length + TOKENS - 1) / TOKENS;
   const auto run = [&](int64_t begin, int64_t end) {
     for (int64_t number = begin; number < end; ++number) {
