@@ -105,6 +105,16 @@ class TrainingSettings(BaseModel):
         "loss is over, the vocabulary or the candidates; start: the model before training. With estimators gradient "
         "and directional, losses full and candidates. A step then runs the adapted layers forward twice. 0: none",
     )
+    token_dropout: float = Field(
+        0,
+        ge=0,
+        lt=1,
+        allow_inf_nan=False,
+        exclude_if=lambda value: value == 0,
+        description="share of a prompt's tokens that are left out of training, drawn anew at each visit of an example; "
+        "the first token and the last 8 stay. A model that is trained on few records then learns from more of their "
+        "words, and a step takes less time. Evaluations read whole prompts. 0: none",
+    )
     rehearsal: float = Field(
         DEFAULT_REHEARSAL,
         ge=0,

@@ -131,7 +131,7 @@ def train(
     evaluation_steps: further steps after which it is evaluated, besides the evaluation interval and the last step.
     Divergence ends the run.
     """
-    sampler = BatchSampler(settings.seed, tuple(each.correct for each in learner.train), learner.recipe.effective_batch)
+    sampler = BatchSampler.of(learner.train, settings.seed, learner.recipe.effective_batch)
     lookahead = replace(sampler)  # a second sampler, because each one keeps only two epochs
     learner.expect(index for step in range(settings.steps) for index in lookahead.indices(step))
     cpu_start = time.process_time()

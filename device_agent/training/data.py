@@ -34,7 +34,7 @@ from shared.recipe import Recipe
 from shared.task import Task
 from shared.training_settings import TrainingSettings
 from shared.zo.encoding import JSON, Example, Row, check_task, token_ids
-from shared.zo.example_order import alternating
+from shared.zo.example_order import alternating, grouped_by_length
 from shared.zo.noise import permutation
 from shared.zo.packing import scoring_plan
 from shared.zo.writing import PLAIN_FORMAT, Encoder, TextFormat
@@ -346,21 +346,36 @@ def sample(examples: Sequence[T], limit: int | None) -> Sequence[T]:
 
 @dataclass(frozen=True)
 class BatchSampler:
-    """The order in which a run visits training examples, `batch` a step. answers: each one's right answer or group.
+    """The order in which a run visits training examples, `batch` a step.
 
-    rehearsed: examples at the end, of which a `share` of all visits are. They and the others have epochs of their own.
+    answers, lengths: each one's right answer or group, and its tokens. rehearsed: examples at the end, of which a
+    `share` of all visits are. They and the others have epochs of their own.
     """
 
     seed: int
     answers: tuple[int, ...]
+    lengths: tuple[int, ...]
     batch: int
     rehearsed: int = 0
     share: float = 0.0
 
+    @classmethod
+    def of(
+        cls, examples: Sequence[Example], seed: int, batch: int, rehearsed: int = 0, share: float = 0.0
+    ) -> BatchSampler:
+        """Returns the order of these examples. Their lengths are those of prompts: a loss is a mean over all answer
+        tokens of a batch, so that batches of short answers would give their tokens more weight.
+        """
+        groups, lengths = (each.group for each in examples), (len(each.rows[0].prompt) for each in examples)
+        return cls(seed, tuple(groups), tuple(lengths), batch, rehearsed, share)
+
     @cached_property
     def _orders(self) -> tuple[_Order, _Order]:
         new = len(self.answers) - self.rehearsed
-        return _Order(self.seed, self.answers[:new]), _Order(self.seed, self.answers[new:])
+        return (
+            _Order(self.seed, self.answers[:new], self.lengths[:new], self.batch),
+            _Order(self.seed, self.answers[new:], self.lengths[new:], self.batch),
+        )
 
     def indices(self, step: int) -> list[int]:
         """The E example indices of one 0-based step."""
@@ -378,10 +393,12 @@ class BatchSampler:
 
 @dataclass(frozen=True)
 class _Order:
-    """The order in which examples with these right answers are visited, epoch by epoch."""
+    """The order in which examples with these right answers and lengths are visited, epoch by epoch."""
 
     seed: int
     answers: tuple[int, ...]
+    lengths: tuple[int, ...]
+    batch: int
     _epochs: dict[int, list[int]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def index(self, position: int) -> int:
@@ -393,5 +410,6 @@ class _Order:
         if epoch not in self._epochs:
             if len(self._epochs) == 2:
                 del self._epochs[next(iter(self._epochs))]
-            self._epochs[epoch] = alternating(self.seed, epoch, self.answers)
+            order = alternating(self.seed, epoch, self.answers)
+            self._epochs[epoch] = grouped_by_length(order, self.answers, self.lengths, self.batch, self.seed, epoch)
         return self._epochs[epoch]

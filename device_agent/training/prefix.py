@@ -14,6 +14,7 @@ import numpy as np
 from device_agent.executors import F32, Arrays
 from device_agent.executors.program import TrainingProgram
 from device_agent.memory import spare_bytes
+from device_agent.training.token_dropout import Positions
 from shared.program import ProgramManifest
 from shared.program_inputs import TOKEN_DTYPE
 from shared.zo.encoding import Tokens
@@ -62,11 +63,17 @@ class PrefixCache:
         self._bytes = 0
 
     def hidden(
-        self, texts: Sequence[Tokens], shape: tuple[int, int], upcoming: UpcomingTexts | None = None, reserved: int = 0
+        self,
+        texts: Sequence[Tokens],
+        shape: tuple[int, int],
+        upcoming: UpcomingTexts | None = None,
+        reserved: int = 0,
+        kept: Sequence[Positions] | None = None,
     ) -> F32:
         """Returns hidden states (rows, S, hidden) for a suffix, zero at padding and in rows without a text.
 
         texts: of the first rows. shape: (rows, S). reserved: bytes of the cache that stay free for other texts.
+        kept: the positions of each text whose states are returned, one after the other; None: all.
         """
         states = {text: self._cache[text] for text in texts if text in self._cache}
         missing: dict[int, list[Tokens]] = {}
@@ -81,7 +88,8 @@ class PrefixCache:
                 states |= self._compute([*batch_texts, *extra_texts], length, free_bytes)
         hidden = np.zeros((*shape, self._width), np.float32)
         for row, text in enumerate(texts):
-            hidden[row, : len(text)] = states[text]
+            own = states[text] if kept is None else states[text][kept[row]]
+            hidden[row, : len(own)] = own
         return hidden
 
     def computed_length(self, text: Tokens) -> int:
@@ -151,17 +159,22 @@ class PrefixCache:
 
 
 def split_prefix(
-    cache: PrefixCache | None, texts: Sequence[Tokens], batch: Arrays, upcoming: UpcomingTexts, reserved: int = 0
+    cache: PrefixCache | None,
+    texts: Sequence[Tokens],
+    batch: Arrays,
+    upcoming: UpcomingTexts,
+    reserved: int = 0,
+    kept: Sequence[Positions] | None = None,
 ) -> tuple[F32 | None, Arrays]:
     """Returns the hidden states of a packed batch and its other inputs; None and the batch without a cache.
 
-    texts, upcoming, reserved: as of `PrefixCache.hidden`.
+    texts, upcoming, reserved, kept: as of `PrefixCache.hidden`.
     """
     if cache is None:
         return None, batch
     tokens, *others = batch
     rows, length = tokens.shape
-    return cache.hidden(texts, (rows, length), upcoming, reserved), tuple(others)
+    return cache.hidden(texts, (rows, length), upcoming, reserved, kept), tuple(others)
 
 
 def prefix_cache(program: TrainingProgram, manifest: ProgramManifest, *, dynamic: bool) -> PrefixCache | None:

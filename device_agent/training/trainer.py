@@ -34,6 +34,7 @@ from device_agent.training.result import build_result, out_of_patience, recorded
 from device_agent.training.run_directory import References, ResourceUsage, RunDirectory
 from device_agent.training.run_plan import RunPlan
 from device_agent.training.start_measurements import StartMeasurements
+from device_agent.training.token_dropout import drop_tokens
 from shared.job import Progress
 from shared.privacy import ExamplePrivacy
 from shared.recipe import PREFERENCE_LOSSES, Recipe
@@ -75,9 +76,8 @@ class Trainer:
         self._stop, self._rest, self._kept = stop, rest, kept
         self._settings, self._recipe = plan.training, plan.manifest.recipe
         self._eps = plan.training.eps_for(plan.manifest.recipe)
-        groups, share = tuple(example.group for example in splits.train), plan.training.rehearsal
-        batch = self._recipe.examples_per_step
-        self._order = BatchSampler(plan.training.seed, groups, batch, splits.rehearsed, share)
+        seed, batch, share = plan.training.seed, self._recipe.examples_per_step, plan.training.rehearsal
+        self._order = BatchSampler.of(splits.train, seed, batch, splits.rehearsed, share)
         self._dp_samples: DPSamples | None = None if plan.privacy is None else run.dp_samples(plan, len(splits.train))
         self._prefix = frozen or prefix_cache(program, plan.manifest, dynamic=plan.dynamic_length)
         self._start, self._algorithm = plan.begin_b(), plan.device_algorithm
@@ -154,14 +154,17 @@ class Trainer:
     def _update(self, step: int, lr: float, indices: list[int], secret: Secret | None = None) -> tuple[F32, F32]:
         """Calls the program's step once, on the training examples with these indices."""
         examples = [self._splits.train[index] for index in indices]
+        texts, kept = step_texts(examples, self._recipe), None
+        if share := self._settings.token_dropout:
+            numbered = zip(indices, examples, strict=True)
+            examples, kept = drop_tokens(numbered, self._recipe, share, self._settings.seed, step)
         batch: Arrays = (
             *pack_step(examples, self._recipe, dynamic=self._plan.dynamic_length),
             *pack_preferences(examples, self._recipe, self._settings),
             *self._divergence,
         )
         began = time.monotonic()
-        texts = step_texts(examples, self._recipe)
-        hidden, batch = split_prefix(self._prefix, texts, batch, self._upcoming)
+        hidden, batch = split_prefix(self._prefix, texts, batch, self._upcoming, kept=kept)
         output = self._call_program(step, lr, batch, hidden, secret)
         self._progress.program_seconds += time.monotonic() - began
         return output

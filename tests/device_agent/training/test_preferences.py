@@ -73,7 +73,7 @@ def first_update(base, program, plan, loss):
     recipe, shape = program.manifest.recipe, program.manifest.shape
     model = AutoModelForCausalLM.from_pretrained(base).eval()
     splits = splits_of(plan, program)
-    order = BatchSampler(plan.training.seed, tuple(each.group for each in splits.train), recipe.examples_per_step)
+    order = BatchSampler.of(splits.train, plan.training.seed, recipe.examples_per_step)
     examples = [splits.train[index] for index in order.indices(0)]
     b = torch.zeros(program.manifest.size, requires_grad=True)
     with reference.lora(model, recipe, shape, b):

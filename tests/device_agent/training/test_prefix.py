@@ -37,6 +37,14 @@ def expected(indices, length=3, rows=2):
     return hidden
 
 
+def test_states_of_tokens_that_are_left_out_are_missing():
+    kept = [np.array([0, 2]), np.array([1])]
+    hidden = cache_of(Lower()).hidden([TEXTS[2], TEXTS[0]], (2, 2), kept=kept)
+    whole = expected([2, 0])
+    np.testing.assert_array_equal(hidden[0], whole[0, [0, 2]])
+    np.testing.assert_array_equal(hidden[1], [whole[1, 1], [0] * WIDTH])
+
+
 @pytest.mark.parametrize("upcoming", [(), (3, 2, 1, 0)])
 @pytest.mark.parametrize("budget", [None, 0, 2 * STATE_BYTES, 5 * STATE_BYTES])
 def test_states_are_the_same_whatever_is_kept(budget, upcoming):

@@ -34,6 +34,7 @@ def test_a_share_of_all_visits_is_rehearsed_and_each_part_is_visited_evenly(seed
     sampler = BatchSampler(
         seed,
         (0, 1) * 15 + (0,) * (new + rehearsed - 30) if new + rehearsed > 30 else (0,) * (new + rehearsed),
+        tuple(index * 7 % 12 for index in range(new + rehearsed)),
         batch,
         rehearsed,
         share,

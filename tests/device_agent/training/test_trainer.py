@@ -31,8 +31,8 @@ def test_a_run_is_algorithm_1(run, program, dataset):
     plan = program.plan(dataset, **SETTINGS)
     result = train_in_process(run, plan, program)
     train_split = program.splits(dataset, plan.training).train
-    recipe, answers = plan.manifest.recipe, tuple(example.correct for example in train_split)
-    order, eps = BatchSampler(11, answers, recipe.effective_batch), DEFAULT_EPS["fp32"]
+    recipe = plan.manifest.recipe
+    order, eps = BatchSampler.of(train_split, 11, recipe.effective_batch), DEFAULT_EPS["fp32"]
     runtime = opened(plan)
     # A run computes the frozen layers at each example's own length, and kernels may sum longer rows in another order.
     # A loss of about 6 then differs by a few units in the last place, and a coefficient, which is the difference of two

@@ -166,7 +166,7 @@ def test_a_divergence_pulls_the_model_back_to_its_start(launcher, base, compile_
         train(run, launcher)
         after.append(last_b(run, program))
     splits = program.splits(dataset, TrainingSettings())
-    order = BatchSampler(0, tuple(each.group for each in splits.train), program.manifest.recipe.examples_per_step)
+    order = BatchSampler.of(splits.train, 0, program.manifest.recipe.examples_per_step)
     examples = [splits.train[index] for index in order.indices(1)]
     expected = divergence_gradient(base, program, examples, after[0], start, training["kl_weight"])
     assert np.linalg.norm((after[0] - after[1]) / 0.3 - expected) < 1e-3 * np.linalg.norm(expected)
